@@ -1,0 +1,1 @@
+"""RL controllers in pure JAX: arrays in, arrays out, nothing federated."""
