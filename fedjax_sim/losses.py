@@ -1,0 +1,307 @@
+"""Local losses of ONE client on ONE mini-batch, and the soft confusion that some of them read.
+
+Every loss is a pure function `(logits [B, C], labels [B], mask [B], counts [C], confusion) -> []`, the mean
+over the examples the mask lets in (0 if it lets in none). Symbols: z logits, y the label, p = softmax(z),
+C classes, n_c the client's number of training examples of class c.
+
+| name  | per-example loss                                                                    |
+|-------|-------------------------------------------------------------------------------------|
+| ce    | −log p_y                                                                            |
+| focal | (1 − p_y)^γ · (−log p_y)                                                            |
+| fedlc | CE on z_c − τ · max(n_c, 1e-8)^(−1/4)                                               |
+| cb    | w_y · CE, w_c ∝ (1 − β)/(1 − β^{n_c}) with Σ_c w_c = C and w_c = 0 where n_c = 0    |
+| ls    | cross-entropy with target 1 − s on y and s/(C − 1) elsewhere                        |
+| c3e   | λ_μ · L_log + λ_ν · L_conf, see `_c3e`                                              |
+
+>>> import jax.numpy as jnp
+>>> loss = make_loss("focal", classes=3, gamma=0.0)      # γ = 0 is plain cross-entropy
+>>> z, y = jnp.zeros((2, 3)), jnp.array([0, 2])
+>>> round(float(loss.value(z, y, jnp.array([True, True]), jnp.ones(3), ())), 4)     # log 3
+1.0986
+"""
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_sim.errors import UserError, lookup, unknown
+
+Array = jax.Array
+
+LOSSES: dict[str, str] = {
+    "ce": "cross-entropy",
+    "focal": "focal loss: easy examples count less (gamma)",
+    "fedlc": "logit calibration by the client's class counts (tau)",
+    "cb": "class-balanced cross-entropy by effective numbers of examples (beta)",
+    "ls": "label smoothing (smoothing)",
+    "c3e": "confusion-calibrated cross-entropy, reads the client's running soft confusion",
+}
+
+SMOOTHING_FLOOR = 1e-3   # ε: added to every cell of a mini-batch's confusion and counts
+PRIOR_FLOOR = 1e-8       # smallest class prior (C3E) and smallest class count (FedLC)
+
+
+class Confusion(NamedTuple):
+    """ONE client's running soft confusion."""
+    conf: Array    # [C, C] row = true class, column = predicted mass
+    count: Array   # type: ignore[assignment]   # [C] running class counts (shadows tuple.count)
+    seen: Array    # [] warm-up counter of C3E: half the batch size per mini-batch
+
+
+class Loss(NamedTuple):
+    """A local loss with its constants bound."""
+    name: str
+    value: Callable[..., Array]   # (logits [B, C], labels [B], mask [B], counts [C], confusion | ()) -> []
+    uses_confusion: bool
+    decay: float                  # μ, the EMA momentum of the confusion, used whenever it is tracked
+
+
+# ---- the soft confusion -----------------------------------------------------------------------------------
+
+
+def init_confusion(classes: int, dtype: Any = jnp.float32) -> Confusion:
+    """All ones: before the first mini-batch every row is uniform.
+
+    >>> init_confusion(2).conf.tolist()
+    [[1.0, 1.0], [1.0, 1.0]]
+    """
+    return Confusion(jnp.ones((classes, classes), dtype), jnp.ones((classes,), dtype), jnp.zeros((), dtype))
+
+
+def update_confusion(confusion: Confusion, logits: Array, labels: Array, mask: Array, decay: float, *,
+                     batch_size: int) -> Confusion:
+    """One mini-batch of ONE client: Conf ← μ Conf + (1−μ)(Yᵀ softmax(Z) + ε), Count ← μ Count + (1−μ)(c + ε).
+
+    Y is one-hot, c the class counts of the batch, ε = 1e-3. Masked examples count nothing; a batch without
+    any example leaves everything unchanged (padding steps are no-ops). No gradient flows through it. `seen`
+    grows by `batch_size / 2`; C3E compares it with its warm-up threshold, beyond which it no longer matters.
+
+    >>> logits, labels, mask = jnp.zeros((1, 2)), jnp.array([0]), jnp.array([True])
+    >>> update = update_confusion(init_confusion(2), logits, labels, mask, 0.5, batch_size=4)
+    >>> [round(float(v), 4) for v in update.conf.ravel()], float(update.seen)
+    ([0.7505, 0.7505, 0.5005, 0.5005], 2.0)
+    """
+    logits, labels, on = _masked(jax.lax.stop_gradient(logits), labels, mask)
+    dtype = confusion.conf.dtype
+    classes = confusion.conf.shape[0]
+    onehot = jax.nn.one_hot(labels, classes, dtype=dtype) * on[:, None].astype(dtype)   # [B, C]
+    mass = onehot.T @ jax.nn.softmax(logits.astype(dtype))                              # [C, C]
+    mix = lambda old, new: decay * old + (1 - decay) * (new + SMOOTHING_FLOOR)
+    new = Confusion(mix(confusion.conf, mass), mix(confusion.count, onehot.sum(0)),
+                    confusion.seen + batch_size / 2)
+    any_example = on.any()
+    return Confusion(*(jnp.where(any_example, a, b) for a, b in zip(new, confusion, strict=True)))
+
+
+# ---- building blocks --------------------------------------------------------------------------------------
+
+
+def _masked(logits: Array, labels: Array, mask: Array) -> tuple[Array, Array, Array]:
+    """Masked-out rows become harmless zeros, so that not even a NaN in the padding reaches a gradient."""
+    on = mask > 0
+    return jnp.where(on[:, None], logits, 0), jnp.where(on, labels, 0), on
+
+
+def _mean(per_example: Array, on: Array) -> Array:
+    """Mean over the examples that are on; 0 for none."""
+    total = jnp.sum(jnp.where(on, per_example, 0))
+    return total / jnp.maximum(on.sum(), 1).astype(per_example.dtype)
+
+
+def _cross_entropy(logits: Array, labels: Array) -> Array:
+    return optax.softmax_cross_entropy_with_integer_labels(logits, labels)   # [B]
+
+
+def _unit_off_diagonal(matrix: Array) -> Array:
+    """Zero diagonal, largest entry 1 (all zero if there is nothing off the diagonal)."""
+    matrix = matrix * (1 - jnp.eye(matrix.shape[0], dtype=matrix.dtype))
+    largest = matrix.max()
+    return jnp.where(largest > 0, matrix / jnp.where(largest > 0, largest, 1), 0)
+
+
+# ---- the losses: per-example values, given (logits, labels, counts, confusion) of clean rows --------------
+
+
+def _ce() -> Callable[..., Array]:
+    return lambda logits, labels, counts, confusion: _cross_entropy(logits, labels)
+
+
+def _focal(gamma: float) -> Callable[..., Array]:
+    if gamma == 0:
+        return _ce()
+
+    def per_example(logits, labels, counts, confusion):
+        ce = _cross_entropy(logits, labels)
+        # 1 − p_y without cancellation; the floor keeps the slope of x^γ finite at p_y = 1 when γ < 1
+        wrong = jnp.maximum(-jnp.expm1(-ce), jnp.finfo(ce.dtype).eps)
+        return wrong**gamma * ce
+    return per_example
+
+
+def _fedlc(tau: float) -> Callable[..., Array]:
+    def per_example(logits, labels, counts, confusion):
+        # an absent class gets −100 τ: the client does not push classes down that it never sees
+        shift = tau * jnp.maximum(counts, PRIOR_FLOOR) ** -0.25
+        return _cross_entropy(logits - shift, labels)
+    return per_example
+
+
+def class_balanced_weights(counts: Array, beta: float) -> Array:
+    """w_c ∝ (1 − β)/(1 − β^{n_c}), Σ w = C, w_c = 0 for an absent class. counts [C] -> [C].
+
+    >>> [round(float(w), 3) for w in class_balanced_weights(jnp.array([5.0, 5.0, 0.0]), 0.9)]
+    [1.5, 1.5, 0.0]
+    """
+    present = counts > 0
+    # 1 − β^n = −expm1(n log β) keeps its digits for β near 1
+    log_beta = math.log(beta) if beta > 0 else -math.inf
+    effective = -jnp.expm1(jnp.where(present, counts, 1) * log_beta)
+    weights = jnp.where(present, (1 - beta) / effective, 0)
+    total = weights.sum()
+    return jnp.where(total > 0, weights * counts.shape[0] / jnp.where(total > 0, total, 1), 0)
+
+
+def _cb(beta: float) -> Callable[..., Array]:
+    def per_example(logits, labels, counts, confusion):
+        return class_balanced_weights(counts, beta)[labels] * _cross_entropy(logits, labels)
+    return per_example
+
+
+def _ls(smoothing: float, classes: int) -> Callable[..., Array]:
+    def per_example(logits, labels, counts, confusion):
+        onehot = jax.nn.one_hot(labels, classes, dtype=logits.dtype)
+        target = onehot * (1 - smoothing) + (1 - onehot) * (smoothing / max(classes - 1, 1))
+        return optax.softmax_cross_entropy(logits, target)
+    return per_example
+
+
+def _c3e(b: float, beta_c: float, lam_mu: float, lam_nu: float, warmup: float, prior: bool,
+         row_norm: bool) -> Callable[..., Array]:
+    """Confusion-calibrated cross-entropy.
+
+    z'_j   = z_j + b · log π_j · exp(Conf_yj / ΣConf),  π = Count / ΣCount ≥ 1e-8       (`prior`; else z' = z)
+    Δ      = rows of A = ½(Conf + Confᵀ) normalised to sum 1 (`row_norm`), zero diagonal, over its maximum
+    L_log  = −z'_y + log Σ_j exp(z'_j + Δ_yj)
+    M      = row softmax of A, zero diagonal, over its maximum
+    L_conf = CE(z − β_c M_y, y) on the raw logits
+    L      = λ_μ L_log + λ_ν L_conf
+
+    While `seen < warmup`, Δ is zero and so is L_conf. The statistics are those after this batch's update;
+    no gradient flows through them.
+    """
+    def per_example(logits, labels, counts, confusion):
+        confusion = jax.tree.map(lambda a: jax.lax.stop_gradient(a).astype(logits.dtype), confusion)
+        conf, count, seen = confusion
+        warm = (seen >= warmup).astype(logits.dtype)
+        tiny = jnp.finfo(logits.dtype).tiny
+        between = (conf + conf.T) / 2                                               # A [C, C]
+        adjusted = logits
+        if prior:
+            log_prior = jnp.log(jnp.maximum(count / jnp.maximum(count.sum(), tiny), PRIOR_FLOOR))   # [C]
+            factor = jnp.exp(conf / jnp.maximum(conf.sum(), tiny))                                  # [C, C]
+            adjusted = logits + b * log_prior * factor[labels]                                      # [B, C]
+        rows = between / jnp.maximum(between.sum(1, keepdims=True), tiny) if row_norm else between
+        cost = warm * _unit_off_diagonal(rows)                                      # Δ [C, C]
+        margin = _unit_off_diagonal(jax.nn.softmax(between, axis=1))                # M [C, C]
+        # Δ_yy = 0, so L_log is cross-entropy on the logits with the cost added
+        calibrated = _cross_entropy(adjusted + cost[labels], labels)
+        confusing = _cross_entropy(logits - beta_c * margin[labels], labels)
+        return lam_mu * calibrated + lam_nu * warm * confusing
+    return per_example
+
+
+# ---- the registry -----------------------------------------------------------------------------------------
+
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "ce": {},
+    "focal": {"gamma": 2.0},
+    "fedlc": {"tau": 0.5},
+    "cb": {"beta": 0.9999},
+    "ls": {"smoothing": 0.1},
+    "c3e": {"b": 0.95, "beta_c": 0.5, "lam_mu": 0.95, "lam_nu": 0.05, "warmup": 1000.0, "prior": True,
+            "row_norm": True},
+}
+_DECAY = 0.95   # μ per mini-batch
+# Values that differ on one data set; everything not named here is as above.
+_PER_DATASET: dict[str, dict[str, dict[str, Any]]] = {
+    "cifar100": {"c3e": {"b": 0.85, "beta_c": 0.85, "lam_mu": 0.9, "lam_nu": 0.9, "warmup": 2000.0}},
+}
+_DECAY_PER_DATASET = {"cifar100": 0.85}
+
+_RANGES: dict[str, tuple[float, float, bool]] = {   # option: (lowest, highest, highest allowed?)
+    "gamma": (0, math.inf, False), "tau": (0, math.inf, False), "beta": (0, 1, False),
+    "smoothing": (0, 1, False), "decay": (0, 1, False), "b": (0, math.inf, False),
+    "beta_c": (0, math.inf, False), "lam_mu": (0, math.inf, False), "lam_nu": (0, math.inf, False), "warmup": (0, math.inf, True),
+}
+
+
+def _dataset_key(dataset: str) -> str:
+    """`CIFAR-100`, `cifar_100` and `cifar100` are the same data set."""
+    return "".join(ch for ch in dataset.lower() if ch.isalnum())
+
+
+def loss_defaults(name: str, dataset: str = "") -> dict[str, Any]:
+    """The options of a loss and their values on a data set.
+
+    >>> loss_defaults("focal")
+    {'gamma': 2.0, 'decay': 0.95}
+    >>> loss_defaults("c3e", "CIFAR-100")["warmup"], loss_defaults("c3e", "CIFAR-100")["decay"]
+    (2000.0, 0.85)
+    """
+    lookup("loss", name, LOSSES)
+    key = _dataset_key(dataset)
+    special = _PER_DATASET.get(key, {}).get(name, {})
+    return {**_DEFAULTS[name], **special, "decay": _DECAY_PER_DATASET.get(key, _DECAY)}
+
+
+def _checked(loss: str, option: str, value: Any, default: Any) -> Any:
+    if isinstance(default, bool):
+        if not isinstance(value, bool):
+            raise UserError(f"loss '{loss}': option {option}={value!r} must be true or false")
+        return value
+    low, high, closed = _RANGES[option]
+    number = value if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+    if not (low <= number < high or (closed and number == high)):
+        raise UserError(f"loss '{loss}': option {option}={value!r} must be a number in "
+                        f"[{low}, {high}{']' if closed else ')'}")
+    return float(number)
+
+
+def make_loss(name: str, classes: int, dataset: str = "", **options: Any) -> Loss:
+    """The loss called `name` with its per-data-set defaults, overridden by `options`.
+
+    Options: focal `gamma`; fedlc `tau`; cb `beta`; ls `smoothing`; c3e `b`, `beta_c`, `lam_mu`, `lam_nu`,
+    `warmup` and the switches `prior`, `row_norm`; and for every loss `decay`, the momentum of the confusion.
+
+    >>> make_loss("c3e", 100, "cifar100").decay
+    0.85
+    >>> make_loss("focal", 10, tau=1.0)
+    Traceback (most recent call last):
+    fedjax_sim.errors.UserError: unknown option of loss 'focal' 'tau'; allowed: decay, gamma
+    """
+    defaults: Mapping[str, Any] = loss_defaults(name, dataset)
+    for option in options:
+        if option not in defaults:
+            raise unknown(f"option of loss '{name}'", option, defaults)
+    bound = {option: _checked(name, option, options.get(option, default), default)
+             for option, default in defaults.items()}
+    decay = bound.pop("decay")
+    build: dict[str, Callable[..., Callable[..., Array]]] = {
+        "ce": _ce, "focal": _focal, "fedlc": _fedlc, "cb": _cb, "c3e": _c3e,
+        "ls": lambda smoothing: _ls(smoothing, classes),
+    }
+    per_example = build[name](**bound)
+    uses_confusion = name == "c3e"
+
+    def value(logits: Array, labels: Array, mask: Array, counts: Array, confusion: Any = ()) -> Array:
+        if uses_confusion and not isinstance(confusion, Confusion):
+            raise UserError(f"loss '{name}' needs the client's running confusion, and none is being tracked")
+        logits, labels, on = _masked(logits, labels, mask)
+        return _mean(per_example(logits, labels, jnp.asarray(counts, logits.dtype), confusion), on)
+
+    return Loss(name, value, uses_confusion, decay)
