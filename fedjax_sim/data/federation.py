@@ -1,0 +1,253 @@
+"""The federation: one pool of examples, and for every client the rows it owns.
+
+The dataset is stored once (uint8, all splits in one pool); a client is a row of indices and a length. Nothing is
+copied or padded per client, so a client of 12 examples costs 12 integers beside a client of 4,000.
+"""
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedjax_sim.errors import UserError
+
+Array = Any  # np.ndarray at construction, jax.Array (or a tracer) inside a compiled round
+SPLITS = ("train", "val", "test")
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Federation:
+    """A federated dataset as a pytree: pass it as an *argument* of the compiled round, never close over it.
+
+    A minibatch of client i is `x[rows["train"][i, j]]` for positions `j < size["train"][i]`, normalised when gathered:
+    `(x * scale - mean) / std`. The constants are float64; cast the result to the dtype you train in.
+
+    >>> import numpy as np
+    >>> x, y = np.zeros((6, 2, 2), np.uint8), np.array([0, 1, 0, 1, 0, 1])
+    >>> fed = Federation.from_arrays(x, y, {"train": [[0, 1], [2]]}, test=[4, 5], mean=0.0, std=1.0)
+    >>> fed.num_clients, fed.shape, fed.rows["train"].tolist(), fed.size["train"].tolist()
+    (2, (2, 2, 1), [[0, 1], [2, 0]], [2, 1])
+    >>> fed.label_counts().tolist()
+    [[1, 1], [1, 0]]
+    """
+
+    x: Array                   # [D, H, W, C] uint8 (or float)
+    y: Array                   # [D] int32
+    rows: dict[str, Array]     # split -> [N, S_split] int32, padded with row 0 (a valid row)
+    size: dict[str, Array]     # split -> [N] int32, true lengths
+    held: dict[str, Array]     # server-side rows [R] int32: "test" always, "val" only if the protocol has it
+    mean: Array                # [C]
+    std: Array                 # [C]
+    scale: Array               # []  1/255 for uint8, 1 for floats
+    classes: int = dataclasses.field(metadata={"static": True})
+    name: str = dataclasses.field(default="arrays", metadata={"static": True})
+    augment: str = dataclasses.field(default="", metadata={"static": True})  # "" or "crop_flip": the engine applies it
+
+    @property
+    def num_clients(self) -> int:
+        return int(self.size["train"].shape[0])
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(H, W, C) of one example."""
+        return tuple(int(n) for n in self.x.shape[1:])
+
+    def client_rows(self, client: int, split: str = "train") -> np.ndarray:
+        """The unpadded rows of ONE client, on the host."""
+        return np.asarray(self.rows[split])[client, : int(np.asarray(self.size[split])[client])]
+
+    def label_counts(self, split: str = "train") -> np.ndarray:
+        """[N, classes] int64: how many examples of each class each client holds in `split`."""
+        rows, size, y = np.asarray(self.rows[split]), np.asarray(self.size[split]), np.asarray(self.y)
+        owner, _ = np.nonzero(np.arange(rows.shape[1]) < size[:, None])  # row-major, as the boolean gather below
+        labels = y[rows[np.arange(rows.shape[1]) < size[:, None]]]
+        flat = np.bincount(owner * self.classes + labels, minlength=self.num_clients * self.classes)
+        return flat.reshape(self.num_clients, self.classes)
+
+    def describe(self) -> str:
+        """A short table: sizes per split, label skew, and the label counts of the first clients."""
+        return _describe(self)
+
+    @classmethod
+    def from_arrays(
+        cls,
+        x: Array,
+        y: Array,
+        rows: Mapping[str, Sequence[Any]],
+        *,
+        test: Any = None,
+        server_val: Sequence[int] | np.ndarray | None = None,
+        classes: int | None = None,
+        mean: Any = None,
+        std: Any = None,
+        name: str = "arrays",
+        augment: str = "",
+    ) -> Federation:
+        """A federation from your own arrays and explicit row lists.
+
+        x: [D, H, W] or [D, H, W, C], uint8 (scaled by 1/255) or float (taken as it is); y: [D] integer labels.
+        rows: {"train": [rows of client 0, rows of client 1, ...], optionally "val" and "test" likewise}.
+        test: the global test set, a list of rows or arrays (x, y) to append to the pool; without it, the union of
+        the clients' test rows. server_val: rows the server may validate on. mean, std: per channel, after scaling;
+        computed from the clients' training rows when left out. A test row that is also a training or validation row
+        is an error.
+        """
+        pool_x, pool_y = _images(x, "x"), _labels(y, "y")
+        if len(pool_x) != len(pool_y):
+            raise UserError(f"x has {len(pool_x)} examples but y has {len(pool_y)}")
+        if "train" not in rows or set(rows) - set(SPLITS):
+            raise UserError(f"rows must have the split 'train' and may have 'val', 'test'; got {', '.join(rows) or 'none'}")
+        limit = len(pool_x)
+        lists = {s: [_row_list(r, limit, f"rows['{s}'][{i}]") for i, r in enumerate(rows[s])] for s in SPLITS if s in rows}
+        clients = len(lists["train"])
+        for split, per_client in lists.items():
+            if len(per_client) != clients:
+                raise UserError(f"rows['{split}'] lists {len(per_client)} clients but rows['train'] lists {clients}")
+        if clients == 0:
+            raise UserError("a federation needs at least 1 client; rows['train'] is empty")
+        empty = [i for i, r in enumerate(lists["train"]) if len(r) == 0]
+        if empty:
+            raise UserError(f"every client needs at least 1 training example; client {empty[0]} has none")
+
+        held: dict[str, np.ndarray] = {}
+        if isinstance(test, tuple) and len(test) == 2 and np.ndim(test[0]) >= 3:
+            test_x, test_y = _images(test[0], "test x"), _labels(test[1], "test y")
+            if test_x.shape[1:] != pool_x.shape[1:] or test_x.dtype != pool_x.dtype or len(test_x) != len(test_y):
+                raise UserError(f"test images {test_x.shape} {test_x.dtype} with {len(test_y)} labels do not fit the pool "
+                                f"{pool_x.shape} {pool_x.dtype}")
+            held["test"] = np.arange(limit, limit + len(test_x), dtype=np.int32)
+            pool_x, pool_y = np.concatenate([pool_x, test_x]), np.concatenate([pool_y, test_y])
+        elif test is not None:
+            held["test"] = _row_list(test, limit, "test")
+        elif "test" in lists:
+            held["test"] = np.concatenate(lists["test"])
+        if len(held.get("test", ())) == 0:
+            raise UserError("a federation needs a test set: pass test=(x, y), test=rows or rows['test']")
+        if server_val is not None:
+            held["val"] = _row_list(server_val, limit, "server_val")
+        _refuse_leaks(lists, held, len(pool_x))
+
+        needed = int(pool_y.max()) + 1
+        if classes is None:
+            classes = needed
+        elif classes < needed:
+            raise UserError(f"classes={classes} but the labels go up to {needed - 1}")
+        scale = 1.0 / 255.0 if pool_x.dtype == np.uint8 else 1.0
+        if mean is None or std is None:
+            computed = channel_moments(pool_x[np.unique(np.concatenate(lists["train"]))], scale)
+            mean, std = (computed[0] if mean is None else mean), (computed[1] if std is None else std)
+        channels = pool_x.shape[-1]
+        padded = {split: pad_rows(per_client) for split, per_client in lists.items()}
+        return cls(
+            x=pool_x, y=pool_y,
+            rows={split: table for split, (table, _) in padded.items()},
+            size={split: length for split, (_, length) in padded.items()},
+            held=held,
+            mean=_per_channel(mean, channels, "mean"), std=_per_channel(std, channels, "std"), scale=np.asarray(scale),
+            classes=int(classes), name=name, augment=augment,
+        )
+
+
+def pad_rows(per_client: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Ragged row lists -> ([N, S] int32 padded with row 0, [N] int32 lengths).
+
+    >>> pad_rows([np.array([3, 4]), np.array([5])])[0].tolist()
+    [[3, 4], [5, 0]]
+    """
+    length = np.array([len(r) for r in per_client], np.int32)
+    table = np.zeros((len(per_client), max(1, int(length.max(initial=0)))), np.int32)
+    if length.sum():
+        table[np.arange(table.shape[1]) < length[:, None]] = np.concatenate(per_client)
+    return table, length
+
+
+def channel_moments(x: np.ndarray, scale: float) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and standard deviation per channel of `x * scale`, [C] each; a constant channel gets std 1."""
+    if x.dtype == np.uint8:  # exact integer histogram per channel: no float copy of the pool
+        values = np.arange(256) * scale
+        counts = np.stack([np.bincount(x[..., c].ravel(), minlength=256) for c in range(x.shape[-1])])
+        mean = counts @ values / counts.sum(1)
+        variance = (counts * (values - mean[:, None]) ** 2).sum(1) / counts.sum(1)
+    else:
+        axes = tuple(range(x.ndim - 1))
+        mean, variance = x.mean(axes, dtype=np.float64) * scale, x.var(axes, dtype=np.float64) * scale**2
+    return mean, np.where(variance > 0, np.sqrt(variance), 1.0)
+
+
+def _images(x: Any, what: str) -> np.ndarray:
+    x = np.asarray(x)
+    if x.ndim == 3:
+        x = x[..., None]
+    if x.ndim != 4 or len(x) == 0:
+        raise UserError(f"{what} must be images [D, H, W] or [D, H, W, C] with D >= 1, got shape {x.shape}")
+    if x.dtype != np.uint8 and not np.issubdtype(x.dtype, np.floating):
+        raise UserError(f"{what} must be uint8 or floating point, got {x.dtype}")
+    return x
+
+
+def _labels(y: Any, what: str) -> np.ndarray:
+    y = np.asarray(y)
+    if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer) or (len(y) and y.min() < 0):
+        raise UserError(f"{what} must be a vector of integer labels >= 0, got {y.dtype} of shape {y.shape}")
+    return y.astype(np.int32)
+
+
+def _row_list(rows: Any, limit: int, what: str) -> np.ndarray:
+    table = np.asarray(rows)
+    if table.size == 0:
+        return np.zeros(0, np.int32)
+    if table.ndim != 1 or not np.issubdtype(table.dtype, np.integer):
+        raise UserError(f"{what} must be a list of row numbers, got {table.dtype} of shape {table.shape}")
+    if table.min() < 0 or table.max() >= limit:
+        raise UserError(f"{what} has row {table.max() if table.max() >= limit else table.min()}, "
+                        f"but the rows are 0 to {limit - 1}")
+    return table.astype(np.int32)
+
+
+def _refuse_leaks(lists: Mapping[str, list[np.ndarray]], held: Mapping[str, np.ndarray], total: int) -> None:
+    """No test row may be trained or validated on, by any client or by the server."""
+    tested = np.zeros(total, bool)
+    tested[held["test"]] = True
+    for rows in lists.get("test", ()):
+        tested[rows] = True
+    used = [("training", lists["train"]), ("validation", lists.get("val", [])),
+            ("server validation", [held["val"]] if "val" in held else [])]
+    for what, groups in used:
+        for rows in groups:
+            if tested[rows].any():
+                raise UserError(f"row {rows[tested[rows]][0]} is both a test row and a {what} row")
+
+
+def _per_channel(value: Any, channels: int, what: str) -> np.ndarray:
+    array = np.asarray(value, np.float64)
+    if array.ndim > 1 or (array.ndim == 1 and len(array) not in (1, channels)):
+        raise UserError(f"{what} must be a number or {channels} numbers, got shape {array.shape}")
+    if what == "std" and (array <= 0).any():
+        raise UserError(f"std must be positive, got {array.tolist()}")
+    return np.broadcast_to(array, (channels,)).copy()
+
+
+def _describe(fed: Federation, shown: int = 10, widest: int = 20) -> str:
+    counts = fed.label_counts()
+    lines = [f"{fed.name}: {len(fed.x)} examples {'x'.join(map(str, fed.shape))}, {fed.classes} classes, "
+             f"{fed.num_clients} clients"]
+    for split in SPLITS:
+        if split in fed.size:
+            n = np.asarray(fed.size[split])
+            lines.append(f"  {split:<5} per client min {n.min()}  mean {n.mean():.1f}  max {n.max()}  total {n.sum()}")
+    lines.append("  server " + ", ".join(f"{key} {len(rows)}" for key, rows in sorted(fed.held.items())))
+    share = counts / counts.sum(1, keepdims=True)
+    overall = counts.sum(0) / counts.sum()
+    lines.append(f"  label skew: {(counts > 0).sum(1).mean():.1f} classes per client, "
+                 f"mean total-variation distance to the overall labels {0.5 * np.abs(share - overall).sum(1).mean():.3f}")
+    if fed.classes <= widest:
+        width = max(4, len(str(counts.max())))
+        lines.append("  client " + " ".join(f"{c:>{width}}" for c in range(fed.classes)))
+        lines += [f"  {i:>6} " + " ".join(f"{n:>{width}}" for n in row) for i, row in enumerate(counts[:shown])]
+        if fed.num_clients > shown:
+            lines.append(f"  ... {fed.num_clients - shown} more clients")
+    return "\n".join(lines)

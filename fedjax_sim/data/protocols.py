@@ -1,0 +1,156 @@
+"""Split protocols (what is held back where) and `federate`, from names to a Federation."""
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Mapping
+
+import numpy as np
+
+from fedjax_sim.data.federation import Federation
+from fedjax_sim.data.partition import partition as share_out
+from fedjax_sim.data.sources import Dataset, load
+from fedjax_sim.errors import UserError, lookup
+
+log = logging.getLogger(__name__)
+NORMS = ("dataset", "pfllib", "none")
+
+
+@dataclasses.dataclass(frozen=True)
+class Protocol:
+    """merge: partition official train + test together (the global test set is then the union of the clients').
+
+    fractions: what each client holds back of its examples, at least one example each; the rest is training data.
+    """
+
+    help: str
+    merge: bool
+    fractions: Mapping[str, float]
+    server_validation: bool = False
+    augment: Mapping[str, str] = dataclasses.field(default_factory=dict)  # dataset -> augmentation of training batches
+
+
+PROTOCOLS: dict[str, Protocol] = {
+    "fedpolicy": Protocol("server validation out of official train, clients 90/10 train/val, official test is global",
+                          merge=False, fractions={"val": 0.10}, server_validation=True),
+    "pfllib": Protocol("official train and test merged, clients 75/25 train/test", merge=True, fractions={"test": 0.25}),
+    "pfedrlla": Protocol("official train and test merged, clients 65/15/20 train/val/test",
+                         merge=True, fractions={"val": 0.15, "test": 0.20}),
+    "qbandit": Protocol("official train partitioned, clients 19:1 train/test, official test is global",
+                        merge=False, fractions={"test": 0.05}, augment={"cifar10": "crop_flip"}),
+}
+
+
+def stratified(y: np.ndarray, number: int, rng: np.random.Generator) -> np.ndarray:
+    """`number` positions with the class proportions of `y` (largest remainders), ascending.
+
+    >>> import numpy as np
+    >>> y = np.array([0] * 60 + [1] * 30 + [2] * 10)
+    >>> np.bincount(y[stratified(y, 10, np.random.default_rng(0))]).tolist()
+    [6, 3, 1]
+    """
+    counts = np.bincount(y)
+    exact = counts * number / len(y)
+    quota = np.floor(exact).astype(int)
+    quota[np.argsort(quota - exact, kind="stable")[: number - quota.sum()]] += 1
+    order = rng.permutation(len(y))
+    order = order[np.argsort(y[order], kind="stable")]
+    starts = np.cumsum(counts) - counts
+    place = np.arange(len(y)) - np.repeat(starts, counts)  # place of each example inside its class
+    return np.sort(order[place < np.repeat(quota, counts)])
+
+
+def split_client(rows: np.ndarray, fractions: Mapping[str, float], rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """The rows of ONE client, shuffled and cut: round(fraction n), at least 1, for each name; the rest is "train"."""
+    order = rng.permutation(rows)
+    parts, start = {}, 0
+    for name, fraction in fractions.items():
+        number = max(1, int(np.floor(fraction * len(rows) + 0.5)))
+        parts[name] = order[start : start + number]
+        start += number
+    return {"train": order[start:], **parts}
+
+
+def federate(
+    dataset: str | Dataset = "digits",
+    partition: str = "dirichlet:0.3",
+    clients: int = 20,
+    protocol: str = "fedpolicy",
+    data_seed: int = 0,
+    *,
+    data_dir: str | None = None,
+    download: bool = False,
+    norm: str = "dataset",
+    batch_size: int = 64,
+    server_val: int | None = None,
+    val_fraction: float = 0.1,
+) -> Federation:
+    """Load, hold back, partition and split: the whole way from names to a `Federation`, deterministic in `data_seed`.
+
+    norm: "dataset" (published mean and std, else computed from the clients' training rows), "pfllib" (0.5, 0.5) or
+    "none". server_val: examples of the official training set kept by the server (protocol fedpolicy only), default
+    min(1000, 10 % of them), 0 for none. val_fraction: the clients' validation share under fedpolicy. batch_size: only
+    enters the smallest client of a Dirichlet split under pfllib and pfedrlla, min(batch / held-back share, n / N / 2).
+
+    >>> fed = federate("digits", "dirichlet:0.3", clients=10)
+    >>> sorted(fed.rows), fed.num_clients, len(fed.held["val"]), len(fed.held["test"])
+    (['train', 'val'], 10, 144, 355)
+    """
+    rule = lookup("protocol", protocol, PROTOCOLS)
+    if norm not in NORMS:
+        raise UserError(f"unknown norm '{norm}'; allowed: {', '.join(NORMS)}")
+    if not 0 < val_fraction < 1:
+        raise UserError(f"val_fraction must be between 0 and 1, got {val_fraction}")
+    data = load(dataset, data_dir, download) if isinstance(dataset, str) else dataset
+    official = len(data.y_train)
+    y = np.concatenate([data.y_train, data.y_test])
+    if not rule.merge:
+        _check_official_test(data, protocol)
+    # One random stream per stage: changing the server's set does not reshuffle the clients' own splits.
+    held_rng, partition_rng, split_rng = (np.random.default_rng([data_seed, stage]) for stage in range(3))
+
+    pool = np.arange(len(y) if rule.merge else official)
+    validation = np.zeros(0, int)
+    if rule.server_validation:
+        number = min(1000, official // 10) if server_val is None else server_val
+        if not 0 <= number < official:
+            raise UserError(f"server_val={number} does not fit: {data.name} has {official} training examples, "
+                            f"and the clients need some of them")
+        validation = pool[stratified(y[pool], number, held_rng)] if number else validation
+        pool = np.setdiff1d(pool, validation, assume_unique=True)
+
+    fractions = dict(rule.fractions)
+    if protocol == "fedpolicy":
+        fractions["val"] = val_fraction
+    spec = _with_pfllib_minimum(partition, rule, batch_size, len(pool), clients)
+    shares = share_out(spec, y[pool], clients, partition_rng, {k: v[pool] for k, v in data.extra.items()},
+                       least=1 + len(fractions))
+    splits = [split_client(pool[rows], fractions, split_rng) for rows in shares]
+    starved = [i for i, parts in enumerate(splits) if len(parts["train"]) == 0]
+    if starved:
+        raise UserError(f"client {starved[0]} has {len(shares[starved[0]])} examples and keeps none for training after "
+                        f"its {protocol} split; use fewer clients")
+    rows = {name: [parts[name] for parts in splits] for name in splits[0]}
+    test = np.concatenate(rows["test"]) if rule.merge else np.arange(official, len(y))
+    mean, std = {"dataset": (data.mean, data.std), "pfllib": (0.5, 0.5), "none": (0.0, 1.0)}[norm]
+    return Federation.from_arrays(
+        np.concatenate([data.x_train, data.x_test]), y, rows, test=test,
+        server_val=validation if len(validation) else None, classes=data.classes, mean=mean, std=std, name=data.name,
+        augment=rule.augment.get(data.name, ""))
+
+
+def _with_pfllib_minimum(spec: str, rule: Protocol, batch_size: int, total: int, clients: int) -> str:
+    """Under the merged protocols Dirichlet's smallest client is min(B / (1 - train share), n / N / 2) unless given."""
+    name, _, body = spec.partition(":")
+    if name.strip() != "dirichlet" or not rule.merge or "min=" in body.replace(" ", ""):
+        return spec
+    least = int(min(batch_size / sum(rule.fractions.values()), total / max(clients, 1) / 2))
+    return f"{spec},min={max(least, 1 + len(rule.fractions))}"
+
+
+def _check_official_test(data: Dataset, protocol: str) -> None:
+    if len(data.y_test) == 0:
+        raise UserError(f"{data.name} has no official test set, which the protocol {protocol} needs; use pfllib or pfedrlla")
+    if not np.isin(data.y_test, data.y_train).any():
+        raise UserError(f"the official test set of {data.name} has no class of its training set, so the protocol "
+                        f"{protocol} cannot be measured; use pfllib or pfedrlla")
