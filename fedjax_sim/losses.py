@@ -236,7 +236,8 @@ _DECAY_PER_DATASET = {"cifar100": 0.85}
 _RANGES: dict[str, tuple[float, float, bool]] = {   # option: (lowest, highest, highest allowed?)
     "gamma": (0, math.inf, False), "tau": (0, math.inf, False), "beta": (0, 1, False),
     "smoothing": (0, 1, False), "decay": (0, 1, False), "b": (0, math.inf, False),
-    "beta_c": (0, math.inf, False), "lam_mu": (0, math.inf, False), "lam_nu": (0, math.inf, False), "warmup": (0, math.inf, True),
+    "beta_c": (0, math.inf, False), "lam_mu": (0, math.inf, False), "lam_nu": (0, math.inf, False),
+    "warmup": (0, math.inf, True),
 }
 
 

@@ -93,7 +93,7 @@ def test_value_and_gradient_match_the_transcription(name, options):
         loss = losses.make_loss(name, CLASSES, **options)
         stats = to_confusion(confusion)
         value = lambda z: loss.value(z, jnp.asarray(labels), jnp.asarray(mask), jnp.asarray(counts), stats)
-        got, slope = jax.value_and_grad(value)(jnp.asarray(logits))
+        got, slope = jax.jit(jax.value_and_grad(value))(jnp.asarray(logits))
         assert got.dtype == slope.dtype == jnp.float64
     want = reference_mean(name, logits, labels, mask, counts, confusion, **options)
     np.testing.assert_allclose(got, want, rtol=1e-10)
@@ -115,7 +115,7 @@ def test_cross_entropy_and_label_smoothing_match_torch():
     want.backward()
     with double_precision():
         args = [jnp.asarray(a) for a in (logits, labels, mask, counts)]
-        got, slope = jax.value_and_grad(losses.make_loss("ce", CLASSES).value)(*args, ())
+        got, slope = jax.jit(jax.value_and_grad(losses.make_loss("ce", CLASSES).value))(*args, ())
         # torch spreads its s over all classes: s' = s C/(C−1) on the wrong ones makes them the same
         s = 0.2
         smooth = losses.make_loss("ls", CLASSES, smoothing=s * (CLASSES - 1) / CLASSES)
@@ -134,8 +134,8 @@ def test_cross_entropy_and_label_smoothing_match_torch():
 def test_reduces_to_cross_entropy(name, options, counts):
     logits, labels, mask, drawn, confusion = example(1)
     args = [jnp.asarray(a) for a in (logits, labels, mask, drawn if counts is None else counts)]
-    plain = losses.make_loss("ce", CLASSES).value(*args, ())
-    other = losses.make_loss(name, CLASSES, **options).value(*args, to_confusion(confusion))
+    plain = jax.jit(losses.make_loss("ce", CLASSES).value)(*args, ())
+    other = jax.jit(losses.make_loss(name, CLASSES, **options).value)(*args, to_confusion(confusion))
     np.testing.assert_allclose(other, plain, rtol=2e-6)
 
 
@@ -168,7 +168,7 @@ def test_hostile_input_gives_finite_values_and_gradients(name, dtype):
 def test_focal_slope_is_finite_at_certainty_for_small_gamma():
     loss = losses.make_loss("focal", 2, gamma=0.3)
     sure, label, on = jnp.array([[100.0, -100.0]]), jnp.array([0]), jnp.array([True])
-    slope = jax.grad(loss.value)(sure, label, on, jnp.ones(2), ())
+    slope = jax.jit(jax.grad(loss.value))(sure, label, on, jnp.ones(2), ())
     assert np.isfinite(slope).all()
 
 
@@ -209,21 +209,23 @@ def test_an_empty_batch_leaves_the_confusion_alone_and_no_gradient_flows():
         np.testing.assert_array_equal(after, before)
     labels, on = jnp.zeros(3, int), jnp.ones(3)
     total = lambda z: losses.update_confusion(stats, z, labels, on, 0.9, batch_size=4).conf.sum()
-    assert not np.asarray(jax.grad(total)(jnp.ones((3, CLASSES)))).any()
+    assert not np.asarray(jax.jit(jax.grad(total))(jnp.ones((3, CLASSES)))).any()
     loss = losses.make_loss("c3e", CLASSES)
     through = lambda s: loss.value(jnp.ones((3, CLASSES)), labels, on, jnp.ones(CLASSES), s)
-    assert all(not np.asarray(g).any() for g in jax.grad(through)(stats))
+    assert all(not np.asarray(g).any() for g in jax.jit(jax.grad(through))(stats))
 
 
 def test_warm_up_ends_when_the_counter_reaches_the_threshold():
     """Batches of 64, threshold 1000: 31 batches are warm-up, the 32nd (counter 1024) is not."""
     loss, plain = losses.make_loss("c3e", 3), losses.make_loss("c3e", 3, warmup=float("inf"))
+    update = jax.jit(losses.update_confusion, static_argnames="batch_size")
+    value, value_of_plain = jax.jit(loss.value), jax.jit(plain.value)
     z, y, on = jnp.array([[0.3, -1.0, 0.5]]), jnp.array([1]), jnp.array([True])
     stats, equal = losses.init_confusion(3), []
     for _ in range(33):
-        stats = losses.update_confusion(stats, z, y, on, loss.decay, batch_size=64)
+        stats = update(stats, z, y, on, loss.decay, batch_size=64)
         args = z, y, on, jnp.ones(3), stats
-        equal.append(bool(loss.value(*args) == plain.value(*args)))
+        equal.append(bool(value(*args) == value_of_plain(*args)))
     assert equal == [True] * 31 + [False] * 2
 
 
@@ -231,10 +233,10 @@ def test_works_for_many_clients_at_once():
     """Written for one client, mapped over three: the same numbers."""
     parts = [example(seed) for seed in range(3)]
     loss = losses.make_loss("c3e", CLASSES)
-    one = [loss.value(*(jnp.asarray(a) for a in p[:4]), to_confusion(p[4])) for p in parts]
+    one = [jax.jit(loss.value)(*(jnp.asarray(a) for a in p[:4]), to_confusion(p[4])) for p in parts]
     stacked = [jnp.stack([jnp.asarray(p[i]) for p in parts]) for i in range(4)]
     stats = jax.tree.map(lambda *a: jnp.stack(a), *[to_confusion(p[4]) for p in parts])
-    np.testing.assert_allclose(jax.vmap(loss.value)(*stacked, stats), one, rtol=1e-5)
+    np.testing.assert_allclose(jax.jit(jax.vmap(loss.value))(*stacked, stats), one, rtol=1e-5)
 
 
 def test_defaults_follow_the_data_set():
