@@ -1,0 +1,97 @@
+"""The layers of all models, and the one place that chooses how a convolution is computed.
+
+Every form gives the same values (tests compare them in float64); `conv=` selects one for a whole model:
+
+* `lax`: XLA's convolution. The reference. On CPU inside a loop 15-30x slower than the others.
+* `patches`: shifted maps side by side and one GEMM. With kernels that differ per client (`vmap`) this is a
+  batched GEMM, where `lax` becomes a grouped convolution with a slow backward pass.
+* `block`: 2x2 pooling folded into the patches; layers without pooling take `patches`.
+* `winograd`: fewer multiplications; layers it cannot do (strides, 1x1, 7x7) take `patches`.
+* `auto`: the fastest measured per layer shape on CPU, `patches` on accelerators.
+"""
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from fedjax_sim.models.conv_forms import block_corners, lax_conv, pad_map, patches_conv
+from fedjax_sim.models.pool import lax_pool, pool2, relu_max
+from fedjax_sim.models.winograd import winograd_corners
+
+FORMS = ("auto", "lax", "patches", "block", "winograd")
+
+
+def pooled_form(conv: str, k: int, ci: int, co: int) -> str:
+    """The form of `relu(max_pool2(conv))` for a k x k kernel from ci to co channels."""
+    if conv == "auto":
+        if jax.default_backend() != "cpu":
+            return "patches"
+        return "winograd" if ci >= 16 and k in (3, 5) else "block"
+    if (conv == "block" and k % 2 == 0) or (conv == "winograd" and k not in (3, 5)):
+        return "patches"
+    return conv
+
+
+def conv_relu_pool(x: jax.Array, w: jax.Array, b: jax.Array, *, pad: int = 0,
+                   conv: str = "auto") -> jax.Array:
+    """`relu(max_pool2(conv(x, w) + b))` for ONE client: `x [B,H,W,ci]`, `w [k,k,ci,co]` -> `[B,H',W',co]`.
+
+    >>> conv_relu_pool(jnp.ones((1, 6, 6, 1)), jnp.ones((3, 3, 1, 1)), jnp.zeros(1))[0, :, :, 0].tolist()
+    [[9.0, 9.0], [9.0, 9.0]]
+    """
+    form = pooled_form(conv, w.shape[0], w.shape[2], w.shape[3])
+    if form == "lax":
+        return lax_pool(lax_conv(x, w, 1, pad) + b, 2, 2, 0)
+    if form == "patches":
+        return pool2(patches_conv(x, w, 1, pad) + b)
+    corners, shape = (block_corners if form == "block" else winograd_corners)(pad_map(x, pad), w, b)
+    return relu_max(corners).reshape(shape)
+
+
+def uniform_fan_in(fan_in: int):
+    """PyTorch's default for linear and convolution layers, weight and bias: U(±1/sqrt(fan_in))."""
+    bound = 1 / math.sqrt(fan_in)
+    return lambda key, shape, dtype: jax.random.uniform(key, shape, dtype, -bound, bound)
+
+
+def kaiming_fan_out(key, shape, dtype):
+    """He et al.: N(0, 2 / (k·k·co)) for a kernel `[k,k,ci,co]`."""
+    k, _, _, co = shape
+    return jax.random.normal(key, shape, dtype) * jnp.asarray(math.sqrt(2 / (k * k * co)), dtype)
+
+
+class Linear(nn.Module):
+    """`x @ kernel + bias`, kernel `[in, out]`."""
+    width: int
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, x):
+        init = uniform_fan_in(x.shape[-1])
+        kernel = self.param("kernel", init, (x.shape[-1], self.width), self.dtype)
+        bias = self.param("bias", init, (self.width,), self.dtype)
+        return x @ kernel + bias
+
+
+class ConvRelu(nn.Module):
+    """Convolution with bias and ReLU, and 2x2 max-pooling if `pool`."""
+    channels: int
+    k: int
+    pad: int = 0
+    pool: bool = True
+    conv: str = "auto"
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, x):
+        init = uniform_fan_in(self.k * self.k * x.shape[-1])
+        kernel = self.param("kernel", init, (self.k, self.k, x.shape[-1], self.channels), self.dtype)
+        bias = self.param("bias", init, (self.channels,), self.dtype)
+        if self.pool:
+            return conv_relu_pool(x, kernel, bias, pad=self.pad, conv=self.conv)
+        form = lax_conv if self.conv == "lax" else patches_conv
+        return nn.relu(form(x, kernel, 1, self.pad) + bias)
