@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim.models.conv_forms import block_corners, lax_conv, pad_map, patches_conv
-from fedjax_sim.models.pool import lax_pool, pool2, relu_max
+from fedjax_sim.models.pool import lax_pool, pool2, pool3, relu_max
 from fedjax_sim.models.winograd import winograd_corners
 
 FORMS = ("auto", "lax", "patches", "block", "winograd")
@@ -64,6 +64,11 @@ def kaiming_fan_out(key, shape, dtype):
     return jax.random.normal(key, shape, dtype) * jnp.asarray(math.sqrt(2 / (k * k * co)), dtype)
 
 
+def pool3_relu(x: jax.Array, conv: str) -> jax.Array:
+    """ReLU and max-pool 3x3, stride 2, padding 1."""
+    return lax_pool(x, 3, 2, 1) if conv == "lax" else pool3(x)
+
+
 class Linear(nn.Module):
     """`x @ kernel + bias`, kernel `[in, out]`."""
     width: int
@@ -95,3 +100,20 @@ class ConvRelu(nn.Module):
             return conv_relu_pool(x, kernel, bias, pad=self.pad, conv=self.conv)
         form = lax_conv if self.conv == "lax" else patches_conv
         return nn.relu(form(x, kernel, 1, self.pad) + bias)
+
+
+class Conv(nn.Module):
+    """Convolution without bias, Kaiming-normal (fan out): ResNet's."""
+    channels: int
+    k: int
+    stride: int = 1
+    pad: int = 0
+    conv: str = "auto"
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, x):
+        shape = (self.k, self.k, x.shape[-1], self.channels)
+        kernel = self.param("kernel", kaiming_fan_out, shape, self.dtype)
+        form = lax_conv if self.conv == "lax" else patches_conv
+        return form(x, kernel, self.stride, self.pad)

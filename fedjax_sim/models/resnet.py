@@ -1,0 +1,106 @@
+"""ResNet-18 (He et al. 2016) with either stem; groups stem, stage1 … stage4, fc."""
+from __future__ import annotations
+
+from typing import Any
+
+import flax.linen as nn
+import jax.numpy as jnp
+
+from fedjax_sim.errors import UserError, unknown
+from fedjax_sim.models.batch_norm import BatchNorm
+from fedjax_sim.models.layers import Conv, Linear, pool3_relu
+from fedjax_sim.models.record import Model, from_module
+
+WIDTHS = (64, 128, 256, 512)
+STEMS = ("imagenet", "cifar")
+
+
+class Stem(nn.Module):
+    """`imagenet`: conv 7x7/2, BatchNorm, ReLU, max-pool 3x3/2; `cifar`: conv 3x3, BatchNorm, ReLU."""
+    stem: str
+    conv: str
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, x, train, rows):
+        k, stride, pad = (7, 2, 3) if self.stem == "imagenet" else (3, 1, 1)
+        x = Conv(64, k, stride, pad, self.conv, self.dtype, name="conv")(x)
+        x = BatchNorm(self.dtype, name="bn")(x, train, rows(x))
+        return pool3_relu(x, self.conv) if self.stem == "imagenet" else nn.relu(x)
+
+
+class Block(nn.Module):
+    """`relu(bn(conv(relu(bn(conv(x))))) + shortcut(x))`; a 1x1 convolution as shortcut if shapes differ."""
+    channels: int
+    stride: int
+    conv: str
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, x, train, rows):
+        def conv_bn(x, k, stride, name):
+            x = Conv(self.channels, k, stride, k // 2, self.conv, self.dtype, name=f"conv{name}")(x)
+            return BatchNorm(self.dtype, name=f"bn{name}")(x, train, rows(x))
+        y = nn.relu(conv_bn(x, 3, self.stride, "1"))
+        y = conv_bn(y, 3, 1, "2")
+        if self.stride > 1 or x.shape[-1] != self.channels:
+            x = conv_bn(x, 1, self.stride, "_shortcut")
+        return nn.relu(y + x)
+
+
+class Stage(nn.Module):
+    """Two blocks, the first with the stride."""
+    channels: int
+    stride: int
+    conv: str
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, x, train, rows):
+        x = Block(self.channels, self.stride, self.conv, self.dtype, name="block1")(x, train, rows)
+        return Block(self.channels, 1, self.conv, self.dtype, name="block2")(x, train, rows)
+
+
+class ResNet18(nn.Module):
+    """Stem, four stages, global average pooling, linear head."""
+    classes: int
+    stem_kind: str = "imagenet"
+    conv: str = "auto"
+    dtype: Any = jnp.float32
+
+    def setup(self):
+        self.stem = Stem(self.stem_kind, self.conv, self.dtype)
+        for i, channels in enumerate(WIDTHS, 1):
+            setattr(self, f"stage{i}", Stage(channels, 1 if i == 1 else 2, self.conv, self.dtype))
+        self.fc = Linear(self.classes, self.dtype)
+
+    def features(self, x, train=False, mask=None, tap=None):
+        """`[B,H,W,C] -> [B,512]`."""
+        def rows(x):                                             # the mask repeated over the map: [B·h·w]
+            return None if mask is None else jnp.repeat(mask.astype(x.dtype), x.shape[1] * x.shape[2])
+        x = x.astype(self.dtype)
+        for name in ("stem", *(f"stage{i}" for i in range(1, 5))):
+            x = getattr(self, name)(x, train, rows)
+            if tap is not None:
+                x = tap(name, x)
+        return x.mean((1, 2))
+
+    def head(self, features):
+        """`[B,512] -> [B,classes]`."""
+        return self.fc(features)
+
+    def __call__(self, x):
+        return self.head(self.features(x))
+
+
+def build_resnet18(shape: tuple[int, int, int], classes: int, *, dtype: Any, conv: str,
+                   stem: str = "imagenet") -> Model:
+    """The record of ResNet-18; `build("resnet18", …)` calls this."""
+    if stem not in STEMS:
+        raise unknown("stem of resnet18", stem, STEMS)
+    if min(shape[:2]) < 2:
+        raise UserError(f"images of {shape[0]}x{shape[1]} are too small for model 'resnet18'")
+    stages = (("stem", 64), *((f"stage{i}", c) for i, c in enumerate(WIDTHS, 1)))
+    return from_module("resnet18", ResNet18(classes, stem, conv, dtype), shape=shape,
+                       groups=(*(name for name, _ in stages), "fc"), dense=("fc",), width=512,
+                       classes=classes, stages=stages, dtype=dtype)
