@@ -1,0 +1,310 @@
+"""How the clients of a cohort are laid out: one after another, side by side in chunks, all at once, over a mesh.
+
+Work is dealt out in *units* of `chunk` clients. The cohort is sorted by steps, so that a unit's lanes are about
+equally long, and each unit is bounded by its own longest lane. Units go to the least loaded device first. Uploads are
+added up client by client while they are produced; only small reports are stacked. Nothing crosses devices inside the
+loop, so devices never wait for each other before the final sums.
+
+Where the stacked client state `[N, …]` lives: on one device, in one place, rows read and written in place. On a mesh,
+row i lives on device i // (N/D); the cohort's rows travel to the device that trains them (`psum_scatter`) and back
+(`all_gather`), M rows at a time, so a random cohort crosses shards at the cost of M rows each way.
+"""
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from fedjax_sim.local import LANES
+from fedjax_sim.types import Array, Client, Ctx, Env, Plan, Tree
+
+CLIENTS = "clients"   # the mesh axis
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """chunk: clients side by side on one device (1: no vmap at all); mesh: None for a single device."""
+
+    chunk: int = 1
+    mesh: Mesh | None = None
+
+    @property
+    def devices(self) -> int:
+        return self.mesh.size if self.mesh is not None else 1
+
+    def padded(self, clients: int) -> int:
+        """Rows of the stacked state: N rounded up to a multiple of the device count."""
+        return -(-clients // self.devices) * self.devices
+
+
+def make_layout(chunk: int, devices: int) -> Layout:
+    if devices <= 1:
+        return Layout(chunk)
+    return Layout(chunk, jax.make_mesh((devices,), (CLIENTS,), axis_types=(AxisType.Auto,),
+                                       devices=jax.devices()[:devices]))
+
+
+def place(layout: Layout, state: Any, fed: Any) -> tuple[Any, Any]:
+    """Put a State and a federation where the layout wants them: client rows sharded, everything else replicated."""
+    if layout.mesh is None:
+        return jax.device_put(state), jax.device_put(fed)
+    everywhere = NamedSharding(layout.mesh, PartitionSpec())
+    rows = NamedSharding(layout.mesh, PartitionSpec(CLIENTS))
+    spread = jax.device_put(state, jax.tree.map(lambda _: everywhere, state)._replace(
+        clients=jax.tree.map(lambda _: rows, state.clients)))
+    return spread, jax.device_put(fed, everywhere)
+
+
+class Slot(NamedTuple):
+    """One place in the cohort, as ONE client's work order."""
+
+    row: Array       # []  where its state lives in the stacked clients
+    active: Array    # []  takes part, and will report
+    plan: Plan
+    ctx: Ctx
+
+
+class Totals(NamedTuple):
+    """Running sums over the cohort."""
+
+    net: Tree        # Σ weight·send[g]·net
+    weight: Array    # [G] Σ weight·send[g]
+    sums: Tree       # Σ Upload.sums
+    executed: Array  # []  lane-steps that were computed, needed or not
+
+
+class Work(NamedTuple):
+    """What ONE client's round produced; see `engine.one_client`."""
+
+    client: Client
+    net: Tree        # zeros where not ok: 0·nan is nan
+    weights: Array   # [G]
+    sums: Tree
+    report: Tree     # small, stacked
+    stacked: Tree    # the upload again, for methods that need all of them at once
+    steps: Array     # []
+
+
+# ---- dealing out ------------------------------------------------------------------------------------------------
+def deal(layout: Layout, steps: Array, capacity: int) -> tuple[Array, Array]:
+    """steps [M] (0: nothing to do) -> (table [D, capacity, chunk] of cohort positions, units [D]).
+
+    Longest first; a unit is `chunk` neighbours in that order; each unit goes to the device with the least work so far.
+    Empty places hold M.
+    """
+    size, chunk, devices = steps.shape[0], layout.chunk, layout.devices
+    order = jnp.argsort(-steps, stable=True).astype(jnp.int32)
+    order = jnp.where(steps[order] > 0, order, size)
+    order = jnp.pad(order, (0, -size % chunk), constant_values=size).reshape(-1, chunk)      # [units, chunk]
+    if devices == 1:
+        return order[None], jnp.sum(order[:, 0] < size)[None]
+    bound = jnp.where(order[:, 0] < size, steps[jnp.minimum(order[:, 0], size - 1)], 0)
+
+    def give(carry, unit):
+        load, held, table = carry
+        lanes, cost = unit
+        device = jnp.argmin(jnp.where(held < capacity, load, jnp.iinfo(jnp.int32).max))
+        real = cost > 0
+        table = table.at[device, jnp.where(real, held[device], capacity)].set(lanes, mode="drop")
+        return (load.at[device].add(cost), held.at[device].add(real.astype(jnp.int32)), table), None
+    start = (jnp.zeros(devices, jnp.int32), jnp.zeros(devices, jnp.int32),
+             jnp.full((devices, capacity, chunk), size, jnp.int32))
+    (_, held, table), _ = lax.scan(give, start, (order, bound.astype(jnp.int32)))
+    return table, held
+
+
+# ---- one device's share -----------------------------------------------------------------------------------------
+def _take(tree: Tree, index: Array) -> Tree:
+    return jax.tree.map(lambda a: a.at[index].get(mode="clip"), tree)
+
+
+def _put(tree: Tree, index: Array, rows: Tree) -> Tree:
+    return jax.tree.map(lambda a, r: a.at[index].set(r.astype(a.dtype), mode="drop"), tree, rows)
+
+
+def _add_client(totals: Totals, groups: Tree, work: Work) -> Totals:
+    net = jax.tree.map(lambda g, a, b: a + work.weights[g].astype(a.dtype) * b, groups, totals.net, work.net)
+    return totals._replace(net=net, weight=totals.weight + work.weights,
+                           sums=jax.tree.map(jnp.add, totals.sums, work.sums))
+
+
+def work_through(env: Env, one: Callable, slots: Slot, bank: Client, place_of: Callable, table: Array, units: Array,
+                 in_place: bool) -> tuple[Totals, Tree, Tree, Client]:
+    """All units of one device, in order.
+
+    `one(env, client, slot) -> Work` is written for ONE client. `bank` holds client rows; the row of cohort position i
+    is `place_of(i)`. With in_place the rows are written back as soon as they are trained, otherwise after the loop
+    (methods that read other clients' rows must see the round's start).
+    Returns (totals, reports [M, …], stacked [M, …], bank).
+    """
+    size, chunk = slots.row.shape[0], table.shape[1]
+    env = dataclasses.replace(env, lanes=chunk)
+    first = jax.tree.map(lambda a: a[0], slots)
+    if chunk == 1:
+        many = lambda client, slot: jax.tree.map(lambda a: a[None], one(
+            env, *jax.tree.map(lambda a: a[0], (client, slot))))
+    else:
+        many = jax.vmap(lambda client, slot: one(env, client, slot), axis_name=LANES)
+    shape = jax.eval_shape(lambda c, s: jax.tree.map(lambda a: a[0], many(
+        *jax.tree.map(lambda a: jnp.broadcast_to(a[None], (chunk, *a.shape)), (c, s)))), _take(bank, 0), first)
+    zeros = lambda tree, lead=(): jax.tree.map(lambda a: jnp.zeros((*lead, *a.shape), a.dtype), tree)
+    groups = env.group_of(shape.net)
+
+    def unit(u: Array, carry):
+        totals, reports, stacked, bank, later = carry
+        where = table[u]                                                  # [chunk] cohort positions
+        slot = _take(slots, where)
+        slot = slot._replace(active=slot.active & (where < size))
+        rows = place_of(where)
+        work = many(_take(bank, rows), slot)
+        for lane in range(chunk) if chunk <= 16 else ():
+            totals = _add_client(totals, groups, jax.tree.map(lambda a: a[lane], work._replace(client=(), stacked=())))
+        if chunk > 16:
+            small = work._replace(client=(), stacked=())
+            totals = lax.fori_loop(0, chunk, lambda lane, t: _add_client(
+                t, groups, jax.tree.map(lambda a: a[lane], small)), totals)
+        totals = totals._replace(executed=totals.executed + work.steps.max() * chunk)
+        target = jnp.where(where < size, rows, jnp.iinfo(jnp.int32).max)
+        if in_place:
+            bank = _put(bank, target, work.client)
+        else:
+            later = _put(later, where, work.client)
+        return totals, _put(reports, where, work.report), _put(stacked, where, work.stacked), bank, later
+
+    start = (Totals(zeros(shape.net), jnp.zeros(env.num_groups, shape.weights.dtype), zeros(shape.sums),
+                    jnp.int32(0)), zeros(shape.report, (size,)), zeros(shape.stacked, (size,)), bank,
+             () if in_place else _take(bank, place_of(jnp.arange(size))))
+    totals, reports, stacked, bank, later = lax.fori_loop(0, units, unit, start)
+    if not in_place:
+        position = jnp.arange(size)
+        trained = jnp.zeros(size, bool).at[table.reshape(-1)].set(
+            jnp.repeat(jnp.arange(table.shape[0]) < units, chunk), mode="drop")
+        bank = _put(bank, jnp.where(trained, place_of(position), jnp.iinfo(jnp.int32).max), later)
+    return totals, reports, stacked, bank
+
+
+# ---- the whole cohort -------------------------------------------------------------------------------------------
+def _summable(a: Array) -> Array:
+    return a.astype(jnp.int32) if a.dtype == bool else a
+
+
+def _collect(tree: Tree) -> Tree:
+    """Sum over the mesh (each device filled its own places, the others hold zeros)."""
+    return jax.tree.map(lambda a: lax.psum(_summable(a), CLIENTS).astype(a.dtype), tree)
+
+
+def client_pass(env: Env, layout: Layout, one: Callable, server: Tree, clients: Client, slots: Slot, steps: Array,
+                reads_bank: bool) -> tuple[Totals, Tree, Tree, Client]:
+    """Train the cohort. `one(env, server, bank, client, slot) -> Work` for ONE client; see `work_through`."""
+    units = -(-slots.row.shape[0] // layout.chunk)
+    stateful = bool(jax.tree.leaves(clients))
+    capacity = -(-units // layout.devices)
+    if layout.devices > 1 and not stateful:
+        capacity = min(units, 2 * capacity)       # room to balance very unequal clients
+    table, count = deal(layout, steps, capacity)
+    if layout.mesh is None:
+        task = lambda env, client, slot: one(env, server, clients, client, slot)
+        return work_through(env, task, slots, clients, lambda i: slots.row.at[i].get(mode="clip"), table[0], count[0],
+                            in_place=not reads_bank)
+
+    def share(server, fed, counts, shard, slots, every_table, table, count):
+        here = dataclasses.replace(env, fed=fed, counts=counts)
+        everyone = jax.tree.map(lambda a: lax.all_gather(a, CLIENTS, tiled=True), shard) if reads_bank else shard
+        task = lambda env, client, slot: one(env, server, everyone, client, slot)
+        size, mine = slots.row.shape[0], table[0].reshape(-1)               # my cohort positions, M = empty
+        if not stateful:
+            totals, reports, stacked, _ = work_through(here, task, slots, shard, lambda i: i, table[0], count[0], True)
+            return *_collect((totals, reports, stacked)), shard
+        rows_here = jax.tree.leaves(shard)[0].shape[0]
+        wanted = every_table.reshape(-1)                                    # everybody's positions, device by device
+        home = slots.row.at[wanted].get(mode="clip") - lax.axis_index(CLIENTS) * rows_here
+        local = (wanted < size) & (home >= 0) & (home < rows_here)
+
+        def fetch(a):   # the rows I train, from wherever they live
+            lanes = local.reshape(-1, *[1] * (a.ndim - 1))
+            found = jnp.where(lanes, _summable(a).at[home].get(mode="clip"), 0)
+            return lax.psum_scatter(found, CLIENTS, tiled=True).astype(a.dtype)
+        moved = jax.tree.map(fetch, shard)                                  # [capacity·chunk, …]
+        place_of = jnp.full(size + 1, mine.shape[0], jnp.int32).at[mine].set(
+            jnp.arange(mine.shape[0], dtype=jnp.int32))
+        totals, reports, stacked, moved = work_through(here, task, slots, moved, lambda i: place_of[i], table[0],
+                                                       count[0], True)
+        back = jax.tree.map(lambda a: lax.all_gather(a, CLIENTS, tiled=True), moved)
+        shard = _put(shard, jnp.where(local, home, jnp.iinfo(jnp.int32).max), back)
+        return *_collect((totals, reports, stacked)), shard
+
+    everywhere, split = PartitionSpec(), PartitionSpec(CLIENTS)
+    return jax.shard_map(share, mesh=layout.mesh,
+                         in_specs=(everywhere, everywhere, everywhere, split, everywhere, everywhere, split, split),
+                         out_specs=(everywhere, everywhere, everywhere, split),
+                         # gradients are taken inside: without replication typing JAX inserts no sum over devices
+                         # into them, and method code may start loops from plain constants
+                         check_vma=False)(server, env.fed, env.counts, clients, slots, table, table, count)
+
+
+def each_client(env: Env, layout: Layout, fn: Callable, server: Tree, clients: Client, ctxs: Ctx) -> tuple[Tree, Client]:
+    """`fn(env, server, client, ctx) -> (result, client)` for all N clients, each on the device where its row lives.
+
+    Returns (results [N, …], clients).
+    """
+    total, chunk = ctxs.id.shape[0], layout.chunk
+    padded = layout.padded(total)
+    ctxs = jax.tree.map(lambda a: jnp.concatenate([a, jnp.broadcast_to(a[:1], (padded - total, *a.shape[1:]))])
+                        if padded > total else a, ctxs)
+
+    def share(server, fed, counts, shard, ctxs):
+        here = dataclasses.replace(env, fed=fed, counts=counts, lanes=chunk)
+        size = ctxs.id.shape[0]
+        call = lambda client, ctx: fn(here, server, client, ctx)
+        if chunk == 1:
+            many = lambda c, x: jax.tree.map(lambda a: a[None], call(*jax.tree.map(lambda a: a[0], (c, x))))
+        else:
+            many = jax.vmap(call, axis_name=LANES)
+        blank = jax.eval_shape(many, _take(shard, jnp.zeros(chunk, jnp.int32)), _take(ctxs, jnp.zeros(chunk, jnp.int32)))
+        results = jax.tree.map(lambda a: jnp.zeros((size, *a.shape[1:]), a.dtype), blank[0])
+
+        def unit(u, carry):
+            results, shard = carry
+            where = u * chunk + jnp.arange(chunk)
+            result, client = many(_take(shard, where), _take(ctxs, where))
+            return _put(results, where, result), _put(shard, where, client)
+        return lax.fori_loop(0, -(-size // chunk), unit, (results, shard))
+
+    if layout.mesh is None:
+        return share(server, env.fed, env.counts, clients, ctxs)
+    everywhere, split = PartitionSpec(), PartitionSpec(CLIENTS)
+    results, clients = jax.shard_map(share, mesh=layout.mesh, in_specs=(everywhere, everywhere, everywhere, split, split),
+                                     out_specs=(split, split), check_vma=False)(
+        server, env.fed, env.counts, clients, ctxs)
+    return jax.tree.map(lambda a: a[:total], results), clients
+
+
+def split_rows(layout: Layout, fn: Callable, net: Tree, fed: Tree, rows: Array) -> Tree:
+    """`fn(net, fed, rows [R']) -> tree of [R', …]` with the rows shared out over the devices."""
+    if layout.mesh is None:
+        return fn(net, fed, rows)
+    size = rows.shape[0]
+    padded = jnp.pad(rows, (0, -size % layout.devices))
+    everywhere, split = PartitionSpec(), PartitionSpec(CLIENTS)
+    out = jax.shard_map(fn, mesh=layout.mesh, in_specs=(everywhere, everywhere, split), out_specs=split,
+                        check_vma=False)(net, fed, padded)
+    return jax.tree.map(lambda a: a[:size], out)
+
+
+def available_devices() -> int:
+    return len(jax.devices())
+
+
+def host_cores() -> int:
+    import os
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+
+
+def as_numpy(tree: Tree) -> Tree:
+    return jax.tree.map(np.asarray, tree)

@@ -1,0 +1,351 @@
+"""The engine: one round for every method, and T rounds as one program. It knows no method by name.
+
+    round:  sample → (observe → act) → plan → [receive → local]ᵢ → aggregate → (reward → learn)
+            the bracket is mapped over the cohort by `backends`, uploads are added up as they are produced
+
+`simulate` turns a method and an environment into pure functions of (State, data): `init`, `run`, `evaluate`.
+"""
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from fedjax_sim import backends, evaluate
+from fedjax_sim.backends import Layout, Slot, Work
+from fedjax_sim.data.federation import Federation
+from fedjax_sim.local import steps_for
+from fedjax_sim.losses import init_confusion
+from fedjax_sim.participation import Participation
+from fedjax_sim.server import full_plan, square_norm
+from fedjax_sim.types import Array, Client, Cohort, Ctx, Env, Method, Plan, State, Tree
+
+# stages: every random draw of a round is keyed by (seed, round, stage[, client id])
+SAMPLE, TRAIN, DROP, SLOW, ACT, LEARN, PERSONAL, SETUP = range(8)
+
+EVALUATIONS = {
+    "global": "the server's model on the global test set",
+    "global@clients": "the server's model on every client's own split",
+    "personal": "each client's own model on its own split",
+    "personal@global": "each client's own model on the global test set",
+    "resident": "what each client last held, on its own split",
+}
+
+
+class Data(NamedTuple):
+    """Everything the compiled program reads: an argument, never a constant."""
+
+    fed: Federation
+    flat_rows: Array     # [R] evaluation rows of all clients, one after another
+    flat_owner: Array    # [R] whose they are
+
+
+@dataclasses.dataclass(frozen=True)
+class Simulation:
+    """Pure functions of one set-up. `run` and `evaluate` are compiled once each."""
+
+    env: Env
+    method: Method
+    layout: Layout
+    init: Callable       # (seed, net) -> State
+    run: Callable        # (state, data, rounds) -> (state, logs [≤ cap rounds], evaluations [≤ cap blocks])
+    evaluate: Callable   # (state, data) -> dict
+    adapt: Callable      # (state, data) -> dict: the expensive personal evaluation, for methods that fine-tune
+    round: Callable      # (state, data) -> (state, log): one round, not compiled
+    uploads: Callable    # (state, data) -> (ids, nets [M, …]): one round's uploads, for equivalence checks
+    data: Data
+    capacity: int        # most evaluation blocks in one call of `run`
+    client_split: str    # the split on which client accuracies are measured
+
+
+def client_split(fed: Federation) -> str:
+    """Clients are scored on their own test rows where the protocol has them, else on their validation rows."""
+    return "test" if "test" in fed.rows else "val" if "val" in fed.rows else "train"
+
+
+def flatten(fed: Federation, split: str) -> tuple[np.ndarray, np.ndarray]:
+    rows, size = np.asarray(fed.rows[split]), np.asarray(fed.size[split])
+    real = np.arange(rows.shape[1]) < size[:, None]
+    return rows[real].astype(np.int32), np.nonzero(real)[0].astype(np.int32)
+
+
+def one_client(method: Method, env: Env, server: Tree, bank: Client, client: Client, slot: Slot,
+               probe: str = "") -> Work:
+    """ONE client's round: receive, train, and a guard that gives a diverged upload the weight 0.
+
+    probe names a split on which the net is scored before and after local training, for the record only.
+    """
+    env = dataclasses.replace(env, bank=bank.resident) if "bank" in method.needs else env
+    ctx = slot.ctx
+    held, net = method.receive(env, server, client, slot.plan, ctx)
+    if env.bn_local:
+        net = {**net, "batch_stats": client.batch_stats}
+    after, up = method.local(env, net, server, held, ctx)
+    finite = jnp.isfinite(square_norm((up.net, up.sums, up.weight)))
+    ok = slot.active & finite
+    if jax.tree.leaves(client.resident):
+        after = after._replace(resident=up.net)
+    if env.bn_local:
+        after = after._replace(batch_stats=up.net["batch_stats"])
+    after = jax.tree.map(lambda a, b: jnp.where(ok, a, b), after, client)
+    clean = lambda tree: jax.tree.map(lambda a: jnp.where(ok, a, 0), tree)
+    weight = jnp.where(ok, up.weight, 0).astype(env.dtype)
+    steps = steps_for(env, env.fed.size["train"][ctx.id], ctx.epochs)
+    report = dict(method=up.report, ok=ok, diverged=slot.active & ~finite, weight=weight, steps=steps,
+                  loss=jnp.asarray(up.loss, env.dtype), accuracy=jnp.asarray(up.accuracy, env.dtype))
+    if probe:
+        score = lambda net: evaluate.score_client(env, lambda x: evaluate.predict_net(env, net, x), ctx, probe).correct
+        report |= dict(before=score(net), after=score(up.net), probed=env.fed.size[probe][ctx.id])
+    net = clean(up.net)
+    return Work(after, net, weight * (slot.plan.send > 0), clean(up.sums), report,
+                net if "stack" in method.needs else (), steps)
+
+
+def simulate(method: Method, env: Env, fed: Federation, participation: Participation,
+             layout: Layout = Layout(), *, lr: Callable[[Array], Array], evaluations: tuple[str, ...] = ("global", "personal"),
+             eval_every: int = 1, capacity: int = 32, probe: bool = False) -> Simulation:
+    """Compose a method, a federation and a layout into compiled functions; see `Simulation`."""
+    control, split = method.control, client_split(fed)
+    keep_resident = "resident" in method.needs or "bank" in method.needs or "resident" in evaluations
+    rows, owner = flatten(fed, split)
+    data = Data(fed, rows, owner)
+    everyone = jnp.arange(env.num_clients, dtype=jnp.int32)
+
+    def stage(key: Array, t: Array, which: int) -> Array:
+        return jax.random.fold_in(jax.random.fold_in(key, t), which)
+
+    def contexts(key: Array, ids: Array, t: Array, epochs: Array | float) -> Ctx:
+        size = ids.shape
+        return Ctx(ids, jax.vmap(jax.random.fold_in, (None, 0))(key, ids), jnp.broadcast_to(t, size),
+                   jnp.broadcast_to(jnp.asarray(epochs, env.dtype), size),
+                   jnp.broadcast_to(lr(t.astype(env.dtype)).astype(env.dtype), size))
+
+    def open_(data: Data) -> Env:
+        fed = data.fed
+        real = jnp.arange(fed.rows["train"].shape[1]) < fed.size["train"][:, None]
+        counts = jnp.zeros((env.num_clients, fed.classes), env.dtype).at[
+            everyone[:, None], fed.y[fed.rows["train"]]].add(real.astype(env.dtype))
+        return dataclasses.replace(env, fed=fed, counts=counts)
+
+    # ---- the start --------------------------------------------------------------------------------------------
+    def init(seed: int, net: Tree) -> State:
+        key = jax.random.key_data(jax.random.key(seed))
+
+        def build(key: Array, net: Tree, data: Data) -> State:
+            here = open_(data)
+            server, own = method.init(here, net)
+            one = Client(own, init_confusion(fed.classes, env.dtype) if env.track_confusion else (),
+                         net if keep_resident else (), net["batch_stats"] if env.bn_local else ())
+            clients = jax.tree.map(lambda a: jnp.broadcast_to(
+                a, (layout.padded(env.num_clients), *jnp.shape(a))), one)
+            zero = jnp.int32(0)
+            if method.setup is not None:
+                ctxs = contexts(stage(key, zero, SETUP), everyone, zero, env.epochs)
+                setup = lambda env, server, client, ctx: ((), method.setup(env, server, client, ctx))
+                _, clients = backends.each_client(here, layout, setup, server, clients, ctxs)
+            agent = control.agent.init(stage(key, zero, SETUP)) if control else ()
+            return State(zero, key, server, clients, agent)
+        # outputs are fresh buffers: the run donates its state, the caller's net must survive
+        state = jax.jit(build)(key, net, data)
+        return jax.tree.map(jnp.copy, backends.place(layout, state, ())[0])
+
+    # ---- one round --------------------------------------------------------------------------------------------
+    def orders(here: Env, state: State) -> tuple[Slot, Array, Array, Array, Tree, Tree]:
+        """Who takes part and what each is told: plans are made before the cohort is sorted by steps."""
+        key, t = state.key, state.t
+        ids, invited = participation.sample(stage(key, t, SAMPLE))
+        reports = participation.reports(stage(key, t, DROP), ids)
+        ctx = contexts(stage(key, t, TRAIN), ids, t, env.epochs)
+        observed: Tree = ()
+        if control:
+            observed = over_cohort(here, state.server, state.clients, ctx, control.observe)
+            keys = jax.vmap(jax.random.fold_in, (None, 0))(stage(key, t, ACT), ids)
+            actions, info = jax.vmap(control.agent.act, (None, 0, 0))(state.agent, observed, keys)
+            plan = jax.vmap(lambda a, c: control.plan(here, a, state.server, c))(actions, ctx)
+        else:
+            actions, info = (), ()
+            plan = jax.vmap(lambda c: method.plan(here, c) if method.plan else full_plan(here, c.epochs))(ctx)
+        active = invited & reports
+        share = participation.share_of_work(stage(key, t, SLOW), ids).astype(env.dtype)
+        ctx = ctx._replace(epochs=jnp.where(active, plan.epochs * share, 0))
+        return Slot(ids, active, plan, ctx), invited, reports, observed, actions, info
+
+    def over_cohort(here: Env, server: Tree, clients: Client, ctx: Ctx, fn: Callable) -> Tree:
+        """A small function of ONE client's stored state, for the cohort: one row in memory at a time."""
+        def read(i: Array) -> Tree:
+            return fn(here, server, jax.tree.map(lambda a: a[ctx.id[i]], clients), jax.tree.map(lambda a: a[i], ctx))
+        return lax.map(read, jnp.arange(ctx.id.shape[0]))
+
+    def train(here: Env, state: State, slots: Slot) -> tuple[Any, ...]:
+        steps = jax.vmap(lambda i, e: steps_for(here, here.fed.size["train"][i], e))(slots.ctx.id, slots.ctx.epochs)
+        steps = jnp.where(slots.active, jnp.maximum(steps, 1), 0)      # a client without data still reports
+        one = lambda env, server, bank, client, slot: one_client(method, env, server, bank, client, slot,
+                                                                 split if probe else "")
+        return backends.client_pass(here, layout, one, state.server, state.clients, slots, steps,
+                                    "bank" in method.needs)
+
+    def reduce(here: Env, state: State, slots: Slot, totals: Any, reports: Tree, stacked: Tree) -> Cohort:
+        scale = 1 / jnp.where(totals.weight > 0, totals.weight, 1)
+        mean = jax.tree.map(lambda g, a: a * scale[g].astype(a.dtype), here.group_of(totals.net), totals.net)
+        return Cohort(mean, totals.weight, totals.sums, reports["ok"].sum(), slots.ctx.id, reports["ok"],
+                      reports["weight"], reports["method"], stacked)
+
+    def learn(here: Env, state: State, server: Tree, clients: Client, slots: Slot, cohort: Cohort, observed: Tree,
+              actions: Tree, info: Tree) -> tuple[Tree, dict]:
+        from agents.types import Transition
+        ctx = slots.ctx
+        reward = jax.vmap(lambda r, a, c: control.reward(here, state.server, server, r, a, c))(
+            cohort.reports, actions, ctx)
+        if control.combine:
+            reward = control.combine(here, reward, cohort)
+        after = over_cohort(here, server, clients, ctx, control.observe)
+        done = jnp.broadcast_to(state.t + 1 >= env.rounds, reward.shape) if env.rounds else jnp.zeros_like(cohort.ok)
+        transition = Transition(observed, actions, reward, after, done, cohort.ok, info)
+        agent, losses = control.agent.update(state.agent, transition, stage(state.key, state.t, LEARN))
+        many = jnp.maximum(cohort.ok.sum(), 1)
+        log = {f"agent_{name}": value for name, value in losses.items()}
+        log["reward"] = jnp.where(cohort.ok, reward, 0).sum() / many
+        if control.log:
+            log |= control.log(here, actions, slots.active)
+        return agent, log
+
+    def one_round(here: Env, state: State) -> tuple[State, dict]:
+        slots, invited, reported, observed, actions, info = orders(here, state)
+        totals, reports, stacked, clients = train(here, state, slots)
+        cohort = reduce(here, state, slots, totals, reports, stacked)
+        server = method.aggregate(here, state.server, cohort)
+        server = jax.tree.map(lambda new, old: jnp.where(cohort.count > 0, new, old), server, state.server)
+        several = jnp.maximum(cohort.count, 1)
+        mean = lambda v: jnp.where(cohort.ok, v, 0).sum() / several
+        log = dict(round=state.t + 1, participants=invited.sum(), dropped=(invited & ~reported).sum(),
+                   diverged=reports["diverged"].sum(), down=invited.sum(), up=cohort.count,
+                   taken=(slots.plan.take > 0).astype(jnp.int32).T @ invited.astype(jnp.int32),
+                   sent=(slots.plan.send > 0).astype(jnp.int32).T @ cohort.ok.astype(jnp.int32),
+                   steps_needed=jnp.where(slots.active, reports["steps"], 0).sum(), steps_executed=totals.executed,
+                   train_loss=mean(reports["loss"]), train_accuracy=mean(reports["accuracy"]),
+                   diverged_id=jnp.where(reports["diverged"].any(), cohort.ids[reports["diverged"].argmax()], -1))
+        if probe:
+            log |= dict(probe_ids=jnp.where(cohort.ok, cohort.ids, -1), probe_before=reports["before"],
+                        probe_after=reports["after"], probe_count=reports["probed"])
+        agent = state.agent
+        if control:
+            agent, more = learn(here, state, server, clients, slots, cohort, observed, actions, info)
+            agent = jax.tree.map(lambda new, old: jnp.where(cohort.count > 0, new, old), agent, state.agent)
+            log |= more
+        if method.log:
+            log |= method.log(here, state.server, server, cohort)
+        return State(state.t + 1, state.key, server, clients, agent), log
+
+    # ---- evaluation -------------------------------------------------------------------------------------------
+    predict_of = method.predict or evaluate.predict_net
+
+    def score_held(here: Env, net: Tree, which: str) -> dict[str, Array]:
+        rows = here.fed.held[which]
+        fn = lambda net, fed, rows: evaluate.hits_per_row(
+            dataclasses.replace(here, fed=fed), lambda x: evaluate.predict_net(here, net, x), rows)
+        hit, loss = backends.split_rows(layout, fn, net, here.fed, rows)
+        return dict(acc=hit.mean(), loss=loss.mean())
+
+    def own_predictor(here: Env, server: Tree, client: Client, ctx: Ctx) -> Tree:
+        predictor = method.personal(here, server, client, ctx)
+        if here.bn_local and method.predict is None:
+            predictor = {**predictor, "batch_stats": client.batch_stats}
+        return predictor
+
+    def score_personal(here: Env, state: State, on_global: bool) -> dict[str, Array]:
+        ctxs = contexts(stage(state.key, state.t, PERSONAL), everyone, state.t, env.epochs)
+
+        def fn(env: Env, server: Tree, client: Client, ctx: Ctx) -> tuple[Tree, Client]:
+            predictor = own_predictor(env, server, client, ctx)
+            predict = lambda x: predict_of(env, predictor, x)
+            rows = env.fed.held["test"]
+            score = (evaluate.score_rows(env, predict, rows, jnp.int32(rows.shape[0]), evaluate.EVAL_BATCH) if on_global
+                     else evaluate.score_client(env, predict, ctx, split))
+            return score, client
+        return backends.each_client(here, layout, fn, state.server, state.clients, ctxs)[0]._asdict()
+
+    def score_resident(here: Env, state: State) -> dict[str, Array]:
+        ctxs = contexts(stage(state.key, state.t, PERSONAL), everyone, state.t, env.epochs)
+
+        def fn(env: Env, server: Tree, client: Client, ctx: Ctx) -> tuple[Tree, Client]:
+            return evaluate.score_client(env, lambda x: evaluate.predict_net(env, client.resident, x), ctx, split), client
+        return backends.each_client(here, layout, fn, state.server, state.clients, ctxs)[0]._asdict()
+
+    def score_global_at_clients(here: Env, net: Tree, data: Data) -> dict[str, Array]:
+        fn = lambda net, fed, rows: evaluate.hits_per_row(
+            dataclasses.replace(here, fed=fed), lambda x: evaluate.predict_net(here, net, x), rows)
+        hit, loss = backends.split_rows(layout, fn, net, here.fed, data.flat_rows)
+        add = lambda v: evaluate.by_owner(v, data.flat_owner, env.num_clients)
+        return dict(correct=add(hit), loss=add(loss), count=here.fed.size[split].astype(env.dtype))
+
+    def evaluate_(here: Env, state: State, data: Data) -> dict[str, Tree]:
+        out: dict[str, Tree] = {}
+        net = method.global_model(here, state.server) if method.global_model else None
+        if net is not None and "global" in evaluations:
+            out["global"] = score_held(here, net, "test")
+            if "val" in fed.held:
+                out["val"] = score_held(here, net, "val")
+        same = method.personal is None
+        if net is not None and ("global@clients" in evaluations or (same and "personal" in evaluations)):
+            out["global@clients"] = score_global_at_clients(here, net, data)
+        if "personal" in evaluations and not method.adapts:
+            out["personal"] = out["global@clients"] if same else score_personal(here, state, False)
+        if "personal@global" in evaluations and not method.adapts and not same:
+            out["personal@global"] = score_personal(here, state, True)
+        if "resident" in evaluations:
+            out["resident"] = score_resident(here, state)
+        return out
+
+    def adapt(state: State, data: Data) -> dict[str, Tree]:
+        here = open_(data)
+        out = {"personal": score_personal(here, state, False)}
+        if "personal@global" in evaluations:
+            out["personal@global"] = score_personal(here, state, True)
+        return out
+
+    # ---- many rounds ------------------------------------------------------------------------------------------
+    def run(state: State, data: Data, rounds: Array) -> tuple[State, dict, dict]:
+        """`rounds` ≤ capacity·eval_every rounds, an evaluation after every eval_every-th and after the last."""
+        here = open_(data)
+        blank = lambda tree, lead: jax.tree.map(lambda a: jnp.zeros((lead, *a.shape), a.dtype), tree)
+        log_shape = jax.eval_shape(lambda s: one_round(here, s)[1], state)
+        eval_shape = jax.eval_shape(lambda s: evaluate_(here, s, data), state)
+        write = lambda buffer, i, value: jax.tree.map(lambda b, v: b.at[i].set(v), buffer, value)
+        first = state.t
+
+        def round_(_, carry):
+            state, logs = carry
+            place = state.t - first
+            state, log = one_round(here, state)
+            return state, write(logs, place, log)
+
+        def block(i, carry):
+            state, logs, scores = carry
+            left = rounds - (state.t - first)
+            now = jnp.minimum(eval_every - state.t % eval_every, left)
+            state, logs = lax.fori_loop(0, now, round_, (state, logs))
+            return state, logs, write(scores, i, {**evaluate_(here, state, data), "round": state.t})
+
+        blocks = (first + rounds + eval_every - 1) // eval_every - first // eval_every
+        return lax.fori_loop(0, blocks, block, (state, blank(log_shape, capacity * eval_every),
+                                                blank({**eval_shape, "round": jax.ShapeDtypeStruct((), jnp.int32)},
+                                                      capacity)))
+
+    def uploads(state: State, data: Data) -> tuple[Array, Tree]:
+        here = open_(data)
+        slots = orders(here, state)[0]
+        stacking = method._replace(needs=method.needs | {"stack"})
+        one = lambda env, server, bank, client, slot: one_client(stacking, env, server, bank, client, slot)
+        steps = jax.vmap(lambda i, e: steps_for(here, here.fed.size["train"][i], e))(slots.ctx.id, slots.ctx.epochs)
+        _, _, nets, _ = backends.client_pass(here, layout, one, state.server, state.clients, slots,
+                                             jnp.where(slots.active, jnp.maximum(steps, 1), 0), "bank" in method.needs)
+        return slots.ctx.id, nets
+
+    return Simulation(env, method, layout, init, jax.jit(run, donate_argnums=0),
+                      jax.jit(lambda s, d: evaluate_(open_(d), s, d)), jax.jit(adapt),
+                      lambda s, d: one_round(open_(d), s), jax.jit(uploads), data, capacity, split)

@@ -1,0 +1,77 @@
+"""The methods, by name. A method file holds one idea; `make_method` builds it from command-line options."""
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from fedjax_sim.errors import UserError, lookup, unknown
+from fedjax_sim.types import Method
+
+# name -> (module, builder, bound options, one line)
+_TABLE: dict[str, tuple[str, str, dict[str, Any], str]] = {
+    "fedavg": ("fedavg", "fedavg", {}, "clients train from the common model, the server averages"),
+    "fedavg_ft": ("fedavg", "fedavg_ft", {}, "FedAvg, fine-tuned on local data when it is evaluated"),
+    "fedprox": ("fedprox", "fedprox", {}, "FedAvg with a proximal term to the received model"),
+    "scaffold": ("scaffold", "scaffold", {}, "control variates cancel each client's gradient bias"),
+    "local": ("local_only", "local_only", {}, "no exchange at all: the lower bound"),
+    "ditto": ("ditto", "ditto", {}, "FedAvg and a private model pulled towards it"),
+    "full": ("redistribute", "redistribute", {"policy": "full"}, "every client gets the full aggregate back"),
+    "backbone": ("redistribute", "redistribute", {"policy": "backbone"}, "clients keep their heads"),
+    "head": ("redistribute", "redistribute", {"policy": "head"}, "clients keep their backbones"),
+    "random": ("redistribute", "redistribute", {"policy": "random"}, "full, backbone or head at random"),
+}
+METHODS: dict[str, str] = {name: entry[3] for name, entry in _TABLE.items()}
+
+
+def register(name: str, builder: Callable[..., Method], description: str = "") -> None:
+    """Make a method of your own known to `run` and the command line (call it before they are used)."""
+    _OWN[name] = builder
+    METHODS[name] = description or (builder.__doc__ or "").strip().split("\n")[0]
+
+
+_OWN: dict[str, Callable[..., Method]] = {}
+
+
+def builder(name: str) -> Callable[..., Method]:
+    if name in _OWN:
+        return _OWN[name]
+    module, function, bound, _ = lookup("method", name, _TABLE | {n: ("", "", {}, "") for n in _OWN})
+    made = getattr(importlib.import_module(f"fedjax_sim.methods.{module}"), function)
+    return functools.partial(made, **bound) if bound else made
+
+
+def options_of(name: str) -> dict[str, Any]:
+    """The options of a method with their defaults."""
+    bound = _TABLE[name][2] if name in _TABLE else {}
+    return {p.name: p.default for p in inspect.signature(builder(name)).parameters.values() if p.name not in bound}
+
+
+def parse_value(owner: str, option: str, text: Any, default: Any) -> Any:
+    """A command-line string as the type of the option's default."""
+    if not isinstance(text, str) or default is inspect.Parameter.empty or isinstance(default, str) or default is None:
+        return text
+    try:
+        if isinstance(default, bool):
+            return {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}[text.lower()]
+        return type(default)(text)
+    except (ValueError, KeyError):
+        raise UserError(f"{owner}.{option}={text} is not a {type(default).__name__}; default: {default}") from None
+
+
+def make_method(name: str, **options: Any) -> Method:
+    """Build a method by name; options may be strings, as the command line gives them.
+
+    >>> make_method("fedprox", mu="0.1").name
+    'fedprox'
+    """
+    known = options_of(name)
+    for option in options:
+        if option not in known:
+            raise unknown(f"option of {name}", option, known or ["(none)"])
+    values = {k: parse_value(name, k, v, known[k]) for k, v in options.items()}
+    if values.get("weights", "size") not in ("size", "uniform"):
+        raise UserError(f"{name}.weights={values['weights']} is unknown; allowed: size, uniform")
+    return builder(name)(**values)._replace(name=name)

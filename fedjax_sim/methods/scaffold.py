@@ -1,0 +1,58 @@
+"""SCAFFOLD, option II (Karimireddy et al., 2020): control variates cancel each client's gradient bias.
+
+    local step:  w ← w − η(g − c_k + c)                    plain SGD: momentum would invalidate the estimate
+    after S steps:  c_k⁺ = c_k − c + (Θ − w_k)/(S·η)
+    server:  Θ ← Θ + η_g · mean_k(w_k − Θ),   c ← c + (n_t/N) · mean_k(c_k⁺ − c_k)      (uniform means)
+
+Wire: 2|w| down, 2|w| up.  State: c_k.  Evaluated: global.
+"""
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_sim.local import descend, upload
+from fedjax_sim.methods.fedavg import fedavg
+from fedjax_sim.optim import sgd
+from fedjax_sim.server import merge, subtract, zeros_like
+from fedjax_sim.types import Client, Cohort, Ctx, Env, Method, Plan, Tree, Upload
+
+
+class Server(NamedTuple):
+    net: Tree        # Θ
+    control: Tree    # c, shaped like the parameters
+
+
+def scaffold(server_lr: float = 1.0, weight_decay: float = 0.0) -> Method:
+    """server_lr: η_g; weight_decay: of the local steps (the run's momentum is not used)."""
+    plain = sgd(0.0, weight_decay)
+
+    def init(env: Env, net: Tree):
+        zero = zeros_like(net["params"])
+        return Server(net, zero), zero
+
+    def receive(env: Env, server: Server, client: Client, plan: Plan, ctx: Ctx):        # ONE client
+        return client, server.net
+
+    def local(env: Env, net: Tree, server: Server, client: Client, ctx: Ctx) -> tuple[Client, Upload]:  # ONE client
+        mine = client.own                                                               # c_k
+        correct = lambda grads, params: jax.tree.map(lambda g, ck, c: g - ck + c, grads, mine, server.control)
+        client, done = descend(env, net, client, ctx, adjust=correct, optimizer=plain)
+        scale = jnp.where(done.steps > 0, 1 / (jnp.maximum(done.steps, 1) * ctx.lr), 0)
+        new = jax.tree.map(lambda ck, c, start, end: ck - c + scale * (start - end),
+                           mine, server.control, net["params"], done.net["params"])
+        return client._replace(own=new), upload(env, ctx, done, "uniform", sums=subtract(new, mine))
+
+    def aggregate(env: Env, server: Server, cohort: Cohort) -> Server:
+        mean = merge(env, cohort, server.net)
+        net = jax.tree.map(lambda old, new: old + server_lr * (new - old), server.net, mean)
+        return Server(net, jax.tree.map(lambda c, d: c + d / env.num_clients, server.control, cohort.sums))
+
+    def extra_floats(env: Env, net: Tree) -> tuple[int, int]:
+        control = sum(env.group_floats(net))
+        return control, control
+
+    return fedavg()._replace(name="scaffold", init=init, receive=receive, local=local, aggregate=aggregate,
+                             global_model=lambda env, server: server.net, extra_floats=extra_floats)

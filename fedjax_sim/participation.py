@@ -1,0 +1,85 @@
+"""Who takes part in a round, who fails to report, who is slow. Everything is a function of (seed, round) alone."""
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_sim.errors import UserError
+from fedjax_sim.types import Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Participation:
+    """low..high clients of the `seen` ones each round; dropout: chance to fail; slow: (chance, least work)."""
+
+    low: int
+    high: int
+    seen: tuple[int, ...]                     # clients that may be sampled (the others are kept for evaluation)
+    dropout: float = 0.0
+    slow: tuple[float, float] = (0.0, 1.0)    # a straggler manages a uniform share in [least, 1) of its epochs
+
+    def sample(self, key: Array) -> tuple[Array, Array]:
+        """(ids [high], takes part [high]): uniform without replacement; the size is uniform in {low..high}."""
+        who, size = jax.random.split(key)
+        ids = jax.random.permutation(who, jnp.asarray(np.asarray(self.seen, np.int32)))[:self.high]
+        number = jax.random.randint(size, (), self.low, self.high + 1)
+        return ids, jnp.arange(self.high) < number
+
+    def reports(self, key: Array, ids: Array) -> Array:
+        """[M] bool: does not fail in this round. Keyed by client, not by place in the cohort."""
+        if self.dropout <= 0:
+            return jnp.ones(ids.shape, bool)
+        draw = jax.vmap(lambda i: jax.random.uniform(jax.random.fold_in(key, i)))(ids)
+        return draw >= self.dropout
+
+    def share_of_work(self, key: Array, ids: Array) -> Array:
+        """[M] in (0, 1]: the share of its local epochs that each client manages."""
+        chance, least = self.slow
+        if chance <= 0:
+            return jnp.ones(ids.shape)
+        draw = jax.vmap(lambda i: jax.random.uniform(jax.random.fold_in(key, i), (2,)))(ids)
+        return jnp.where(draw[:, 0] < chance, least + (1 - least) * draw[:, 1], 1.0)
+
+
+def _number(text: str, what: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise UserError(f"{what} '{text}' is not a number; allowed: a fraction such as 0.1, a range such as 0.5:1, "
+                        f"or n/N such as 10/50") from None
+
+
+def parse_participation(text: str, clients: int, seen: int) -> tuple[int, int]:
+    """'0.1' | '0.5:1' | '10/50' -> (low, high) participants among `seen` clients.
+
+    >>> parse_participation("0.1", 100, 100), parse_participation("0.5:1", 20, 20), parse_participation("10/50", 50, 50)
+    ((10, 10), (10, 20), (10, 10))
+    """
+    text = str(text)
+    at_least_one = lambda r: max(1, math.ceil(r * seen - 1e-9))
+    if "/" in text:
+        n, total = (_number(part, "participation") for part in text.split("/", 1))
+        if total != clients:
+            raise UserError(f"participation '{text}' is of {total:g} clients, but there are {clients}; "
+                            f"use n/{clients}")
+        if n != int(n) or not 1 <= n <= seen:
+            raise UserError(f"participation '{text}' asks for {n:g} clients per round; allowed: 1 to {seen}")
+        return int(n), int(n)
+    parts = [_number(part, "participation") for part in text.split(":")]
+    if len(parts) > 2 or not all(0 < r <= 1 for r in parts) or parts != sorted(parts):
+        raise UserError(f"participation '{text}' is not allowed: use a fraction in (0, 1], a range low:high of two "
+                        f"such fractions, or n/N")
+    return at_least_one(parts[0]), at_least_one(parts[-1])
+
+
+def unseen_clients(amount: float, clients: int, data_seed: int) -> tuple[int, ...]:
+    """Clients kept out of training: a fraction (< 1) or a number (>= 1), drawn with the data seed."""
+    number = math.ceil(amount * clients - 1e-9) if amount < 1 else int(amount)
+    if amount < 0 or number >= clients:
+        raise UserError(f"unseen {amount:g} leaves no client to train; allowed: 0 to {clients - 1} of {clients}")
+    rng = np.random.default_rng([data_seed, 0x5EE])
+    return tuple(sorted(rng.choice(clients, number, replace=False).tolist()))
