@@ -1,4 +1,5 @@
-"""Data: sources -> partition -> Federation. Names are imported on first use, so importing this package costs nothing."""
+"""Data: sources -> partition -> Federation. Names are imported on first use."""
+
 from __future__ import annotations
 
 import importlib
@@ -12,11 +13,27 @@ if TYPE_CHECKING:
     from fedjax_sim.data.sources import DATASETS, Dataset, load
 
 _HOME = {
-    "Federation": "federation", "bubble_plot": "figure", "PARTITIONS": "partition", "parse_partition": "partition",
-    "PROTOCOLS": "protocols", "federate": "protocols", "DATASETS": "sources", "Dataset": "sources", "load": "sources",
+    "Federation": "federation",
+    "bubble_plot": "figure",
+    "PARTITIONS": "partition",
+    "parse_partition": "partition",
+    "PROTOCOLS": "protocols",
+    "federate": "protocols",
+    "DATASETS": "sources",
+    "Dataset": "sources",
+    "load": "sources",
 }
-__all__ = ["DATASETS", "PARTITIONS", "PROTOCOLS", "Dataset", "Federation", "bubble_plot", "federate", "load",
-           "parse_partition"]
+__all__ = [
+    "DATASETS",
+    "PARTITIONS",
+    "PROTOCOLS",
+    "Dataset",
+    "Federation",
+    "bubble_plot",
+    "federate",
+    "load",
+    "parse_partition",
+]
 
 
 def __getattr__(name: str) -> Any:

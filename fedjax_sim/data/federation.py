@@ -1,8 +1,9 @@
 """The federation: one pool of examples, and for every client the rows it owns.
 
-The dataset is stored once (uint8, all splits in one pool); a client is a row of indices and a length. Nothing is
-copied or padded per client, so a client of 12 examples costs 12 integers beside a client of 4,000.
+The dataset is stored once (uint8, all splits in one pool); a client is a row of indices and a length. Nothing
+is copied or padded per client, so a client of 12 examples costs 12 integers beside a client of 4,000.
 """
+
 from __future__ import annotations
 
 import dataclasses
@@ -23,8 +24,9 @@ SPLITS = ("train", "val", "test")
 class Federation:
     """A federated dataset as a pytree: pass it as an *argument* of the compiled round, never close over it.
 
-    A minibatch of client i is `x[rows["train"][i, j]]` for positions `j < size["train"][i]`, normalised when gathered:
-    `(x * scale - mean) / std`. The constants are float64; cast the result to the dtype you train in.
+    A minibatch of client i is `x[rows["train"][i, j]]` for positions `j < size["train"][i]`, normalised when
+    gathered: `(x * scale - mean) / std`. The constants are float64; cast the result to the dtype you train
+    in.
 
     >>> import numpy as np
     >>> x, y = np.zeros((6, 2, 2), np.uint8), np.array([0, 1, 0, 1, 0, 1])
@@ -35,17 +37,19 @@ class Federation:
     [[1, 1], [1, 0]]
     """
 
-    x: Array                   # [D, H, W, C] uint8 (or float)
-    y: Array                   # [D] int32
-    rows: dict[str, Array]     # split -> [N, S_split] int32, padded with row 0 (a valid row)
-    size: dict[str, Array]     # split -> [N] int32, true lengths
-    held: dict[str, Array]     # server-side rows [R] int32: "test" always, "val" only if the protocol has it
-    mean: Array                # [C]
-    std: Array                 # [C]
-    scale: Array               # []  1/255 for uint8, 1 for floats
+    x: Array  # [D, H, W, C] uint8 (or float)
+    y: Array  # [D] int32
+    rows: dict[str, Array]  # split -> [N, S_split] int32, padded with row 0 (a valid row)
+    size: dict[str, Array]  # split -> [N] int32, true lengths
+    held: dict[str, Array]  # server-side rows [R] int32: "test" always, "val" only if the protocol has it
+    mean: Array  # [C]
+    std: Array  # [C]
+    scale: Array  # []  1/255 for uint8, 1 for floats
     classes: int = dataclasses.field(metadata={"static": True})
     name: str = dataclasses.field(default="arrays", metadata={"static": True})
-    augment: str = dataclasses.field(default="", metadata={"static": True})  # "" or "crop_flip": the engine applies it
+    augment: str = dataclasses.field(
+        default="", metadata={"static": True}
+    )  # "" or "crop_flip": the engine applies it
 
     @property
     def num_clients(self) -> int:
@@ -63,7 +67,9 @@ class Federation:
     def label_counts(self, split: str = "train") -> np.ndarray:
         """[N, classes] int64: how many examples of each class each client holds in `split`."""
         rows, size, y = np.asarray(self.rows[split]), np.asarray(self.size[split]), np.asarray(self.y)
-        owner, _ = np.nonzero(np.arange(rows.shape[1]) < size[:, None])  # row-major, as the boolean gather below
+        owner, _ = np.nonzero(
+            np.arange(rows.shape[1]) < size[:, None]
+        )  # row-major, as the boolean gather below
         labels = y[rows[np.arange(rows.shape[1]) < size[:, None]]]
         flat = np.bincount(owner * self.classes + labels, minlength=self.num_clients * self.classes)
         return flat.reshape(self.num_clients, self.classes)
@@ -89,24 +95,32 @@ class Federation:
     ) -> Federation:
         """A federation from your own arrays and explicit row lists.
 
-        x: [D, H, W] or [D, H, W, C], uint8 (scaled by 1/255) or float (taken as it is); y: [D] integer labels.
-        rows: {"train": [rows of client 0, rows of client 1, ...], optionally "val" and "test" likewise}.
-        test: the global test set, a list of rows or arrays (x, y) to append to the pool; without it, the union of
-        the clients' test rows. server_val: rows the server may validate on. mean, std: per channel, after scaling;
-        computed from the clients' training rows when left out. A test row that is also a training or validation row
-        is an error.
+        x: [D, H, W] or [D, H, W, C], uint8 (scaled by 1/255) or float (taken as it is); y: [D] integer
+        labels. rows: {"train": [rows of client 0, rows of client 1, ...], optionally "val" and "test"
+        likewise}. test: the global test set, a list of rows or arrays (x, y) to append to the pool; without
+        it, the union of the clients' test rows. server_val: rows the server may validate on. mean, std: per
+        channel, after scaling; computed from the clients' training rows when left out. A test row that is
+        also a training or validation row is an error.
         """
         pool_x, pool_y = _images(x, "x"), _labels(y, "y")
         if len(pool_x) != len(pool_y):
             raise UserError(f"x has {len(pool_x)} examples but y has {len(pool_y)}")
         if "train" not in rows or set(rows) - set(SPLITS):
-            raise UserError(f"rows must have the split 'train' and may have 'val', 'test'; got {', '.join(rows) or 'none'}")
+            raise UserError(
+                f"rows must have 'train' and may have 'val' and 'test'; got {', '.join(rows) or 'none'}"
+            )
         limit = len(pool_x)
-        lists = {s: [_row_list(r, limit, f"rows['{s}'][{i}]") for i, r in enumerate(rows[s])] for s in SPLITS if s in rows}
+        lists = {
+            s: [_row_list(r, limit, f"rows['{s}'][{i}]") for i, r in enumerate(rows[s])]
+            for s in SPLITS
+            if s in rows
+        }
         clients = len(lists["train"])
         for split, per_client in lists.items():
             if len(per_client) != clients:
-                raise UserError(f"rows['{split}'] lists {len(per_client)} clients but rows['train'] lists {clients}")
+                raise UserError(
+                    f"rows['{split}'] lists {len(per_client)} clients but rows['train'] lists {clients}"
+                )
         if clients == 0:
             raise UserError("a federation needs at least 1 client; rows['train'] is empty")
         empty = [i for i, r in enumerate(lists["train"]) if len(r) == 0]
@@ -116,9 +130,15 @@ class Federation:
         held: dict[str, np.ndarray] = {}
         if isinstance(test, tuple) and len(test) == 2 and np.ndim(test[0]) >= 3:
             test_x, test_y = _images(test[0], "test x"), _labels(test[1], "test y")
-            if test_x.shape[1:] != pool_x.shape[1:] or test_x.dtype != pool_x.dtype or len(test_x) != len(test_y):
-                raise UserError(f"test images {test_x.shape} {test_x.dtype} with {len(test_y)} labels do not fit the pool "
-                                f"{pool_x.shape} {pool_x.dtype}")
+            if (
+                test_x.shape[1:] != pool_x.shape[1:]
+                or test_x.dtype != pool_x.dtype
+                or len(test_x) != len(test_y)
+            ):
+                raise UserError(
+                    f"test images {test_x.shape} {test_x.dtype} with {len(test_y)} labels do not fit "
+                    f"the pool {pool_x.shape} {pool_x.dtype}"
+                )
             held["test"] = np.arange(limit, limit + len(test_x), dtype=np.int32)
             pool_x, pool_y = np.concatenate([pool_x, test_x]), np.concatenate([pool_y, test_y])
         elif test is not None:
@@ -143,12 +163,17 @@ class Federation:
         channels = pool_x.shape[-1]
         padded = {split: pad_rows(per_client) for split, per_client in lists.items()}
         return cls(
-            x=pool_x, y=pool_y,
+            x=pool_x,
+            y=pool_y,
             rows={split: table for split, (table, _) in padded.items()},
             size={split: length for split, (_, length) in padded.items()},
             held=held,
-            mean=_per_channel(mean, channels, "mean"), std=_per_channel(std, channels, "std"), scale=np.asarray(scale),
-            classes=int(classes), name=name, augment=augment,
+            mean=_per_channel(mean, channels, "mean"),
+            std=_per_channel(std, channels, "std"),
+            scale=np.asarray(scale),
+            classes=int(classes),
+            name=name,
+            augment=augment,
         )
 
 
@@ -203,8 +228,10 @@ def _row_list(rows: Any, limit: int, what: str) -> np.ndarray:
     if table.ndim != 1 or not np.issubdtype(table.dtype, np.integer):
         raise UserError(f"{what} must be a list of row numbers, got {table.dtype} of shape {table.shape}")
     if table.min() < 0 or table.max() >= limit:
-        raise UserError(f"{what} has row {table.max() if table.max() >= limit else table.min()}, "
-                        f"but the rows are 0 to {limit - 1}")
+        raise UserError(
+            f"{what} has row {table.max() if table.max() >= limit else table.min()}, "
+            f"but the rows are 0 to {limit - 1}"
+        )
     return table.astype(np.int32)
 
 
@@ -214,8 +241,11 @@ def _refuse_leaks(lists: Mapping[str, list[np.ndarray]], held: Mapping[str, np.n
     tested[held["test"]] = True
     for rows in lists.get("test", ()):
         tested[rows] = True
-    used = [("training", lists["train"]), ("validation", lists.get("val", [])),
-            ("server validation", [held["val"]] if "val" in held else [])]
+    used = [
+        ("training", lists["train"]),
+        ("validation", lists.get("val", [])),
+        ("server validation", [held["val"]] if "val" in held else []),
+    ]
     for what, groups in used:
         for rows in groups:
             if tested[rows].any():
@@ -233,21 +263,29 @@ def _per_channel(value: Any, channels: int, what: str) -> np.ndarray:
 
 def _describe(fed: Federation, shown: int = 10, widest: int = 20) -> str:
     counts = fed.label_counts()
-    lines = [f"{fed.name}: {len(fed.x)} examples {'x'.join(map(str, fed.shape))}, {fed.classes} classes, "
-             f"{fed.num_clients} clients"]
+    lines = [
+        f"{fed.name}: {len(fed.x)} examples {'x'.join(map(str, fed.shape))}, {fed.classes} classes, "
+        f"{fed.num_clients} clients"
+    ]
     for split in SPLITS:
         if split in fed.size:
             n = np.asarray(fed.size[split])
-            lines.append(f"  {split:<5} per client min {n.min()}  mean {n.mean():.1f}  max {n.max()}  total {n.sum()}")
+            lines.append(
+                f"  {split:<5} per client min {n.min()}  mean {n.mean():.1f}  max {n.max()}  total {n.sum()}"
+            )
     lines.append("  server " + ", ".join(f"{key} {len(rows)}" for key, rows in sorted(fed.held.items())))
     share = counts / counts.sum(1, keepdims=True)
     overall = counts.sum(0) / counts.sum()
-    lines.append(f"  label skew: {(counts > 0).sum(1).mean():.1f} classes per client, "
-                 f"mean total-variation distance to the overall labels {0.5 * np.abs(share - overall).sum(1).mean():.3f}")
+    lines.append(
+        f"  label skew: {(counts > 0).sum(1).mean():.1f} classes per client, "
+        f"mean total variation from the overall labels {0.5 * np.abs(share - overall).sum(1).mean():.3f}"
+    )
     if fed.classes <= widest:
         width = max(4, len(str(counts.max())))
         lines.append("  client " + " ".join(f"{c:>{width}}" for c in range(fed.classes)))
-        lines += [f"  {i:>6} " + " ".join(f"{n:>{width}}" for n in row) for i, row in enumerate(counts[:shown])]
+        lines += [
+            f"  {i:>6} " + " ".join(f"{n:>{width}}" for n in row) for i, row in enumerate(counts[:shown])
+        ]
         if fed.num_clients > shown:
             lines.append(f"  ... {fed.num_clients - shown} more clients")
     return "\n".join(lines)

@@ -1,4 +1,5 @@
 """The clients x classes bubble plot."""
+
 from __future__ import annotations
 
 import os
@@ -9,10 +10,13 @@ from fedjax_sim.data.federation import Federation
 from fedjax_sim.errors import UserError
 
 
-def bubble_plot(federation: Federation, path: str | os.PathLike[str], split: str = "train", most: int = 100) -> None:
+def bubble_plot(
+    federation: Federation, path: str | os.PathLike[str], split: str = "train", most: int = 100
+) -> None:
     """Write a figure with one bubble per (client, class), its area proportional to the number of examples.
 
-    At most `most` clients are drawn (the first ones; the title says so). The format follows the ending of `path`.
+    At most `most` clients are drawn (the first ones; the title says so). The format follows the ending of
+    `path`.
     """
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -23,14 +27,21 @@ def bubble_plot(federation: Federation, path: str | os.PathLike[str], split: str
     shown = len(counts)
     client, label = np.nonzero(counts)
     number = counts[client, label]
-    figure = Figure(figsize=(float(np.clip(0.22 * shown + 1.5, 4, 18)), float(np.clip(0.28 * federation.classes, 3, 14))),
-                    layout="constrained")
+    figure = Figure(
+        figsize=(float(np.clip(0.22 * shown + 1.5, 4, 18)), float(np.clip(0.28 * federation.classes, 3, 14))),
+        layout="constrained",
+    )
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     axes.scatter(client, label, s=160 * number / counts.max(), alpha=0.75, linewidths=0)
     note = "" if shown == federation.num_clients else f" (first {shown} of {federation.num_clients} clients)"
-    axes.set(xlabel="client", ylabel="class", title=f"{federation.name}, {split}{note}; largest bubble {counts.max()}",
-             xlim=(-1, shown), ylim=(-1, federation.classes))
+    axes.set(
+        xlabel="client",
+        ylabel="class",
+        title=f"{federation.name}, {split}{note}; largest bubble {counts.max()}",
+        xlim=(-1, shown),
+        ylim=(-1, federation.classes),
+    )
     if federation.classes <= 20:
         axes.set_yticks(range(federation.classes))
     figure.savefig(path, dpi=130)

@@ -1,4 +1,5 @@
-"""The one image operation the sources need: bilinear resizing, in NumPy."""
+"""The image operations the sources need: bilinear resizing and rounding, in NumPy."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -22,5 +23,10 @@ def interpolation_matrix(old: int, new: int) -> np.ndarray:
 def resize_bilinear(x: np.ndarray, height: int, width: int) -> np.ndarray:
     """[n, H, W, C] -> [n, height, width, C] float (no antialiasing)."""
     x = np.tensordot(interpolation_matrix(x.shape[1], height), x, (1, 1))  # [height, n, W, C]
-    x = np.tensordot(interpolation_matrix(x.shape[2], width), x, (1, 2))   # [width, height, n, C]
+    x = np.tensordot(interpolation_matrix(x.shape[2], width), x, (1, 2))  # [width, height, n, C]
     return np.ascontiguousarray(x.transpose(2, 1, 0, 3))
+
+
+def to_uint8(x: np.ndarray) -> np.ndarray:
+    """Rounded and clipped to 0..255."""
+    return np.rint(np.clip(x, 0, 255)).astype(np.uint8)

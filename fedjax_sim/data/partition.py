@@ -1,8 +1,10 @@
 """Partitioners: who owns which examples. Every one is a pure function of the labels and the random generator.
 
-A partitioner receives the labels `y` [n] of the examples to share out and returns one list of positions per client;
-the lists are disjoint, and where a partition leaves examples over, its docstring says so. All of them terminate.
+A partitioner receives the labels `y` [n] of the examples to share out and returns one list of positions per
+client; the lists are disjoint, and where a partition leaves examples over, its docstring says so. All of them
+terminate.
 """
+
 from __future__ import annotations
 
 import dataclasses
@@ -12,8 +14,16 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_sim.data.spec import (Converter, boolean, fraction, mix, parse_options, positive_float, positive_int,
-                                  split_spec)
+from fedjax_sim.data.spec import (
+    Converter,
+    boolean,
+    fraction,
+    mix,
+    parse_options,
+    positive_float,
+    positive_int,
+    split_spec,
+)
 from fedjax_sim.errors import UserError, lookup
 
 log = logging.getLogger(__name__)
@@ -30,7 +40,7 @@ def shuffled_by_class(y: np.ndarray, classes: int, rng: Rng) -> Rows:
 
 
 def deal(by_class: Rows, counts: np.ndarray) -> Rows:
-    """Hand out `counts[i, k]` positions of class k to client i, in order; what exceeds the counts is left over."""
+    """Hand out `counts[i, k]` positions of class k to client i, in order; what exceeds them is left over."""
     pieces = [np.split(rows, np.cumsum(counts[:, k]))[: len(counts)] for k, rows in enumerate(by_class)]
     return [np.concatenate([piece[i] for piece in pieces]) for i in range(len(counts))]
 
@@ -40,31 +50,32 @@ def iid(y: np.ndarray, clients: int, rng: Rng, extra: Extra) -> Rows:
     return np.array_split(rng.permutation(len(y)), clients)
 
 
-def dirichlet(y: np.ndarray, clients: int, rng: Rng, extra: Extra, *, alpha: float, min: int | None = None,
-              tries: int = 1000) -> Rows:
-    """Dirichlet per class: p ~ Dir(alpha 1_N), p_j = 0 for clients that already hold >= n/N, cut by cumulative sums.
+def dirichlet(
+    y: np.ndarray, clients: int, rng: Rng, extra: Extra, *, alpha: float, min: int = 10, tries: int = 1000
+) -> Rows:
+    """Per class p ~ Dir(alpha 1_N), p_j = 0 for clients already holding >= n/N, cut by cumulative sums.
 
-    Redrawn until every client holds `min` examples (default 10, or half the mean client where that is less). After
-    `tries` draws the best of them is kept and its deficient clients are topped up from the largest one, which is
-    logged. Covers everything.
+    Redrawn until every client holds `min` examples. After `tries` draws the best of them is kept and its
+    deficient clients are topped up from the largest one, which is logged. Covers everything.
     """
     total, classes = len(y), int(y.max()) + 1
-    least = max(1, np.minimum(10, total // (2 * clients))) if min is None else min
-    if least * clients > total:
-        raise UserError(f"dirichlet: {clients} clients with at least {least} examples each need {least * clients}, "
-                        f"but there are {total}; use fewer clients or a smaller min")
+    if min * clients > total:
+        raise UserError(
+            f"dirichlet: {clients} clients with at least {min} examples each need {min * clients}, "
+            f"but there are {total}; use fewer clients or a smaller min"
+        )
     by_class = shuffled_by_class(y, classes, rng)
     per_class = np.array([len(rows) for rows in by_class])
     best, best_deficit = np.zeros((clients, classes), np.int64), np.inf
     for _ in range(tries):
         counts = _dirichlet_counts(per_class, clients, alpha, rng)
-        deficit = np.maximum(least - counts.sum(1), 0).sum()
+        deficit = np.maximum(min - counts.sum(1), 0).sum()
         if deficit < best_deficit:
             best, best_deficit = counts, deficit
         if deficit == 0:
             break
     rows = deal(by_class, best)
-    return rows if best_deficit == 0 else _top_up(rows, int(least), tries, rng)
+    return rows if best_deficit == 0 else _top_up(rows, min, tries, rng)
 
 
 def _dirichlet_counts(per_class: np.ndarray, clients: int, alpha: float, rng: Rng) -> np.ndarray:
@@ -98,8 +109,14 @@ def _top_up(rows: Rows, least: int, tries: int, rng: Rng) -> Rows:
             rows[donor] = rows[donor][:-moved]
             size[i] += moved
             size[donor] -= moved
-    log.warning("dirichlet: after %d draws %d of %d clients had fewer than %d examples and were topped up from the "
-                "largest clients", tries, len(poor), len(rows), least)
+    log.warning(
+        "dirichlet: after %d draws %d of %d clients had fewer than %d examples and were topped up from the "
+        "largest clients",
+        tries,
+        len(poor),
+        len(rows),
+        least,
+    )
     return rows
 
 
@@ -110,8 +127,10 @@ def shards(y: np.ndarray, clients: int, rng: Rng, extra: Extra, *, s: int) -> Ro
     """
     width = len(y) // (s * clients)
     if width == 0:
-        raise UserError(f"shards: {clients} clients with {s} shards each need at least {s * clients} examples, "
-                        f"but there are {len(y)}")
+        raise UserError(
+            f"shards: {clients} clients with {s} shards each need at least {s * clients} examples, "
+            f"but there are {len(y)}"
+        )
     order = np.concatenate(shuffled_by_class(y, int(y.max()) + 1, rng))
     cut = order[: s * clients * width].reshape(s * clients, width)
     rows = list(cut[rng.permutation(s * clients)].reshape(clients, s * width))
@@ -119,13 +138,14 @@ def shards(y: np.ndarray, clients: int, rng: Rng, extra: Extra, *, s: int) -> Ro
     return rows
 
 
-def pathological(y: np.ndarray, clients: int, rng: Rng, extra: Extra, *, s: int, balance: bool = True,
-                 min: int = 10) -> Rows:
+def pathological(
+    y: np.ndarray, clients: int, rng: Rng, extra: Extra, *, s: int, balance: bool = True, min: int = 10
+) -> Rows:
     """PFLlib's pathological split: each class goes to the next ceil(N s / C) clients that still miss classes.
 
-    Equal parts, or with balance=false random parts in [max(mean/10, min/C), mean); the last holder of a class takes
-    what is over. Clients form about C/s groups with identical label sets. Classes that come after every client has
-    its s classes (N s not divisible by C, or N s < C) are left out, which is logged.
+    Equal parts, or with balance=false random parts in [max(mean/10, min/C), mean); the last holder of a class
+    takes what is over. Clients form about C/s groups with identical label sets. Classes that come after every
+    client has its s classes (N s not divisible by C, or N s < C) are left out, which is logged.
     """
     classes = int(y.max()) + 1
     _check_classes("pathological", s, classes)
@@ -140,9 +160,11 @@ def pathological(y: np.ndarray, clients: int, rng: Rng, extra: Extra, *, s: int,
         if balance:
             part = np.full(len(holders), int(mean))
         else:
-            low = np.maximum(1, int(np.maximum(mean / 10, min / classes)))
-            part = rng.integers(np.minimum(low, int(mean)), np.maximum(int(mean), low + 1), size=len(holders))
-            part = np.minimum(part, int(mean))
+            high = max(int(mean), 1)
+            low = np.minimum(
+                int(max(mean / 10, min / classes)), high - 1
+            )  # never above the mean: what is over is >= 0
+            part = rng.integers(low, high, size=len(holders))
         part[-1] = len(rows) - part[:-1].sum()
         counts[holders, k] = part
         missing[holders] -= 1
@@ -151,7 +173,7 @@ def pathological(y: np.ndarray, clients: int, rng: Rng, extra: Extra, *, s: int,
 
 
 def fixed(y: np.ndarray, clients: int, rng: Rng, extra: Extra, *, fc: int) -> Rows:
-    """Fixed classes: client i holds class i mod C and fc-1 other random classes, shared evenly among the holders.
+    """Client i holds class i mod C and fc-1 other random classes; each is shared evenly among its holders.
 
     Covers everything as soon as N >= C; a class that nobody holds is left out, which is logged.
     """
@@ -166,39 +188,49 @@ def fixed(y: np.ndarray, clients: int, rng: Rng, extra: Extra, *, fc: int) -> Ro
     for k, rows in enumerate(by_class):
         holders = np.flatnonzero(holds[:, k])
         if len(holders):
-            counts[holders, k] = len(rows) // len(holders) + (np.arange(len(holders)) < len(rows) % len(holders))
+            counts[holders, k] = len(rows) // len(holders) + (
+                np.arange(len(holders)) < len(rows) % len(holders)
+            )
     _log_unheld("fixed", counts, by_class)
     return deal(by_class, counts)
 
 
-def mnist_star(y: np.ndarray, clients: int, rng: Rng, extra: Extra, *, mix: tuple[int, ...] = (40, 40, 20)) -> Rows:
+def mnist_star(
+    y: np.ndarray, clients: int, rng: Rng, extra: Extra, *, mix: tuple[int, ...] = (40, 40, 20)
+) -> Rows:
     """Clients by domain: with 100 clients and 40/40/20, clients 0-39 MNIST, 40-79 USPS, 80-99 MNIST-M.
 
-    Every client has the same number of examples, IID inside its domain: the number that the scarcest domain allows
-    (232 for the merged sets and 100 clients). The rest of each domain is left out.
+    Every client has the same number of examples, IID inside its domain: the number that the scarcest domain
+    allows (232 for the merged sets and 100 clients). The rest of each domain is left out.
     """
     domain = _needs("mnist_star", "domain", extra)
     if len(mix) != int(domain.max()) + 1:
-        raise UserError(f"mnist_star: the mix {'/'.join(map(str, mix))} has {len(mix)} shares, "
-                        f"but the dataset has {int(domain.max()) + 1} domains")
+        raise UserError(
+            f"mnist_star: the mix {'/'.join(map(str, mix))} has {len(mix)} shares, "
+            f"but the dataset has {int(domain.max()) + 1} domains"
+        )
     ends = np.rint(np.cumsum(mix) / sum(mix) * clients).astype(int)
     number = np.diff(ends, prepend=0)  # clients per domain
     pools = shuffled_by_class(domain, len(mix), rng)
     width = min(len(pool) // n for pool, n in zip(pools, number, strict=True) if n)
-    return [rows for pool, n in zip(pools, number, strict=True) for rows in pool[: n * width].reshape(n, width)]
+    return [
+        rows for pool, n in zip(pools, number, strict=True) for rows in pool[: n * width].reshape(n, width)
+    ]
 
 
 def omniglot(y: np.ndarray, clients: int, rng: Rng, extra: Extra, *, drop: float = 0.0) -> Rows:
     """Client j holds drawing j of every character (20 clients, 1,623 images each, labels = alphabets).
 
-    drop: the fraction of labels every client loses at random (0.2 is the pre-training scenario); with fewer than 20
-    clients the other drawings are left out.
+    drop: the fraction of labels every client loses at random (0.2 is the pre-training scenario); with fewer
+    than 20 clients the other drawings are left out.
     """
     drawer = _needs("omniglot", "drawer", extra)
     drawers = np.unique(drawer)
     if clients > len(drawers):
-        raise UserError(f"omniglot: there are {len(drawers)} drawings of each character, "
-                        f"so at most {len(drawers)} clients; got {clients}")
+        raise UserError(
+            f"omniglot: there are {len(drawers)} drawings of each character, "
+            f"so at most {len(drawers)} clients; got {clients}"
+        )
     labels = np.unique(y)
     dropped = round(drop * len(labels))
     rows = []
@@ -216,19 +248,25 @@ def _check_classes(name: str, wanted: int, classes: int) -> None:
 def _log_unheld(name: str, counts: np.ndarray, by_class: Rows) -> None:
     unheld = [k for k, rows in enumerate(by_class) if len(rows) and not counts[:, k].any()]
     if unheld:
-        log.warning("%s: no client holds class %s (%d examples left out)", name, ", ".join(map(str, unheld)),
-                    sum(len(by_class[k]) for k in unheld))
+        log.warning(
+            "%s: no client holds class %s (%d examples left out)",
+            name,
+            ", ".join(map(str, unheld[:10])) + (" ..." if len(unheld) > 10 else ""),
+            sum(len(by_class[k]) for k in unheld),
+        )
 
 
 def _needs(name: str, key: str, extra: Extra) -> np.ndarray:
     if key not in extra:
-        raise UserError(f"the partition {name} needs the '{key}' of every example, which only the dataset {name} has")
+        raise UserError(
+            f"the partition {name} needs the '{key}' of every example, which only the dataset {name} has"
+        )
     return np.asarray(extra[key])
 
 
 @dataclasses.dataclass(frozen=True)
 class Partitioner:
-    """A registered partitioner: its function, its options as they are written in a spec string, and one line of help."""
+    """A registered partitioner: its function, its options as written in a spec string, one line of help."""
 
     split: Callable[..., Rows]
     help: str
@@ -240,19 +278,41 @@ class Partitioner:
 PARTITIONS: dict[str, Partitioner] = {
     "iid": Partitioner(iid, "iid: shuffle, equal parts"),
     "dirichlet": Partitioner(
-        dirichlet, "dirichlet:0.1 (alpha; options min, tries): Dirichlet label shares, near-balanced sizes",
-        {"alpha": positive_float, "min": positive_int, "tries": positive_int}, "alpha", ("alpha",)),
-    "shards": Partitioner(shards, "shards:2: sort by label, 2 shards per client (McMahan)",
-                          {"s": positive_int}, "s", ("s",)),
+        dirichlet,
+        "dirichlet:0.1 (alpha; options min, tries): Dirichlet label shares, near-balanced sizes",
+        {"alpha": positive_float, "min": positive_int, "tries": positive_int},
+        "alpha",
+        ("alpha",),
+    ),
+    "shards": Partitioner(
+        shards, "shards:2: sort by label, 2 shards per client (McMahan)", {"s": positive_int}, "s", ("s",)
+    ),
     "pathological": Partitioner(
-        pathological, "pathological:2 (options balance, min): 2 classes per client, groups with equal labels (PFLlib)",
-        {"s": positive_int, "balance": boolean, "min": positive_int}, "s", ("s",)),
-    "fixed": Partitioner(fixed, "fixed:2: class i mod C plus random others, 2 classes per client",
-                         {"fc": positive_int}, "fc", ("fc",)),
-    "mnist_star": Partitioner(mnist_star, "mnist_star:40/40/20: clients by domain, MNIST / USPS / MNIST-M, equal sizes",
-                              {"mix": mix}, "mix"),
-    "omniglot": Partitioner(omniglot, "omniglot (option drop=0.2): client j has drawing j of every character",
-                            {"drop": fraction}, "drop"),
+        pathological,
+        "pathological:2 (options balance, min): 2 classes per client, groups with equal labels (PFLlib)",
+        {"s": positive_int, "balance": boolean, "min": positive_int},
+        "s",
+        ("s",),
+    ),
+    "fixed": Partitioner(
+        fixed,
+        "fixed:2: class i mod C plus random others, 2 classes per client",
+        {"fc": positive_int},
+        "fc",
+        ("fc",),
+    ),
+    "mnist_star": Partitioner(
+        mnist_star,
+        "mnist_star:40/40/20: clients by domain, MNIST / USPS / MNIST-M, equal sizes",
+        {"mix": mix},
+        "mix",
+    ),
+    "omniglot": Partitioner(
+        omniglot,
+        "omniglot (option drop=0.2): client j has drawing j of every character",
+        {"drop": fraction},
+        "drop",
+    ),
 }
 
 
@@ -271,12 +331,15 @@ def parse_partition(spec: str) -> tuple[str, dict[str, Any]]:
     options = parse_options(spec, body, entry.options, entry.positional)
     for key in entry.required:
         if key not in options:
-            raise UserError(f"the partition '{spec}' needs its {key}, e.g. {entry.help.split(' ')[0].rstrip(':')}")
+            raise UserError(
+                f"the partition '{spec}' needs its {key}, e.g. {entry.help.split(' ')[0].rstrip(':')}"
+            )
     return name, options
 
 
-def partition(spec: str, y: np.ndarray, clients: int, rng: Rng | int = 0, extra: Extra | None = None,
-              least: int = 1) -> Rows:
+def partition(
+    spec: str, y: np.ndarray, clients: int, rng: Rng | int = 0, extra: Extra | None = None, least: int = 1
+) -> Rows:
     """Share out the examples with labels `y` among `clients`: one array of positions per client.
 
     `least` is what every client must hold at the end (a client that ends below is an error, in one sentence).
@@ -291,14 +354,18 @@ def partition(spec: str, y: np.ndarray, clients: int, rng: Rng | int = 0, extra:
     if clients < 1:
         raise UserError(f"clients must be at least 1, got {clients}")
     if clients * least > len(y):
-        raise UserError(f"{clients} clients with at least {least} example{'s' * (least > 1)} each are too many "
-                        f"for {len(y)} examples")
+        raise UserError(
+            f"{clients} clients with at least {least} example{'s' * (least > 1)} each are too many "
+            f"for {len(y)} examples"
+        )
     rng = rng if isinstance(rng, np.random.Generator) else np.random.default_rng(rng)
-    if name == "dirichlet" and "min" not in options and len(y) // (2 * clients) < least:
-        options["min"] = least
+    if name == "dirichlet":  # 10, or half the mean client where that is less
+        options["min"] = max(options.get("min", min(10, len(y) // (2 * clients))), least)
     rows = PARTITIONS[name].split(y, clients, rng, extra or {}, **options)
     size = np.array([len(r) for r in rows])
     if size.min() < least:
-        raise UserError(f"{spec} leaves client {size.argmin()} with {size.min()} of the at least {least} examples it "
-                        f"needs; use fewer than {clients} clients or a milder partition")
+        raise UserError(
+            f"{spec} leaves client {size.argmin()} with {size.min()} of the at least {least} examples it "
+            f"needs; use fewer than {clients} clients or a milder partition"
+        )
     return rows

@@ -1,4 +1,5 @@
 """Split protocols (what is held back where) and `federate`, from names to a Federation."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -13,31 +14,48 @@ from fedjax_sim.data.sources import Dataset, load
 from fedjax_sim.errors import UserError, lookup
 
 log = logging.getLogger(__name__)
+TRAIN_ONLY = ("tiny_imagenet",)  # merged protocols use its training folder alone
 NORMS = ("dataset", "pfllib", "none")
 
 
 @dataclasses.dataclass(frozen=True)
 class Protocol:
-    """merge: partition official train + test together (the global test set is then the union of the clients').
+    """merge: official train + test are partitioned together; the global test set is the clients' union.
 
-    fractions: what each client holds back of its examples, at least one example each; the rest is training data.
+    fractions: what each client holds back of its examples, at least one example each; the rest is training
+    data.
     """
 
     help: str
     merge: bool
     fractions: Mapping[str, float]
     server_validation: bool = False
-    augment: Mapping[str, str] = dataclasses.field(default_factory=dict)  # dataset -> augmentation of training batches
+    augment: Mapping[str, str] = dataclasses.field(
+        default_factory=dict
+    )  # dataset -> augmentation of training batches
 
 
 PROTOCOLS: dict[str, Protocol] = {
-    "fedpolicy": Protocol("server validation out of official train, clients 90/10 train/val, official test is global",
-                          merge=False, fractions={"val": 0.10}, server_validation=True),
-    "pfllib": Protocol("official train and test merged, clients 75/25 train/test", merge=True, fractions={"test": 0.25}),
-    "pfedrlla": Protocol("official train and test merged, clients 65/15/20 train/val/test",
-                         merge=True, fractions={"val": 0.15, "test": 0.20}),
-    "qbandit": Protocol("official train partitioned, clients 19:1 train/test, official test is global",
-                        merge=False, fractions={"test": 0.05}, augment={"cifar10": "crop_flip"}),
+    "fedpolicy": Protocol(
+        "server validation out of official train, clients 90/10 train/val, official test is global",
+        merge=False,
+        fractions={"val": 0.10},
+        server_validation=True,
+    ),
+    "pfllib": Protocol(
+        "official train and test merged, clients 75/25 train/test", merge=True, fractions={"test": 0.25}
+    ),
+    "pfedrlla": Protocol(
+        "official train and test merged, clients 65/15/20 train/val/test",
+        merge=True,
+        fractions={"val": 0.15, "test": 0.20},
+    ),
+    "qbandit": Protocol(
+        "official train partitioned, clients 19:1 train/test, official test is global",
+        merge=False,
+        fractions={"test": 0.05},
+        augment={"cifar10": "crop_flip"},
+    ),
 }
 
 
@@ -60,8 +78,10 @@ def stratified(y: np.ndarray, number: int, rng: np.random.Generator) -> np.ndarr
     return np.sort(order[place < np.repeat(quota, counts)])
 
 
-def split_client(rows: np.ndarray, fractions: Mapping[str, float], rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """The rows of ONE client, shuffled and cut: round(fraction n), at least 1, for each name; the rest is "train"."""
+def split_client(
+    rows: np.ndarray, fractions: Mapping[str, float], rng: np.random.Generator
+) -> dict[str, np.ndarray]:
+    """The rows of ONE client, shuffled and cut: round(fraction n), at least 1, each; the rest is train."""
     order = rng.permutation(rows)
     parts, start = {}, 0
     for name, fraction in fractions.items():
@@ -85,12 +105,13 @@ def federate(
     server_val: int | None = None,
     val_fraction: float = 0.1,
 ) -> Federation:
-    """Load, hold back, partition and split: the whole way from names to a `Federation`, deterministic in `data_seed`.
+    """Load, hold back, partition and split: from names to a `Federation`, deterministic in `data_seed`.
 
-    norm: "dataset" (published mean and std, else computed from the clients' training rows), "pfllib" (0.5, 0.5) or
-    "none". server_val: examples of the official training set kept by the server (protocol fedpolicy only), default
-    min(1000, 10 % of them), 0 for none. val_fraction: the clients' validation share under fedpolicy. batch_size: only
-    enters the smallest client of a Dirichlet split under pfllib and pfedrlla, min(batch / held-back share, n / N / 2).
+    norm: "dataset" (published mean and std, else computed from the clients' training rows), "pfllib" (0.5,
+    0.5) or "none". server_val: examples of the official training set kept by the server (protocol fedpolicy
+    only), default min(1000, 10 % of them), 0 for none. val_fraction: the clients' validation share under
+    fedpolicy. batch_size: only enters the smallest client of a Dirichlet or unbalanced pathological split
+    under pfllib and pfedrlla, min(batch / held-back share, n / N / 2).
 
     >>> fed = federate("digits", "dirichlet:0.3", clients=10)
     >>> sorted(fed.rows), fed.num_clients, len(fed.held["val"]), len(fed.held["test"])
@@ -109,13 +130,15 @@ def federate(
     # One random stream per stage: changing the server's set does not reshuffle the clients' own splits.
     held_rng, partition_rng, split_rng = (np.random.default_rng([data_seed, stage]) for stage in range(3))
 
-    pool = np.arange(len(y) if rule.merge else official)
+    pool = np.arange(len(y) if rule.merge and data.name not in TRAIN_ONLY else official)
     validation = np.zeros(0, int)
     if rule.server_validation:
         number = min(1000, official // 10) if server_val is None else server_val
         if not 0 <= number < official:
-            raise UserError(f"server_val={number} does not fit: {data.name} has {official} training examples, "
-                            f"and the clients need some of them")
+            raise UserError(
+                f"server_val={number} does not fit: {data.name} has {official} training examples, "
+                f"and the clients need some of them"
+            )
         validation = pool[stratified(y[pool], number, held_rng)] if number else validation
         pool = np.setdiff1d(pool, validation, assume_unique=True)
 
@@ -123,34 +146,54 @@ def federate(
     if protocol == "fedpolicy":
         fractions["val"] = val_fraction
     spec = _with_pfllib_minimum(partition, rule, batch_size, len(pool), clients)
-    shares = share_out(spec, y[pool], clients, partition_rng, {k: v[pool] for k, v in data.extra.items()},
-                       least=1 + len(fractions))
+    shares = share_out(
+        spec,
+        y[pool],
+        clients,
+        partition_rng,
+        {k: v[pool] for k, v in data.extra.items()},
+        least=1 + len(fractions),
+    )
     splits = [split_client(pool[rows], fractions, split_rng) for rows in shares]
     starved = [i for i, parts in enumerate(splits) if len(parts["train"]) == 0]
     if starved:
-        raise UserError(f"client {starved[0]} has {len(shares[starved[0]])} examples and keeps none for training after "
-                        f"its {protocol} split; use fewer clients")
+        raise UserError(
+            f"client {starved[0]} has {len(shares[starved[0]])} examples and keeps none for training after "
+            f"its {protocol} split; use fewer clients"
+        )
     rows = {name: [parts[name] for parts in splits] for name in splits[0]}
     test = np.concatenate(rows["test"]) if rule.merge else np.arange(official, len(y))
     mean, std = {"dataset": (data.mean, data.std), "pfllib": (0.5, 0.5), "none": (0.0, 1.0)}[norm]
     return Federation.from_arrays(
-        np.concatenate([data.x_train, data.x_test]), y, rows, test=test,
-        server_val=validation if len(validation) else None, classes=data.classes, mean=mean, std=std, name=data.name,
-        augment=rule.augment.get(data.name, ""))
+        np.concatenate([data.x_train, data.x_test]),
+        y,
+        rows,
+        test=test,
+        server_val=validation if len(validation) else None,
+        classes=data.classes,
+        mean=mean,
+        std=std,
+        name=data.name,
+        augment=rule.augment.get(data.name, ""),
+    )
 
 
 def _with_pfllib_minimum(spec: str, rule: Protocol, batch_size: int, total: int, clients: int) -> str:
-    """Under the merged protocols Dirichlet's smallest client is min(B / (1 - train share), n / N / 2) unless given."""
+    """PFLlib's smallest client, min(B / (1 - train share), n / N / 2), for its partitions unless given."""
     name, _, body = spec.partition(":")
-    if name.strip() != "dirichlet" or not rule.merge or "min=" in body.replace(" ", ""):
+    if name.strip() not in ("dirichlet", "pathological") or not rule.merge or "min=" in body.replace(" ", ""):
         return spec
     least = int(min(batch_size / sum(rule.fractions.values()), total / max(clients, 1) / 2))
-    return f"{spec},min={max(least, 1 + len(rule.fractions))}"
+    return f"{spec},min={max(least, 1)}"
 
 
 def _check_official_test(data: Dataset, protocol: str) -> None:
     if len(data.y_test) == 0:
-        raise UserError(f"{data.name} has no official test set, which the protocol {protocol} needs; use pfllib or pfedrlla")
+        raise UserError(
+            f"{data.name} has no official test set, which {protocol} needs; use pfllib or pfedrlla"
+        )
     if not np.isin(data.y_test, data.y_train).any():
-        raise UserError(f"the official test set of {data.name} has no class of its training set, so the protocol "
-                        f"{protocol} cannot be measured; use pfllib or pfedrlla")
+        raise UserError(
+            f"the official test set of {data.name} has no class of its training set, so the protocol "
+            f"{protocol} cannot be measured; use pfllib or pfedrlla"
+        )

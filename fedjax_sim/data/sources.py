@@ -1,96 +1,306 @@
 """Datasets by name: arrays in memory, uint8 NHWC, with an official train and test set."""
+
 from __future__ import annotations
 
 import dataclasses
 import functools
+import os
+import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from fedjax_sim.data import synthetic as synthetic_images
-from fedjax_sim.data.images import resize_bilinear
-from fedjax_sim.data.spec import Converter, image_shape, parse_options, positive_float, positive_int, split_spec
+from fedjax_sim.data.folder import read_named, read_npz
+from fedjax_sim.data.images import resize_bilinear, to_uint8
+from fedjax_sim.data.spec import (
+    Converter,
+    image_shape,
+    parse_options,
+    positive_float,
+    positive_int,
+    split_spec,
+)
 from fedjax_sim.errors import UserError, unknown
+
+Folder = str | os.PathLike[str] | None
 
 
 @dataclasses.dataclass(frozen=True)
 class Dataset:
-    """Images and labels as published. `extra` holds per-example facts over train then test (domain, drawer, ...)."""
+    """Images and labels as published; `extra` has facts of every example, train then test (domain, ...)."""
 
     name: str
     x_train: np.ndarray  # [n, H, W, C] uint8 (or float)
     y_train: np.ndarray  # [n] int32
-    x_test: np.ndarray   # [m, H, W, C]
-    y_test: np.ndarray   # [m] int32
+    x_test: np.ndarray  # [m, H, W, C]
+    y_test: np.ndarray  # [m] int32
     classes: int
-    mean: np.ndarray | None = None  # [C]; None: computed from the clients' training rows
-    std: np.ndarray | None = None   # [C]
+    mean: np.ndarray | None = None  # [C] after scaling; None: computed from the clients' training rows
+    std: np.ndarray | None = None  # [C]
     extra: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)  # name -> [n + m]
-
-
-@functools.lru_cache(maxsize=1)
-def _digits_arrays() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    from sklearn.datasets import load_digits
-
-    data = load_digits()
-    x = resize_bilinear(data.images[..., None] * (255.0 / 16.0), 28, 28)  # 8x8 grey levels 0..16
-    x = np.rint(np.clip(x, 0, 255)).astype(np.uint8)
-    y = data.target.astype(np.int32)
-    order = np.random.default_rng(0).permutation(len(y))
-    rank = np.zeros(len(y), int)  # place of each example inside its class, in random order
-    for k in range(10):
-        members = order[y[order] == k]
-        rank[members] = np.arange(len(members))
-    is_test = rank % 5 == 4
-    for array in (x, y, is_test):
-        array.flags.writeable = False
-    return x, y, is_test
-
-
-def digits() -> Dataset:
-    """scikit-learn's embedded handwritten digits (1,797 real images), 28x28x1, fixed stratified 80/20 split."""
-    x, y, is_test = _digits_arrays()
-    return Dataset("digits", x[~is_test], y[~is_test], x[is_test], y[is_test], 10)
-
-
-def synthetic(**options: Any) -> Dataset:
-    x_train, y_train, x_test, y_test = synthetic_images.generate(**options)
-    return Dataset("synthetic", x_train, y_train, x_test, y_test, options.get("classes", 10))
 
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """A registered dataset: how to load it and one line of help."""
+    """A registered dataset: how to make it from (data_dir, download, **options), and one line of help."""
 
     help: str
     make: Callable[..., Dataset]
     options: Mapping[str, Converter] = dataclasses.field(default_factory=dict)
 
 
-DATASETS: dict[str, Source] = {
-    "digits": Source("scikit-learn's handwritten digits, 28x28x1, 10 classes, 1,442 + 355 images, embedded", digits),
-    "synthetic": Source(
-        "class-conditional images from a seed; synthetic:shape=32x32x3,classes=10,train=50000,test=1000,difficulty=1.0",
-        synthetic,
-        {"shape": image_shape, "classes": positive_int, "train": positive_int, "test": positive_int,
-         "difficulty": positive_float, "seed": int}),
+# ---- without any files ------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=1)
+def _digits_arrays() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    from sklearn.datasets import load_digits  # heavy import, only here
+
+    data = load_digits()
+    x = to_uint8(resize_bilinear(data.images[..., None] * (255.0 / 16.0), 28, 28))  # from 8x8, levels 0..16
+    y = data.target.astype(np.int32)
+    order = np.random.default_rng(0).permutation(len(y))  # fixed: the split is part of the dataset
+    place = np.zeros(len(y), int)  # place of each example inside its class, in random order
+    for k in range(10):
+        members = order[y[order] == k]
+        place[members] = np.arange(len(members))
+    is_test = place % 5 == 4
+    for array in (x, y, is_test):
+        array.flags.writeable = False
+    return x, y, is_test
+
+
+def _digits(data_dir: Folder, download: bool) -> Dataset:
+    x, y, is_test = _digits_arrays()
+    return Dataset("digits", x[~is_test], y[~is_test], x[is_test], y[is_test], 10)
+
+
+def _synthetic(data_dir: Folder, download: bool, **options: Any) -> Dataset:
+    x_train, y_train, x_test, y_test = synthetic_images.generate(**options)
+    return Dataset("synthetic", x_train, y_train, x_test, y_test, options.get("classes", 10))
+
+
+# ---- published datasets ------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Published:
+    """What is known of a published dataset: shape of an image as the models see it, classes, mean and std."""
+
+    shape: tuple[int, int, int]
+    classes: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
+PUBLISHED: dict[str, Published] = {
+    "mnist": Published((28, 28, 1), 10, (0.1307,), (0.3081,)),
+    "fashion_mnist": Published((28, 28, 1), 10, (0.2860,), (0.3530,)),
+    "cifar10": Published((32, 32, 3), 10, (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
+    "cifar100": Published((32, 32, 3), 100, (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
+    "cinic10": Published((32, 32, 3), 10, (0.4789, 0.4723, 0.4305), (0.2421, 0.2383, 0.2587)),
+    "tiny_imagenet": Published((64, 64, 3), 200, (0.4802, 0.4481, 0.3975), (0.2770, 0.2691, 0.2821)),
+    "usps": Published((28, 28, 1), 10, (0.5,), (0.5,)),
+    "mnist_m": Published((28, 28, 3), 10, (0.5,) * 3, (0.5,) * 3),
+    "omniglot": Published((105, 105, 1), 50, (0.0,), (1.0,)),  # ink 1 on paper 0
 }
 
 
-def load(name: str, data_dir: str | None = None, download: bool = False, **options: Any) -> Dataset:
+def _published(name: str, data_dir: Folder, download: bool) -> Dataset:
+    facts = PUBLISHED[name]
+    arrays = read_named(name, data_dir, download)
+    if name == "omniglot":
+        arrays = _omniglot(arrays)
+    elif name == "usps":  # 16x16
+        arrays |= {
+            k: to_uint8(resize_bilinear(_channels_last(arrays[k]), 28, 28)) for k in ("x_train", "x_test")
+        }
+    elif name == "mnist_m":  # MNIST padded by 2 to 32x32: the middle is the digit
+        arrays |= {
+            k: arrays[k][:, 2:-2, 2:-2] for k in ("x_train", "x_test") if arrays[k].shape[1:3] == (32, 32)
+        }
+    data = _from_arrays(name, arrays, facts.classes)
+    if data.x_train.dtype != np.uint8 or data.x_train.shape[1:] != facts.shape:
+        raise UserError(
+            f"{name} should have uint8 images of shape {facts.shape}, but its file has "
+            f"{data.x_train.dtype} images of shape {data.x_train.shape[1:]}"
+        )
+    return dataclasses.replace(data, mean=np.array(facts.mean), std=np.array(facts.std))
+
+
+def _omniglot(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Label = alphabet (50); the character and the drawing's number 0..19 stay as extras."""
+    out: dict[str, np.ndarray] = {}
+    for split in ("train", "test"):
+        if f"alphabet_{split}" not in arrays:
+            raise UserError(
+                f"omniglot needs the array alphabet_{split} beside its images: "
+                f"the label of a drawing is its alphabet"
+            )
+        x, character = arrays[f"x_{split}"], arrays[f"y_{split}"].astype(np.int32)
+        if x.ndim == 4:  # tensorflow-datasets: black ink on white, three equal channels
+            x = (x[..., 0] < 128).astype(np.uint8)
+        if x.max(initial=0) <= 1:
+            x = x * np.uint8(255)
+        drawer = arrays.get(f"drawer_{split}")
+        if drawer is None:  # drawers are not linked across alphabets: any order of the 20 drawings will do
+            drawer = _place_in_group(character)
+        else:
+            drawer = drawer.astype(np.int32) - int(drawer.min(initial=1))
+        out |= {
+            f"x_{split}": x,
+            f"y_{split}": arrays[f"alphabet_{split}"],
+            f"drawer_{split}": drawer,
+            f"character_{split}": character,
+        }
+    return out
+
+
+def _place_in_group(group: np.ndarray) -> np.ndarray:
+    """How many earlier entries are equal to each entry: [5, 7, 5] -> [0, 0, 1]."""
+    order = np.argsort(group, kind="stable")
+    _, start, count = np.unique(group[order], return_index=True, return_counts=True)
+    place = np.empty(len(group), np.int32)
+    place[order] = np.arange(len(group)) - np.repeat(start, count)
+    return place
+
+
+def _mnist_star(data_dir: Folder, download: bool) -> Dataset:
+    """MNIST (domain 0), USPS (1) and MNIST-M (2) together, all 28x28x3."""
+    domains = [_published(name, data_dir, download) for name in ("mnist", "usps", "mnist_m")]
+
+    def joined(field: str) -> np.ndarray:
+        parts = [getattr(d, field) for d in domains]
+        if field.startswith("x"):
+            parts = [np.broadcast_to(p, (*p.shape[:3], 3)) for p in parts]
+        return np.concatenate(parts)
+
+    domain = [
+        np.repeat(np.arange(3, dtype=np.int32), [len(getattr(d, f"y_{split}")) for d in domains])
+        for split in ("train", "test")
+    ]
+    return Dataset(
+        "mnist_star",
+        joined("x_train"),
+        joined("y_train"),
+        joined("x_test"),
+        joined("y_test"),
+        10,
+        np.full(3, 0.5),
+        np.full(3, 0.5),
+        {"domain": np.concatenate(domain)},
+    )
+
+
+def _channels_last(x: np.ndarray) -> np.ndarray:
+    return x[..., None] if x.ndim == 3 else x
+
+
+def _from_arrays(name: str, arrays: Mapping[str, np.ndarray], classes: int | None = None) -> Dataset:
+    """Checked arrays as a Dataset; other pairs KEY_train, KEY_test with one entry per example are extras."""
+    length = {}
+    for split in ("train", "test"):
+        x, y = arrays[f"x_{split}"], arrays[f"y_{split}"]
+        if x.ndim not in (3, 4) or len(x) != len(y) or y.ndim != 1 or not np.issubdtype(y.dtype, np.integer):
+            raise UserError(
+                f"{name}: x_{split} {x.dtype}{list(x.shape)} and y_{split} {y.dtype}{list(y.shape)} are "
+                f"not images [n, H, W] or [n, H, W, C] with integer labels [n]"
+            )
+        length[split] = len(y)
+    x_train, x_test = (_channels_last(arrays[f"x_{split}"]) for split in ("train", "test"))
+    if x_train.shape[1:] != x_test.shape[1:] or x_train.dtype != x_test.dtype:
+        raise UserError(
+            f"{name}: training images {x_train.dtype}{list(x_train.shape[1:])} and test images "
+            f"{x_test.dtype}{list(x_test.shape[1:])} differ"
+        )
+    labels = np.concatenate([arrays["y_train"], arrays["y_test"]]).astype(np.int64)
+    top = int(labels.max(initial=-1))
+    if labels.min(initial=0) < 0 or (classes is not None and top >= classes) or top > 100_000:
+        raise UserError(
+            f"{name}: labels go from {labels.min()} to {top}, but should go from 0 to "
+            f"{'the number of classes' if classes is None else classes} - 1"
+        )
+    keys = {k.removesuffix("_train") for k in arrays if k.endswith("_train")} - {"x", "y"}
+    extra: dict[str, np.ndarray] = {}
+    for key in sorted(keys):
+        pair = [arrays.get(f"{key}_{split}") for split in ("train", "test")]
+        if all(p is not None and p.shape == (n,) for p, n in zip(pair, length.values(), strict=True)):
+            extra[key] = np.concatenate(pair)  # type: ignore[arg-type]
+    return Dataset(
+        name,
+        x_train,
+        arrays["y_train"].astype(np.int32),
+        x_test,
+        arrays["y_test"].astype(np.int32),
+        top + 1 if classes is None else classes,
+        extra=extra,
+    )
+
+
+def _named(name: str, help: str) -> Source:
+    return Source(help, functools.partial(_published, name))
+
+
+DATASETS: dict[str, Source] = {
+    "digits": Source(
+        "scikit-learn's handwritten digits, 28x28x1, 10 classes, 1,442 + 355 images, embedded", _digits
+    ),
+    "synthetic": Source(
+        "class-conditional: synthetic:shape=32x32x3,classes=10,train=50000,test=1000,difficulty=1.0,seed=0",
+        _synthetic,
+        {
+            "shape": image_shape,
+            "classes": positive_int,
+            "train": positive_int,
+            "test": positive_int,
+            "difficulty": positive_float,
+            "seed": int,
+        },
+    ),
+    "mnist": _named("mnist", "handwritten digits, 28x28x1, 10 classes, 60,000 + 10,000"),
+    "fashion_mnist": _named("fashion_mnist", "clothes, 28x28x1, 10 classes, 60,000 + 10,000"),
+    "cifar10": _named("cifar10", "photographs, 32x32x3, 10 classes, 50,000 + 10,000"),
+    "cifar100": _named("cifar100", "photographs, 32x32x3, 100 classes, 50,000 + 10,000"),
+    "cinic10": _named("cinic10", "photographs, 32x32x3, 10 classes, 90,000 + 90,000"),
+    "tiny_imagenet": _named("tiny_imagenet", "photographs, 64x64x3, 200 classes, 100,000 + 10,000"),
+    "usps": _named("usps", "handwritten digits, 16x16 resized to 28x28x1, 10 classes, 7,291 + 2,007"),
+    "mnist_m": _named("mnist_m", "MNIST over photographs, 28x28x3, 10 classes, about 59,000 + 9,000"),
+    "omniglot": _named("omniglot", "drawn characters, 105x105x1, 50 alphabets, 19,280 + 13,180, 20 drawers"),
+    "mnist_star": Source("MNIST + USPS + MNIST-M, all 28x28x3, 10 classes, three domains", _mnist_star),
+}
+
+
+def load(
+    name: str | os.PathLike[str], data_dir: Folder = None, download: bool = False, **options: Any
+) -> Dataset:
     """A dataset by name, by spec string (`synthetic:classes=5`), or by the path of a `.npz` file.
+
+    data_dir: where the published datasets are (`NAME.npz`, or the idx files in a subfolder), else the
+    environment variable FEDJAX_SIM_DATA. download: allow tensorflow-datasets to fetch it. A `.npz` has
+    x_train, y_train, x_test, y_test; other pairs like domain_train, domain_test become `extra["domain"]`.
 
     >>> data = load("digits")
     >>> data.x_train.shape, data.x_test.shape, data.classes
     ((1442, 28, 28, 1), (355, 28, 28, 1), 10)
+    >>> load("synthetic:shape=8x8x3,classes=3,train=30,test=6").x_train.shape
+    (30, 8, 8, 3)
     """
-    base, body = split_spec(name)
+    text = os.fspath(name)
+    if text.endswith(".npz"):
+        if options:
+            raise UserError(f"the dataset '{text}' has no option '{next(iter(options))}'; allowed: none")
+        path = pathlib.Path(text).expanduser()
+        return _from_arrays(path.stem, read_npz(path))
+    base, body = split_spec(text)
     if base not in DATASETS:
-        raise unknown("dataset", name, DATASETS)
+        raise unknown("dataset", text, [*DATASETS, "the path of a .npz file"])
     source = DATASETS[base]
-    written = parse_options(name, body, source.options, None)
+    written = parse_options(text, body, source.options, None)
     for key in options:
         if key not in source.options:
-            raise UserError(f"the dataset {base} has no option '{key}'; allowed: {', '.join(source.options) or 'none'}")
-    return source.make(**{**written, **options})
+            raise UserError(
+                f"the dataset {base} has no option '{key}'; allowed: {', '.join(source.options) or 'none'}"
+            )
+    return source.make(data_dir, download, **{**written, **options})

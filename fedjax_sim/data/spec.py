@@ -1,4 +1,5 @@
-"""Spec strings: `name`, `name:value`, `name:key=value,key=value` — how partitions and datasets are written."""
+"""Spec strings: `name`, `name:value`, `name:key=value,key=value` for partitions and datasets."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
@@ -19,7 +20,9 @@ def split_spec(text: str) -> tuple[str, str]:
     return name.strip(), rest.strip()
 
 
-def parse_options(text: str, body: str, allowed: Mapping[str, Converter], positional: str | None) -> dict[str, Any]:
+def parse_options(
+    text: str, body: str, allowed: Mapping[str, Converter], positional: str | None
+) -> dict[str, Any]:
     """The options in `body`, converted; a first item without `=` is the option named `positional`.
 
     >>> parse_options("shards:2", "2", {"s": int}, "s")
@@ -30,7 +33,9 @@ def parse_options(text: str, body: str, allowed: Mapping[str, Converter], positi
         key, equals, value = item.partition("=")
         if not equals:
             if position > 0 or positional is None:
-                raise UserError(f"'{item}' in '{text}' is not key=value; allowed keys: {', '.join(allowed) or 'none'}")
+                raise UserError(
+                    f"'{item}' in '{text}' is not key=value; allowed keys: {', '.join(allowed) or 'none'}"
+                )
             key, value = positional, item
         key = key.strip()
         if key not in allowed:
