@@ -1,0 +1,151 @@
+"""Soft actor-critic for discrete actions."""
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import distrax
+import jax
+import jax.numpy as jnp
+
+from agents import losses, nets, schedule
+from agents.replay import Replay
+from agents.types import (
+    Agent,
+    Array,
+    Info,
+    Transition,
+    as_numbers,
+    check_range,
+    check_sizes,
+    clean_transitions,
+    finite,
+    usable_actions,
+)
+
+LOG_ALPHA_BOUNDS = (-10.0, 5.0)   # a policy that cannot reach its entropy target must not drive α to infinity
+
+
+class Learner(NamedTuple):
+    policy: Any            # S → A logits
+    critics: Any           # two networks S → A, stacked on axis 0
+    targets: Any           # their slowly following copies
+    log_alpha: Array       # []
+    policy_optimiser: Any
+    critic_optimiser: Any
+    alpha_optimiser: Any
+
+
+class SACState(NamedTuple):
+    learner: Learner
+    replay: Replay
+    statistics: nets.Statistics | None
+    rounds: Array          # [] int32, calls of update
+
+
+def sac(observation_size: int, num_actions: int, *, hidden: tuple[int, ...] = (64,), capacity: int = 10_000,
+        batch: int = 64, gradient_steps: int = 10, lr: Any = 0.05, alpha_lr: Any = None,
+        max_grad_norm: Any = 1.0, gamma: Any = 0.99, tau: Any = 0.005, alpha: Any = 0.1,
+        entropy_ratio: Any = 0.5, normalise: bool = False, dtype: Any = jnp.float32) -> Agent:
+    """Maximum-entropy actor-critic; with discrete actions every expectation is an exact sum.
+
+        V̄(S') = Σ_a π(a|S') [min_i Q̄_i(S',a) − α log π(a|S')]       y = r + γ (1 − done) V̄(S')
+        L_Q = Σ_i mean (Q_i(S,a) − y)²                              Q̄ ← (1 − τ) Q̄ + τ Q
+        L_π = mean Σ_a π(a|S) [α log π(a|S) − min_i Q_i(S,a)]
+        L_α = mean α (H(π(·|S)) − H̄),  H̄ = entropy_ratio · log A    (A: the available actions)
+
+    Once `batch` transitions are stored, every round takes `gradient_steps` steps. Actions are sampled from π.
+    Static: hidden, capacity, batch, gradient_steps, normalise, dtype. All other options may be traced.
+
+    >>> agent = sac(observation_size=2, num_actions=3)
+    >>> state = agent.init(jax.random.key(0))
+    >>> action, info = agent.act(state, jnp.zeros(2), jax.random.key(1))
+    >>> info.policy.shape
+    (3,)
+    """
+    check_sizes(observation_size=observation_size, num_actions=num_actions, hidden=hidden, capacity=capacity,
+                batch=batch, gradient_steps=gradient_steps)
+    if batch > capacity:
+        raise ValueError(f"batch {batch} can never be reached by a replay of capacity {capacity}")
+    check_range(0, 1, gamma=gamma, tau=tau, entropy_ratio=entropy_ratio)
+    check_range(1e-12, 1e6, alpha=alpha, lr=lr, max_grad_norm=max_grad_norm)
+    alpha_lr = lr if alpha_lr is None else alpha_lr
+    gamma, tau, alpha, entropy_ratio = as_numbers(dtype, gamma, tau, alpha, entropy_ratio)
+    init_net, apply = nets.mlp(hidden, num_actions, dtype)
+    optimiser = nets.adam(lr, max_grad_norm, dtype)
+    alpha_optimiser = nets.adam(alpha_lr, max_grad_norm, dtype)
+    apply_twins = jax.vmap(apply, in_axes=(0, None))     # (params, [..., S]) -> [2, ..., A]
+
+    def init(key: Array) -> SACState:
+        policy_key, critic_key = jax.random.split(key)
+        example = jnp.zeros(observation_size, dtype)
+        policy = init_net(policy_key, example)
+        critics = jax.vmap(init_net, in_axes=(0, None))(jax.random.split(critic_key), example)
+        log_alpha = jnp.log(alpha)
+        learner = Learner(policy, critics, jax.tree.map(jnp.copy, critics), log_alpha, optimiser.init(policy),
+                          optimiser.init(critics), alpha_optimiser.init(log_alpha))
+        return SACState(learner, schedule.empty_experience(observation_size, num_actions, capacity, dtype),
+                        nets.no_statistics(observation_size, dtype) if normalise else None,
+                        jnp.zeros((), jnp.int32))
+
+    def act(state: SACState, observation: Array, key: Array,
+            available: Array | None = None) -> tuple[Array, Info]:
+        usable = usable_actions(available, num_actions)
+        observation = schedule.see(state.statistics, observation, observation_size, dtype)
+        logits = nets.mask_logits(apply(state.learner.policy, observation), usable)
+        policy = distrax.Categorical(logits=logits)
+        action, log_probability = policy.sample_and_log_prob(seed=key)
+        q = apply_twins(state.learner.critics, observation).min(0)
+        value = losses.soft_value(logits, q, jnp.exp(state.learner.log_alpha))
+        return action, Info(log_probability, value, policy.probs, usable)
+
+    def step(learner: Learner, rows: schedule.Experience) -> tuple[Learner, dict[str, Array]]:
+        everywhere = jnp.ones(num_actions, bool)    # what S' will allow is not known
+        alpha_now = jnp.exp(learner.log_alpha)
+        next_logits = nets.mask_logits(apply(learner.policy, rows.next_observation), everywhere)
+        next_q = apply_twins(learner.targets, rows.next_observation).min(0)                    # [batch, A]
+        next_value = jax.vmap(losses.soft_value, (0, 0, None))(next_logits, next_q, alpha_now)
+        target = jax.vmap(losses.td_target, (0, 0, 0, None))(rows.reward, rows.done, next_value, gamma)
+
+        def critic_loss(critics: Any) -> Array:
+            q = apply_twins(critics, rows.observation)                                     # [2, batch, A]
+            taken = jnp.take_along_axis(q, rows.action[None, :, None], -1)[..., 0]
+            return ((taken - target)**2).mean(-1).sum()
+
+        critic_value, gradient = jax.value_and_grad(critic_loss)(learner.critics)
+        critics, critic_optimiser = nets.descend(optimiser, learner.critics, gradient,
+                                                 learner.critic_optimiser)
+        q = apply_twins(critics, rows.observation).min(0)
+
+        def policy_loss(policy: Any) -> tuple[Array, Array]:
+            logits = nets.mask_logits(apply(policy, rows.observation), rows.available)
+            each = jax.vmap(losses.soft_policy_loss, (0, 0, None))(logits, q, alpha_now)
+            return each.mean(), distrax.Categorical(logits=logits).entropy()
+
+        (policy_value, entropy), gradient = jax.value_and_grad(policy_loss, has_aux=True)(learner.policy)
+        policy, policy_optimiser = nets.descend(optimiser, learner.policy, gradient,
+                                                learner.policy_optimiser)
+        wanted = entropy_ratio * jnp.log(rows.available.sum(-1).astype(dtype))           # [batch]
+
+        def alpha_loss(log_alpha: Array) -> Array:
+            return jax.vmap(losses.temperature_loss, (None, 0, 0))(log_alpha, entropy, wanted).mean()
+
+        alpha_value, gradient = jax.value_and_grad(alpha_loss)(learner.log_alpha)
+        log_alpha, alpha_state = nets.descend(alpha_optimiser, learner.log_alpha, gradient,
+                                              learner.alpha_optimiser)
+        learner = Learner(policy, critics, nets.polyak(learner.targets, critics, tau),
+                          jnp.clip(log_alpha, *LOG_ALPHA_BOUNDS), policy_optimiser, critic_optimiser,
+                          alpha_state)
+        return learner, {"critic": critic_value, "policy": policy_value, "temperature": alpha_value,
+                         "entropy": entropy.mean()}
+
+    def update(state: SACState, transitions: Transition, key: Array) -> tuple[SACState, dict[str, Array]]:
+        clean = clean_transitions(transitions, observation_size, num_actions, dtype)
+        statistics = schedule.watch(state.statistics, clean)
+        replay = schedule.remember(state.replay, clean)
+        rows = schedule.recall(replay, statistics, key, (gradient_steps, batch))
+        ready = clean.mask.any() & (replay.size >= batch)
+        learner, values = schedule.many_steps_when(ready, step, state.learner, rows)
+        values = {**values, "alpha": jnp.exp(learner.log_alpha)}
+        return SACState(learner, replay, statistics, state.rounds + 1), finite(values)
+
+    return Agent("sac", init, act, update)

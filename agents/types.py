@@ -1,0 +1,157 @@
+"""The nouns: `Agent`, `Transition`, `Info`; and the checks every agent applies to what it is given."""
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import chex
+import jax
+import jax.numpy as jnp
+
+Array = jax.Array
+
+
+class Info(NamedTuple):
+    """What `act` returns beside the action of ONE observation; stacked to [B, ...] inside a `Transition`."""
+    log_probability: Array   # []   log π(a|s) of the action taken (0 for continuous actions)
+    value: Array             # []   the agent's estimate for this observation (V, max Q, or Q(s, μ(s)))
+    policy: Array            # [A]  action probabilities; the noise-free action if actions are continuous
+    available: Array         # [A]  bool, the actions that could be chosen
+
+
+class Transition(NamedTuple):
+    """A batch of transitions: every leaf has a leading axis [B]."""
+    observation: Array        # [B, S]
+    action: Array             # [B] int32 (discrete) or [B, A] float (continuous)
+    reward: Array             # [B]
+    next_observation: Array   # [B, S]
+    done: Array               # [B] bool or float; 1 = nothing follows, so nothing is bootstrapped
+    mask: Array               # [B] bool; False = this row (a dropped client) teaches nothing
+    info: Any = None          # Info with leaves [B, ...]; None = every action was available
+
+
+class Agent(NamedTuple):
+    """A learning policy as three pure functions; everything that changes is in its state (a typed pytree).
+
+    init:   key -> state
+    act:    (state, observation [S], key, available=None) -> (action, Info), for ONE observation: vmap it.
+            `available` [A] bool forbids actions. Forbidding all of them forbids none.
+    update: (state, Transition, key) -> (state, losses), the work of one whole round. `losses` always has the
+            same keys and is always finite. Rows that are masked, not finite, or carry an impossible action
+            are ignored; if no row is left, nothing changes but the round counter (and ε, which follows it).
+            A wrong shape raises an AssertionError when the function is traced.
+    """
+    name: str
+    init: Callable[[Array], Any]
+    act: Callable[..., tuple[Array, Info]]
+    update: Callable[[Any, Transition, Array], tuple[Any, dict[str, Array]]]
+
+
+def check_sizes(**sizes: Any) -> None:
+    """Static sizes must be positive whole numbers (or tuples of them)."""
+    for name, value in sizes.items():
+        for size in value if isinstance(value, (tuple, list)) else (value,):
+            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+                raise ValueError(f"{name} must be a positive whole number, or a tuple of them, got {value!r}")
+
+
+def check_range(low: float, high: float, **values: Any) -> None:
+    """Hyper-parameters given as plain numbers must lie in [low, high]; traced ones cannot be looked at."""
+    for name, value in values.items():
+        if isinstance(value, (int, float)) and not low <= value <= high:   # also refuses NaN
+            raise ValueError(f"{name} must lie between {low} and {high}, got {value!r}")
+
+
+def as_numbers(dtype: Any, *values: Any) -> tuple[Array, ...]:
+    """Vmappable hyper-parameters in the agent's dtype, so that the state never changes its dtype."""
+    if jax.dtypes.canonicalize_dtype(dtype) != jnp.dtype(dtype):
+        raise ValueError(f"dtype {jnp.dtype(dtype).name} needs jax_enable_x64")
+    return tuple(jnp.asarray(value, dtype) for value in values)
+
+
+def usable_actions(available: Array | None, num_actions: int) -> Array:
+    """The availability mask [A] of ONE observation; None or an all-False mask means every action."""
+    if available is None:
+        return jnp.ones(num_actions, bool)
+    available = jnp.asarray(available, bool)
+    chex.assert_shape(available, (num_actions,))
+    return available | ~available.any()
+
+
+def clean_observation(observation: Array, size: int, dtype: Any) -> Array:
+    """ONE observation [S] in the agent's dtype; entries that are not finite become 0."""
+    observation = jnp.asarray(observation, dtype)
+    chex.assert_shape(observation, (size,))
+    return jnp.where(jnp.isfinite(observation), observation, 0)
+
+
+def clean_transitions(batch: Transition, size: int, num_actions: int, dtype: Any, *,
+                      continuous: bool = False) -> Transition:
+    """Checks shapes, casts, and zeroes every row that must not teach anything (its `mask` becomes False).
+
+    A row is dropped if it is masked, if its observations, reward, done flag or action are not finite, or if
+    its discrete action is not in 0..A-1. The info of the result is always a full `Info`.
+    """
+    rows = batch.reward.shape[0] if jnp.ndim(batch.reward) == 1 else None
+    chex.assert_shape((batch.observation, batch.next_observation), (rows, size))
+    chex.assert_shape((batch.reward, batch.done, batch.mask), (rows,))
+    chex.assert_shape(batch.action, (rows, num_actions) if continuous else (rows,))
+    action = jnp.asarray(batch.action, dtype if continuous else jnp.int32)
+    valid = jnp.asarray(batch.mask, bool)
+    if continuous:
+        valid &= jnp.isfinite(action).all(-1)
+    else:
+        valid &= (action >= 0) & (action < num_actions)
+    observation = jnp.asarray(batch.observation, dtype)
+    next_observation = jnp.asarray(batch.next_observation, dtype)
+    reward, done = jnp.asarray(batch.reward, dtype), jnp.asarray(batch.done, dtype)
+    valid &= jnp.isfinite(observation).all(-1) & jnp.isfinite(next_observation).all(-1)
+    valid &= jnp.isfinite(reward) & jnp.isfinite(done)
+
+    def keep(x: Array) -> Array:
+        return jnp.where(valid.reshape(valid.shape + (1,) * (x.ndim - 1)), x, jnp.zeros((), x.dtype))
+
+    if batch.info is None:
+        zeros = jnp.zeros(rows, dtype)
+        info = Info(zeros, zeros, jnp.zeros((rows, num_actions), dtype), jnp.ones((rows, num_actions), bool))
+    else:
+        info = batch.info
+        chex.assert_shape((info.policy, info.available), (rows, num_actions))
+        chex.assert_shape((info.log_probability, info.value), (rows,))
+        valid &= jnp.isfinite(info.log_probability)
+        info = Info(keep(jnp.asarray(info.log_probability, dtype)), keep(jnp.asarray(info.value, dtype)),
+                    keep(jnp.asarray(info.policy, dtype)),
+                    jax.vmap(lambda a: usable_actions(a, num_actions))(jnp.asarray(info.available, bool)))
+    return Transition(keep(observation), keep(action), keep(reward), keep(next_observation), keep(done),
+                      valid, info)
+
+
+def finite(losses: dict[str, Array]) -> dict[str, Array]:
+    """Replaces a loss that overflowed by 0, so that a log never carries a NaN."""
+    return {name: jnp.where(jnp.isfinite(loss), loss, jnp.zeros_like(loss)) for name, loss in losses.items()}
+
+
+def join_action(parts: Sequence[Array], sizes: Sequence[int]) -> Array:
+    """The flat index of a joint discrete action; the last part varies fastest.
+
+    >>> int(join_action((1, 4), sizes=(6, 6)))
+    10
+    """
+    index = jnp.zeros((), jnp.int32)
+    for part, size in zip(parts, sizes, strict=True):
+        index = index * size + jnp.asarray(part, jnp.int32)
+    return index
+
+
+def split_action(index: Array, sizes: Sequence[int]) -> tuple[Array, ...]:
+    """The parts of a joint discrete action, the inverse of `join_action`.
+
+    >>> [int(part) for part in split_action(10, sizes=(6, 6))]
+    [1, 4]
+    """
+    parts = []
+    index = jnp.asarray(index, jnp.int32)
+    for size in reversed(sizes):
+        parts.append(index % size)
+        index = index // size
+    return tuple(reversed(parts))
