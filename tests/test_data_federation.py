@@ -1,0 +1,144 @@
+"""The Federation record: row tables, histograms, leaks, pytree behaviour, own arrays, the figure."""
+
+import dataclasses
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_sim.data import Federation, bubble_plot, federate
+from fedjax_sim.data.federation import channel_moments
+from fedjax_sim.errors import UserError
+
+
+def arrays(n=40, classes=4, channels=3):
+    rng = np.random.default_rng(0)
+    return rng.integers(0, 256, (n, 5, 6, channels), dtype=np.uint8), rng.integers(0, classes, n)
+
+
+TRAIN = [[0, 1, 2, 3, 4], [10, 11], [20, 21, 22]]
+ALL_TRAIN = [0, 1, 2, 3, 4, 10, 11, 20, 21, 22]
+
+
+def test_from_arrays_tables():
+    x, y = arrays()
+    fed = Federation.from_arrays(
+        x, y, {"train": TRAIN, "val": [[5], [], [23, 24]]}, test=[30], server_val=[39]
+    )
+    assert fed.num_clients == 3 and fed.shape == (5, 6, 3) and set(fed.rows) == {"train", "val"}
+    assert fed.rows["train"].tolist() == [[0, 1, 2, 3, 4], [10, 11, 0, 0, 0], [20, 21, 22, 0, 0]]
+    assert {a.dtype for a in (fed.rows["train"], fed.size["train"], fed.held["test"], fed.y)} == {
+        np.dtype(np.int32)
+    }
+    assert fed.size["val"].tolist() == [1, 0, 2] and fed.held["val"].tolist() == [39]
+    assert fed.x.dtype == np.uint8 and fed.scale == 1 / 255
+    train = x[ALL_TRAIN] / 255.0
+    np.testing.assert_allclose(fed.mean, train.mean((0, 1, 2)), rtol=1e-12)
+    np.testing.assert_allclose(fed.std, train.std((0, 1, 2)), rtol=1e-12)
+
+
+def test_label_counts_against_bincount():
+    x, y = arrays()
+    fed = Federation.from_arrays(x, y, {"train": TRAIN}, test=[30])
+    expected = [np.bincount(y[rows], minlength=4) for rows in TRAIN]
+    np.testing.assert_array_equal(fed.label_counts(), expected)
+    big = federate("digits", "dirichlet:0.1", clients=30)
+    for split in ("train", "val"):
+        for i, counts in enumerate(big.label_counts(split)):
+            np.testing.assert_array_equal(counts, np.bincount(big.y[big.client_rows(i, split)], minlength=10))
+
+
+def test_float_images_and_appended_test_set():
+    x, y = arrays()
+    x = (x / 255.0).astype(np.float32)[..., 0]  # [D, H, W] gets a channel axis
+    fed = Federation.from_arrays(x, y, {"train": TRAIN}, test=(x[:7], y[:7]))
+    assert fed.shape == (5, 6, 1) and fed.scale == 1.0 and fed.x.dtype == np.float32
+    assert fed.held["test"].tolist() == list(range(40, 47))
+    np.testing.assert_array_equal(fed.x[40:, ..., 0], x[:7])
+    np.testing.assert_allclose(fed.mean, [x[ALL_TRAIN].mean(dtype=np.float64)], rtol=1e-12)
+
+
+def test_global_test_set_is_the_union_of_the_clients():
+    x, y = arrays()
+    fed = Federation.from_arrays(x, y, {"train": TRAIN, "test": [[6], [12, 13], [25]]})
+    assert sorted(fed.held["test"].tolist()) == [6, 12, 13, 25]
+
+
+def test_is_a_pytree_argument():
+    x, y = arrays()
+    fed = Federation.from_arrays(x, y, {"train": TRAIN}, test=[30], name="mine", augment="crop_flip")
+    traces = []
+
+    @jax.jit
+    def first_batch_mean(f):
+        traces.append(f.classes)
+        batch = (f.x[f.rows["train"][:, 0]] * f.scale - f.mean) / f.std
+        return batch.mean(), f.num_clients
+
+    fed = jax.device_put(fed)
+    expected = ((x[[0, 10, 20]] / 255.0 - np.asarray(fed.mean)) / np.asarray(fed.std)).mean()
+    np.testing.assert_allclose(first_batch_mean(fed)[0], expected, rtol=1e-4, atol=1e-6)
+    first_batch_mean(dataclasses.replace(fed, y=jnp.flip(fed.y)))  # same static fields: no new trace
+    assert traces == [4]
+    assert (fed.name, fed.augment) == ("mine", "crop_flip")
+    np.testing.assert_array_equal(fed.label_counts(), Federation.label_counts(jax.device_get(fed)))
+
+
+def test_moments_of_a_constant_channel():
+    mean, std = channel_moments(np.full((2, 3, 3, 1), 51, np.uint8), 1 / 255)
+    np.testing.assert_allclose(mean, [0.2])
+    assert std.tolist() == [1.0]
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        ({"rows": {"train": [[0, 30]]}}, "row 30 is both a test row and a training row"),
+        ({"rows": {"train": [[0]], "val": [[31]]}}, "validation row"),
+        ({"rows": {"train": [[0]], "test": [[5]]}, "server_val": [5]}, "server validation row"),
+        ({"rows": {"train": [[0], []]}}, "client 1 has none"),
+        ({"rows": {"train": []}}, "at least 1 client"),
+        ({"rows": {"val": [[0]]}}, "'train'"),
+        ({"rows": {"train": [[0]], "tset": [[1]]}}, "tset"),
+        ({"rows": {"train": [[0], [1]], "val": [[2]]}}, "lists 1 clients"),
+        ({"rows": {"train": [[99]]}}, "row 99"),
+        ({"rows": {"train": [[-1]]}}, "row -1"),
+        ({"rows": {"train": [[0.5]]}}, "row numbers"),
+        ({"test": None}, "needs a test set"),
+        ({"classes": 2}, "labels go up to"),
+        ({"std": 0.0}, "positive"),
+        ({"mean": [0.1, 0.2]}, "3 numbers"),
+        ({"y": np.zeros(3, int)}, "40 examples but y has 3"),
+        ({"y": np.zeros(40)}, "integer labels"),
+        ({"x": np.zeros((40, 7))}, r"\[D, H, W\]"),
+        ({"x": np.zeros((40, 7, 7), np.int64)}, "uint8 or floating"),
+    ],
+)
+def test_bad_arrays(change, words):
+    x, y = arrays()
+    given = {"x": x, "y": y, "rows": {"train": TRAIN}, "test": [30, 31]} | change
+    with pytest.raises(UserError, match=words):
+        Federation.from_arrays(**given)
+
+
+def test_describe_is_compact():
+    text = federate("digits", "dirichlet:0.3", clients=60).describe()
+    assert "60 clients" in text and "... 50 more clients" in text and len(text.splitlines()) < 20
+
+
+def test_bubble_plot(tmp_path):
+    path = tmp_path / "labels.png"
+    bubble_plot(federate("digits", "fixed:2", clients=10), path)
+    assert path.read_bytes()[:4] == b"\x89PNG"
+
+
+def test_import_is_light():
+    code = (
+        "import sys, fedjax_sim.data, fedjax_sim.data.sources, fedjax_sim.data.partition\n"
+        "print([m for m in ('jax', 'sklearn', 'tensorflow_datasets', 'matplotlib') if m in sys.modules])"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "[]"

@@ -1,0 +1,336 @@
+"""Sources: digits, synthetic, npz, idx, prepared tensorflow-datasets, and what missing data says."""
+
+import gzip
+import io
+import os
+import sys
+
+import numpy as np
+import pytest
+
+from fedjax_sim.data import DATASETS, federate, load
+from fedjax_sim.data import folder as folder_module
+from fedjax_sim.data.images import resize_bilinear
+from fedjax_sim.errors import UserError
+
+
+@pytest.fixture(autouse=True)
+def no_outside_data(monkeypatch, tmp_path):
+    """No data folder, no Debian package, no prepared datasets: what a test needs, it writes."""
+    monkeypatch.delenv("FEDJAX_SIM_DATA", raising=False)
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "nothing"))
+    monkeypatch.setattr(folder_module, "DEBIAN_FOLDERS", {"fashion_mnist": str(tmp_path / "debian")})
+
+
+def images(n, *shape, seed=0):
+    return np.random.default_rng(seed).integers(0, 256, (n, *shape), dtype=np.uint8)
+
+
+def save(path, x_shape, classes=10, train=30, test=10, **more):
+    arrays = {
+        "x_train": images(train, *x_shape),
+        "y_train": np.arange(train) % classes,
+        "x_test": images(test, *x_shape, seed=1),
+        "y_test": np.arange(test) % classes,
+    }
+    np.savez(path, **{k: v.astype(np.uint8) if k[0] == "y" else v for k, v in arrays.items()}, **more)
+    return arrays
+
+
+def write_idx(path, array):
+    header = bytes([0, 0, 8, array.ndim]) + b"".join(int(n).to_bytes(4, "big") for n in array.shape)
+    path.write_bytes(gzip.compress(header + array.tobytes()))
+
+
+def save_idx(folder):
+    folder.mkdir(parents=True)
+    x, y = images(12, 28, 28), (np.arange(12) % 10).astype(np.uint8)
+    write_idx(folder / "train-images-idx3-ubyte.gz", x)
+    write_idx(folder / "train-labels-idx1-ubyte.gz", y)
+    write_idx(folder / "t10k-images-idx3-ubyte.gz", x[:4])
+    write_idx(folder / "t10k-labels-idx1-ubyte.gz", y[:4])
+    return x, y
+
+
+def test_digits_are_the_real_ones():
+    from sklearn.datasets import load_digits
+
+    data = load("digits")
+    x, y = np.concatenate([data.x_train, data.x_test]), np.concatenate([data.y_train, data.y_test])
+    assert x.shape == (1797, 28, 28, 1) and x.dtype == np.uint8
+    original = load_digits()
+    np.testing.assert_array_equal(np.bincount(y), np.bincount(original.target))
+    share = np.bincount(data.y_test) / np.bincount(y)
+    assert (np.abs(share - 0.2) < 0.01).all()  # stratified
+    brightness = np.sort(x.mean((1, 2, 3)))  # resizing keeps the mean of an image, up to its border
+    np.testing.assert_allclose(brightness, np.sort(original.images.mean((1, 2)) * 255 / 16), atol=12)
+    again = load("digits")
+    np.testing.assert_array_equal(data.x_test, again.x_test)
+
+
+def test_resize_against_torch():
+    torch = pytest.importorskip("torch")
+    for old, new in (((8, 8), (28, 28)), ((16, 16), (28, 28)), ((7, 5), (3, 9))):
+        x = np.random.default_rng(0).random((3, *old, 2))
+        reference = torch.nn.functional.interpolate(torch.tensor(x).permute(0, 3, 1, 2), new, mode="bilinear")
+        np.testing.assert_allclose(
+            resize_bilinear(x, *new), reference.permute(0, 2, 3, 1).numpy(), atol=1e-12
+        )
+
+
+def test_synthetic_options_and_determinism():
+    data = load("synthetic:shape=16x12x3,classes=7,train=70,test=14,difficulty=2.0")
+    assert data.x_train.shape == (70, 16, 12, 3) and data.x_train.dtype == np.uint8 and data.classes == 7
+    assert np.bincount(data.y_train).tolist() == [10] * 7 and np.bincount(data.y_test).tolist() == [2] * 7
+    same = load("synthetic", shape=(16, 12, 3), classes=7, train=70, test=14, difficulty=2.0)
+    np.testing.assert_array_equal(data.x_train, same.x_train)
+    assert (load("synthetic:shape=16x12x3,classes=7,train=70,seed=1").x_train != data.x_train).any()
+
+
+def test_synthetic_difficulty():
+    """A nearest-centre classifier: near the Gaussian optimum, and worse as the difficulty grows."""
+    accuracy = []
+    for difficulty in (0.3, 1.0, 3.0):
+        d = load("synthetic", shape=(12, 12, 1), train=4000, test=1000, difficulty=difficulty)
+        flat = lambda x: x.reshape(len(x), -1) / 255.0
+        # Whitened by the pooled covariance, the best linear rule for Gaussian classes.
+        centres = np.stack([flat(d.x_train)[d.y_train == k].mean(0) for k in range(10)])
+        residual = flat(d.x_train) - centres[d.y_train]
+        inverse = np.linalg.pinv(residual.T @ residual / len(residual) + 1e-6 * np.eye(144))
+        gap = flat(d.x_test)[:, None] - centres
+        accuracy.append((np.einsum("nki,ij,nkj->nk", gap, inverse, gap).argmin(1) == d.y_test).mean())
+    assert accuracy[0] > 0.98 and 0.6 < accuracy[1] < 0.95 and 0.15 < accuracy[2] < 0.5
+
+
+def test_npz_folder_and_variable(tmp_path, monkeypatch):
+    arrays = save(tmp_path / "cifar10.npz", (32, 32, 3))
+    data = load("cifar10", tmp_path)
+    np.testing.assert_array_equal(data.x_train, arrays["x_train"])
+    np.testing.assert_array_equal(data.y_test, arrays["y_test"])
+    assert data.y_train.dtype == np.int32
+    np.testing.assert_allclose(data.mean, [0.4914, 0.4822, 0.4465])
+    monkeypatch.setenv("FEDJAX_SIM_DATA", str(tmp_path))
+    np.testing.assert_array_equal(load("cifar10").x_test, arrays["x_test"])
+
+
+def test_user_npz_with_extras(tmp_path):
+    save(
+        tmp_path / "mine.npz", (6, 6), classes=3, domain_train=np.zeros(30, int), domain_test=np.ones(10, int)
+    )
+    data = load(tmp_path / "mine.npz")
+    assert (data.name, data.classes, data.x_train.shape, data.mean) == ("mine", 3, (30, 6, 6, 1), None)
+    assert data.extra["domain"].tolist() == [0] * 30 + [1] * 10
+    fed = federate(str(tmp_path / "mine.npz"), "iid", clients=3)
+    assert fed.classes == 3 and fed.name == "mine"
+
+
+def test_idx_folder_and_debian(tmp_path):
+    x, y = save_idx(tmp_path / "data" / "mnist")
+    data = load("mnist", tmp_path / "data")
+    np.testing.assert_array_equal(data.x_train[..., 0], x)
+    np.testing.assert_array_equal(data.y_test, y[:4])
+    x, _ = save_idx(tmp_path / "debian")
+    np.testing.assert_array_equal(load("fashion_mnist").x_train[..., 0], x)
+
+
+def test_usps_and_mnist_m_become_28x28(tmp_path):
+    torch = pytest.importorskip("torch")
+    grey, colour = save(tmp_path / "usps.npz", (16, 16)), save(tmp_path / "mnist_m.npz", (32, 32, 3))
+    usps = load("usps", tmp_path).x_train
+    grey_images = torch.tensor(grey["x_train"][:, None]).double()
+    reference = torch.nn.functional.interpolate(grey_images, (28, 28), mode="bilinear")
+    assert usps.shape == (30, 28, 28, 1)
+    assert np.abs(usps[..., 0] - reference[:, 0].numpy()).max() <= 0.5 + 1e-9
+    np.testing.assert_array_equal(load("mnist_m", tmp_path).x_train, colour["x_train"][:, 2:30, 2:30])
+
+
+def test_mnist_star(tmp_path):
+    mnist = save(tmp_path / "mnist.npz", (28, 28), train=50)
+    save(tmp_path / "usps.npz", (16, 16))
+    save(tmp_path / "mnist_m.npz", (32, 32, 3), train=40)
+    data = load("mnist_star", tmp_path)
+    assert data.x_train.shape == (120, 28, 28, 3) and data.x_test.shape == (30, 28, 28, 3)
+    assert np.bincount(data.extra["domain"]).tolist() == [60, 40, 50]
+    assert data.extra["domain"].tolist() == [0] * 50 + [1] * 30 + [2] * 40 + [0] * 10 + [1] * 10 + [2] * 10
+    for channel in range(3):
+        np.testing.assert_array_equal(data.x_train[:50, ..., channel], mnist["x_train"])
+    fed = federate("mnist_star", "mnist_star", clients=10, protocol="pfedrlla", data_dir=tmp_path)
+    assert [set(data.extra["domain"][fed.client_rows(i)]) for i in (0, 3, 4, 7, 8)] == [
+        {0},
+        {0},
+        {1},
+        {1},
+        {2},
+    ]
+
+
+def save_omniglot(path, characters=(12, 8)):
+    arrays, first = {}, 0
+    for split, number in zip(("train", "test"), characters, strict=True):
+        character = np.repeat(np.arange(first, first + number), 20)
+        arrays |= {
+            f"x_{split}": images(20 * number, 105, 105, seed=first) % 2,
+            f"y_{split}": character + 1,
+            f"alphabet_{split}": character // 3,
+            f"drawer_{split}": np.tile(np.arange(1, 21), number),
+        }
+        first += number
+    np.savez(path, **arrays)
+    return arrays
+
+
+def test_omniglot(tmp_path):
+    arrays = save_omniglot(tmp_path / "omniglot.npz")
+    data = load("omniglot", tmp_path)
+    np.testing.assert_array_equal(data.x_train[..., 0], arrays["x_train"] * 255)
+    np.testing.assert_array_equal(data.y_train, arrays["alphabet_train"])
+    fed = federate("omniglot", "omniglot", clients=20, protocol="pfedrlla", data_dir=tmp_path)
+    for j in (0, 19):
+        rows = np.concatenate([fed.client_rows(j, split) for split in fed.rows])
+        assert set(data.extra["drawer"][rows]) == {j}
+        assert sorted(data.extra["character"][rows].tolist()) == list(
+            range(1, 21)
+        )  # one drawing of each character
+
+
+def prepare_tfds(root, name, n=(20, 5)):
+    """A prepared dataset as tensorflow-datasets lays it out, written without TensorFlow."""
+    tfds = pytest.importorskip("tensorflow_datasets")
+    writer = pytest.importorskip("array_record.python.array_record_module")
+    from PIL import Image
+    from tensorflow_datasets.proto import tf_example_pb2
+
+    place = root / name / "3.0.2"
+    place.mkdir(parents=True)
+    features = tfds.features.FeaturesDict(
+        {
+            "id": tfds.features.Text(),
+            "image": tfds.features.Image(shape=(32, 32, 3)),
+            "label": tfds.features.ClassLabel(num_classes=10),
+        }
+    )
+    truth, infos = {}, []
+    for split, number in zip(("train", "test"), n, strict=True):
+        truth[split] = images(number, 32, 32, 3, seed=number), np.arange(number) % 10
+        file = writer.ArrayRecordWriter(
+            str(place / f"{name}-{split}.array_record-00000-of-00001"), "group_size:1"
+        )
+        for i, (x, y) in enumerate(zip(*truth[split], strict=True)):
+            png = io.BytesIO()
+            Image.fromarray(x).save(png, "PNG")
+            example = tf_example_pb2.Example()
+            example.features.feature["id"].bytes_list.value.append(b"%d" % i)
+            example.features.feature["image"].bytes_list.value.append(png.getvalue())
+            example.features.feature["label"].int64_list.value.append(int(y))
+            file.write(example.SerializeToString())
+        file.close()
+        infos.append(
+            tfds.core.SplitInfo(
+                name=split,
+                shard_lengths=[number],
+                num_bytes=1,
+                filename_template=tfds.core.ShardedFileTemplate(
+                    dataset_name=name, data_dir=place, split=split, filetype_suffix="array_record"
+                ),
+            )
+        )
+    tfds.folder_dataset.write_metadata(data_dir=place, features=features, split_infos=infos, check_data=False)
+    return truth
+
+
+@pytest.mark.parametrize("where", ["data folder", "default folder"])
+def test_prepared_tfds_is_read_without_tensorflow(where, tmp_path, monkeypatch):
+    truth = prepare_tfds(tmp_path, "cifar10")
+    if where == "default folder":
+        monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
+    data = load("cifar10", tmp_path if where == "data folder" else None)
+    for split, x, y in (("train", data.x_train, data.y_train), ("test", data.x_test, data.y_test)):
+        np.testing.assert_array_equal(x, truth[split][0])
+        np.testing.assert_array_equal(y, truth[split][1])
+    assert "tensorflow" not in sys.modules and data.extra == {}
+
+
+def test_missing_data_is_one_sentence(tmp_path, monkeypatch):
+    for name in set(DATASETS) - {"digits", "synthetic"}:
+        for data_dir in (None, tmp_path):
+            with pytest.raises(UserError, match="three ways") as caught:
+                load(name, data_dir)
+            assert "\n" not in str(caught.value) and str(caught.value).count("; or ") == 2
+            assert ".npz" in str(caught.value)
+    with pytest.raises(UserError, match=r"dataset-fashion-mnist.*--download"):
+        load("fashion_mnist")
+    monkeypatch.setenv("FEDJAX_SIM_DATA", str(tmp_path / "absent"))
+    with pytest.raises(UserError, match="absent' does not exist"):
+        load("mnist")
+
+
+def test_download_without_tensorflow_says_so(tmp_path):
+    pytest.importorskip("tensorflow_datasets")
+    if folder_module.importlib.util.find_spec("tensorflow"):
+        pytest.skip("TensorFlow is installed: this would download")
+    with pytest.raises(UserError, match=r"fedjax-sim\[prepare\]"):
+        load("mnist", tmp_path, download=True)
+
+
+def test_bad_files(tmp_path):
+    np.savez(tmp_path / "packed.npz", x_train_xz=np.zeros(3, np.uint8), y_train=np.zeros(3, int))
+    (tmp_path / "broken.npz").write_bytes(b"PK\x03\x04 not a zip")
+    np.savez(tmp_path / "pickled.npz", x_train=np.array([{}], object), y_train=[0], x_test=[0], y_test=[0])
+    save(tmp_path / "ragged.npz", (6, 6))
+    arrays = dict(np.load(tmp_path / "ragged.npz"))
+    np.savez(tmp_path / "ragged.npz", **arrays | {"y_train": arrays["y_train"][:-1]})
+    save(tmp_path / "mnist.npz", (32, 32))
+    for name, words in (
+        ("packed", "lacks x_train, x_test, y_test"),
+        ("broken", "not a readable"),
+        ("pickled", "plain arrays"),
+        ("ragged", "integer labels"),
+        ("absent", "no file"),
+    ):
+        with pytest.raises(UserError, match=words) as caught:
+            load(tmp_path / f"{name}.npz")
+        assert "\n" not in str(caught.value)
+    with pytest.raises(UserError, match=r"shape \(28, 28, 1\)"):
+        load("mnist", tmp_path)
+    idx = tmp_path / "data" / "mnist"
+    save_idx(idx)
+    (idx / "train-labels-idx1-ubyte.gz").write_bytes(gzip.compress(b"\0\0\x08\x01\0\0\0\x09abc"))
+    with pytest.raises(UserError, match="should hold 9 bytes"):
+        load("mnist", tmp_path / "data")
+    (idx / "train-images-idx3-ubyte.gz").write_bytes(b"nothing")
+    with pytest.raises(UserError, match="gzip"):
+        load("mnist", tmp_path / "data")
+
+
+@pytest.mark.parametrize(
+    "name, words",
+    [
+        ("cifar", "did you mean 'cifar10'"),
+        ("synthetic:shape=3", "32x32x3"),
+        ("synthetic:size=3", "allowed: "),
+        ("digits:a=1", "unknown option"),
+        ("synthetic:train=3", "fewer than one example"),
+    ],
+)
+def test_bad_names(name, words):
+    with pytest.raises(UserError, match=words):
+        load(name)
+    with pytest.raises(UserError, match="no option 'colour'"):
+        load("digits", colour=1)
+
+
+REAL = os.environ.get("FEDJAX_SIM_DATA", "")  # read at import: the fixture above hides these
+REAL_DEBIAN = folder_module.DEBIAN_FOLDERS
+
+
+@pytest.mark.skipif(not REAL, reason="FEDJAX_SIM_DATA is not set")
+@pytest.mark.parametrize("name", ["mnist", "fashion_mnist", "cifar10", "cifar100"])
+def test_published_constants_of_the_real_files(name, monkeypatch):
+    monkeypatch.setattr(folder_module, "DEBIAN_FOLDERS", REAL_DEBIAN)
+    try:
+        data = load(name, REAL)
+    except UserError as error:
+        pytest.skip(str(error))
+    pixels = data.x_train[::5].reshape(-1, data.x_train.shape[-1]) / 255.0
+    np.testing.assert_allclose(pixels.mean(0), data.mean, atol=0.01)
+    np.testing.assert_allclose(pixels.std(0), data.std, atol=0.01)
