@@ -225,9 +225,9 @@ def _from_arrays(name: str, arrays: Mapping[str, np.ndarray], classes: int | Non
     keys = {k.removesuffix("_train") for k in arrays if k.endswith("_train")} - {"x", "y"}
     extra: dict[str, np.ndarray] = {}
     for key in sorted(keys):
-        pair = [arrays.get(f"{key}_{split}") for split in ("train", "test")]
-        if all(p is not None and p.shape == (n,) for p, n in zip(pair, length.values(), strict=True)):
-            extra[key] = np.concatenate(pair)  # type: ignore[arg-type]
+        train, test = arrays[f"{key}_train"], arrays.get(f"{key}_test")
+        if test is not None and train.shape == (length["train"],) and test.shape == (length["test"],):
+            extra[key] = np.concatenate([train, test])
     return Dataset(
         name,
         x_train,
