@@ -57,9 +57,9 @@ def ddpg(observation_size: int, action_size: int, *, actions: str = "simplex", b
 
     During the first `random_rounds` rounds actions are random (normalised uniform draws, or uniform in the
     box) and nothing is learned; later, every `update_every` rounds, `gradient_steps` steps are taken once
-    `batch` transitions are stored. The default capacity holds every transition of the longest published run (11,000)
-    at a fifth of the memory of the published 100,000 rows; without bootstrap the next observations are not
-    stored at all.
+    `batch` transitions are stored. The default capacity holds every transition of the longest published run
+    (11,000) at a fifth of the memory of the published 100,000 rows; without bootstrap the next observations
+    are not stored at all.
     Static: the int, bool, str and tuple options and dtype. All other options may be traced.
 
     >>> agent = ddpg(observation_size=2, action_size=3)

@@ -38,7 +38,8 @@ class QBanditState(NamedTuple):
 def q_bandit(observation_size: int, num_actions: int, *, hidden: tuple[int, ...] = (64, 64),
              capacity: int = 1_000, batch: int = 32, gradient_steps: int = 10, lr: Any = 1e-3,
              max_grad_norm: Any = 1.0, epsilon_start: Any = 1.0, epsilon_end: Any = 0.05,
-             epsilon_decay: Any = 0.97, delta: Any = 1.0, normalise: bool = False, dtype: Any = jnp.float32) -> Agent:
+             epsilon_decay: Any = 0.97, delta: Any = 1.0, normalise: bool = False,
+             dtype: Any = jnp.float32) -> Agent:
     """ε-greedy regression of the immediate reward: no bootstrap, no discount.
 
         L = mean Huber_δ(Q(s,a) − r)           ε_t = max(epsilon_end, epsilon_start · epsilon_decay^t)
