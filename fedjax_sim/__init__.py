@@ -1,2 +1,38 @@
-"""fedjax_sim: federated learning, one XLA program per round."""
+"""fedjax_sim: federated learning, one XLA program per round.
+
+>>> import fedjax_sim as fs
+>>> fed = fs.federate("digits", "dirichlet:0.3", clients=4)
+>>> result = fs.run("fedavg", fed, model="mlp", participation="1", rounds=2, epochs=1)
+>>> result.summary["rounds"]
+2
+"""
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from fedjax_sim.config import Config
+    from fedjax_sim.data.federation import Federation
+    from fedjax_sim.data.protocols import federate
+    from fedjax_sim.engine import simulate
+    from fedjax_sim.errors import UserError
+    from fedjax_sim.methods import make_method, register
+    from fedjax_sim.models import build
+    from fedjax_sim.runner import Result, resume, run
+    from fedjax_sim.setup import prepare
+
+# imported on first use: the command line's help must not wait for JAX
+_HOME = {"Config": "config", "Federation": "data.federation", "federate": "data.protocols", "simulate": "engine",
+         "UserError": "errors", "make_method": "methods", "register": "methods", "build": "models", "Result": "runner",
+         "resume": "runner", "run": "runner", "prepare": "setup"}
+__all__ = ["Config", "Federation", "Result", "UserError", "build", "federate", "make_method", "prepare", "register",
+           "resume", "run", "simulate"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'fedjax_sim' has no attribute '{name}'")
+    return getattr(importlib.import_module(f"fedjax_sim.{_HOME[name]}"), name)

@@ -1,0 +1,138 @@
+"""One run as plain data: everything that decides its numbers, and the few things that only decide where it runs."""
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from typing import Any
+
+from fedjax_sim.errors import UserError
+
+FORMAT = 1   # of config.json and of checkpoints
+
+# these say where and how fast a run is computed, or how long; they do not change what it is
+NOT_HASHED = frozenset({"rounds", "chunk", "devices", "backend", "data_dir", "download", "checkpoint_every", "keep",
+                        "state_on"})
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """All options of a run; the defaults are the embedded demonstration job.
+
+    >>> Config("fedavg", rounds=5).hash() == Config("fedavg", rounds=9, chunk="4").hash()
+    True
+    """
+
+    method: str = "fedavg"
+    options: dict[str, Any] = dataclasses.field(default_factory=dict)         # of the method
+    # data
+    dataset: str = "digits"
+    partition: str = "dirichlet:0.3"
+    protocol: str = "fedpolicy"
+    norm: str = "dataset"
+    clients: int = 20
+    unseen: float = 0.0
+    data_seed: int = 0
+    server_val: int | None = None          # examples the server holds back; None: 1000, or 10 % of a small set
+    val_fraction: float = 0.1
+    data_dir: str | None = None
+    download: bool = False
+    # model
+    model: str = "lenet5"
+    model_options: dict[str, Any] = dataclasses.field(default_factory=dict)
+    conv: str = "auto"
+    init: str | None = None                # a file with initial weights (.npz written by save_net)
+    bn_stats: str = "average"
+    # training
+    participation: str = "0.5"
+    rounds: int = 30
+    epochs: float = 2.0
+    batch_size: int = 32
+    lr: float = 0.02
+    schedule: str = "constant"
+    schedule_rounds: int = 0               # rounds the schedule is laid over; 0: `rounds` of the first start
+    momentum: float = 0.9
+    weight_decay: float = 5e-4
+    decay_groups: str = "all"
+    loss: str = "ce"
+    loss_options: dict[str, Any] = dataclasses.field(default_factory=dict)
+    dropout: float = 0.0
+    stragglers: str = "0"                  # "p" or "p:least": chance of being slow, least share of the work done
+    seed: int = 0
+    # evaluation
+    eval_every: int = 1
+    evaluations: tuple[str, ...] = ("global", "personal")
+    personal_every: int = 0                # for methods that fine-tune at evaluation; 0: only at the end
+    probe: bool = False
+    # computation
+    dtype: str = "float32"
+    precision: str = "default"
+    chunk: str = "auto"
+    devices: str = "auto"
+    backend: str = "auto"
+    state_on: str = "device"
+    checkpoint_every: int = 0              # rounds; 0: about once a minute, and at the end
+    keep: int = 2
+
+    def to_json(self) -> dict[str, Any]:
+        out = dataclasses.asdict(self)
+        out["evaluations"] = list(self.evaluations)
+        return out
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Config:
+        known = {f.name for f in dataclasses.fields(cls)}
+        extra = sorted(set(data) - known)
+        if extra:
+            raise UserError(f"the configuration has an unknown entry '{extra[0]}'; it was written by another version")
+        return cls(**{**data, "evaluations": tuple(data.get("evaluations", ("global", "personal")))})
+
+    def hash(self) -> str:
+        """Twelve hex digits over everything that decides the numbers (paths, chunk, devices, rounds do not)."""
+        kept = {k: v for k, v in self.to_json().items() if k not in NOT_HASHED}
+        if not self.schedule.startswith("cosine"):
+            kept.pop("schedule_rounds")
+        return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def check(config: Config) -> None:
+    """Refuse impossible values, one sentence each."""
+    def positive(name: str, least: float = 1) -> None:
+        value = getattr(config, name)
+        if not value >= least:
+            raise UserError(f"{name.replace('_', '-')} {value} is too small; allowed: {least:g} or more")
+    for name in ("clients", "rounds", "batch_size", "eval_every", "keep"):
+        positive(name)
+    if not config.epochs > 0:
+        raise UserError(f"epochs {config.epochs:g} is not allowed; use a number above 0 (fractions are counted in steps)")
+    for name in ("lr", "momentum", "weight_decay", "personal_every", "checkpoint_every"):
+        positive(name, 0)
+    if config.server_val is not None:
+        positive("server_val", 0)
+    if not config.momentum < 1:
+        raise UserError(f"momentum {config.momentum:g} is not allowed; use a number in [0, 1)")
+    if not 0 <= config.dropout <= 1:
+        raise UserError(f"dropout {config.dropout:g} is not a probability; allowed: 0 to 1")
+    for name, allowed in (("dtype", ("float32", "float64")), ("bn_stats", ("average", "local")),
+                          ("precision", ("default", "high", "highest")), ("state_on", ("device", "host")),
+                          ("backend", ("auto", "loop", "chunked", "vmap", "sharded"))):
+        if getattr(config, name) not in allowed:
+            raise UserError(f"unknown {name.replace('_', '-')} '{getattr(config, name)}'; allowed: {', '.join(allowed)}")
+    for name in ("chunk", "devices"):
+        text = str(getattr(config, name))
+        if text != "auto" and not (text.isdigit() and int(text) > 0):
+            raise UserError(f"{name} '{text}' is not allowed; use auto or a whole number of 1 or more")
+    straggler_terms(config.stragglers)
+
+
+def straggler_terms(text: str) -> tuple[float, float]:
+    """'p' or 'p:least' -> (chance of being slow, least share of the work)."""
+    try:
+        parts = [float(p) for p in str(text).split(":")]
+        chance, least = parts[0], parts[1] if len(parts) > 1 else 0.1
+        if len(parts) > 2 or not (0 <= chance <= 1 and 0 < least <= 1):
+            raise ValueError
+    except ValueError:
+        raise UserError(f"stragglers '{text}' is not allowed; use p or p:least, e.g. 0.3:0.2 (30 % of the clients "
+                        f"manage between 20 % and all of their work)") from None
+    return chance, least

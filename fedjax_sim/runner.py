@@ -1,0 +1,353 @@
+"""The host's part of a run: segments of about ten seconds, a progress bar, a run directory, exact resume.
+
+    out/config.json    everything needed to repeat the run          out/rounds.csv     a row per round
+    out/metrics.csv    a row per evaluated round, no clock          out/clients.npz    per-client counts per evaluation
+    out/timings.csv    seconds per segment                          out/checkpoints/   the whole State
+    out/summary.json   the figures of the run
+"""
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import pathlib
+import resource
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_sim import __version__, backends, checkpoint, metrics
+from fedjax_sim.config import FORMAT, Config
+from fedjax_sim.errors import UserError
+from fedjax_sim.files import number, read_csv, write_csv, write_json, write_npz
+from fedjax_sim.server import payload_bytes
+from fedjax_sim.setup import Setup, prepare
+from fedjax_sim.types import State
+
+SEGMENT_SECONDS = 10.0
+CHECKPOINT_SECONDS = 60.0
+
+
+@dataclasses.dataclass
+class Result:
+    """What a run leaves: evaluated rows, per-round rows, per-client counts, the summary, the final State."""
+
+    summary: dict[str, Any]
+    rows: list[dict[str, Any]]
+    rounds: list[dict[str, Any]]
+    clients: dict[str, np.ndarray]
+    state: State
+    setup: Setup
+    out: pathlib.Path | None = None
+
+
+class Recorder:
+    """Turns what the compiled program returns into rows; knows nothing of clocks or files."""
+
+    def __init__(self, setup: Setup):
+        self.setup = setup
+        self.rounds: list[dict[str, Any]] = []
+        self.rows: list[dict[str, Any]] = []
+        self.clients: dict[str, list[np.ndarray]] = {}
+        env, net = setup.simulation.env, setup.net
+        self.floats = env.group_floats(net)
+        self.extra = setup.simulation.method.extra_floats(env, net)
+        self.bytes = np.zeros(2, np.int64)
+        self.since = dict(participants=0, dropped=0, diverged=0)
+
+    def add_rounds(self, logs: dict[str, np.ndarray], count: int) -> None:
+        logs = {k: v[:count] for k, v in logs.items()}
+        down, up = payload_bytes(logs["taken"], logs["sent"], self.floats, self.extra, logs["down"], logs["up"])
+        for i in range(count):
+            row: dict[str, Any] = {"round": int(logs["round"][i])}
+            for name, values in logs.items():
+                if name in ("round", "down", "up") or name.startswith("probe_"):
+                    continue
+                if values.ndim == 1:
+                    row[name] = values[i].item()
+                else:
+                    row.update({f"{name}_{j}": v for j, v in enumerate(values[i].reshape(-1).tolist())})
+            row |= dict(bytes_down=int(down[i]), bytes_up=int(up[i]))
+            self.rounds.append(row)
+
+    def add_evaluation(self, scores: dict[str, Any], log: dict[str, np.ndarray] | None) -> None:
+        row: dict[str, Any] = {"round": int(scores["round"])}
+        last = self.rows[-1]["round"] if self.rows else 0
+        recent = [r for r in self.rounds if last < r["round"] <= row["round"]]
+        for held, prefix in (("global", "global_"), ("val", "val_")):
+            if held in scores:
+                row[f"{prefix}acc"] = float(scores[held]["acc"])
+                if held == "global":
+                    row["global_loss"] = float(scores[held]["loss"])
+        seen, unseen = list(self.setup.participation.seen), list(self.setup.unseen)
+        for mode, prefix in (("personal", "client"), ("global@clients", "global_at_clients"), ("resident", "resident"),
+                             ("personal@global", "personal_at_global")):
+            if mode not in scores or (mode == "global@clients" and mode not in self.setup.config.evaluations):
+                continue
+            correct, count = (np.asarray(scores[mode][k], np.float64) for k in ("correct", "count"))
+            row |= {f"{prefix}_{k}": v for k, v in metrics.client_figures(correct[seen], count[seen]).items()}
+            if unseen:
+                row[f"unseen_{prefix}_mean"] = metrics.client_figures(correct[unseen], count[unseen])["mean"]
+            self.clients.setdefault(f"{mode.replace('@', '_at_')}_correct", []).append(correct)
+            self.clients[f"{mode.replace('@', '_at_')}_count"] = [count]
+            self.clients.setdefault(f"{mode.replace('@', '_at_')}_rounds", []).append(np.int64(row["round"]))
+        if log is not None and "probe_ids" in log:
+            row |= metrics.probe_figures(log, scores.get("resident"))
+        for name in ("participants", "dropped", "diverged"):
+            row[name] = sum(r[name] for r in recent)
+        done = [r for r in self.rounds if r["round"] <= row["round"]]
+        row |= dict(bytes_down=sum(r["bytes_down"] for r in done), bytes_up=sum(r["bytes_up"] for r in done),
+                    train_loss=recent[-1]["train_loss"] if recent else math.nan)
+        self.rows.append(row)
+
+    def truncate(self, round_: int) -> None:
+        """Forget everything after `round_`."""
+        self.rows = [r for r in self.rows if r["round"] <= round_]
+        self.rounds = [r for r in self.rounds if r["round"] <= round_]
+        for name in [n for n in self.clients if n.endswith("_rounds")]:
+            keep = [int(r) <= round_ for r in self.clients[name]]
+            for other in (name, name.replace("_rounds", "_correct")):
+                self.clients[other] = [v for v, k in zip(self.clients[other], keep, strict=True) if k]
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        return {k: v[0] if k.endswith("_count") else np.asarray(v) for k, v in self.clients.items()}
+
+
+class RunDirectory:
+    """The files of one run; every one is whole or absent."""
+
+    def __init__(self, path: pathlib.Path):
+        self.path = path
+
+    def create(self, config: Config, resolved: dict[str, Any]) -> None:
+        if self.path.exists():
+            raise UserError(f"output directory '{self.path}' exists already; choose another --out, or resume it with "
+                            f"fedjax-sim resume {self.path}")
+        self.path.mkdir(parents=True)
+        self.write_config(config, resolved)
+
+    def write_config(self, config: Config, resolved: dict[str, Any]) -> None:
+        write_json(self.path / "config.json", dict(format=FORMAT, version=__version__, config_hash=config.hash(),
+                                                   config=config.to_json(), resolved=resolved))
+
+    def read_config(self) -> tuple[Config, dict[str, Any], str]:
+        try:
+            data = json.loads((self.path / "config.json").read_text())
+            config, resolved, stored = Config.from_json(data["config"]), data["resolved"], data["config_hash"]
+        except (OSError, ValueError, KeyError, TypeError) as problem:
+            if isinstance(problem, UserError):
+                raise
+            raise UserError(f"'{self.path}' is not a run directory: its config.json cannot be read") from None
+        if config.hash() != stored:
+            raise UserError(f"the configuration in '{self.path}' was changed (hash {config.hash()}, stored {stored}); "
+                            f"restore config.json to resume")
+        return config, resolved, stored
+
+    def write(self, recorder: Recorder, timings: list[dict[str, Any]]) -> None:
+        table = lambda rows: [{k: number(v) for k, v in row.items()} for row in rows]
+        columns = lambda rows, first: first + sorted({k for row in rows for k in row} - set(first))
+        write_csv(self.path / "metrics.csv", columns(recorder.rows, metrics.COLUMNS), table(recorder.rows))
+        if recorder.rounds:
+            write_csv(self.path / "rounds.csv", columns(recorder.rounds, ["round"]), table(recorder.rounds))
+        write_csv(self.path / "timings.csv", ["first_round", "last_round", "seconds", "seconds_per_round"],
+                  table(timings))
+        write_npz(self.path / "clients.npz", recorder.arrays())
+
+    def read(self, recorder: Recorder, round_: int) -> list[dict[str, Any]]:
+        """Bring a recorder back to what it was at `round_`."""
+        value = lambda text: math.nan if text == "" else int(text) if text.lstrip("-").isdigit() else float(text)
+        rows = lambda name: [{k: value(v) for k, v in row.items()} for row in read_csv(self.path / name)]
+        try:
+            recorder.rows, recorder.rounds = rows("metrics.csv"), rows("rounds.csv")
+            timings = [t for t in rows("timings.csv") if t["last_round"] <= round_]
+            with np.load(self.path / "clients.npz", allow_pickle=False) as file:
+                recorder.clients = {k: [file[k]] if k.endswith("_count") else list(file[k]) for k in file.files}
+        except (OSError, ValueError, KeyError) as problem:
+            raise UserError(f"'{self.path}' cannot be resumed: {problem}") from None
+        recorder.truncate(round_)
+        return timings
+
+
+def peak_rss_mb() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def run(method: str | Any = "fedavg", fed: Any = None, *, out: str | pathlib.Path | None = None, progress: bool = False,
+        model: Any = None, net: Any = None, **options: Any) -> Result:
+    """Run one method and return its Result; the Python form of `fedjax-sim run`.
+
+    >>> result = run("fedavg", model="mlp", clients=4, participation="1", rounds=2, epochs=1)    # digits
+    >>> [row["round"] for row in result.rows]
+    [1, 2]
+    """
+    own = not isinstance(method, str)
+    if isinstance(model, str):
+        options, model = {**options, "model": model}, None
+    config = Config(method=method.name if own else method, **options)
+    setup = prepare(config, fed=fed, model=model, net=net, method=method if own else None)
+    return execute(setup, RunDirectory(pathlib.Path(out)) if out is not None else None, progress=progress)
+
+
+def resume(path: str | pathlib.Path, rounds: int | None = None, *, progress: bool = False, fed: Any = None,
+           data_dir: str | None = None) -> Result:
+    """Continue a run directory from its newest checkpoint; `rounds` may extend it."""
+    directory = RunDirectory(pathlib.Path(path))
+    if not directory.path.is_dir():
+        raise UserError(f"there is no run directory '{path}'")
+    config, resolved, _ = directory.read_config()
+    folder = directory.path / "checkpoints"
+    found = checkpoint.latest(folder)
+    start = checkpoint.read_meta(found)["round"]
+    total = config.rounds if rounds is None else rounds
+    if total < start:
+        raise UserError(f"rounds {total} is less than the {start} rounds already done in '{path}'")
+    config = dataclasses.replace(config, rounds=total, chunk=str(resolved.get("chunk", config.chunk)),
+                                 devices=str(resolved.get("devices", config.devices)),
+                                 data_dir=data_dir or config.data_dir)
+    setup = prepare(config, fed=fed)
+    return execute(setup, directory, progress=progress, start_from=found)
+
+
+def execute(setup: Setup, directory: RunDirectory | None, *, progress: bool = False,
+            start_from: pathlib.Path | None = None, say: Callable[[str], None] | None = None) -> Result:
+    """Drive a prepared run to its end."""
+    config, sim = setup.config, setup.simulation
+    say = say or (lambda text: print(text, file=sys.stderr))
+    recorder, timings = Recorder(setup), []
+    writes = directory is not None and jax.process_index() == 0
+    if writes and start_from is None:
+        directory.create(config, setup.resolved)
+    state = sim.init(config.seed, setup.net)
+    if start_from is not None:
+        state = checkpoint.load(start_from, state, config.hash())
+        timings = directory.read(recorder, int(state.t))
+        grid = [r for r in recorder.rows if r["round"] % config.eval_every]      # the old last round, off the grid
+        if grid and int(state.t) < config.rounds:
+            recorder.rows.remove(grid[-1])
+            for name in [n for n in recorder.clients if n.endswith(("_rounds", "_correct"))]:
+                recorder.clients[name] = recorder.clients[name][:len(recorder.rows)]
+        if writes:
+            directory.write_config(config, setup.resolved)
+    state, data = backends.place(sim.layout, state, sim.data)
+
+    began = time.perf_counter()
+    step = sim.run
+    if hasattr(step, "lower"):
+        step = step.lower(state, data, jnp.int32(1)).compile()
+    compile_seconds = time.perf_counter() - began
+    done, speed, saved_at, saved_round = int(state.t), None, time.perf_counter(), int(state.t)
+    bar = None
+    if progress:
+        from tqdm import tqdm
+        bar = tqdm(total=config.rounds, initial=done, unit="round", desc=config.method, file=sys.stderr)
+    busy, fresh = 0.0, 0
+    try:
+        while done < config.rounds:
+            ask = segment_length(config, sim.capacity, done, speed)
+            began = time.perf_counter()
+            state, logs, scores = step(state, data, jnp.int32(ask))
+            jax.block_until_ready(state)
+            seconds = time.perf_counter() - began
+            if fresh or ask == config.rounds:    # the first segment of a longer run warms caches
+                busy, fresh = busy + seconds, fresh + ask
+            else:
+                fresh, busy = ask, seconds
+            speed = seconds / ask
+            timings.append(dict(first_round=done + 1, last_round=done + ask, seconds=seconds, seconds_per_round=speed))
+            collect(recorder, setup, state, data, backends.as_numpy(logs), backends.as_numpy(scores), done, ask)
+            done += ask
+            if bar is not None:
+                bar.update(ask)
+                if recorder.rows:
+                    shown = recorder.rows[-1].get("global_acc", recorder.rows[-1].get("client_mean", math.nan))
+                    bar.set_postfix(acc=f"{100 * shown:.2f}%")
+            if directory is not None:
+                due = (done - saved_round >= config.checkpoint_every if config.checkpoint_every
+                       else time.perf_counter() - saved_at > CHECKPOINT_SECONDS)
+                if due or done >= config.rounds:
+                    checkpoint.save(directory.path / "checkpoints", state, config.hash(), config.keep)
+                    saved_at, saved_round = time.perf_counter(), done
+                if writes:
+                    directory.write(recorder, timings)
+    except KeyboardInterrupt:
+        if directory is not None:
+            say(f"interrupted after round {done}; continue with: fedjax-sim resume {directory.path}"
+                if saved_round else f"interrupted after round {done}, before the first checkpoint")
+        raise
+    finally:
+        if bar is not None:
+            bar.close()
+    summary = summarise(setup, recorder, timings, compile_seconds)
+    if writes:
+        directory.write(recorder, timings)
+        write_json(directory.path / "summary.json", summary)
+    return Result(summary, recorder.rows, recorder.rounds, recorder.arrays(), state, setup,
+                  directory.path if directory else None)
+
+
+def segment_length(config: Config, capacity: int, done: int, speed: float | None) -> int:
+    """Rounds of the next call: about ten seconds, ending on the evaluation and checkpoint grids where they are near."""
+    every = config.eval_every
+    longest = capacity * every - done % every
+    wish = every if speed is None else max(1, int(SEGMENT_SECONDS / max(speed, 1e-9)))
+    ask = min(wish, longest, config.rounds - done)
+    if done + ask < config.rounds and ask >= every:
+        ask -= (done + ask) % every                      # end on the grid
+    for grid in (config.checkpoint_every, config.personal_every):
+        if grid:
+            ask = min(ask, grid - done % grid)           # never run past a checkpoint or a personal evaluation
+    return max(1, ask)
+
+
+def collect(recorder: Recorder, setup: Setup, state: State, data: Any, logs: dict, scores: dict, done: int,
+            count: int) -> None:
+    """Rows of one segment; evaluations off the grid (a segment cut short) are only kept at the end of the run."""
+    config, sim = setup.config, setup.simulation
+    recorder.add_rounds(logs, count)
+    adapts = sim.method.adapts and "personal" in config.evaluations
+    for i in range(len(scores["round"])):
+        at = int(scores["round"][i])
+        if not done < at <= done + count:
+            continue
+        last = at == config.rounds
+        personal_due = adapts and (last or (config.personal_every and at % config.personal_every == 0))
+        if at % config.eval_every and not last and not personal_due:
+            continue
+        score = jax.tree.map(lambda a: a[i], scores)
+        if personal_due and at == done + count:
+            score |= backends.as_numpy(sim.adapt(state, data))
+        recorder.add_evaluation(score, {k: v[at - done - 1] for k, v in logs.items()})
+
+
+def summarise(setup: Setup, recorder: Recorder, timings: list[dict[str, Any]], compile_seconds: float) -> dict[str, Any]:
+    """The figures of a run. `best_global` is the best over rounds on test data: the papers' figure, not a fair one."""
+    config = setup.config
+    clean = lambda v: None if isinstance(v, float) and math.isnan(v) else v
+    last = next((r for r in reversed(recorder.rows) if "client_mean" in r), {})
+    steady = timings[1:] or timings
+    rounds = sum(t["last_round"] - t["first_round"] + 1 for t in steady)
+    seconds = sum(t["seconds"] for t in steady) / max(rounds, 1)
+    needed = sum(r["steps_needed"] for r in recorder.rounds)
+    executed = sum(r["steps_executed"] for r in recorder.rounds)
+    end = recorder.rows[-1] if recorder.rows else {}
+    out = dict(method=config.method, **metrics.summary_figures(recorder.rows),
+               best_global_note="best over rounds on test data, as the papers report it",
+               client_acc_mean=last.get("client_mean"), client_acc_pooled=last.get("client_pooled"),
+               client_acc_std=last.get("client_std"), client_acc_worst10=last.get("client_worst10"),
+               client_split=setup.simulation.client_split,
+               rounds=recorder.rounds[-1]["round"] if recorder.rounds else 0,
+               seconds_per_round=seconds, rounds_per_second=1 / seconds if seconds else None,
+               compile_seconds=compile_seconds, steps_needed=needed, steps_executed=executed,
+               padding_waste=executed / needed if needed else None,
+               bytes_down=end.get("bytes_down", 0), bytes_up=end.get("bytes_up", 0),
+               dropped=sum(r["dropped"] for r in recorder.rounds), diverged=sum(r["diverged"] for r in recorder.rounds),
+               peak_rss_mb=peak_rss_mb(), seed=config.seed, data_seed=config.data_seed, config_hash=config.hash(),
+               dataset=config.dataset, partition=config.partition, model=setup.simulation.env.model.name,
+               **{f"unseen_{k}": v for k, v in (("client_mean", end.get("unseen_client_mean")),) if v is not None},
+               **setup.resolved)
+    return {k: clean(v) for k, v in out.items()}
