@@ -3,9 +3,9 @@
     python -m benchmarks.rounds_per_second [--workloads W1,W4] [--peers torch,pfl] [--pairs 5] [--json FILE]
 
 For every workload and peer the driver keeps two processes alive, ours and the peer's, and asks them for the
-same round in turn (ours, peer, peer, ours, …). Reported is the ratio of the two times of each pair, its median
-and an interval for it, beside the plain times; compilation is apart. `benchmarks/README.md` explains
-every column.
+same round in turn (ours, peer, peer, ours, …). Reported is the ratio of the two times of each pair, its
+median and an interval, beside the plain times; compilation is apart. `benchmarks/README.md` explains every
+column.
 """
 from __future__ import annotations
 

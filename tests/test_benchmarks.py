@@ -83,24 +83,27 @@ def test_torch_and_jax_peers_agree_on_ragged_clients_with_convolutions():
 
 
 def test_batch_normalisation_agrees():
-    """One small ResNet-18 step: running statistics and weights."""
+    """One small ResNet-18 step in float64: running statistics and weights."""
     from benchmarks import jax_models, torch_models
     workload = dataclasses.replace(TINY, model="resnet18", shape=(32, 32, 3), momentum=0.0, lr=0.01, epochs=1,
                                    examples=10, batch=12)
     data, weights = workloads.make_data(workload), models.init_weights(workload)
     one = workloads.plan(workload, data, 0)[0]
-    model = torch_models.make_model(workload, weights)
-    torch_models.train_client(model, *torch_models.to_torch(data.images(), data.labels), one, workload)
+    images = data.images().astype(np.float64)
+    model = torch_models.make_model(workload, weights).double()
+    torch_models.train_client(model, *torch_models.to_torch(images, data.labels), one, workload)
     want = {n: t.numpy() for n, t in torch_models.tensors(model).items()}
     rows, mask = workloads.padded_batches([one], 1, 12)      # two padded examples: masked statistics
-    params, stats = jax_models.split(jax_models.to_jax(weights, workload))
-    step = jax.jit(functools.partial(jax_models.sgd_step, workload))(
-        params, {}, stats, data.images()[rows[0, 0]], data.labels[rows[0, 0]].astype(np.int32), mask[0, 0])
-    got = jax_models.from_jax({n: {**step[0], **step[2]}[n] for n in weights}, workload)
+    with jax.enable_x64(True):
+        doubles = {n: v.astype(np.float64) for n, v in weights.items()}
+        params, stats = jax_models.split(jax_models.to_jax(doubles, workload))
+        step = jax.jit(functools.partial(jax_models.sgd_step, workload))
+        params, _, stats = step(params, {}, stats, images[rows[0, 0]], data.labels[rows[0, 0]].astype(np.int32),
+                                mask[0, 0].astype(np.float64))
+        got = jax_models.from_jax({**params, **stats}, workload)
     assert set(want) == set(got)
     for name in want:
-        size = max(1, np.abs(want[name]).max())
-        np.testing.assert_allclose(got[name], want[name], atol=2e-4 * size, err_msg=name)
+        np.testing.assert_allclose(got[name], want[name], atol=1e-12, err_msg=name)
 
 
 def test_worker_processes_speak_the_protocol(tmp_path):
