@@ -49,7 +49,8 @@ def noisy(state):
 def experience(agent, state, rows=ROWS, seed=0):
     rng = np.random.default_rng(seed)
     x, following = jnp.asarray(rng.normal(size=(2, rows, S)))
-    action, info = jax.vmap(agent.act, (None, 0, 0))(state, x, jax.random.split(jax.random.key(seed), rows))
+    keys = jax.random.split(jax.random.key(seed), rows)
+    action, info = jax.jit(jax.vmap(agent.act, (None, 0, 0)))(state, x, keys)
     return agents.Transition(x, action, jnp.asarray(rng.normal(size=rows)), following,
                              jnp.asarray(rng.random(rows) < 0.4), jnp.ones(rows, bool), info)
 
