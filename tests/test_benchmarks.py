@@ -98,8 +98,8 @@ def test_batch_normalisation_agrees():
         doubles = {n: v.astype(np.float64) for n, v in weights.items()}
         params, stats = jax_models.split(jax_models.to_jax(doubles, workload))
         step = jax.jit(functools.partial(jax_models.sgd_step, workload))
-        params, _, stats = step(params, {}, stats, images[rows[0, 0]], data.labels[rows[0, 0]].astype(np.int32),
-                                mask[0, 0].astype(np.float64))
+        picked, on = rows[0, 0], mask[0, 0].astype(np.float64)
+        params, _, stats = step(params, {}, stats, images[picked], data.labels[picked].astype(np.int32), on)
         got = jax_models.from_jax({**params, **stats}, workload)
     assert set(want) == set(got)
     for name in want:

@@ -13,8 +13,10 @@ import numpy as np
 
 from benchmarks import jax_models
 from benchmarks.models import init_weights
-from benchmarks.peers.protocol import Peer, serve
+from benchmarks.peers.protocol import Peer
 from benchmarks.workloads import Workload, make_data, padded_batches, plan, steps_of
+
+PACKAGES = ("jax", "jaxlib", "numpy")
 
 
 def prepare(workload: Workload) -> Peer:
@@ -55,7 +57,3 @@ def prepare(workload: Workload) -> Peer:
         state["weights"] = jax.block_until_ready(compiled(*arguments(index)))
 
     return Peer(one_round, lambda: jax_models.from_jax(state["weights"], workload), compile_s)
-
-
-if __name__ == "__main__":
-    serve(prepare, ["jax", "jaxlib", "numpy"])

@@ -10,8 +10,10 @@ import numpy as np
 
 from benchmarks import jax_models
 from benchmarks.models import init_weights
-from benchmarks.peers.protocol import Peer, serve
+from benchmarks.peers.protocol import Peer
 from benchmarks.workloads import Workload, make_data, padded_batches, plan, steps_of
+
+PACKAGES = ("jax", "jaxlib", "numpy")
 
 
 def prepare(workload: Workload) -> Peer:
@@ -42,7 +44,3 @@ def prepare(workload: Workload) -> Peer:
     jax.block_until_ready(add(state["weights"], train(state["weights"], *first_step), 0.0))
     compile_s = time.perf_counter() - started
     return Peer(one_round, lambda: jax_models.from_jax(state["weights"], workload), compile_s)
-
-
-if __name__ == "__main__":
-    serve(prepare, ["jax", "jaxlib", "numpy"])

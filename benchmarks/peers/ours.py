@@ -6,13 +6,11 @@ from `benchmarks.models.init_weights`, and return a `Peer` whose `round(index)` 
 """
 from __future__ import annotations
 
-from benchmarks.peers.protocol import Peer, PeerError, serve
+from benchmarks.peers.protocol import Peer, PeerError
 from benchmarks.workloads import Workload
+
+PACKAGES = ("jax", "jaxlib", "numpy")
 
 
 def prepare(workload: Workload) -> Peer:
     raise PeerError("the adapter for fedjax_sim itself is not written yet (benchmarks/peers/ours.py)")
-
-
-if __name__ == "__main__":
-    serve(prepare, ["jax", "jaxlib", "numpy"])

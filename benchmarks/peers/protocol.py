@@ -18,14 +18,13 @@ import pathlib
 import subprocess
 import sys
 import time
-import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
 from benchmarks import machine
-from benchmarks.workloads import Workload, from_text
+from benchmarks.workloads import Workload
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -69,30 +68,26 @@ class Line:
         return json.loads(text) if text else {"cmd": "quit"}
 
 
-def serve(prepare: Callable[[Workload], Peer], packages: Iterable[str] = ()) -> None:
-    """Main function of a peer module: `python -m benchmarks.peers.<module> WORKLOAD`."""
-    line = Line()
-    try:
-        started = time.perf_counter()
-        peer = prepare(from_text(sys.argv[1]))
-        ready = time.perf_counter() - started
-        line.send(ready=True, setup_s=ready - peer.compile_s, compile_s=peer.compile_s,
-                  versions=versions_of(packages))
-        while (request := line.read())["cmd"] != "quit":
-            if request["cmd"] == "round":
-                started = time.perf_counter()
-                peer.round(request["index"])
-                line.send(seconds=time.perf_counter() - started)
-            elif request["cmd"] == "weights":
-                np.savez(request["file"], **peer.weights())  # type: ignore[arg-type]
-                line.send(saved=request["file"])
-    except PeerError as problem:
-        line.send(error=str(problem))
-    except ImportError as problem:
-        line.send(error=f"not installed ({problem})")
-    except Exception as problem:
-        traceback.print_exc()
-        line.send(error=f"{type(problem).__name__}: {problem}".splitlines()[0])
+def serve(line: Line, workload: Workload, prepare: Callable[[Workload], Peer],
+          packages: Iterable[str]) -> None:
+    """Prepare a peer and answer until told to quit."""
+    started = time.perf_counter()
+    peer = prepare(workload)
+    ready = time.perf_counter() - started
+    line.send(ready=True, setup_s=ready - peer.compile_s, compile_s=peer.compile_s,
+              versions=versions_of(packages))
+    while (request := line.read())["cmd"] != "quit":
+        if request["cmd"] == "round":
+            started = time.perf_counter()
+            peer.round(request["index"])
+            line.send(seconds=time.perf_counter() - started)
+        elif request["cmd"] == "weights":
+            save_weights(line, request["file"], peer.weights())
+
+
+def save_weights(line: Line, file: str, weights: Mapping[str, np.ndarray]) -> None:
+    np.savez(file, **weights)  # type: ignore[arg-type]
+    line.send(saved=file)
 
 
 class Worker:
@@ -102,7 +97,8 @@ class Worker:
                  environment: dict[str, str] | None = None, log: pathlib.Path | None = None):
         self._log = open(log, "w") if log else subprocess.DEVNULL  # noqa: SIM115
         self._process = subprocess.Popen(
-            [python, "-m", module, workload.to_json()], cwd=ROOT, env={**os.environ, **(environment or {})},
+            [python, "-m", "benchmarks.peers.launch", module, workload.to_json()], cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT), **(environment or {})},
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True)
         self.peak_rss_mb = 0.0
         try:

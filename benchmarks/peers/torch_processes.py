@@ -14,8 +14,10 @@ import torch.multiprocessing as mp
 from benchmarks import torch_models
 from benchmarks.machine import cores
 from benchmarks.models import init_weights
-from benchmarks.peers.protocol import Peer, serve
+from benchmarks.peers.protocol import Peer
 from benchmarks.workloads import Workload, make_data, plan
+
+PACKAGES = ("torch", "numpy")
 
 
 def _work(workload: Workload, served: dict[str, torch.Tensor], mine: dict[str, torch.Tensor],
@@ -77,7 +79,3 @@ def prepare(workload: Workload, processes: int | None = None) -> Peer:
 
     atexit.register(stop)
     return Peer(one_round, lambda: {name: t.numpy().copy() for name, t in served.items()})
-
-
-if __name__ == "__main__":
-    serve(prepare, ["torch", "numpy"])

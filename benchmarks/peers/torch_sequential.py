@@ -6,8 +6,10 @@ import torch
 from benchmarks import torch_models
 from benchmarks.machine import cores
 from benchmarks.models import init_weights
-from benchmarks.peers.protocol import Peer, serve
+from benchmarks.peers.protocol import Peer
 from benchmarks.workloads import Workload, make_data, plan
+
+PACKAGES = ("torch", "numpy")
 
 
 def prepare(workload: Workload) -> Peer:
@@ -34,7 +36,3 @@ def prepare(workload: Workload) -> Peer:
     # warm the threads and the allocator with one client, away from the global model
     torch_models.train_client(model, images, labels, plan(workload, data, 0)[0], workload)
     return Peer(one_round, lambda: {name: t.cpu().numpy() for name, t in served.items()})
-
-
-if __name__ == "__main__":
-    serve(prepare, ["torch", "numpy"])
