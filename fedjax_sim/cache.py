@@ -18,7 +18,7 @@ def use_compilation_cache() -> None:
     """Persistent compilation cache, on by default: the second run of a set-up starts at once."""
     import jax
     folder = cache_folder()
-    if folder is None or jax.config.jax_compilation_cache_dir:
+    if folder is None or jax.config.values.get("jax_compilation_cache_dir"):
         return
     jax.config.update("jax_compilation_cache_dir", str(folder / "xla"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)

@@ -61,7 +61,7 @@ def _host(array: Any) -> np.ndarray:
 
 
 def _crc(array: np.ndarray, start: int = 0) -> int:
-    return zlib.crc32(np.ascontiguousarray(array).view(np.uint8).reshape(-1), start)
+    return zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8), start)   # type: ignore[arg-type]
 
 
 def save(folder: pathlib.Path, state: State, config_hash: str, keep: int = 2) -> pathlib.Path:

@@ -56,19 +56,20 @@ def facts(setup: Setup) -> dict[str, Any]:
     extra = method.extra_floats(env, setup.net)
     floats = env.group_floats(setup.net)
     if method.plan is not None:
-        ctx = Ctx(np.int32(0), jax.random.key_data(jax.random.key(0)), np.int32(0), np.asarray(env.epochs, env.dtype),
-                  np.asarray(config.lr, env.dtype))
-        plan = method.plan(env, ctx)
-        take, send = np.asarray(plan.take) > 0, np.asarray(plan.send) > 0
+        # a plan may be drawn at random: the mean over some draws
+        draws = [method.plan(env, Ctx(np.int32(0), jax.random.key_data(jax.random.key(i)), np.int32(0),
+                                      np.asarray(env.epochs, env.dtype), np.asarray(config.lr, env.dtype)))
+                 for i in range(24)]
+        take, send = (np.mean([np.asarray(getattr(p, side)) > 0 for p in draws], 0) for side in ("take", "send"))
     else:
-        take = send = np.ones(len(floats), bool)
+        take = send = np.ones(len(floats))
     several = setup.participation.high
     return dict(floats=dict(zip(env.model.groups, floats, strict=True)), parameters=sum(floats), per_client=per_client,
                 client_state=per_client * env.num_clients, state=state, data=data, lanes=lanes, lane=lane,
                 peak=state + data * sim.layout.devices + lanes * lane + tree_bytes(net) * (2 * sim.layout.devices)
                 + (several * per_client if sim.layout.devices > 1 else 0),
-                down=BYTES_PER_PARAMETER * several * (int(np.asarray(floats) @ take) + extra[0]),
-                up=BYTES_PER_PARAMETER * several * (int(np.asarray(floats) @ send) + extra[1]),
+                down=BYTES_PER_PARAMETER * several * (float(np.asarray(floats) @ take) + extra[0]),
+                up=BYTES_PER_PARAMETER * several * (float(np.asarray(floats) @ send) + extra[1]),
                 steps=float(needed), controlled=method.control is not None)
 
 

@@ -23,7 +23,7 @@ from fedjax_sim.local import steps_for
 from fedjax_sim.losses import init_confusion
 from fedjax_sim.participation import Participation
 from fedjax_sim.server import full_plan, square_norm
-from fedjax_sim.types import Array, Client, Cohort, Ctx, Env, Method, Plan, State, Tree
+from fedjax_sim.types import Array, Client, Cohort, Ctx, Env, Method, State, Tree
 
 # stages: every random draw of a round is keyed by (seed, round, stage[, client id])
 SAMPLE, TRAIN, DROP, SLOW, ACT, LEARN, PERSONAL, SETUP = range(8)
@@ -43,6 +43,39 @@ class Data(NamedTuple):
     fed: Federation
     flat_rows: Array     # [R] evaluation rows of all clients, one after another
     flat_owner: Array    # [R] whose they are
+    dropout: Array       # []  chance that a participant fails to report
+
+
+class Orders(NamedTuple):
+    """One round as it is announced."""
+
+    slots: Slot          # [M]
+    invited: Array       # [M] takes part
+    reported: Array      # [M] will not fail to report
+    observed: Tree       # [M, S] observations of the controller, () without one
+    actions: Tree        # [M]
+    info: Tree           # [M] what the agent wants back with the transition
+
+
+class Outcome(NamedTuple):
+    """What the cohort's training produced; see `backends.client_pass`."""
+
+    totals: Any
+    reports: Tree        # [M, …]
+    stacked: Tree        # [M, …] uploads, where asked for
+    clients: Client      # [N, …]
+
+
+class Parts(NamedTuple):
+    """A round's stages as functions of (state, data, …): what one fused program does, apart."""
+
+    orders: Callable     # (state, data) -> Orders
+    train: Callable      # (state, data, orders) -> Outcome
+    aggregate: Callable  # (state, data, orders, outcome) -> (server, cohort, log)
+    learn: Callable      # (state, data, server, clients, orders, cohort) -> (agent, log)
+    evaluate: Callable   # (state, data) -> dict
+    open: Callable       # (data) -> Env with its traced parts
+    task: Callable       # (env, server, bank, client, slot) -> Work                                   ONE client
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +90,8 @@ class Simulation:
     evaluate: Callable   # (state, data) -> dict
     adapt: Callable      # (state, data) -> dict: the expensive personal evaluation, for methods that fine-tune
     round: Callable      # (state, data) -> (state, log): one round, not compiled
-    uploads: Callable    # (state, data) -> (ids, nets [M, …]): one round's uploads, for equivalence checks
+    examine: Callable    # (state, data) -> (state, log, ids [M], nets [M, …]): one round with all its uploads
+    parts: Parts         # the stages of a round one by one, for profiling and debugging
     data: Data
     capacity: int        # most evaluation blocks in one call of `run`
     client_split: str    # the split on which client accuracies are measured
@@ -113,7 +147,7 @@ def simulate(method: Method, env: Env, fed: Federation, participation: Participa
     control, split = method.control, client_split(fed)
     keep_resident = "resident" in method.needs or "bank" in method.needs or "resident" in evaluations
     rows, owner = flatten(fed, split)
-    data = Data(fed, rows, owner)
+    data = Data(fed, rows, owner, np.asarray(participation.dropout, env.dtype))
     everyone = jnp.arange(env.num_clients, dtype=jnp.int32)
 
     def stage(key: Array, t: Array, which: int) -> Array:
@@ -155,91 +189,96 @@ def simulate(method: Method, env: Env, fed: Federation, participation: Participa
         return jax.tree.map(jnp.copy, backends.place(layout, state, ())[0])
 
     # ---- one round --------------------------------------------------------------------------------------------
-    def orders(here: Env, state: State) -> tuple[Slot, Array, Array, Array, Tree, Tree]:
-        """Who takes part and what each is told: plans are made before the cohort is sorted by steps."""
-        key, t = state.key, state.t
-        ids, invited = participation.sample(stage(key, t, SAMPLE))
-        reports = participation.reports(stage(key, t, DROP), ids)
-        ctx = contexts(stage(key, t, TRAIN), ids, t, env.epochs)
-        observed: Tree = ()
-        if control:
-            observed = over_cohort(here, state.server, state.clients, ctx, control.observe)
-            keys = jax.vmap(jax.random.fold_in, (None, 0))(stage(key, t, ACT), ids)
-            actions, info = jax.vmap(control.agent.act, (None, 0, 0))(state.agent, observed, keys)
-            plan = jax.vmap(lambda a, c: control.plan(here, a, state.server, c))(actions, ctx)
-        else:
-            actions, info = (), ()
-            plan = jax.vmap(lambda c: method.plan(here, c) if method.plan else full_plan(here, c.epochs))(ctx)
-        active = invited & reports
-        share = participation.share_of_work(stage(key, t, SLOW), ids).astype(env.dtype)
-        ctx = ctx._replace(epochs=jnp.where(active, plan.epochs * share, 0))
-        return Slot(ids, active, plan, ctx), invited, reports, observed, actions, info
-
     def over_cohort(here: Env, server: Tree, clients: Client, ctx: Ctx, fn: Callable) -> Tree:
         """A small function of ONE client's stored state, for the cohort: one row in memory at a time."""
         def read(i: Array) -> Tree:
             return fn(here, server, jax.tree.map(lambda a: a[ctx.id[i]], clients), jax.tree.map(lambda a: a[i], ctx))
         return lax.map(read, jnp.arange(ctx.id.shape[0]))
 
-    def train(here: Env, state: State, slots: Slot) -> tuple[Any, ...]:
+    def give_orders(here: Env, state: State, dropout: Array) -> Orders:
+        """Who takes part and what each is told: plans are made before the cohort is sorted by steps."""
+        key, t = state.key, state.t
+        ids, invited = participation.sample(stage(key, t, SAMPLE))
+        reported = participation.reports(stage(key, t, DROP), ids, dropout)
+        ctx = contexts(stage(key, t, TRAIN), ids, t, env.epochs)
+        observed: Tree = ()
+        actions: Tree = ()
+        info: Tree = ()
+        if control:
+            observed = over_cohort(here, state.server, state.clients, ctx, control.observe)
+            keys = jax.vmap(jax.random.fold_in, (None, 0))(stage(key, t, ACT), ids)
+            actions, info = jax.vmap(lambda o, k: control.agent.act(state.agent, o, k))(observed, keys)
+            plan = jax.vmap(lambda a, c: control.plan(here, a, state.server, c))(actions, ctx)
+        else:
+            plan = jax.vmap(lambda c: method.plan(here, c) if method.plan else full_plan(here, c.epochs))(ctx)
+        active = invited & reported
+        share = participation.share_of_work(stage(key, t, SLOW), ids).astype(env.dtype)
+        ctx = ctx._replace(epochs=jnp.where(active, plan.epochs * share, 0))
+        return Orders(Slot(ids, active, plan, ctx), invited, reported, observed, actions, info)
+
+    def task(method: Method) -> Callable:
+        return lambda env, server, bank, client, slot: one_client(method, env, server, bank, client, slot,
+                                                                  split if probe else "")
+
+    def train(here: Env, state: State, slots: Slot, method: Method = method) -> Outcome:
+        """The cohort's local training: the hot path."""
         steps = jax.vmap(lambda i, e: steps_for(here, here.fed.size["train"][i], e))(slots.ctx.id, slots.ctx.epochs)
         steps = jnp.where(slots.active, jnp.maximum(steps, 1), 0)      # a client without data still reports
-        one = lambda env, server, bank, client, slot: one_client(method, env, server, bank, client, slot,
-                                                                 split if probe else "")
-        return backends.client_pass(here, layout, one, state.server, state.clients, slots, steps,
-                                    "bank" in method.needs)
+        return Outcome(*backends.client_pass(here, layout, task(method), state.server, state.clients, slots, steps,
+                                             "bank" in method.needs))
 
-    def reduce(here: Env, state: State, slots: Slot, totals: Any, reports: Tree, stacked: Tree) -> Cohort:
+    def aggregate(here: Env, state: State, orders: Orders, outcome: Outcome) -> tuple[Tree, Cohort, dict]:
+        """The server's new state, what it saw, and the log of the round."""
+        slots, totals, reports = orders.slots, outcome.totals, outcome.reports
         scale = 1 / jnp.where(totals.weight > 0, totals.weight, 1)
         mean = jax.tree.map(lambda g, a: a * scale[g].astype(a.dtype), here.group_of(totals.net), totals.net)
-        return Cohort(mean, totals.weight, totals.sums, reports["ok"].sum(), slots.ctx.id, reports["ok"],
-                      reports["weight"], reports["method"], stacked)
-
-    def learn(here: Env, state: State, server: Tree, clients: Client, slots: Slot, cohort: Cohort, observed: Tree,
-              actions: Tree, info: Tree) -> tuple[Tree, dict]:
-        from agents.types import Transition
-        ctx = slots.ctx
-        reward = jax.vmap(lambda r, a, c: control.reward(here, state.server, server, r, a, c))(
-            cohort.reports, actions, ctx)
-        if control.combine:
-            reward = control.combine(here, reward, cohort)
-        after = over_cohort(here, server, clients, ctx, control.observe)
-        done = jnp.broadcast_to(state.t + 1 >= env.rounds, reward.shape) if env.rounds else jnp.zeros_like(cohort.ok)
-        transition = Transition(observed, actions, reward, after, done, cohort.ok, info)
-        agent, losses = control.agent.update(state.agent, transition, stage(state.key, state.t, LEARN))
-        many = jnp.maximum(cohort.ok.sum(), 1)
-        log = {f"agent_{name}": value for name, value in losses.items()}
-        log["reward"] = jnp.where(cohort.ok, reward, 0).sum() / many
-        if control.log:
-            log |= control.log(here, actions, slots.active)
-        return agent, log
-
-    def one_round(here: Env, state: State) -> tuple[State, dict]:
-        slots, invited, reported, observed, actions, info = orders(here, state)
-        totals, reports, stacked, clients = train(here, state, slots)
-        cohort = reduce(here, state, slots, totals, reports, stacked)
+        cohort = Cohort(mean, totals.weight, totals.sums, reports["ok"].sum(), slots.ctx.id, reports["ok"],
+                        reports["weight"], reports["method"], outcome.stacked)
         server = method.aggregate(here, state.server, cohort)
         server = jax.tree.map(lambda new, old: jnp.where(cohort.count > 0, new, old), server, state.server)
-        several = jnp.maximum(cohort.count, 1)
-        mean = lambda v: jnp.where(cohort.ok, v, 0).sum() / several
-        log = dict(round=state.t + 1, participants=invited.sum(), dropped=(invited & ~reported).sum(),
-                   diverged=reports["diverged"].sum(), down=invited.sum(), up=cohort.count,
-                   taken=(slots.plan.take > 0).astype(jnp.int32).T @ invited.astype(jnp.int32),
-                   sent=(slots.plan.send > 0).astype(jnp.int32).T @ cohort.ok.astype(jnp.int32),
+        average = lambda v: jnp.where(cohort.ok, v, 0).sum() / jnp.maximum(cohort.count, 1)
+        invited, failed = orders.invited, reports["diverged"]
+        log = dict(round=state.t + 1, participants=invited.sum(), dropped=(invited & ~orders.reported).sum(),
+                   diverged=failed.sum(), down=invited.sum(), up=cohort.count,
+                   diverged_id=jnp.where(failed.any(), cohort.ids[failed.argmax()], -1),
+                   taken=invited.astype(jnp.int32) @ (slots.plan.take > 0).astype(jnp.int32),
+                   sent=cohort.ok.astype(jnp.int32) @ (slots.plan.send > 0).astype(jnp.int32),
                    steps_needed=jnp.where(slots.active, reports["steps"], 0).sum(), steps_executed=totals.executed,
-                   train_loss=mean(reports["loss"]), train_accuracy=mean(reports["accuracy"]),
-                   diverged_id=jnp.where(reports["diverged"].any(), cohort.ids[reports["diverged"].argmax()], -1))
+                   train_loss=average(reports["loss"]), train_accuracy=average(reports["accuracy"]))
         if probe:
             log |= dict(probe_ids=jnp.where(cohort.ok, cohort.ids, -1), probe_before=reports["before"],
                         probe_after=reports["after"], probe_count=reports["probed"])
-        agent = state.agent
-        if control:
-            agent, more = learn(here, state, server, clients, slots, cohort, observed, actions, info)
-            agent = jax.tree.map(lambda new, old: jnp.where(cohort.count > 0, new, old), agent, state.agent)
-            log |= more
         if method.log:
             log |= method.log(here, state.server, server, cohort)
-        return State(state.t + 1, state.key, server, clients, agent), log
+        return server, cohort, log
+
+    def learn(here: Env, state: State, server: Tree, clients: Client, orders: Orders, cohort: Cohort) -> tuple[Tree, dict]:
+        """The controller's reward and update; transitions exist only after aggregation."""
+        if not control:
+            return state.agent, {}
+        from agents.types import Transition
+        ctx = orders.slots.ctx
+        reward = jax.vmap(lambda r, a, c: control.reward(here, state.server, server, r, a, c))(
+            cohort.reports, orders.actions, ctx)
+        if control.combine:
+            reward = control.combine(here, reward, cohort)
+        after = over_cohort(here, server, clients, ctx, control.observe)
+        done = jnp.broadcast_to((state.t + 1 >= env.rounds) if env.rounds else False, reward.shape)
+        transition = Transition(orders.observed, orders.actions, reward, after, done, cohort.ok, orders.info)
+        agent, losses = control.agent.update(state.agent, transition, stage(state.key, state.t, LEARN))
+        agent = jax.tree.map(lambda new, old: jnp.where(cohort.count > 0, new, old), agent, state.agent)
+        log = {f"agent_{name}": value for name, value in losses.items()}
+        log["reward"] = jnp.where(cohort.ok, reward, 0).sum() / jnp.maximum(cohort.count, 1)
+        if control.log:
+            log |= control.log(here, orders.actions, orders.slots.active)
+        return agent, log
+
+    def one_round(here: Env, state: State, dropout: Array, method: Method = method) -> tuple[State, dict, Outcome, Array]:
+        orders = give_orders(here, state, dropout)
+        outcome = train(here, state, orders.slots, method)
+        server, cohort, log = aggregate(here, state, orders, outcome)
+        agent, more = learn(here, state, server, outcome.clients, orders, cohort)
+        return State(state.t + 1, state.key, server, outcome.clients, agent), log | more, outcome, cohort.ids
 
     # ---- evaluation -------------------------------------------------------------------------------------------
     predict_of = method.predict or evaluate.predict_net
@@ -252,6 +291,7 @@ def simulate(method: Method, env: Env, fed: Federation, participation: Participa
         return dict(acc=hit.mean(), loss=loss.mean())
 
     def own_predictor(here: Env, server: Tree, client: Client, ctx: Ctx) -> Tree:
+        assert method.personal is not None
         predictor = method.personal(here, server, client, ctx)
         if here.bn_local and method.predict is None:
             predictor = {**predictor, "batch_stats": client.batch_stats}
@@ -313,7 +353,7 @@ def simulate(method: Method, env: Env, fed: Federation, participation: Participa
         """`rounds` ≤ capacity·eval_every rounds, an evaluation after every eval_every-th and after the last."""
         here = open_(data)
         blank = lambda tree, lead: jax.tree.map(lambda a: jnp.zeros((lead, *a.shape), a.dtype), tree)
-        log_shape = jax.eval_shape(lambda s: one_round(here, s)[1], state)
+        log_shape = jax.eval_shape(lambda s: one_round(here, s, data.dropout)[1], state)
         eval_shape = jax.eval_shape(lambda s: evaluate_(here, s, data), state)
         write = lambda buffer, i, value: jax.tree.map(lambda b, v: b.at[i].set(v), buffer, value)
         first = state.t
@@ -321,7 +361,7 @@ def simulate(method: Method, env: Env, fed: Federation, participation: Participa
         def round_(_, carry):
             state, logs = carry
             place = state.t - first
-            state, log = one_round(here, state)
+            state, log = one_round(here, state, data.dropout)[:2]
             return state, write(logs, place, log)
 
         def block(i, carry):
@@ -336,16 +376,15 @@ def simulate(method: Method, env: Env, fed: Federation, participation: Participa
                                                 blank({**eval_shape, "round": jax.ShapeDtypeStruct((), jnp.int32)},
                                                       capacity)))
 
-    def uploads(state: State, data: Data) -> tuple[Array, Tree]:
-        here = open_(data)
-        slots = orders(here, state)[0]
+    def examine(state: State, data: Data) -> tuple[State, dict, Array, Tree]:
         stacking = method._replace(needs=method.needs | {"stack"})
-        one = lambda env, server, bank, client, slot: one_client(stacking, env, server, bank, client, slot)
-        steps = jax.vmap(lambda i, e: steps_for(here, here.fed.size["train"][i], e))(slots.ctx.id, slots.ctx.epochs)
-        _, _, nets, _ = backends.client_pass(here, layout, one, state.server, state.clients, slots,
-                                             jnp.where(slots.active, jnp.maximum(steps, 1), 0), "bank" in method.needs)
-        return slots.ctx.id, nets
+        state, log, outcome, ids = one_round(open_(data), state, data.dropout, stacking)
+        return state, log, ids, outcome.stacked
 
+    parts = Parts(lambda s, d: give_orders(open_(d), s, d.dropout), lambda s, d, o: train(open_(d), s, o.slots),
+                  lambda s, d, o, out: aggregate(open_(d), s, o, out),
+                  lambda s, d, server, clients, o, cohort: learn(open_(d), s, server, clients, o, cohort),
+                  lambda s, d: evaluate_(open_(d), s, d), open_, task(method))
     return Simulation(env, method, layout, init, jax.jit(run, donate_argnums=0),
                       jax.jit(lambda s, d: evaluate_(open_(d), s, d)), jax.jit(adapt),
-                      lambda s, d: one_round(open_(d), s), jax.jit(uploads), data, capacity, split)
+                      lambda s, d: one_round(open_(d), s, d.dropout)[:2], jax.jit(examine), parts, data, capacity, split)

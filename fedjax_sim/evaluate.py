@@ -19,7 +19,7 @@ CLIENT_EVAL_BATCH = 64    # rows of one client's split evaluated at once
 class Score(NamedTuple):
     correct: Array   # []  number of correct predictions
     loss: Array      # []  summed cross-entropy
-    count: Array     # []  examples
+    count: Array     # type: ignore[assignment]   # []  examples
 
 
 def predict_net(env: Env, net: Tree, x: Array) -> Array:

@@ -29,12 +29,10 @@ class Participation:
         number = jax.random.randint(size, (), self.low, self.high + 1)
         return ids, jnp.arange(self.high) < number
 
-    def reports(self, key: Array, ids: Array) -> Array:
+    def reports(self, key: Array, ids: Array, dropout: Array | None = None) -> Array:
         """[M] bool: does not fail in this round. Keyed by client, not by place in the cohort."""
-        if self.dropout <= 0:
-            return jnp.ones(ids.shape, bool)
         draw = jax.vmap(lambda i: jax.random.uniform(jax.random.fold_in(key, i)))(ids)
-        return draw >= self.dropout
+        return draw >= (self.dropout if dropout is None else dropout)
 
     def share_of_work(self, key: Array, ids: Array) -> Array:
         """[M] in (0, 1]: the share of its local epochs that each client manages."""

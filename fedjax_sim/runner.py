@@ -23,6 +23,7 @@ import numpy as np
 
 from fedjax_sim import __version__, backends, checkpoint, metrics
 from fedjax_sim.config import FORMAT, Config
+from fedjax_sim.debug import LoopRunner
 from fedjax_sim.errors import UserError
 from fedjax_sim.files import number, read_csv, write_csv, write_json, write_npz
 from fedjax_sim.server import payload_bytes
@@ -53,7 +54,7 @@ class Recorder:
         self.setup = setup
         self.rounds: list[dict[str, Any]] = []
         self.rows: list[dict[str, Any]] = []
-        self.clients: dict[str, list[np.ndarray]] = {}
+        self.clients: dict[str, list[Any]] = {}
         env, net = setup.simulation.env, setup.net
         self.floats = env.group_floats(net)
         self.extra = setup.simulation.method.extra_floats(env, net)
@@ -177,7 +178,7 @@ def peak_rss_mb() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def run(method: str | Any = "fedavg", fed: Any = None, *, out: str | pathlib.Path | None = None, progress: bool = False,
+def run(method: Any = "fedavg", fed: Any = None, *, out: str | pathlib.Path | None = None, progress: bool = False,
         model: Any = None, net: Any = None, **options: Any) -> Result:
     """Run one method and return its Result; the Python form of `fedjax-sim run`.
 
@@ -218,12 +219,13 @@ def execute(setup: Setup, directory: RunDirectory | None, *, progress: bool = Fa
     """Drive a prepared run to its end."""
     config, sim = setup.config, setup.simulation
     say = say or (lambda text: print(text, file=sys.stderr))
-    recorder, timings = Recorder(setup), []
-    writes = directory is not None and jax.process_index() == 0
-    if writes and start_from is None:
+    recorder = Recorder(setup)
+    timings: list[dict[str, Any]] = []
+    writes = jax.process_index() == 0
+    if directory is not None and writes and start_from is None:
         directory.create(config, setup.resolved)
     state = sim.init(config.seed, setup.net)
-    if start_from is not None:
+    if start_from is not None and directory is not None:
         state = checkpoint.load(start_from, state, config.hash())
         timings = directory.read(recorder, int(state.t))
         grid = [r for r in recorder.rows if r["round"] % config.eval_every]      # the old last round, off the grid
@@ -236,9 +238,10 @@ def execute(setup: Setup, directory: RunDirectory | None, *, progress: bool = Fa
     state, data = backends.place(sim.layout, state, sim.data)
 
     began = time.perf_counter()
-    step = sim.run
-    if hasattr(step, "lower"):
-        step = step.lower(state, data, jnp.int32(1)).compile()
+    if config.backend == "loop":
+        step: Callable = LoopRunner(sim, config.eval_every)
+    else:
+        step = sim.run.lower(state, data, jnp.int32(1)).compile()   # type: ignore[attr-defined]
     compile_seconds = time.perf_counter() - began
     done, speed, saved_at, saved_round = int(state.t), None, time.perf_counter(), int(state.t)
     bar = None
@@ -283,7 +286,7 @@ def execute(setup: Setup, directory: RunDirectory | None, *, progress: bool = Fa
         if bar is not None:
             bar.close()
     summary = summarise(setup, recorder, timings, compile_seconds)
-    if writes:
+    if directory is not None and writes:
         directory.write(recorder, timings)
         write_json(directory.path / "summary.json", summary)
     return Result(summary, recorder.rows, recorder.rounds, recorder.arrays(), state, setup,
@@ -328,7 +331,7 @@ def summarise(setup: Setup, recorder: Recorder, timings: list[dict[str, Any]], c
     """The figures of a run. `best_global` is the best over rounds on test data: the papers' figure, not a fair one."""
     config = setup.config
     clean = lambda v: None if isinstance(v, float) and math.isnan(v) else v
-    last = next((r for r in reversed(recorder.rows) if "client_mean" in r), {})
+    last: dict[str, Any] = next((r for r in reversed(recorder.rows) if "client_mean" in r), {})
     steady = timings[1:] or timings
     rounds = sum(t["last_round"] - t["first_round"] + 1 for t in steady)
     seconds = sum(t["seconds"] for t in steady) / max(rounds, 1)

@@ -21,7 +21,7 @@ from fedjax_sim.losses import Loss
 from fedjax_sim.models import Model
 
 Tree = Any
-Array = jax.Array
+Array = Any   # a jax.Array, a tracer, or a numpy array on its way in
 
 
 class Ctx(NamedTuple):
@@ -61,7 +61,7 @@ class Cohort(NamedTuple):
     mean: Tree               # net; per group the weighted mean over its senders (0 where nobody sent)
     weight: Array            # [G] total weight behind each group's mean
     sums: Tree               # sum over reporting clients of Upload.sums
-    count: Array             # []  clients that reported
+    count: Array             # type: ignore[assignment]   # []  clients that reported
     ids: Array               # [M] client numbers, in the order they were sampled
     ok: Array                # [M] reported, and finite
     weights: Array           # [M] Upload.weight, 0 where not ok

@@ -56,9 +56,10 @@ class Federation:
         return int(self.size["train"].shape[0])
 
     @property
-    def shape(self) -> tuple[int, ...]:
+    def shape(self) -> tuple[int, int, int]:
         """(H, W, C) of one example."""
-        return tuple(int(n) for n in self.x.shape[1:])
+        height, width, channels = self.x.shape[1:]
+        return int(height), int(width), int(channels)
 
     def client_rows(self, client: int, split: str = "train") -> np.ndarray:
         """The unpadded rows of ONE client, on the host."""

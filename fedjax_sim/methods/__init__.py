@@ -5,10 +5,12 @@ import functools
 import importlib
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedjax_sim.errors import UserError, lookup, unknown
-from fedjax_sim.types import Method
+
+if TYPE_CHECKING:   # the names are listed by the command line, which must not wait for JAX
+    from fedjax_sim.types import Method
 
 # name -> (module, builder, bound options, one line)
 _TABLE: dict[str, tuple[str, str, dict[str, Any], str]] = {

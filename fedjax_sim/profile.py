@@ -1,0 +1,61 @@
+"""Seconds and bytes of each part of a round, measured with staged programs: one fused program cannot be split.
+
+The stages are compiled one by one and run on the same State; the best of several repetitions counts. Their sum is a
+little more than the fused round, because nothing is shared or overlapped between them.
+"""
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from fedjax_sim import backends, describe
+from fedjax_sim.setup import Setup
+
+
+def best_of(fn: Callable[[], Any], repeats: int) -> tuple[float, Any]:
+    """(least seconds, result); the first call, which compiles, is not counted."""
+    out = jax.block_until_ready(fn())
+    least = float("inf")
+    for _ in range(repeats):
+        began = time.perf_counter()
+        out = jax.block_until_ready(fn())
+        least = min(least, time.perf_counter() - began)
+    return least, out
+
+
+def stage_seconds(setup: Setup, repeats: int = 3) -> dict[str, float]:
+    """Seconds of: orders (sampling, observing, acting), local, aggregation, controller, evaluation, and a whole round."""
+    sim = setup.simulation
+    state, data = backends.place(sim.layout, sim.init(setup.config.seed, setup.net), sim.data)
+    compiled = {name: jax.jit(getattr(sim.parts, name)) for name in ("orders", "train", "aggregate", "learn", "evaluate")}
+    seconds: dict[str, float] = {}
+    seconds["orders"], orders = best_of(lambda: compiled["orders"](state, data), repeats)
+    seconds["local"], outcome = best_of(lambda: compiled["train"](state, data, orders), repeats)
+    seconds["aggregation"], (server, cohort, _) = best_of(
+        lambda: compiled["aggregate"](state, data, orders, outcome), repeats)
+    seconds["controller"], _ = best_of(
+        lambda: compiled["learn"](state, data, server, outcome.clients, orders, cohort), repeats)
+    if sim.method.control is None:
+        seconds["controller"] = 0.0
+    seconds["evaluation"], _ = best_of(lambda: compiled["evaluate"](state, data), repeats)
+    whole = jax.jit(sim.round)
+    seconds["round (fused, no evaluation)"], _ = best_of(lambda: whole(state, data), repeats)
+    return seconds
+
+
+def profile(setup: Setup, repeats: int = 3) -> str:
+    """A table for people."""
+    seconds, facts = stage_seconds(setup, repeats), describe.facts(setup)
+    whole = seconds["round (fused, no evaluation)"]
+    rows = [f"{setup.config.method}: one round of {setup.participation.high} clients, best of {repeats}"]
+    rows += [f"  {name:30s} {1e3 * value:10.2f} ms  {100 * value / whole:6.2f} % of the fused round"
+             for name, value in seconds.items()]
+    rows.append(f"  {'bytes down':30s} {describe.size(facts['down']):>13s}")
+    rows.append(f"  {'bytes up':30s} {describe.size(facts['up']):>13s}")
+    rows.append(f"  {'persistent client state':30s} {describe.size(facts['client_state']):>13s}")
+    return "\n".join(rows)
+
+
