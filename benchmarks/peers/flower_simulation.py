@@ -1,7 +1,7 @@
-"""Flower's simulation engine (Ray), through its public API: ServerApp with FedAvg, ClientApp with NumPyClient.
+"""Flower's simulation engine (Ray), through its public API: ServerApp (FedAvg) and ClientApp (NumPyClient).
 
-One actor per core with one thread each. The server loop belongs to Flower, so the line protocol is spoken from
-the strategy: `configure_fit` waits for a request and starts the clock, `aggregate_fit` stops it. Actors keep
+One actor per core with one thread each. The server loop belongs to Flower, so the protocol is spoken from the
+strategy: `configure_fit` waits for a request and starts the clock, `aggregate_fit` stops it. Actors keep
 the data and the network between calls, which is faster than building them in every client.
 """
 from __future__ import annotations

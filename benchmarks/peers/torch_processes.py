@@ -6,6 +6,7 @@ ragged clients are balanced, and add what they train into their own shared sum; 
 from __future__ import annotations
 
 import atexit
+import dataclasses
 from typing import Any
 
 import torch
@@ -15,15 +16,14 @@ from benchmarks import torch_models
 from benchmarks.machine import cores
 from benchmarks.models import init_weights
 from benchmarks.peers.protocol import Peer
-from benchmarks.workloads import Workload, make_data, plan
+from benchmarks.workloads import Data, Workload, make_data, plan
 
 PACKAGES = ("torch", "numpy")
 
 
-def _work(workload: Workload, served: dict[str, torch.Tensor], mine: dict[str, torch.Tensor],
+def _work(workload: Workload, data: Data, served: dict[str, torch.Tensor], mine: dict[str, torch.Tensor],
           images: torch.Tensor, labels: torch.Tensor, taken: Any, line: Any) -> None:
     torch.set_num_threads(1)
-    data = make_data(workload)         # for the plan; the images are the parent's, shared
     model = torch_models.make_model(workload, init_weights(workload))
     torch_models.train_client(model, images, labels, plan(workload, data, 0)[0], workload)     # warm up
     line.send("ready")
@@ -49,13 +49,14 @@ def prepare(workload: Workload, processes: int | None = None) -> Peer:
     context: Any = mp.get_context("spawn")
     data = make_data(workload)
     images, labels = torch_models.to_torch(data.images(), data.labels)
+    layout = dataclasses.replace(data, pixels=data.pixels[:0])       # who owns which rows; the images are shared
     served = {name: torch.from_numpy(v).share_memory_() for name, v in init_weights(workload).items()}
     sums = [{name: torch.zeros_like(t).share_memory_() for name, t in served.items()}
             for _ in range(processes or cores())]
     taken, lines, workers = context.Value("i", 0), [], []
     for mine in sums:
         here, there = context.Pipe()
-        arguments = (workload, served, mine, images.share_memory_(), labels.share_memory_(), taken, there)
+        arguments = (workload, layout, served, mine, images.share_memory_(), labels.share_memory_(), taken, there)
         workers.append(context.Process(target=_work, args=arguments, daemon=True))
         workers[-1].start()
         lines.append(here)
