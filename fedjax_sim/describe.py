@@ -8,7 +8,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedjax_sim.local import Batch
 from fedjax_sim.server import BYTES_PER_PARAMETER
 from fedjax_sim.setup import Setup
 from fedjax_sim.types import Ctx
@@ -22,7 +21,9 @@ def size(nbytes: float) -> str:
     >>> size(5 * 2**20)
     '5.00 MB'
     """
-    return f"{nbytes / GB:.4f} GB" if nbytes >= GB / 2 else f"{nbytes / MB:.2f} MB" if nbytes >= MB / 10 else f"{nbytes:.0f} B"
+    if nbytes >= GB / 2:
+        return f"{nbytes / GB:.4f} GB"
+    return f"{nbytes / MB:.2f} MB" if nbytes >= MB / 10 else f"{nbytes:.0f} B"
 
 
 def tree_bytes(tree: Any) -> int:
@@ -41,18 +42,19 @@ def facts(setup: Setup) -> dict[str, Any]:
         tree_bytes(net["batch_stats"]) if env.bn_local else 0)
     state = per_client * env.num_clients + tree_bytes(server)
     lanes = min(sim.layout.chunk * sim.layout.devices, env.cohort)
-    batch = Batch(*(jax.ShapeDtypeStruct(s, d) for s, d in (
-        ((env.batch_size, *fed.shape), env.dtype), ((env.batch_size,), np.int32), ((env.batch_size,), bool), ((2,), np.uint32))))
+    x = jax.ShapeDtypeStruct((env.batch_size, *fed.shape), env.dtype)
+    mask = jax.ShapeDtypeStruct((env.batch_size,), bool)
 
-    def residuals(net, x, y, mask):
+    def residuals(net, x, mask):   # what the backward pass keeps from the forward pass
         features = lambda p: env.model.head({**net, "params": p}, env.model.features(
             {**net, "params": p}, x, train=True, mask=mask)[0])
         return jax.vjp(features, net["params"])[1]
-    lane = tree_bytes(jax.eval_shape(residuals, net, batch.x, batch.y, batch.mask)) + 5 * tree_bytes(net)
+    lane = tree_bytes(jax.eval_shape(residuals, net, x, mask)) + 5 * tree_bytes(net)
     data = tree_bytes(jax.eval_shape(lambda: (fed.x, fed.y)))
     steps = np.asarray(fed.size["train"])[list(setup.participation.seen)]
     per_epoch = -(-steps // env.batch_size)
-    needed = np.maximum(np.round(env.epochs * per_epoch), 1).mean() * (setup.participation.low + setup.participation.high) / 2
+    needed = np.maximum(np.round(env.epochs * per_epoch), 1).mean()
+    needed *= (setup.participation.low + setup.participation.high) / 2
     extra = method.extra_floats(env, setup.net)
     floats = env.group_floats(setup.net)
     if method.plan is not None:
@@ -94,19 +96,20 @@ def report(setup: Setup) -> str:
 def results_table(summaries: list[dict[str, Any]]) -> str:
     """Accuracies in percent. 'best' is over rounds on test data (the papers' figure); 'by val' is the fair choice."""
     percent = lambda v: "–" if v is None or (isinstance(v, float) and math.isnan(v)) else f"{100 * v:.2f}"
-    head = ["method", "best", "by val", "last", "mean last 10", "client mean", "pooled", "worst 10 %", "down", "up", "s/round"]
+    head = ["method", "best", "by val", "last", "mean last 10", "client mean", "pooled", "worst 10 %", "down", "up",
+            "s/round"]
     rows = [[s["method"], *(percent(s[k]) for k in ("best_global", "best_by_val", "last_global", "mean_last10",
                                                     "client_acc_mean", "client_acc_pooled", "client_acc_worst10")),
              size(s["bytes_down"]), size(s["bytes_up"]), f"{s['seconds_per_round']:.3f}"] for s in summaries]
     widths = [max(len(r[i]) for r in [head, *rows]) for i in range(len(head))]
-    line = lambda row: "  ".join(c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True)))
+    line = lambda row: "  ".join([row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))])
     return "\n".join([line(head), line(["-" * w for w in widths]), *map(line, rows)])
 
 
 def speed_line(s: dict[str, Any]) -> str:
     waste = f", executed ÷ needed steps {s['padding_waste']:.3f}" if s["padding_waste"] else ""
-    return (f"{s['method']}: {s['rounds_per_second']:.2f} rounds/s (compiled in {s['compile_seconds']:.1f} s, apart){waste}, "
-            f"peak memory {s['peak_rss_mb']:.0f} MB")
+    return (f"{s['method']}: {s['rounds_per_second']:.2f} rounds/s (compiled in {s['compile_seconds']:.1f} s, apart)"
+            f"{waste}, peak memory {s['peak_rss_mb']:.0f} MB")
 
 
 def save_curves(results: list[Any], path: pathlib.Path) -> pathlib.Path | None:
@@ -123,7 +126,8 @@ def save_curves(results: list[Any], path: pathlib.Path) -> pathlib.Path | None:
                                     (axes[1], "client_mean", "clients' own models, mean")):
             points = [(r["round"], 100 * r[column]) for r in result.rows if not math.isnan(r.get(column, math.nan))]
             if points:
-                axis.plot(*zip(*points, strict=True), label=result.summary["method"], marker="o" if len(points) == 1 else None)
+                axis.plot(*zip(*points, strict=True), label=result.summary["method"],
+                          marker="o" if len(points) == 1 else None)
             axis.set(title=title, xlabel="round", ylabel="accuracy (%)")
     for axis in axes:
         axis.grid(alpha=0.3)

@@ -141,9 +141,11 @@ def one_client(method: Method, env: Env, server: Tree, bank: Client, client: Cli
 
 
 def simulate(method: Method, env: Env, fed: Federation, participation: Participation,
-             layout: Layout = Layout(), *, lr: Callable[[Array], Array], evaluations: tuple[str, ...] = ("global", "personal"),
-             eval_every: int = 1, capacity: int = 32, probe: bool = False) -> Simulation:
+             layout: Layout | None = None, *, lr: Callable[[Array], Array],
+             evaluations: tuple[str, ...] = ("global", "personal"), eval_every: int = 1, capacity: int = 32,
+             probe: bool = False) -> Simulation:
     """Compose a method, a federation and a layout into compiled functions; see `Simulation`."""
+    layout = layout or Layout()
     control, split = method.control, client_split(fed)
     keep_resident = "resident" in method.needs or "bank" in method.needs or "resident" in evaluations
     rows, owner = flatten(fed, split)

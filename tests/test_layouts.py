@@ -1,0 +1,104 @@
+"""One round's uploads are the same whatever the layout: loop, chunks, all at once, over a mesh; and it lowers for
+accelerators. Archetypes: stateless, stateful, resident models, (controlled: see test_fedpolicy)."""
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+from tiny import M, N, close, same_bits, simulation, start
+
+from fedjax_sim.backends import Layout, deal, make_layout
+from fedjax_sim.debug import ClientFailure, LoopRunner
+
+ARCHETYPES = ["fedavg", "scaffold", "random"]
+
+
+@pytest.mark.parametrize("name", ARCHETYPES)
+def test_layouts_agree(name):
+    """Chunks, full vmap and meshes of 2 and 8 devices: uploads, server and client states to 1e-5."""
+    base = simulation(name)
+    want = base.examine(*start(base))
+    for chunk, devices in ((2, 1), (M, 1), (1, 2), (2, 2), (1, 8)):
+        sim = simulation(name, chunk=chunk, devices=devices)
+        got = sim.examine(*start(sim))
+        assert np.array_equal(want[2], got[2])
+        assert close(want[3], got[3]), (chunk, devices)
+        assert close(want[0].server, got[0].server)
+        rows = jax.tree.map(lambda a: a[:N], got[0].clients)
+        assert close(want[0].clients, rows)
+
+
+def test_loop_backend_agrees():
+    sim = simulation("scaffold")
+    want = sim.examine(*start(sim))[0]
+    got, _ = LoopRunner(sim, 2).round(*start(sim))
+    assert close(want, got)
+
+
+def test_loop_backend_names_the_failing_client():
+    sim = simulation("fedavg")
+    state, data = start(sim)
+    ids = np.asarray(sim.examine(state, data)[2])
+    fed = data.fed
+    x = np.array(fed.x)
+    x[fed.client_rows(int(ids[2]))] = np.nan
+    bad = data._replace(fed=__import__("dataclasses").replace(fed, x=x))
+    with pytest.raises(ClientFailure, match=rf"round 1, client {ids[2]}, stage local"):
+        LoopRunner(sim, 2).round(state, bad)
+
+
+def test_upload_does_not_depend_on_mesh_neighbours():
+    """Inside shard_map a gradient must not be summed over devices: other data on one client, same upload elsewhere."""
+    sim = simulation("fedavg", devices=2)
+    state, data = start(sim)
+    _, _, ids, nets = sim.examine(state, data)
+    fed = data.fed
+    x = np.array(fed.x)
+    x[fed.client_rows(int(ids[0]))] += 1
+    data2 = start(sim, data=sim.data._replace(fed=__import__("dataclasses").replace(sim.data.fed, x=x)))[1]
+    _, _, _, nets2 = sim.examine(state, data2)
+    rest = lambda tree: jax.tree.map(lambda a: a[1:], tree)
+    assert same_bits(rest(nets), rest(nets2)) and not same_bits(nets, nets2)
+
+
+def test_state_is_sharded_over_the_mesh():
+    sim = simulation("scaffold", devices=2)
+    state, data = start(sim)
+    after = sim.examine(state, data)[0]
+    for leaf in jax.tree.leaves(after.clients):
+        assert len(leaf.sharding.device_set) == 2
+        assert {s.data.shape[0] for s in leaf.addressable_shards} == {leaf.shape[0] // 2}
+
+
+@pytest.mark.parametrize("chunk, devices", [(1, 1), (3, 1), (1, 2), (2, 3), (4, 2)])
+def test_dealing_covers_every_active_client_once(chunk, devices):
+    steps = jnp.array([5, 0, 9, 9, 1, 0, 30, 2, 4, 4, 7])
+    layout = Layout(chunk) if devices == 1 else make_layout(chunk, devices)
+    units = -(-len(steps) // chunk)
+    table, count = deal(layout, steps, min(units, 2 * -(-units // devices)))
+    dealt = [int(i) for d in range(devices) for u in range(int(count[d])) for i in np.asarray(table[d, u]) if i < len(steps)]
+    assert sorted(dealt) == [i for i, s in enumerate(np.asarray(steps)) if s > 0]
+    if devices == 2 and chunk == 1:      # 71 steps, longest first to the least loaded
+        load = [sum(int(steps[i]) for i in np.asarray(table[d, :int(count[d])]).reshape(-1)) for d in range(2)]
+        assert sorted(load) == [35, 36]
+
+
+@pytest.mark.parametrize("name", ARCHETYPES)
+def test_round_lowers_for_accelerators(name):
+    """jax.export needs no hardware; the chunked round is the one an accelerator would run."""
+    sim = simulation(name, chunk=2)
+    state, data = start(sim)
+    abstract = jax.tree.map(lambda a: jax.ShapeDtypeStruct(np.shape(a), np.asarray(a).dtype), (state, data))
+    exported = jax.export.export(jax.jit(sim.round), platforms=("cuda", "tpu"))(*abstract)
+    assert exported.platforms == ("cuda", "tpu")
+
+
+def test_ragged_clients_cost_what_they_hold():
+    """One lane: executed = needed. Side by side: at most the longest lane of each sorted chunk."""
+    for chunk in (1, 2):
+        sim = simulation("fedavg", chunk=chunk)
+        log = sim.examine(*start(sim))[1]
+        needed, executed = int(log["steps_needed"]), int(log["steps_executed"])
+        assert executed == needed if chunk == 1 else needed < executed < M * max(2 * -(-n // tiny.BATCH) for n in tiny.SIZES)
