@@ -27,7 +27,8 @@ WIRE = {
 DECIDES = {"random"}      # the block sent down differs from client to client
 
 
-@pytest.fixture(scope="module", params=ALL)
+# one worker compiles all of a method's programs
+@pytest.fixture(scope="module", params=[pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in ALL])
 def sim(request):
     return simulation(request.param)
 

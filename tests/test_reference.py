@@ -6,6 +6,8 @@ precision within 1e-9; float32 alone could hide a wrong term behind rounding.
 """
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -144,12 +146,14 @@ def initial(width: int = 24) -> dict:
             for name, a, b in zip(LAYERS, widths[:-1], widths[1:], strict=True)}
 
 
-def engine(method: str, options: dict, fed: Federation, epochs: float, dtype, chunk: int):
-    """(simulation, state) of the engine with the settings of this file."""
+@functools.cache                                 # tests that ask for the same program share its compilation
+def engine(method: str, epochs: float, dtype, chunk: int):
+    """(simulation, maker of its first State) of the engine with the settings of this file."""
+    fed = federation()
     model = models.build("mlp", fed.shape, CLASSES, dtype=dtype, hidden=(7, 5))
     env = Env(model=model, loss=losses.make_loss("ce", CLASSES), optimizer=optim.sgd(MOMENTUM, DECAY),
               num_clients=len(SIZES), cohort=COHORT, batch_size=BATCH, epochs=epochs, max_epochs=epochs, dtype=dtype)
-    sim = simulate(make_method(method, **options), env, fed, participation(), Layout(chunk),
+    sim = simulate(make_method(method, **CASES[method]), env, fed, participation(), Layout(chunk),
                    lr=optim.schedule("constant", LR, ROUNDS), evaluations=(), eval_every=ROUNDS, capacity=1)
     net = {"params": jax.tree.map(lambda a: jnp.asarray(a, dtype), initial()), "batch_stats": {}}
     return sim, lambda: sim.init(SEED, net)
@@ -192,7 +196,7 @@ def test_three_rounds_in_double_precision(method, epochs, chunk):
     """Θ, and whatever the method keeps (c, c_k, v_k), with everybody reporting and with failures."""
     options, fed = CASES[method], federation()
     with jax.enable_x64(True):
-        sim, start = engine(method, options, fed, epochs, jnp.float64, chunk)
+        sim, start = engine(method, epochs, jnp.float64, chunk)
         for dropout in (0.0, DROPOUT):
             failed = [reporting(participation(), SEED, t, dropout)[1] for t in range(ROUNDS)]
             assert any(failed) == (dropout > 0)
@@ -214,7 +218,7 @@ def test_three_rounds_in_double_precision(method, epochs, chunk):
 @pytest.mark.parametrize("method", CASES)
 def test_three_rounds_in_single_precision(method):
     options, fed = CASES[method], federation()
-    sim, start = engine(method, options, fed, 2.0, jnp.float32, 1)
+    sim, start = engine(method, 2.0, jnp.float32, 1)
     theirs = reference(method, options, fed, initial(), lambda t: reporting(participation(), SEED, t)[0], 2.0)
     state, _, _ = sim.run(start(), sim.data, jnp.int32(ROUNDS))
     ours = kept(method, state)
@@ -225,7 +229,7 @@ def test_three_rounds_in_single_precision(method):
 @pytest.mark.parametrize("method", ["scaffold", "ditto"])
 def test_who_does_not_report_changes_nothing(method):
     """Everybody fails: the whole State stands still but for the round. One fails: its own row stands still, exactly."""
-    sim, start = engine(method, CASES[method], federation(), 2.0, jnp.float32, 1)
+    sim, start = engine(method, 2.0, jnp.float32, 1)
     before = jax.tree.map(np.asarray, start())
     after, _, _ = sim.run(start(), sim.data._replace(dropout=np.float32(1)), jnp.int32(ROUNDS))
     assert after.t == ROUNDS

@@ -8,8 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-# the four corners of all pooling windows, each [B·h·v, co], and (B, h, v, co)
-Corners = tuple[tuple[jax.Array, ...], tuple[int, ...]]
+from fedjax_sim.models.pool import relu_max, relu_pool_narrow
 
 
 def pad_map(x: jax.Array, pad: int) -> jax.Array:
@@ -73,8 +72,8 @@ def _space_to_depth_conv(x, w, s, pad, h, v):
     return patches_conv(x, w)
 
 
-def block_corners(x: jax.Array, w: jax.Array, b: jax.Array) -> Corners:
-    """The four corners of every 2x2 pooling window of `conv(x, w) + b`, from one GEMM (odd k, no padding).
+def block_pool(x: jax.Array, w: jax.Array, b: jax.Array) -> jax.Array:
+    """`relu(max_pool2(conv(x, w) + b))`, odd k, no padding, from one GEMM.
 
     The patch is the (k+1)x(k+1) field a window sees, cut from blocks `[B,H/2,W/2,4ci]` as n·n wide
     slices (n = (k+1)/2); the columns are the 2x2 outputs, from four shifted copies of the kernel. 1.44x the
@@ -89,5 +88,8 @@ def block_corners(x: jax.Array, w: jax.Array, b: jax.Array) -> Corners:
     patches = jnp.concatenate([x[:, i:i + h, j:j + v] for i in range(n) for j in range(n)], -1)
     w4 = jnp.stack([jnp.pad(w, ((p, 1 - p), (q, 1 - q), (0, 0), (0, 0))) for p in (0, 1) for q in (0, 1)], 3)
     w4 = w4.reshape(n, 2, n, 2, ci, 4 * co).transpose(0, 2, 1, 3, 4, 5).reshape(-1, 4 * co)
-    y = (patches.reshape(B * h * v, -1) @ w4 + jnp.tile(b, 4)).reshape(-1, 4, co)
-    return tuple(y[:, i] for i in range(4)), (B, h, v, co)
+    patches = patches.reshape(B * h * v, -1)
+    if co <= 16:
+        return relu_pool_narrow(patches @ w4, b, (B, h, v, co))
+    # one product per corner: rows of 4·co would have to be cut apart and joined again
+    return relu_max(tuple(patches @ corner for corner in jnp.split(w4, 4, 1)), b, (B, h, v, co))

@@ -18,9 +18,9 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.models.conv_forms import block_corners, lax_conv, pad_map, patches_conv
-from fedjax_sim.models.pool import lax_pool, pool2, pool3, relu_max
-from fedjax_sim.models.winograd import winograd_corners
+from fedjax_sim.models.conv_forms import block_pool, lax_conv, pad_map, patches_conv
+from fedjax_sim.models.pool import lax_pool, pool2, pool3
+from fedjax_sim.models.winograd import winograd_pool
 
 FORMS = ("auto", "lax", "patches", "block", "winograd")
 
@@ -47,9 +47,8 @@ def conv_relu_pool(x: jax.Array, w: jax.Array, b: jax.Array, *, pad: int = 0,
     if form == "lax":
         return lax_pool(lax_conv(x, w, 1, pad) + b, 2, 2, 0)
     if form == "patches":
-        return pool2(patches_conv(x, w, 1, pad) + b)
-    corners, shape = (block_corners if form == "block" else winograd_corners)(pad_map(x, pad), w, b)
-    return relu_max(corners).reshape(shape)
+        return pool2(patches_conv(x, w, 1, pad), b)
+    return (block_pool if form == "block" else winograd_pool)(pad_map(x, pad), w, b)
 
 
 def uniform_fan_in(fan_in: int):

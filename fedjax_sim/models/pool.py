@@ -1,6 +1,8 @@
 """Max-pooling with ReLU, and `settle`, which keeps XLA-CPU from recomputing a gradient once per use."""
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -29,49 +31,113 @@ settled.defvjp(lambda x: (x, None), lambda _, g: (settle(g),))
 
 
 @jax.custom_vjp
-def relu_max(values: tuple[jax.Array, ...]) -> jax.Array:
-    """`max(0, values[0], values[1], …)` elementwise: ReLU and max-pool of windows given as arrays.
+def settled_both(x: jax.Array) -> jax.Array:
+    """The identity, settled in both directions."""
+    return settle(x)
 
-    As in PyTorch the first winner takes the whole gradient (jax's own gradient of `maximum` splits ties), and
-    a window whose maximum is not positive takes none.
 
-    >>> jax.grad(lambda a: relu_max((a, a)))(2.0).item()   # all of it once, not twice one half each
+settled_both.defvjp(lambda x: (settle(x), None), lambda _, g: (settle(g),))
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(2,))
+def relu_max(values: tuple[jax.Array, ...], b: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """`max(0, b + max(values[0], values[1], …))` elementwise: bias, ReLU, max-pool.
+
+    The values are the corners of pooling windows. As in PyTorch the first winner takes the whole gradient
+    (jax's own gradient of `maximum` splits ties), and a window whose result is not positive takes none. The
+    bias `b [co]` (last axis) is added after the maximum: the same value with fewer additions, also in its
+    gradient. The result has `shape`: the gradient is settled before it is flattened, because a flattened
+    fusion divides to find each index.
+
+    >>> jax.grad(lambda a: relu_max((a, a), jnp.zeros(1), (1,))[0])(jnp.array([2.0])).item()   # not twice a half
     1.0
     """
-    return _relu_max_forward(values)[0]
+    return _relu_max_forward(values, b, shape)[0]
 
 
-def _relu_max_forward(values):
+def _maximum(values):
     best = values[0]
     for v in values[1:]:
         best = jnp.maximum(best, v)
-    return jnp.maximum(best, 0), (values, best)
+    return best
 
 
-def _relu_max_backward(residual, g):
-    values, best = residual
-    g = settle(jnp.where(best > 0, g, 0))
-    gradients, taken = [], jnp.zeros(best.shape, bool)
+def _sum_rows(g):
+    """The sum over all axes but the last, as a product: XLA-CPU does it faster than a reduction."""
+    return jnp.ones(g.size // g.shape[-1], g.dtype) @ g.reshape(-1, g.shape[-1])
+
+
+def _relu_max_forward(values, b, shape):
+    out = settle(jnp.maximum(_maximum(values) + b, 0)).reshape(shape)
+    return out, (values, out)
+
+
+def _relu_max_backward(shape, residual, g):
+    values, out = residual
+    g = settle(jnp.where(out > 0, g, 0)).reshape(values[0].shape)
+    best, taken, gradients = _maximum(values), False, []
     for v in values:
-        won = (v == best) & ~taken
-        gradients.append(jnp.where(won, g, 0))
+        won = (v == best) & jnp.logical_not(taken)
+        gradients.append(settle(jnp.where(won, g, 0)))
         taken = taken | won
-    return (tuple(gradients),)
+    return tuple(gradients), _sum_rows(g)
 
 
 relu_max.defvjp(_relu_max_forward, _relu_max_backward)
 
 
-def pool2(y: jax.Array) -> jax.Array:
-    """ReLU and 2x2 max-pool, stride 2, of `y [B,H,W,C]`; an odd last row or column is left out (floor).
+@partial(jax.custom_vjp, nondiff_argnums=(2,))
+def relu_pool_narrow(y: jax.Array, b: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """`relu_max` of the four corners side by side, `y [R,4·co]`, for few channels.
 
-    >>> pool2(jnp.arange(16.0).reshape(1, 4, 4, 1))[0, :, :, 0].tolist()
+    Rows of few channels do not fill the vector unit, so the gradient is spread over the four corners by a
+    product with the one-hot matrix `[co,4·co]` (exact: one nonzero term), and whole rows are compared.
+
+    >>> y = jnp.array([[1.0, 2.0, 2.0, 0.0]])
+    >>> jax.grad(lambda y: relu_pool_narrow(y, jnp.zeros(1), (1, 1)).sum())(y).tolist()
+    [[0.0, 1.0, 0.0, 0.0]]
+    """
+    return _narrow_forward(y, b, shape)[0]
+
+
+def _corners(y):
+    co = y.shape[1] // 4
+    return [y[:, i * co:(i + 1) * co] for i in range(4)]
+
+
+def _narrow_forward(y, b, shape):
+    out = settle(jnp.maximum(_maximum(_corners(y)) + b, 0)).reshape(shape)
+    return out, (y, out)
+
+
+def _narrow_backward(shape, residual, g):
+    y, out = residual
+    g = settle(jnp.where(out > 0, g, 0)).reshape(y.shape[0], -1)
+    corners = _corners(y)
+    best = _maximum(corners)
+    winner = jnp.full(best.shape, 3, g.dtype)
+    for i in (2, 1, 0):
+        winner = jnp.where(corners[i] == best, jnp.asarray(i, g.dtype), winner)
+    co = g.shape[1]
+    spread = jnp.tile(jnp.eye(co, dtype=g.dtype), (1, 4))
+    spread_g, spread_winner = (jnp.matmul(a, spread, precision="highest") for a in (g, winner))
+    corner = jnp.repeat(jnp.arange(4, dtype=g.dtype), co)
+    return jnp.where(spread_winner == corner, spread_g, 0), _sum_rows(g)
+
+
+relu_pool_narrow.defvjp(_narrow_forward, _narrow_backward)
+
+
+def pool2(y: jax.Array, b: jax.Array) -> jax.Array:
+    """Bias, ReLU and 2x2 max-pool, stride 2, of `y [B,H,W,C]`; an odd last row or column is left out (floor).
+
+    >>> pool2(jnp.arange(16.0).reshape(1, 4, 4, 1), jnp.zeros(1))[0, :, :, 0].tolist()
     [[5.0, 7.0], [13.0, 15.0]]
     """
     B, H, W, C = y.shape
     h, w = H // 2, W // 2
     y = y[:, :2 * h, :2 * w].reshape(B, h, 2, w, 2, C)
-    return relu_max(tuple(y[:, :, p, :, q] for p in (0, 1) for q in (0, 1)))
+    return relu_max(tuple(y[:, :, p, :, q] for p in (0, 1) for q in (0, 1)), b, (B, h, w, C))
 
 
 def pool3(y: jax.Array) -> jax.Array:
@@ -86,7 +152,8 @@ def pool3(y: jax.Array) -> jax.Array:
     y = jnp.pad(y, ((0, 0), (1, 2 * h + 1 - H), (1, 2 * w + 1 - W), (0, 0)), constant_values=-jnp.inf)
     y = settled(y).reshape(B, h + 1, 2, w + 1, 2, C)
     taps = [divmod(i, 2) for i in range(3)]                     # padded row 2a+i = block a+i//2, phase i%2
-    return relu_max(tuple(y[:, a:a + h, p, b:b + w, q] for a, p in taps for b, q in taps))
+    window = tuple(y[:, a:a + h, p, b:b + w, q] for a, p in taps for b, q in taps)
+    return relu_max(window, jnp.zeros(C, y.dtype), (B, h, w, C))
 
 
 def lax_pool(y: jax.Array, window: int, stride: int, pad: int) -> jax.Array:

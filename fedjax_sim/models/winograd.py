@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.models.conv_forms import Corners, pad_to_blocks
-from fedjax_sim.models.pool import settled
+from fedjax_sim.models.conv_forms import pad_to_blocks
+from fedjax_sim.models.pool import relu_max, settle, settled, settled_both
 
 POINTS = {4: (0.0, 1.0, -1.0), 6: (0.0, 1.0, -1.0, 0.5, -0.5)}   # and infinity; chosen for small constants
 
@@ -49,8 +49,13 @@ def combine(coefficients: Sequence[float] | np.ndarray, arrays: Sequence[jax.Arr
     return total
 
 
-def winograd_corners(x: jax.Array, w: jax.Array, b: jax.Array) -> Corners:
-    """The corners of the 2x2 pooling windows of `conv(x, w) + b` by F(2x2, kxk), k = 3 or 5, no padding.
+def transform(matrix: np.ndarray, x: jax.Array) -> jax.Array:
+    """`matrix @ x` along the first axis, as one exact GEMM (no TF32)."""
+    return jnp.matmul(jnp.asarray(matrix, x.dtype), x, precision="highest")
+
+
+def winograd_pool(x: jax.Array, w: jax.Array, b: jax.Array) -> jax.Array:
+    """`relu(max_pool2(conv(x, w) + b))` by F(2x2, kxk), k = 3 or 5, no padding.
 
     A tile is a pooling window: (k+1)² GEMMs `[B·h·v, ci] @ [ci, co]`, 2.8x (k=5) or 2.25x (k=3) fewer
     multiplications. They are separate GEMMs because XLA-CPU runs one batched product twice as slowly.
@@ -61,14 +66,14 @@ def winograd_corners(x: jax.Array, w: jax.Array, b: jax.Array) -> Corners:
     n, s = k + 1, (k + 1) // 2
     h, v = (H - k + 1) // 2, (W - k + 1) // 2
     x = pad_to_blocks(x, 2, 0, h + s - 1, v + s - 1).reshape(B, h + s - 1, 2, 2 * (v + s - 1), ci)
-    rows = [settled(x[:, a:a + h, p]) for a in range(s) for p in (0, 1)]
+    rows = [settled(x[:, a:a + h, p]) for a in range(s) for p in (0, 1)]      # [B,h,2(v+s-1),ci]
     tiles = []
     for i in range(n):
-        t = settled(combine(Bt[i], rows)).reshape(B, h, v + s - 1, 2, ci)
+        t = settled_both(combine(Bt[i], rows)).reshape(B, h, v + s - 1, 2, ci)
         cols = [settled(t[:, :, a:a + v, p]) for a in range(s) for p in (0, 1)]
         tiles += [combine(Bt[j], cols).reshape(B * h * v, ci) for j in range(n)]
-    g = jnp.asarray(G, w.dtype)
-    u = jnp.einsum("pi,qj,ijcd->pqcd", g, g, w).reshape(n * n, ci, co)
-    m = [t @ u[i] for i, t in enumerate(tiles)]
+    u = jnp.split(transform(np.kron(G, G), w.reshape(k * k, ci * co)), n * n)
+    m = [t @ ui.reshape(ci, co) for t, ui in zip(tiles, u, strict=True)]
     half = [[combine(A[:, a], [m[n * i + j] for i in range(n)]) for j in range(n)] for a in (0, 1)]
-    return tuple(combine(A[:, c], half[a]) + b for a in (0, 1) for c in (0, 1)), (B, h, v, co)
+    y = tuple(settle(combine(A[:, c], half[a])) for a in (0, 1) for c in (0, 1))
+    return relu_max(y, b, (B, h, v, co))

@@ -1,0 +1,33 @@
+# Two commands for a newcomer: `make demo` and `make test`. Python >= 3.11, pip and make are all they need.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: demo test lint slow clean
+
+$(VENV)/.stamp-core: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) -e .
+	touch $@
+
+$(VENV)/.stamp-test: $(VENV)/.stamp-core
+	$(PIP) -e '.[test]'
+	touch $@
+
+demo: $(VENV)/.stamp-core   ## the main job on embedded real data
+	$(BIN)/fedjax-sim compare fedavg ditto full --rounds 30
+
+test: $(VENV)/.stamp-test   ## the whole test suite
+	$(MAKE) --no-print-directory lint
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -q
+
+lint: $(VENV)/.stamp-test
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+slow: $(VENV)/.stamp-test   ## long checks: learning curves of the agents, long runs
+	$(BIN)/python -m pytest -q -m slow
+
+clean:
+	rm -rf $(VENV) runs build *.egg-info
