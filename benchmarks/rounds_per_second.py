@@ -120,6 +120,7 @@ class Bench:
         timing.seconds.append(seconds)
         timing.steps.append(steps)
         timing.examples.append(examples)
+        say(f"{workload.name} {timing.peer}: round {index} in {seconds:.3f} s")
         timing.peak_rss_mb = max(timing.peak_rss_mb, worker.peak_rss_mb)
         self.order.append({"workload": workload.name, "peer": timing.peer, "round": index,
                            "seconds": seconds})
@@ -142,6 +143,7 @@ class Bench:
                     theirs[0].close()
                 if theirs[1].seconds:
                     self.rows.append(theirs[1].row(workload, self.peak))
+                self.save()
             if ours and not ours[1].seconds:
                 for index in range(self.options.pairs):
                     self.time_round(ours[0], ours[1], workload, data, index)
@@ -150,6 +152,12 @@ class Bench:
                 ours[0].close()
                 if ours[1].seconds:
                     self.rows.append(ours[1].row(workload, self.peak))
+            self.save()
+
+    def save(self) -> None:
+        """After every peer, so that an interrupted run keeps what it has."""
+        if self.options.json:
+            pathlib.Path(self.options.json).write_text(json.dumps(self.result(), indent=1))
 
     def pair(self, workload: Workload, data: Any, ours: Any, theirs: Any) -> None:
         ratios, started = [], time.perf_counter()
@@ -225,7 +233,7 @@ def arguments(argv: Sequence[str] | None
     parser.add_argument("--pairs", type=int, default=5, help="rounds of each peer")
     parser.add_argument("--budget", type=float, default=600,
                         help="seconds per peer and workload; at least 3 pairs are run")
-    parser.add_argument("--json", metavar="FILE", help="write everything here, after every workload")
+    parser.add_argument("--json", metavar="FILE", help="write everything here, after every peer")
     parser.add_argument("--logs", metavar="DIR", help="keep what the peers print")
     parser.add_argument("--peer-python", action="append", default=[], metavar="NAME=PYTHON",
                         help="the Python in which a peer is installed (also FEDJAX_SIM_PEER_<NAME>)")
@@ -263,10 +271,11 @@ def arguments(argv: Sequence[str] | None
 def main(argv: Sequence[str] | None = None) -> int:
     options, chosen, peers, pythons = arguments(argv)
     bench = Bench(options, pythons)
-    for workload in chosen:
-        bench.run(workload, peers)
-        if options.json:
-            pathlib.Path(options.json).write_text(json.dumps(bench.result(), indent=1))
+    try:
+        for workload in chosen:
+            bench.run(workload, peers)
+    except KeyboardInterrupt:
+        say("interrupted; this is what was measured")
     print(table(bench.result()))
     return 0
 
