@@ -200,7 +200,7 @@ def simulate(method: Method, env: Env, fed: Federation, participation: Participa
     def give_orders(here: Env, state: State, dropout: Array) -> Orders:
         """Who takes part and what each is told: plans are made before the cohort is sorted by steps."""
         key, t = state.key, state.t
-        ids, invited = participation.sample(stage(key, t, SAMPLE))
+        ids, invited = participation.sample(stage(key, t, SAMPLE), t)
         reported = participation.reports(stage(key, t, DROP), ids, dropout)
         ctx = contexts(stage(key, t, TRAIN), ids, t, env.epochs)
         observed: Tree = ()

@@ -21,9 +21,13 @@ class Participation:
     seen: tuple[int, ...]                     # clients that may be sampled (the others are kept for evaluation)
     dropout: float = 0.0
     slow: tuple[float, float] = (0.0, 1.0)    # a straggler manages a uniform share in [least, 1) of its epochs
+    schedule: tuple[tuple[int, ...], ...] = ()   # fixed cohorts (an availability trace), taken in turn, instead of draws
 
-    def sample(self, key: Array) -> tuple[Array, Array]:
+    def sample(self, key: Array, t: Array) -> tuple[Array, Array]:
         """(ids [high], takes part [high]): uniform without replacement; the size is uniform in {low..high}."""
+        if self.schedule:
+            ids = jnp.asarray(np.asarray(self.schedule, np.int32))[t % len(self.schedule)]
+            return ids, jnp.ones(ids.shape, bool)
         who, size = jax.random.split(key)
         ids = jax.random.permutation(who, jnp.asarray(np.asarray(self.seen, np.int32)))[:self.high]
         number = jax.random.randint(size, (), self.low, self.high + 1)

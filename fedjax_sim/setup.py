@@ -117,8 +117,11 @@ def resolve_layout(config: Config, cohort: int) -> tuple[backends.Layout, dict[s
 
 def prepare(config: Config, *, fed: Federation | None = None, model: models.Model | None = None,
             net: Tree | None = None, method: Method | None = None, layout: backends.Layout | None = None,
-            capacity: int = 32) -> Setup:
-    """Everything a run needs. Own data, model, initial weights or method may be given instead of names."""
+            capacity: int = 32, cohorts: tuple[tuple[int, ...], ...] = ()) -> Setup:
+    """Everything a run needs. Own data, model, initial weights or method may be given instead of names.
+
+    cohorts: fixed participants round by round (an availability trace), repeated when it ends, instead of drawn ones.
+    """
     check(config)
     dtype = float_type(config)
     jax.config.update("jax_default_matmul_precision", None if config.precision == "default" else config.precision)
@@ -137,7 +140,7 @@ def prepare(config: Config, *, fed: Federation | None = None, model: models.Mode
     unseen = unseen_clients(config.unseen, fed.num_clients, config.data_seed)
     seen = tuple(i for i in range(fed.num_clients) if i not in set(unseen))
     low, high = parse_participation(config.participation, fed.num_clients, len(seen))
-    participation = Participation(low, high, seen, config.dropout, straggler_terms(config.stragglers))
+    participation = Participation(low, high, seen, config.dropout, straggler_terms(config.stragglers), cohorts)
     if net is None:
         net = initial_net(model, config.seed)
         if config.init:

@@ -1,16 +1,65 @@
-"""fedjax_sim as a peer: the adapter between the engine and the line protocol.
+"""fedjax_sim as a peer: the engine as anybody runs it, on the workload's data and cohorts, without evaluation.
 
-NOT YET WIRED. `prepare` must build the workload's federation from `benchmarks.workloads.make_data`, start
-from `benchmarks.models.init_weights`, and return a `Peer` whose `round(index)` runs the cohort of
-`benchmarks.workloads.plan(workload, data, index)` through the engine.
+The cohorts are the workload's (given as a schedule), so that ragged rounds are the same work for every peer; weights
+and shuffles are the engine's own. FEDJAX_SIM_CHUNK and FEDJAX_SIM_DEVICES override `auto`.
 """
 from __future__ import annotations
 
-from benchmarks.peers.protocol import Peer, PeerError
-from benchmarks.workloads import Workload
+import os
+import time
 
-PACKAGES = ("jax", "jaxlib", "numpy")
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks.peers.protocol import Peer
+from benchmarks.workloads import Workload, make_data, plan
+from fedjax_sim.backends import place
+from fedjax_sim.config import Config
+from fedjax_sim.data.federation import Federation
+from fedjax_sim.setup import prepare as set_up
+from fedjax_sim.setup import want_host_devices
+
+PACKAGES = ("fedjax-sim", "jax", "jaxlib", "flax", "optax", "numpy")
+SCHEDULED = 64   # rounds whose cohorts are laid down; later ones repeat them
+
+
+def configuration(workload: Workload) -> Config:
+    return Config("fedavg", model=workload.model, clients=workload.clients, rounds=10**6, eval_every=10**6,
+                  participation=f"{workload.cohort_limit or workload.per_round}/{workload.clients}",
+                  epochs=workload.epochs, batch_size=workload.batch, lr=workload.lr, momentum=workload.momentum,
+                  weight_decay=workload.weight_decay, evaluations=(), chunk=os.environ.get("FEDJAX_SIM_CHUNK", "auto"),
+                  devices=os.environ.get("FEDJAX_SIM_DEVICES", "auto"))
+
+
+def federation(workload: Workload) -> tuple[Federation, list[list[int]]]:
+    data = make_data(workload)
+    rows = [np.arange(data.start[k], data.start[k + 1]) for k in range(workload.clients)]
+    cohorts = [[work.client for work in plan(workload, data, index)] for index in range(SCHEDULED)]
+    # peers see pixels / 127.5 − 1: (x/255 − 0.5)/0.5
+    return Federation.from_arrays(data.pixels, data.labels, {"train": rows}, test=(data.pixels[:1], data.labels[:1]),
+                                  classes=workload.classes, mean=0.5, std=0.5, name=workload.name), cohorts
 
 
 def prepare(workload: Workload) -> Peer:
-    raise PeerError("the adapter for fedjax_sim itself is not written yet (benchmarks/peers/ours.py)")
+    config = configuration(workload)
+    want_host_devices(config)
+    fed, cohorts = federation(workload)
+    setup = set_up(config, fed=fed, capacity=1, cohorts=tuple(map(tuple, cohorts)))
+    sim = setup.simulation
+    state, data = place(sim.layout, sim.init(0, setup.net), sim.data)
+    started = time.perf_counter()
+    one = jax.jit(sim.round, donate_argnums=0).lower(state, data).compile()
+    compile_s = time.perf_counter() - started
+    held = {"state": one(state, data)[0]}     # a first round, not timed: pages are touched, buffers placed
+
+    def one_round(index: int) -> None:
+        state = held["state"]
+        if int(state.t) != index:
+            state = state._replace(t=jax.device_put(jnp.int32(index), state.t.sharding))
+        held["state"] = jax.block_until_ready(one(state, data)[0])
+
+    def weights() -> dict[str, np.ndarray]:
+        leaves = jax.tree_util.tree_flatten_with_path(held["state"].server)[0]
+        return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}
+    return Peer(one_round, weights, compile_s)
