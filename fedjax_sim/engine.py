@@ -26,7 +26,7 @@ from fedjax_sim.server import full_plan, square_norm
 from fedjax_sim.types import Array, Client, Cohort, Ctx, Env, Method, State, Tree
 
 # stages: every random draw of a round is keyed by (seed, round, stage[, client id])
-SAMPLE, TRAIN, DROP, SLOW, ACT, LEARN, PERSONAL, SETUP = range(8)
+SAMPLE, TRAIN, DROP, SLOW, ACT, LEARN, PERSONAL, SETUP, SERVER = range(9)
 
 EVALUATIONS = {
     "global": "the server's model on the global test set",
@@ -235,7 +235,7 @@ def simulate(method: Method, env: Env, fed: Federation, participation: Participa
         scale = 1 / jnp.where(totals.weight > 0, totals.weight, 1)
         mean = jax.tree.map(lambda g, a: a * scale[g].astype(a.dtype), here.group_of(totals.net), totals.net)
         cohort = Cohort(mean, totals.weight, totals.sums, reports["ok"].sum(), slots.ctx.id, reports["ok"],
-                        reports["weight"], reports["method"], outcome.stacked)
+                        reports["weight"], reports["method"], outcome.stacked, stage(state.key, state.t, SERVER))
         server = method.aggregate(here, state.server, cohort)
         server = jax.tree.map(lambda new, old: jnp.where(cohort.count > 0, new, old), server, state.server)
         average = lambda v: jnp.where(cohort.ok, v, 0).sum() / jnp.maximum(cohort.count, 1)
@@ -328,6 +328,9 @@ def simulate(method: Method, env: Env, fed: Federation, participation: Participa
     def evaluate_(here: Env, state: State, data: Data) -> dict[str, Tree]:
         out: dict[str, Tree] = {}
         net = method.global_model(here, state.server) if method.global_model else None
+        if method.finish:      # the model that is handed over, made once
+            net = lax.cond(state.t >= env.rounds, lambda: method.finish(
+                here, state.server, stage(state.key, state.t, SERVER)), lambda: net)
         if net is not None and "global" in evaluations:
             out["global"] = score_held(here, net, "test")
             if "val" in fed.held:

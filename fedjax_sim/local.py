@@ -37,6 +37,7 @@ class Aux(NamedTuple):
     logits: Array         # [B, C]
     batch_stats: Tree     # BatchNorm statistics after this batch
     confusion: Tree       # running soft confusion after this batch, () when not tracked
+    carry: Tree = ()      # the objective's own running values after this batch; see `descend`
 
 
 class Trained(NamedTuple):
@@ -44,6 +45,7 @@ class Trained(NamedTuple):
     loss: Array       # []  mean over the examples of this training call
     accuracy: Array   # []  of the predictions made while training
     steps: Array      # []  steps of this client (not of its lane neighbours)
+    carry: Tree = ()  # the objective's own running values at the end
 
 
 # ---- minibatches ------------------------------------------------------------------------------------------------
@@ -128,7 +130,7 @@ def supervised(env: Env, ctx: Ctx, penalty: Callable[[Tree], Array] | None = Non
 def descend(env: Env, net: Tree, client: Client, ctx: Ctx, *, objective: Callable | None = None,
             gradient: Callable | None = None, adjust: Callable | None = None,
             trainable: tuple[str, ...] | None = None, epochs: float | None = None, optimizer=None,
-            lr: Array | None = None, salt: int = 0, track: bool = True) -> tuple[Client, Trained]:
+            lr: Array | None = None, salt: int = 0, track: bool = True, carry: Tree = ()) -> tuple[Client, Trained]:
     """SGD for ONE client; returns the client with its loss statistics brought up to date, and what was trained.
 
     objective: (net, batch, confusion) -> (loss, Aux); default `supervised(env, ctx)`.
@@ -139,6 +141,8 @@ def descend(env: Env, net: Tree, client: Client, ctx: Ctx, *, objective: Callabl
     trainable: names of the groups that move; the others cost no gradient. Default: all.
     epochs:    a Python number, for passes that are not the Plan's; default `ctx.epochs` (at most env.max_epochs).
     salt:      tells the shuffles of several passes of one round apart.  track=False keeps the client's statistics.
+    carry:     start of the objective's own running values, if it has any: it is then called as
+               objective(net, batch, confusion, carry) and returns the new ones in `Aux.carry`.
     """
     objective = objective or supervised(env, ctx)
     optimizer = optimizer or env.optimizer
@@ -149,10 +153,11 @@ def descend(env: Env, net: Tree, client: Client, ctx: Ctx, *, objective: Callabl
     moving = {g: p for g, p in net["params"].items() if g not in frozen}
 
     def step(k: Array, carry):
-        params, stats, opt_state, confusion, totals = carry
+        params, stats, opt_state, confusion, running, totals = carry
+        own = (running,) if jax.tree.leaves(running) else ()
 
         def value(params, batch):
-            return objective({"params": {**frozen, **params}, "batch_stats": stats}, batch, confusion)
+            return objective({"params": {**frozen, **params}, "batch_stats": stats}, batch, confusion, *own)
         grad_of = jax.value_and_grad(value, has_aux=True)
         if gradient is None:
             batch = draw(k)
@@ -170,13 +175,14 @@ def descend(env: Env, net: Tree, client: Client, ctx: Ctx, *, objective: Callabl
         totals = (totals[0] + loss * n, totals[1] + hits, totals[2] + n)
         keep = (lambda new, old: new) if env.lanes == 1 else (
             lambda new, old: jax.tree.map(lambda a, b: jnp.where(k < steps, a, b), new, old))
-        return (params, keep(aux.batch_stats, stats), opt_state, keep(aux.confusion, confusion), totals)
+        return (params, keep(aux.batch_stats, stats), opt_state, keep(aux.confusion, confusion),
+                keep(aux.carry, running), totals)
 
     zero = jnp.zeros((), env.dtype)
-    start = (moving, net["batch_stats"], optimizer.init(moving), client.confusion, (zero, zero, zero))
-    params, stats, _, confusion, (loss, hits, n) = lax.fori_loop(0, longest(env, steps), step, start)
+    start = (moving, net["batch_stats"], optimizer.init(moving), client.confusion, carry, (zero, zero, zero))
+    params, stats, _, confusion, carry, (loss, hits, n) = lax.fori_loop(0, longest(env, steps), step, start)
     done = Trained({"params": {**frozen, **params}, "batch_stats": stats},
-                   loss / jnp.maximum(n, 1), hits / jnp.maximum(n, 1), steps)
+                   loss / jnp.maximum(n, 1), hits / jnp.maximum(n, 1), steps, carry)
     return (client._replace(confusion=confusion) if track else client), done
 
 

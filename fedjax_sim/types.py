@@ -67,6 +67,7 @@ class Cohort(NamedTuple):
     weights: Array           # [M] Upload.weight, 0 where not ok
     reports: Tree            # [M, …] Upload.report
     nets: Tree = ()          # [M, …] all uploads, only for methods with "stack" in `needs`
+    key: Array = ()          # []  PRNG key of the server's own draws in this round
 
 
 class Client(NamedTuple):
@@ -150,6 +151,7 @@ class Method(NamedTuple):
     aggregate: Callable                  # (env, server, cohort) -> server
     personal: Callable | None            # (env, server, client, ctx) -> predictor; None: the global model  ONE
     global_model: Callable | None        # (env, server) -> net; None: the method has no global model
+    finish: Callable | None = None       # (env, server, key) -> net: replaces global_model after the last planned round
     predict: Callable | None = None      # (env, predictor, x [B,H,W,C]) -> logits; None: predictor is a net
     plan: Callable | None = None         # (env, ctx) -> Plan; None: everything both ways                  ONE
     setup: Callable | None = None        # (env, server, client, ctx) -> client, once before round 1       ONE
