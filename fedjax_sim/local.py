@@ -87,7 +87,9 @@ def stream(env: Env, ctx: Ctx, key: Array, epochs: float, split: str = "train") 
     per_epoch, size = batches_per_epoch(env, n), env.batch_size
     padded = -(-rows.shape[0] // size) * size
     order = epoch_orders(key, n, padded, max(1, math.ceil(epochs - 1e-9)))
-    table = rows[jnp.minimum(order, rows.shape[0] - 1)]                      # [epochs, padded] rows of the pool
+    # [epochs, padded] rows of the pool; padding repeats the client's own first row: nothing of others is ever read,
+    # so that a NaN in somebody else's data (0·nan is nan) stays with its owner
+    table = rows[jnp.where(order < n, order, 0)]
     augment = AUGMENTATIONS[env.fed.augment]
 
     def draw(step: Array) -> Batch:
