@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from fedjax_sim.models.batch_norm import BatchNorm
-from fedjax_sim.models.conv_forms import lax_conv, patches_conv
-from fedjax_sim.models.layers import conv_relu_pool
+from fedjax_sim.models.conv_forms import lax_conv
+from fedjax_sim.models.layers import conv_relu_pool, plain_conv
 from fedjax_sim.models.pool import lax_pool, pool3
 
 
@@ -30,14 +30,17 @@ def test_pooled_forms_equal_lax_in_float64(form, shape, k, co, pad):
 
 
 @pytest.mark.parametrize(("shape", "k", "co", "stride", "pad"), [
-    ((2, 9, 8, 3), 7, 4, 2, 3), ((2, 8, 8, 16), 3, 8, 2, 1), ((2, 5, 5, 16), 3, 8, 2, 1), ((2, 2, 2, 16), 3, 8, 2, 1),
-    ((2, 7, 8, 16), 1, 8, 2, 0), ((2, 1, 1, 8), 3, 8, 1, 1), ((2, 2, 2, 8), 3, 4, 1, 1), ((2, 6, 5, 4), 3, 4, 1, 1)])
-def test_patches_equal_lax_in_float64(shape, k, co, stride, pad):
+    ((2, 9, 8, 3), 7, 4, 2, 3), ((2, 8, 8, 16), 3, 8, 2, 1), ((2, 5, 5, 16), 3, 8, 2, 1),
+    ((2, 2, 2, 16), 3, 8, 2, 1), ((2, 1, 2, 8), 3, 4, 2, 1),
+    ((2, 7, 8, 16), 1, 8, 2, 0), ((2, 1, 1, 8), 3, 8, 1, 1),
+    ((2, 2, 2, 8), 3, 4, 1, 1), ((3, 4, 4, 6), 3, 4, 1, 1), ((2, 6, 5, 4), 3, 4, 1, 1)])
+@pytest.mark.parametrize("form", ["patches", "winograd"])
+def test_plain_forms_equal_lax_in_float64(shape, k, co, stride, pad, form):
     rng = np.random.default_rng(1)
     with jax.enable_x64(True):
         x, w = jnp.asarray(rng.standard_normal(shape)), jnp.asarray(rng.standard_normal((k, k, shape[3], co)))
         got, wanted = (jax.jit(lambda x, w: value_and_gradients(lambda x, w: f(x, w, stride, pad), x, w))(x, w)
-                       for f in (patches_conv, lax_conv))
+                       for f in (lambda *a: plain_conv(*a, form), lax_conv))
         for a, b in zip(got, wanted, strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-9)
 

@@ -35,6 +35,9 @@ def patches_conv(x: jax.Array, w: jax.Array, stride: int = 1, pad: int = 0) -> j
     k, _, ci, co = w.shape
     B, H, W, _ = x.shape
     h, v = (H + 2 * pad - k) // stride + 1, (W + 2 * pad - k) // stride + 1
+    if h == v == 1:                                   # a dense layer over the taps that meet the map
+        i, j = min(k - pad, H), min(k - pad, W)
+        return (x[:, :i, :j].reshape(B, -1) @ w[pad:pad + i, pad:pad + j].reshape(-1, co)).reshape(B, 1, 1, co)
     if stride > 1 and ci < 16:
         return _space_to_depth_conv(x, w, stride, pad, h, v)
     if k == 1 and stride == 1:

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 
 from fedjax_sim.models.conv_forms import block_pool, lax_conv, pad_map, patches_conv
 from fedjax_sim.models.pool import lax_pool, pool2, pool3
+from fedjax_sim.models.small_maps import fits_one_tile, one_tile_conv
 from fedjax_sim.models.winograd import winograd_pool
 
 FORMS = ("auto", "lax", "patches", "block", "winograd")
@@ -97,8 +98,22 @@ class ConvRelu(nn.Module):
         bias = self.param("bias", init, (self.channels,), self.dtype)
         if self.pool:
             return conv_relu_pool(x, kernel, bias, pad=self.pad, conv=self.conv)
-        form = lax_conv if self.conv == "lax" else patches_conv
-        return nn.relu(form(x, kernel, 1, self.pad) + bias)
+        return nn.relu(plain_conv(x, kernel, 1, self.pad, self.conv) + bias)
+
+
+def plain_conv(x: jax.Array, w: jax.Array, stride: int, pad: int, conv: str) -> jax.Array:
+    """Convolution without pooling for ONE client, in the form `conv` says.
+
+    >>> plain_conv(jnp.ones((1, 2, 2, 1)), jnp.ones((3, 3, 1, 1)), 1, 1, "auto").ravel().tolist()
+    [4.0, 4.0, 4.0, 4.0]
+    """
+    if conv == "lax":
+        return lax_conv(x, w, stride, pad)
+    if fits_one_tile(x, w.shape[0], stride, pad):
+        largest = {"winograd": 4, "auto": 2 if jax.default_backend() == "cpu" else 0}.get(conv, 0)
+        if x.shape[1] <= largest:
+            return one_tile_conv(x, w)
+    return patches_conv(x, w, stride, pad)
 
 
 class Conv(nn.Module):
@@ -114,5 +129,4 @@ class Conv(nn.Module):
     def __call__(self, x):
         shape = (self.k, self.k, x.shape[-1], self.channels)
         kernel = self.param("kernel", kaiming_fan_out, shape, self.dtype)
-        form = lax_conv if self.conv == "lax" else patches_conv
-        return form(x, kernel, self.stride, self.pad)
+        return plain_conv(x, kernel, self.stride, self.pad, self.conv)
