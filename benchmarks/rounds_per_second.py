@@ -37,6 +37,7 @@ BARS: dict[str, dict[str, float]] = {
     "W6": {"torch": 3, "torch_procs": 2.1, "jax_naive": 10},
 }
 GEMM_AIMS = {"W1": 0.40, "W2": 0.60}     # share of the GEMM peak that ours aims at
+BUSY = 0.5                                # load average above which the ratios are not to be trusted
 EXTRAPOLATED = {("jax_naive", "W3"): 20}   # clients that are run; the time is scaled to the whole cohort
 
 
@@ -92,6 +93,9 @@ class Bench:
         self.ratios: list[dict[str, Any]] = []
         self.order: list[dict[str, Any]] = []
         self.absent: list[dict[str, str]] = []
+        self.facts = machine.facts()       # with the load before anything of ours runs
+        if (load := self.facts["load_average"][0]) > BUSY:
+            say(f"the machine is busy (load {load}): threaded peers suffer most, so do not quote these ratios")
         self.gemm: dict[str, float] = {} if options.no_gemm else machine.gemm_in_own_process()
 
     @property
@@ -180,7 +184,7 @@ class Bench:
 
     def result(self) -> dict[str, Any]:
         return {"rows": self.rows, "ratios": self.ratios, "absent": self.absent, "order": self.order,
-                "machine": {**machine.facts(), "gemm_gflops": self.gemm}, "bars": BARS,
+                "machine": {**self.facts, "gemm_gflops": self.gemm}, "bars": BARS,
                 "gemm_aims": GEMM_AIMS}
 
 
@@ -215,7 +219,8 @@ def table(result: dict[str, Any]) -> str:
     lines += [f"{a['workload']:4.4} {a['peer']:12} not measured: {a['reason']}" for a in result["absent"]]
     facts = result["machine"]
     lines.append(f"{facts['processor']}, {facts['cores']} cores, {facts['memory_gb']} GB; "
-                 f"load {facts['load_average']}; "
+                 f"load before the run {facts['load_average']}"
+                 f"{' (BUSY: do not quote the ratios)' if facts['load_average'][0] > BUSY else ''}; "
                  f"GEMM {facts['gemm_gflops'] or 'not measured'} GFLOPS (float32)")
     lines.append(", ".join(f"{name} {version}" for name, version in facts["versions"].items()))
     return "\n".join(lines)

@@ -167,6 +167,46 @@ def test_interval_of_the_median():
     assert (low, high) == (3.0, 9.0) and coverage == pytest.approx(1 - 2 * 67 / 2**11)
 
 
+def test_a_part_of_the_cohort_is_scaled_to_the_whole_and_labelled(monkeypatch):
+    monkeypatch.setitem(rounds_per_second.EXTRAPOLATED, ("torch", "tiny"), 2)
+    asked = []
+
+    class OneSecondPerClient:
+        ready, peak_rss_mb = {"compile_s": 0.0, "setup_s": 0.0, "versions": {}}, 1.0
+
+        def __init__(self, module, workload, *_, **__):
+            self.workload = workload
+
+        def round(self, index):
+            asked.append(len(workloads.plan(self.workload, workloads.make_data(self.workload), index)))
+            return float(asked[-1])
+
+        def close(self):
+            pass
+
+    monkeypatch.setattr(rounds_per_second, "Worker", OneSecondPerClient)
+    options = rounds_per_second.arguments(["--reference", "torch_procs", "--pairs", "2", "--no-gemm"])[0]
+    bench = rounds_per_second.Bench(options, {})
+    bench.run(TINY, ["torch"])
+    rows = {row["peer"]: row for row in bench.rows}
+    assert sorted(asked) == [2, 2, 3, 3] and rows["torch"]["seconds"] == rows["torch_procs"]["seconds"] == [3.0, 3.0]
+    assert rows["torch"]["extrapolated_from_clients"] == 2
+    assert rows["torch_procs"]["extrapolated_from_clients"] is None
+    assert "extrapolated from 2 clients" in rounds_per_second.table(bench.result())
+    assert [row["peer"] for row in bench.order] == ["torch_procs", "torch", "torch", "torch_procs"]   # in turn
+
+
+@pytest.mark.parametrize("argv,words", [
+    (["--workloads", "W9"], "unknown workload 'W9'; allowed: W1, W2"),
+    (["--peers", "tff"], "unknown peer 'tff'; allowed: ours, torch"),
+    (["--peer-python", "flower=/nowhere/python"], "the Python of peer 'flower' is not executable: '/nowhere/python'"),
+    (["--pairs", "0"], "--pairs 0 must be at least 1")])
+def test_mistakes_on_the_command_line_are_named(argv, words, capsys):
+    with pytest.raises(SystemExit):
+        rounds_per_second.main(argv)
+    assert words in capsys.readouterr().err
+
+
 def test_driver_writes_rows_and_ratios(tmp_path, capsys):
     """A real run of two peers on a tiny workload."""
     file = tmp_path / "out.json"
