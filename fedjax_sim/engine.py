@@ -328,8 +328,9 @@ def simulate(method: Method, env: Env, fed: Federation, participation: Participa
     def evaluate_(here: Env, state: State, data: Data) -> dict[str, Tree]:
         out: dict[str, Tree] = {}
         net = method.global_model(here, state.server) if method.global_model else None
-        if method.finish:      # the model that is handed over, made once
-            net = lax.cond(state.t >= env.rounds, lambda: method.finish(
+        finish = method.finish
+        if finish is not None:      # the model that is handed over, made once
+            net = lax.cond(state.t >= env.rounds, lambda: finish(
                 here, state.server, stage(state.key, state.t, SERVER)), lambda: net)
         if net is not None and "global" in evaluations:
             out["global"] = score_held(here, net, "test")
