@@ -23,14 +23,18 @@ WIRE = {
     "local": lambda w, phi, psi, c, d: (0, 0),
     "backbone": lambda w, phi, psi, c, d: (phi, w),
     "head": lambda w, phi, psi, c, d: (psi, w),
+    "ccvr": lambda w, phi, psi, c, d: (w, w + c * (2 * d + 1)),
+    "fedca": lambda w, phi, psi, c, d: (w, w + c),
+    "fedfa": lambda w, phi, psi, c, d: (w + 2 * 192, w + 2 * 192),      # 32 + 32 + 64 + 64 channels of cnn6
 }
+MODEL = {"fedfa": "cnn6"}     # those that need feature maps
 DECIDES = {"random"}      # the block sent down differs from client to client
 
 
 # one worker compiles all of a method's programs
 @pytest.fixture(scope="module", params=[pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in ALL])
 def sim(request):
-    return simulation(request.param)
+    return simulation(request.param, model=MODEL.get(request.param, "mlp"))
 
 
 def scrambled(data, client: int, value=None):
@@ -139,7 +143,8 @@ def test_test_data_only_reaches_the_scores(sim):
 
 
 @pytest.mark.parametrize("name, options", [("fedprox", {"mu": 0.0}), ("ditto", {}), ("fedavg_ft", {}),
-                                           ("full", {"weights": "size"})])
+                                           ("full", {"weights": "size"}), ("fedntd", {"beta": 0.0}),
+                                           ("fedsam", {"rho": 0.0}), ("fedfa_freq", {"p": 0.0})])
 def test_reduces_to_fedavg(name, options):
     """Where the paper says so: the global model equals FedAvg's."""
     base, other = simulation("fedavg"), simulation(name, **options)

@@ -1,0 +1,169 @@
+"""CCVR (Luo et al., 2021): FedAvg, with the classifier refitted on features drawn from class-wise Gaussians.
+
+Clients send per class c of their training data: n_kc, Σ f and Σ f² (diagonal) or Σ f fᵀ (full) of the features f; sums
+over clients pool exactly:
+
+    μ_c = Σ_k Σ f / n_c,     Σ_c = (Σ_k Σ f fᵀ − n_c μ_c μ_cᵀ) / (n_c − 1)
+    draw `samples` features from N(μ_c, Σ_c) for every class seen; retrain the last layer Ψ on them with cross-entropy
+    (SGD, lr 0.01, momentum 0.9, batches of 256, one epoch), whatever the run's loss is
+
+mode=per_round_diag   after every round, diagonal, features of the participants' trained models; the calibrated head is
+                      what the next round starts from.  Wire: |w| down, |w| + C(2d+1) up.
+mode=post_full        the original: once after the last round, full covariance, features of Θ, from every client that
+                      ever reported; until then FedAvg.  Wire: |w| down, |w| up per round (at the end C(1+d+d²) per client).
+
+State: none.  Evaluated: global.
+"""
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+
+from fedjax_sim.errors import UserError
+from fedjax_sim.local import descend, epoch_orders, gather, longest, upload
+from fedjax_sim.methods.fedavg import fedavg
+from fedjax_sim.optim import sgd
+from fedjax_sim.server import merge
+from fedjax_sim.types import Array, Client, Cohort, Ctx, Env, Method, Plan, Tree, Upload
+
+MODES = ("per_round_diag", "post_full")
+ROWS = 64                                 # rows of a client passed through the model at once
+HEAD_BATCH, HEAD_MOMENTUM = 256, 0.9
+
+
+class Statistics(NamedTuple):
+    """Sums over examples, class by class: they add up over clients."""
+
+    count: Array    # type: ignore[assignment]   # [C]
+    total: Array    # [C, d]
+    square: Array   # [C, d], or [C, d, d] of outer products
+
+
+class Server(NamedTuple):
+    net: Tree
+    joined: Array   # [N] has ever reported (post_full)
+
+
+def zero_statistics(env: Env, full: bool) -> Statistics:
+    classes, width = env.model.classes, env.model.width
+    shape = (classes, width, width) if full else (classes, width)
+    return Statistics(jnp.zeros(classes, env.dtype), jnp.zeros((classes, width), env.dtype), jnp.zeros(shape, env.dtype))
+
+
+def class_statistics(env: Env, net: Tree, client: Array, full: bool) -> Statistics:
+    """Of ONE client's training rows, with the features of `net` in inference mode."""
+    rows, n = env.fed.rows["train"][client], env.fed.size["train"][client]
+    batch = max(1, min(ROWS, rows.shape[0]))
+    padded = jnp.pad(rows, (0, -rows.shape[0] % batch))
+
+    def add(i: Array, sums: Statistics) -> Statistics:
+        x, y = gather(env, lax.dynamic_slice(padded, (i * batch,), (batch,)))
+        real = i * batch + jnp.arange(batch) < n
+        features = jnp.where(real[:, None], env.model.features(net, x, train=False)[0], 0)              # [B, d]
+        member = jax.nn.one_hot(y, env.model.classes, dtype=env.dtype) * real[:, None]                  # [B, C]
+        square = (jnp.einsum("bc,bi,bj->cij", member, features, features) if full
+                  else member.T @ jnp.square(features))
+        return Statistics(sums.count + member.sum(0), sums.total + member.T @ features, sums.square + square)
+    return lax.fori_loop(0, longest(env, -(-n // batch)), add, zero_statistics(env, full))
+
+
+def gaussians(sums: Statistics) -> tuple[Array, Array]:
+    """(means [C, d], covariances [C, d, d] or variances [C, d]); zero for a class without examples or with one."""
+    count = sums.count[:, None]
+    mean = sums.total / jnp.maximum(count, 1)
+    if sums.square.ndim == 3:
+        spread = sums.square - count[:, :, None] * mean[:, :, None] * mean[:, None, :]
+        return mean, jnp.where(count[:, :, None] > 1, spread / jnp.maximum(count - 1, 1)[:, :, None], 0)
+    spread = jnp.maximum(sums.square - count * jnp.square(mean), 0)       # rounding must not make it negative
+    return mean, jnp.where(count > 1, spread / jnp.maximum(count - 1, 1), 0)
+
+
+def draw_features(key: Array, mean: Array, covariance: Array, samples: int) -> Array:
+    """[C, samples, d] from the class Gaussians; the root of a full covariance is taken over its eigenvectors."""
+    noise = jax.random.normal(key, (mean.shape[0], samples, mean.shape[1]), mean.dtype)
+    if covariance.ndim == 2:
+        return mean[:, None] + jnp.sqrt(covariance)[:, None] * noise
+
+    def one(args: tuple[Array, Array]) -> Array:       # ONE class; fewer examples than features: singular
+        covariance, noise = args
+        values, vectors = jnp.linalg.eigh((covariance + covariance.T) / 2)
+        return (noise * jnp.sqrt(jnp.maximum(values, 0))) @ vectors.T
+    return mean[:, None] + lax.map(one, (covariance, noise))
+
+
+def calibrate(env: Env, net: Tree, key: Array, sums: Statistics, samples: int, lr: float, epochs: int) -> Tree:
+    """The net with its last group refitted on virtual features of the classes seen."""
+    classes, head = env.model.classes, env.model.groups[-1]
+    draw, shuffle = jax.random.split(key)
+    features = draw_features(draw, *gaussians(sums), samples).reshape(classes * samples, -1)
+    labels = jnp.repeat(jnp.arange(classes), samples)
+    seen = sums.count > 0
+    n, size = seen.sum() * samples, classes * samples
+    # shuffled, then the classes never seen to the end, where no batch reaches them
+    orders = epoch_orders(shuffle, jnp.int32(size), size, epochs)
+    orders = jax.vmap(lambda order: order[jnp.argsort(~seen[labels[order]], stable=True)])(orders)
+    orders = jnp.pad(orders, ((0, 0), (0, -size % HEAD_BATCH)))
+    per_epoch, optimizer = -(-n // HEAD_BATCH), sgd(HEAD_MOMENTUM)
+
+    def step(k: Array, carry):
+        params, state = carry
+        start = (k % jnp.maximum(per_epoch, 1)) * HEAD_BATCH
+        rows = lax.dynamic_slice(orders, (k // jnp.maximum(per_epoch, 1), start), (1, HEAD_BATCH))[0]
+        real = (start + jnp.arange(HEAD_BATCH) < n).astype(features.dtype)
+
+        def loss(params: Tree) -> Array:
+            logits = env.model.head({**net, "params": {**net["params"], head: params}}, features[rows])
+            each = optax.softmax_cross_entropy_with_integer_labels(logits, labels[rows])
+            return (each * real).sum() / jnp.maximum(real.sum(), 1)
+        direction, state = optimizer.update(jax.grad(loss)(params), state, params)
+        return jax.tree.map(lambda p, d: p - lr * d, params, direction), state
+    params = net["params"][head]
+    params, _ = lax.fori_loop(0, epochs * per_epoch, step, (params, optimizer.init(params)))
+    return {**net, "params": {**net["params"], head: params}}
+
+
+def ccvr(mode: str = "per_round_diag", samples: int = 128, head_lr: float = 0.01, head_epochs: int = 1,
+         weights: str = "size") -> Method:
+    """mode: see above; samples per class, learning rate and epochs of the calibration; weights: 'size' or 'uniform'."""
+    if mode not in MODES:
+        raise UserError(f"unknown mode of ccvr '{mode}'; allowed: {', '.join(MODES)}")
+    if samples < 1 or head_epochs < 1 or head_lr < 0:
+        raise UserError(f"ccvr has samples={samples}, head_epochs={head_epochs}, head_lr={head_lr:g}; "
+                        f"allowed: at least 1, at least 1, at least 0")
+    every_round = mode == "per_round_diag"
+
+    def init(env: Env, net: Tree):
+        return Server(net, jnp.zeros(0 if every_round else env.num_clients, bool)), ()
+
+    def receive(env: Env, server: Server, client: Client, plan: Plan, ctx: Ctx):        # ONE client
+        return client, server.net
+
+    def local(env: Env, net: Tree, server: Server, client: Client, ctx: Ctx) -> tuple[Client, Upload]:  # ONE client
+        client, done = descend(env, net, client, ctx)
+        sums: Tree = class_statistics(env, done.net, ctx.id, full=False) if every_round else ()
+        return client, upload(env, ctx, done, weights, sums=sums)
+
+    def aggregate(env: Env, server: Server, cohort: Cohort) -> Server:
+        net = merge(env, cohort, server.net)
+        if every_round:
+            return server._replace(net=calibrate(env, net, cohort.key, cohort.sums, samples, head_lr, head_epochs))
+        return Server(net, server.joined.at[cohort.ids].max(cohort.ok))
+
+    def finish(env: Env, server: Server, key: Array) -> Tree:
+        def add(i: Array, sums: Statistics) -> Statistics:
+            more = lax.cond(server.joined[i], lambda: class_statistics(env, server.net, i, full=True),
+                            lambda: zero_statistics(env, full=True))
+            return jax.tree.map(jnp.add, sums, more)
+        sums = lax.fori_loop(0, env.num_clients, add, zero_statistics(env, full=True))
+        return calibrate(env, server.net, key, sums, samples, head_lr, head_epochs)
+
+    def extra_floats(env: Env, net: Tree) -> tuple[int, int]:
+        return 0, env.model.classes * (2 * env.model.width + 1) if every_round else 0
+
+    return fedavg(weights)._replace(name="ccvr", init=init, receive=receive, local=local, aggregate=aggregate,
+                                    global_model=lambda env, server: server.net,
+                                    finish=None if every_round else finish, extra_floats=extra_floats)

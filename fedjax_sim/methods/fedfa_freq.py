@@ -1,0 +1,53 @@
+"""FFT-amplitude mixing of images, as it circulates under the name FedFA; see `fedfa` for the published method.
+
+With probability p per batch, each image keeps its phase and takes over a part of another one's amplitude spectrum:
+
+    F = FFT₂(x) per channel,   x₁ ← Re FFT₂⁻¹( [(1−λ)|F₁| + λ|F₂|] · e^{i∠F₁} )
+
+Image 2 is drawn by shuffling the real examples of the batch (an image may meet itself); images are normalised ones.
+p = 0 or λ = 0 is FedAvg.  Wire: |w| down, |w| up.  State: none.  Evaluated: global.
+"""
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_sim.errors import UserError
+from fedjax_sim.local import Batch, descend, epoch_orders, supervised, upload
+from fedjax_sim.methods.fedavg import fedavg
+from fedjax_sim.types import Array, Client, Ctx, Env, Method, Tree, Upload
+
+NOISE = 2000   # tells these draws from those of data augmentation
+
+
+def mix_amplitudes(x: Array, partner: Array, lam: float) -> Array:
+    """Images x [B, H, W, C], each with a share λ of the amplitudes of image partner[i] and its own phase.
+
+    >>> x = jnp.array([1.0, 3.0]).reshape(2, 1, 1, 1)             # one pixel: amplitude = value
+    >>> mix_amplitudes(x, jnp.array([1, 0]), 0.5).ravel().tolist()
+    [2.0, 2.0]
+    """
+    spectrum = jnp.fft.fft2(x, axes=(1, 2))
+    amplitude = jnp.abs(spectrum)
+    mixed = (1 - lam) * amplitude + lam * amplitude[partner]
+    return jnp.fft.ifft2(mixed * jnp.exp(1j * jnp.angle(spectrum)), axes=(1, 2)).real.astype(x.dtype)
+
+
+def fedfa_freq(p: float = 0.5, lam: float = 0.3, weights: str = "size") -> Method:
+    """p: chance that a batch is mixed; lam: share λ of the other image; weights: 'size' or 'uniform'."""
+    if not (0 <= p <= 1 and 0 <= lam <= 1):
+        raise UserError(f"fedfa_freq has p={p:g}, lam={lam:g}; allowed: both from 0 to 1")
+
+    def local(env: Env, net: Tree, server: Tree, client: Client, ctx: Ctx) -> tuple[Client, Upload]:   # ONE client
+        plain = supervised(env, ctx)
+
+        def objective(net: Tree, batch: Batch, confusion: Tree):
+            coin, shuffle = jax.random.split(jax.random.fold_in(batch.key, NOISE))
+            # the real examples of a batch come first, so that they are shuffled among themselves
+            partner = epoch_orders(shuffle, batch.mask.sum(), batch.x.shape[0], 1)[0]
+            x = jnp.where(jax.random.bernoulli(coin, p), mix_amplitudes(batch.x, partner, lam), batch.x)
+            return plain(net, batch._replace(x=x), confusion)
+        client, done = descend(env, net, client, ctx, objective=objective)
+        return client, upload(env, ctx, done, weights)
+
+    return fedavg(weights)._replace(name="fedfa_freq", local=local)
