@@ -7,26 +7,36 @@ pass ("salt"). How many steps there are and how an epoch is cut into minibatches
 """
 from __future__ import annotations
 
+import functools
 import math
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.engine import DROP, SAMPLE, TRAIN
 from fedjax_sim.local import epoch_orders
 
 
-def stage_key(seed: int, t: int, stage: int):
+def stage_key(seed, t, stage):
     """Key of one stage of round t (from 0)."""
     return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), t), stage)
 
 
+@functools.partial(jax.jit, static_argnums=0)
+def _cohort(participation, seed, t, dropout):
+    ids, invited = participation.sample(stage_key(seed, t, SAMPLE), t)
+    return ids, invited, participation.reports(stage_key(seed, t, DROP), ids, dropout)
+
+
+@functools.partial(jax.jit, static_argnums=(5, 6))
+def _orders(seed, t, client, salt, n, padded, epochs):
+    key = jax.random.fold_in(jax.random.fold_in(stage_key(seed, t, TRAIN), client), salt)
+    return epoch_orders(key, n, padded, epochs)
+
+
 def reporting(participation, seed: int, t: int, dropout: float = 0.0) -> tuple[list[int], list[int]]:
     """(clients that take part and report, clients that take part and fail) in round t."""
-    ids, invited = participation.sample(stage_key(seed, t, SAMPLE))
-    fine = participation.reports(stage_key(seed, t, DROP), ids, dropout)
-    ids, invited, fine = (np.asarray(a) for a in (ids, invited, fine))
+    ids, invited, fine = (np.asarray(a) for a in _cohort(participation, seed, t, dropout))
     return ids[invited & fine].tolist(), ids[invited & ~fine].tolist()
 
 
@@ -37,8 +47,7 @@ def minibatches(fed, seed: int, t: int, client: int, *, batch_size: int, epochs:
     n, widest = len(rows), fed.rows["train"].shape[1]
     per_epoch = math.ceil(n / batch_size)
     steps = max(1, round(epochs * per_epoch)) if n and epochs > 0 else 0
-    key = jax.random.fold_in(jax.random.fold_in(stage_key(seed, t, TRAIN), client), salt)
     padded = math.ceil(widest / batch_size) * batch_size
-    orders = np.asarray(epoch_orders(key, jnp.int32(n), padded, max(1, math.ceil(epochs))))
+    orders = np.asarray(_orders(seed, t, client, salt, n, padded, max(1, math.ceil(epochs))))
     whole = [rows[order[:n][i:i + batch_size]] for order in orders for i in range(0, n, batch_size)]
     return whole[:steps]
