@@ -1,4 +1,6 @@
 """One whole `update` of each agent against a PyTorch version written from the equations (float64)."""
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,6 +10,8 @@ import agents
 from agents import schedule
 from agents.types import clean_transitions
 
+# these programs are compiled more often than they are run
+quick_jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 torch = pytest.importorskip("torch")
 S, A, ROWS, HIDDEN, LR, GAMMA = 3, 4, 12, 6, 0.01, 0.9
 
@@ -50,7 +54,7 @@ def experience(agent, state, rows=ROWS, seed=0):
     rng = np.random.default_rng(seed)
     x, following = jnp.asarray(rng.normal(size=(2, rows, S)))
     keys = jax.random.split(jax.random.key(seed), rows)
-    action, info = jax.jit(jax.vmap(agent.act, (None, 0, 0)))(state, x, keys)
+    action, info = quick_jit(jax.vmap(agent.act, (None, 0, 0)))(state, x, keys)
     return agents.Transition(x, action, jnp.asarray(rng.normal(size=rows)), following,
                              jnp.asarray(rng.random(rows) < 0.4), jnp.ones(rows, bool), info)
 
@@ -60,7 +64,7 @@ def tensors(rows):
 
 
 def prepared(name, parts, **options):
-    """An agent whose networks (the named fields of the learner) are shaken, a batch, and the rows it will draw."""
+    """An agent whose networks (these fields of the learner) are shaken, a batch, and the rows it will draw."""
     agent = agents.make(name, S, A, hidden=(HIDDEN,), lr=LR, dtype=jnp.float64, **options)
     state = agent.init(jax.random.key(0))
     learner = state.learner._replace(**noisy({part: getattr(state.learner, part) for part in parts}))
@@ -71,7 +75,7 @@ def prepared(name, parts, **options):
     if hasattr(state, "replay"):
         clean = clean_transitions(batch, S, A, jnp.float64, continuous=name == "ddpg")
         drawn = schedule.recall(schedule.remember(state.replay, clean), None, key, (2, 8))
-    new, losses = jax.jit(agent.update)(state, batch, key)
+    new, losses = quick_jit(agent.update)(state, batch, key)
     return state, batch, drawn, new, losses
 
 
@@ -116,7 +120,8 @@ def test_sac():
         state, _, drawn, new, _ = prepared("sac", ("policy", "critics", "targets"), gamma=GAMMA, tau=tau,
                                            entropy_ratio=ratio, **REPLAY)
         twin = lambda params: [net(jax.tree.map(lambda x: x[i], params)) for i in (0, 1)]
-        policy, critics, targets = net(state.learner.policy), twin(state.learner.critics), twin(state.learner.targets)
+        policy, critics = net(state.learner.policy), twin(state.learner.critics)
+        targets = twin(state.learner.targets)
         log_alpha = torch.tensor(float(state.learner.log_alpha), dtype=torch.float64, requires_grad=True)
         np.testing.assert_allclose(log_alpha.exp().item(), 0.1)
         both = critics[0] + critics[1]
@@ -158,7 +163,8 @@ def test_ddpg(bootstrap):
             y = r
             if bootstrap:
                 following, done = rest
-                y = (r + GAMMA * (1 - done) * value(target_critic, following, mu(target_actor, following))).detach()
+                next_value = value(target_critic, following, mu(target_actor, following))
+                y = (r + GAMMA * (1 - done) * next_value).detach()
             step(optimisers[0], critic, ((value(critic, x, a) - y)**2).mean())
             step(optimisers[1], actor, -value(critic, x, mu(actor, x)).mean())
             with torch.no_grad():
@@ -206,8 +212,8 @@ def test_ppo_uses_the_last_two_rounds():
         state = state._replace(learner=state.learner._replace(params=noisy(state.learner.params)))
         policy, value = net(state.learner.params.policy), net(state.learner.params.value)
         optimiser, batches = torch.optim.Adam(policy + value, LR), []
-        update = jax.jit(agent.update)
-        for seed, rows in enumerate((12, 12, 12)):          # the third update must have forgotten the first round
+        update = quick_jit(agent.update)
+        for seed, rows in enumerate((12, 12, 12)):          # the third update has forgotten the first round
             batches.append(experience(agent, state, rows, seed))
             state, _ = update(state, batches[-1], jax.random.key(9))
             on_policy_torch(policy, value, batches[-2:], optimiser, 4, clipped)

@@ -28,6 +28,8 @@ AGENTS = {   # name: (options, rounds, tolerance of the values)
     "ppo": (ON_POLICY, 150, 0.15),
     "trpo": (ON_POLICY, 200, 0.15),
 }
+# these programs are compiled more often than they are run
+quick_jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 PLACES = np.array([-1.0, 0.0, 1.0], np.float32)      # where the trained agents are asked
 
 
@@ -38,7 +40,7 @@ def observe(problem, key):
 
 
 def respond(problem, x, right):
-    """(reward, next observation, done) for ONE observation; `right` in [−1, 1] says how much action 1 was chosen."""
+    """(reward, next observation, done) of ONE observation; `right` is 1 for action 1, −1 for action 0."""
     reward = jnp.stack([jnp.ones(()), x, x, right, x * right])[problem]
     last = (problem != 2) | (x == 1)
     return reward, jnp.where(last, 0.0, 1.0), last
@@ -62,10 +64,10 @@ def train(agent, rounds, problem, key):
 
 @functools.cache
 def trained(name):
-    """Values [problem, place] and policies [problem, place, action]: all five problems in one compiled program."""
+    """Values [problem, place] and policies [problem, place, action]: all five problems in one program."""
     options, rounds, _ = AGENTS[name]
     agent = agents.make(name, 1, 2, **options)
-    run = jax.jit(jax.vmap(functools.partial(train, agent, rounds), (0, None)))
+    run = quick_jit(jax.vmap(functools.partial(train, agent, rounds), (0, None)))
     return jax.tree.map(np.asarray, run(jnp.arange(5), jax.random.key(0)))
 
 
@@ -83,7 +85,7 @@ def test_probe(name, problem):
     elif problem == "observed":
         near(values[[low, high]], [-1, 1])
     elif problem == "delayed":
-        near(values[[zero, high]], [0 if name == "q_bandit" else GAMMA, 1])     # the bandit looks one step ahead
+        near(values[[zero, high]], [0 if name == "q_bandit" else GAMMA, 1])     # the bandit sees one step
     elif problem == "acted":
         assert policies[zero, 1] > sure
         if name != "sac":
@@ -107,5 +109,5 @@ def test_normalisation_makes_badly_scaled_observations_learnable(name):
             update=lambda s, b, k: agent.update(s, b._replace(observation=shift(b.observation),
                                                               next_observation=shift(b.next_observation)), k))
 
-    _, policies = jax.jit(functools.partial(train, far_away(agent), rounds))(4, jax.random.key(0))
+    _, policies = quick_jit(functools.partial(train, far_away(agent), rounds))(4, jax.random.key(0))
     assert policies[0, 0] > 0.9 and policies[2, 1] > 0.9

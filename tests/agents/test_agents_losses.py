@@ -90,7 +90,8 @@ CASES = {
 def test_gradients_equal_finite_differences(name):
     point, numpy_loss, jax_loss = CASES[name]
     step = 1e-6
-    slopes = [(numpy_loss(point + step * e) - numpy_loss(point - step * e)) / (2 * step) for e in np.eye(len(point))]
+    slopes = [(numpy_loss(point + step * e) - numpy_loss(point - step * e)) / (2 * step)
+              for e in np.eye(len(point))]
     with jax.enable_x64(True):
         value, gradient = jax.value_and_grad(jax_loss)(jnp.asarray(point))
         assert gradient.dtype == jnp.float64

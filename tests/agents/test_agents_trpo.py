@@ -49,8 +49,8 @@ def test_step_of_a_quadratic_has_the_radius_of_the_trust_region():
     """With a linear objective and KL = ½ pᵀDp the solution is known: p = √(2δ / gᵀD⁻¹g) D⁻¹g."""
     d, g, delta = np.array([1.0, 4.0, 9.0]), np.array([1.0, -2.0, 3.0]), 0.01
     got = trpo.trust_region_step(lambda p: jnp.asarray(g, p.dtype) @ p,
-                                 lambda p: 0.5 * (jnp.asarray(d, p.dtype) * p**2).sum(), jnp.zeros(3), max_kl=delta,
-                                 damping=1e-9, iterations=3, backtracks=10, shrink=0.8)
+                                 lambda p: 0.5 * (jnp.asarray(d, p.dtype) * p**2).sum(), jnp.zeros(3),
+                                 max_kl=delta, damping=1e-9, iterations=3, backtracks=10, shrink=0.8)
     expected = np.sqrt(2 * delta / (g**2 / d).sum()) * g / d
     scale = np.linalg.norm(got) / np.linalg.norm(expected)      # rounding may cost one backtrack
     assert np.isclose(scale, 1, rtol=1e-3) or np.isclose(scale, 0.8, rtol=1e-3)

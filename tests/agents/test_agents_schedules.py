@@ -1,4 +1,6 @@
 """Schedules, registry, fixed policies, and the two problems of the federated methods: simplex and budgets."""
+import functools
+import re
 import subprocess
 import sys
 
@@ -10,6 +12,9 @@ import pytest
 import agents
 from agents.fixed import fixed, uniform
 from agents.registry import options
+
+# these programs are compiled more often than they are run
+quick_jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 
 
 def test_importing_the_package_is_cheap():
@@ -23,7 +28,8 @@ def test_registry_lists_and_builds_every_agent():
         "sac", "dqn", "a2c", "ppo", "trpo", "ddpg", "q_bandit", "random"}
     for name in agents.NAMES:
         assert agents.make(name, 3, 2).name == name
-    assert options("sac")["lr"] == 0.05 and options("sac")["hidden"] == (64,) and options("sac")["tau"] == 0.005
+    defaults = options("sac")
+    assert defaults["lr"] == 0.05 and defaults["hidden"] == (64,) and defaults["tau"] == 0.005
 
 
 @pytest.mark.parametrize(("call", "message"), [
@@ -39,9 +45,8 @@ def test_registry_lists_and_builds_every_agent():
     (lambda: agents.make("fixed", 3, 2, action=2), "index from 0 to 1"),
 ])
 def test_bad_options_are_named(call, message):
-    with pytest.raises(ValueError, match="(?s).*") as error:
+    with pytest.raises(ValueError, match=re.escape(message)):
         call()
-    assert message in str(error.value)
 
 
 def test_ppo_says_what_it_needs():
@@ -75,18 +80,20 @@ def test_epsilon_schedules():
 def test_ddpg_random_rounds_and_intervals():
     agent = agents.make("ddpg", 1, 3, hidden=(8,), batch=4, capacity=16, random_rounds=2, update_every=2)
     state, keys, changed = agent.init(jax.random.key(0)), jax.random.split(jax.random.key(1), 8), []
-    update = jax.jit(agent.update)
-    spread = lambda s: np.ptp(jax.vmap(agent.act, (None, None, 0))(s, jnp.zeros(1), keys)[0])
+    update = quick_jit(agent.update)
+    act = quick_jit(jax.vmap(agent.act, (None, 0, 0)))
+    spread = lambda s: np.ptp(act(s, jnp.zeros((8, 1)), keys)[0])
     assert spread(state) > 0.3                                  # normalised uniform draws
     for i in range(6):
         x = jnp.full((4, 1), float(i))
-        action = jax.vmap(agent.act, (None, 0, 0))(state, x, keys[:4])[0]
+        action = act(state, jnp.full((8, 1), float(i)), keys)[0][:4]
         np.testing.assert_allclose(action.sum(-1), 1, rtol=1e-5)
-        new, _ = update(state, agents.Transition(x, action, action[:, 0], x, jnp.ones(4), jnp.ones(4, bool)), keys[i])
-        changed.append(bool((new.learner.actor["params"]["Dense_1"]["bias"]
-                             != state.learner.actor["params"]["Dense_1"]["bias"]).any()))
+        batch = agents.Transition(x, action, action[:, 0], x, jnp.ones(4), jnp.ones(4, bool))
+        new, _ = update(state, batch, keys[i])
+        old_bias, new_bias = (s.learner.actor["params"]["Dense_1"]["bias"] for s in (state, new))
+        changed.append(bool((old_bias != new_bias).any()))
         state = new
-    assert changed == [False, False, False, True, False, True]     # not in rounds 1 and 2, then every second one
+    assert changed == [False, False, False, True, False, True]     # not in rounds 1, 2; then every second
     assert spread(state) < 0.3
 
 
@@ -96,9 +103,10 @@ def test_fixed_policies():
     key = jax.random.key(0)
     assert int(constant.act(state, jnp.zeros(1), key)[0]) == 2
     assert int(constant.act(state, jnp.zeros(1), key, jnp.array([False, True, False, True]))[0]) == 1
-    np.testing.assert_array_equal(fixed(jnp.array([0.2, 0.8])).act(state, jnp.zeros(1), key)[0], jnp.array([0.2, 0.8]))
+    mixture = jnp.array([0.2, 0.8])
+    np.testing.assert_array_equal(fixed(mixture).act(state, jnp.zeros(1), key)[0], mixture)
     anything = uniform(4)
-    act = jax.jit(jax.vmap(lambda k, available: anything.act(state, jnp.zeros(1), k, available)[0], (0, None)))
+    act = quick_jit(jax.vmap(lambda k, available: anything.act(state, jnp.zeros(1), k, available)[0], (0, None)))
     drawn = np.bincount(act(jax.random.split(key, 4000), jnp.array([True, False, True, True])), minlength=4)
     assert drawn[1] == 0 and (abs(drawn[[0, 2, 3]] - 4000 / 3) < 4 * np.sqrt(4000 * 2 / 9)).all()
     new, losses = anything.update(state, None, key)
@@ -115,7 +123,8 @@ def test_joint_actions_are_flat_indices():
 def test_ddpg_finds_the_optimum_of_a_concave_reward_on_the_simplex():
     """r = −‖a − c(s)‖² with c(s) inside the simplex: the best action is c(s), the best reward 0."""
     goals = jnp.array([[0.6, 0.3, 0.1], [0.1, 0.2, 0.7]])
-    agent = agents.make("ddpg", 2, 3, hidden=(32,), lr=5e-3, noise=0.1, batch=64, gradient_steps=10, capacity=4000)
+    agent = agents.make("ddpg", 2, 3, hidden=(32,), lr=5e-3, noise=0.1, batch=64, gradient_steps=10,
+                        capacity=4000)
 
     def one_round(state, key):
         see, choose, learn = jax.random.split(key, 3)
@@ -126,7 +135,7 @@ def test_ddpg_finds_the_optimum_of_a_concave_reward_on_the_simplex():
         batch = agents.Transition(x, action, reward, x, jnp.zeros(20), jnp.ones(20, bool), info)
         return agent.update(state, batch, learn)[0], None
 
-    @jax.jit
+    @quick_jit
     def train(key):
         state = jax.lax.scan(one_round, agent.init(key), jax.random.split(key, 300))[0]
         return jax.vmap(lambda x: agent.act(state, x, key)[1])(jnp.eye(2))
@@ -155,7 +164,7 @@ def test_q_bandit_learns_to_respect_budgets():
         batch = agents.Transition(x, action, reward, x, jnp.zeros(12), jnp.ones(12, bool), info)
         return agent.update(state, batch, learn)[0], None
 
-    @jax.jit
+    @quick_jit
     def train(key):
         state = jax.lax.scan(one_round, agent.init(key), jax.random.split(key, 250))[0]
         return jax.vmap(lambda x: agent.act(state, x, key)[1])(jnp.eye(4))

@@ -1,0 +1,1 @@
+"""Runnable examples of the agents outside federated learning."""
