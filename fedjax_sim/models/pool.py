@@ -63,7 +63,7 @@ def _maximum(values):
 
 
 def _sum_rows(g):
-    """The sum over all axes but the last, as a product: XLA-CPU does it faster than a reduction."""
+    """The sum over all axes but the last, as a product."""
     return jnp.ones(g.size // g.shape[-1], g.dtype) @ g.reshape(-1, g.shape[-1])
 
 
