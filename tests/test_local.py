@@ -77,7 +77,7 @@ def gradient_plug(value: float):
 # ---- how many steps ---------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("n", "epochs", "steps"), [
     (7, 1.0, 2), (8, 1.0, 2), (9, 1.0, 3), (1, 1.0, 1), (13, 2.0, 8),      # ⌈n/4⌉ per epoch
-    (13, 0.5, 2), (13, 0.75, 3), (13, 1.25, 5), (7, 1.5, 3),               # fractions of an epoch, in steps
+    (13, 0.5, 2), (13, 1.25, 5), (7, 1.5, 3), (13, 1.1, 4), (13, 1.4, 6),  # fractions of an epoch, in nearest steps
     (7, 0.1, 1), (100, 0.001, 1),                                          # at least one step if there is any work
     (7, 0.0, 0), (0, 2.0, 0), (0, 0.0, 0)])
 def test_number_of_steps(n, epochs, steps):
