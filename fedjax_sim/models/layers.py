@@ -16,6 +16,7 @@ What paid on CPU (LeNet-5, batch 64, one core: 5.6 -> 3.3 ms a step in the profi
 * corners of pooling windows never joined: one GEMM per corner (many channels) or, for few, the gradient spread by a
   product with a one-hot matrix; the bias added after the maximum; `jnp.split` (its gradient is one concatenation)
   instead of indexing (a sum of padded arrays); Winograd's kernel transform as one product.
+* maps of 2x2 and 4x4 as one Winograd tile (gradient step of the layer 2.4x and 1.9x faster than patches).
 What did not: the batch as last axis (the pool's gradient 4x faster, but GEMMs in that orientation 1.4-3x slower);
 Winograd for few channels (20x slower on LeNet-5 when first measured, its transforms outweigh everything).
 """
@@ -120,7 +121,7 @@ def plain_conv(x: jax.Array, w: jax.Array, stride: int, pad: int, conv: str) -> 
     if conv == "lax":
         return lax_conv(x, w, stride, pad)
     if fits_one_tile(x, w.shape[0], stride, pad):
-        largest = {"winograd": 4, "auto": 2 if jax.default_backend() == "cpu" else 0}.get(conv, 0)
+        largest = {"winograd": 4, "auto": 4 if jax.default_backend() == "cpu" else 0}.get(conv, 0)
         if x.shape[1] <= largest:
             return one_tile_conv(x, w)
     return patches_conv(x, w, stride, pad)
