@@ -9,7 +9,9 @@ Every form gives the same values (tests compare them in float64); `conv=` select
 * `winograd`: fewer multiplications; layers it cannot do (strides, 1x1, 7x7) take `patches`.
 * `auto`: the fastest measured per layer shape on CPU, `patches` on accelerators.
 
-What paid on CPU (LeNet-5, batch 64, one core: 5.6 -> 3.3 ms a step in the profile; `python -m benchmarks.layers`):
+Kept on CPU, from profiles on a busy machine (sum of operations of a step at batch 64, before and after all of them,
+not interleaved: LeNet-5 5.6 -> 3.3 ms, cnn4 42 -> 37 ms; whole-step times of cnn4 did not separate from the noise,
+and its one GEMM per corner made conv1's weight gradient slower; remeasure with `python -m benchmarks.layers`):
 * block patches (few wide slices, pooling in the GEMM) and Winograd F(2x2,5x5) as 36 separate GEMMs from 16 channels;
 * `settle` on the gradient that enters a pooling window, on what leaves it, and on Winograd's half-transformed rows,
   always in the natural 4-dimensional shape: a fusion over a flattened shape divides for every index;
