@@ -50,15 +50,38 @@ def make_layout(chunk: int, devices: int) -> Layout:
                                        devices=jax.devices()[:devices]))
 
 
-def place(layout: Layout, state: Any, fed: Any) -> tuple[Any, Any]:
-    """Put a State and a federation where the layout wants them: client rows sharded, everything else replicated."""
-    if layout.mesh is None:
-        return jax.device_put(state), jax.device_put(fed)
+def shardings(layout: Layout, state: Any) -> Any:
+    """Where a State's leaves live: client rows spread over the mesh, everything else everywhere."""
+    assert layout.mesh is not None
     everywhere = NamedSharding(layout.mesh, PartitionSpec())
     rows = NamedSharding(layout.mesh, PartitionSpec(CLIENTS))
-    spread = jax.device_put(state, jax.tree.map(lambda _: everywhere, state)._replace(
-        clients=jax.tree.map(lambda _: rows, state.clients)))
-    return spread, jax.device_put(fed, everywhere)
+    return jax.tree.map(lambda _: everywhere, state)._replace(clients=jax.tree.map(lambda _: rows, state.clients))
+
+
+def spread(tree: Tree, where: Any) -> Tree:
+    """Host or device arrays to a sharding, also one that reaches over several processes (all hold the same values)."""
+    def one(a: Any, sharding: Any) -> Any:
+        if sharding.is_fully_addressable or (isinstance(a, jax.Array) and not a.is_fully_addressable):
+            return jax.device_put(a, sharding)
+        host = np.asarray(a)
+        return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
+    if isinstance(where, NamedSharding):
+        return jax.tree.map(lambda a: one(a, where), tree)
+    return jax.tree.map(one, tree, where)
+
+
+def everywhere(layout: Layout, tree: Tree) -> Tree:
+    """The same values on every device of the layout."""
+    if layout.mesh is None:
+        return jax.device_put(tree)
+    return spread(tree, NamedSharding(layout.mesh, PartitionSpec()))
+
+
+def place(layout: Layout, state: Any, data: Any) -> tuple[Any, Any]:
+    """Put a State and its data where the layout wants them."""
+    if layout.mesh is None:
+        return jax.device_put(state), jax.device_put(data)
+    return spread(state, shardings(layout, state)), everywhere(layout, data)
 
 
 class Slot(NamedTuple):
@@ -190,13 +213,35 @@ def work_through(env: Env, one: Callable, slots: Slot, bank: Client, place_of: C
 
 
 # ---- the whole cohort -------------------------------------------------------------------------------------------
-def _summable(a: Array) -> Array:
-    return a.astype(jnp.int32) if a.dtype == bool else a
+def _as_one(op: Callable[[Array], Array], tree: Tree, after: Tree = (), rows: bool = True) -> Tree:
+    """A collective on a whole tree as one operation per dtype, one after the other.
+
+    Few large messages instead of many small ones; and a fixed order, without which collectives that do not depend on
+    each other may meet the wrong partner on another process. rows: keep the leading axis (gathers, scatters).
+    """
+    leaves, structure = jax.tree.flatten(tree)
+    plain = [a.astype(jnp.int32) if a.dtype == bool else a for a in leaves]
+    out: list[Any] = [None] * len(leaves)
+    for dtype in sorted({str(a.dtype) for a in plain}):
+        which = [i for i, a in enumerate(plain) if str(a.dtype) == dtype]
+        flat = [plain[i].reshape(*plain[i].shape[:1 if rows else 0], -1) for i in which]
+        joined = op(lax.optimization_barrier((jnp.concatenate(flat, -1), after))[0])
+        after = joined
+        cuts = np.cumsum([a.shape[-1] for a in flat])[:-1].tolist()
+        for i, part in zip(which, jnp.split(joined, cuts, -1), strict=True):
+            shape = (part.shape[0], *leaves[i].shape[1:]) if rows else leaves[i].shape
+            out[i] = part.reshape(shape).astype(leaves[i].dtype)
+    return jax.tree.unflatten(structure, out)
 
 
 def _collect(tree: Tree) -> Tree:
     """Sum over the mesh (each device filled its own places, the others hold zeros)."""
-    return jax.tree.map(lambda a: lax.psum(_summable(a), CLIENTS).astype(a.dtype), tree)
+    return _as_one(lambda a: lax.psum(a, CLIENTS), tree, rows=False)
+
+
+def _gather(tree: Tree, after: Tree = ()) -> Tree:
+    """All devices' rows, one after another, on every device."""
+    return _as_one(lambda a: lax.all_gather(a, CLIENTS, tiled=True), tree, after)
 
 
 def client_pass(env: Env, layout: Layout, one: Callable, server: Tree, clients: Client, slots: Slot, steps: Array,
@@ -215,7 +260,7 @@ def client_pass(env: Env, layout: Layout, one: Callable, server: Tree, clients: 
 
     def share(server, fed, counts, shard, slots, every_table, table, count):
         here = dataclasses.replace(env, fed=fed, counts=counts)
-        everyone = jax.tree.map(lambda a: lax.all_gather(a, CLIENTS, tiled=True), shard) if reads_bank else shard
+        everyone = _gather(shard) if reads_bank else shard
         task = lambda env, client, slot: one(env, server, everyone, client, slot)
         size, mine = slots.row.shape[0], table[0].reshape(-1)               # my cohort positions, M = empty
         if not stateful:
@@ -226,18 +271,17 @@ def client_pass(env: Env, layout: Layout, one: Callable, server: Tree, clients: 
         home = slots.row.at[wanted].get(mode="clip") - lax.axis_index(CLIENTS) * rows_here
         local = (wanted < size) & (home >= 0) & (home < rows_here)
 
-        def fetch(a):   # the rows I train, from wherever they live
-            lanes = local.reshape(-1, *[1] * (a.ndim - 1))
-            found = jnp.where(lanes, _summable(a).at[home].get(mode="clip"), 0)
-            return lax.psum_scatter(found, CLIENTS, tiled=True).astype(a.dtype)
-        moved = jax.tree.map(fetch, shard)                                  # [capacity·chunk, …]
+        # the rows I train, from wherever they live: [capacity·chunk, …]
+        found = jax.tree.map(lambda a: jnp.where(local.reshape(-1, *[1] * (a.ndim - 1)), a.at[home].get(mode="clip"), 0)
+                             .astype(a.dtype), shard)
+        moved = _as_one(lambda a: lax.psum_scatter(a, CLIENTS, tiled=True), found)
         place_of = jnp.full(size + 1, mine.shape[0], jnp.int32).at[mine].set(
             jnp.arange(mine.shape[0], dtype=jnp.int32))
         totals, reports, stacked, moved = work_through(here, task, slots, moved, lambda i: place_of[i], table[0],
                                                        count[0], True)
-        back = jax.tree.map(lambda a: lax.all_gather(a, CLIENTS, tiled=True), moved)
-        shard = _put(shard, jnp.where(local, home, jnp.iinfo(jnp.int32).max), back)
-        return *_collect((totals, reports, stacked)), shard
+        summed = _collect((totals, reports, stacked))
+        shard = _put(shard, jnp.where(local, home, jnp.iinfo(jnp.int32).max), _gather(moved, after=summed))
+        return *summed, shard
 
     everywhere, split = PartitionSpec(), PartitionSpec(CLIENTS)
     return jax.shard_map(share, mesh=layout.mesh,
@@ -274,13 +318,14 @@ def each_client(env: Env, layout: Layout, fn: Callable, server: Tree, clients: C
             where = u * chunk + jnp.arange(chunk)
             result, client = many(_take(shard, where), _take(ctxs, where))
             return _put(results, where, result), _put(shard, where, client)
-        return lax.fori_loop(0, -(-size // chunk), unit, (results, shard))
+        results, shard = lax.fori_loop(0, -(-size // chunk), unit, (results, shard))
+        return (results if layout.mesh is None else _gather(results)), shard
 
     if layout.mesh is None:
         return share(server, env.fed, env.counts, clients, ctxs)
     everywhere, split = PartitionSpec(), PartitionSpec(CLIENTS)
     results, clients = jax.shard_map(share, mesh=layout.mesh, in_specs=(everywhere, everywhere, everywhere, split, split),
-                                     out_specs=(split, split), check_vma=False)(
+                                     out_specs=(everywhere, split), check_vma=False)(
         server, env.fed, env.counts, clients, ctxs)
     return jax.tree.map(lambda a: a[:total], results), clients
 
@@ -292,8 +337,8 @@ def split_rows(layout: Layout, fn: Callable, net: Tree, fed: Tree, rows: Array) 
     size = rows.shape[0]
     padded = jnp.pad(rows, (0, -size % layout.devices))
     everywhere, split = PartitionSpec(), PartitionSpec(CLIENTS)
-    out = jax.shard_map(fn, mesh=layout.mesh, in_specs=(everywhere, everywhere, split), out_specs=split,
-                        check_vma=False)(net, fed, padded)
+    out = jax.shard_map(lambda *share: _gather(fn(*share)), mesh=layout.mesh, in_specs=(everywhere, everywhere, split),
+                        out_specs=everywhere, check_vma=False)(net, fed, padded)
     return jax.tree.map(lambda a: a[:size], out)
 
 

@@ -92,6 +92,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     _add(how, "backend", str, "auto, loop (debug: names the failing client), chunked, vmap, sharded")
     _add(how, "checkpoint_every", int, "rounds between checkpoints (0: about once a minute)", metavar="k")
     _add(how, "keep", int, "checkpoints kept", metavar="k")
+    how.add_argument("--coordinator", default=None, metavar="HOST:PORT",
+                     help="several processes: address of process 0 (under SLURM or on TPU pods: 'auto')")
+    how.add_argument("--num-processes", type=int, default=None, metavar="P", help="several processes: how many")
+    how.add_argument("--process-id", type=int, default=None, metavar="i", help="several processes: which one this is")
     how.add_argument("--out", default=None, metavar="DIR", help="run directory (default: a new one under runs/)")
     how.add_argument("--dry-run", action="store_true", help="print sizes, bytes, memory and steps, and stop")
     how.add_argument("--quiet", action="store_true", help="no progress bar")
@@ -172,11 +176,32 @@ def free_directory(stem: str) -> pathlib.Path:
     raise UserError(f"no free directory name for '{stem}' under runs/")
 
 
+def note(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
+def say(text: str) -> None:
+    """Print, once: of several processes only the first speaks."""
+    import jax
+    if jax.process_index() == 0:
+        print(text)
+
+
 # ---- commands ---------------------------------------------------------------------------------------------------
-def start(config: Config) -> None:
-    """Before JAX's backend starts: host devices, the compilation cache."""
+def start(config: Config, args: argparse.Namespace | None = None) -> None:
+    """Before JAX's backend starts: host devices, the other processes, the compilation cache."""
     from fedjax_sim.setup import want_host_devices
-    want_host_devices(config)
+    coordinator = getattr(args, "coordinator", None)
+    number = getattr(args, "num_processes", None)
+    want_host_devices(config, number or 1)
+    if coordinator:
+        import jax
+        try:
+            jax.distributed.initialize(*(() if coordinator == "auto" else (coordinator, number, args.process_id)))  # type: ignore[union-attr]
+        except (RuntimeError, ValueError) as problem:
+            raise UserError(f"cannot join the processes at '{coordinator}': {str(problem).splitlines()[0]}") from None
+    elif number or getattr(args, "process_id", None) is not None:
+        raise UserError("--num-processes and --process-id need --coordinator HOST:PORT")
     from fedjax_sim.cache import use_compilation_cache
     use_compilation_cache()
 
@@ -190,17 +215,17 @@ def run_one(args: argparse.Namespace) -> int:
     if out.exists() and not args.dry_run:
         raise UserError(f"output directory '{out}' exists already; choose another --out, or resume it with "
                         f"fedjax-sim resume {out}")
-    start(config)
+    start(config, args)
     from fedjax_sim import describe, runner
     from fedjax_sim.setup import prepare
-    setup = prepare(config)
-    print(describe.report(setup))
+    setup = prepare(config, say=note)
+    say(describe.report(setup))
     if args.dry_run:
         return 0
     result = runner.execute(setup, runner.RunDirectory(out), progress=not args.quiet)
-    print(describe.results_table([result.summary]))
-    print(describe.speed_line(result.summary))
-    print(f"run directory: {out}")
+    say(describe.results_table([result.summary]))
+    say(describe.speed_line(result.summary))
+    say(f"run directory: {out}")
     return 0
 
 
@@ -225,7 +250,7 @@ def run_compare(args: argparse.Namespace) -> int:
     fed = load_federation(configs[0])
     results = []
     for config in configs:
-        setup = prepare(config, fed=fed)
+        setup = prepare(config, fed=fed, say=note)
         print(describe.report(setup))
         if args.dry_run:
             continue

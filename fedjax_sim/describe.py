@@ -89,7 +89,8 @@ def report(setup: Setup) -> str:
         f"  client state: {size(f['client_state'])} (N x {size(f['per_client'])}); estimated peak memory: {size(f['peak'])} "
         f"(state {size(f['state'])}, data {size(f['data'])} per device, {f['lanes']} training lanes of {size(f['lane'])})",
         f"  per round: {size(f['down'])} down{' at most' if f['controlled'] else ''}, {size(f['up'])} up, "
-        f"{f['steps']:.0f} steps on average; layout: {sim.layout.devices} device(s), chunk {sim.layout.chunk}",
+        f"{f['steps']:.0f} steps on average; layout: {sim.layout.devices} device(s), chunk {sim.layout.chunk}"
+        + (f" ({setup.resolved['chunk_why']})" if "chunk_why" in setup.resolved else ""),
     ])
 
 

@@ -186,9 +186,12 @@ def simulate(method: Method, env: Env, fed: Federation, participation: Participa
                 _, clients = backends.each_client(here, layout, setup, server, clients, ctxs)
             agent = control.agent.init(stage(key, zero, SETUP)) if control else ()
             return State(zero, key, server, clients, agent)
-        # outputs are fresh buffers: the run donates its state, the caller's net must survive
-        state = jax.jit(build)(key, net, data)
-        return jax.tree.map(jnp.copy, backends.place(layout, state, ())[0])
+        # the run donates its state: the caller's net and key must not be among its buffers
+        key, net, inputs = backends.everywhere(layout, (np.array(key), jax.tree.map(jnp.copy, net), data))
+        if layout.mesh is None:
+            return jax.jit(build)(key, net, inputs)
+        where = backends.shardings(layout, jax.eval_shape(build, key, net, inputs))
+        return jax.jit(build, out_shardings=where)(key, net, inputs)   # client rows are born where they live
 
     # ---- one round --------------------------------------------------------------------------------------------
     def over_cohort(here: Env, server: Tree, clients: Client, ctx: Ctx, fn: Callable) -> Tree:

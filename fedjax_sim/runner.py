@@ -245,7 +245,7 @@ def execute(setup: Setup, directory: RunDirectory | None, *, progress: bool = Fa
     compile_seconds = time.perf_counter() - began
     done, speed, saved_at, saved_round = int(state.t), None, time.perf_counter(), int(state.t)
     bar = None
-    if progress:
+    if progress and writes:
         from tqdm import tqdm
         bar = tqdm(total=config.rounds, initial=done, unit="round", desc=config.method, file=sys.stderr)
     busy, fresh = 0.0, 0
@@ -260,7 +260,7 @@ def execute(setup: Setup, directory: RunDirectory | None, *, progress: bool = Fa
                 busy, fresh = busy + seconds, fresh + ask
             else:
                 fresh, busy = ask, seconds
-            speed = seconds / ask
+            speed = agreed(seconds / ask)
             timings.append(dict(first_round=done + 1, last_round=done + ask, seconds=seconds, seconds_per_round=speed))
             collect(recorder, setup, state, data, backends.as_numpy(logs), backends.as_numpy(scores), done, ask)
             done += ask
@@ -271,7 +271,7 @@ def execute(setup: Setup, directory: RunDirectory | None, *, progress: bool = Fa
                     bar.set_postfix(acc=f"{100 * shown:.2f}%")
             if directory is not None:
                 due = (done - saved_round >= config.checkpoint_every if config.checkpoint_every
-                       else time.perf_counter() - saved_at > CHECKPOINT_SECONDS)
+                       else agreed(time.perf_counter() - saved_at) > CHECKPOINT_SECONDS)
                 if due or done >= config.rounds:
                     checkpoint.save(directory.path / "checkpoints", state, config.hash(), config.keep)
                     saved_at, saved_round = time.perf_counter(), done
@@ -291,6 +291,14 @@ def execute(setup: Setup, directory: RunDirectory | None, *, progress: bool = Fa
         write_json(directory.path / "summary.json", summary)
     return Result(summary, recorder.rows, recorder.rounds, recorder.arrays(), state, setup,
                   directory.path if directory else None)
+
+
+def agreed(value: float) -> float:
+    """What process 0 says: decisions that depend on a clock must be the same in every process."""
+    if jax.process_count() == 1:
+        return value
+    from jax.experimental import multihost_utils
+    return float(multihost_utils.broadcast_one_to_all(np.float32(value)))
 
 
 def segment_length(config: Config, capacity: int, done: int, speed: float | None) -> int:

@@ -3,13 +3,15 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
-from fedjax_sim import backends, losses, models, optim
+from fedjax_sim import autotune, backends, losses, models, optim
 from fedjax_sim.config import Config, check, straggler_terms
 from fedjax_sim.data.federation import Federation
 from fedjax_sim.data.protocols import federate
@@ -88,36 +90,39 @@ def make_env(config: Config, fed: Federation, model: models.Model, method: Metho
                dtype=dtype)
 
 
-def want_host_devices(config: Config) -> None:
-    """Ask for CPU devices before JAX starts its backend: as many as --devices says, else one per core."""
-    wanted = int(config.devices) if config.devices != "auto" else backends.host_cores()
+def want_host_devices(config: Config, processes: int = 1) -> None:
+    """Ask for CPU devices before JAX starts its backend: as many as --devices says (in all), else one per core."""
+    if config.devices != "auto" and not config.devices.isdigit():
+        return                                    # refused later, with a sentence
+    wanted = max(1, int(config.devices) // processes) if config.devices != "auto" else backends.host_cores()
     try:
         jax.config.update("jax_num_cpu_devices", wanted)
     except RuntimeError:   # the backend runs already (a notebook, a test): take what is there
         pass
 
 
-def resolve_layout(config: Config, cohort: int) -> tuple[backends.Layout, dict[str, Any]]:
-    """chunk and devices: given, or the rule of thumb for this kind of device (`--chunk auto` may still measure)."""
-    have, kind = backends.available_devices(), jax.default_backend()
-    devices = int(config.devices) if config.devices != "auto" else min(have, cohort)
-    if devices > have:
-        raise UserError(f"devices {devices} is more than the {have} {kind} devices there are")
-    if config.backend in ("loop", "chunked", "vmap") and config.devices == "auto":
-        devices = 1
-    share = -(-cohort // devices)
-    if config.backend == "vmap":
-        chunk = share
-    elif config.chunk != "auto":
-        chunk = min(int(config.chunk), share)
-    else:
-        chunk = 1 if kind == "cpu" else share
-    return backends.make_layout(chunk, devices), dict(chunk=chunk, devices=devices, device_kind=kind)
+def step_flops(env: Env, fed: Federation, net: Tree) -> float:
+    """Floating-point operations of one gradient step, from the unoptimised program; nothing is compiled or run."""
+    x = jax.ShapeDtypeStruct((env.batch_size, *fed.shape), env.dtype)
+    y = jax.ShapeDtypeStruct((env.batch_size,), jnp.int32)
+
+    def loss(params, x, y):
+        features, _ = env.model.features({**net, "params": params}, x, train=True)
+        return optax.softmax_cross_entropy_with_integer_labels(env.model.head({**net, "params": params}, features), y).mean()
+    cost = jax.jit(jax.grad(loss)).lower(jax.eval_shape(lambda: net["params"]), x, y).cost_analysis()
+    return float((cost or {}).get("flops", 0.0))
+
+
+def host_devices_missing(config: Config) -> None:
+    have = backends.available_devices()
+    if config.devices != "auto" and int(config.devices) > have:
+        raise UserError(f"devices {config.devices} is more than the {have} {jax.default_backend()} devices there are")
 
 
 def prepare(config: Config, *, fed: Federation | None = None, model: models.Model | None = None,
             net: Tree | None = None, method: Method | None = None, layout: backends.Layout | None = None,
-            capacity: int = 32, cohorts: tuple[tuple[int, ...], ...] = ()) -> Setup:
+            capacity: int = 32, cohorts: tuple[tuple[int, ...], ...] = (),
+            say: Callable[[str], None] | None = None) -> Setup:
     """Everything a run needs. Own data, model, initial weights or method may be given instead of names.
 
     cohorts: fixed participants round by round (an availability trace), repeated when it ends, instead of drawn ones.
@@ -148,11 +153,29 @@ def prepare(config: Config, *, fed: Federation | None = None, model: models.Mode
     else:
         net = jax.tree.map(lambda a: jnp.asarray(a, dtype), net)
     env = make_env(config, fed, model, method, dtype, high)
+    host_devices_missing(config)
+
+    def on(layout: backends.Layout) -> Simulation:
+        return simulate(method, env, fed, participation, layout, evaluations=config.evaluations,
+                        lr=optim.schedule(config.schedule, config.lr, config.schedule_rounds),
+                        eval_every=config.eval_every, probe=config.probe,
+                        capacity=max(1, min(capacity, -(-config.rounds // config.eval_every))))
     resolved: dict[str, Any] = {}
     if layout is None:
-        layout, resolved = resolve_layout(config, high)
-    simulation = simulate(method, env, fed, participation, layout, evaluations=config.evaluations,
-                          lr=optim.schedule(config.schedule, config.lr, config.schedule_rounds),
-                          eval_every=config.eval_every, probe=config.probe,
-                          capacity=max(1, min(capacity, -(-config.rounds // config.eval_every))))
-    return Setup(config, fed, simulation, net, participation, unseen, resolved)
+        layout, resolved = resolve_layout(config, env, fed, net, participation, on, say)
+    return Setup(config, fed, on(layout), net, participation, unseen, resolved)
+
+
+def resolve_layout(config: Config, env: Env, fed: Federation, net: Tree, participation: Participation,
+                   on: Callable[[backends.Layout], Simulation], say: Callable[[str], None] | None
+                   ) -> tuple[backends.Layout, dict[str, Any]]:
+    """What `auto` becomes, and why; see `autotune`."""
+    flops = step_flops(env, fed, net)
+    sizes = np.asarray(fed.size["train"])[list(participation.seen)]
+    steps = float((env.epochs * -(-sizes // env.batch_size)).mean() * participation.high)
+    choice = autotune.choose(
+        config, participation.high, sum(env.group_floats(net)), flops, flops * steps * config.rounds,
+        lambda c: autotune.stopwatch(on(backends.make_layout(c.chunk, c.devices)), config.seed, net),
+        say or (lambda text: None))
+    layout = backends.make_layout(choice.chunk, choice.devices)
+    return layout, dict(chunk=choice.chunk, devices=choice.devices, device_kind=jax.default_backend(), chunk_why=choice.why)

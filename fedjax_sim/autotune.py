@@ -1,0 +1,109 @@
+"""`--chunk auto`: how many clients side by side, on how many devices. Measured once per set-up and remembered.
+
+A short run takes the rule of thumb (on a CPU one client at a time per core; on an accelerator all at once). A long one
+times a round's local training under a few layouts and keeps the fastest; the answer is stored in the cache folder,
+keyed by everything that decides it, and the resolved values in the run, so that rerun and resume repeat them.
+"""
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from fedjax_sim import backends
+from fedjax_sim.cache import cache_folder
+from fedjax_sim.config import Config
+from fedjax_sim.files import write_json
+
+LONG_RUN = 3e12     # floating-point operations from which measuring pays (about a minute of two cores)
+REPEATS = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    chunk: int
+    devices: int
+    why: str
+
+
+def rule_of_thumb(config: Config, cohort: int) -> Choice:
+    """chunk and devices as given, else by the kind of device."""
+    have, kind = backends.available_devices(), jax.default_backend()
+    single = config.backend in ("loop", "chunked", "vmap")
+    devices = int(config.devices) if config.devices != "auto" else 1 if single else min(have, cohort)
+    share = -(-cohort // devices)
+    if config.backend == "vmap":
+        return Choice(share, devices, "vmap: the whole cohort side by side")
+    if config.chunk != "auto":
+        return Choice(min(int(config.chunk), share), devices, "as given")
+    return Choice(1 if kind == "cpu" else share, devices, f"rule of thumb for {kind}")
+
+
+def candidates(config: Config, cohort: int) -> list[Choice]:
+    """A handful of layouts worth timing."""
+    have, kind = backends.available_devices(), jax.default_backend()
+    devices = [int(config.devices)] if config.devices != "auto" else sorted({1, min(have, cohort)}, reverse=True)
+    out = []
+    for number in devices:
+        share = -(-cohort // number)
+        widths = [1, 4] if kind == "cpu" else [share, -(-share // 2), -(-share // 4), 8]
+        if kind == "cpu" and number == 1 and len(devices) > 1:
+            widths = [1]       # one device with threaded matrix products: only worth it for large models
+        out += [Choice(w, number, "") for w in dict.fromkeys(min(w, share) for w in widths)]
+    return out
+
+
+def key_of(config: Config, cohort: int, floats: int, step_flops: float) -> str:
+    """What decides the answer: model, batch, cohort, method, and the machine's devices."""
+    facts = [config.method, config.model, sorted(config.model_options.items()), config.conv, config.batch_size, cohort,
+             floats, config.dtype, config.devices, round(step_flops), jax.default_backend(), jax.devices()[0].device_kind,
+             backends.available_devices(), backends.host_cores(), jax.__version__]
+    return hashlib.sha256(json.dumps(facts, default=str).encode()).hexdigest()[:16]
+
+
+def choose(config: Config, cohort: int, floats: int, step_flops: float, total_flops: float,
+           timer: Callable[[Choice], Callable[[], float]], say: Callable[[str], None]) -> Choice:
+    """The layout of a run. `timer(choice)` compiles a round under a layout and returns a stopwatch for it."""
+    thumb = rule_of_thumb(config, cohort)
+    if config.chunk != "auto" or config.backend in ("loop", "vmap"):
+        return thumb
+    folder = cache_folder()
+    file = folder / "chunks" / f"{key_of(config, cohort, floats, step_flops)}.json" if folder else None
+    if file is not None and file.is_file():
+        try:
+            known = json.loads(file.read_text())
+            return Choice(int(known["chunk"]), int(known["devices"]), f"measured before ({known['why']})")
+        except (ValueError, KeyError, TypeError):
+            pass      # an unreadable note is measured again
+    options = candidates(config, cohort)
+    if total_flops < LONG_RUN or len(options) < 2:
+        return thumb
+    say(f"chunk auto: timing {len(options)} layouts, once for this set-up …")
+    clocks = [timer(option) for option in options]
+    turns = [[clock() for clock in clocks] for _ in range(REPEATS)]       # in turn: a noisy moment hits all alike
+    timed = [(min(column), option) for column, option in zip(zip(*turns, strict=True), options, strict=True)]
+    best = min(timed, key=lambda pair: pair[0])[1]
+    why = "s/round " + ", ".join(f"{s:.3f} with chunk {o.chunk} on {o.devices}" for s, o in timed)
+    if file is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_json(file, {"chunk": best.chunk, "devices": best.devices, "why": why})
+    return Choice(best.chunk, best.devices, why)
+
+
+def stopwatch(sim: Any, seed: int, net: Any) -> Callable[[], float]:
+    """A function that returns the seconds of one round's local training; compiled and warm."""
+    state, data = backends.place(sim.layout, sim.init(seed, net), sim.data)
+    orders = jax.jit(sim.parts.orders)(state, data)
+    train = jax.jit(sim.parts.train).lower(state, data, orders).compile()
+    jax.block_until_ready(train(state, data, orders))
+
+    def seconds() -> float:
+        began = time.perf_counter()
+        jax.block_until_ready(train(state, data, orders))
+        return time.perf_counter() - began
+    return seconds
