@@ -27,4 +27,4 @@ def catalog(what: str) -> dict[str, str]:
         from fedjax_sim.engine import EVALUATIONS
         return EVALUATIONS
     import agents
-    return dict(agents.AGENTS)
+    return dict(agents.DESCRIPTIONS)

@@ -73,6 +73,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     _add(train, "dropout", float, "chance that a participant fails to report", metavar="p")
     _add(train, "stragglers", str, "p or p:least: chance of being slow, and the least share of the work done", metavar="p")
     _add(train, "seed", int, "seed of weights, cohorts and shuffles", metavar="s")
+    train.add_argument("--seeds", type=int, default=1, metavar="K", help="K runs with seeds s, s+1, …; one compilation")
+    train.add_argument("--seeds-mode", choices=("loop", "vmap"), default="loop",
+                       help="one seed after another (default), or side by side in one program")
     train.add_argument("--set", action="append", default=[], metavar="NAME.OPTION=VALUE", dest="sets",
                        help="option of a method, of the model, or of the loss, e.g. fedavg.weights=uniform, "
                             "model.stem=cifar, loss.gamma=1; may be repeated")
@@ -211,6 +214,12 @@ def run_one(args: argparse.Namespace) -> int:
     if args.method not in METHODS:
         raise unknown("method", args.method, METHODS)
     config = make_config(args, args.method, [args.method])
+    if args.seeds < 1:
+        raise UserError(f"seeds {args.seeds} is not allowed; use a whole number of 1 or more")
+    if args.seeds > 1 and args.seeds_mode == "vmap":
+        if config.devices not in ("auto", "1"):
+            raise UserError(f"--seeds-mode vmap runs on one device, not {config.devices}; use --seeds-mode loop")
+        config = dataclasses.replace(config, devices="1")
     out = pathlib.Path(args.out) if args.out else free_directory(f"{args.method}-{dataset_word(config)}-s{config.seed}")
     if out.exists() and not args.dry_run:
         raise UserError(f"output directory '{out}' exists already; choose another --out, or resume it with "
@@ -221,6 +230,13 @@ def run_one(args: argparse.Namespace) -> int:
     setup = prepare(config, say=note)
     say(describe.report(setup))
     if args.dry_run:
+        return 0
+    if args.seeds > 1:
+        from fedjax_sim.seeds import run_seeds, seeds_line
+        results = run_seeds(setup, args.seeds, out, args.seeds_mode, progress=not args.quiet)
+        say(describe.results_table([{**r.summary, "method": f"{config.method} seed {r.summary['seed']}"} for r in results]))
+        say(seeds_line([r.summary for r in results]))
+        say(f"run directories: {', '.join(str(r.out) for r in results)}")
         return 0
     result = runner.execute(setup, runner.RunDirectory(out), progress=not args.quiet)
     say(describe.results_table([result.summary]))

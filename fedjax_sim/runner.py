@@ -45,6 +45,7 @@ class Result:
     state: State
     setup: Setup
     out: pathlib.Path | None = None
+    program: Callable | None = None      # the compiled rounds, for further seeds of the same set-up
 
 
 class Recorder:
@@ -215,8 +216,9 @@ def resume(path: str | pathlib.Path, rounds: int | None = None, *, progress: boo
 
 
 def execute(setup: Setup, directory: RunDirectory | None, *, progress: bool = False,
-            start_from: pathlib.Path | None = None, say: Callable[[str], None] | None = None) -> Result:
-    """Drive a prepared run to its end."""
+            start_from: pathlib.Path | None = None, say: Callable[[str], None] | None = None,
+            program: Callable | None = None) -> Result:
+    """Drive a prepared run to its end. program: compiled rounds of an earlier run of the same simulation."""
     config, sim = setup.config, setup.simulation
     say = say or (lambda text: print(text, file=sys.stderr))
     recorder = Recorder(setup)
@@ -238,8 +240,10 @@ def execute(setup: Setup, directory: RunDirectory | None, *, progress: bool = Fa
     state, data = backends.place(sim.layout, state, sim.data)
 
     began = time.perf_counter()
-    if config.backend == "loop":
-        step: Callable = LoopRunner(sim, config.eval_every)
+    if program is not None:
+        step = program
+    elif config.backend == "loop":
+        step = LoopRunner(sim, config.eval_every)
     else:
         step = sim.run.lower(state, data, jnp.int32(1)).compile()   # type: ignore[attr-defined]
     compile_seconds = time.perf_counter() - began
@@ -290,7 +294,7 @@ def execute(setup: Setup, directory: RunDirectory | None, *, progress: bool = Fa
         directory.write(recorder, timings)
         write_json(directory.path / "summary.json", summary)
     return Result(summary, recorder.rows, recorder.rounds, recorder.arrays(), state, setup,
-                  directory.path if directory else None)
+                  directory.path if directory else None, step)
 
 
 def agreed(value: float) -> float:
