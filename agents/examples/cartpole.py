@@ -19,8 +19,9 @@ ENV, PARAMS = gymnax.make("CartPole-v1")      # 4 numbers observed, 2 actions, r
 REPLAY = {"capacity": 20_000, "batch": 64, "gradient_steps": 1, "hidden": (64, 64), "max_grad_norm": 10.0}
 ON_POLICY = {"hidden": (64, 64), "max_grad_norm": 10.0, "gamma": 0.98}
 SETTINGS: dict[str, tuple[int, int, int, dict[str, Any]]] = {
-    "dqn": (12_000, 8, 1, {**REPLAY, "lr": 1e-3, "target_every": 200, "horizon": 6_000, "epsilon_end": 0.02}),
-    "sac": (12_000, 8, 1, {**REPLAY, "lr": 1e-3, "tau": 0.01}),
+    "dqn": (12_000, 8, 1, {**REPLAY, "lr": 1e-3, "gamma": 0.98, "target_every": 25, "horizon": 4_000,
+                            "epsilon_end": 0.02}),
+    "sac": (12_000, 8, 1, {**REPLAY, "lr": 1e-3, "gamma": 0.98, "tau": 0.02}),
     "ppo": (800, 32, 8, {**ON_POLICY, "lr": 2e-3, "cohort": 256}),
     "a2c": (6_000, 32, 1, {**ON_POLICY, "lr": 1e-3}),
     "trpo": (400, 32, 16, {**ON_POLICY, "lr": 3e-3, "value_steps": 10}),

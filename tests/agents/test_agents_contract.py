@@ -15,8 +15,6 @@ S, A, ROWS, ROUNDS = 3, 4, 6, 8
 REPLAY = {"batch": 8, "gradient_steps": 2, "capacity": 32}
 OPTIONS = {"sac": REPLAY, "dqn": {**REPLAY, "target_every": 3}, "q_bandit": REPLAY,
            "ddpg": {**REPLAY, "bootstrap": True}, "a2c": {}, "ppo": {"cohort": 8}, "trpo": {}}
-# these programs are compiled more often than they are run
-quick_jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 every_agent = pytest.mark.parametrize("name", OPTIONS)
 
 
@@ -47,7 +45,7 @@ def programs(name):
         return jax.lax.scan(one_round, agent.init(key), jax.random.split(jax.random.fold_in(key, 1), ROUNDS))
 
     agent = build(name)
-    return agent, quick_jit(train), quick_jit(agent.update), quick_jit(functools.partial(random_batch, agent))
+    return agent, jax.jit(train), jax.jit(agent.update), jax.jit(functools.partial(random_batch, agent))
 
 
 @functools.cache
@@ -91,7 +89,7 @@ def test_seeds(name):
 def test_vmapped_seeds_and_learning_rates_equal_separate_runs(name):
     _, train, _, _ = programs(name)
     keys, rates = jax.random.split(jax.random.key(4), 3), jnp.array([0.01, 0.002, 0.05])
-    together = quick_jit(jax.vmap(train.__wrapped__))(keys, rates)
+    together = jax.jit(jax.vmap(train.__wrapped__))(keys, rates)
     for i in range(3):
         close(jax.tree.map(lambda x: x[i], together), train(keys[i], rates[i]))
 
@@ -167,7 +165,7 @@ def test_extreme_numbers_never_make_a_nan_policy(name):
         new, losses = update(new, batch, jax.random.key(6))
         assert all_finite((new, losses))
     strange = jnp.array([[jnp.nan, 0, jnp.inf], [3e38, -3e38, 3e38], [0, 0, 0]])
-    action, info = quick_jit(jax.vmap(agent.act, (None, 0, None)))(state, strange, jax.random.key(0))
+    action, info = jax.jit(jax.vmap(agent.act, (None, 0, None)))(state, strange, jax.random.key(0))
     assert all_finite((action, info.policy, info.log_probability))
 
 
@@ -176,7 +174,7 @@ def test_unavailable_actions_are_never_chosen(name):
     agent, _, _, _ = programs(name)
     state, batch = situation(name)
     available = jnp.array([False, True, False, True])
-    act = quick_jit(jax.vmap(agent.act, (None, None, 0, None)))
+    act = jax.jit(jax.vmap(agent.act, (None, None, 0, None)))
     keys = jax.random.split(jax.random.key(0), 200)
     action, info = act(state, batch.observation[0], keys, available)
     if name == "ddpg":

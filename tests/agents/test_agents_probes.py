@@ -28,8 +28,6 @@ AGENTS = {   # name: (options, rounds, tolerance of the values)
     "ppo": (ON_POLICY, 150, 0.15),
     "trpo": (ON_POLICY, 200, 0.15),
 }
-# these programs are compiled more often than they are run
-quick_jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 PLACES = np.array([-1.0, 0.0, 1.0], np.float32)      # where the trained agents are asked
 
 
@@ -67,7 +65,7 @@ def trained(name):
     """Values [problem, place] and policies [problem, place, action]: all five problems in one program."""
     options, rounds, _ = AGENTS[name]
     agent = agents.make(name, 1, 2, **options)
-    run = quick_jit(jax.vmap(functools.partial(train, agent, rounds), (0, None)))
+    run = jax.jit(jax.vmap(functools.partial(train, agent, rounds), (0, None)))
     return jax.tree.map(np.asarray, run(jnp.arange(5), jax.random.key(0)))
 
 
@@ -109,5 +107,5 @@ def test_normalisation_makes_badly_scaled_observations_learnable(name):
             update=lambda s, b, k: agent.update(s, b._replace(observation=shift(b.observation),
                                                               next_observation=shift(b.next_observation)), k))
 
-    _, policies = quick_jit(functools.partial(train, far_away(agent), rounds))(4, jax.random.key(0))
+    _, policies = jax.jit(functools.partial(train, far_away(agent), rounds))(4, jax.random.key(0))
     assert policies[0, 0] > 0.9 and policies[2, 1] > 0.9

@@ -1,5 +1,4 @@
 """Schedules, registry, fixed policies, and the two problems of the federated methods: simplex and budgets."""
-import functools
 import re
 import subprocess
 import sys
@@ -12,9 +11,6 @@ import pytest
 import agents
 from agents.fixed import fixed, uniform
 from agents.registry import options
-
-# these programs are compiled more often than they are run
-quick_jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 
 
 def test_importing_the_package_is_cheap():
@@ -80,8 +76,8 @@ def test_epsilon_schedules():
 def test_ddpg_random_rounds_and_intervals():
     agent = agents.make("ddpg", 1, 3, hidden=(8,), batch=4, capacity=16, random_rounds=2, update_every=2)
     state, keys, changed = agent.init(jax.random.key(0)), jax.random.split(jax.random.key(1), 8), []
-    update = quick_jit(agent.update)
-    act = quick_jit(jax.vmap(agent.act, (None, 0, 0)))
+    update = jax.jit(agent.update)
+    act = jax.jit(jax.vmap(agent.act, (None, 0, 0)))
     spread = lambda s: np.ptp(act(s, jnp.zeros((8, 1)), keys)[0])
     assert spread(state) > 0.3                                  # normalised uniform draws
     for i in range(6):
@@ -106,7 +102,7 @@ def test_fixed_policies():
     mixture = jnp.array([0.2, 0.8])
     np.testing.assert_array_equal(fixed(mixture).act(state, jnp.zeros(1), key)[0], mixture)
     anything = uniform(4)
-    act = quick_jit(jax.vmap(lambda k, available: anything.act(state, jnp.zeros(1), k, available)[0], (0, None)))
+    act = jax.jit(jax.vmap(lambda k, available: anything.act(state, jnp.zeros(1), k, available)[0], (0, None)))
     drawn = np.bincount(act(jax.random.split(key, 4000), jnp.array([True, False, True, True])), minlength=4)
     assert drawn[1] == 0 and (abs(drawn[[0, 2, 3]] - 4000 / 3) < 4 * np.sqrt(4000 * 2 / 9)).all()
     new, losses = anything.update(state, None, key)
@@ -135,7 +131,7 @@ def test_ddpg_finds_the_optimum_of_a_concave_reward_on_the_simplex():
         batch = agents.Transition(x, action, reward, x, jnp.zeros(20), jnp.ones(20, bool), info)
         return agent.update(state, batch, learn)[0], None
 
-    @quick_jit
+    @jax.jit
     def train(key):
         state = jax.lax.scan(one_round, agent.init(key), jax.random.split(key, 300))[0]
         return jax.vmap(lambda x: agent.act(state, x, key)[1])(jnp.eye(2))
@@ -164,7 +160,7 @@ def test_q_bandit_learns_to_respect_budgets():
         batch = agents.Transition(x, action, reward, x, jnp.zeros(12), jnp.ones(12, bool), info)
         return agent.update(state, batch, learn)[0], None
 
-    @quick_jit
+    @jax.jit
     def train(key):
         state = jax.lax.scan(one_round, agent.init(key), jax.random.split(key, 250))[0]
         return jax.vmap(lambda x: agent.act(state, x, key)[1])(jnp.eye(4))

@@ -57,6 +57,18 @@ def test_step_of_a_quadratic_has_the_radius_of_the_trust_region():
     np.testing.assert_allclose(got, expected * scale, rtol=1e-3)
 
 
+def test_a_step_that_leaves_the_trust_region_is_shortened():
+    """Away from the start the divergence grows faster than its Hessian says, so the full step is too long."""
+    kl = lambda p: 0.5 * (p**2).sum() + 100 * (p**4).sum()
+    full = np.sqrt(2 * 0.1 / 2)                                  # g = (1, 1), F = 1: the step is √(2δ/gᵀg)·g
+    got = trpo.trust_region_step(jnp.sum, kl, jnp.zeros(2), max_kl=0.1, damping=1e-9, iterations=2, backtracks=10,
+                                 shrink=0.8)
+    powers = full * 0.8**np.arange(11)
+    allowed = [p for p in powers if 2 * (0.5 * p**2 + 100 * p**4) <= 0.1]
+    assert len(allowed) < 11
+    np.testing.assert_allclose(got, allowed[0], rtol=1e-4)       # the first one that fits
+
+
 def test_a_step_that_only_worsens_is_not_taken():
     start = jnp.ones(2)
     pitfall = lambda p: jnp.where((p == start).all(), p.sum(), p.sum() - 100.0)     # every move loses

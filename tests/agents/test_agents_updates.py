@@ -1,5 +1,4 @@
 """One whole `update` of each agent against a PyTorch version written from the equations (float64)."""
-import functools
 
 import jax
 import jax.numpy as jnp
@@ -10,8 +9,6 @@ import agents
 from agents import schedule
 from agents.types import clean_transitions
 
-# these programs are compiled more often than they are run
-quick_jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 torch = pytest.importorskip("torch")
 S, A, ROWS, HIDDEN, LR, GAMMA = 3, 4, 12, 6, 0.01, 0.9
 
@@ -54,7 +51,7 @@ def experience(agent, state, rows=ROWS, seed=0):
     rng = np.random.default_rng(seed)
     x, following = jnp.asarray(rng.normal(size=(2, rows, S)))
     keys = jax.random.split(jax.random.key(seed), rows)
-    action, info = quick_jit(jax.vmap(agent.act, (None, 0, 0)))(state, x, keys)
+    action, info = jax.jit(jax.vmap(agent.act, (None, 0, 0)))(state, x, keys)
     return agents.Transition(x, action, jnp.asarray(rng.normal(size=rows)), following,
                              jnp.asarray(rng.random(rows) < 0.4), jnp.ones(rows, bool), info)
 
@@ -75,7 +72,7 @@ def prepared(name, parts, **options):
     if hasattr(state, "replay"):
         clean = clean_transitions(batch, S, A, jnp.float64, continuous=name == "ddpg")
         drawn = schedule.recall(schedule.remember(state.replay, clean), None, key, (2, 8))
-    new, losses = quick_jit(agent.update)(state, batch, key)
+    new, losses = jax.jit(agent.update)(state, batch, key)
     return state, batch, drawn, new, losses
 
 
@@ -212,7 +209,7 @@ def test_ppo_uses_the_last_two_rounds():
         state = state._replace(learner=state.learner._replace(params=noisy(state.learner.params)))
         policy, value = net(state.learner.params.policy), net(state.learner.params.value)
         optimiser, batches = torch.optim.Adam(policy + value, LR), []
-        update = quick_jit(agent.update)
+        update = jax.jit(agent.update)
         for seed, rows in enumerate((12, 12, 12)):          # the third update has forgotten the first round
             batches.append(experience(agent, state, rows, seed))
             state, _ = update(state, batches[-1], jax.random.key(9))
