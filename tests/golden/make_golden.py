@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import pathlib
 import sys
+from typing import Any
 
 import numpy as np
 import torch
@@ -125,7 +126,7 @@ def run(model: str, method: str, options: dict) -> dict:
     theta = copy.deepcopy(module.state_dict())
     zero = combine(torch.zeros_like, theta)
     control, own = zero, [theta if method == "ditto" else zero for _ in settings.SIZES]
-    usual = dict(momentum=settings.MOMENTUM, decay=settings.DECAY)
+    usual: dict[str, Any] = dict(momentum=settings.MOMENTUM, decay=settings.DECAY)
     for t in range(settings.ROUNDS):
         cohort, _ = reporting(cohorts, settings.SEED, t)
         draw = lambda k, epochs=settings.EPOCHS, salt=0, t=t: minibatches(
@@ -166,7 +167,7 @@ def main() -> None:
     torch.set_num_threads(1)
     with jax.enable_x64(True):
         for model in settings.WEIGHTS:
-            values = {"batches": settings.batches_of_the_run()}
+            values: dict[str, Any] = {"batches": settings.batches_of_the_run()}
             for method, options in settings.METHODS.items():
                 values |= run(model, method, options)
             np.savez_compressed(HERE / f"{model}.npz", **values)
