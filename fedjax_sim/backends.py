@@ -330,6 +330,29 @@ def each_client(env: Env, layout: Layout, fn: Callable, server: Tree, clients: C
     return jax.tree.map(lambda a: a[:total], results), clients
 
 
+def each_in_cohort(env: Env, layout: Layout, fn: Callable, server: Tree, clients: Client, ctx: Ctx) -> Tree:
+    """`fn(env, server, client, ctx) -> small tree` for the cohort, each where its row lives: results travel, rows do not.
+
+    ctx: [M, …]. Returns [M, …].
+    """
+    pick = lambda tree, i: jax.tree.map(lambda a: a[i], tree)
+    everyone = jnp.arange(ctx.id.shape[0])
+    if layout.mesh is None or not jax.tree.leaves(clients):
+        return lax.map(lambda i: fn(env, server, pick(clients, ctx.id[i]), pick(ctx, i)), everyone)
+
+    def share(server, fed, counts, shard, ctx):
+        here = dataclasses.replace(env, fed=fed, counts=counts)
+        rows_here = jax.tree.leaves(shard)[0].shape[0]
+        home = ctx.id - lax.axis_index(CLIENTS) * rows_here
+        read = lambda i: fn(here, server, _take(shard, home[i]), pick(ctx, i))
+        shape = jax.eval_shape(read, everyone[0])
+        absent = lambda i: jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shape)
+        return _collect(lax.map(lambda i: lax.cond((home[i] >= 0) & (home[i] < rows_here), read, absent, i), everyone))
+    everywhere, split = PartitionSpec(), PartitionSpec(CLIENTS)
+    return jax.shard_map(share, mesh=layout.mesh, in_specs=(everywhere, everywhere, everywhere, split, everywhere),
+                         out_specs=everywhere, check_vma=False)(server, env.fed, env.counts, clients, ctx)
+
+
 def split_rows(layout: Layout, fn: Callable, net: Tree, fed: Tree, rows: Array) -> Tree:
     """`fn(net, fed, rows [R']) -> tree of [R', …]` with the rows shared out over the devices."""
     if layout.mesh is None:

@@ -69,7 +69,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     _add(train, "momentum", float, "SGD momentum, reset every round", metavar="m")
     _add(train, "weight_decay", float, "coupled weight decay, as PyTorch's SGD", metavar="w")
     _add(train, "decay_groups", str, "parameter groups that decay: all, or names joined by +")
-    _add(train, "loss", str, "local loss: ce, focal, fedlc, cb, ls, c3e", metavar="L")
+    _add(train, "loss", str, "local loss: ce, focal, fedlc, cb, ls, c3e; auto: the method's own (fedpolicy c3e, else ce)",
+         metavar="L")
     _add(train, "dropout", float, "chance that a participant fails to report", metavar="p")
     _add(train, "stragglers", str, "p or p:least: chance of being slow, and the least share of the work done", metavar="p")
     _add(train, "seed", int, "seed of weights, cohorts and shuffles", metavar="s")

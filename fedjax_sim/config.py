@@ -54,7 +54,7 @@ class Config:
     momentum: float = 0.9
     weight_decay: float = 5e-4
     decay_groups: str = "all"
-    loss: str = "ce"
+    loss: str = "auto"                     # auto: the method's own (ce, or c3e for fedpolicy)
     loss_options: dict[str, Any] = dataclasses.field(default_factory=dict)
     dropout: float = 0.0
     stragglers: str = "0"                  # "p" or "p:least": chance of being slow, least share of the work done

@@ -147,6 +147,7 @@ def simulate(method: Method, env: Env, fed: Federation, participation: Participa
     """Compose a method, a federation and a layout into compiled functions; see `Simulation`."""
     layout = layout or Layout()
     control, split = method.control, client_split(fed)
+    controller = control.agent(dataclasses.replace(env, fed=fed)) if control else None
     keep_resident = "resident" in method.needs or "bank" in method.needs or "resident" in evaluations
     rows, owner = flatten(fed, split)
     data = Data(fed, rows, owner, np.asarray(participation.dropout, env.dtype))
@@ -184,7 +185,7 @@ def simulate(method: Method, env: Env, fed: Federation, participation: Participa
                 ctxs = contexts(stage(key, zero, SETUP), everyone, zero, env.epochs)
                 setup = lambda env, server, client, ctx: ((), method.setup(env, server, client, ctx))
                 _, clients = backends.each_client(here, layout, setup, server, clients, ctxs)
-            agent = control.agent.init(stage(key, zero, SETUP)) if control else ()
+            agent = controller.init(stage(key, zero, SETUP)) if controller else ()
             return State(zero, key, server, clients, agent)
         # the run donates its state: the caller's net and key must not be among its buffers
         key, net, inputs = backends.everywhere(layout, (np.array(key), jax.tree.map(jnp.copy, net), data))
@@ -196,9 +197,7 @@ def simulate(method: Method, env: Env, fed: Federation, participation: Participa
     # ---- one round --------------------------------------------------------------------------------------------
     def over_cohort(here: Env, server: Tree, clients: Client, ctx: Ctx, fn: Callable) -> Tree:
         """A small function of ONE client's stored state, for the cohort: one row in memory at a time."""
-        def read(i: Array) -> Tree:
-            return fn(here, server, jax.tree.map(lambda a: a[ctx.id[i]], clients), jax.tree.map(lambda a: a[i], ctx))
-        return lax.map(read, jnp.arange(ctx.id.shape[0]))
+        return backends.each_in_cohort(here, layout, fn, server, clients, ctx)
 
     def give_orders(here: Env, state: State, dropout: Array) -> Orders:
         """Who takes part and what each is told: plans are made before the cohort is sorted by steps."""
@@ -209,10 +208,10 @@ def simulate(method: Method, env: Env, fed: Federation, participation: Participa
         observed: Tree = ()
         actions: Tree = ()
         info: Tree = ()
-        if control:
+        if control and controller:
             observed = over_cohort(here, state.server, state.clients, ctx, control.observe)
             keys = jax.vmap(jax.random.fold_in, (None, 0))(stage(key, t, ACT), ids)
-            actions, info = jax.vmap(lambda o, k: control.agent.act(state.agent, o, k))(observed, keys)
+            actions, info = jax.vmap(lambda o, k: controller.act(state.agent, o, k))(observed, keys)
             plan = jax.vmap(lambda a, c: control.plan(here, a, state.server, c))(actions, ctx)
         else:
             plan = jax.vmap(lambda c: method.plan(here, c) if method.plan else full_plan(here, c.epochs))(ctx)
@@ -259,7 +258,7 @@ def simulate(method: Method, env: Env, fed: Federation, participation: Participa
 
     def learn(here: Env, state: State, server: Tree, clients: Client, orders: Orders, cohort: Cohort) -> tuple[Tree, dict]:
         """The controller's reward and update; transitions exist only after aggregation."""
-        if not control:
+        if not (control and controller):
             return state.agent, {}
         from agents.types import Transition
         ctx = orders.slots.ctx
@@ -270,7 +269,7 @@ def simulate(method: Method, env: Env, fed: Federation, participation: Participa
         after = over_cohort(here, server, clients, ctx, control.observe)
         done = jnp.broadcast_to((state.t + 1 >= env.rounds) if env.rounds else False, reward.shape)
         transition = Transition(orders.observed, orders.actions, reward, after, done, cohort.ok, orders.info)
-        agent, losses = control.agent.update(state.agent, transition, stage(state.key, state.t, LEARN))
+        agent, losses = controller.update(state.agent, transition, stage(state.key, state.t, LEARN))
         agent = jax.tree.map(lambda new, old: jnp.where(cohort.count > 0, new, old), agent, state.agent)
         log = {f"agent_{name}": value for name, value in losses.items()}
         log["reward"] = jnp.where(cohort.ok, reward, 0).sum() / jnp.maximum(cohort.count, 1)

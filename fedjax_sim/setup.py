@@ -135,6 +135,7 @@ def prepare(config: Config, *, fed: Federation | None = None, model: models.Mode
     config = dataclasses.replace(config, clients=fed.num_clients,
                                  schedule_rounds=config.schedule_rounds or config.rounds)
     method = method or make_method(config.method, **config.options)
+    config = dataclasses.replace(config, loss=method.loss if config.loss == "auto" else config.loss)
     model = model or models.build(config.model, fed.shape, fed.classes, dtype=dtype, conv=config.conv,
                                   **config.model_options)
     if method.extend:

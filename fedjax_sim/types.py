@@ -129,7 +129,7 @@ class Env:
 class Control(NamedTuple):
     """The glue between one method and any agent of `agents/` with a matching action shape."""
 
-    agent: Any                           # agents.Agent: init, act, update
+    agent: Callable                      # (env) -> agents.Agent; env.fed is concrete here, for sizes and checks
     observe: Callable                    # (env, server, client, ctx) -> [S]                               ONE
     plan: Callable                       # (env, action, server, ctx) -> Plan                              ONE
     reward: Callable                     # (env, old_server, server, report, action, ctx) -> []            ONE
@@ -161,4 +161,5 @@ class Method(NamedTuple):
     log: Callable | None = None          # (env, old_server, server, cohort) -> dict of scalars, per round
     needs: frozenset[str] = frozenset()  # of {"resident", "confusion", "bank", "stack"}
     adapts: bool = False                 # `personal` trains (fine-tuning): run at --personal-every
+    loss: str = "ce"                     # the local loss unless the run names one
     max_epochs: float = 0.0              # the largest epochs its Plans ask for, if above the run's
