@@ -28,13 +28,14 @@ WIRE = {
     "fedfa": lambda w, phi, psi, c, d: (w + 2 * 192, w + 2 * 192),      # 32 + 32 + 64 + 64 channels of cnn6
 }
 MODEL = {"fedfa": "cnn6"}     # those that need feature maps
-DECIDES = {"random"}      # the block sent down differs from client to client
+OPTIONS = {"fedpolicy": {"agent.batch": 4}}     # small enough that the agent learns within these few rounds
+DECIDES = {"random", "fedpolicy"}      # the block sent down differs from client to client
 
 
 # one worker compiles all of a method's programs
 @pytest.fixture(scope="module", params=[pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in ALL])
 def sim(request):
-    return simulation(request.param, model=MODEL.get(request.param, "mlp"))
+    return simulation(request.param, model=MODEL.get(request.param, "mlp"), **OPTIONS.get(request.param, {}))
 
 
 def scrambled(data, client: int, value=None):
@@ -116,7 +117,7 @@ def test_resume_is_exact_and_compiles_once(sim):
     """4 rounds equal 2 + 2 rounds bit for bit; the second segment compiles nothing; odd lengths neither."""
     state, data = start(sim)
     whole, logs, scores = sim.run(state, data, jnp.int32(4))
-    half, logs1, scores1 = sim.run(start(sim)[0], data, jnp.int32(2))
+    half, logs1, _ = sim.run(start(sim)[0], data, jnp.int32(2))
     rest, logs2, scores2 = sim.run(half, data, jnp.int32(2))
     assert same_bits(whole, rest)
     for name in logs:

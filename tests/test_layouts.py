@@ -1,5 +1,5 @@
 """One round's uploads are the same whatever the layout: loop, chunks, all at once, over a mesh; and it lowers for
-accelerators. Archetypes: stateless, stateful, resident models, (controlled: see test_fedpolicy)."""
+accelerators. Archetypes: stateless, stateful, resident models, controlled by an agent."""
 from __future__ import annotations
 
 import jax
@@ -12,7 +12,7 @@ from tiny import M, N, close, same_bits, simulation, start
 from fedjax_sim.backends import Layout, deal, make_layout
 from fedjax_sim.debug import ClientFailure, LoopRunner
 
-ARCHETYPES = ["fedavg", "scaffold", "random"]
+ARCHETYPES = ["fedavg", "scaffold", "random", "fedpolicy"]
 
 
 @pytest.mark.parametrize("name", ARCHETYPES)
@@ -28,6 +28,7 @@ def test_layouts_agree(name):
         assert close(want[0].server, got[0].server)
         rows = jax.tree.map(lambda a: a[:N], got[0].clients)
         assert close(want[0].clients, rows)
+        assert close(want[0].agent, got[0].agent)
 
 
 def test_loop_backend_agrees():

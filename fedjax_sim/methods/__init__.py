@@ -26,6 +26,7 @@ _TABLE: dict[str, tuple[str, str, dict[str, Any], str]] = {
     "fedfa": ("fedfa", "fedfa", {}, "channel statistics of feature maps are varied as they vary over clients"),
     "fedfa_freq": ("fedfa_freq", "fedfa_freq", {}, "images of a batch swap parts of their amplitude spectra"),
     "fedca": ("fedca", "fedca", {}, "averages that favour clients good at the worst classes"),
+    "fedpolicy": ("fedpolicy", "fedpolicy", {}, "an agent decides which block of the model each client gets back"),
     "full": ("redistribute", "redistribute", {"policy": "full"}, "every client gets the full aggregate back"),
     "backbone": ("redistribute", "redistribute", {"policy": "backbone"}, "clients keep their heads"),
     "head": ("redistribute", "redistribute", {"policy": "head"}, "clients keep their backbones"),
@@ -54,7 +55,13 @@ def builder(name: str) -> Callable[..., Method]:
 def options_of(name: str) -> dict[str, Any]:
     """The options of a method with their defaults."""
     bound = _TABLE[name][2] if name in _TABLE else {}
-    return {p.name: p.default for p in inspect.signature(builder(name)).parameters.values() if p.name not in bound}
+    return {p.name: p.default for p in inspect.signature(builder(name)).parameters.values()
+            if p.name not in (*bound, "agent_options")}
+
+
+def controlled(name: str) -> bool:
+    """Whether the method is steered by an agent with options of its own, written agent.OPTION."""
+    return "agent_options" in inspect.signature(builder(name)).parameters
 
 
 def parse_value(owner: str, option: str, text: Any, default: Any) -> Any:
@@ -74,12 +81,18 @@ def make_method(name: str, **options: Any) -> Method:
 
     >>> make_method("fedprox", mu="0.1").name
     'fedprox'
+    >>> make_method("fedpolicy", **{"agent": "ppo", "agent.lr": "0.01"}).name
+    'fedpolicy'
     """
     known = options_of(name)
+    inner = [k for k in options if k.startswith("agent.") and controlled(name)]
+    of_agent = {k.removeprefix("agent."): options.pop(k) for k in inner}
     for option in options:
         if option not in known:
             raise unknown(f"option of {name}", option, known or ["(none)"])
     values = {k: parse_value(name, k, v, known[k]) for k, v in options.items()}
     if values.get("weights", "size") not in ("size", "uniform"):
         raise UserError(f"{name}.weights={values['weights']} is unknown; allowed: size, uniform")
+    if of_agent:
+        values["agent_options"] = of_agent
     return builder(name)(**values)._replace(name=name)

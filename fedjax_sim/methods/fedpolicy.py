@@ -1,0 +1,196 @@
+"""FedPolicy: after aggregation a server-side agent decides, per participant, which block of the model goes back.
+
+    state    S_k = [vec(C_k), acc(resident_k), ACC(Θ), ‖resident_k − Θ‖/‖Θ‖]        C_k: soft confusion, rows sum to 1
+    action   a_k ~ π(·|S_k):  full {Φ, Ψ} | backbone {Φ, ψ_k} | head {φ_k, Ψ}       the rest stays as the client left it
+    client   trained_k = SGD_E(init_k);  resident_k ← trained_k
+    server   Θ ← (1/|K|) Σ_k trained_k
+    reward   r_k = [acc(trained_k) − acc(resident_k)] + λ [ACC(Θ⁺) − ACC(Θ)]
+
+acc: on the client's own validation rows; ACC: on the server's. Test data is never looked at. Transitions are stored
+after aggregation, with S'_k from trained_k and Θ⁺. Before its first participation a client's resident model is Θ⁰.
+Agents: any of `agents/`, the static policies full, backbone, head, and `oracle`, which tries every candidate on the
+client's validation rows and takes the one with the lowest loss (an upper reference, not a policy one could run).
+
+Wire: |block| down, |w| up (C² + 1 report floats are not counted, as in the paper).
+State: the resident model, C_k, acc.  Evaluated: global; personal = resident.
+"""
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from fedjax_sim.control import check_agent, make_agent
+from fedjax_sim.errors import UserError, lookup
+from fedjax_sim.evaluate import client_accuracy, held_accuracy, predict_net, score_client
+from fedjax_sim.local import descend, upload
+from fedjax_sim.methods.fedavg import fedavg
+from fedjax_sim.methods.fedpolicy_actions import ACTIONS, oracle_agent
+from fedjax_sim.methods.redistribute import BLOCKS, block_masks
+from fedjax_sim.server import blend, merge, square_norm, subtract
+from fedjax_sim.types import Array, Client, Cohort, Control, Ctx, Env, Method, Plan, Tree, Upload
+
+# which parts of the state the agent sees; the names are the ablation's
+STATES: dict[str, tuple[str, ...]] = {
+    "all": ("confusion", "local", "server", "distance"),
+    "ncf": ("local", "server", "distance"),
+    "ncfnla": ("server", "distance"),
+    "ocmla": ("confusion", "local", "server"),
+    "opd": ("confusion", "local", "distance"),
+}
+REWARDS = ("combined", "local", "global")
+DISCRETE = ("sac", "trpo", "a2c", "ppo", "dqn", "q_bandit", "random", "oracle")
+WIDE = 1000   # observations wider than this (31 classes) are remembered 2,000 times instead of 10,000
+
+
+class Server(NamedTuple):
+    net: Tree        # Θ
+    acc: Array       # []  ACC(Θ) on the server's validation rows
+
+
+class Report(NamedTuple):
+    """What ONE client tells beside its model."""
+
+    before: Array          # []  acc(resident)
+    after: Array           # []  acc(trained)
+    backbone_gap: Array    # []  ‖Φ − φ_k‖ at the start of the round
+    head_gap: Array        # []  ‖Ψ − ψ_k‖
+    moved: Array           # []  ‖init_k − Θ‖²
+
+
+def observation_size(state: str, classes: int) -> int:
+    """Numbers in an observation.
+
+    >>> [observation_size(state, 10) for state in STATES]
+    [103, 3, 2, 102, 102]
+    """
+    return sum(classes**2 if part == "confusion" else 1 for part in STATES[state])
+
+
+def gaps(env: Env, a: Tree, b: Tree) -> tuple[Array, Array]:
+    """(‖Φ_a − Φ_b‖², ‖Ψ_a − Ψ_b‖²) over the parameters of two nets; the head is the last group."""
+    head = env.model.groups[-1]
+    apart = subtract(a["params"], b["params"])
+    return square_norm({g: d for g, d in apart.items() if g != head}), square_norm(apart[head])
+
+
+def observe(env: Env, server: Server, client: Client, state: str, scaling: str) -> Array:      # ONE client
+    """S_k [observation_size]; scaling 'raw' leaves confusion and distance in their own units."""
+    normalised = scaling == "normalised"
+    conf = client.confusion.conf
+    distance = jnp.sqrt(sum(gaps(env, client.resident, server.net)))
+    if normalised:
+        conf = conf / conf.sum(1, keepdims=True)
+        norm = jnp.sqrt(square_norm(server.net["params"]))
+        distance = distance / jnp.where(norm > 0, norm, 1)
+    parts = dict(confusion=conf.reshape(-1), local=client.own[None], server=server.acc[None], distance=distance[None])
+    return jnp.concatenate([parts[name].astype(env.dtype) for name in STATES[state]])
+
+
+def candidate_losses(env: Env, server: Server, client: Client, ctx: Ctx, takes: Array) -> Array:   # ONE client
+    """[A] mean validation loss of the net that each of the takes [A, G] would start from."""
+    def loss(take: Array) -> Array:
+        net = blend(env, take, server.net, client.resident)
+        if env.bn_local:
+            net = {**net, "batch_stats": client.batch_stats}
+        score = score_client(env, lambda x: predict_net(env, net, x), ctx, "val")
+        return score.loss / jnp.maximum(score.count, 1)
+    return lax.map(loss, takes)
+
+
+def check_run(env: Env) -> None:
+    """What FedPolicy needs of a model and a federation."""
+    block_masks(env)      # a head to tell from a backbone
+    if "val" not in env.fed.rows:
+        raise UserError(f"fedpolicy needs validation rows on every client and '{env.fed.name}' was split without; "
+                        f"allowed: --protocol fedpolicy")
+    if "val" not in env.fed.held:
+        raise UserError(f"fedpolicy needs rows that the server holds back for validation and '{env.fed.name}' has none; "
+                        f"allowed: --protocol fedpolicy with --server-val 1 or more")
+
+
+def fedpolicy(agent: str = "auto", actions: str = "blocks", state: str = "all", state_scaling: str = "normalised",
+              reward: str = "combined", lam: float = 0.25, agent_options: Mapping[str, Any] | None = None) -> Method:
+    """agent: auto (sac, or ddpg for mix), sac, trpo, a2c, ppo, dqn, q_bandit, random, full, backbone, head, oracle, ddpg.
+    actions: blocks, layerwise (a mask over the parameter groups) or mix (an interpolation per group).
+    state: all, ncf (no confusion), ncfnla (nor local accuracy), ocmla (no distance), opd (no server accuracy).
+    state_scaling: normalised or raw.  reward: combined, local or global (λ only weighs the combined one).  lam: λ.
+    agent_options: hyper-parameters of the agent; on the command line --set fedpolicy.agent.lr=0.01.
+    """
+    space = lookup("actions of fedpolicy", actions, ACTIONS)()
+    agent = agent if agent != "auto" else "ddpg" if space.continuous else "sac"
+    chosen = dict(agent_options or {})
+    check_agent("fedpolicy", agent, ("ddpg",) if space.continuous else (
+        *DISCRETE, *(BLOCKS if actions == "blocks" else ())), chosen)
+    lookup("state of fedpolicy", state, STATES)
+    lookup("state_scaling of fedpolicy", state_scaling, dict.fromkeys(("normalised", "raw")))
+    lookup("reward of fedpolicy", reward, dict.fromkeys(REWARDS))
+    if not lam >= 0:
+        raise UserError(f"fedpolicy.lam={lam:g} is not allowed; use 0 or more")
+
+    def takes(env: Env) -> Array:
+        return jax.vmap(lambda a: space.take(env, a))(jnp.arange(space.size(env)))
+
+    def make(env: Env) -> Any:
+        check_run(env)
+        size, choices = observation_size(state, env.model.classes), space.size(env)
+        if agent == "oracle":
+            return oracle_agent(env.dtype)
+        if agent in BLOCKS:
+            return make_agent("fixed", size, choices, {"action": BLOCKS.index(agent)}, {}, env.dtype)
+        defaults: dict[str, Any] = dict(horizon=env.rounds or 105, cohort=env.cohort, hidden=(64,),
+                                        capacity=10_000 if size <= WIDE else 2_000)
+        if space.continuous:
+            defaults |= dict(actions="box", bootstrap=True, noise=0.2)
+        return make_agent(agent, size, choices, chosen, defaults, env.dtype)
+
+    # ---- the controller's side ------------------------------------------------------------------------------------
+    def watch(env: Env, server: Server, client: Client, ctx: Ctx) -> Array:                     # ONE client
+        if agent == "oracle":
+            return candidate_losses(env, server, client, ctx, takes(env))
+        return observe(env, server, client, state, state_scaling)
+
+    def plan(env: Env, action: Array, server: Server, ctx: Ctx) -> Plan:                        # ONE client
+        return Plan(space.take(env, action), jnp.ones(env.num_groups), ctx.epochs)
+
+    def reward_of(env: Env, old: Server, new: Server, report: Report, action: Array, ctx: Ctx) -> Array:   # ONE client
+        own, common = report.after - report.before, new.acc - old.acc
+        return {"combined": own + lam * common, "local": own, "global": common}[reward]
+
+    # ---- the federated side ---------------------------------------------------------------------------------------
+    def init(env: Env, net: Tree) -> tuple[Server, Array]:
+        return Server(net, held_accuracy(env, net)), jnp.zeros((), env.dtype)
+
+    def setup(env: Env, server: Server, client: Client, ctx: Ctx) -> Client:                    # ONE client
+        return client._replace(own=client_accuracy(env, server.net, ctx))
+
+    def receive(env: Env, server: Server, client: Client, plan: Plan, ctx: Ctx) -> tuple[Client, Tree]:    # ONE client
+        return client, blend(env, plan.take, server.net, client.resident)
+
+    def local(env: Env, net: Tree, server: Server, client: Client, ctx: Ctx) -> tuple[Client, Upload]:     # ONE client
+        backbone, head = gaps(env, server.net, client.resident)
+        moved = subtract(net["params"], server.net["params"])
+        before = client.own
+        client, done = descend(env, net, client, ctx)
+        after = client_accuracy(env, done.net, ctx)
+        report = Report(before, after, jnp.sqrt(backbone), jnp.sqrt(head), square_norm(moved))
+        return client._replace(own=after), upload(env, ctx, done, "uniform", sums=moved, report=report)
+
+    def aggregate(env: Env, server: Server, cohort: Cohort) -> Server:
+        net = merge(env, cohort, server.net)
+        return Server(net, held_accuracy(env, net))
+
+    def log(env: Env, old: Server, server: Server, cohort: Cohort) -> dict[str, Array]:
+        count = jnp.maximum(cohort.count, 1)
+        mean = jax.tree.map(lambda a: jnp.where(cohort.ok, a, 0).sum() / count, cohort.reports)
+        centre = square_norm(jax.tree.map(lambda a: a / count, cohort.sums))
+        return dict(server_val_acc=server.acc, local_gain=mean.after - mean.before, backbone_mismatch=mean.backbone_gap,
+                    head_mismatch=mean.head_gap, init_drift=jnp.maximum(mean.moved - centre, 0))
+
+    return fedavg("uniform")._replace(
+        name="fedpolicy", init=init, setup=setup, receive=receive, local=local, aggregate=aggregate, log=log,
+        personal=lambda env, server, client, ctx: client.resident, global_model=lambda env, server: server.net,
+        control=Control(make, watch, plan, reward_of, log=space.log), needs=frozenset({"resident", "confusion"}), loss="c3e")
