@@ -33,6 +33,11 @@ def mix_amplitudes(x: Array, partner: Array, lam: float) -> Array:
     return jnp.fft.ifft2(mixed * jnp.exp(1j * jnp.angle(spectrum)), axes=(1, 2)).real.astype(x.dtype)
 
 
+def partners(key: Array, mask: Array) -> Array:
+    """[B] image 2 of each image: the real examples, which come first in a batch, shuffled among themselves."""
+    return epoch_orders(key, mask.sum(), mask.shape[0], 1)[0]
+
+
 def fedfa_freq(p: float = 0.5, lam: float = 0.3, weights: str = "size") -> Method:
     """p: chance that a batch is mixed; lam: share λ of the other image; weights: 'size' or 'uniform'."""
     if not (0 <= p <= 1 and 0 <= lam <= 1):
@@ -43,9 +48,8 @@ def fedfa_freq(p: float = 0.5, lam: float = 0.3, weights: str = "size") -> Metho
 
         def objective(net: Tree, batch: Batch, confusion: Tree):
             coin, shuffle = jax.random.split(jax.random.fold_in(batch.key, NOISE))
-            # the real examples of a batch come first, so that they are shuffled among themselves
-            partner = epoch_orders(shuffle, batch.mask.sum(), batch.x.shape[0], 1)[0]
-            x = jnp.where(jax.random.bernoulli(coin, p), mix_amplitudes(batch.x, partner, lam), batch.x)
+            mixed = mix_amplitudes(batch.x, partners(shuffle, batch.mask), lam)
+            x = jnp.where(jax.random.bernoulli(coin, p), mixed, batch.x)
             return plain(net, batch._replace(x=x), confusion)
         client, done = descend(env, net, client, ctx, objective=objective)
         return client, upload(env, ctx, done, weights)
