@@ -1,6 +1,6 @@
 """Trains an agent on gymnax's CartPole-v1: an environment that has nothing to do with federated learning.
 
-    python -m agents.examples.cartpole [--agents ppo dqn] [--seeds 3]
+    python -m agents.examples.cartpole [--agents ppo dqn] [--seeds 3] [--seed 0]
 """
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ ENV, PARAMS = gymnax.make("CartPole-v1")      # 4 numbers observed, 2 actions, r
 REPLAY = {"capacity": 20_000, "batch": 64, "gradient_steps": 1, "hidden": (64, 64), "max_grad_norm": 10.0}
 ON_POLICY = {"hidden": (64, 64), "max_grad_norm": 10.0, "gamma": 0.98}
 SETTINGS: dict[str, tuple[int, int, int, dict[str, Any]]] = {
-    "dqn": (12_000, 8, 1, {**REPLAY, "lr": 1e-3, "gamma": 0.98, "target_every": 25, "horizon": 4_000,
-                            "epsilon_end": 0.02}),
+    "dqn": (16_000, 8, 1, {**REPLAY, "lr": 5e-4, "gamma": 0.95, "target_every": 200, "horizon": 8_000,
+                           "epsilon_end": 0.1, "capacity": 100_000}),
     "sac": (12_000, 8, 1, {**REPLAY, "lr": 1e-3, "gamma": 0.98, "tau": 0.02}),
     "ppo": (800, 32, 8, {**ON_POLICY, "lr": 2e-3, "cohort": 256}),
     "a2c": (6_000, 32, 1, {**ON_POLICY, "lr": 1e-3}),
@@ -69,7 +69,7 @@ def score(agent: agents.Agent, state: Any, key: jax.Array, episodes: int = 64) -
     return jax.lax.scan(step, start, jax.random.split(key, 500))[0][2].mean()
 
 
-def scores(name: str, seeds: int = 3) -> jax.Array:
+def scores(name: str, seeds: int = 3, seed: int = 0) -> jax.Array:
     """The score of `seeds` independently trained agents, in one compiled program."""
     rounds, count, steps, options = SETTINGS[name]
     agent = agents.make(name, 4, 2, **options)
@@ -77,17 +77,18 @@ def scores(name: str, seeds: int = 3) -> jax.Array:
     def run(key: jax.Array) -> jax.Array:
         return score(agent, train(agent, key, rounds, count, steps), jax.random.fold_in(key, 1))
 
-    return jax.jit(jax.vmap(run))(jax.random.split(jax.random.key(0), seeds))
+    return jax.jit(jax.vmap(run))(jax.random.split(jax.random.key(seed), seeds))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--agents", nargs="+", choices=tuple(SETTINGS), default=tuple(SETTINGS))
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seed", type=int, default=0, help="where the seeds are split from")
     arguments = parser.parse_args()
     for name in arguments.agents:
         start = time.perf_counter()
-        returns = jax.block_until_ready(scores(name, arguments.seeds))
+        returns = jax.block_until_ready(scores(name, arguments.seeds, arguments.seed))
         rounds, count, steps, _ = SETTINGS[name]
         print(f"{name:5s} mean return {float(returns.mean()):6.1f}  per seed {[round(float(r), 1) for r in returns]}"
               f"  ({rounds * count * steps:,} steps per seed, {time.perf_counter() - start:.0f} s)", flush=True)
