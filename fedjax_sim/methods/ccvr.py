@@ -45,7 +45,7 @@ class Statistics(NamedTuple):
 
 class Server(NamedTuple):
     net: Tree
-    joined: Array   # [N] has ever reported (post_full)
+    joined: Tree    # [N] has ever reported (post_full), else ()
 
 
 def zero_statistics(env: Env, full: bool) -> Statistics:
@@ -137,7 +137,7 @@ def ccvr(mode: str = "per_round_diag", samples: int = 128, head_lr: float = 0.01
     every_round = mode == "per_round_diag"
 
     def init(env: Env, net: Tree):
-        return Server(net, jnp.zeros(0 if every_round else env.num_clients, bool)), ()
+        return Server(net, () if every_round else jnp.zeros(env.num_clients, bool)), ()
 
     def receive(env: Env, server: Server, client: Client, plan: Plan, ctx: Ctx):        # ONE client
         return client, server.net

@@ -1,6 +1,6 @@
 """FedCA: class-prioritised aggregation; clients report how badly each class is doing.
 
-    client:  trains from Θ with the run's loss (C3E in the paper) and keeps its soft confusion; struggler vector
+    client:  trains from Θ with the run's loss (C3E unless another is named) and keeps its soft confusion; struggler vector
              S_k[i] = clip( Σ_{j≠i} Conf_ij / Count_i, 0, 1 )
     server:  G = mean_k S_k;  𝒫 = the p classes with the largest G
              for c in 𝒫:  u_k^(c) = max(0, 1 − S_k[c]) / Σ_j …   (uniform if all are 0),   Θ^(c) = Σ_k u_k^(c) θ_k
@@ -71,4 +71,5 @@ def fedca(priorities: int = 0) -> Method:
         return dict(struggle_mean=shares.mean(), struggle_worst=shares.max())
 
     return fedavg()._replace(name="fedca", local=local, aggregate=aggregate, log=log,
-                             extra_floats=lambda env, net: (0, env.model.classes), needs=frozenset({"confusion", "stack"}))
+                             extra_floats=lambda env, net: (0, env.model.classes), loss="c3e",
+                             needs=frozenset({"confusion", "stack"}))

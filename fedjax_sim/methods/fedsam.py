@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import jax.numpy as jnp
+import optax
 
 from fedjax_sim.errors import UserError
 from fedjax_sim.local import descend, upload
 from fedjax_sim.methods.fedavg import fedavg
-from fedjax_sim.server import scaled_add, square_norm
+from fedjax_sim.server import scaled_add
 from fedjax_sim.types import Array, Client, Ctx, Env, Method, Tree, Upload
 
 TINY = 1e-12
@@ -26,8 +26,7 @@ def sharpness_aware(rho: float) -> Callable:
     def gradient(grad_of: Callable, params: Tree, step: Array, draw: Callable):
         batch = draw(step)
         first, grads = grad_of(params, batch)
-        norm = jnp.sqrt(square_norm(grads))
-        worst = scaled_add(params, rho / (norm + TINY), grads)
+        worst = scaled_add(params, rho / (optax.global_norm(grads) + TINY), grads)
         _, grads = grad_of(worst, batch)
         return first, grads, batch
     return gradient
