@@ -76,7 +76,8 @@ def longest(env: Env, steps: Array) -> Array:
 def gather(env: Env, rows: Array) -> tuple[Array, Array]:
     """Examples of the pool, normalised: (x [B, H, W, C], y [B])."""
     fed = env.fed
-    x = fed.x[rows].astype(env.dtype)
+    # one row = one flat slice: the gather stays a copy of contiguous bytes
+    x = fed.x.reshape(fed.x.shape[0], -1)[rows].reshape(*rows.shape, *fed.x.shape[1:]).astype(env.dtype)
     x = (x * fed.scale.astype(env.dtype) - fed.mean.astype(env.dtype)) / fed.std.astype(env.dtype)
     return x, fed.y[rows]
 
