@@ -103,3 +103,58 @@ def test_ragged_clients_cost_what_they_hold():
         log = sim.examine(*start(sim))[1]
         needed, executed = int(log["steps_needed"]), int(log["steps_executed"])
         assert executed == needed if chunk == 1 else needed < executed < M * max(2 * -(-n // tiny.BATCH) for n in tiny.SIZES)
+
+
+# ---- a method that reads other clients' models: the bank ---------------------------------------------------------------
+def neighbourhood():
+    """Each participant starts from ¾ of its own model and ¼ of the next client's, body and head with different weights."""
+    from fedjax_sim.methods.fedavg import fedavg
+    from fedjax_sim.server import mix, zeros_like
+    from fedjax_sim.types import Plan
+
+    def plan(env, ctx):
+        ones = jnp.ones(env.num_groups)
+        weights = jnp.stack([jnp.full(env.num_groups, 0.75), jnp.full(env.num_groups, 0.25)], 1).at[-1].set(
+            jnp.array([0.5, 0.5]))
+        return Plan(ones, ones, ctx.epochs, jnp.stack([ctx.id, (ctx.id + 1) % env.num_clients]), weights)
+
+    def receive(env, server, client, plan, ctx):
+        peer = lambda j: jax.tree.map(lambda a: a[plan.peers[j]], env.bank)
+        return client, mix(env, plan, peer, zeros_like(server))
+    return fedavg()._replace(name="neighbourhood", plan=plan, receive=receive, needs=frozenset({"bank"}),
+                             personal=lambda env, server, client, ctx: client.resident)
+
+
+def test_a_bank_is_read_as_it_was_at_the_start_of_the_round():
+    """Mixing equals NumPy; a client that trained earlier in the same round is still mixed with its old model."""
+    from fedjax_sim.methods import _OWN, METHODS, register
+    register("neighbourhood", neighbourhood)
+    try:
+        base = simulation("neighbourhood")
+        state, data = start(base)
+        state = base.examine(*base_twice(base, state, data))[0]          # residents differ now
+        want = base.examine(state, data)
+        slots = base.parts.orders(state, data).slots
+        env = base.parts.open(data)
+        for slot in range(M):
+            one = jax.tree.map(lambda a: a[slot], slots)
+            k = int(one.ctx.id)
+            mine, other = (jax.tree.map(lambda a: np.asarray(a[j]), state.clients.resident) for j in (k, (k + 1) % N))
+            mixed = jax.tree.map(lambda g, a, b: (0.5 * a + 0.5 * b) if g == env.num_groups - 1 else 0.75 * a + 0.25 * b,
+                                 env.group_of(mine), mine, other)
+            row = jax.tree.map(lambda a: a[k], state.clients)
+            net = base.method.receive(__import__("dataclasses").replace(env, bank=state.clients.resident), state.server,
+                                      row, one.plan, one.ctx)[1]
+            assert close(mixed, net, 1e-6)
+        for chunk, devices in ((2, 1), (1, 2), (2, 2)):
+            sim = simulation("neighbourhood", chunk=chunk, devices=devices)
+            there = start(sim)
+            moved = jax.device_put(jax.tree.map(np.asarray, state), jax.tree.map(lambda a: a.sharding, there[0])) if devices > 1 else state
+            got = sim.examine(moved, there[1])
+            assert close(want[3], got[3]) and close(want[0].clients, jax.tree.map(lambda a: a[:N], got[0].clients))
+    finally:
+        _OWN.pop("neighbourhood"), METHODS.pop("neighbourhood")
+
+
+def base_twice(sim, state, data):
+    return sim.examine(state, data)[0], data
