@@ -4,9 +4,10 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 from typing import Any
 
-from fedjax_sim.errors import UserError
+from fedjax_sim.errors import UserError, unknown
 
 FORMAT = 1   # of config.json and of checkpoints
 
@@ -103,6 +104,13 @@ def check(config: Config) -> None:
             raise UserError(f"{name.replace('_', '-')} {value} is too small; allowed: {least:g} or more")
     for name in ("clients", "rounds", "batch_size", "eval_every", "keep"):
         positive(name)
+    for name in ("epochs", "lr", "weight_decay", "unseen", "dropout", "val_fraction"):
+        if not math.isfinite(getattr(config, name)):
+            raise UserError(f"{name.replace('_', '-')} {getattr(config, name)} is not allowed; use a finite number")
+    for name in ("seed", "data_seed"):
+        if not 0 <= getattr(config, name) < 2**63:      # what the random generators take
+            raise UserError(f"{name.replace('_', '-')} {getattr(config, name)} is not allowed; use a whole number from 0 "
+                            f"to 2^63 - 1")
     if not config.epochs > 0:
         raise UserError(f"epochs {config.epochs:g} is not allowed; use a number above 0 (fractions are counted in steps)")
     for name in ("lr", "momentum", "weight_decay", "personal_every", "checkpoint_every"):
@@ -117,7 +125,7 @@ def check(config: Config) -> None:
                           ("precision", ("default", "high", "highest")), ("state_on", ("device", "host")),
                           ("backend", ("auto", "loop", "chunked", "vmap", "sharded"))):
         if getattr(config, name) not in allowed:
-            raise UserError(f"unknown {name.replace('_', '-')} '{getattr(config, name)}'; allowed: {', '.join(allowed)}")
+            raise unknown(name.replace("_", "-"), getattr(config, name), allowed)
     for name in ("chunk", "devices"):
         text = str(getattr(config, name))
         if text != "auto" and not (text.isdigit() and int(text) > 0):

@@ -58,4 +58,4 @@ def number(value: Any) -> str:
     value = float(value)
     if value != value:
         return ""
-    return f"{value:.8g}"
+    return f"{value + 0.0:.8g}"      # + 0: minus zero is written as zero, as it is read back

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import jax.numpy as jnp
 import optax
 
-from fedjax_sim.errors import UserError
+from fedjax_sim.errors import UserError, unknown
 from fedjax_sim.types import Array
 
 
@@ -47,7 +47,7 @@ def schedule(text: str, lr: float, rounds: int) -> Callable[[Array], Array]:
         raise UserError(f"schedule '{text}' cannot be read; example: step:every=30,gamma=0.1") from None
     allowed = {"constant": set(), "step": {"every", "gamma"}, "cosine": {"end"}}
     if name not in allowed:
-        raise UserError(f"unknown schedule '{name}'; allowed: constant, step, cosine")
+        raise unknown("schedule", name, SCHEDULES)
     if set(options) - allowed[name]:
         raise UserError(f"schedule '{name}' has no option '{min(set(options) - allowed[name])}'; "
                         f"allowed: {', '.join(sorted(allowed[name])) or 'none'}")

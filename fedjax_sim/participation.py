@@ -68,7 +68,7 @@ def parse_participation(text: str, clients: int, seen: int) -> tuple[int, int]:
         if total != clients:
             raise UserError(f"participation '{text}' is of {total:g} clients, but there are {clients}; "
                             f"use n/{clients}")
-        if n != int(n) or not 1 <= n <= seen:
+        if not 1 <= n <= seen or n != int(n):
             raise UserError(f"participation '{text}' asks for {n:g} clients per round; allowed: 1 to {seen}")
         return int(n), int(n)
     parts = [_number(part, "participation") for part in text.split(":")]
@@ -80,6 +80,8 @@ def parse_participation(text: str, clients: int, seen: int) -> tuple[int, int]:
 
 def unseen_clients(amount: float, clients: int, data_seed: int) -> tuple[int, ...]:
     """Clients kept out of training: a fraction (< 1) or a number (>= 1), drawn with the data seed."""
+    if amount >= 1 and amount != int(amount):
+        raise UserError(f"unseen {amount:g} is not allowed; use a fraction below 1 or a whole number of clients")
     number = math.ceil(amount * clients - 1e-9) if amount < 1 else int(amount)
     if amount < 0 or number >= clients:
         raise UserError(f"unseen {amount:g} leaves no client to train; allowed: 0 to {clients - 1} of {clients}")
