@@ -74,7 +74,8 @@ def save(folder: pathlib.Path, state: State, config_hash: str, keep: int = 2) ->
     round_ = int(_host(state.t))
     target, work = folder / f"{round_:08d}", folder / f".{round_:08d}.partial"
     if writer:
-        shutil.rmtree(work, ignore_errors=True)
+        for stale in folder.glob(".*.partial"):      # of a run that was killed while writing
+            shutil.rmtree(stale, ignore_errors=True)
         work.mkdir(parents=True)
     out = _checkpointer() if writer else None
     small = {_name(i): _host(leaf) for i, leaf in enumerate(leaves) if not large[i]}
@@ -111,9 +112,9 @@ def rounds(folder: pathlib.Path) -> list[int]:
 def read_meta(path: pathlib.Path) -> dict[str, Any]:
     try:
         meta = json.loads((path / "meta.json").read_text())
-        if meta["format"] != FORMAT:
+        if int(meta["format"]) != FORMAT:
             raise UserError(f"checkpoint '{path}' has format {meta['format']}; this version reads format {FORMAT}")
-        return meta
+        return {key: meta[key] for key in ("config_hash", "round", "leaves")}
     except (OSError, ValueError, KeyError, TypeError) as problem:
         if isinstance(problem, UserError):
             raise

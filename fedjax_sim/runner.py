@@ -107,14 +107,35 @@ class Recorder:
                     train_loss=recent[-1]["train_loss"] if recent else math.nan)
         self.rows.append(row)
 
-    def truncate(self, round_: int) -> None:
-        """Forget everything after `round_`."""
+    def truncate(self, round_: int, rounds: bool = True) -> None:
+        """Forget everything after `round_`; rounds=False: only the evaluations."""
         self.rows = [r for r in self.rows if r["round"] <= round_]
-        self.rounds = [r for r in self.rounds if r["round"] <= round_]
+        if rounds:
+            self.rounds = [r for r in self.rounds if r["round"] <= round_]
         for name in [n for n in self.clients if n.endswith("_rounds")]:
-            keep = [int(r) <= round_ for r in self.clients[name]]
-            for other in (name, name.replace("_rounds", "_correct")):
-                self.clients[other] = [v for v, k in zip(self.clients[other], keep, strict=True) if k]
+            self.drop_clients(name.removesuffix("_rounds"), round_)
+
+    def reopen(self, round_: int) -> None:
+        """A run that had ended at `round_` goes on: what was recorded there only because it was the end is dropped."""
+        config, method = self.setup.config, self.setup.simulation.method
+        if not self.rows or self.rows[-1]["round"] != round_:
+            return
+        adapts = method.adapts and "personal" in config.evaluations
+        adapted = adapts and config.personal_every and round_ % config.personal_every == 0
+        if round_ % config.eval_every and not adapted:
+            self.truncate(round_ - 1, rounds=False)
+        elif adapts and not adapted:
+            for mode, prefix in (("personal", "client"), ("personal_at_global", "personal_at_global")):
+                self.drop_clients(mode, round_ - 1)
+                for name in [n for n in self.rows[-1] if n.removeprefix("unseen_").startswith(f"{prefix}_")]:
+                    del self.rows[-1][name]
+
+    def drop_clients(self, mode: str, round_: int) -> None:
+        """Forget the per-client counts of one evaluation mode after `round_`."""
+        keep = [int(r) <= round_ for r in self.clients.get(f"{mode}_rounds", ())]
+        for name in (f"{mode}_rounds", f"{mode}_correct"):
+            if name in self.clients:
+                self.clients[name] = [v for v, k in zip(self.clients[name], keep, strict=True) if k]
 
     def arrays(self) -> dict[str, np.ndarray]:
         return {k: v[0] if k.endswith("_count") else np.asarray(v) for k, v in self.clients.items()}
@@ -130,7 +151,10 @@ class RunDirectory:
         if self.path.exists():
             raise UserError(f"output directory '{self.path}' exists already; choose another --out, or resume it with "
                             f"fedjax-sim resume {self.path}")
-        self.path.mkdir(parents=True)
+        try:
+            self.path.mkdir(parents=True)
+        except OSError as problem:
+            raise UserError(f"output directory '{self.path}' cannot be made: {problem.strerror}") from None
         self.write_config(config, resolved)
 
     def write_config(self, config: Config, resolved: dict[str, Any]) -> None:
@@ -230,11 +254,8 @@ def execute(setup: Setup, directory: RunDirectory | None, *, progress: bool = Fa
     if start_from is not None and directory is not None:
         state = checkpoint.load(start_from, state, config.hash())
         timings = directory.read(recorder, int(state.t))
-        grid = [r for r in recorder.rows if r["round"] % config.eval_every]      # the old last round, off the grid
-        if grid and int(state.t) < config.rounds:
-            recorder.rows.remove(grid[-1])
-            for name in [n for n in recorder.clients if n.endswith(("_rounds", "_correct"))]:
-                recorder.clients[name] = recorder.clients[name][:len(recorder.rows)]
+        if int(state.t) < config.rounds:
+            recorder.reopen(int(state.t))
         if writes:
             directory.write_config(config, setup.resolved)
     state, data = backends.place(sim.layout, state, sim.data)
@@ -274,13 +295,13 @@ def execute(setup: Setup, directory: RunDirectory | None, *, progress: bool = Fa
                     shown = recorder.rows[-1].get("global_acc", recorder.rows[-1].get("client_mean", math.nan))
                     bar.set_postfix(acc=f"{100 * shown:.2f}%")
             if directory is not None:
+                if writes:      # before the checkpoint: what is resumed from must find its rows
+                    directory.write(recorder, timings)
                 due = (done - saved_round >= config.checkpoint_every if config.checkpoint_every
                        else agreed(time.perf_counter() - saved_at) > CHECKPOINT_SECONDS)
                 if due or done >= config.rounds:
                     checkpoint.save(directory.path / "checkpoints", state, config.hash(), config.keep)
                     saved_at, saved_round = time.perf_counter(), done
-                if writes:
-                    directory.write(recorder, timings)
     except KeyboardInterrupt:
         if directory is not None:
             say(f"interrupted after round {done}; continue with: fedjax-sim resume {directory.path}"
