@@ -72,6 +72,8 @@ def choose(config: Config, cohort: int, floats: int, step_flops: float, total_fl
     thumb = rule_of_thumb(config, cohort)
     if config.chunk != "auto" or config.backend in ("loop", "vmap"):
         return thumb
+    if jax.process_count() > 1:      # each would measure its own times, and all must compile the same program
+        return dataclasses.replace(thumb, why=f"{thumb.why}; several processes do not measure")
     folder = cache_folder()
     file = folder / "chunks" / f"{key_of(config, cohort, floats, step_flops)}.json" if folder else None
     if file is not None and file.is_file():

@@ -143,7 +143,7 @@ def split_sets(sets: list[str], methods: list[str]) -> tuple[dict[str, dict[str,
         if not (equals and dot and option):
             raise UserError(f"--set '{item}' cannot be read; use NAME.OPTION=VALUE, e.g. fedavg.weights=uniform")
         if owner == "model":
-            model[option] = tuple(int(v) for v in value.split("x")) if option == "hidden" else value
+            model[option] = hidden_widths(value) if option == "hidden" else value
         elif owner == "loss":
             loss[option] = value
         elif owner in per:
@@ -151,6 +151,14 @@ def split_sets(sets: list[str], methods: list[str]) -> tuple[dict[str, dict[str,
         else:
             raise unknown("name in --set", owner, ["model", "loss", *methods])
     return per, model, {k: _number(v) for k, v in loss.items()}
+
+
+def hidden_widths(text: str) -> tuple[int, ...]:
+    """'200x100' -> (200, 100)."""
+    try:
+        return tuple(int(v) for v in text.split("x"))
+    except ValueError:
+        raise UserError(f"model.hidden={text} cannot be read; use widths joined by x, e.g. 64 or 200x100") from None
 
 
 def _number(text: str) -> Any:
@@ -186,9 +194,13 @@ def note(text: str) -> None:
 
 def say(text: str) -> None:
     """Print, once: of several processes only the first speaks."""
-    import jax
-    if jax.process_index() == 0:
+    if first_process():
         print(text)
+
+
+def first_process() -> bool:
+    import jax
+    return jax.process_index() == 0
 
 
 # ---- commands ---------------------------------------------------------------------------------------------------
@@ -215,35 +227,54 @@ def run_one(args: argparse.Namespace) -> int:
     if args.method not in METHODS:
         raise unknown("method", args.method, METHODS)
     config = make_config(args, args.method, [args.method])
-    if args.seeds < 1:
-        raise UserError(f"seeds {args.seeds} is not allowed; use a whole number of 1 or more")
-    if args.seeds > 1 and args.seeds_mode == "vmap":
-        if config.devices not in ("auto", "1"):
-            raise UserError(f"--seeds-mode vmap runs on one device, not {config.devices}; use --seeds-mode loop")
-        config = dataclasses.replace(config, devices="1")
+    config = several_seeds(args, config)
     out = pathlib.Path(args.out) if args.out else free_directory(f"{args.method}-{dataset_word(config)}-s{config.seed}")
     if out.exists() and not args.dry_run:
         raise UserError(f"output directory '{out}' exists already; choose another --out, or resume it with "
                         f"fedjax-sim resume {out}")
     start(config, args)
-    from fedjax_sim import describe, runner
+    from fedjax_sim import describe
     from fedjax_sim.setup import prepare
-    setup = prepare(config, say=note)
+    setup = prepare(config, say=note, measure=not args.dry_run)
     say(describe.report(setup))
     if args.dry_run:
         return 0
+    results = execute_all(setup, args, out)
+    say(describe.results_table([label(r, args.seeds) for r in results]))
     if args.seeds > 1:
-        from fedjax_sim.seeds import run_seeds, seeds_line
-        results = run_seeds(setup, args.seeds, out, args.seeds_mode, progress=not args.quiet)
-        say(describe.results_table([{**r.summary, "method": f"{config.method} seed {r.summary['seed']}"} for r in results]))
+        from fedjax_sim.seeds import seeds_line
         say(seeds_line([r.summary for r in results]))
         say(f"run directories: {', '.join(str(r.out) for r in results)}")
-        return 0
-    result = runner.execute(setup, runner.RunDirectory(out), progress=not args.quiet)
-    say(describe.results_table([result.summary]))
-    say(describe.speed_line(result.summary))
-    say(f"run directory: {out}")
+    else:
+        say(describe.speed_line(results[0].summary))
+        say(f"run directory: {out}")
     return 0
+
+
+def several_seeds(args: argparse.Namespace, config: Config) -> Config:
+    """Seeds side by side share one device."""
+    if args.seeds < 1:
+        raise UserError(f"seeds {args.seeds} is not allowed; use a whole number of 1 or more")
+    if args.seeds == 1 or args.seeds_mode == "loop":
+        return config
+    if config.devices not in ("auto", "1"):
+        raise UserError(f"--seeds-mode vmap runs on one device, not {config.devices}; use --seeds-mode loop")
+    return dataclasses.replace(config, devices="1")
+
+
+def execute_all(setup: Any, args: argparse.Namespace, out: pathlib.Path) -> list[Any]:
+    """The results of all seeds; a single one has `out` for itself."""
+    from fedjax_sim import runner
+    from fedjax_sim.seeds import run_seeds
+    if args.seeds > 1:
+        return run_seeds(setup, args.seeds, out, args.seeds_mode, progress=not args.quiet)
+    return [runner.execute(setup, runner.RunDirectory(out), progress=not args.quiet)]
+
+
+def label(result: Any, seeds: int) -> dict[str, Any]:
+    """A result's summary as a row of the table; its seed is named where there are several."""
+    summary = result.summary
+    return {**summary, "method": f"{summary['method']} seed {summary['seed']}"} if seeds > 1 else summary
 
 
 def dataset_word(config: Config) -> str:
@@ -258,26 +289,36 @@ def run_compare(args: argparse.Namespace) -> int:
     if len(set(args.methods)) < len(args.methods):
         raise UserError("compare names a method twice; name each method once")
     configs = [make_config(args, m, args.methods) for m in args.methods]
+    configs = [several_seeds(args, config) for config in configs]
     out = pathlib.Path(args.out) if args.out else free_directory(f"compare-{dataset_word(configs[0])}-s{configs[0].seed}")
     if out.exists() and not args.dry_run:
         raise UserError(f"output directory '{out}' exists already; choose another --out")
-    start(configs[0])
-    from fedjax_sim import describe, runner
+    start(configs[0], args)
+    from fedjax_sim import describe
+    from fedjax_sim.config import check
+    from fedjax_sim.methods import make_method
+    from fedjax_sim.seeds import seeds_line
     from fedjax_sim.setup import load_federation, prepare
+    for config in configs:      # every mistake is found before the first method runs
+        check(config)
+        make_method(config.method, **config.options)
     fed = load_federation(configs[0])
-    results = []
+    results, lines = [], []
     for config in configs:
-        setup = prepare(config, fed=fed, say=note)
-        print(describe.report(setup))
+        setup = prepare(config, fed=fed, say=note, measure=not args.dry_run)
+        say(describe.report(setup))
         if args.dry_run:
             continue
-        results.append(runner.execute(setup, runner.RunDirectory(out / config.method), progress=not args.quiet))
+        runs = execute_all(setup, args, out / config.method)
+        results += runs
+        if args.seeds > 1:
+            lines.append(f"{config.method} {seeds_line([r.summary for r in runs])}")
     if results:
-        print(describe.results_table([r.summary for r in results]))
-        for result in results:
-            print(describe.speed_line(result.summary))
-        figure = describe.save_curves(results, out / "curves.png")
-        print(f"run directories: {', '.join(str(r.out) for r in results)}" + (f"; figure: {figure}" if figure else ""))
+        say(describe.results_table([label(r, args.seeds) for r in results]))
+        for line in lines or [describe.speed_line(r.summary) for r in results]:
+            say(line)
+        figure = describe.save_curves(results, out / "curves.png") if first_process() else None
+        say(f"run directories: {', '.join(str(r.out) for r in results)}" + (f"; figure: {figure}" if figure else ""))
     return 0
 
 
@@ -300,10 +341,10 @@ def run_profile(args: argparse.Namespace) -> int:
     if args.method not in METHODS:
         raise unknown("method", args.method, METHODS)
     config = make_config(args, args.method, [args.method])
-    start(config)
+    start(config, args)
     from fedjax_sim.profile import profile
     from fedjax_sim.setup import prepare
-    print(profile(prepare(config)))
+    say(profile(prepare(config, say=note)))
     return 0
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
+import zipfile
 from collections.abc import Callable
 from typing import Any
 
@@ -61,7 +62,7 @@ def load_net(path: str | pathlib.Path, like: Tree) -> Tree:
     try:
         with np.load(path, allow_pickle=False) as file:
             stored = {name: file[name] for name in file.files}
-    except (OSError, ValueError):
+    except (OSError, ValueError, zipfile.BadZipFile):
         raise UserError(f"initial weights '{path}' cannot be read as .npz") from None
 
     def pick(key: Any, leaf: Any) -> Any:
@@ -122,10 +123,11 @@ def host_devices_missing(config: Config) -> None:
 def prepare(config: Config, *, fed: Federation | None = None, model: models.Model | None = None,
             net: Tree | None = None, method: Method | None = None, layout: backends.Layout | None = None,
             capacity: int = 32, cohorts: tuple[tuple[int, ...], ...] = (),
-            say: Callable[[str], None] | None = None) -> Setup:
+            say: Callable[[str], None] | None = None, measure: bool = True) -> Setup:
     """Everything a run needs. Own data, model, initial weights or method may be given instead of names.
 
     cohorts: fixed participants round by round (an availability trace), repeated when it ends, instead of drawn ones.
+    measure: whether `--chunk auto` may time layouts for a long run.
     """
     check(config)
     dtype = float_type(config)
@@ -163,19 +165,19 @@ def prepare(config: Config, *, fed: Federation | None = None, model: models.Mode
                         capacity=max(1, min(capacity, -(-config.rounds // config.eval_every))))
     resolved: dict[str, Any] = {}
     if layout is None:
-        layout, resolved = resolve_layout(config, env, fed, net, participation, on, say)
+        layout, resolved = resolve_layout(config, env, fed, net, participation, on, say, measure)
     return Setup(config, fed, on(layout), net, participation, unseen, resolved)
 
 
 def resolve_layout(config: Config, env: Env, fed: Federation, net: Tree, participation: Participation,
-                   on: Callable[[backends.Layout], Simulation], say: Callable[[str], None] | None
-                   ) -> tuple[backends.Layout, dict[str, Any]]:
+                   on: Callable[[backends.Layout], Simulation], say: Callable[[str], None] | None,
+                   measure: bool = True) -> tuple[backends.Layout, dict[str, Any]]:
     """What `auto` becomes, and why; see `autotune`."""
     flops = step_flops(env, fed, net)
     sizes = np.asarray(fed.size["train"])[list(participation.seen)]
     steps = float((env.epochs * -(-sizes // env.batch_size)).mean() * participation.high)
     choice = autotune.choose(
-        config, participation.high, sum(env.group_floats(net)), flops, flops * steps * config.rounds,
+        config, participation.high, sum(env.group_floats(net)), flops, flops * steps * config.rounds if measure else 0,
         lambda c: autotune.stopwatch(on(backends.make_layout(c.chunk, c.devices)), config.seed, net),
         say or (lambda text: None))
     layout = backends.make_layout(choice.chunk, choice.devices)
