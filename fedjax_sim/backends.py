@@ -295,7 +295,8 @@ def client_pass(env: Env, layout: Layout, one: Callable, server: Tree, clients: 
 def each_client(env: Env, layout: Layout, fn: Callable, server: Tree, clients: Client, ctxs: Ctx) -> tuple[Tree, Client]:
     """`fn(env, server, client, ctx) -> (result, client)` for all N clients, each on the device where its row lives.
 
-    Returns (results [N, …], clients).
+    fn may return None for the client: rows are then only read (a loop that writes what somebody else still reads would
+    copy all of them). Returns (results [N, …], clients).
     """
     total, chunk = ctxs.id.shape[0], layout.chunk
     padded = layout.padded(total)
@@ -313,12 +314,15 @@ def each_client(env: Env, layout: Layout, fn: Callable, server: Tree, clients: C
         blank = jax.eval_shape(many, _take(shard, jnp.zeros(chunk, jnp.int32)), _take(ctxs, jnp.zeros(chunk, jnp.int32)))
         results = jax.tree.map(lambda a: jnp.zeros((size, *a.shape[1:]), a.dtype), blank[0])
 
+        writes = blank[1] is not None
+
         def unit(u, carry):
-            results, shard = carry
+            results, rows = carry
             where = u * chunk + jnp.arange(chunk)
-            result, client = many(_take(shard, where), _take(ctxs, where))
-            return _put(results, where, result), _put(shard, where, client)
-        results, shard = lax.fori_loop(0, -(-size // chunk), unit, (results, shard))
+            result, client = many(_take(rows if writes else shard, where), _take(ctxs, where))
+            return _put(results, where, result), _put(rows, where, client) if writes else ()
+        results, rows = lax.fori_loop(0, -(-size // chunk), unit, (results, shard if writes else ()))
+        shard = rows if writes else shard
         return (results if layout.mesh is None else _gather(results)), shard
 
     if layout.mesh is None:
@@ -330,27 +334,28 @@ def each_client(env: Env, layout: Layout, fn: Callable, server: Tree, clients: C
     return jax.tree.map(lambda a: a[:total], results), clients
 
 
-def each_in_cohort(env: Env, layout: Layout, fn: Callable, server: Tree, clients: Client, ctx: Ctx) -> Tree:
+def each_in_cohort(env: Env, layout: Layout, fn: Callable, server: Tree, clients: Client, ctx: Ctx, row: Array) -> Tree:
     """`fn(env, server, client, ctx) -> small tree` for the cohort, each where its row lives: results travel, rows do not.
 
-    ctx: [M, …]. Returns [M, …].
+    ctx: [M, …]; row: [M] where each one's state is in `clients`. Returns [M, …].
     """
     pick = lambda tree, i: jax.tree.map(lambda a: a[i], tree)
     everyone = jnp.arange(ctx.id.shape[0])
     if layout.mesh is None or not jax.tree.leaves(clients):
-        return lax.map(lambda i: fn(env, server, pick(clients, ctx.id[i]), pick(ctx, i)), everyone)
+        return lax.map(lambda i: fn(env, server, pick(clients, row[i]), pick(ctx, i)), everyone)
 
-    def share(server, fed, counts, shard, ctx):
+    def share(server, fed, counts, shard, ctx, row):
         here = dataclasses.replace(env, fed=fed, counts=counts)
         rows_here = jax.tree.leaves(shard)[0].shape[0]
-        home = ctx.id - lax.axis_index(CLIENTS) * rows_here
+        home = row - lax.axis_index(CLIENTS) * rows_here
         read = lambda i: fn(here, server, _take(shard, home[i]), pick(ctx, i))
         shape = jax.eval_shape(read, everyone[0])
         absent = lambda i: jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shape)
         return _collect(lax.map(lambda i: lax.cond((home[i] >= 0) & (home[i] < rows_here), read, absent, i), everyone))
     everywhere, split = PartitionSpec(), PartitionSpec(CLIENTS)
-    return jax.shard_map(share, mesh=layout.mesh, in_specs=(everywhere, everywhere, everywhere, split, everywhere),
-                         out_specs=everywhere, check_vma=False)(server, env.fed, env.counts, clients, ctx)
+    return jax.shard_map(share, mesh=layout.mesh,
+                         in_specs=(everywhere, everywhere, everywhere, split, everywhere, everywhere),
+                         out_specs=everywhere, check_vma=False)(server, env.fed, env.counts, clients, ctx, row)
 
 
 def split_rows(layout: Layout, fn: Callable, net: Tree, fed: Tree, rows: Array) -> Tree:

@@ -94,6 +94,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     _add(how, "chunk", str, "clients side by side on one device: auto, or a number", metavar="n")
     _add(how, "devices", str, "devices to share the cohort: auto (one per core on a CPU), or a number", metavar="n")
     _add(how, "backend", str, "auto, loop (debug: names the failing client), chunked, vmap, sharded")
+    _add(how, "state_on", str, "clients' stored rows: device, or host (only the cohort's travel to the device)")
     _add(how, "checkpoint_every", int, "rounds between checkpoints (0: about once a minute)", metavar="k")
     _add(how, "keep", int, "checkpoints kept", metavar="k")
     how.add_argument("--coordinator", default=None, metavar="HOST:PORT",
@@ -173,7 +174,7 @@ def _number(text: str) -> Any:
 def make_config(args: argparse.Namespace, method: str, methods: list[str]) -> Config:
     per, model, loss = split_sets(args.sets, methods)
     names = {f.name for f in dataclasses.fields(Config)} - {"method", "options", "model_options", "loss_options",
-                                                            "evaluations", "schedule_rounds", "state_on"}
+                                                            "evaluations", "schedule_rounds"}
     values = {name: getattr(args, name) for name in names}
     modes = tuple(m.strip() for m in args.evaluations.split(",") if m.strip())
     return Config(method=method, options=per[method], model_options=model, loss_options=loss, evaluations=modes, **values)

@@ -71,7 +71,7 @@ class Config:
     chunk: str = "auto"
     devices: str = "auto"
     backend: str = "auto"
-    state_on: str = "device"
+    state_on: str = "device"               # or host: clients' stored rows in host memory, the cohort's travel
     checkpoint_every: int = 0              # rounds; 0: about once a minute, and at the end
     keep: int = 2
 
@@ -126,6 +126,8 @@ def check(config: Config) -> None:
                           ("backend", ("auto", "loop", "chunked", "vmap", "sharded"))):
         if getattr(config, name) not in allowed:
             raise unknown(name.replace("_", "-"), getattr(config, name), allowed)
+    if config.state_on == "host" and config.backend == "loop":
+        raise UserError("state-on host is not possible with backend 'loop'; allowed: auto, chunked, vmap, sharded")
     for name in ("chunk", "devices"):
         text = str(getattr(config, name))
         if text != "auto" and not (text.isdigit() and int(text) > 0):

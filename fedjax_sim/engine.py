@@ -76,6 +76,10 @@ class Parts(NamedTuple):
     evaluate: Callable   # (state, data) -> dict
     open: Callable       # (data) -> Env with its traced parts
     task: Callable       # (env, server, bank, client, slot) -> Work                                   ONE client
+    ids: Callable        # (state) -> [M] the cohort of the coming round
+    setup: Callable      # (state, data, who [B]) -> clients [B, …]: before round 1; state holds the rows of `who`
+    score: Callable      # (state, data, who [B]) -> dict of [B]: evaluations that read the rows of `who`
+    adapt: Callable      # (state, data, who [B]) -> dict of [B]: those that fine-tune
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,8 +147,12 @@ def one_client(method: Method, env: Env, server: Tree, bank: Client, client: Cli
 def simulate(method: Method, env: Env, fed: Federation, participation: Participation,
              layout: Layout | None = None, *, lr: Callable[[Array], Array],
              evaluations: tuple[str, ...] = ("global", "personal"), eval_every: int = 1, capacity: int = 32,
-             probe: bool = False) -> Simulation:
-    """Compose a method, a federation and a layout into compiled functions; see `Simulation`."""
+             probe: bool = False, bank: str = "all") -> Simulation:
+    """Compose a method, a federation and a layout into compiled functions; see `Simulation`.
+
+    bank: "all": a State holds the rows of all clients; "cohort": only the cohort's, in its order, and somebody else
+    (`host_bank`) keeps the others, brings and fetches them.
+    """
     layout = layout or Layout()
     control, split = method.control, client_split(fed)
     controller = control.agent(dataclasses.replace(env, fed=fed)) if control else None
@@ -152,6 +160,7 @@ def simulate(method: Method, env: Env, fed: Federation, participation: Participa
     rows, owner = flatten(fed, split)
     data = Data(fed, rows, owner, np.asarray(participation.dropout, env.dtype))
     everyone = jnp.arange(env.num_clients, dtype=jnp.int32)
+    stored = env.num_clients if bank == "all" else participation.high
 
     def stage(key: Array, t: Array, which: int) -> Array:
         return jax.random.fold_in(jax.random.fold_in(key, t), which)
@@ -170,6 +179,13 @@ def simulate(method: Method, env: Env, fed: Federation, participation: Participa
         return dataclasses.replace(env, fed=fed, counts=counts)
 
     # ---- the start --------------------------------------------------------------------------------------------
+    def set_up(here: Env, state: State, who: Array) -> Client:
+        if method.setup is None:
+            return state.clients
+        ctxs = contexts(stage(state.key, state.t, SETUP), who, state.t, env.epochs)
+        setup = lambda env, server, client, ctx: ((), method.setup(env, server, client, ctx))
+        return backends.each_client(here, layout, setup, state.server, state.clients, ctxs)[1]
+
     def init(seed: int, net: Tree) -> State:
         key = jax.random.key_data(jax.random.key(seed))
 
@@ -178,15 +194,10 @@ def simulate(method: Method, env: Env, fed: Federation, participation: Participa
             server, own = method.init(here, net)
             one = Client(own, init_confusion(fed.classes, env.dtype) if env.track_confusion else (),
                          net if keep_resident else (), net["batch_stats"] if env.bn_local else ())
-            clients = jax.tree.map(lambda a: jnp.broadcast_to(
-                a, (layout.padded(env.num_clients), *jnp.shape(a))), one)
-            zero = jnp.int32(0)
-            if method.setup is not None:
-                ctxs = contexts(stage(key, zero, SETUP), everyone, zero, env.epochs)
-                setup = lambda env, server, client, ctx: ((), method.setup(env, server, client, ctx))
-                _, clients = backends.each_client(here, layout, setup, server, clients, ctxs)
-            agent = controller.init(stage(key, zero, SETUP)) if controller else ()
-            return State(zero, key, server, clients, agent)
+            clients = jax.tree.map(lambda a: jnp.broadcast_to(a, (layout.padded(stored), *jnp.shape(a))), one)
+            agent = controller.init(stage(key, jnp.int32(0), SETUP)) if controller else ()
+            state = State(jnp.int32(0), key, server, clients, agent)
+            return state._replace(clients=set_up(here, state, everyone)) if bank == "all" else state
         # the run donates its state: the caller's net and key must not be among its buffers
         key, net, inputs = backends.everywhere(layout, (np.array(key), jax.tree.map(jnp.copy, net), data))
         if layout.mesh is None:
@@ -197,7 +208,10 @@ def simulate(method: Method, env: Env, fed: Federation, participation: Participa
     # ---- one round --------------------------------------------------------------------------------------------
     def over_cohort(here: Env, server: Tree, clients: Client, ctx: Ctx, fn: Callable) -> Tree:
         """A small function of ONE client's stored state, for the cohort: one row in memory at a time."""
-        return backends.each_in_cohort(here, layout, fn, server, clients, ctx)
+        return backends.each_in_cohort(here, layout, fn, server, clients, ctx, rows_of(ctx.id))
+
+    def rows_of(ids: Array) -> Array:
+        return ids if bank == "all" else jnp.arange(ids.shape[0], dtype=jnp.int32)
 
     def give_orders(here: Env, state: State, dropout: Array) -> Orders:
         """Who takes part and what each is told: plans are made before the cohort is sorted by steps."""
@@ -218,7 +232,7 @@ def simulate(method: Method, env: Env, fed: Federation, participation: Participa
         active = invited & reported
         share = participation.share_of_work(stage(key, t, SLOW), ids).astype(env.dtype)
         ctx = ctx._replace(epochs=jnp.where(active, plan.epochs * share, 0))
-        return Orders(Slot(ids, active, plan, ctx), invited, reported, observed, actions, info)
+        return Orders(Slot(rows_of(ids), active, plan, ctx), invited, reported, observed, actions, info)
 
     def task(method: Method) -> Callable:
         return lambda env, server, bank, client, slot: one_client(method, env, server, bank, client, slot,
@@ -301,23 +315,22 @@ def simulate(method: Method, env: Env, fed: Federation, participation: Participa
             predictor = {**predictor, "batch_stats": client.batch_stats}
         return predictor
 
-    def score_personal(here: Env, state: State, on_global: bool) -> dict[str, Array]:
-        ctxs = contexts(stage(state.key, state.t, PERSONAL), everyone, state.t, env.epochs)
-
-        def fn(env: Env, server: Tree, client: Client, ctx: Ctx) -> tuple[Tree, Client]:
+    def score_personal(here: Env, state: State, who: Array, on_global: bool) -> dict[str, Array]:
+        def fn(env: Env, server: Tree, client: Client, ctx: Ctx) -> tuple[Tree, None]:
             predictor = own_predictor(env, server, client, ctx)
             predict = lambda x: predict_of(env, predictor, x)
             rows = env.fed.held["test"]
             score = (evaluate.score_rows(env, predict, rows, jnp.int32(rows.shape[0]), evaluate.EVAL_BATCH) if on_global
                      else evaluate.score_client(env, predict, ctx, split))
-            return score, client
-        return backends.each_client(here, layout, fn, state.server, state.clients, ctxs)[0]._asdict()
+            return score, None
+        return score_each(here, state, who, fn)
 
-    def score_resident(here: Env, state: State) -> dict[str, Array]:
-        ctxs = contexts(stage(state.key, state.t, PERSONAL), everyone, state.t, env.epochs)
+    def score_resident(here: Env, state: State, who: Array) -> dict[str, Array]:
+        return score_each(here, state, who, lambda env, server, client, ctx: (evaluate.score_client(
+            env, lambda x: evaluate.predict_net(env, client.resident, x), ctx, split), None))
 
-        def fn(env: Env, server: Tree, client: Client, ctx: Ctx) -> tuple[Tree, Client]:
-            return evaluate.score_client(env, lambda x: evaluate.predict_net(env, client.resident, x), ctx, split), client
+    def score_each(here: Env, state: State, who: Array, fn: Callable) -> dict[str, Array]:
+        ctxs = contexts(stage(state.key, state.t, PERSONAL), who, state.t, env.epochs)
         return backends.each_client(here, layout, fn, state.server, state.clients, ctxs)[0]._asdict()
 
     def score_global_at_clients(here: Env, net: Tree, data: Data) -> dict[str, Array]:
@@ -341,20 +354,21 @@ def simulate(method: Method, env: Env, fed: Federation, participation: Participa
         same = method.personal is None
         if net is not None and ("global@clients" in evaluations or (same and "personal" in evaluations)):
             out["global@clients"] = score_global_at_clients(here, net, data)
-        if "personal" in evaluations and not method.adapts:
-            out["personal"] = out["global@clients"] if same else score_personal(here, state, False)
-        if "personal@global" in evaluations and not method.adapts and not same:
-            out["personal@global"] = score_personal(here, state, True)
-        if "resident" in evaluations:
-            out["resident"] = score_resident(here, state)
+        if same and "personal" in evaluations:
+            out["personal"] = out["global@clients"]
+        return out | score_stored(here, state, everyone) if bank == "all" else out
+
+    def score_stored(here: Env, state: State, who: Array, adapting: bool = False) -> dict[str, Tree]:
+        """What is measured client by client on the stored rows, which are those of `who`."""
+        own = method.personal is not None and method.adapts == adapting
+        out: dict[str, Tree] = {name: score_personal(here, state, who, name != "personal")
+                                for name in ("personal", "personal@global") if own and name in evaluations}
+        if "resident" in evaluations and not adapting:
+            out["resident"] = score_resident(here, state, who)
         return out
 
-    def adapt(state: State, data: Data) -> dict[str, Tree]:
-        here = open_(data)
-        out = {"personal": score_personal(here, state, False)}
-        if "personal@global" in evaluations:
-            out["personal@global"] = score_personal(here, state, True)
-        return out
+    def adapt(state: State, data: Data, who: Array = everyone) -> dict[str, Tree]:
+        return score_stored(open_(data), state, who, adapting=True)
 
     # ---- many rounds ------------------------------------------------------------------------------------------
     def run(state: State, data: Data, rounds: Array) -> tuple[State, dict, dict]:
@@ -392,7 +406,9 @@ def simulate(method: Method, env: Env, fed: Federation, participation: Participa
     parts = Parts(lambda s, d: give_orders(open_(d), s, d.dropout), lambda s, d, o: train(open_(d), s, o.slots),
                   lambda s, d, o, out: aggregate(open_(d), s, o, out),
                   lambda s, d, server, clients, o, cohort: learn(open_(d), s, server, clients, o, cohort),
-                  lambda s, d: evaluate_(open_(d), s, d), open_, task(method))
+                  lambda s, d: evaluate_(open_(d), s, d), open_, task(method),
+                  lambda s: participation.sample(stage(s.key, s.t, SAMPLE), s.t)[0],
+                  lambda s, d, who: set_up(open_(d), s, who), lambda s, d, who: score_stored(open_(d), s, who), adapt)
     return Simulation(env, method, layout, init, jax.jit(run, donate_argnums=0),
                       jax.jit(lambda s, d: evaluate_(open_(d), s, d)), jax.jit(adapt),
                       lambda s, d: one_round(open_(d), s, d.dropout)[:2], jax.jit(examine), parts, data, capacity, split)

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 
 from fedjax_sim import backends, describe
+from fedjax_sim.errors import UserError
 from fedjax_sim.setup import Setup
 
 
@@ -29,6 +30,8 @@ def best_of(fn: Callable[[], Any], repeats: int) -> tuple[float, Any]:
 def stage_seconds(setup: Setup, repeats: int = 3) -> dict[str, float]:
     """Seconds of: orders (sampling, observing, acting), local, aggregation, controller, evaluation, and a whole round."""
     sim = setup.simulation
+    if setup.config.state_on == "host":
+        raise UserError("profile takes a round apart on the device; allowed: --state-on device")
     state, data = backends.place(sim.layout, sim.init(setup.config.seed, setup.net), sim.data)
     compiled = {name: jax.jit(getattr(sim.parts, name)) for name in ("orders", "train", "aggregate", "learn", "evaluate")}
     seconds: dict[str, float] = {}

@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim import __version__, backends, checkpoint, metrics
+from fedjax_sim import __version__, backends, checkpoint, host_bank, metrics
 from fedjax_sim.config import FORMAT, Config
 from fedjax_sim.debug import LoopRunner
 from fedjax_sim.errors import UserError
@@ -258,13 +258,16 @@ def execute(setup: Setup, directory: RunDirectory | None, *, progress: bool = Fa
             recorder.reopen(int(state.t))
         if writes:
             directory.write_config(config, setup.resolved)
-    state, data = backends.place(sim.layout, state, sim.data)
+    on_host = config.state_on == "host"
+    state, data = (host_bank.place if on_host else backends.place)(sim.layout, state, sim.data)
 
     began = time.perf_counter()
     if program is not None:
         step = program
     elif config.backend == "loop":
         step = LoopRunner(sim, config.eval_every)
+    elif on_host:
+        step = sim.run                                              # compiles in its first round
     else:
         step = sim.run.lower(state, data, jnp.int32(1)).compile()   # type: ignore[attr-defined]
     compile_seconds = time.perf_counter() - began

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim import backends, checkpoint, runner
+from fedjax_sim.errors import UserError
 from fedjax_sim.files import write_json
 from fedjax_sim.setup import Setup, initial_net
 
@@ -43,6 +44,8 @@ def run_seeds(setup: Setup, number: int, out: pathlib.Path | None, mode: str = "
 
 def side_by_side(setups: list[Setup], folders: list[Any], progress: bool) -> list[runner.Result]:
     sim, config = setups[0].simulation, setups[0].config
+    if config.state_on == "host":
+        raise UserError("state-on host is not possible with seeds-mode 'vmap'; allowed: loop")
     for one, folder in zip(setups, folders, strict=True):
         if folder is not None:
             folder.create(one.config, one.resolved)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_sim import autotune, backends, losses, models, optim
+from fedjax_sim import autotune, backends, host_bank, losses, models, optim
 from fedjax_sim.config import Config, check, straggler_terms
 from fedjax_sim.data.federation import Federation
 from fedjax_sim.data.protocols import federate
@@ -158,15 +158,20 @@ def prepare(config: Config, *, fed: Federation | None = None, model: models.Mode
     env = make_env(config, fed, model, method, dtype, high)
     host_devices_missing(config)
 
-    def on(layout: backends.Layout) -> Simulation:
+    def on(layout: backends.Layout, bank: str) -> Simulation:
         return simulate(method, env, fed, participation, layout, evaluations=config.evaluations,
                         lr=optim.schedule(config.schedule, config.lr, config.schedule_rounds),
-                        eval_every=config.eval_every, probe=config.probe,
+                        eval_every=config.eval_every, probe=config.probe, bank=bank,
                         capacity=max(1, min(capacity, -(-config.rounds // config.eval_every))))
     resolved: dict[str, Any] = {}
     if layout is None:
-        layout, resolved = resolve_layout(config, env, fed, net, participation, on, say, measure)
-    return Setup(config, fed, on(layout), net, participation, unseen, resolved)
+        # timed on a cohort's rows alone: the stopwatch needs no second copy of everybody's
+        some = "all" if "bank" in method.needs else "cohort"
+        layout, resolved = resolve_layout(config, env, fed, net, participation,
+                                          lambda layout: on(layout, some), say, measure)
+    simulation = (host_bank.on_host(on(layout, "cohort"), config.eval_every) if config.state_on == "host"
+                  else on(layout, "all"))
+    return Setup(config, fed, simulation, net, participation, unseen, resolved)
 
 
 def resolve_layout(config: Config, env: Env, fed: Federation, net: Tree, participation: Participation,
