@@ -1,0 +1,313 @@
+"""The command line: every mistake is one sentence on stderr and exit code 2, and nothing is written or overwritten."""
+from __future__ import annotations
+
+import json
+import pathlib
+import resource
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+from fedjax_sim.cli import main
+
+jax.devices()      # started with the test session's eight devices, before a command asks for its own number
+ROOT = pathlib.Path(__file__).parent.parent
+SMALL = ["--model", "mlp", "--set", "model.hidden=8", "--clients", "6", "--participation", "0.5", "--epochs", "1",
+         "--devices", "1", "--chunk", "1", "--quiet"]
+
+
+@pytest.fixture(autouse=True)
+def empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("FEDJAX_SIM_DATA", raising=False)
+
+
+def refused(capsys, *argv: str) -> str:
+    """The one sentence with which a command line is refused."""
+    assert main(list(argv)) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("fedjax-sim: ") and err.count("\n") == 1 and "Traceback" not in err, err
+    return err
+
+
+def contents(folder: pathlib.Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+MISTAKES = [      # options of `run fedavg`, what the sentence must say
+    # unknown names, with the nearest match
+    (["--dataset", "digit"], "unknown dataset 'digit' (did you mean 'digits'?)"),
+    (["--model", "lenet"], "unknown model 'lenet' (did you mean 'lenet5'?)"),
+    (["--partition", "dirichelt:0.1"], "unknown partition 'dirichelt' (did you mean 'dirichlet'?)"),
+    (["--protocol", "fedpolcy"], "unknown protocol 'fedpolcy' (did you mean 'fedpolicy'?)"),
+    (["--loss", "fokal"], "unknown loss 'fokal' (did you mean 'focal'?)"),
+    (["--evaluate", "global,personl"], "unknown evaluation 'personl' (did you mean 'personal'?)"),
+    (["--schedule", "cosin"], "unknown schedule 'cosin' (did you mean 'cosine'?)"),
+    (["--backend", "vmpa"], "unknown backend 'vmpa' (did you mean 'vmap'?)"),
+    (["--set", "fedavg.weigths=uniform"], "unknown option of fedavg 'weigths' (did you mean 'weights'?)"),
+    (["--set", "fedavgg.weights=uniform"], "unknown name in --set 'fedavgg' (did you mean 'fedavg'?)"),
+    (["--dtype", "float16"], "unknown dtype 'float16'"),
+    (["--norm", "foo"], "unknown norm 'foo'"),
+    (["--conv", "foo"], "unknown convolution form 'foo'"),
+    # options that cannot be read
+    (["--set", "garbage"], "--set 'garbage' cannot be read"),
+    (["--set", "fedavg.weights=unifrm"], "allowed: size, uniform"),
+    (["--set", "model.hidden=abc"], "model.hidden=abc cannot be read"),
+    (["--set", "model.hidden=0"], "positive integers"),
+    (["--set", "model.foo=1"], "model 'mlp' has no option 'foo'"),
+    (["--set", "loss.gamma=1"], "unknown option of loss 'ce' 'gamma'"),
+    (["--schedule", "step:every=x"], "schedule 'step:every=x' cannot be read"),
+    (["--schedule", "step:foo=1"], "schedule 'step' has no option 'foo'"),
+    (["--nonsense", "3"], "unrecognized arguments: --nonsense 3"),
+    (["--clients", "x"], "invalid int value: 'x'"),
+    (["--seeds-mode", "foo"], "invalid choice: 'foo'"),
+    (["--decay-groups", "foo"], "decay-groups names 'foo'"),
+    # impossible partitions
+    (["--clients", "5000"], "5000 clients with at least 2 examples each are too many"),
+    (["--clients", "0"], "clients 0 is too small"),
+    (["--partition", "pathological:20"], "asks for 20 classes per client, but there are 10"),
+    (["--partition", "fixed:11"], "asks for 11 classes per client, but there are 10"),
+    (["--partition", "dirichlet:-1"], "'-1' is not a valid alpha"),
+    (["--partition", "dirichlet:nan"], "'nan' is not a valid alpha"),
+    (["--server-val", "99999"], "server_val=99999 does not fit"),
+    # participation
+    (["--participation", "11/10", "--clients", "10"], "asks for 11 clients per round; allowed: 1 to 10"),
+    (["--participation", "10/50", "--clients", "20"], "is of 50 clients, but there are 20"),
+    (["--participation", "0"], "participation '0' is not allowed"),
+    (["--participation", "1.5"], "participation '1.5' is not allowed"),
+    (["--participation", "1:0.5"], "participation '1:0.5' is not allowed"),
+    (["--participation", "inf/6"], "asks for inf clients"),
+    (["--participation", "nan"], "participation 'nan' is not allowed"),
+    (["--participation", "half"], "'half' is not a number"),
+    (["--participation", "6/6", "--unseen", "1"], "allowed: 1 to 5"),
+    (["--unseen", "6"], "leaves no client to train"),
+    (["--unseen", "nan"], "unseen nan is not allowed"),
+    (["--unseen", "1.5"], "unseen 1.5 is not allowed"),
+    # numbers out of range
+    (["--dropout", "2"], "dropout 2 is not a probability"),
+    (["--stragglers", "0.5:0"], "stragglers '0.5:0' is not allowed"),
+    (["--epochs", "0"], "epochs 0 is not allowed"),
+    (["--epochs", "inf"], "epochs inf is not allowed"),
+    (["--lr", "nan"], "lr nan is not allowed"),
+    (["--lr", "-1"], "lr -1.0 is too small"),
+    (["--momentum", "1"], "momentum 1 is not allowed"),
+    (["--weight-decay", "inf"], "weight-decay inf is not allowed"),
+    (["--batch-size", "0"], "batch-size 0 is too small"),
+    (["--rounds", "0"], "rounds 0 is too small"),
+    (["--eval-every", "0"], "eval-every 0 is too small"),
+    (["--personal-every", "-1"], "personal-every -1 is too small"),
+    (["--keep", "0"], "keep 0 is too small"),
+    (["--chunk", "0"], "chunk '0' is not allowed"),
+    (["--devices", "abc"], "devices 'abc' is not allowed"),
+    (["--devices", "99"], "devices 99 is more than the"),
+    (["--seeds", "0"], "seeds 0 is not allowed"),
+    (["--seeds", "2", "--seeds-mode", "vmap", "--devices", "2"], "--seeds-mode vmap runs on one device, not 2"),
+    (["--seed", "-1"], "seed -1 is not allowed"),
+    (["--data-seed", "-1"], "data-seed -1 is not allowed"),
+    (["--seed", "9" * 30], "is not allowed; use a whole number"),
+    (["--val-fraction", "2"], "val_fraction must be between 0 and 1"),
+    (["--num-processes", "2"], "need --coordinator"),
+    # files
+    (["--dataset", "mine.npz"], "there is no file 'mine.npz'"),
+    (["--data-dir", "nowhere", "--dataset", "mnist"], "'nowhere' does not exist"),
+    (["--init", "nowhere.npz"], "initial weights 'nowhere.npz' cannot be read"),
+]
+
+
+@pytest.mark.parametrize("options, sentence", MISTAKES, ids=[" ".join(m[0])[:40] for m in MISTAKES])
+def test_mistakes_are_one_sentence(capsys, tmp_path, options, sentence):
+    assert sentence in refused(capsys, "run", "fedavg", *SMALL, *options, "--out", "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("argv, sentence", [
+    (["run", "fedavgg"], "unknown method 'fedavgg' (did you mean 'fedavg'?)"),
+    (["profile", "scafold"], "unknown method 'scafold' (did you mean 'scaffold'?)"),
+    (["compare", "fedavg", "fedprx"], "unknown method 'fedprx' (did you mean 'fedprox'?)"),
+    (["compare", "fedavg", "fedavg"], "names a method twice"),
+    (["compare", "fedavg", "ditto", *SMALL, "--set", "ditto.lam=x"], "ditto.lam=x is not a float"),
+    (["compare", "fedavg", "ditto", *SMALL, "--data-seed", "-1"], "data-seed -1 is not allowed"),
+    (["compare", "fedavg", "ditto", *SMALL, "--seeds", "0"], "seeds 0 is not allowed"),
+    (["list", "metods"], "(did you mean 'methods'?)"),
+    (["resume", "nowhere"], "no run directory 'nowhere'"),
+    (["resume", "."], "'.' is not a run directory"),
+    (["rum"], "invalid choice: 'rum'"),
+    ([], "required: COMMAND"),
+])
+def test_mistakes_of_other_commands(capsys, tmp_path, argv, sentence):
+    assert sentence in refused(capsys, *argv)
+    assert list(tmp_path.iterdir()) == []      # a second method's mistake is found before the first one runs
+
+
+def test_missing_data_names_three_ways(capsys, monkeypatch, tmp_path):
+    (tmp_path / "data").mkdir()
+    monkeypatch.setenv("FEDJAX_SIM_DATA", str(tmp_path / "data"))
+    text = refused(capsys, "run", "fedavg", "--dataset", "cifar100", *SMALL)
+    assert "three ways" in text and text.count("; or ") == 2
+    assert "cifar100.npz" in text and "--data-dir" in text and "--download" in text
+
+
+def test_damaged_initial_weights(capsys, tmp_path):
+    np.savez(tmp_path / "cut.npz", a=np.zeros(100))
+    (tmp_path / "cut.npz").write_bytes((tmp_path / "cut.npz").read_bytes()[:60])
+    assert "cannot be read as .npz" in refused(capsys, "run", "fedavg", *SMALL, "--init", "cut.npz", "--out", "o")
+    np.savez(tmp_path / "other.npz", a=np.zeros(100))
+    assert "'params/fc/bias' is missing" in refused(capsys, "run", "fedavg", *SMALL, "--init", "other.npz", "--out", "o")
+    assert not (tmp_path / "o").exists()
+
+
+def test_output_directory_that_cannot_be_made(capsys, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    assert "cannot be made" in refused(capsys, "run", "fedavg", *SMALL, "--rounds", "1", "--out", "file/run")
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> pathlib.Path:
+    """A run directory made by the command line: 4 rounds, a checkpoint every 2."""
+    out = tmp_path_factory.mktemp("cli") / "run"
+    assert main(["run", "fedavg", *SMALL, "--rounds", "4", "--checkpoint-every", "2", "--out", str(out)]) == 0
+    return out
+
+
+@pytest.fixture
+def copy(finished, tmp_path) -> pathlib.Path:
+    import shutil
+    return pathlib.Path(shutil.copytree(finished, tmp_path / "copy"))
+
+
+def test_existing_directory_is_not_overwritten(capsys, copy):
+    before = contents(copy)
+    for command in (["run", "fedavg"], ["compare", "fedavg", "ditto"], ["run", "fedavg", "--seeds", "2"]):
+        assert "exists already" in refused(capsys, *command, *SMALL, "--out", str(copy))
+    assert contents(copy) == before
+
+
+def test_resume_refuses_fewer_rounds_than_done(capsys, copy):
+    before = contents(copy)
+    assert "rounds 3 is less than the 4 rounds already done" in refused(capsys, "resume", str(copy), "--rounds", "3")
+    assert contents(copy) == before
+
+
+@pytest.mark.parametrize("change, sentence", [
+    (lambda c: c["config"].update(lr=0.5), "was changed"),
+    (lambda c: c["config"].update(partition="iid"), "was changed"),
+    (lambda c: c["config"].update(colour="red"), "unknown entry 'colour'"),
+    (lambda c: c.pop("config"), "cannot be read"),
+])
+def test_resume_refuses_a_changed_configuration(capsys, copy, change, sentence):
+    file = copy / "config.json"
+    config = json.loads(file.read_text())
+    change(config)
+    file.write_text(json.dumps(config))
+    before = contents(copy)
+    assert sentence in refused(capsys, "resume", str(copy), "--rounds", "6")
+    assert contents(copy) == before
+
+
+def test_resume_refuses_another_hash(capsys, copy):
+    """Configuration and its hash changed together: the checkpoint still knows what it belongs to."""
+    from fedjax_sim.config import Config
+    file = copy / "config.json"
+    data = json.loads(file.read_text())
+    data["config"]["lr"] = 0.5
+    data["config_hash"] = Config.from_json(data["config"]).hash()
+    file.write_text(json.dumps(data))
+    assert "belongs to configuration" in refused(capsys, "resume", str(copy), "--rounds", "6", "--quiet")
+
+
+def largest_array_file(checkpoint: pathlib.Path) -> pathlib.Path:
+    return max((p for p in (checkpoint / "state").rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
+
+
+def flip(file: pathlib.Path) -> None:
+    raw = bytearray(file.read_bytes())
+    raw[len(raw) // 2] ^= 0x10
+    file.write_bytes(bytes(raw))
+
+
+@pytest.mark.parametrize("damage", [
+    lambda c: largest_array_file(c).write_bytes(largest_array_file(c).read_bytes()[:200]),
+    lambda c: flip(largest_array_file(c)),
+    lambda c: (c / "meta.json").write_text((c / "meta.json").read_text()[:100]),
+    lambda c: (c / "meta.json").write_text("{}"),
+], ids=["truncated", "flipped", "meta", "empty meta"])
+def test_resume_refuses_a_damaged_checkpoint(capsys, copy, damage):
+    damage(copy / "checkpoints" / "00000004")
+    before = contents(copy)
+    text = refused(capsys, "resume", str(copy), "--rounds", "6", "--quiet")
+    assert "is damaged" in text and "older one" in text
+    assert contents(copy) == before
+
+
+def test_resume_needs_a_checkpoint(capsys, copy):
+    import shutil
+    shutil.rmtree(copy / "checkpoints")
+    (copy / "checkpoints" / ".00000002.partial").mkdir(parents=True)
+    assert "no complete checkpoint" in refused(capsys, "resume", str(copy))
+
+
+def test_resume_of_a_finished_run_changes_no_figure(capsys, copy, finished):
+    assert main(["resume", str(copy), "--quiet"]) == 0
+    for name in ("metrics.csv", "rounds.csv"):
+        assert (copy / name).read_bytes() == (finished / name).read_bytes()
+
+
+def test_dry_run_prints_sizes_and_writes_nothing(capsys, tmp_path):
+    assert main(["run", "scaffold", *SMALL, "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    # an mlp 784-8-10 in float32: 784·8 + 8 and 8·10 + 10 parameters, and as many control variates on each of 6 clients
+    assert "parameters: 6,370 (fc1 6,280, fc 90)" in out
+    assert f"N x {4 * 6370} B" in out and f"{6 * 4 * 6370 / 2**20:.2f} MB" in out
+    for word in ("estimated peak memory", " down", " up", "steps on average", "chunk 1"):
+        assert word in out
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_dry_run_times_no_layouts(capsys, tmp_path, monkeypatch):
+    """A run long enough to be measured: the dry run still only prints."""
+    from fedjax_sim import autotune
+    monkeypatch.setenv("FEDJAX_SIM_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(autotune, "LONG_RUN", 1.0)
+    monkeypatch.setattr(autotune, "stopwatch", lambda *a: pytest.fail("a dry run must not measure"))
+    assert main(["run", "fedavg", *SMALL, "--chunk", "auto", "--dry-run"]) == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_profile_prints_every_part(capsys):
+    assert main(["profile", "fedavg", *SMALL]) == 0
+    out = capsys.readouterr().out
+    for part in ("local", "aggregation", "controller", "evaluation", "bytes down", "bytes up", "persistent client state"):
+        assert part in out
+    # 3 of 6 clients, 6370 parameters of 4 bytes
+    assert f"{3 * 6370 * 4} B" in out
+
+
+def test_list_names_everything(capsys):
+    from fedjax_sim.methods import METHODS
+    assert main(["list"]) == 0
+    out = capsys.readouterr().out
+    for name in (*METHODS, "digits", "cifar100", "lenet5", "resnet18", "dirichlet", "shards", "pfllib", "c3e", "ppo",
+                 "personal@global"):
+        assert f"\n  {name} " in out
+
+
+def test_help_is_quick_and_imports_no_jax():
+    code = ("import sys; from fedjax_sim.cli import main\n"
+            "try: main(['run', '--help'])\n"
+            "except SystemExit: pass\n"
+            "heavy = {'jax', 'numpy', 'flax', 'distrax', 'orbax', 'sklearn'} & set(sys.modules)\n"
+            "sys.exit(f'imported {heavy}' if heavy else 0)")
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert done.returncode == 0, done.stderr
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 1.0
+    for text in ("--participation", "--dropout", "--dry-run", "--set", "--seeds", "--coordinator", "default: 0.02"):
+        assert text in done.stdout
+    whole = subprocess.run([sys.executable, "-m", "fedjax_sim", "--help"], cwd=ROOT, capture_output=True, text=True,
+                           timeout=60)
+    assert whole.returncode == 0 and all(c in whole.stdout for c in ("run", "compare", "resume", "profile", "list"))
