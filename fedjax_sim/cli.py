@@ -1,4 +1,4 @@
-"""The command line: run, compare, resume, profile, list. Nothing heavy is imported before the options are read."""
+"""The command line: run, compare, resume, profile, report, list. Nothing heavy is imported before the options are read."""
 from __future__ import annotations
 
 import argparse
@@ -20,6 +20,7 @@ EXAMPLES = """examples:
                  --participation 0.1 --epochs 5 --batch-size 64 --lr 0.01 --rounds 105
   fedjax-sim compare fedavg ditto scaffold --rounds 30        same partition, initial weights and cohorts
   fedjax-sim resume runs/prox --rounds 100                    continue, or extend
+  fedjax-sim report runs/prox runs/other --out figures        accuracy, actions, communication
   fedjax-sim list methods"""
 
 
@@ -126,6 +127,9 @@ def make_parser() -> argparse.ArgumentParser:
     resume.add_argument("--rounds", type=int, default=None, metavar="T", help="new total, to extend the run")
     resume.add_argument("--data-dir", default=None, metavar="DIR", help="where the dataset is now, if it moved")
     resume.add_argument("--quiet", action="store_true", help="no progress bar")
+    report = commands.add_parser("report", help="figures from run directories")
+    report.add_argument("directories", metavar="DIR", nargs="+", help="run directories, or a folder that compare wrote")
+    report.add_argument("--out", default=None, metavar="DIR", help="where the figures go (default: the first directory)")
     listing = commands.add_parser("list", help="what there is, by name")
     listing.add_argument("what", nargs="?", default="all", metavar="WHAT",
                          help="methods, datasets, models, partitions, protocols, losses, agents, evaluations")
@@ -349,6 +353,13 @@ def run_profile(args: argparse.Namespace) -> int:
     return 0
 
 
+def run_report(args: argparse.Namespace) -> int:
+    from fedjax_sim.report.figures import report
+    for path in report(args.directories, args.out):
+        print(path)
+    return 0
+
+
 def run_list(args: argparse.Namespace) -> int:
     from fedjax_sim.catalog import catalog
     names = ["methods", "datasets", "models", "partitions", "protocols", "losses", "agents", "evaluations"]
@@ -368,7 +379,8 @@ def main(argv: list[str] | None = None) -> int:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     try:
         args = make_parser().parse_args(argv)
-        commands = {"run": run_one, "compare": run_compare, "resume": run_resume, "profile": run_profile, "list": run_list}
+        commands = {"run": run_one, "compare": run_compare, "resume": run_resume, "profile": run_profile,
+                    "report": run_report, "list": run_list}
         return commands[args.command](args)
     except UserError as problem:
         print(f"fedjax-sim: {problem}", file=sys.stderr)

@@ -1,0 +1,1 @@
+"""Figures from finished run directories: `fedjax-sim report DIR [DIR …]`."""
