@@ -1,0 +1,110 @@
+"""Figures against closed forms and plain loops: client figures, thresholds, convergence, probes, bytes beyond 32 bit."""
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from fedjax_sim.files import number, read_csv, write_csv
+from fedjax_sim.metrics import client_figures, convergence, probe_figures, relative_gain, rounds_to, summary_figures
+from fedjax_sim.server import payload_bytes
+
+
+def test_client_figures():
+    # accuracies 1, 1/2, 0 and one client without examples, which counts nowhere
+    got = client_figures(np.array([4., 1., 0., 0.]), np.array([4., 2., 10., 0.]))
+    assert got["mean"] == pytest.approx(0.5, abs=1e-15)
+    assert got["pooled"] == pytest.approx(5 / 16, abs=1e-15)
+    assert got["std"] == pytest.approx(math.sqrt(1 / 6), abs=1e-15)      # population: (1/4 + 0 + 1/4)/3
+    assert got["worst10"] == 0
+
+
+@pytest.mark.parametrize("clients, worst", [(1, 1), (9, 1), (10, 1), (11, 2), (20, 2), (25, 3), (100, 10)])
+def test_worst_tenth(clients, worst):
+    """Accuracies 1/n, 2/n, …, 1: the worst k have mean (k + 1)/(2n)."""
+    order = np.random.default_rng(0).permutation(clients)
+    got = client_figures((order + 1).astype(float), np.full(clients, float(clients)))
+    assert got["worst10"] == pytest.approx((worst + 1) / (2 * clients))
+
+
+def test_client_figures_of_nobody():
+    assert all(math.isnan(v) for v in client_figures(np.zeros(3), np.zeros(3)).values())
+
+
+def test_large_counts_are_exact():
+    """float32 counts above 2^24 would lose ones."""
+    got = client_figures(np.array([2.0**25, 1.0]), np.array([2.0**25 + 1, 1.0]))
+    assert got["pooled"] == (2**25 + 1) / (2**25 + 2)
+
+
+def test_rounds_to():
+    assert rounds_to([5, 10, 15], [0.2, 0.6, 0.7], 0.6) == 10
+    assert rounds_to([5, 10, 15], [0.2, 0.6, 0.7], 0.71) is None
+    assert rounds_to([5, 10], [math.nan, 0.6], 0.1) == 10
+
+
+def test_convergence():
+    """Moving average of 3 over [0 0 0 6 6 6 6 6]: 0 2 4 6 6 6, constant from its fourth value, i.e. the sixth round."""
+    times, values = [10, 20, 30, 40, 50, 60, 70, 80], [0, 0, 0, 6, 6, 6, 6, 6]
+    assert convergence(times, values, window=3, change=0.1) == 60
+    assert convergence(times, values, window=3, change=2.5) == 50      # 4 6 6 6 stays within 2
+    assert convergence(times, values, window=9, change=0.1) is None
+    rng = np.random.default_rng(1)
+    noisy = np.concatenate([np.linspace(0, 1, 30), 1 + 0.01 * rng.standard_normal(60)])
+    window, change = 20, 0.02
+    smooth = [noisy[i:i + window].mean() for i in range(len(noisy) - window + 1)]
+    first = min(i for i in range(len(smooth)) if max(smooth[i:]) - min(smooth[i:]) < change)
+    assert convergence(list(range(90)), noisy, window, change) == first + window - 1
+
+
+def test_relative_gain():
+    assert relative_gain(0.55, 0.5) == pytest.approx(10) and relative_gain(0.4, 0.5) == pytest.approx(-20)
+
+
+def test_probe_figures():
+    """Participants 3, 1 and an empty seat; client 2 has no examples."""
+    log = dict(probe_ids=np.array([3, 1, -1, 2]), probe_before=np.array([1., 2., 9., 0.]),
+               probe_after=np.array([4., 3., 9., 0.]), probe_count=np.array([4., 4., 9., 0.]))
+    got = probe_figures(log, None)
+    assert got == dict(before_mean=pytest.approx((1 / 4 + 2 / 4) / 2), after_mean=pytest.approx((1 + 3 / 4) / 2))
+    resident = dict(correct=np.array([5., 0., 0., 0.]), count=np.array([10., 4., 0., 4.]))
+    got = probe_figures(log, resident)
+    assert got["before_all_mean"] == pytest.approx((5 / 10 + 2 / 4 + 1 / 4) / 3)
+    assert got["before_all_pooled"] == pytest.approx((5 + 2 + 1) / 18)
+    assert resident["correct"][1] == 0                                    # not changed in place
+    empty = {k: v[2:3] for k, v in log.items()}
+    assert math.isnan(probe_figures(empty, None)["before_mean"])
+
+
+def test_payload_bytes_beyond_32_bit():
+    """500 clients of an 11-million-parameter model: 22 GB a round."""
+    floats = (10_000_000, 1_181_642)
+    taken, sent = np.array([[500, 500], [500, 0]], np.int32), np.array([[500, 0], [499, 499]], np.int32)
+    down, up = payload_bytes(taken, sent, floats, (7, 3), np.array([500, 500], np.int32), np.array([500, 499], np.int32))
+    assert down.tolist() == [4 * (500 * sum(floats) + 500 * 7), 4 * (500 * floats[0] + 500 * 7)]
+    assert up.tolist() == [4 * (500 * floats[0] + 500 * 3), 4 * (499 * sum(floats) + 499 * 3)]
+    assert down.dtype == np.int64 and down[0] > 2**34
+
+
+def test_summary_figures():
+    accuracies = [0.1, 0.5, 0.9, 0.7, *([0.6] * 9)]
+    validation = [0.1, 0.8, 0.7, 0.2, *([0.3] * 9)]
+    rows = [dict(round=2 * i + 2, global_acc=accuracies[i], val_acc=validation[i]) for i in range(13)]
+    got = summary_figures(rows)
+    assert got["best_global"] == 0.9 and got["best_global_round"] == 6
+    assert got["best_by_val"] == 0.5 and got["last_global"] == 0.6
+    assert got["mean_last10"] == pytest.approx((0.7 + 9 * 0.6) / 10)
+    assert summary_figures([dict(round=1, global_acc=0.3)])["best_by_val"] is None
+    assert summary_figures([dict(round=1, client_mean=0.3)])["best_global"] is None
+
+
+def test_numbers_survive_the_csv(tmp_path):
+    """What is written, read and written again has the same bytes: a resumed run rewrites its rows."""
+    values = [0.1, 1 / 3, -0.0, 0.0, 1e-30, 2.0**70, 123456789, -5, 2**60, math.inf, math.nan, np.float32(0.1), True]
+    rows = [{"a": number(v)} for v in values]
+    write_csv(tmp_path / "t.csv", ["a"], rows)
+    value = lambda text: math.nan if text == "" else int(text) if text.lstrip("-").isdigit() else float(text)
+    again = [{"a": number(value(r["a"]))} for r in read_csv(tmp_path / "t.csv")]
+    assert again == rows
+    assert number(2**60) == str(2**60) and number(-0.0) == "0" and number(math.nan) == ""
