@@ -78,12 +78,13 @@ def save(folder: pathlib.Path, state: State, config_hash: str, keep: int = 2) ->
             shutil.rmtree(stale, ignore_errors=True)
         work.mkdir(parents=True)
     out = _checkpointer() if writer else None
-    small = {_name(i): _host(leaf) for i, leaf in enumerate(leaves) if not large[i]}
+    small = {_name(i): _host(leaf) for i, leaf in enumerate(leaves)
+             if not large[i] and leaf.size}      # orbax refuses arrays without elements; there is nothing to keep
     record = [dict(shape=list(leaf.shape), dtype=str(leaf.dtype), crc=0, large=big)
               for leaf, big in zip(leaves, large, strict=True)]
     for i, leaf in enumerate(leaves):
         if not large[i]:
-            record[i]["crc"] = _crc(small[_name(i)])
+            record[i]["crc"] = _crc(small[_name(i)]) if leaf.size else 0
             continue
         step, crc = _rows_per_block(leaf), 0
         for first in range(0, leaf.shape[0], step):
@@ -142,6 +143,8 @@ def load(path: pathlib.Path, state: State, config_hash: str | None = None) -> St
     try:
         small = reader.restore((path / "state").absolute())
         for i, leaf in enumerate(leaves):
+            if not leaf.size:
+                continue
             if not record[i]["large"]:
                 value = np.asarray(small[_name(i)]).astype(leaf.dtype, copy=False).reshape(leaf.shape)
                 if _crc(value) != record[i]["crc"]:
