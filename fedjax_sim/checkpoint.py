@@ -62,6 +62,22 @@ def _host(array: Any) -> np.ndarray:
     return np.asarray(array)
 
 
+def _rows(leaf: Any, first: int, last: int) -> np.ndarray:
+    """Rows first..last on the host, each from the device it lives on.
+
+    Slicing the sharded array instead would add zeros from the other devices, which turns −0 into 0.
+    """
+    if isinstance(leaf, np.ndarray) or not leaf.is_fully_addressable or len(leaf.sharding.device_set) == 1:
+        return _host(leaf[first:last])
+    out = np.empty((last - first, *leaf.shape[1:]), leaf.dtype)
+    for shard in leaf.addressable_shards:
+        start, stop, _ = shard.index[0].indices(leaf.shape[0])
+        low, high = max(first, start), min(last, stop)
+        if low < high:
+            out[(slice(low - first, high - first), *shard.index[1:])] = np.asarray(shard.data[low - start:high - start])
+    return out
+
+
 def _crc(array: np.ndarray, start: int = 0) -> int:
     return zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8), start)   # type: ignore[arg-type]
 
@@ -88,7 +104,7 @@ def save(folder: pathlib.Path, state: State, config_hash: str, keep: int = 2) ->
             continue
         step, crc = _rows_per_block(leaf), 0
         for first in range(0, leaf.shape[0], step):
-            block = _host(leaf[first:first + step])
+            block = _rows(leaf, first, min(first + step, leaf.shape[0]))
             crc = _crc(block, crc)
             if out is not None:
                 out.save((work / "rows" / f"{i:04d}-{first:08d}").absolute(), {"rows": block})
