@@ -24,7 +24,7 @@ def catalog(what: str) -> dict[str, str]:
         from fedjax_sim.losses import LOSSES
         return LOSSES
     if what == "evaluations":
-        from fedjax_sim.engine import EVALUATIONS
+        from fedjax_sim.scoring import EVALUATIONS
         return EVALUATIONS
     import agents
     return dict(agents.DESCRIPTIONS)

@@ -22,29 +22,12 @@ from fedjax_sim.data.federation import Federation
 from fedjax_sim.local import steps_for
 from fedjax_sim.losses import init_confusion
 from fedjax_sim.participation import Participation
+from fedjax_sim.scoring import Data, client_split, flatten, make_scores
 from fedjax_sim.server import full_plan, square_norm
 from fedjax_sim.types import Array, Client, Cohort, Ctx, Env, Method, State, Tree
 
 # stages: every random draw of a round is keyed by (seed, round, stage[, client id])
 SAMPLE, TRAIN, DROP, SLOW, ACT, LEARN, PERSONAL, SETUP, SERVER = range(9)
-
-EVALUATIONS = {
-    "global": "the server's model on the global test set",
-    "global@clients": "the server's model on every client's own split",
-    "personal": "each client's own model on its own split",
-    "personal@global": "each client's own model on the global test set",
-    "resident": "what each client last held, on its own split",
-}
-
-
-class Data(NamedTuple):
-    """Everything the compiled program reads: an argument, never a constant."""
-
-    fed: Federation
-    flat_rows: Array     # [R] evaluation rows of all clients, one after another
-    flat_owner: Array    # [R] whose they are
-    dropout: Array       # []  chance that a participant fails to report
-
 
 class Orders(NamedTuple):
     """One round as it is announced."""
@@ -99,17 +82,6 @@ class Simulation:
     data: Data
     capacity: int        # most evaluation blocks in one call of `run`
     client_split: str    # the split on which client accuracies are measured
-
-
-def client_split(fed: Federation) -> str:
-    """Clients are scored on their own test rows where the protocol has them, else on their validation rows."""
-    return "test" if "test" in fed.rows else "val" if "val" in fed.rows else "train"
-
-
-def flatten(fed: Federation, split: str) -> tuple[np.ndarray, np.ndarray]:
-    rows, size = np.asarray(fed.rows[split]), np.asarray(fed.size[split])
-    real = np.arange(rows.shape[1]) < size[:, None]
-    return rows[real].astype(np.int32), np.nonzero(real)[0].astype(np.int32)
 
 
 def one_client(method: Method, env: Env, server: Tree, bank: Client, client: Client, slot: Slot,
@@ -298,77 +270,19 @@ def simulate(method: Method, env: Env, fed: Federation, participation: Participa
         agent, more = learn(here, state, server, outcome.clients, orders, cohort)
         return State(state.t + 1, state.key, server, outcome.clients, agent), log | more, outcome, cohort.ids
 
-    # ---- evaluation -------------------------------------------------------------------------------------------
-    predict_of = method.predict or evaluate.predict_net
+    # ---- evaluation: see `scoring` ------------------------------------------------------------------------------
+    def of_clients(state: State, who: Array) -> Ctx:
+        return contexts(stage(state.key, state.t, PERSONAL), who, state.t, env.epochs)
 
-    def score_held(here: Env, net: Tree, which: str) -> dict[str, Array]:
-        rows = here.fed.held[which]
-        fn = lambda net, fed, rows: evaluate.hits_per_row(
-            dataclasses.replace(here, fed=fed), lambda x: evaluate.predict_net(here, net, x), rows)
-        hit, loss = backends.split_rows(layout, fn, net, here.fed, rows)
-        return dict(acc=hit.mean(), loss=loss.mean())
-
-    def own_predictor(here: Env, server: Tree, client: Client, ctx: Ctx) -> Tree:
-        assert method.personal is not None
-        predictor = method.personal(here, server, client, ctx)
-        if here.bn_local and method.predict is None:
-            predictor = {**predictor, "batch_stats": client.batch_stats}
-        return predictor
-
-    def score_personal(here: Env, state: State, who: Array, on_global: bool) -> dict[str, Array]:
-        def fn(env: Env, server: Tree, client: Client, ctx: Ctx) -> tuple[Tree, None]:
-            predictor = own_predictor(env, server, client, ctx)
-            predict = lambda x: predict_of(env, predictor, x)
-            rows = env.fed.held["test"]
-            score = (evaluate.score_rows(env, predict, rows, jnp.int32(rows.shape[0]), evaluate.EVAL_BATCH) if on_global
-                     else evaluate.score_client(env, predict, ctx, split))
-            return score, None
-        return score_each(here, state, who, fn)
-
-    def score_resident(here: Env, state: State, who: Array) -> dict[str, Array]:
-        return score_each(here, state, who, lambda env, server, client, ctx: (evaluate.score_client(
-            env, lambda x: evaluate.predict_net(env, client.resident, x), ctx, split), None))
-
-    def score_each(here: Env, state: State, who: Array, fn: Callable) -> dict[str, Array]:
-        ctxs = contexts(stage(state.key, state.t, PERSONAL), who, state.t, env.epochs)
-        return backends.each_client(here, layout, fn, state.server, state.clients, ctxs)[0]._asdict()
-
-    def score_global_at_clients(here: Env, net: Tree, data: Data) -> dict[str, Array]:
-        fn = lambda net, fed, rows: evaluate.hits_per_row(
-            dataclasses.replace(here, fed=fed), lambda x: evaluate.predict_net(here, net, x), rows)
-        hit, loss = backends.split_rows(layout, fn, net, here.fed, data.flat_rows)
-        add = lambda v: evaluate.by_owner(v, data.flat_owner, env.num_clients)
-        return dict(correct=add(hit), loss=add(loss), count=here.fed.size[split].astype(env.dtype))
+    scores = make_scores(method, env, fed, layout, evaluations, of_clients,
+                         lambda state: stage(state.key, state.t, SERVER))
 
     def evaluate_(here: Env, state: State, data: Data) -> dict[str, Tree]:
-        out: dict[str, Tree] = {}
-        net = method.global_model(here, state.server) if method.global_model else None
-        finish = method.finish
-        if finish is not None:      # the model that is handed over, made once
-            net = lax.cond(state.t >= env.rounds, lambda: finish(
-                here, state.server, stage(state.key, state.t, SERVER)), lambda: net)
-        if net is not None and "global" in evaluations:
-            out["global"] = score_held(here, net, "test")
-            if "val" in fed.held:
-                out["val"] = score_held(here, net, "val")
-        same = method.personal is None
-        if net is not None and ("global@clients" in evaluations or (same and "personal" in evaluations)):
-            out["global@clients"] = score_global_at_clients(here, net, data)
-        if same and "personal" in evaluations:
-            out["personal"] = out["global@clients"]
-        return out | score_stored(here, state, everyone) if bank == "all" else out
-
-    def score_stored(here: Env, state: State, who: Array, adapting: bool = False) -> dict[str, Tree]:
-        """What is measured client by client on the stored rows, which are those of `who`."""
-        own = method.personal is not None and method.adapts == adapting
-        out: dict[str, Tree] = {name: score_personal(here, state, who, name != "personal")
-                                for name in ("personal", "personal@global") if own and name in evaluations}
-        if "resident" in evaluations and not adapting:
-            out["resident"] = score_resident(here, state, who)
-        return out
+        out = scores.server(here, state, data)
+        return out | scores.stored(here, state, everyone) if bank == "all" else out
 
     def adapt(state: State, data: Data, who: Array = everyone) -> dict[str, Tree]:
-        return score_stored(open_(data), state, who, adapting=True)
+        return scores.stored(open_(data), state, who, True)
 
     # ---- many rounds ------------------------------------------------------------------------------------------
     def run(state: State, data: Data, rounds: Array) -> tuple[State, dict, dict]:
@@ -408,7 +322,7 @@ def simulate(method: Method, env: Env, fed: Federation, participation: Participa
                   lambda s, d, server, clients, o, cohort: learn(open_(d), s, server, clients, o, cohort),
                   lambda s, d: evaluate_(open_(d), s, d), open_, task(method),
                   lambda s: participation.sample(stage(s.key, s.t, SAMPLE), s.t)[0],
-                  lambda s, d, who: set_up(open_(d), s, who), lambda s, d, who: score_stored(open_(d), s, who), adapt)
+                  lambda s, d, who: set_up(open_(d), s, who), lambda s, d, who: scores.stored(open_(d), s, who), adapt)
     return Simulation(env, method, layout, init, jax.jit(run, donate_argnums=0),
                       jax.jit(lambda s, d: evaluate_(open_(d), s, d)), jax.jit(adapt),
                       lambda s, d: one_round(open_(d), s, d.dropout)[:2], jax.jit(examine), parts, data, capacity, split)

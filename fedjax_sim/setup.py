@@ -16,10 +16,11 @@ from fedjax_sim import autotune, backends, host_bank, losses, models, optim
 from fedjax_sim.config import Config, check, straggler_terms
 from fedjax_sim.data.federation import Federation
 from fedjax_sim.data.protocols import federate
-from fedjax_sim.engine import EVALUATIONS, Simulation, simulate
+from fedjax_sim.engine import Simulation, simulate
 from fedjax_sim.errors import UserError, unknown
 from fedjax_sim.methods import make_method
 from fedjax_sim.participation import Participation, parse_participation, unseen_clients
+from fedjax_sim.scoring import EVALUATIONS
 from fedjax_sim.types import Env, Method, Tree
 
 
