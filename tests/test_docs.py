@@ -1,0 +1,105 @@
+"""What the documentation shows runs: docstring examples, the README's Python; and nothing names a machine."""
+from __future__ import annotations
+
+import doctest
+import importlib
+import io
+import pathlib
+import pkgutil
+import re
+import subprocess
+
+import jax
+import pytest
+
+import agents
+import fedjax_sim
+from fedjax_sim.cli import main
+from fedjax_sim.methods import METHODS
+
+jax.devices()
+ROOT = pathlib.Path(__file__).parent.parent
+MODULES = sorted(["fedjax_sim", "agents", *(module.name for package in (fedjax_sim, agents)
+                                            for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
+                                            if not module.name.endswith("__main__"))])
+
+
+def tracked() -> list[pathlib.Path]:
+    try:
+        listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout.decode()
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("not a git checkout")
+    return [ROOT / name for name in listed.split("\0") if name and (ROOT / name).is_file()]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_docstring_examples(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    module = importlib.import_module(name)
+    report = io.StringIO()
+    runner = doctest.DocTestRunner(verbose=False, optionflags=doctest.ELLIPSIS)
+    for example in doctest.DocTestFinder(exclude_empty=True).find(module, name):
+        runner.run(example, out=report.write)
+    assert runner.failures == 0, report.getvalue()
+
+
+def python_blocks() -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.M | re.S)
+
+
+@pytest.mark.parametrize("number", range(len(python_blocks())))
+def test_readme_python_runs(number, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code = python_blocks()[number]
+    exec(compile(code, f"README.md, Python block {number + 1}", "exec"), {"__name__": "readme"})
+
+
+def test_readme_shows_python_in_ten_lines():
+    blocks = python_blocks()
+    assert blocks, "the README shows the Python form"
+    shown = [b for b in blocks if ".run(" in b]
+    assert shown and all(len([line for line in b.splitlines() if line.strip()]) <= 10 for b in shown)
+
+
+def test_readme_commands_parse():
+    """Every fedjax-sim line of the README's code blocks is a command the parser knows."""
+    import shlex
+
+    from fedjax_sim.cli import make_parser
+    text = (ROOT / "README.md").read_text().replace("\\\n", " ")
+    blocks = re.findall(r"^```(?:\w*)\n(.*?)^```", text, re.M | re.S)
+    lines = [line.strip().removeprefix("$ ").removeprefix(".venv/bin/") for block in blocks for line in block.splitlines()]
+    for line in lines:
+        if line.startswith("fedjax-sim ") and "…" not in line and "METHOD" not in line and "[" not in line:
+            words = shlex.split(line, comments=True)[1:]
+            if not {"--help", "--version"} & set(words):
+                make_parser().parse_args(words)
+
+
+def test_every_method_is_named(capsys):
+    assert main(["list", "methods"]) == 0
+    listed = capsys.readouterr().out
+    readme = (ROOT / "README.md").read_text()
+    for name in METHODS:
+        assert re.search(rf"^  {name}\s+\S", listed, re.M), f"{name} is not listed"
+        assert re.search(rf"\b{name}\b", readme), f"{name} is not in the README"
+
+
+def test_no_machine_paths():
+    """No path of a particular machine in any tracked file outside the tests."""
+    pattern = re.compile(r"(?<![\w.])/(?:work|tmp|home|root)/")
+    bad = []
+    for path in tracked():
+        if "tests" in path.relative_to(ROOT).parts:
+            continue
+        try:
+            text = path.read_text()
+        except UnicodeDecodeError:
+            continue
+        bad += [f"{path.relative_to(ROOT)}:{i}" for i, line in enumerate(text.splitlines(), 1) if pattern.search(line)]
+    assert not bad
+
+
+def test_source_files_are_small():
+    large = [str(p.relative_to(ROOT)) for p in tracked() if p.suffix == ".py" and p.stat().st_size > 24 * 1024]
+    assert not large
