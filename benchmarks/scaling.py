@@ -173,7 +173,7 @@ def draw(rows: list[dict[str, Any]], axis: str, folder: pathlib.Path) -> pathlib
         plot.set_xticks(list(ticks), list(ticks.values()), rotation=30 if axis == "skew" else 0)
         plot.set_xticks([], minor=True)
         if column == "peak_rss_mb" or axis == "skew":
-            plot.set_ylim(bottom=0)
+            plot.set_ylim(0, 1.1 * max(r[column] for r in mine))
         plot.grid(alpha=0.3)
     if len({r["series"] for r in mine}) > 1:
         axes[0].legend()
