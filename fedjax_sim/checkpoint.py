@@ -25,7 +25,8 @@ from fedjax_sim.errors import UserError
 from fedjax_sim.files import write_json
 from fedjax_sim.types import State
 
-BLOCK = 256 * 2**20   # bytes of rows per block; leaves smaller than this are kept whole
+BLOCK = 256 * 2**20   # bytes of rows per block
+WHOLE = 16 * 2**20    # leaves up to this are written at once with all others, several copies of them being made on the way
 
 
 def _checkpointer() -> Any:
@@ -51,7 +52,7 @@ def _large(state: State, leaves: list[Any]) -> list[bool]:
     stacked = jax.tree.leaves(state._replace(t=False, key=False, server=jax.tree.map(lambda _: False, state.server),
                                              clients=jax.tree.map(lambda _: True, state.clients),
                                              agent=jax.tree.map(lambda _: False, state.agent)))
-    return [bool(s) and leaf.ndim > 0 and leaf.nbytes > BLOCK for s, leaf in zip(stacked, leaves, strict=True)]
+    return [bool(s) and leaf.ndim > 0 and leaf.nbytes > min(WHOLE, BLOCK) for s, leaf in zip(stacked, leaves, strict=True)]
 
 
 def _host(array: Any) -> np.ndarray:
