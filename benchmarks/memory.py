@@ -94,8 +94,9 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
     if case.get("checkpoint"):
         with tempfile.TemporaryDirectory(dir=case["checkpoint"]) as folder:
             path = checkpoint.save(pathlib.Path(folder), state, config.hash())
-            state = checkpoint.load(path, state, config.hash())
-        note("checkpoint")
+            note("saved")
+            state = jax.block_until_ready(checkpoint.load(path, state, config.hash()))
+        note("loaded")
     facts = describe.facts(setup)
     devices_bytes = sum(a.nbytes for a in jax.live_arrays())
     return {"clients": case["clients"], "cohort": case["cohort"], "model": case["model"], "method": case["method"],

@@ -21,7 +21,7 @@ from fedjax_sim.engine import Data, Simulation
 from fedjax_sim.errors import UserError
 from fedjax_sim.types import Client, State, Tree
 
-BLOCK = 256 * 2**20   # bytes of rows streamed at once by evaluation
+BLOCK = 64 * 2**20    # bytes of rows streamed at once by evaluation; a few copies of a block are in memory
 
 
 def check(sim: Simulation) -> None:
@@ -84,7 +84,8 @@ class HostBank:
     def blocks(self, state: State) -> list[tuple[np.ndarray, int]]:
         """(client numbers [B], how many are real): all clients in equal blocks, the last one padded by repetition."""
         per_row = sum(bank.nbytes // bank.shape[0] for bank in jax.tree.leaves(state.clients))
-        size = min(self.layout.padded(self.clients), self.layout.padded(max(1, BLOCK // max(1, per_row))))
+        some = max(self.layout.chunk * self.layout.devices, BLOCK // max(1, per_row))     # fills the lanes
+        size = self.layout.padded(min(self.clients, some))
         everyone = np.arange(self.clients, dtype=np.int32)
         parts = [everyone[first:first + size] for first in range(0, self.clients, size)]
         return [(np.pad(part, (0, size - len(part)), mode="edge"), len(part)) for part in parts]
