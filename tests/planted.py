@@ -1,7 +1,7 @@
 """A federation in which the right block to send back is known, client by client.
 
 The model is linear: two features, the first decides between classes 0 and 1, the second between classes 2 and 3. Θ⁰ has
-zero features. Examples are ±s + noise, and a participation is one step on four examples (teachers: 40, misled: 4).
+zero features. Examples are ±s + noise, and a participation is one step on four examples (misled: 2, teachers: 40).
 
     misled     classes 0/1, but their training labels are exchanged, so every local step leads away from s. The global
                backbone, which the teachers keep right, survives one such step. Right: full (or backbone). Who keeps its
@@ -31,12 +31,12 @@ from fedjax_sim.types import Env
 
 MISLED, TEACHERS, LONERS = 8, 4, 8
 N, M = MISLED + TEACHERS + LONERS, 10
-SIDE, COMMON, PRIVATE = 12, slice(0, 16), slice(16, 116)
-ROWS = {"misled": 400, "teacher": 4000, "loner": 100}     # 4, 40 and 1 steps of four examples
-VAL, BATCH = 100, 4
+SIDE, COMMON, PRIVATE = 21, slice(0, 16), slice(16, 416)
+ROWS = {"misled": 200, "teacher": 4000, "loner": 100}     # 2, 40 and 1 steps of four examples
+VAL, BATCH = 200, 4
 NORM = 2.0       # of s, in units of the noise: the best possible accuracy is 97.7 %
 SHARP = 100.0    # the head is large and the features small, so that training moves the backbone and hardly the head
-RATE = 0.005     # learning rate of the logits
+RATE = 0.02      # learning rate of the logits
 FORGET = 0.02    # weight decay of the backbone per step, so that nobody grows without bound
 
 
