@@ -35,7 +35,7 @@ def facts(setup: Setup) -> dict[str, Any]:
     sim, config = setup.simulation, setup.config
     env, method, fed = sim.env, sim.method, setup.fed
     net = jax.eval_shape(lambda: setup.net)
-    server, own = jax.eval_shape(lambda n: method.init(env, n), net)
+    server, own = jax.eval_shape(lambda n, data: method.init(sim.parts.open(data), n), net, sim.data)
     resident = "resident" in method.needs or "bank" in method.needs or "resident" in config.evaluations
     confusion = (env.num_groups and env.track_confusion) and (fed.classes ** 2 + fed.classes + 1) * env.dtype(0).itemsize
     per_client = tree_bytes(own) + (tree_bytes(net) if resident else 0) + int(confusion or 0) + (

@@ -12,6 +12,8 @@ import numpy as np
 from fedjax_sim.errors import UserError
 from fedjax_sim.files import read_csv
 
+ORDER = ("full", "backbone", "head")   # as in the paper, not as the columns are sorted
+
 
 @dataclasses.dataclass(frozen=True)
 class Run:
@@ -26,8 +28,9 @@ class Run:
     @property
     def actions(self) -> dict[str, np.ndarray]:
         """Action name -> how many participants were given it, per round; {} without a controller."""
-        return {name.removeprefix("action_"): values for name, values in self.rounds.items()
-                if name.startswith("action_") and name != "action_entropy"}
+        names = [name.removeprefix("action_") for name in self.rounds if name.startswith("action_")]
+        order = [name for name in ORDER if name in names] + [n for n in names if n not in (*ORDER, "entropy")]
+        return {name: self.rounds[f"action_{name}"] for name in order}
 
 
 def table(path: pathlib.Path) -> dict[str, np.ndarray]:
