@@ -7,9 +7,9 @@ zero features. Examples are ±s + noise, and a participation is one step on four
                backbone, which the teachers keep right, survives one such step. Right: full (or backbone). Who keeps its
                backbone ends up wrong about everything.
     teachers   classes 0/1, the same task with true labels. Hardly care.
-    loners     classes 2/3 in 100 dimensions, each with a direction of its own, in pairs of opposite signs: the average is
+    loners     classes 2/3 in 400 dimensions, each with a direction of its own, in pairs of opposite signs: the average is
                zero. Who keeps its backbone adds up the examples of all its participations, who does not knows only the
-               last two. Right: head-only. From two examples the best rule has accuracy 0.75, from sixty 0.96.
+               last four. Right: head-only. The mean of four examples has accuracy 0.65, that of all hundred 0.92.
 
 Validation rows are those of a client's own task, the server's are those of the common task.
 """
