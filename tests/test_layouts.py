@@ -149,7 +149,8 @@ def test_a_bank_is_read_as_it_was_at_the_start_of_the_round():
         for chunk, devices in ((2, 1), (1, 2), (2, 2)):
             sim = simulation("neighbourhood", chunk=chunk, devices=devices)
             there = start(sim)
-            moved = jax.device_put(jax.tree.map(np.asarray, state), jax.tree.map(lambda a: a.sharding, there[0])) if devices > 1 else state
+            where = jax.tree.map(lambda a: a.sharding, there[0])
+            moved = jax.device_put(jax.tree.map(np.asarray, state), where) if devices > 1 else state
             got = sim.examine(moved, there[1])
             assert close(want[3], got[3]) and close(want[0].clients, jax.tree.map(lambda a: a[:N], got[0].clients))
     finally:

@@ -51,7 +51,8 @@ def prepare(workload: Workload) -> Peer:
     started = time.perf_counter()
     one = jax.jit(sim.round, donate_argnums=0).lower(state, data).compile()
     compile_s = time.perf_counter() - started
-    held = {"state": jax.block_until_ready(one(state, data)[0])}     # a first round, not timed: pages are touched, buffers placed
+    # a first round, not timed: pages are touched, buffers placed
+    held = {"state": jax.block_until_ready(one(state, data)[0])}
 
     def one_round(index: int) -> None:
         state = held["state"]
