@@ -252,23 +252,26 @@ def client_pass(env: Env, layout: Layout, one: Callable, server: Tree, clients: 
     capacity = -(-units // layout.devices)
     if layout.devices > 1 and not stateful:
         capacity = min(units, 2 * capacity)       # room to balance very unequal clients
-    table, count = deal(layout, steps, capacity)
     if layout.mesh is None:
+        table, count = deal(layout, steps, capacity)
         task = lambda env, client, slot: one(env, server, clients, client, slot)
         return work_through(env, task, slots, clients, lambda i: slots.row.at[i].get(mode="clip"), table[0], count[0],
                             in_place=not reads_bank)
 
-    def share(server, fed, counts, shard, slots, every_table, table, count):
+    def share(server, fed, counts, shard, slots, steps):
         here = dataclasses.replace(env, fed=fed, counts=counts)
+        me = lax.axis_index(CLIENTS)
+        tables, units = deal(layout, steps, capacity)     # every device deals for all: cheaper than telling each other
+        table, count = tables[me], units[me]
         everyone = _gather(shard) if reads_bank else shard
         task = lambda env, client, slot: one(env, server, everyone, client, slot)
-        size, mine = slots.row.shape[0], table[0].reshape(-1)               # my cohort positions, M = empty
+        size, mine = slots.row.shape[0], table.reshape(-1)                  # my cohort positions, M = empty
         if not stateful:
-            totals, reports, stacked, _ = work_through(here, task, slots, shard, lambda i: i, table[0], count[0], True)
+            totals, reports, stacked, _ = work_through(here, task, slots, shard, lambda i: i, table, count, True)
             return *_collect((totals, reports, stacked)), shard
         rows_here = jax.tree.leaves(shard)[0].shape[0]
-        wanted = every_table.reshape(-1)                                    # everybody's positions, device by device
-        home = slots.row.at[wanted].get(mode="clip") - lax.axis_index(CLIENTS) * rows_here
+        wanted = tables.reshape(-1)                                         # everybody's positions, device by device
+        home = slots.row.at[wanted].get(mode="clip") - me * rows_here
         local = (wanted < size) & (home >= 0) & (home < rows_here)
 
         # the rows I train, from wherever they live: [capacity·chunk, …]
@@ -277,19 +280,19 @@ def client_pass(env: Env, layout: Layout, one: Callable, server: Tree, clients: 
         moved = _as_one(lambda a: lax.psum_scatter(a, CLIENTS, tiled=True), found)
         place_of = jnp.full(size + 1, mine.shape[0], jnp.int32).at[mine].set(
             jnp.arange(mine.shape[0], dtype=jnp.int32))
-        totals, reports, stacked, moved = work_through(here, task, slots, moved, lambda i: place_of[i], table[0],
-                                                       count[0], True)
+        totals, reports, stacked, moved = work_through(here, task, slots, moved, lambda i: place_of[i], table,
+                                                       count, True)
         summed = _collect((totals, reports, stacked))
         shard = _put(shard, jnp.where(local, home, jnp.iinfo(jnp.int32).max), _gather(moved, after=summed))
         return *summed, shard
 
     everywhere, split = PartitionSpec(), PartitionSpec(CLIENTS)
     return jax.shard_map(share, mesh=layout.mesh,
-                         in_specs=(everywhere, everywhere, everywhere, split, everywhere, everywhere, split, split),
+                         in_specs=(everywhere, everywhere, everywhere, split, everywhere, everywhere),
                          out_specs=(everywhere, everywhere, everywhere, split),
                          # gradients are taken inside: without replication typing JAX inserts no sum over devices
                          # into them, and method code may start loops from plain constants
-                         check_vma=False)(server, env.fed, env.counts, clients, slots, table, table, count)
+                         check_vma=False)(server, env.fed, env.counts, clients, slots, steps)
 
 
 def each_client(env: Env, layout: Layout, fn: Callable, server: Tree, clients: Client, ctxs: Ctx) -> tuple[Tree, Client]:
@@ -347,7 +350,7 @@ def each_in_cohort(env: Env, layout: Layout, fn: Callable, server: Tree, clients
     def share(server, fed, counts, shard, ctx, row):
         here = dataclasses.replace(env, fed=fed, counts=counts)
         rows_here = jax.tree.leaves(shard)[0].shape[0]
-        home = row - lax.axis_index(CLIENTS) * rows_here
+        home = row - me * rows_here
         read = lambda i: fn(here, server, _take(shard, home[i]), pick(ctx, i))
         shape = jax.eval_shape(read, everyone[0])
         absent = lambda i: jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shape)
