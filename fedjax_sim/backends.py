@@ -350,7 +350,7 @@ def each_in_cohort(env: Env, layout: Layout, fn: Callable, server: Tree, clients
     def share(server, fed, counts, shard, ctx, row):
         here = dataclasses.replace(env, fed=fed, counts=counts)
         rows_here = jax.tree.leaves(shard)[0].shape[0]
-        home = row - me * rows_here
+        home = row - lax.axis_index(CLIENTS) * rows_here
         read = lambda i: fn(here, server, _take(shard, home[i]), pick(ctx, i))
         shape = jax.eval_shape(read, everyone[0])
         absent = lambda i: jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shape)
