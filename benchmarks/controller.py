@@ -1,6 +1,6 @@
 """What one decision and one learning step of each agent cost.
 
-    python -m benchmarks.controller [--agents sac dqn] [--json FILE] [--round-seconds X]
+    python -m benchmarks.controller [--agents sac dqn] [--json FILE] [--round-seconds X | --measure-round]
 
 One line per agent: microseconds of one `act` for a whole cohort plus one `update` (with the replay filled, so
 that every gradient step is taken), the best of several repetitions of a compiled scan over rounds. With
@@ -74,14 +74,33 @@ def measure(names: tuple[str, ...] = LEARNERS, round_seconds: float | None = Non
             "round_seconds": round_seconds, "rows": rows}
 
 
+def lenet5_round_seconds(rounds: int = 4) -> float:
+    """Seconds of one LeNet-5 round (workload W1: 10 of 100 clients, 5 epochs) in the simulator here, best of `rounds`."""
+    import time
+
+    from benchmarks.peers.ours import prepare
+    from benchmarks.workloads import WORKLOADS
+    peer = prepare(WORKLOADS["W1"])
+    seconds = []
+    for index in range(rounds):
+        began = time.perf_counter()
+        peer.round(index)
+        seconds.append(time.perf_counter() - began)
+    return min(seconds)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--agents", nargs="+", choices=LEARNERS, default=LEARNERS, metavar="NAME",
                         help=f"which agents, of {', '.join(LEARNERS)}")
     parser.add_argument("--json", metavar="FILE", help="also write the figures to FILE")
     parser.add_argument("--round-seconds", type=float, metavar="X", help="seconds of one federated round")
+    parser.add_argument("--measure-round", action="store_true", help="measure a LeNet-5 round (W1) here and now")
     arguments = parser.parse_args()
-    result = measure(tuple(arguments.agents), arguments.round_seconds)
+    round_seconds = lenet5_round_seconds() if arguments.measure_round else arguments.round_seconds
+    result = measure(tuple(arguments.agents), round_seconds)
+    if round_seconds:
+        print(f"one round: {round_seconds:.3f} s" + (" (LeNet-5, W1)" if arguments.measure_round else ""))
     print(", ".join(f"{name.replace('_', ' ')} {value}" for name, value in result["setting"].items()))
     for row in result["rows"]:
         share = f"  {row['share_of_round']:8.3%} of a round" if "share_of_round" in row else ""
