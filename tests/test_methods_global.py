@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
-import torch
 from tiny import CLASSES, N, close, simulation, start
 
 from fedjax_sim.errors import UserError
@@ -22,6 +21,13 @@ from fedjax_sim.methods import ccvr, fedca, fedfa, fedfa_freq, fedntd, fedsam, m
 from fedjax_sim.models import Model, from_module
 from fedjax_sim.models.nets import PlainNet, plain_groups
 from fedjax_sim.types import Client, Cohort, Ctx
+
+try:
+    import torch
+except ImportError:      # the tests that compare with PyTorch then skip, visibly
+    torch = None
+
+needs_torch = pytest.mark.skipif(torch is None, reason="torch is not installed")
 
 LR, MOMENTUM, DECAY = 0.05, 0.9, 5e-4      # of tiny.simulation
 RNG = lambda seed=0: np.random.default_rng(seed)
@@ -100,6 +106,7 @@ def direct_ntd(teacher: torch.Tensor, student: torch.Tensor, y: np.ndarray, tau:
     return tau**2 * torch.nn.functional.kl_div(log_p, q, reduction="batchmean")
 
 
+@needs_torch
 def test_ntd_is_the_divergence_over_the_other_classes():
     rng, tau = RNG(), 1.7
     teacher, student, y = rng.normal(size=(5, 4)), rng.normal(size=(5, 4)), rng.integers(0, 4, 5)
@@ -115,6 +122,7 @@ def test_ntd_is_the_divergence_over_the_other_classes():
     assert np.allclose(grad[mask], z.grad.numpy(), atol=1e-6) and np.all(np.asarray(grad)[~mask] == 0)
 
 
+@needs_torch
 def test_fedntd_trains_like_torch():
     net, _, up = train_one("fedntd", beta=2.0, tau=1.5)
     x, y = rows_of(1)
@@ -131,6 +139,7 @@ def test_fedntd_trains_like_torch():
 
 
 # ---- FedSAM -----------------------------------------------------------------------------------------------------
+@needs_torch
 def test_fedsam_takes_the_gradient_at_the_perturbed_point():
     rho = 0.4
     net, _, up = train_one("fedsam", rho=rho)
@@ -297,6 +306,7 @@ def test_fedfa_gradient_is_finite_on_flat_maps():
         assert np.isfinite(np.asarray(grad)).all()
 
 
+@needs_torch
 def test_fedfa_running_statistics_of_the_first_stage():
     """One step from zero and one: 0.01 and 0.99 + 0.01 times the means over client 1's maps, by torch's convolution."""
     net, after, up = train_one("fedfa", epochs=1.0, p=1.0)
