@@ -314,11 +314,11 @@ def test_figures_from_run_directories(tmp_path):
 def test_planted_preferences_are_found():
     """Agents send loners the head and the misled the backbone, and earn more than every static policy; see planted.py.
 
-    Means over three seeds. The federation and the agents' options were settled while looking at seeds 0 and 1; 2 is fresh.
-    SAC does not find the loners with seed 0 and then earns what the full policy does.
+    Means over five seeds that were fixed before any of them was run. (The federation and the agents' options were
+    settled while looking at seeds 0, 1 and 2, which are therefore not among them.)
     Run with: pytest -m slow tests/test_fedpolicy.py (some minutes)
     """
-    rounds, seeds = 150, (0, 1, 2)
+    rounds, seeds = 150, (10, 11, 12, 13, 14)
 
     def play(agent, **options):
         sim = planted.simulation(rounds, agent=agent, **options)
