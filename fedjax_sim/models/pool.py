@@ -72,15 +72,20 @@ def _relu_max_forward(values, b, shape):
     return out, (values, out)
 
 
-def _relu_max_backward(shape, residual, g):
-    values, out = residual
-    g = settle(jnp.where(out > 0, g, 0)).reshape(values[0].shape)
+def _to_first_winner(values, g):
+    """For each of the values the gradient of their maximum: g where it is the first that attains it, else 0."""
     best, taken, gradients = _maximum(values), False, []
     for v in values:
         won = (v == best) & jnp.logical_not(taken)
-        gradients.append(settle(jnp.where(won, g, 0)))
+        gradients.append(jnp.where(won, g, 0))
         taken = taken | won
-    return tuple(gradients), _sum_rows(g)
+    return gradients
+
+
+def _relu_max_backward(shape, residual, g):
+    values, out = residual
+    g = settle(jnp.where(out > 0, g, 0)).reshape(values[0].shape)
+    return tuple(settle(part) for part in _to_first_winner(values, g)), _sum_rows(g)
 
 
 relu_max.defvjp(_relu_max_forward, _relu_max_backward)
@@ -126,6 +131,26 @@ def _narrow_backward(shape, residual, g):
 
 
 relu_pool_narrow.defvjp(_narrow_forward, _narrow_backward)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(2,))
+def relu_pool_corners(y: jax.Array, b: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """As `relu_pool_narrow`, where the corners are wide enough to be compared one by one and joined again.
+
+    >>> y = jnp.array([[1.0, 2.0, 2.0, 0.0]])
+    >>> jax.grad(lambda y: relu_pool_corners(y, jnp.zeros(1), (1, 1)).sum())(y).tolist()
+    [[0.0, 1.0, 0.0, 0.0]]
+    """
+    return _narrow_forward(y, b, shape)[0]
+
+
+def _corners_backward(shape, residual, g):
+    y, out = residual
+    g = settle(jnp.where(out > 0, g, 0)).reshape(y.shape[0], -1)
+    return jnp.concatenate(_to_first_winner(_corners(y), g), 1), _sum_rows(g)
+
+
+relu_pool_corners.defvjp(_narrow_forward, _corners_backward)
 
 
 def pool2(y: jax.Array, b: jax.Array) -> jax.Array:

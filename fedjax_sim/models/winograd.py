@@ -17,6 +17,7 @@ import numpy as np
 
 from fedjax_sim.models.conv_forms import pad_to_blocks
 from fedjax_sim.models.pool import relu_max, settle, settled, settled_both
+from fedjax_sim.models.products import patch_product
 
 POINTS = {4: (0.0, 1.0, -1.0), 6: (0.0, 1.0, -1.0, 0.5, -0.5)}   # and infinity; chosen for small constants
 
@@ -73,7 +74,7 @@ def winograd_pool(x: jax.Array, w: jax.Array, b: jax.Array) -> jax.Array:
         cols = [settled(t[:, :, a:a + v, p]) for a in range(s) for p in (0, 1)]
         tiles += [combine(Bt[j], cols).reshape(B * h * v, ci) for j in range(n)]
     u = jnp.split(transform(np.kron(G, G), w.reshape(k * k, ci * co)), n * n)
-    m = [t @ ui.reshape(ci, co) for t, ui in zip(tiles, u, strict=True)]
+    m = [patch_product(t, ui.reshape(ci, co)) for t, ui in zip(tiles, u, strict=True)]
     half = [[combine(A[:, a], [m[n * i + j] for i in range(n)]) for j in range(n)] for a in (0, 1)]
     y = tuple(settle(combine(A[:, c], half[a])) for a in (0, 1) for c in (0, 1))
     return relu_max(y, b, (B, h, v, co))
