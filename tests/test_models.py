@@ -179,7 +179,7 @@ def test_float32_forms_agree_and_clients_under_vmap_equal_separate_runs():
         for c in range(3):
             own = alone(jax.tree.map(lambda a: a[c], nets), x)
             for a, b in zip(jax.tree.leaves(own), jax.tree.leaves(together), strict=True):
-                np.testing.assert_allclose(a, b[c], rtol=1e-4, atol=1e-5 * float(jnp.abs(a).max()))
+                np.testing.assert_allclose(a, b[c], rtol=1e-4, atol=3e-5 * float(jnp.abs(a).max()))
         results[conv] = together
     for conv, tree in results.items():
         for a, b in zip(jax.tree.leaves(tree), jax.tree.leaves(results["lax"]), strict=True):

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fedjax_sim.models.pool import relu_max, relu_pool_corners, relu_pool_narrow, settle
+from fedjax_sim.models.pool import relu_pool_corners, relu_pool_narrow, settle
 from fedjax_sim.models.products import patch_product
 
 
@@ -101,8 +101,6 @@ def block_pool(x: jax.Array, w: jax.Array, b: jax.Array) -> jax.Array:
     places = [(2 * i + p, 2 * j + q) for p in (0, 1) for q in (0, 1) for i in range(s) for j in range(s)]
     kernel = jnp.stack([jnp.pad(w, ((i, field - i), (j, field - j), (0, 0), (0, 0))) for i, j in places], 3)
     kernel = kernel.reshape(n, t, n, t, ci, t * t * co).transpose(0, 2, 1, 3, 4, 5).reshape(-1, t * t * co)
-    if co > 16:     # one product per corner: rows of 4·co would have to be cut apart and joined again
-        return relu_max(tuple(patch_product(patches, corner) for corner in jnp.split(kernel, 4, 1)), b, (B, h, v, co))
-    pool = relu_pool_narrow if t == 2 else relu_pool_corners
+    pool = relu_pool_narrow if s * s * co <= 16 else relu_pool_corners
     y = pool(patch_product(patches, kernel), jnp.tile(b, s * s), (B, h, v, s * s * co))
     return y.reshape(B, h, v, s, s, co).transpose(0, 1, 3, 2, 4, 5).reshape(B, h * s, v * s, co)
