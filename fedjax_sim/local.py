@@ -19,6 +19,7 @@ from jax import lax
 
 from fedjax_sim.augment import AUGMENTATIONS
 from fedjax_sim.losses import update_confusion
+from fedjax_sim.threefry import small_bits
 from fedjax_sim.types import Array, Client, Ctx, Env, Tree, Upload
 
 LANES = "lanes"   # the name of the vmap axis over clients that are trained side by side
@@ -62,7 +63,7 @@ def steps_for(env: Env, n: Array, epochs: Array | float) -> Array:
 
 def epoch_orders(key: Array, n: Array, padded: int, epochs: int) -> Array:
     """[epochs, padded] int32: per epoch a permutation of 0..n−1 in the first n places (the rest is padding)."""
-    noise = jax.random.bits(key, (epochs, padded), jnp.uint32) >> 1   # 32 bit also where 64-bit types are on
+    noise = small_bits(key, (epochs, padded)) >> 1
     place = jnp.broadcast_to(jnp.arange(padded, dtype=jnp.int32), (epochs, padded))
     noise = jnp.where(place < n, noise, jnp.uint32(0xFFFFFFFF))   # padding sorts last
     return lax.sort((noise, place), dimension=1, num_keys=1)[1]
