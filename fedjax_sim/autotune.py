@@ -1,14 +1,16 @@
 """`--chunk auto`: how many clients side by side, on how many devices. Measured once per set-up and remembered.
 
 A short run takes the rule of thumb (on a CPU one client at a time per core; on an accelerator all at once). A long one
-times a round's local training under a few layouts and keeps the fastest; the answer is stored in the cache folder,
-keyed by everything that decides it, and the resolved values in the run, so that rerun and resume repeat them.
+times a round's local training under a few layouts and takes the rule of thumb unless another is clearly faster. The
+answer is stored in the cache folder, keyed by everything that decides it, unless the machine was busy; the resolved
+values are stored in the run, so that rerun and resume repeat them.
 """
 from __future__ import annotations
 
 import dataclasses
 import hashlib
 import json
+import os
 import time
 from collections.abc import Callable
 from typing import Any
@@ -22,6 +24,8 @@ from fedjax_sim.files import write_json
 
 LONG_RUN = 3e12     # floating-point operations from which measuring pays (about a minute of two cores)
 REPEATS = 3
+CLEARLY = 0.93      # of the rule of thumb's seconds, in every turn: else it was chance
+BUSY = 0.75         # runnable processes per core, before measuring: an answer for this moment only
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,15 +90,42 @@ def choose(config: Config, cohort: int, floats: int, step_flops: float, total_fl
     if total_flops < LONG_RUN or len(options) < 2:
         return thumb
     say(f"chunk auto: timing {len(options)} layouts, once for this set-up …")
+    busy = load_per_core() > BUSY
     clocks = [timer(option) for option in options]
     turns = [[clock() for clock in clocks] for _ in range(REPEATS)]       # in turn: a noisy moment hits all alike
-    timed = [(min(column), option) for column, option in zip(zip(*turns, strict=True), options, strict=True)]
-    best = min(timed, key=lambda pair: pair[0])[1]
-    why = "s/round " + ", ".join(f"{s:.3f} with chunk {o.chunk} on {o.devices}" for s, o in timed)
-    if file is not None:
+    columns = {option: column for column, option in zip(zip(*turns, strict=True), options, strict=True)}
+    best = clear_winner(columns, thumb)
+    why = "s/round " + ", ".join(f"{min(c):.3f} with chunk {o.chunk} on {o.devices}" for o, c in columns.items())
+    if busy:
+        why += "; not remembered, the machine was busy"
+    elif file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)
         write_json(file, {"chunk": best.chunk, "devices": best.devices, "why": why})
     return Choice(best.chunk, best.devices, why)
+
+
+def clear_winner(columns: dict[Choice, tuple[float, ...]], thumb: Choice) -> Choice:
+    """The layout with the least seconds, if it beats the rule of thumb clearly and in every turn; else the latter.
+
+    >>> one, four = Choice(1, 2, ""), Choice(4, 2, "")
+    >>> clear_winner({one: (1.0, 1.1, 1.2), four: (0.9, 0.8, 1.3)}, one).chunk       # not in every turn
+    1
+    >>> clear_winner({one: (1.0, 1.1, 1.2), four: (0.9, 0.8, 1.1)}, one).chunk
+    4
+    """
+    own = next((c for o, c in columns.items() if (o.chunk, o.devices) == (thumb.chunk, thumb.devices)), None)
+    best = min(columns, key=lambda option: min(columns[option]))
+    if own is None or all(a < CLEARLY * b for a, b in zip(columns[best], own, strict=True)):
+        return best
+    return thumb
+
+
+def load_per_core() -> float:
+    """Runnable processes per core over the last minute; 0 where the system does not tell."""
+    try:
+        return os.getloadavg()[0] / (os.cpu_count() or 1)
+    except (AttributeError, OSError):
+        return 0.0
 
 
 def stopwatch(sim: Any, seed: int, net: Any) -> Callable[[], float]:

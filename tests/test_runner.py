@@ -293,6 +293,7 @@ class FakeClock:
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDJAX_SIM_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(autotune, "load_per_core", lambda: 0.0)
     return tmp_path / "cache"
 
 
@@ -330,6 +331,18 @@ def test_autotune_ignores_one_noisy_moment(cache):
         return clock
     assert autotune.choose(Config(devices="1"), 10, 1000, 5e6, LONG, timer, lambda _: None).chunk == 1
     assert order[0] != order[1] and order[0] == order[len(set(order))]
+
+
+def test_autotune_does_not_remember_what_a_busy_machine_says(cache, monkeypatch):
+    monkeypatch.setattr(autotune, "load_per_core", lambda: 2.0)
+    clock = FakeClock(lambda c: 1.0 / c.chunk)
+    choice = autotune.choose(Config(devices="1"), 10, 1000, 5e6, LONG, clock, lambda _: None)
+    assert choice.chunk == 4 and "busy" in choice.why and not (cache / "chunks").exists()
+
+
+def test_autotune_keeps_the_rule_of_thumb_unless_another_is_clearly_faster(cache):
+    close = FakeClock(lambda c: 1.0 if c.chunk == 1 else 0.96)
+    assert autotune.choose(Config(devices="1"), 10, 1000, 5e6, LONG, close, lambda _: None).chunk == 1
 
 
 def test_short_or_explicit_runs_are_not_measured(cache):
