@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 
 import jax
 import jax.numpy as jnp
@@ -22,10 +23,10 @@ from fedjax_sim.optim import schedule
 from fedjax_sim.participation import Participation
 from fedjax_sim.server import payload_bytes
 
-# for the planted federation: rewards are differences, so with γ near 1 they telescope and hide which action was good
-LEARNERS = {"sac": {"agent.lr": 0.01, "agent.gamma": 0.5},
-            "ppo": {"agent.lr": 0.01, "agent.gamma": 0.0, "agent.entropy_weight": 0.1},
-            "dqn": {"agent.lr": 0.01, "agent.gamma": 0.5}}
+# for the planted federation: rewards are differences, so with γ near 1 they telescope and hide which action was good;
+# the numbers an agent sees differ in scale by more than a hundred, so they are normalised
+SIGHTED = {"agent.lr": 0.003, "agent.gamma": 0.5, "agent.normalise": True}
+LEARNERS = {"sac": SIGHTED, "ppo": SIGHTED | {"agent.entropy_weight": 0.1}, "dqn": SIGHTED | {"agent.horizon": 200}}
 
 
 def rounds_of(sim, count=2):
@@ -314,14 +315,17 @@ def test_figures_from_run_directories(tmp_path):
 def test_planted_preferences_are_found():
     """Agents send loners the head and the misled the backbone, and earn more than every static policy; see planted.py.
 
-    Means over five seeds that were fixed before any of them was run. (The federation and the agents' options were
-    settled while looking at seeds 0, 1 and 2, which are therefore not among them.)
-    Run with: pytest -m slow tests/test_fedpolicy.py (some minutes)
+    Means over five seeds that were fixed before any of them was run. The federation and the agents' options were settled
+    on the seeds 0 to 4; an earlier version failed on the seeds 10 to 14 (PPO); neither are among these. The policy that
+    knows the right block of every client is printed beside, to show how much there was to win.
+    Run with: pytest -m slow -s tests/test_fedpolicy.py (12 minutes on one core; PLANTED_SEEDS=0,1,2,3,4 for development)
     """
-    rounds, seeds = 150, (10, 11, 12, 13, 14)
+    rounds, seeds = 400, (20, 21, 22, 23, 24)
+    if "PLANTED_SEEDS" in os.environ:
+        seeds = tuple(int(seed) for seed in os.environ["PLANTED_SEEDS"].split(","))
 
     def play(agent, **options):
-        sim = planted.simulation(rounds, agent=agent, **options)
+        sim = planted.simulation(rounds, agent, **options)
         earned, shares = [], []
         for seed in seeds:
             state = sim.init(seed, jax.tree.map(jnp.asarray, planted.initial_net()))
@@ -329,10 +333,13 @@ def test_planted_preferences_are_found():
             earned.append(float(np.asarray(logs["reward"]).sum()))
             shares.append(planted.head_shares(sim, state))
         return np.array(earned), shares
+    ideal = play("ideal")[0]                                                           # [seeds]
     static = {agent: play(agent)[0] for agent in ("full", "backbone", "head")}
-    best = np.max(list(static.values()), 0)                                            # [seeds]
+    best = np.max(list(static.values()), 0)
+    print("\nseeds", seeds, "ideal earned", ideal.round(3), *(f"{name} {each.round(3)}" for name, each in static.items()))
     for agent, options in LEARNERS.items():
         earned, shares = play(agent, **options)
-        print(agent, "earned", earned.round(3), "best static", best.round(3), "head shares", shares)
+        shown = [{name: round(share, 2) for name, share in sorted(seen.items())} for seen in shares]
+        print(agent, "earned", earned.round(3), "best static", best.round(3), "ideal", ideal.round(3), "head shares", shown)
         assert earned.mean() > best.mean(), agent
         assert np.mean([s["loner"] - s["misled"] for s in shares]) > 0.3, agent
