@@ -17,15 +17,17 @@ client's own task, the server's are those of the common task.
 
 How it was settled: on the development seeds 0 to 4. An earlier version (four teachers, ten clients per round, 150 rounds,
 observations as they come) failed on the seeds 10 to 14: PPO earned less than the full policy. The seeds 20 to 24 of the
-test were fixed before any of them was run. What the development seeds showed to be wrong:
-  - The right policy hardly paid. Loners that keep their backbone know nothing of the common task, so they pull the average
-    backbone towards zero. With four teachers it became so small that the misled turned it around in one participation, and
-    the ideal policy itself earned no more than full did (1.19 and 1.20). With eight teachers it is 1.33 and 1.17.
-  - The agents hardly saw who is a loner. The confusion entries of the classes 2 and 3 vary more than ten times less than
-    the own accuracy, the distance more than a hundred times less: hence the agents' `normalise`. Without it PPO lost one
-    development seed of five (0.89).
-  - PPO stopped trying the head too early: with entropy weight 0.01 and rate 0.01 it never found the loners on three seeds.
-(The last two were measured with 424 instead of 400 private dimensions.)
+test were fixed before any of them was run. What changed, and what is known about it (development seeds):
+  - Eight teachers and twelve clients per round. Before, the ideal policy itself earned no more than full did (1.19 and 1.20
+    after 150 rounds), the misled ending at accuracy 0.69 under it; now it is 1.33 and 1.17 after 400. The likely reason:
+    loners that keep their backbone know nothing of the common task and pull the average towards zero, so that the misled
+    turn it around. The size of the average backbone was not measured, nor the two changes one by one.
+  - `normalise` for all agents, because what they see differs much in scale. The evidence is thin: without it PPO found the
+    loners on all five seeds too, but on one it sent the head to many of the misled (0.89; the other four as good as with).
+  - Learning rate 0.003 instead of 0.01: with 0.01 PPO missed the loners on one seed of five of another draw of the data.
+  - For PPO γ 0.5 instead of 0, for DQN exploration that ends after half of the rounds, and 400 rounds instead of 150.
+Why PPO failed on the seeds 10 to 14 was not looked into on those seeds. (The second and third point were measured with 424
+instead of 400 private dimensions.) `ideal` is no upper bound: on seed 1 all three agents earned more.
 """
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from fedjax_sim.participation import Participation
 from fedjax_sim.server import payload_bytes
 
 # for the planted federation: rewards are differences, so with γ near 1 they telescope and hide which action was good;
-# the numbers an agent sees differ in scale by more than a hundred, so they are normalised
+# the numbers an agent sees differ much in scale, so they are normalised
 SIGHTED = {"agent.lr": 0.003, "agent.gamma": 0.5, "agent.normalise": True}
 LEARNERS = {"sac": SIGHTED, "ppo": SIGHTED | {"agent.entropy_weight": 0.1}, "dqn": SIGHTED | {"agent.horizon": 200}}
 
