@@ -255,8 +255,10 @@ def simulate(method: Method, env: Env, fed: Federation, participation: Participa
         after = over_cohort(here, server, clients, ctx, control.observe)
         done = jnp.broadcast_to((state.t + 1 >= env.rounds) if env.rounds else False, reward.shape)
         transition = Transition(orders.observed, orders.actions, reward, after, done, cohort.ok, orders.info)
-        agent, losses = controller.update(state.agent, transition, stage(state.key, state.t, LEARN))
-        agent = jax.tree.map(lambda new, old: jnp.where(cohort.count > 0, new, old), agent, state.agent)
+        update = lambda agent: controller.update(agent, transition, stage(state.key, state.t, LEARN))
+        nothing = lambda agent: (agent, jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), jax.eval_shape(update, agent)[1]))
+        # a conditional, not a selection: the agent's memory is written in place
+        agent, losses = lax.cond(cohort.count > 0, update, nothing, state.agent)
         log = {f"agent_{name}": value for name, value in losses.items()}
         log["reward"] = jnp.where(cohort.ok, reward, 0).sum() / jnp.maximum(cohort.count, 1)
         if control.log:

@@ -35,7 +35,7 @@ def score_rows(env: Env, predict: Callable[[Array], Array], rows: Array, n: Arra
     padded = jnp.pad(rows, (0, -size % batch))
 
     def body(i: Array, total: Score) -> Score:
-        x, y = gather(env, lax.dynamic_slice(padded, (i * batch,), (batch,)))
+        x, y = gather(env, lax.dynamic_slice(padded, (i * batch,), (batch,)), i)
         real = (i * batch + jnp.arange(batch) < n).astype(env.dtype)
         logits = predict(x)
         hit = (logits.argmax(-1) == y).astype(env.dtype)
@@ -74,12 +74,13 @@ def hits_per_row(env: Env, predict: Callable[[Array], Array], rows: Array) -> tu
     batch = max(1, min(EVAL_BATCH, size))
     blocks = jnp.pad(rows, (0, -size % batch)).reshape(-1, batch)
 
-    def block(rows: Array) -> tuple[Array, Array]:
-        x, y = gather(env, rows)
+    def block(numbered: tuple[Array, Array]) -> tuple[Array, Array]:
+        i, rows = numbered
+        x, y = gather(env, rows, i)
         logits = predict(x)
         return ((logits.argmax(-1) == y).astype(env.dtype),
                 optax.softmax_cross_entropy_with_integer_labels(logits, y))
-    hit, loss = lax.map(block, blocks)
+    hit, loss = lax.map(block, (jnp.arange(blocks.shape[0]), blocks))
     return hit.reshape(-1)[:size], loss.reshape(-1)[:size]
 
 

@@ -33,6 +33,7 @@ import jax.numpy as jnp
 
 from fedjax_sim.models.conv_forms import block_pool, lax_conv, pad_map, patches_conv
 from fedjax_sim.models.pool import lax_pool, pool2, pool3
+from fedjax_sim.models.products import dense_product
 from fedjax_sim.models.small_maps import fits_one_tile, one_tile_conv
 from fedjax_sim.models.winograd import winograd_pool
 
@@ -92,7 +93,7 @@ class Linear(nn.Module):
         init = uniform_fan_in(x.shape[-1])
         kernel = self.param("kernel", init, (x.shape[-1], self.width), self.dtype)
         bias = self.param("bias", init, (self.width,), self.dtype)
-        return x @ kernel + bias
+        return dense_product(x, kernel) + bias
 
 
 class ConvRelu(nn.Module):

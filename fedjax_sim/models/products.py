@@ -1,4 +1,4 @@
-"""A matrix product whose weight gradient XLA-CPU computes well. For ONE client."""
+"""Matrix products whose weight gradients XLA-CPU computes well. For ONE client."""
 from __future__ import annotations
 
 import jax
@@ -8,6 +8,7 @@ from fedjax_sim.models.pool import settle
 
 BLOCK_BYTES = 128 * 1024    # of both operands of one partial product: what stays near the core
 MOST_BLOCKS, LEAST_ROWS = 16, 64
+SMALL_BATCH = 32
 
 
 def blocks_of(rows: int, columns: int, itemsize: int = 4) -> int:
@@ -51,3 +52,26 @@ def _backward(residual, g):
 
 
 patch_product.defvjp(lambda a, w: (a @ w, (a, w)), _backward)
+
+
+@jax.custom_vjp
+def dense_product(x: jax.Array, w: jax.Array) -> jax.Array:
+    """`x @ w` of a dense layer, `x [B,in]`, `w [in,out]`.
+
+    For a small batch the weight gradient `xᵀ @ g` is 1.3-2x faster on CPU if `xᵀ` is written down first (the barrier
+    keeps XLA from folding the transposition into the product).
+
+    >>> x, w = jax.numpy.ones((2, 3)), jax.numpy.ones((3, 1))
+    >>> jax.grad(lambda w: dense_product(x, w).sum())(w).ravel().tolist()
+    [2.0, 2.0, 2.0]
+    """
+    return x @ w
+
+
+def _dense_backward(residual, g):
+    x, w = residual
+    small = jax.default_backend() == "cpu" and x.shape[0] <= SMALL_BATCH
+    return g @ w.T, (lax.optimization_barrier(x.T) if small else x.T) @ g
+
+
+dense_product.defvjp(lambda x, w: (x @ w, (x, w)), _dense_backward)
