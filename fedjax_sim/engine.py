@@ -256,7 +256,8 @@ def simulate(method: Method, env: Env, fed: Federation, participation: Participa
         done = jnp.broadcast_to((state.t + 1 >= env.rounds) if env.rounds else False, reward.shape)
         transition = Transition(orders.observed, orders.actions, reward, after, done, cohort.ok, orders.info)
         update = lambda agent: controller.update(agent, transition, stage(state.key, state.t, LEARN))
-        nothing = lambda agent: (agent, jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), jax.eval_shape(update, agent)[1]))
+        losses_like = jax.eval_shape(update, state.agent)[1]
+        nothing = lambda agent: (agent, jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), losses_like))
         # a conditional, not a selection: the agent's memory is written in place
         agent, losses = lax.cond(cohort.count > 0, update, nothing, state.agent)
         log = {f"agent_{name}": value for name, value in losses.items()}
