@@ -9,18 +9,22 @@ Every form gives the same values (tests compare them in float64); `conv=` select
 * `winograd`: fewer multiplications; layers it cannot do (strides, 1x1, 7x7) take `patches`.
 * `auto`: the fastest measured per layer shape on CPU, `patches` on accelerators.
 
-Kept on CPU, from profiles on a busy machine (sum of operations of a step at batch 64, before and after all of them,
-not interleaved: LeNet-5 5.6 -> 3.3 ms, cnn4 42 -> 37 ms; whole-step times of cnn4 did not separate from the noise,
-and its one GEMM per corner made conv1's weight gradient slower; remeasure with `python -m benchmarks.layers`):
+Kept on CPU, from profiles of whole steps at batch 64 (remeasure with `python -m benchmarks.layers`):
 * block patches (few wide slices, pooling in the GEMM) and Winograd F(2x2,5x5) as 36 separate GEMMs from 16 channels;
+* for at most 8 channels patches of four pooling windows: long rows, and the output is already in the blocks that the next
+  layer wants, so adding up patch gradients reads whole vectors (LeNet-5: 0.64 -> 0.10 ms of a step);
+* weight gradients in blocks of rows (`products`): XLA-CPU runs `aᵀ @ g` at a third of the speed of `a @ w` otherwise.
+  These two and the gather kept apart (`local.by_itself`) made the LeNet-5 step 1.4x faster;
 * `settle` on the gradient that enters a pooling window, on what leaves it, and on Winograd's half-transformed rows,
   always in the natural 4-dimensional shape: a fusion over a flattened shape divides for every index;
-* corners of pooling windows never joined: one GEMM per corner (many channels) or, for few, the gradient spread by a
-  product with a one-hot matrix; the bias added after the maximum; `jnp.split` (its gradient is one concatenation)
-  instead of indexing (a sum of padded arrays); Winograd's kernel transform as one product.
+* for few channels the pool's gradient spread over the corners by a product with a one-hot matrix; the bias added after
+  the maximum; `jnp.split` (its gradient is one concatenation) instead of indexing (a sum of padded arrays); Winograd's
+  kernel transform as one product;
 * maps of 2x2 and 4x4 as one Winograd tile (gradient step of the layer 2.4x and 1.9x faster than patches).
-What did not: the batch as last axis (the pool's gradient 4x faster, but GEMMs in that orientation 1.4-3x slower);
-Winograd for few channels (20x slower on LeNet-5 when first measured, its transforms outweigh everything).
+What did not pay: the batch as last axis (the pool's gradient 4x faster, but GEMMs in that orientation 1.4-3x slower);
+Winograd for few channels (20x slower on LeNet-5, its transforms outweigh everything); transposing an operand of a long
+weight gradient first (the transposition costs what the product gains); patches in two stages; selecting the winner of a
+window by a three-dimensional comparison (index arithmetic); switching off XLA's library products or its threads.
 """
 from __future__ import annotations
 
