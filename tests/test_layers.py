@@ -8,6 +8,7 @@ from fedjax_sim.models.batch_norm import BatchNorm
 from fedjax_sim.models.conv_forms import lax_conv
 from fedjax_sim.models.layers import conv_relu_pool, plain_conv
 from fedjax_sim.models.pool import lax_pool, pool3
+from fedjax_sim.models.products import blocks_of, dense_product, patch_product
 
 
 def value_and_gradients(f, *arguments):
@@ -27,6 +28,19 @@ def test_pooled_forms_equal_lax_in_float64(form, shape, k, co, pad):
             lambda *a: conv_relu_pool(*a, pad=pad, conv=conv), *a))(x, w, b)
         for got, wanted in zip(run(form), run("lax"), strict=True):
             np.testing.assert_allclose(got, wanted, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(("product", "rows"), [
+    (patch_product, 768), (patch_product, 100), (dense_product, 10), (dense_product, 40)])
+def test_products_have_the_gradients_of_a_plain_product(product, rows):
+    """768 rows are cut into blocks, 10 are transposed first; the others are left to XLA."""
+    rng = np.random.default_rng(6)
+    with jax.enable_x64(True):
+        assert (blocks_of(rows, 40 + 24, 8) > 1) == (rows == 768)
+        a, w = jnp.asarray(rng.standard_normal((rows, 40))), jnp.asarray(rng.standard_normal((40, 24)))
+        got, wanted = (jax.jit(lambda a, w: value_and_gradients(f, a, w))(a, w) for f in (product, jnp.matmul))
+        for x, y in zip(got, wanted, strict=True):
+            np.testing.assert_allclose(x, y, rtol=1e-11, atol=1e-11)
 
 
 @pytest.mark.parametrize(("shape", "k", "co", "stride", "pad"), [
