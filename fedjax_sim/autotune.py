@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -24,7 +24,9 @@ from fedjax_sim.files import write_json
 
 LONG_RUN = 3e12     # floating-point operations from which measuring pays (about a minute of two cores)
 REPEATS = 3
+MANY_ROUNDS = 50    # and so many rounds: measuring takes the time of a handful
 CLEARLY = 0.93      # of the rule of thumb's seconds, in every turn: else it was chance
+BEHIND = 1.15       # times the best of a turn: out of the race
 BUSY = 0.75         # runnable processes per core, before measuring: an answer for this moment only
 
 
@@ -87,13 +89,11 @@ def choose(config: Config, cohort: int, floats: int, step_flops: float, total_fl
         except (ValueError, KeyError, TypeError):
             pass      # an unreadable note is measured again
     options = candidates(config, cohort)
-    if total_flops < LONG_RUN or len(options) < 2:
+    if total_flops < LONG_RUN or config.rounds < MANY_ROUNDS or len(options) < 2:
         return thumb
     say(f"chunk auto: timing {len(options)} layouts, once for this set-up …")
     busy = load_per_core() > BUSY
-    clocks = [timer(option) for option in options]
-    turns = [[clock() for clock in clocks] for _ in range(REPEATS)]       # in turn: a noisy moment hits all alike
-    columns = {option: column for column, option in zip(zip(*turns, strict=True), options, strict=True)}
+    columns = take_turns({option: timer(option) for option in options}, thumb)
     best = clear_winner(columns, thumb)
     why = "s/round " + ", ".join(f"{min(c):.3f} with chunk {o.chunk} on {o.devices}" for o, c in columns.items())
     if busy:
@@ -104,7 +104,25 @@ def choose(config: Config, cohort: int, floats: int, step_flops: float, total_fl
     return Choice(best.chunk, best.devices, why)
 
 
-def clear_winner(columns: dict[Choice, tuple[float, ...]], thumb: Choice) -> Choice:
+def same(a: Choice, b: Choice) -> bool:
+    return (a.chunk, a.devices) == (b.chunk, b.devices)
+
+
+def take_turns(clocks: dict[Choice, Callable[[], float]], thumb: Choice) -> dict[Choice, list[float]]:
+    """Seconds of each layout, in turn so that a noisy moment hits all alike; who is far behind is not asked again."""
+    columns: dict[Choice, list[float]] = {option: [] for option in clocks}
+    racing = list(clocks)
+    for _ in range(REPEATS):
+        for option in racing:
+            columns[option].append(clocks[option]())
+        best = min(columns[option][-1] for option in racing)
+        racing = [option for option in racing if same(option, thumb) or columns[option][-1] <= BEHIND * best]
+        if len(racing) == 1:
+            break
+    return columns
+
+
+def clear_winner(columns: Mapping[Choice, Sequence[float]], thumb: Choice) -> Choice:
     """The layout with the least seconds, if it beats the rule of thumb clearly and in every turn; else the latter.
 
     >>> one, four = Choice(1, 2, ""), Choice(4, 2, "")
@@ -113,8 +131,9 @@ def clear_winner(columns: dict[Choice, tuple[float, ...]], thumb: Choice) -> Cho
     >>> clear_winner({one: (1.0, 1.1, 1.2), four: (0.9, 0.8, 1.1)}, one).chunk
     4
     """
-    own = next((c for o, c in columns.items() if (o.chunk, o.devices) == (thumb.chunk, thumb.devices)), None)
-    best = min(columns, key=lambda option: min(columns[option]))
+    own = next((c for o, c in columns.items() if same(o, thumb)), None)
+    turns = max(map(len, columns.values()))
+    best = min((o for o in columns if len(columns[o]) == turns), key=lambda option: min(columns[option]))
     if own is None or all(a < CLEARLY * b for a, b in zip(columns[best], own, strict=True)):
         return best
     return thumb

@@ -272,6 +272,7 @@ def test_dry_run_times_no_layouts(capsys, tmp_path, monkeypatch):
     from fedjax_sim import autotune
     monkeypatch.setenv("FEDJAX_SIM_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(autotune, "LONG_RUN", 1.0)
+    monkeypatch.setattr(autotune, "MANY_ROUNDS", 0)
     monkeypatch.setattr(autotune, "stopwatch", lambda *a: pytest.fail("a dry run must not measure"))
     assert main(["run", "fedavg", *SMALL, "--chunk", "auto", "--dry-run"]) == 0
     assert list(tmp_path.iterdir()) == []

@@ -32,12 +32,13 @@ def test_pooled_forms_equal_lax_in_float64(form, shape, k, co, pad):
 
 @pytest.mark.parametrize(("product", "rows"), [
     (patch_product, 768), (patch_product, 100), (dense_product, 10), (dense_product, 40)])
-def test_products_have_the_gradients_of_a_plain_product(product, rows):
-    """768 rows are cut into blocks, 10 are transposed first; the others are left to XLA."""
+@pytest.mark.parametrize("columns", [40, 520])
+def test_products_have_the_gradients_of_a_plain_product(product, rows, columns):
+    """768 rows are cut into blocks (and long ones transposed), 10 are transposed first; the others are left to XLA."""
     rng = np.random.default_rng(6)
     with jax.enable_x64(True):
-        assert (blocks_of(rows, 40 + 24, 8) > 1) == (rows == 768)
-        a, w = jnp.asarray(rng.standard_normal((rows, 40))), jnp.asarray(rng.standard_normal((40, 24)))
+        assert (blocks_of(rows, columns + 24, 8) > 1) == (rows == 768)
+        a, w = (jnp.asarray(rng.standard_normal(s)) for s in ((rows, columns), (columns, 24)))
         got, wanted = (jax.jit(lambda a, w: value_and_gradients(f, a, w))(a, w) for f in (product, jnp.matmul))
         for x, y in zip(got, wanted, strict=True):
             np.testing.assert_allclose(x, y, rtol=1e-11, atol=1e-11)

@@ -303,7 +303,7 @@ LONG = 10 * autotune.LONG_RUN
 def test_autotune_takes_the_fastest_and_remembers(cache):
     said = []
     clock = FakeClock(lambda c: 0.5 if (c.chunk, c.devices) == (4, 2) else 1.0 + c.devices)
-    config = Config(devices="2")
+    config = Config(devices="2", rounds=100)
     choice = autotune.choose(config, 10, 1000, 5e6, LONG, clock, said.append)
     assert (choice.chunk, choice.devices) == (4, 2) and len(clock.timed) > 1
     assert "0.500 with chunk 4 on 2" in choice.why and len(said) == 1      # explained
@@ -329,26 +329,27 @@ def test_autotune_ignores_one_noisy_moment(cache):
             order.append(choice)
             return 9.0 if len(order) == 1 else 1.0 if choice.chunk == 1 else 2.0
         return clock
-    assert autotune.choose(Config(devices="1"), 10, 1000, 5e6, LONG, timer, lambda _: None).chunk == 1
+    assert autotune.choose(Config(devices="1", rounds=100), 10, 1000, 5e6, LONG, timer, lambda _: None).chunk == 1
     assert order[0] != order[1] and order[0] == order[len(set(order))]
 
 
 def test_autotune_does_not_remember_what_a_busy_machine_says(cache, monkeypatch):
     monkeypatch.setattr(autotune, "load_per_core", lambda: 2.0)
     clock = FakeClock(lambda c: 1.0 / c.chunk)
-    choice = autotune.choose(Config(devices="1"), 10, 1000, 5e6, LONG, clock, lambda _: None)
+    choice = autotune.choose(Config(devices="1", rounds=100), 10, 1000, 5e6, LONG, clock, lambda _: None)
     assert choice.chunk == 4 and "busy" in choice.why and not (cache / "chunks").exists()
 
 
 def test_autotune_keeps_the_rule_of_thumb_unless_another_is_clearly_faster(cache):
     close = FakeClock(lambda c: 1.0 if c.chunk == 1 else 0.96)
-    assert autotune.choose(Config(devices="1"), 10, 1000, 5e6, LONG, close, lambda _: None).chunk == 1
+    assert autotune.choose(Config(devices="1", rounds=100), 10, 1000, 5e6, LONG, close, lambda _: None).chunk == 1
 
 
 def test_short_or_explicit_runs_are_not_measured(cache):
     forbidden = lambda c: pytest.fail("must not measure")
     quiet = lambda _: None
-    short = autotune.choose(Config(devices="1"), 10, 1000, 5e6, autotune.LONG_RUN / 2, forbidden, quiet)
+    short = autotune.choose(Config(devices="1", rounds=100), 10, 1000, 5e6, autotune.LONG_RUN / 2, forbidden, quiet)
+    assert autotune.choose(Config(devices="1", rounds=49), 10, 1000, 5e6, LONG, forbidden, quiet).chunk == 1
     assert short.chunk == 1 and "rule of thumb" in short.why
     given = autotune.choose(Config(devices="1", chunk="3"), 10, 1000, 5e6, LONG, forbidden, quiet)
     assert given.chunk == 3 and given.why == "as given"
@@ -369,6 +370,7 @@ def test_several_processes_do_not_measure(cache, monkeypatch):
 def test_resolved_layout_is_stored_and_repeated(tmp_path, cache, monkeypatch):
     """chunk auto measured once: the run stores the answer, and resume repeats it without measuring."""
     monkeypatch.setattr(autotune, "LONG_RUN", 0.0)
+    monkeypatch.setattr(autotune, "MANY_ROUNDS", 0)
     monkeypatch.setattr(autotune, "stopwatch", lambda sim, seed, net: lambda: 1.0 / sim.layout.chunk)
     options = ONE | dict(chunk="auto")
     first = run("fedavg", tiny.federation(), out=tmp_path / "run", rounds=2, epochs=1, participation="1", **options)

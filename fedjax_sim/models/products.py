@@ -8,6 +8,7 @@ from fedjax_sim.models.pool import settle
 
 BLOCK_BYTES = 128 * 1024    # of both operands of one partial product: what stays near the core
 MOST_BLOCKS, LEAST_ROWS = 16, 64
+LONG_PATCH = 512            # columns of a patch from which the gradient is transposed instead
 SMALL_BATCH = 32
 
 
@@ -43,12 +44,17 @@ def _backward(residual, g):
     blocks = blocks_of(a.shape[0], a.shape[1] + w.shape[1], a.dtype.itemsize) if jax.default_backend() == "cpu" else 1
     if blocks == 1:
         return g @ w.T, a.T @ g
-    parts = lax.dot_general(a.reshape(blocks, -1, a.shape[1]), g.reshape(blocks, -1, g.shape[1]),
-                            (((1,), (1,)), ((0,), (0,))))
+    long = a.shape[1] >= LONG_PATCH
+    blocks = min(blocks, 4) if long else blocks
+    a, h = a.reshape(blocks, -1, a.shape[1]), g.reshape(blocks, -1, g.shape[1])
+    if long:                           # the small operand transposed: [N,r] @ [r,K], a product XLA-CPU is good at
+        parts = lax.dot_general(settle(h.transpose(0, 2, 1)), a, (((2,), (1,)), ((0,), (0,))))
+    else:
+        parts = lax.dot_general(a, h, (((1,), (1,)), ((0,), (0,))))
     total = parts[0]
     for i in range(1, blocks):         # one fused addition; a reduction over the first axis is several times slower
         total = total + parts[i]
-    return g @ w.T, settle(total)
+    return g @ w.T, settle(total).T if long else settle(total)
 
 
 patch_product.defvjp(lambda a, w: (a @ w, (a, w)), _backward)
