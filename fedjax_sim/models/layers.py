@@ -20,7 +20,8 @@ Kept on CPU, from profiles of whole steps at batch 64 (remeasure with `python -m
 * for few channels the pool's gradient spread over the corners by a product with a one-hot matrix; the bias added after
   the maximum; `jnp.split` (its gradient is one concatenation) instead of indexing (a sum of padded arrays); Winograd's
   kernel transform as one product;
-* maps of 2x2 and 4x4 as one Winograd tile (gradient step of the layer 2.4x and 1.9x faster than patches).
+* maps of 2x2, 4x4 and 8x8 as a few Winograd tiles (2x2 and 4x4: gradient step of the layer 2.4x and 1.9x faster than
+  patches; 8x8: the ResNet-18 round 1.06-1.13x faster).
 What did not pay: the batch as last axis (the pool's gradient 4x faster, but GEMMs in that orientation 1.4-3x slower);
 Winograd for few channels (20x slower on LeNet-5, its transforms outweigh everything); transposing an operand of a long
 weight gradient first (the transposition costs what the product gains); patches in two stages; selecting the winner of a
@@ -38,7 +39,7 @@ import jax.numpy as jnp
 from fedjax_sim.models.conv_forms import block_pool, lax_conv, pad_map, patches_conv
 from fedjax_sim.models.pool import lax_pool, pool2, pool3
 from fedjax_sim.models.products import dense_product
-from fedjax_sim.models.small_maps import fits_one_tile, one_tile_conv
+from fedjax_sim.models.small_maps import fits_tiles, tiles_conv
 from fedjax_sim.models.winograd import winograd_pool
 
 FORMS = ("auto", "lax", "patches", "block", "winograd")
@@ -127,10 +128,11 @@ def plain_conv(x: jax.Array, w: jax.Array, stride: int, pad: int, conv: str) -> 
     """
     if conv == "lax":
         return lax_conv(x, w, stride, pad)
-    if fits_one_tile(x, w.shape[0], stride, pad):
-        largest = {"winograd": 4, "auto": 4 if jax.default_backend() == "cpu" else 0}.get(conv, 0)
-        if x.shape[1] <= largest:
-            return one_tile_conv(x, w)
+    # with few channels the transforms of a large map outweigh everything
+    tiles = conv == "winograd" or (conv == "auto" and jax.default_backend() == "cpu"
+                                   and (x.shape[1] <= 4 or x.shape[3] >= 32))
+    if tiles and fits_tiles(x, w.shape[0], stride, pad):
+        return tiles_conv(x, w)
     return patches_conv(x, w, stride, pad)
 
 
