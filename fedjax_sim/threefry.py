@@ -23,7 +23,7 @@ def small_bits(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     >>> bool((small_bits(key, (2, 3)) == jax.random.bits(key, (2, 3), jnp.uint32)).all())
     True
     """
-    plain = (jax.default_backend() == "cpu" and jax.config.jax_threefry_partitionable
+    plain = (jax.default_backend() == "cpu" and getattr(jax.config, "jax_threefry_partitionable", False)
              and str(jax.random.key_impl(key)) == "threefry2x32" and math.prod(shape) < 2**32)
     if not plain:
         return jax.random.bits(key, shape, jnp.uint32)
