@@ -142,7 +142,7 @@ def clear_winner(columns: Mapping[Choice, Sequence[float]], thumb: Choice) -> Ch
 def load_per_core() -> float:
     """Runnable processes per core over the last minute; 0 where the system does not tell."""
     try:
-        return os.getloadavg()[0] / (os.cpu_count() or 1)
+        return os.getloadavg()[0] / backends.host_cores()
     except (AttributeError, OSError):
         return 0.0
 

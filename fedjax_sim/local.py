@@ -89,15 +89,15 @@ def by_itself(make: Callable[[], Array], counter: Array) -> Array:
     """
     if jax.default_backend() != "cpu":
         return make()
-    return lax.cond(counter >= 0, make, lambda: jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), jax.eval_shape(make)))
+    like = jax.eval_shape(make)
+    return lax.cond(counter >= 0, make, lambda: jnp.zeros(like.shape, like.dtype))
 
 
-def gather(env: Env, rows: Array, counter: Array | None = None) -> tuple[Array, Array]:
-    """Examples of the pool, normalised: (x [B, H, W, C], y [B]); `counter` as in `by_itself`, if there is one."""
+def gather(env: Env, rows: Array, counter: Array) -> tuple[Array, Array]:
+    """Examples of the pool, normalised: (x [B, H, W, C], y [B]); `counter` as in `by_itself`."""
     fed = env.fed
     # one row = one flat slice: the gather stays a copy of contiguous bytes
-    pixels = lambda: fed.x.reshape(fed.x.shape[0], -1)[rows]
-    x = pixels() if counter is None else by_itself(pixels, counter)
+    x = by_itself(lambda: fed.x.reshape(fed.x.shape[0], -1)[rows], counter)
     x = x.reshape(*rows.shape, *fed.x.shape[1:]).astype(env.dtype)
     x = (x * fed.scale.astype(env.dtype) - fed.mean.astype(env.dtype)) / fed.std.astype(env.dtype)
     return x, fed.y[rows]

@@ -61,7 +61,7 @@ def class_statistics(env: Env, net: Tree, client: Array, full: bool) -> Statisti
     padded = jnp.pad(rows, (0, -rows.shape[0] % batch))
 
     def add(i: Array, sums: Statistics) -> Statistics:
-        x, y = gather(env, lax.dynamic_slice(padded, (i * batch,), (batch,)))
+        x, y = gather(env, lax.dynamic_slice(padded, (i * batch,), (batch,)), i)
         real = i * batch + jnp.arange(batch) < n
         features = jnp.where(real[:, None], env.model.features(net, x, train=False)[0], 0)              # [B, d]
         member = jax.nn.one_hot(y, env.model.classes, dtype=env.dtype) * real[:, None]                  # [B, C]

@@ -88,7 +88,7 @@ def block_pool(x: jax.Array, w: jax.Array, b: jax.Array) -> jax.Array:
     k, _, ci, co = w.shape
     B, H, W, _ = x.shape
     h, v = (H - k + 1) // 2, (W - k + 1) // 2                            # the pooled map (floor)
-    t = 4 if 4 * co <= 32 and h % 2 == v % 2 == 0 else 2
+    t = 4 if co <= 8 and h % 2 == v % 2 == 0 else 2
     s = t // 2                                                           # s x s windows
     h, v = h // s, v // s                                                # patches
     n = -(-(k + t - 1) // t)                                             # blocks across a patch
