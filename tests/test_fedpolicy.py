@@ -15,6 +15,7 @@ from tiny import CLASSES, M, N, close, same_bits, simulation, start
 from fedjax_sim.data.federation import Federation
 from fedjax_sim.engine import simulate
 from fedjax_sim.errors import UserError
+from fedjax_sim.local import descend, upload
 from fedjax_sim.methods import make_method
 from fedjax_sim.methods.fedpolicy import STATES, observation_size
 from fedjax_sim.methods.fedpolicy_actions import subset_masks
@@ -47,6 +48,35 @@ def test_static_policies_are_fixed_redistribution(block):
     """The backbone policy is FedPer with uniform weights whose heads are averaged too, but never handed out."""
     mine, base = rounds_of(simulation("fedpolicy", agent=block)), rounds_of(simulation(block))
     assert close((mine.server.net, mine.clients.resident), (base.server, base.clients.resident), 1e-6)
+
+
+def fedper(head: str):
+    """FedPer in its own words: the head is the client's, the server averages backbones, and knows no blocks or plans."""
+    def init(env, net):
+        return {g: p for g, p in net["params"].items() if g != head}, net["params"][head]
+
+    def receive(env, server, client, plan, ctx):                                              # ONE client
+        return client, {"params": {**server, head: client.own}, "batch_stats": {}}
+
+    def local(env, net, server, client, ctx):                                                 # ONE client
+        client, done = descend(env, net, client, ctx)
+        return client._replace(own=done.net["params"][head]), upload(env, ctx, done, "uniform")
+
+    def aggregate(env, server, cohort):
+        return {g: cohort.mean["params"][g] for g in server}
+    return make_method("fedavg")._replace(name="fedper", init=init, receive=receive, local=local, aggregate=aggregate,
+                                          needs=frozenset({"resident"}), global_model=None)
+
+
+def test_backbone_policy_is_fedper_with_uniform_weights():
+    sim = simulation("fedavg")
+    head = sim.env.model.groups[-1]
+    base = rounds_of(simulate(fedper(head), sim.env, tiny.federation(), Participation(M, M, tuple(range(N))),
+                              lr=schedule("constant", 0.05, 8), evaluations=()))
+    mine = rounds_of(simulation("fedpolicy", agent="backbone"))
+    assert close({g: mine.server.net["params"][g] for g in base.server}, base.server, 1e-6)
+    assert close(mine.clients.resident, base.clients.resident, 1e-6)
+    assert close(mine.clients.resident["params"][head], base.clients.own, 1e-6)
 
 
 def test_blocks_move_the_papers_bytes():

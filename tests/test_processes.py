@@ -1,4 +1,4 @@
-"""Two processes on loopback with fake devices each: the figures of one process with as many devices."""
+"""Two processes on loopback with four fake devices each: the figures and models of one process with eight devices."""
 from __future__ import annotations
 
 import csv
@@ -11,12 +11,15 @@ import time
 
 import jax
 import pytest
+from tiny import close
+
+from fedjax_sim.runner import resume
 
 ROOT = pathlib.Path(__file__).parent.parent
 LIMIT = 120      # seconds
-OPTIONS = ["run", "scaffold", "--model", "mlp", "--set", "model.hidden=8", "--clients", "6", "--participation", "0.7",
+OPTIONS = ["run", "scaffold", "--model", "mlp", "--set", "model.hidden=8", "--clients", "10", "--participation", "0.8",
            "--rounds", "4", "--eval-every", "2", "--checkpoint-every", "2", "--epochs", "1", "--chunk", "1",
-           "--devices", "4", "--evaluate", "global,personal,resident", "--quiet"]
+           "--devices", "8", "--evaluate", "global,personal,resident", "--quiet"]
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu",
                "FEDJAX_SIM_CACHE": jax.config.values["jax_compilation_cache_dir"]}
@@ -75,6 +78,9 @@ def test_two_processes_equal_one(tmp_path):
         for a, b in zip(together, alone, strict=True):
             assert list(a) == list(b)
             assert all(float(a[k]) == pytest.approx(float(b[k]), rel=1e-5, abs=1e-5) for k in a if b[k] != "")
+    # the models themselves, global and per client, read back from what was written
+    together, alone = (resume(tmp_path / folder / "run").state for folder in ("p0", "alone"))
+    assert close((together.server, together.clients), (alone.server, alone.clients), 1e-5)
     # what two processes wrote is an ordinary run directory: one process with the same devices goes on
     more = subprocess.run([sys.executable, "-m", "fedjax_sim", "resume", "run", "--rounds", "6", "--quiet"],
                           cwd=tmp_path / "p0", env=ENVIRONMENT, capture_output=True, text=True, timeout=LIMIT)
