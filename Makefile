@@ -23,6 +23,7 @@ test: $(VENV)/.stamp-test   ## the whole test suite
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -q
 
 lint: $(VENV)/.stamp-test
+	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 

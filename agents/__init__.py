@@ -11,6 +11,7 @@ An agent is a record of three pure functions, `init`, `act` and `update` (see `a
 Importing this package is cheap: JAX and the libraries on top of it are imported on the first use of a name
 that needs them, so a command line can list the agents without paying for them.
 """
+
 from __future__ import annotations
 
 import importlib

@@ -1,4 +1,5 @@
 """Advantage actor-critic."""
+
 from __future__ import annotations
 
 from typing import Any, NamedTuple
@@ -7,17 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from agents import actor_critic, losses, nets, schedule
-from agents.types import (
-    Agent,
-    Array,
-    Info,
-    Transition,
-    as_numbers,
-    check_range,
-    check_sizes,
-    clean_transitions,
-    finite,
-)
+from agents.types import Agent, Array, Info, Transition, as_numbers, check_range, check_sizes, clean_transitions, finite
 
 
 class Learner(NamedTuple):
@@ -28,12 +19,22 @@ class Learner(NamedTuple):
 class A2CState(NamedTuple):
     learner: Learner
     statistics: nets.Statistics | None
-    rounds: Array      # [] int32, calls of update
+    rounds: Array  # [] int32, calls of update
 
 
-def a2c(observation_size: int, num_actions: int, *, hidden: tuple[int, ...] = (64,), lr: Any = 0.05,
-        max_grad_norm: Any = 1.0, gamma: Any = 0.99, value_weight: Any = 0.5, entropy_weight: Any = 0.01,
-        normalise: bool = False, dtype: Any = jnp.float32) -> Agent:
+def a2c(
+    observation_size: int,
+    num_actions: int,
+    *,
+    hidden: tuple[int, ...] = (64,),
+    lr: Any = 0.05,
+    max_grad_norm: Any = 1.0,
+    gamma: Any = 0.99,
+    value_weight: Any = 0.5,
+    entropy_weight: Any = 0.01,
+    normalise: bool = False,
+    dtype: Any = jnp.float32,
+) -> Agent:
     """On-policy policy gradient with a learned baseline: one step per round on the round's transitions.
 
         Â = r + γ (1 − done) V(S') − V(S)                           (no gradient, standardised over the batch)
@@ -56,14 +57,24 @@ def a2c(observation_size: int, num_actions: int, *, hidden: tuple[int, ...] = (6
 
     def init(key: Array) -> A2CState:
         params = networks.init(key)
-        return A2CState(Learner(params, optimiser.init(params)),
-                        nets.no_statistics(observation_size, dtype) if normalise else None,
-                        jnp.zeros((), jnp.int32))
+        return A2CState(
+            Learner(params, optimiser.init(params)),
+            nets.no_statistics(observation_size, dtype) if normalise else None,
+            jnp.zeros((), jnp.int32),
+        )
 
-    def act(state: A2CState, observation: Array, key: Array,
-            available: Array | None = None) -> tuple[Array, Info]:
-        return actor_critic.act(networks, state.learner.params, state.statistics, observation, key, available,
-                                observation_size, num_actions, dtype)
+    def act(state: A2CState, observation: Array, key: Array, available: Array | None = None) -> tuple[Array, Info]:
+        return actor_critic.act(
+            networks,
+            state.learner.params,
+            state.statistics,
+            observation,
+            key,
+            available,
+            observation_size,
+            num_actions,
+            dtype,
+        )
 
     def learn(learner: Learner, batch: actor_critic.OnPolicyBatch) -> tuple[Learner, dict[str, Array]]:
         target, advantage = actor_critic.targets_and_advantages(networks, learner.params.value, batch, gamma)
@@ -71,9 +82,11 @@ def a2c(observation_size: int, num_actions: int, *, hidden: tuple[int, ...] = (6
         def loss(params: actor_critic.Params) -> tuple[Array, dict[str, Array]]:
             log_probability, entropy, _ = actor_critic.evaluate(networks, params.policy, batch)
             each = jax.vmap(losses.policy_gradient_loss)(log_probability, advantage)
-            values = {"policy": losses.masked_mean(each, batch.mask),
-                      "value": actor_critic.value_loss(networks, params.value, batch, target),
-                      "entropy": losses.masked_mean(entropy, batch.mask)}
+            values = {
+                "policy": losses.masked_mean(each, batch.mask),
+                "value": actor_critic.value_loss(networks, params.value, batch, target),
+                "entropy": losses.masked_mean(entropy, batch.mask),
+            }
             total = values["policy"] + value_weight * values["value"] - entropy_weight * values["entropy"]
             return total, values
 

@@ -1,4 +1,5 @@
 """Deep deterministic policy gradient, for continuous actions."""
+
 from __future__ import annotations
 
 from typing import Any, NamedTuple
@@ -25,8 +26,8 @@ ACTIONS = ("simplex", "box")
 
 
 class Learner(NamedTuple):
-    actor: Any             # S → A
-    critic: Any            # S + A → 1
+    actor: Any  # S → A
+    critic: Any  # S + A → 1
     target_actor: Any
     target_critic: Any
     actor_optimiser: Any
@@ -37,14 +38,31 @@ class DDPGState(NamedTuple):
     learner: Learner
     replay: Replay
     statistics: nets.Statistics | None
-    rounds: Array          # [] int32, calls of update
+    rounds: Array  # [] int32, calls of update
 
 
-def ddpg(observation_size: int, action_size: int, *, actions: str = "simplex", bootstrap: bool = False,
-         hidden: tuple[int, ...] = (256, 256), capacity: int = 20_000, batch: int = 32,
-         gradient_steps: int = 5, update_every: int = 1, random_rounds: int = 0, tanh_logits: bool = False,
-         lr: Any = 1e-3, critic_lr: Any = None, max_grad_norm: Any = 1.0, gamma: Any = 0.99, tau: Any = 0.04,
-         noise: Any = 0.03, normalise: bool = False, dtype: Any = jnp.float32) -> Agent:
+def ddpg(
+    observation_size: int,
+    action_size: int,
+    *,
+    actions: str = "simplex",
+    bootstrap: bool = False,
+    hidden: tuple[int, ...] = (256, 256),
+    capacity: int = 20_000,
+    batch: int = 32,
+    gradient_steps: int = 5,
+    update_every: int = 1,
+    random_rounds: int = 0,
+    tanh_logits: bool = False,
+    lr: Any = 1e-3,
+    critic_lr: Any = None,
+    max_grad_norm: Any = 1.0,
+    gamma: Any = 0.99,
+    tau: Any = 0.04,
+    noise: Any = 0.03,
+    normalise: bool = False,
+    dtype: Any = jnp.float32,
+) -> Agent:
     """A deterministic actor μ trained through a critic.
 
         y = r                                              (bootstrap=False: one-step episodes)
@@ -67,8 +85,15 @@ def ddpg(observation_size: int, action_size: int, *, actions: str = "simplex", b
     >>> print(action.shape, round(float(action.sum()), 4))
     (3,) 1.0
     """
-    check_sizes(observation_size=observation_size, action_size=action_size, hidden=hidden, capacity=capacity,
-                batch=batch, gradient_steps=gradient_steps, update_every=update_every)
+    check_sizes(
+        observation_size=observation_size,
+        action_size=action_size,
+        hidden=hidden,
+        capacity=capacity,
+        batch=batch,
+        gradient_steps=gradient_steps,
+        update_every=update_every,
+    )
     if batch > capacity:
         raise ValueError(f"batch {batch} can never be reached by a replay of capacity {capacity}")
     if actions not in ACTIONS:
@@ -98,12 +123,20 @@ def ddpg(observation_size: int, action_size: int, *, actions: str = "simplex", b
         actor_key, critic_key = jax.random.split(key)
         actor = init_actor(actor_key, jnp.zeros(observation_size, dtype))
         critic = init_critic(critic_key, jnp.zeros(observation_size + action_size, dtype))
-        learner = Learner(actor, critic, jax.tree.map(jnp.copy, actor), jax.tree.map(jnp.copy, critic),
-                          actor_optimiser.init(actor), critic_optimiser.init(critic))
-        replay = schedule.empty_experience(observation_size, action_size, capacity, dtype, continuous=True,
-                                           bootstrap=bootstrap)
-        return DDPGState(learner, replay, nets.no_statistics(observation_size, dtype) if normalise else None,
-                         jnp.zeros((), jnp.int32))
+        learner = Learner(
+            actor,
+            critic,
+            jax.tree.map(jnp.copy, actor),
+            jax.tree.map(jnp.copy, critic),
+            actor_optimiser.init(actor),
+            critic_optimiser.init(critic),
+        )
+        replay = schedule.empty_experience(
+            observation_size, action_size, capacity, dtype, continuous=True, bootstrap=bootstrap
+        )
+        return DDPGState(
+            learner, replay, nets.no_statistics(observation_size, dtype) if normalise else None, jnp.zeros((), jnp.int32)
+        )
 
     def on_simplex(weights: Array, fallback: Array) -> Array:
         """Clipped at 0 and renormalised; `fallback` if nothing positive is left."""
@@ -111,8 +144,7 @@ def ddpg(observation_size: int, action_size: int, *, actions: str = "simplex", b
         total = weights.sum()
         return jnp.where(total > 0, weights / jnp.where(total > 0, total, 1), fallback)
 
-    def act(state: DDPGState, observation: Array, key: Array,
-            available: Array | None = None) -> tuple[Array, Info]:
+    def act(state: DDPGState, observation: Array, key: Array, available: Array | None = None) -> tuple[Array, Info]:
         usable = usable_actions(available, action_size)
         observation = schedule.see(state.statistics, observation, observation_size, dtype)
         wanted = mu(state.learner.actor, observation, usable)
@@ -130,26 +162,30 @@ def ddpg(observation_size: int, action_size: int, *, actions: str = "simplex", b
     def step(learner: Learner, rows: schedule.Experience) -> tuple[Learner, dict[str, Array]]:
         target = rows.reward
         if bootstrap:
-            everything = jnp.ones(action_size, bool)     # what S' will allow is not known
+            everything = jnp.ones(action_size, bool)  # what S' will allow is not known
             next_action = mu(learner.target_actor, rows.next_observation, everything)
             next_value = value(learner.target_critic, rows.next_observation, next_action)
             target = jax.vmap(losses.td_target, (0, 0, 0, None))(rows.reward, rows.done, next_value, gamma)
 
         def critic_loss(critic: Any) -> Array:
-            return ((value(critic, rows.observation, rows.action) - target)**2).mean()
+            return ((value(critic, rows.observation, rows.action) - target) ** 2).mean()
 
         critic_value, gradient = jax.value_and_grad(critic_loss)(learner.critic)
-        critic, critic_state = nets.descend(critic_optimiser, learner.critic, gradient,
-                                            learner.critic_optimiser)
+        critic, critic_state = nets.descend(critic_optimiser, learner.critic, gradient, learner.critic_optimiser)
 
         def actor_loss(actor: Any) -> Array:
             return -value(critic, rows.observation, mu(actor, rows.observation, rows.available)).mean()
 
         actor_value, gradient = jax.value_and_grad(actor_loss)(learner.actor)
         actor, actor_state = nets.descend(actor_optimiser, learner.actor, gradient, learner.actor_optimiser)
-        return Learner(actor, critic, nets.polyak(learner.target_actor, actor, tau),
-                       nets.polyak(learner.target_critic, critic, tau), actor_state, critic_state), {
-                           "critic": critic_value, "actor": actor_value}
+        return Learner(
+            actor,
+            critic,
+            nets.polyak(learner.target_actor, actor, tau),
+            nets.polyak(learner.target_critic, critic, tau),
+            actor_state,
+            critic_state,
+        ), {"critic": critic_value, "actor": actor_value}
 
     def update(state: DDPGState, transitions: Transition, key: Array) -> tuple[DDPGState, dict[str, Array]]:
         clean = clean_transitions(transitions, observation_size, action_size, dtype, continuous=True)

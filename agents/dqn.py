@@ -1,4 +1,5 @@
 """Double deep Q-learning."""
+
 from __future__ import annotations
 
 from typing import Any, NamedTuple
@@ -24,23 +25,38 @@ from agents.types import (
 
 
 class Learner(NamedTuple):
-    online: Any        # S → A values
-    target: Any        # a copy taken every `target_every` steps
+    online: Any  # S → A values
+    target: Any  # a copy taken every `target_every` steps
     optimiser: Any
-    steps: Array       # [] int32, gradient steps taken
+    steps: Array  # [] int32, gradient steps taken
 
 
 class DQNState(NamedTuple):
     learner: Learner
     replay: Replay
     statistics: nets.Statistics | None
-    rounds: Array      # [] int32, calls of update
+    rounds: Array  # [] int32, calls of update
 
 
-def dqn(observation_size: int, num_actions: int, *, hidden: tuple[int, ...] = (64,), capacity: int = 10_000,
-        batch: int = 64, gradient_steps: int = 10, target_every: int = 50, lr: Any = 0.05,
-        max_grad_norm: Any = 1.0, gamma: Any = 0.99, epsilon_start: Any = 1.0, epsilon_end: Any = 0.1,
-        horizon: Any = 105, delta: Any = 1.0, normalise: bool = False, dtype: Any = jnp.float32) -> Agent:
+def dqn(
+    observation_size: int,
+    num_actions: int,
+    *,
+    hidden: tuple[int, ...] = (64,),
+    capacity: int = 10_000,
+    batch: int = 64,
+    gradient_steps: int = 10,
+    target_every: int = 50,
+    lr: Any = 0.05,
+    max_grad_norm: Any = 1.0,
+    gamma: Any = 0.99,
+    epsilon_start: Any = 1.0,
+    epsilon_end: Any = 0.1,
+    horizon: Any = 105,
+    delta: Any = 1.0,
+    normalise: bool = False,
+    dtype: Any = jnp.float32,
+) -> Agent:
     """ε-greedy value learning with the double-DQN target.
 
         y = r + γ (1 − done) Q̄(S', argmax_a Q(S',a))         L = mean Huber_δ(Q(S,a) − y)
@@ -55,14 +71,20 @@ def dqn(observation_size: int, num_actions: int, *, hidden: tuple[int, ...] = (6
     >>> print(np.asarray(info.policy).round(2))       # round 0: ε = 1, every action equally likely
     [0.33 0.33 0.33]
     """
-    check_sizes(observation_size=observation_size, num_actions=num_actions, hidden=hidden, capacity=capacity,
-                batch=batch, gradient_steps=gradient_steps, target_every=target_every)
+    check_sizes(
+        observation_size=observation_size,
+        num_actions=num_actions,
+        hidden=hidden,
+        capacity=capacity,
+        batch=batch,
+        gradient_steps=gradient_steps,
+        target_every=target_every,
+    )
     if batch > capacity:
         raise ValueError(f"batch {batch} can never be reached by a replay of capacity {capacity}")
     check_range(0, 1, gamma=gamma, epsilon_start=epsilon_start, epsilon_end=epsilon_end)
     check_range(1e-12, 1e9, horizon=horizon, delta=delta, lr=lr, max_grad_norm=max_grad_norm)
-    gamma, epsilon_start, epsilon_end, horizon, delta = as_numbers(
-        dtype, gamma, epsilon_start, epsilon_end, horizon, delta)
+    gamma, epsilon_start, epsilon_end, horizon, delta = as_numbers(dtype, gamma, epsilon_start, epsilon_end, horizon, delta)
     init_net, apply = nets.mlp(hidden, num_actions, dtype)
     optimiser = nets.adam(lr, max_grad_norm, dtype)
 
@@ -71,14 +93,15 @@ def dqn(observation_size: int, num_actions: int, *, hidden: tuple[int, ...] = (6
 
     def init(key: Array) -> DQNState:
         online = init_net(key, jnp.zeros(observation_size, dtype))
-        learner = Learner(online, jax.tree.map(jnp.copy, online), optimiser.init(online),
-                          jnp.zeros((), jnp.int32))
-        return DQNState(learner, schedule.empty_experience(observation_size, num_actions, capacity, dtype),
-                        nets.no_statistics(observation_size, dtype) if normalise else None,
-                        jnp.zeros((), jnp.int32))
+        learner = Learner(online, jax.tree.map(jnp.copy, online), optimiser.init(online), jnp.zeros((), jnp.int32))
+        return DQNState(
+            learner,
+            schedule.empty_experience(observation_size, num_actions, capacity, dtype),
+            nets.no_statistics(observation_size, dtype) if normalise else None,
+            jnp.zeros((), jnp.int32),
+        )
 
-    def act(state: DQNState, observation: Array, key: Array,
-            available: Array | None = None) -> tuple[Array, Info]:
+    def act(state: DQNState, observation: Array, key: Array, available: Array | None = None) -> tuple[Array, Info]:
         usable = usable_actions(available, num_actions)
         observation = schedule.see(state.statistics, observation, observation_size, dtype)
         q = nets.mask_logits(apply(state.learner.online, observation), usable)
@@ -90,18 +113,18 @@ def dqn(observation_size: int, num_actions: int, *, hidden: tuple[int, ...] = (6
         next_online = apply(learner.online, rows.next_observation)
         next_target = apply(learner.target, rows.next_observation)
         target = jax.vmap(losses.double_q_target, (0, 0, 0, 0, None))(
-            rows.reward, rows.done, next_online, next_target, gamma)
+            rows.reward, rows.done, next_online, next_target, gamma
+        )
 
         def loss(online: Any) -> Array:
-            q = apply(online, rows.observation)                                  # [batch, A]
+            q = apply(online, rows.observation)  # [batch, A]
             taken = jnp.take_along_axis(q, rows.action[:, None], -1)[:, 0]
             return losses.huber(taken - target, delta).mean()
 
         value, gradient = jax.value_and_grad(loss)(learner.online)
         online, state = nets.descend(optimiser, learner.online, gradient, learner.optimiser)
         steps = learner.steps + 1
-        copied = jax.tree.map(lambda new, old: jnp.where(steps % target_every == 0, new, old),
-                              online, learner.target)
+        copied = jax.tree.map(lambda new, old: jnp.where(steps % target_every == 0, new, old), online, learner.target)
         return Learner(online, copied, state, steps), {"q": value}
 
     def update(state: DQNState, transitions: Transition, key: Array) -> tuple[DQNState, dict[str, Array]]:

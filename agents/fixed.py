@@ -1,4 +1,5 @@
 """Policies that do not learn."""
+
 from __future__ import annotations
 
 from typing import Any, NamedTuple
@@ -10,7 +11,7 @@ from agents.types import Agent, Array, Info, Transition, check_sizes, usable_act
 
 
 class FixedState(NamedTuple):
-    rounds: Array    # [] int32, calls of update
+    rounds: Array  # [] int32, calls of update
 
 
 def _init(key: Array) -> FixedState:
@@ -37,8 +38,7 @@ def fixed(action: Any, num_actions: int | None = None, *, dtype: Any = jnp.float
         raise ValueError(f"action must be an index from 0 to {(num_actions or 2**31) - 1}, got {action!r}")
     chosen = jnp.asarray(action, jnp.int32 if discrete else dtype)
 
-    def act(state: FixedState, observation: Array, key: Array,
-            available: Array | None = None) -> tuple[Array, Info]:
+    def act(state: FixedState, observation: Array, key: Array, available: Array | None = None) -> tuple[Array, Info]:
         nothing = jnp.zeros((), dtype)
         if not discrete:
             return chosen, Info(nothing, nothing, jnp.ravel(chosen), jnp.ones(chosen.size, bool))
@@ -68,8 +68,7 @@ def uniform(num_actions: int, *, dtype: Any = jnp.float32) -> Agent:
     """
     check_sizes(num_actions=num_actions)
 
-    def act(state: FixedState, observation: Array, key: Array,
-            available: Array | None = None) -> tuple[Array, Info]:
+    def act(state: FixedState, observation: Array, key: Array, available: Array | None = None) -> tuple[Array, Info]:
         usable = usable_actions(available, num_actions)
         probabilities = usable.astype(dtype) / usable.sum().astype(dtype)
         action = jax.random.choice(key, num_actions, p=probabilities).astype(jnp.int32)

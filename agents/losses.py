@@ -1,4 +1,5 @@
 """Losses as pure functions of ONE example (map them over a batch), and masked reductions of batches."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -92,8 +93,7 @@ def surrogate(log_probability: Array, old_log_probability: Array, advantage: Arr
     return jnp.exp(log_probability - stop(old_log_probability)) * stop(advantage)
 
 
-def clipped_surrogate_loss(log_probability: Array, old_log_probability: Array, advantage: Array,
-                           clip: Any) -> Array:
+def clipped_surrogate_loss(log_probability: Array, old_log_probability: Array, advantage: Array, clip: Any) -> Array:
     """−min(ρ Â, clip(ρ, 1 − c, 1 + c) Â)."""
     chex.assert_rank([log_probability, old_log_probability, advantage], 0)
     # the exponent is bounded, so that a sample the policy has left far behind cannot overflow

@@ -1,4 +1,5 @@
 """Small networks, their optimiser, and the running normalisation of observations."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -11,13 +12,14 @@ import optax
 
 from agents.types import Array
 
-OUTPUT_SCALE = 0.01      # the last layer starts small: a near-uniform policy, values near 0
-UNAVAILABLE = -1e9       # a logit whose probability is exactly 0, while its gradients stay finite
+OUTPUT_SCALE = 0.01  # the last layer starts small: a near-uniform policy, values near 0
+UNAVAILABLE = -1e9  # a logit whose probability is exactly 0, while its gradients stay finite
 CLIP_OBSERVATION = 10.0  # normalised observations are cut at this many standard deviations
 
 
 class MLP(nn.Module):
     """ReLU layers, then a linear output layer whose LeCun initialisation is scaled by `OUTPUT_SCALE`."""
+
     hidden: Sequence[int]
     outputs: int
     dtype: Any = jnp.float32
@@ -68,12 +70,14 @@ def adam(lr: Any, max_grad_norm: Any, dtype: Any) -> optax.GradientTransformatio
 
     The numbers are cast to the parameters' dtype, or a traced float32 rate would turn float64 states around.
     """
-    return optax.chain(optax.clip_by_global_norm(jnp.asarray(max_grad_norm, dtype)),
-                       optax.scale_by_adam(), optax.scale(-jnp.asarray(lr, dtype)))
+    return optax.chain(
+        optax.clip_by_global_norm(jnp.asarray(max_grad_norm, dtype)),
+        optax.scale_by_adam(),
+        optax.scale(-jnp.asarray(lr, dtype)),
+    )
 
 
-def descend(optimiser: optax.GradientTransformation, params: Any, gradient: Any,
-            state: Any) -> tuple[Any, Any]:
+def descend(optimiser: optax.GradientTransformation, params: Any, gradient: Any, state: Any) -> tuple[Any, Any]:
     """One optimiser step. A gradient with an entry that is not finite counts as zero: it spoils nothing."""
     sound = jnp.isfinite(optax.global_norm(gradient))
     gradient = jax.tree.map(lambda g: jnp.where(sound, g, jnp.zeros_like(g)), gradient)
@@ -92,8 +96,9 @@ def polyak(target: Any, online: Any, tau: Any) -> Any:
 
 class Statistics(NamedTuple):
     """Running mean and summed squared deviation of the observations seen so far."""
-    seen: Array    # []   how many
-    mean: Array    # [S]
+
+    seen: Array  # []   how many
+    mean: Array  # [S]
     spread: Array  # [S]  Σ (x − mean)²
 
 
@@ -106,12 +111,14 @@ def observe(statistics: Statistics, observation: Array, mask: Array) -> Statisti
     weight = mask.astype(statistics.mean.dtype)[:, None]
     count = weight.sum()
     mean = (weight * observation).sum(0) / jnp.maximum(count, 1)
-    spread = (weight * (observation - mean)**2).sum(0)
+    spread = (weight * (observation - mean) ** 2).sum(0)
     total = jnp.maximum(statistics.seen + count, 1)
     gap = mean - statistics.mean
-    merged = Statistics(statistics.seen + count,
-                        statistics.mean + gap * count / total,
-                        statistics.spread + spread + gap**2 * statistics.seen * count / total)
+    merged = Statistics(
+        statistics.seen + count,
+        statistics.mean + gap * count / total,
+        statistics.spread + spread + gap**2 * statistics.seen * count / total,
+    )
     # an overflow (observations around 1e30) keeps the old numbers
     sound = jnp.isfinite(merged.spread).all()
     return jax.tree.map(lambda new, old: jnp.where(sound, new, old), merged, statistics)

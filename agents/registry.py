@@ -1,4 +1,5 @@
 """Agents by name. Nothing heavy is imported until an agent is made."""
+
 from __future__ import annotations
 
 import difflib

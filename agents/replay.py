@@ -1,4 +1,5 @@
 """A uniform ring buffer as a pytree: fixed memory, no host, usable under jit, scan and vmap."""
+
 from __future__ import annotations
 
 from typing import Any, NamedTuple
@@ -12,9 +13,10 @@ from agents.types import Array
 
 class Replay(NamedTuple):
     """`rows[:size]` are valid; `cursor` is where the next row goes."""
-    rows: Any        # a pytree of arrays [capacity, ...]
-    cursor: Array    # [] int32
-    size: Array      # [] int32
+
+    rows: Any  # a pytree of arrays [capacity, ...]
+    cursor: Array  # [] int32
+    size: Array  # [] int32
 
 
 def empty(example: Any, capacity: int) -> Replay:
@@ -36,14 +38,16 @@ def add(replay: Replay, rows: Any, mask: Array) -> Replay:
     chex.assert_equal_shape_prefix([mask, *jax.tree.leaves(rows)], 1)
     capacity = jax.tree.leaves(replay.rows)[0].shape[0]
     mask = mask.astype(bool)
-    rank = jnp.cumsum(mask) - 1                        # [B] the how-manieth kept row this is
+    rank = jnp.cumsum(mask) - 1  # [B] the how-manieth kept row this is
     count = mask.sum(dtype=jnp.int32)
-    kept = mask & (rank >= count - capacity)           # so no slot is written twice
-    slot = jnp.where(kept, (replay.cursor + rank) % capacity, capacity)   # out of range: dropped
-    stored = jax.tree.map(lambda ring, new: ring.at[slot].set(new.astype(ring.dtype), mode="drop"),
-                          replay.rows, rows)
-    return Replay(stored, ((replay.cursor + count) % capacity).astype(jnp.int32),
-                  jnp.minimum(replay.size + count, capacity).astype(jnp.int32))
+    kept = mask & (rank >= count - capacity)  # so no slot is written twice
+    slot = jnp.where(kept, (replay.cursor + rank) % capacity, capacity)  # out of range: dropped
+    stored = jax.tree.map(lambda ring, new: ring.at[slot].set(new.astype(ring.dtype), mode="drop"), replay.rows, rows)
+    return Replay(
+        stored,
+        ((replay.cursor + count) % capacity).astype(jnp.int32),
+        jnp.minimum(replay.size + count, capacity).astype(jnp.int32),
+    )
 
 
 def sample(replay: Replay, key: Array, shape: tuple[int, ...]) -> Any:

@@ -1,4 +1,5 @@
 """Soft actor-critic for discrete actions."""
+
 from __future__ import annotations
 
 from typing import Any, NamedTuple
@@ -22,14 +23,14 @@ from agents.types import (
     usable_actions,
 )
 
-LOG_ALPHA_BOUNDS = (-10.0, 5.0)   # a policy that cannot reach its entropy target must not drive α to infinity
+LOG_ALPHA_BOUNDS = (-10.0, 5.0)  # a policy that cannot reach its entropy target must not drive α to infinity
 
 
 class Learner(NamedTuple):
-    policy: Any            # S → A logits
-    critics: Any           # two networks S → A, stacked on axis 0
-    targets: Any           # their slowly following copies
-    log_alpha: Array       # []
+    policy: Any  # S → A logits
+    critics: Any  # two networks S → A, stacked on axis 0
+    targets: Any  # their slowly following copies
+    log_alpha: Array  # []
     policy_optimiser: Any
     critic_optimiser: Any
     alpha_optimiser: Any
@@ -39,13 +40,27 @@ class SACState(NamedTuple):
     learner: Learner
     replay: Replay
     statistics: nets.Statistics | None
-    rounds: Array          # [] int32, calls of update
+    rounds: Array  # [] int32, calls of update
 
 
-def sac(observation_size: int, num_actions: int, *, hidden: tuple[int, ...] = (64,), capacity: int = 10_000,
-        batch: int = 64, gradient_steps: int = 10, lr: Any = 0.05, alpha_lr: Any = None,
-        max_grad_norm: Any = 1.0, gamma: Any = 0.99, tau: Any = 0.005, alpha: Any = 0.1,
-        entropy_ratio: Any = 0.5, normalise: bool = False, dtype: Any = jnp.float32) -> Agent:
+def sac(
+    observation_size: int,
+    num_actions: int,
+    *,
+    hidden: tuple[int, ...] = (64,),
+    capacity: int = 10_000,
+    batch: int = 64,
+    gradient_steps: int = 10,
+    lr: Any = 0.05,
+    alpha_lr: Any = None,
+    max_grad_norm: Any = 1.0,
+    gamma: Any = 0.99,
+    tau: Any = 0.005,
+    alpha: Any = 0.1,
+    entropy_ratio: Any = 0.5,
+    normalise: bool = False,
+    dtype: Any = jnp.float32,
+) -> Agent:
     """Maximum-entropy actor-critic; with discrete actions every expectation is an exact sum.
 
         V̄(S') = Σ_a π(a|S') [min_i Q̄_i(S',a) − α log π(a|S')]       y = r + γ (1 − done) V̄(S')
@@ -62,8 +77,14 @@ def sac(observation_size: int, num_actions: int, *, hidden: tuple[int, ...] = (6
     >>> info.policy.shape
     (3,)
     """
-    check_sizes(observation_size=observation_size, num_actions=num_actions, hidden=hidden, capacity=capacity,
-                batch=batch, gradient_steps=gradient_steps)
+    check_sizes(
+        observation_size=observation_size,
+        num_actions=num_actions,
+        hidden=hidden,
+        capacity=capacity,
+        batch=batch,
+        gradient_steps=gradient_steps,
+    )
     if batch > capacity:
         raise ValueError(f"batch {batch} can never be reached by a replay of capacity {capacity}")
     check_range(0, 1, gamma=gamma, tau=tau, entropy_ratio=entropy_ratio)
@@ -73,7 +94,7 @@ def sac(observation_size: int, num_actions: int, *, hidden: tuple[int, ...] = (6
     init_net, apply = nets.mlp(hidden, num_actions, dtype)
     optimiser = nets.adam(lr, max_grad_norm, dtype)
     alpha_optimiser = nets.adam(alpha_lr, max_grad_norm, dtype)
-    apply_twins = jax.vmap(apply, in_axes=(0, None))     # (params, [..., S]) -> [2, ..., A]
+    apply_twins = jax.vmap(apply, in_axes=(0, None))  # (params, [..., S]) -> [2, ..., A]
 
     def init(key: Array) -> SACState:
         policy_key, critic_key = jax.random.split(key)
@@ -81,14 +102,23 @@ def sac(observation_size: int, num_actions: int, *, hidden: tuple[int, ...] = (6
         policy = init_net(policy_key, example)
         critics = jax.vmap(init_net, in_axes=(0, None))(jax.random.split(critic_key), example)
         log_alpha = jnp.log(alpha)
-        learner = Learner(policy, critics, jax.tree.map(jnp.copy, critics), log_alpha, optimiser.init(policy),
-                          optimiser.init(critics), alpha_optimiser.init(log_alpha))
-        return SACState(learner, schedule.empty_experience(observation_size, num_actions, capacity, dtype),
-                        nets.no_statistics(observation_size, dtype) if normalise else None,
-                        jnp.zeros((), jnp.int32))
+        learner = Learner(
+            policy,
+            critics,
+            jax.tree.map(jnp.copy, critics),
+            log_alpha,
+            optimiser.init(policy),
+            optimiser.init(critics),
+            alpha_optimiser.init(log_alpha),
+        )
+        return SACState(
+            learner,
+            schedule.empty_experience(observation_size, num_actions, capacity, dtype),
+            nets.no_statistics(observation_size, dtype) if normalise else None,
+            jnp.zeros((), jnp.int32),
+        )
 
-    def act(state: SACState, observation: Array, key: Array,
-            available: Array | None = None) -> tuple[Array, Info]:
+    def act(state: SACState, observation: Array, key: Array, available: Array | None = None) -> tuple[Array, Info]:
         usable = usable_actions(available, num_actions)
         observation = schedule.see(state.statistics, observation, observation_size, dtype)
         logits = nets.mask_logits(apply(state.learner.policy, observation), usable)
@@ -99,21 +129,20 @@ def sac(observation_size: int, num_actions: int, *, hidden: tuple[int, ...] = (6
         return action, Info(log_probability, value, policy.probs, usable)
 
     def step(learner: Learner, rows: schedule.Experience) -> tuple[Learner, dict[str, Array]]:
-        everywhere = jnp.ones(num_actions, bool)    # what S' will allow is not known
+        everywhere = jnp.ones(num_actions, bool)  # what S' will allow is not known
         alpha_now = jnp.exp(learner.log_alpha)
         next_logits = nets.mask_logits(apply(learner.policy, rows.next_observation), everywhere)
-        next_q = apply_twins(learner.targets, rows.next_observation).min(0)                    # [batch, A]
+        next_q = apply_twins(learner.targets, rows.next_observation).min(0)  # [batch, A]
         next_value = jax.vmap(losses.soft_value, (0, 0, None))(next_logits, next_q, alpha_now)
         target = jax.vmap(losses.td_target, (0, 0, 0, None))(rows.reward, rows.done, next_value, gamma)
 
         def critic_loss(critics: Any) -> Array:
-            q = apply_twins(critics, rows.observation)                                     # [2, batch, A]
+            q = apply_twins(critics, rows.observation)  # [2, batch, A]
             taken = jnp.take_along_axis(q, rows.action[None, :, None], -1)[..., 0]
-            return ((taken - target)**2).mean(-1).sum()
+            return ((taken - target) ** 2).mean(-1).sum()
 
         critic_value, gradient = jax.value_and_grad(critic_loss)(learner.critics)
-        critics, critic_optimiser = nets.descend(optimiser, learner.critics, gradient,
-                                                 learner.critic_optimiser)
+        critics, critic_optimiser = nets.descend(optimiser, learner.critics, gradient, learner.critic_optimiser)
         q = apply_twins(critics, rows.observation).min(0)
 
         def policy_loss(policy: Any) -> tuple[Array, Array]:
@@ -122,21 +151,29 @@ def sac(observation_size: int, num_actions: int, *, hidden: tuple[int, ...] = (6
             return each.mean(), distrax.Categorical(logits=logits).entropy()
 
         (policy_value, entropy), gradient = jax.value_and_grad(policy_loss, has_aux=True)(learner.policy)
-        policy, policy_optimiser = nets.descend(optimiser, learner.policy, gradient,
-                                                learner.policy_optimiser)
-        wanted = entropy_ratio * jnp.log(rows.available.sum(-1).astype(dtype))           # [batch]
+        policy, policy_optimiser = nets.descend(optimiser, learner.policy, gradient, learner.policy_optimiser)
+        wanted = entropy_ratio * jnp.log(rows.available.sum(-1).astype(dtype))  # [batch]
 
         def alpha_loss(log_alpha: Array) -> Array:
             return jax.vmap(losses.temperature_loss, (None, 0, 0))(log_alpha, entropy, wanted).mean()
 
         alpha_value, gradient = jax.value_and_grad(alpha_loss)(learner.log_alpha)
-        log_alpha, alpha_state = nets.descend(alpha_optimiser, learner.log_alpha, gradient,
-                                              learner.alpha_optimiser)
-        learner = Learner(policy, critics, nets.polyak(learner.targets, critics, tau),
-                          jnp.clip(log_alpha, *LOG_ALPHA_BOUNDS), policy_optimiser, critic_optimiser,
-                          alpha_state)
-        return learner, {"critic": critic_value, "policy": policy_value, "temperature": alpha_value,
-                         "entropy": entropy.mean()}
+        log_alpha, alpha_state = nets.descend(alpha_optimiser, learner.log_alpha, gradient, learner.alpha_optimiser)
+        learner = Learner(
+            policy,
+            critics,
+            nets.polyak(learner.targets, critics, tau),
+            jnp.clip(log_alpha, *LOG_ALPHA_BOUNDS),
+            policy_optimiser,
+            critic_optimiser,
+            alpha_state,
+        )
+        return learner, {
+            "critic": critic_value,
+            "policy": policy_value,
+            "temperature": alpha_value,
+            "entropy": entropy.mean(),
+        }
 
     def update(state: SACState, transitions: Transition, key: Array) -> tuple[SACState, dict[str, Array]]:
         clean = clean_transitions(transitions, observation_size, num_actions, dtype)

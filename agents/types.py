@@ -1,4 +1,5 @@
 """The nouns: `Agent`, `Transition`, `Info`; and the checks every agent applies to what it is given."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -13,21 +14,23 @@ Array = jax.Array
 
 class Info(NamedTuple):
     """What `act` returns beside the action of ONE observation; stacked to [B, ...] inside a `Transition`."""
-    log_probability: Array   # []   log π(a|s) of the action taken (0 for continuous actions)
-    value: Array             # []   the agent's estimate for this observation (V, max Q, or Q(s, μ(s)))
-    policy: Array            # [A]  action probabilities; the noise-free action if actions are continuous
-    available: Array         # [A]  bool, the actions that could be chosen
+
+    log_probability: Array  # []   log π(a|s) of the action taken (0 for continuous actions)
+    value: Array  # []   the agent's estimate for this observation (V, max Q, or Q(s, μ(s)))
+    policy: Array  # [A]  action probabilities; the noise-free action if actions are continuous
+    available: Array  # [A]  bool, the actions that could be chosen
 
 
 class Transition(NamedTuple):
     """A batch of transitions: every leaf has a leading axis [B]."""
-    observation: Array        # [B, S]
-    action: Array             # [B] int32 (discrete) or [B, A] float (continuous)
-    reward: Array             # [B]
-    next_observation: Array   # [B, S]
-    done: Array               # [B] bool or float; 1 = nothing follows, so nothing is bootstrapped
-    mask: Array               # [B] bool; False = this row (a dropped client) teaches nothing
-    info: Any = None          # Info with leaves [B, ...]; None = every action was available
+
+    observation: Array  # [B, S]
+    action: Array  # [B] int32 (discrete) or [B, A] float (continuous)
+    reward: Array  # [B]
+    next_observation: Array  # [B, S]
+    done: Array  # [B] bool or float; 1 = nothing follows, so nothing is bootstrapped
+    mask: Array  # [B] bool; False = this row (a dropped client) teaches nothing
+    info: Any = None  # Info with leaves [B, ...]; None = every action was available
 
 
 class Agent(NamedTuple):
@@ -41,6 +44,7 @@ class Agent(NamedTuple):
             are ignored; if no row is left, nothing changes but the round counter (and ε, which follows it).
             A wrong shape raises an AssertionError when the function is traced.
     """
+
     name: str
     init: Callable[[Array], Any]
     act: Callable[..., tuple[Array, Info]]
@@ -58,7 +62,7 @@ def check_sizes(**sizes: Any) -> None:
 def check_range(low: float, high: float, **values: Any) -> None:
     """Hyper-parameters given as plain numbers must lie in [low, high]; traced ones cannot be looked at."""
     for name, value in values.items():
-        if isinstance(value, (int, float)) and not low <= value <= high:   # also refuses NaN
+        if isinstance(value, (int, float)) and not low <= value <= high:  # also refuses NaN
             raise ValueError(f"{name} must lie between {low} and {high}, got {value!r}")
 
 
@@ -85,8 +89,7 @@ def clean_observation(observation: Array, size: int, dtype: Any) -> Array:
     return jnp.where(jnp.isfinite(observation), observation, 0)
 
 
-def clean_transitions(batch: Transition, size: int, num_actions: int, dtype: Any, *,
-                      continuous: bool = False) -> Transition:
+def clean_transitions(batch: Transition, size: int, num_actions: int, dtype: Any, *, continuous: bool = False) -> Transition:
     """Checks shapes, casts, and zeroes every row that must not teach anything (its `mask` becomes False).
 
     A row is dropped if it is masked, if its observations, reward, done flag or action are not finite, or if
@@ -119,11 +122,13 @@ def clean_transitions(batch: Transition, size: int, num_actions: int, dtype: Any
         chex.assert_shape((info.policy, info.available), (rows, num_actions))
         chex.assert_shape((info.log_probability, info.value), (rows,))
         valid &= jnp.isfinite(info.log_probability)
-        info = Info(keep(jnp.asarray(info.log_probability, dtype)), keep(jnp.asarray(info.value, dtype)),
-                    keep(jnp.asarray(info.policy, dtype)),
-                    jax.vmap(lambda a: usable_actions(a, num_actions))(jnp.asarray(info.available, bool)))
-    return Transition(keep(observation), keep(action), keep(reward), keep(next_observation), keep(done),
-                      valid, info)
+        info = Info(
+            keep(jnp.asarray(info.log_probability, dtype)),
+            keep(jnp.asarray(info.value, dtype)),
+            keep(jnp.asarray(info.policy, dtype)),
+            jax.vmap(lambda a: usable_actions(a, num_actions))(jnp.asarray(info.available, bool)),
+        )
+    return Transition(keep(observation), keep(action), keep(reward), keep(next_observation), keep(done), valid, info)
 
 
 def finite(losses: dict[str, Array]) -> dict[str, Array]:

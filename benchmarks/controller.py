@@ -6,6 +6,7 @@ One line per agent: microseconds of one `act` for a whole cohort plus one `updat
 that every gradient step is taken), the best of several repetitions of a compiled scan over rounds. With
 `--round-seconds`, the seconds one federated round takes, also the share of a round.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -34,8 +35,9 @@ def one_round(agent: agents.Agent, state: Any, key: jax.Array) -> Any:
     observe_key, act_key, reward_key, update_key = jax.random.split(key, 4)
     seen, following = jax.random.normal(observe_key, (2, COHORT, STATE))
     action, info = jax.vmap(agent.act, (None, 0, 0))(state, seen, jax.random.split(act_key, COHORT))
-    transitions = agents.Transition(seen, action, jax.random.normal(reward_key, (COHORT,)), following,
-                                    jnp.zeros(COHORT), jnp.ones(COHORT, bool), info)
+    transitions = agents.Transition(
+        seen, action, jax.random.normal(reward_key, (COHORT,)), following, jnp.zeros(COHORT), jnp.ones(COHORT, bool), info
+    )
     return agent.update(state, transitions, update_key)[0]
 
 
@@ -48,7 +50,7 @@ def controller_seconds(name: str, rounds: int = 50, repeats: int = 5) -> float:
         return jax.lax.scan(lambda s, k: (one_round(agent, s, k), None), state, keys)[0]
 
     run = jax.jit(many, donate_argnums=0)
-    state = jax.block_until_ready(run(agent.init(jax.random.key(0)), jax.random.key(1)))   # compiles, fills
+    state = jax.block_until_ready(run(agent.init(jax.random.key(0)), jax.random.key(1)))  # compiles, fills
     best = float("inf")
     for repeat in range(repeats):
         start = time.perf_counter()
@@ -66,12 +68,25 @@ def measure(names: tuple[str, ...] = LEARNERS, round_seconds: float | None = Non
         if round_seconds:
             row["share_of_round"] = seconds / round_seconds
         rows.append(row)
-    return {"benchmark": "controller",
-            "setting": {"cohort": COHORT, "state": STATE, "actions": ACTIONS, "hidden": HIDDEN,
-                        "batch": BATCH, "gradient_steps": STEPS},
-            "machine": {"python": platform.python_version(), "jax": jax.__version__,
-                        "backend": jax.default_backend(), "cpus": os.cpu_count()},
-            "round_seconds": round_seconds, "rows": rows}
+    return {
+        "benchmark": "controller",
+        "setting": {
+            "cohort": COHORT,
+            "state": STATE,
+            "actions": ACTIONS,
+            "hidden": HIDDEN,
+            "batch": BATCH,
+            "gradient_steps": STEPS,
+        },
+        "machine": {
+            "python": platform.python_version(),
+            "jax": jax.__version__,
+            "backend": jax.default_backend(),
+            "cpus": os.cpu_count(),
+        },
+        "round_seconds": round_seconds,
+        "rows": rows,
+    }
 
 
 def lenet5_round_seconds(rounds: int = 4) -> float:
@@ -80,6 +95,7 @@ def lenet5_round_seconds(rounds: int = 4) -> float:
 
     from benchmarks.peers.ours import prepare
     from benchmarks.workloads import WORKLOADS
+
     peer = prepare(WORKLOADS["W1"])
     seconds = []
     for index in range(rounds):
@@ -91,8 +107,14 @@ def lenet5_round_seconds(rounds: int = 4) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--agents", nargs="+", choices=LEARNERS, default=LEARNERS, metavar="NAME",
-                        help=f"which agents, of {', '.join(LEARNERS)}")
+    parser.add_argument(
+        "--agents",
+        nargs="+",
+        choices=LEARNERS,
+        default=LEARNERS,
+        metavar="NAME",
+        help=f"which agents, of {', '.join(LEARNERS)}",
+    )
     parser.add_argument("--json", metavar="FILE", help="also write the figures to FILE")
     parser.add_argument("--round-seconds", type=float, metavar="X", help="seconds of one federated round")
     parser.add_argument("--measure-round", action="store_true", help="measure a LeNet-5 round (W1) here and now")

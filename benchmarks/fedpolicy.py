@@ -8,6 +8,7 @@ the processor time of this process (which other processes hardly disturb); the m
 share is measured with staged programs: observing, acting and learning, over the whole round.
 By default on synthetic images of Fashion-MNIST's shape and size; N = 100, 10 per round, E = 5, B = 64, lenet5.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -54,16 +55,28 @@ def median_ratio(base: list[float], other: list[float]) -> float:
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
-    base = Config(dataset=args.dataset, data_dir=args.data_dir, partition=args.partition, model=args.model,
-                  clients=args.clients, participation=f"{args.cohort}/{args.clients}", epochs=args.epochs,
-                  batch_size=64, lr=0.01, rounds=105, loss=args.loss, evaluations=("global",), chunk=args.chunk,
-                  devices=args.devices)
+    base = Config(
+        dataset=args.dataset,
+        data_dir=args.data_dir,
+        partition=args.partition,
+        model=args.model,
+        clients=args.clients,
+        participation=f"{args.cohort}/{args.clients}",
+        epochs=args.epochs,
+        batch_size=64,
+        lr=0.01,
+        rounds=105,
+        loss=args.loss,
+        evaluations=("global",),
+        chunk=args.chunk,
+        devices=args.devices,
+    )
     want_host_devices(base)
     fed = load_federation(base)
     make = lambda method, **options: prepare(dataclasses.replace(base, method=method, options=options), fed=fed)
     setups = {"fedavg": make("fedavg"), "fedpolicy": make("fedpolicy", agent=args.agent)}
     steppers = {name: Stepper(setup) for name, setup in setups.items()}
-    for stepper in steppers.values():      # compile, and fill the agent's memory past its first batch
+    for stepper in steppers.values():  # compile, and fill the agent's memory past its first batch
         for _ in range(args.warmup):
             stepper(count=False)
     for i in range(args.rounds):
@@ -75,15 +88,25 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     assert plain.steps == steered.steps, "both methods must train the same cohorts"
     layout = setups["fedpolicy"].simulation.layout
     out: dict[str, Any] = dict(
-        setting={k: v for k, v in vars(args).items() if k != "json"}, chunk=layout.chunk, devices=layout.devices,
-        fedavg_seconds=plain.seconds, fedpolicy_seconds=steered.seconds,
-        fedavg_cpu_seconds=plain.cpu_seconds, fedpolicy_cpu_seconds=steered.cpu_seconds, local_steps=plain.steps,
-        ratio=median_ratio(plain.seconds, steered.seconds), cpu_ratio=median_ratio(plain.cpu_seconds, steered.cpu_seconds))
+        setting={k: v for k, v in vars(args).items() if k != "json"},
+        chunk=layout.chunk,
+        devices=layout.devices,
+        fedavg_seconds=plain.seconds,
+        fedpolicy_seconds=steered.seconds,
+        fedavg_cpu_seconds=plain.cpu_seconds,
+        fedpolicy_cpu_seconds=steered.cpu_seconds,
+        local_steps=plain.steps,
+        ratio=median_ratio(plain.seconds, steered.seconds),
+        cpu_ratio=median_ratio(plain.cpu_seconds, steered.cpu_seconds),
+    )
     if not args.no_stages:
         stages = stage_seconds(setups["fedpolicy"], repeats=args.repeats)
         whole = stages["round (fused, no evaluation)"]
-        out |= dict(stages=stages, controller_share=stages["controller"] / whole,
-                    controller_and_orders_share=(stages["controller"] + stages["orders"]) / whole)
+        out |= dict(
+            stages=stages,
+            controller_share=stages["controller"] / whole,
+            controller_and_orders_share=(stages["controller"] + stages["orders"]) / whole,
+        )
     return out
 
 
@@ -108,14 +131,18 @@ def main() -> None:
     args = parser.parse_args()
     out = measure(args)
     for name in ("fedavg", "fedpolicy"):
-        print(f"{name:9s} {statistics.median(out[f'{name}_seconds']):8.3f} s per round, processor "
-              f"{statistics.median(out[f'{name}_cpu_seconds']):8.3f} s (medians of {args.rounds})")
+        print(
+            f"{name:9s} {statistics.median(out[f'{name}_seconds']):8.3f} s per round, processor "
+            f"{statistics.median(out[f'{name}_cpu_seconds']):8.3f} s (medians of {args.rounds})"
+        )
     print(f"ratio     {out['ratio']:8.3f}   of the wall clock, {out['cpu_ratio']:.3f} of processor time (aim: at most 1.1)")
     if "stages" in out:
         for name, seconds in out["stages"].items():
             print(f"  {name:30s} {1e3 * seconds:10.2f} ms")
-        print(f"controller's share of the round: {100 * out['controller_share']:.2f} % learning, "
-              f"{100 * out['controller_and_orders_share']:.2f} % with sampling, observing and acting (paper: 0.10 %)")
+        print(
+            f"controller's share of the round: {100 * out['controller_share']:.2f} % learning, "
+            f"{100 * out['controller_and_orders_share']:.2f} % with sampling, observing and acting (paper: 0.10 %)"
+        )
     if args.json:
         with open(args.json, "w") as file:
             json.dump(out, file, indent=1)

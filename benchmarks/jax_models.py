@@ -1,4 +1,5 @@
 """The benchmark networks in plain JAX (`lax.conv`), and one SGD step of ONE client on a masked mini-batch."""
+
 from __future__ import annotations
 
 import math
@@ -14,7 +15,7 @@ from benchmarks.models import STATISTICS
 from benchmarks.workloads import Workload
 
 Weights = dict[str, Any]
-PLAIN_ORDER = ("conv1", "conv2", "fc1", "fc2", "fc")     # dictionaries come out of jit sorted by name
+PLAIN_ORDER = ("conv1", "conv2", "fc1", "fc2", "fc")  # dictionaries come out of jit sorted by name
 
 
 def to_jax(weights: Mapping[str, np.ndarray], workload: Workload) -> Weights:
@@ -39,7 +40,7 @@ def from_jax(weights: Weights, workload: Workload) -> dict[str, np.ndarray]:
     """The inverse of `to_jax`."""
     out = {}
     last_channels = 0
-    for name, value in ((name, np.asarray(weights[name])) for name in sorted(weights)):   # conv* before fc*
+    for name, value in ((name, np.asarray(weights[name])) for name in sorted(weights)):  # conv* before fc*
         if value.ndim == 4:
             out[name], last_channels = value.transpose(3, 2, 0, 1), value.shape[3]
         elif value.ndim == 2 and name == "fc1.weight" and last_channels:
@@ -60,8 +61,9 @@ def split(weights: Weights) -> tuple[Weights, Weights]:
 
 
 def _conv(x, w, stride=1, padding=0):
-    return lax.conv_general_dilated(x, w, (stride, stride), [(padding, padding)] * 2,
-                                    dimension_numbers=("NHWC", "HWIO", "NHWC"))
+    return lax.conv_general_dilated(
+        x, w, (stride, stride), [(padding, padding)] * 2, dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )
 
 
 def _max_pool(x, window, stride, padding=0):
@@ -116,6 +118,7 @@ def forward(workload: Workload, params: Weights, stats: Weights, x, mask):
 
 def sgd_step(workload: Workload, params: Weights, momentum: Weights, stats: Weights, x, y, mask):
     """One step of ONE client, in torch's order: g ← g + wd·p, v ← m·v + g, p ← p − lr·v. x [B, H, W, C]."""
+
     def loss(params):
         logits, new_stats = forward(workload, params, stats, x, mask)
         nll = -jnp.take_along_axis(jax.nn.log_softmax(logits), y[:, None], 1)[:, 0]

@@ -7,6 +7,7 @@ Steps run in a `lax.scan` for one client at a time on one host device of two (ho
 `lax` (with `--lax`, slow), to a PyTorch step on one thread where torch is installed (interleaved too), and the share
 of the GEMM peak measured in the same run, counting the multiplications of the plain convolution.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -20,13 +21,18 @@ import jax.numpy as jnp
 from fedjax_sim.models import Model, build
 
 # model: (image shape, batch, steps per timing)
-SETTINGS = {"lenet5_pad2": ((28, 28, 1), 64, 20), "cnn4": ((32, 32, 3), 64, 5), "resnet18": ((32, 32, 3), 64, 2),
-            "mlp": ((28, 28, 1), 10, 200)}
+SETTINGS = {
+    "lenet5_pad2": ((28, 28, 1), 64, 20),
+    "cnn4": ((32, 32, 3), 64, 5),
+    "resnet18": ((32, 32, 3), 64, 2),
+    "mlp": ((28, 28, 1), 10, 200),
+}
 LR, MOMENTUM, DECAY = 0.01, 0.9, 5e-4
 
 
 def training(model: Model, batch: int, steps: int, clients: int) -> tuple[Any, tuple]:
     """The compiled program of `steps` steps and its arguments."""
+
     def run(net, momentum, x, y):
         def step(carry, i):
             net, momentum = carry
@@ -35,11 +41,14 @@ def training(model: Model, batch: int, steps: int, clients: int) -> tuple[Any, t
                 f, stats = model.features({**net, "params": params}, x[i], train=True, mask=jnp.ones(batch, bool))
                 log_p = jax.nn.log_softmax(model.head({"params": params}, f))
                 return -jnp.take_along_axis(log_p, y[i][:, None], 1).mean(), stats
+
             gradient, stats = jax.grad(loss, has_aux=True)(net["params"])
             momentum = jax.tree.map(lambda v, g, p: MOMENTUM * v + g + DECAY * p, momentum, gradient, net["params"])
             params = jax.tree.map(lambda p, v: p - LR * v, net["params"], momentum)
             return ({"params": params, "batch_stats": stats}, momentum), None
+
         return jax.lax.scan(step, (net, momentum), jnp.arange(steps) % 2)[0]
+
     init = jax.vmap(model.init) if clients else model.init
     net = init(jax.random.split(jax.random.key(0), clients) if clients else jax.random.key(0))
     x = jax.random.normal(jax.random.key(1), (2, batch, *model.shape))
@@ -68,12 +77,31 @@ def torch_training(name: str, batch: int, steps: int) -> Any:
     nn = torch.nn
     pool = lambda: (nn.ReLU(), nn.MaxPool2d(2))
     from benchmarks.torch_models import _ResNet18
+
     layers = {
         "resnet18": lambda: (_ResNet18(3, 10),),
-        "lenet5_pad2": lambda: (nn.Conv2d(1, 6, 5, padding=2), *pool(), nn.Conv2d(6, 16, 5), *pool(), nn.Flatten(),
-                                nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 10)),
-        "cnn4": lambda: (nn.Conv2d(3, 32, 5), *pool(), nn.Conv2d(32, 64, 5), *pool(), nn.Flatten(),
-                         nn.Linear(1600, 512), nn.ReLU(), nn.Linear(512, 10)),
+        "lenet5_pad2": lambda: (
+            nn.Conv2d(1, 6, 5, padding=2),
+            *pool(),
+            nn.Conv2d(6, 16, 5),
+            *pool(),
+            nn.Flatten(),
+            nn.Linear(400, 120),
+            nn.ReLU(),
+            nn.Linear(120, 84),
+            nn.ReLU(),
+            nn.Linear(84, 10),
+        ),
+        "cnn4": lambda: (
+            nn.Conv2d(3, 32, 5),
+            *pool(),
+            nn.Conv2d(32, 64, 5),
+            *pool(),
+            nn.Flatten(),
+            nn.Linear(1600, 512),
+            nn.ReLU(),
+            nn.Linear(512, 10),
+        ),
         "mlp": lambda: (nn.Flatten(), nn.Linear(784, 64), nn.ReLU(), nn.Linear(64, 10)),
     }[name]()
     net = nn.Sequential(*layers)
@@ -86,6 +114,7 @@ def torch_training(name: str, batch: int, steps: int) -> Any:
             optimiser.zero_grad()
             nn.functional.cross_entropy(net(x), y).backward()
             optimiser.step()
+
     return run
 
 
@@ -93,7 +122,7 @@ def gemm_peak(size: int = 1024, repeats: int = 10) -> float:
     """GFLOPS of a square float32 product on one host device."""
     a = jax.random.normal(jax.random.key(0), (size, size))
     product = jax.jit(lambda a, b: a @ b).lower(a, a).compile()
-    return 2 * size ** 3 / best_seconds({"gemm": lambda: product(a, a)}, repeats)["gemm"] / 1e9
+    return 2 * size**3 / best_seconds({"gemm": lambda: product(a, a)}, repeats)["gemm"] / 1e9
 
 
 def best_seconds(runs: dict[str, Any], repeats: int) -> dict[str, float]:
@@ -103,7 +132,7 @@ def best_seconds(runs: dict[str, Any], repeats: int) -> dict[str, float]:
         for name, run in runs.items():
             start = time.perf_counter()
             jax.block_until_ready(run())
-            if turn:                                                     # the first turn warms up
+            if turn:  # the first turn warms up
                 best[name] = min(best[name], time.perf_counter() - start)
     return best
 
@@ -117,7 +146,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--json", metavar="FILE")
     options = parser.parse_args()
-    jax.config.update("jax_num_cpu_devices", 2)                          # one core each; no effect elsewhere
+    jax.config.update("jax_num_cpu_devices", 2)  # one core each; no effect elsewhere
     peak = gemm_peak()
     print(f"GEMM peak {peak:.0f} GFLOPS ({jax.default_backend()}, jax {jax.__version__})")
     print(f"{'model':12s} {'form':9s} {'ms/step':>8s} {'torch/x':>8s} {'lax/x':>8s} {'of peak':>8s}")
@@ -133,19 +162,33 @@ def main() -> None:
         peer = torch_training(name, batch, steps * max(options.clients, 1))
         if peer is not None:
             runs["torch"] = peer
-        work = multiplications(name, model) * batch * 2e-9               # GFLOP of a step
+        work = multiplications(name, model) * batch * 2e-9  # GFLOP of a step
         best = {f: s / steps / max(options.clients, 1) for f, s in best_seconds(runs, options.repeats).items()}
         for form, seconds in best.items():
             share = work / seconds / peak
             ratio = {p: best[p] / seconds if p in best else None for p in ("torch", "lax")}
-            print(f"{name:12s} {form:9s} {seconds * 1e3:8.2f} "
-                  + " ".join(f"{r:8.2f}" if r else f"{'-':>8s}" for r in ratio.values()) + f" {share:8.0%}", flush=True)
-            rows.append({"model": name, "form": form, "clients": options.clients, "ms_per_step": seconds * 1e3,
-                         "torch_ratio": ratio["torch"], "lax_ratio": ratio["lax"], "share_of_gemm_peak": share})
+            print(
+                f"{name:12s} {form:9s} {seconds * 1e3:8.2f} "
+                + " ".join(f"{r:8.2f}" if r else f"{'-':>8s}" for r in ratio.values())
+                + f" {share:8.0%}",
+                flush=True,
+            )
+            rows.append(
+                {
+                    "model": name,
+                    "form": form,
+                    "clients": options.clients,
+                    "ms_per_step": seconds * 1e3,
+                    "torch_ratio": ratio["torch"],
+                    "lax_ratio": ratio["lax"],
+                    "share_of_gemm_peak": share,
+                }
+            )
     if options.json:
         with open(options.json, "w") as file:
-            json.dump({"gemm_gflops": peak, "backend": jax.default_backend(), "jax": jax.__version__, "rows": rows},
-                      file, indent=1)
+            json.dump(
+                {"gemm_gflops": peak, "backend": jax.default_backend(), "jax": jax.__version__, "rows": rows}, file, indent=1
+            )
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 `python -m benchmarks.machine` prints them as JSON.
 """
+
 from __future__ import annotations
 
 import importlib.metadata
@@ -34,9 +35,15 @@ def facts() -> dict[str, Any]:
         except importlib.metadata.PackageNotFoundError:
             continue
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 0
-    return {"processor": _processor(), "cores": cores(), "memory_gb": round(memory / 2**30, 1),
-            "system": f"{platform.system()} {platform.machine()}", "python": platform.python_version(),
-            "load_average": [round(v, 2) for v in os.getloadavg()], "versions": versions}
+    return {
+        "processor": _processor(),
+        "cores": cores(),
+        "memory_gb": round(memory / 2**30, 1),
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "load_average": [round(v, 2) for v in os.getloadavg()],
+        "versions": versions,
+    }
 
 
 def _processor() -> str:
@@ -68,12 +75,14 @@ def gemm_gflops(size: int = 2048, seconds: float = 1.5) -> dict[str, float]:
     found = {"numpy": _best_gflops(lambda: a @ a, size, seconds)}
     try:
         import torch
+
         t = torch.from_numpy(a)
         found["torch"] = _best_gflops(lambda: t @ t, size, seconds)
     except ImportError:
         pass
     try:
         import jax
+
         j, product = jax.numpy.asarray(a), jax.jit(lambda x: x @ x)
         found["jax"] = _best_gflops(lambda: product(j).block_until_ready(), size, seconds)
     except ImportError:
@@ -84,8 +93,7 @@ def gemm_gflops(size: int = 2048, seconds: float = 1.5) -> dict[str, float]:
 def gemm_in_own_process() -> dict[str, float]:
     """`gemm_gflops` in a fresh process, so that no thread pool stays behind in the caller's."""
     root = pathlib.Path(__file__).resolve().parents[1]
-    done = subprocess.run([sys.executable, "-m", "benchmarks.machine"], cwd=root, capture_output=True,
-                          text=True, check=True)
+    done = subprocess.run([sys.executable, "-m", "benchmarks.machine"], cwd=root, capture_output=True, text=True, check=True)
     return json.loads(done.stdout.splitlines()[-1])["gemm_gflops"]
 
 

@@ -10,6 +10,7 @@ Must hold = state + data + training lanes, from shapes alone (`describe.facts`).
 is what the process grew by, beyond the state, after JAX had started and one network was compiled and run (`baseline`):
 a second copy of the state anywhere would show there in full. `--checkpoint` also writes and reads a checkpoint.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -51,17 +52,37 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
     from fedjax_sim.config import Config
     from fedjax_sim.data.federation import Federation
     from fedjax_sim.setup import prepare, want_host_devices
-    config = Config(case["method"], model=case["model"], clients=case["clients"], rounds=10**6, eval_every=1, epochs=1,
-                    participation=f"{case['cohort']}/{case['clients']}", batch_size=case["batch"], devices="1", chunk="1",
-                    momentum=0.0, evaluations=("global", "personal"), state_on=case["state_on"])
+
+    config = Config(
+        case["method"],
+        model=case["model"],
+        clients=case["clients"],
+        rounds=10**6,
+        eval_every=1,
+        epochs=1,
+        participation=f"{case['cohort']}/{case['clients']}",
+        batch_size=case["batch"],
+        devices="1",
+        chunk="1",
+        momentum=0.0,
+        evaluations=("global", "personal"),
+        state_on=case["state_on"],
+    )
     want_host_devices(config)
     use_compilation_cache()
     rng = np.random.default_rng(0)
     total, n = case["clients"] * case["examples"], case["examples"]
     pixels = rng.integers(0, 256, (total + 10, 32, 32, 3), dtype=np.uint8)
-    fed = Federation.from_arrays(pixels, rng.integers(0, 10, total + 10),
-                                 {"train": list(np.arange(total).reshape(case["clients"], n))},
-                                 test=np.arange(total, total + 10), classes=10, mean=0.5, std=0.5, name="memory")
+    fed = Federation.from_arrays(
+        pixels,
+        rng.integers(0, 10, total + 10),
+        {"train": list(np.arange(total).reshape(case["clients"], n))},
+        test=np.arange(total, total + 10),
+        classes=10,
+        mean=0.5,
+        std=0.5,
+        name="memory",
+    )
     del pixels
     setup = prepare(config, fed=fed, capacity=1)
     sim, net = setup.simulation, setup.net
@@ -69,11 +90,13 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
     def loss(params: Any, x: Any) -> Any:
         features, _ = sim.env.model.features({**net, "params": params}, x, train=True)
         return sim.env.model.head({**net, "params": params}, features).sum()
+
     jax.block_until_ready(jax.jit(jax.grad(loss))(net["params"], jnp.zeros((case["batch"], 32, 32, 3))))
     stages: dict[str, dict[str, float]] = {}
 
     def note(name: str) -> None:
         stages[name] = {"rss_mb": resident_mb(), "peak_mb": machine.peak_rss_mb(os.getpid())}
+
     note("baseline")
     state = jax.block_until_ready(sim.init(0, net))
     place = host_bank.place if config.state_on == "host" else backends.place
@@ -84,9 +107,9 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
     if config.state_on == "device":
         run = run.lower(state, data, jnp.int32(1)).compile()
         held = run.memory_analysis()
-        temporary = held.temp_size_in_bytes / MB if held else None      # a copy of the state would be in here
+        temporary = held.temp_size_in_bytes / MB if held else None  # a copy of the state would be in here
     note("compiled")
-    state, logs, _ = jax.block_until_ready(run(state, data, jnp.int32(1)))      # on the host this one also compiles
+    state, logs, _ = jax.block_until_ready(run(state, data, jnp.int32(1)))  # on the host this one also compiles
     began = time.perf_counter()
     for _ in range(2):
         state, logs, _ = jax.block_until_ready(run(state, data, jnp.int32(1)))
@@ -100,37 +123,57 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
         note("loaded")
     facts = describe.facts(setup)
     devices_bytes = sum(a.nbytes for a in jax.live_arrays())
-    return {"clients": case["clients"], "cohort": case["cohort"], "model": case["model"], "method": case["method"],
-            "state_on": case["state_on"], "state_mb": facts["state"] / MB, "data_mb": facts["data"] / MB,
-            "lanes_mb": facts["lanes"] * facts["lane"] / MB, "must_hold_mb": facts["peak"] / MB,
-            "baseline_mb": stages["baseline"]["rss_mb"], "peak_mb": stages[list(stages)[-1]]["peak_mb"],
-            "compiled_temporary_mb": temporary, "device_arrays_mb": devices_bytes / MB, "stages": stages,
-            "s_per_round_with_evaluation": seconds, "train_loss": float(np.asarray(logs["train_loss"]).reshape(-1)[0])}
+    return {
+        "clients": case["clients"],
+        "cohort": case["cohort"],
+        "model": case["model"],
+        "method": case["method"],
+        "state_on": case["state_on"],
+        "state_mb": facts["state"] / MB,
+        "data_mb": facts["data"] / MB,
+        "lanes_mb": facts["lanes"] * facts["lane"] / MB,
+        "must_hold_mb": facts["peak"] / MB,
+        "baseline_mb": stages["baseline"]["rss_mb"],
+        "peak_mb": stages[list(stages)[-1]]["peak_mb"],
+        "compiled_temporary_mb": temporary,
+        "device_arrays_mb": devices_bytes / MB,
+        "stages": stages,
+        "s_per_round_with_evaluation": seconds,
+        "train_loss": float(np.asarray(logs["train_loss"]).reshape(-1)[0]),
+    }
 
 
 def judged(row: dict[str, Any]) -> dict[str, Any]:
     """The verdict: peak ≤ state + 4 GB; and what was held beyond baseline and state."""
-    return {**row, "excess_mb": row["peak_mb"] - row["baseline_mb"] - row["state_mb"],
-            "passed": row["peak_mb"] <= row["state_mb"] + ALLOWED_MB}
+    return {
+        **row,
+        "excess_mb": row["peak_mb"] - row["baseline_mb"] - row["state_mb"],
+        "passed": row["peak_mb"] <= row["state_mb"] + ALLOWED_MB,
+    }
 
 
 def in_own_process(case: dict[str, Any]) -> dict[str, Any]:
     root = pathlib.Path(__file__).resolve().parents[1]
-    done = subprocess.run([sys.executable, "-m", "benchmarks.memory", "--measure", json.dumps(case)], cwd=root,
-                          capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.memory", "--measure", json.dumps(case)], cwd=root, capture_output=True, text=True
+    )
     if done.returncode:
         raise SystemExit(f"the case failed (a killed process: not enough memory):\n{done.stderr[-2000:]}")
     return judged(json.loads(done.stdout.splitlines()[-1]))
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    lines = [f"{'case':4} {'model':9} {'clients':>8} {'state on':>8} {'state MB':>9} {'data MB':>8} {'lanes MB':>8} "
-             f"{'base MB':>8} {'peak MB':>8} {'excess MB':>9} {'device MB':>9}  peak ≤ state + {ALLOWED_MB} MB"]
+    lines = [
+        f"{'case':4} {'model':9} {'clients':>8} {'state on':>8} {'state MB':>9} {'data MB':>8} {'lanes MB':>8} "
+        f"{'base MB':>8} {'peak MB':>8} {'excess MB':>9} {'device MB':>9}  peak ≤ state + {ALLOWED_MB} MB"
+    ]
     for r in rows:
-        lines.append(f"{r['case']:4} {r['model']:9} {r['clients']:8,} {r['state_on']:>8} {r['state_mb']:9.0f} "
-                     f"{r['data_mb']:8.0f} {r['lanes_mb']:8.0f} {r['baseline_mb']:8.0f} {r['peak_mb']:8.0f} "
-                     f"{r['excess_mb']:9.0f} {r['device_arrays_mb']:9.0f}  {'passed' if r['passed'] else 'NOT PASSED'}; "
-                     f"{r['s_per_round_with_evaluation']:.1f} s per round with evaluation")
+        lines.append(
+            f"{r['case']:4} {r['model']:9} {r['clients']:8,} {r['state_on']:>8} {r['state_mb']:9.0f} "
+            f"{r['data_mb']:8.0f} {r['lanes_mb']:8.0f} {r['baseline_mb']:8.0f} {r['peak_mb']:8.0f} "
+            f"{r['excess_mb']:9.0f} {r['device_arrays_mb']:9.0f}  {'passed' if r['passed'] else 'NOT PASSED'}; "
+            f"{r['s_per_round_with_evaluation']:.1f} s per round with evaluation"
+        )
     return "\n".join(lines)
 
 
@@ -151,16 +194,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name in options.cases.split(","):
         if name not in CASES:
             parser.error(f"unknown case '{name}'; allowed: {', '.join(CASES)}")
-        case = {**CASES[name], "clients": getattr(options, f"clients_{name}"), "checkpoint": options.checkpoint,
-                "model": options.model or CASES[name]["model"]}
-        if case["clients"] < CASES[name]["cohort"]:   # type: ignore[operator]
+        case = {
+            **CASES[name],
+            "clients": getattr(options, f"clients_{name}"),
+            "checkpoint": options.checkpoint,
+            "model": options.model or CASES[name]["model"],
+        }
+        if case["clients"] < CASES[name]["cohort"]:  # type: ignore[operator]
             parser.error(f"--clients-{name} {case['clients']} is less than the {CASES[name]['cohort']} of a round")
         rows.append({"case": name, **in_own_process(case)})
         print(f"case {name}: {rows[-1]['peak_mb']:.0f} MB", file=sys.stderr, flush=True)
     print(table(rows))
     if options.json:
-        pathlib.Path(options.json).write_text(json.dumps({"rows": rows, "allowed_mb": ALLOWED_MB,
-                                                          "machine": machine.facts()}, indent=1))
+        pathlib.Path(options.json).write_text(
+            json.dumps({"rows": rows, "allowed_mb": ALLOWED_MB, "machine": machine.facts()}, indent=1)
+        )
     return 0 if all(r["passed"] for r in rows) else 1
 
 

@@ -3,14 +3,15 @@
 Names and layouts of the weights are those of a torch `state_dict` (convolutions [out, in, k, k], linear
 [out, in]); `torch_models` and `jax_models` build the same networks from them.
 """
+
 from __future__ import annotations
 
 import numpy as np
 
 from benchmarks.workloads import Workload
 
-STATISTICS = ("running_mean", "running_var")     # averaged like weights, but not trained
-_STAGES = ((64, 64, 1), (64, 128, 2), (128, 256, 2), (256, 512, 2))     # ResNet-18: in, out, stride
+STATISTICS = ("running_mean", "running_var")  # averaged like weights, but not trained
+_STAGES = ((64, 64, 1), (64, 128, 2), (128, 256, 2), (256, 512, 2))  # ResNet-18: in, out, stride
 
 
 def _conv_nets(workload: Workload) -> list[tuple[str, tuple[int, ...], int]]:
@@ -19,16 +20,25 @@ def _conv_nets(workload: Workload) -> list[tuple[str, tuple[int, ...], int]]:
     if workload.model == "mlp":
         return [("fc1", (64, height * height * channels), 1), ("fc", (workload.classes, 64), 1)]
     if workload.model == "lenet5_pad2":
-        first, second = height, height // 2 - 4        # padding 2 keeps the size; then 5×5 without padding
+        first, second = height, height // 2 - 4  # padding 2 keeps the size; then 5×5 without padding
         flat = 16 * (second // 2) ** 2
-        return [("conv1", (6, channels, 5, 5), first**2), ("conv2", (16, 6, 5, 5), second**2),
-                ("fc1", (120, flat), 1), ("fc2", (84, 120), 1), ("fc", (workload.classes, 84), 1)]
+        return [
+            ("conv1", (6, channels, 5, 5), first**2),
+            ("conv2", (16, 6, 5, 5), second**2),
+            ("fc1", (120, flat), 1),
+            ("fc2", (84, 120), 1),
+            ("fc", (workload.classes, 84), 1),
+        ]
     if workload.model == "cnn4":
         first = height - 4
         second = first // 2 - 4
         flat = 64 * (second // 2) ** 2
-        return [("conv1", (32, channels, 5, 5), first**2), ("conv2", (64, 32, 5, 5), second**2),
-                ("fc1", (512, flat), 1), ("fc", (workload.classes, 512), 1)]
+        return [
+            ("conv1", (32, channels, 5, 5), first**2),
+            ("conv2", (64, 32, 5, 5), second**2),
+            ("fc1", (512, flat), 1),
+            ("fc", (workload.classes, 512), 1),
+        ]
     raise ValueError(f"unknown model '{workload.model}'; allowed: cnn4, lenet5_pad2, mlp, resnet18")
 
 

@@ -7,6 +7,7 @@ same round in turn (ours, peer, peer, ours, …). Reported is the ratio of the t
 median and an interval, beside the plain times; compilation is apart. `benchmarks/README.md` explains every
 column.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -36,9 +37,9 @@ BARS: dict[str, dict[str, float]] = {
     "W5": {"torch": 1.7, "torch_procs": 1.3, "jax_naive": 10},
     "W6": {"torch": 3, "torch_procs": 2.1, "jax_naive": 10},
 }
-GEMM_AIMS = {"W1": 0.40, "W2": 0.60}     # share of the GEMM peak that ours aims at
-BUSY = 0.5                                # load average above which the ratios are not to be trusted
-EXTRAPOLATED = {("jax_naive", "W3"): 20}   # clients that are run; the time is scaled to the whole cohort
+GEMM_AIMS = {"W1": 0.40, "W2": 0.60}  # share of the GEMM peak that ours aims at
+BUSY = 0.5  # load average above which the ratios are not to be trusted
+EXTRAPOLATED = {("jax_naive", "W3"): 20}  # clients that are run; the time is scaled to the whole cohort
 
 
 def median_interval(values: Sequence[float], confidence: float = 0.9) -> tuple[float, float, float]:
@@ -60,6 +61,7 @@ def median_interval(values: Sequence[float], confidence: float = 0.9) -> tuple[f
 @dataclasses.dataclass
 class Timing:
     """Rounds of one peer on one workload."""
+
     peer: str
     workload: str
     seconds: list[float] = dataclasses.field(default_factory=list)
@@ -68,7 +70,7 @@ class Timing:
     peak_rss_mb: float = 0.0
     versions: dict[str, str] = dataclasses.field(default_factory=dict)
     extrapolated_from: int = 0
-    steps: list[int] = dataclasses.field(default_factory=list)       # of each timed round
+    steps: list[int] = dataclasses.field(default_factory=list)  # of each timed round
     examples: list[int] = dataclasses.field(default_factory=list)
 
     def row(self, workload: Workload, peak_gflops: float) -> dict[str, Any]:
@@ -76,12 +78,22 @@ class Timing:
         per_step = statistics.median(s / n for s, n in zip(self.seconds, self.steps, strict=True))
         flops = 2 * multiply_adds(workload)
         rate = statistics.median(e * flops / s for s, e in zip(self.seconds, self.examples, strict=True))
-        return {"peer": self.peer, "workload": self.workload, "s_per_round": median, "s_per_round_best": best,
-                "rounds": len(self.seconds), "compile_s": self.compile_s, "setup_s": self.setup_s,
-                "peak_rss_mb": self.peak_rss_mb, "s_per_step": per_step, "gflops": rate / 1e9,
-                "share_of_gemm_peak": rate / 1e9 / peak_gflops if peak_gflops else None,
-                "extrapolated_from_clients": self.extrapolated_from or None, "versions": self.versions,
-                "seconds": self.seconds}
+        return {
+            "peer": self.peer,
+            "workload": self.workload,
+            "s_per_round": median,
+            "s_per_round_best": best,
+            "rounds": len(self.seconds),
+            "compile_s": self.compile_s,
+            "setup_s": self.setup_s,
+            "peak_rss_mb": self.peak_rss_mb,
+            "s_per_step": per_step,
+            "gflops": rate / 1e9,
+            "share_of_gemm_peak": rate / 1e9 / peak_gflops if peak_gflops else None,
+            "extrapolated_from_clients": self.extrapolated_from or None,
+            "versions": self.versions,
+            "seconds": self.seconds,
+        }
 
 
 class Bench:
@@ -93,7 +105,7 @@ class Bench:
         self.ratios: list[dict[str, Any]] = []
         self.order: list[dict[str, Any]] = []
         self.absent: list[dict[str, str]] = []
-        self.facts = machine.facts()       # with the load before anything of ours runs
+        self.facts = machine.facts()  # with the load before anything of ours runs
         if (load := self.facts["load_average"][0]) > BUSY:
             say(f"the machine is busy (load {load}): threaded peers suffer most, so do not quote these ratios")
         self.gemm: dict[str, float] = {} if options.no_gemm else machine.gemm_in_own_process()
@@ -114,8 +126,14 @@ class Bench:
             self.absent.append({"peer": peer, "workload": workload.name, "reason": str(problem)})
             return None
         ready = worker.ready
-        return worker, Timing(peer, workload.name, compile_s=ready["compile_s"], setup_s=ready["setup_s"],
-                              versions=ready["versions"], extrapolated_from=few)
+        return worker, Timing(
+            peer,
+            workload.name,
+            compile_s=ready["compile_s"],
+            setup_s=ready["setup_s"],
+            versions=ready["versions"],
+            extrapolated_from=few,
+        )
 
     def time_round(self, worker: Worker, timing: Timing, workload: Workload, data: Any, index: int) -> float:
         scale = workload.per_round / timing.extrapolated_from if timing.extrapolated_from else 1.0
@@ -126,8 +144,7 @@ class Bench:
         timing.examples.append(examples)
         say(f"{workload.name} {timing.peer}: round {index} in {seconds:.3f} s")
         timing.peak_rss_mb = max(timing.peak_rss_mb, worker.peak_rss_mb)
-        self.order.append({"workload": workload.name, "peer": timing.peer, "round": index,
-                           "seconds": seconds})
+        self.order.append({"workload": workload.name, "peer": timing.peer, "round": index, "seconds": seconds})
         return seconds
 
     def run(self, workload: Workload, peers: Sequence[str]) -> None:
@@ -166,7 +183,7 @@ class Bench:
     def pair(self, workload: Workload, data: Any, ours: Any, theirs: Any) -> None:
         ratios, started = [], time.perf_counter()
         for index in range(self.options.pairs):
-            turn = [ours, theirs] if index % 2 == 0 else [theirs, ours]      # who goes first alternates
+            turn = [ours, theirs] if index % 2 == 0 else [theirs, ours]  # who goes first alternates
             took = {id(one): self.time_round(one[0], one[1], workload, data, index) for one in turn if one}
             if ours:
                 ratios.append(took[id(theirs)] / took[id(ours)])
@@ -178,14 +195,31 @@ class Bench:
         low, high, coverage = median_interval(ratios)
         median = statistics.median(ratios)
         bar = BARS.get(workload.name, {}).get(theirs[1].peer) if self.options.reference == "ours" else None
-        self.ratios.append({"workload": workload.name, "peer": theirs[1].peer, "reference": ours[1].peer,
-                            "median": median, "low": low, "high": high, "coverage": coverage, "pairs": ratios,
-                            "bar": bar, "met": None if bar is None else median >= bar})
+        self.ratios.append(
+            {
+                "workload": workload.name,
+                "peer": theirs[1].peer,
+                "reference": ours[1].peer,
+                "median": median,
+                "low": low,
+                "high": high,
+                "coverage": coverage,
+                "pairs": ratios,
+                "bar": bar,
+                "met": None if bar is None else median >= bar,
+            }
+        )
 
     def result(self) -> dict[str, Any]:
-        return {"rows": self.rows, "ratios": self.ratios, "absent": self.absent, "order": self.order,
-                "machine": {**self.facts, "gemm_gflops": self.gemm}, "bars": BARS,
-                "gemm_aims": GEMM_AIMS}
+        return {
+            "rows": self.rows,
+            "ratios": self.ratios,
+            "absent": self.absent,
+            "order": self.order,
+            "machine": {**self.facts, "gemm_gflops": self.gemm},
+            "bars": BARS,
+            "gemm_aims": GEMM_AIMS,
+        }
 
 
 # ---- printing ---------------------------------------------------------------------------------------------
@@ -198,16 +232,22 @@ def say(text: str) -> None:
 def table(result: dict[str, Any]) -> str:
     """The result for people."""
     ratios = {(r["workload"], r["peer"]): r for r in result["ratios"]}
-    lines = [f"{'':4} {'peer':12} {'best s':>9} {'median s':>9} {'compile s':>9} {'peak MB':>8} "
-             f"{'ms/step':>8} {'GEMM %':>7}   ratio to the reference: median [interval]"]
+    lines = [
+        f"{'':4} {'peer':12} {'best s':>9} {'median s':>9} {'compile s':>9} {'peak MB':>8} "
+        f"{'ms/step':>8} {'GEMM %':>7}   ratio to the reference: median [interval]"
+    ]
     for row in result["rows"]:
         share = "" if row["share_of_gemm_peak"] is None else f"{100 * row['share_of_gemm_peak']:.1f}"
-        text = (f"{row['workload']:4.4} {row['peer']:12} {row['s_per_round_best']:9.3f} "
-                f"{row['s_per_round']:9.3f} {row['compile_s']:9.1f} {row['peak_rss_mb']:8.0f} "
-                f"{1e3 * row['s_per_step']:8.2f} {share:>7}")
+        text = (
+            f"{row['workload']:4.4} {row['peer']:12} {row['s_per_round_best']:9.3f} "
+            f"{row['s_per_round']:9.3f} {row['compile_s']:9.1f} {row['peak_rss_mb']:8.0f} "
+            f"{1e3 * row['s_per_step']:8.2f} {share:>7}"
+        )
         if ratio := ratios.get((row["workload"], row["peer"])):
-            text += (f"   {ratio['median']:.2f} [{ratio['low']:.2f}, {ratio['high']:.2f}; "
-                     f"{100 * ratio['coverage']:.0f} %, {len(ratio['pairs'])} pairs]")
+            text += (
+                f"   {ratio['median']:.2f} [{ratio['low']:.2f}, {ratio['high']:.2f}; "
+                f"{100 * ratio['coverage']:.0f} %, {len(ratio['pairs'])} pairs]"
+            )
             if ratio["bar"] is not None:
                 text += f"  bar {ratio['bar']}: {'met' if ratio['met'] else 'NOT MET'}"
         elif row["peer"] == "ours" and row["workload"] in GEMM_AIMS and row["share_of_gemm_peak"] is not None:
@@ -218,30 +258,37 @@ def table(result: dict[str, Any]) -> str:
         lines.append(text)
     lines += [f"{a['workload']:4.4} {a['peer']:12} not measured: {a['reason']}" for a in result["absent"]]
     facts = result["machine"]
-    lines.append(f"{facts['processor']}, {facts['cores']} cores, {facts['memory_gb']} GB; "
-                 f"load before the run {facts['load_average']}"
-                 f"{' (BUSY: do not quote the ratios)' if facts['load_average'][0] > BUSY else ''}; "
-                 f"GEMM {facts['gemm_gflops'] or 'not measured'} GFLOPS (float32)")
+    lines.append(
+        f"{facts['processor']}, {facts['cores']} cores, {facts['memory_gb']} GB; "
+        f"load before the run {facts['load_average']}"
+        f"{' (BUSY: do not quote the ratios)' if facts['load_average'][0] > BUSY else ''}; "
+        f"GEMM {facts['gemm_gflops'] or 'not measured'} GFLOPS (float32)"
+    )
     lines.append(", ".join(f"{name} {version}" for name, version in facts["versions"].items()))
     return "\n".join(lines)
 
 
-def arguments(argv: Sequence[str] | None
-              ) -> tuple[argparse.Namespace, list[Workload], list[str], dict[str, str]]:
+def arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[Workload], list[str], dict[str, str]]:
     """(options, workloads, peers, the Python of each peer that has its own)."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.rounds_per_second",
-                                     description=__doc__.splitlines()[0] if __doc__ else "",
-                                     epilog="; ".join(f"{n}: {what[1]}" for n, what in PEERS.items()))
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.rounds_per_second",
+        description=__doc__.splitlines()[0] if __doc__ else "",
+        epilog="; ".join(f"{n}: {what[1]}" for n, what in PEERS.items()),
+    )
     parser.add_argument("--workloads", default=",".join(WORKLOADS), help="comma-separated, or one as JSON")
     parser.add_argument("--peers", default=",".join(PEERS), help="comma-separated")
     parser.add_argument("--reference", default="ours", help="the peer all ratios are taken to")
     parser.add_argument("--pairs", type=int, default=5, help="rounds of each peer")
-    parser.add_argument("--budget", type=float, default=600,
-                        help="seconds per peer and workload; at least 3 pairs are run")
+    parser.add_argument("--budget", type=float, default=600, help="seconds per peer and workload; at least 3 pairs are run")
     parser.add_argument("--json", metavar="FILE", help="write everything here, after every peer")
     parser.add_argument("--logs", metavar="DIR", help="keep what the peers print")
-    parser.add_argument("--peer-python", action="append", default=[], metavar="NAME=PYTHON",
-                        help="the Python in which a peer is installed (also FEDJAX_SIM_PEER_<NAME>)")
+    parser.add_argument(
+        "--peer-python",
+        action="append",
+        default=[],
+        metavar="NAME=PYTHON",
+        help="the Python in which a peer is installed (also FEDJAX_SIM_PEER_<NAME>)",
+    )
     parser.add_argument("--no-gemm", action="store_true", help="do not measure the GEMM peak")
     options = parser.parse_args(argv)
 

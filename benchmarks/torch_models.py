@@ -1,4 +1,5 @@
 """The benchmark networks in PyTorch, and local training of ONE client."""
+
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -54,8 +55,9 @@ class _Plain(nn.Module):
             shape = weights[name + ".weight"].shape
             pad = padding if name == "conv1" else 0
             convolution = len(shape) == 4
-            self.add_module(name, nn.Conv2d(shape[1], shape[0], 5, padding=pad) if convolution
-                            else nn.Linear(shape[1], shape[0]))
+            self.add_module(
+                name, nn.Conv2d(shape[1], shape[0], 5, padding=pad) if convolution else nn.Linear(shape[1], shape[0])
+            )
 
     def forward(self, x):
         for name in self.order:
@@ -89,12 +91,12 @@ def load(model: nn.Module, values: Mapping[str, torch.Tensor]) -> None:
             target.copy_(values[name])
 
 
-def train_client(model: nn.Module, images: torch.Tensor, labels: torch.Tensor, work: ClientWork,
-                 workload: Workload) -> None:
+def train_client(model: nn.Module, images: torch.Tensor, labels: torch.Tensor, work: ClientWork, workload: Workload) -> None:
     """Local SGD of ONE client, in place. images [n, C, H, W], labels [n]: the whole pool."""
     model.train()
-    optimiser = torch.optim.SGD(model.parameters(), lr=workload.lr, momentum=workload.momentum,
-                                weight_decay=workload.weight_decay)
+    optimiser = torch.optim.SGD(
+        model.parameters(), lr=workload.lr, momentum=workload.momentum, weight_decay=workload.weight_decay
+    )
     for rows in work.batches(workload.batch):
         picked = torch.from_numpy(rows).to(images.device)
         optimiser.zero_grad(set_to_none=True)
@@ -102,8 +104,7 @@ def train_client(model: nn.Module, images: torch.Tensor, labels: torch.Tensor, w
         optimiser.step()
 
 
-def to_torch(images: np.ndarray, labels: np.ndarray,
-             device: str = "cpu") -> tuple[torch.Tensor, torch.Tensor]:
+def to_torch(images: np.ndarray, labels: np.ndarray, device: str = "cpu") -> tuple[torch.Tensor, torch.Tensor]:
     """The pool in torch's layout [n, C, H, W]."""
     pool = torch.from_numpy(np.ascontiguousarray(images.transpose(0, 3, 1, 2)))
     return pool.to(device), torch.from_numpy(labels).to(device)

@@ -6,6 +6,7 @@
 >>> result.summary["rounds"]
 2
 """
+
 from __future__ import annotations
 
 import importlib
@@ -25,11 +26,34 @@ if TYPE_CHECKING:
     from fedjax_sim.setup import prepare
 
 # imported on first use: the command line's help must not wait for JAX
-_HOME = {"Config": "config", "Federation": "data.federation", "federate": "data.protocols", "simulate": "engine",
-         "UserError": "errors", "make_method": "methods", "register": "methods", "build": "models", "Result": "runner",
-         "resume": "runner", "run": "runner", "prepare": "setup"}
-__all__ = ["Config", "Federation", "Result", "UserError", "build", "federate", "make_method", "prepare", "register",
-           "resume", "run", "simulate"]
+_HOME = {
+    "Config": "config",
+    "Federation": "data.federation",
+    "federate": "data.protocols",
+    "simulate": "engine",
+    "UserError": "errors",
+    "make_method": "methods",
+    "register": "methods",
+    "build": "models",
+    "Result": "runner",
+    "resume": "runner",
+    "run": "runner",
+    "prepare": "setup",
+}
+__all__ = [
+    "Config",
+    "Federation",
+    "Result",
+    "UserError",
+    "build",
+    "federate",
+    "make_method",
+    "prepare",
+    "register",
+    "resume",
+    "run",
+    "simulate",
+]
 
 
 def __getattr__(name: str) -> Any:

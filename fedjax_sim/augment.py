@@ -1,4 +1,5 @@
 """Light augmentation of a minibatch, applied while it is gathered. Functions of (key, x [B, H, W, C])."""
+
 from __future__ import annotations
 
 import jax

@@ -5,6 +5,7 @@ times a round's local training under a few layouts and takes the rule of thumb u
 answer is stored in the cache folder, keyed by everything that decides it, unless the machine was busy; the resolved
 values are stored in the run, so that rerun and resume repeat them.
 """
+
 from __future__ import annotations
 
 import dataclasses
@@ -22,12 +23,12 @@ from fedjax_sim.cache import cache_folder
 from fedjax_sim.config import Config
 from fedjax_sim.files import write_json
 
-LONG_RUN = 3e12     # floating-point operations from which measuring pays (about a minute of two cores)
+LONG_RUN = 3e12  # floating-point operations from which measuring pays (about a minute of two cores)
 REPEATS = 3
-MANY_ROUNDS = 50    # and so many rounds: measuring takes the time of a handful
-CLEARLY = 0.93      # of the rule of thumb's seconds, in every turn: else it was chance
-BEHIND = 1.15       # times the best of a turn: out of the race
-BUSY = 0.75         # runnable processes per core, before measuring: an answer for this moment only
+MANY_ROUNDS = 50  # and so many rounds: measuring takes the time of a handful
+CLEARLY = 0.93  # of the rule of thumb's seconds, in every turn: else it was chance
+BEHIND = 1.15  # times the best of a turn: out of the race
+BUSY = 0.75  # runnable processes per core, before measuring: an answer for this moment only
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,26 +60,47 @@ def candidates(config: Config, cohort: int) -> list[Choice]:
         share = -(-cohort // number)
         widths = [1, 4] if kind == "cpu" else [share, -(-share // 2), -(-share // 4), 8]
         if kind == "cpu" and number == 1 and len(devices) > 1:
-            widths = [1]       # one device with threaded matrix products: only worth it for large models
+            widths = [1]  # one device with threaded matrix products: only worth it for large models
         out += [Choice(w, number, "") for w in dict.fromkeys(min(w, share) for w in widths)]
     return out
 
 
 def key_of(config: Config, cohort: int, floats: int, step_flops: float) -> str:
     """What decides the answer: model, batch, cohort, method, and the machine's devices."""
-    facts = [config.method, config.model, sorted(config.model_options.items()), config.conv, config.batch_size, cohort,
-             floats, config.dtype, config.devices, round(step_flops), jax.default_backend(), jax.devices()[0].device_kind,
-             backends.available_devices(), backends.host_cores(), jax.__version__]
+    facts = [
+        config.method,
+        config.model,
+        sorted(config.model_options.items()),
+        config.conv,
+        config.batch_size,
+        cohort,
+        floats,
+        config.dtype,
+        config.devices,
+        round(step_flops),
+        jax.default_backend(),
+        jax.devices()[0].device_kind,
+        backends.available_devices(),
+        backends.host_cores(),
+        jax.__version__,
+    ]
     return hashlib.sha256(json.dumps(facts, default=str).encode()).hexdigest()[:16]
 
 
-def choose(config: Config, cohort: int, floats: int, step_flops: float, total_flops: float,
-           timer: Callable[[Choice], Callable[[], float]], say: Callable[[str], None]) -> Choice:
+def choose(
+    config: Config,
+    cohort: int,
+    floats: int,
+    step_flops: float,
+    total_flops: float,
+    timer: Callable[[Choice], Callable[[], float]],
+    say: Callable[[str], None],
+) -> Choice:
     """The layout of a run. `timer(choice)` compiles a round under a layout and returns a stopwatch for it."""
     thumb = rule_of_thumb(config, cohort)
     if config.chunk != "auto" or config.backend in ("loop", "vmap"):
         return thumb
-    if jax.process_count() > 1:      # each would measure its own times, and all must compile the same program
+    if jax.process_count() > 1:  # each would measure its own times, and all must compile the same program
         return dataclasses.replace(thumb, why=f"{thumb.why}; several processes do not measure")
     folder = cache_folder()
     file = folder / "chunks" / f"{key_of(config, cohort, floats, step_flops)}.json" if folder else None
@@ -87,7 +109,7 @@ def choose(config: Config, cohort: int, floats: int, step_flops: float, total_fl
             known = json.loads(file.read_text())
             return Choice(int(known["chunk"]), int(known["devices"]), f"measured before ({known['why']})")
         except (ValueError, KeyError, TypeError):
-            pass      # an unreadable note is measured again
+            pass  # an unreadable note is measured again
     options = candidates(config, cohort)
     if total_flops < LONG_RUN or config.rounds < MANY_ROUNDS or len(options) < 2:
         return thumb
@@ -158,4 +180,5 @@ def stopwatch(sim: Any, seed: int, net: Any) -> Callable[[], float]:
         began = time.perf_counter()
         jax.block_until_ready(train(state, data, orders))
         return time.perf_counter() - began
+
     return seconds

@@ -1,4 +1,5 @@
 """Where things are remembered between runs: compiled programs and measured chunk sizes."""
+
 from __future__ import annotations
 
 import os
@@ -17,6 +18,7 @@ def cache_folder() -> pathlib.Path | None:
 def use_compilation_cache() -> None:
     """Persistent compilation cache, on by default: the second run of a set-up starts at once."""
     import jax
+
     folder = cache_folder()
     if folder is None or jax.config.values.get("jax_compilation_cache_dir"):
         return

@@ -8,6 +8,7 @@
 A checkpoint is written under a hidden name and renamed when complete. Large banks are written and read block by block,
 into the State's own buffers, so no second copy of them is ever in memory. Nothing is unpickled.
 """
+
 from __future__ import annotations
 
 import json
@@ -25,16 +26,17 @@ from fedjax_sim.errors import UserError
 from fedjax_sim.files import write_json
 from fedjax_sim.types import State
 
-BLOCK = 256 * 2**20   # bytes of rows per block
-WHOLE = 16 * 2**20    # leaves up to this are written at once with all others, several copies of them being made on the way
+BLOCK = 256 * 2**20  # bytes of rows per block
+WHOLE = 16 * 2**20  # leaves up to this are written at once with all others, several copies of them being made on the way
 
 
 def _checkpointer() -> Any:
     import logging
 
     import orbax.checkpoint as ocp
+
     logging.getLogger("absl").setLevel(logging.ERROR)
-    me = jax.process_index()      # each process reads and writes on its own: nobody waits for the others
+    me = jax.process_index()  # each process reads and writes on its own: nobody waits for the others
     alone = ocp.options.MultiprocessingOptions(primary_host=me, active_processes={me}, barrier_sync_key_prefix=f"p{me}")
     return ocp.Checkpointer(ocp.PyTreeCheckpointHandler(multiprocessing_options=alone), multiprocessing_options=alone)
 
@@ -49,9 +51,15 @@ def _rows_per_block(leaf: Any) -> int:
 
 def _large(state: State, leaves: list[Any]) -> list[bool]:
     """Which leaves are written in rows: big ones of the stacked client state."""
-    stacked = jax.tree.leaves(state._replace(t=False, key=False, server=jax.tree.map(lambda _: False, state.server),
-                                             clients=jax.tree.map(lambda _: True, state.clients),
-                                             agent=jax.tree.map(lambda _: False, state.agent)))
+    stacked = jax.tree.leaves(
+        state._replace(
+            t=False,
+            key=False,
+            server=jax.tree.map(lambda _: False, state.server),
+            clients=jax.tree.map(lambda _: True, state.clients),
+            agent=jax.tree.map(lambda _: False, state.agent),
+        )
+    )
     return [bool(s) and leaf.ndim > 0 and leaf.nbytes > min(WHOLE, BLOCK) for s, leaf in zip(stacked, leaves, strict=True)]
 
 
@@ -59,6 +67,7 @@ def _host(array: Any) -> np.ndarray:
     """On the host; an array spread over processes is gathered (every process must call this)."""
     if isinstance(array, jax.Array) and not array.is_fully_addressable and not array.is_fully_replicated:
         from jax.experimental import multihost_utils
+
         return np.asarray(multihost_utils.process_allgather(array, tiled=True))
     return np.asarray(array)
 
@@ -75,12 +84,12 @@ def _rows(leaf: Any, first: int, last: int) -> np.ndarray:
         start, stop, _ = shard.index[0].indices(leaf.shape[0])
         low, high = max(first, start), min(last, stop)
         if low < high:
-            out[(slice(low - first, high - first), *shard.index[1:])] = np.asarray(shard.data[low - start:high - start])
+            out[(slice(low - first, high - first), *shard.index[1:])] = np.asarray(shard.data[low - start : high - start])
     return out
 
 
 def _crc(array: np.ndarray, start: int = 0) -> int:
-    return zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8), start)   # type: ignore[arg-type]
+    return zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8), start)  # type: ignore[arg-type]
 
 
 def save(folder: pathlib.Path, state: State, config_hash: str, keep: int = 2) -> pathlib.Path:
@@ -91,14 +100,17 @@ def save(folder: pathlib.Path, state: State, config_hash: str, keep: int = 2) ->
     round_ = int(_host(state.t))
     target, work = folder / f"{round_:08d}", folder / f".{round_:08d}.partial"
     if writer:
-        for stale in folder.glob(".*.partial"):      # of a run that was killed while writing
+        for stale in folder.glob(".*.partial"):  # of a run that was killed while writing
             shutil.rmtree(stale, ignore_errors=True)
         work.mkdir(parents=True)
     out = _checkpointer() if writer else None
-    small = {_name(i): _host(leaf) for i, leaf in enumerate(leaves)
-             if not large[i] and leaf.size}      # orbax refuses arrays without elements; there is nothing to keep
-    record = [dict(shape=list(leaf.shape), dtype=str(leaf.dtype), crc=0, large=big)
-              for leaf, big in zip(leaves, large, strict=True)]
+    small = {
+        _name(i): _host(leaf) for i, leaf in enumerate(leaves) if not large[i] and leaf.size
+    }  # orbax refuses arrays without elements; there is nothing to keep
+    record = [
+        dict(shape=list(leaf.shape), dtype=str(leaf.dtype), crc=0, large=big)
+        for leaf, big in zip(leaves, large, strict=True)
+    ]
     for i, leaf in enumerate(leaves):
         if not large[i]:
             record[i]["crc"] = _crc(small[_name(i)]) if leaf.size else 0
@@ -136,27 +148,31 @@ def read_meta(path: pathlib.Path) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, TypeError) as problem:
         if isinstance(problem, UserError):
             raise
-        raise UserError(f"checkpoint '{path}' is damaged: its meta.json cannot be read; delete it to resume from an "
-                        f"older one") from None
+        raise UserError(
+            f"checkpoint '{path}' is damaged: its meta.json cannot be read; delete it to resume from an older one"
+        ) from None
 
 
 def load(path: pathlib.Path, state: State, config_hash: str | None = None) -> State:
     """The State stored at `path`, in the buffers and with the sharding of the freshly initialised `state`."""
     meta = read_meta(path)
     if config_hash is not None and meta["config_hash"] != config_hash:
-        raise UserError(f"checkpoint '{path}' belongs to configuration {meta['config_hash']}, but this run is "
-                        f"{config_hash}; resume with the unchanged configuration")
+        raise UserError(
+            f"checkpoint '{path}' belongs to configuration {meta['config_hash']}, but this run is "
+            f"{config_hash}; resume with the unchanged configuration"
+        )
     leaves, tree = jax.tree.flatten(state)
     record = meta["leaves"]
     same = len(record) == len(leaves) and all(
-        r["shape"] == list(leaf.shape) and r["dtype"] == str(leaf.dtype) for r, leaf in zip(record, leaves, strict=True))
+        r["shape"] == list(leaf.shape) and r["dtype"] == str(leaf.dtype) for r, leaf in zip(record, leaves, strict=True)
+    )
     if not same:
         raise UserError(f"checkpoint '{path}' does not fit this run: the shapes of its state differ")
-    damaged = UserError(f"checkpoint '{path}' is damaged: stored values do not match their checksum; delete it to "
-                        f"resume from an older one")
+    damaged = UserError(
+        f"checkpoint '{path}' is damaged: stored values do not match their checksum; delete it to resume from an older one"
+    )
     reader = _checkpointer()
-    put = jax.jit(lambda bank, rows, first: jax.lax.dynamic_update_slice_in_dim(bank, rows, first, 0),
-                  donate_argnums=0)
+    put = jax.jit(lambda bank, rows, first: jax.lax.dynamic_update_slice_in_dim(bank, rows, first, 0), donate_argnums=0)
     try:
         small = reader.restore((path / "state").absolute())
         for i, leaf in enumerate(leaves):
@@ -172,15 +188,15 @@ def load(path: pathlib.Path, state: State, config_hash: str | None = None) -> St
             for first in range(0, leaf.shape[0], _rows_per_block(leaf)):
                 block = np.asarray(reader.restore((path / "rows" / f"{i:04d}-{first:08d}").absolute())["rows"])
                 crc = _crc(block, crc)
-                if isinstance(leaf, np.ndarray):      # rows kept on the host
-                    leaf[first:first + len(block)] = block
+                if isinstance(leaf, np.ndarray):  # rows kept on the host
+                    leaf[first : first + len(block)] = block
                 else:
                     leaves[i] = put(leaves[i], block, first)
             if crc != record[i]["crc"]:
                 raise damaged
     except UserError:
         raise
-    except Exception:   # orbax and its storage layer raise many kinds
+    except Exception:  # orbax and its storage layer raise many kinds
         raise damaged from None
     return jax.tree.unflatten(tree, leaves)
 

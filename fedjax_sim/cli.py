@@ -1,4 +1,5 @@
 """The command line: run, compare, resume, profile, report, list. Nothing heavy is imported before the options are read."""
+
 from __future__ import annotations
 
 import argparse
@@ -37,8 +38,14 @@ def _add(group: Any, name: str, kind: Any, text: str, **more: Any) -> None:
     if kind is bool:
         group.add_argument(f"--{name.replace('_', '-')}", action="store_true", help=text)
         return
-    group.add_argument(f"--{name.replace('_', '-')}", type=kind, default=default, metavar=more.pop("metavar", None),
-                       help=text + shown, **more)
+    group.add_argument(
+        f"--{name.replace('_', '-')}",
+        type=kind,
+        default=default,
+        metavar=more.pop("metavar", None),
+        help=text + shown,
+        **more,
+    )
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -50,8 +57,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     _add(data, "clients", int, "number of clients N", metavar="N")
     _add(data, "unseen", float, "clients kept out of training but evaluated: a fraction, or a number from 1 up", metavar="U")
     _add(data, "data_seed", int, "seed of the partition and splits", metavar="s")
-    _add(data, "server_val", int, "examples the server holds back for validation (default: 1000, or 10 %% of a small set)",
-         metavar="n")
+    _add(
+        data,
+        "server_val",
+        int,
+        "examples the server holds back for validation (default: 1000, or 10 %% of a small set)",
+        metavar="n",
+    )
     _add(data, "val_fraction", float, "share of a client's data kept for validation (protocol fedpolicy)", metavar="f")
     _add(data, "data_dir", str, "folder with NAME.npz files; also the environment variable FEDJAX_SIM_DATA", metavar="DIR")
     _add(data, "download", bool, "fetch a missing dataset through tensorflow-datasets")
@@ -70,24 +82,49 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     _add(train, "momentum", float, "SGD momentum, reset every round", metavar="m")
     _add(train, "weight_decay", float, "coupled weight decay, as PyTorch's SGD", metavar="w")
     _add(train, "decay_groups", str, "parameter groups that decay: all, or names joined by +")
-    _add(train, "loss", str, "local loss: ce, focal, fedlc, cb, ls, c3e; auto: the method's own (fedpolicy c3e, else ce)",
-         metavar="L")
+    _add(
+        train,
+        "loss",
+        str,
+        "local loss: ce, focal, fedlc, cb, ls, c3e; auto: the method's own (fedpolicy c3e, else ce)",
+        metavar="L",
+    )
     _add(train, "dropout", float, "chance that a participant fails to report", metavar="p")
     _add(train, "stragglers", str, "p or p:least: chance of being slow, and the least share of the work done", metavar="p")
     _add(train, "seed", int, "seed of weights, cohorts and shuffles", metavar="s")
     train.add_argument("--seeds", type=int, default=1, metavar="K", help="K runs with seeds s, s+1, …; one compilation")
-    train.add_argument("--seeds-mode", choices=("loop", "vmap"), default="loop",
-                       help="one seed after another (default), or side by side in one program")
-    train.add_argument("--set", action="append", default=[], metavar="NAME.OPTION=VALUE", dest="sets",
-                       help="option of a method, of the model, or of the loss, e.g. fedavg.weights=uniform, "
-                            "model.stem=cifar, loss.gamma=1; may be repeated")
+    train.add_argument(
+        "--seeds-mode",
+        choices=("loop", "vmap"),
+        default="loop",
+        help="one seed after another (default), or side by side in one program",
+    )
+    train.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME.OPTION=VALUE",
+        dest="sets",
+        help="option of a method, of the model, or of the loss, e.g. fedavg.weights=uniform, "
+        "model.stem=cifar, loss.gamma=1; may be repeated",
+    )
     score = parser.add_argument_group("evaluation")
     _add(score, "eval_every", int, "evaluate every k rounds", metavar="k")
-    score.add_argument("--evaluate", default=",".join(DEFAULT.evaluations), metavar="MODES", dest="evaluations",
-                       help="comma list of global, global@clients, personal, personal@global, resident "
-                            f"(default: {','.join(DEFAULT.evaluations)})")
-    _add(score, "personal_every", int, "methods that fine-tune at evaluation do so every k rounds (0: at the end only)",
-         metavar="k")
+    score.add_argument(
+        "--evaluate",
+        default=",".join(DEFAULT.evaluations),
+        metavar="MODES",
+        dest="evaluations",
+        help="comma list of global, global@clients, personal, personal@global, resident "
+        f"(default: {','.join(DEFAULT.evaluations)})",
+    )
+    _add(
+        score,
+        "personal_every",
+        int,
+        "methods that fine-tune at evaluation do so every k rounds (0: at the end only)",
+        metavar="k",
+    )
     _add(score, "probe", bool, "record participants' accuracy before and after local training")
     how = parser.add_argument_group("computation")
     _add(how, "dtype", str, "float32 or float64")
@@ -98,8 +135,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     _add(how, "state_on", str, "clients' stored rows: device, or host (only the cohort's travel to the device)")
     _add(how, "checkpoint_every", int, "rounds between checkpoints (0: about once a minute)", metavar="k")
     _add(how, "keep", int, "checkpoints kept", metavar="k")
-    how.add_argument("--coordinator", default=None, metavar="HOST:PORT",
-                     help="several processes: address of process 0 (under SLURM or on TPU pods: 'auto')")
+    how.add_argument(
+        "--coordinator",
+        default=None,
+        metavar="HOST:PORT",
+        help="several processes: address of process 0 (under SLURM or on TPU pods: 'auto')",
+    )
     how.add_argument("--num-processes", type=int, default=None, metavar="P", help="several processes: how many")
     how.add_argument("--process-id", type=int, default=None, metavar="i", help="several processes: which one this is")
     how.add_argument("--out", default=None, metavar="DIR", help="run directory (default: a new one under runs/)")
@@ -109,14 +150,19 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def make_parser() -> argparse.ArgumentParser:
     formatter = argparse.RawDescriptionHelpFormatter
-    parser = Parser(prog="fedjax-sim", formatter_class=formatter, epilog=EXAMPLES,
-                    description="Federated learning, one XLA program per round.")
+    parser = Parser(
+        prog="fedjax-sim",
+        formatter_class=formatter,
+        epilog=EXAMPLES,
+        description="Federated learning, one XLA program per round.",
+    )
     parser.add_argument("--version", action="version", version=f"fedjax-sim {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=Parser)
     run = commands.add_parser("run", help="run one method", formatter_class=formatter, epilog=EXAMPLES)
     run.add_argument("method", metavar="METHOD", help="see: fedjax-sim list methods")
-    compare = commands.add_parser("compare", help="run several methods on the same draws", formatter_class=formatter,
-                                  epilog=EXAMPLES)
+    compare = commands.add_parser(
+        "compare", help="run several methods on the same draws", formatter_class=formatter, epilog=EXAMPLES
+    )
     compare.add_argument("methods", metavar="METHOD", nargs="+")
     profile = commands.add_parser("profile", help="seconds and bytes of each part of a round", formatter_class=formatter)
     profile.add_argument("method", metavar="METHOD")
@@ -131,8 +177,13 @@ def make_parser() -> argparse.ArgumentParser:
     report.add_argument("directories", metavar="DIR", nargs="+", help="run directories, or a folder that compare wrote")
     report.add_argument("--out", default=None, metavar="DIR", help="where the figures go (default: the first directory)")
     listing = commands.add_parser("list", help="what there is, by name")
-    listing.add_argument("what", nargs="?", default="all", metavar="WHAT",
-                         help="methods, datasets, models, partitions, protocols, losses, agents, evaluations")
+    listing.add_argument(
+        "what",
+        nargs="?",
+        default="all",
+        metavar="WHAT",
+        help="methods, datasets, models, partitions, protocols, losses, agents, evaluations",
+    )
     return parser
 
 
@@ -177,8 +228,14 @@ def _number(text: str) -> Any:
 
 def make_config(args: argparse.Namespace, method: str, methods: list[str]) -> Config:
     per, model, loss = split_sets(args.sets, methods)
-    names = {f.name for f in dataclasses.fields(Config)} - {"method", "options", "model_options", "loss_options",
-                                                            "evaluations", "schedule_rounds"}
+    names = {f.name for f in dataclasses.fields(Config)} - {
+        "method",
+        "options",
+        "model_options",
+        "loss_options",
+        "evaluations",
+        "schedule_rounds",
+    }
     values = {name: getattr(args, name) for name in names}
     modes = tuple(m.strip() for m in args.evaluations.split(",") if m.strip())
     return Config(method=method, options=per[method], model_options=model, loss_options=loss, evaluations=modes, **values)
@@ -205,6 +262,7 @@ def say(text: str) -> None:
 
 def first_process() -> bool:
     import jax
+
     return jax.process_index() == 0
 
 
@@ -212,11 +270,13 @@ def first_process() -> bool:
 def start(config: Config, args: argparse.Namespace | None = None) -> None:
     """Before JAX's backend starts: host devices, the other processes, the compilation cache."""
     from fedjax_sim.setup import want_host_devices
+
     coordinator = getattr(args, "coordinator", None)
     number = getattr(args, "num_processes", None)
     want_host_devices(config, number or 1)
     if coordinator:
         import jax
+
         try:
             jax.distributed.initialize(*(() if coordinator == "auto" else (coordinator, number, args.process_id)))  # type: ignore[union-attr]
         except (RuntimeError, ValueError) as problem:
@@ -224,22 +284,26 @@ def start(config: Config, args: argparse.Namespace | None = None) -> None:
     elif number or getattr(args, "process_id", None) is not None:
         raise UserError("--num-processes and --process-id need --coordinator HOST:PORT")
     from fedjax_sim.cache import use_compilation_cache
+
     use_compilation_cache()
 
 
 def run_one(args: argparse.Namespace) -> int:
     from fedjax_sim.methods import METHODS
+
     if args.method not in METHODS:
         raise unknown("method", args.method, METHODS)
     config = make_config(args, args.method, [args.method])
     config = several_seeds(args, config)
     out = pathlib.Path(args.out) if args.out else free_directory(f"{args.method}-{dataset_word(config)}-s{config.seed}")
     if out.exists() and not args.dry_run:
-        raise UserError(f"output directory '{out}' exists already; choose another --out, or resume it with "
-                        f"fedjax-sim resume {out}")
+        raise UserError(
+            f"output directory '{out}' exists already; choose another --out, or resume it with fedjax-sim resume {out}"
+        )
     start(config, args)
     from fedjax_sim import describe
     from fedjax_sim.setup import prepare
+
     setup = prepare(config, say=note, measure=not args.dry_run)
     say(describe.report(setup))
     if args.dry_run:
@@ -248,6 +312,7 @@ def run_one(args: argparse.Namespace) -> int:
     say(describe.results_table([label(r, args.seeds) for r in results]))
     if args.seeds > 1:
         from fedjax_sim.seeds import seeds_line
+
         say(seeds_line([r.summary for r in results]))
         say(f"run directories: {', '.join(str(r.out) for r in results)}")
     else:
@@ -271,6 +336,7 @@ def execute_all(setup: Any, args: argparse.Namespace, out: pathlib.Path) -> list
     """The results of all seeds; a single one has `out` for itself."""
     from fedjax_sim import runner
     from fedjax_sim.seeds import run_seeds
+
     if args.seeds > 1:
         return run_seeds(setup, args.seeds, out, args.seeds_mode, progress=not args.quiet)
     return [runner.execute(setup, runner.RunDirectory(out), progress=not args.quiet)]
@@ -288,6 +354,7 @@ def dataset_word(config: Config) -> str:
 
 def run_compare(args: argparse.Namespace) -> int:
     from fedjax_sim.methods import METHODS
+
     for method in args.methods:
         if method not in METHODS:
             raise unknown("method", method, METHODS)
@@ -304,7 +371,8 @@ def run_compare(args: argparse.Namespace) -> int:
     from fedjax_sim.methods import make_method
     from fedjax_sim.seeds import seeds_line
     from fedjax_sim.setup import load_federation, prepare
-    for config in configs:      # every mistake is found before the first method runs
+
+    for config in configs:  # every mistake is found before the first method runs
         check(config)
         make_method(config.method, **config.options)
     fed = load_federation(configs[0])
@@ -329,12 +397,14 @@ def run_compare(args: argparse.Namespace) -> int:
 
 def run_resume(args: argparse.Namespace) -> int:
     from fedjax_sim.runner import RunDirectory
+
     path = pathlib.Path(args.directory)
     if not path.is_dir():
         raise UserError(f"there is no run directory '{args.directory}'")
     config, resolved, _ = RunDirectory(path).read_config()
     start(dataclasses.replace(config, devices=str(resolved.get("devices", config.devices))))
     from fedjax_sim import describe, runner
+
     result = runner.resume(path, args.rounds, progress=not args.quiet, data_dir=args.data_dir)
     print(describe.results_table([result.summary]))
     print(f"run directory: {path}")
@@ -343,18 +413,21 @@ def run_resume(args: argparse.Namespace) -> int:
 
 def run_profile(args: argparse.Namespace) -> int:
     from fedjax_sim.methods import METHODS
+
     if args.method not in METHODS:
         raise unknown("method", args.method, METHODS)
     config = make_config(args, args.method, [args.method])
     start(config, args)
     from fedjax_sim.profile import profile
     from fedjax_sim.setup import prepare
+
     say(profile(prepare(config, say=note)))
     return 0
 
 
 def run_report(args: argparse.Namespace) -> int:
     from fedjax_sim.report.figures import report
+
     for path in report(args.directories, args.out):
         print(path)
     return 0
@@ -362,6 +435,7 @@ def run_report(args: argparse.Namespace) -> int:
 
 def run_list(args: argparse.Namespace) -> int:
     from fedjax_sim.catalog import catalog
+
     names = ["methods", "datasets", "models", "partitions", "protocols", "losses", "agents", "evaluations"]
     if args.what not in (*names, "all"):
         raise unknown("list", args.what, names)
@@ -379,8 +453,14 @@ def main(argv: list[str] | None = None) -> int:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     try:
         args = make_parser().parse_args(argv)
-        commands = {"run": run_one, "compare": run_compare, "resume": run_resume, "profile": run_profile,
-                    "report": run_report, "list": run_list}
+        commands = {
+            "run": run_one,
+            "compare": run_compare,
+            "resume": run_resume,
+            "profile": run_profile,
+            "report": run_report,
+            "list": run_list,
+        }
         return commands[args.command](args)
     except UserError as problem:
         print(f"fedjax-sim: {problem}", file=sys.stderr)

@@ -1,4 +1,5 @@
 """One run as plain data: everything that decides its numbers, and the few things that only decide where it runs."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -9,11 +10,12 @@ from typing import Any
 
 from fedjax_sim.errors import UserError, unknown
 
-FORMAT = 1   # of config.json and of checkpoints
+FORMAT = 1  # of config.json and of checkpoints
 
 # these say where and how fast a run is computed, or how long; they do not change what it is
-NOT_HASHED = frozenset({"rounds", "chunk", "devices", "backend", "data_dir", "download", "checkpoint_every", "keep",
-                        "state_on"})
+NOT_HASHED = frozenset(
+    {"rounds", "chunk", "devices", "backend", "data_dir", "download", "checkpoint_every", "keep", "state_on"}
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,7 +27,7 @@ class Config:
     """
 
     method: str = "fedavg"
-    options: dict[str, Any] = dataclasses.field(default_factory=dict)         # of the method
+    options: dict[str, Any] = dataclasses.field(default_factory=dict)  # of the method
     # data
     dataset: str = "digits"
     partition: str = "dirichlet:0.3"
@@ -34,7 +36,7 @@ class Config:
     clients: int = 20
     unseen: float = 0.0
     data_seed: int = 0
-    server_val: int | None = None          # examples the server holds back; None: 1000, or 10 % of a small set
+    server_val: int | None = None  # examples the server holds back; None: 1000, or 10 % of a small set
     val_fraction: float = 0.1
     data_dir: str | None = None
     download: bool = False
@@ -42,7 +44,7 @@ class Config:
     model: str = "lenet5"
     model_options: dict[str, Any] = dataclasses.field(default_factory=dict)
     conv: str = "auto"
-    init: str | None = None                # a file with initial weights (.npz written by save_net)
+    init: str | None = None  # a file with initial weights (.npz written by save_net)
     bn_stats: str = "average"
     # training
     participation: str = "0.5"
@@ -51,19 +53,19 @@ class Config:
     batch_size: int = 32
     lr: float = 0.02
     schedule: str = "constant"
-    schedule_rounds: int = 0               # rounds the schedule is laid over; 0: `rounds` of the first start
+    schedule_rounds: int = 0  # rounds the schedule is laid over; 0: `rounds` of the first start
     momentum: float = 0.9
     weight_decay: float = 5e-4
     decay_groups: str = "all"
-    loss: str = "auto"                     # auto: the method's own (ce, or c3e for fedpolicy)
+    loss: str = "auto"  # auto: the method's own (ce, or c3e for fedpolicy)
     loss_options: dict[str, Any] = dataclasses.field(default_factory=dict)
     dropout: float = 0.0
-    stragglers: str = "0"                  # "p" or "p:least": chance of being slow, least share of the work done
+    stragglers: str = "0"  # "p" or "p:least": chance of being slow, least share of the work done
     seed: int = 0
     # evaluation
     eval_every: int = 1
     evaluations: tuple[str, ...] = ("global", "personal")
-    personal_every: int = 0                # for methods that fine-tune at evaluation; 0: only at the end
+    personal_every: int = 0  # for methods that fine-tune at evaluation; 0: only at the end
     probe: bool = False
     # computation
     dtype: str = "float32"
@@ -71,8 +73,8 @@ class Config:
     chunk: str = "auto"
     devices: str = "auto"
     backend: str = "auto"
-    state_on: str = "device"               # or host: clients' stored rows in host memory, the cohort's travel
-    checkpoint_every: int = 0              # rounds; 0: about once a minute, and at the end
+    state_on: str = "device"  # or host: clients' stored rows in host memory, the cohort's travel
+    checkpoint_every: int = 0  # rounds; 0: about once a minute, and at the end
     keep: int = 2
 
     def to_json(self) -> dict[str, Any]:
@@ -98,19 +100,22 @@ class Config:
 
 def check(config: Config) -> None:
     """Refuse impossible values, one sentence each."""
+
     def positive(name: str, least: float = 1) -> None:
         value = getattr(config, name)
         if not value >= least:
             raise UserError(f"{name.replace('_', '-')} {value} is too small; allowed: {least:g} or more")
+
     for name in ("clients", "rounds", "batch_size", "eval_every", "keep"):
         positive(name)
     for name in ("epochs", "lr", "weight_decay", "unseen", "dropout", "val_fraction"):
         if not math.isfinite(getattr(config, name)):
             raise UserError(f"{name.replace('_', '-')} {getattr(config, name)} is not allowed; use a finite number")
     for name in ("seed", "data_seed"):
-        if not 0 <= getattr(config, name) < 2**63:      # what the random generators take
-            raise UserError(f"{name.replace('_', '-')} {getattr(config, name)} is not allowed; use a whole number from 0 "
-                            f"to 2^63 - 1")
+        if not 0 <= getattr(config, name) < 2**63:  # what the random generators take
+            raise UserError(
+                f"{name.replace('_', '-')} {getattr(config, name)} is not allowed; use a whole number from 0 to 2^63 - 1"
+            )
     if not config.epochs > 0:
         raise UserError(f"epochs {config.epochs:g} is not allowed; use a number above 0 (fractions are counted in steps)")
     for name in ("lr", "momentum", "weight_decay", "personal_every", "checkpoint_every"):
@@ -121,9 +126,13 @@ def check(config: Config) -> None:
         raise UserError(f"momentum {config.momentum:g} is not allowed; use a number in [0, 1)")
     if not 0 <= config.dropout <= 1:
         raise UserError(f"dropout {config.dropout:g} is not a probability; allowed: 0 to 1")
-    for name, allowed in (("dtype", ("float32", "float64")), ("bn_stats", ("average", "local")),
-                          ("precision", ("default", "high", "highest")), ("state_on", ("device", "host")),
-                          ("backend", ("auto", "loop", "chunked", "vmap", "sharded"))):
+    for name, allowed in (
+        ("dtype", ("float32", "float64")),
+        ("bn_stats", ("average", "local")),
+        ("precision", ("default", "high", "highest")),
+        ("state_on", ("device", "host")),
+        ("backend", ("auto", "loop", "chunked", "vmap", "sharded")),
+    ):
         if getattr(config, name) not in allowed:
             raise unknown(name.replace("_", "-"), getattr(config, name), allowed)
     if config.state_on == "host" and config.backend == "loop":
@@ -143,6 +152,8 @@ def straggler_terms(text: str) -> tuple[float, float]:
         if len(parts) > 2 or not (0 <= chance <= 1 and 0 < least <= 1):
             raise ValueError
     except ValueError:
-        raise UserError(f"stragglers '{text}' is not allowed; use p or p:least, e.g. 0.3:0.2 (30 % of the clients "
-                        f"manage between 20 % and all of their work)") from None
+        raise UserError(
+            f"stragglers '{text}' is not allowed; use p or p:least, e.g. 0.3:0.2 (30 % of the clients "
+            f"manage between 20 % and all of their work)"
+        ) from None
     return chance, least

@@ -1,4 +1,5 @@
 """From a name and command-line options to an agent of `agents/`, for methods that are steered by one."""
+
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
@@ -38,8 +39,9 @@ def agent_value(agent: str, option: str, text: Any, default: Any) -> Any:
         raise UserError(f"agent.{option}={text} is not a {kind}; default of {agent}: {default}") from None
 
 
-def make_agent(name: str, observation_size: int, num_actions: int, options: Mapping[str, Any],
-               defaults: Mapping[str, Any], dtype: Any) -> Any:
+def make_agent(
+    name: str, observation_size: int, num_actions: int, options: Mapping[str, Any], defaults: Mapping[str, Any], dtype: Any
+) -> Any:
     """The agent called `name`: its own defaults, then the method's `defaults` that it knows, then the user's `options`.
 
     >>> import jax.numpy as jnp

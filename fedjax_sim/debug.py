@@ -2,6 +2,7 @@
 
 Slow on purpose. Keys are functions of client ids, so a round that fails in a compiled run fails here too, with a name.
 """
+
 from __future__ import annotations
 
 from typing import Any
@@ -81,11 +82,16 @@ class LoopRunner:
 
     def add(self, totals: Totals | None, groups: Tree, work: Work) -> Totals:
         if totals is None:
-            totals = Totals(jax.tree.map(jnp.zeros_like, work.net), jnp.zeros_like(work.weights),
-                            jax.tree.map(jnp.zeros_like, work.sums), jnp.int32(0))
+            totals = Totals(
+                jax.tree.map(jnp.zeros_like, work.net),
+                jnp.zeros_like(work.weights),
+                jax.tree.map(jnp.zeros_like, work.sums),
+                jnp.int32(0),
+            )
         net = jax.tree.map(lambda g, a, b: a + work.weights[g] * b, groups, totals.net, work.net)
-        return Totals(net, totals.weight + work.weights, jax.tree.map(jnp.add, totals.sums, work.sums),
-                      totals.executed + work.steps)
+        return Totals(
+            net, totals.weight + work.weights, jax.tree.map(jnp.add, totals.sums, work.sums), totals.executed + work.steps
+        )
 
     def round(self, state: State, data: Any) -> tuple[State, dict]:
         orders = self.orders(state, data)

@@ -5,6 +5,7 @@
 
 `simulate` turns a method and an environment into pure functions of (State, data): `init`, `run`, `evaluate`.
 """
+
 from __future__ import annotations
 
 import dataclasses
@@ -29,40 +30,41 @@ from fedjax_sim.types import Array, Client, Cohort, Ctx, Env, Method, State, Tre
 # stages: every random draw of a round is keyed by (seed, round, stage[, client id])
 SAMPLE, TRAIN, DROP, SLOW, ACT, LEARN, PERSONAL, SETUP, SERVER = range(9)
 
+
 class Orders(NamedTuple):
     """One round as it is announced."""
 
-    slots: Slot          # [M]
-    invited: Array       # [M] takes part
-    reported: Array      # [M] will not fail to report
-    observed: Tree       # [M, S] observations of the controller, () without one
-    actions: Tree        # [M]
-    info: Tree           # [M] what the agent wants back with the transition
+    slots: Slot  # [M]
+    invited: Array  # [M] takes part
+    reported: Array  # [M] will not fail to report
+    observed: Tree  # [M, S] observations of the controller, () without one
+    actions: Tree  # [M]
+    info: Tree  # [M] what the agent wants back with the transition
 
 
 class Outcome(NamedTuple):
     """What the cohort's training produced; see `backends.client_pass`."""
 
     totals: Any
-    reports: Tree        # [M, …]
-    stacked: Tree        # [M, …] uploads, where asked for
-    clients: Client      # [N, …]
+    reports: Tree  # [M, …]
+    stacked: Tree  # [M, …] uploads, where asked for
+    clients: Client  # [N, …]
 
 
 class Parts(NamedTuple):
     """A round's stages as functions of (state, data, …): what one fused program does, apart."""
 
-    orders: Callable     # (state, data) -> Orders
-    train: Callable      # (state, data, orders) -> Outcome
+    orders: Callable  # (state, data) -> Orders
+    train: Callable  # (state, data, orders) -> Outcome
     aggregate: Callable  # (state, data, orders, outcome) -> (server, cohort, log)
-    learn: Callable      # (state, data, server, clients, orders, cohort) -> (agent, log)
-    evaluate: Callable   # (state, data) -> dict
-    open: Callable       # (data) -> Env with its traced parts
-    task: Callable       # (env, server, bank, client, slot) -> Work                                   ONE client
-    ids: Callable        # (state) -> [M] the cohort of the coming round
-    setup: Callable      # (state, data, who [B]) -> clients [B, …]: before round 1; state holds the rows of `who`
-    score: Callable      # (state, data, who [B]) -> dict of [B]: evaluations that read the rows of `who`
-    adapt: Callable      # (state, data, who [B]) -> dict of [B]: those that fine-tune
+    learn: Callable  # (state, data, server, clients, orders, cohort) -> (agent, log)
+    evaluate: Callable  # (state, data) -> dict
+    open: Callable  # (data) -> Env with its traced parts
+    task: Callable  # (env, server, bank, client, slot) -> Work                                   ONE client
+    ids: Callable  # (state) -> [M] the cohort of the coming round
+    setup: Callable  # (state, data, who [B]) -> clients [B, …]: before round 1; state holds the rows of `who`
+    score: Callable  # (state, data, who [B]) -> dict of [B]: evaluations that read the rows of `who`
+    adapt: Callable  # (state, data, who [B]) -> dict of [B]: those that fine-tune
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,20 +74,19 @@ class Simulation:
     env: Env
     method: Method
     layout: Layout
-    init: Callable       # (seed, net) -> State
-    run: Callable        # (state, data, rounds) -> (state, logs [≤ cap rounds], evaluations [≤ cap blocks])
-    evaluate: Callable   # (state, data) -> dict
-    adapt: Callable      # (state, data) -> dict: the expensive personal evaluation, for methods that fine-tune
-    round: Callable      # (state, data) -> (state, log): one round, not compiled
-    examine: Callable    # (state, data) -> (state, log, ids [M], nets [M, …]): one round with all its uploads
-    parts: Parts         # the stages of a round one by one, for profiling and debugging
+    init: Callable  # (seed, net) -> State
+    run: Callable  # (state, data, rounds) -> (state, logs [≤ cap rounds], evaluations [≤ cap blocks])
+    evaluate: Callable  # (state, data) -> dict
+    adapt: Callable  # (state, data) -> dict: the expensive personal evaluation, for methods that fine-tune
+    round: Callable  # (state, data) -> (state, log): one round, not compiled
+    examine: Callable  # (state, data) -> (state, log, ids [M], nets [M, …]): one round with all its uploads
+    parts: Parts  # the stages of a round one by one, for profiling and debugging
     data: Data
-    capacity: int        # most evaluation blocks in one call of `run`
-    client_split: str    # the split on which client accuracies are measured
+    capacity: int  # most evaluation blocks in one call of `run`
+    client_split: str  # the split on which client accuracies are measured
 
 
-def one_client(method: Method, env: Env, server: Tree, bank: Client, client: Client, slot: Slot,
-               probe: str = "") -> Work:
+def one_client(method: Method, env: Env, server: Tree, bank: Client, client: Client, slot: Slot, probe: str = "") -> Work:
     """ONE client's round: receive, train, and a guard that gives a diverged upload the weight 0.
 
     probe names a split on which the net is scored before and after local training, for the record only.
@@ -106,20 +107,38 @@ def one_client(method: Method, env: Env, server: Tree, bank: Client, client: Cli
     clean = lambda tree: jax.tree.map(lambda a: jnp.where(ok, a, 0), tree)
     weight = jnp.where(ok, up.weight, 0).astype(env.dtype)
     steps = steps_for(env, env.fed.size["train"][ctx.id], ctx.epochs)
-    report = dict(method=up.report, ok=ok, diverged=slot.active & ~finite, weight=weight, steps=steps,
-                  loss=jnp.asarray(up.loss, env.dtype), accuracy=jnp.asarray(up.accuracy, env.dtype))
+    report = dict(
+        method=up.report,
+        ok=ok,
+        diverged=slot.active & ~finite,
+        weight=weight,
+        steps=steps,
+        loss=jnp.asarray(up.loss, env.dtype),
+        accuracy=jnp.asarray(up.accuracy, env.dtype),
+    )
     if probe:
         score = lambda net: evaluate.score_client(env, lambda x: evaluate.predict_net(env, net, x), ctx, probe).correct
         report |= dict(before=score(net), after=score(up.net), probed=env.fed.size[probe][ctx.id])
     net = clean(up.net)
-    return Work(after, net, weight * (slot.plan.send > 0), clean(up.sums), report,
-                net if "stack" in method.needs else (), steps)
+    return Work(
+        after, net, weight * (slot.plan.send > 0), clean(up.sums), report, net if "stack" in method.needs else (), steps
+    )
 
 
-def simulate(method: Method, env: Env, fed: Federation, participation: Participation,
-             layout: Layout | None = None, *, lr: Callable[[Array], Array],
-             evaluations: tuple[str, ...] = ("global", "personal"), eval_every: int = 1, capacity: int = 32,
-             probe: bool = False, bank: str = "all") -> Simulation:
+def simulate(
+    method: Method,
+    env: Env,
+    fed: Federation,
+    participation: Participation,
+    layout: Layout | None = None,
+    *,
+    lr: Callable[[Array], Array],
+    evaluations: tuple[str, ...] = ("global", "personal"),
+    eval_every: int = 1,
+    capacity: int = 32,
+    probe: bool = False,
+    bank: str = "all",
+) -> Simulation:
     """Compose a method, a federation and a layout into compiled functions; see `Simulation`.
 
     bank: "all": a State holds the rows of all clients; "cohort": only the cohort's, in its order, and somebody else
@@ -139,15 +158,22 @@ def simulate(method: Method, env: Env, fed: Federation, participation: Participa
 
     def contexts(key: Array, ids: Array, t: Array, epochs: Array | float) -> Ctx:
         size = ids.shape
-        return Ctx(ids, jax.vmap(jax.random.fold_in, (None, 0))(key, ids), jnp.broadcast_to(t, size),
-                   jnp.broadcast_to(jnp.asarray(epochs, env.dtype), size),
-                   jnp.broadcast_to(lr(t.astype(env.dtype)).astype(env.dtype), size))
+        return Ctx(
+            ids,
+            jax.vmap(jax.random.fold_in, (None, 0))(key, ids),
+            jnp.broadcast_to(t, size),
+            jnp.broadcast_to(jnp.asarray(epochs, env.dtype), size),
+            jnp.broadcast_to(lr(t.astype(env.dtype)).astype(env.dtype), size),
+        )
 
     def open_(data: Data) -> Env:
         fed = data.fed
         real = jnp.arange(fed.rows["train"].shape[1]) < fed.size["train"][:, None]
-        counts = jnp.zeros((env.num_clients, fed.classes), env.dtype).at[
-            everyone[:, None], fed.y[fed.rows["train"]]].add(real.astype(env.dtype))
+        counts = (
+            jnp.zeros((env.num_clients, fed.classes), env.dtype)
+            .at[everyone[:, None], fed.y[fed.rows["train"]]]
+            .add(real.astype(env.dtype))
+        )
         return dataclasses.replace(env, fed=fed, counts=counts)
 
     # ---- the start --------------------------------------------------------------------------------------------
@@ -164,18 +190,23 @@ def simulate(method: Method, env: Env, fed: Federation, participation: Participa
         def build(key: Array, net: Tree, data: Data) -> State:
             here = open_(data)
             server, own = method.init(here, net)
-            one = Client(own, init_confusion(fed.classes, env.dtype) if env.track_confusion else (),
-                         net if keep_resident else (), net["batch_stats"] if env.bn_local else ())
+            one = Client(
+                own,
+                init_confusion(fed.classes, env.dtype) if env.track_confusion else (),
+                net if keep_resident else (),
+                net["batch_stats"] if env.bn_local else (),
+            )
             clients = jax.tree.map(lambda a: jnp.broadcast_to(a, (layout.padded(stored), *jnp.shape(a))), one)
             agent = controller.init(stage(key, jnp.int32(0), SETUP)) if controller else ()
             state = State(jnp.int32(0), key, server, clients, agent)
             return state._replace(clients=set_up(here, state, everyone)) if bank == "all" else state
+
         # the run donates its state: the caller's net and key must not be among its buffers
         key, net, inputs = backends.everywhere(layout, (np.array(key), jax.tree.map(jnp.copy, net), data))
         if layout.mesh is None:
             return jax.jit(build)(key, net, inputs)
         where = backends.shardings(layout, jax.eval_shape(build, key, net, inputs))
-        return jax.jit(build, out_shardings=where)(key, net, inputs)   # client rows are born where they live
+        return jax.jit(build, out_shardings=where)(key, net, inputs)  # client rows are born where they live
 
     # ---- one round --------------------------------------------------------------------------------------------
     def over_cohort(here: Env, server: Tree, clients: Client, ctx: Ctx, fn: Callable) -> Tree:
@@ -207,37 +238,63 @@ def simulate(method: Method, env: Env, fed: Federation, participation: Participa
         return Orders(Slot(rows_of(ids), active, plan, ctx), invited, reported, observed, actions, info)
 
     def task(method: Method) -> Callable:
-        return lambda env, server, bank, client, slot: one_client(method, env, server, bank, client, slot,
-                                                                  split if probe else "")
+        return lambda env, server, bank, client, slot: one_client(
+            method, env, server, bank, client, slot, split if probe else ""
+        )
 
     def train(here: Env, state: State, slots: Slot, method: Method = method) -> Outcome:
         """The cohort's local training: the hot path."""
         steps = jax.vmap(lambda i, e: steps_for(here, here.fed.size["train"][i], e))(slots.ctx.id, slots.ctx.epochs)
-        steps = jnp.where(slots.active, jnp.maximum(steps, 1), 0)      # a client without data still reports
-        return Outcome(*backends.client_pass(here, layout, task(method), state.server, state.clients, slots, steps,
-                                             "bank" in method.needs))
+        steps = jnp.where(slots.active, jnp.maximum(steps, 1), 0)  # a client without data still reports
+        return Outcome(
+            *backends.client_pass(
+                here, layout, task(method), state.server, state.clients, slots, steps, "bank" in method.needs
+            )
+        )
 
     def aggregate(here: Env, state: State, orders: Orders, outcome: Outcome) -> tuple[Tree, Cohort, dict]:
         """The server's new state, what it saw, and the log of the round."""
         slots, totals, reports = orders.slots, outcome.totals, outcome.reports
         scale = 1 / jnp.where(totals.weight > 0, totals.weight, 1)
         mean = jax.tree.map(lambda g, a: a * scale[g].astype(a.dtype), here.group_of(totals.net), totals.net)
-        cohort = Cohort(mean, totals.weight, totals.sums, reports["ok"].sum(), slots.ctx.id, reports["ok"],
-                        reports["weight"], reports["method"], outcome.stacked, stage(state.key, state.t, SERVER))
+        cohort = Cohort(
+            mean,
+            totals.weight,
+            totals.sums,
+            reports["ok"].sum(),
+            slots.ctx.id,
+            reports["ok"],
+            reports["weight"],
+            reports["method"],
+            outcome.stacked,
+            stage(state.key, state.t, SERVER),
+        )
         server = method.aggregate(here, state.server, cohort)
         server = jax.tree.map(lambda new, old: jnp.where(cohort.count > 0, new, old), server, state.server)
         average = lambda v: jnp.where(cohort.ok, v, 0).sum() / jnp.maximum(cohort.count, 1)
         invited, failed = orders.invited, reports["diverged"]
-        log = dict(round=state.t + 1, participants=invited.sum(), dropped=(invited & ~orders.reported).sum(),
-                   diverged=failed.sum(), down=invited.sum(), up=cohort.count,
-                   diverged_id=jnp.where(failed.any(), cohort.ids[failed.argmax()], -1),
-                   taken=invited.astype(jnp.int32) @ (slots.plan.take > 0).astype(jnp.int32),
-                   sent=cohort.ok.astype(jnp.int32) @ (slots.plan.send > 0).astype(jnp.int32),
-                   steps_needed=jnp.where(slots.active, reports["steps"], 0).sum(), steps_executed=totals.executed,
-                   train_loss=average(reports["loss"]), train_accuracy=average(reports["accuracy"]))
+        log = dict(
+            round=state.t + 1,
+            participants=invited.sum(),
+            dropped=(invited & ~orders.reported).sum(),
+            diverged=failed.sum(),
+            down=invited.sum(),
+            up=cohort.count,
+            diverged_id=jnp.where(failed.any(), cohort.ids[failed.argmax()], -1),
+            taken=invited.astype(jnp.int32) @ (slots.plan.take > 0).astype(jnp.int32),
+            sent=cohort.ok.astype(jnp.int32) @ (slots.plan.send > 0).astype(jnp.int32),
+            steps_needed=jnp.where(slots.active, reports["steps"], 0).sum(),
+            steps_executed=totals.executed,
+            train_loss=average(reports["loss"]),
+            train_accuracy=average(reports["accuracy"]),
+        )
         if probe:
-            log |= dict(probe_ids=jnp.where(cohort.ok, cohort.ids, -1), probe_before=reports["before"],
-                        probe_after=reports["after"], probe_count=reports["probed"])
+            log |= dict(
+                probe_ids=jnp.where(cohort.ok, cohort.ids, -1),
+                probe_before=reports["before"],
+                probe_after=reports["after"],
+                probe_count=reports["probed"],
+            )
         if method.log:
             log |= method.log(here, state.server, server, cohort)
         return server, cohort, log
@@ -247,9 +304,11 @@ def simulate(method: Method, env: Env, fed: Federation, participation: Participa
         if not (control and controller):
             return state.agent, {}
         from agents.types import Transition
+
         ctx = orders.slots.ctx
         reward = jax.vmap(lambda r, a, c: control.reward(here, state.server, server, r, a, c))(
-            cohort.reports, orders.actions, ctx)
+            cohort.reports, orders.actions, ctx
+        )
         if control.combine:
             reward = control.combine(here, reward, cohort)
         after = over_cohort(here, server, clients, ctx, control.observe)
@@ -277,8 +336,7 @@ def simulate(method: Method, env: Env, fed: Federation, participation: Participa
     def of_clients(state: State, who: Array) -> Ctx:
         return contexts(stage(state.key, state.t, PERSONAL), who, state.t, env.epochs)
 
-    scores = make_scores(method, env, fed, layout, evaluations, of_clients,
-                         lambda state: stage(state.key, state.t, SERVER))
+    scores = make_scores(method, env, fed, layout, evaluations, of_clients, lambda state: stage(state.key, state.t, SERVER))
 
     def evaluate_(here: Env, state: State, data: Data) -> dict[str, Tree]:
         out = scores.server(here, state, data)
@@ -311,21 +369,47 @@ def simulate(method: Method, env: Env, fed: Federation, participation: Participa
             return state, logs, write(scores, i, {**evaluate_(here, state, data), "round": state.t})
 
         blocks = (first + rounds + eval_every - 1) // eval_every - first // eval_every
-        return lax.fori_loop(0, blocks, block, (state, blank(log_shape, capacity * eval_every),
-                                                blank({**eval_shape, "round": jax.ShapeDtypeStruct((), jnp.int32)},
-                                                      capacity)))
+        return lax.fori_loop(
+            0,
+            blocks,
+            block,
+            (
+                state,
+                blank(log_shape, capacity * eval_every),
+                blank({**eval_shape, "round": jax.ShapeDtypeStruct((), jnp.int32)}, capacity),
+            ),
+        )
 
     def examine(state: State, data: Data) -> tuple[State, dict, Array, Tree]:
         stacking = method._replace(needs=method.needs | {"stack"})
         state, log, outcome, ids = one_round(open_(data), state, data.dropout, stacking)
         return state, log, ids, outcome.stacked
 
-    parts = Parts(lambda s, d: give_orders(open_(d), s, d.dropout), lambda s, d, o: train(open_(d), s, o.slots),
-                  lambda s, d, o, out: aggregate(open_(d), s, o, out),
-                  lambda s, d, server, clients, o, cohort: learn(open_(d), s, server, clients, o, cohort),
-                  lambda s, d: evaluate_(open_(d), s, d), open_, task(method),
-                  lambda s: participation.sample(stage(s.key, s.t, SAMPLE), s.t)[0],
-                  lambda s, d, who: set_up(open_(d), s, who), lambda s, d, who: scores.stored(open_(d), s, who), adapt)
-    return Simulation(env, method, layout, init, jax.jit(run, donate_argnums=0),
-                      jax.jit(lambda s, d: evaluate_(open_(d), s, d)), jax.jit(adapt),
-                      lambda s, d: one_round(open_(d), s, d.dropout)[:2], jax.jit(examine), parts, data, capacity, split)
+    parts = Parts(
+        lambda s, d: give_orders(open_(d), s, d.dropout),
+        lambda s, d, o: train(open_(d), s, o.slots),
+        lambda s, d, o, out: aggregate(open_(d), s, o, out),
+        lambda s, d, server, clients, o, cohort: learn(open_(d), s, server, clients, o, cohort),
+        lambda s, d: evaluate_(open_(d), s, d),
+        open_,
+        task(method),
+        lambda s: participation.sample(stage(s.key, s.t, SAMPLE), s.t)[0],
+        lambda s, d, who: set_up(open_(d), s, who),
+        lambda s, d, who: scores.stored(open_(d), s, who),
+        adapt,
+    )
+    return Simulation(
+        env,
+        method,
+        layout,
+        init,
+        jax.jit(run, donate_argnums=0),
+        jax.jit(lambda s, d: evaluate_(open_(d), s, d)),
+        jax.jit(adapt),
+        lambda s, d: one_round(open_(d), s, d.dropout)[:2],
+        jax.jit(examine),
+        parts,
+        data,
+        capacity,
+        split,
+    )

@@ -1,4 +1,5 @@
 """Mistakes of the user, said in one sentence; the command line prints them without a traceback."""
+
 from __future__ import annotations
 
 import difflib

@@ -1,4 +1,5 @@
 """Accuracy and loss of predictors on rows of the pool: for ONE client on its own split, or on a server-held set."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -12,14 +13,14 @@ from jax import lax
 from fedjax_sim.local import gather, longest
 from fedjax_sim.types import Array, Ctx, Env, Tree
 
-EVAL_BATCH = 250          # rows of a server-held set evaluated at once
-CLIENT_EVAL_BATCH = 64    # rows of one client's split evaluated at once
+EVAL_BATCH = 250  # rows of a server-held set evaluated at once
+CLIENT_EVAL_BATCH = 64  # rows of one client's split evaluated at once
 
 
 class Score(NamedTuple):
-    correct: Array   # []  number of correct predictions
-    loss: Array      # []  summed cross-entropy
-    count: Array     # type: ignore[assignment]   # []  examples
+    correct: Array  # []  number of correct predictions
+    loss: Array  # []  summed cross-entropy
+    count: Array  # type: ignore[assignment]   # []  examples
 
 
 def predict_net(env: Env, net: Tree, x: Array) -> Array:
@@ -78,8 +79,8 @@ def hits_per_row(env: Env, predict: Callable[[Array], Array], rows: Array) -> tu
         i, rows = numbered
         x, y = gather(env, rows, i)
         logits = predict(x)
-        return ((logits.argmax(-1) == y).astype(env.dtype),
-                optax.softmax_cross_entropy_with_integer_labels(logits, y))
+        return ((logits.argmax(-1) == y).astype(env.dtype), optax.softmax_cross_entropy_with_integer_labels(logits, y))
+
     hit, loss = lax.map(block, (jnp.arange(blocks.shape[0]), blocks))
     return hit.reshape(-1)[:size], loss.reshape(-1)[:size]
 

@@ -1,4 +1,5 @@
 """Files that are either whole or not there: written beside the target and renamed."""
+
 from __future__ import annotations
 
 import contextlib
@@ -47,7 +48,7 @@ def read_csv(path: pathlib.Path) -> list[dict[str, str]]:
 
 def write_npz(path: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> None:
     buffer = io.BytesIO()
-    np.savez_compressed(buffer, **arrays)   # type: ignore[arg-type]
+    np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]
     write_bytes(path, buffer.getvalue())
 
 
@@ -58,4 +59,4 @@ def number(value: Any) -> str:
     value = float(value)
     if value != value:
         return ""
-    return f"{value + 0.0:.8g}"      # + 0: minus zero is written as zero, as it is read back
+    return f"{value + 0.0:.8g}"  # + 0: minus zero is written as zero, as it is read back

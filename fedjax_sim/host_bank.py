@@ -7,6 +7,7 @@ The device then holds M rows of client state instead of N; the host holds N rows
 each way per round, and one dispatch per round instead of one per segment. Draws are keyed by client ids, so a run gives
 the numbers of `--state-on device`, and checkpoints have the same form.
 """
+
 from __future__ import annotations
 
 import dataclasses
@@ -21,14 +22,16 @@ from fedjax_sim.engine import Data, Simulation
 from fedjax_sim.errors import UserError
 from fedjax_sim.types import Client, State, Tree
 
-BLOCK = 64 * 2**20    # bytes of rows streamed at once by evaluation; a few copies of a block are in memory
+BLOCK = 64 * 2**20  # bytes of rows streamed at once by evaluation; a few copies of a block are in memory
 
 
 def check(sim: Simulation) -> None:
     """Refuse what needs all rows in one place."""
     if "bank" in sim.method.needs:
-        raise UserError(f"state-on host is not possible with method '{sim.method.name}': its clients read each other's "
-                        f"models; allowed: device")
+        raise UserError(
+            f"state-on host is not possible with method '{sim.method.name}': its clients read each other's "
+            f"models; allowed: device"
+        )
     if jax.process_count() > 1:
         raise UserError("state-on host is not possible with several processes; allowed: device")
 
@@ -40,8 +43,10 @@ def rows_at(clients: Client, ids: np.ndarray) -> Client:
 
 def put_back(clients: Client, ids: np.ndarray, rows: Client) -> None:
     """Write rows [≥ B, …] into host arrays [N, …] at `ids` [B], in place."""
+
     def one(bank: np.ndarray, new: Any) -> None:
-        bank[ids] = np.asarray(new)[:len(ids)]
+        bank[ids] = np.asarray(new)[: len(ids)]
+
     jax.tree.map(one, clients, rows)
 
 
@@ -61,7 +66,7 @@ class HostBank:
         """`state` with only the rows `ids`, on the device; padded with a repeated row to what the layout wants."""
         extra = self.layout.padded(len(ids)) - len(ids)
         rows = rows_at(state.clients, np.concatenate([ids, np.repeat(ids[:1], extra)]))
-        if self.layout.mesh is None:   # never an alias: the compiled round writes into these buffers
+        if self.layout.mesh is None:  # never an alias: the compiled round writes into these buffers
             return state._replace(clients=jax.device_put(rows, jax.devices()[0], may_alias=False))
         where = backends.shardings(self.layout, state._replace(clients=rows)).clients
         return state._replace(clients=jax.device_put(rows, where, may_alias=False))
@@ -74,6 +79,7 @@ class HostBank:
             bank = np.empty((self.layout.padded(self.clients), *rows.shape[1:]), rows.dtype)
             bank[:] = np.asarray(rows)[0]
             return bank
+
         state = state._replace(clients=jax.tree.map(repeat, state.clients))
         if self.sim.method.setup is not None:
             data = backends.everywhere(self.layout, self.sim.data)
@@ -84,10 +90,10 @@ class HostBank:
     def blocks(self, state: State) -> list[tuple[np.ndarray, int]]:
         """(client numbers [B], how many are real): all clients in equal blocks, the last one padded by repetition."""
         per_row = sum(bank.nbytes // bank.shape[0] for bank in jax.tree.leaves(state.clients))
-        some = max(self.layout.chunk * self.layout.devices, BLOCK // max(1, per_row))     # fills the lanes
+        some = max(self.layout.chunk * self.layout.devices, BLOCK // max(1, per_row))  # fills the lanes
         size = self.layout.padded(min(self.clients, some))
         everyone = np.arange(self.clients, dtype=np.int32)
-        parts = [everyone[first:first + size] for first in range(0, self.clients, size)]
+        parts = [everyone[first : first + size] for first in range(0, self.clients, size)]
         return [(np.pad(part, (0, size - len(part)), mode="edge"), len(part)) for part in parts]
 
     def stream(self, fn: Callable, state: State, data: Data) -> dict[str, Tree]:
@@ -96,8 +102,10 @@ class HostBank:
         rows = jax.tree.map(lambda a: jax.ShapeDtypeStruct((len(first), *a.shape[1:]), a.dtype), state.clients)
         if not jax.eval_shape(fn, state._replace(clients=rows), data, first):
             return {}
-        found = [jax.tree.map(lambda a, n=real: np.asarray(a)[:n], fn(self.with_rows(state, who), data, who))
-                 for who, real in self.blocks(state)]
+        found = [
+            jax.tree.map(lambda a, n=real: np.asarray(a)[:n], fn(self.with_rows(state, who), data, who))
+            for who, real in self.blocks(state)
+        ]
         return jax.tree.map(lambda *blocks: np.concatenate(blocks), *found)
 
     def evaluate(self, state: State, data: Data) -> dict[str, Tree]:

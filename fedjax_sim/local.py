@@ -7,6 +7,7 @@ data), and one step is PyTorch's SGD:  g ← g + wd·w;  v ← momentum·v + g; 
 The loop has a data-dependent bound: a client costs what it holds. Side by side (vmap over `env.lanes` clients) the
 bound is that of the longest lane, as an unbatched scalar, and a finished lane's learning rate is 0.
 """
+
 from __future__ import annotations
 
 import math
@@ -22,30 +23,30 @@ from fedjax_sim.losses import update_confusion
 from fedjax_sim.threefry import small_bits
 from fedjax_sim.types import Array, Client, Ctx, Env, Tree, Upload
 
-LANES = "lanes"   # the name of the vmap axis over clients that are trained side by side
+LANES = "lanes"  # the name of the vmap axis over clients that are trained side by side
 
 
 class Batch(NamedTuple):
-    x: Array      # [B, H, W, C] normalised
-    y: Array      # [B]
-    mask: Array   # [B] True for real examples
-    key: Array    # []  PRNG key of this step (noise in an objective)
+    x: Array  # [B, H, W, C] normalised
+    y: Array  # [B]
+    mask: Array  # [B] True for real examples
+    key: Array  # []  PRNG key of this step (noise in an objective)
 
 
 class Aux(NamedTuple):
     """What an objective returns beside its value."""
 
-    logits: Array         # [B, C]
-    batch_stats: Tree     # BatchNorm statistics after this batch
-    confusion: Tree       # running soft confusion after this batch, () when not tracked
-    carry: Tree = ()      # the objective's own running values after this batch; see `descend`
+    logits: Array  # [B, C]
+    batch_stats: Tree  # BatchNorm statistics after this batch
+    confusion: Tree  # running soft confusion after this batch, () when not tracked
+    carry: Tree = ()  # the objective's own running values after this batch; see `descend`
 
 
 class Trained(NamedTuple):
     net: Tree
-    loss: Array       # []  mean over the examples of this training call
-    accuracy: Array   # []  of the predictions made while training
-    steps: Array      # []  steps of this client (not of its lane neighbours)
+    loss: Array  # []  mean over the examples of this training call
+    accuracy: Array  # []  of the predictions made while training
+    steps: Array  # []  steps of this client (not of its lane neighbours)
     carry: Tree = ()  # the objective's own running values at the end
 
 
@@ -65,7 +66,7 @@ def epoch_orders(key: Array, n: Array, padded: int, epochs: int) -> Array:
     """[epochs, padded] int32: per epoch a permutation of 0..n−1 in the first n places (the rest is padding)."""
     noise = small_bits(key, (epochs, padded)) >> 1
     place = jnp.broadcast_to(jnp.arange(padded, dtype=jnp.int32), (epochs, padded))
-    noise = jnp.where(place < n, noise, jnp.uint32(0xFFFFFFFF))   # padding sorts last
+    noise = jnp.where(place < n, noise, jnp.uint32(0xFFFFFFFF))  # padding sorts last
     bits = max(1, (padded - 1).bit_length())
     if bits > 12:
         return lax.sort((noise, place), dimension=1, num_keys=1)[1]
@@ -119,12 +120,14 @@ def stream(env: Env, ctx: Ctx, key: Array, epochs: float, split: str = "train") 
         x, y = gather(env, lax.dynamic_slice(table, (epoch, start), (1, size))[0], step)
         step_key = jax.random.fold_in(key, step)
         return Batch(augment(step_key, x), y, start + jnp.arange(size) < n, step_key)
+
     return draw
 
 
 # ---- objectives -------------------------------------------------------------------------------------------------
-def forward(env: Env, net: Tree, batch: Batch, *, train: bool = True, tap: Callable | None = None
-            ) -> tuple[Array, Array, Tree]:
+def forward(
+    env: Env, net: Tree, batch: Batch, *, train: bool = True, tap: Callable | None = None
+) -> tuple[Array, Array, Tree]:
     """(logits [B, C], features [B, d], batch_stats) of one minibatch."""
     features, stats = env.model.features(net, batch.x, train=train, mask=batch.mask, tap=tap)
     return env.model.head(net, features), features, stats
@@ -133,28 +136,43 @@ def forward(env: Env, net: Tree, batch: Batch, *, train: bool = True, tap: Calla
 def local_loss(env: Env, ctx: Ctx, logits: Array, batch: Batch, confusion: Tree) -> tuple[Array, Tree]:
     """The run's local loss of one minibatch; the soft confusion is updated first, without gradient."""
     if env.track_confusion:
-        confusion = update_confusion(confusion, lax.stop_gradient(logits), batch.y, batch.mask, env.loss.decay,
-                                     batch_size=env.batch_size)
+        confusion = update_confusion(
+            confusion, lax.stop_gradient(logits), batch.y, batch.mask, env.loss.decay, batch_size=env.batch_size
+        )
     return env.loss.value(logits, batch.y, batch.mask, env.counts[ctx.id], confusion), confusion
 
 
-def supervised(env: Env, ctx: Ctx, penalty: Callable[[Tree], Array] | None = None,
-               tap: Callable | None = None) -> Callable:
+def supervised(env: Env, ctx: Ctx, penalty: Callable[[Tree], Array] | None = None, tap: Callable | None = None) -> Callable:
     """The default objective: the local loss of the model's logits, plus an optional penalty on the parameters."""
+
     def objective(net: Tree, batch: Batch, confusion: Tree) -> tuple[Array, Aux]:
         logits, _, stats = forward(env, net, batch, tap=tap)
         loss, confusion = local_loss(env, ctx, logits, batch, confusion)
         if penalty is not None:
             loss = loss + penalty(net["params"])
         return loss, Aux(logits, stats, confusion)
+
     return objective
 
 
 # ---- the loop ---------------------------------------------------------------------------------------------------
-def descend(env: Env, net: Tree, client: Client, ctx: Ctx, *, objective: Callable | None = None,
-            gradient: Callable | None = None, adjust: Callable | None = None,
-            trainable: tuple[str, ...] | None = None, epochs: float | None = None, optimizer=None,
-            lr: Array | None = None, salt: int = 0, track: bool = True, carry: Tree = ()) -> tuple[Client, Trained]:
+def descend(
+    env: Env,
+    net: Tree,
+    client: Client,
+    ctx: Ctx,
+    *,
+    objective: Callable | None = None,
+    gradient: Callable | None = None,
+    adjust: Callable | None = None,
+    trainable: tuple[str, ...] | None = None,
+    epochs: float | None = None,
+    optimizer=None,
+    lr: Array | None = None,
+    salt: int = 0,
+    track: bool = True,
+    carry: Tree = (),
+) -> tuple[Client, Trained]:
     """SGD for ONE client; returns the client with its loss statistics brought up to date, and what was trained.
 
     objective: (net, batch, confusion) -> (loss, Aux); default `supervised(env, ctx)`.
@@ -182,6 +200,7 @@ def descend(env: Env, net: Tree, client: Client, ctx: Ctx, *, objective: Callabl
 
         def value(params, batch):
             return objective({"params": {**frozen, **params}, "batch_stats": stats}, batch, confusion, *own)
+
         grad_of = jax.value_and_grad(value, has_aux=True)
         if gradient is None:
             batch = draw(k)
@@ -191,22 +210,36 @@ def descend(env: Env, net: Tree, client: Client, ctx: Ctx, *, objective: Callabl
         if adjust is not None:
             grads = adjust(grads, params)
         direction, opt_state = optimizer.update(grads, opt_state, params)
-        rate = lr if env.lanes == 1 else jnp.where(k < steps, lr, 0)   # a finished lane stands still
+        rate = lr if env.lanes == 1 else jnp.where(k < steps, lr, 0)  # a finished lane stands still
         params = jax.tree.map(lambda p, d: p - rate * d, params, direction)
         seen = batch.mask.astype(env.dtype) if env.lanes == 1 else batch.mask * (k < steps).astype(env.dtype)
         n = seen.sum()
         hits = ((aux.logits.argmax(-1) == batch.y) * seen).sum()
         totals = (totals[0] + loss * n, totals[1] + hits, totals[2] + n)
-        keep = (lambda new, old: new) if env.lanes == 1 else (
-            lambda new, old: jax.tree.map(lambda a, b: jnp.where(k < steps, a, b), new, old))
-        return (params, keep(aux.batch_stats, stats), opt_state, keep(aux.confusion, confusion),
-                keep(aux.carry, running), totals)
+        keep = (
+            (lambda new, old: new)
+            if env.lanes == 1
+            else (lambda new, old: jax.tree.map(lambda a, b: jnp.where(k < steps, a, b), new, old))
+        )
+        return (
+            params,
+            keep(aux.batch_stats, stats),
+            opt_state,
+            keep(aux.confusion, confusion),
+            keep(aux.carry, running),
+            totals,
+        )
 
     zero = jnp.zeros((), env.dtype)
     start = (moving, net["batch_stats"], optimizer.init(moving), client.confusion, carry, (zero, zero, zero))
     params, stats, _, confusion, carry, (loss, hits, n) = lax.fori_loop(0, longest(env, steps), step, start)
-    done = Trained({"params": {**frozen, **params}, "batch_stats": stats},
-                   loss / jnp.maximum(n, 1), hits / jnp.maximum(n, 1), steps, carry)
+    done = Trained(
+        {"params": {**frozen, **params}, "batch_stats": stats},
+        loss / jnp.maximum(n, 1),
+        hits / jnp.maximum(n, 1),
+        steps,
+        carry,
+    )
     return (client._replace(confusion=confusion) if track else client), done
 
 

@@ -19,6 +19,7 @@ C classes, n_c the client's number of training examples of class c.
 >>> round(float(loss.value(z, y, jnp.array([True, True]), jnp.ones(3), ())), 4)     # log 3
 1.0986
 """
+
 from __future__ import annotations
 
 import math
@@ -42,23 +43,25 @@ LOSSES: dict[str, str] = {
     "c3e": "confusion-calibrated cross-entropy, reads the client's running soft confusion",
 }
 
-SMOOTHING_FLOOR = 1e-3   # ε: added to every cell of a mini-batch's confusion and counts
-PRIOR_FLOOR = 1e-8       # smallest class prior (C3E) and smallest class count (FedLC)
+SMOOTHING_FLOOR = 1e-3  # ε: added to every cell of a mini-batch's confusion and counts
+PRIOR_FLOOR = 1e-8  # smallest class prior (C3E) and smallest class count (FedLC)
 
 
 class Confusion(NamedTuple):
     """ONE client's running soft confusion."""
-    conf: Array    # [C, C] row = true class, column = predicted mass
-    count: Array   # type: ignore[assignment]   # [C] running class counts (shadows tuple.count)
-    seen: Array    # [] warm-up counter of C3E: half the batch size per mini-batch
+
+    conf: Array  # [C, C] row = true class, column = predicted mass
+    count: Array  # type: ignore[assignment]   # [C] running class counts (shadows tuple.count)
+    seen: Array  # [] warm-up counter of C3E: half the batch size per mini-batch
 
 
 class Loss(NamedTuple):
     """A local loss with its constants bound."""
+
     name: str
-    value: Callable[..., Array]   # (logits [B, C], labels [B], mask [B], counts [C], confusion | ()) -> []
+    value: Callable[..., Array]  # (logits [B, C], labels [B], mask [B], counts [C], confusion | ()) -> []
     uses_confusion: bool
-    decay: float                  # μ, the EMA momentum of the confusion, used whenever it is tracked
+    decay: float  # μ, the EMA momentum of the confusion, used whenever it is tracked
 
 
 # ---- the soft confusion -----------------------------------------------------------------------------------
@@ -73,8 +76,9 @@ def init_confusion(classes: int, dtype: Any = jnp.float32) -> Confusion:
     return Confusion(jnp.ones((classes, classes), dtype), jnp.ones((classes,), dtype), jnp.zeros((), dtype))
 
 
-def update_confusion(confusion: Confusion, logits: Array, labels: Array, mask: Array, decay: float, *,
-                     batch_size: int) -> Confusion:
+def update_confusion(
+    confusion: Confusion, logits: Array, labels: Array, mask: Array, decay: float, *, batch_size: int
+) -> Confusion:
     """One mini-batch of ONE client: Conf ← μ Conf + (1−μ)(Yᵀ softmax(Z) + ε), Count ← μ Count + (1−μ)(c + ε).
 
     Y is one-hot, c the class counts of the batch, ε = 1e-3. Masked examples count nothing; a batch without
@@ -89,11 +93,10 @@ def update_confusion(confusion: Confusion, logits: Array, labels: Array, mask: A
     logits, labels, on = _masked(jax.lax.stop_gradient(logits), labels, mask)
     dtype = confusion.conf.dtype
     classes = confusion.conf.shape[0]
-    onehot = jax.nn.one_hot(labels, classes, dtype=dtype) * on[:, None].astype(dtype)   # [B, C]
-    mass = onehot.T @ jax.nn.softmax(logits.astype(dtype))                              # [C, C]
+    onehot = jax.nn.one_hot(labels, classes, dtype=dtype) * on[:, None].astype(dtype)  # [B, C]
+    mass = onehot.T @ jax.nn.softmax(logits.astype(dtype))  # [C, C]
     mix = lambda old, new: decay * old + (1 - decay) * (new + SMOOTHING_FLOOR)
-    new = Confusion(mix(confusion.conf, mass), mix(confusion.count, onehot.sum(0)),
-                    confusion.seen + batch_size / 2)
+    new = Confusion(mix(confusion.conf, mass), mix(confusion.count, onehot.sum(0)), confusion.seen + batch_size / 2)
     any_example = on.any()
     return Confusion(*(jnp.where(any_example, a, b) for a, b in zip(new, confusion, strict=True)))
 
@@ -116,7 +119,7 @@ def _mean(per_example: Array, on: Array) -> Array:
 def _cross_entropy(logits: Array, labels: Array) -> Array:
     # the label's logit by comparison: the gradient of an indexed read is a scatter, many small operations on CPU
     own = jnp.where(labels[:, None] == jnp.arange(logits.shape[-1]), logits, 0).sum(-1)
-    return jax.nn.logsumexp(logits, axis=-1) - own   # [B]
+    return jax.nn.logsumexp(logits, axis=-1) - own  # [B]
 
 
 def _unit_off_diagonal(matrix: Array) -> Array:
@@ -142,6 +145,7 @@ def _focal(gamma: float) -> Callable[..., Array]:
         # 1 − p_y without cancellation; the floor keeps the slope of x^γ finite at p_y = 1 when γ < 1
         wrong = jnp.maximum(-jnp.expm1(-ce), jnp.finfo(ce.dtype).eps)
         return wrong**gamma * ce
+
     return per_example
 
 
@@ -150,6 +154,7 @@ def _fedlc(tau: float) -> Callable[..., Array]:
         # an absent class gets −100 τ: the client does not push classes down that it never sees
         shift = tau * jnp.maximum(counts, PRIOR_FLOOR) ** -0.25
         return _cross_entropy(logits - shift, labels)
+
     return per_example
 
 
@@ -171,6 +176,7 @@ def class_balanced_weights(counts: Array, beta: float) -> Array:
 def _cb(beta: float) -> Callable[..., Array]:
     def per_example(logits, labels, counts, confusion):
         return class_balanced_weights(counts, beta)[labels] * _cross_entropy(logits, labels)
+
     return per_example
 
 
@@ -179,11 +185,13 @@ def _ls(smoothing: float, classes: int) -> Callable[..., Array]:
         onehot = jax.nn.one_hot(labels, classes, dtype=logits.dtype)
         target = onehot * (1 - smoothing) + (1 - onehot) * (smoothing / max(classes - 1, 1))
         return optax.softmax_cross_entropy(logits, target)
+
     return per_example
 
 
-def _c3e(b: float, beta_c: float, lam_mu: float, lam_nu: float, warmup: float, prior: bool,
-         row_norm: bool) -> Callable[..., Array]:
+def _c3e(
+    b: float, beta_c: float, lam_mu: float, lam_nu: float, warmup: float, prior: bool, row_norm: bool
+) -> Callable[..., Array]:
     """Confusion-calibrated cross-entropy.
 
     z'_j   = z_j + b · log π_j · exp(Conf_yj / ΣConf),  π = Count / ΣCount ≥ 1e-8       (`prior`; else z' = z)
@@ -196,24 +204,26 @@ def _c3e(b: float, beta_c: float, lam_mu: float, lam_nu: float, warmup: float, p
     While `seen < warmup`, Δ is zero and so is L_conf. The statistics are those after this batch's update;
     no gradient flows through them.
     """
+
     def per_example(logits, labels, counts, confusion):
         confusion = jax.tree.map(lambda a: jax.lax.stop_gradient(a).astype(logits.dtype), confusion)
         conf, count, seen = confusion
         warm = (seen >= warmup).astype(logits.dtype)
         tiny = jnp.finfo(logits.dtype).tiny
-        between = (conf + conf.T) / 2                                               # A [C, C]
+        between = (conf + conf.T) / 2  # A [C, C]
         adjusted = logits
         if prior:
-            log_prior = jnp.log(jnp.maximum(count / jnp.maximum(count.sum(), tiny), PRIOR_FLOOR))   # [C]
-            factor = jnp.exp(conf / jnp.maximum(conf.sum(), tiny))                                  # [C, C]
-            adjusted = logits + b * log_prior * factor[labels]                                      # [B, C]
+            log_prior = jnp.log(jnp.maximum(count / jnp.maximum(count.sum(), tiny), PRIOR_FLOOR))  # [C]
+            factor = jnp.exp(conf / jnp.maximum(conf.sum(), tiny))  # [C, C]
+            adjusted = logits + b * log_prior * factor[labels]  # [B, C]
         rows = between / jnp.maximum(between.sum(1, keepdims=True), tiny) if row_norm else between
-        cost = warm * _unit_off_diagonal(rows)                                      # Δ [C, C]
-        margin = _unit_off_diagonal(jax.nn.softmax(between, axis=1))                # M [C, C]
+        cost = warm * _unit_off_diagonal(rows)  # Δ [C, C]
+        margin = _unit_off_diagonal(jax.nn.softmax(between, axis=1))  # M [C, C]
         # Δ_yy = 0, so L_log is cross-entropy on the logits with the cost added
         calibrated = _cross_entropy(adjusted + cost[labels], labels)
         confusing = _cross_entropy(logits - beta_c * margin[labels], labels)
         return lam_mu * calibrated + lam_nu * warm * confusing
+
     return per_example
 
 
@@ -225,20 +235,25 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "fedlc": {"tau": 0.5},
     "cb": {"beta": 0.9999},
     "ls": {"smoothing": 0.1},
-    "c3e": {"b": 0.95, "beta_c": 0.5, "lam_mu": 0.95, "lam_nu": 0.05, "warmup": 1000.0, "prior": True,
-            "row_norm": True},
+    "c3e": {"b": 0.95, "beta_c": 0.5, "lam_mu": 0.95, "lam_nu": 0.05, "warmup": 1000.0, "prior": True, "row_norm": True},
 }
-_DECAY = 0.95   # μ per mini-batch
+_DECAY = 0.95  # μ per mini-batch
 # Values that differ on one data set; everything not named here is as above.
 _PER_DATASET: dict[str, dict[str, dict[str, Any]]] = {
-    "cifar100": {"c3e": {"b": 0.85, "beta_c": 0.85, "lam_mu": 0.9, "lam_nu": 0.9, "warmup": 2000.0}},
+    "cifar100": {"c3e": {"b": 0.85, "beta_c": 0.85, "lam_mu": 0.9, "lam_nu": 0.9, "warmup": 2000.0}}
 }
 _DECAY_PER_DATASET = {"cifar100": 0.85}
 
-_RANGES: dict[str, tuple[float, float, bool]] = {   # option: (lowest, highest, highest allowed?)
-    "gamma": (0, math.inf, False), "tau": (0, math.inf, False), "beta": (0, 1, False),
-    "smoothing": (0, 1, False), "decay": (0, 1, False), "b": (0, math.inf, False),
-    "beta_c": (0, math.inf, False), "lam_mu": (0, math.inf, False), "lam_nu": (0, math.inf, False),
+_RANGES: dict[str, tuple[float, float, bool]] = {  # option: (lowest, highest, highest allowed?)
+    "gamma": (0, math.inf, False),
+    "tau": (0, math.inf, False),
+    "beta": (0, 1, False),
+    "smoothing": (0, 1, False),
+    "decay": (0, 1, False),
+    "b": (0, math.inf, False),
+    "beta_c": (0, math.inf, False),
+    "lam_mu": (0, math.inf, False),
+    "lam_nu": (0, math.inf, False),
     "warmup": (0, math.inf, True),
 }
 
@@ -270,8 +285,9 @@ def _checked(loss: str, option: str, value: Any, default: Any) -> Any:
     low, high, closed = _RANGES[option]
     number = value if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
     if not (low <= number < high or (closed and number == high)):
-        raise UserError(f"loss '{loss}': option {option}={value!r} must be a number in "
-                        f"[{low}, {high}{']' if closed else ')'}")
+        raise UserError(
+            f"loss '{loss}': option {option}={value!r} must be a number in [{low}, {high}{']' if closed else ')'}"
+        )
     return float(number)
 
 
@@ -291,11 +307,14 @@ def make_loss(name: str, classes: int, dataset: str = "", **options: Any) -> Los
     for option in options:
         if option not in defaults:
             raise unknown(f"option of loss '{name}'", option, defaults)
-    bound = {option: _checked(name, option, options.get(option, default), default)
-             for option, default in defaults.items()}
+    bound = {option: _checked(name, option, options.get(option, default), default) for option, default in defaults.items()}
     decay = bound.pop("decay")
     build: dict[str, Callable[..., Callable[..., Array]]] = {
-        "ce": _ce, "focal": _focal, "fedlc": _fedlc, "cb": _cb, "c3e": _c3e,
+        "ce": _ce,
+        "focal": _focal,
+        "fedlc": _fedlc,
+        "cb": _cb,
+        "c3e": _c3e,
         "ls": lambda smoothing: _ls(smoothing, classes),
     }
     per_example = build[name](**bound)

@@ -1,4 +1,5 @@
 """From the program's logs and scores to rows of numbers. Accuracies are fractions in [0, 1]."""
+
 from __future__ import annotations
 
 import math
@@ -7,8 +8,22 @@ from typing import Any
 
 import numpy as np
 
-COLUMNS = ["round", "global_acc", "global_loss", "val_acc", "client_mean", "client_pooled", "client_std",
-           "client_worst10", "bytes_down", "bytes_up", "participants", "dropped", "diverged", "train_loss"]
+COLUMNS = [
+    "round",
+    "global_acc",
+    "global_loss",
+    "val_acc",
+    "client_mean",
+    "client_pooled",
+    "client_std",
+    "client_worst10",
+    "bytes_down",
+    "bytes_up",
+    "participants",
+    "dropped",
+    "diverged",
+    "train_loss",
+]
 
 
 def client_figures(correct: np.ndarray, count: np.ndarray) -> dict[str, float]:
@@ -23,9 +38,13 @@ def client_figures(correct: np.ndarray, count: np.ndarray) -> dict[str, float]:
     if not real.any():
         return dict(mean=math.nan, pooled=math.nan, std=math.nan, worst10=math.nan)
     acc = correct[real].astype(np.float64) / count[real]
-    worst = np.sort(acc)[:max(1, math.ceil(0.1 * len(acc)))]
-    return dict(mean=float(acc.mean()), pooled=float(correct[real].astype(np.float64).sum() / count[real].sum()),
-                std=float(acc.std()), worst10=float(worst.mean()))
+    worst = np.sort(acc)[: max(1, math.ceil(0.1 * len(acc)))]
+    return dict(
+        mean=float(acc.mean()),
+        pooled=float(correct[real].astype(np.float64).sum() / count[real].sum()),
+        std=float(acc.std()),
+        worst10=float(worst.mean()),
+    )
 
 
 def probe_figures(log: dict[str, np.ndarray], resident: dict[str, np.ndarray] | None) -> dict[str, float]:
@@ -35,8 +54,10 @@ def probe_figures(log: dict[str, np.ndarray], resident: dict[str, np.ndarray] | 
     """
     real = (log["probe_ids"] >= 0) & (log["probe_count"] > 0)
     ids, count = log["probe_ids"][real], np.maximum(log["probe_count"][real], 1)
-    out = dict(before_mean=float((log["probe_before"][real] / count).mean()) if real.any() else math.nan,
-               after_mean=float((log["probe_after"][real] / count).mean()) if real.any() else math.nan)
+    out = dict(
+        before_mean=float((log["probe_before"][real] / count).mean()) if real.any() else math.nan,
+        after_mean=float((log["probe_after"][real] / count).mean()) if real.any() else math.nan,
+    )
     if resident is not None:
         before = resident["correct"].copy()
         before[ids] = log["probe_before"][real]
@@ -75,8 +96,11 @@ def relative_gain(ours: float, best: float) -> float:
 
 def summary_figures(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The papers' figures from evaluated rows: best over rounds on test, best by validation, last, mean of last 10."""
-    acc = [(r["round"], r["global_acc"], r.get("val_acc", math.nan)) for r in rows
-           if not math.isnan(r.get("global_acc", math.nan))]
+    acc = [
+        (r["round"], r["global_acc"], r.get("val_acc", math.nan))
+        for r in rows
+        if not math.isnan(r.get("global_acc", math.nan))
+    ]
     none = dict(best_global=None, best_global_round=None, best_by_val=None, last_global=None, mean_last10=None)
     if not acc:
         return none
@@ -84,5 +108,10 @@ def summary_figures(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     best = int(np.argmax(values))
     val = [v for _, _, v in acc]
     by_val = values[int(np.argmax(val))] if not any(math.isnan(v) for v in val) else None
-    return dict(best_global=values[best], best_global_round=acc[best][0], best_by_val=by_val, last_global=values[-1],
-                mean_last10=float(np.mean(values[-10:])))
+    return dict(
+        best_global=values[best],
+        best_global_round=acc[best][0],
+        best_by_val=by_val,
+        last_global=values[-1],
+        mean_last10=float(np.mean(values[-10:])),
+    )

@@ -3,6 +3,7 @@
 One step of PyTorch's SGD:  g ← g + wd·w;  v ← momentum·v + g;  w ← w − lr·v.  The chain below gives v; the learning
 rate is applied by `local.descend`, because it may change from round to round without recompiling.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -14,8 +15,9 @@ from fedjax_sim.errors import UserError, unknown
 from fedjax_sim.types import Array
 
 
-def sgd(momentum: float = 0.0, weight_decay: float = 0.0, decay_groups: str = "all",
-        groups: tuple[str, ...] = ()) -> optax.GradientTransformation:
+def sgd(
+    momentum: float = 0.0, weight_decay: float = 0.0, decay_groups: str = "all", groups: tuple[str, ...] = ()
+) -> optax.GradientTransformation:
     """Direction v of an SGD step. decay_groups: 'all', or group names joined by '+' (others do not decay)."""
     parts = []
     if weight_decay:
@@ -25,17 +27,21 @@ def sgd(momentum: float = 0.0, weight_decay: float = 0.0, decay_groups: str = "a
             names = decay_groups.split("+")
             for name in names:
                 if name not in groups:
-                    raise UserError(f"decay-groups names '{name}', which is not a parameter group of this model; "
-                                    f"allowed: all, {', '.join(groups)}")
+                    raise UserError(
+                        f"decay-groups names '{name}', which is not a parameter group of this model; "
+                        f"allowed: all, {', '.join(groups)}"
+                    )
             parts.append(optax.add_decayed_weights(weight_decay, mask=lambda params: {g: g in names for g in params}))
     if momentum:
         parts.append(optax.trace(decay=momentum))
     return optax.chain(*parts) if parts else optax.identity()
 
 
-SCHEDULES = {"constant": "the same learning rate in every round",
-             "step": "multiplied by gamma every `every` rounds, e.g. step:every=30,gamma=0.1",
-             "cosine": "half a cosine from lr to zero (or `end`) over the planned rounds, e.g. cosine:end=0"}
+SCHEDULES = {
+    "constant": "the same learning rate in every round",
+    "step": "multiplied by gamma every `every` rounds, e.g. step:every=30,gamma=0.1",
+    "cosine": "half a cosine from lr to zero (or `end`) over the planned rounds, e.g. cosine:end=0",
+}
 
 
 def schedule(text: str, lr: float, rounds: int) -> Callable[[Array], Array]:
@@ -49,8 +55,10 @@ def schedule(text: str, lr: float, rounds: int) -> Callable[[Array], Array]:
     if name not in allowed:
         raise unknown("schedule", name, SCHEDULES)
     if set(options) - allowed[name]:
-        raise UserError(f"schedule '{name}' has no option '{min(set(options) - allowed[name])}'; "
-                        f"allowed: {', '.join(sorted(allowed[name])) or 'none'}")
+        raise UserError(
+            f"schedule '{name}' has no option '{min(set(options) - allowed[name])}'; "
+            f"allowed: {', '.join(sorted(allowed[name])) or 'none'}"
+        )
     if name == "step":
         every, gamma = options.get("every", 30), options.get("gamma", 0.1)
         if every < 1:

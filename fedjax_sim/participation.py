@@ -1,4 +1,5 @@
 """Who takes part in a round, who fails to report, who is slow. Everything is a function of (seed, round) alone."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -18,10 +19,10 @@ class Participation:
 
     low: int
     high: int
-    seen: tuple[int, ...]                     # clients that may be sampled (the others are kept for evaluation)
+    seen: tuple[int, ...]  # clients that may be sampled (the others are kept for evaluation)
     dropout: float = 0.0
-    slow: tuple[float, float] = (0.0, 1.0)    # a straggler manages a uniform share in [least, 1) of its epochs
-    schedule: tuple[tuple[int, ...], ...] = ()   # fixed cohorts (an availability trace), taken in turn, instead of draws
+    slow: tuple[float, float] = (0.0, 1.0)  # a straggler manages a uniform share in [least, 1) of its epochs
+    schedule: tuple[tuple[int, ...], ...] = ()  # fixed cohorts (an availability trace), taken in turn, instead of draws
 
     def sample(self, key: Array, t: Array) -> tuple[Array, Array]:
         """(ids [high], takes part [high]): uniform without replacement; the size is uniform in {low..high}."""
@@ -29,7 +30,7 @@ class Participation:
             ids = jnp.asarray(np.asarray(self.schedule, np.int32))[t % len(self.schedule)]
             return ids, jnp.ones(ids.shape, bool)
         who, size = jax.random.split(key)
-        ids = jax.random.permutation(who, jnp.asarray(np.asarray(self.seen, np.int32)))[:self.high]
+        ids = jax.random.permutation(who, jnp.asarray(np.asarray(self.seen, np.int32)))[: self.high]
         number = jax.random.randint(size, (), self.low, self.high + 1)
         return ids, jnp.arange(self.high) < number
 
@@ -51,8 +52,9 @@ def _number(text: str, what: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise UserError(f"{what} '{text}' is not a number; allowed: a fraction such as 0.1, a range such as 0.5:1, "
-                        f"or n/N such as 10/50") from None
+        raise UserError(
+            f"{what} '{text}' is not a number; allowed: a fraction such as 0.1, a range such as 0.5:1, or n/N such as 10/50"
+        ) from None
 
 
 def parse_participation(text: str, clients: int, seen: int) -> tuple[int, int]:
@@ -66,15 +68,16 @@ def parse_participation(text: str, clients: int, seen: int) -> tuple[int, int]:
     if "/" in text:
         n, total = (_number(part, "participation") for part in text.split("/", 1))
         if total != clients:
-            raise UserError(f"participation '{text}' is of {total:g} clients, but there are {clients}; "
-                            f"use n/{clients}")
+            raise UserError(f"participation '{text}' is of {total:g} clients, but there are {clients}; use n/{clients}")
         if not 1 <= n <= seen or n != int(n):
             raise UserError(f"participation '{text}' asks for {n:g} clients per round; allowed: 1 to {seen}")
         return int(n), int(n)
     parts = [_number(part, "participation") for part in text.split(":")]
     if len(parts) > 2 or not all(0 < r <= 1 for r in parts) or parts != sorted(parts):
-        raise UserError(f"participation '{text}' is not allowed: use a fraction in (0, 1], a range low:high of two "
-                        f"such fractions, or n/N")
+        raise UserError(
+            f"participation '{text}' is not allowed: use a fraction in (0, 1], a range low:high of two "
+            f"such fractions, or n/N"
+        )
     return at_least_one(parts[0]), at_least_one(parts[-1])
 
 

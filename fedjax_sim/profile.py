@@ -3,6 +3,7 @@
 The stages are compiled one by one and run on the same State; the best of several repetitions counts. Their sum is a
 little more than the fused round, because nothing is shared or overlapped between them.
 """
+
 from __future__ import annotations
 
 import time
@@ -38,9 +39,11 @@ def stage_seconds(setup: Setup, repeats: int = 3) -> dict[str, float]:
     seconds["orders"], orders = best_of(lambda: compiled["orders"](state, data), repeats)
     seconds["local"], outcome = best_of(lambda: compiled["train"](state, data, orders), repeats)
     seconds["aggregation"], (server, cohort, _) = best_of(
-        lambda: compiled["aggregate"](state, data, orders, outcome), repeats)
+        lambda: compiled["aggregate"](state, data, orders, outcome), repeats
+    )
     seconds["controller"], _ = best_of(
-        lambda: compiled["learn"](state, data, server, outcome.clients, orders, cohort), repeats)
+        lambda: compiled["learn"](state, data, server, outcome.clients, orders, cohort), repeats
+    )
     if sim.method.control is None:
         seconds["controller"] = 0.0
     seconds["evaluation"], _ = best_of(lambda: compiled["evaluate"](state, data), repeats)
@@ -54,11 +57,11 @@ def profile(setup: Setup, repeats: int = 3) -> str:
     seconds, facts = stage_seconds(setup, repeats), describe.facts(setup)
     whole = seconds["round (fused, no evaluation)"]
     rows = [f"{setup.config.method}: one round of {setup.participation.high} clients, best of {repeats}"]
-    rows += [f"  {name:30s} {1e3 * value:10.2f} ms  {100 * value / whole:6.2f} % of the fused round"
-             for name, value in seconds.items()]
+    rows += [
+        f"  {name:30s} {1e3 * value:10.2f} ms  {100 * value / whole:6.2f} % of the fused round"
+        for name, value in seconds.items()
+    ]
     rows.append(f"  {'bytes down':30s} {describe.size(facts['down']):>13s}")
     rows.append(f"  {'bytes up':30s} {describe.size(facts['up']):>13s}")
     rows.append(f"  {'persistent client state':30s} {describe.size(facts['client_state']):>13s}")
     return "\n".join(rows)
-
-

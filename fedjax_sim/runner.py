@@ -1,10 +1,11 @@
 """The host's part of a run: segments of about ten seconds, a progress bar, a run directory, exact resume.
 
-    out/config.json    everything needed to repeat the run          out/rounds.csv     a row per round
-    out/metrics.csv    a row per evaluated round, no clock          out/clients.npz    per-client counts per evaluation
-    out/timings.csv    seconds per segment                          out/checkpoints/   the whole State
-    out/summary.json   the figures of the run
+out/config.json    everything needed to repeat the run          out/rounds.csv     a row per round
+out/metrics.csv    a row per evaluated round, no clock          out/clients.npz    per-client counts per evaluation
+out/timings.csv    seconds per segment                          out/checkpoints/   the whole State
+out/summary.json   the figures of the run
 """
+
 from __future__ import annotations
 
 import dataclasses
@@ -45,7 +46,7 @@ class Result:
     state: State
     setup: Setup
     out: pathlib.Path | None = None
-    program: Callable | None = None      # the compiled rounds, for further seeds of the same set-up
+    program: Callable | None = None  # the compiled rounds, for further seeds of the same set-up
 
 
 class Recorder:
@@ -87,8 +88,12 @@ class Recorder:
                 if held == "global":
                     row["global_loss"] = float(scores[held]["loss"])
         seen, unseen = list(self.setup.participation.seen), list(self.setup.unseen)
-        for mode, prefix in (("personal", "client"), ("global@clients", "global_at_clients"), ("resident", "resident"),
-                             ("personal@global", "personal_at_global")):
+        for mode, prefix in (
+            ("personal", "client"),
+            ("global@clients", "global_at_clients"),
+            ("resident", "resident"),
+            ("personal@global", "personal_at_global"),
+        ):
             if mode not in scores or (mode == "global@clients" and mode not in self.setup.config.evaluations):
                 continue
             correct, count = (np.asarray(scores[mode][k], np.float64) for k in ("correct", "count"))
@@ -103,8 +108,11 @@ class Recorder:
         for name in ("participants", "dropped", "diverged"):
             row[name] = sum(r[name] for r in recent)
         done = [r for r in self.rounds if r["round"] <= row["round"]]
-        row |= dict(bytes_down=sum(r["bytes_down"] for r in done), bytes_up=sum(r["bytes_up"] for r in done),
-                    train_loss=recent[-1]["train_loss"] if recent else math.nan)
+        row |= dict(
+            bytes_down=sum(r["bytes_down"] for r in done),
+            bytes_up=sum(r["bytes_up"] for r in done),
+            train_loss=recent[-1]["train_loss"] if recent else math.nan,
+        )
         self.rows.append(row)
 
     def truncate(self, round_: int, rounds: bool = True) -> None:
@@ -149,8 +157,10 @@ class RunDirectory:
 
     def create(self, config: Config, resolved: dict[str, Any]) -> None:
         if self.path.exists():
-            raise UserError(f"output directory '{self.path}' exists already; choose another --out, or resume it with "
-                            f"fedjax-sim resume {self.path}")
+            raise UserError(
+                f"output directory '{self.path}' exists already; choose another --out, or resume it with "
+                f"fedjax-sim resume {self.path}"
+            )
         try:
             self.path.mkdir(parents=True)
         except OSError as problem:
@@ -158,8 +168,10 @@ class RunDirectory:
         self.write_config(config, resolved)
 
     def write_config(self, config: Config, resolved: dict[str, Any]) -> None:
-        write_json(self.path / "config.json", dict(format=FORMAT, version=__version__, config_hash=config.hash(),
-                                                   config=config.to_json(), resolved=resolved))
+        write_json(
+            self.path / "config.json",
+            dict(format=FORMAT, version=__version__, config_hash=config.hash(), config=config.to_json(), resolved=resolved),
+        )
 
     def read_config(self) -> tuple[Config, dict[str, Any], str]:
         try:
@@ -170,8 +182,10 @@ class RunDirectory:
                 raise
             raise UserError(f"'{self.path}' is not a run directory: its config.json cannot be read") from None
         if config.hash() != stored:
-            raise UserError(f"the configuration in '{self.path}' was changed (hash {config.hash()}, stored {stored}); "
-                            f"restore config.json to resume")
+            raise UserError(
+                f"the configuration in '{self.path}' was changed (hash {config.hash()}, stored {stored}); "
+                f"restore config.json to resume"
+            )
         return config, resolved, stored
 
     def write(self, recorder: Recorder, timings: list[dict[str, Any]]) -> None:
@@ -180,8 +194,7 @@ class RunDirectory:
         write_csv(self.path / "metrics.csv", columns(recorder.rows, metrics.COLUMNS), table(recorder.rows))
         if recorder.rounds:
             write_csv(self.path / "rounds.csv", columns(recorder.rounds, ["round"]), table(recorder.rounds))
-        write_csv(self.path / "timings.csv", ["first_round", "last_round", "seconds", "seconds_per_round"],
-                  table(timings))
+        write_csv(self.path / "timings.csv", ["first_round", "last_round", "seconds", "seconds_per_round"], table(timings))
         write_npz(self.path / "clients.npz", recorder.arrays())
 
     def read(self, recorder: Recorder, round_: int) -> list[dict[str, Any]]:
@@ -203,8 +216,16 @@ def peak_rss_mb() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def run(method: Any = "fedavg", fed: Any = None, *, out: str | pathlib.Path | None = None, progress: bool = False,
-        model: Any = None, net: Any = None, **options: Any) -> Result:
+def run(
+    method: Any = "fedavg",
+    fed: Any = None,
+    *,
+    out: str | pathlib.Path | None = None,
+    progress: bool = False,
+    model: Any = None,
+    net: Any = None,
+    **options: Any,
+) -> Result:
     """Run one method and return its Result; the Python form of `fedjax-sim run`.
 
     >>> result = run("fedavg", model="mlp", clients=4, participation="1", rounds=2, epochs=1)    # digits
@@ -219,8 +240,14 @@ def run(method: Any = "fedavg", fed: Any = None, *, out: str | pathlib.Path | No
     return execute(setup, RunDirectory(pathlib.Path(out)) if out is not None else None, progress=progress)
 
 
-def resume(path: str | pathlib.Path, rounds: int | None = None, *, progress: bool = False, fed: Any = None,
-           data_dir: str | None = None) -> Result:
+def resume(
+    path: str | pathlib.Path,
+    rounds: int | None = None,
+    *,
+    progress: bool = False,
+    fed: Any = None,
+    data_dir: str | None = None,
+) -> Result:
     """Continue a run directory from its newest checkpoint; `rounds` may extend it."""
     directory = RunDirectory(pathlib.Path(path))
     if not directory.path.is_dir():
@@ -232,16 +259,26 @@ def resume(path: str | pathlib.Path, rounds: int | None = None, *, progress: boo
     total = config.rounds if rounds is None else rounds
     if total < start:
         raise UserError(f"rounds {total} is less than the {start} rounds already done in '{path}'")
-    config = dataclasses.replace(config, rounds=total, chunk=str(resolved.get("chunk", config.chunk)),
-                                 devices=str(resolved.get("devices", config.devices)),
-                                 data_dir=data_dir or config.data_dir)
+    config = dataclasses.replace(
+        config,
+        rounds=total,
+        chunk=str(resolved.get("chunk", config.chunk)),
+        devices=str(resolved.get("devices", config.devices)),
+        data_dir=data_dir or config.data_dir,
+    )
     setup = prepare(config, fed=fed)
     return execute(setup, directory, progress=progress, start_from=found)
 
 
-def execute(setup: Setup, directory: RunDirectory | None, *, progress: bool = False,
-            start_from: pathlib.Path | None = None, say: Callable[[str], None] | None = None,
-            program: Callable | None = None) -> Result:
+def execute(
+    setup: Setup,
+    directory: RunDirectory | None,
+    *,
+    progress: bool = False,
+    start_from: pathlib.Path | None = None,
+    say: Callable[[str], None] | None = None,
+    program: Callable | None = None,
+) -> Result:
     """Drive a prepared run to its end. program: compiled rounds of an earlier run of the same simulation."""
     config, sim = setup.config, setup.simulation
     say = say or (lambda text: print(text, file=sys.stderr))
@@ -267,14 +304,15 @@ def execute(setup: Setup, directory: RunDirectory | None, *, progress: bool = Fa
     elif config.backend == "loop":
         step = LoopRunner(sim, config.eval_every)
     elif on_host:
-        step = sim.run                                              # compiles in its first round
+        step = sim.run  # compiles in its first round
     else:
-        step = sim.run.lower(state, data, jnp.int32(1)).compile()   # type: ignore[attr-defined]
+        step = sim.run.lower(state, data, jnp.int32(1)).compile()  # type: ignore[attr-defined]
     compile_seconds = time.perf_counter() - began
     done, speed, saved_at, saved_round = int(state.t), None, time.perf_counter(), int(state.t)
     bar = None
     if progress and writes:
         from tqdm import tqdm
+
         bar = tqdm(total=config.rounds, initial=done, unit="round", desc=config.method, file=sys.stderr)
     busy, fresh = 0.0, 0
     try:
@@ -284,7 +322,7 @@ def execute(setup: Setup, directory: RunDirectory | None, *, progress: bool = Fa
             state, logs, scores = step(state, data, jnp.int32(ask))
             jax.block_until_ready(state)
             seconds = time.perf_counter() - began
-            if fresh or ask == config.rounds:    # the first segment of a longer run warms caches
+            if fresh or ask == config.rounds:  # the first segment of a longer run warms caches
                 busy, fresh = busy + seconds, fresh + ask
             else:
                 fresh, busy = ask, seconds
@@ -298,17 +336,23 @@ def execute(setup: Setup, directory: RunDirectory | None, *, progress: bool = Fa
                     shown = recorder.rows[-1].get("global_acc", recorder.rows[-1].get("client_mean", math.nan))
                     bar.set_postfix(acc=f"{100 * shown:.2f}%")
             if directory is not None:
-                if writes:      # before the checkpoint: what is resumed from must find its rows
+                if writes:  # before the checkpoint: what is resumed from must find its rows
                     directory.write(recorder, timings)
-                due = (done - saved_round >= config.checkpoint_every if config.checkpoint_every
-                       else agreed(time.perf_counter() - saved_at) > CHECKPOINT_SECONDS)
+                due = (
+                    done - saved_round >= config.checkpoint_every
+                    if config.checkpoint_every
+                    else agreed(time.perf_counter() - saved_at) > CHECKPOINT_SECONDS
+                )
                 if due or done >= config.rounds:
                     checkpoint.save(directory.path / "checkpoints", state, config.hash(), config.keep)
                     saved_at, saved_round = time.perf_counter(), done
     except KeyboardInterrupt:
         if directory is not None:
-            say(f"interrupted after round {done}; continue with: fedjax-sim resume {directory.path}"
-                if saved_round else f"interrupted after round {done}, before the first checkpoint")
+            say(
+                f"interrupted after round {done}; continue with: fedjax-sim resume {directory.path}"
+                if saved_round
+                else f"interrupted after round {done}, before the first checkpoint"
+            )
         raise
     finally:
         if bar is not None:
@@ -317,8 +361,9 @@ def execute(setup: Setup, directory: RunDirectory | None, *, progress: bool = Fa
     if directory is not None and writes:
         directory.write(recorder, timings)
         write_json(directory.path / "summary.json", summary)
-    return Result(summary, recorder.rows, recorder.rounds, recorder.arrays(), state, setup,
-                  directory.path if directory else None, step)
+    return Result(
+        summary, recorder.rows, recorder.rounds, recorder.arrays(), state, setup, directory.path if directory else None, step
+    )
 
 
 def agreed(value: float) -> float:
@@ -326,6 +371,7 @@ def agreed(value: float) -> float:
     if jax.process_count() == 1:
         return value
     from jax.experimental import multihost_utils
+
     return float(multihost_utils.broadcast_one_to_all(np.float32(value)))
 
 
@@ -336,15 +382,16 @@ def segment_length(config: Config, capacity: int, done: int, speed: float | None
     wish = every if speed is None else max(1, int(SEGMENT_SECONDS / max(speed, 1e-9)))
     ask = min(wish, longest, config.rounds - done)
     if done + ask < config.rounds and ask >= every:
-        ask -= (done + ask) % every                      # end on the grid
+        ask -= (done + ask) % every  # end on the grid
     for grid in (config.checkpoint_every, config.personal_every):
         if grid:
-            ask = min(ask, grid - done % grid)           # never run past a checkpoint or a personal evaluation
+            ask = min(ask, grid - done % grid)  # never run past a checkpoint or a personal evaluation
     return max(1, ask)
 
 
-def collect(recorder: Recorder, setup: Setup, state: State, data: Any, logs: dict, scores: dict, done: int,
-            count: int) -> None:
+def collect(
+    recorder: Recorder, setup: Setup, state: State, data: Any, logs: dict, scores: dict, done: int, count: int
+) -> None:
     """Rows of one segment; evaluations off the grid (a segment cut short) are only kept at the end of the run."""
     config, sim = setup.config, setup.simulation
     recorder.add_rounds(logs, count)
@@ -374,19 +421,34 @@ def summarise(setup: Setup, recorder: Recorder, timings: list[dict[str, Any]], c
     needed = sum(r["steps_needed"] for r in recorder.rounds)
     executed = sum(r["steps_executed"] for r in recorder.rounds)
     end = recorder.rows[-1] if recorder.rows else {}
-    out = dict(method=config.method, **metrics.summary_figures(recorder.rows),
-               best_global_note="best over rounds on test data, as the papers report it",
-               client_acc_mean=last.get("client_mean"), client_acc_pooled=last.get("client_pooled"),
-               client_acc_std=last.get("client_std"), client_acc_worst10=last.get("client_worst10"),
-               client_split=setup.simulation.client_split,
-               rounds=recorder.rounds[-1]["round"] if recorder.rounds else 0,
-               seconds_per_round=seconds, rounds_per_second=1 / seconds if seconds else None,
-               compile_seconds=compile_seconds, steps_needed=needed, steps_executed=executed,
-               padding_waste=executed / needed if needed else None,
-               bytes_down=end.get("bytes_down", 0), bytes_up=end.get("bytes_up", 0),
-               dropped=sum(r["dropped"] for r in recorder.rounds), diverged=sum(r["diverged"] for r in recorder.rounds),
-               peak_rss_mb=peak_rss_mb(), seed=config.seed, data_seed=config.data_seed, config_hash=config.hash(),
-               dataset=config.dataset, partition=config.partition, model=setup.simulation.env.model.name,
-               **{f"unseen_{k}": v for k, v in (("client_mean", end.get("unseen_client_mean")),) if v is not None},
-               **setup.resolved)
+    out = dict(
+        method=config.method,
+        **metrics.summary_figures(recorder.rows),
+        best_global_note="best over rounds on test data, as the papers report it",
+        client_acc_mean=last.get("client_mean"),
+        client_acc_pooled=last.get("client_pooled"),
+        client_acc_std=last.get("client_std"),
+        client_acc_worst10=last.get("client_worst10"),
+        client_split=setup.simulation.client_split,
+        rounds=recorder.rounds[-1]["round"] if recorder.rounds else 0,
+        seconds_per_round=seconds,
+        rounds_per_second=1 / seconds if seconds else None,
+        compile_seconds=compile_seconds,
+        steps_needed=needed,
+        steps_executed=executed,
+        padding_waste=executed / needed if needed else None,
+        bytes_down=end.get("bytes_down", 0),
+        bytes_up=end.get("bytes_up", 0),
+        dropped=sum(r["dropped"] for r in recorder.rounds),
+        diverged=sum(r["diverged"] for r in recorder.rounds),
+        peak_rss_mb=peak_rss_mb(),
+        seed=config.seed,
+        data_seed=config.data_seed,
+        config_hash=config.hash(),
+        dataset=config.dataset,
+        partition=config.partition,
+        model=setup.simulation.env.model.name,
+        **{f"unseen_{k}": v for k, v in (("client_mean", end.get("unseen_client_mean")),) if v is not None},
+        **setup.resolved,
+    )
     return {k: clean(v) for k, v in out.items()}

@@ -1,4 +1,5 @@
 """Evaluation modes: which model, on whose rows, for all N clients. Scores are counts; the host makes figures of them."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -27,9 +28,9 @@ class Data(NamedTuple):
     """Everything the compiled program reads: an argument, never a constant."""
 
     fed: Federation
-    flat_rows: Array     # [R] evaluation rows of all clients, one after another
-    flat_owner: Array    # [R] whose they are
-    dropout: Array       # []  chance that a participant fails to report
+    flat_rows: Array  # [R] evaluation rows of all clients, one after another
+    flat_owner: Array  # [R] whose they are
+    dropout: Array  # []  chance that a participant fails to report
 
 
 def client_split(fed: Federation) -> str:
@@ -46,12 +47,19 @@ def flatten(fed: Federation, split: str) -> tuple[np.ndarray, np.ndarray]:
 class Scores(NamedTuple):
     """Evaluation as functions of (env, state, …); names of modes -> acc and loss, or correct, loss, count per client."""
 
-    server: Callable     # (env, state, data) -> dict
-    stored: Callable     # (env, state, who [B], adapting=False) -> dict; the stored rows are those of `who`
+    server: Callable  # (env, state, data) -> dict
+    stored: Callable  # (env, state, who [B], adapting=False) -> dict; the stored rows are those of `who`
 
 
-def make_scores(method: Method, env: Env, fed: Federation, layout: Layout, evaluations: tuple[str, ...],
-                of_clients: Callable[[State, Array], Ctx], server_key: Callable[[State], Array]) -> Scores:
+def make_scores(
+    method: Method,
+    env: Env,
+    fed: Federation,
+    layout: Layout,
+    evaluations: tuple[str, ...],
+    of_clients: Callable[[State, Array], Ctx],
+    server_key: Callable[[State], Array],
+) -> Scores:
     """of_clients gives the contexts of personal models; server_key the key of a method's `finish`."""
     predict_of = method.predict or evaluate.predict_net
     split = client_split(fed)
@@ -59,7 +67,8 @@ def make_scores(method: Method, env: Env, fed: Federation, layout: Layout, evalu
     def score_held(here: Env, net: Tree, which: str) -> dict[str, Array]:
         rows = here.fed.held[which]
         fn = lambda net, fed, rows: evaluate.hits_per_row(
-            dataclasses.replace(here, fed=fed), lambda x: evaluate.predict_net(here, net, x), rows)
+            dataclasses.replace(here, fed=fed), lambda x: evaluate.predict_net(here, net, x), rows
+        )
         hit, loss = backends.split_rows(layout, fn, net, here.fed, rows)
         return dict(acc=hit.mean(), loss=loss.mean())
 
@@ -75,14 +84,25 @@ def make_scores(method: Method, env: Env, fed: Federation, layout: Layout, evalu
             predictor = own_predictor(env, server, client, ctx)
             predict = lambda x: predict_of(env, predictor, x)
             rows = env.fed.held["test"]
-            score = (evaluate.score_rows(env, predict, rows, jnp.int32(rows.shape[0]), evaluate.EVAL_BATCH) if on_global
-                     else evaluate.score_client(env, predict, ctx, split))
+            score = (
+                evaluate.score_rows(env, predict, rows, jnp.int32(rows.shape[0]), evaluate.EVAL_BATCH)
+                if on_global
+                else evaluate.score_client(env, predict, ctx, split)
+            )
             return score, None
+
         return score_each(here, state, who, fn)
 
     def score_resident(here: Env, state: State, who: Array) -> dict[str, Array]:
-        return score_each(here, state, who, lambda env, server, client, ctx: (evaluate.score_client(
-            env, lambda x: evaluate.predict_net(env, client.resident, x), ctx, split), None))
+        return score_each(
+            here,
+            state,
+            who,
+            lambda env, server, client, ctx: (
+                evaluate.score_client(env, lambda x: evaluate.predict_net(env, client.resident, x), ctx, split),
+                None,
+            ),
+        )
 
     def score_each(here: Env, state: State, who: Array, fn: Callable) -> dict[str, Array]:
         ctxs = of_clients(state, who)
@@ -90,7 +110,8 @@ def make_scores(method: Method, env: Env, fed: Federation, layout: Layout, evalu
 
     def score_global_at_clients(here: Env, net: Tree, data: Data) -> dict[str, Array]:
         fn = lambda net, fed, rows: evaluate.hits_per_row(
-            dataclasses.replace(here, fed=fed), lambda x: evaluate.predict_net(here, net, x), rows)
+            dataclasses.replace(here, fed=fed), lambda x: evaluate.predict_net(here, net, x), rows
+        )
         hit, loss = backends.split_rows(layout, fn, net, here.fed, data.flat_rows)
         add = lambda v: evaluate.by_owner(v, data.flat_owner, env.num_clients)
         return dict(correct=add(hit), loss=add(loss), count=here.fed.size[split].astype(env.dtype))
@@ -100,9 +121,8 @@ def make_scores(method: Method, env: Env, fed: Federation, layout: Layout, evalu
         out: dict[str, Tree] = {}
         net = method.global_model(here, state.server) if method.global_model else None
         finish = method.finish
-        if finish is not None:      # the model that is handed over, made once
-            net = lax.cond(state.t >= env.rounds, lambda: finish(
-                here, state.server, server_key(state)), lambda: net)
+        if finish is not None:  # the model that is handed over, made once
+            net = lax.cond(state.t >= env.rounds, lambda: finish(here, state.server, server_key(state)), lambda: net)
         if net is not None and "global" in evaluations:
             out["global"] = score_held(here, net, "test")
             if "val" in fed.held:
@@ -117,8 +137,11 @@ def make_scores(method: Method, env: Env, fed: Federation, layout: Layout, evalu
     def stored(here: Env, state: State, who: Array, adapting: bool = False) -> dict[str, Tree]:
         """What is measured client by client on the stored rows, which are those of `who`."""
         own = method.personal is not None and method.adapts == adapting
-        out: dict[str, Tree] = {name: score_personal(here, state, who, name != "personal")
-                                for name in ("personal", "personal@global") if own and name in evaluations}
+        out: dict[str, Tree] = {
+            name: score_personal(here, state, who, name != "personal")
+            for name in ("personal", "personal@global")
+            if own and name in evaluations
+        }
         if "resident" in evaluations and not adapting:
             out["resident"] = score_resident(here, state, who)
         return out

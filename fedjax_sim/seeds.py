@@ -4,6 +4,7 @@ loop: one seed after another through the same compiled program (the default: eve
 vmap: all seeds side by side in one program. Loops then run to the longest seed and server-level branches compute both
       sides, so on a CPU this is slower; on an accelerator with a small model it may pay. Measure.
 """
+
 from __future__ import annotations
 
 import dataclasses
@@ -29,8 +30,9 @@ def with_seed(setup: Setup, seed: int) -> Setup:
     return dataclasses.replace(setup, config=dataclasses.replace(setup.config, seed=seed), net=net)
 
 
-def run_seeds(setup: Setup, number: int, out: pathlib.Path | None, mode: str = "loop", *, progress: bool = False
-              ) -> list[runner.Result]:
+def run_seeds(
+    setup: Setup, number: int, out: pathlib.Path | None, mode: str = "loop", *, progress: bool = False
+) -> list[runner.Result]:
     """Runs with seeds s, s+1, …; directories out/seed-s."""
     setups = [with_seed(setup, setup.config.seed + i) for i in range(number)]
     folders = [runner.RunDirectory(out / f"seed-{s.config.seed}") if out is not None else None for s in setups]
@@ -55,7 +57,7 @@ def side_by_side(setups: list[Setup], folders: list[Any], progress: bool) -> lis
     data = jax.device_put(sim.data)
     recorders = [runner.Recorder(s) for s in setups]
     began = time.perf_counter()
-    many = jax.jit(jax.vmap(sim.run.__wrapped__, in_axes=(0, None, None)), donate_argnums=0)   # type: ignore[attr-defined]
+    many = jax.jit(jax.vmap(sim.run.__wrapped__, in_axes=(0, None, None)), donate_argnums=0)  # type: ignore[attr-defined]
     step = many.lower(states, data, jnp.int32(1)).compile()
     compile_seconds = time.perf_counter() - began
     timings: list[dict[str, Any]] = []
@@ -81,8 +83,17 @@ def side_by_side(setups: list[Setup], folders: list[Any], progress: bool) -> lis
             folder.write(recorders[i], timings)
             checkpoint.save(folder.path / "checkpoints", state, one.config.hash(), one.config.keep)
             write_json(folder.path / "summary.json", summary)
-        results.append(runner.Result(summary, recorders[i].rows, recorders[i].rounds, recorders[i].arrays(), state, one,
-                                     folder.path if folder else None))
+        results.append(
+            runner.Result(
+                summary,
+                recorders[i].rows,
+                recorders[i].rounds,
+                recorders[i].arrays(),
+                state,
+                one,
+                folder.path if folder else None,
+            )
+        )
     return results
 
 

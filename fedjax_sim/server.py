@@ -1,4 +1,5 @@
 """Server-side algebra over parameter groups: partial means, blending by masks, mixing of a bank, byte counting."""
+
 from __future__ import annotations
 
 import jax
@@ -7,13 +8,12 @@ import numpy as np
 
 from fedjax_sim.types import Array, Cohort, Env, Plan, Tree
 
-BYTES_PER_PARAMETER = 4   # the papers' accounting: float32 on the wire, whatever precision the run computes in
+BYTES_PER_PARAMETER = 4  # the papers' accounting: float32 on the wire, whatever precision the run computes in
 
 
 def merge(env: Env, cohort: Cohort, keep: Tree) -> Tree:
     """The cohort's mean, group by group; a group that nobody sent keeps its old value."""
-    return jax.tree.map(lambda g, new, old: jnp.where(cohort.weight[g] > 0, new, old),
-                        env.group_of(keep), cohort.mean, keep)
+    return jax.tree.map(lambda g, new, old: jnp.where(cohort.weight[g] > 0, new, old), env.group_of(keep), cohort.mean, keep)
 
 
 def blend(env: Env, take: Array, new: Tree, old: Tree) -> Tree:
@@ -21,8 +21,10 @@ def blend(env: Env, take: Array, new: Tree, old: Tree) -> Tree:
 
     A value of `take` between 0 and 1 interpolates: old + take·(new − old).
     """
+
     def one(g: int, a: Array, b: Array) -> Array:
         return jnp.where(take[g] >= 1, a, jnp.where(take[g] <= 0, b, b + take[g] * (a - b)))
+
     return jax.tree.map(one, env.group_of(new), new, old)
 
 
@@ -35,6 +37,7 @@ def mix(env: Env, plan: Plan, peer: Tree, start: Tree) -> Tree:
 
     def add(j: Array, acc: Tree) -> Tree:
         return jax.tree.map(lambda g, a, b: a + plan.weights[g, j].astype(a.dtype) * b, groups, acc, peer(j))
+
     return jax.lax.fori_loop(0, plan.peers.shape[0], add, start)
 
 
@@ -50,16 +53,19 @@ def masked_plan(env: Env, epochs: Array | float, take: tuple[str, ...], send: tu
     return Plan(mask(take), mask(send), jnp.asarray(epochs, env.dtype))
 
 
-def payload_bytes(taken: np.ndarray, sent: np.ndarray, floats: tuple[int, ...],
-                  extra: tuple[int, int], down: np.ndarray, up: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def payload_bytes(
+    taken: np.ndarray, sent: np.ndarray, floats: tuple[int, ...], extra: tuple[int, int], down: np.ndarray, up: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """Bytes down and up per round, in 64 bit on the host.
 
     taken, sent: [T, G] how many clients took / sent each group; down, up: [T] how many clients received / reported;
     floats: parameters per group; extra: further floats per client (down, up).
     """
     per_group = np.asarray(floats, np.int64)
-    return (BYTES_PER_PARAMETER * (taken.astype(np.int64) @ per_group + down.astype(np.int64) * extra[0]),
-            BYTES_PER_PARAMETER * (sent.astype(np.int64) @ per_group + up.astype(np.int64) * extra[1]))
+    return (
+        BYTES_PER_PARAMETER * (taken.astype(np.int64) @ per_group + down.astype(np.int64) * extra[0]),
+        BYTES_PER_PARAMETER * (sent.astype(np.int64) @ per_group + up.astype(np.int64) * extra[1]),
+    )
 
 
 # ---- small algebra on trees, used by many methods ---------------------------------------------------------------

@@ -1,4 +1,5 @@
 """From a Config to a compiled simulation: data, model, method, layout. Everything a run needs, nothing it writes."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -31,10 +32,10 @@ class Setup:
     config: Config
     fed: Federation
     simulation: Simulation
-    net: Tree                       # initial weights
+    net: Tree  # initial weights
     participation: Participation
     unseen: tuple[int, ...]
-    resolved: dict[str, Any]        # what `auto` became
+    resolved: dict[str, Any]  # what `auto` became
 
 
 def float_type(config: Config) -> Any:
@@ -45,16 +46,28 @@ def float_type(config: Config) -> Any:
 
 
 def load_federation(config: Config) -> Federation:
-    return federate(config.dataset, config.partition, config.clients, config.protocol, config.data_seed,
-                    data_dir=config.data_dir, download=config.download, norm=config.norm,
-                    batch_size=config.batch_size, server_val=config.server_val, val_fraction=config.val_fraction)
+    return federate(
+        config.dataset,
+        config.partition,
+        config.clients,
+        config.protocol,
+        config.data_seed,
+        data_dir=config.data_dir,
+        download=config.download,
+        norm=config.norm,
+        batch_size=config.batch_size,
+        server_val=config.server_val,
+        val_fraction=config.val_fraction,
+    )
 
 
 def save_net(path: str | pathlib.Path, net: Tree) -> None:
     """Weights as a plain .npz: one array per leaf, named by its path, e.g. 'params/conv1/kernel'."""
     from fedjax_sim.files import write_npz
-    flat = {"/".join(str(k.key) for k in key): np.asarray(value)
-            for key, value in jax.tree_util.tree_flatten_with_path(net)[0]}
+
+    flat = {
+        "/".join(str(k.key) for k in key): np.asarray(value) for key, value in jax.tree_util.tree_flatten_with_path(net)[0]
+    }
     write_npz(pathlib.Path(path), flat)
 
 
@@ -72,6 +85,7 @@ def load_net(path: str | pathlib.Path, like: Tree) -> Tree:
             has = f"has shape {stored[name].shape}" if name in stored else "is missing"
             raise UserError(f"initial weights '{path}': '{name}' {has}; the model wants shape {leaf.shape}")
         return jnp.asarray(stored[name], leaf.dtype)
+
     return jax.tree_util.tree_map_with_path(pick, like)
 
 
@@ -82,24 +96,32 @@ def initial_net(model: models.Model, seed: int) -> Tree:
 
 def make_env(config: Config, fed: Federation, model: models.Model, method: Method, dtype: Any, high: int) -> Env:
     loss = losses.make_loss(config.loss, fed.classes, fed.name, **config.loss_options)
-    return Env(model=model, loss=loss,
-               optimizer=optim.sgd(config.momentum, config.weight_decay, config.decay_groups, model.groups),
-               num_clients=fed.num_clients, cohort=high, batch_size=config.batch_size, epochs=config.epochs,
-               max_epochs=max(config.epochs, method.max_epochs), rounds=config.rounds,
-               track_confusion=loss.uses_confusion or "confusion" in method.needs,
-               bn_local=config.bn_stats == "local" and "batch_stats" in jax.eval_shape(model.init, jax.random.key(0))
-               and bool(jax.tree.leaves(jax.eval_shape(model.init, jax.random.key(0))["batch_stats"])),
-               dtype=dtype)
+    return Env(
+        model=model,
+        loss=loss,
+        optimizer=optim.sgd(config.momentum, config.weight_decay, config.decay_groups, model.groups),
+        num_clients=fed.num_clients,
+        cohort=high,
+        batch_size=config.batch_size,
+        epochs=config.epochs,
+        max_epochs=max(config.epochs, method.max_epochs),
+        rounds=config.rounds,
+        track_confusion=loss.uses_confusion or "confusion" in method.needs,
+        bn_local=config.bn_stats == "local"
+        and "batch_stats" in jax.eval_shape(model.init, jax.random.key(0))
+        and bool(jax.tree.leaves(jax.eval_shape(model.init, jax.random.key(0))["batch_stats"])),
+        dtype=dtype,
+    )
 
 
 def want_host_devices(config: Config, processes: int = 1) -> None:
     """Ask for CPU devices before JAX starts its backend: as many as --devices says (in all), else one per core."""
     if config.devices != "auto" and not config.devices.isdigit():
-        return                                    # refused later, with a sentence
+        return  # refused later, with a sentence
     wanted = max(1, int(config.devices) // processes) if config.devices != "auto" else backends.host_cores()
     try:
         jax.config.update("jax_num_cpu_devices", wanted)
-    except RuntimeError:   # the backend runs already (a notebook, a test): take what is there
+    except RuntimeError:  # the backend runs already (a notebook, a test): take what is there
         pass
 
 
@@ -111,6 +133,7 @@ def step_flops(env: Env, fed: Federation, net: Tree) -> float:
     def loss(params, x, y):
         features, _ = env.model.features({**net, "params": params}, x, train=True)
         return optax.softmax_cross_entropy_with_integer_labels(env.model.head({**net, "params": params}, features), y).mean()
+
     cost = jax.jit(jax.grad(loss)).lower(jax.eval_shape(lambda: net["params"]), x, y).cost_analysis()
     return float((cost or {}).get("flops", 0.0))
 
@@ -121,10 +144,19 @@ def host_devices_missing(config: Config) -> None:
         raise UserError(f"devices {config.devices} is more than the {have} {jax.default_backend()} devices there are")
 
 
-def prepare(config: Config, *, fed: Federation | None = None, model: models.Model | None = None,
-            net: Tree | None = None, method: Method | None = None, layout: backends.Layout | None = None,
-            capacity: int = 32, cohorts: tuple[tuple[int, ...], ...] = (),
-            say: Callable[[str], None] | None = None, measure: bool = True) -> Setup:
+def prepare(
+    config: Config,
+    *,
+    fed: Federation | None = None,
+    model: models.Model | None = None,
+    net: Tree | None = None,
+    method: Method | None = None,
+    layout: backends.Layout | None = None,
+    capacity: int = 32,
+    cohorts: tuple[tuple[int, ...], ...] = (),
+    say: Callable[[str], None] | None = None,
+    measure: bool = True,
+) -> Setup:
     """Everything a run needs. Own data, model, initial weights or method may be given instead of names.
 
     cohorts: fixed participants round by round (an availability trace), repeated when it ends, instead of drawn ones.
@@ -135,12 +167,12 @@ def prepare(config: Config, *, fed: Federation | None = None, model: models.Mode
     jax.config.update("jax_default_matmul_precision", None if config.precision == "default" else config.precision)
     if fed is None:
         fed = load_federation(config)
-    config = dataclasses.replace(config, clients=fed.num_clients,
-                                 schedule_rounds=config.schedule_rounds or config.rounds)
+    config = dataclasses.replace(config, clients=fed.num_clients, schedule_rounds=config.schedule_rounds or config.rounds)
     method = method or make_method(config.method, **config.options)
     config = dataclasses.replace(config, loss=method.loss if config.loss == "auto" else config.loss)
-    model = model or models.build(config.model, fed.shape, fed.classes, dtype=dtype, conv=config.conv,
-                                  **config.model_options)
+    model = model or models.build(
+        config.model, fed.shape, fed.classes, dtype=dtype, conv=config.conv, **config.model_options
+    )
     if method.extend:
         model = method.extend(model)
     for name in config.evaluations:
@@ -160,31 +192,55 @@ def prepare(config: Config, *, fed: Federation | None = None, model: models.Mode
     host_devices_missing(config)
 
     def on(layout: backends.Layout, bank: str) -> Simulation:
-        return simulate(method, env, fed, participation, layout, evaluations=config.evaluations,
-                        lr=optim.schedule(config.schedule, config.lr, config.schedule_rounds),
-                        eval_every=config.eval_every, probe=config.probe, bank=bank,
-                        capacity=max(1, min(capacity, -(-config.rounds // config.eval_every))))
+        return simulate(
+            method,
+            env,
+            fed,
+            participation,
+            layout,
+            evaluations=config.evaluations,
+            lr=optim.schedule(config.schedule, config.lr, config.schedule_rounds),
+            eval_every=config.eval_every,
+            probe=config.probe,
+            bank=bank,
+            capacity=max(1, min(capacity, -(-config.rounds // config.eval_every))),
+        )
+
     resolved: dict[str, Any] = {}
     if layout is None:
         # timed on a cohort's rows alone: the stopwatch needs no second copy of everybody's
         some = "all" if "bank" in method.needs else "cohort"
-        layout, resolved = resolve_layout(config, env, fed, net, participation,
-                                          lambda layout: on(layout, some), say, measure)
-    simulation = (host_bank.on_host(on(layout, "cohort"), config.eval_every) if config.state_on == "host"
-                  else on(layout, "all"))
+        layout, resolved = resolve_layout(
+            config, env, fed, net, participation, lambda layout: on(layout, some), say, measure
+        )
+    simulation = (
+        host_bank.on_host(on(layout, "cohort"), config.eval_every) if config.state_on == "host" else on(layout, "all")
+    )
     return Setup(config, fed, simulation, net, participation, unseen, resolved)
 
 
-def resolve_layout(config: Config, env: Env, fed: Federation, net: Tree, participation: Participation,
-                   on: Callable[[backends.Layout], Simulation], say: Callable[[str], None] | None,
-                   measure: bool = True) -> tuple[backends.Layout, dict[str, Any]]:
+def resolve_layout(
+    config: Config,
+    env: Env,
+    fed: Federation,
+    net: Tree,
+    participation: Participation,
+    on: Callable[[backends.Layout], Simulation],
+    say: Callable[[str], None] | None,
+    measure: bool = True,
+) -> tuple[backends.Layout, dict[str, Any]]:
     """What `auto` becomes, and why; see `autotune`."""
     flops = step_flops(env, fed, net)
     sizes = np.asarray(fed.size["train"])[list(participation.seen)]
     steps = float((env.epochs * -(-sizes // env.batch_size)).mean() * participation.high)
     choice = autotune.choose(
-        config, participation.high, sum(env.group_floats(net)), flops, flops * steps * config.rounds if measure else 0,
+        config,
+        participation.high,
+        sum(env.group_floats(net)),
+        flops,
+        flops * steps * config.rounds if measure else 0,
         lambda c: autotune.stopwatch(on(backends.make_layout(c.chunk, c.devices)), config.seed, net),
-        say or (lambda text: None))
+        say or (lambda text: None),
+    )
     layout = backends.make_layout(choice.chunk, choice.devices)
     return layout, dict(chunk=choice.chunk, devices=choice.devices, device_kind=jax.default_backend(), chunk_why=choice.why)

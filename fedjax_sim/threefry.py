@@ -4,6 +4,7 @@ XLA-CPU runs jax's generator as a loop over its rounds whose steps cost more tha
 (a client's shuffle: some hundred numbers). Twenty rounds of Threefry-2x32 (Salmon et al. 2011) written out fuse into one
 operation.
 """
+
 from __future__ import annotations
 
 import math
@@ -23,13 +24,17 @@ def small_bits(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     >>> bool((small_bits(key, (2, 3)) == jax.random.bits(key, (2, 3), jnp.uint32)).all())
     True
     """
-    plain = (jax.default_backend() == "cpu" and getattr(jax.config, "jax_threefry_partitionable", False)
-             and str(jax.random.key_impl(key)) == "threefry2x32" and math.prod(shape) < 2**32)
+    plain = (
+        jax.default_backend() == "cpu"
+        and getattr(jax.config, "jax_threefry_partitionable", False)
+        and str(jax.random.key_impl(key)) == "threefry2x32"
+        and math.prod(shape) < 2**32
+    )
     if not plain:
         return jax.random.bits(key, shape, jnp.uint32)
     first, second = jax.random.key_data(key)
     keys = (first, second, first ^ second ^ jnp.uint32(PARITY))
-    x = jnp.zeros(shape, jnp.uint32) + keys[0]           # the counter's upper half is zero
+    x = jnp.zeros(shape, jnp.uint32) + keys[0]  # the counter's upper half is zero
     y = lax.iota(jnp.uint32, math.prod(shape)).reshape(shape) + keys[1]
     for group in range(5):
         for turn in ROTATIONS[group % 2]:

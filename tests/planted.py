@@ -29,6 +29,7 @@ test were fixed before any of them was run. What changed, and what is known abou
 Why PPO failed on the seeds 10 to 14 was not looked into on those seeds. (The second and third point were measured with 424
 instead of 400 private dimensions.) `ideal` is no upper bound: on seed 1 all three agents earned more.
 """
+
 from __future__ import annotations
 
 import functools
@@ -49,12 +50,12 @@ from fedjax_sim.types import Env, Method
 MISLED, TEACHERS, LONERS = 8, 8, 8
 N, M = MISLED + TEACHERS + LONERS, 12
 SIDE, COMMON, PRIVATE = 21, slice(0, 16), slice(16, 416)
-ROWS = {"misled": 200, "teacher": 4000, "loner": 100}     # 2, 40 and 1 steps of four examples
+ROWS = {"misled": 200, "teacher": 4000, "loner": 100}  # 2, 40 and 1 steps of four examples
 VAL, BATCH = 200, 4
-NORM = 2.0       # of s, in units of the noise: the best possible accuracy is 97.7 %
-SHARP = 100.0    # the head is large and the features small, so that training moves the backbone and hardly the head
-RATE = 0.02      # learning rate of the logits
-FORGET = 0.02    # weight decay of the backbone per step, so that nobody grows without bound
+NORM = 2.0  # of s, in units of the noise: the best possible accuracy is 97.7 %
+SHARP = 100.0  # the head is large and the features small, so that training moves the backbone and hardly the head
+RATE = 0.02  # learning rate of the logits
+FORGET = 0.02  # weight decay of the backbone per step, so that nobody grows without bound
 
 
 def kind(client: int) -> str:
@@ -68,6 +69,7 @@ def federation() -> Federation:
     def direction(pixels: slice) -> np.ndarray:
         size = pixels.stop - pixels.start
         return rng.choice([-1.0, 1.0], size) * NORM / np.sqrt(size)
+
     shared = direction(COMMON)
     private = [s * d for d in [direction(PRIVATE) for _ in range(LONERS // 2)] for s in (1, -1)]
 
@@ -76,6 +78,7 @@ def federation() -> Federation:
         x = np.zeros((count, SIDE * SIDE), np.float32)
         x[:, pixels] = np.where(y == 0, 1.0, -1.0)[:, None] * toward + rng.standard_normal((count, len(toward)))
         return x, y + first
+
     xs: list[np.ndarray] = []
     ys: list[np.ndarray] = []
     rows: dict[str, list[np.ndarray]] = {"train": [], "val": []}
@@ -85,6 +88,7 @@ def federation() -> Federation:
         xs.append(x)
         ys.append(y)
         return np.arange(start, start + len(y))
+
     for client in range(N):
         task = (COMMON, 0, shared) if kind(client) != "loner" else (PRIVATE, 2, private[client - MISLED - TEACHERS])
         x, y = examples(ROWS[kind(client)], *task)
@@ -92,15 +96,21 @@ def federation() -> Federation:
         rows["val"].append(add(*examples(VAL, *task)))
     server, test = add(*examples(VAL, COMMON, 0, shared)), add(*examples(10, COMMON, 0, shared))
     x = np.concatenate(xs).reshape(-1, SIDE, SIDE, 1)
-    return Federation.from_arrays(x, np.concatenate(ys), rows, test=test, server_val=server, classes=4, mean=0.0, std=1.0,
-                                  name="planted")
+    return Federation.from_arrays(
+        x, np.concatenate(ys), rows, test=test, server_val=server, classes=4, mean=0.0, std=1.0, name="planted"
+    )
 
 
 def initial_net() -> dict:
     """Feature 0 writes ± to classes 0/1, feature 1 to classes 2/3."""
     head = SHARP * np.array([[1, -1, 0, 0], [0, 0, 1, -1]], np.float32)
-    return {"params": {"backbone": {"kernel": np.zeros((SIDE * SIDE, 2), np.float32)},
-                       "head": {"kernel": head, "bias": np.zeros(4, np.float32)}}, "batch_stats": {}}
+    return {
+        "params": {
+            "backbone": {"kernel": np.zeros((SIDE * SIDE, 2), np.float32)},
+            "head": {"kernel": head, "bias": np.zeros(4, np.float32)},
+        },
+        "batch_stats": {},
+    }
 
 
 def model() -> Model:
@@ -109,8 +119,10 @@ def model() -> Model:
 
     def head(net, features):
         return features @ net["params"]["head"]["kernel"] + net["params"]["head"]["bias"]
-    return Model("linear", lambda key: initial_net(), features, head, ("backbone", "head"), ("head",), 2, 4,
-                 (SIDE, SIDE, 1), ())
+
+    return Model(
+        "linear", lambda key: initial_net(), features, head, ("backbone", "head"), ("head",), 2, 4, (SIDE, SIDE, 1), ()
+    )
 
 
 def ideal() -> Method:
@@ -118,8 +130,9 @@ def ideal() -> Method:
     method = make_method("fedpolicy", agent="full")
     right = jnp.array([BLOCKS.index("head" if kind(client) == "loner" else "full") for client in range(N)])
     plan = method.control.plan
-    return method._replace(control=method.control._replace(
-        plan=lambda env, action, server, ctx: plan(env, right[ctx.id], server, ctx)))
+    return method._replace(
+        control=method.control._replace(plan=lambda env, action, server, ctx: plan(env, right[ctx.id], server, ctx))
+    )
 
 
 def simulation(rounds: int, agent: str, **options) -> Simulation:
@@ -127,11 +140,28 @@ def simulation(rounds: int, agent: str, **options) -> Simulation:
     method = ideal() if agent == "ideal" else make_method("fedpolicy", agent=agent, **options)
     fed, epochs, rate = federation(), BATCH / ROWS["loner"], RATE / SHARP**2
     optimizer = optim.sgd(0.0, FORGET / rate, "backbone", ("backbone", "head"))
-    env = Env(model(), losses.make_loss("ce", 4, decay=0.5), optimizer, N, M, BATCH, epochs, epochs, rounds=rounds,
-              track_confusion=True)
-    return simulate(method, env, fed, Participation(M, M, tuple(range(N))),
-                    lr=optim.schedule("constant", rate, rounds), eval_every=rounds, capacity=1,
-                    evaluations=("global",))
+    env = Env(
+        model(),
+        losses.make_loss("ce", 4, decay=0.5),
+        optimizer,
+        N,
+        M,
+        BATCH,
+        epochs,
+        epochs,
+        rounds=rounds,
+        track_confusion=True,
+    )
+    return simulate(
+        method,
+        env,
+        fed,
+        Participation(M, M, tuple(range(N))),
+        lr=optim.schedule("constant", rate, rounds),
+        eval_every=rounds,
+        capacity=1,
+        evaluations=("global",),
+    )
 
 
 def head_shares(sim: Simulation, state, draws: int = 20) -> dict[str, float]:

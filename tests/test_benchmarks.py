@@ -1,4 +1,5 @@
 """The benchmark's peers do the same work: equal weights after a round, stated sizes, equal step counts."""
+
 import dataclasses
 import functools
 import json
@@ -13,10 +14,23 @@ from benchmarks.workloads import WORKLOADS, Workload
 
 pytest.importorskip("torch")
 
-TINY = Workload("tiny", (8, 8, 1), "mlp", clients=4, per_round=3, examples=7, classes=3, epochs=2, batch=3,
-                lr=0.1, momentum=0.9, weight_decay=1e-2)
-RAGGED = dataclasses.replace(TINY, name="ragged", shape=(16, 16, 1), model="lenet5_pad2", examples=0,
-                             dirichlet=0.3, pool=60, lr=0.05)
+TINY = Workload(
+    "tiny",
+    (8, 8, 1),
+    "mlp",
+    clients=4,
+    per_round=3,
+    examples=7,
+    classes=3,
+    epochs=2,
+    batch=3,
+    lr=0.1,
+    momentum=0.9,
+    weight_decay=1e-2,
+)
+RAGGED = dataclasses.replace(
+    TINY, name="ragged", shape=(16, 16, 1), model="lenet5_pad2", examples=0, dirichlet=0.3, pool=60, lr=0.05
+)
 
 
 def reference_round(workload: Workload, index: int) -> dict[str, np.ndarray]:
@@ -30,7 +44,7 @@ def reference_round(workload: Workload, index: int) -> dict[str, np.ndarray]:
         p, v = {n: a.copy() for n, a in start.items()}, {n: np.zeros_like(a) for n, a in start.items()}
         for epoch in one.rows:
             for first in range(0, len(epoch), workload.batch):
-                rows = epoch[first:first + workload.batch]
+                rows = epoch[first : first + workload.batch]
                 x = data.pixels[rows].reshape(len(rows), -1) / 127.5 - 1
                 hidden = x @ p["fc1.weight"].T + p["fc1.bias"]
                 active = np.maximum(hidden, 0)
@@ -40,8 +54,7 @@ def reference_round(workload: Workload, index: int) -> dict[str, np.ndarray]:
                 prob[np.arange(len(rows)), data.labels[rows]] -= 1
                 dz = prob / len(rows)
                 dh = (dz @ p["fc.weight"]) * (hidden > 0)
-                g = {"fc1.weight": dh.T @ x, "fc1.bias": dh.sum(0),
-                     "fc.weight": dz.T @ active, "fc.bias": dz.sum(0)}
+                g = {"fc1.weight": dh.T @ x, "fc1.bias": dh.sum(0), "fc.weight": dz.T @ active, "fc.bias": dz.sum(0)}
                 for n in p:
                     v[n] = workload.momentum * v[n] + g[n] + workload.weight_decay * p[n]
                     p[n] -= workload.lr * v[n]
@@ -85,15 +98,17 @@ def test_torch_and_jax_peers_agree_on_ragged_clients_with_convolutions():
 def test_batch_normalisation_agrees():
     """One small ResNet-18 step in float64: running statistics and weights."""
     from benchmarks import jax_models, torch_models
-    workload = dataclasses.replace(TINY, model="resnet18", shape=(32, 32, 3), momentum=0.0, lr=0.01, epochs=1,
-                                   examples=10, batch=12)
+
+    workload = dataclasses.replace(
+        TINY, model="resnet18", shape=(32, 32, 3), momentum=0.0, lr=0.01, epochs=1, examples=10, batch=12
+    )
     data, weights = workloads.make_data(workload), models.init_weights(workload)
     one = workloads.plan(workload, data, 0)[0]
     images = data.images().astype(np.float64)
     model = torch_models.make_model(workload, weights).double()
     torch_models.train_client(model, *torch_models.to_torch(images, data.labels), one, workload)
     want = {n: t.numpy() for n, t in torch_models.tensors(model).items()}
-    rows, mask = workloads.padded_batches([one], 1, 12)      # two padded examples: masked statistics
+    rows, mask = workloads.padded_batches([one], 1, 12)  # two padded examples: masked statistics
     with jax.enable_x64(True):
         doubles = {n: v.astype(np.float64) for n, v in weights.items()}
         params, stats = jax_models.split(jax_models.to_jax(doubles, workload))
@@ -126,9 +141,13 @@ def test_a_peer_that_cannot_run_says_why():
 
 
 def test_presets_are_as_stated():
-    stated = {   # name: clients, per round, examples of a client, steps of a client, trained parameters
-        "W1": (100, 10, 540, 45, 61_706), "W2": (100, 10, 500, 8, 878_538), "W3": (200, 200, 250, 4, 878_538),
-        "W4": (500, 500, 60, 6, 50_890), "W5": (10, 10, 64, 1, 11_181_642)}
+    stated = {  # name: clients, per round, examples of a client, steps of a client, trained parameters
+        "W1": (100, 10, 540, 45, 61_706),
+        "W2": (100, 10, 500, 8, 878_538),
+        "W3": (200, 200, 250, 4, 878_538),
+        "W4": (500, 500, 60, 6, 50_890),
+        "W5": (10, 10, 64, 1, 11_181_642),
+    }
     for name, (clients, per_round, examples, steps, parameters) in stated.items():
         workload = WORKLOADS[name]
         assert (workload.clients, workload.per_round) == (clients, per_round)
@@ -193,14 +212,18 @@ def test_a_part_of_the_cohort_is_scaled_to_the_whole_and_labelled(monkeypatch):
     assert rows["torch"]["extrapolated_from_clients"] == 2
     assert rows["torch_procs"]["extrapolated_from_clients"] is None
     assert "extrapolated from 2 clients" in rounds_per_second.table(bench.result())
-    assert [row["peer"] for row in bench.order] == ["torch_procs", "torch", "torch", "torch_procs"]   # in turn
+    assert [row["peer"] for row in bench.order] == ["torch_procs", "torch", "torch", "torch_procs"]  # in turn
 
 
-@pytest.mark.parametrize("argv,words", [
-    (["--workloads", "W9"], "unknown workload 'W9'; allowed: W1, W2"),
-    (["--peers", "tff"], "unknown peer 'tff'; allowed: ours, torch"),
-    (["--peer-python", "flower=/nowhere/python"], "the Python of peer 'flower' is not executable: '/nowhere/python'"),
-    (["--pairs", "0"], "--pairs 0 must be at least 1")])
+@pytest.mark.parametrize(
+    "argv,words",
+    [
+        (["--workloads", "W9"], "unknown workload 'W9'; allowed: W1, W2"),
+        (["--peers", "tff"], "unknown peer 'tff'; allowed: ours, torch"),
+        (["--peer-python", "flower=/nowhere/python"], "the Python of peer 'flower' is not executable: '/nowhere/python'"),
+        (["--pairs", "0"], "--pairs 0 must be at least 1"),
+    ],
+)
 def test_mistakes_on_the_command_line_are_named(argv, words, capsys):
     with pytest.raises(SystemExit):
         rounds_per_second.main(argv)
@@ -210,8 +233,21 @@ def test_mistakes_on_the_command_line_are_named(argv, words, capsys):
 def test_driver_writes_rows_and_ratios(tmp_path, capsys):
     """A real run of two peers on a tiny workload."""
     file = tmp_path / "out.json"
-    code = rounds_per_second.main(["--workloads", TINY.to_json(), "--peers", "jax_naive", "--reference",
-                                   "torch", "--pairs", "3", "--json", str(file), "--no-gemm"])
+    code = rounds_per_second.main(
+        [
+            "--workloads",
+            TINY.to_json(),
+            "--peers",
+            "jax_naive",
+            "--reference",
+            "torch",
+            "--pairs",
+            "3",
+            "--json",
+            str(file),
+            "--no-gemm",
+        ]
+    )
     assert code == 0
     result = json.loads(file.read_text())
     rows = {row["peer"]: row for row in result["rows"]}

@@ -1,4 +1,5 @@
 """The scaling and memory benchmarks: what they vary, and one small point of each in its own process."""
+
 import json
 
 import numpy as np
@@ -11,7 +12,13 @@ from benchmarks.workloads import label_counts
 def test_axes_vary_one_thing():
     assert [p.cohort for p in scaling.points("cohort", "mlp", False)] == [10, 20, 50, 100, 200, 500]
     assert [(p.series, p.clients) for p in scaling.points("clients", "mlp", False)] == [
-        ("fedavg", 100), ("fedavg", 1_000), ("fedavg", 10_000), ("ditto", 100), ("ditto", 300), ("ditto", 1_000)]
+        ("fedavg", 100),
+        ("fedavg", 1_000),
+        ("fedavg", 10_000),
+        ("ditto", 100),
+        ("ditto", 300),
+        ("ditto", 1_000),
+    ]
     assert [p.chunk for p in scaling.points("chunk", "mlp", False)] == [1, 2, 4, 8, 16, 32, 64]
     assert [p.devices for p in scaling.points("devices", "mlp", False)] == [1, 2, 4, 8]
     assert all(p.model == "lenet5" for axis in scaling.AXES for p in scaling.points(axis, "lenet5", True))

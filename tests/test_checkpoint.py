@@ -1,4 +1,5 @@
 """Checkpoints: the whole State bit for bit, whole or absent, newest kept, refused when they do not fit."""
+
 from __future__ import annotations
 
 import json
@@ -21,10 +22,13 @@ def made_up(rows: int = 10, seed: int = 0, put=jnp.asarray) -> State:
     draw = lambda *shape: rng.standard_normal(shape).astype(np.float32)
     bank = draw(rows, 6, 4)
     bank[2, 1, 0], bank[3, 0, 0], bank[4, 0, 0] = np.nan, np.inf, -0.0
-    return State(jnp.int32(7), jnp.asarray(rng.integers(0, 2**32, 2, np.uint32)),
-                 {"w": jnp.asarray(draw(3, 3)), "count": jnp.int32(5), "flag": jnp.asarray(True)},
-                 Client(dict(v=put(bank), n=put(rng.integers(0, 9, rows).astype(np.int32))), (), put(draw(rows, 5)), ()),
-                 {"half": jnp.asarray(draw(4), jnp.bfloat16), "none": jnp.zeros((0, 3))})
+    return State(
+        jnp.int32(7),
+        jnp.asarray(rng.integers(0, 2**32, 2, np.uint32)),
+        {"w": jnp.asarray(draw(3, 3)), "count": jnp.int32(5), "flag": jnp.asarray(True)},
+        Client(dict(v=put(bank), n=put(rng.integers(0, 9, rows).astype(np.int32))), (), put(draw(rows, 5)), ()),
+        {"half": jnp.asarray(draw(4), jnp.bfloat16), "none": jnp.zeros((0, 3))},
+    )
 
 
 def blank(state: State) -> State:
@@ -51,11 +55,11 @@ def test_a_method_s_whole_state(tmp_path, name):
 
 
 def test_large_banks_are_written_in_rows(tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoint, "BLOCK", 3 * 6 * 4 * 4 + 5)      # three rows of the bank at a time
+    monkeypatch.setattr(checkpoint, "BLOCK", 3 * 6 * 4 * 4 + 5)  # three rows of the bank at a time
     state = made_up()
     path = checkpoint.save(tmp_path, state, "h")
     files = sorted(p.name.split("-")[1] for p in (path / "rows").iterdir())
-    assert files == [f"{first:08d}" for first in (0, 3, 6, 9)]      # 10 rows
+    assert files == [f"{first:08d}" for first in (0, 3, 6, 9)]  # 10 rows
     assert [r["large"] for r in json.loads((path / "meta.json").read_text())["leaves"]].count(True) == 1
     assert same_bits(state, checkpoint.load(path, blank(state), "h"))
 
@@ -66,9 +70,17 @@ def test_rows_come_back_onto_a_mesh(tmp_path, monkeypatch):
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("d",))
     rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("d"))
     whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
-    placed = lambda state: jax.tree.map(jax.device_put, state, state._replace(
-        t=whole, key=whole, server=jax.tree.map(lambda _: whole, state.server),
-        clients=jax.tree.map(lambda _: rows, state.clients), agent=jax.tree.map(lambda _: whole, state.agent)))
+    placed = lambda state: jax.tree.map(
+        jax.device_put,
+        state,
+        state._replace(
+            t=whole,
+            key=whole,
+            server=jax.tree.map(lambda _: whole, state.server),
+            clients=jax.tree.map(lambda _: rows, state.clients),
+            agent=jax.tree.map(lambda _: whole, state.agent),
+        ),
+    )
     state = placed(made_up())
     path = checkpoint.save(tmp_path, state, "h")
     back = checkpoint.load(path, placed(jax.tree.map(jnp.zeros_like, made_up())), "h")
@@ -82,12 +94,12 @@ def test_rows_come_back_onto_a_mesh(tmp_path, monkeypatch):
 def test_newest_are_kept_and_partial_ones_ignored(tmp_path):
     (tmp_path / ".00000001.partial" / "state").mkdir(parents=True)
     (tmp_path / ".00000009.partial").mkdir()
-    (tmp_path / "00000008").mkdir()                                  # without meta.json: not complete
+    (tmp_path / "00000008").mkdir()  # without meta.json: not complete
     for round_ in (1, 2, 3, 4):
         checkpoint.save(tmp_path, made_up()._replace(t=jnp.int32(round_)), "h", keep=2)
     assert checkpoint.rounds(tmp_path) == [3, 4]
     assert checkpoint.latest(tmp_path).name == "00000004"
-    assert not list(tmp_path.glob(".*"))                             # what a killed run left is cleared
+    assert not list(tmp_path.glob(".*"))  # what a killed run left is cleared
 
 
 def test_a_save_that_fails_leaves_the_old_one(tmp_path, monkeypatch):
@@ -96,6 +108,7 @@ def test_a_save_that_fails_leaves_the_old_one(tmp_path, monkeypatch):
 
     def killed(*_):
         raise KeyboardInterrupt
+
     monkeypatch.setattr(checkpoint.os, "replace", killed)
     monkeypatch.setattr(checkpoint, "write_json", lambda path, data: path.write_text(json.dumps(data)))
     with pytest.raises(KeyboardInterrupt):

@@ -1,4 +1,5 @@
 """The command line: every mistake is one sentence on stderr and exit code 2, and nothing is written or overwritten."""
+
 from __future__ import annotations
 
 import json
@@ -13,10 +14,25 @@ import pytest
 
 from fedjax_sim.cli import main
 
-jax.devices()      # started with the test session's eight devices, before a command asks for its own number
+jax.devices()  # started with the test session's eight devices, before a command asks for its own number
 ROOT = pathlib.Path(__file__).parent.parent
-SMALL = ["--model", "mlp", "--set", "model.hidden=8", "--clients", "6", "--participation", "0.5", "--epochs", "1",
-         "--devices", "1", "--chunk", "1", "--quiet"]
+SMALL = [
+    "--model",
+    "mlp",
+    "--set",
+    "model.hidden=8",
+    "--clients",
+    "6",
+    "--participation",
+    "0.5",
+    "--epochs",
+    "1",
+    "--devices",
+    "1",
+    "--chunk",
+    "1",
+    "--quiet",
+]
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +53,7 @@ def contents(folder: pathlib.Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
-MISTAKES = [      # options of `run fedavg`, what the sentence must say
+MISTAKES = [  # options of `run fedavg`, what the sentence must say
     # unknown names, with the nearest match
     (["--dataset", "digit"], "unknown dataset 'digit' (did you mean 'digits'?)"),
     (["--model", "lenet"], "unknown model 'lenet' (did you mean 'lenet5'?)"),
@@ -123,23 +139,26 @@ def test_mistakes_are_one_sentence(capsys, tmp_path, options, sentence):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("argv, sentence", [
-    (["run", "fedavgg"], "unknown method 'fedavgg' (did you mean 'fedavg'?)"),
-    (["profile", "scafold"], "unknown method 'scafold' (did you mean 'scaffold'?)"),
-    (["compare", "fedavg", "fedprx"], "unknown method 'fedprx' (did you mean 'fedprox'?)"),
-    (["compare", "fedavg", "fedavg"], "names a method twice"),
-    (["compare", "fedavg", "ditto", *SMALL, "--set", "ditto.lam=x"], "ditto.lam=x is not a float"),
-    (["compare", "fedavg", "ditto", *SMALL, "--data-seed", "-1"], "data-seed -1 is not allowed"),
-    (["compare", "fedavg", "ditto", *SMALL, "--seeds", "0"], "seeds 0 is not allowed"),
-    (["list", "metods"], "(did you mean 'methods'?)"),
-    (["resume", "nowhere"], "no run directory 'nowhere'"),
-    (["resume", "."], "'.' is not a run directory"),
-    (["rum"], "invalid choice: 'rum'"),
-    ([], "required: COMMAND"),
-])
+@pytest.mark.parametrize(
+    "argv, sentence",
+    [
+        (["run", "fedavgg"], "unknown method 'fedavgg' (did you mean 'fedavg'?)"),
+        (["profile", "scafold"], "unknown method 'scafold' (did you mean 'scaffold'?)"),
+        (["compare", "fedavg", "fedprx"], "unknown method 'fedprx' (did you mean 'fedprox'?)"),
+        (["compare", "fedavg", "fedavg"], "names a method twice"),
+        (["compare", "fedavg", "ditto", *SMALL, "--set", "ditto.lam=x"], "ditto.lam=x is not a float"),
+        (["compare", "fedavg", "ditto", *SMALL, "--data-seed", "-1"], "data-seed -1 is not allowed"),
+        (["compare", "fedavg", "ditto", *SMALL, "--seeds", "0"], "seeds 0 is not allowed"),
+        (["list", "metods"], "(did you mean 'methods'?)"),
+        (["resume", "nowhere"], "no run directory 'nowhere'"),
+        (["resume", "."], "'.' is not a run directory"),
+        (["rum"], "invalid choice: 'rum'"),
+        ([], "required: COMMAND"),
+    ],
+)
 def test_mistakes_of_other_commands(capsys, tmp_path, argv, sentence):
     assert sentence in refused(capsys, *argv)
-    assert list(tmp_path.iterdir()) == []      # a second method's mistake is found before the first one runs
+    assert list(tmp_path.iterdir()) == []  # a second method's mistake is found before the first one runs
 
 
 def test_missing_data_names_three_ways(capsys, monkeypatch, tmp_path):
@@ -176,6 +195,7 @@ def finished(tmp_path_factory) -> pathlib.Path:
 @pytest.fixture
 def copy(finished, tmp_path) -> pathlib.Path:
     import shutil
+
     return pathlib.Path(shutil.copytree(finished, tmp_path / "copy"))
 
 
@@ -192,12 +212,15 @@ def test_resume_refuses_fewer_rounds_than_done(capsys, copy):
     assert contents(copy) == before
 
 
-@pytest.mark.parametrize("change, sentence", [
-    (lambda c: c["config"].update(lr=0.5), "was changed"),
-    (lambda c: c["config"].update(partition="iid"), "was changed"),
-    (lambda c: c["config"].update(colour="red"), "unknown entry 'colour'"),
-    (lambda c: c.pop("config"), "cannot be read"),
-])
+@pytest.mark.parametrize(
+    "change, sentence",
+    [
+        (lambda c: c["config"].update(lr=0.5), "was changed"),
+        (lambda c: c["config"].update(partition="iid"), "was changed"),
+        (lambda c: c["config"].update(colour="red"), "unknown entry 'colour'"),
+        (lambda c: c.pop("config"), "cannot be read"),
+    ],
+)
 def test_resume_refuses_a_changed_configuration(capsys, copy, change, sentence):
     file = copy / "config.json"
     config = json.loads(file.read_text())
@@ -211,6 +234,7 @@ def test_resume_refuses_a_changed_configuration(capsys, copy, change, sentence):
 def test_resume_refuses_another_hash(capsys, copy):
     """Configuration and its hash changed together: the checkpoint still knows what it belongs to."""
     from fedjax_sim.config import Config
+
     file = copy / "config.json"
     data = json.loads(file.read_text())
     data["config"]["lr"] = 0.5
@@ -229,12 +253,16 @@ def flip(file: pathlib.Path) -> None:
     file.write_bytes(bytes(raw))
 
 
-@pytest.mark.parametrize("damage", [
-    lambda c: largest_array_file(c).write_bytes(largest_array_file(c).read_bytes()[:200]),
-    lambda c: flip(largest_array_file(c)),
-    lambda c: (c / "meta.json").write_text((c / "meta.json").read_text()[:100]),
-    lambda c: (c / "meta.json").write_text("{}"),
-], ids=["truncated", "flipped", "meta", "empty meta"])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda c: largest_array_file(c).write_bytes(largest_array_file(c).read_bytes()[:200]),
+        lambda c: flip(largest_array_file(c)),
+        lambda c: (c / "meta.json").write_text((c / "meta.json").read_text()[:100]),
+        lambda c: (c / "meta.json").write_text("{}"),
+    ],
+    ids=["truncated", "flipped", "meta", "empty meta"],
+)
 def test_resume_refuses_a_damaged_checkpoint(capsys, copy, damage):
     damage(copy / "checkpoints" / "00000004")
     before = contents(copy)
@@ -245,6 +273,7 @@ def test_resume_refuses_a_damaged_checkpoint(capsys, copy, damage):
 
 def test_resume_needs_a_checkpoint(capsys, copy):
     import shutil
+
     shutil.rmtree(copy / "checkpoints")
     (copy / "checkpoints" / ".00000002.partial").mkdir(parents=True)
     assert "no complete checkpoint" in refused(capsys, "resume", str(copy))
@@ -270,6 +299,7 @@ def test_dry_run_prints_sizes_and_writes_nothing(capsys, tmp_path):
 def test_dry_run_times_no_layouts(capsys, tmp_path, monkeypatch):
     """A run long enough to be measured: the dry run still only prints."""
     from fedjax_sim import autotune
+
     monkeypatch.setenv("FEDJAX_SIM_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(autotune, "LONG_RUN", 1.0)
     monkeypatch.setattr(autotune, "MANY_ROUNDS", 0)
@@ -289,19 +319,33 @@ def test_profile_prints_every_part(capsys):
 
 def test_list_names_everything(capsys):
     from fedjax_sim.methods import METHODS
+
     assert main(["list"]) == 0
     out = capsys.readouterr().out
-    for name in (*METHODS, "digits", "cifar100", "lenet5", "resnet18", "dirichlet", "shards", "pfllib", "c3e", "ppo",
-                 "personal@global"):
+    for name in (
+        *METHODS,
+        "digits",
+        "cifar100",
+        "lenet5",
+        "resnet18",
+        "dirichlet",
+        "shards",
+        "pfllib",
+        "c3e",
+        "ppo",
+        "personal@global",
+    ):
         assert f"\n  {name} " in out
 
 
 def test_help_is_quick_and_imports_no_jax():
-    code = ("import sys; from fedjax_sim.cli import main\n"
-            "try: main(['run', '--help'])\n"
-            "except SystemExit: pass\n"
-            "heavy = {'jax', 'numpy', 'flax', 'distrax', 'orbax', 'sklearn'} & set(sys.modules)\n"
-            "sys.exit(f'imported {heavy}' if heavy else 0)")
+    code = (
+        "import sys; from fedjax_sim.cli import main\n"
+        "try: main(['run', '--help'])\n"
+        "except SystemExit: pass\n"
+        "heavy = {'jax', 'numpy', 'flax', 'distrax', 'orbax', 'sklearn'} & set(sys.modules)\n"
+        "sys.exit(f'imported {heavy}' if heavy else 0)"
+    )
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -309,6 +353,7 @@ def test_help_is_quick_and_imports_no_jax():
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 1.0
     for text in ("--participation", "--dropout", "--dry-run", "--set", "--seeds", "--coordinator", "default: 0.02"):
         assert text in done.stdout
-    whole = subprocess.run([sys.executable, "-m", "fedjax_sim", "--help"], cwd=ROOT, capture_output=True, text=True,
-                           timeout=60)
+    whole = subprocess.run(
+        [sys.executable, "-m", "fedjax_sim", "--help"], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
     assert whole.returncode == 0 and all(c in whole.stdout for c in ("run", "compare", "resume", "profile", "list"))

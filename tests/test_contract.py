@@ -3,6 +3,7 @@
 `examine` is one round that also returns every upload; `run` is several rounds with evaluations. Seeds, data and the
 chance of dropout are arguments, so no property costs a further compilation.
 """
+
 from __future__ import annotations
 
 import dataclasses
@@ -25,11 +26,11 @@ WIRE = {
     "head": lambda w, phi, psi, c, d: (psi, w),
     "ccvr": lambda w, phi, psi, c, d: (w, w + c * (2 * d + 1)),
     "fedca": lambda w, phi, psi, c, d: (w, w + c),
-    "fedfa": lambda w, phi, psi, c, d: (w + 2 * 192, w + 2 * 192),      # 32 + 32 + 64 + 64 channels of cnn6
+    "fedfa": lambda w, phi, psi, c, d: (w + 2 * 192, w + 2 * 192),  # 32 + 32 + 64 + 64 channels of cnn6
 }
-MODEL = {"fedfa": "cnn6"}     # those that need feature maps
-OPTIONS = {"fedpolicy": {"agent.batch": 4}}     # small enough that the agent learns within these few rounds
-DECIDES = {"random", "fedpolicy"}      # the block sent down differs from client to client
+MODEL = {"fedfa": "cnn6"}  # those that need feature maps
+OPTIONS = {"fedpolicy": {"agent.batch": 4}}  # small enough that the agent learns within these few rounds
+DECIDES = {"random", "fedpolicy"}  # the block sent down differs from client to client
 
 
 # one worker compiles all of a method's programs
@@ -80,7 +81,7 @@ def test_clients_are_isolated(sim):
 def test_silence_changes_nothing(sim):
     """A round in which nobody reports leaves the server, the clients and the agent alone."""
     state, data = start(sim)
-    state = sim.examine(state, data)[0]      # from a state that has moved
+    state = sim.examine(state, data)[0]  # from a state that has moved
     after, log, _, _ = sim.examine(state, data._replace(dropout=np.float32(1.0)))
     assert int(log["dropped"]) == M and int(log["up"]) == 0
     assert same_bits((state.server, state.clients, state.agent), (after.server, after.clients, after.agent))
@@ -143,9 +144,18 @@ def test_test_data_only_reaches_the_scores(sim):
         assert same_bits(scores["val"], scores2["val"])
 
 
-@pytest.mark.parametrize("name, options", [("fedprox", {"mu": 0.0}), ("ditto", {}), ("fedavg_ft", {}),
-                                           ("full", {"weights": "size"}), ("fedntd", {"beta": 0.0}),
-                                           ("fedsam", {"rho": 0.0}), ("fedfa_freq", {"p": 0.0})])
+@pytest.mark.parametrize(
+    "name, options",
+    [
+        ("fedprox", {"mu": 0.0}),
+        ("ditto", {}),
+        ("fedavg_ft", {}),
+        ("full", {"weights": "size"}),
+        ("fedntd", {"beta": 0.0}),
+        ("fedsam", {"rho": 0.0}),
+        ("fedfa_freq", {"p": 0.0}),
+    ],
+)
 def test_reduces_to_fedavg(name, options):
     """Where the paper says so: the global model equals FedAvg's."""
     base, other = simulation("fedavg"), simulation(name, **options)
@@ -163,6 +173,8 @@ def test_scaffold_first_step_is_fedavg():
     from fedjax_sim.engine import simulate
     from fedjax_sim.optim import schedule
     from fedjax_sim.participation import Participation
-    base = simulate(fedavg.method, plain, tiny.federation(), Participation(M, M, tuple(range(N))),
-                    lr=schedule("constant", 0.05, 8))
+
+    base = simulate(
+        fedavg.method, plain, tiny.federation(), Participation(M, M, tuple(range(N))), lr=schedule("constant", 0.05, 8)
+    )
     assert tiny.close(base.examine(*start(base))[0].server, scaffold.examine(*start(scaffold))[0].server.net, 1e-6)

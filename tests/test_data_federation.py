@@ -25,14 +25,10 @@ ALL_TRAIN = [0, 1, 2, 3, 4, 10, 11, 20, 21, 22]
 
 def test_from_arrays_tables():
     x, y = arrays()
-    fed = Federation.from_arrays(
-        x, y, {"train": TRAIN, "val": [[5], [], [23, 24]]}, test=[30], server_val=[39]
-    )
+    fed = Federation.from_arrays(x, y, {"train": TRAIN, "val": [[5], [], [23, 24]]}, test=[30], server_val=[39])
     assert fed.num_clients == 3 and fed.shape == (5, 6, 3) and set(fed.rows) == {"train", "val"}
     assert fed.rows["train"].tolist() == [[0, 1, 2, 3, 4], [10, 11, 0, 0, 0], [20, 21, 22, 0, 0]]
-    assert {a.dtype for a in (fed.rows["train"], fed.size["train"], fed.held["test"], fed.y)} == {
-        np.dtype(np.int32)
-    }
+    assert {a.dtype for a in (fed.rows["train"], fed.size["train"], fed.held["test"], fed.y)} == {np.dtype(np.int32)}
     assert fed.size["val"].tolist() == [1, 0, 2] and fed.held["val"].tolist() == [39]
     assert fed.x.dtype == np.uint8 and fed.scale == 1 / 255
     train = x[ALL_TRAIN] / 255.0

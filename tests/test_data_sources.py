@@ -73,9 +73,7 @@ def test_resize_against_torch():
     for old, new in (((8, 8), (28, 28)), ((16, 16), (28, 28)), ((7, 5), (3, 9))):
         x = np.random.default_rng(0).random((3, *old, 2))
         reference = torch.nn.functional.interpolate(torch.tensor(x).permute(0, 3, 1, 2), new, mode="bilinear")
-        np.testing.assert_allclose(
-            resize_bilinear(x, *new), reference.permute(0, 2, 3, 1).numpy(), atol=1e-12
-        )
+        np.testing.assert_allclose(resize_bilinear(x, *new), reference.permute(0, 2, 3, 1).numpy(), atol=1e-12)
 
 
 def test_synthetic_options_and_determinism():
@@ -114,9 +112,7 @@ def test_npz_folder_and_variable(tmp_path, monkeypatch):
 
 
 def test_user_npz_with_extras(tmp_path):
-    save(
-        tmp_path / "mine.npz", (6, 6), classes=3, domain_train=np.zeros(30, int), domain_test=np.ones(10, int)
-    )
+    save(tmp_path / "mine.npz", (6, 6), classes=3, domain_train=np.zeros(30, int), domain_test=np.ones(10, int))
     data = load(tmp_path / "mine.npz")
     assert (data.name, data.classes, data.x_train.shape, data.mean) == ("mine", 3, (30, 6, 6, 1), None)
     assert data.extra["domain"].tolist() == [0] * 30 + [1] * 10
@@ -155,13 +151,7 @@ def test_mnist_star(tmp_path):
     for channel in range(3):
         np.testing.assert_array_equal(data.x_train[:50, ..., channel], mnist["x_train"])
     fed = federate("mnist_star", "mnist_star", clients=10, protocol="pfedrlla", data_dir=tmp_path)
-    assert [set(data.extra["domain"][fed.client_rows(i)]) for i in (0, 3, 4, 7, 8)] == [
-        {0},
-        {0},
-        {1},
-        {1},
-        {2},
-    ]
+    assert [set(data.extra["domain"][fed.client_rows(i)]) for i in (0, 3, 4, 7, 8)] == [{0}, {0}, {1}, {1}, {2}]
 
 
 def save_omniglot(path, characters=(12, 8)):
@@ -188,9 +178,7 @@ def test_omniglot(tmp_path):
     for j in (0, 19):
         rows = np.concatenate([fed.client_rows(j, split) for split in fed.rows])
         assert set(data.extra["drawer"][rows]) == {j}
-        assert sorted(data.extra["character"][rows].tolist()) == list(
-            range(1, 21)
-        )  # one drawing of each character
+        assert sorted(data.extra["character"][rows].tolist()) == list(range(1, 21))  # one drawing of each character
 
 
 def prepare_tfds(root, name, n=(20, 5)):
@@ -212,9 +200,7 @@ def prepare_tfds(root, name, n=(20, 5)):
     truth, infos = {}, []
     for split, number in zip(("train", "test"), n, strict=True):
         truth[split] = images(number, 32, 32, 3, seed=number), np.arange(number) % 10
-        file = writer.ArrayRecordWriter(
-            str(place / f"{name}-{split}.array_record-00000-of-00001"), "group_size:1"
-        )
+        file = writer.ArrayRecordWriter(str(place / f"{name}-{split}.array_record-00000-of-00001"), "group_size:1")
         for i, (x, y) in enumerate(zip(*truth[split], strict=True)):
             png = io.BytesIO()
             Image.fromarray(x).save(png, "PNG")

@@ -1,4 +1,5 @@
 """What the documentation shows runs: docstring examples, the README's Python; and nothing names a machine."""
+
 from __future__ import annotations
 
 import doctest
@@ -19,9 +20,18 @@ from fedjax_sim.methods import METHODS
 
 jax.devices()
 ROOT = pathlib.Path(__file__).parent.parent
-MODULES = sorted(["fedjax_sim", "agents", *(module.name for package in (fedjax_sim, agents)
-                                            for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
-                                            if not module.name.endswith("__main__"))])
+MODULES = sorted(
+    [
+        "fedjax_sim",
+        "agents",
+        *(
+            module.name
+            for package in (fedjax_sim, agents)
+            for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
+            if not module.name.endswith("__main__")
+        ),
+    ]
+)
 
 
 def tracked() -> list[pathlib.Path]:
@@ -66,6 +76,7 @@ def test_readme_commands_parse():
     import shlex
 
     from fedjax_sim.cli import make_parser
+
     text = (ROOT / "README.md").read_text().replace("\\\n", " ")
     blocks = re.findall(r"^```(?:\w*)\n(.*?)^```", text, re.M | re.S)
     lines = [line.strip().removeprefix("$ ").removeprefix(".venv/bin/") for block in blocks for line in block.splitlines()]

@@ -1,4 +1,5 @@
 """FedPolicy against FedAvg, against NumPy, against the paper's byte counts; what the agent sees, and that it can learn."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -52,27 +53,44 @@ def test_static_policies_are_fixed_redistribution(block):
 
 def fedper(head: str):
     """FedPer in its own words: the head is the client's, the server averages backbones, and knows no blocks or plans."""
+
     def init(env, net):
         return {g: p for g, p in net["params"].items() if g != head}, net["params"][head]
 
-    def receive(env, server, client, plan, ctx):                                              # ONE client
+    def receive(env, server, client, plan, ctx):  # ONE client
         return client, {"params": {**server, head: client.own}, "batch_stats": {}}
 
-    def local(env, net, server, client, ctx):                                                 # ONE client
+    def local(env, net, server, client, ctx):  # ONE client
         client, done = descend(env, net, client, ctx)
         return client._replace(own=done.net["params"][head]), upload(env, ctx, done, "uniform")
 
     def aggregate(env, server, cohort):
         return {g: cohort.mean["params"][g] for g in server}
-    return make_method("fedavg")._replace(name="fedper", init=init, receive=receive, local=local, aggregate=aggregate,
-                                          needs=frozenset({"resident"}), global_model=None)
+
+    return make_method("fedavg")._replace(
+        name="fedper",
+        init=init,
+        receive=receive,
+        local=local,
+        aggregate=aggregate,
+        needs=frozenset({"resident"}),
+        global_model=None,
+    )
 
 
 def test_backbone_policy_is_fedper_with_uniform_weights():
     sim = simulation("fedavg")
     head = sim.env.model.groups[-1]
-    base = rounds_of(simulate(fedper(head), sim.env, tiny.federation(), Participation(M, M, tuple(range(N))),
-                              lr=schedule("constant", 0.05, 8), evaluations=()))
+    base = rounds_of(
+        simulate(
+            fedper(head),
+            sim.env,
+            tiny.federation(),
+            Participation(M, M, tuple(range(N))),
+            lr=schedule("constant", 0.05, 8),
+            evaluations=(),
+        )
+    )
     mine = rounds_of(simulation("fedpolicy", agent="backbone"))
     assert close({g: mine.server.net["params"][g] for g in base.server}, base.server, 1e-6)
     assert close(mine.clients.resident, base.clients.resident, 1e-6)
@@ -96,6 +114,7 @@ def test_blocks_move_the_papers_bytes():
 
 def tiny_ctx():
     from fedjax_sim.types import Ctx
+
     return Ctx(jnp.int32(0), jax.random.key(0), jnp.int32(0), jnp.float32(1), jnp.float32(0.1))
 
 
@@ -118,8 +137,12 @@ def vector(net):
 def numpy_state(fed, confusion, resident, net, client):
     rows = np.asarray(confusion.conf, np.float64)
     away = np.linalg.norm(vector(resident) - vector(net)) / np.linalg.norm(vector(net))
-    return np.concatenate([(rows / rows.sum(1, keepdims=True)).ravel(), [
-        accuracy(fed, resident, fed.client_rows(client, "val")), accuracy(fed, net, fed.held["val"]), away]])
+    return np.concatenate(
+        [
+            (rows / rows.sum(1, keepdims=True)).ravel(),
+            [accuracy(fed, resident, fed.client_rows(client, "val")), accuracy(fed, net, fed.held["val"]), away],
+        ]
+    )
 
 
 def test_state_reward_and_transition_by_hand():
@@ -135,8 +158,9 @@ def test_state_reward_and_transition_by_hand():
     rewards, gaps, heads, inits = [], [], [], []
     for slot, client in enumerate(np.asarray(ids).tolist()):
         row = one(replay.rows, M + slot)
-        before = numpy_state(fed, one(first.clients.confusion, client), one(first.clients.resident, client),
-                             first.server.net, client)
+        before = numpy_state(
+            fed, one(first.clients.confusion, client), one(first.clients.resident, client), first.server.net, client
+        )
         after = numpy_state(fed, one(second.clients.confusion, client), one(nets, slot), second.server.net, client)
         np.testing.assert_allclose(row.observation, before, atol=1e-5)
         np.testing.assert_allclose(row.next_observation, after, atol=1e-5)
@@ -150,12 +174,13 @@ def test_state_reward_and_transition_by_hand():
         gaps.append(np.linalg.norm(part(resident, "fc1") - part(net, "fc1")))
         heads.append(np.linalg.norm(part(resident, "fc") - part(net, "fc")))
         takes = [(1, 1), (1, 0), (0, 1)][int(row.action)]
-        inits.append(np.concatenate([part(net if take else resident, g)
-                                     for take, g in zip(takes, ("fc1", "fc"), strict=True)]))
+        inits.append(
+            np.concatenate([part(net if take else resident, g) for take, g in zip(takes, ("fc1", "fc"), strict=True)])
+        )
     np.testing.assert_allclose(log["reward"], np.mean(rewards), atol=1e-6)
     np.testing.assert_allclose(log["backbone_mismatch"], np.mean(gaps), rtol=1e-4)
     np.testing.assert_allclose(log["head_mismatch"], np.mean(heads), rtol=1e-4)
-    drift = np.mean(np.sum((np.array(inits) - np.mean(inits, 0))**2, 1))
+    drift = np.mean(np.sum((np.array(inits) - np.mean(inits, 0)) ** 2, 1))
     np.testing.assert_allclose(log["init_drift"], drift, rtol=1e-3, atol=1e-6)
     assert sum(int(log[f"action_{a}"]) for a in ("full", "backbone", "head")) == M
 
@@ -168,7 +193,7 @@ def test_first_participation_knows_the_initial_model():
     np.testing.assert_allclose(state.clients.own, want, atol=1e-6)
     np.testing.assert_allclose(state.server.acc, accuracy(data.fed, state.server.net, data.fed.held["val"]), atol=1e-6)
     seen = np.asarray(jax.jit(sim.parts.orders)(state, data).observed)
-    np.testing.assert_allclose(seen[:, :CLASSES**2], 1 / CLASSES, atol=1e-6)
+    np.testing.assert_allclose(seen[:, : CLASSES**2], 1 / CLASSES, atol=1e-6)
     np.testing.assert_allclose(seen[:, -1], 0, atol=1e-6)
 
 
@@ -193,8 +218,9 @@ def test_state_subsets_change_the_observation():
     client = jax.tree.map(lambda a: a[0], state.clients)
     everything = make_method("fedpolicy").control.observe(env, state.server, client, ctx)
     c2 = CLASSES**2
-    keep = dict(all=range(c2 + 3), ncf=range(c2, c2 + 3), ncfnla=(c2 + 1, c2 + 2), ocmla=range(c2 + 2),
-                opd=(*range(c2 + 1), c2 + 2))
+    keep = dict(
+        all=range(c2 + 3), ncf=range(c2, c2 + 3), ncfnla=(c2 + 1, c2 + 2), ocmla=range(c2 + 2), opd=(*range(c2 + 1), c2 + 2)
+    )
     for name in STATES:
         seen = make_method("fedpolicy", state=name).control.observe(env, state.server, client, ctx)
         np.testing.assert_array_equal(seen, everything[jnp.array(list(keep[name]))])
@@ -204,6 +230,7 @@ def test_state_subsets_change_the_observation():
 
 def test_rewards():
     from fedjax_sim.methods.fedpolicy import Report, Server
+
     zero = jnp.float32(0)
     report, old, new = Report(jnp.float32(0.5), jnp.float32(0.7), zero, zero, zero), Server((), 0.4), Server((), 0.8)
     reward = lambda **options: float(make_method("fedpolicy", **options).control.reward(None, old, new, report, 0, None))
@@ -270,15 +297,23 @@ def test_agent_options_arrive():
     assert {(CLASSES**2 + 3, 7), (7, 5), (5, 3)} == widths
 
 
-@pytest.mark.parametrize("options, words", [
-    ({"agent": "sca"}, "unknown agent of fedpolicy 'sca'"), ({"state": "al"}, "unknown state of fedpolicy 'al'"),
-    ({"lam": "-1"}, r"lam=-1 is not allowed"), ({"reward": "x"}, "unknown reward"), ({"actions": "x"}, "unknown actions"),
-    ({"actions": "mix", "agent": "sac"}, "allowed: ddpg"), ({"agent": "ddpg"}, "unknown agent"),
-    ({"agent.lrr": "1"}, "unknown option of agent 'sac' 'lrr'"),
-    ({"agent": "full", "agent.lr": "1"}, "option of agent 'full'"),
-    ({"state_scaling": "x"}, "unknown state_scaling"), ({"agent.lr": "fast"}, "agent.lr=fast is not a float"),
-    ({"agent.gamma": "2"}, "agent 'sac': gamma must lie between 0 and 1"),
-])
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        ({"agent": "sca"}, "unknown agent of fedpolicy 'sca'"),
+        ({"state": "al"}, "unknown state of fedpolicy 'al'"),
+        ({"lam": "-1"}, r"lam=-1 is not allowed"),
+        ({"reward": "x"}, "unknown reward"),
+        ({"actions": "x"}, "unknown actions"),
+        ({"actions": "mix", "agent": "sac"}, "allowed: ddpg"),
+        ({"agent": "ddpg"}, "unknown agent"),
+        ({"agent.lrr": "1"}, "unknown option of agent 'sac' 'lrr'"),
+        ({"agent": "full", "agent.lr": "1"}, "option of agent 'full'"),
+        ({"state_scaling": "x"}, "unknown state_scaling"),
+        ({"agent.lr": "fast"}, "agent.lr=fast is not a float"),
+        ({"agent.gamma": "2"}, "agent 'sac': gamma must lie between 0 and 1"),
+    ],
+)
 def test_bad_input(options, words):
     with pytest.raises(UserError, match=words):
         simulation("fedpolicy", **options)
@@ -286,11 +321,13 @@ def test_bad_input(options, words):
 
 def test_what_it_needs_of_model_and_data():
     sim, fed = simulation("fedpolicy", agent="full"), tiny.federation()
-    made = lambda fed, env=sim.env: simulate(sim.method, env, fed, Participation(M, M, tuple(range(N))),
-                                             lr=schedule("constant", 0.1, 1))
+    made = lambda fed, env=sim.env: simulate(
+        sim.method, env, fed, Participation(M, M, tuple(range(N))), lr=schedule("constant", 0.1, 1)
+    )
     rows = {s: [fed.client_rows(i, s) for i in range(N)] for s in ("train", "val", "test")}
-    bare = lambda **more: Federation.from_arrays(fed.x, fed.y, more.pop("rows", rows), test=fed.held["test"],
-                                                 classes=CLASSES, mean=0.0, std=1.0, **more)
+    bare = lambda **more: Federation.from_arrays(
+        fed.x, fed.y, more.pop("rows", rows), test=fed.held["test"], classes=CLASSES, mean=0.0, std=1.0, **more
+    )
     with pytest.raises(UserError, match="server holds back for validation"):
         made(bare())
     with pytest.raises(UserError, match="validation rows on every client"):
@@ -302,6 +339,7 @@ def test_what_it_needs_of_model_and_data():
 def test_loss_of_the_paper_unless_another_is_named():
     from fedjax_sim.config import Config
     from fedjax_sim.setup import prepare
+
     config = Config("fedpolicy", model="mlp", clients=4, rounds=1, chunk="1", devices="1")
     assert prepare(config).config.loss == "c3e"
     assert prepare(dataclasses.replace(config, loss="ce")).config.loss == "ce"
@@ -315,20 +353,24 @@ def test_figures_from_run_directories(tmp_path):
 
     from fedjax_sim.cli import main
     from fedjax_sim.report.runs import load_run, windowed_shares
+
     rng = np.random.default_rng(0)
     for agent in ("sac", ""):
         folder = tmp_path / (agent or "plain")
         folder.mkdir()
         options = {"agent": agent} if agent else {}
-        (folder / "config.json").write_text(json.dumps({"config": {"method": "fedpolicy" if agent else "fedavg",
-                                                                   "options": options}}))
+        (folder / "config.json").write_text(
+            json.dumps({"config": {"method": "fedpolicy" if agent else "fedavg", "options": options}})
+        )
         counts = rng.multinomial(10, [0.5, 0.4, 0.1], 20)
         names = "round,bytes_down,bytes_up" + (",action_full,action_backbone,action_head,action_entropy" if agent else "")
-        lines = [f"{i + 1},{900 + i},1000" + (f",{','.join(map(str, c))},0.5" if agent else "")
-                 for i, c in enumerate(counts)]
+        lines = [
+            f"{i + 1},{900 + i},1000" + (f",{','.join(map(str, c))},0.5" if agent else "") for i, c in enumerate(counts)
+        ]
         (folder / "rounds.csv").write_text("\n".join([names, *lines]) + "\n")
-        (folder / "metrics.csv").write_text("round,global_acc,client_mean\n" + "".join(
-            f"{i},{0.04 * i},{'' if i % 2 else 0.03 * i}\n" for i in range(1, 21)))
+        (folder / "metrics.csv").write_text(
+            "round,global_acc,client_mean\n" + "".join(f"{i},{0.04 * i},{'' if i % 2 else 0.03 * i}\n" for i in range(1, 21))
+        )
         if agent:
             shares = windowed_shares(load_run(folder).actions)
             np.testing.assert_allclose(shares["full"][14], counts[5:15, 0].sum() / 100)
@@ -363,7 +405,8 @@ def test_planted_preferences_are_found():
             earned.append(float(np.asarray(logs["reward"]).sum()))
             shares.append(planted.head_shares(sim, state))
         return np.array(earned), shares
-    ideal = play("ideal")[0]                                                           # [seeds]
+
+    ideal = play("ideal")[0]  # [seeds]
     static = {agent: play(agent)[0] for agent in ("full", "backbone", "head")}
     best = np.max(list(static.values()), 0)
     print("\nseeds", seeds, "ideal earned", ideal.round(3), *(f"{name} {each.round(3)}" for name, each in static.items()))

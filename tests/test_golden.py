@@ -2,6 +2,7 @@
 
 Within 1e-9 in double precision, in every form of convolution (Winograd's transforms lose a few digits: 1e-7).
 """
+
 from __future__ import annotations
 
 import pathlib
@@ -22,10 +23,18 @@ FOLDER = pathlib.Path(__file__).parent / "golden"
 
 # every form once per layer shape, every method at least once per model; few programs, because compiling them is
 # what this file spends its time on. XLA's own convolution is slow inside a loop: only in the small model.
-RUNS = [("lenet5", "fedavg", "lax"), ("lenet5", "fedavg", "patches"), ("lenet5", "fedavg", "winograd"),
-        ("lenet5", "fedprox", "auto"), ("lenet5", "scaffold", "block"), ("lenet5", "ditto", "patches"),
-        ("cnn4", "fedavg", "auto"), ("cnn4", "fedprox", "block"), ("cnn4", "scaffold", "patches"),
-        ("cnn4", "ditto", "patches")]
+RUNS = [
+    ("lenet5", "fedavg", "lax"),
+    ("lenet5", "fedavg", "patches"),
+    ("lenet5", "fedavg", "winograd"),
+    ("lenet5", "fedprox", "auto"),
+    ("lenet5", "scaffold", "block"),
+    ("lenet5", "ditto", "patches"),
+    ("cnn4", "fedavg", "auto"),
+    ("cnn4", "fedprox", "block"),
+    ("cnn4", "scaffold", "patches"),
+    ("cnn4", "ditto", "patches"),
+]
 
 
 def golden(model: str) -> dict[str, np.ndarray]:
@@ -37,20 +46,34 @@ def three_rounds(model: str, method: str, conv: str, dtype, chunk: int = 1) -> d
     """The engine's run, under the names of the golden file."""
     fed = settings.federation()
     net = {"params": jax.tree.map(lambda a: jnp.asarray(a, dtype), settings.initial(model)), "batch_stats": {}}
-    env = Env(model=models.build(model, fed.shape, settings.CLASSES, dtype=dtype, conv=conv),
-              loss=losses.make_loss("ce", settings.CLASSES), optimizer=optim.sgd(settings.MOMENTUM, settings.DECAY),
-              num_clients=len(settings.SIZES), cohort=settings.COHORT, batch_size=settings.BATCH,
-              epochs=settings.EPOCHS, max_epochs=settings.EPOCHS, dtype=dtype)
-    sim = simulate(make_method(method, **settings.METHODS[method]), env, fed, settings.participation(), Layout(chunk),
-                   lr=optim.schedule("constant", settings.LR, settings.ROUNDS), evaluations=(),
-                   eval_every=settings.ROUNDS, capacity=1)
+    env = Env(
+        model=models.build(model, fed.shape, settings.CLASSES, dtype=dtype, conv=conv),
+        loss=losses.make_loss("ce", settings.CLASSES),
+        optimizer=optim.sgd(settings.MOMENTUM, settings.DECAY),
+        num_clients=len(settings.SIZES),
+        cohort=settings.COHORT,
+        batch_size=settings.BATCH,
+        epochs=settings.EPOCHS,
+        max_epochs=settings.EPOCHS,
+        dtype=dtype,
+    )
+    sim = simulate(
+        make_method(method, **settings.METHODS[method]),
+        env,
+        fed,
+        settings.participation(),
+        Layout(chunk),
+        lr=optim.schedule("constant", settings.LR, settings.ROUNDS),
+        evaluations=(),
+        eval_every=settings.ROUNDS,
+        capacity=1,
+    )
     state, _, _ = sim.run(sim.init(settings.SEED, net), sim.data, jnp.int32(settings.ROUNDS))
     state = jax.tree.map(np.asarray, state)
     out = {"net": settings.digest((state.server.net if method == "scaffold" else state.server)["params"], 40)}
     if method in ("scaffold", "ditto"):
         own = state.clients.own if method == "scaffold" else state.clients.own["params"]
-        out["own"] = np.stack([settings.digest(jax.tree.map(lambda a: a[k], own), 6)
-                               for k in range(len(settings.SIZES))])
+        out["own"] = np.stack([settings.digest(jax.tree.map(lambda a: a[k], own), 6) for k in range(len(settings.SIZES))])
     if method == "scaffold":
         out["control"] = settings.digest(state.server.control, 40)
     return {f"{method}/{name}": value for name, value in out.items()}
@@ -58,8 +81,11 @@ def three_rounds(model: str, method: str, conv: str, dtype, chunk: int = 1) -> d
 
 def assert_golden(ours: dict[str, np.ndarray], model: str, tolerance: float) -> None:
     stored = golden(model)
-    np.testing.assert_array_equal(stored["batches"], settings.batches_of_the_run(), err_msg=(
-        "the random draws are no longer those of the golden files; check why, then run golden/make_golden.py"))
+    np.testing.assert_array_equal(
+        stored["batches"],
+        settings.batches_of_the_run(),
+        err_msg=("the random draws are no longer those of the golden files; check why, then run golden/make_golden.py"),
+    )
     for name, value in ours.items():
         np.testing.assert_allclose(value, stored[name], rtol=tolerance, atol=tolerance, err_msg=name)
 

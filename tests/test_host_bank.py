@@ -1,4 +1,5 @@
 """`--state-on host`: the same numbers as on the device, resume included, and only the cohort's rows on the device."""
+
 import jax
 import numpy as np
 import pytest
@@ -15,8 +16,24 @@ EVERY = ("global", "personal", "personal@global", "resident")
 
 
 def config(method: str, **options) -> Config:
-    return Config(method, **{**dict(model="mlp", model_options={"hidden": (5,)}, participation=f"3/{N}", rounds=4, epochs=1,
-                                    batch_size=4, eval_every=2, evaluations=EVERY, devices="1", chunk="1"), **options})
+    return Config(
+        method,
+        **{
+            **dict(
+                model="mlp",
+                model_options={"hidden": (5,)},
+                participation=f"3/{N}",
+                rounds=4,
+                epochs=1,
+                batch_size=4,
+                eval_every=2,
+                evaluations=EVERY,
+                devices="1",
+                chunk="1",
+            ),
+            **options,
+        },
+    )
 
 
 def numbers(rows: list[dict]) -> np.ndarray:
@@ -49,33 +66,44 @@ def test_controllers_observe_the_cohorts_rows():
 
 def test_setup_is_streamed(monkeypatch):
     """A method that counts up in its own state: by its client number before round 1, by one per participation."""
+
     def with_setup():
         plain = make_method("fedavg")
+
         def local(env, net, server, client, ctx):
             after, up = plain.local(env, net, server, client, ctx)
             return after._replace(own=client.own + 1), up
-        return plain._replace(init=lambda env, net: (net, np.float32(0)), local=local,
-                              setup=lambda env, server, client, ctx: client._replace(own=client.own + 100 * (ctx.id + 1)))
-    monkeypatch.setattr(host_bank, "BLOCK", 4 * 4)         # four rows of one float at a time: 4 + 2 clients
-    setup = prepare(config("fedavg", evaluations=("global",), state_on="host", participation="1"), fed=federation(),
-                    method=with_setup())
+
+        return plain._replace(
+            init=lambda env, net: (net, np.float32(0)),
+            local=local,
+            setup=lambda env, server, client, ctx: client._replace(own=client.own + 100 * (ctx.id + 1)),
+        )
+
+    monkeypatch.setattr(host_bank, "BLOCK", 4 * 4)  # four rows of one float at a time: 4 + 2 clients
+    setup = prepare(
+        config("fedavg", evaluations=("global",), state_on="host", participation="1"), fed=federation(), method=with_setup()
+    )
     result = runner.execute(setup, None)
     np.testing.assert_array_equal(result.state.clients.own, 100.0 * np.arange(1, N + 1) + 4)
 
 
 @pytest.mark.parametrize("block", [1, 10**9])
 def test_resume_repeats_an_uninterrupted_run(tmp_path, monkeypatch, block):
-    monkeypatch.setattr(checkpoint, "BLOCK", block)        # 1: every leaf in rows, one at a time
+    monkeypatch.setattr(checkpoint, "BLOCK", block)  # 1: every leaf in rows, one at a time
     whole = run("ditto", state_on="host")
     run("ditto", tmp_path / "run", state_on="host", rounds=2)
     rest = runner.resume(tmp_path / "run", 4, fed=federation())
     assert len(rest.rows) == 2
     np.testing.assert_array_equal(numbers(rest.rows[-1:]), numbers(whole.rows[-1:]))
     on_device = prepare(config("ditto"), fed=federation())
-    state = checkpoint.load(checkpoint.latest(tmp_path / "run" / "checkpoints"),
-                            on_device.simulation.init(0, on_device.net), on_device.config.hash())
+    state = checkpoint.load(
+        checkpoint.latest(tmp_path / "run" / "checkpoints"),
+        on_device.simulation.init(0, on_device.net),
+        on_device.config.hash(),
+    )
     for stored, kept in zip(jax.tree.leaves(state), jax.tree.leaves(rest.state), strict=True):
-        np.testing.assert_array_equal(stored, kept)        # the device reads what the host wrote
+        np.testing.assert_array_equal(stored, kept)  # the device reads what the host wrote
 
 
 def test_only_the_cohort_is_on_the_device():
@@ -95,4 +123,3 @@ def test_what_cannot_be_streamed_is_refused(capsys):
         prepare(config("fedavg", state_on="host"), fed=federation(), method=reads_others)
     assert main(["run", "ditto", "--state-on", "moon", "--dry-run"]) == 2
     assert "unknown state-on 'moon'; allowed: device, host" in capsys.readouterr().err
-

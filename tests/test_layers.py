@@ -1,4 +1,5 @@
 """Layers against independent forms: convolutions against `lax`, pooling against PyTorch, BatchNorm against both."""
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,20 +19,24 @@ def value_and_gradients(f, *arguments):
 
 
 @pytest.mark.parametrize("form", ["patches", "block", "winograd", "auto"])
-@pytest.mark.parametrize(("shape", "k", "co", "pad"), [
-    ((2, 12, 12, 3), 5, 6, 2), ((2, 13, 10, 2), 5, 20, 0), ((2, 9, 8, 16), 3, 4, 1), ((1, 6, 6, 2), 1, 3, 0)])
+@pytest.mark.parametrize(
+    ("shape", "k", "co", "pad"),
+    [((2, 12, 12, 3), 5, 6, 2), ((2, 13, 10, 2), 5, 20, 0), ((2, 9, 8, 16), 3, 4, 1), ((1, 6, 6, 2), 1, 3, 0)],
+)
 def test_pooled_forms_equal_lax_in_float64(form, shape, k, co, pad):
     rng = np.random.default_rng(0)
     with jax.enable_x64(True):
         x, w, b = (jnp.asarray(rng.standard_normal(s)) for s in (shape, (k, k, shape[3], co), (co,)))
-        run = lambda conv: jax.jit(lambda *a: value_and_gradients(
-            lambda *a: conv_relu_pool(*a, pad=pad, conv=conv), *a))(x, w, b)
+        run = lambda conv: jax.jit(lambda *a: value_and_gradients(lambda *a: conv_relu_pool(*a, pad=pad, conv=conv), *a))(
+            x, w, b
+        )
         for got, wanted in zip(run(form), run("lax"), strict=True):
             np.testing.assert_allclose(got, wanted, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize(("product", "rows"), [
-    (patch_product, 768), (patch_product, 100), (dense_product, 10), (dense_product, 40)])
+@pytest.mark.parametrize(
+    ("product", "rows"), [(patch_product, 768), (patch_product, 100), (dense_product, 10), (dense_product, 40)]
+)
 @pytest.mark.parametrize("columns", [40, 520])
 def test_products_have_the_gradients_of_a_plain_product(product, rows, columns):
     """768 rows are cut into blocks (and long ones transposed), 10 are transposed first; the others are left to XLA."""
@@ -44,18 +49,31 @@ def test_products_have_the_gradients_of_a_plain_product(product, rows, columns):
             np.testing.assert_allclose(x, y, rtol=1e-11, atol=1e-11)
 
 
-@pytest.mark.parametrize(("shape", "k", "co", "stride", "pad"), [
-    ((2, 9, 8, 3), 7, 4, 2, 3), ((2, 8, 8, 16), 3, 8, 2, 1), ((2, 5, 5, 16), 3, 8, 2, 1),
-    ((2, 2, 2, 16), 3, 8, 2, 1), ((2, 1, 2, 8), 3, 4, 2, 1),
-    ((2, 7, 8, 16), 1, 8, 2, 0), ((2, 1, 1, 8), 3, 8, 1, 1),
-    ((2, 2, 2, 8), 3, 4, 1, 1), ((3, 4, 4, 6), 3, 4, 1, 1), ((2, 8, 8, 5), 3, 4, 1, 1), ((2, 6, 5, 4), 3, 4, 1, 1)])
+@pytest.mark.parametrize(
+    ("shape", "k", "co", "stride", "pad"),
+    [
+        ((2, 9, 8, 3), 7, 4, 2, 3),
+        ((2, 8, 8, 16), 3, 8, 2, 1),
+        ((2, 5, 5, 16), 3, 8, 2, 1),
+        ((2, 2, 2, 16), 3, 8, 2, 1),
+        ((2, 1, 2, 8), 3, 4, 2, 1),
+        ((2, 7, 8, 16), 1, 8, 2, 0),
+        ((2, 1, 1, 8), 3, 8, 1, 1),
+        ((2, 2, 2, 8), 3, 4, 1, 1),
+        ((3, 4, 4, 6), 3, 4, 1, 1),
+        ((2, 8, 8, 5), 3, 4, 1, 1),
+        ((2, 6, 5, 4), 3, 4, 1, 1),
+    ],
+)
 @pytest.mark.parametrize("form", ["patches", "winograd"])
 def test_plain_forms_equal_lax_in_float64(shape, k, co, stride, pad, form):
     rng = np.random.default_rng(1)
     with jax.enable_x64(True):
         x, w = jnp.asarray(rng.standard_normal(shape)), jnp.asarray(rng.standard_normal((k, k, shape[3], co)))
-        got, wanted = (jax.jit(lambda x, w: value_and_gradients(lambda x, w: f(x, w, stride, pad), x, w))(x, w)
-                       for f in (lambda *a: plain_conv(*a, form), lax_conv))
+        got, wanted = (
+            jax.jit(lambda x, w: value_and_gradients(lambda x, w: f(x, w, stride, pad), x, w))(x, w)
+            for f in (lambda *a: plain_conv(*a, form), lax_conv)
+        )
         for a, b in zip(got, wanted, strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-9)
 
@@ -63,7 +81,7 @@ def test_plain_forms_equal_lax_in_float64(shape, k, co, stride, pad, form):
 @pytest.mark.parametrize("form", ["lax", "patches", "block", "winograd"])
 def test_tied_windows_give_the_gradient_to_the_first_corner_like_pytorch(form):
     torch = pytest.importorskip("torch")
-    x = np.random.default_rng(2).integers(-2, 3, (2, 6, 6, 1)).astype(np.float32)        # many ties, and zeros
+    x = np.random.default_rng(2).integers(-2, 3, (2, 6, 6, 1)).astype(np.float32)  # many ties, and zeros
     w, b = np.zeros((3, 3, 1, 20), np.float32), np.zeros(20, np.float32)
     w[1, 1] = 1
     g = jax.grad(lambda x: (conv_relu_pool(x, w, b, conv=form) * jnp.arange(1.0, 21)).sum())(jnp.asarray(x))
@@ -89,8 +107,10 @@ def test_stem_pool_equals_pytorch(size):
 
 def _batch_norm(x, weights, scale):
     module = BatchNorm(x.dtype)
-    variables = {"params": {"scale": scale, "bias": scale - 1},
-                 "batch_stats": {"mean": jnp.full(3, 0.5, x.dtype), "var": jnp.full(3, 2.0, x.dtype)}}
+    variables = {
+        "params": {"scale": scale, "bias": scale - 1},
+        "batch_stats": {"mean": jnp.full(3, 0.5, x.dtype), "var": jnp.full(3, 2.0, x.dtype)},
+    }
     out, new = module.apply(variables, x, True, weights, mutable=["batch_stats"])
     return out, new["batch_stats"]
 

@@ -1,5 +1,6 @@
 """One round's uploads are the same whatever the layout: loop, chunks, all at once, over a mesh; and it lowers for
 accelerators. Archetypes: stateless, stateful, resident models, controlled by an agent."""
+
 from __future__ import annotations
 
 import jax
@@ -81,8 +82,8 @@ def test_dealing_covers_every_active_client_once(chunk, devices):
     table, count = deal(layout, steps, min(units, 2 * -(-units // devices)))
     dealt = [int(i) for d in range(devices) for u in range(int(count[d])) for i in np.asarray(table[d, u]) if i < len(steps)]
     assert sorted(dealt) == [i for i, s in enumerate(np.asarray(steps)) if s > 0]
-    if devices == 2 and chunk == 1:      # 71 steps, longest first to the least loaded
-        load = [sum(int(steps[i]) for i in np.asarray(table[d, :int(count[d])]).reshape(-1)) for d in range(2)]
+    if devices == 2 and chunk == 1:  # 71 steps, longest first to the least loaded
+        load = [sum(int(steps[i]) for i in np.asarray(table[d, : int(count[d])]).reshape(-1)) for d in range(2)]
         assert sorted(load) == [35, 36]
 
 
@@ -114,25 +115,33 @@ def neighbourhood():
 
     def plan(env, ctx):
         ones = jnp.ones(env.num_groups)
-        weights = jnp.stack([jnp.full(env.num_groups, 0.75), jnp.full(env.num_groups, 0.25)], 1).at[-1].set(
-            jnp.array([0.5, 0.5]))
+        weights = (
+            jnp.stack([jnp.full(env.num_groups, 0.75), jnp.full(env.num_groups, 0.25)], 1).at[-1].set(jnp.array([0.5, 0.5]))
+        )
         return Plan(ones, ones, ctx.epochs, jnp.stack([ctx.id, (ctx.id + 1) % env.num_clients]), weights)
 
     def receive(env, server, client, plan, ctx):
         peer = lambda j: jax.tree.map(lambda a: a[plan.peers[j]], env.bank)
         return client, mix(env, plan, peer, zeros_like(server))
-    return fedavg()._replace(name="neighbourhood", plan=plan, receive=receive, needs=frozenset({"bank"}),
-                             personal=lambda env, server, client, ctx: client.resident)
+
+    return fedavg()._replace(
+        name="neighbourhood",
+        plan=plan,
+        receive=receive,
+        needs=frozenset({"bank"}),
+        personal=lambda env, server, client, ctx: client.resident,
+    )
 
 
 def test_a_bank_is_read_as_it_was_at_the_start_of_the_round():
     """Mixing equals NumPy; a client that trained earlier in the same round is still mixed with its old model."""
     from fedjax_sim.methods import _OWN, METHODS, register
+
     register("neighbourhood", neighbourhood)
     try:
         base = simulation("neighbourhood")
         state, data = start(base)
-        state = base.examine(*base_twice(base, state, data))[0]          # residents differ now
+        state = base.examine(*base_twice(base, state, data))[0]  # residents differ now
         want = base.examine(state, data)
         slots = base.parts.orders(state, data).slots
         env = base.parts.open(data)
@@ -140,11 +149,16 @@ def test_a_bank_is_read_as_it_was_at_the_start_of_the_round():
             one = jax.tree.map(lambda a: a[slot], slots)
             k = int(one.ctx.id)
             mine, other = (jax.tree.map(lambda a: np.asarray(a[j]), state.clients.resident) for j in (k, (k + 1) % N))
-            mixed = jax.tree.map(lambda g, a, b: (0.5 * a + 0.5 * b) if g == env.num_groups - 1 else 0.75 * a + 0.25 * b,
-                                 env.group_of(mine), mine, other)
+            mixed = jax.tree.map(
+                lambda g, a, b: (0.5 * a + 0.5 * b) if g == env.num_groups - 1 else 0.75 * a + 0.25 * b,
+                env.group_of(mine),
+                mine,
+                other,
+            )
             row = jax.tree.map(lambda a: a[k], state.clients)
-            net = base.method.receive(__import__("dataclasses").replace(env, bank=state.clients.resident), state.server,
-                                      row, one.plan, one.ctx)[1]
+            net = base.method.receive(
+                __import__("dataclasses").replace(env, bank=state.clients.resident), state.server, row, one.plan, one.ctx
+            )[1]
             assert close(mixed, net, 1e-6)
         for chunk, devices in ((2, 1), (1, 2), (2, 2)):
             sim = simulation("neighbourhood", chunk=chunk, devices=devices)

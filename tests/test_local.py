@@ -2,6 +2,7 @@
 
 Expected values come from NumPy and closed forms. The model is the smallest mlp: what is tested is the loop.
 """
+
 from __future__ import annotations
 
 import dataclasses
@@ -30,32 +31,50 @@ def federation(augment: str = "") -> Federation:
     total = sum(SIZES) + 3
     x, y = rng.normal(size=(total, 3, 2, 1)), rng.randint(0, CLASSES, total)
     cuts = np.split(rng.permutation(total), np.cumsum(SIZES))
-    return Federation.from_arrays(x, y, {"train": cuts[:-1]}, test=cuts[-1], classes=CLASSES, mean=0.0, std=1.0,
-                                  augment=augment)
+    return Federation.from_arrays(
+        x, y, {"train": cuts[:-1]}, test=cuts[-1], classes=CLASSES, mean=0.0, std=1.0, augment=augment
+    )
 
 
 def with_empty_client(fed: Federation) -> Federation:
     """The same with a further client that owns nothing."""
     table, size = fed.rows["train"], fed.size["train"]
-    return dataclasses.replace(fed, rows={"train": np.concatenate([table, table[:1] * 0])},
-                               size={"train": np.append(size, 0).astype(np.int32)})
+    return dataclasses.replace(
+        fed, rows={"train": np.concatenate([table, table[:1] * 0])}, size={"train": np.append(size, 0).astype(np.int32)}
+    )
 
 
 def environment(loss: str = "ce", optimizer=None, dtype=jnp.float32, fed: Federation | None = None, **loss_options) -> Env:
     fed = jax.tree.map(jnp.asarray, fed or federation())
     made = losses.make_loss(loss, CLASSES, **loss_options)
     counts = jnp.asarray(fed.label_counts(), dtype)
-    return Env(model=models.build("mlp", fed.shape, CLASSES, dtype=dtype, hidden=(5,)), loss=made,
-               optimizer=optimizer or optim.sgd(0.9, 0.01), num_clients=fed.num_clients, cohort=2, batch_size=BATCH,
-               epochs=2.0, max_epochs=3.0, track_confusion=made.uses_confusion, dtype=dtype, fed=fed, counts=counts)
+    return Env(
+        model=models.build("mlp", fed.shape, CLASSES, dtype=dtype, hidden=(5,)),
+        loss=made,
+        optimizer=optimizer or optim.sgd(0.9, 0.01),
+        num_clients=fed.num_clients,
+        cohort=2,
+        batch_size=BATCH,
+        epochs=2.0,
+        max_epochs=3.0,
+        track_confusion=made.uses_confusion,
+        dtype=dtype,
+        fed=fed,
+        counts=counts,
+    )
 
 
 def context(env: Env, client, epochs=2.0, seed: int = 5) -> Ctx:
     """Of one client, or of several when `client` is a vector."""
     ids = jnp.asarray(client, jnp.int32)
     keys = jnp.vectorize(lambda i: jax.random.key_data(jax.random.fold_in(jax.random.key(seed), i)), signature="()->(k)")
-    return Ctx(ids, keys(ids), jnp.zeros_like(ids), jnp.broadcast_to(jnp.asarray(epochs, env.dtype), ids.shape),
-               jnp.full(ids.shape, LR, env.dtype))
+    return Ctx(
+        ids,
+        keys(ids),
+        jnp.zeros_like(ids),
+        jnp.broadcast_to(jnp.asarray(epochs, env.dtype), ids.shape),
+        jnp.full(ids.shape, LR, env.dtype),
+    )
 
 
 def start_net(env: Env):
@@ -68,19 +87,36 @@ def arrays(tree):
 
 def gradient_plug(value: float):
     """Replace the gradient by `value` everywhere, so that closed forms exist."""
+
     def gradient(grad_of, params, step, draw):
         batch = draw(step)
         out, grads = grad_of(params, batch)
         return out, jax.tree.map(lambda g: jnp.full_like(g, value), grads), batch
+
     return gradient
 
 
 # ---- how many steps ---------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(("n", "epochs", "steps"), [
-    (7, 1.0, 2), (8, 1.0, 2), (9, 1.0, 3), (1, 1.0, 1), (13, 2.0, 8),      # ⌈n/4⌉ per epoch
-    (13, 0.5, 2), (13, 1.25, 5), (7, 1.5, 3), (13, 1.1, 4), (13, 1.4, 6),  # fractions of an epoch, in nearest steps
-    (7, 0.1, 1), (100, 0.001, 1),                                          # at least one step if there is any work
-    (7, 0.0, 0), (0, 2.0, 0), (0, 0.0, 0)])
+@pytest.mark.parametrize(
+    ("n", "epochs", "steps"),
+    [
+        (7, 1.0, 2),
+        (8, 1.0, 2),
+        (9, 1.0, 3),
+        (1, 1.0, 1),
+        (13, 2.0, 8),  # ⌈n/4⌉ per epoch
+        (13, 0.5, 2),
+        (13, 1.25, 5),
+        (7, 1.5, 3),
+        (13, 1.1, 4),
+        (13, 1.4, 6),  # fractions of an epoch, in nearest steps
+        (7, 0.1, 1),
+        (100, 0.001, 1),  # at least one step if there is any work
+        (7, 0.0, 0),
+        (0, 2.0, 0),
+        (0, 0.0, 0),
+    ],
+)
 def test_number_of_steps(n, epochs, steps):
     assert int(steps_for(environment(), jnp.int32(n), epochs)) == steps
 
@@ -131,9 +167,9 @@ def test_every_example_exactly_once_per_epoch(client):
     per_epoch = math.ceil(n / BATCH)
     batches, epochs = drawn(env, client, 3 * per_epoch), []
     for epoch in range(3):
-        part = batches[epoch * per_epoch:(epoch + 1) * per_epoch]
+        part = batches[epoch * per_epoch : (epoch + 1) * per_epoch]
         masks = np.concatenate([m for _, _, m in part])
-        assert masks.sum() == n and masks[:n].all()                        # only the end of the last batch is padding
+        assert masks.sum() == n and masks[:n].all()  # only the end of the last batch is padding
         seen = np.concatenate([x[m] for x, _, m in part]).reshape(n, -1)
         labels = np.concatenate([y[m] for _, y, m in part])
         mine = np.asarray(fed.x, np.float32)[rows].reshape(n, -1)
@@ -148,9 +184,10 @@ def test_every_example_exactly_once_per_epoch(client):
 def test_normalisation_when_gathered():
     rng = np.random.RandomState(4)
     x = rng.randint(0, 256, (6, 2, 2, 2)).astype(np.uint8)
-    fed = Federation.from_arrays(x, np.arange(6) % 3, {"train": [[0, 1, 2, 3]]}, test=[4, 5], mean=[0.2, 0.4],
-                                 std=[0.5, 2.0])
-    (seen, _, _), = drawn(environment(fed=fed), 0, 1)
+    fed = Federation.from_arrays(
+        x, np.arange(6) % 3, {"train": [[0, 1, 2, 3]]}, test=[4, 5], mean=[0.2, 0.4], std=[0.5, 2.0]
+    )
+    ((seen, _, _),) = drawn(environment(fed=fed), 0, 1)
     expected = (x[:4] / 255 - np.array([0.2, 0.4])) / np.array([0.5, 2.0])
     np.testing.assert_allclose(np.sort(seen.reshape(4, -1), 0), np.sort(expected.reshape(4, -1), 0), atol=1e-6)
 
@@ -163,8 +200,9 @@ def test_nothing_of_other_clients_is_read(client):
     poisoned = fed.x.copy()
     poisoned[others] = np.nan
     env = environment()
-    train = jax.jit(lambda x, c: descend(dataclasses.replace(env, fed=dataclasses.replace(env.fed, x=x)),
-                                         start_net(env), Client(), c)[1])
+    train = jax.jit(
+        lambda x, c: descend(dataclasses.replace(env, fed=dataclasses.replace(env.fed, x=x)), start_net(env), Client(), c)[1]
+    )
     clean, dirty = (arrays(train(jnp.asarray(x), context(env, client))) for x in (fed.x, poisoned))
     assert np.isfinite(dirty.loss) and dirty.steps > 0
     jax.tree.map(np.testing.assert_array_equal, clean, dirty)
@@ -173,7 +211,7 @@ def test_nothing_of_other_clients_is_read(client):
 # ---- how it moves -----------------------------------------------------------------------------------------------
 def test_momentum_in_closed_form():
     """A constant gradient g: v_s = g(1 − m^s)/(1 − m), w = w₀ − η Σ v_s; the velocity starts at 0 in every call."""
-    momentum, g, steps = 0.9, 0.25, 8                                      # 13 examples, batch 4, 2 epochs
+    momentum, g, steps = 0.9, 0.25, 8  # 13 examples, batch 4, 2 epochs
     env = environment(optimizer=optim.sgd(momentum))
     net, train = start_net(env), jax.jit(lambda net, c: descend(env, net, Client(), c, gradient=gradient_plug(g))[1])
     way = LR * sum(g * (1 - momentum**s) / (1 - momentum) for s in range(1, steps + 1))
@@ -188,13 +226,14 @@ def test_momentum_in_closed_form():
 def test_weight_decay_of_some_groups():
     """Without gradient, w shrinks by (1 − η·wd) per step where the group decays and stands still elsewhere."""
     decay, steps = 0.1, 4
-    shrink = (1 - LR * decay)**steps
+    shrink = (1 - LR * decay) ** steps
     groups = environment().model.groups
     for names in ("all", "fc1", "fc", "fc1+fc"):
         env = environment(optimizer=optim.sgd(0.0, decay, names, groups))
         net = start_net(env)
         done = jax.jit(lambda c, env=env, net=net: descend(env, net, Client(), c, gradient=gradient_plug(0.0))[1])(
-            context(env, 0))
+            context(env, 0)
+        )
         for group in groups:
             factor = shrink if names == "all" or group in names.split("+") else 1.0
             for a, b in zip(jax.tree.leaves(net["params"][group]), jax.tree.leaves(done.net["params"][group]), strict=True):
@@ -284,11 +323,13 @@ def test_running_confusion_of_c3e():
         env = environment("c3e", dtype=jnp.float64)
         ctx, net, decay, eps = context(env, 2), start_net(env), env.loss.decay, 1e-3
         rng = np.random.RandomState(6)
-        stored = losses.Confusion(jnp.asarray(rng.uniform(1, 2, (CLASSES, CLASSES))),
-                                  jnp.asarray(rng.uniform(1, 2, CLASSES)), jnp.asarray(30.0))
+        stored = losses.Confusion(
+            jnp.asarray(rng.uniform(1, 2, (CLASSES, CLASSES))), jnp.asarray(rng.uniform(1, 2, CLASSES)), jnp.asarray(30.0)
+        )
         # rate 0: the net stays what it is, so the logits are those of the initial net
-        train = jax.jit(lambda c, track: descend(env, net, Client(confusion=stored), c, lr=0.0, track=track),
-                        static_argnums=1)
+        train = jax.jit(
+            lambda c, track: descend(env, net, Client(confusion=stored), c, lr=0.0, track=track), static_argnums=1
+        )
         kept, _ = arrays(train(ctx, True))
         conf, count = np.asarray(stored.conf), np.asarray(stored.count)
         draw = jax.jit(lambda k: stream(env, ctx, jax.random.fold_in(ctx.key, 0), env.max_epochs)(k)[:3])
@@ -320,12 +361,16 @@ def test_loss_and_accuracy_are_means_over_examples():
 
 
 # ---- learning rate over rounds ----------------------------------------------------------------------------------
-@pytest.mark.parametrize(("text", "expected"), [
-    ("constant", lambda t: 0.3),
-    ("step:every=4,gamma=0.5", lambda t: 0.3 * 0.5**(t // 4)),
-    ("step", lambda t: 0.3 * 0.1**(t // 30)),
-    ("cosine", lambda t: 0.3 * (1 + math.cos(math.pi * min(t, 10) / 10)) / 2),
-    ("cosine:end=0.1", lambda t: 0.1 + 0.2 * (1 + math.cos(math.pi * min(t, 10) / 10)) / 2)])
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("constant", lambda t: 0.3),
+        ("step:every=4,gamma=0.5", lambda t: 0.3 * 0.5 ** (t // 4)),
+        ("step", lambda t: 0.3 * 0.1 ** (t // 30)),
+        ("cosine", lambda t: 0.3 * (1 + math.cos(math.pi * min(t, 10) / 10)) / 2),
+        ("cosine:end=0.1", lambda t: 0.1 + 0.2 * (1 + math.cos(math.pi * min(t, 10) / 10)) / 2),
+    ],
+)
 def test_schedules(text, expected):
     rate = optim.schedule(text, 0.3, 10)
     for t in (0, 1, 3, 4, 5, 9, 10, 12, 31):
@@ -348,11 +393,13 @@ def test_crop_flip():
     assert out.shape == x.shape and out.dtype == x.dtype
     choices = []
     for image, got in zip(np.pad(x, ((0, 0), (4, 4), (4, 4), (0, 0))), out, strict=True):
-        crops = {(i, j, flip): image[i:i + 5, j:j + 7][:, ::flip] for i in range(9) for j in range(9) for flip in (1, -1)}
+        crops = {
+            (i, j, flip): image[i : i + 5, j : j + 7][:, ::flip] for i in range(9) for j in range(9) for flip in (1, -1)
+        }
         found = [name for name, crop in crops.items() if np.array_equal(crop, got)]
         assert found
         choices.append(found[0])
-    assert len(set(choices)) > 1                                           # examples are treated one by one
+    assert len(set(choices)) > 1  # examples are treated one by one
     np.testing.assert_array_equal(out, augmented(jax.random.key(0), x))
     assert np.abs(out - np.asarray(augmented(jax.random.key(1), x))).max() > 0
 

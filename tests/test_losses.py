@@ -1,4 +1,5 @@
 """Local losses against a transcription in NumPy (float64, loops) and torch gradients."""
+
 import contextlib
 
 import jax
@@ -31,13 +32,31 @@ def example(seed=0, scale=2.0):
 
 # ---- the transcription: one example at a time, plain Python sums ------------------------------------------
 
+
 def log_softmax(z):
     m = max(z)
     return z - m - np.log(sum(np.exp(v - m) for v in z))
 
 
-def reference(name, z, y, n, confusion, *, gamma=2.0, tau=0.5, beta=0.9999, smoothing=0.1, b=0.95, beta_c=0.5,
-              lam_mu=0.95, lam_nu=0.05, warmup=1000.0, prior=True, row_norm=True):
+def reference(
+    name,
+    z,
+    y,
+    n,
+    confusion,
+    *,
+    gamma=2.0,
+    tau=0.5,
+    beta=0.9999,
+    smoothing=0.1,
+    b=0.95,
+    beta_c=0.5,
+    lam_mu=0.95,
+    lam_nu=0.05,
+    warmup=1000.0,
+    prior=True,
+    row_norm=True,
+):
     """The loss of one example."""
     classes = len(z)
     nll = -log_softmax(z)[y]
@@ -55,8 +74,7 @@ def reference(name, z, y, n, confusion, *, gamma=2.0, tau=0.5, beta=0.9999, smoo
         return -sum(a * v for a, v in zip(t, log_softmax(z), strict=True))
     conf, count, seen = confusion
     pi = np.maximum(count / count.sum(), 1e-8)
-    zp = np.array([z[j] + (b * np.log(pi[j]) * np.exp(conf[y, j] / conf.sum()) if prior else 0.0)
-                   for j in range(classes)])
+    zp = np.array([z[j] + (b * np.log(pi[j]) * np.exp(conf[y, j] / conf.sum()) if prior else 0.0) for j in range(classes)])
     a = 0.5 * (conf + conf.T)
     delta = a / a.sum(1)[:, None] if row_norm else a.copy()
     np.fill_diagonal(delta, 0)
@@ -72,14 +90,28 @@ def reference(name, z, y, n, confusion, *, gamma=2.0, tau=0.5, beta=0.9999, smoo
 
 
 def reference_mean(name, logits, labels, mask, counts, confusion, **options):
-    return np.mean([reference(name, logits[i], labels[i], counts, confusion, **options)
-                    for i in range(len(labels)) if mask[i]])
+    return np.mean(
+        [reference(name, logits[i], labels[i], counts, confusion, **options) for i in range(len(labels)) if mask[i]]
+    )
 
 
-CASES = [("ce", {}), ("focal", {}), ("focal", {"gamma": 0.5}), ("fedlc", {}), ("fedlc", {"tau": 1.0}),
-         ("cb", {}), ("cb", {"beta": 0.9}), ("cb", {"beta": 0.0}), ("ls", {}), ("ls", {"smoothing": 0.3}),
-         ("c3e", {}), ("c3e", {"warmup": 2000.0}), ("c3e", {"prior": False}), ("c3e", {"row_norm": False}),
-         ("c3e", {"b": 0.85, "beta_c": 0.85, "lam_mu": 0.9, "lam_nu": 0.9, "warmup": 1500.0})]
+CASES = [
+    ("ce", {}),
+    ("focal", {}),
+    ("focal", {"gamma": 0.5}),
+    ("fedlc", {}),
+    ("fedlc", {"tau": 1.0}),
+    ("cb", {}),
+    ("cb", {"beta": 0.9}),
+    ("cb", {"beta": 0.0}),
+    ("ls", {}),
+    ("ls", {"smoothing": 0.3}),
+    ("c3e", {}),
+    ("c3e", {"warmup": 2000.0}),
+    ("c3e", {"prior": False}),
+    ("c3e", {"row_norm": False}),
+    ("c3e", {"b": 0.85, "beta_c": 0.85, "lam_mu": 0.9, "lam_nu": 0.9, "warmup": 1500.0}),
+]
 
 
 def to_confusion(confusion):
@@ -102,8 +134,10 @@ def test_value_and_gradient_match_the_transcription(name, options):
         up, down = logits.copy(), logits.copy()
         up[where] += 1e-5
         down[where] -= 1e-5
-        numeric[where] = (reference_mean(name, up, labels, mask, counts, confusion, **options)
-                          - reference_mean(name, down, labels, mask, counts, confusion, **options)) / 2e-5
+        numeric[where] = (
+            reference_mean(name, up, labels, mask, counts, confusion, **options)
+            - reference_mean(name, down, labels, mask, counts, confusion, **options)
+        ) / 2e-5
     np.testing.assert_allclose(slope, numeric, atol=1e-8)
 
 
@@ -127,10 +161,16 @@ def test_cross_entropy_and_label_smoothing_match_torch():
     np.testing.assert_allclose(smoothed, want, rtol=1e-12)
 
 
-@pytest.mark.parametrize("name,options,counts", [
-    ("focal", {"gamma": 0.0}, None), ("ls", {"smoothing": 0.0}, None), ("fedlc", {"tau": 0.0}, None),
-    ("cb", {}, np.full(CLASSES, 12.0)),
-    ("c3e", {"prior": False, "lam_mu": 1.0, "warmup": float("inf")}, None)])
+@pytest.mark.parametrize(
+    "name,options,counts",
+    [
+        ("focal", {"gamma": 0.0}, None),
+        ("ls", {"smoothing": 0.0}, None),
+        ("fedlc", {"tau": 0.0}, None),
+        ("cb", {}, np.full(CLASSES, 12.0)),
+        ("c3e", {"prior": False, "lam_mu": 1.0, "warmup": float("inf")}, None),
+    ],
+)
 def test_reduces_to_cross_entropy(name, options, counts):
     logits, labels, mask, drawn, confusion = example(1)
     args = [jnp.asarray(a) for a in (logits, labels, mask, drawn if counts is None else counts)]
@@ -151,13 +191,14 @@ def test_hostile_input_gives_finite_values_and_gradients(name, dtype):
         step = jax.jit(jax.value_and_grad(loss.value))
         logits = np.where(mask[:, None], logits, np.nan)
         labels = np.where(mask, labels, -1)
-        logits[0] = [1e4, -1e4, 0, 0, 0]           # p_y = 1 exactly
-        logits[1] = [1e4, -1e4, 0, 0, 0]           # p_y = 0 exactly
+        logits[0] = [1e4, -1e4, 0, 0, 0]  # p_y = 1 exactly
+        logits[1] = [1e4, -1e4, 0, 0, 0]  # p_y = 0 exactly
         for on in (mask, mask.astype(dtype), np.zeros(BATCH, bool)):
             for n in (np.zeros(CLASSES), np.array([40.0, 0, 0, 0, 1.0])):
                 for state in (stats, zero):
-                    value, slope = step(jnp.asarray(logits, dtype), jnp.asarray(labels), jnp.asarray(on),
-                                        jnp.asarray(n, dtype), state)
+                    value, slope = step(
+                        jnp.asarray(logits, dtype), jnp.asarray(labels), jnp.asarray(on), jnp.asarray(n, dtype), state
+                    )
                     assert value.dtype == slope.dtype == dtype
                     assert np.isfinite(value) and np.isfinite(slope).all()
                     assert not np.asarray(slope)[~mask].any()
@@ -242,24 +283,36 @@ def test_works_for_many_clients_at_once():
 def test_defaults_follow_the_data_set():
     for spelling in ("cifar100", "CIFAR-100", "cifar_100"):
         assert losses.loss_defaults("c3e", spelling) == {
-            "b": 0.85, "beta_c": 0.85, "lam_mu": 0.9, "lam_nu": 0.9, "warmup": 2000.0, "prior": True,
-            "row_norm": True, "decay": 0.85}
+            "b": 0.85,
+            "beta_c": 0.85,
+            "lam_mu": 0.9,
+            "lam_nu": 0.9,
+            "warmup": 2000.0,
+            "prior": True,
+            "row_norm": True,
+            "decay": 0.85,
+        }
     assert losses.make_loss("ce", 100, "cifar100").decay == 0.85
     assert losses.make_loss("c3e", 10, "cifar10").decay == losses.make_loss("ce", 10).decay == 0.95
     assert losses.make_loss("c3e", 10, decay=0.5).decay == 0.5
     assert [n for n in losses.LOSSES if losses.make_loss(n, 3).uses_confusion] == ["c3e"]
 
 
-@pytest.mark.parametrize("call,words", [
-    (lambda: losses.make_loss("fokal", 3), "unknown loss 'fokal' (did you mean 'focal'?); allowed: c3e, cb"),
-    (lambda: losses.make_loss("ce", 3, gamma=1.0), "unknown option of loss 'ce' 'gamma'; allowed: decay"),
-    (lambda: losses.make_loss("focal", 3, gamma=-1), "gamma=-1 must be a number in [0, inf)"),
-    (lambda: losses.make_loss("cb", 3, beta=1.0), "beta=1.0 must be a number in [0, 1)"),
-    (lambda: losses.make_loss("ls", 3, smoothing="much"), "smoothing='much' must be a number"),
-    (lambda: losses.make_loss("c3e", 3, prior=1), "prior=1 must be true or false"),
-    (lambda: losses.make_loss("c3e", 3).value(jnp.ones((1, 3)), jnp.zeros(1, int), jnp.ones(1), jnp.ones(3)),
-     "needs the client's running confusion"),
-])
+@pytest.mark.parametrize(
+    "call,words",
+    [
+        (lambda: losses.make_loss("fokal", 3), "unknown loss 'fokal' (did you mean 'focal'?); allowed: c3e, cb"),
+        (lambda: losses.make_loss("ce", 3, gamma=1.0), "unknown option of loss 'ce' 'gamma'; allowed: decay"),
+        (lambda: losses.make_loss("focal", 3, gamma=-1), "gamma=-1 must be a number in [0, inf)"),
+        (lambda: losses.make_loss("cb", 3, beta=1.0), "beta=1.0 must be a number in [0, 1)"),
+        (lambda: losses.make_loss("ls", 3, smoothing="much"), "smoothing='much' must be a number"),
+        (lambda: losses.make_loss("c3e", 3, prior=1), "prior=1 must be true or false"),
+        (
+            lambda: losses.make_loss("c3e", 3).value(jnp.ones((1, 3)), jnp.zeros(1, int), jnp.ones(1), jnp.ones(3)),
+            "needs the client's running confusion",
+        ),
+    ],
+)
 def test_mistakes_are_named(call, words):
     with pytest.raises(UserError) as caught:
         call()

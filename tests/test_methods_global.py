@@ -3,6 +3,7 @@
 Client 1 of the tiny federation holds three examples and a batch four: every epoch is one masked batch with all of them,
 so a whole local training is known without sharing a single random draw.
 """
+
 from __future__ import annotations
 
 import dataclasses
@@ -24,12 +25,12 @@ from fedjax_sim.types import Client, Cohort, Ctx
 
 try:
     import torch
-except ImportError:      # the tests that compare with PyTorch then skip, visibly
+except ImportError:  # the tests that compare with PyTorch then skip, visibly
     torch = None
 
 needs_torch = pytest.mark.skipif(torch is None, reason="torch is not installed")
 
-LR, MOMENTUM, DECAY = 0.05, 0.9, 5e-4      # of tiny.simulation
+LR, MOMENTUM, DECAY = 0.05, 0.9, 5e-4  # of tiny.simulation
 RNG = lambda seed=0: np.random.default_rng(seed)
 
 
@@ -37,12 +38,28 @@ def small_conv() -> Model:
     """Two convolution blocks of 2 and 3 channels, quick to compile."""
     convs, hidden = ((2, 3, 1, False), (3, 3, 1, True)), (5,)
     names, dense = plain_groups(convs, hidden)
-    return from_module("small", PlainNet(convs, hidden, CLASSES, "patches"), shape=(4, 4, 1), groups=names + dense,
-                       dense=dense, width=5, classes=CLASSES, stages=(("conv1", 2), ("conv2", 3)), dtype=jnp.float32)
+    return from_module(
+        "small",
+        PlainNet(convs, hidden, CLASSES, "patches"),
+        shape=(4, 4, 1),
+        groups=names + dense,
+        dense=dense,
+        width=5,
+        classes=CLASSES,
+        stages=(("conv1", 2), ("conv2", 3)),
+        dtype=jnp.float32,
+    )
 
 
-def train_one(name: str, client: int = 1, epochs: float = 2.0, loss: str = "ce", conv: bool = False,
-              neighbour: int | None = None, **options):
+def train_one(
+    name: str,
+    client: int = 1,
+    epochs: float = 2.0,
+    loss: str = "ce",
+    conv: bool = False,
+    neighbour: int | None = None,
+    **options,
+):
     """(starting net, client after, upload) of ONE client's local training, outside of any round.
 
     With a neighbour the two are trained side by side.
@@ -71,8 +88,11 @@ def rows_of(client: int) -> tuple[np.ndarray, np.ndarray]:
 
 # ---- a torch mlp trained on all of client 1's examples at once --------------------------------------------------
 def torch_net(net) -> dict[str, torch.Tensor]:
-    return {f"{g}.{k}": torch.tensor(np.asarray(v), dtype=torch.float64, requires_grad=True)
-            for g, p in net["params"].items() for k, v in p.items()}
+    return {
+        f"{g}.{k}": torch.tensor(np.asarray(v), dtype=torch.float64, requires_grad=True)
+        for g, p in net["params"].items()
+        for k, v in p.items()
+    }
 
 
 def torch_logits(w: dict[str, torch.Tensor], x: np.ndarray) -> torch.Tensor:
@@ -93,8 +113,11 @@ def torch_train(net, steps: int, gradient) -> dict[str, torch.Tensor]:
 
 
 def agrees(net, w: dict[str, torch.Tensor], tolerance: float = 2e-5) -> bool:
-    return all(np.allclose(np.asarray(v), w[f"{g}.{k}"].detach().numpy(), atol=tolerance)
-               for g, p in net["params"].items() for k, v in p.items())
+    return all(
+        np.allclose(np.asarray(v), w[f"{g}.{k}"].detach().numpy(), atol=tolerance)
+        for g, p in net["params"].items()
+        for k, v in p.items()
+    )
 
 
 # ---- FedNTD -----------------------------------------------------------------------------------------------------
@@ -111,13 +134,13 @@ def test_ntd_is_the_divergence_over_the_other_classes():
     rng, tau = RNG(), 1.7
     teacher, student, y = rng.normal(size=(5, 4)), rng.normal(size=(5, 4)), rng.integers(0, 4, 5)
     mask = np.array([True, True, False, True, False])
-    student[2], teacher[4] = np.nan, np.inf        # padding may hold anything
+    student[2], teacher[4] = np.nan, np.inf  # padding may hold anything
     z = torch.tensor(student[mask], requires_grad=True)
     want = direct_ntd(torch.tensor(teacher[mask]), z, y[mask], tau)
     want.backward()
     value, grad = jax.value_and_grad(
-        lambda s: tau**2 * fedntd.not_true_divergence(jnp.array(teacher), s, jnp.array(y), jnp.array(mask), tau))(
-        jnp.array(student))
+        lambda s: tau**2 * fedntd.not_true_divergence(jnp.array(teacher), s, jnp.array(y), jnp.array(mask), tau)
+    )(jnp.array(student))
     assert np.isclose(value, want.item(), atol=1e-6)
     assert np.allclose(grad[mask], z.grad.numpy(), atol=1e-6) and np.all(np.asarray(grad)[~mask] == 0)
 
@@ -132,10 +155,12 @@ def test_fedntd_trains_like_torch():
         z = torch_logits(w, x)
         loss = torch.nn.functional.cross_entropy(z, torch.tensor(y.astype(np.int64))) + 2.0 * direct_ntd(teacher, z, y, 1.5)
         return torch.autograd.grad(loss, list(w.values()))
+
     assert agrees(up.net, torch_train(net, 2, gradient))
-    plain = lambda w: torch.autograd.grad(torch.nn.functional.cross_entropy(
-        torch_logits(w, x), torch.tensor(y.astype(np.int64))), list(w.values()))
-    assert not agrees(up.net, torch_train(net, 2, plain), 1e-4)       # the distillation is visible
+    plain = lambda w: torch.autograd.grad(
+        torch.nn.functional.cross_entropy(torch_logits(w, x), torch.tensor(y.astype(np.int64))), list(w.values())
+    )
+    assert not agrees(up.net, torch_train(net, 2, plain), 1e-4)  # the distillation is visible
 
 
 # ---- FedSAM -----------------------------------------------------------------------------------------------------
@@ -152,9 +177,11 @@ def test_fedsam_takes_the_gradient_at_the_perturbed_point():
     def sharp(w):
         grads = plain(w)
         norm = torch.sqrt(sum((g**2).sum() for g in grads))
-        away = {k: (v + rho * g / (norm + 1e-12)).detach().requires_grad_()
-                for (k, v), g in zip(w.items(), grads, strict=True)}
+        away = {
+            k: (v + rho * g / (norm + 1e-12)).detach().requires_grad_() for (k, v), g in zip(w.items(), grads, strict=True)
+        }
         return plain(away)
+
     assert agrees(up.net, torch_train(net, 2, sharp))
     assert not agrees(up.net, torch_train(net, 2, plain), 1e-4)
 
@@ -172,7 +199,7 @@ def pooled_features():
     sim = simulation("ccvr")
     env = sim.parts.open(start(sim)[1])
     net = sim.env.model.init(jax.random.key(3))
-    before, ccvr.ROWS = ccvr.ROWS, 5                  # several passes per client, the last one ragged
+    before, ccvr.ROWS = ccvr.ROWS, 5  # several passes per client, the last one ragged
     sums = {}
     for full in (False, True):
         one = jax.jit(lambda k: ccvr.class_statistics(env, net, k, full))
@@ -197,7 +224,7 @@ def test_ccvr_pools_the_covariance_of_all_features(pooled_features):
 
 def test_ccvr_draws_from_the_gaussians():
     """Full covariance, singular as well: moments of 40,000 draws."""
-    root = RNG().normal(size=(2, 4, 2))                                   # rank 2 of 4
+    root = RNG().normal(size=(2, 4, 2))  # rank 2 of 4
     covariance = root @ root.transpose(0, 2, 1)
     mean = np.array([[1.0, -2.0, 0.0, 3.0], [0.0] * 4])
     drawn = np.asarray(ccvr.draw_features(jax.random.key(0), jnp.array(mean), jnp.array(covariance), 40_000))
@@ -214,7 +241,7 @@ def test_ccvr_head_step_in_closed_form():
     net = env.model.init(jax.random.key(1))
     mean = RNG().normal(size=(3, 5)).astype(np.float32)
     count = np.array([4.0, 6.0, 0.0], np.float32)
-    total = mean * count[:, None] + (count == 0)[:, None] * 50      # nothing may depend on the unseen
+    total = mean * count[:, None] + (count == 0)[:, None] * 50  # nothing may depend on the unseen
     sums = ccvr.Statistics(*map(jnp.array, (count, total, mean**2 * count[:, None])))
     got = ccvr.calibrate(env, net, jax.random.PRNGKey(0), sums, samples=128, lr=0.01, epochs=2)
     w, b = (np.asarray(net["params"]["fc"][k], np.float64) for k in ("kernel", "bias"))
@@ -251,7 +278,7 @@ def test_ccvr_post_hoc_only_touches_the_head_at_the_end():
     plain = base.examine(*start(base))[0]
     assert close(state.server.net, plain.server, 1e-6)
     assert set(np.nonzero(np.asarray(state.server.joined))[0]) == set(np.asarray(ids).tolist())
-    early, last = (sim.evaluate(state._replace(t=jnp.int32(t)), data) for t in (7, 8))      # 8 rounds are planned
+    early, last = (sim.evaluate(state._replace(t=jnp.int32(t)), data) for t in (7, 8))  # 8 rounds are planned
     assert close(early["global"], base.evaluate(plain, data)["global"], 1e-6)
     assert not close(early["global"]["loss"], last["global"]["loss"], 1e-4)
     net = sim.method.finish(sim.parts.open(data), state.server, jax.random.PRNGKey(0))
@@ -273,10 +300,15 @@ def numpy_ffa(x, spread_mean, spread_std, noise, eps=1e-6):
     def deviation(values, spread):
         q = 1 / (1 + 1 / (spread + eps))
         return np.sqrt((channels * q / q.sum() + 1) * (values.var(0, ddof=1) + eps))
+
     shift = mean + deviation(mean, spread_mean) * noise[0]
     scale = std + deviation(std, spread_std) * noise[1]
-    out = np.stack([np.stack([scale[i, c] * (x[i, :, :, c] - mean[i, c]) / std[i, c] + shift[i, c]
-                              for c in range(channels)], -1) for i in range(batch)])
+    out = np.stack(
+        [
+            np.stack([scale[i, c] * (x[i, :, :, c] - mean[i, c]) / std[i, c] + shift[i, c] for c in range(channels)], -1)
+            for i in range(batch)
+        ]
+    )
     return out, mean.mean(0), std.mean(0), shift, scale / std * np.sqrt(std**2 - eps)
 
 
@@ -286,7 +318,7 @@ def test_fedfa_layer_equals_numpy():
     spread = rng.uniform(0.01, 2, size=(2, 6))
     noise = rng.normal(size=(2, 5, 6))
     mask = np.array([True, True, True, False, False])
-    x[3:] = 1e4                                                          # padding must not enter a statistic
+    x[3:] = 1e4  # padding must not enter a statistic
     gamma = fedfa.Moments(*map(jnp.array, spread))
     out, now = fedfa.augment_features(jnp.array(x), jnp.array(mask), gamma, jnp.array(noise))
     want, mean, std, shift, scale = numpy_ffa(x[:3], *spread, noise[:, :3])
@@ -313,8 +345,9 @@ def test_fedfa_running_statistics_of_the_first_stage():
     x, _ = rows_of(1)
     layer = jax.tree.map(np.asarray, net["params"]["conv1"])
     kernel = torch.tensor(layer["kernel"]).permute(3, 2, 0, 1)
-    maps = torch.relu(torch.nn.functional.conv2d(torch.tensor(x).permute(0, 3, 1, 2), kernel, torch.tensor(layer["bias"]),
-                                                 padding=1)).numpy()
+    maps = torch.relu(
+        torch.nn.functional.conv2d(torch.tensor(x).permute(0, 3, 1, 2), kernel, torch.tensor(layer["bias"]), padding=1)
+    ).numpy()
     got = after.own["conv1"]
     assert np.allclose(got.mean, 0.01 * maps.mean((2, 3)).mean(0), atol=1e-6)
     assert np.allclose(got.std, 0.99 + 0.01 * np.sqrt(maps.var((2, 3), ddof=1) + 1e-6).mean(0), atol=1e-6)
@@ -328,8 +361,9 @@ def test_fedfa_spread_is_the_variance_over_participants():
     values["conv1"].mean[1] = np.nan
     sim = simulation("fedfa")
     net = sim.env.model.init(jax.random.key(0))
-    cohort = Cohort(net, jnp.ones(sim.env.num_groups), (), 3, np.arange(4), jnp.array(ok), jnp.ones(4),
-                    jax.tree.map(jnp.array, values))
+    cohort = Cohort(
+        net, jnp.ones(sim.env.num_groups), (), 3, np.arange(4), jnp.array(ok), jnp.ones(4), jax.tree.map(jnp.array, values)
+    )
     server = sim.method.aggregate(sim.env, fedfa.Server(net, {}), cohort)
     for got, want in zip(server.spread["conv1"], values["conv1"], strict=True):
         assert np.allclose(got, want[ok].var(0, ddof=1), atol=1e-6)
@@ -378,7 +412,7 @@ def test_fedca_averages_once_per_priority_class(hopeless):
     struggles[:, 3] = 1.0 if hopeless else 0.9 + 0.02 * np.arange(5)
     ok = np.array([True, True, False, True, True])
     nets = {"params": {"fc": rng.normal(size=(5, 2, 3))}, "batch_stats": {}}
-    nets["params"]["fc"][2] = 0                        # the engine cleans what is not ok
+    nets["params"]["fc"][2] = 0  # the engine cleans what is not ok
     here = np.nonzero(ok)[0]
     worst = np.argsort(-struggles[here].mean(0))[:p]
     averages = []
@@ -405,7 +439,7 @@ def test_fedca_struggle_is_the_share_predicted_elsewhere():
     count = np.array([4.0, 2.0, 0.5])
     want = [min(1.0, sum(conf[i, j] for j in range(3) if j != i) / count[i]) for i in range(3)]
     assert np.allclose(fedca.struggle(Confusion(jnp.array(conf), jnp.array(count), jnp.array(0.0))), want, atol=1e-6)
-    _, after, up = train_one("fedca")      # tracked with plain cross-entropy as well, and reported after training
+    _, after, up = train_one("fedca")  # tracked with plain cross-entropy as well, and reported after training
     assert not np.allclose(after.confusion.conf, 1) and close(up.report, fedca.struggle(after.confusion), 1e-6)
 
 
@@ -423,11 +457,18 @@ def test_side_by_side_agrees(name):
     assert close(want, got, 1e-5) and close(alone, beside, 1e-5)
 
 
-@pytest.mark.parametrize("name, options, said", [
-    ("ccvr", {"mode": "half"}, "unknown mode of ccvr 'half'; allowed: per_round_diag, post_full"),
-    ("fedsam", {"rho": "-1"}, "rho=-1"), ("ccvr", {"samples": "0"}, "samples=0"), ("fedfa", {"p": "1.5"}, "p=1.5"),
-    ("fedfa_freq", {"lam": "2"}, "lam=2"),
-    ("fedntd", {"tau": "0"}, "tau=0"), ("fedca", {"priorities": "-1"}, "priorities=-1")])
+@pytest.mark.parametrize(
+    "name, options, said",
+    [
+        ("ccvr", {"mode": "half"}, "unknown mode of ccvr 'half'; allowed: per_round_diag, post_full"),
+        ("fedsam", {"rho": "-1"}, "rho=-1"),
+        ("ccvr", {"samples": "0"}, "samples=0"),
+        ("fedfa", {"p": "1.5"}, "p=1.5"),
+        ("fedfa_freq", {"lam": "2"}, "lam=2"),
+        ("fedntd", {"tau": "0"}, "tau=0"),
+        ("fedca", {"priorities": "-1"}, "priorities=-1"),
+    ],
+)
 def test_bad_options_are_refused(name, options, said):
     with pytest.raises(UserError, match=said):
         make_method(name, **options)

@@ -1,4 +1,5 @@
 """Figures against closed forms and plain loops: client figures, thresholds, convergence, probes, bytes beyond 32 bit."""
+
 from __future__ import annotations
 
 import math
@@ -13,10 +14,10 @@ from fedjax_sim.server import payload_bytes
 
 def test_client_figures():
     # accuracies 1, 1/2, 0 and one client without examples, which counts nowhere
-    got = client_figures(np.array([4., 1., 0., 0.]), np.array([4., 2., 10., 0.]))
+    got = client_figures(np.array([4.0, 1.0, 0.0, 0.0]), np.array([4.0, 2.0, 10.0, 0.0]))
     assert got["mean"] == pytest.approx(0.5, abs=1e-15)
     assert got["pooled"] == pytest.approx(5 / 16, abs=1e-15)
-    assert got["std"] == pytest.approx(math.sqrt(1 / 6), abs=1e-15)      # population: (1/4 + 0 + 1/4)/3
+    assert got["std"] == pytest.approx(math.sqrt(1 / 6), abs=1e-15)  # population: (1/4 + 0 + 1/4)/3
     assert got["worst10"] == 0
 
 
@@ -48,12 +49,12 @@ def test_convergence():
     """Moving average of 3 over [0 0 0 6 6 6 6 6]: 0 2 4 6 6 6, constant from its fourth value, i.e. the sixth round."""
     times, values = [10, 20, 30, 40, 50, 60, 70, 80], [0, 0, 0, 6, 6, 6, 6, 6]
     assert convergence(times, values, window=3, change=0.1) == 60
-    assert convergence(times, values, window=3, change=2.5) == 50      # 4 6 6 6 stays within 2
+    assert convergence(times, values, window=3, change=2.5) == 50  # 4 6 6 6 stays within 2
     assert convergence(times, values, window=9, change=0.1) is None
     rng = np.random.default_rng(1)
     noisy = np.concatenate([np.linspace(0, 1, 30), 1 + 0.01 * rng.standard_normal(60)])
     window, change = 20, 0.02
-    smooth = [noisy[i:i + window].mean() for i in range(len(noisy) - window + 1)]
+    smooth = [noisy[i : i + window].mean() for i in range(len(noisy) - window + 1)]
     first = min(i for i in range(len(smooth)) if max(smooth[i:]) - min(smooth[i:]) < change)
     assert convergence(list(range(90)), noisy, window, change) == first + window - 1
 
@@ -64,15 +65,19 @@ def test_relative_gain():
 
 def test_probe_figures():
     """Participants 3, 1 and an empty seat; client 2 has no examples."""
-    log = dict(probe_ids=np.array([3, 1, -1, 2]), probe_before=np.array([1., 2., 9., 0.]),
-               probe_after=np.array([4., 3., 9., 0.]), probe_count=np.array([4., 4., 9., 0.]))
+    log = dict(
+        probe_ids=np.array([3, 1, -1, 2]),
+        probe_before=np.array([1.0, 2.0, 9.0, 0.0]),
+        probe_after=np.array([4.0, 3.0, 9.0, 0.0]),
+        probe_count=np.array([4.0, 4.0, 9.0, 0.0]),
+    )
     got = probe_figures(log, None)
     assert got == dict(before_mean=pytest.approx((1 / 4 + 2 / 4) / 2), after_mean=pytest.approx((1 + 3 / 4) / 2))
-    resident = dict(correct=np.array([5., 0., 0., 0.]), count=np.array([10., 4., 0., 4.]))
+    resident = dict(correct=np.array([5.0, 0.0, 0.0, 0.0]), count=np.array([10.0, 4.0, 0.0, 4.0]))
     got = probe_figures(log, resident)
     assert got["before_all_mean"] == pytest.approx((5 / 10 + 2 / 4 + 1 / 4) / 3)
     assert got["before_all_pooled"] == pytest.approx((5 + 2 + 1) / 18)
-    assert resident["correct"][1] == 0                                    # not changed in place
+    assert resident["correct"][1] == 0  # not changed in place
     empty = {k: v[2:3] for k, v in log.items()}
     assert math.isnan(probe_figures(empty, None)["before_mean"])
 

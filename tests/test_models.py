@@ -1,4 +1,5 @@
 """Models: parameter counts, groups, PyTorch equality, forms of convolution, masks, taps, lowering."""
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,20 +9,23 @@ from fedjax_sim.errors import UserError
 from fedjax_sim.models import MODELS, build, parameter_counts
 
 
-@pytest.mark.parametrize(("name", "shape", "classes", "options", "counts"), [
-    ("mlp", (28, 28, 1), 10, {}, [50_240, 650]),
-    ("lenet5", (28, 28, 1), 10, {}, [156, 2_416, 30_840, 10_164, 850]),
-    ("lenet5_pad2", (28, 28, 1), 10, {}, [156, 2_416, 48_120, 10_164, 850]),
-    ("lenet5", (32, 32, 3), 10, {}, [456, 2_416, 48_120, 10_164, 850]),
-    ("cnn4", (32, 32, 3), 100, {}, [2_432, 51_264, 819_712, 51_300]),
-    ("cnn4", (28, 28, 1), 10, {}, [832, 51_264, 524_800, 5_130]),
-    ("cnn4", (105, 105, 1), 50, {}, [832, 51_264, 17_334_784, 25_650]),
-    ("cnn4", (64, 64, 3), 200, {}, [2_432, 51_264, 5_538_304, 102_600]),
-    ("cnn6", (32, 32, 3), 10, {}, [896, 9_248, 18_496, 36_928, 524_416, 1_290]),
-    ("cnn6", (28, 28, 1), 10, {}, [320, 9_248, 18_496, 36_928, 401_536, 1_290]),
-    ("resnet18", (32, 32, 3), 10, {}, [9_536, 147_968, 525_568, 2_099_712, 8_393_728, 5_130]),
-    ("resnet18", (64, 64, 3), 200, {"stem": "cifar"}, [1_856, 147_968, 525_568, 2_099_712, 8_393_728, 102_600]),
-])
+@pytest.mark.parametrize(
+    ("name", "shape", "classes", "options", "counts"),
+    [
+        ("mlp", (28, 28, 1), 10, {}, [50_240, 650]),
+        ("lenet5", (28, 28, 1), 10, {}, [156, 2_416, 30_840, 10_164, 850]),
+        ("lenet5_pad2", (28, 28, 1), 10, {}, [156, 2_416, 48_120, 10_164, 850]),
+        ("lenet5", (32, 32, 3), 10, {}, [456, 2_416, 48_120, 10_164, 850]),
+        ("cnn4", (32, 32, 3), 100, {}, [2_432, 51_264, 819_712, 51_300]),
+        ("cnn4", (28, 28, 1), 10, {}, [832, 51_264, 524_800, 5_130]),
+        ("cnn4", (105, 105, 1), 50, {}, [832, 51_264, 17_334_784, 25_650]),
+        ("cnn4", (64, 64, 3), 200, {}, [2_432, 51_264, 5_538_304, 102_600]),
+        ("cnn6", (32, 32, 3), 10, {}, [896, 9_248, 18_496, 36_928, 524_416, 1_290]),
+        ("cnn6", (28, 28, 1), 10, {}, [320, 9_248, 18_496, 36_928, 401_536, 1_290]),
+        ("resnet18", (32, 32, 3), 10, {}, [9_536, 147_968, 525_568, 2_099_712, 8_393_728, 5_130]),
+        ("resnet18", (64, 64, 3), 200, {"stem": "cifar"}, [1_856, 147_968, 525_568, 2_099_712, 8_393_728, 102_600]),
+    ],
+)
 def test_parameter_counts_of_the_specification(name, shape, classes, options, counts):
     model = build(name, shape, classes, **options)
     assert list(parameter_counts(model).items()) == list(zip(model.groups, counts, strict=True))
@@ -43,23 +47,26 @@ def test_initial_weights_follow_pytorch_defaults():
     assert list(net["params"]) == list(model.groups) and net["batch_stats"] == {}
     for group, fan_in in zip(model.groups, (25, 150, 256, 120, 84), strict=True):
         for leaf in net["params"][group].values():
-            assert jnp.abs(leaf).max() <= fan_in ** -0.5
+            assert jnp.abs(leaf).max() <= fan_in**-0.5
         kernel = np.asarray(net["params"][group]["kernel"])
-        assert kernel.std() == pytest.approx(fan_in ** -0.5 / 3 ** 0.5, rel=0.15)
+        assert kernel.std() == pytest.approx(fan_in**-0.5 / 3**0.5, rel=0.15)
     again = model.init(jax.random.key(3))
     assert all(np.array_equal(a, b) for a, b in zip(jax.tree.leaves(net), jax.tree.leaves(again), strict=True))
 
 
-@pytest.mark.parametrize(("call", "word"), [
-    (lambda: build("lenet", (28, 28, 1), 10), "lenet5"),
-    (lambda: build("lenet5", (8, 8, 1), 10), "too small"),
-    (lambda: build("mlp", (28, 28), 10), "height"),
-    (lambda: build("mlp", (28, 28, 1), 10, stem="cifar"), "stem"),
-    (lambda: build("resnet18", (32, 32, 3), 10, stem="cifr"), "cifar"),
-    (lambda: build("cnn4", (32, 32, 3), 10, conv="fft"), "winograd"),
-    (lambda: build("mlp", (28, 28, 1), 10, hidden=(0,)), "hidden"),
-    (lambda: build("mlp", (28, 28, 1), 0), "class"),
-])
+@pytest.mark.parametrize(
+    ("call", "word"),
+    [
+        (lambda: build("lenet", (28, 28, 1), 10), "lenet5"),
+        (lambda: build("lenet5", (8, 8, 1), 10), "too small"),
+        (lambda: build("mlp", (28, 28), 10), "height"),
+        (lambda: build("mlp", (28, 28, 1), 10, stem="cifar"), "stem"),
+        (lambda: build("resnet18", (32, 32, 3), 10, stem="cifr"), "cifar"),
+        (lambda: build("cnn4", (32, 32, 3), 10, conv="fft"), "winograd"),
+        (lambda: build("mlp", (28, 28, 1), 10, hidden=(0,)), "hidden"),
+        (lambda: build("mlp", (28, 28, 1), 0), "class"),
+    ],
+)
 def test_bad_input_is_one_sentence(call, word):
     with pytest.raises(UserError, match=word):
         call()
@@ -70,6 +77,7 @@ def _torch_net(name, shape, classes):
     nn = torch.nn
     C = shape[2]
     if name == "resnet18":
+
         class Block(nn.Module):
             def __init__(self, ci, co, stride):
                 super().__init__()
@@ -83,6 +91,7 @@ def _torch_net(name, shape, classes):
                 y = torch.relu(self.bn1(self.conv1(x)))
                 y = self.bn2(self.conv2(y))
                 return torch.relu(y + (self.bn_shortcut(self.conv_shortcut(x)) if hasattr(self, "bn_shortcut") else x))
+
         layers = {"stem": nn.ModuleDict({"conv": nn.Conv2d(C, 64, 7, 2, 3, bias=False), "bn": nn.BatchNorm2d(64)})}
         ci = 64
         for i, co in enumerate((64, 128, 256, 512), 1):
@@ -96,6 +105,7 @@ def _torch_net(name, shape, classes):
             for i in range(1, 5):
                 x = net[f"stage{i}"]["block2"](net[f"stage{i}"]["block1"](x))
             return net["fc"](x.mean((2, 3)))
+
         return torch, net, forward
     pad = 2 if name == "lenet5_pad2" else 0
     convs, hidden = {"cnn4": ((32, 64), (512,))}.get(name, ((6, 16), (120, 84)))
@@ -111,10 +121,11 @@ def _torch_net(name, shape, classes):
     def forward(x):
         for i in (1, 2):
             x = nn.functional.max_pool2d(torch.relu(net[f"conv{i}"](x)), 2)
-        x = x.permute(0, 2, 3, 1).flatten(1)                   # our order: height, width, channel
+        x = x.permute(0, 2, 3, 1).flatten(1)  # our order: height, width, channel
         for i in range(1, len(hidden) + 1):
             x = torch.relu(net[f"fc{i}"](x))
         return net["fc"](x)
+
     return torch, net, forward
 
 
@@ -132,9 +143,15 @@ def _ours_to_torch(tree, net, torch):
         yield path, getattr(target, _PLACES[last]), torch.tensor(np.ascontiguousarray(a))
 
 
-@pytest.mark.parametrize(("name", "shape", "conv"), [
-    ("lenet5", (28, 28, 1), "auto"), ("lenet5_pad2", (28, 28, 1), "winograd"), ("cnn4", (32, 32, 3), "auto"),
-    ("resnet18", (32, 32, 3), "auto")])
+@pytest.mark.parametrize(
+    ("name", "shape", "conv"),
+    [
+        ("lenet5", (28, 28, 1), "auto"),
+        ("lenet5_pad2", (28, 28, 1), "winograd"),
+        ("cnn4", (32, 32, 3), "auto"),
+        ("resnet18", (32, 32, 3), "auto"),
+    ],
+)
 def test_values_and_gradients_equal_pytorch_in_float64(name, shape, conv):
     torch, net_t, forward = _torch_net(name, shape, 7)
     with jax.enable_x64(True):
@@ -152,7 +169,9 @@ def test_values_and_gradients_equal_pytorch_in_float64(name, shape, conv):
                 f, stats = model.features({**net, "params": params}, x, train=True)
                 logits = model.head({"params": params}, f)
                 return -jax.nn.log_softmax(logits)[jnp.arange(4), y].mean(), (logits, stats)
+
             return jax.value_and_grad(loss, has_aux=True)(params)
+
         (_, (logits, stats)), gradient = run(net["params"])
         out = forward(torch.tensor(x.transpose(0, 3, 1, 2)))
         torch.nn.functional.cross_entropy(out, torch.tensor(y)).backward()
@@ -173,6 +192,7 @@ def test_float32_forms_agree_and_clients_under_vmap_equal_separate_runs():
         def gradient(net, x):
             loss = lambda p: (model.head({"params": p}, model.features({"params": p}, x)[0]) ** 2).sum()
             return jax.grad(loss)(net["params"])
+
         nets = jax.vmap(model.init)(jax.random.split(jax.random.key(2), 3))
         together = jax.jit(jax.vmap(gradient, in_axes=(0, None)))(nets, x)
         alone = jax.jit(gradient)
@@ -196,6 +216,7 @@ def test_tap_sees_every_stage_and_changes_it(name, shape):
         seen.append((stage, x.shape[-1]))
         assert x.ndim == 4 and x.shape[0] == 2
         return 0 * x
+
     x = jnp.ones((2, *shape))
     plain, _ = jax.jit(model.features)(net, x)
     same, _ = jax.jit(lambda net, x: model.features(net, x, tap=lambda s, x: x))(net, x)
@@ -218,8 +239,10 @@ def test_a_gradient_step_of_three_clients_lowers_for_accelerators(name, conv):
         def loss(p):
             f, stats = model.features({**net, "params": p}, x, train=True, mask=jnp.ones(2, bool))
             return (model.head({"params": p}, f) ** 2).sum(), stats
+
         (_, stats), g = jax.value_and_grad(loss, has_aux=True)(net["params"])
         return jax.tree.map(lambda p, g: p - 0.1 * g, net["params"], g), stats
+
     nets = jax.eval_shape(jax.vmap(model.init), jax.random.split(jax.random.key(0), 3))
     x = jax.ShapeDtypeStruct((3, 2, *shape), jnp.float32)
     exported = jax.export.export(jax.jit(jax.vmap(step)), platforms=("cuda", "tpu"))(nets, x)

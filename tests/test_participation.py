@@ -1,4 +1,5 @@
 """Who takes part: sizes, uniformity, dropout and stragglers, against counts and binomial bounds."""
+
 from __future__ import annotations
 
 import jax
@@ -19,17 +20,47 @@ def draws(part: Participation) -> tuple[np.ndarray, np.ndarray]:
     return np.asarray(ids), np.asarray(active)
 
 
-@pytest.mark.parametrize("text, clients, seen, want", [
-    ("0.1", 100, 100, (10, 10)), ("1", 7, 7, (7, 7)), ("0.01", 20, 20, (1, 1)), ("0.3", 10, 10, (3, 3)),
-    ("0.5:1", 20, 20, (10, 20)), ("0.1:0.1", 50, 50, (5, 5)), ("10/50", 50, 50, (10, 10)), ("50/50", 50, 50, (50, 50)),
-    ("0.5", 20, 10, (5, 5)), ("5/20", 20, 10, (5, 5)),      # a fraction is of the clients that may be sampled
-])
+@pytest.mark.parametrize(
+    "text, clients, seen, want",
+    [
+        ("0.1", 100, 100, (10, 10)),
+        ("1", 7, 7, (7, 7)),
+        ("0.01", 20, 20, (1, 1)),
+        ("0.3", 10, 10, (3, 3)),
+        ("0.5:1", 20, 20, (10, 20)),
+        ("0.1:0.1", 50, 50, (5, 5)),
+        ("10/50", 50, 50, (10, 10)),
+        ("50/50", 50, 50, (50, 50)),
+        ("0.5", 20, 10, (5, 5)),
+        ("5/20", 20, 10, (5, 5)),  # a fraction is of the clients that may be sampled
+    ],
+)
 def test_parsing(text, clients, seen, want):
     assert parse_participation(text, clients, seen) == want
 
 
-@pytest.mark.parametrize("text", ["0", "1.5", "-0.1", "0.5:0.1", "0.1:0.2:0.3", "11/10", "0/10", "2.5/10", "inf/10",
-                                  "nan/10", "nan", "x", "3/9", "", "/", "1/", ":"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "0",
+        "1.5",
+        "-0.1",
+        "0.5:0.1",
+        "0.1:0.2:0.3",
+        "11/10",
+        "0/10",
+        "2.5/10",
+        "inf/10",
+        "nan/10",
+        "nan",
+        "x",
+        "3/9",
+        "",
+        "/",
+        "1/",
+        ":",
+    ],
+)
 def test_refusals(text):
     with pytest.raises(UserError) as caught:
         parse_participation(text, 10, 10)
@@ -42,7 +73,7 @@ def test_cohorts_are_uniform_without_replacement():
     assert active.all() and ids.shape == (ROUNDS, 3)
     assert all(len(set(row)) == 3 for row in ids.tolist())
     counts = np.array([(ids == i).sum() for i in seen])
-    assert counts.sum() == ROUNDS * 3                                 # nobody else
+    assert counts.sum() == ROUNDS * 3  # nobody else
     p = 3 / len(seen)
     assert np.abs(counts - ROUNDS * p).max() < 5 * np.sqrt(ROUNDS * p * (1 - p))
 
@@ -52,7 +83,7 @@ def test_range_draws_every_size_equally_often():
     sizes = active.sum(1)
     counts = np.bincount(sizes, minlength=6)
     assert counts[:2].sum() == 0 and np.abs(counts[2:] - ROUNDS / 4).max() < 5 * np.sqrt(ROUNDS * 3 / 16)
-    assert all((row[:n]).all() for row, n in zip(active, sizes, strict=True))      # the first ones of the permutation
+    assert all((row[:n]).all() for row, n in zip(active, sizes, strict=True))  # the first ones of the permutation
 
 
 def test_a_round_depends_on_its_key_alone():

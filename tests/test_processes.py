@@ -1,4 +1,5 @@
 """Two processes on loopback with four fake devices each: the figures and models of one process with eight devices."""
+
 from __future__ import annotations
 
 import csv
@@ -16,13 +17,41 @@ from tiny import close
 from fedjax_sim.runner import resume
 
 ROOT = pathlib.Path(__file__).parent.parent
-LIMIT = 120      # seconds
-OPTIONS = ["run", "scaffold", "--model", "mlp", "--set", "model.hidden=8", "--clients", "10", "--participation", "0.8",
-           "--rounds", "4", "--eval-every", "2", "--checkpoint-every", "2", "--epochs", "1", "--chunk", "1",
-           "--devices", "8", "--evaluate", "global,personal,resident", "--quiet"]
+LIMIT = 120  # seconds
+OPTIONS = [
+    "run",
+    "scaffold",
+    "--model",
+    "mlp",
+    "--set",
+    "model.hidden=8",
+    "--clients",
+    "10",
+    "--participation",
+    "0.8",
+    "--rounds",
+    "4",
+    "--eval-every",
+    "2",
+    "--checkpoint-every",
+    "2",
+    "--epochs",
+    "1",
+    "--chunk",
+    "1",
+    "--devices",
+    "8",
+    "--evaluate",
+    "global,personal,resident",
+    "--quiet",
+]
 
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu",
-               "FEDJAX_SIM_CACHE": jax.config.values["jax_compilation_cache_dir"]}
+ENVIRONMENT = {
+    **os.environ,
+    "PYTHONPATH": str(ROOT),
+    "JAX_PLATFORMS": "cpu",
+    "FEDJAX_SIM_CACHE": jax.config.values["jax_compilation_cache_dir"],
+}
 
 
 def free_port() -> int:
@@ -36,8 +65,14 @@ def free_port() -> int:
 
 def start(folder: pathlib.Path, *more: str) -> subprocess.Popen:
     folder.mkdir()
-    return subprocess.Popen([sys.executable, "-m", "fedjax_sim", *OPTIONS, "--out", "run", *more], cwd=folder, text=True,
-                            env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    return subprocess.Popen(
+        [sys.executable, "-m", "fedjax_sim", *OPTIONS, "--out", "run", *more],
+        cwd=folder,
+        text=True,
+        env=ENVIRONMENT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
 
 
 def finish(processes: list[subprocess.Popen]) -> list[str]:
@@ -63,8 +98,9 @@ def table(path: pathlib.Path) -> list[dict[str, str]]:
 
 def test_two_processes_equal_one(tmp_path):
     address = f"127.0.0.1:{free_port()}"
-    pair = [start(tmp_path / f"p{i}", "--coordinator", address, "--num-processes", "2", "--process-id", str(i))
-            for i in range(2)]
+    pair = [
+        start(tmp_path / f"p{i}", "--coordinator", address, "--num-processes", "2", "--process-id", str(i)) for i in range(2)
+    ]
     first, second = finish(pair)
     finish([start(tmp_path / "alone")])
     # only process 0 speaks and writes
@@ -82,16 +118,25 @@ def test_two_processes_equal_one(tmp_path):
     together, alone = (resume(tmp_path / folder / "run").state for folder in ("p0", "alone"))
     assert close((together.server, together.clients), (alone.server, alone.clients), 1e-5)
     # what two processes wrote is an ordinary run directory: one process with the same devices goes on
-    more = subprocess.run([sys.executable, "-m", "fedjax_sim", "resume", "run", "--rounds", "6", "--quiet"],
-                          cwd=tmp_path / "p0", env=ENVIRONMENT, capture_output=True, text=True, timeout=LIMIT)
+    more = subprocess.run(
+        [sys.executable, "-m", "fedjax_sim", "resume", "run", "--rounds", "6", "--quiet"],
+        cwd=tmp_path / "p0",
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+    )
     assert more.returncode == 0, more.stderr[-2000:]
     assert [r["round"] for r in table(tmp_path / "p0" / "run" / "metrics.csv")] == ["2", "4", "6"]
 
 
-@pytest.mark.parametrize("options, sentence", [
-    (["--num-processes", "2", "--process-id", "0"], "need --coordinator"),
-    (["--coordinator", "127.0.0.1:1", "--num-processes", "2"], "cannot join the processes"),
-])
+@pytest.mark.parametrize(
+    "options, sentence",
+    [
+        (["--num-processes", "2", "--process-id", "0"], "need --coordinator"),
+        (["--coordinator", "127.0.0.1:1", "--num-processes", "2"], "cannot join the processes"),
+    ],
+)
 def test_incomplete_addresses_are_one_sentence(tmp_path, options, sentence):
     process = start(tmp_path / "p", *options)
     try:

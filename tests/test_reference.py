@@ -4,6 +4,7 @@ The loop below knows nothing of the engine: forward and backward pass of the mlp
 methods from their equations. Only the random draws are shared (see `golden/draws.py`). Ragged clients, in double
 precision within 1e-9; float32 alone could hide a wrong term behind rounding.
 """
+
 from __future__ import annotations
 
 import functools
@@ -23,7 +24,7 @@ from fedjax_sim.participation import Participation
 from fedjax_sim.types import Env
 
 SEED, ROUNDS, BATCH, CLASSES = 3, 3, 8, 4
-SIZES = (3, 23, 8, 17, 11)             # of 5 clients: less than a batch, exactly one, ragged ends
+SIZES = (3, 23, 8, 17, 11)  # of 5 clients: less than a batch, exactly one, ragged ends
 COHORT = 3
 LR, MOMENTUM, DECAY = 0.1, 0.9, 0.01
 LAYERS = ("fc1", "fc2", "fc")
@@ -42,7 +43,7 @@ def gradients(params: dict, x: np.ndarray, y: np.ndarray) -> tuple[float, dict]:
     log_p = logits - np.log(np.exp(logits).sum(1, keepdims=True))
     back = np.exp(log_p)
     back[np.arange(len(y)), y] -= 1
-    back /= len(y)                                                          # dL/dlogits [b, C]
+    back /= len(y)  # dL/dlogits [b, C]
     grads = {}
     for i in reversed(range(len(LAYERS))):
         grads[LAYERS[i]] = {"kernel": inputs[i].T @ back, "bias": back.sum(0)}
@@ -56,8 +57,16 @@ def each(fn, *trees: dict) -> dict:
     return {layer: {leaf: fn(*(t[layer][leaf] for t in trees)) for leaf in ("kernel", "bias")} for layer in trees[0]}
 
 
-def sgd(params: dict, batches: list, images: np.ndarray, labels: np.ndarray, *, momentum: float, decay: float,
-        correction=lambda w: None) -> tuple[dict, float]:
+def sgd(
+    params: dict,
+    batches: list,
+    images: np.ndarray,
+    labels: np.ndarray,
+    *,
+    momentum: float,
+    decay: float,
+    correction=lambda w: None,
+) -> tuple[dict, float]:
     """torch.optim.SGD over the given minibatches; correction(params) is added to the gradient before weight decay.
 
     Returns (params, mean loss over all examples that were seen).
@@ -102,8 +111,14 @@ def reference(method: str, options: dict, fed: Federation, start: dict, draws, e
         for k in cohort:
             if method == "scaffold":
                 c, ck = control, own[k]
-                end, loss = train(received, t, k, momentum=0.0, decay=options["weight_decay"],
-                                  correction=lambda w, c=c, ck=ck: each(np.subtract, c, ck))
+                end, loss = train(
+                    received,
+                    t,
+                    k,
+                    momentum=0.0,
+                    decay=options["weight_decay"],
+                    correction=lambda w, c=c, ck=ck: each(np.subtract, c, ck),
+                )
                 steps = len(minibatches(fed, SEED, t, k, batch_size=BATCH, epochs=epochs))
                 own[k] = each(lambda ck, c, a, b, s=steps: ck - c + (a - b) / (s * LR), ck, c, received, end)
                 changes.append(each(np.subtract, own[k], ck))
@@ -112,8 +127,14 @@ def reference(method: str, options: dict, fed: Federation, start: dict, draws, e
             else:
                 end, loss = train(received, t, k)
             if method == "ditto":
-                own[k], _ = train(own[k], t, k, salt=1, epochs=options["personal_epochs"] or epochs,
-                                  correction=pull(options["lam"], received))
+                own[k], _ = train(
+                    own[k],
+                    t,
+                    k,
+                    salt=1,
+                    epochs=options["personal_epochs"] or epochs,
+                    correction=pull(options["lam"], received),
+                )
             ends.append(end)
             round_loss.append(loss)
         train_loss.append(np.mean(round_loss) if cohort else 0.0)
@@ -122,7 +143,7 @@ def reference(method: str, options: dict, fed: Federation, start: dict, draws, e
         if method == "scaffold":
             average = mean_of(ends, [1] * len(ends))
             theta = each(lambda old, new: old + options["server_lr"] * (new - old), received, average)
-            share = len(cohort) / len(sizes)                                        # n_t / N
+            share = len(cohort) / len(sizes)  # n_t / N
             control = each(lambda c, d: c + share * d, control, mean_of(changes, [1] * len(changes)))
         else:
             theta = mean_of(ends, [sizes[k] for k in cohort])
@@ -142,19 +163,39 @@ def federation() -> Federation:
 def initial(width: int = 24) -> dict:
     rng = np.random.RandomState(1)
     widths = (width, 7, 5, CLASSES)
-    return {name: {"kernel": rng.normal(0, 0.5, (a, b)), "bias": rng.normal(0, 0.1, b)}
-            for name, a, b in zip(LAYERS, widths[:-1], widths[1:], strict=True)}
+    return {
+        name: {"kernel": rng.normal(0, 0.5, (a, b)), "bias": rng.normal(0, 0.1, b)}
+        for name, a, b in zip(LAYERS, widths[:-1], widths[1:], strict=True)
+    }
 
 
-@functools.cache                                 # tests that ask for the same program share its compilation
+@functools.cache  # tests that ask for the same program share its compilation
 def engine(method: str, epochs: float, dtype, chunk: int):
     """(simulation, maker of its first State) of the engine with the settings of this file."""
     fed = federation()
     model = models.build("mlp", fed.shape, CLASSES, dtype=dtype, hidden=(7, 5))
-    env = Env(model=model, loss=losses.make_loss("ce", CLASSES), optimizer=optim.sgd(MOMENTUM, DECAY),
-              num_clients=len(SIZES), cohort=COHORT, batch_size=BATCH, epochs=epochs, max_epochs=epochs, dtype=dtype)
-    sim = simulate(make_method(method, **CASES[method]), env, fed, participation(), Layout(chunk),
-                   lr=optim.schedule("constant", LR, ROUNDS), evaluations=(), eval_every=ROUNDS, capacity=1)
+    env = Env(
+        model=model,
+        loss=losses.make_loss("ce", CLASSES),
+        optimizer=optim.sgd(MOMENTUM, DECAY),
+        num_clients=len(SIZES),
+        cohort=COHORT,
+        batch_size=BATCH,
+        epochs=epochs,
+        max_epochs=epochs,
+        dtype=dtype,
+    )
+    sim = simulate(
+        make_method(method, **CASES[method]),
+        env,
+        fed,
+        participation(),
+        Layout(chunk),
+        lr=optim.schedule("constant", LR, ROUNDS),
+        evaluations=(),
+        eval_every=ROUNDS,
+        capacity=1,
+    )
     net = {"params": jax.tree.map(lambda a: jnp.asarray(a, dtype), initial()), "batch_stats": {}}
     return sim, lambda: sim.init(SEED, net)
 
@@ -178,16 +219,25 @@ def kept(method: str, state) -> dict:
 def assert_same(ours: dict, theirs: dict, tolerance: float) -> None:
     for what, tree in ours.items():
         expected = theirs[what]
-        if what == "own":                                                   # [N, …] against a list of N trees
+        if what == "own":  # [N, …] against a list of N trees
             expected = each(lambda *leaves: np.stack(leaves), *expected)
         for layer in LAYERS:
             for leaf in ("kernel", "bias"):
-                np.testing.assert_allclose(tree[layer][leaf], expected[layer][leaf], rtol=tolerance, atol=tolerance,
-                                           err_msg=f"{what} {layer} {leaf}")
+                np.testing.assert_allclose(
+                    tree[layer][leaf],
+                    expected[layer][leaf],
+                    rtol=tolerance,
+                    atol=tolerance,
+                    err_msg=f"{what} {layer} {leaf}",
+                )
 
 
-CASES = {"fedavg": {}, "fedprox": {"mu": 0.3}, "scaffold": {"server_lr": 0.7, "weight_decay": 0.02},
-         "ditto": {"lam": 0.4, "personal_epochs": 1.0}}
+CASES = {
+    "fedavg": {},
+    "fedprox": {"mu": 0.3},
+    "scaffold": {"server_lr": 0.7, "weight_decay": 0.02},
+    "ditto": {"lam": 0.4, "personal_epochs": 1.0},
+}
 
 
 @pytest.mark.parametrize(("epochs", "chunk"), [(2.0, 1), (1.5, COHORT)], ids=["2 epochs", "1.5 epochs side by side"])
@@ -200,8 +250,9 @@ def test_three_rounds_in_double_precision(method, epochs, chunk):
         for dropout in (0.0, DROPOUT):
             failed = [reporting(participation(), SEED, t, dropout)[1] for t in range(ROUNDS)]
             assert any(failed) == (dropout > 0)
-            theirs = reference(method, options, fed, initial(),
-                               lambda t, p=dropout: reporting(participation(), SEED, t, p)[0], epochs)
+            theirs = reference(
+                method, options, fed, initial(), lambda t, p=dropout: reporting(participation(), SEED, t, p)[0], epochs
+            )
             data = sim.data._replace(dropout=np.float64(dropout))
             state, logs, _ = sim.run(start(), data, jnp.int32(ROUNDS))
             assert state.t == ROUNDS
@@ -210,9 +261,10 @@ def test_three_rounds_in_double_precision(method, epochs, chunk):
             assert_same(ours, theirs, 1e-9)
             np.testing.assert_allclose(logs["train_loss"], theirs["loss"], atol=1e-9)
             np.testing.assert_array_equal(logs["dropped"], [len(f) for f in failed])
-        moved = max(np.abs(a["kernel"] - b["kernel"]).max()
-                    for a, b in ((ours["net"][name], initial()[name]) for name in LAYERS))
-        assert moved > 1e-2                                                 # the comparison is not of two standstills
+        moved = max(
+            np.abs(a["kernel"] - b["kernel"]).max() for a, b in ((ours["net"][name], initial()[name]) for name in LAYERS)
+        )
+        assert moved > 1e-2  # the comparison is not of two standstills
 
 
 @pytest.mark.parametrize("method", CASES)

@@ -1,4 +1,5 @@
 """A whole run from Python and from the command line: its files, its figures, exact repetition, resume after a kill."""
+
 from __future__ import annotations
 
 import csv
@@ -26,8 +27,23 @@ from fedjax_sim.setup import prepare
 jax.devices()
 ROOT = pathlib.Path(__file__).parent.parent
 ONE = dict(model="mlp", model_options={"hidden": (5,)}, devices="1", chunk="1", batch_size=4, lr=0.05)
-SMALL = ["--model", "mlp", "--set", "model.hidden=8", "--clients", "6", "--participation", "0.5", "--epochs", "1",
-         "--devices", "1", "--chunk", "1", "--quiet"]
+SMALL = [
+    "--model",
+    "mlp",
+    "--set",
+    "model.hidden=8",
+    "--clients",
+    "6",
+    "--participation",
+    "0.5",
+    "--epochs",
+    "1",
+    "--devices",
+    "1",
+    "--chunk",
+    "1",
+    "--quiet",
+]
 ENVIRONMENT = {**os.environ, "FEDJAX_SIM_CACHE": jax.config.values["jax_compilation_cache_dir"]}
 
 
@@ -49,20 +65,54 @@ def same_figures(a: pathlib.Path, b: pathlib.Path) -> None:
 @pytest.fixture(scope="module")
 def rich(tmp_path_factory):
     out = tmp_path_factory.mktemp("rich") / "run"
-    return run("ditto", tiny.federation(), out=out, rounds=5, eval_every=2, epochs=2.0, participation="0.4:1", unseen=1,
-               dropout=0.3, stragglers="0.5:0.3", probe=True, seed=3, **ONE,
-               evaluations=("global", "global@clients", "personal", "personal@global", "resident"))
+    return run(
+        "ditto",
+        tiny.federation(),
+        out=out,
+        rounds=5,
+        eval_every=2,
+        epochs=2.0,
+        participation="0.4:1",
+        unseen=1,
+        dropout=0.3,
+        stragglers="0.5:0.3",
+        probe=True,
+        seed=3,
+        **ONE,
+        evaluations=("global", "global@clients", "personal", "personal@global", "resident"),
+    )
 
 
 def test_run_directory_holds_every_file(rich):
-    assert {p.name for p in rich.out.iterdir()} == {"config.json", "metrics.csv", "rounds.csv", "timings.csv", "clients.npz",
-                                                    "checkpoints", "summary.json"}
+    assert {p.name for p in rich.out.iterdir()} == {
+        "config.json",
+        "metrics.csv",
+        "rounds.csv",
+        "timings.csv",
+        "clients.npz",
+        "checkpoints",
+        "summary.json",
+    }
     summary = json.loads((rich.out / "summary.json").read_text())
-    assert {"method", "best_global", "best_by_val", "last_global", "mean_last10", "client_acc_mean", "client_acc_pooled",
-            "rounds", "seconds_per_round", "compile_seconds", "bytes_down", "bytes_up", "peak_rss_mb", "seed",
-            "config_hash"} <= set(summary)
+    assert {
+        "method",
+        "best_global",
+        "best_by_val",
+        "last_global",
+        "mean_last10",
+        "client_acc_mean",
+        "client_acc_pooled",
+        "rounds",
+        "seconds_per_round",
+        "compile_seconds",
+        "bytes_down",
+        "bytes_up",
+        "peak_rss_mb",
+        "seed",
+        "config_hash",
+    } <= set(summary)
     assert summary["method"] == "ditto" and summary["rounds"] == 5 and summary["seed"] == 3
-    assert "test" in summary["best_global_note"]                      # labelled as what it is
+    assert "test" in summary["best_global_note"]  # labelled as what it is
     stored = json.loads((rich.out / "config.json").read_text())
     assert stored["config_hash"] == summary["config_hash"] == Config.from_json(stored["config"]).hash()
     assert stored["resolved"]["chunk"] == 1
@@ -70,13 +120,34 @@ def test_run_directory_holds_every_file(rich):
 
 def test_metrics_columns_and_rounds(rich):
     rows = table(rich.out / "metrics.csv")
-    assert [r["round"] for r in rows] == ["2", "4", "5"]              # every second, and the last
-    assert list(rows[0])[:14] == ["round", "global_acc", "global_loss", "val_acc", "client_mean", "client_pooled",
-                                  "client_std", "client_worst10", "bytes_down", "bytes_up", "participants", "dropped",
-                                  "diverged", "train_loss"]
-    assert {"before_mean", "after_mean", "before_all_mean", "before_all_pooled", "resident_mean", "personal_at_global_mean",
-            "global_at_clients_mean", "unseen_client_mean"} <= set(rows[0])
-    assert not any("second" in name or "time" in name for name in rows[0])      # nothing depends on the clock
+    assert [r["round"] for r in rows] == ["2", "4", "5"]  # every second, and the last
+    assert list(rows[0])[:14] == [
+        "round",
+        "global_acc",
+        "global_loss",
+        "val_acc",
+        "client_mean",
+        "client_pooled",
+        "client_std",
+        "client_worst10",
+        "bytes_down",
+        "bytes_up",
+        "participants",
+        "dropped",
+        "diverged",
+        "train_loss",
+    ]
+    assert {
+        "before_mean",
+        "after_mean",
+        "before_all_mean",
+        "before_all_pooled",
+        "resident_mean",
+        "personal_at_global_mean",
+        "global_at_clients_mean",
+        "unseen_client_mean",
+    } <= set(rows[0])
+    assert not any("second" in name or "time" in name for name in rows[0])  # nothing depends on the clock
     assert all(v != "" for r in rows for v in r.values())
 
 
@@ -87,8 +158,12 @@ def test_figures_follow_from_the_counts(rich):
     seen = [i for i in range(tiny.N) if i not in unseen]
     assert len(unseen) == 1
     with np.load(rich.out / "clients.npz") as file:
-        for mode, prefix in (("personal", "client"), ("resident", "resident"), ("personal_at_global", "personal_at_global"),
-                             ("global_at_clients", "global_at_clients")):
+        for mode, prefix in (
+            ("personal", "client"),
+            ("resident", "resident"),
+            ("personal_at_global", "personal_at_global"),
+            ("global_at_clients", "global_at_clients"),
+        ):
             correct, count = file[f"{mode}_correct"], file[f"{mode}_count"]
             assert correct.shape == (3, tiny.N) and file[f"{mode}_rounds"].tolist() == [2, 4, 5]
             assert (count == (len(tiny.federation().held["test"]) if mode == "personal_at_global" else 3)).all()
@@ -105,7 +180,7 @@ def test_counts_and_bytes_add_up(rich):
     down = [4 * parameters * int(r["participants"]) for r in rounds]
     up = [4 * parameters * (int(r["participants"]) - int(r["dropped"])) for r in rounds]
     assert [int(r["bytes_down"]) for r in rounds] == down and [int(r["bytes_up"]) for r in rounds] == up
-    assert all(2 <= int(r["participants"]) <= 5 for r in rounds)       # 0.4:1 of the 5 that may be sampled
+    assert all(2 <= int(r["participants"]) <= 5 for r in rounds)  # 0.4:1 of the 5 that may be sampled
     assert len({r["participants"] for r in rounds}) > 1 and sum(int(r["dropped"]) for r in rounds) > 0
     for row, (first, last) in zip(rows, ((0, 2), (2, 4), (4, 5)), strict=True):
         assert int(row["bytes_down"]) == sum(down[:last]) and int(row["bytes_up"]) == sum(up[:last])
@@ -123,15 +198,35 @@ def test_unseen_clients_never_train(rich):
     """Ditto keeps a private model per client: the unseen one's is the initial net, bit for bit."""
     held = jax.tree.map(np.asarray, rich.state.clients.own)
     fresh = jax.tree.map(np.asarray, rich.setup.net)
-    same = [all(np.array_equal(a[i], b) for a, b in zip(jax.tree.leaves(held), jax.tree.leaves(fresh), strict=True))
-            for i in range(tiny.N)]
+    same = [
+        all(np.array_equal(a[i], b) for a, b in zip(jax.tree.leaves(held), jax.tree.leaves(fresh), strict=True))
+        for i in range(tiny.N)
+    ]
     assert same[rich.setup.unseen[0]] and not all(same)
 
 
 def test_same_seed_same_bytes(rich, tmp_path):
-    again = run("ditto", tiny.federation(), out=tmp_path / "again", **{
-        k: getattr(rich.setup.config, k) for k in ("rounds", "eval_every", "epochs", "participation", "unseen", "dropout",
-                                                   "stragglers", "probe", "seed", "evaluations", *ONE)})
+    again = run(
+        "ditto",
+        tiny.federation(),
+        out=tmp_path / "again",
+        **{
+            k: getattr(rich.setup.config, k)
+            for k in (
+                "rounds",
+                "eval_every",
+                "epochs",
+                "participation",
+                "unseen",
+                "dropout",
+                "stragglers",
+                "probe",
+                "seed",
+                "evaluations",
+                *ONE,
+            )
+        },
+    )
     same_figures(rich.out, again.out)
 
 
@@ -144,8 +239,19 @@ def test_own_arrays_model_and_weights_in_ten_lines():
     fed = fs.Federation.from_arrays(x, y, rows, test=np.arange(100, 120), mean=0.0, std=1.0)
     model = fs.build("mlp", fed.shape, fed.classes, hidden=(4,))
     net = jax.tree.map(lambda a: a + 0.01, model.init(jax.random.key(5)))
-    result = fs.run("fedavg", fed, model=model, net=net, rounds=3, epochs=2, batch_size=5, lr=0.1, participation="1",
-                    devices="1", chunk="1")
+    result = fs.run(
+        "fedavg",
+        fed,
+        model=model,
+        net=net,
+        rounds=3,
+        epochs=2,
+        batch_size=5,
+        lr=0.1,
+        participation="1",
+        devices="1",
+        chunk="1",
+    )
     assert all(np.array_equal(a, b) for a, b in zip(jax.tree.leaves(result.setup.net), jax.tree.leaves(net), strict=True))
     assert result.summary["last_global"] > 0.9 and len(result.rows) == 3 and result.out is None
     assert result.summary["bytes_up"] == 3 * 4 * 4 * (9 * 4 + 4 + 4 * 2 + 2)
@@ -169,21 +275,47 @@ def test_own_flax_module():
         def __call__(self, x):
             return self.head(self.features(x))
 
-    model = from_module("mine", Net(), shape=(4, 4, 1), groups=("body", "top"), dense=("body", "top"), width=6,
-                        classes=tiny.CLASSES, stages=(), dtype=np.float32)
-    result = run("head", tiny.federation(), model=model, rounds=2, epochs=1, participation="0.5", devices="1", chunk="1",
-                 batch_size=4)
+    model = from_module(
+        "mine",
+        Net(),
+        shape=(4, 4, 1),
+        groups=("body", "top"),
+        dense=("body", "top"),
+        width=6,
+        classes=tiny.CLASSES,
+        stages=(),
+        dtype=np.float32,
+    )
+    result = run(
+        "head", tiny.federation(), model=model, rounds=2, epochs=1, participation="0.5", devices="1", chunk="1", batch_size=4
+    )
     assert result.summary["model"] == "mine"
-    assert result.summary["bytes_down"] == 2 * 3 * 4 * (6 * 3 + 3)      # the policy `head`: only the top comes down
+    assert result.summary["bytes_down"] == 2 * 3 * 4 * (6 * 3 + 3)  # the policy `head`: only the top comes down
 
 
 # ---- resume --------------------------------------------------------------------------------------------------------
 def test_killed_run_resumes_to_the_same_bytes(tmp_path):
     """kill -9 in the middle, then resume: metrics.csv and rounds.csv of the uninterrupted run, byte for byte."""
-    options = ["run", "scaffold", *SMALL, "--rounds", "25", "--checkpoint-every", "2", "--eval-every", "3",
-               "--dropout", "0.2"]
-    process = subprocess.Popen([sys.executable, "-m", "fedjax_sim", *options, "--out", str(tmp_path / "killed")], cwd=ROOT,
-                               env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    options = [
+        "run",
+        "scaffold",
+        *SMALL,
+        "--rounds",
+        "25",
+        "--checkpoint-every",
+        "2",
+        "--eval-every",
+        "3",
+        "--dropout",
+        "0.2",
+    ]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fedjax_sim", *options, "--out", str(tmp_path / "killed")],
+        cwd=ROOT,
+        env=ENVIRONMENT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
     try:
         limit = time.monotonic() + 120
         while not (tmp_path / "killed" / "checkpoints" / "00000006" / "meta.json").exists():
@@ -203,11 +335,13 @@ def test_killed_run_resumes_to_the_same_bytes(tmp_path):
 def test_rows_are_on_disk_before_their_checkpoint(tmp_path, monkeypatch):
     """Killed right after a checkpoint became visible: its rounds must already be in the files."""
     from fedjax_sim import checkpoint
+
     seen = []
 
     def save(folder, state, *args):
         seen.append((int(state.t), [int(r["round"]) for r in table(folder.parent / "rounds.csv")][-1]))
         return folder
+
     monkeypatch.setattr(checkpoint, "save", save)
     run("fedavg", tiny.federation(), out=tmp_path / "run", rounds=4, checkpoint_every=2, epochs=1, **ONE)
     assert seen == [(2, 2), (4, 4)]
@@ -251,13 +385,14 @@ def test_loop_backend_equals_chunked(tmp_path):
 
 
 def test_seeds_loop_and_vmap_agree(tmp_path):
-    setup = prepare(Config("fedavg", rounds=3, eval_every=2, epochs=1.0, participation="0.5", seed=4, **ONE),
-                    fed=tiny.federation())
+    setup = prepare(
+        Config("fedavg", rounds=3, eval_every=2, epochs=1.0, participation="0.5", seed=4, **ONE), fed=tiny.federation()
+    )
     loop = run_seeds(setup, 3, tmp_path / "loop", "loop")
     vmap = run_seeds(setup, 3, tmp_path / "vmap", "vmap")
     alone = run("fedavg", tiny.federation(), rounds=3, eval_every=2, epochs=1.0, participation="0.5", seed=5, **ONE)
     assert [r.summary["seed"] for r in loop] == [4, 5, 6]
-    assert tiny.same_bits(alone.state, loop[1].state)                  # one program for all, same bits as a run of its own
+    assert tiny.same_bits(alone.state, loop[1].state)  # one program for all, same bits as a run of its own
     assert not tiny.same_bits(loop[0].state.server, loop[1].state.server)
     for a, b in zip(loop, vmap, strict=True):
         assert tiny.close(a.state.server, b.state.server)
@@ -268,9 +403,27 @@ def test_seeds_loop_and_vmap_agree(tmp_path):
 
 
 def test_float64_runs_in_double_precision(tmp_path):
-    done = subprocess.run([sys.executable, "-m", "fedjax_sim", "run", "fedavg", *SMALL, "--rounds", "2", "--dtype",
-                           "float64", "--out", str(tmp_path / "run")], cwd=ROOT, env=ENVIRONMENT,
-                          capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "fedjax_sim",
+            "run",
+            "fedavg",
+            *SMALL,
+            "--rounds",
+            "2",
+            "--dtype",
+            "float64",
+            "--out",
+            str(tmp_path / "run"),
+        ],
+        cwd=ROOT,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert done.returncode == 0, done.stderr
     leaves = json.loads((tmp_path / "run" / "checkpoints" / "00000002" / "meta.json").read_text())["leaves"]
     kinds = {leaf["dtype"] for leaf in leaves}
@@ -306,14 +459,14 @@ def test_autotune_takes_the_fastest_and_remembers(cache):
     config = Config(devices="2", rounds=100)
     choice = autotune.choose(config, 10, 1000, 5e6, LONG, clock, said.append)
     assert (choice.chunk, choice.devices) == (4, 2) and len(clock.timed) > 1
-    assert "0.500 with chunk 4 on 2" in choice.why and len(said) == 1      # explained
+    assert "0.500 with chunk 4 on 2" in choice.why and len(said) == 1  # explained
     files = list((cache / "chunks").iterdir())
     assert len(files) == 1
     forbidden = lambda c: pytest.fail("measured before")
     again = autotune.choose(config, 10, 1000, 5e6, LONG, forbidden, said.append)
     assert (again.chunk, again.devices) == (4, 2) and "measured before" in again.why
     other = FakeClock(lambda c: c.chunk)
-    assert autotune.choose(config, 12, 1000, 5e6, LONG, other, said.append).chunk == 1      # another cohort: measured anew
+    assert autotune.choose(config, 12, 1000, 5e6, LONG, other, said.append).chunk == 1  # another cohort: measured anew
     assert other.timed and len(list((cache / "chunks").iterdir())) == 2
     files[0].write_text("not json")
     repaired = FakeClock(lambda c: c.chunk)
@@ -328,7 +481,9 @@ def test_autotune_ignores_one_noisy_moment(cache):
         def clock():
             order.append(choice)
             return 9.0 if len(order) == 1 else 1.0 if choice.chunk == 1 else 2.0
+
         return clock
+
     assert autotune.choose(Config(devices="1", rounds=100), 10, 1000, 5e6, LONG, timer, lambda _: None).chunk == 1
     assert order[0] != order[1] and order[0] == order[len(set(order))]
 
@@ -377,5 +532,5 @@ def test_resolved_layout_is_stored_and_repeated(tmp_path, cache, monkeypatch):
     stored = json.loads((tmp_path / "run" / "config.json").read_text())["resolved"]
     assert stored["chunk"] == first.setup.simulation.layout.chunk == 4 and "s/round" in stored["chunk_why"]
     monkeypatch.setattr(autotune, "stopwatch", lambda *a: pytest.fail("must not measure again"))
-    os.environ["FEDJAX_SIM_CACHE"] = "off"                             # (undone by the fixture)
+    os.environ["FEDJAX_SIM_CACHE"] = "off"  # (undone by the fixture)
     assert resume(tmp_path / "run", 3, fed=tiny.federation()).setup.simulation.layout.chunk == 4

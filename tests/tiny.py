@@ -1,4 +1,5 @@
 """A tiny federation and a compiled method on it, shared by the contract and the layout tests."""
+
 from __future__ import annotations
 
 import functools
@@ -17,7 +18,7 @@ from fedjax_sim.participation import Participation
 from fedjax_sim.types import Env
 
 N, M, CLASSES, BATCH = 6, 4, 3, 4
-SIZES = (9, 3, 14, 1, 7, 12)      # ragged; one client has a single example
+SIZES = (9, 3, 14, 1, 7, 12)  # ragged; one client has a single example
 
 
 @functools.cache
@@ -28,9 +29,10 @@ def federation() -> Federation:
     y = rng.integers(0, CLASSES, total)
     x = (rng.standard_normal((total, 4, 4, 1)) + y[:, None, None, None]).astype(np.float32)
     cut = np.split(rng.permutation(total), np.cumsum([*SIZES, *[3] * N, *[3] * N, 8]))
-    rows = {"train": cut[:N], "val": cut[N:2 * N], "test": cut[2 * N:3 * N]}
-    return Federation.from_arrays(x, y, rows, test=cut[3 * N + 1], server_val=cut[3 * N], classes=CLASSES, mean=0.0, std=1.0,
-                                  name="tiny")
+    rows = {"train": cut[:N], "val": cut[N : 2 * N], "test": cut[2 * N : 3 * N]}
+    return Federation.from_arrays(
+        x, y, rows, test=cut[3 * N + 1], server_val=cut[3 * N], classes=CLASSES, mean=0.0, std=1.0, name="tiny"
+    )
 
 
 @functools.cache
@@ -40,12 +42,30 @@ def simulation(name: str, chunk: int = 1, devices: int = 1, loss: str = "ce", mo
     net_of = build(model, fed.shape, fed.classes, **({"hidden": (5,)} if model == "mlp" else {}))
     net_of = method.extend(net_of) if method.extend else net_of
     made = losses.make_loss(loss, CLASSES)
-    env = Env(net_of, made, optim.sgd(0.9, 5e-4), N, M, BATCH, 2.0, max(2.0, method.max_epochs), rounds=8,
-              track_confusion=made.uses_confusion or "confusion" in method.needs)
+    env = Env(
+        net_of,
+        made,
+        optim.sgd(0.9, 5e-4),
+        N,
+        M,
+        BATCH,
+        2.0,
+        max(2.0, method.max_epochs),
+        rounds=8,
+        track_confusion=made.uses_confusion or "confusion" in method.needs,
+    )
     layout = make_layout(chunk, devices)
-    return simulate(method, env, fed, Participation(M, M, tuple(range(N))), layout,
-                    lr=optim.schedule("constant", 0.05, 8), eval_every=2, capacity=2,
-                    evaluations=("global", "personal", "global@clients", "resident"))
+    return simulate(
+        method,
+        env,
+        fed,
+        Participation(M, M, tuple(range(N))),
+        layout,
+        lr=optim.schedule("constant", 0.05, 8),
+        eval_every=2,
+        capacity=2,
+        evaluations=("global", "personal", "global@clients", "resident"),
+    )
 
 
 def start(sim: Simulation, seed: int = 0, data=None):
@@ -59,13 +79,28 @@ def arrays(tree) -> list[np.ndarray]:
 
 
 def same_bits(a, b) -> bool:
-    return all(x.dtype == y.dtype and x.shape == y.shape and x.tobytes() == y.tobytes()
-               for x, y in zip(arrays(a), arrays(b), strict=True))
+    return all(
+        x.dtype == y.dtype and x.shape == y.shape and x.tobytes() == y.tobytes()
+        for x, y in zip(arrays(a), arrays(b), strict=True)
+    )
 
 
 def close(a, b, tolerance: float = 1e-5) -> bool:
     return all(np.allclose(x, y, rtol=tolerance, atol=tolerance) for x, y in zip(arrays(a), arrays(b), strict=True))
 
 
-__all__ = ["BATCH", "CLASSES", "SIZES", "Layout", "M", "N", "arrays", "close", "federation", "jnp", "same_bits",
-           "simulation", "start"]
+__all__ = [
+    "BATCH",
+    "CLASSES",
+    "SIZES",
+    "Layout",
+    "M",
+    "N",
+    "arrays",
+    "close",
+    "federation",
+    "jnp",
+    "same_bits",
+    "simulation",
+    "start",
+]

@@ -1,7 +1,8 @@
 """Trains an agent on gymnax's CartPole-v1: an environment that has nothing to do with federated learning.
 
-    python -m agents.examples.cartpole [--agents ppo dqn] [--seeds 3] [--seed 0]
+python -m agents.examples.cartpole [--agents ppo dqn] [--seeds 3] [--seed 0]
 """
+
 from __future__ import annotations
 
 import argparse
@@ -14,13 +15,25 @@ import jax.numpy as jnp
 
 import agents
 
-ENV, PARAMS = gymnax.make("CartPole-v1")      # 4 numbers observed, 2 actions, reward 1 per step, at most 500 steps
+ENV, PARAMS = gymnax.make("CartPole-v1")  # 4 numbers observed, 2 actions, reward 1 per step, at most 500 steps
 # name: (rounds, parallel environments, environment steps per round, hyper-parameters)
 REPLAY = {"capacity": 20_000, "batch": 64, "gradient_steps": 1, "hidden": (64, 64), "max_grad_norm": 10.0}
 ON_POLICY = {"hidden": (64, 64), "max_grad_norm": 10.0, "gamma": 0.98}
 SETTINGS: dict[str, tuple[int, int, int, dict[str, Any]]] = {
-    "dqn": (16_000, 8, 1, {**REPLAY, "lr": 5e-4, "gamma": 0.95, "target_every": 200, "horizon": 8_000,
-                           "epsilon_end": 0.1, "capacity": 100_000}),
+    "dqn": (
+        16_000,
+        8,
+        1,
+        {
+            **REPLAY,
+            "lr": 5e-4,
+            "gamma": 0.95,
+            "target_every": 200,
+            "horizon": 8_000,
+            "epsilon_end": 0.1,
+            "capacity": 100_000,
+        },
+    ),
     "sac": (12_000, 8, 1, {**REPLAY, "lr": 1e-3, "gamma": 0.98, "tau": 0.02}),
     "ppo": (800, 32, 8, {**ON_POLICY, "lr": 2e-3, "cohort": 256}),
     "a2c": (6_000, 32, 1, {**ON_POLICY, "lr": 1e-3}),
@@ -35,7 +48,7 @@ def play(agent: agents.Agent, state: Any, world: Any, key: jax.Array, greedy: bo
     action, info = jax.vmap(agent.act, (None, 0, 0))(state, seen, act_keys)
     action = info.policy.argmax(-1) if greedy else action
     following, inside, reward, done, cut, extra = jax.vmap(ENV.step, (0, 0, 0, None))(step_keys, inside, action, PARAMS)
-    last, mask = extra["final_observation"], jnp.ones(len(seen), bool)     # `following` is already the next episode
+    last, mask = extra["final_observation"], jnp.ones(len(seen), bool)  # `following` is already the next episode
     return (inside, following), (agents.Transition(seen, action, reward, last, done, mask, info), done | cut)
 
 
@@ -46,6 +59,7 @@ def reset(key: jax.Array, count: int) -> Any:
 
 def train(agent: agents.Agent, key: jax.Array, rounds: int, count: int, steps: int) -> Any:
     """The agent's state after `rounds` updates, each on `steps` steps of `count` environments."""
+
     def one_round(carry: Any, key: jax.Array) -> Any:
         state, world = carry
         play_key, learn_key = jax.random.split(key)
@@ -60,6 +74,7 @@ def train(agent: agents.Agent, key: jax.Array, rounds: int, count: int, steps: i
 
 def score(agent: agents.Agent, state: Any, key: jax.Array, episodes: int = 64) -> jax.Array:
     """The mean return of the greedy policy over the first episode of each of `episodes` environments."""
+
     def step(carry: Any, key: jax.Array) -> Any:
         world, alive, total = carry
         world, (batch, ended) = play(agent, state, world, key, greedy=True)
@@ -90,8 +105,11 @@ def main() -> None:
         start = time.perf_counter()
         returns = jax.block_until_ready(scores(name, arguments.seeds, arguments.seed))
         rounds, count, steps, _ = SETTINGS[name]
-        print(f"{name:5s} mean return {float(returns.mean()):6.1f}  per seed {[round(float(r), 1) for r in returns]}"
-              f"  ({rounds * count * steps:,} steps per seed, {time.perf_counter() - start:.0f} s)", flush=True)
+        print(
+            f"{name:5s} mean return {float(returns.mean()):6.1f}  per seed {[round(float(r), 1) for r in returns]}"
+            f"  ({rounds * count * steps:,} steps per seed, {time.perf_counter() - start:.0f} s)",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

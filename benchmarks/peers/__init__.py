@@ -1,7 +1,8 @@
 """The peers: each is a module run in its own process, speaking the line protocol of `protocol`."""
+
 from __future__ import annotations
 
-PEERS: dict[str, tuple[str, str]] = {   # name: (module, what it is)
+PEERS: dict[str, tuple[str, str]] = {  # name: (module, what it is)
     "ours": ("benchmarks.peers.ours", "fedjax_sim"),
     "torch": ("benchmarks.peers.torch_sequential", "plain PyTorch, clients in sequence, a thread per core"),
     "torch_procs": ("benchmarks.peers.torch_processes", "plain PyTorch, a process per core, one thread each"),

@@ -4,6 +4,7 @@ One actor per core with one thread each. The server loop belongs to Flower, so t
 strategy: `configure_fit` waits for a request and starts the clock, `aggregate_fit` stops it. Actors keep
 the data and the network between calls, which is faster than building them in every client.
 """
+
 from __future__ import annotations
 
 import functools
@@ -75,8 +76,9 @@ class _Requests(FedAvg):
         work = plan(self.workload, self.data, index)
         clients = client_manager.sample(len(work), min_num_clients=self.workload.clients)
         config = {"workload": self.workload.to_json(), "round": index}
-        return [(client, FitIns(parameters, {**config, "client": one.client}))
-                for client, one in zip(clients, work, strict=True)]
+        return [
+            (client, FitIns(parameters, {**config, "client": one.client})) for client, one in zip(clients, work, strict=True)
+        ]
 
     def request(self, parameters) -> int:
         while (asked := self.line.read())["cmd"] == "weights":
@@ -85,7 +87,7 @@ class _Requests(FedAvg):
             save_weights(self.line, asked["file"], dict(values))
         if asked["cmd"] == "quit":
             ray.shutdown()
-            os._exit(0)      # the simulation offers no way to end early
+            os._exit(0)  # the simulation offers no way to end early
         return asked["index"]
 
     def aggregate_fit(self, server_round, results, failures):
@@ -94,8 +96,7 @@ class _Requests(FedAvg):
         answer = super().aggregate_fit(server_round, results, failures)
         seconds = time.perf_counter() - self.started
         if server_round == 1:
-            self.line.send(ready=True, setup_s=self.started - self.began, compile_s=seconds,
-                           versions=versions_of(PACKAGES))
+            self.line.send(ready=True, setup_s=self.started - self.began, compile_s=seconds, versions=versions_of(PACKAGES))
         else:
             self.line.send(seconds=seconds)
         return answer
@@ -107,10 +108,15 @@ def run(line: Line, workload: Workload) -> None:
     start = ndarrays_to_parameters([t.numpy() for t in torch_models.tensors(model).values()])
 
     def server(context):
-        strategy = _Requests(line, workload, began, fraction_evaluate=0.0, initial_parameters=start,
-                             accept_failures=False)
+        strategy = _Requests(line, workload, began, fraction_evaluate=0.0, initial_parameters=start, accept_failures=False)
         return ServerAppComponents(strategy=strategy, config=ServerConfig(num_rounds=10**6))
 
-    run_simulation(ServerApp(server_fn=server), ClientApp(client_fn=_client), num_supernodes=workload.clients,
-                   backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0.0},
-                                   "init_args": {"num_cpus": cores(), "include_dashboard": False}})
+    run_simulation(
+        ServerApp(server_fn=server),
+        ClientApp(client_fn=_client),
+        num_supernodes=workload.clients,
+        backend_config={
+            "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
+            "init_args": {"num_cpus": cores(), "include_dashboard": False},
+        },
+    )

@@ -5,6 +5,7 @@ The loop is the federated averaging of its documentation. Batches are drawn epoc
 across epoch ends, which would be fewer steps than everybody else takes. Needs a JAX that still has
 `jax.tree_map` (0.4.25).
 """
+
 from __future__ import annotations
 
 import itertools
@@ -29,10 +30,10 @@ def prepare(workload: Workload) -> Peer:
         raise PeerError("fedjax's client step has no place for batch-normalisation statistics")
     data = make_data(workload)
     images, labels = data.images(), data.labels.astype(np.int32)
-    datasets = [fedjax.ClientDataset({"x": images[a:b], "y": labels[a:b]})
-                for a, b in itertools.pairwise(data.start)]
-    optimiser = fedjax.optimizers.create_optimizer_from_optax(optax.chain(
-        optax.add_decayed_weights(workload.weight_decay), optax.sgd(workload.lr, workload.momentum or None)))
+    datasets = [fedjax.ClientDataset({"x": images[a:b], "y": labels[a:b]}) for a, b in itertools.pairwise(data.start)]
+    optimiser = fedjax.optimizers.create_optimizer_from_optax(
+        optax.chain(optax.add_decayed_weights(workload.weight_decay), optax.sgd(workload.lr, workload.momentum or None))
+    )
     state = {"weights": jax_models.to_jax(init_weights(workload), workload)}
 
     def loss(params, batch):
@@ -56,7 +57,8 @@ def prepare(workload: Workload) -> Peer:
         dataset = datasets[one.client]
         seeds = range(index * workload.epochs, index * workload.epochs + len(one.rows))
         return itertools.chain.from_iterable(
-            dataset.shuffle_repeat_batch(batch_size=workload.batch, num_epochs=1, seed=s) for s in seeds)
+            dataset.shuffle_repeat_batch(batch_size=workload.batch, num_epochs=1, seed=s) for s in seeds
+        )
 
     def train(work: list[ClientWork], index: int):
         clients = [(one.client, batches(one, index), None) for one in work]
@@ -75,8 +77,7 @@ def prepare(workload: Workload) -> Peer:
     seen: dict[int, ClientWork] = {}
     for client in range(workload.clients):
         size = data.start[client + 1] - data.start[client]
-        seen.setdefault(int(size) % workload.batch,
-                        ClientWork(client, np.arange(*data.start[client:client + 2])[None]))
+        seen.setdefault(int(size) % workload.batch, ClientWork(client, np.arange(*data.start[client : client + 2])[None]))
     train(list(seen.values()), 0)
     compile_s = time.perf_counter() - started
     return Peer(one_round, lambda: jax_models.from_jax(state["weights"], workload), compile_s)

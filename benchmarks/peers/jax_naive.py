@@ -3,6 +3,7 @@
 Every client is padded to the longest client of the federation (its extra steps are computed and thrown away),
 because that is what one static program for a round needs.
 """
+
 from __future__ import annotations
 
 import time
@@ -25,7 +26,7 @@ def prepare(workload: Workload) -> Peer:
     state = {"weights": jax_models.to_jax(init_weights(workload), workload)}
     steps = max(steps_of(n, workload) for n in workload.sizes)
 
-    def client(weights, images, labels, rows, mask):           # ONE client; rows, mask [steps, B]
+    def client(weights, images, labels, rows, mask):  # ONE client; rows, mask [steps, B]
         params, stats = jax_models.split(weights)
 
         def step(carry, batch):

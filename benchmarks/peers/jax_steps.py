@@ -1,4 +1,5 @@
 """Plain JAX: one jitted step per mini-batch (the last one padded), a Python loop over clients and batches."""
+
 from __future__ import annotations
 
 import functools
@@ -23,7 +24,7 @@ def prepare(workload: Workload) -> Peer:
     step = jax.jit(functools.partial(jax_models.sgd_step, workload))
     add = jax.jit(lambda total, part, share: jax.tree.map(lambda a, b: a + share * b, total, part))
 
-    def train(weights, rows, mask):                            # ONE client; rows, mask [steps, B]
+    def train(weights, rows, mask):  # ONE client; rows, mask [steps, B]
         params, stats = jax_models.split(weights)
         momentum = jax_models.zero_momentum(workload, params)
         for picked, on in zip(rows, mask, strict=True):

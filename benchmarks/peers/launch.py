@@ -3,6 +3,7 @@
 A peer module has `PACKAGES` (whose versions are reported) and `prepare(workload) -> Peer` or, where the other
 side owns the training loop, `run(line, workload)`. Whatever goes wrong comes back as one sentence.
 """
+
 from __future__ import annotations
 
 import importlib

@@ -3,6 +3,7 @@
 The cohorts are the workload's (given as a schedule), so that ragged rounds are the same work for every peer; weights
 and shuffles are the engine's own. FEDJAX_SIM_CHUNK and FEDJAX_SIM_DEVICES override `auto`.
 """
+
 from __future__ import annotations
 
 import os
@@ -21,15 +22,26 @@ from fedjax_sim.setup import prepare as set_up
 from fedjax_sim.setup import want_host_devices
 
 PACKAGES = ("fedjax-sim", "jax", "jaxlib", "flax", "optax", "numpy")
-SCHEDULED = 64   # rounds whose cohorts are laid down; later ones repeat them
+SCHEDULED = 64  # rounds whose cohorts are laid down; later ones repeat them
 
 
 def configuration(workload: Workload) -> Config:
-    return Config("fedavg", model=workload.model, clients=workload.clients, rounds=10**6, eval_every=10**6,
-                  participation=f"{workload.cohort_limit or workload.per_round}/{workload.clients}",
-                  epochs=workload.epochs, batch_size=workload.batch, lr=workload.lr, momentum=workload.momentum,
-                  weight_decay=workload.weight_decay, evaluations=(), chunk=os.environ.get("FEDJAX_SIM_CHUNK", "auto"),
-                  devices=os.environ.get("FEDJAX_SIM_DEVICES", "auto"))
+    return Config(
+        "fedavg",
+        model=workload.model,
+        clients=workload.clients,
+        rounds=10**6,
+        eval_every=10**6,
+        participation=f"{workload.cohort_limit or workload.per_round}/{workload.clients}",
+        epochs=workload.epochs,
+        batch_size=workload.batch,
+        lr=workload.lr,
+        momentum=workload.momentum,
+        weight_decay=workload.weight_decay,
+        evaluations=(),
+        chunk=os.environ.get("FEDJAX_SIM_CHUNK", "auto"),
+        devices=os.environ.get("FEDJAX_SIM_DEVICES", "auto"),
+    )
 
 
 def federation(workload: Workload) -> tuple[Federation, list[list[int]]]:
@@ -37,8 +49,16 @@ def federation(workload: Workload) -> tuple[Federation, list[list[int]]]:
     rows = [np.arange(data.start[k], data.start[k + 1]) for k in range(workload.clients)]
     cohorts = [[work.client for work in plan(workload, data, index)] for index in range(SCHEDULED)]
     # peers see pixels / 127.5 − 1: (x/255 − 0.5)/0.5
-    return Federation.from_arrays(data.pixels, data.labels, {"train": rows}, test=(data.pixels[:1], data.labels[:1]),
-                                  classes=workload.classes, mean=0.5, std=0.5, name=workload.name), cohorts
+    return Federation.from_arrays(
+        data.pixels,
+        data.labels,
+        {"train": rows},
+        test=(data.pixels[:1], data.labels[:1]),
+        classes=workload.classes,
+        mean=0.5,
+        std=0.5,
+        name=workload.name,
+    ), cohorts
 
 
 def prepare(workload: Workload) -> Peer:
@@ -63,4 +83,5 @@ def prepare(workload: Workload) -> Peer:
     def weights() -> dict[str, np.ndarray]:
         leaves = jax.tree_util.tree_flatten_with_path(held["state"].server)[0]
         return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}
+
     return Peer(one_round, weights, compile_s)

@@ -3,6 +3,7 @@
 Its training loop belongs to it, so the line protocol is spoken from a callback: after every central iteration
 the time is reported and the next request awaited. It does not reshuffle a user's data between epochs.
 """
+
 from __future__ import annotations
 
 import time
@@ -42,9 +43,12 @@ def run(line: Line, workload: Workload) -> None:
 
     network.loss, network.metrics = loss, lambda *batch, **_: {}
     model = PyTorchModel(
-        network, local_optimizer_create=lambda parameters, lr: torch.optim.SGD(
-            parameters, lr=lr, momentum=workload.momentum, weight_decay=workload.weight_decay),
-        central_optimizer=torch.optim.SGD(network.parameters(), lr=1.0))
+        network,
+        local_optimizer_create=lambda parameters, lr: torch.optim.SGD(
+            parameters, lr=lr, momentum=workload.momentum, weight_decay=workload.weight_decay
+        ),
+        central_optimizer=torch.optim.SGD(network.parameters(), lr=1.0),
+    )
     queue: list[int] = []
 
     def user(client: int) -> Dataset:
@@ -53,14 +57,14 @@ def run(line: Line, workload: Workload) -> None:
 
     class Requests(TrainingProcessCallback):
         """Answers one request per central iteration; iteration 0 is the warm-up."""
+
         started = began
 
         def after_central_iteration(self, aggregate_metrics, model, *, central_iteration):
             seconds = time.perf_counter() - self.started
             if central_iteration == 0:
                 setup = self.warm - began
-                line.send(ready=True, setup_s=setup, compile_s=seconds - setup,
-                          versions=versions_of(PACKAGES))
+                line.send(ready=True, setup_s=setup, compile_s=seconds - setup, versions=versions_of(PACKAGES))
             else:
                 line.send(seconds=seconds)
             while (request := line.read())["cmd"] == "weights":
@@ -77,10 +81,16 @@ def run(line: Line, workload: Workload) -> None:
     queue.extend(one.client for one in plan(workload, data, 0))
     users = FederatedDataset(user, lambda: queue.pop(0))
     FederatedAveraging().run(
-        NNAlgorithmParams(central_num_iterations=10**9, evaluation_frequency=10**9, val_cohort_size=0,
-                          train_cohort_size=workload.cohort_limit or workload.per_round),
+        NNAlgorithmParams(
+            central_num_iterations=10**9,
+            evaluation_frequency=10**9,
+            val_cohort_size=0,
+            train_cohort_size=workload.cohort_limit or workload.per_round,
+        ),
         SimulatedBackend(training_data=users, val_data=users, postprocessors=[WeightByDatapoints()]),
-        model, NNTrainHyperParams(local_num_epochs=workload.epochs, local_learning_rate=workload.lr,
-                                  local_batch_size=workload.batch),
-        callbacks=[callback])
-
+        model,
+        NNTrainHyperParams(
+            local_num_epochs=workload.epochs, local_learning_rate=workload.lr, local_batch_size=workload.batch
+        ),
+        callbacks=[callback],
+    )

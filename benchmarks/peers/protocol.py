@@ -8,6 +8,7 @@ Worker (`serve`):   → {"ready": true, "setup_s": …, "compile_s": …, "versi
 
 Driver (`Worker`):  starts a module with a chosen Python, asks, and reads the peak memory of its process tree.
 """
+
 from __future__ import annotations
 
 import dataclasses
@@ -36,9 +37,10 @@ class PeerError(RuntimeError):
 @dataclasses.dataclass
 class Peer:
     """What a peer module prepares for a workload."""
-    round: Callable[[int], None]                      # do round `index`; return when its result exists
-    weights: Callable[[], dict[str, np.ndarray]]      # the global model, torch names and layouts
-    compile_s: float = 0.0                            # of compiling (or of starting actors), already spent
+
+    round: Callable[[int], None]  # do round `index`; return when its result exists
+    weights: Callable[[], dict[str, np.ndarray]]  # the global model, torch names and layouts
+    compile_s: float = 0.0  # of compiling (or of starting actors), already spent
 
 
 def versions_of(packages: Iterable[str]) -> dict[str, str]:
@@ -68,14 +70,12 @@ class Line:
         return json.loads(text) if text else {"cmd": "quit"}
 
 
-def serve(line: Line, workload: Workload, prepare: Callable[[Workload], Peer],
-          packages: Iterable[str]) -> None:
+def serve(line: Line, workload: Workload, prepare: Callable[[Workload], Peer], packages: Iterable[str]) -> None:
     """Prepare a peer and answer until told to quit."""
     started = time.perf_counter()
     peer = prepare(workload)
     ready = time.perf_counter() - started
-    line.send(ready=True, setup_s=ready - peer.compile_s, compile_s=peer.compile_s,
-              versions=versions_of(packages))
+    line.send(ready=True, setup_s=ready - peer.compile_s, compile_s=peer.compile_s, versions=versions_of(packages))
     while (request := line.read())["cmd"] != "quit":
         if request["cmd"] == "round":
             started = time.perf_counter()
@@ -93,13 +93,24 @@ def save_weights(line: Line, file: str, weights: Mapping[str, np.ndarray]) -> No
 class Worker:
     """The driver's end of one peer process."""
 
-    def __init__(self, module: str, workload: Workload, python: str = sys.executable,
-                 environment: dict[str, str] | None = None, log: pathlib.Path | None = None):
+    def __init__(
+        self,
+        module: str,
+        workload: Workload,
+        python: str = sys.executable,
+        environment: dict[str, str] | None = None,
+        log: pathlib.Path | None = None,
+    ):
         self._log = open(log, "w") if log else subprocess.DEVNULL  # noqa: SIM115
         self._process = subprocess.Popen(
-            [python, "-m", "benchmarks.peers.launch", module, workload.to_json()], cwd=ROOT,
+            [python, "-m", "benchmarks.peers.launch", module, workload.to_json()],
+            cwd=ROOT,
             env={**os.environ, "PYTHONPATH": str(ROOT), **(environment or {})},
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True)
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+        )
         self.peak_rss_mb = 0.0
         try:
             self.ready = self._answer()

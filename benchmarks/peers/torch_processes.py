@@ -3,6 +3,7 @@
 The global model lies in shared memory. Workers take clients from a common queue, longest first, so that
 ragged clients are balanced, and add what they train into their own shared sum; the parent adds the sums up.
 """
+
 from __future__ import annotations
 
 import atexit
@@ -21,11 +22,19 @@ from benchmarks.workloads import Data, Workload, make_data, plan
 PACKAGES = ("torch", "numpy")
 
 
-def _work(workload: Workload, data: Data, served: dict[str, torch.Tensor], mine: dict[str, torch.Tensor],
-          images: torch.Tensor, labels: torch.Tensor, taken: Any, line: Any) -> None:
+def _work(
+    workload: Workload,
+    data: Data,
+    served: dict[str, torch.Tensor],
+    mine: dict[str, torch.Tensor],
+    images: torch.Tensor,
+    labels: torch.Tensor,
+    taken: Any,
+    line: Any,
+) -> None:
     torch.set_num_threads(1)
     model = torch_models.make_model(workload, init_weights(workload))
-    torch_models.train_client(model, images, labels, plan(workload, data, 0)[0], workload)     # warm up
+    torch_models.train_client(model, images, labels, plan(workload, data, 0)[0], workload)  # warm up
     line.send("ready")
     while (index := line.recv()) is not None:
         work = sorted(plan(workload, data, index), key=lambda one: -one.examples)
@@ -49,10 +58,9 @@ def prepare(workload: Workload, processes: int | None = None) -> Peer:
     context: Any = mp.get_context("spawn")
     data = make_data(workload)
     images, labels = torch_models.to_torch(data.images(), data.labels)
-    layout = dataclasses.replace(data, pixels=data.pixels[:0])       # who owns which rows; the images are shared
+    layout = dataclasses.replace(data, pixels=data.pixels[:0])  # who owns which rows; the images are shared
     served = {name: torch.from_numpy(v).share_memory_() for name, v in init_weights(workload).items()}
-    sums = [{name: torch.zeros_like(t).share_memory_() for name, t in served.items()}
-            for _ in range(processes or cores())]
+    sums = [{name: torch.zeros_like(t).share_memory_() for name, t in served.items()} for _ in range(processes or cores())]
     taken, lines, workers = context.Value("i", 0), [], []
     for mine in sums:
         here, there = context.Pipe()

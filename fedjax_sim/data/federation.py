@@ -47,9 +47,7 @@ class Federation:
     scale: Array  # []  1/255 for uint8, 1 for floats
     classes: int = dataclasses.field(metadata={"static": True})
     name: str = dataclasses.field(default="arrays", metadata={"static": True})
-    augment: str = dataclasses.field(
-        default="", metadata={"static": True}
-    )  # "" or "crop_flip": the engine applies it
+    augment: str = dataclasses.field(default="", metadata={"static": True})  # "" or "crop_flip": the engine applies it
 
     @property
     def num_clients(self) -> int:
@@ -68,9 +66,7 @@ class Federation:
     def label_counts(self, split: str = "train") -> np.ndarray:
         """[N, classes] int64: how many examples of each class each client holds in `split`."""
         rows, size, y = np.asarray(self.rows[split]), np.asarray(self.size[split]), np.asarray(self.y)
-        owner, _ = np.nonzero(
-            np.arange(rows.shape[1]) < size[:, None]
-        )  # row-major, as the boolean gather below
+        owner, _ = np.nonzero(np.arange(rows.shape[1]) < size[:, None])  # row-major, as the boolean gather below
         labels = y[rows[np.arange(rows.shape[1]) < size[:, None]]]
         flat = np.bincount(owner * self.classes + labels, minlength=self.num_clients * self.classes)
         return flat.reshape(self.num_clients, self.classes)
@@ -107,21 +103,13 @@ class Federation:
         if len(pool_x) != len(pool_y):
             raise UserError(f"x has {len(pool_x)} examples but y has {len(pool_y)}")
         if "train" not in rows or set(rows) - set(SPLITS):
-            raise UserError(
-                f"rows must have 'train' and may have 'val' and 'test'; got {', '.join(rows) or 'none'}"
-            )
+            raise UserError(f"rows must have 'train' and may have 'val' and 'test'; got {', '.join(rows) or 'none'}")
         limit = len(pool_x)
-        lists = {
-            s: [_row_list(r, limit, f"rows['{s}'][{i}]") for i, r in enumerate(rows[s])]
-            for s in SPLITS
-            if s in rows
-        }
+        lists = {s: [_row_list(r, limit, f"rows['{s}'][{i}]") for i, r in enumerate(rows[s])] for s in SPLITS if s in rows}
         clients = len(lists["train"])
         for split, per_client in lists.items():
             if len(per_client) != clients:
-                raise UserError(
-                    f"rows['{split}'] lists {len(per_client)} clients but rows['train'] lists {clients}"
-                )
+                raise UserError(f"rows['{split}'] lists {len(per_client)} clients but rows['train'] lists {clients}")
         if clients == 0:
             raise UserError("a federation needs at least 1 client; rows['train'] is empty")
         empty = [i for i, r in enumerate(lists["train"]) if len(r) == 0]
@@ -131,11 +119,7 @@ class Federation:
         held: dict[str, np.ndarray] = {}
         if isinstance(test, tuple) and len(test) == 2 and np.ndim(test[0]) >= 3:
             test_x, test_y = _images(test[0], "test x"), _labels(test[1], "test y")
-            if (
-                test_x.shape[1:] != pool_x.shape[1:]
-                or test_x.dtype != pool_x.dtype
-                or len(test_x) != len(test_y)
-            ):
+            if test_x.shape[1:] != pool_x.shape[1:] or test_x.dtype != pool_x.dtype or len(test_x) != len(test_y):
                 raise UserError(
                     f"test images {test_x.shape} {test_x.dtype} with {len(test_y)} labels do not fit "
                     f"the pool {pool_x.shape} {pool_x.dtype}"
@@ -230,8 +214,7 @@ def _row_list(rows: Any, limit: int, what: str) -> np.ndarray:
         raise UserError(f"{what} must be a list of row numbers, got {table.dtype} of shape {table.shape}")
     if table.min() < 0 or table.max() >= limit:
         raise UserError(
-            f"{what} has row {table.max() if table.max() >= limit else table.min()}, "
-            f"but the rows are 0 to {limit - 1}"
+            f"{what} has row {table.max() if table.max() >= limit else table.min()}, but the rows are 0 to {limit - 1}"
         )
     return table.astype(np.int32)
 
@@ -271,9 +254,7 @@ def _describe(fed: Federation, shown: int = 10, widest: int = 20) -> str:
     for split in SPLITS:
         if split in fed.size:
             n = np.asarray(fed.size[split])
-            lines.append(
-                f"  {split:<5} per client min {n.min()}  mean {n.mean():.1f}  max {n.max()}  total {n.sum()}"
-            )
+            lines.append(f"  {split:<5} per client min {n.min()}  mean {n.mean():.1f}  max {n.max()}  total {n.sum()}")
     lines.append("  server " + ", ".join(f"{key} {len(rows)}" for key, rows in sorted(fed.held.items())))
     share = counts / counts.sum(1, keepdims=True)
     overall = counts.sum(0) / counts.sum()
@@ -284,9 +265,7 @@ def _describe(fed: Federation, shown: int = 10, widest: int = 20) -> str:
     if fed.classes <= widest:
         width = max(4, len(str(counts.max())))
         lines.append("  client " + " ".join(f"{c:>{width}}" for c in range(fed.classes)))
-        lines += [
-            f"  {i:>6} " + " ".join(f"{n:>{width}}" for n in row) for i, row in enumerate(counts[:shown])
-        ]
+        lines += [f"  {i:>6} " + " ".join(f"{n:>{width}}" for n in row) for i, row in enumerate(counts[:shown])]
         if fed.num_clients > shown:
             lines.append(f"  ... {fed.num_clients - shown} more clients")
     return "\n".join(lines)

@@ -10,9 +10,7 @@ from fedjax_sim.data.federation import Federation
 from fedjax_sim.errors import UserError
 
 
-def bubble_plot(
-    federation: Federation, path: str | os.PathLike[str], split: str = "train", most: int = 100
-) -> None:
+def bubble_plot(federation: Federation, path: str | os.PathLike[str], split: str = "train", most: int = 100) -> None:
     """Write a figure with one bubble per (client, class), its area proportional to the number of examples.
 
     At most `most` clients are drawn (the first ones; the title says so). The format follows the ending of

@@ -113,9 +113,7 @@ def read_idx(path: pathlib.Path) -> np.ndarray:
     start = 4 + 4 * raw[3]
     shape = [int.from_bytes(raw[i : i + 4], "big") for i in range(4, start, 4)]
     if len(raw) - start != int(np.prod(shape)):
-        raise UserError(
-            f"'{path}' should hold {int(np.prod(shape))} bytes of data but holds {len(raw) - start}"
-        )
+        raise UserError(f"'{path}' should hold {int(np.prod(shape))} bytes of data but holds {len(raw) - start}")
     return np.frombuffer(raw, np.uint8, offset=start).reshape(shape)
 
 
@@ -163,15 +161,11 @@ _TFDS_KEYS = {"image": "x", "label": "y"}
 
 def _prepare(tfds: Any, name: str, root: pathlib.Path) -> Any:
     if importlib.util.find_spec("tensorflow") is None:
-        raise UserError(
-            f"downloading {name} needs TensorFlow to prepare it: pip install 'fedjax-sim[prepare]'"
-        )
+        raise UserError(f"downloading {name} needs TensorFlow to prepare it: pip install 'fedjax-sim[prepare]'")
     try:
         builder = tfds.builder(name, data_dir=str(root), file_format="array_record")
         builder.download_and_prepare()
-    except (
-        Exception
-    ) as error:  # network, disk and checksum errors of many types, all of them the user's to see
+    except Exception as error:  # network, disk and checksum errors of many types, all of them the user's to see
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UserError(f"could not download and prepare {name} ({reason})") from error
     return builder

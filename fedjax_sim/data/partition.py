@@ -14,16 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_sim.data.spec import (
-    Converter,
-    boolean,
-    fraction,
-    mix,
-    parse_options,
-    positive_float,
-    positive_int,
-    split_spec,
-)
+from fedjax_sim.data.spec import Converter, boolean, fraction, mix, parse_options, positive_float, positive_int, split_spec
 from fedjax_sim.errors import UserError, lookup
 
 log = logging.getLogger(__name__)
@@ -110,8 +101,7 @@ def _top_up(rows: Rows, least: int, tries: int, rng: Rng) -> Rows:
             size[i] += moved
             size[donor] -= moved
     log.warning(
-        "dirichlet: after %d draws %d of %d clients had fewer than %d examples and were topped up from the "
-        "largest clients",
+        "dirichlet: after %d draws %d of %d clients had fewer than %d examples and were topped up from the largest clients",
         tries,
         len(poor),
         len(rows),
@@ -128,8 +118,7 @@ def shards(y: np.ndarray, clients: int, rng: Rng, extra: Extra, *, s: int) -> Ro
     width = len(y) // (s * clients)
     if width == 0:
         raise UserError(
-            f"shards: {clients} clients with {s} shards each need at least {s * clients} examples, "
-            f"but there are {len(y)}"
+            f"shards: {clients} clients with {s} shards each need at least {s * clients} examples, but there are {len(y)}"
         )
     order = np.concatenate(shuffled_by_class(y, int(y.max()) + 1, rng))
     cut = order[: s * clients * width].reshape(s * clients, width)
@@ -161,9 +150,7 @@ def pathological(
             part = np.full(len(holders), int(mean))
         else:
             high = max(int(mean), 1)
-            low = np.minimum(
-                int(max(mean / 10, min / classes)), high - 1
-            )  # never above the mean: what is over is >= 0
+            low = np.minimum(int(max(mean / 10, min / classes)), high - 1)  # never above the mean: what is over is >= 0
             part = rng.integers(low, high, size=len(holders))
         part[-1] = len(rows) - part[:-1].sum()
         counts[holders, k] = part
@@ -188,16 +175,12 @@ def fixed(y: np.ndarray, clients: int, rng: Rng, extra: Extra, *, fc: int) -> Ro
     for k, rows in enumerate(by_class):
         holders = np.flatnonzero(holds[:, k])
         if len(holders):
-            counts[holders, k] = len(rows) // len(holders) + (
-                np.arange(len(holders)) < len(rows) % len(holders)
-            )
+            counts[holders, k] = len(rows) // len(holders) + (np.arange(len(holders)) < len(rows) % len(holders))
     _log_unheld("fixed", counts, by_class)
     return deal(by_class, counts)
 
 
-def mnist_star(
-    y: np.ndarray, clients: int, rng: Rng, extra: Extra, *, mix: tuple[int, ...] = (40, 40, 20)
-) -> Rows:
+def mnist_star(y: np.ndarray, clients: int, rng: Rng, extra: Extra, *, mix: tuple[int, ...] = (40, 40, 20)) -> Rows:
     """Clients by domain: with 100 clients and 40/40/20, clients 0-39 MNIST, 40-79 USPS, 80-99 MNIST-M.
 
     Every client has the same number of examples, IID inside its domain: the number that the scarcest domain
@@ -213,9 +196,7 @@ def mnist_star(
     number = np.diff(ends, prepend=0)  # clients per domain
     pools = shuffled_by_class(domain, len(mix), rng)
     width = min(len(pool) // n for pool, n in zip(pools, number, strict=True) if n)
-    return [
-        rows for pool, n in zip(pools, number, strict=True) for rows in pool[: n * width].reshape(n, width)
-    ]
+    return [rows for pool, n in zip(pools, number, strict=True) for rows in pool[: n * width].reshape(n, width)]
 
 
 def omniglot(y: np.ndarray, clients: int, rng: Rng, extra: Extra, *, drop: float = 0.0) -> Rows:
@@ -258,9 +239,7 @@ def _log_unheld(name: str, counts: np.ndarray, by_class: Rows) -> None:
 
 def _needs(name: str, key: str, extra: Extra) -> np.ndarray:
     if key not in extra:
-        raise UserError(
-            f"the partition {name} needs the '{key}' of every example, which only the dataset {name} has"
-        )
+        raise UserError(f"the partition {name} needs the '{key}' of every example, which only the dataset {name} has")
     return np.asarray(extra[key])
 
 
@@ -295,23 +274,13 @@ PARTITIONS: dict[str, Partitioner] = {
         ("s",),
     ),
     "fixed": Partitioner(
-        fixed,
-        "fixed:2: class i mod C plus random others, 2 classes per client",
-        {"fc": positive_int},
-        "fc",
-        ("fc",),
+        fixed, "fixed:2: class i mod C plus random others, 2 classes per client", {"fc": positive_int}, "fc", ("fc",)
     ),
     "mnist_star": Partitioner(
-        mnist_star,
-        "mnist_star:40/40/20: clients by domain, MNIST / USPS / MNIST-M, equal sizes",
-        {"mix": mix},
-        "mix",
+        mnist_star, "mnist_star:40/40/20: clients by domain, MNIST / USPS / MNIST-M, equal sizes", {"mix": mix}, "mix"
     ),
     "omniglot": Partitioner(
-        omniglot,
-        "omniglot (option drop=0.2): client j has drawing j of every character",
-        {"drop": fraction},
-        "drop",
+        omniglot, "omniglot (option drop=0.2): client j has drawing j of every character", {"drop": fraction}, "drop"
     ),
 }
 
@@ -331,9 +300,7 @@ def parse_partition(spec: str) -> tuple[str, dict[str, Any]]:
     options = parse_options(spec, body, entry.options, entry.positional)
     for key in entry.required:
         if key not in options:
-            raise UserError(
-                f"the partition '{spec}' needs its {key}, e.g. {entry.help.split(' ')[0].rstrip(':')}"
-            )
+            raise UserError(f"the partition '{spec}' needs its {key}, e.g. {entry.help.split(' ')[0].rstrip(':')}")
     return name, options
 
 
@@ -355,8 +322,7 @@ def partition(
         raise UserError(f"clients must be at least 1, got {clients}")
     if clients * least > len(y):
         raise UserError(
-            f"{clients} clients with at least {least} example{'s' * (least > 1)} each are too many "
-            f"for {len(y)} examples"
+            f"{clients} clients with at least {least} example{'s' * (least > 1)} each are too many for {len(y)} examples"
         )
     rng = rng if isinstance(rng, np.random.Generator) else np.random.default_rng(rng)
     if name == "dirichlet":  # 10, or half the mean client where that is less

@@ -30,9 +30,7 @@ class Protocol:
     merge: bool
     fractions: Mapping[str, float]
     server_validation: bool = False
-    augment: Mapping[str, str] = dataclasses.field(
-        default_factory=dict
-    )  # dataset -> augmentation of training batches
+    augment: Mapping[str, str] = dataclasses.field(default_factory=dict)  # dataset -> augmentation of training batches
 
 
 PROTOCOLS: dict[str, Protocol] = {
@@ -42,13 +40,9 @@ PROTOCOLS: dict[str, Protocol] = {
         fractions={"val": 0.10},
         server_validation=True,
     ),
-    "pfllib": Protocol(
-        "official train and test merged, clients 75/25 train/test", merge=True, fractions={"test": 0.25}
-    ),
+    "pfllib": Protocol("official train and test merged, clients 75/25 train/test", merge=True, fractions={"test": 0.25}),
     "pfedrlla": Protocol(
-        "official train and test merged, clients 65/15/20 train/val/test",
-        merge=True,
-        fractions={"val": 0.15, "test": 0.20},
+        "official train and test merged, clients 65/15/20 train/val/test", merge=True, fractions={"val": 0.15, "test": 0.20}
     ),
     "qbandit": Protocol(
         "official train partitioned, clients 19:1 train/test, official test is global",
@@ -78,9 +72,7 @@ def stratified(y: np.ndarray, number: int, rng: np.random.Generator) -> np.ndarr
     return np.sort(order[place < np.repeat(quota, counts)])
 
 
-def split_client(
-    rows: np.ndarray, fractions: Mapping[str, float], rng: np.random.Generator
-) -> dict[str, np.ndarray]:
+def split_client(rows: np.ndarray, fractions: Mapping[str, float], rng: np.random.Generator) -> dict[str, np.ndarray]:
     """The rows of ONE client, shuffled and cut: round(fraction n), at least 1, each; the rest is train."""
     order = rng.permutation(rows)
     parts, start = {}, 0
@@ -147,12 +139,7 @@ def federate(
         fractions["val"] = val_fraction
     spec = _with_pfllib_minimum(partition, rule, batch_size, len(pool), clients)
     shares = share_out(
-        spec,
-        y[pool],
-        clients,
-        partition_rng,
-        {k: v[pool] for k, v in data.extra.items()},
-        least=1 + len(fractions),
+        spec, y[pool], clients, partition_rng, {k: v[pool] for k, v in data.extra.items()}, least=1 + len(fractions)
     )
     splits = [split_client(pool[rows], fractions, split_rng) for rows in shares]
     starved = [i for i, parts in enumerate(splits) if len(parts["train"]) == 0]
@@ -189,9 +176,7 @@ def _with_pfllib_minimum(spec: str, rule: Protocol, batch_size: int, total: int,
 
 def _check_official_test(data: Dataset, protocol: str) -> None:
     if len(data.y_test) == 0:
-        raise UserError(
-            f"{data.name} has no official test set, which {protocol} needs; use pfllib or pfedrlla"
-        )
+        raise UserError(f"{data.name} has no official test set, which {protocol} needs; use pfllib or pfedrlla")
     if not np.isin(data.y_test, data.y_train).any():
         raise UserError(
             f"the official test set of {data.name} has no class of its training set, so the protocol "

@@ -14,14 +14,7 @@ import numpy as np
 from fedjax_sim.data import synthetic as synthetic_images
 from fedjax_sim.data.folder import read_named, read_npz
 from fedjax_sim.data.images import resize_bilinear, to_uint8
-from fedjax_sim.data.spec import (
-    Converter,
-    image_shape,
-    parse_options,
-    positive_float,
-    positive_int,
-    split_spec,
-)
+from fedjax_sim.data.spec import Converter, image_shape, parse_options, positive_float, positive_int, split_spec
 from fedjax_sim.errors import UserError, unknown
 
 Folder = str | os.PathLike[str] | None
@@ -114,13 +107,9 @@ def _published(name: str, data_dir: Folder, download: bool) -> Dataset:
     if name == "omniglot":
         arrays = _omniglot(arrays)
     elif name == "usps":  # 16x16
-        arrays |= {
-            k: to_uint8(resize_bilinear(_channels_last(arrays[k]), 28, 28)) for k in ("x_train", "x_test")
-        }
+        arrays |= {k: to_uint8(resize_bilinear(_channels_last(arrays[k]), 28, 28)) for k in ("x_train", "x_test")}
     elif name == "mnist_m":  # MNIST padded by 2 to 32x32: the middle is the digit
-        arrays |= {
-            k: arrays[k][:, 2:-2, 2:-2] for k in ("x_train", "x_test") if arrays[k].shape[1:3] == (32, 32)
-        }
+        arrays |= {k: arrays[k][:, 2:-2, 2:-2] for k in ("x_train", "x_test") if arrays[k].shape[1:3] == (32, 32)}
     data = _from_arrays(name, arrays, facts.classes)
     if data.x_train.dtype != np.uint8 or data.x_train.shape[1:] != facts.shape:
         raise UserError(
@@ -136,8 +125,7 @@ def _omniglot(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     for split in ("train", "test"):
         if f"alphabet_{split}" not in arrays:
             raise UserError(
-                f"omniglot needs the array alphabet_{split} beside its images: "
-                f"the label of a drawing is its alphabet"
+                f"omniglot needs the array alphabet_{split} beside its images: the label of a drawing is its alphabet"
             )
         x, character = arrays[f"x_{split}"], arrays[f"y_{split}"].astype(np.int32)
         if x.ndim == 4:  # tensorflow-datasets: black ink on white, three equal channels
@@ -244,9 +232,7 @@ def _named(name: str, help: str) -> Source:
 
 
 DATASETS: dict[str, Source] = {
-    "digits": Source(
-        "scikit-learn's handwritten digits, 28x28x1, 10 classes, 1,442 + 355 images, embedded", _digits
-    ),
+    "digits": Source("scikit-learn's handwritten digits, 28x28x1, 10 classes, 1,442 + 355 images, embedded", _digits),
     "synthetic": Source(
         "class-conditional: synthetic:shape=32x32x3,classes=10,train=50000,test=1000,difficulty=1.0,seed=0",
         _synthetic,
@@ -272,9 +258,7 @@ DATASETS: dict[str, Source] = {
 }
 
 
-def load(
-    name: str | os.PathLike[str], data_dir: Folder = None, download: bool = False, **options: Any
-) -> Dataset:
+def load(name: str | os.PathLike[str], data_dir: Folder = None, download: bool = False, **options: Any) -> Dataset:
     """A dataset by name, by spec string (`synthetic:classes=5`), or by the path of a `.npz` file.
 
     data_dir: where the published datasets are (`NAME.npz`, or the idx files in a subfolder), else the
@@ -300,7 +284,5 @@ def load(
     written = parse_options(text, body, source.options, None)
     for key in options:
         if key not in source.options:
-            raise UserError(
-                f"the dataset {base} has no option '{key}'; allowed: {', '.join(source.options) or 'none'}"
-            )
+            raise UserError(f"the dataset {base} has no option '{key}'; allowed: {', '.join(source.options) or 'none'}")
     return source.make(data_dir, download, **{**written, **options})

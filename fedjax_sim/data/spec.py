@@ -20,9 +20,7 @@ def split_spec(text: str) -> tuple[str, str]:
     return name.strip(), rest.strip()
 
 
-def parse_options(
-    text: str, body: str, allowed: Mapping[str, Converter], positional: str | None
-) -> dict[str, Any]:
+def parse_options(text: str, body: str, allowed: Mapping[str, Converter], positional: str | None) -> dict[str, Any]:
     """The options in `body`, converted; a first item without `=` is the option named `positional`.
 
     >>> parse_options("shards:2", "2", {"s": int}, "s")
@@ -33,9 +31,7 @@ def parse_options(
         key, equals, value = item.partition("=")
         if not equals:
             if position > 0 or positional is None:
-                raise UserError(
-                    f"'{item}' in '{text}' is not key=value; allowed keys: {', '.join(allowed) or 'none'}"
-                )
+                raise UserError(f"'{item}' in '{text}' is not key=value; allowed keys: {', '.join(allowed) or 'none'}")
             key, value = positional, item
         key = key.strip()
         if key not in allowed:

@@ -32,16 +32,12 @@ def generate(
     """
     height, width, channels = shape
     if train < classes:
-        raise UserError(
-            f"synthetic: train={train} is fewer than one example for each of the {classes} classes"
-        )
+        raise UserError(f"synthetic: train={train} is fewer than one example for each of the {classes} classes")
     rng = np.random.default_rng([seed, 0x5EED])
     rows, columns = min(GRID, height), min(GRID, width)
     centres = rng.standard_normal((classes, rows * columns, channels))
     centres *= SEPARATION / np.sqrt(2 * rows * columns * channels)
-    basis = np.kron(
-        interpolation_matrix(rows, height), interpolation_matrix(columns, width)
-    )  # [H W, coefficients]
+    basis = np.kron(interpolation_matrix(rows, height), interpolation_matrix(columns, width))  # [H W, coefficients]
     basis = (48 / np.hypot(1.0, difficulty) * basis).astype(np.float32)  # pixels keep their range
 
     def images(y: np.ndarray) -> np.ndarray:

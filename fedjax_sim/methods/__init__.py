@@ -1,4 +1,5 @@
 """The methods, by name. A method file holds one idea; `make_method` builds it from command-line options."""
+
 from __future__ import annotations
 
 import functools
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedjax_sim.errors import UserError, lookup, unknown
 
-if TYPE_CHECKING:   # the names are listed by the command line, which must not wait for JAX
+if TYPE_CHECKING:  # the names are listed by the command line, which must not wait for JAX
     from fedjax_sim.types import Method
 
 # name -> (module, builder, bound options, one line)
@@ -55,8 +56,11 @@ def builder(name: str) -> Callable[..., Method]:
 def options_of(name: str) -> dict[str, Any]:
     """The options of a method with their defaults."""
     bound = _TABLE[name][2] if name in _TABLE else {}
-    return {p.name: p.default for p in inspect.signature(builder(name)).parameters.values()
-            if p.name not in (*bound, "agent_options")}
+    return {
+        p.name: p.default
+        for p in inspect.signature(builder(name)).parameters.values()
+        if p.name not in (*bound, "agent_options")
+    }
 
 
 def controlled(name: str) -> bool:

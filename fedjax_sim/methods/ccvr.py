@@ -14,6 +14,7 @@ mode=post_full        the original: once after the last round, full covariance, 
 
 State: none.  Evaluated: global.
 """
+
 from __future__ import annotations
 
 from typing import NamedTuple
@@ -31,21 +32,21 @@ from fedjax_sim.server import merge
 from fedjax_sim.types import Array, Client, Cohort, Ctx, Env, Method, Plan, Tree, Upload
 
 MODES = ("per_round_diag", "post_full")
-ROWS = 64                                 # rows of a client passed through the model at once
+ROWS = 64  # rows of a client passed through the model at once
 HEAD_BATCH, HEAD_MOMENTUM = 256, 0.9
 
 
 class Statistics(NamedTuple):
     """Sums over examples, class by class: they add up over clients."""
 
-    count: Array    # type: ignore[assignment]   # [C]
-    total: Array    # [C, d]
-    square: Array   # [C, d], or [C, d, d] of outer products
+    count: Array  # type: ignore[assignment]   # [C]
+    total: Array  # [C, d]
+    square: Array  # [C, d], or [C, d, d] of outer products
 
 
 class Server(NamedTuple):
     net: Tree
-    joined: Tree    # [N] has ever reported (post_full), else ()
+    joined: Tree  # [N] has ever reported (post_full), else ()
 
 
 def zero_statistics(env: Env, full: bool) -> Statistics:
@@ -63,11 +64,11 @@ def class_statistics(env: Env, net: Tree, client: Array, full: bool) -> Statisti
     def add(i: Array, sums: Statistics) -> Statistics:
         x, y = gather(env, lax.dynamic_slice(padded, (i * batch,), (batch,)), i)
         real = i * batch + jnp.arange(batch) < n
-        features = jnp.where(real[:, None], env.model.features(net, x, train=False)[0], 0)              # [B, d]
-        member = jax.nn.one_hot(y, env.model.classes, dtype=env.dtype) * real[:, None]                  # [B, C]
-        square = (jnp.einsum("bc,bi,bj->cij", member, features, features) if full
-                  else member.T @ jnp.square(features))
+        features = jnp.where(real[:, None], env.model.features(net, x, train=False)[0], 0)  # [B, d]
+        member = jax.nn.one_hot(y, env.model.classes, dtype=env.dtype) * real[:, None]  # [B, C]
+        square = jnp.einsum("bc,bi,bj->cij", member, features, features) if full else member.T @ jnp.square(features)
         return Statistics(sums.count + member.sum(0), sums.total + member.T @ features, sums.square + square)
+
     return lax.fori_loop(0, longest(env, -(-n // batch)), add, zero_statistics(env, full))
 
 
@@ -78,7 +79,7 @@ def gaussians(sums: Statistics) -> tuple[Array, Array]:
     if sums.square.ndim == 3:
         spread = sums.square - count[:, :, None] * mean[:, :, None] * mean[:, None, :]
         return mean, jnp.where(count[:, :, None] > 1, spread / jnp.maximum(count - 1, 1)[:, :, None], 0)
-    spread = jnp.maximum(sums.square - count * jnp.square(mean), 0)       # rounding must not make it negative
+    spread = jnp.maximum(sums.square - count * jnp.square(mean), 0)  # rounding must not make it negative
     return mean, jnp.where(count > 1, spread / jnp.maximum(count - 1, 1), 0)
 
 
@@ -88,10 +89,11 @@ def draw_features(key: Array, mean: Array, covariance: Array, samples: int) -> A
     if covariance.ndim == 2:
         return mean[:, None] + jnp.sqrt(covariance)[:, None] * noise
 
-    def one(args: tuple[Array, Array]) -> Array:       # ONE class; fewer examples than features: singular
+    def one(args: tuple[Array, Array]) -> Array:  # ONE class; fewer examples than features: singular
         covariance, noise = args
         values, vectors = jnp.linalg.eigh((covariance + covariance.T) / 2)
         return (noise * jnp.sqrt(jnp.maximum(values, 0))) @ vectors.T
+
     return mean[:, None] + lax.map(one, (covariance, noise))
 
 
@@ -119,27 +121,32 @@ def calibrate(env: Env, net: Tree, key: Array, sums: Statistics, samples: int, l
             logits = env.model.head({**net, "params": {**net["params"], head: params}}, features[rows])
             each = optax.softmax_cross_entropy_with_integer_labels(logits, labels[rows])
             return (each * real).sum() / jnp.maximum(real.sum(), 1)
+
         direction, state = optimizer.update(jax.grad(loss)(params), state, params)
         return jax.tree.map(lambda p, d: p - lr * d, params, direction), state
+
     params = net["params"][head]
     params, _ = lax.fori_loop(0, epochs * per_epoch, step, (params, optimizer.init(params)))
     return {**net, "params": {**net["params"], head: params}}
 
 
-def ccvr(mode: str = "per_round_diag", samples: int = 128, head_lr: float = 0.01, head_epochs: int = 1,
-         weights: str = "size") -> Method:
+def ccvr(
+    mode: str = "per_round_diag", samples: int = 128, head_lr: float = 0.01, head_epochs: int = 1, weights: str = "size"
+) -> Method:
     """mode: see above; samples per class, learning rate and epochs of the calibration; weights: 'size' or 'uniform'."""
     if mode not in MODES:
         raise UserError(f"unknown mode of ccvr '{mode}'; allowed: {', '.join(MODES)}")
     if samples < 1 or head_epochs < 1 or head_lr < 0:
-        raise UserError(f"ccvr has samples={samples}, head_epochs={head_epochs}, head_lr={head_lr:g}; "
-                        f"allowed: at least 1, at least 1, at least 0")
+        raise UserError(
+            f"ccvr has samples={samples}, head_epochs={head_epochs}, head_lr={head_lr:g}; "
+            f"allowed: at least 1, at least 1, at least 0"
+        )
     every_round = mode == "per_round_diag"
 
     def init(env: Env, net: Tree):
         return Server(net, () if every_round else jnp.zeros(env.num_clients, bool)), ()
 
-    def receive(env: Env, server: Server, client: Client, plan: Plan, ctx: Ctx):        # ONE client
+    def receive(env: Env, server: Server, client: Client, plan: Plan, ctx: Ctx):  # ONE client
         return client, server.net
 
     def local(env: Env, net: Tree, server: Server, client: Client, ctx: Ctx) -> tuple[Client, Upload]:  # ONE client
@@ -155,15 +162,26 @@ def ccvr(mode: str = "per_round_diag", samples: int = 128, head_lr: float = 0.01
 
     def finish(env: Env, server: Server, key: Array) -> Tree:
         def add(i: Array, sums: Statistics) -> Statistics:
-            more = lax.cond(server.joined[i], lambda: class_statistics(env, server.net, i, full=True),
-                            lambda: zero_statistics(env, full=True))
+            more = lax.cond(
+                server.joined[i],
+                lambda: class_statistics(env, server.net, i, full=True),
+                lambda: zero_statistics(env, full=True),
+            )
             return jax.tree.map(jnp.add, sums, more)
+
         sums = lax.fori_loop(0, env.num_clients, add, zero_statistics(env, full=True))
         return calibrate(env, server.net, key, sums, samples, head_lr, head_epochs)
 
     def extra_floats(env: Env, net: Tree) -> tuple[int, int]:
         return 0, env.model.classes * (2 * env.model.width + 1) if every_round else 0
 
-    return fedavg(weights)._replace(name="ccvr", init=init, receive=receive, local=local, aggregate=aggregate,
-                                    global_model=lambda env, server: server.net,
-                                    finish=None if every_round else finish, extra_floats=extra_floats)
+    return fedavg(weights)._replace(
+        name="ccvr",
+        init=init,
+        receive=receive,
+        local=local,
+        aggregate=aggregate,
+        global_model=lambda env, server: server.net,
+        finish=None if every_round else finish,
+        extra_floats=extra_floats,
+    )

@@ -5,6 +5,7 @@
 
 The two branches see independent shuffles.  Wire: |w| down, |w| up.  State: v_k.  Evaluated: v_k (personal), Θ (global).
 """
+
 from __future__ import annotations
 
 from fedjax_sim.local import descend, upload
@@ -15,14 +16,24 @@ from fedjax_sim.types import Client, Ctx, Env, Method, Tree, Upload
 
 def ditto(lam: float = 0.5, personal_epochs: float = 0.0, weights: str = "size") -> Method:
     """lam: λ; personal_epochs: E_p (0: as many as the global branch); weights: 'size' or 'uniform'."""
+
     def init(env: Env, net: Tree):
         return net, net
 
-    def local(env: Env, net: Tree, server: Tree, client: Client, ctx: Ctx) -> tuple[Client, Upload]:   # ONE client
-        _, mine = descend(env, client.own, client, ctx, adjust=pull(lam, server["params"]),
-                          epochs=personal_epochs or None, salt=1, track=False)
+    def local(env: Env, net: Tree, server: Tree, client: Client, ctx: Ctx) -> tuple[Client, Upload]:  # ONE client
+        _, mine = descend(
+            env,
+            client.own,
+            client,
+            ctx,
+            adjust=pull(lam, server["params"]),
+            epochs=personal_epochs or None,
+            salt=1,
+            track=False,
+        )
         client, done = descend(env, net, client, ctx)
         return client._replace(own=mine.net), upload(env, ctx, done, weights)
 
-    return fedavg(weights)._replace(name="ditto", init=init, local=local,
-                                    personal=lambda env, server, client, ctx: client.own)
+    return fedavg(weights)._replace(
+        name="ditto", init=init, local=local, personal=lambda env, server, client, ctx: client.own
+    )

@@ -8,24 +8,26 @@ FedAvg+FT: the same training; when a client's own model is asked for, it is Θ f
 
 Wire: |w| down, |w| up.  State: none.  Evaluated: global (FedAvg), personal (FedAvg+FT).
 """
+
 from __future__ import annotations
 
 from fedjax_sim.local import descend, upload
 from fedjax_sim.server import merge
 from fedjax_sim.types import Client, Cohort, Ctx, Env, Method, Plan, Tree, Upload
 
-FINE_TUNE = 1000   # tells the shuffles of fine-tuning from those of training
+FINE_TUNE = 1000  # tells the shuffles of fine-tuning from those of training
 
 
 def fedavg(weights: str = "size") -> Method:
     """weights: 'size' (n_k) or 'uniform'."""
+
     def init(env: Env, net: Tree):
         return net, ()
 
-    def receive(env: Env, server: Tree, client: Client, plan: Plan, ctx: Ctx):          # ONE client
+    def receive(env: Env, server: Tree, client: Client, plan: Plan, ctx: Ctx):  # ONE client
         return client, server
 
-    def local(env: Env, net: Tree, server: Tree, client: Client, ctx: Ctx) -> tuple[Client, Upload]:   # ONE client
+    def local(env: Env, net: Tree, server: Tree, client: Client, ctx: Ctx) -> tuple[Client, Upload]:  # ONE client
         client, done = descend(env, net, client, ctx)
         return client, upload(env, ctx, done, weights)
 
@@ -42,6 +44,8 @@ def fine_tuned(env: Env, net: Tree, client: Client, ctx: Ctx, epochs: float) -> 
 
 def fedavg_ft(weights: str = "size", ft_epochs: float = 5.0) -> Method:
     """weights: 'size' or 'uniform'; ft_epochs: epochs of fine-tuning at evaluation."""
-    def personal(env: Env, server: Tree, client: Client, ctx: Ctx) -> Tree:             # ONE client
+
+    def personal(env: Env, server: Tree, client: Client, ctx: Ctx) -> Tree:  # ONE client
         return fine_tuned(env, server, client, ctx, ft_epochs)
+
     return fedavg(weights)._replace(name="fedavg_ft", personal=personal, adapts=True)

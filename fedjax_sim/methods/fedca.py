@@ -9,6 +9,7 @@
 The confusion is tracked whatever the loss is. Equal struggler vectors give FedAvg with uniform weights.
 Wire: |w| down, |w| + C up.  State: Conf_k, Count_k.  Evaluated: global.
 """
+
 from __future__ import annotations
 
 import jax
@@ -45,8 +46,8 @@ def priority_weights(struggles: Array, ok: Array, p: int) -> Array:
     """
     struggles = jnp.where(ok[:, None], struggles, 0)
     here = ok.astype(struggles.dtype)
-    worst = lax.top_k(struggles.sum(0) / jnp.maximum(here.sum(), 1), p)[1]                  # [p] classes
-    skill = jnp.maximum(0, 1 - struggles[:, worst]) * here[:, None]                         # [M, p]
+    worst = lax.top_k(struggles.sum(0) / jnp.maximum(here.sum(), 1), p)[1]  # [p] classes
+    skill = jnp.maximum(0, 1 - struggles[:, worst]) * here[:, None]  # [M, p]
     total = skill.sum(0)
     uniform = here[:, None] / jnp.maximum(here.sum(), 1)
     return jnp.where(total > 0, skill / jnp.where(total > 0, total, 1), uniform).mean(1)
@@ -57,7 +58,7 @@ def fedca(priorities: int = 0) -> Method:
     if priorities < 0:
         raise UserError(f"fedca has priorities={priorities}; allowed: 1 or more, or 0 for the default")
 
-    def local(env: Env, net: Tree, server: Tree, client: Client, ctx: Ctx) -> tuple[Client, Upload]:   # ONE client
+    def local(env: Env, net: Tree, server: Tree, client: Client, ctx: Ctx) -> tuple[Client, Upload]:  # ONE client
         client, done = descend(env, net, client, ctx)
         return client, upload(env, ctx, done, "uniform", report=struggle(client.confusion))
 
@@ -70,6 +71,12 @@ def fedca(priorities: int = 0) -> Method:
         shares = jnp.where(cohort.ok[:, None], cohort.reports, 0).sum(0) / jnp.maximum(cohort.count, 1)
         return dict(struggle_mean=shares.mean(), struggle_worst=shares.max())
 
-    return fedavg()._replace(name="fedca", local=local, aggregate=aggregate, log=log,
-                             extra_floats=lambda env, net: (0, env.model.classes), loss="c3e",
-                             needs=frozenset({"confusion", "stack"}))
+    return fedavg()._replace(
+        name="fedca",
+        local=local,
+        aggregate=aggregate,
+        log=log,
+        extra_floats=lambda env, net: (0, env.model.classes),
+        loss="c3e",
+        needs=frozenset({"confusion", "stack"}),
+    )

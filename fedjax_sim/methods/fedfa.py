@@ -12,6 +12,7 @@ example's channel mean and deviation over its map, variances are unbiased, ε = 
 Padding examples enter no statistic.  p = 0 is FedAvg.  Wire: |w| + 2ΣCh down (Γ), |w| + 2ΣCh up (μ̄, σ̄).
 State: μ̄_k, σ̄_k.  Evaluated: global.
 """
+
 from __future__ import annotations
 
 from typing import NamedTuple
@@ -27,19 +28,19 @@ from fedjax_sim.server import merge
 from fedjax_sim.types import Array, Client, Cohort, Ctx, Env, Method, Plan, Tree, Upload
 
 EPSILON, KEEP = 1e-6, 0.99
-NOISE = 2000   # tells these draws from those of data augmentation
+NOISE = 2000  # tells these draws from those of data augmentation
 
 
 class Moments(NamedTuple):
     """Of one stage: running statistics of a client, or their variances over clients."""
 
-    mean: Array   # [Ch]
-    std: Array    # [Ch]
+    mean: Array  # [Ch]
+    std: Array  # [Ch]
 
 
 class Server(NamedTuple):
     net: Tree
-    spread: dict[str, Moments]   # Γ by stage
+    spread: dict[str, Moments]  # Γ by stage
 
 
 def masked_moments(values: Array, mask: Array) -> tuple[Array, Array]:
@@ -66,7 +67,7 @@ def augment_features(x: Array, mask: Array, spread: Moments, noise: Array) -> tu
 
     x [B, h, w, Ch]; noise [2, B, Ch] standard normal, for β̂ and γ̂.
     """
-    mean = x.mean((1, 2))                                                                   # [B, Ch]
+    mean = x.mean((1, 2))  # [B, Ch]
     around = x - mean[:, None, None]
     std = jnp.sqrt(jnp.square(around).sum((1, 2)) / max(x.shape[1] * x.shape[2] - 1, 1) + EPSILON)
     (mean_of, mean_var), (std_of, std_var) = masked_moments(mean, mask), masked_moments(std, mask)
@@ -82,13 +83,14 @@ def fedfa(p: float = 0.5, weights: str = "size") -> Method:
 
     def init(env: Env, net: Tree):
         if not env.model.stages:
-            raise UserError(f"fedfa augments feature maps, and model '{env.model.name}' has none; "
-                            f"allowed: a model with convolutions")
+            raise UserError(
+                f"fedfa augments feature maps, and model '{env.model.name}' has none; allowed: a model with convolutions"
+            )
         one = lambda channels: jnp.ones(channels, env.dtype)
         spread = {name: Moments(one(channels), one(channels)) for name, channels in env.model.stages}
         return Server(net, spread), {name: Moments(0 * m.mean, m.std) for name, m in spread.items()}
 
-    def receive(env: Env, server: Server, client: Client, plan: Plan, ctx: Ctx):        # ONE client
+    def receive(env: Env, server: Server, client: Client, plan: Plan, ctx: Ctx):  # ONE client
         return client, server.net
 
     def local(env: Env, net: Tree, server: Server, client: Client, ctx: Ctx) -> tuple[Client, Upload]:  # ONE client
@@ -102,9 +104,13 @@ def fedfa(p: float = 0.5, weights: str = "size") -> Method:
                 active = jax.random.bernoulli(coin, p)
                 noise = jax.random.normal(normal, (2, x.shape[0], x.shape[-1]), x.dtype)
                 new, now = augment_features(x, batch.mask, server.spread[name], noise)
-                after[name] = jax.tree.map(lambda old, value: jnp.where(
-                    active, KEEP * old + (1 - KEEP) * lax.stop_gradient(value), old), running[name], now)
+                after[name] = jax.tree.map(
+                    lambda old, value: jnp.where(active, KEEP * old + (1 - KEEP) * lax.stop_gradient(value), old),
+                    running[name],
+                    now,
+                )
                 return jnp.where(active, new, x)
+
             logits, _, stats = forward(env, net, batch, tap=tap)
             loss, confusion = local_loss(env, ctx, logits, batch, confusion)
             return loss, Aux(logits, stats, confusion, after)
@@ -120,5 +126,12 @@ def fedfa(p: float = 0.5, weights: str = "size") -> Method:
         channels = sum(channels for _, channels in env.model.stages)
         return 2 * channels, 2 * channels
 
-    return fedavg(weights)._replace(name="fedfa", init=init, receive=receive, local=local, aggregate=aggregate,
-                                    global_model=lambda env, server: server.net, extra_floats=extra_floats)
+    return fedavg(weights)._replace(
+        name="fedfa",
+        init=init,
+        receive=receive,
+        local=local,
+        aggregate=aggregate,
+        global_model=lambda env, server: server.net,
+        extra_floats=extra_floats,
+    )

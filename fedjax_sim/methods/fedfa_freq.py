@@ -7,6 +7,7 @@ With probability p per batch, each image keeps its phase and takes over a part o
 Image 2 is drawn by shuffling the real examples of the batch (an image may meet itself); images are normalised ones.
 p = 0 or λ = 0 is FedAvg.  Wire: |w| down, |w| up.  State: none.  Evaluated: global.
 """
+
 from __future__ import annotations
 
 import jax
@@ -17,7 +18,7 @@ from fedjax_sim.local import Batch, descend, epoch_orders, supervised, upload
 from fedjax_sim.methods.fedavg import fedavg
 from fedjax_sim.types import Array, Client, Ctx, Env, Method, Tree, Upload
 
-NOISE = 2000   # tells these draws from those of data augmentation
+NOISE = 2000  # tells these draws from those of data augmentation
 
 
 def mix_amplitudes(x: Array, partner: Array, lam: float) -> Array:
@@ -43,7 +44,7 @@ def fedfa_freq(p: float = 0.5, lam: float = 0.3, weights: str = "size") -> Metho
     if not (0 <= p <= 1 and 0 <= lam <= 1):
         raise UserError(f"fedfa_freq has p={p:g}, lam={lam:g}; allowed: both from 0 to 1")
 
-    def local(env: Env, net: Tree, server: Tree, client: Client, ctx: Ctx) -> tuple[Client, Upload]:   # ONE client
+    def local(env: Env, net: Tree, server: Tree, client: Client, ctx: Ctx) -> tuple[Client, Upload]:  # ONE client
         plain = supervised(env, ctx)
 
         def objective(net: Tree, batch: Batch, confusion: Tree):
@@ -51,6 +52,7 @@ def fedfa_freq(p: float = 0.5, lam: float = 0.3, weights: str = "size") -> Metho
             mixed = mix_amplitudes(batch.x, partners(shuffle, batch.mask), lam)
             x = jnp.where(jax.random.bernoulli(coin, p), mixed, batch.x)
             return plain(net, batch._replace(x=x), confusion)
+
         client, done = descend(env, net, client, ctx, objective=objective)
         return client, upload(env, ctx, done, weights)
 

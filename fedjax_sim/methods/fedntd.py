@@ -7,6 +7,7 @@ Forgetting of globally known classes happens in the logits of classes a client d
 ẑ drops the true class's entry (C−1 are left); zᵍ are the logits of the received model, frozen, in inference mode.
 L_local is the run's loss.  β = 0 is FedAvg.  Wire: |w| down, |w| up.  State: none.  Evaluated: global.
 """
+
 from __future__ import annotations
 
 import jax
@@ -28,13 +29,14 @@ def not_true_divergence(teacher: Array, student: Array, labels: Array, mask: Arr
     >>> float(not_true_divergence(z, other, jnp.array([0]), jnp.array([True]), 1.0))
     0.0
     """
-    true = jax.nn.one_hot(labels, student.shape[-1], dtype=bool)                            # [B, C]
+    true = jax.nn.one_hot(labels, student.shape[-1], dtype=bool)  # [B, C]
 
     def log_probabilities(logits: Array) -> Array:
-        logits = jnp.where(mask[:, None], logits, 0) / tau       # padding may hold anything
+        logits = jnp.where(mask[:, None], logits, 0) / tau  # padding may hold anything
         return logits - jax.nn.logsumexp(jnp.where(true, -jnp.inf, logits), axis=-1, keepdims=True)
+
     log_q, log_p = log_probabilities(teacher), log_probabilities(student)
-    each = jnp.where(true, 0, jnp.exp(log_q) * (log_q - log_p)).sum(-1)                     # [B]
+    each = jnp.where(true, 0, jnp.exp(log_q) * (log_q - log_p)).sum(-1)  # [B]
     return jnp.where(mask, each, 0).sum() / jnp.maximum(mask.sum(), 1).astype(each.dtype)
 
 
@@ -43,13 +45,14 @@ def fedntd(beta: float = 1.0, tau: float = 1.0, weights: str = "size") -> Method
     if beta < 0 or tau <= 0:
         raise UserError(f"fedntd has beta={beta:g}, tau={tau:g}; allowed: beta at least 0, tau above 0")
 
-    def local(env: Env, net: Tree, server: Tree, client: Client, ctx: Ctx) -> tuple[Client, Upload]:   # ONE client
+    def local(env: Env, net: Tree, server: Tree, client: Client, ctx: Ctx) -> tuple[Client, Upload]:  # ONE client
         def objective(now: Tree, batch: Batch, confusion: Tree) -> tuple[Array, Aux]:
             logits, _, stats = forward(env, now, batch)
             loss, confusion = local_loss(env, ctx, logits, batch, confusion)
             teacher = lax.stop_gradient(forward(env, net, batch, train=False)[0])
             held = not_true_divergence(teacher, logits, batch.y, batch.mask, tau)
             return loss + beta * tau**2 * held, Aux(logits, stats, confusion)
+
         client, done = descend(env, net, client, ctx, objective=objective)
         return client, upload(env, ctx, done, weights)
 

@@ -14,6 +14,7 @@ client's validation rows and takes the one with the lowest loss (an upper refere
 Wire: |block| down, |w| up (C² + 1 report floats are not counted, as in the paper).
 State: the resident model, C_k, acc.  Evaluated: global; personal = resident.
 """
+
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -43,22 +44,22 @@ STATES: dict[str, tuple[str, ...]] = {
 }
 REWARDS = ("combined", "local", "global")
 DISCRETE = ("sac", "trpo", "a2c", "ppo", "dqn", "q_bandit", "random", "oracle")
-WIDE = 1000   # observations wider than this (31 classes) are remembered 2,000 times instead of 10,000
+WIDE = 1000  # observations wider than this (31 classes) are remembered 2,000 times instead of 10,000
 
 
 class Server(NamedTuple):
-    net: Tree        # Θ
-    acc: Array       # []  ACC(Θ) on the server's validation rows
+    net: Tree  # Θ
+    acc: Array  # []  ACC(Θ) on the server's validation rows
 
 
 class Report(NamedTuple):
     """What ONE client tells beside its model."""
 
-    before: Array          # []  acc(resident)
-    after: Array           # []  acc(trained)
-    backbone_gap: Array    # []  ‖Φ − φ_k‖ at the start of the round
-    head_gap: Array        # []  ‖Ψ − ψ_k‖
-    moved: Array           # []  ‖init_k − Θ‖²
+    before: Array  # []  acc(resident)
+    after: Array  # []  acc(trained)
+    backbone_gap: Array  # []  ‖Φ − φ_k‖ at the start of the round
+    head_gap: Array  # []  ‖Ψ − ψ_k‖
+    moved: Array  # []  ‖init_k − Θ‖²
 
 
 def observation_size(state: str, classes: int) -> int:
@@ -77,7 +78,7 @@ def gaps(env: Env, a: Tree, b: Tree) -> tuple[Array, Array]:
     return square_norm({g: d for g, d in apart.items() if g != head}), square_norm(apart[head])
 
 
-def observe(env: Env, server: Server, client: Client, state: str, scaling: str) -> Array:      # ONE client
+def observe(env: Env, server: Server, client: Client, state: str, scaling: str) -> Array:  # ONE client
     """S_k [observation_size]; scaling 'raw' leaves confusion and distance in their own units."""
     normalised = scaling == "normalised"
     conf = client.confusion.conf
@@ -90,30 +91,43 @@ def observe(env: Env, server: Server, client: Client, state: str, scaling: str) 
     return jnp.concatenate([parts[name].astype(env.dtype) for name in STATES[state]])
 
 
-def candidate_losses(env: Env, server: Server, client: Client, ctx: Ctx, takes: Array) -> Array:   # ONE client
+def candidate_losses(env: Env, server: Server, client: Client, ctx: Ctx, takes: Array) -> Array:  # ONE client
     """[A] mean validation loss of the net that each of the takes [A, G] would start from."""
+
     def loss(take: Array) -> Array:
         net = blend(env, take, server.net, client.resident)
         if env.bn_local:
             net = {**net, "batch_stats": client.batch_stats}
         score = score_client(env, lambda x: predict_net(env, net, x), ctx, "val")
         return score.loss / jnp.maximum(score.count, 1)
+
     return lax.map(loss, takes)
 
 
 def check_run(env: Env) -> None:
     """What FedPolicy needs of a model and a federation."""
-    block_masks(env)      # a head to tell from a backbone
+    block_masks(env)  # a head to tell from a backbone
     if "val" not in env.fed.rows:
-        raise UserError(f"fedpolicy needs validation rows on every client and '{env.fed.name}' was split without; "
-                        f"allowed: --protocol fedpolicy")
+        raise UserError(
+            f"fedpolicy needs validation rows on every client and '{env.fed.name}' was split without; "
+            f"allowed: --protocol fedpolicy"
+        )
     if "val" not in env.fed.held:
-        raise UserError(f"fedpolicy needs rows that the server holds back for validation and '{env.fed.name}' has none; "
-                        f"allowed: --protocol fedpolicy with --server-val 1 or more")
+        raise UserError(
+            f"fedpolicy needs rows that the server holds back for validation and '{env.fed.name}' has none; "
+            f"allowed: --protocol fedpolicy with --server-val 1 or more"
+        )
 
 
-def fedpolicy(agent: str = "auto", actions: str = "blocks", state: str = "all", state_scaling: str = "normalised",
-              reward: str = "combined", lam: float = 0.25, agent_options: Mapping[str, Any] | None = None) -> Method:
+def fedpolicy(
+    agent: str = "auto",
+    actions: str = "blocks",
+    state: str = "all",
+    state_scaling: str = "normalised",
+    reward: str = "combined",
+    lam: float = 0.25,
+    agent_options: Mapping[str, Any] | None = None,
+) -> Method:
     """agent: auto (sac, or ddpg for mix), sac, trpo, a2c, ppo, dqn, q_bandit, random, full, backbone, head, oracle, ddpg.
     actions: blocks, layerwise (a mask over the parameter groups) or mix (an interpolation per group).
     state: all, ncf (no confusion), ncfnla (nor local accuracy), ocmla (no distance), opd (no server accuracy).
@@ -123,8 +137,9 @@ def fedpolicy(agent: str = "auto", actions: str = "blocks", state: str = "all", 
     space = lookup("actions of fedpolicy", actions, ACTIONS)()
     agent = agent if agent != "auto" else "ddpg" if space.continuous else "sac"
     chosen = dict(agent_options or {})
-    check_agent("fedpolicy", agent, ("ddpg",) if space.continuous else (
-        *DISCRETE, *(BLOCKS if actions == "blocks" else ())), chosen)
+    check_agent(
+        "fedpolicy", agent, ("ddpg",) if space.continuous else (*DISCRETE, *(BLOCKS if actions == "blocks" else ())), chosen
+    )
     lookup("state of fedpolicy", state, STATES)
     lookup("state_scaling of fedpolicy", state_scaling, dict.fromkeys(("normalised", "raw")))
     lookup("reward of fedpolicy", reward, dict.fromkeys(REWARDS))
@@ -141,22 +156,23 @@ def fedpolicy(agent: str = "auto", actions: str = "blocks", state: str = "all", 
             return oracle_agent(env.dtype)
         if agent in BLOCKS:
             return make_agent("fixed", size, choices, {"action": BLOCKS.index(agent)}, {}, env.dtype)
-        defaults: dict[str, Any] = dict(horizon=env.rounds or 105, cohort=env.cohort, hidden=(64,),
-                                        capacity=10_000 if size <= WIDE else 2_000)
+        defaults: dict[str, Any] = dict(
+            horizon=env.rounds or 105, cohort=env.cohort, hidden=(64,), capacity=10_000 if size <= WIDE else 2_000
+        )
         if space.continuous:
             defaults |= dict(actions="box", bootstrap=True, noise=0.2)
         return make_agent(agent, size, choices, chosen, defaults, env.dtype)
 
     # ---- the controller's side ------------------------------------------------------------------------------------
-    def watch(env: Env, server: Server, client: Client, ctx: Ctx) -> Array:                     # ONE client
+    def watch(env: Env, server: Server, client: Client, ctx: Ctx) -> Array:  # ONE client
         if agent == "oracle":
             return candidate_losses(env, server, client, ctx, takes(env))
         return observe(env, server, client, state, state_scaling)
 
-    def plan(env: Env, action: Array, server: Server, ctx: Ctx) -> Plan:                        # ONE client
+    def plan(env: Env, action: Array, server: Server, ctx: Ctx) -> Plan:  # ONE client
         return Plan(space.take(env, action), jnp.ones(env.num_groups), ctx.epochs)
 
-    def reward_of(env: Env, old: Server, new: Server, report: Report, action: Array, ctx: Ctx) -> Array:   # ONE client
+    def reward_of(env: Env, old: Server, new: Server, report: Report, action: Array, ctx: Ctx) -> Array:  # ONE client
         own, common = report.after - report.before, new.acc - old.acc
         return {"combined": own + lam * common, "local": own, "global": common}[reward]
 
@@ -164,13 +180,13 @@ def fedpolicy(agent: str = "auto", actions: str = "blocks", state: str = "all", 
     def init(env: Env, net: Tree) -> tuple[Server, Array]:
         return Server(net, held_accuracy(env, net)), jnp.zeros((), env.dtype)
 
-    def setup(env: Env, server: Server, client: Client, ctx: Ctx) -> Client:                    # ONE client
+    def setup(env: Env, server: Server, client: Client, ctx: Ctx) -> Client:  # ONE client
         return client._replace(own=client_accuracy(env, server.net, ctx))
 
-    def receive(env: Env, server: Server, client: Client, plan: Plan, ctx: Ctx) -> tuple[Client, Tree]:    # ONE client
+    def receive(env: Env, server: Server, client: Client, plan: Plan, ctx: Ctx) -> tuple[Client, Tree]:  # ONE client
         return client, blend(env, plan.take, server.net, client.resident)
 
-    def local(env: Env, net: Tree, server: Server, client: Client, ctx: Ctx) -> tuple[Client, Upload]:     # ONE client
+    def local(env: Env, net: Tree, server: Server, client: Client, ctx: Ctx) -> tuple[Client, Upload]:  # ONE client
         backbone, head = gaps(env, server.net, client.resident)
         moved = subtract(net["params"], server.net["params"])
         before = client.own
@@ -187,10 +203,25 @@ def fedpolicy(agent: str = "auto", actions: str = "blocks", state: str = "all", 
         count = jnp.maximum(cohort.count, 1)
         mean = jax.tree.map(lambda a: jnp.where(cohort.ok, a, 0).sum() / count, cohort.reports)
         centre = square_norm(jax.tree.map(lambda a: a / count, cohort.sums))
-        return dict(server_val_acc=server.acc, local_gain=mean.after - mean.before, backbone_mismatch=mean.backbone_gap,
-                    head_mismatch=mean.head_gap, init_drift=jnp.maximum(mean.moved - centre, 0))
+        return dict(
+            server_val_acc=server.acc,
+            local_gain=mean.after - mean.before,
+            backbone_mismatch=mean.backbone_gap,
+            head_mismatch=mean.head_gap,
+            init_drift=jnp.maximum(mean.moved - centre, 0),
+        )
 
     return fedavg("uniform")._replace(
-        name="fedpolicy", init=init, setup=setup, receive=receive, local=local, aggregate=aggregate, log=log,
-        personal=lambda env, server, client, ctx: client.resident, global_model=lambda env, server: server.net,
-        control=Control(make, watch, plan, reward_of, log=space.log), needs=frozenset({"resident", "confusion"}), loss="c3e")
+        name="fedpolicy",
+        init=init,
+        setup=setup,
+        receive=receive,
+        local=local,
+        aggregate=aggregate,
+        log=log,
+        personal=lambda env, server, client, ctx: client.resident,
+        global_model=lambda env, server: server.net,
+        control=Control(make, watch, plan, reward_of, log=space.log),
+        needs=frozenset({"resident", "confusion"}),
+        loss="c3e",
+    )

@@ -1,9 +1,10 @@
 """What a controller may decide: the action spaces of FedPolicy, as takes per parameter group.
 
-    blocks      a ∈ {full, backbone, head}                                  3 discrete actions, the paper's
-    layerwise   a ∈ the non-empty subsets of the G parameter groups         2^G − 1 discrete actions
-    mix         a ∈ [−1, 1]^G, take = (a + 1)/2                             init_g = θ_k,g + take_g (Θ_g − θ_k,g)
+blocks      a ∈ {full, backbone, head}                                  3 discrete actions, the paper's
+layerwise   a ∈ the non-empty subsets of the G parameter groups         2^G − 1 discrete actions
+mix         a ∈ [−1, 1]^G, take = (a + 1)/2                             init_g = θ_k,g + take_g (Θ_g − θ_k,g)
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from fedjax_sim.errors import UserError
 from fedjax_sim.methods.redistribute import BLOCKS, block_masks
 from fedjax_sim.types import Array, Env
 
-MOST_GROUPS = 6   # 63 subsets; more actions than that would hardly be tried once in a run
+MOST_GROUPS = 6  # 63 subsets; more actions than that would hardly be tried once in a run
 
 
 class Actions(NamedTuple):
@@ -24,9 +25,9 @@ class Actions(NamedTuple):
 
     name: str
     continuous: bool
-    size: Callable       # (env) -> int
-    take: Callable       # (env, action) -> [G]                                                            ONE client
-    log: Callable        # (env, actions [M, …], active [M]) -> dict of round diagnostics
+    size: Callable  # (env) -> int
+    take: Callable  # (env, action) -> [G]                                                            ONE client
+    log: Callable  # (env, actions [M, …], active [M]) -> dict of round diagnostics
 
 
 def normalised_entropy(counts: Array) -> Array:
@@ -47,7 +48,9 @@ def _blocks() -> Actions:
     def log(env: Env, actions: Array, active: Array) -> dict[str, Array]:
         counts = _counts(actions, active, len(BLOCKS))
         return {f"action_{name}": counts[i] for i, name in enumerate(BLOCKS)} | {
-            "action_entropy": normalised_entropy(counts)}
+            "action_entropy": normalised_entropy(counts)
+        }
+
     return Actions("blocks", False, lambda env: len(BLOCKS), lambda env, action: block_masks(env)[action], log)
 
 
@@ -64,26 +67,33 @@ def subset_masks(groups: int) -> Array:
 def _layerwise() -> Actions:
     def size(env: Env) -> int:
         if env.num_groups > MOST_GROUPS:
-            raise UserError(f"fedpolicy.actions=layerwise has 2^G-1 actions and model '{env.model.name}' has "
-                            f"{env.num_groups} parameter groups; allowed: up to {MOST_GROUPS} groups (or actions=mix)")
+            raise UserError(
+                f"fedpolicy.actions=layerwise has 2^G-1 actions and model '{env.model.name}' has "
+                f"{env.num_groups} parameter groups; allowed: up to {MOST_GROUPS} groups (or actions=mix)"
+            )
         return 2**env.num_groups - 1
 
     def log(env: Env, actions: Array, active: Array) -> dict[str, Array]:
         counts = _counts(actions, active, size(env))
         full = 2**env.num_groups - 2
-        return {"action_full": counts[full], "action_partial": counts.sum() - counts[full],
-                "action_entropy": normalised_entropy(counts)}
+        return {
+            "action_full": counts[full],
+            "action_partial": counts.sum() - counts[full],
+            "action_entropy": normalised_entropy(counts),
+        }
+
     return Actions("layerwise", False, size, lambda env, action: subset_masks(env.num_groups)[action], log)
 
 
 def _mix() -> Actions:
-    def take(env: Env, action: Array) -> Array:                                        # ONE client
+    def take(env: Env, action: Array) -> Array:  # ONE client
         return (jnp.clip(action, -1, 1) + 1) / 2
 
     def log(env: Env, actions: Array, active: Array) -> dict[str, Array]:
-        shares = jax.vmap(lambda a: take(env, a))(actions)                             # [M, G]
+        shares = jax.vmap(lambda a: take(env, a))(actions)  # [M, G]
         mean = jnp.where(active[:, None], shares, 0).sum(0) / jnp.maximum(active.sum(), 1)
         return {f"mix_{name}": mean[g] for g, name in enumerate(env.model.groups)}
+
     return Actions("mix", True, lambda env: env.num_groups, take, log)
 
 
@@ -99,4 +109,5 @@ def oracle_agent(dtype: Any) -> Any:
         sure = jax.nn.one_hot(best, observation.shape[0], dtype=dtype)
         nothing = jnp.zeros((), dtype)
         return best, Info(nothing, -observation[best], sure, jnp.ones(observation.shape[0], bool))
+
     return Agent("oracle", lambda key: (), act, lambda state, transitions, key: (state, {}))

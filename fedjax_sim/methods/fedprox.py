@@ -4,6 +4,7 @@
 
 μ = 0 is FedAvg.  Wire: |w| down, |w| up.  State: none.  Evaluated: global.
 """
+
 from __future__ import annotations
 
 import jax
@@ -15,14 +16,18 @@ from fedjax_sim.types import Client, Ctx, Env, Method, Tree, Upload
 
 def pull(mu: float, anchor: Tree):
     """The gradient plug of (μ/2)‖w − anchor‖²: g + μ(w − anchor), group by group."""
+
     def adjust(grads: Tree, params: Tree) -> Tree:
         return {g: jax.tree.map(lambda d, w, a: d + mu * (w - a), grads[g], params[g], anchor[g]) for g in grads}
+
     return adjust
 
 
 def fedprox(mu: float = 0.01, weights: str = "size") -> Method:
     """mu: strength of the proximal term; weights: 'size' or 'uniform'."""
-    def local(env: Env, net: Tree, server: Tree, client: Client, ctx: Ctx) -> tuple[Client, Upload]:   # ONE client
+
+    def local(env: Env, net: Tree, server: Tree, client: Client, ctx: Ctx) -> tuple[Client, Upload]:  # ONE client
         client, done = descend(env, net, client, ctx, adjust=pull(mu, server["params"]))
         return client, upload(env, ctx, done, weights)
+
     return fedavg(weights)._replace(name="fedprox", local=local)

@@ -6,6 +6,7 @@
 BatchNorm's running statistics, the running confusion and the logged loss are those of the first pass. Two gradients
 per step.  ρ = 0 is FedAvg.  Wire: |w| down, |w| up.  State: none.  Evaluated: global.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -23,12 +24,14 @@ TINY = 1e-12
 
 def sharpness_aware(rho: float) -> Callable:
     """The gradient plug of `descend`: the gradient at the worst point within about ρ of the parameters."""
+
     def gradient(grad_of: Callable, params: Tree, step: Array, draw: Callable):
         batch = draw(step)
         first, grads = grad_of(params, batch)
         worst = scaled_add(params, rho / (optax.global_norm(grads) + TINY), grads)
         _, grads = grad_of(worst, batch)
         return first, grads, batch
+
     return gradient
 
 
@@ -37,7 +40,7 @@ def fedsam(rho: float = 0.05, weights: str = "size") -> Method:
     if rho < 0:
         raise UserError(f"fedsam has rho={rho:g}; allowed: 0 or more")
 
-    def local(env: Env, net: Tree, server: Tree, client: Client, ctx: Ctx) -> tuple[Client, Upload]:   # ONE client
+    def local(env: Env, net: Tree, server: Tree, client: Client, ctx: Ctx) -> tuple[Client, Upload]:  # ONE client
         client, done = descend(env, net, client, ctx, gradient=sharpness_aware(rho))
         return client, upload(env, ctx, done, weights)
 

@@ -8,6 +8,7 @@
 φ_k, ψ_k: what client k held after its last local training (Θ⁰ before). Server: Θ ← (1/|K|) Σ_k trained_k.
 Wire: |block| down, |w| up.  State: the resident model.  Evaluated: global; personal = resident.
 """
+
 from __future__ import annotations
 
 import jax
@@ -19,20 +20,22 @@ from fedjax_sim.server import blend
 from fedjax_sim.types import Array, Client, Ctx, Env, Method, Plan, Tree
 
 BLOCKS = ("full", "backbone", "head")
-POLICY = 17   # tells the policy's draws from the shuffles
+POLICY = 17  # tells the policy's draws from the shuffles
 
 
 def block_masks(env: Env) -> Array:
     """[3, G]: the groups sent down for full, backbone, head. The head is the last group."""
     groups = env.num_groups
     if groups < 2:
-        raise UserError(f"model '{env.model.name}' has one parameter group, so there is no backbone and head to tell "
-                        f"apart; allowed: a model with at least 2 groups")
+        raise UserError(
+            f"model '{env.model.name}' has one parameter group, so there is no backbone and head to tell "
+            f"apart; allowed: a model with at least 2 groups"
+        )
     head = jnp.arange(groups) == groups - 1
     return jnp.stack([jnp.ones(groups), 1.0 - head, 1.0 * head])
 
 
-def resident_blend(env: Env, server: Tree, client: Client, plan: Plan, ctx: Ctx) -> tuple[Client, Tree]:   # ONE client
+def resident_blend(env: Env, server: Tree, client: Client, plan: Plan, ctx: Ctx) -> tuple[Client, Tree]:  # ONE client
     return client, blend(env, plan.take, server, client.resident)
 
 
@@ -41,10 +44,16 @@ def redistribute(policy: str = "full", weights: str = "uniform") -> Method:
     if policy not in (*BLOCKS, "random"):
         raise UserError(f"unknown policy '{policy}'; allowed: full, backbone, head, random")
 
-    def plan(env: Env, ctx: Ctx) -> Plan:                                               # ONE client
-        choice = (jax.random.randint(jax.random.fold_in(ctx.key, POLICY), (), 0, 3) if policy == "random"
-                  else BLOCKS.index(policy))
+    def plan(env: Env, ctx: Ctx) -> Plan:  # ONE client
+        choice = (
+            jax.random.randint(jax.random.fold_in(ctx.key, POLICY), (), 0, 3) if policy == "random" else BLOCKS.index(policy)
+        )
         return Plan(block_masks(env)[choice], jnp.ones(env.num_groups), ctx.epochs)
 
-    return fedavg(weights)._replace(name=policy, receive=resident_blend, plan=plan, needs=frozenset({"resident"}),
-                                    personal=lambda env, server, client, ctx: client.resident)
+    return fedavg(weights)._replace(
+        name=policy,
+        receive=resident_blend,
+        plan=plan,
+        needs=frozenset({"resident"}),
+        personal=lambda env, server, client, ctx: client.resident,
+    )

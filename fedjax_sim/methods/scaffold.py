@@ -6,6 +6,7 @@
 
 Wire: 2|w| down, 2|w| up.  State: c_k.  Evaluated: global.
 """
+
 from __future__ import annotations
 
 from typing import NamedTuple
@@ -21,8 +22,8 @@ from fedjax_sim.types import Client, Cohort, Ctx, Env, Method, Plan, Tree, Uploa
 
 
 class Server(NamedTuple):
-    net: Tree        # Θ
-    control: Tree    # c, shaped like the parameters
+    net: Tree  # Θ
+    control: Tree  # c, shaped like the parameters
 
 
 def scaffold(server_lr: float = 1.0, weight_decay: float = 0.0) -> Method:
@@ -33,16 +34,17 @@ def scaffold(server_lr: float = 1.0, weight_decay: float = 0.0) -> Method:
         zero = zeros_like(net["params"])
         return Server(net, zero), zero
 
-    def receive(env: Env, server: Server, client: Client, plan: Plan, ctx: Ctx):        # ONE client
+    def receive(env: Env, server: Server, client: Client, plan: Plan, ctx: Ctx):  # ONE client
         return client, server.net
 
     def local(env: Env, net: Tree, server: Server, client: Client, ctx: Ctx) -> tuple[Client, Upload]:  # ONE client
-        mine = client.own                                                               # c_k
+        mine = client.own  # c_k
         correct = lambda grads, params: jax.tree.map(lambda g, ck, c: g - ck + c, grads, mine, server.control)
         client, done = descend(env, net, client, ctx, adjust=correct, optimizer=plain)
         scale = jnp.where(done.steps > 0, 1 / (jnp.maximum(done.steps, 1) * ctx.lr), 0)
-        new = jax.tree.map(lambda ck, c, start, end: ck - c + scale * (start - end),
-                           mine, server.control, net["params"], done.net["params"])
+        new = jax.tree.map(
+            lambda ck, c, start, end: ck - c + scale * (start - end), mine, server.control, net["params"], done.net["params"]
+        )
         return client._replace(own=new), upload(env, ctx, done, "uniform", sums=subtract(new, mine))
 
     def aggregate(env: Env, server: Server, cohort: Cohort) -> Server:
@@ -54,5 +56,12 @@ def scaffold(server_lr: float = 1.0, weight_decay: float = 0.0) -> Method:
         control = sum(env.group_floats(net))
         return control, control
 
-    return fedavg()._replace(name="scaffold", init=init, receive=receive, local=local, aggregate=aggregate,
-                             global_model=lambda env, server: server.net, extra_floats=extra_floats)
+    return fedavg()._replace(
+        name="scaffold",
+        init=init,
+        receive=receive,
+        local=local,
+        aggregate=aggregate,
+        global_model=lambda env, server: server.net,
+        extra_floats=extra_floats,
+    )

@@ -7,6 +7,7 @@
 >>> model.head(net, features).shape, model.groups
 ((2, 10), ('conv1', 'conv2', 'fc1', 'fc2', 'fc'))
 """
+
 from __future__ import annotations
 
 from typing import Any
@@ -34,8 +35,9 @@ _PLAIN: dict[str, tuple[tuple[tuple[int, int, int, bool], ...], tuple[int, ...]]
 }
 
 
-def build(name: str, shape: tuple[int, int, int], classes: int, *, dtype: Any = jnp.float32,
-          conv: str = "auto", **options: Any) -> Model:
+def build(
+    name: str, shape: tuple[int, int, int], classes: int, *, dtype: Any = jnp.float32, conv: str = "auto", **options: Any
+) -> Model:
     """The model `name` for images `shape = (H, W, C)`; parameters and arithmetic in `dtype`.
 
     `conv` selects how convolutions are computed (see `layers.py`; equal values).
@@ -47,23 +49,23 @@ def build(name: str, shape: tuple[int, int, int], classes: int, *, dtype: Any = 
     from fedjax_sim.errors import UserError, lookup, unknown
     from fedjax_sim.models.layers import FORMS
     from fedjax_sim.models.nets import PlainNet, plain_groups
+
     lookup("model", name, MODELS)
     if conv not in FORMS:
         raise unknown("convolution form", conv, FORMS)
     allowed = {"mlp": {"hidden"}, "resnet18": {"stem"}}.get(name, set())
     for option in options:
         if option not in allowed:
-            raise UserError(f"model '{name}' has no option '{option}'; "
-                            f"allowed: {', '.join(sorted(allowed)) or 'none'}")
+            raise UserError(f"model '{name}' has no option '{option}'; allowed: {', '.join(sorted(allowed)) or 'none'}")
     if len(shape) != 3 or min(shape) < 1:
-        raise UserError("the input shape of a model is (height, width, channels), all at least 1, "
-                        f"not {tuple(shape)}")
+        raise UserError(f"the input shape of a model is (height, width, channels), all at least 1, not {tuple(shape)}")
     if classes < 1:
         raise UserError(f"a model needs at least 1 class, not {classes}")
     height, width, channels = (int(n) for n in shape)
     shape = (height, width, channels)
     if name == "resnet18":
         from fedjax_sim.models.resnet import build_resnet18
+
         return build_resnet18(shape, classes, dtype=dtype, conv=conv, **options)
 
     convs, hidden = _PLAIN[name]
@@ -77,9 +79,17 @@ def build(name: str, shape: tuple[int, int, int], classes: int, *, dtype: Any = 
             raise UserError(f"images of {shape[0]}x{shape[1]} are too small for model '{name}'")
     names, dense = plain_groups(convs, hidden)
     module = PlainNet(convs, hidden, classes, conv, dtype)
-    return from_module(name, module, shape=shape, groups=names + dense, dense=dense, width=hidden[-1],
-                       classes=classes, dtype=dtype,
-                       stages=tuple((n, c[0]) for n, c in zip(names, convs, strict=True)))
+    return from_module(
+        name,
+        module,
+        shape=shape,
+        groups=names + dense,
+        dense=dense,
+        width=hidden[-1],
+        classes=classes,
+        dtype=dtype,
+        stages=tuple((n, c[0]) for n, c in zip(names, convs, strict=True)),
+    )
 
 
 __all__ = ["MODELS", "Model", "build", "from_module", "parameter_counts"]

@@ -1,4 +1,5 @@
 """BatchNorm over the real examples of a padded batch."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -35,6 +36,7 @@ class BatchNorm(nn.Module):
     towards the mean and the *unbiased* variance. Where PyTorch fails, at one real value or none, the running
     statistics are used and stay as they are.
     """
+
     dtype: Any = jnp.float32
 
     @nn.compact

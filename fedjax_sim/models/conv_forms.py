@@ -2,6 +2,7 @@
 
 All functions are for ONE client: `x [B,H,W,ci]`, kernel `w [k,k,ci,co]`, as in PyTorch a cross-correlation.
 """
+
 from __future__ import annotations
 
 import jax
@@ -23,8 +24,9 @@ def lax_conv(x: jax.Array, w: jax.Array, stride: int = 1, pad: int = 0) -> jax.A
     >>> lax_conv(jnp.ones((1, 4, 4, 1)), jnp.ones((3, 3, 1, 1)))[0, 0, 0].tolist()
     [9.0]
     """
-    return lax.conv_general_dilated(x, w, (stride, stride), ((pad, pad), (pad, pad)),
-                                    dimension_numbers=("NHWC", "HWIO", "NHWC"))
+    return lax.conv_general_dilated(
+        x, w, (stride, stride), ((pad, pad), (pad, pad)), dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )
 
 
 def patches_conv(x: jax.Array, w: jax.Array, stride: int = 1, pad: int = 0) -> jax.Array:
@@ -36,21 +38,21 @@ def patches_conv(x: jax.Array, w: jax.Array, stride: int = 1, pad: int = 0) -> j
     k, _, ci, co = w.shape
     B, H, W, _ = x.shape
     h, v = (H + 2 * pad - k) // stride + 1, (W + 2 * pad - k) // stride + 1
-    if h == v == 1:                                   # a dense layer over the taps that meet the map
+    if h == v == 1:  # a dense layer over the taps that meet the map
         i, j = min(k - pad, H), min(k - pad, W)
-        return (x[:, :i, :j].reshape(B, -1) @ w[pad:pad + i, pad:pad + j].reshape(-1, co)).reshape(B, 1, 1, co)
+        return (x[:, :i, :j].reshape(B, -1) @ w[pad : pad + i, pad : pad + j].reshape(-1, co)).reshape(B, 1, 1, co)
     if stride > 1 and ci < 16:
         return _space_to_depth_conv(x, w, stride, pad, h, v)
     if k == 1 and stride == 1:
         return (pad_map(x, pad).reshape(-1, ci) @ w.reshape(ci, co)).reshape(B, h, v, co)
     if stride == 1:
         x = pad_map(x, pad)
-        taps = [x[:, i:i + h, j:j + v] for i in range(k) for j in range(k)]
+        taps = [x[:, i : i + h, j : j + v] for i in range(k) for j in range(k)]
     else:
         # padded row stride*a + i  =  block a + i//stride, phase i%stride: slices without a step
         x = pad_to_blocks(x, stride, pad, h + (k - 1) // stride, v + (k - 1) // stride)
         parts = [divmod(i, stride) for i in range(k)]
-        taps = [x[:, a:a + h, p, b:b + v, q] for a, p in parts for b, q in parts]
+        taps = [x[:, a : a + h, p, b : b + v, q] for a, p in parts for b, q in parts]
     patches = jnp.concatenate(taps, -1) if k > 1 else taps[0]
     return patch_product(patches.reshape(B * h * v, -1), w.reshape(-1, co)).reshape(B, h, v, co)
 
@@ -58,7 +60,7 @@ def patches_conv(x: jax.Array, w: jax.Array, stride: int = 1, pad: int = 0) -> j
 def pad_to_blocks(x: jax.Array, s: int, pad: int, rows: int, cols: int) -> jax.Array:
     """`x [B,H,W,C]` with `pad` zeros before, as rows x cols blocks of s x s: `[B,rows,s,cols,s,C]`."""
     B, C = x.shape[0], x.shape[3]
-    x = x[:, :max(s * rows - pad, 0), :max(s * cols - pad, 0)]        # what no window reaches is cut off
+    x = x[:, : max(s * rows - pad, 0), : max(s * cols - pad, 0)]  # what no window reaches is cut off
     after = s * rows - pad - x.shape[1], s * cols - pad - x.shape[2]
     x = jnp.pad(x, ((0, 0), (pad, after[0]), (pad, after[1]), (0, 0)))
     return x.reshape(B, rows, s, cols, s, C)
@@ -67,7 +69,7 @@ def pad_to_blocks(x: jax.Array, s: int, pad: int, rows: int, cols: int) -> jax.A
 def _space_to_depth_conv(x, w, s, pad, h, v):
     """Strided convolution of few channels: an unstrided one over s*s*ci channels, few wide slices."""
     k, _, ci, co = w.shape
-    n = -(-k // s)                                                      # kernel size in blocks
+    n = -(-k // s)  # kernel size in blocks
     B = x.shape[0]
     x = pad_to_blocks(x, s, pad, h + n - 1, v + n - 1)
     x = x.transpose(0, 1, 3, 2, 4, 5).reshape(B, h + n - 1, v + n - 1, s * s * ci)
@@ -87,14 +89,14 @@ def block_pool(x: jax.Array, w: jax.Array, b: jax.Array) -> jax.Array:
     """
     k, _, ci, co = w.shape
     B, H, W, _ = x.shape
-    h, v = (H - k + 1) // 2, (W - k + 1) // 2                            # the pooled map (floor)
+    h, v = (H - k + 1) // 2, (W - k + 1) // 2  # the pooled map (floor)
     t = 4 if co <= 8 and h % 2 == v % 2 == 0 else 2
-    s = t // 2                                                           # s x s windows
-    h, v = h // s, v // s                                                # patches
-    n = -(-(k + t - 1) // t)                                             # blocks across a patch
+    s = t // 2  # s x s windows
+    h, v = h // s, v // s  # patches
+    n = -(-(k + t - 1) // t)  # blocks across a patch
     x = pad_to_blocks(x, t, 0, h + n - 1, v + n - 1)
     x = x.transpose(0, 1, 3, 2, 4, 5).reshape(B, h + n - 1, v + n - 1, t * t * ci)
-    patches = jnp.concatenate([x[:, i:i + h, j:j + v] for i in range(n) for j in range(n)], -1)
+    patches = jnp.concatenate([x[:, i : i + h, j : j + v] for i in range(n) for j in range(n)], -1)
     patches = (settle(patches) if t == 4 else patches).reshape(B * h * v, -1)
     # columns: corner of the window, window, channel
     field = n * t - k

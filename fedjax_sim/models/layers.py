@@ -27,6 +27,7 @@ Winograd for few channels (20x slower on LeNet-5, its transforms outweigh everyt
 weight gradient first (the transposition costs what the product gains); patches in two stages; selecting the winner of a
 window by a three-dimensional comparison (index arithmetic); switching off XLA's library products or its threads.
 """
+
 from __future__ import annotations
 
 import math
@@ -56,8 +57,7 @@ def pooled_form(conv: str, k: int, ci: int, co: int) -> str:
     return conv
 
 
-def conv_relu_pool(x: jax.Array, w: jax.Array, b: jax.Array, *, pad: int = 0,
-                   conv: str = "auto") -> jax.Array:
+def conv_relu_pool(x: jax.Array, w: jax.Array, b: jax.Array, *, pad: int = 0, conv: str = "auto") -> jax.Array:
     """`relu(max_pool2(conv(x, w) + b))` for ONE client: `x [B,H,W,ci]`, `w [k,k,ci,co]` -> `[B,H',W',co]`.
 
     >>> conv_relu_pool(jnp.ones((1, 6, 6, 1)), jnp.ones((3, 3, 1, 1)), jnp.zeros(1))[0, :, :, 0].tolist()
@@ -90,6 +90,7 @@ def pool3_relu(x: jax.Array, conv: str) -> jax.Array:
 
 class Linear(nn.Module):
     """`x @ kernel + bias`, kernel `[in, out]`."""
+
     width: int
     dtype: Any = jnp.float32
 
@@ -103,6 +104,7 @@ class Linear(nn.Module):
 
 class ConvRelu(nn.Module):
     """Convolution with bias and ReLU, and 2x2 max-pooling if `pool`."""
+
     channels: int
     k: int
     pad: int = 0
@@ -129,8 +131,9 @@ def plain_conv(x: jax.Array, w: jax.Array, stride: int, pad: int, conv: str) -> 
     if conv == "lax":
         return lax_conv(x, w, stride, pad)
     # with few channels the transforms of a large map outweigh everything
-    tiles = conv == "winograd" or (conv == "auto" and jax.default_backend() == "cpu"
-                                   and (x.shape[1] <= 4 or x.shape[3] >= 32))
+    tiles = conv == "winograd" or (
+        conv == "auto" and jax.default_backend() == "cpu" and (x.shape[1] <= 4 or x.shape[3] >= 32)
+    )
     if tiles and fits_tiles(x, w.shape[0], stride, pad):
         return tiles_conv(x, w)
     return patches_conv(x, w, stride, pad)
@@ -138,6 +141,7 @@ def plain_conv(x: jax.Array, w: jax.Array, stride: int, pad: int, conv: str) -> 
 
 class Conv(nn.Module):
     """Convolution without bias, Kaiming-normal (fan out): ResNet's."""
+
     channels: int
     k: int
     stride: int = 1

@@ -1,4 +1,5 @@
 """The plain networks: `mlp`, `lenet5`, `cnn4`, `cnn6`, as one flax module over a list of groups."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -14,6 +15,7 @@ class PlainNet(nn.Module):
 
     `convs` holds (channels, k, pad, pool) per convolution block, `hidden` the widths of the hidden layers.
     """
+
     convs: tuple[tuple[int, int, int, bool], ...]
     hidden: tuple[int, ...]
     classes: int
@@ -49,5 +51,4 @@ class PlainNet(nn.Module):
 
 def plain_groups(convs: tuple, hidden: tuple[int, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The names of (convolution groups, dense groups), in order."""
-    return (tuple(f"conv{i}" for i in range(1, len(convs) + 1)),
-            (*(f"fc{i}" for i in range(1, len(hidden) + 1)), "fc"))
+    return (tuple(f"conv{i}" for i in range(1, len(convs) + 1)), (*(f"fc{i}" for i in range(1, len(hidden) + 1)), "fc"))

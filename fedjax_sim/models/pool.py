@@ -1,4 +1,5 @@
 """Max-pooling with ReLU, and `settle`, which keeps XLA-CPU from recomputing a gradient once per use."""
+
 from __future__ import annotations
 
 from functools import partial
@@ -107,7 +108,7 @@ def relu_pool_narrow(y: jax.Array, b: jax.Array, shape: tuple[int, ...]) -> jax.
 
 def _corners(y):
     co = y.shape[1] // 4
-    return [y[:, i * co:(i + 1) * co] for i in range(4)]
+    return [y[:, i * co : (i + 1) * co] for i in range(4)]
 
 
 def _narrow_forward(y, b, shape):
@@ -161,7 +162,7 @@ def pool2(y: jax.Array, b: jax.Array) -> jax.Array:
     """
     B, H, W, C = y.shape
     h, w = H // 2, W // 2
-    y = y[:, :2 * h, :2 * w].reshape(B, h, 2, w, 2, C)
+    y = y[:, : 2 * h, : 2 * w].reshape(B, h, 2, w, 2, C)
     return relu_max(tuple(y[:, :, p, :, q] for p in (0, 1) for q in (0, 1)), b, (B, h, w, C))
 
 
@@ -176,15 +177,16 @@ def pool3(y: jax.Array) -> jax.Array:
     # one row and column of -inf before, enough after for an even size: [B, h+1, 2, w+1, 2, C]
     y = jnp.pad(y, ((0, 0), (1, 2 * h + 1 - H), (1, 2 * w + 1 - W), (0, 0)), constant_values=-jnp.inf)
     y = settled(y).reshape(B, h + 1, 2, w + 1, 2, C)
-    taps = [divmod(i, 2) for i in range(3)]                     # padded row 2a+i = block a+i//2, phase i%2
-    window = tuple(y[:, a:a + h, p, b:b + w, q] for a, p in taps for b, q in taps)
+    taps = [divmod(i, 2) for i in range(3)]  # padded row 2a+i = block a+i//2, phase i%2
+    window = tuple(y[:, a : a + h, p, b : b + w, q] for a, p in taps for b, q in taps)
     return relu_max(window, jnp.zeros(C, y.dtype), (B, h, w, C))
 
 
 def lax_pool(y: jax.Array, window: int, stride: int, pad: int) -> jax.Array:
     """The reference: ReLU and max-pool by `lax.reduce_window` (the first winner takes the gradient)."""
-    return lax.reduce_window(relu(y), -jnp.inf, lax.max, (1, window, window, 1), (1, stride, stride, 1),
-                             ((0, 0), (pad, pad), (pad, pad), (0, 0)))
+    return lax.reduce_window(
+        relu(y), -jnp.inf, lax.max, (1, window, window, 1), (1, stride, stride, 1), ((0, 0), (pad, pad), (pad, pad), (0, 0))
+    )
 
 
 def relu(x: jax.Array) -> jax.Array:

@@ -1,4 +1,5 @@
 """Matrix products whose weight gradients XLA-CPU computes well. For ONE client."""
+
 from __future__ import annotations
 
 import jax
@@ -6,9 +7,9 @@ from jax import lax
 
 from fedjax_sim.models.pool import settle
 
-BLOCK_BYTES = 128 * 1024    # of both operands of one partial product: what stays near the core
+BLOCK_BYTES = 128 * 1024  # of both operands of one partial product: what stays near the core
 MOST_BLOCKS, LEAST_ROWS = 16, 64
-LONG_PATCH = 512            # columns of a patch from which the gradient is transposed instead
+LONG_PATCH = 512  # columns of a patch from which the gradient is transposed instead
 SMALL_BATCH = 32
 
 
@@ -19,8 +20,12 @@ def blocks_of(rows: int, columns: int, itemsize: int = 4) -> int:
     (16, 16, 1)
     """
     blocks = 1
-    while (blocks < MOST_BLOCKS and rows % (2 * blocks) == 0 and rows >= 2 * blocks * LEAST_ROWS
-           and rows * columns * itemsize > blocks * BLOCK_BYTES):
+    while (
+        blocks < MOST_BLOCKS
+        and rows % (2 * blocks) == 0
+        and rows >= 2 * blocks * LEAST_ROWS
+        and rows * columns * itemsize > blocks * BLOCK_BYTES
+    ):
         blocks *= 2
     return blocks
 
@@ -47,12 +52,12 @@ def _backward(residual, g):
     long = a.shape[1] >= LONG_PATCH
     blocks = min(blocks, 4) if long else blocks
     a, h = a.reshape(blocks, -1, a.shape[1]), g.reshape(blocks, -1, g.shape[1])
-    if long:                           # the small operand transposed: [N,r] @ [r,K], a product XLA-CPU is good at
+    if long:  # the small operand transposed: [N,r] @ [r,K], a product XLA-CPU is good at
         parts = lax.dot_general(settle(h.transpose(0, 2, 1)), a, (((2,), (1,)), ((0,), (0,))))
     else:
         parts = lax.dot_general(a, h, (((1,), (1,)), ((0,), (0,))))
     total = parts[0]
-    for i in range(1, blocks):         # one fused addition; a reduction over the first axis is several times slower
+    for i in range(1, blocks):  # one fused addition; a reduction over the first axis is several times slower
         total = total + parts[i]
     return g @ w.T, settle(total).T if long else settle(total)
 

@@ -1,4 +1,5 @@
 """ResNet-18 (He et al. 2016) with either stem; groups stem, stage1 … stage4, fc."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -17,6 +18,7 @@ STEMS = ("imagenet", "cifar")
 
 class Stem(nn.Module):
     """`imagenet`: conv 7x7/2, BatchNorm, ReLU, max-pool 3x3/2; `cifar`: conv 3x3, BatchNorm, ReLU."""
+
     stem: str
     conv: str
     dtype: Any
@@ -31,6 +33,7 @@ class Stem(nn.Module):
 
 class Block(nn.Module):
     """`relu(bn(conv(relu(bn(conv(x))))) + shortcut(x))`; a 1x1 convolution as shortcut if shapes differ."""
+
     channels: int
     stride: int
     conv: str
@@ -41,6 +44,7 @@ class Block(nn.Module):
         def conv_bn(x, k, stride, name):
             x = Conv(self.channels, k, stride, k // 2, self.conv, self.dtype, name=f"conv{name}")(x)
             return BatchNorm(self.dtype, name=f"bn{name}")(x, train, rows(x))
+
         y = nn.relu(conv_bn(x, 3, self.stride, "1"))
         y = conv_bn(y, 3, 1, "2")
         if self.stride > 1 or x.shape[-1] != self.channels:
@@ -50,6 +54,7 @@ class Block(nn.Module):
 
 class Stage(nn.Module):
     """Two blocks, the first with the stride."""
+
     channels: int
     stride: int
     conv: str
@@ -63,6 +68,7 @@ class Stage(nn.Module):
 
 class ResNet18(nn.Module):
     """Stem, four stages, global average pooling, linear head."""
+
     classes: int
     stem_kind: str = "imagenet"
     conv: str = "auto"
@@ -76,8 +82,10 @@ class ResNet18(nn.Module):
 
     def features(self, x, train=False, mask=None, tap=None):
         """`[B,H,W,C] -> [B,512]`."""
-        def rows(x):                                             # the mask repeated over the map: [B·h·w]
+
+        def rows(x):  # the mask repeated over the map: [B·h·w]
             return None if mask is None else jnp.repeat(mask.astype(x.dtype), x.shape[1] * x.shape[2])
+
         x = x.astype(self.dtype)
         for name in ("stem", *(f"stage{i}" for i in range(1, 5))):
             x = getattr(self, name)(x, train, rows)
@@ -93,14 +101,21 @@ class ResNet18(nn.Module):
         return self.head(self.features(x))
 
 
-def build_resnet18(shape: tuple[int, int, int], classes: int, *, dtype: Any, conv: str,
-                   stem: str = "imagenet") -> Model:
+def build_resnet18(shape: tuple[int, int, int], classes: int, *, dtype: Any, conv: str, stem: str = "imagenet") -> Model:
     """The record of ResNet-18; `build("resnet18", …)` calls this."""
     if stem not in STEMS:
         raise unknown("stem of resnet18", stem, STEMS)
     if min(shape[:2]) < 2:
         raise UserError(f"images of {shape[0]}x{shape[1]} are too small for model 'resnet18'")
     stages = (("stem", 64), *((f"stage{i}", c) for i, c in enumerate(WIDTHS, 1)))
-    return from_module("resnet18", ResNet18(classes, stem, conv, dtype), shape=shape,
-                       groups=(*(name for name, _ in stages), "fc"), dense=("fc",), width=512,
-                       classes=classes, stages=stages, dtype=dtype)
+    return from_module(
+        "resnet18",
+        ResNet18(classes, stem, conv, dtype),
+        shape=shape,
+        groups=(*(name for name, _ in stages), "fc"),
+        dense=("fc",),
+        width=512,
+        classes=classes,
+        stages=stages,
+        dtype=dtype,
+    )

@@ -9,6 +9,7 @@ A 4x4 map is one tile of F(4x4,3x3): 36 GEMMs where patches multiply 144 times. 
 tiles in the rows of each GEMM. The transforms are products with small constant matrices over whole maps, which XLA
 neither recomputes nor cuts in slices, and no patches are built. All for ONE client.
 """
+
 from __future__ import annotations
 
 from functools import cache
@@ -33,15 +34,18 @@ def tile_matrices(size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     [32.0, 21.0]
     """
     if size == 2:
-        return (np.array([[[1.0, 1], [1, 0], [0, 1]]]), np.array([[0.0, 1, 0], [0, -1, 1], [1, -1, 0]]),
-                np.array([[[1.0, 1], [0, 1], [1, 0]]]))
+        return (
+            np.array([[[1.0, 1], [1, 0], [0, 1]]]),
+            np.array([[0.0, 1, 0], [0, -1, 1], [1, -1, 0]]),
+            np.array([[[1.0, 1], [0, 1], [1, 0]]]),
+        )
     tiles = size // 4
-    A, G, Bt = toom_cook(4, 3)                              # A [6,4], Bt [6,6]: outputs 4t … 4t+3 from inputs 4t-1 … 4t+4
+    A, G, Bt = toom_cook(4, 3)  # A [6,4], Bt [6,6]: outputs 4t … 4t+3 from inputs 4t-1 … 4t+4
     wide_A, wide_Bt = np.zeros((tiles, 6, size)), np.zeros((tiles, 6, size + 2))
     for t in range(tiles):
-        wide_A[t, :, 4 * t:4 * t + 4] = A
-        wide_Bt[t, :, 4 * t:4 * t + 6] = Bt
-    return wide_A, G, wide_Bt[:, :, 1:-1]                   # the first and last input are padding
+        wide_A[t, :, 4 * t : 4 * t + 4] = A
+        wide_Bt[t, :, 4 * t : 4 * t + 6] = Bt
+    return wide_A, G, wide_Bt[:, :, 1:-1]  # the first and last input are padding
 
 
 def in_two_dimensions(matrix: np.ndarray) -> np.ndarray:
@@ -66,9 +70,11 @@ def tiles_conv(x: jax.Array, w: jax.Array) -> jax.Array:
     A, G, Bt = tile_matrices(H)
     n = len(G) ** 2
     # settled where parts are joined: XLA turns the product with a concatenation into a sum of products
-    v = settled(transform(in_two_dimensions(Bt), x.transpose(1, 2, 0, 3).reshape(H * H, B * ci)))   # [n·tiles², B·ci]
-    u = settled(transform(np.kron(G, G), w.reshape(9, ci * co)))                                      # [n, ci·co]
-    m = [patch_product(vi.reshape(-1, ci), ui.reshape(ci, co))                               # [tiles²·B, co]
-         for vi, ui in zip(jnp.split(v, n), jnp.split(u, n), strict=True)]
-    y = transform(in_two_dimensions(A).T, settle(jnp.stack(m)).reshape(-1, B * co))                  # [H·H, B·co]
+    v = settled(transform(in_two_dimensions(Bt), x.transpose(1, 2, 0, 3).reshape(H * H, B * ci)))  # [n·tiles², B·ci]
+    u = settled(transform(np.kron(G, G), w.reshape(9, ci * co)))  # [n, ci·co]
+    m = [
+        patch_product(vi.reshape(-1, ci), ui.reshape(ci, co))  # [tiles²·B, co]
+        for vi, ui in zip(jnp.split(v, n), jnp.split(u, n), strict=True)
+    ]
+    y = transform(in_two_dimensions(A).T, settle(jnp.stack(m)).reshape(-1, B * co))  # [H·H, B·co]
     return y.reshape(H, H, B, co).transpose(2, 0, 1, 3)

@@ -6,6 +6,7 @@ In one dimension F(m, r) gives m outputs of an r-tap filter with n = m+r-1 produ
 
 nested in two dimensions, and summed over channels, the products become n·n GEMMs. All for ONE client.
 """
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ from fedjax_sim.models.conv_forms import pad_to_blocks
 from fedjax_sim.models.pool import relu_max, settle, settled, settled_both
 from fedjax_sim.models.products import patch_product
 
-POINTS = {4: (0.0, 1.0, -1.0), 6: (0.0, 1.0, -1.0, 0.5, -0.5)}   # and infinity; chosen for small constants
+POINTS = {4: (0.0, 1.0, -1.0), 6: (0.0, 1.0, -1.0, 0.5, -0.5)}  # and infinity; chosen for small constants
 
 
 @cache
@@ -34,16 +35,20 @@ def toom_cook(m: int, r: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     n = m + r - 1
 
     def powers(columns):
-        a = np.array([[p ** j for j in range(columns)] for p in POINTS[n]] + [[0.0] * columns])
+        a = np.array([[p**j for j in range(columns)] for p in POINTS[n]] + [[0.0] * columns])
         a[-1, -1] = 1
         return a
+
     return powers(m), powers(r), np.linalg.inv(powers(n)).T
 
 
 def combine(coefficients: Sequence[float] | np.ndarray, arrays: Sequence[jax.Array]) -> jax.Array:
     """`Σ c·a` without the terms whose coefficient is zero; constants take the arrays' dtype."""
-    terms = [a if c == 1 else jnp.asarray(c, a.dtype) * a
-             for c, a in zip(np.asarray(coefficients), arrays, strict=True) if abs(c) > 1e-12]
+    terms = [
+        a if c == 1 else jnp.asarray(c, a.dtype) * a
+        for c, a in zip(np.asarray(coefficients), arrays, strict=True)
+        if abs(c) > 1e-12
+    ]
     total = terms[0]
     for t in terms[1:]:
         total = total + t
@@ -67,11 +72,11 @@ def winograd_pool(x: jax.Array, w: jax.Array, b: jax.Array) -> jax.Array:
     n, s = k + 1, (k + 1) // 2
     h, v = (H - k + 1) // 2, (W - k + 1) // 2
     x = pad_to_blocks(x, 2, 0, h + s - 1, v + s - 1).reshape(B, h + s - 1, 2, 2 * (v + s - 1), ci)
-    rows = [settled(x[:, a:a + h, p]) for a in range(s) for p in (0, 1)]      # [B,h,2(v+s-1),ci]
+    rows = [settled(x[:, a : a + h, p]) for a in range(s) for p in (0, 1)]  # [B,h,2(v+s-1),ci]
     tiles = []
     for i in range(n):
         t = settled_both(combine(Bt[i], rows)).reshape(B, h, v + s - 1, 2, ci)
-        cols = [settled(t[:, :, a:a + v, p]) for a in range(s) for p in (0, 1)]
+        cols = [settled(t[:, :, a : a + v, p]) for a in range(s) for p in (0, 1)]
         tiles += [combine(Bt[j], cols).reshape(B * h * v, ci) for j in range(n)]
     u = jnp.split(transform(np.kron(G, G), w.reshape(k * k, ci * co)), n * n)
     m = [patch_product(t, ui.reshape(ci, co)) for t, ui in zip(tiles, u, strict=True)]

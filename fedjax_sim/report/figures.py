@@ -1,4 +1,5 @@
 """The figures: accuracy curves, action evolution, policy summary, communication. matplotlib is imported when drawing."""
+
 from __future__ import annotations
 
 import pathlib
@@ -23,6 +24,7 @@ def drawing() -> Any:
         raise UserError("figures need matplotlib; install it with: pip install 'fedjax-sim[report]'") from None
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
+
     return plt
 
 
@@ -43,8 +45,9 @@ def accuracy_curves(runs: Sequence[Run], path: pathlib.Path) -> pathlib.Path:
     """Accuracy against rounds, one line per run, for the global and for the clients' own models."""
     plt = drawing()
     shown = [(column, title) for column, title in ACCURACIES if any(len(points(run, column)[0]) for run in runs)]
-    figure, axes = plt.subplots(1, max(1, len(shown)), figsize=(5.5 * max(1, len(shown)), 4), constrained_layout=True,
-                                squeeze=False)
+    figure, axes = plt.subplots(
+        1, max(1, len(shown)), figsize=(5.5 * max(1, len(shown)), 4), constrained_layout=True, squeeze=False
+    )
     for axis, (column, title) in zip(axes[0], shown, strict=False):
         for run in runs:
             rounds, values = points(run, column)
@@ -61,15 +64,25 @@ def action_evolution(runs: Sequence[Run], path: pathlib.Path, window: int = 10) 
     columns = min(3, len(runs))
     rows = -(-len(runs) // columns)
     figure, axes = plt.subplots(rows, columns, figsize=(5.2 * columns, 3.6 * rows), constrained_layout=True, squeeze=False)
-    for axis in axes.flat[len(runs):]:
+    for axis in axes.flat[len(runs) :]:
         axis.set_visible(False)
     for axis, run in zip(axes.flat, runs, strict=False):
         shares = windowed_shares(run.actions, window)
         rounds = run.rounds["round"]
-        axis.stackplot(rounds, *(100 * s for s in shares.values()), labels=list(shares), alpha=0.75,
-                       colors=[COLOURS.get(name, "#999999") for name in shares])
-        axis.set(title=run.label, xlabel="round", ylabel=f"share of actions, last {window} rounds (%)", ylim=(0, 100),
-                 xlim=(rounds[0], max(rounds[-1], rounds[0] + 1)))
+        axis.stackplot(
+            rounds,
+            *(100 * s for s in shares.values()),
+            labels=list(shares),
+            alpha=0.75,
+            colors=[COLOURS.get(name, "#999999") for name in shares],
+        )
+        axis.set(
+            title=run.label,
+            xlabel="round",
+            ylabel=f"share of actions, last {window} rounds (%)",
+            ylim=(0, 100),
+            xlim=(rounds[0], max(rounds[-1], rounds[0] + 1)),
+        )
         right = axis.twinx()
         when, accuracy = points(run, "global_acc")
         right.plot(when, 100 * accuracy, color="black", linewidth=1.4, label="test accuracy")
@@ -88,19 +101,25 @@ def policy_summary(runs: Sequence[Run], path: pathlib.Path, window: int = 10) ->
     for i, name in enumerate(names):
         taken = np.array([run.actions.get(name, np.zeros(1)).sum() for run in runs])
         decided = np.array([max(1, sum(v.sum() for v in run.actions.values())) for run in runs])
-        bars.bar(place + (i - (len(names) - 1) / 2) * width, 100 * taken / decided, width, label=name,
-                 color=COLOURS.get(name, "#999999"))
+        bars.bar(
+            place + (i - (len(names) - 1) / 2) * width,
+            100 * taken / decided,
+            width,
+            label=name,
+            color=COLOURS.get(name, "#999999"),
+        )
     bars.set(title="actions over the whole run", ylabel="share (%)", ylim=(0, 100))
     bars.set_xticks(place, [run.label for run in runs], rotation=15 if len(runs) > 3 else 0)
     bars.legend(fontsize=8)
     bars.grid(alpha=0.3, axis="y")
     for run in runs:
-        shares_now = np.stack(list(windowed_shares(run.actions, window).values()))                  # [A, T]
+        shares_now = np.stack(list(windowed_shares(run.actions, window).values()))  # [A, T]
         log = np.log(np.where(shares_now > 0, shares_now, 1))
         entropy = -(shares_now * log).sum(0) / np.log(max(2, len(shares_now)))
         curves.plot(run.rounds["round"], entropy, label=run.label, linewidth=1.4)
-    curves.set(title=f"entropy of the actions of the last {window} rounds", xlabel="round", ylabel="H / log A",
-               ylim=(-0.02, 1.05))
+    curves.set(
+        title=f"entropy of the actions of the last {window} rounds", xlabel="round", ylabel="H / log A", ylim=(-0.02, 1.05)
+    )
     curves.grid(alpha=0.3)
     curves.legend(fontsize=8)
     return save(plt, figure, path)
@@ -113,11 +132,17 @@ def communication(runs: Sequence[Run], path: pathlib.Path) -> pathlib.Path:
     most = 0.0
     for run in runs:
         total = (run.rounds["bytes_down"] + run.rounds["bytes_up"]) / GB
-        line, = axis.plot(run.rounds["round"], total, label=run.label, linewidth=1.4)
-        if run.actions:      # what goes up is the whole model, so twice that is the full baseline
+        (line,) = axis.plot(run.rounds["round"], total, label=run.label, linewidth=1.4)
+        if run.actions:  # what goes up is the whole model, so twice that is the full baseline
             baseline = 2 * run.rounds["bytes_up"] / GB
-            axis.plot(run.rounds["round"], baseline, linestyle="--", color=line.get_color(), linewidth=1,
-                      label=f"{run.label}: all full")
+            axis.plot(
+                run.rounds["round"],
+                baseline,
+                linestyle="--",
+                color=line.get_color(),
+                linewidth=1,
+                label=f"{run.label}: all full",
+            )
             most = max(most, baseline.max())
         most = max(most, total.max())
     axis.set(title="communication per round", xlabel="round", ylabel="GB per round", ylim=(0, 1.08 * most or 1))

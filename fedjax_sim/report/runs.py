@@ -1,4 +1,5 @@
 """Run directories as arrays: what the figures are drawn from. Reads the CSV files only, no JAX."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -12,7 +13,7 @@ import numpy as np
 from fedjax_sim.errors import UserError
 from fedjax_sim.files import read_csv
 
-ORDER = ("full", "backbone", "head")   # as in the paper, not as the columns are sorted
+ORDER = ("full", "backbone", "head")  # as in the paper, not as the columns are sorted
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,8 +65,10 @@ def load_runs(paths: Sequence[str | pathlib.Path]) -> list[Run]:
         found += [path] if (path / "config.json").exists() or not inside else inside
     runs = [load_run(path) for path in found]
     labels = [run.label for run in runs]
-    return [run if labels.count(run.label) == 1 else dataclasses.replace(run, label=f"{run.label} {run.path.name}")
-            for run in runs]
+    return [
+        run if labels.count(run.label) == 1 else dataclasses.replace(run, label=f"{run.label} {run.path.name}")
+        for run in runs
+    ]
 
 
 def windowed_shares(actions: dict[str, np.ndarray], window: int = 10) -> dict[str, np.ndarray]:

@@ -1,4 +1,5 @@
 """CartPole-v1 of gymnax, an environment nobody here wrote; minutes of training, so only with `-m slow`."""
+
 import re
 from pathlib import Path
 
@@ -15,6 +16,7 @@ WANTED = {"dqn": 195, "ppo": 195, "sac": 195, "a2c": 60, "trpo": 60}
 @pytest.mark.parametrize("name", WANTED)
 def test_cartpole(name):
     from agents.examples.cartpole import scores
+
     returns = np.asarray(scores(name, seeds=3))
     print(name, returns)
     assert returns.mean() >= WANTED[name], returns
@@ -26,4 +28,4 @@ def test_the_example_of_the_readme_runs_and_is_short(capsys):
     assert len(code.splitlines()) <= 40
     exec(code.replace("800, 32, 8", "300, 32, 8"), {})
     length = float(capsys.readouterr().out.split()[-1])
-    assert length > 40          # a random policy lasts about 22 steps
+    assert length > 40  # a random policy lasts about 22 steps

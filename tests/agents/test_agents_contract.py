@@ -2,6 +2,7 @@
 
 Two programs per agent are compiled (a short training run and one update); all properties are data driven.
 """
+
 import functools
 
 import jax
@@ -13,8 +14,15 @@ import agents
 
 S, A, ROWS, ROUNDS = 3, 4, 6, 8
 REPLAY = {"batch": 8, "gradient_steps": 2, "capacity": 32}
-OPTIONS = {"sac": REPLAY, "dqn": {**REPLAY, "target_every": 3}, "q_bandit": REPLAY,
-           "ddpg": {**REPLAY, "bootstrap": True}, "a2c": {}, "ppo": {"cohort": 8}, "trpo": {}}
+OPTIONS = {
+    "sac": REPLAY,
+    "dqn": {**REPLAY, "target_every": 3},
+    "q_bandit": REPLAY,
+    "ddpg": {**REPLAY, "bootstrap": True},
+    "a2c": {},
+    "ppo": {"cohort": 8},
+    "trpo": {},
+}
 every_agent = pytest.mark.parametrize("name", OPTIONS)
 
 
@@ -28,15 +36,17 @@ def random_batch(agent, state, key, rows=ROWS):
     x, following = jax.random.normal(see, (2, rows, S))
     action, info = jax.vmap(agent.act, (None, 0, 0))(state, x, jax.random.split(choose, rows))
     reward = x[:, 0] - (action if action.ndim == 1 else action @ jnp.arange(A, dtype=x.dtype))
-    return agents.Transition(x, action, reward, following, jax.random.bernoulli(end, 0.3, (rows,)),
-                             jnp.ones(rows, bool), info)
+    return agents.Transition(
+        x, action, reward, following, jax.random.bernoulli(end, 0.3, (rows,)), jnp.ones(rows, bool), info
+    )
 
 
 @functools.cache
 def programs(name):
     """(agent, train(key, lr) -> (state, losses), update), the last two compiled."""
+
     def train(key, lr):
-        agent = build(name, lr=lr)           # the learning rate is traced
+        agent = build(name, lr=lr)  # the learning rate is traced
 
         def one_round(state, key):
             batch_key, key = jax.random.split(key)
@@ -67,8 +77,9 @@ def close(left, right, tolerance=1e-5):
 
 
 def differs(left, right):
-    return any((np.asarray(a) != np.asarray(b)).any()
-               for a, b in zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True))
+    return any(
+        (np.asarray(a) != np.asarray(b)).any() for a, b in zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True)
+    )
 
 
 def all_finite(tree):
@@ -147,8 +158,11 @@ def test_masked_rows_teach_nothing(name):
 def test_a_round_without_valid_rows_changes_only_the_round(name):
     _, _, update, _ = programs(name)
     state, batch = situation(name)
-    for nothing in (batch._replace(mask=jnp.zeros(ROWS, bool)), batch._replace(reward=jnp.full(ROWS, jnp.nan)),
-                    jax.tree.map(lambda x: np.asarray(x)[:0], batch)):
+    for nothing in (
+        batch._replace(mask=jnp.zeros(ROWS, bool)),
+        batch._replace(reward=jnp.full(ROWS, jnp.nan)),
+        jax.tree.map(lambda x: np.asarray(x)[:0], batch),
+    ):
         new, losses = update(state, nothing, jax.random.key(5))
         same_bits(new._replace(rounds=state.rounds), state)
         assert int(new.rounds) == ROUNDS + 1 and all_finite(losses)
@@ -158,9 +172,11 @@ def test_a_round_without_valid_rows_changes_only_the_round(name):
 def test_extreme_numbers_never_make_a_nan_policy(name):
     agent, _, update, _ = programs(name)
     state, batch = situation(name)
-    for huge in (batch._replace(reward=jnp.full(ROWS, 3e38)),
-                 batch._replace(observation=batch.observation * 1e37),
-                 batch._replace(reward=jnp.array([1e20, -1e20, 0, 1, 1e-30, -3e38]))):
+    for huge in (
+        batch._replace(reward=jnp.full(ROWS, 3e38)),
+        batch._replace(observation=batch.observation * 1e37),
+        batch._replace(reward=jnp.array([1e20, -1e20, 0, 1, 1e-30, -3e38])),
+    ):
         new, losses = update(state, huge, jax.random.key(5))
         new, losses = update(new, batch, jax.random.key(6))
         assert all_finite((new, losses))
@@ -195,9 +211,13 @@ def test_wrong_shapes_are_rejected(name):
     agent, _, _, _ = programs(name)
     state, batch = situation(name)
     batch = jax.tree.map(np.asarray, batch)
-    for field, wrong in (("observation", batch.observation[:, :2]), ("reward", batch.reward[:3]),
-                         ("reward", batch.reward[:, None]), ("mask", batch.mask[:, None]),
-                         ("action", batch.action[:, None])):
+    for field, wrong in (
+        ("observation", batch.observation[:, :2]),
+        ("reward", batch.reward[:3]),
+        ("reward", batch.reward[:, None]),
+        ("mask", batch.mask[:, None]),
+        ("action", batch.action[:, None]),
+    ):
         with pytest.raises(AssertionError):
             jax.eval_shape(agent.update, state, batch._replace(**{field: wrong}), jax.random.key(0))
     with pytest.raises(AssertionError):
@@ -226,7 +246,7 @@ def test_float64_stays_float64_and_float32_stays_float32(name):
 def test_replay_agents_wait_for_a_full_minibatch(name):
     agent, _, update, draw = programs(name)
     start = agent.init(jax.random.key(0))
-    first, _ = update(start, draw(start, jax.random.key(1)), jax.random.key(2))       # 6 stored, 8 needed
+    first, _ = update(start, draw(start, jax.random.key(1)), jax.random.key(2))  # 6 stored, 8 needed
     same_bits(first.learner, start.learner)
     assert int(first.replay.size) == ROWS
     second, _ = update(first, draw(first, jax.random.key(3)), jax.random.key(4))

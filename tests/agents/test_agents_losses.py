@@ -1,4 +1,5 @@
 """Losses against numbers worked out by hand, and gradients against finite differences of NumPy versions."""
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,8 +19,12 @@ def test_hand_worked_numbers():
     close(losses.td_target(jnp.array(1.0), jnp.array(0.0), jnp.array(4.0), 0.5), 3.0)
     close(losses.td_target(jnp.array(1.0), jnp.array(1.0), jnp.array(4.0), 0.5), 1.0)
     # the online network prefers action 1, whose target value is 10
-    close(losses.double_q_target(jnp.array(1.0), jnp.array(0.0), jnp.array([0.0, 5.0, 1.0]),
-                                 jnp.array([99.0, 10.0, 50.0]), 0.9), 10.0)
+    close(
+        losses.double_q_target(
+            jnp.array(1.0), jnp.array(0.0), jnp.array([0.0, 5.0, 1.0]), jnp.array([99.0, 10.0, 50.0]), 0.9
+        ),
+        10.0,
+    )
     # ¾·4 + ¼·8 = 5, entropy of (¾, ¼) = 2 log 2 − ¾ log 3
     entropy = 2 * LOG2 - 0.75 * np.log(3)
     close(losses.soft_value(three_to_one, jnp.array([4.0, 8.0]), jnp.array(0.0)), 5.0)
@@ -30,13 +35,16 @@ def test_hand_worked_numbers():
     close(losses.surrogate(jnp.log(0.6), jnp.log(0.3), jnp.array(-2.0)), -4.0)
 
 
-@pytest.mark.parametrize(("ratio", "advantage", "expected"), [
-    (1.0, 2.0, -2.0),      # unchanged policy
-    (1.5, 2.0, -2.4),      # good action, already more likely: cut at 1.2
-    (1.5, -2.0, 3.0),      # bad action made more likely: not cut, the gradient must bring it back
-    (0.5, 2.0, -1.0),      # good action made less likely: not cut
-    (0.5, -2.0, 1.6),      # bad action, already less likely: cut at 0.8
-])
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "expected"),
+    [
+        (1.0, 2.0, -2.0),  # unchanged policy
+        (1.5, 2.0, -2.4),  # good action, already more likely: cut at 1.2
+        (1.5, -2.0, 3.0),  # bad action made more likely: not cut, the gradient must bring it back
+        (0.5, 2.0, -1.0),  # good action made less likely: not cut
+        (0.5, -2.0, 1.6),  # bad action, already less likely: cut at 0.8
+    ],
+)
 def test_clipped_surrogate_table(ratio, advantage, expected):
     got = losses.clipped_surrogate_loss(jnp.log(ratio), jnp.array(0.0), jnp.array(advantage), 0.2)
     np.testing.assert_allclose(got, expected, rtol=1e-6)
@@ -70,19 +78,38 @@ def _np_clipped(x):
 
 
 CASES = {
-    "huber": (np.array([0.4, -2.0, 1.7]), lambda x: np.where(abs(x) <= 1, x**2 / 2, abs(x) - 0.5).sum(),
-              lambda x: losses.huber(x).sum()),
-    "soft policy": (np.array([0.1, -0.4, 0.9]), _np_soft_policy,
-                    lambda x: losses.soft_policy_loss(x, jnp.asarray(_q), jnp.asarray(0.4))),
-    "temperature": (np.array([-0.7]), lambda x: (np.exp(x) * (0.9 - 0.5)).sum(),
-                    lambda x: losses.temperature_loss(x[0], jnp.asarray(0.9), jnp.asarray(0.5))),
-    "policy gradient": (np.array([-1.0, -0.5, -2.0]), lambda x: -(x * _adv).sum(),
-                        lambda x: jax.vmap(losses.policy_gradient_loss)(x, jnp.asarray(_adv)).sum()),
-    "surrogate": (np.array([-1.1, -1.0, -0.4]), lambda x: (np.exp(x - _old) * _adv).sum(),
-                  lambda x: jax.vmap(losses.surrogate)(x, jnp.asarray(_old), jnp.asarray(_adv)).sum()),
-    "clipped surrogate": (np.array([-1.05, -1.9, -0.4]), _np_clipped,
-                          lambda x: jax.vmap(losses.clipped_surrogate_loss, (0, 0, 0, None))(
-                              x, jnp.asarray(_old), jnp.asarray(_adv), 0.2).sum()),
+    "huber": (
+        np.array([0.4, -2.0, 1.7]),
+        lambda x: np.where(abs(x) <= 1, x**2 / 2, abs(x) - 0.5).sum(),
+        lambda x: losses.huber(x).sum(),
+    ),
+    "soft policy": (
+        np.array([0.1, -0.4, 0.9]),
+        _np_soft_policy,
+        lambda x: losses.soft_policy_loss(x, jnp.asarray(_q), jnp.asarray(0.4)),
+    ),
+    "temperature": (
+        np.array([-0.7]),
+        lambda x: (np.exp(x) * (0.9 - 0.5)).sum(),
+        lambda x: losses.temperature_loss(x[0], jnp.asarray(0.9), jnp.asarray(0.5)),
+    ),
+    "policy gradient": (
+        np.array([-1.0, -0.5, -2.0]),
+        lambda x: -(x * _adv).sum(),
+        lambda x: jax.vmap(losses.policy_gradient_loss)(x, jnp.asarray(_adv)).sum(),
+    ),
+    "surrogate": (
+        np.array([-1.1, -1.0, -0.4]),
+        lambda x: (np.exp(x - _old) * _adv).sum(),
+        lambda x: jax.vmap(losses.surrogate)(x, jnp.asarray(_old), jnp.asarray(_adv)).sum(),
+    ),
+    "clipped surrogate": (
+        np.array([-1.05, -1.9, -0.4]),
+        _np_clipped,
+        lambda x: jax.vmap(losses.clipped_surrogate_loss, (0, 0, 0, None))(
+            x, jnp.asarray(_old), jnp.asarray(_adv), 0.2
+        ).sum(),
+    ),
 }
 
 
@@ -90,8 +117,7 @@ CASES = {
 def test_gradients_equal_finite_differences(name):
     point, numpy_loss, jax_loss = CASES[name]
     step = 1e-6
-    slopes = [(numpy_loss(point + step * e) - numpy_loss(point - step * e)) / (2 * step)
-              for e in np.eye(len(point))]
+    slopes = [(numpy_loss(point + step * e) - numpy_loss(point - step * e)) / (2 * step) for e in np.eye(len(point))]
     with jax.enable_x64(True):
         value, gradient = jax.value_and_grad(jax_loss)(jnp.asarray(point))
         assert gradient.dtype == jnp.float64
@@ -142,7 +168,7 @@ def test_soft_target_update_equals_numpy():
 def test_running_statistics_equal_numpy():
     rng = np.random.default_rng(2)
     statistics, kept = nets.no_statistics(3, jnp.float32), []
-    np.testing.assert_array_equal(nets.normalise(statistics, jnp.ones(3)), np.ones(3))     # nothing seen yet
+    np.testing.assert_array_equal(nets.normalise(statistics, jnp.ones(3)), np.ones(3))  # nothing seen yet
     for size in (4, 1, 7):
         x, mask = rng.normal(3, 2, (size, 3)).astype(np.float32), rng.random(size) < 0.7
         statistics = nets.observe(statistics, jnp.asarray(x), jnp.asarray(mask))
@@ -163,4 +189,4 @@ def test_network_starts_near_zero():
     init, apply = nets.mlp((64,), 3, jnp.float32)
     x = jax.random.normal(jax.random.key(1), (200, 103))
     out = apply(init(jax.random.key(0), x[0]), x)
-    assert 0 < np.abs(out).max() < 0.1      # LeCun × 0.01: a near-uniform policy
+    assert 0 < np.abs(out).max() < 0.1  # LeCun × 0.01: a near-uniform policy

@@ -1,11 +1,12 @@
 """Five tiny problems with known answers, for every agent; a wrong sign, target or mask fails one of them.
 
-    constant     reward 1 whatever happens                              the value is 1
-    observed     reward = observation (±1)                              the value is the observation
-    delayed      0 → 1 without reward, then reward 1 and the end        the value of 0 is γ, of 1 is 1
-    acted        reward +1 for action 1, −1 for action 0                action 1, the value is 1
-    both         reward +1 if the action agrees with the observation    the action follows the observation
+constant     reward 1 whatever happens                              the value is 1
+observed     reward = observation (±1)                              the value is the observation
+delayed      0 → 1 without reward, then reward 1 and the end        the value of 0 is γ, of 1 is 1
+acted        reward +1 for action 1, −1 for action 0                action 1, the value is 1
+both         reward +1 if the action agrees with the observation    the action follows the observation
 """
+
 import functools
 
 import jax
@@ -19,7 +20,7 @@ PROBLEMS = ("constant", "observed", "delayed", "acted", "both")
 GAMMA, ROWS = 0.9, 16
 REPLAY = {"batch": 32, "gradient_steps": 4, "capacity": 1000, "hidden": (16,), "lr": 0.01}
 ON_POLICY = {"hidden": (16,), "gamma": GAMMA, "lr": 0.02}
-AGENTS = {   # name: (options, rounds, tolerance of the values)
+AGENTS = {  # name: (options, rounds, tolerance of the values)
     "sac": ({**REPLAY, "gamma": GAMMA, "tau": 0.05}, 200, 0.1),
     "dqn": ({**REPLAY, "gamma": GAMMA, "target_every": 20, "horizon": 50}, 200, 0.1),
     "ddpg": ({**REPLAY, "gamma": GAMMA, "bootstrap": True, "noise": 0.2}, 200, 0.15),
@@ -28,12 +29,12 @@ AGENTS = {   # name: (options, rounds, tolerance of the values)
     "ppo": (ON_POLICY, 150, 0.15),
     "trpo": (ON_POLICY, 200, 0.15),
 }
-PLACES = np.array([-1.0, 0.0, 1.0], np.float32)      # where the trained agents are asked
+PLACES = np.array([-1.0, 0.0, 1.0], np.float32)  # where the trained agents are asked
 
 
 def observe(problem, key):
     sign = 2.0 * jax.random.bernoulli(key) - 1.0
-    step = (sign + 1) / 2                            # delayed: 0 is the start, 1 the last step
+    step = (sign + 1) / 2  # delayed: 0 is the start, 1 the last step
     return jnp.select([problem == 1, problem == 2, problem == 4], [sign, step, sign], 0.0)
 
 
@@ -83,7 +84,7 @@ def test_probe(name, problem):
     elif problem == "observed":
         near(values[[low, high]], [-1, 1])
     elif problem == "delayed":
-        near(values[[zero, high]], [0 if name == "q_bandit" else GAMMA, 1])     # the bandit sees one step
+        near(values[[zero, high]], [0 if name == "q_bandit" else GAMMA, 1])  # the bandit sees one step
     elif problem == "acted":
         assert policies[zero, 1] > sure
         if name != "sac":
@@ -104,8 +105,10 @@ def test_normalisation_makes_badly_scaled_observations_learnable(name):
         shift = lambda x: 1000 + 0.1 * x
         return agent._replace(
             act=lambda s, x, k: agent.act(s, shift(x), k),
-            update=lambda s, b, k: agent.update(s, b._replace(observation=shift(b.observation),
-                                                              next_observation=shift(b.next_observation)), k))
+            update=lambda s, b, k: agent.update(
+                s, b._replace(observation=shift(b.observation), next_observation=shift(b.next_observation)), k
+            ),
+        )
 
     _, policies = jax.jit(functools.partial(train, far_away(agent), rounds))(4, jax.random.key(0))
     assert policies[0, 0] > 0.9 and policies[2, 1] > 0.9

@@ -1,4 +1,5 @@
 """The ring buffer against a NumPy list that simply keeps the last `capacity` valid rows."""
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -33,12 +34,12 @@ def test_ring_equals_numpy(sizes):
 
 def test_samples_only_what_is_stored():
     buffer = ring.empty(jnp.zeros((), jnp.int32), CAPACITY)
-    buffer = ring.add(buffer, jnp.arange(10, 13), jnp.ones(3, bool))            # not full: 3 of 7
-    drawn = np.asarray(ring.sample(buffer, jax.random.key(0), (50, 60)))          # more rows than are stored
+    buffer = ring.add(buffer, jnp.arange(10, 13), jnp.ones(3, bool))  # not full: 3 of 7
+    drawn = np.asarray(ring.sample(buffer, jax.random.key(0), (50, 60)))  # more rows than are stored
     assert drawn.shape == (50, 60) and set(drawn.ravel()) == {10, 11, 12}
     counts = np.bincount(drawn.ravel())[10:]
-    assert (abs(counts - 1000) < 4 * np.sqrt(3000 * 2 / 9)).all()                 # uniform
-    buffer = ring.add(buffer, jnp.arange(13, 19), jnp.ones(6, bool))            # wraps: 12..18 stay
+    assert (abs(counts - 1000) < 4 * np.sqrt(3000 * 2 / 9)).all()  # uniform
+    buffer = ring.add(buffer, jnp.arange(13, 19), jnp.ones(6, bool))  # wraps: 12..18 stay
     assert set(np.asarray(ring.sample(buffer, jax.random.key(1), (2000,)))) == set(range(12, 19))
 
 

@@ -1,4 +1,5 @@
 """Schedules, registry, fixed policies, and the two problems of the federated methods: simplex and budgets."""
+
 import re
 import subprocess
 import sys
@@ -14,32 +15,38 @@ from agents.registry import options
 
 
 def test_importing_the_package_is_cheap():
-    code = ("import sys, agents; agents.DESCRIPTIONS; "
-            "print([m for m in ('jax', 'optax', 'distrax', 'flax', 'numpy') if m in sys.modules])")
+    code = (
+        "import sys, agents; agents.DESCRIPTIONS; "
+        "print([m for m in ('jax', 'optax', 'distrax', 'flax', 'numpy') if m in sys.modules])"
+    )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
 
 
 def test_registry_lists_and_builds_every_agent():
-    assert set(agents.NAMES) == set(agents.DESCRIPTIONS) >= {
-        "sac", "dqn", "a2c", "ppo", "trpo", "ddpg", "q_bandit", "random"}
+    assert (
+        set(agents.NAMES) == set(agents.DESCRIPTIONS) >= {"sac", "dqn", "a2c", "ppo", "trpo", "ddpg", "q_bandit", "random"}
+    )
     for name in agents.NAMES:
         assert agents.make(name, 3, 2).name == name
     defaults = options("sac")
     assert defaults["lr"] == 0.05 and defaults["hidden"] == (64,) and defaults["tau"] == 0.005
 
 
-@pytest.mark.parametrize(("call", "message"), [
-    (lambda: agents.make("sca", 3, 2), "unknown agent 'sca'; did you mean 'sac'"),
-    (lambda: agents.make("zzz", 3, 2), "allowed: a2c, ddpg"),
-    (lambda: agents.make("dqn", 3, 2, gama=1), "'gama'; did you mean 'gamma'"),
-    (lambda: agents.make("a2c", 0, 2), "observation_size must be a positive whole number"),
-    (lambda: agents.make("a2c", 3, 2, hidden=(8, 0)), "hidden must be"),
-    (lambda: agents.make("sac", 3, 2, gamma=1.5), "gamma must lie between 0 and 1"),
-    (lambda: agents.make("sac", 3, 2, lr=float("nan")), "lr must lie"),
-    (lambda: agents.make("dqn", 3, 2, batch=64, capacity=32), "can never be reached"),
-    (lambda: agents.make("ddpg", 3, 2, actions="sphere"), "allowed: simplex, box"),
-    (lambda: agents.make("fixed", 3, 2, action=2), "index from 0 to 1"),
-])
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: agents.make("sca", 3, 2), "unknown agent 'sca'; did you mean 'sac'"),
+        (lambda: agents.make("zzz", 3, 2), "allowed: a2c, ddpg"),
+        (lambda: agents.make("dqn", 3, 2, gama=1), "'gama'; did you mean 'gamma'"),
+        (lambda: agents.make("a2c", 0, 2), "observation_size must be a positive whole number"),
+        (lambda: agents.make("a2c", 3, 2, hidden=(8, 0)), "hidden must be"),
+        (lambda: agents.make("sac", 3, 2, gamma=1.5), "gamma must lie between 0 and 1"),
+        (lambda: agents.make("sac", 3, 2, lr=float("nan")), "lr must lie"),
+        (lambda: agents.make("dqn", 3, 2, batch=64, capacity=32), "can never be reached"),
+        (lambda: agents.make("ddpg", 3, 2, actions="sphere"), "allowed: simplex, box"),
+        (lambda: agents.make("fixed", 3, 2, action=2), "index from 0 to 1"),
+    ],
+)
 def test_bad_options_are_named(call, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         call()
@@ -79,7 +86,7 @@ def test_ddpg_random_rounds_and_intervals():
     update = jax.jit(agent.update)
     act = jax.jit(jax.vmap(agent.act, (None, 0, 0)))
     spread = lambda s: np.ptp(act(s, jnp.zeros((8, 1)), keys)[0])
-    assert spread(state) > 0.3                                  # normalised uniform draws
+    assert spread(state) > 0.3  # normalised uniform draws
     for i in range(6):
         x = jnp.full((4, 1), float(i))
         action = act(state, jnp.full((8, 1), float(i)), keys)[0][:4]
@@ -89,7 +96,7 @@ def test_ddpg_random_rounds_and_intervals():
         old_bias, new_bias = (s.learner.actor["params"]["Dense_1"]["bias"] for s in (state, new))
         changed.append(bool((old_bias != new_bias).any()))
         state = new
-    assert changed == [False, False, False, True, False, True]     # not in rounds 1, 2; then every second
+    assert changed == [False, False, False, True, False, True]  # not in rounds 1, 2; then every second
     assert spread(state) < 0.3
 
 
@@ -119,15 +126,14 @@ def test_joint_actions_are_flat_indices():
 def test_ddpg_finds_the_optimum_of_a_concave_reward_on_the_simplex():
     """r = −‖a − c(s)‖² with c(s) inside the simplex: the best action is c(s), the best reward 0."""
     goals = jnp.array([[0.6, 0.3, 0.1], [0.1, 0.2, 0.7]])
-    agent = agents.make("ddpg", 2, 3, hidden=(32,), lr=5e-3, noise=0.1, batch=64, gradient_steps=10,
-                        capacity=4000)
+    agent = agents.make("ddpg", 2, 3, hidden=(32,), lr=5e-3, noise=0.1, batch=64, gradient_steps=10, capacity=4000)
 
     def one_round(state, key):
         see, choose, learn = jax.random.split(key, 3)
         context = jax.random.randint(see, (20,), 0, 2)
         x = jax.nn.one_hot(context, 2)
         action, info = jax.vmap(agent.act, (None, 0, 0))(state, x, jax.random.split(choose, 20))
-        reward = -((action - goals[context])**2).sum(-1)
+        reward = -((action - goals[context]) ** 2).sum(-1)
         batch = agents.Transition(x, action, reward, x, jnp.zeros(20), jnp.ones(20, bool), info)
         return agent.update(state, batch, learn)[0], None
 
@@ -167,6 +173,6 @@ def test_q_bandit_learns_to_respect_budgets():
 
     info = train(jax.random.key(0))
     table = np.array([[float(reward_of(c, a)) for a in range(9)] for c in range(4)])
-    np.testing.assert_array_equal(info.policy.argmax(-1), table.argmax(-1))       # the greedy action is optimal
-    np.testing.assert_array_equal(table.argmax(-1), (budgets - 1) @ [3, 1])       # which uses up both budgets
+    np.testing.assert_array_equal(info.policy.argmax(-1), table.argmax(-1))  # the greedy action is optimal
+    np.testing.assert_array_equal(table.argmax(-1), (budgets - 1) @ [3, 1])  # which uses up both budgets
     np.testing.assert_allclose(info.value, table.max(-1), atol=0.4)

@@ -16,8 +16,11 @@ S, A, ROWS, HIDDEN, LR, GAMMA = 3, 4, 12, 6, 0.01, 0.9
 def net(params):
     """The parameters of a one-hidden-layer MLP as torch leaves (W1, b1, W2, b2)."""
     layers = params["params"]
-    return [torch.tensor(np.asarray(layers[layer][leaf]), requires_grad=True)
-            for layer in ("Dense_0", "Dense_1") for leaf in ("kernel", "bias")]
+    return [
+        torch.tensor(np.asarray(layers[layer][leaf]), requires_grad=True)
+        for layer in ("Dense_0", "Dense_1")
+        for leaf in ("kernel", "bias")
+    ]
 
 
 def run(p, x):
@@ -43,8 +46,9 @@ def noisy(state):
     """Every float of the state shaken, so that no symmetry of the initial values hides a mistake."""
     leaves, tree = jax.tree.flatten(state)
     keys = jax.random.split(jax.random.key(7), len(leaves))
-    return tree.unflatten([leaf + 0.3 * jax.random.normal(k, leaf.shape, leaf.dtype)
-                           for leaf, k in zip(leaves, keys, strict=True)])
+    return tree.unflatten(
+        [leaf + 0.3 * jax.random.normal(k, leaf.shape, leaf.dtype) for leaf, k in zip(leaves, keys, strict=True)]
+    )
 
 
 def experience(agent, state, rows=ROWS, seed=0):
@@ -52,8 +56,15 @@ def experience(agent, state, rows=ROWS, seed=0):
     x, following = jnp.asarray(rng.normal(size=(2, rows, S)))
     keys = jax.random.split(jax.random.key(seed), rows)
     action, info = jax.jit(jax.vmap(agent.act, (None, 0, 0)))(state, x, keys)
-    return agents.Transition(x, action, jnp.asarray(rng.normal(size=rows)), following,
-                             jnp.asarray(rng.random(rows) < 0.4), jnp.ones(rows, bool), info)
+    return agents.Transition(
+        x,
+        action,
+        jnp.asarray(rng.normal(size=rows)),
+        following,
+        jnp.asarray(rng.random(rows) < 0.4),
+        jnp.ones(rows, bool),
+        info,
+    )
 
 
 def tensors(rows):
@@ -83,9 +94,12 @@ def each(drawn):
     """The torch tensors of the two minibatches."""
     for g in range(2):
         rows = jax.tree.map(lambda x: x[g], drawn)
-        yield (torch.tensor(np.asarray(rows.observation)), torch.tensor(np.asarray(rows.action)),
-               torch.tensor(np.asarray(rows.reward)),
-               *(torch.tensor(np.asarray(x)) for x in (rows.next_observation, rows.done) if x is not None))
+        yield (
+            torch.tensor(np.asarray(rows.observation)),
+            torch.tensor(np.asarray(rows.action)),
+            torch.tensor(np.asarray(rows.reward)),
+            *(torch.tensor(np.asarray(x)) for x in (rows.next_observation, rows.done) if x is not None),
+        )
 
 
 def test_dqn():
@@ -98,7 +112,7 @@ def test_dqn():
             y = (r + GAMMA * (1 - done) * run(target, following)[range(8), best]).detach()
             step(optimiser, online, torch.nn.functional.huber_loss(run(online, x)[range(8), a.long()], y))
         same(new.learner.online, online)
-        same(new.learner.target, online)         # copied after two steps
+        same(new.learner.target, online)  # copied after two steps
 
 
 def test_q_bandit():
@@ -114,8 +128,9 @@ def test_q_bandit():
 def test_sac():
     tau, ratio = 0.1, 0.6
     with jax.enable_x64(True):
-        state, _, drawn, new, _ = prepared("sac", ("policy", "critics", "targets"), gamma=GAMMA, tau=tau,
-                                           entropy_ratio=ratio, **REPLAY)
+        state, _, drawn, new, _ = prepared(
+            "sac", ("policy", "critics", "targets"), gamma=GAMMA, tau=tau, entropy_ratio=ratio, **REPLAY
+        )
         twin = lambda params: [net(jax.tree.map(lambda x: x[i], params)) for i in (0, 1)]
         policy, critics = net(state.learner.policy), twin(state.learner.critics)
         targets = twin(state.learner.targets)
@@ -128,7 +143,7 @@ def test_sac():
             q = torch.minimum(run(targets[0], following), run(targets[1], following))
             alpha = log_alpha.exp().item()
             y = (r + GAMMA * (1 - done) * (log_p.exp() * (q - alpha * log_p)).sum(-1)).detach()
-            step(optimisers[0], both, sum(((run(c, x)[range(8), a.long()] - y)**2).mean() for c in critics))
+            step(optimisers[0], both, sum(((run(c, x)[range(8), a.long()] - y) ** 2).mean() for c in critics))
             log_p = torch.log_softmax(run(policy, x), -1)
             q = torch.minimum(run(critics[0], x), run(critics[1], x)).detach()
             entropy = -(log_p.exp() * log_p).sum(-1).detach()
@@ -149,8 +164,9 @@ def test_sac():
 def test_ddpg(bootstrap):
     tau = 0.1
     with jax.enable_x64(True):
-        state, _, drawn, new, _ = prepared("ddpg", ("actor", "critic", "target_actor", "target_critic"),
-                                           bootstrap=bootstrap, gamma=GAMMA, tau=tau, **REPLAY)
+        state, _, drawn, new, _ = prepared(
+            "ddpg", ("actor", "critic", "target_actor", "target_critic"), bootstrap=bootstrap, gamma=GAMMA, tau=tau, **REPLAY
+        )
         names = ("actor", "critic", "target_actor", "target_critic")
         actor, critic, target_actor, target_critic = (net(getattr(state.learner, name)) for name in names)
         optimisers = [torch.optim.Adam(p, LR) for p in (critic, actor)]
@@ -162,7 +178,7 @@ def test_ddpg(bootstrap):
                 following, done = rest
                 next_value = value(target_critic, following, mu(target_actor, following))
                 y = (r + GAMMA * (1 - done) * next_value).detach()
-            step(optimisers[0], critic, ((value(critic, x, a) - y)**2).mean())
+            step(optimisers[0], critic, ((value(critic, x, a) - y) ** 2).mean())
             step(optimisers[1], actor, -value(critic, x, mu(actor, x)).mean())
             with torch.no_grad():
                 for target, online in ((target_actor, actor), (target_critic, critic)):
@@ -174,9 +190,25 @@ def test_ddpg(bootstrap):
 
 def on_policy_torch(policy, value, batches, optimiser, epochs, surrogate):
     """The common part of A2C and PPO on the concatenated `batches` of Transitions."""
-    x, a, r, following, done, old = (torch.cat(parts) for parts in zip(*[
-        tensors((b.observation, b.action, b.reward, b.next_observation, b.done.astype(jnp.float64),
-                 b.info.log_probability)) for b in batches], strict=True))
+    x, a, r, following, done, old = (
+        torch.cat(parts)
+        for parts in zip(
+            *[
+                tensors(
+                    (
+                        b.observation,
+                        b.action,
+                        b.reward,
+                        b.next_observation,
+                        b.done.astype(jnp.float64),
+                        b.info.log_probability,
+                    )
+                )
+                for b in batches
+            ],
+            strict=True,
+        )
+    )
     y = (r + GAMMA * (1 - done) * run(value, following)[:, 0]).detach()
     advantage = (y - run(value, x)[:, 0]).detach()
     advantage = (advantage - advantage.mean()) / (advantage.std(correction=0) + 1e-8)
@@ -184,7 +216,7 @@ def on_policy_torch(policy, value, batches, optimiser, epochs, surrogate):
         log_p = torch.log_softmax(run(policy, x), -1)
         taken = log_p[range(len(a)), a.long()]
         entropy = -(log_p.exp() * log_p).sum(-1).mean()
-        loss = surrogate(taken, old, advantage) + 0.5 * ((run(value, x)[:, 0] - y)**2).mean() - 0.01 * entropy
+        loss = surrogate(taken, old, advantage) + 0.5 * ((run(value, x)[:, 0] - y) ** 2).mean() - 0.01 * entropy
         step(optimiser, policy + value, loss)
 
 
@@ -192,8 +224,14 @@ def test_a2c():
     with jax.enable_x64(True):
         state, batch, _, new, _ = prepared("a2c", ("params",), gamma=GAMMA)
         policy, value = net(state.learner.params.policy), net(state.learner.params.value)
-        on_policy_torch(policy, value, [batch], torch.optim.Adam(policy + value, LR), 1,
-                        lambda taken, old, advantage: -(taken * advantage).mean())
+        on_policy_torch(
+            policy,
+            value,
+            [batch],
+            torch.optim.Adam(policy + value, LR),
+            1,
+            lambda taken, old, advantage: -(taken * advantage).mean(),
+        )
         same(new.learner.params.policy, policy)
         same(new.learner.params.value, value)
 
@@ -210,7 +248,7 @@ def test_ppo_uses_the_last_two_rounds():
         policy, value = net(state.learner.params.policy), net(state.learner.params.value)
         optimiser, batches = torch.optim.Adam(policy + value, LR), []
         update = jax.jit(agent.update)
-        for seed, rows in enumerate((12, 12, 12)):          # the third update has forgotten the first round
+        for seed, rows in enumerate((12, 12, 12)):  # the third update has forgotten the first round
             batches.append(experience(agent, state, rows, seed))
             state, _ = update(state, batches[-1], jax.random.key(9))
             on_policy_torch(policy, value, batches[-2:], optimiser, 4, clipped)

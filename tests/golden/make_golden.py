@@ -5,6 +5,7 @@ Conv2d on NCHW maps, autograd, PyTorch's own momentum and weight decay. From the
 `draws.py`); the initial weights are transplanted, convolution kernels HWIO -> OIHW, and the rows of the first dense
 layer from the flatten order (height, width, channel) to (channel, height, width).
 """
+
 from __future__ import annotations
 
 import copy
@@ -23,7 +24,7 @@ import jax  # noqa: E402
 from golden import settings  # noqa: E402
 from golden.draws import minibatches, reporting  # noqa: E402
 
-SIDE = 4   # of the last map, on 28x28 images
+SIDE = 4  # of the last map, on 28x28 images
 
 
 class LeNet5(nn.Module):
@@ -61,8 +62,8 @@ def to_torch(params: dict, module: nn.Module) -> nn.Module:
     for group, leaves in params.items():
         kernel = leaves["kernel"]
         if kernel.ndim == 4:
-            kernel = kernel.transpose(3, 2, 0, 1)                                       # HWIO -> OIHW
-        elif group == "fc1":                                                            # rows HWC -> CHW
+            kernel = kernel.transpose(3, 2, 0, 1)  # HWIO -> OIHW
+        elif group == "fc1":  # rows HWC -> CHW
             channels = kernel.shape[0] // SIDE**2
             kernel = kernel.reshape(SIDE, SIDE, channels, -1).transpose(2, 0, 1, 3).reshape(kernel.shape).T
         else:
@@ -91,8 +92,19 @@ def from_torch(tensors: dict[str, torch.Tensor]) -> dict:
 
 
 # ---- the loop ---------------------------------------------------------------------------------------------------
-def train(start: dict, module: nn.Module, batches: list, x: torch.Tensor, y: torch.Tensor, *, momentum: float,
-          decay: float, strength: float = 0.0, anchor: dict | None = None, shift: dict | None = None) -> dict:
+def train(
+    start: dict,
+    module: nn.Module,
+    batches: list,
+    x: torch.Tensor,
+    y: torch.Tensor,
+    *,
+    momentum: float,
+    decay: float,
+    strength: float = 0.0,
+    anchor: dict | None = None,
+    shift: dict | None = None,
+) -> dict:
     """One client's local training from `start`; a proximal term to `anchor`, or `shift` added to the gradients."""
     module.load_state_dict(start)
     optimizer = torch.optim.SGD(module.parameters(), lr=settings.LR, momentum=momentum, weight_decay=decay)
@@ -100,7 +112,7 @@ def train(start: dict, module: nn.Module, batches: list, x: torch.Tensor, y: tor
         optimizer.zero_grad()
         loss = functional.cross_entropy(module(x[rows]), y[rows])
         if anchor is not None:
-            loss = loss + strength / 2 * sum(((p - anchor[n])**2).sum() for n, p in module.named_parameters())
+            loss = loss + strength / 2 * sum(((p - anchor[n]) ** 2).sum() for n, p in module.named_parameters())
         loss.backward()
         if shift is not None:
             for name, p in module.named_parameters():
@@ -130,24 +142,42 @@ def run(model: str, method: str, options: dict) -> dict:
     for t in range(settings.ROUNDS):
         cohort, _ = reporting(cohorts, settings.SEED, t)
         draw = lambda k, epochs=settings.EPOCHS, salt=0, t=t: minibatches(
-            fed, settings.SEED, t, k, batch_size=settings.BATCH, epochs=epochs, salt=salt)
+            fed, settings.SEED, t, k, batch_size=settings.BATCH, epochs=epochs, salt=salt
+        )
         ends, changes = [], []
         for k in cohort:
             batches = draw(k)
             if method == "scaffold":
                 mine = own[k]
-                end = train(theta, module, batches, x, y, momentum=0.0, decay=options["weight_decay"],
-                            shift=combine(lambda c, ck: c - ck, control, mine))
-                own[k] = combine(lambda ck, c, a, b: ck - c + (a - b) / (len(batches) * settings.LR),
-                                 mine, control, theta, end)
+                end = train(
+                    theta,
+                    module,
+                    batches,
+                    x,
+                    y,
+                    momentum=0.0,
+                    decay=options["weight_decay"],
+                    shift=combine(lambda c, ck: c - ck, control, mine),
+                )
+                own[k] = combine(
+                    lambda ck, c, a, b: ck - c + (a - b) / (len(batches) * settings.LR), mine, control, theta, end
+                )
                 changes.append(combine(torch.sub, own[k], mine))
             elif method == "fedprox":
                 end = train(theta, module, batches, x, y, **usual, strength=options["mu"], anchor=theta)
             else:
                 end = train(theta, module, batches, x, y, **usual)
             if method == "ditto":
-                own[k] = train(own[k], module, draw(k, options["personal_epochs"], 1), x, y, **usual,
-                               strength=options["lam"], anchor=theta)
+                own[k] = train(
+                    own[k],
+                    module,
+                    draw(k, options["personal_epochs"], 1),
+                    x,
+                    y,
+                    **usual,
+                    strength=options["lam"],
+                    anchor=theta,
+                )
             ends.append(end)
         if method == "scaffold":
             mean = average(ends, [1] * len(ends))

@@ -3,6 +3,7 @@
 Everything is drawn with NumPy's frozen `RandomState`, so the files do not depend on the versions of JAX or PyTorch;
 the batches do depend on JAX's random bits, and are stored so that a change of those is told from a wrong number.
 """
+
 from __future__ import annotations
 
 import numpy as np
@@ -16,14 +17,21 @@ SIZES = (10, 24, 17, 13)
 SHAPE = (28, 28, 1)
 LR, MOMENTUM, DECAY = 0.05, 0.9, 5e-4
 METHODS: dict[str, dict[str, float]] = {
-    "fedavg": {}, "fedprox": {"mu": 0.1}, "scaffold": {"server_lr": 0.8, "weight_decay": 1e-3},
+    "fedavg": {},
+    "fedprox": {"mu": 0.1},
+    "scaffold": {"server_lr": 0.8, "weight_decay": 1e-3},
     "ditto": {"lam": 0.5, "personal_epochs": 1.0},
 }
 
 # kernels [k, k, in, out] and [in, out] (the flattened map is in the order height, width, channel), biases [out]
 WEIGHTS: dict[str, dict[str, tuple[int, ...]]] = {
-    "lenet5": {"conv1": (5, 5, 1, 6), "conv2": (5, 5, 6, 16), "fc1": (4 * 4 * 16, 120), "fc2": (120, 84),
-               "fc": (84, CLASSES)},
+    "lenet5": {
+        "conv1": (5, 5, 1, 6),
+        "conv2": (5, 5, 6, 16),
+        "fc1": (4 * 4 * 16, 120),
+        "fc2": (120, 84),
+        "fc": (84, CLASSES),
+    },
     "cnn4": {"conv1": (5, 5, 1, 32), "conv2": (5, 5, 32, 64), "fc1": (4 * 4 * 64, 512), "fc": (512, CLASSES)},
 }
 
@@ -67,8 +75,12 @@ def digest(tree: dict, entries: int) -> np.ndarray:
 def batches_of_the_run() -> np.ndarray:
     """Rows of all minibatches of all rounds, one after another (both passes of Ditto)."""
     fed = federation()
-    return np.concatenate([rows for t in range(ROUNDS)
-                           for k in reporting(participation(), SEED, t)[0]
-                           for salt, epochs in ((0, EPOCHS), (1, METHODS["ditto"]["personal_epochs"]))
-                           for rows in minibatches(fed, SEED, t, k, batch_size=BATCH, epochs=epochs, salt=salt)]
-                          ).astype(np.int16)
+    return np.concatenate(
+        [
+            rows
+            for t in range(ROUNDS)
+            for k in reporting(participation(), SEED, t)[0]
+            for salt, epochs in ((0, EPOCHS), (1, METHODS["ditto"]["personal_epochs"]))
+            for rows in minibatches(fed, SEED, t, k, batch_size=BATCH, epochs=epochs, salt=salt)
+        ]
+    ).astype(np.int16)
