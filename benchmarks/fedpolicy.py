@@ -21,10 +21,10 @@ from typing import Any
 
 import jax
 
-from fedjax_sim import backends
-from fedjax_sim.config import Config
-from fedjax_sim.profile import stage_seconds
-from fedjax_sim.setup import Setup, load_federation, prepare, want_host_devices
+from fedjax_sim.engine import layout as layouts
+from fedjax_sim.runner.config import Config
+from fedjax_sim.runner.prepare import Setup, load_federation, prepare, want_host_devices
+from fedjax_sim.runner.profile import stage_seconds
 
 SYNTHETIC = "synthetic:shape=28x28x1,classes=10,train=60000,test=1000"
 
@@ -34,7 +34,7 @@ class Stepper:
 
     def __init__(self, setup: Setup):
         sim = setup.simulation
-        self.state, self.data = backends.place(sim.layout, sim.init(setup.config.seed, setup.net), sim.data)
+        self.state, self.data = layouts.place(sim.layout, sim.init(setup.config.seed, setup.net), sim.data)
         self.step = jax.jit(sim.round, donate_argnums=0)
         self.seconds: list[float] = []
         self.cpu_seconds: list[float] = []

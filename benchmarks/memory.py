@@ -47,11 +47,14 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
     import jax
     import jax.numpy as jnp
 
-    from fedjax_sim import backends, checkpoint, describe, host_bank
-    from fedjax_sim.cache import use_compilation_cache
-    from fedjax_sim.config import Config
+    from fedjax_sim.cli import describe
     from fedjax_sim.data.federation import Federation
-    from fedjax_sim.setup import prepare, want_host_devices
+    from fedjax_sim.engine import host_rows
+    from fedjax_sim.engine import layout as layouts
+    from fedjax_sim.runner import checkpoint
+    from fedjax_sim.runner.cache import use_compilation_cache
+    from fedjax_sim.runner.config import Config
+    from fedjax_sim.runner.prepare import prepare, want_host_devices
 
     config = Config(
         case["method"],
@@ -99,7 +102,7 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
 
     note("baseline")
     state = jax.block_until_ready(sim.init(0, net))
-    place = host_bank.place if config.state_on == "host" else backends.place
+    place = host_rows.place if config.state_on == "host" else layouts.place
     state, data = place(sim.layout, state, sim.data)
     note("init")
     temporary = None

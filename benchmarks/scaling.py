@@ -134,11 +134,11 @@ def measure(point: Point) -> dict[str, Any]:
     """Seconds per round (best), compile time, steps, and the memory of this process."""
     import jax
 
-    from fedjax_sim.backends import place
-    from fedjax_sim.config import Config
+    from fedjax_sim.cli.describe import facts
     from fedjax_sim.data.federation import Federation
-    from fedjax_sim.describe import facts
-    from fedjax_sim.setup import prepare, want_host_devices
+    from fedjax_sim.engine.layout import place
+    from fedjax_sim.runner.config import Config
+    from fedjax_sim.runner.prepare import prepare, want_host_devices
 
     workload = workload_of(point)
     config = Config(

@@ -15,30 +15,30 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from fedjax_sim.config import Config
     from fedjax_sim.data.federation import Federation
     from fedjax_sim.data.protocols import federate
-    from fedjax_sim.engine import simulate
+    from fedjax_sim.engine.simulation import simulate
     from fedjax_sim.errors import UserError
     from fedjax_sim.methods import make_method, register
     from fedjax_sim.models import build
-    from fedjax_sim.runner import Result, resume, run
-    from fedjax_sim.setup import prepare
+    from fedjax_sim.runner.config import Config
+    from fedjax_sim.runner.execute import Result, resume, run
+    from fedjax_sim.runner.prepare import prepare
 
 # imported on first use: the command line's help must not wait for JAX
 _HOME = {
-    "Config": "config",
+    "Config": "runner.config",
     "Federation": "data.federation",
     "federate": "data.protocols",
-    "simulate": "engine",
+    "simulate": "engine.simulation",
     "UserError": "errors",
     "make_method": "methods",
     "register": "methods",
     "build": "models",
-    "Result": "runner",
-    "resume": "runner",
-    "run": "runner",
-    "prepare": "setup",
+    "Result": "runner.execute",
+    "resume": "runner.execute",
+    "run": "runner.execute",
+    "prepare": "runner.prepare",
 }
 __all__ = [
     "Config",

@@ -1,5 +1,5 @@
 import sys
 
-from fedjax_sim.cli import main
+from fedjax_sim.cli.main import main
 
 sys.exit(main())

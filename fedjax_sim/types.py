@@ -11,15 +11,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_sim.data.federation import Federation
-from fedjax_sim.losses import Loss
-from fedjax_sim.models import Model
+if TYPE_CHECKING:
+    from fedjax_sim.data.federation import Federation
+    from fedjax_sim.local.losses import Loss
+    from fedjax_sim.models import Model
 
 Tree = Any
 Array = Any  # a jax.Array, a tracer, or a numpy array on its way in

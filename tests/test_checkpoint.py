@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from tiny import same_bits, simulation, start
 
-from fedjax_sim import checkpoint
 from fedjax_sim.errors import UserError
+from fedjax_sim.runner import checkpoint
 from fedjax_sim.types import Client, State
 
 

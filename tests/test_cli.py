@@ -12,7 +12,7 @@ import jax
 import numpy as np
 import pytest
 
-from fedjax_sim.cli import main
+from fedjax_sim.cli.main import main
 
 jax.devices()  # started with the test session's eight devices, before a command asks for its own number
 ROOT = pathlib.Path(__file__).parent.parent
@@ -233,7 +233,7 @@ def test_resume_refuses_a_changed_configuration(capsys, copy, change, sentence):
 
 def test_resume_refuses_another_hash(capsys, copy):
     """Configuration and its hash changed together: the checkpoint still knows what it belongs to."""
-    from fedjax_sim.config import Config
+    from fedjax_sim.runner.config import Config
 
     file = copy / "config.json"
     data = json.loads(file.read_text())
@@ -298,7 +298,7 @@ def test_dry_run_prints_sizes_and_writes_nothing(capsys, tmp_path):
 
 def test_dry_run_times_no_layouts(capsys, tmp_path, monkeypatch):
     """A run long enough to be measured: the dry run still only prints."""
-    from fedjax_sim import autotune
+    from fedjax_sim.runner import autotune
 
     monkeypatch.setenv("FEDJAX_SIM_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(autotune, "LONG_RUN", 1.0)
@@ -340,7 +340,7 @@ def test_list_names_everything(capsys):
 
 def test_help_is_quick_and_imports_no_jax():
     code = (
-        "import sys; from fedjax_sim.cli import main\n"
+        "import sys; from fedjax_sim.cli.main import main\n"
         "try: main(['run', '--help'])\n"
         "except SystemExit: pass\n"
         "heavy = {'jax', 'numpy', 'flax', 'distrax', 'orbax', 'sklearn'} & set(sys.modules)\n"

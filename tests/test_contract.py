@@ -170,9 +170,9 @@ def test_scaffold_first_step_is_fedavg():
     """With zero control variates the first round is FedAvg with plain SGD and uniform weights."""
     scaffold, fedavg = simulation("scaffold"), simulation("fedavg", weights="uniform")
     plain = dataclasses.replace(fedavg.env, optimizer=__import__("optax").identity())
-    from fedjax_sim.engine import simulate
-    from fedjax_sim.optim import schedule
-    from fedjax_sim.participation import Participation
+    from fedjax_sim.engine.participation import Participation
+    from fedjax_sim.engine.round import simulate
+    from fedjax_sim.local.optim import schedule
 
     base = simulate(
         fedavg.method, plain, tiny.federation(), Participation(M, M, tuple(range(N))), lr=schedule("constant", 0.05, 8)

@@ -15,7 +15,7 @@ import pytest
 
 import agents
 import fedjax_sim
-from fedjax_sim.cli import main
+from fedjax_sim.cli.main import main
 from fedjax_sim.methods import METHODS
 
 jax.devices()
@@ -75,7 +75,7 @@ def test_readme_commands_parse():
     """Every fedjax-sim line of the README's code blocks is a command the parser knows."""
     import shlex
 
-    from fedjax_sim.cli import make_parser
+    from fedjax_sim.cli.main import make_parser
 
     text = (ROOT / "README.md").read_text().replace("\\\n", " ")
     blocks = re.findall(r"^```(?:\w*)\n(.*?)^```", text, re.M | re.S)

@@ -14,16 +14,16 @@ import tiny
 from tiny import CLASSES, M, N, close, same_bits, simulation, start
 
 from fedjax_sim.data.federation import Federation
-from fedjax_sim.engine import simulate
+from fedjax_sim.engine.participation import Participation
+from fedjax_sim.engine.round import simulate
 from fedjax_sim.errors import UserError
 from fedjax_sim.local import descend, upload
+from fedjax_sim.local.optim import schedule
 from fedjax_sim.methods import make_method
 from fedjax_sim.methods.fedpolicy import STATES, observation_size
 from fedjax_sim.methods.fedpolicy_actions import subset_masks
 from fedjax_sim.models import build
-from fedjax_sim.optim import schedule
-from fedjax_sim.participation import Participation
-from fedjax_sim.server import payload_bytes
+from fedjax_sim.plans import payload_bytes
 
 # for the planted federation: rewards are differences, so with γ near 1 they telescope and hide which action was good;
 # the numbers an agent sees differ much in scale, so they are normalised
@@ -337,8 +337,8 @@ def test_what_it_needs_of_model_and_data():
 
 
 def test_loss_of_the_paper_unless_another_is_named():
-    from fedjax_sim.config import Config
-    from fedjax_sim.setup import prepare
+    from fedjax_sim.runner.config import Config
+    from fedjax_sim.runner.prepare import prepare
 
     config = Config("fedpolicy", model="mlp", clients=4, rounds=1, chunk="1", devices="1")
     assert prepare(config).config.loss == "c3e"
@@ -351,7 +351,7 @@ def test_figures_from_run_directories(tmp_path):
     """Every figure is made from plain CSV files; shares are those of the last ten rounds."""
     import json
 
-    from fedjax_sim.cli import main
+    from fedjax_sim.cli.main import main
     from fedjax_sim.report.runs import load_run, windowed_shares
 
     rng = np.random.default_rng(0)

@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 from golden import settings
 
-from fedjax_sim import losses, models, optim
-from fedjax_sim.backends import Layout
-from fedjax_sim.engine import simulate
+from fedjax_sim import models
+from fedjax_sim.engine.layout import Layout
+from fedjax_sim.engine.round import simulate
+from fedjax_sim.local import losses, optim
 from fedjax_sim.methods import make_method
 from fedjax_sim.types import Env
 

@@ -4,12 +4,15 @@ import jax
 import numpy as np
 import pytest
 
-from fedjax_sim import checkpoint, host_bank, runner
-from fedjax_sim.cli import main
-from fedjax_sim.config import Config
+from fedjax_sim.cli.main import main
+from fedjax_sim.engine import host_rows
 from fedjax_sim.errors import UserError
 from fedjax_sim.methods import make_method
-from fedjax_sim.setup import prepare
+from fedjax_sim.runner import checkpoint
+from fedjax_sim.runner import execute as runner
+from fedjax_sim.runner.config import Config
+from fedjax_sim.runner.directory import RunDirectory
+from fedjax_sim.runner.prepare import prepare
 from tests.tiny import N, federation
 
 EVERY = ("global", "personal", "personal@global", "resident")
@@ -42,7 +45,7 @@ def numbers(rows: list[dict]) -> np.ndarray:
 
 def run(method: str, out=None, **options) -> runner.Result:
     setup = prepare(config(method, **options), fed=federation())
-    return runner.execute(setup, runner.RunDirectory(out) if out else None)
+    return runner.execute(setup, RunDirectory(out) if out else None)
 
 
 @pytest.mark.parametrize(("method", "where"), [("ditto", {}), ("random", {}), ("random", {"devices": "4", "chunk": "2"})])
@@ -80,7 +83,7 @@ def test_setup_is_streamed(monkeypatch):
             setup=lambda env, server, client, ctx: client._replace(own=client.own + 100 * (ctx.id + 1)),
         )
 
-    monkeypatch.setattr(host_bank, "BLOCK", 4 * 4)  # four rows of one float at a time: 4 + 2 clients
+    monkeypatch.setattr(host_rows, "BLOCK", 4 * 4)  # four rows of one float at a time: 4 + 2 clients
     setup = prepare(
         config("fedavg", evaluations=("global",), state_on="host", participation="1"), fed=federation(), method=with_setup()
     )
@@ -108,7 +111,7 @@ def test_resume_repeats_an_uninterrupted_run(tmp_path, monkeypatch, block):
 
 def test_only_the_cohort_is_on_the_device():
     sim = prepare(config("ditto", state_on="host", participation=f"1/{N}"), fed=federation()).simulation
-    bank = host_bank.HostBank(sim, 1)
+    bank = host_rows.HostBank(sim, 1)
     state = sim.init(0, sim.env.model.init(jax.random.key(0)))
     rows = bank.with_rows(state, np.asarray([3]))
     assert {a.shape[0] for a in jax.tree.leaves(rows.clients)} == {1}

@@ -10,8 +10,9 @@ import pytest
 import tiny
 from tiny import M, N, close, same_bits, simulation, start
 
-from fedjax_sim.backends import Layout, deal, make_layout
-from fedjax_sim.debug import ClientFailure, LoopRunner
+from fedjax_sim.engine.cohort import deal
+from fedjax_sim.engine.layout import Layout, make_layout
+from fedjax_sim.engine.loop_backend import ClientFailure, LoopRunner
 
 ARCHETYPES = ["fedavg", "scaffold", "random", "fedpolicy"]
 
@@ -110,7 +111,8 @@ def test_ragged_clients_cost_what_they_hold():
 def neighbourhood():
     """Each participant starts from ¾ of its own model and ¼ of the next client's, body and head with different weights."""
     from fedjax_sim.methods.fedavg import fedavg
-    from fedjax_sim.server import mix, zeros_like
+    from fedjax_sim.plans import mix
+    from fedjax_sim.tree import zeros_like
     from fedjax_sim.types import Plan
 
     def plan(env, ctx):

@@ -13,12 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_sim import losses, models, optim
-from fedjax_sim.augment import crop_flip
+from fedjax_sim import models
 from fedjax_sim.data.federation import Federation
 from fedjax_sim.errors import UserError
-from fedjax_sim.local import LANES, descend, epoch_orders, steps_for, stream
-from fedjax_sim.threefry import small_bits
+from fedjax_sim.local import LANES, descend, epoch_orders, losses, optim, steps_for, stream
+from fedjax_sim.local.augment import crop_flip
+from fedjax_sim.local.threefry import small_bits
 from fedjax_sim.types import Client, Ctx, Env
 
 BATCH, CLASSES = 4, 3

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_sim import losses
 from fedjax_sim.errors import UserError
+from fedjax_sim.local import losses
 
 BATCH, CLASSES = 7, 5
 

@@ -17,7 +17,7 @@ from tiny import CLASSES, N, close, simulation, start
 
 from fedjax_sim.errors import UserError
 from fedjax_sim.local import LANES
-from fedjax_sim.losses import Confusion, init_confusion
+from fedjax_sim.local.losses import Confusion, init_confusion
 from fedjax_sim.methods import ccvr, fedca, fedfa, fedfa_freq, fedntd, fedsam, make_method
 from fedjax_sim.models import Model, from_module
 from fedjax_sim.models.nets import PlainNet, plain_groups

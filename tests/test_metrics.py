@@ -7,9 +7,9 @@ import math
 import numpy as np
 import pytest
 
-from fedjax_sim.files import number, read_csv, write_csv
-from fedjax_sim.metrics import client_figures, convergence, probe_figures, relative_gain, rounds_to, summary_figures
-from fedjax_sim.server import payload_bytes
+from fedjax_sim.plans import payload_bytes
+from fedjax_sim.runner.figures import client_figures, convergence, probe_figures, relative_gain, rounds_to, summary_figures
+from fedjax_sim.runner.files import number, read_csv, write_csv
 
 
 def test_client_figures():

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedjax_sim.engine.participation import Participation, parse_participation, unseen_clients
 from fedjax_sim.errors import UserError
-from fedjax_sim.participation import Participation, parse_participation, unseen_clients
 
 ROUNDS = 4000
 KEYS = jax.random.split(jax.random.key(3), ROUNDS)

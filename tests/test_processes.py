@@ -14,7 +14,7 @@ import jax
 import pytest
 from tiny import close
 
-from fedjax_sim.runner import resume
+from fedjax_sim.runner.execute import resume
 
 ROOT = pathlib.Path(__file__).parent.parent
 LIMIT = 120  # seconds

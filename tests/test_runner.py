@@ -17,12 +17,13 @@ import pytest
 import tiny
 
 import fedjax_sim as fs
-from fedjax_sim import autotune, backends
-from fedjax_sim.cli import main
-from fedjax_sim.config import Config
-from fedjax_sim.runner import resume, run
-from fedjax_sim.seeds import run_seeds
-from fedjax_sim.setup import prepare
+from fedjax_sim.cli.main import main
+from fedjax_sim.engine import layout as layouts
+from fedjax_sim.runner import autotune
+from fedjax_sim.runner.config import Config
+from fedjax_sim.runner.execute import resume, run
+from fedjax_sim.runner.prepare import prepare
+from fedjax_sim.runner.seeds import run_seeds
 
 jax.devices()
 ROOT = pathlib.Path(__file__).parent.parent
@@ -334,7 +335,7 @@ def test_killed_run_resumes_to_the_same_bytes(tmp_path):
 
 def test_rows_are_on_disk_before_their_checkpoint(tmp_path, monkeypatch):
     """Killed right after a checkpoint became visible: its rounds must already be in the files."""
-    from fedjax_sim import checkpoint
+    from fedjax_sim.runner import checkpoint
 
     seen = []
 
@@ -511,7 +512,7 @@ def test_short_or_explicit_runs_are_not_measured(cache):
     assert autotune.choose(Config(devices="2", chunk="30"), 10, 1000, 5e6, LONG, forbidden, quiet).chunk == 5
     assert autotune.choose(Config(devices="1", backend="vmap"), 10, 1000, 5e6, LONG, forbidden, quiet).chunk == 10
     automatic = autotune.choose(Config(), 3, 1000, 5e6, 0, forbidden, quiet)
-    assert automatic.devices == min(3, backends.available_devices())
+    assert automatic.devices == min(3, layouts.available_devices())
     assert not cache.exists()
 
 

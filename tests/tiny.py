@@ -8,13 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim import losses, optim
-from fedjax_sim.backends import Layout, make_layout, place
 from fedjax_sim.data.federation import Federation
-from fedjax_sim.engine import Simulation, simulate
+from fedjax_sim.engine.layout import Layout, make_layout, place
+from fedjax_sim.engine.participation import Participation
+from fedjax_sim.engine.round import Simulation, simulate
+from fedjax_sim.local import losses, optim
 from fedjax_sim.methods import make_method
 from fedjax_sim.models import build
-from fedjax_sim.participation import Participation
 from fedjax_sim.types import Env
 
 N, M, CLASSES, BATCH = 6, 4, 3, 4

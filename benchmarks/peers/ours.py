@@ -15,11 +15,11 @@ import numpy as np
 
 from benchmarks.peers.protocol import Peer
 from benchmarks.workloads import Workload, make_data, plan
-from fedjax_sim.backends import place
-from fedjax_sim.config import Config
 from fedjax_sim.data.federation import Federation
-from fedjax_sim.setup import prepare as set_up
-from fedjax_sim.setup import want_host_devices
+from fedjax_sim.engine.layout import place
+from fedjax_sim.runner.config import Config
+from fedjax_sim.runner.prepare import prepare as set_up
+from fedjax_sim.runner.prepare import want_host_devices
 
 PACKAGES = ("fedjax-sim", "jax", "jaxlib", "flax", "optax", "numpy")
 SCHEDULED = 64  # rounds whose cohorts are laid down; later ones repeat them

@@ -26,9 +26,9 @@ from jax import lax
 
 from fedjax_sim.errors import UserError
 from fedjax_sim.local import descend, epoch_orders, gather, longest, upload
+from fedjax_sim.local.optim import sgd
 from fedjax_sim.methods.fedavg import fedavg
-from fedjax_sim.optim import sgd
-from fedjax_sim.server import merge
+from fedjax_sim.plans import merge
 from fedjax_sim.types import Array, Client, Cohort, Ctx, Env, Method, Plan, Tree, Upload
 
 MODES = ("per_round_diag", "post_full")

@@ -12,7 +12,7 @@ Wire: |w| down, |w| up.  State: none.  Evaluated: global (FedAvg), personal (Fed
 from __future__ import annotations
 
 from fedjax_sim.local import descend, upload
-from fedjax_sim.server import merge
+from fedjax_sim.plans import merge
 from fedjax_sim.types import Client, Cohort, Ctx, Env, Method, Plan, Tree, Upload
 
 FINE_TUNE = 1000  # tells the shuffles of fine-tuning from those of training

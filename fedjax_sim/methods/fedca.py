@@ -18,7 +18,7 @@ from jax import lax
 
 from fedjax_sim.errors import UserError
 from fedjax_sim.local import descend, upload
-from fedjax_sim.losses import Confusion
+from fedjax_sim.local.losses import Confusion
 from fedjax_sim.methods.fedavg import fedavg
 from fedjax_sim.types import Array, Client, Cohort, Ctx, Env, Method, Tree, Upload
 

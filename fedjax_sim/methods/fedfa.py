@@ -24,7 +24,7 @@ from jax import lax
 from fedjax_sim.errors import UserError
 from fedjax_sim.local import Aux, Batch, descend, forward, local_loss, upload
 from fedjax_sim.methods.fedavg import fedavg
-from fedjax_sim.server import merge
+from fedjax_sim.plans import merge
 from fedjax_sim.types import Array, Client, Cohort, Ctx, Env, Method, Plan, Tree, Upload
 
 EPSILON, KEEP = 1e-6, 0.99

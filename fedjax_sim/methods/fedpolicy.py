@@ -24,14 +24,15 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fedjax_sim.control import check_agent, make_agent
 from fedjax_sim.errors import UserError, lookup
-from fedjax_sim.evaluate import client_accuracy, held_accuracy, predict_net, score_client
 from fedjax_sim.local import descend, upload
+from fedjax_sim.local.score import client_accuracy, held_accuracy, predict_net, score_client
+from fedjax_sim.methods.controllers import check_agent, make_agent
 from fedjax_sim.methods.fedavg import fedavg
 from fedjax_sim.methods.fedpolicy_actions import ACTIONS, oracle_agent
 from fedjax_sim.methods.redistribute import BLOCKS, block_masks
-from fedjax_sim.server import blend, merge, square_norm, subtract
+from fedjax_sim.plans import blend, merge
+from fedjax_sim.tree import square_norm, subtract
 from fedjax_sim.types import Array, Client, Cohort, Control, Ctx, Env, Method, Plan, Tree, Upload
 
 # which parts of the state the agent sees; the names are the ablation's

@@ -16,7 +16,7 @@ import optax
 from fedjax_sim.errors import UserError
 from fedjax_sim.local import descend, upload
 from fedjax_sim.methods.fedavg import fedavg
-from fedjax_sim.server import scaled_add
+from fedjax_sim.tree import scaled_add
 from fedjax_sim.types import Array, Client, Ctx, Env, Method, Tree, Upload
 
 TINY = 1e-12

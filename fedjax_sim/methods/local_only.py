@@ -8,7 +8,7 @@ Wire: 0 down, 0 up.  State: w_k (the resident model).  Evaluated: personal.
 from __future__ import annotations
 
 from fedjax_sim.methods.fedavg import fedavg
-from fedjax_sim.server import masked_plan
+from fedjax_sim.plans import masked_plan
 from fedjax_sim.types import Client, Cohort, Ctx, Env, Method, Plan, Tree
 
 

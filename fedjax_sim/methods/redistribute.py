@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from fedjax_sim.errors import UserError
 from fedjax_sim.methods.fedavg import fedavg
-from fedjax_sim.server import blend
+from fedjax_sim.plans import blend
 from fedjax_sim.types import Array, Client, Ctx, Env, Method, Plan, Tree
 
 BLOCKS = ("full", "backbone", "head")

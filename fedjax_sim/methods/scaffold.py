@@ -15,9 +15,10 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim.local import descend, upload
+from fedjax_sim.local.optim import sgd
 from fedjax_sim.methods.fedavg import fedavg
-from fedjax_sim.optim import sgd
-from fedjax_sim.server import merge, subtract, zeros_like
+from fedjax_sim.plans import merge
+from fedjax_sim.tree import subtract, zeros_like
 from fedjax_sim.types import Client, Cohort, Ctx, Env, Method, Plan, Tree, Upload
 
 

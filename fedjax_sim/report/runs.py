@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_sim.errors import UserError
-from fedjax_sim.files import read_csv
+from fedjax_sim.runner.files import read_csv
 
 ORDER = ("full", "backbone", "head")  # as in the paper, not as the columns are sorted
 

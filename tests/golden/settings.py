@@ -10,7 +10,7 @@ import numpy as np
 from golden.draws import minibatches, reporting
 
 from fedjax_sim.data.federation import Federation
-from fedjax_sim.participation import Participation
+from fedjax_sim.engine.participation import Participation
 
 SEED, ROUNDS, BATCH, EPOCHS, COHORT, CLASSES = 5, 3, 8, 1.5, 3, 10
 SIZES = (10, 24, 17, 13)

@@ -27,11 +27,11 @@ def catalog(what: str) -> dict[str, str]:
 
         return MODELS
     if what == "losses":
-        from fedjax_sim.losses import LOSSES
+        from fedjax_sim.local.losses import LOSSES
 
         return LOSSES
     if what == "evaluations":
-        from fedjax_sim.scoring import EVALUATIONS
+        from fedjax_sim.engine.evaluation import EVALUATIONS
 
         return EVALUATIONS
     import agents

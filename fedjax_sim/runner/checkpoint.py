@@ -21,9 +21,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedjax_sim.config import FORMAT
 from fedjax_sim.errors import UserError
-from fedjax_sim.files import write_json
+from fedjax_sim.runner.config import FORMAT
+from fedjax_sim.runner.files import write_json
 from fedjax_sim.types import State
 
 BLOCK = 256 * 2**20  # bytes of rows per block

@@ -12,9 +12,10 @@ from typing import Any
 
 import jax
 
-from fedjax_sim import backends, describe
+from fedjax_sim.cli import describe
+from fedjax_sim.engine import layout as layouts
 from fedjax_sim.errors import UserError
-from fedjax_sim.setup import Setup
+from fedjax_sim.runner.prepare import Setup
 
 
 def best_of(fn: Callable[[], Any], repeats: int) -> tuple[float, Any]:
@@ -33,7 +34,7 @@ def stage_seconds(setup: Setup, repeats: int = 3) -> dict[str, float]:
     sim = setup.simulation
     if setup.config.state_on == "host":
         raise UserError("profile takes a round apart on the device; allowed: --state-on device")
-    state, data = backends.place(sim.layout, sim.init(setup.config.seed, setup.net), sim.data)
+    state, data = layouts.place(sim.layout, sim.init(setup.config.seed, setup.net), sim.data)
     compiled = {name: jax.jit(getattr(sim.parts, name)) for name in ("orders", "train", "aggregate", "learn", "evaluate")}
     seconds: dict[str, float] = {}
     seconds["orders"], orders = best_of(lambda: compiled["orders"](state, data), repeats)

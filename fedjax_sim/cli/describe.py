@@ -9,8 +9,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedjax_sim.server import BYTES_PER_PARAMETER
-from fedjax_sim.setup import Setup
+from fedjax_sim.plans import BYTES_PER_PARAMETER
+from fedjax_sim.runner.prepare import Setup
 from fedjax_sim.types import Ctx
 
 MB, GB = 2**20, 2**30
@@ -117,8 +117,9 @@ def report(setup: Setup) -> str:
             + f"), model {sim.env.model.name}, "
             f"{config.rounds} rounds, seed {config.seed}, config {config.hash()}",
             f"  parameters: {f['parameters']:,} ({groups})",
-            f"  client state: {size(f['client_state'])} (N x {size(f['per_client'])}); estimated peak memory: {size(f['peak'])} "
-            f"(state {size(f['state'])}, data {size(f['data'])} per device, {f['lanes']} training lanes of {size(f['lane'])})",
+            f"  client state: {size(f['client_state'])} (N x {size(f['per_client'])}); estimated peak memory: "
+            f"{size(f['peak'])} (state {size(f['state'])}, data {size(f['data'])} per device, "
+            f"{f['lanes']} training lanes of {size(f['lane'])})",
             f"  per round: {size(f['down'])} down{' at most' if f['controlled'] else ''}, {size(f['up'])} up, "
             f"{f['steps']:.0f} steps on average; layout: {sim.layout.devices} device(s), chunk {sim.layout.chunk}"
             + (f" ({setup.resolved['chunk_why']})" if "chunk_why" in setup.resolved else ""),

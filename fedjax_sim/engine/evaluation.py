@@ -10,9 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from fedjax_sim import backends, evaluate
-from fedjax_sim.backends import Layout
 from fedjax_sim.data.federation import Federation
+from fedjax_sim.engine import cohort
+from fedjax_sim.engine.layout import Layout
+from fedjax_sim.local import score as scoring
 from fedjax_sim.types import Array, Client, Ctx, Env, Method, State, Tree
 
 EVALUATIONS = {
@@ -61,15 +62,15 @@ def make_scores(
     server_key: Callable[[State], Array],
 ) -> Scores:
     """of_clients gives the contexts of personal models; server_key the key of a method's `finish`."""
-    predict_of = method.predict or evaluate.predict_net
+    predict_of = method.predict or scoring.predict_net
     split = client_split(fed)
 
     def score_held(here: Env, net: Tree, which: str) -> dict[str, Array]:
         rows = here.fed.held[which]
-        fn = lambda net, fed, rows: evaluate.hits_per_row(
-            dataclasses.replace(here, fed=fed), lambda x: evaluate.predict_net(here, net, x), rows
+        fn = lambda net, fed, rows: scoring.hits_per_row(
+            dataclasses.replace(here, fed=fed), lambda x: scoring.predict_net(here, net, x), rows
         )
-        hit, loss = backends.split_rows(layout, fn, net, here.fed, rows)
+        hit, loss = cohort.split_rows(layout, fn, net, here.fed, rows)
         return dict(acc=hit.mean(), loss=loss.mean())
 
     def own_predictor(here: Env, server: Tree, client: Client, ctx: Ctx) -> Tree:
@@ -85,9 +86,9 @@ def make_scores(
             predict = lambda x: predict_of(env, predictor, x)
             rows = env.fed.held["test"]
             score = (
-                evaluate.score_rows(env, predict, rows, jnp.int32(rows.shape[0]), evaluate.EVAL_BATCH)
+                scoring.score_rows(env, predict, rows, jnp.int32(rows.shape[0]), scoring.EVAL_BATCH)
                 if on_global
-                else evaluate.score_client(env, predict, ctx, split)
+                else scoring.score_client(env, predict, ctx, split)
             )
             return score, None
 
@@ -99,21 +100,21 @@ def make_scores(
             state,
             who,
             lambda env, server, client, ctx: (
-                evaluate.score_client(env, lambda x: evaluate.predict_net(env, client.resident, x), ctx, split),
+                scoring.score_client(env, lambda x: scoring.predict_net(env, client.resident, x), ctx, split),
                 None,
             ),
         )
 
     def score_each(here: Env, state: State, who: Array, fn: Callable) -> dict[str, Array]:
         ctxs = of_clients(state, who)
-        return backends.each_client(here, layout, fn, state.server, state.clients, ctxs)[0]._asdict()
+        return cohort.each_client(here, layout, fn, state.server, state.clients, ctxs)[0]._asdict()
 
     def score_global_at_clients(here: Env, net: Tree, data: Data) -> dict[str, Array]:
-        fn = lambda net, fed, rows: evaluate.hits_per_row(
-            dataclasses.replace(here, fed=fed), lambda x: evaluate.predict_net(here, net, x), rows
+        fn = lambda net, fed, rows: scoring.hits_per_row(
+            dataclasses.replace(here, fed=fed), lambda x: scoring.predict_net(here, net, x), rows
         )
-        hit, loss = backends.split_rows(layout, fn, net, here.fed, data.flat_rows)
-        add = lambda v: evaluate.by_owner(v, data.flat_owner, env.num_clients)
+        hit, loss = cohort.split_rows(layout, fn, net, here.fed, data.flat_rows)
+        add = lambda v: scoring.by_owner(v, data.flat_owner, env.num_clients)
         return dict(correct=add(hit), loss=add(loss), count=here.fed.size[split].astype(env.dtype))
 
     def server(here: Env, state: State, data: Data) -> dict[str, Tree]:

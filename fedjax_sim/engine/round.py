@@ -17,14 +17,18 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from fedjax_sim import backends, evaluate
-from fedjax_sim.backends import Layout, Slot, Work
 from fedjax_sim.data.federation import Federation
+from fedjax_sim.engine import cohort
+from fedjax_sim.engine import layout as layouts
+from fedjax_sim.engine.cohort import Slot, Work
+from fedjax_sim.engine.evaluation import Data, client_split, flatten, make_scores
+from fedjax_sim.engine.layout import Layout
+from fedjax_sim.engine.participation import Participation
+from fedjax_sim.local import score as scoring
 from fedjax_sim.local import steps_for
-from fedjax_sim.losses import init_confusion
-from fedjax_sim.participation import Participation
-from fedjax_sim.scoring import Data, client_split, flatten, make_scores
-from fedjax_sim.server import full_plan, square_norm
+from fedjax_sim.local.losses import init_confusion
+from fedjax_sim.plans import full_plan
+from fedjax_sim.tree import square_norm
 from fedjax_sim.types import Array, Client, Cohort, Ctx, Env, Method, State, Tree
 
 # stages: every random draw of a round is keyed by (seed, round, stage[, client id])
@@ -43,7 +47,7 @@ class Orders(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What the cohort's training produced; see `backends.client_pass`."""
+    """What the cohort's training produced; see `cohort.client_pass`."""
 
     totals: Any
     reports: Tree  # [M, …]
@@ -117,7 +121,7 @@ def one_client(method: Method, env: Env, server: Tree, bank: Client, client: Cli
         accuracy=jnp.asarray(up.accuracy, env.dtype),
     )
     if probe:
-        score = lambda net: evaluate.score_client(env, lambda x: evaluate.predict_net(env, net, x), ctx, probe).correct
+        score = lambda net: scoring.score_client(env, lambda x: scoring.predict_net(env, net, x), ctx, probe).correct
         report |= dict(before=score(net), after=score(up.net), probed=env.fed.size[probe][ctx.id])
     net = clean(up.net)
     return Work(
@@ -182,7 +186,7 @@ def simulate(
             return state.clients
         ctxs = contexts(stage(state.key, state.t, SETUP), who, state.t, env.epochs)
         setup = lambda env, server, client, ctx: ((), method.setup(env, server, client, ctx))
-        return backends.each_client(here, layout, setup, state.server, state.clients, ctxs)[1]
+        return cohort.each_client(here, layout, setup, state.server, state.clients, ctxs)[1]
 
     def init(seed: int, net: Tree) -> State:
         key = jax.random.key_data(jax.random.key(seed))
@@ -202,16 +206,16 @@ def simulate(
             return state._replace(clients=set_up(here, state, everyone)) if bank == "all" else state
 
         # the run donates its state: the caller's net and key must not be among its buffers
-        key, net, inputs = backends.everywhere(layout, (np.array(key), jax.tree.map(jnp.copy, net), data))
+        key, net, inputs = layouts.everywhere(layout, (np.array(key), jax.tree.map(jnp.copy, net), data))
         if layout.mesh is None:
             return jax.jit(build)(key, net, inputs)
-        where = backends.shardings(layout, jax.eval_shape(build, key, net, inputs))
+        where = layouts.shardings(layout, jax.eval_shape(build, key, net, inputs))
         return jax.jit(build, out_shardings=where)(key, net, inputs)  # client rows are born where they live
 
     # ---- one round --------------------------------------------------------------------------------------------
     def over_cohort(here: Env, server: Tree, clients: Client, ctx: Ctx, fn: Callable) -> Tree:
         """A small function of ONE client's stored state, for the cohort: one row in memory at a time."""
-        return backends.each_in_cohort(here, layout, fn, server, clients, ctx, rows_of(ctx.id))
+        return cohort.each_in_cohort(here, layout, fn, server, clients, ctx, rows_of(ctx.id))
 
     def rows_of(ids: Array) -> Array:
         return ids if bank == "all" else jnp.arange(ids.shape[0], dtype=jnp.int32)
@@ -247,7 +251,7 @@ def simulate(
         steps = jax.vmap(lambda i, e: steps_for(here, here.fed.size["train"][i], e))(slots.ctx.id, slots.ctx.epochs)
         steps = jnp.where(slots.active, jnp.maximum(steps, 1), 0)  # a client without data still reports
         return Outcome(
-            *backends.client_pass(
+            *cohort.client_pass(
                 here, layout, task(method), state.server, state.clients, slots, steps, "bank" in method.needs
             )
         )

@@ -18,10 +18,10 @@ from typing import Any
 
 import jax
 
-from fedjax_sim import backends
-from fedjax_sim.cache import cache_folder
-from fedjax_sim.config import Config
-from fedjax_sim.files import write_json
+from fedjax_sim.engine import layout as layouts
+from fedjax_sim.runner.cache import cache_folder
+from fedjax_sim.runner.config import Config
+from fedjax_sim.runner.files import write_json
 
 LONG_RUN = 3e12  # floating-point operations from which measuring pays (about a minute of two cores)
 REPEATS = 3
@@ -40,7 +40,7 @@ class Choice:
 
 def rule_of_thumb(config: Config, cohort: int) -> Choice:
     """chunk and devices as given, else by the kind of device."""
-    have, kind = backends.available_devices(), jax.default_backend()
+    have, kind = layouts.available_devices(), jax.default_backend()
     single = config.backend in ("loop", "chunked", "vmap")
     devices = int(config.devices) if config.devices != "auto" else 1 if single else min(have, cohort)
     share = -(-cohort // devices)
@@ -53,7 +53,7 @@ def rule_of_thumb(config: Config, cohort: int) -> Choice:
 
 def candidates(config: Config, cohort: int) -> list[Choice]:
     """A handful of layouts worth timing."""
-    have, kind = backends.available_devices(), jax.default_backend()
+    have, kind = layouts.available_devices(), jax.default_backend()
     devices = [int(config.devices)] if config.devices != "auto" else sorted({1, min(have, cohort)}, reverse=True)
     out = []
     for number in devices:
@@ -80,8 +80,8 @@ def key_of(config: Config, cohort: int, floats: int, step_flops: float) -> str:
         round(step_flops),
         jax.default_backend(),
         jax.devices()[0].device_kind,
-        backends.available_devices(),
-        backends.host_cores(),
+        layouts.available_devices(),
+        layouts.host_cores(),
         jax.__version__,
     ]
     return hashlib.sha256(json.dumps(facts, default=str).encode()).hexdigest()[:16]
@@ -164,14 +164,14 @@ def clear_winner(columns: Mapping[Choice, Sequence[float]], thumb: Choice) -> Ch
 def load_per_core() -> float:
     """Runnable processes per core over the last minute; 0 where the system does not tell."""
     try:
-        return os.getloadavg()[0] / backends.host_cores()
+        return os.getloadavg()[0] / layouts.host_cores()
     except (AttributeError, OSError):
         return 0.0
 
 
 def stopwatch(sim: Any, seed: int, net: Any) -> Callable[[], float]:
     """A function that returns the seconds of one round's local training; compiled and warm."""
-    state, data = backends.place(sim.layout, sim.init(seed, net), sim.data)
+    state, data = layouts.place(sim.layout, sim.init(seed, net), sim.data)
     orders = jax.jit(sim.parts.orders)(state, data)
     train = jax.jit(sim.parts.train).lower(state, data, orders).compile()
     jax.block_until_ready(train(state, data, orders))

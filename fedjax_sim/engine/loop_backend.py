@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.backends import Totals, Work
-from fedjax_sim.engine import Outcome, Simulation
+from fedjax_sim.engine.cohort import Totals, Work
+from fedjax_sim.engine.round import Outcome, Simulation
 from fedjax_sim.errors import UserError
 from fedjax_sim.types import State, Tree
 

@@ -13,15 +13,19 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_sim import autotune, backends, host_bank, losses, models, optim
-from fedjax_sim.config import Config, check, straggler_terms
+from fedjax_sim import models
 from fedjax_sim.data.federation import Federation
 from fedjax_sim.data.protocols import federate
-from fedjax_sim.engine import Simulation, simulate
+from fedjax_sim.engine import host_rows
+from fedjax_sim.engine import layout as layouts
+from fedjax_sim.engine.evaluation import EVALUATIONS
+from fedjax_sim.engine.participation import Participation, parse_participation, unseen_clients
+from fedjax_sim.engine.round import Simulation, simulate
 from fedjax_sim.errors import UserError, unknown
+from fedjax_sim.local import losses, optim
 from fedjax_sim.methods import make_method
-from fedjax_sim.participation import Participation, parse_participation, unseen_clients
-from fedjax_sim.scoring import EVALUATIONS
+from fedjax_sim.runner import autotune
+from fedjax_sim.runner.config import Config, check, straggler_terms
 from fedjax_sim.types import Env, Method, Tree
 
 
@@ -63,7 +67,7 @@ def load_federation(config: Config) -> Federation:
 
 def save_net(path: str | pathlib.Path, net: Tree) -> None:
     """Weights as a plain .npz: one array per leaf, named by its path, e.g. 'params/conv1/kernel'."""
-    from fedjax_sim.files import write_npz
+    from fedjax_sim.runner.files import write_npz
 
     flat = {
         "/".join(str(k.key) for k in key): np.asarray(value) for key, value in jax.tree_util.tree_flatten_with_path(net)[0]
@@ -118,7 +122,7 @@ def want_host_devices(config: Config, processes: int = 1) -> None:
     """Ask for CPU devices before JAX starts its backend: as many as --devices says (in all), else one per core."""
     if config.devices != "auto" and not config.devices.isdigit():
         return  # refused later, with a sentence
-    wanted = max(1, int(config.devices) // processes) if config.devices != "auto" else backends.host_cores()
+    wanted = max(1, int(config.devices) // processes) if config.devices != "auto" else layouts.host_cores()
     try:
         jax.config.update("jax_num_cpu_devices", wanted)
     except RuntimeError:  # the backend runs already (a notebook, a test): take what is there
@@ -139,7 +143,7 @@ def step_flops(env: Env, fed: Federation, net: Tree) -> float:
 
 
 def host_devices_missing(config: Config) -> None:
-    have = backends.available_devices()
+    have = layouts.available_devices()
     if config.devices != "auto" and int(config.devices) > have:
         raise UserError(f"devices {config.devices} is more than the {have} {jax.default_backend()} devices there are")
 
@@ -151,7 +155,7 @@ def prepare(
     model: models.Model | None = None,
     net: Tree | None = None,
     method: Method | None = None,
-    layout: backends.Layout | None = None,
+    layout: layouts.Layout | None = None,
     capacity: int = 32,
     cohorts: tuple[tuple[int, ...], ...] = (),
     say: Callable[[str], None] | None = None,
@@ -191,7 +195,7 @@ def prepare(
     env = make_env(config, fed, model, method, dtype, high)
     host_devices_missing(config)
 
-    def on(layout: backends.Layout, bank: str) -> Simulation:
+    def on(layout: layouts.Layout, bank: str) -> Simulation:
         return simulate(
             method,
             env,
@@ -214,7 +218,7 @@ def prepare(
             config, env, fed, net, participation, lambda layout: on(layout, some), say, measure
         )
     simulation = (
-        host_bank.on_host(on(layout, "cohort"), config.eval_every) if config.state_on == "host" else on(layout, "all")
+        host_rows.on_host(on(layout, "cohort"), config.eval_every) if config.state_on == "host" else on(layout, "all")
     )
     return Setup(config, fed, simulation, net, participation, unseen, resolved)
 
@@ -225,10 +229,10 @@ def resolve_layout(
     fed: Federation,
     net: Tree,
     participation: Participation,
-    on: Callable[[backends.Layout], Simulation],
+    on: Callable[[layouts.Layout], Simulation],
     say: Callable[[str], None] | None,
     measure: bool = True,
-) -> tuple[backends.Layout, dict[str, Any]]:
+) -> tuple[layouts.Layout, dict[str, Any]]:
     """What `auto` becomes, and why; see `autotune`."""
     flops = step_flops(env, fed, net)
     sizes = np.asarray(fed.size["train"])[list(participation.seen)]
@@ -239,8 +243,8 @@ def resolve_layout(
         sum(env.group_floats(net)),
         flops,
         flops * steps * config.rounds if measure else 0,
-        lambda c: autotune.stopwatch(on(backends.make_layout(c.chunk, c.devices)), config.seed, net),
+        lambda c: autotune.stopwatch(on(layouts.make_layout(c.chunk, c.devices)), config.seed, net),
         say or (lambda text: None),
     )
-    layout = backends.make_layout(choice.chunk, choice.devices)
+    layout = layouts.make_layout(choice.chunk, choice.devices)
     return layout, dict(chunk=choice.chunk, devices=choice.devices, device_kind=jax.default_backend(), chunk_why=choice.why)

@@ -20,70 +20,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import PartitionSpec
 
+from fedjax_sim.engine.layout import CLIENTS, Layout
 from fedjax_sim.local import LANES
 from fedjax_sim.types import Array, Client, Ctx, Env, Plan, Tree
-
-CLIENTS = "clients"  # the mesh axis
-
-
-@dataclasses.dataclass(frozen=True)
-class Layout:
-    """chunk: clients side by side on one device (1: no vmap at all); mesh: None for a single device."""
-
-    chunk: int = 1
-    mesh: Mesh | None = None
-
-    @property
-    def devices(self) -> int:
-        return self.mesh.size if self.mesh is not None else 1
-
-    def padded(self, clients: int) -> int:
-        """Rows of the stacked state: N rounded up to a multiple of the device count."""
-        return -(-clients // self.devices) * self.devices
-
-
-def make_layout(chunk: int, devices: int) -> Layout:
-    if devices <= 1:
-        return Layout(chunk)
-    return Layout(chunk, jax.make_mesh((devices,), (CLIENTS,), axis_types=(AxisType.Auto,), devices=jax.devices()[:devices]))
-
-
-def shardings(layout: Layout, state: Any) -> Any:
-    """Where a State's leaves live: client rows spread over the mesh, everything else everywhere."""
-    assert layout.mesh is not None
-    everywhere = NamedSharding(layout.mesh, PartitionSpec())
-    rows = NamedSharding(layout.mesh, PartitionSpec(CLIENTS))
-    return jax.tree.map(lambda _: everywhere, state)._replace(clients=jax.tree.map(lambda _: rows, state.clients))
-
-
-def spread(tree: Tree, where: Any) -> Tree:
-    """Host or device arrays to a sharding, also one that reaches over several processes (all hold the same values)."""
-
-    def one(a: Any, sharding: Any) -> Any:
-        if sharding.is_fully_addressable or (isinstance(a, jax.Array) and not a.is_fully_addressable):
-            return jax.device_put(a, sharding)
-        host = np.asarray(a)
-        return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
-
-    if isinstance(where, NamedSharding):
-        return jax.tree.map(lambda a: one(a, where), tree)
-    return jax.tree.map(one, tree, where)
-
-
-def everywhere(layout: Layout, tree: Tree) -> Tree:
-    """The same values on every device of the layout."""
-    if layout.mesh is None:
-        return jax.device_put(tree)
-    return spread(tree, NamedSharding(layout.mesh, PartitionSpec()))
-
-
-def place(layout: Layout, state: Any, data: Any) -> tuple[Any, Any]:
-    """Put a State and its data where the layout wants them."""
-    if layout.mesh is None:
-        return jax.device_put(state), jax.device_put(data)
-    return spread(state, shardings(layout, state)), everywhere(layout, data)
 
 
 class Slot(NamedTuple):
@@ -418,17 +359,3 @@ def split_rows(layout: Layout, fn: Callable, net: Tree, fed: Tree, rows: Array) 
         check_vma=False,
     )(net, fed, padded)
     return jax.tree.map(lambda a: a[:size], out)
-
-
-def available_devices() -> int:
-    return len(jax.devices())
-
-
-def host_cores() -> int:
-    import os
-
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
-
-
-def as_numpy(tree: Tree) -> Tree:
-    return jax.tree.map(np.asarray, tree)

@@ -10,8 +10,8 @@ import sys
 from typing import Any
 
 from fedjax_sim import __version__
-from fedjax_sim.config import Config
 from fedjax_sim.errors import UserError, unknown
+from fedjax_sim.runner.config import Config
 
 DEFAULT = Config()
 EXAMPLES = """examples:
@@ -269,7 +269,7 @@ def first_process() -> bool:
 # ---- commands ---------------------------------------------------------------------------------------------------
 def start(config: Config, args: argparse.Namespace | None = None) -> None:
     """Before JAX's backend starts: host devices, the other processes, the compilation cache."""
-    from fedjax_sim.setup import want_host_devices
+    from fedjax_sim.runner.prepare import want_host_devices
 
     coordinator = getattr(args, "coordinator", None)
     number = getattr(args, "num_processes", None)
@@ -283,7 +283,7 @@ def start(config: Config, args: argparse.Namespace | None = None) -> None:
             raise UserError(f"cannot join the processes at '{coordinator}': {str(problem).splitlines()[0]}") from None
     elif number or getattr(args, "process_id", None) is not None:
         raise UserError("--num-processes and --process-id need --coordinator HOST:PORT")
-    from fedjax_sim.cache import use_compilation_cache
+    from fedjax_sim.runner.cache import use_compilation_cache
 
     use_compilation_cache()
 
@@ -301,8 +301,8 @@ def run_one(args: argparse.Namespace) -> int:
             f"output directory '{out}' exists already; choose another --out, or resume it with fedjax-sim resume {out}"
         )
     start(config, args)
-    from fedjax_sim import describe
-    from fedjax_sim.setup import prepare
+    from fedjax_sim.cli import describe
+    from fedjax_sim.runner.prepare import prepare
 
     setup = prepare(config, say=note, measure=not args.dry_run)
     say(describe.report(setup))
@@ -311,7 +311,7 @@ def run_one(args: argparse.Namespace) -> int:
     results = execute_all(setup, args, out)
     say(describe.results_table([label(r, args.seeds) for r in results]))
     if args.seeds > 1:
-        from fedjax_sim.seeds import seeds_line
+        from fedjax_sim.runner.seeds import seeds_line
 
         say(seeds_line([r.summary for r in results]))
         say(f"run directories: {', '.join(str(r.out) for r in results)}")
@@ -334,12 +334,14 @@ def several_seeds(args: argparse.Namespace, config: Config) -> Config:
 
 def execute_all(setup: Any, args: argparse.Namespace, out: pathlib.Path) -> list[Any]:
     """The results of all seeds; a single one has `out` for itself."""
-    from fedjax_sim import runner
-    from fedjax_sim.seeds import run_seeds
+    from fedjax_sim.runner import execute as runner
+    from fedjax_sim.runner.seeds import run_seeds
 
     if args.seeds > 1:
         return run_seeds(setup, args.seeds, out, args.seeds_mode, progress=not args.quiet)
-    return [runner.execute(setup, runner.RunDirectory(out), progress=not args.quiet)]
+    from fedjax_sim.runner.directory import RunDirectory
+
+    return [runner.execute(setup, RunDirectory(out), progress=not args.quiet)]
 
 
 def label(result: Any, seeds: int) -> dict[str, Any]:
@@ -366,11 +368,11 @@ def run_compare(args: argparse.Namespace) -> int:
     if out.exists() and not args.dry_run:
         raise UserError(f"output directory '{out}' exists already; choose another --out")
     start(configs[0], args)
-    from fedjax_sim import describe
-    from fedjax_sim.config import check
+    from fedjax_sim.cli import describe
     from fedjax_sim.methods import make_method
-    from fedjax_sim.seeds import seeds_line
-    from fedjax_sim.setup import load_federation, prepare
+    from fedjax_sim.runner.config import check
+    from fedjax_sim.runner.prepare import load_federation, prepare
+    from fedjax_sim.runner.seeds import seeds_line
 
     for config in configs:  # every mistake is found before the first method runs
         check(config)
@@ -396,14 +398,15 @@ def run_compare(args: argparse.Namespace) -> int:
 
 
 def run_resume(args: argparse.Namespace) -> int:
-    from fedjax_sim.runner import RunDirectory
+    from fedjax_sim.runner.directory import RunDirectory
 
     path = pathlib.Path(args.directory)
     if not path.is_dir():
         raise UserError(f"there is no run directory '{args.directory}'")
     config, resolved, _ = RunDirectory(path).read_config()
     start(dataclasses.replace(config, devices=str(resolved.get("devices", config.devices))))
-    from fedjax_sim import describe, runner
+    from fedjax_sim.cli import describe
+    from fedjax_sim.runner import execute as runner
 
     result = runner.resume(path, args.rounds, progress=not args.quiet, data_dir=args.data_dir)
     print(describe.results_table([result.summary]))
@@ -418,8 +421,8 @@ def run_profile(args: argparse.Namespace) -> int:
         raise unknown("method", args.method, METHODS)
     config = make_config(args, args.method, [args.method])
     start(config, args)
-    from fedjax_sim.profile import profile
-    from fedjax_sim.setup import prepare
+    from fedjax_sim.runner.prepare import prepare
+    from fedjax_sim.runner.profile import profile
 
     say(profile(prepare(config, say=note)))
     return 0
@@ -434,7 +437,7 @@ def run_report(args: argparse.Namespace) -> int:
 
 
 def run_list(args: argparse.Namespace) -> int:
-    from fedjax_sim.catalog import catalog
+    from fedjax_sim.cli.catalog import catalog
 
     names = ["methods", "datasets", "models", "partitions", "protocols", "losses", "agents", "evaluations"]
     if args.what not in (*names, "all"):

@@ -17,8 +17,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedjax_sim import backends
-from fedjax_sim.engine import Data, Simulation
+from fedjax_sim.engine import layout as layouts
+from fedjax_sim.engine.round import Data, Simulation
 from fedjax_sim.errors import UserError
 from fedjax_sim.types import Client, State, Tree
 
@@ -68,7 +68,7 @@ class HostBank:
         rows = rows_at(state.clients, np.concatenate([ids, np.repeat(ids[:1], extra)]))
         if self.layout.mesh is None:  # never an alias: the compiled round writes into these buffers
             return state._replace(clients=jax.device_put(rows, jax.devices()[0], may_alias=False))
-        where = backends.shardings(self.layout, state._replace(clients=rows)).clients
+        where = layouts.shardings(self.layout, state._replace(clients=rows)).clients
         return state._replace(clients=jax.device_put(rows, where, may_alias=False))
 
     def init(self, seed: int, net: Tree) -> State:
@@ -82,7 +82,7 @@ class HostBank:
 
         state = state._replace(clients=jax.tree.map(repeat, state.clients))
         if self.sim.method.setup is not None:
-            data = backends.everywhere(self.layout, self.sim.data)
+            data = layouts.everywhere(self.layout, self.sim.data)
             for who, real in self.blocks(state):
                 put_back(state.clients, who[:real], self.set_up(self.with_rows(state, who), data, who))
         return state
@@ -136,8 +136,8 @@ def on_host(sim: Simulation, eval_every: int) -> Simulation:
     return dataclasses.replace(sim, init=bank.init, run=bank.run, evaluate=bank.evaluate, adapt=bank.adapt)
 
 
-def place(layout: backends.Layout, state: State, data: Data) -> tuple[State, Data]:
-    """As `backends.place`; the clients stay where they are, as arrays of our own that may be written."""
+def place(layout: layouts.Layout, state: State, data: Data) -> tuple[State, Data]:
+    """As `layouts.place`; the clients stay where they are, as arrays of our own that may be written."""
     clients = jax.tree.map(lambda a: a if isinstance(a, np.ndarray) and a.flags.writeable else np.array(a), state.clients)
-    state, data = backends.place(layout, state._replace(clients=Client()), data)
+    state, data = layouts.place(layout, state._replace(clients=Client()), data)
     return state._replace(clients=clients), data

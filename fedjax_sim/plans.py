@@ -66,21 +66,3 @@ def payload_bytes(
         BYTES_PER_PARAMETER * (taken.astype(np.int64) @ per_group + down.astype(np.int64) * extra[0]),
         BYTES_PER_PARAMETER * (sent.astype(np.int64) @ per_group + up.astype(np.int64) * extra[1]),
     )
-
-
-# ---- small algebra on trees, used by many methods ---------------------------------------------------------------
-def subtract(a: Tree, b: Tree) -> Tree:
-    return jax.tree.map(jnp.subtract, a, b)
-
-
-def scaled_add(a: Tree, scale: Array | float, b: Tree) -> Tree:
-    """a + scale·b."""
-    return jax.tree.map(lambda x, y: x + scale * y, a, b)
-
-
-def square_norm(a: Tree) -> Array:
-    return sum((jnp.vdot(x, x) for x in jax.tree.leaves(a)), start=jnp.zeros(()))
-
-
-def zeros_like(a: Tree) -> Tree:
-    return jax.tree.map(jnp.zeros_like, a)

@@ -9,7 +9,6 @@ out/summary.json   the figures of the run
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import pathlib
 import resource
@@ -22,13 +21,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim import __version__, backends, checkpoint, host_bank, metrics
-from fedjax_sim.config import FORMAT, Config
-from fedjax_sim.debug import LoopRunner
+from fedjax_sim.engine import host_rows
+from fedjax_sim.engine import layout as layouts
+from fedjax_sim.engine.loop_backend import LoopRunner
 from fedjax_sim.errors import UserError
-from fedjax_sim.files import number, read_csv, write_csv, write_json, write_npz
-from fedjax_sim.server import payload_bytes
-from fedjax_sim.setup import Setup, prepare
+from fedjax_sim.runner import checkpoint, figures
+from fedjax_sim.runner.config import Config
+from fedjax_sim.runner.directory import RunDirectory
+from fedjax_sim.runner.files import write_json
+from fedjax_sim.runner.prepare import Setup, prepare
+from fedjax_sim.runner.recorder import Recorder
 from fedjax_sim.types import State
 
 SEGMENT_SECONDS = 10.0
@@ -47,169 +49,6 @@ class Result:
     setup: Setup
     out: pathlib.Path | None = None
     program: Callable | None = None  # the compiled rounds, for further seeds of the same set-up
-
-
-class Recorder:
-    """Turns what the compiled program returns into rows; knows nothing of clocks or files."""
-
-    def __init__(self, setup: Setup):
-        self.setup = setup
-        self.rounds: list[dict[str, Any]] = []
-        self.rows: list[dict[str, Any]] = []
-        self.clients: dict[str, list[Any]] = {}
-        env, net = setup.simulation.env, setup.net
-        self.floats = env.group_floats(net)
-        self.extra = setup.simulation.method.extra_floats(env, net)
-        self.bytes = np.zeros(2, np.int64)
-        self.since = dict(participants=0, dropped=0, diverged=0)
-
-    def add_rounds(self, logs: dict[str, np.ndarray], count: int) -> None:
-        logs = {k: v[:count] for k, v in logs.items()}
-        down, up = payload_bytes(logs["taken"], logs["sent"], self.floats, self.extra, logs["down"], logs["up"])
-        for i in range(count):
-            row: dict[str, Any] = {"round": int(logs["round"][i])}
-            for name, values in logs.items():
-                if name in ("round", "down", "up") or name.startswith("probe_"):
-                    continue
-                if values.ndim == 1:
-                    row[name] = values[i].item()
-                else:
-                    row.update({f"{name}_{j}": v for j, v in enumerate(values[i].reshape(-1).tolist())})
-            row |= dict(bytes_down=int(down[i]), bytes_up=int(up[i]))
-            self.rounds.append(row)
-
-    def add_evaluation(self, scores: dict[str, Any], log: dict[str, np.ndarray] | None) -> None:
-        row: dict[str, Any] = {"round": int(scores["round"])}
-        last = self.rows[-1]["round"] if self.rows else 0
-        recent = [r for r in self.rounds if last < r["round"] <= row["round"]]
-        for held, prefix in (("global", "global_"), ("val", "val_")):
-            if held in scores:
-                row[f"{prefix}acc"] = float(scores[held]["acc"])
-                if held == "global":
-                    row["global_loss"] = float(scores[held]["loss"])
-        seen, unseen = list(self.setup.participation.seen), list(self.setup.unseen)
-        for mode, prefix in (
-            ("personal", "client"),
-            ("global@clients", "global_at_clients"),
-            ("resident", "resident"),
-            ("personal@global", "personal_at_global"),
-        ):
-            if mode not in scores or (mode == "global@clients" and mode not in self.setup.config.evaluations):
-                continue
-            correct, count = (np.asarray(scores[mode][k], np.float64) for k in ("correct", "count"))
-            row |= {f"{prefix}_{k}": v for k, v in metrics.client_figures(correct[seen], count[seen]).items()}
-            if unseen:
-                row[f"unseen_{prefix}_mean"] = metrics.client_figures(correct[unseen], count[unseen])["mean"]
-            self.clients.setdefault(f"{mode.replace('@', '_at_')}_correct", []).append(correct)
-            self.clients[f"{mode.replace('@', '_at_')}_count"] = [count]
-            self.clients.setdefault(f"{mode.replace('@', '_at_')}_rounds", []).append(np.int64(row["round"]))
-        if log is not None and "probe_ids" in log:
-            row |= metrics.probe_figures(log, scores.get("resident"))
-        for name in ("participants", "dropped", "diverged"):
-            row[name] = sum(r[name] for r in recent)
-        done = [r for r in self.rounds if r["round"] <= row["round"]]
-        row |= dict(
-            bytes_down=sum(r["bytes_down"] for r in done),
-            bytes_up=sum(r["bytes_up"] for r in done),
-            train_loss=recent[-1]["train_loss"] if recent else math.nan,
-        )
-        self.rows.append(row)
-
-    def truncate(self, round_: int, rounds: bool = True) -> None:
-        """Forget everything after `round_`; rounds=False: only the evaluations."""
-        self.rows = [r for r in self.rows if r["round"] <= round_]
-        if rounds:
-            self.rounds = [r for r in self.rounds if r["round"] <= round_]
-        for name in [n for n in self.clients if n.endswith("_rounds")]:
-            self.drop_clients(name.removesuffix("_rounds"), round_)
-
-    def reopen(self, round_: int) -> None:
-        """A run that had ended at `round_` goes on: what was recorded there only because it was the end is dropped."""
-        config, method = self.setup.config, self.setup.simulation.method
-        if not self.rows or self.rows[-1]["round"] != round_:
-            return
-        adapts = method.adapts and "personal" in config.evaluations
-        adapted = adapts and config.personal_every and round_ % config.personal_every == 0
-        if round_ % config.eval_every and not adapted:
-            self.truncate(round_ - 1, rounds=False)
-        elif adapts and not adapted:
-            for mode, prefix in (("personal", "client"), ("personal_at_global", "personal_at_global")):
-                self.drop_clients(mode, round_ - 1)
-                for name in [n for n in self.rows[-1] if n.removeprefix("unseen_").startswith(f"{prefix}_")]:
-                    del self.rows[-1][name]
-
-    def drop_clients(self, mode: str, round_: int) -> None:
-        """Forget the per-client counts of one evaluation mode after `round_`."""
-        keep = [int(r) <= round_ for r in self.clients.get(f"{mode}_rounds", ())]
-        for name in (f"{mode}_rounds", f"{mode}_correct"):
-            if name in self.clients:
-                self.clients[name] = [v for v, k in zip(self.clients[name], keep, strict=True) if k]
-
-    def arrays(self) -> dict[str, np.ndarray]:
-        return {k: v[0] if k.endswith("_count") else np.asarray(v) for k, v in self.clients.items()}
-
-
-class RunDirectory:
-    """The files of one run; every one is whole or absent."""
-
-    def __init__(self, path: pathlib.Path):
-        self.path = path
-
-    def create(self, config: Config, resolved: dict[str, Any]) -> None:
-        if self.path.exists():
-            raise UserError(
-                f"output directory '{self.path}' exists already; choose another --out, or resume it with "
-                f"fedjax-sim resume {self.path}"
-            )
-        try:
-            self.path.mkdir(parents=True)
-        except OSError as problem:
-            raise UserError(f"output directory '{self.path}' cannot be made: {problem.strerror}") from None
-        self.write_config(config, resolved)
-
-    def write_config(self, config: Config, resolved: dict[str, Any]) -> None:
-        write_json(
-            self.path / "config.json",
-            dict(format=FORMAT, version=__version__, config_hash=config.hash(), config=config.to_json(), resolved=resolved),
-        )
-
-    def read_config(self) -> tuple[Config, dict[str, Any], str]:
-        try:
-            data = json.loads((self.path / "config.json").read_text())
-            config, resolved, stored = Config.from_json(data["config"]), data["resolved"], data["config_hash"]
-        except (OSError, ValueError, KeyError, TypeError) as problem:
-            if isinstance(problem, UserError):
-                raise
-            raise UserError(f"'{self.path}' is not a run directory: its config.json cannot be read") from None
-        if config.hash() != stored:
-            raise UserError(
-                f"the configuration in '{self.path}' was changed (hash {config.hash()}, stored {stored}); "
-                f"restore config.json to resume"
-            )
-        return config, resolved, stored
-
-    def write(self, recorder: Recorder, timings: list[dict[str, Any]]) -> None:
-        table = lambda rows: [{k: number(v) for k, v in row.items()} for row in rows]
-        columns = lambda rows, first: first + sorted({k for row in rows for k in row} - set(first))
-        write_csv(self.path / "metrics.csv", columns(recorder.rows, metrics.COLUMNS), table(recorder.rows))
-        if recorder.rounds:
-            write_csv(self.path / "rounds.csv", columns(recorder.rounds, ["round"]), table(recorder.rounds))
-        write_csv(self.path / "timings.csv", ["first_round", "last_round", "seconds", "seconds_per_round"], table(timings))
-        write_npz(self.path / "clients.npz", recorder.arrays())
-
-    def read(self, recorder: Recorder, round_: int) -> list[dict[str, Any]]:
-        """Bring a recorder back to what it was at `round_`."""
-        value = lambda text: math.nan if text == "" else int(text) if text.lstrip("-").isdigit() else float(text)
-        rows = lambda name: [{k: value(v) for k, v in row.items()} for row in read_csv(self.path / name)]
-        try:
-            recorder.rows, recorder.rounds = rows("metrics.csv"), rows("rounds.csv")
-            timings = [t for t in rows("timings.csv") if t["last_round"] <= round_]
-            with np.load(self.path / "clients.npz", allow_pickle=False) as file:
-                recorder.clients = {k: [file[k]] if k.endswith("_count") else list(file[k]) for k in file.files}
-        except (OSError, ValueError, KeyError) as problem:
-            raise UserError(f"'{self.path}' cannot be resumed: {problem}") from None
-        recorder.truncate(round_)
-        return timings
 
 
 def peak_rss_mb() -> float:
@@ -296,7 +135,7 @@ def execute(
         if writes:
             directory.write_config(config, setup.resolved)
     on_host = config.state_on == "host"
-    state, data = (host_bank.place if on_host else backends.place)(sim.layout, state, sim.data)
+    state, data = (host_rows.place if on_host else layouts.place)(sim.layout, state, sim.data)
 
     began = time.perf_counter()
     if program is not None:
@@ -328,7 +167,7 @@ def execute(
                 fresh, busy = ask, seconds
             speed = agreed(seconds / ask)
             timings.append(dict(first_round=done + 1, last_round=done + ask, seconds=seconds, seconds_per_round=speed))
-            collect(recorder, setup, state, data, backends.as_numpy(logs), backends.as_numpy(scores), done, ask)
+            collect(recorder, setup, state, data, layouts.as_numpy(logs), layouts.as_numpy(scores), done, ask)
             done += ask
             if bar is not None:
                 bar.update(ask)
@@ -406,7 +245,7 @@ def collect(
             continue
         score = jax.tree.map(lambda a: a[i], scores)
         if personal_due and at == done + count:
-            score |= backends.as_numpy(sim.adapt(state, data))
+            score |= layouts.as_numpy(sim.adapt(state, data))
         recorder.add_evaluation(score, {k: v[at - done - 1] for k, v in logs.items()})
 
 
@@ -423,7 +262,7 @@ def summarise(setup: Setup, recorder: Recorder, timings: list[dict[str, Any]], c
     end = recorder.rows[-1] if recorder.rows else {}
     out = dict(
         method=config.method,
-        **metrics.summary_figures(recorder.rows),
+        **figures.summary_figures(recorder.rows),
         best_global_note="best over rounds on test data, as the papers report it",
         client_acc_mean=last.get("client_mean"),
         client_acc_pooled=last.get("client_pooled"),

@@ -18,10 +18,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim import backends, checkpoint, runner
+from fedjax_sim.engine import layout as layouts
 from fedjax_sim.errors import UserError
-from fedjax_sim.files import write_json
-from fedjax_sim.setup import Setup, initial_net
+from fedjax_sim.runner import checkpoint
+from fedjax_sim.runner import execute as runner
+from fedjax_sim.runner.directory import RunDirectory
+from fedjax_sim.runner.files import write_json
+from fedjax_sim.runner.prepare import Setup, initial_net
+from fedjax_sim.runner.recorder import Recorder
 
 
 def with_seed(setup: Setup, seed: int) -> Setup:
@@ -35,7 +39,7 @@ def run_seeds(
 ) -> list[runner.Result]:
     """Runs with seeds s, s+1, …; directories out/seed-s."""
     setups = [with_seed(setup, setup.config.seed + i) for i in range(number)]
-    folders = [runner.RunDirectory(out / f"seed-{s.config.seed}") if out is not None else None for s in setups]
+    folders = [RunDirectory(out / f"seed-{s.config.seed}") if out is not None else None for s in setups]
     if mode == "vmap":
         return side_by_side(setups, folders, progress)
     results: list[runner.Result] = []
@@ -55,7 +59,7 @@ def side_by_side(setups: list[Setup], folders: list[Any], progress: bool) -> lis
     pick = lambda tree, i: jax.tree.map(lambda a: a[i], tree)
     states = stack([sim.init(s.config.seed, s.net) for s in setups])
     data = jax.device_put(sim.data)
-    recorders = [runner.Recorder(s) for s in setups]
+    recorders = [Recorder(s) for s in setups]
     began = time.perf_counter()
     many = jax.jit(jax.vmap(sim.run.__wrapped__, in_axes=(0, None, None)), donate_argnums=0)  # type: ignore[attr-defined]
     step = many.lower(states, data, jnp.int32(1)).compile()
@@ -69,7 +73,7 @@ def side_by_side(setups: list[Setup], folders: list[Any], progress: bool) -> lis
         jax.block_until_ready(states)
         speed = (time.perf_counter() - began) / ask
         timings.append(dict(first_round=done + 1, last_round=done + ask, seconds=speed * ask, seconds_per_round=speed))
-        logs, scores = backends.as_numpy(logs), backends.as_numpy(scores)
+        logs, scores = layouts.as_numpy(logs), layouts.as_numpy(scores)
         for i, one in enumerate(setups):
             runner.collect(recorders[i], one, pick(states, i), data, pick(logs, i), pick(scores, i), done, ask)
         done += ask

@@ -1,0 +1,5 @@
+"""temporary"""
+
+from fedjax_sim.engine.round import simulate
+
+__all__ = ["simulate"]

@@ -1,0 +1,33 @@
+"""ONE client: its minibatches, its losses, its descent, its scores. Traced code; knows no cohort and no method."""
+
+from fedjax_sim.local.batches import (
+    LANES,
+    Batch,
+    batches_per_epoch,
+    by_itself,
+    epoch_orders,
+    gather,
+    longest,
+    steps_for,
+    stream,
+)
+from fedjax_sim.local.descend import Aux, Trained, descend, forward, local_loss, supervised, upload
+
+__all__ = [
+    "LANES",
+    "Aux",
+    "Batch",
+    "Trained",
+    "batches_per_epoch",
+    "by_itself",
+    "descend",
+    "epoch_orders",
+    "forward",
+    "gather",
+    "local_loss",
+    "longest",
+    "steps_for",
+    "stream",
+    "supervised",
+    "upload",
+]

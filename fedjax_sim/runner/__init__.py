@@ -1,0 +1,1 @@
+"""The host's part of a run: options, preparation, segments, files, resume."""

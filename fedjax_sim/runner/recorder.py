@@ -1,0 +1,112 @@
+"""Rows of a run: what the compiled program returns, as numbers with names; knows nothing of clocks or files."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from fedjax_sim.plans import payload_bytes
+from fedjax_sim.runner import figures
+from fedjax_sim.runner.prepare import Setup
+
+
+class Recorder:
+    """Turns what the compiled program returns into rows; knows nothing of clocks or files."""
+
+    def __init__(self, setup: Setup):
+        self.setup = setup
+        self.rounds: list[dict[str, Any]] = []
+        self.rows: list[dict[str, Any]] = []
+        self.clients: dict[str, list[Any]] = {}
+        env, net = setup.simulation.env, setup.net
+        self.floats = env.group_floats(net)
+        self.extra = setup.simulation.method.extra_floats(env, net)
+        self.bytes = np.zeros(2, np.int64)
+        self.since = dict(participants=0, dropped=0, diverged=0)
+
+    def add_rounds(self, logs: dict[str, np.ndarray], count: int) -> None:
+        logs = {k: v[:count] for k, v in logs.items()}
+        down, up = payload_bytes(logs["taken"], logs["sent"], self.floats, self.extra, logs["down"], logs["up"])
+        for i in range(count):
+            row: dict[str, Any] = {"round": int(logs["round"][i])}
+            for name, values in logs.items():
+                if name in ("round", "down", "up") or name.startswith("probe_"):
+                    continue
+                if values.ndim == 1:
+                    row[name] = values[i].item()
+                else:
+                    row.update({f"{name}_{j}": v for j, v in enumerate(values[i].reshape(-1).tolist())})
+            row |= dict(bytes_down=int(down[i]), bytes_up=int(up[i]))
+            self.rounds.append(row)
+
+    def add_evaluation(self, scores: dict[str, Any], log: dict[str, np.ndarray] | None) -> None:
+        row: dict[str, Any] = {"round": int(scores["round"])}
+        last = self.rows[-1]["round"] if self.rows else 0
+        recent = [r for r in self.rounds if last < r["round"] <= row["round"]]
+        for held, prefix in (("global", "global_"), ("val", "val_")):
+            if held in scores:
+                row[f"{prefix}acc"] = float(scores[held]["acc"])
+                if held == "global":
+                    row["global_loss"] = float(scores[held]["loss"])
+        seen, unseen = list(self.setup.participation.seen), list(self.setup.unseen)
+        for mode, prefix in (
+            ("personal", "client"),
+            ("global@clients", "global_at_clients"),
+            ("resident", "resident"),
+            ("personal@global", "personal_at_global"),
+        ):
+            if mode not in scores or (mode == "global@clients" and mode not in self.setup.config.evaluations):
+                continue
+            correct, count = (np.asarray(scores[mode][k], np.float64) for k in ("correct", "count"))
+            row |= {f"{prefix}_{k}": v for k, v in figures.client_figures(correct[seen], count[seen]).items()}
+            if unseen:
+                row[f"unseen_{prefix}_mean"] = figures.client_figures(correct[unseen], count[unseen])["mean"]
+            self.clients.setdefault(f"{mode.replace('@', '_at_')}_correct", []).append(correct)
+            self.clients[f"{mode.replace('@', '_at_')}_count"] = [count]
+            self.clients.setdefault(f"{mode.replace('@', '_at_')}_rounds", []).append(np.int64(row["round"]))
+        if log is not None and "probe_ids" in log:
+            row |= figures.probe_figures(log, scores.get("resident"))
+        for name in ("participants", "dropped", "diverged"):
+            row[name] = sum(r[name] for r in recent)
+        done = [r for r in self.rounds if r["round"] <= row["round"]]
+        row |= dict(
+            bytes_down=sum(r["bytes_down"] for r in done),
+            bytes_up=sum(r["bytes_up"] for r in done),
+            train_loss=recent[-1]["train_loss"] if recent else math.nan,
+        )
+        self.rows.append(row)
+
+    def truncate(self, round_: int, rounds: bool = True) -> None:
+        """Forget everything after `round_`; rounds=False: only the evaluations."""
+        self.rows = [r for r in self.rows if r["round"] <= round_]
+        if rounds:
+            self.rounds = [r for r in self.rounds if r["round"] <= round_]
+        for name in [n for n in self.clients if n.endswith("_rounds")]:
+            self.drop_clients(name.removesuffix("_rounds"), round_)
+
+    def reopen(self, round_: int) -> None:
+        """A run that had ended at `round_` goes on: what was recorded there only because it was the end is dropped."""
+        config, method = self.setup.config, self.setup.simulation.method
+        if not self.rows or self.rows[-1]["round"] != round_:
+            return
+        adapts = method.adapts and "personal" in config.evaluations
+        adapted = adapts and config.personal_every and round_ % config.personal_every == 0
+        if round_ % config.eval_every and not adapted:
+            self.truncate(round_ - 1, rounds=False)
+        elif adapts and not adapted:
+            for mode, prefix in (("personal", "client"), ("personal_at_global", "personal_at_global")):
+                self.drop_clients(mode, round_ - 1)
+                for name in [n for n in self.rows[-1] if n.removeprefix("unseen_").startswith(f"{prefix}_")]:
+                    del self.rows[-1][name]
+
+    def drop_clients(self, mode: str, round_: int) -> None:
+        """Forget the per-client counts of one evaluation mode after `round_`."""
+        keep = [int(r) <= round_ for r in self.clients.get(f"{mode}_rounds", ())]
+        for name in (f"{mode}_rounds", f"{mode}_correct"):
+            if name in self.clients:
+                self.clients[name] = [v for v, k in zip(self.clients[name], keep, strict=True) if k]
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        return {k: v[0] if k.endswith("_count") else np.asarray(v) for k, v in self.clients.items()}
