@@ -1,4 +1,7 @@
-"""Server-side algebra over parameter groups: partial means, blending by masks, mixing of a bank, byte counting."""
+"""Plans and what they do to nets: full and masked plans, partial means, blending by masks, mixing of peers, byte counting.
+
+All of it is algebra over the ordered, named parameter groups of a model.
+"""
 
 from __future__ import annotations
 
@@ -28,17 +31,18 @@ def blend(env: Env, take: Array, new: Tree, old: Tree) -> Tree:
     return jax.tree.map(one, env.group_of(new), new, old)
 
 
-def mix(env: Env, plan: Plan, peer: Tree, start: Tree) -> Tree:
-    """Redistribution by weights for ONE client: start + Σ_j weights[g, j]·peer(j), one peer in memory at a time.
+def mix(env: Env, weights: Array, peers: Tree, own: Tree) -> Tree:
+    """Redistribution by weights for ONE client: group g is Σ_j weights[g, j]·peers_j + weights[g, K]·own.
 
-    `peer(j)` reads the model of `plan.peers[j]`.
+    weights: [G, K+1], as in `Plan.weights`; peers: nets [K, …], e.g. `env.rows.resident`; one of them is read at a time.
     """
-    groups = env.group_of(start)
+    groups = env.group_of(own)
+    start = jax.tree.map(lambda g, a: weights[g, -1].astype(a.dtype) * a, groups, own)
 
-    def add(j: Array, acc: Tree) -> Tree:
-        return jax.tree.map(lambda g, a, b: a + plan.weights[g, j].astype(a.dtype) * b, groups, acc, peer(j))
+    def add(j: Array, total: Tree) -> Tree:
+        return jax.tree.map(lambda g, a, b: a + weights[g, j].astype(a.dtype) * b[j], groups, total, peers)
 
-    return jax.lax.fori_loop(0, plan.peers.shape[0], add, start)
+    return jax.lax.fori_loop(0, weights.shape[1] - 1, add, start)
 
 
 def full_plan(env: Env, epochs: Array | float) -> Plan:

@@ -1,25 +1,24 @@
-"""The nouns of the simulator. Shapes: N clients, M cohort slots, G parameter groups, C classes.
+"""The nouns of the simulator. Shapes: N clients, M cohort slots, K peers, G parameter groups, C classes.
 
 A *net* is `{"params": {group: …}, "batch_stats": {group: …}}`: everything a model needs to predict. Its top-level
 keys are the ordered, named parameter groups over which all redistribution is defined. `batch_stats` is `{}` for
 models without BatchNorm; running statistics travel and are averaged like parameters but are never counted as payload.
 
-A *method* is a record of pure functions; those marked ONE are written for one client and the engine maps them.
+What a method does with these is in `hooks`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 
 if TYPE_CHECKING:
     from fedjax_sim.data.federation import Federation
     from fedjax_sim.local.losses import Loss
+    from fedjax_sim.local.optim import Sgd
     from fedjax_sim.models import Model
 
 Tree = Any
@@ -42,8 +41,7 @@ class Plan(NamedTuple):
     take: Array  # [G] 1: receives group g of what the server offers
     send: Array  # [G] 1: uploads group g
     epochs: Array  # []  local epochs, may be fractional
-    peers: Tree = ()  # [k] client numbers whose models are mixed, if the method mixes a bank
-    weights: Tree = ()  # [G, k] mixing weights over `peers`
+    weights: Tree = ()  # [G, K+1] mixing weights over the round's peers and, last, the client's own model
 
 
 class Upload(NamedTuple):
@@ -55,6 +53,7 @@ class Upload(NamedTuple):
     report: Tree = ()  # small; stacked to [M, …] for `aggregate`, the reward and the log
     loss: Array | float = 0.0  # []  mean training loss, for the log
     accuracy: Array | float = 0.0  # []  training accuracy, for the log
+    held: Tree = None  # the net the client keeps (its resident model), where that is not what it sends
 
 
 class Cohort(NamedTuple):
@@ -68,8 +67,10 @@ class Cohort(NamedTuple):
     ok: Array  # [M] reported, and finite
     weights: Array  # [M] Upload.weight, 0 where not ok
     reports: Tree  # [M, …] Upload.report
+    plan: Plan  # [M, …] what each was told
+    t: Array  # []  rounds completed before this one
+    key: Array  # []  PRNG key of the server's own draws in this round
     nets: Tree = ()  # [M, …] all uploads, only for methods with "stack" in `needs`
-    key: Array = ()  # []  PRNG key of the server's own draws in this round
 
 
 class Client(NamedTuple):
@@ -91,26 +92,30 @@ class State(NamedTuple):
     agent: Tree  # () without a controller
 
 
+STATIC = {"static": True}  # part of the compiled program, not an argument of it
+
+
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Env:
-    """Static facts of a run, closed over by the compiled round; only `fed` and `counts` are traced."""
+    """The facts of a run, as one argument: static ones, and what the compiled program reads (`fed`, `counts`, `rows`)."""
 
-    model: Model
-    loss: Loss
-    optimizer: optax.GradientTransformation  # direction only; the learning rate is applied by `descend`
-    num_clients: int  # N
-    cohort: int  # M: the most clients that can take part in one round
-    batch_size: int
-    epochs: float
-    max_epochs: float  # the largest value a Plan may ask for (sizes the shuffle tables)
-    rounds: int = 0  # planned rounds: schedules over rounds, `done` of the last transition
-    track_confusion: bool = False
-    bn_local: bool = False  # BatchNorm running statistics stay on the client
-    dtype: Any = jnp.float32
-    lanes: int = 1  # clients trained side by side (vmap width); 1 = no vmap, no masking
+    model: Model = dataclasses.field(metadata=STATIC)
+    loss: Loss = dataclasses.field(metadata=STATIC)
+    optimizer: Sgd = dataclasses.field(metadata=STATIC)
+    num_clients: int = dataclasses.field(metadata=STATIC)  # N
+    cohort: int = dataclasses.field(metadata=STATIC)  # M: the most clients that can take part in one round
+    batch_size: int = dataclasses.field(metadata=STATIC)
+    epochs: float = dataclasses.field(metadata=STATIC)
+    max_epochs: float = dataclasses.field(metadata=STATIC)  # the largest value a Plan may ask for (sizes the shuffle tables)
+    rounds: int = dataclasses.field(default=0, metadata=STATIC)  # planned rounds: schedules over rounds, `done` of the last transition
+    track_confusion: bool = dataclasses.field(default=False, metadata=STATIC)
+    bn_local: bool = dataclasses.field(default=False, metadata=STATIC)  # BatchNorm running statistics stay on the client
+    dtype: Any = dataclasses.field(default=jnp.float32, metadata=STATIC)
+    lanes: int = dataclasses.field(default=1, metadata=STATIC)  # clients trained side by side (vmap width); 1 = no vmap, no masking
     fed: Federation = None  # type: ignore[assignment]   # filled in inside the compiled program
-    counts: Array = None  # type: ignore[assignment]   # [N, C] training labels per client
-    bank: Tree = ()  # [N, …] resident nets at the start of the round ("bank" methods only)
+    counts: Array = None  # [N, C] training labels per client
+    rows: Tree = ()  # Client [K, …]: stored rows of the round's peers, as they were at its start
 
     @property
     def num_groups(self) -> int:
@@ -127,42 +132,3 @@ class Env:
     def group_floats(self, net: Tree) -> tuple[int, ...]:
         """Parameters per group (the payload; running statistics are not counted)."""
         return tuple(sum(leaf.size for leaf in jax.tree.leaves(net["params"].get(name, {}))) for name in self.model.groups)
-
-
-class Control(NamedTuple):
-    """The glue between one method and any agent of `agents/` with a matching action shape."""
-
-    agent: Callable  # (env) -> agents.Agent; env.fed is concrete here, for sizes and checks
-    observe: Callable  # (env, server, client, ctx) -> [S]                               ONE
-    plan: Callable  # (env, action, server, ctx) -> Plan                              ONE
-    reward: Callable  # (env, old_server, server, report, action, ctx) -> []            ONE
-    combine: Callable | None = None  # (env, rewards [M], cohort) -> [M]: shared sums, divergence terms
-    log: Callable | None = None  # (env, actions [M], active [M]) -> dict of round diagnostics
-
-
-def _no_extra(env: Env, net: Tree) -> tuple[int, int]:
-    return 0, 0
-
-
-class Method(NamedTuple):
-    """A federated method: what exists, what a client starts from, does, and uploads, and what the server makes of it."""
-
-    name: str
-    init: Callable  # (env, net) -> (server, own)   own: the template of ONE client's state
-    receive: Callable  # (env, server, client, plan, ctx) -> (client, net)               ONE
-    local: Callable  # (env, net, server, client, ctx) -> (client, Upload)             ONE
-    aggregate: Callable  # (env, server, cohort) -> server
-    personal: Callable | None  # (env, server, client, ctx) -> predictor; None: the global model  ONE
-    global_model: Callable | None  # (env, server) -> net; None: the method has no global model
-    finish: Callable | None = None  # (env, server, key) -> net: replaces global_model after the last planned round
-    predict: Callable | None = None  # (env, predictor, x [B,H,W,C]) -> logits; None: predictor is a net
-    plan: Callable | None = None  # (env, ctx) -> Plan; None: everything both ways                  ONE
-    setup: Callable | None = None  # (env, server, client, ctx) -> client, once before round 1       ONE
-    control: Control | None = None
-    extra_floats: Callable = _no_extra  # (env, net) -> (down, up) floats per participant beside the model
-    extend: Callable | None = None  # (model) -> model with further parameters or groups
-    log: Callable | None = None  # (env, old_server, server, cohort) -> dict of scalars, per round
-    needs: frozenset[str] = frozenset()  # of {"resident", "confusion", "bank", "stack"}
-    adapts: bool = False  # `personal` trains (fine-tuning): run at --personal-every
-    loss: str = "ce"  # the local loss unless the run names one
-    max_epochs: float = 0.0  # the largest epochs its Plans ask for, if above the run's

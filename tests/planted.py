@@ -40,7 +40,7 @@ import numpy as np
 
 from fedjax_sim.data.federation import Federation
 from fedjax_sim.engine.participation import Participation
-from fedjax_sim.engine.round import Simulation, simulate
+from fedjax_sim.engine.simulation import Simulation, simulate
 from fedjax_sim.local import losses, optim
 from fedjax_sim.methods import make_method
 from fedjax_sim.methods.redistribute import BLOCKS
@@ -139,7 +139,7 @@ def simulation(rounds: int, agent: str, **options) -> Simulation:
     """FedPolicy with one of its agents, or agent="ideal"."""
     method = ideal() if agent == "ideal" else make_method("fedpolicy", agent=agent, **options)
     fed, epochs, rate = federation(), BATCH / ROWS["loner"], RATE / SHARP**2
-    optimizer = optim.sgd(0.0, FORGET / rate, "backbone", ("backbone", "head"))
+    optimizer = optim.Sgd(0.0, FORGET / rate, ("backbone",))
     env = Env(
         model(),
         losses.make_loss("ce", 4, decay=0.5),
@@ -166,7 +166,7 @@ def simulation(rounds: int, agent: str, **options) -> Simulation:
 
 def head_shares(sim: Simulation, state, draws: int = 20) -> dict[str, float]:
     """How often each kind of client would be sent the head only, if cohorts were drawn again and again from this state."""
-    orders = jax.jit(sim.parts.orders)
+    orders = jax.jit(sim.orders)
     seen: dict[str, list[bool]] = {}
     for i in range(draws):
         told = orders(state._replace(t=state.t + i), sim.data)

@@ -171,7 +171,7 @@ def test_scaffold_first_step_is_fedavg():
     scaffold, fedavg = simulation("scaffold"), simulation("fedavg", weights="uniform")
     plain = dataclasses.replace(fedavg.env, optimizer=__import__("optax").identity())
     from fedjax_sim.engine.participation import Participation
-    from fedjax_sim.engine.round import simulate
+    from fedjax_sim.engine.simulation import simulate
     from fedjax_sim.local.optim import schedule
 
     base = simulate(

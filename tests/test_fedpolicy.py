@@ -15,7 +15,7 @@ from tiny import CLASSES, M, N, close, same_bits, simulation, start
 
 from fedjax_sim.data.federation import Federation
 from fedjax_sim.engine.participation import Participation
-from fedjax_sim.engine.round import simulate
+from fedjax_sim.engine.simulation import simulate
 from fedjax_sim.errors import UserError
 from fedjax_sim.local import descend, upload
 from fedjax_sim.local.optim import schedule
@@ -192,7 +192,7 @@ def test_first_participation_knows_the_initial_model():
     want = [accuracy(data.fed, state.server.net, data.fed.client_rows(i, "val")) for i in range(N)]
     np.testing.assert_allclose(state.clients.own, want, atol=1e-6)
     np.testing.assert_allclose(state.server.acc, accuracy(data.fed, state.server.net, data.fed.held["val"]), atol=1e-6)
-    seen = np.asarray(jax.jit(sim.parts.orders)(state, data).observed)
+    seen = np.asarray(jax.jit(sim.orders)(state, data).observed)
     np.testing.assert_allclose(seen[:, : CLASSES**2], 1 / CLASSES, atol=1e-6)
     np.testing.assert_allclose(seen[:, -1], 0, atol=1e-6)
 
@@ -214,7 +214,7 @@ def test_state_subsets_change_the_observation():
     assert [observation_size(s, 10) for s in ("all", "ncf", "ncfnla", "ocmla", "opd")] == [103, 3, 2, 102, 102]
     assert observation_size("all", 100) == 10_003
     state, data = start(simulation("fedpolicy", **{"agent.batch": 4}))
-    env, ctx = simulation("fedpolicy", **{"agent.batch": 4}).parts.open(data), tiny_ctx()
+    env, ctx = simulation("fedpolicy", **{"agent.batch": 4}).open(data), tiny_ctx()
     client = jax.tree.map(lambda a: a[0], state.clients)
     everything = make_method("fedpolicy").control.observe(env, state.server, client, ctx)
     c2 = CLASSES**2
@@ -245,12 +245,12 @@ def test_layerwise_and_mix():
     assert {tuple(m) for m in np.asarray(subset_masks(2), int).tolist()} == {(1, 0), (0, 1), (1, 1)}
     sim = simulation("fedpolicy", actions="layerwise", **{"agent.batch": 4})
     state, data = start(sim)
-    told = jax.jit(sim.parts.orders)(state, data)
+    told = jax.jit(sim.orders)(state, data)
     np.testing.assert_array_equal(told.slots.plan.take, np.asarray(subset_masks(2))[np.asarray(told.actions)])
     sim = simulation("fedpolicy", actions="mix", **{"agent.batch": 4, "agent.gradient_steps": 1})
     state, data = start(sim)
     after, log, ids, _ = sim.examine(state, data)
-    told = jax.jit(sim.parts.orders)(after, data)
+    told = jax.jit(sim.orders)(after, data)
     take = np.asarray(told.slots.plan.take)
     np.testing.assert_allclose(take, (np.asarray(told.actions) + 1) / 2, atol=1e-6)
     assert take.shape == (M, 2) and (take >= 0).all() and (take <= 1).all() and len(np.unique(take)) > 2
@@ -268,7 +268,7 @@ def test_oracle_takes_the_candidate_with_the_lowest_validation_loss():
     state, data = start(sim)
     for _ in range(2):
         state = sim.examine(state, data)[0]
-    told = jax.jit(sim.parts.orders)(state, data)
+    told = jax.jit(sim.orders)(state, data)
     fed = data.fed
     for slot, client in enumerate(np.asarray(told.slots.ctx.id).tolist()):
         resident = jax.tree.map(lambda a: np.asarray(a)[client], state.clients.resident)["params"]
@@ -285,7 +285,7 @@ def test_oracle_takes_the_candidate_with_the_lowest_validation_loss():
 def test_every_agent_gives_a_plan(agent):
     """Orders only, which is cheap to compile; that agents learn is tested where they live."""
     sim = simulation("fedpolicy", agent=agent)
-    told = jax.jit(sim.parts.orders)(*start(sim))
+    told = jax.jit(sim.orders)(*start(sim))
     assert set(np.asarray(told.actions).tolist()) <= {0, 1, 2} and np.asarray(told.slots.plan.take).shape == (M, 2)
 
 

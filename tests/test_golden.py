@@ -15,7 +15,7 @@ from golden import settings
 
 from fedjax_sim import models
 from fedjax_sim.engine.layout import Layout
-from fedjax_sim.engine.round import simulate
+from fedjax_sim.engine.simulation import simulate
 from fedjax_sim.local import losses, optim
 from fedjax_sim.methods import make_method
 from fedjax_sim.types import Env
@@ -50,7 +50,7 @@ def three_rounds(model: str, method: str, conv: str, dtype, chunk: int = 1) -> d
     env = Env(
         model=models.build(model, fed.shape, settings.CLASSES, dtype=dtype, conv=conv),
         loss=losses.make_loss("ce", settings.CLASSES),
-        optimizer=optim.sgd(settings.MOMENTUM, settings.DECAY),
+        optimizer=optim.Sgd(settings.MOMENTUM, settings.DECAY),
         num_clients=len(settings.SIZES),
         cohort=settings.COHORT,
         batch_size=settings.BATCH,

@@ -111,9 +111,9 @@ def test_resume_repeats_an_uninterrupted_run(tmp_path, monkeypatch, block):
 
 def test_only_the_cohort_is_on_the_device():
     sim = prepare(config("ditto", state_on="host", participation=f"1/{N}"), fed=federation()).simulation
-    bank = host_rows.HostBank(sim, 1)
+    keeper = host_rows.HostRows(sim)
     state = sim.init(0, sim.env.model.init(jax.random.key(0)))
-    rows = bank.with_rows(state, np.asarray([3]))
+    rows = keeper.with_rows(state, np.asarray([3]))
     assert {a.shape[0] for a in jax.tree.leaves(rows.clients)} == {1}
     assert {a.shape[0] for a in jax.tree.leaves(state.clients)} == {N}
 
@@ -121,8 +121,5 @@ def test_only_the_cohort_is_on_the_device():
 def test_what_cannot_be_streamed_is_refused(capsys):
     with pytest.raises(UserError, match="loop"):
         prepare(config("ditto", state_on="host", backend="loop"), fed=federation())
-    reads_others = make_method("fedavg")._replace(needs=frozenset({"bank"}))
-    with pytest.raises(UserError, match="read each other"):
-        prepare(config("fedavg", state_on="host"), fed=federation(), method=reads_others)
     assert main(["run", "ditto", "--state-on", "moon", "--dry-run"]) == 2
     assert "unknown state-on 'moon'; allowed: device, host" in capsys.readouterr().err

@@ -3,6 +3,8 @@ accelerators. Archetypes: stateless, stateful, resident models, controlled by an
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +14,7 @@ from tiny import M, N, close, same_bits, simulation, start
 
 from fedjax_sim.engine.cohort import deal
 from fedjax_sim.engine.layout import Layout, make_layout
-from fedjax_sim.engine.loop_backend import ClientFailure, LoopRunner
+from fedjax_sim.engine.loop_backend import ClientFailure, LoopBackend
 
 ARCHETYPES = ["fedavg", "scaffold", "random", "fedpolicy"]
 
@@ -36,7 +38,7 @@ def test_layouts_agree(name):
 def test_loop_backend_agrees():
     sim = simulation("scaffold")
     want = sim.examine(*start(sim))[0]
-    got, _ = LoopRunner(sim, 2).round(*start(sim))
+    got, _ = LoopBackend(sim).step(*start(sim))
     assert close(want, got)
 
 
@@ -49,7 +51,7 @@ def test_loop_backend_names_the_failing_client():
     x[fed.client_rows(int(ids[2]))] = np.nan
     bad = data._replace(fed=__import__("dataclasses").replace(fed, x=x))
     with pytest.raises(ClientFailure, match=rf"round 1, client {ids[2]}, stage local"):
-        LoopRunner(sim, 2).round(state, bad)
+        LoopBackend(sim).step(state, bad)
 
 
 def test_upload_does_not_depend_on_mesh_neighbours():
@@ -107,70 +109,50 @@ def test_ragged_clients_cost_what_they_hold():
         assert executed == needed if chunk == 1 else needed < executed < M * max(2 * -(-n // tiny.BATCH) for n in tiny.SIZES)
 
 
-# ---- a method that reads other clients' models: the bank ---------------------------------------------------------------
-def neighbourhood():
-    """Each participant starts from ¾ of its own model and ¼ of the next client's, body and head with different weights."""
-    from fedjax_sim.methods.fedavg import fedavg
-    from fedjax_sim.plans import mix
-    from fedjax_sim.tree import zeros_like
-    from fedjax_sim.types import Plan
-
-    def plan(env, ctx):
-        ones = jnp.ones(env.num_groups)
-        weights = (
-            jnp.stack([jnp.full(env.num_groups, 0.75), jnp.full(env.num_groups, 0.25)], 1).at[-1].set(jnp.array([0.5, 0.5]))
-        )
-        return Plan(ones, ones, ctx.epochs, jnp.stack([ctx.id, (ctx.id + 1) % env.num_clients]), weights)
-
-    def receive(env, server, client, plan, ctx):
-        peer = lambda j: jax.tree.map(lambda a: a[plan.peers[j]], env.bank)
-        return client, mix(env, plan, peer, zeros_like(server))
-
-    return fedavg()._replace(
-        name="neighbourhood",
-        plan=plan,
-        receive=receive,
-        needs=frozenset({"bank"}),
-        personal=lambda env, server, client, ctx: client.resident,
-    )
-
-
-def test_a_bank_is_read_as_it_was_at_the_start_of_the_round():
+# ---- a method that reads other clients' models -------------------------------------------------------------------------
+def test_peers_are_read_as_they_were_at_the_start_of_the_round():
     """Mixing equals NumPy; a client that trained earlier in the same round is still mixed with its old model."""
-    from fedjax_sim.methods import _OWN, METHODS, register
+    base = simulation("neighbourhood")
+    state, data = start(base)
+    state = base.examine(*base_twice(base, state, data))[0]  # residents differ now
+    want = base.examine(state, data)
+    told = base.orders(state, data)
+    env = dataclasses.replace(base.open(data), rows=told.rows)
+    ids = np.asarray(told.slots.ctx.id)
+    for slot in range(M):
+        one = jax.tree.map(lambda a: a[slot], told.slots)
+        k, next_k = ids[slot], ids[(slot + 1) % M]
+        mine, other = (jax.tree.map(lambda a: np.asarray(a[j]), state.clients.resident) for j in (k, next_k))
+        mixed = jax.tree.map(
+            lambda g, a, b: (0.5 * a + 0.5 * b) if g == env.num_groups - 1 else 0.75 * a + 0.25 * b,
+            env.group_of(mine),
+            mine,
+            other,
+        )
+        row = jax.tree.map(lambda a: a[k], state.clients)
+        net = base.method.receive(env, told.server, row, one.plan, one.ctx)[1]
+        assert close(mixed, net, 1e-6)
+    for chunk, devices in ((2, 1), (1, 2), (2, 2)):
+        sim = simulation("neighbourhood", chunk=chunk, devices=devices)
+        there = start(sim)
+        where = jax.tree.map(lambda a: a.sharding, there[0])
+        moved = jax.device_put(jax.tree.map(np.asarray, state), where) if devices > 1 else state
+        got = sim.examine(moved, there[1])
+        assert close(want[3], got[3]) and close(want[0].clients, jax.tree.map(lambda a: a[:N], got[0].clients))
 
-    register("neighbourhood", neighbourhood)
-    try:
-        base = simulation("neighbourhood")
-        state, data = start(base)
-        state = base.examine(*base_twice(base, state, data))[0]  # residents differ now
-        want = base.examine(state, data)
-        slots = base.parts.orders(state, data).slots
-        env = base.parts.open(data)
-        for slot in range(M):
-            one = jax.tree.map(lambda a: a[slot], slots)
-            k = int(one.ctx.id)
-            mine, other = (jax.tree.map(lambda a: np.asarray(a[j]), state.clients.resident) for j in (k, (k + 1) % N))
-            mixed = jax.tree.map(
-                lambda g, a, b: (0.5 * a + 0.5 * b) if g == env.num_groups - 1 else 0.75 * a + 0.25 * b,
-                env.group_of(mine),
-                mine,
-                other,
-            )
-            row = jax.tree.map(lambda a: a[k], state.clients)
-            net = base.method.receive(
-                __import__("dataclasses").replace(env, bank=state.clients.resident), state.server, row, one.plan, one.ctx
-            )[1]
-            assert close(mixed, net, 1e-6)
-        for chunk, devices in ((2, 1), (1, 2), (2, 2)):
-            sim = simulation("neighbourhood", chunk=chunk, devices=devices)
-            there = start(sim)
-            where = jax.tree.map(lambda a: a.sharding, there[0])
-            moved = jax.device_put(jax.tree.map(np.asarray, state), where) if devices > 1 else state
-            got = sim.examine(moved, there[1])
-            assert close(want[3], got[3]) and close(want[0].clients, jax.tree.map(lambda a: a[:N], got[0].clients))
-    finally:
-        _OWN.pop("neighbourhood"), METHODS.pop("neighbourhood")
+
+def test_peers_of_rows_on_the_host():
+    """`--state-on host`: the same rounds, the K peers' rows brought along."""
+    from fedjax_sim.engine.host_rows import on_host, place
+
+    base = simulation("neighbourhood")
+    state, data = start(base)
+    host = on_host(simulation("neighbourhood", stored="cohort"))
+    there, inputs = place(host.layout, host.init(0, host.env.model.init(jax.random.key(0))), host.data)
+    for _ in range(3):
+        state = base.examine(state, data)[0]
+        there = host.round(there, inputs)[0]
+    assert close(state.clients, there.clients) and close(state.server, there.server)
 
 
 def base_twice(sim, state, data):

@@ -51,7 +51,7 @@ def environment(loss: str = "ce", optimizer=None, dtype=jnp.float32, fed: Federa
     return Env(
         model=models.build("mlp", fed.shape, CLASSES, dtype=dtype, hidden=(5,)),
         loss=made,
-        optimizer=optimizer or optim.sgd(0.9, 0.01),
+        optimizer=optimizer or optim.Sgd(0.9, 0.01),
         num_clients=fed.num_clients,
         cohort=2,
         batch_size=BATCH,
@@ -212,7 +212,7 @@ def test_nothing_of_other_clients_is_read(client):
 def test_momentum_in_closed_form():
     """A constant gradient g: v_s = g(1 − m^s)/(1 − m), w = w₀ − η Σ v_s; the velocity starts at 0 in every call."""
     momentum, g, steps = 0.9, 0.25, 8  # 13 examples, batch 4, 2 epochs
-    env = environment(optimizer=optim.sgd(momentum))
+    env = environment(optimizer=optim.Sgd(momentum))
     net, train = start_net(env), jax.jit(lambda net, c: descend(env, net, Client(), c, gradient=gradient_plug(g))[1])
     way = LR * sum(g * (1 - momentum**s) / (1 - momentum) for s in range(1, steps + 1))
     once = train(net, context(env, 2))
@@ -229,7 +229,7 @@ def test_weight_decay_of_some_groups():
     shrink = (1 - LR * decay) ** steps
     groups = environment().model.groups
     for names in ("all", "fc1", "fc", "fc1+fc"):
-        env = environment(optimizer=optim.sgd(0.0, decay, names, groups))
+        env = environment(optimizer=optim.Sgd(0.0, decay, optim.decay_groups(names, groups)))
         net = start_net(env)
         done = jax.jit(lambda c, env=env, net=net: descend(env, net, Client(), c, gradient=gradient_plug(0.0))[1])(
             context(env, 0)
@@ -239,13 +239,13 @@ def test_weight_decay_of_some_groups():
             for a, b in zip(jax.tree.leaves(net["params"][group]), jax.tree.leaves(done.net["params"][group]), strict=True):
                 np.testing.assert_allclose(b, np.asarray(a) * factor, rtol=1e-5)
     with pytest.raises(UserError, match="conv1"):
-        optim.sgd(0.0, decay, "conv1", groups)
+        optim.decay_groups("conv1", groups)
 
 
 def test_decay_enters_the_momentum():
     """Coupled, as in PyTorch: g + wd·w feeds the velocity. Two steps by hand for every weight."""
     momentum, decay, g = 0.5, 0.2, 0.1
-    env = environment(optimizer=optim.sgd(momentum, decay))
+    env = environment(optimizer=optim.Sgd(momentum, decay))
     net = start_net(env)
     done = jax.jit(lambda c: descend(env, net, Client(), c, gradient=gradient_plug(g), epochs=1)[1])(context(env, 0))
     assert int(done.steps) == 2

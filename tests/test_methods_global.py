@@ -65,7 +65,7 @@ def train_one(
     With a neighbour the two are trained side by side.
     """
     sim = simulation(name, loss=loss, **options)
-    env = sim.parts.open(jax.device_put(sim.data))
+    env = sim.open(jax.device_put(sim.data))
     env = dataclasses.replace(env, model=small_conv()) if conv or name == "fedfa" else env
     net = env.model.init(jax.random.key(0))
     server, own = sim.method.init(env, net)
@@ -197,7 +197,7 @@ def test_fedsam_keeps_the_statistics_of_the_first_pass():
 def pooled_features():
     """(statistics summed over all clients, diagonal and full; features [n, d] and labels of all of them, by NumPy)."""
     sim = simulation("ccvr")
-    env = sim.parts.open(start(sim)[1])
+    env = sim.open(start(sim)[1])
     net = sim.env.model.init(jax.random.key(3))
     before, ccvr.ROWS = ccvr.ROWS, 5  # several passes per client, the last one ragged
     sums = {}
@@ -281,7 +281,7 @@ def test_ccvr_post_hoc_only_touches_the_head_at_the_end():
     early, last = (sim.evaluate(state._replace(t=jnp.int32(t)), data) for t in (7, 8))  # 8 rounds are planned
     assert close(early["global"], base.evaluate(plain, data)["global"], 1e-6)
     assert not close(early["global"]["loss"], last["global"]["loss"], 1e-4)
-    net = sim.method.finish(sim.parts.open(data), state.server, jax.random.PRNGKey(0))
+    net = sim.method.finish(sim.open(data), state.server, jax.random.PRNGKey(0))
     assert close(net["params"]["fc1"], plain.server["params"]["fc1"], 1e-6)
     assert not close(net["params"]["fc"], plain.server["params"]["fc"], 1e-4)
     assert sim.method.extra_floats(sim.env, net) == (0, 0)

@@ -19,7 +19,7 @@ from fedjax_sim import models
 from fedjax_sim.data.federation import Federation
 from fedjax_sim.engine.layout import Layout
 from fedjax_sim.engine.participation import Participation
-from fedjax_sim.engine.round import simulate
+from fedjax_sim.engine.simulation import simulate
 from fedjax_sim.local import losses, optim
 from fedjax_sim.methods import make_method
 from fedjax_sim.types import Env
@@ -178,7 +178,7 @@ def engine(method: str, epochs: float, dtype, chunk: int):
     env = Env(
         model=model,
         loss=losses.make_loss("ce", CLASSES),
-        optimizer=optim.sgd(MOMENTUM, DECAY),
+        optimizer=optim.Sgd(MOMENTUM, DECAY),
         num_clients=len(SIZES),
         cohort=COHORT,
         batch_size=BATCH,

@@ -7,11 +7,12 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+from dummies import DUMMIES
 
 from fedjax_sim.data.federation import Federation
 from fedjax_sim.engine.layout import Layout, make_layout, place
 from fedjax_sim.engine.participation import Participation
-from fedjax_sim.engine.round import Simulation, simulate
+from fedjax_sim.engine.simulation import Simulation, simulate
 from fedjax_sim.local import losses, optim
 from fedjax_sim.methods import make_method
 from fedjax_sim.models import build
@@ -36,16 +37,16 @@ def federation() -> Federation:
 
 
 @functools.cache
-def simulation(name: str, chunk: int = 1, devices: int = 1, loss: str = "ce", model: str = "mlp", **options) -> Simulation:
+def simulation(name: str, chunk: int = 1, devices: int = 1, loss: str = "ce", model: str = "mlp", stored: str = "all", **options) -> Simulation:
     fed = federation()
-    method = make_method(name, **options)
+    method = DUMMIES[name]() if name in DUMMIES else make_method(name, **options)
     net_of = build(model, fed.shape, fed.classes, **({"hidden": (5,)} if model == "mlp" else {}))
     net_of = method.extend(net_of) if method.extend else net_of
     made = losses.make_loss(loss, CLASSES)
     env = Env(
         net_of,
         made,
-        optim.sgd(0.9, 5e-4),
+        optim.Sgd(0.9, 5e-4),
         N,
         M,
         BATCH,
@@ -64,6 +65,7 @@ def simulation(name: str, chunk: int = 1, devices: int = 1, loss: str = "ce", mo
         lr=optim.schedule("constant", 0.05, 8),
         eval_every=2,
         capacity=2,
+        stored=stored,
         evaluations=("global", "personal", "global@clients", "resident"),
     )
 

@@ -36,8 +36,8 @@ def facts(setup: Setup) -> dict[str, Any]:
     sim, config = setup.simulation, setup.config
     env, method, fed = sim.env, sim.method, setup.fed
     net = jax.eval_shape(lambda: setup.net)
-    server, own = jax.eval_shape(lambda n, data: method.init(sim.parts.open(data), n), net, sim.data)
-    resident = "resident" in method.needs or "bank" in method.needs or "resident" in config.evaluations
+    server, own = jax.eval_shape(lambda n, data: method.init(sim.open(data), n), net, sim.data)
+    resident = sim.stages.keeps_resident
     confusion = (env.num_groups and env.track_confusion) and (fed.classes**2 + fed.classes + 1) * env.dtype(0).itemsize
     per_client = (
         tree_bytes(own)
@@ -66,19 +66,10 @@ def facts(setup: Setup) -> dict[str, Any]:
     floats = env.group_floats(setup.net)
     if method.plan is not None:
         # a plan may be drawn at random: the mean over some draws
-        draws = [
-            method.plan(
-                env,
-                Ctx(
-                    np.int32(0),
-                    jax.random.key_data(jax.random.key(i)),
-                    np.int32(0),
-                    np.asarray(env.epochs, env.dtype),
-                    np.asarray(config.lr, env.dtype),
-                ),
-            )
-            for i in range(24)
-        ]
+        start = jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), server)
+        number = lambda v: np.asarray(v, env.dtype)
+        ctx = lambda i: Ctx(np.int32(0), jax.random.key_data(jax.random.key(i)), np.int32(0), number(env.epochs), number(config.lr))
+        draws = [method.plan(env, start, ctx(i)) for i in range(24)]
         take, send = (np.mean([np.asarray(getattr(p, side)) > 0 for p in draws], 0) for side in ("take", "send"))
     else:
         take = send = np.ones(len(floats))

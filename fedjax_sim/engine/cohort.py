@@ -14,17 +14,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
-from jax.sharding import PartitionSpec
 
 from fedjax_sim.engine.layout import CLIENTS, Layout
+from fedjax_sim.engine.mesh import NOWHERE, at_home, collect, found_rows, gather_rows, over_mesh, put, scatter_rows, take
 from fedjax_sim.local import LANES
 from fedjax_sim.types import Array, Client, Ctx, Env, Plan, Tree
+
+UNROLLED = 16  # lanes added up in straight-line code; more of them in a loop
 
 
 class Slot(NamedTuple):
@@ -46,7 +47,7 @@ class Totals(NamedTuple):
 
 
 class Work(NamedTuple):
-    """What ONE client's round produced; see `engine.one_client`."""
+    """What ONE client's round produced; see `round.one_client`."""
 
     client: Client
     net: Tree  # zeros where not ok: 0·nan is nan
@@ -55,6 +56,27 @@ class Work(NamedTuple):
     report: Tree  # small, stacked
     stacked: Tree  # the upload again, for methods that need all of them at once
     steps: Array  # []
+
+
+class Outcome(NamedTuple):
+    """What the cohort's training produced."""
+
+    totals: Totals
+    reports: Tree  # [M, …]
+    stacked: Tree  # [M, …] uploads, where asked for
+    clients: Client  # [N, …]
+
+
+def zeros(tree: Tree, lead: tuple[int, ...] = ()) -> Tree:
+    """Zeros shaped like `tree`, with further leading axes."""
+    return jax.tree.map(lambda a: jnp.zeros((*lead, *a.shape), a.dtype), tree)
+
+
+def side_by_side(chunk: int, one: Callable) -> Callable:
+    """A function of ONE client -> of `chunk` clients [chunk, …]; a single one goes without vmap, so nothing is masked."""
+    if chunk > 1:
+        return jax.vmap(one, axis_name=LANES)
+    return lambda *args: jax.tree.map(lambda a: a[None], one(*jax.tree.map(lambda a: a[0], args)))
 
 
 # ---- dealing out ------------------------------------------------------------------------------------------------
@@ -90,180 +112,88 @@ def deal(layout: Layout, steps: Array, capacity: int) -> tuple[Array, Array]:
 
 
 # ---- one device's share -----------------------------------------------------------------------------------------
-def _take(tree: Tree, index: Array) -> Tree:
-    return jax.tree.map(lambda a: a.at[index].get(mode="clip"), tree)
-
-
-def _put(tree: Tree, index: Array, rows: Tree) -> Tree:
-    return jax.tree.map(lambda a, r: a.at[index].set(r.astype(a.dtype), mode="drop"), tree, rows)
-
-
-def _add_client(totals: Totals, groups: Tree, work: Work) -> Totals:
+def add_client(totals: Totals, groups: Tree, work: Work) -> Totals:
+    """Running sums with ONE more client."""
     net = jax.tree.map(lambda g, a, b: a + work.weights[g].astype(a.dtype) * b, groups, totals.net, work.net)
     return totals._replace(net=net, weight=totals.weight + work.weights, sums=jax.tree.map(jnp.add, totals.sums, work.sums))
 
 
+def no_totals(shape: Work) -> Totals:
+    return Totals(zeros(shape.net), zeros(shape.weights), zeros(shape.sums), jnp.int32(0))
+
+
 def work_through(
-    env: Env, one: Callable, slots: Slot, bank: Client, place_of: Callable, table: Array, units: Array, in_place: bool
-) -> tuple[Totals, Tree, Tree, Client]:
+    env: Env, one: Callable, slots: Slot, stored: Client, place_of: Callable, table: Array, units: Array
+) -> Outcome:
     """All units of one device, in order.
 
-    `one(env, client, slot) -> Work` is written for ONE client. `bank` holds client rows; the row of cohort position i
-    is `place_of(i)`. With in_place the rows are written back as soon as they are trained, otherwise after the loop
-    (methods that read other clients' rows must see the round's start).
-    Returns (totals, reports [M, …], stacked [M, …], bank).
+    `one(env, client, slot) -> Work` is written for ONE client. The state of cohort position i is row `place_of(i)` of
+    `stored`, and is written back as soon as it is trained.
     """
     size, chunk = slots.row.shape[0], table.shape[1]
     env = dataclasses.replace(env, lanes=chunk)
-    first = jax.tree.map(lambda a: a[0], slots)
-    if chunk == 1:
-        many = lambda client, slot: jax.tree.map(lambda a: a[None], one(env, *jax.tree.map(lambda a: a[0], (client, slot))))
-    else:
-        many = jax.vmap(lambda client, slot: one(env, client, slot), axis_name=LANES)
-    shape = jax.eval_shape(
-        lambda c, s: jax.tree.map(
-            lambda a: a[0], many(*jax.tree.map(lambda a: jnp.broadcast_to(a[None], (chunk, *a.shape)), (c, s)))
-        ),
-        _take(bank, 0),
-        first,
-    )
-    zeros = lambda tree, lead=(): jax.tree.map(lambda a: jnp.zeros((*lead, *a.shape), a.dtype), tree)
+    many = side_by_side(chunk, lambda client, slot: one(env, client, slot))
+    first = jnp.zeros(chunk, jnp.int32)
+    shape = jax.eval_shape(lambda c, s: jax.tree.map(lambda a: a[0], many(c, s)), take(stored, first), take(slots, first))
     groups = env.group_of(shape.net)
 
-    def unit(u: Array, carry):
-        totals, reports, stacked, bank, later = carry
+    def unit(u: Array, carry: tuple) -> tuple:
+        totals, reports, stacked, stored = carry
         where = table[u]  # [chunk] cohort positions
-        slot = _take(slots, where)
+        slot = take(slots, where)
         slot = slot._replace(active=slot.active & (where < size))
         rows = place_of(where)
-        work = many(_take(bank, rows), slot)
-        for lane in range(chunk) if chunk <= 16 else ():
-            totals = _add_client(totals, groups, jax.tree.map(lambda a: a[lane], work._replace(client=(), stacked=())))
-        if chunk > 16:
-            small = work._replace(client=(), stacked=())
-            totals = lax.fori_loop(
-                0, chunk, lambda lane, t: _add_client(t, groups, jax.tree.map(lambda a: a[lane], small)), totals
-            )
-        totals = totals._replace(executed=totals.executed + work.steps.max() * chunk)
-        target = jnp.where(where < size, rows, jnp.iinfo(jnp.int32).max)
-        if in_place:
-            bank = _put(bank, target, work.client)
+        work = many(take(stored, rows), slot)
+        small = work._replace(client=(), stacked=())
+        lane_of = lambda lane: jax.tree.map(lambda a: a[lane], small)
+        if chunk <= UNROLLED:
+            for lane in range(chunk):
+                totals = add_client(totals, groups, lane_of(lane))
         else:
-            later = _put(later, where, work.client)
-        return totals, _put(reports, where, work.report), _put(stacked, where, work.stacked), bank, later
+            totals = lax.fori_loop(0, chunk, lambda lane, t: add_client(t, groups, lane_of(lane)), totals)
+        totals = totals._replace(executed=totals.executed + work.steps.max() * chunk)
+        stored = put(stored, jnp.where(where < size, rows, NOWHERE), work.client)
+        return totals, put(reports, where, work.report), put(stacked, where, work.stacked), stored
 
-    start = (
-        Totals(zeros(shape.net), jnp.zeros(env.num_groups, shape.weights.dtype), zeros(shape.sums), jnp.int32(0)),
-        zeros(shape.report, (size,)),
-        zeros(shape.stacked, (size,)),
-        bank,
-        () if in_place else _take(bank, place_of(jnp.arange(size))),
-    )
-    totals, reports, stacked, bank, later = lax.fori_loop(0, units, unit, start)
-    if not in_place:
-        position = jnp.arange(size)
-        trained = (
-            jnp.zeros(size, bool)
-            .at[table.reshape(-1)]
-            .set(jnp.repeat(jnp.arange(table.shape[0]) < units, chunk), mode="drop")
-        )
-        bank = _put(bank, jnp.where(trained, place_of(position), jnp.iinfo(jnp.int32).max), later)
-    return totals, reports, stacked, bank
+    start = (no_totals(shape), zeros(shape.report, (size,)), zeros(shape.stacked, (size,)), stored)
+    return Outcome(*lax.fori_loop(0, units, unit, start))
 
 
 # ---- the whole cohort -------------------------------------------------------------------------------------------
-def _as_one(op: Callable[[Array], Array], tree: Tree, after: Tree = (), rows: bool = True) -> Tree:
-    """A collective on a whole tree as one operation per dtype, one after the other.
-
-    Few large messages instead of many small ones; and a fixed order, without which collectives that do not depend on
-    each other may meet the wrong partner on another process. rows: keep the leading axis (gathers, scatters).
-    """
-    leaves, structure = jax.tree.flatten(tree)
-    plain = [a.astype(jnp.int32) if a.dtype == bool else a for a in leaves]
-    out: list[Any] = [None] * len(leaves)
-    for dtype in sorted({str(a.dtype) for a in plain}):
-        which = [i for i, a in enumerate(plain) if str(a.dtype) == dtype]
-        flat = [plain[i].reshape(*plain[i].shape[: 1 if rows else 0], -1) for i in which]
-        joined = op(lax.optimization_barrier((jnp.concatenate(flat, -1), after))[0])
-        after = joined
-        cuts = np.cumsum([a.shape[-1] for a in flat])[:-1].tolist()
-        for i, part in zip(which, jnp.split(joined, cuts, -1), strict=True):
-            shape = (part.shape[0], *leaves[i].shape[1:]) if rows else leaves[i].shape
-            out[i] = part.reshape(shape).astype(leaves[i].dtype)
-    return jax.tree.unflatten(structure, out)
-
-
-def _collect(tree: Tree) -> Tree:
-    """Sum over the mesh (each device filled its own places, the others hold zeros)."""
-    return _as_one(lambda a: lax.psum(a, CLIENTS), tree, rows=False)
-
-
-def _gather(tree: Tree, after: Tree = ()) -> Tree:
-    """All devices' rows, one after another, on every device."""
-    return _as_one(lambda a: lax.all_gather(a, CLIENTS, tiled=True), tree, after)
-
-
 def client_pass(
-    env: Env, layout: Layout, one: Callable, server: Tree, clients: Client, slots: Slot, steps: Array, reads_bank: bool
-) -> tuple[Totals, Tree, Tree, Client]:
-    """Train the cohort. `one(env, server, bank, client, slot) -> Work` for ONE client; see `work_through`."""
+    env: Env, layout: Layout, one: Callable, server: Tree, clients: Client, slots: Slot, steps: Array
+) -> Outcome:
+    """Train the cohort. `one(env, server, client, slot) -> Work` for ONE client; see `work_through`."""
     units = -(-slots.row.shape[0] // layout.chunk)
     stateful = bool(jax.tree.leaves(clients))
     capacity = -(-units // layout.devices)
     if layout.devices > 1 and not stateful:
         capacity = min(units, 2 * capacity)  # room to balance very unequal clients
-    if layout.mesh is None:
-        table, count = deal(layout, steps, capacity)
-        task = lambda env, client, slot: one(env, server, clients, client, slot)
-        return work_through(
-            env,
-            task,
-            slots,
-            clients,
-            lambda i: slots.row.at[i].get(mode="clip"),
-            table[0],
-            count[0],
-            in_place=not reads_bank,
-        )
 
-    def share(server, fed, counts, shard, slots, steps):
-        here = dataclasses.replace(env, fed=fed, counts=counts)
-        me = lax.axis_index(CLIENTS)
+    def share(everywhere: tuple, shard: Client) -> tuple[tuple, Client]:
+        env, server, slots, steps = everywhere
+        task = lambda env, client, slot: one(env, server, client, slot)
         tables, units = deal(layout, steps, capacity)  # every device deals for all: cheaper than telling each other
+        me = 0 if layout.mesh is None else lax.axis_index(CLIENTS)
         table, count = tables[me], units[me]
-        everyone = _gather(shard) if reads_bank else shard
-        task = lambda env, client, slot: one(env, server, everyone, client, slot)
+        if layout.mesh is None or not stateful:
+            home = lambda i: slots.row.at[i].get(mode="clip")
+            done = work_through(env, task, slots, shard, home, table, count)
+            return collect(layout, done[:3]), done.clients
         size, mine = slots.row.shape[0], table.reshape(-1)  # my cohort positions, M = empty
-        if not stateful:
-            totals, reports, stacked, _ = work_through(here, task, slots, shard, lambda i: i, table, count, True)
-            return *_collect((totals, reports, stacked)), shard
-        rows_here = jax.tree.leaves(shard)[0].shape[0]
         wanted = tables.reshape(-1)  # everybody's positions, device by device
-        home = slots.row.at[wanted].get(mode="clip") - me * rows_here
-        local = (wanted < size) & (home >= 0) & (home < rows_here)
-
+        place, here = at_home(shard, slots.row.at[wanted].get(mode="clip"))
+        here &= wanted < size
         # the rows I train, from wherever they live: [capacity·chunk, …]
-        found = jax.tree.map(
-            lambda a: jnp.where(local.reshape(-1, *[1] * (a.ndim - 1)), a.at[home].get(mode="clip"), 0).astype(a.dtype),
-            shard,
-        )
-        moved = _as_one(lambda a: lax.psum_scatter(a, CLIENTS, tiled=True), found)
+        moved = scatter_rows(found_rows(shard, place, here))
         place_of = jnp.full(size + 1, mine.shape[0], jnp.int32).at[mine].set(jnp.arange(mine.shape[0], dtype=jnp.int32))
-        totals, reports, stacked, moved = work_through(here, task, slots, moved, lambda i: place_of[i], table, count, True)
-        summed = _collect((totals, reports, stacked))
-        shard = _put(shard, jnp.where(local, home, jnp.iinfo(jnp.int32).max), _gather(moved, after=summed))
-        return *summed, shard
+        done = work_through(env, task, slots, moved, lambda i: place_of[i], table, count)
+        summed = collect(layout, done[:3])
+        back = gather_rows(layout, done.clients, after=summed)
+        return summed, put(shard, jnp.where(here, place, NOWHERE), back)
 
-    everywhere, split = PartitionSpec(), PartitionSpec(CLIENTS)
-    return jax.shard_map(
-        share,
-        mesh=layout.mesh,
-        in_specs=(everywhere, everywhere, everywhere, split, everywhere, everywhere),
-        out_specs=(everywhere, everywhere, everywhere, split),
-        # gradients are taken inside: without replication typing JAX inserts no sum over devices
-        # into them, and method code may start loops from plain constants
-        check_vma=False,
-    )(server, env.fed, env.counts, clients, slots, steps)
+    summed, clients = over_mesh(layout, share, (env, server, slots, steps), clients)
+    return Outcome(*summed, clients)
 
 
 def each_client(env: Env, layout: Layout, fn: Callable, server: Tree, clients: Client, ctxs: Ctx) -> tuple[Tree, Client]:
@@ -274,44 +204,30 @@ def each_client(env: Env, layout: Layout, fn: Callable, server: Tree, clients: C
     """
     total, chunk = ctxs.id.shape[0], layout.chunk
     padded = layout.padded(total)
-    ctxs = jax.tree.map(
-        lambda a: jnp.concatenate([a, jnp.broadcast_to(a[:1], (padded - total, *a.shape[1:]))]) if padded > total else a,
-        ctxs,
-    )
+    if padded > total:
+        more = lambda a: jnp.concatenate([a, jnp.broadcast_to(a[:1], (padded - total, *a.shape[1:]))])
+        ctxs = jax.tree.map(more, ctxs)
 
-    def share(server, fed, counts, shard, ctxs):
-        here = dataclasses.replace(env, fed=fed, counts=counts, lanes=chunk)
+    def share(everywhere: tuple, split: tuple) -> tuple[Tree, Client]:
+        (env, server), (shard, ctxs) = everywhere, split
+        env = dataclasses.replace(env, lanes=chunk)
         size = ctxs.id.shape[0]
-        call = lambda client, ctx: fn(here, server, client, ctx)
-        if chunk == 1:
-            many = lambda c, x: jax.tree.map(lambda a: a[None], call(*jax.tree.map(lambda a: a[0], (c, x))))
-        else:
-            many = jax.vmap(call, axis_name=LANES)
-        blank = jax.eval_shape(many, _take(shard, jnp.zeros(chunk, jnp.int32)), _take(ctxs, jnp.zeros(chunk, jnp.int32)))
-        results = jax.tree.map(lambda a: jnp.zeros((size, *a.shape[1:]), a.dtype), blank[0])
+        many = side_by_side(chunk, lambda client, ctx: fn(env, server, client, ctx))
+        first = jnp.zeros(chunk, jnp.int32)
+        result, client = jax.eval_shape(many, take(shard, first), take(ctxs, first))
+        writes = client is not None
+        results = jax.tree.map(lambda a: jnp.zeros((size, *a.shape[1:]), a.dtype), result)
 
-        writes = blank[1] is not None
-
-        def unit(u, carry):
+        def unit(u: Array, carry: tuple) -> tuple:
             results, rows = carry
             where = u * chunk + jnp.arange(chunk)
-            result, client = many(_take(rows if writes else shard, where), _take(ctxs, where))
-            return _put(results, where, result), _put(rows, where, client) if writes else ()
+            result, client = many(take(rows if writes else shard, where), take(ctxs, where))
+            return put(results, where, result), put(rows, where, client) if writes else ()
 
         results, rows = lax.fori_loop(0, -(-size // chunk), unit, (results, shard if writes else ()))
-        shard = rows if writes else shard
-        return (results if layout.mesh is None else _gather(results)), shard
+        return gather_rows(layout, results), rows if writes else shard
 
-    if layout.mesh is None:
-        return share(server, env.fed, env.counts, clients, ctxs)
-    everywhere, split = PartitionSpec(), PartitionSpec(CLIENTS)
-    results, clients = jax.shard_map(
-        share,
-        mesh=layout.mesh,
-        in_specs=(everywhere, everywhere, everywhere, split, split),
-        out_specs=(everywhere, split),
-        check_vma=False,
-    )(server, env.fed, env.counts, clients, ctxs)
+    results, clients = over_mesh(layout, share, (env, server), (clients, ctxs))
     return jax.tree.map(lambda a: a[:total], results), clients
 
 
@@ -320,42 +236,16 @@ def each_in_cohort(env: Env, layout: Layout, fn: Callable, server: Tree, clients
 
     ctx: [M, …]; row: [M] where each one's state is in `clients`. Returns [M, …].
     """
-    pick = lambda tree, i: jax.tree.map(lambda a: a[i], tree)
     everyone = jnp.arange(ctx.id.shape[0])
     if layout.mesh is None or not jax.tree.leaves(clients):
-        return lax.map(lambda i: fn(env, server, pick(clients, row[i]), pick(ctx, i)), everyone)
+        return lax.map(lambda i: fn(env, server, take(clients, row[i]), take(ctx, i)), everyone)
 
-    def share(server, fed, counts, shard, ctx, row):
-        here = dataclasses.replace(env, fed=fed, counts=counts)
-        rows_here = jax.tree.leaves(shard)[0].shape[0]
-        home = row - lax.axis_index(CLIENTS) * rows_here
-        read = lambda i: fn(here, server, _take(shard, home[i]), pick(ctx, i))
+    def share(everywhere: tuple, shard: Client) -> tuple[Tree, tuple]:
+        env, server, ctx, row = everywhere
+        place, here = at_home(shard, row)
+        read = lambda i: fn(env, server, take(shard, place[i]), take(ctx, i))
         shape = jax.eval_shape(read, everyone[0])
-        absent = lambda i: jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shape)
-        return _collect(lax.map(lambda i: lax.cond((home[i] >= 0) & (home[i] < rows_here), read, absent, i), everyone))
+        results = lax.map(lambda i: lax.cond(here[i], read, lambda i: zeros(shape), i), everyone)
+        return collect(layout, results), ()
 
-    everywhere, split = PartitionSpec(), PartitionSpec(CLIENTS)
-    return jax.shard_map(
-        share,
-        mesh=layout.mesh,
-        in_specs=(everywhere, everywhere, everywhere, split, everywhere, everywhere),
-        out_specs=everywhere,
-        check_vma=False,
-    )(server, env.fed, env.counts, clients, ctx, row)
-
-
-def split_rows(layout: Layout, fn: Callable, net: Tree, fed: Tree, rows: Array) -> Tree:
-    """`fn(net, fed, rows [R']) -> tree of [R', …]` with the rows shared out over the devices."""
-    if layout.mesh is None:
-        return fn(net, fed, rows)
-    size = rows.shape[0]
-    padded = jnp.pad(rows, (0, -size % layout.devices))
-    everywhere, split = PartitionSpec(), PartitionSpec(CLIENTS)
-    out = jax.shard_map(
-        lambda *share: _gather(fn(*share)),
-        mesh=layout.mesh,
-        in_specs=(everywhere, everywhere, split),
-        out_specs=everywhere,
-        check_vma=False,
-    )(net, fed, padded)
-    return jax.tree.map(lambda a: a[:size], out)
+    return over_mesh(layout, share, (env, server, ctx, row), clients)[0]

@@ -1,9 +1,9 @@
 """`--state-on host`: the clients' stored rows stay in host memory, the cohort's travel.
 
-    round:       draw the cohort → its M rows to the device → the same compiled round → M rows back, in place
+    round:       draw the cohort → its M rows (and its K peers') to the device → the same compiled round → M rows back
     evaluation:  what is measured client by client is streamed over all clients, a block of rows at a time
 
-The device then holds M rows of client state instead of N; the host holds N rows once, as NumPy arrays. Costs: M rows
+The device then holds M + K rows of client state instead of N; the host holds N rows once, as NumPy arrays. Costs: M rows
 each way per round, and one dispatch per round instead of one per segment. Draws are keyed by client ids, so a run gives
 the numbers of `--state-on device`, and checkpoints have the same form.
 """
@@ -18,49 +18,43 @@ import jax
 import numpy as np
 
 from fedjax_sim.engine import layout as layouts
-from fedjax_sim.engine.round import Data, Simulation
+from fedjax_sim.engine.evaluation import score_server, score_stored
+from fedjax_sim.engine.round import Data, one_round, open_env, peer_ids, sample
+from fedjax_sim.engine.simulation import Simulation, drive, set_up
 from fedjax_sim.errors import UserError
 from fedjax_sim.types import Client, State, Tree
 
 BLOCK = 64 * 2**20  # bytes of rows streamed at once by evaluation; a few copies of a block are in memory
 
 
-def check(sim: Simulation) -> None:
-    """Refuse what needs all rows in one place."""
-    if "bank" in sim.method.needs:
-        raise UserError(
-            f"state-on host is not possible with method '{sim.method.name}': its clients read each other's "
-            f"models; allowed: device"
-        )
-    if jax.process_count() > 1:
-        raise UserError("state-on host is not possible with several processes; allowed: device")
-
-
 def rows_at(clients: Client, ids: np.ndarray) -> Client:
     """A copy of the rows `ids` [B] of host arrays [N, …]."""
-    return jax.tree.map(lambda bank: bank[ids], clients)
+    return jax.tree.map(lambda stored: stored[ids], clients)
 
 
 def put_back(clients: Client, ids: np.ndarray, rows: Client) -> None:
     """Write rows [≥ B, …] into host arrays [N, …] at `ids` [B], in place."""
 
-    def one(bank: np.ndarray, new: Any) -> None:
-        bank[ids] = np.asarray(new)[: len(ids)]
+    def one(stored: np.ndarray, new: Any) -> None:
+        stored[ids] = np.asarray(new)[: len(ids)]
 
     jax.tree.map(one, clients, rows)
 
 
-class HostBank:
-    """The functions of a `Simulation` made with bank="cohort", for States whose clients are NumPy arrays [N, …]."""
+class HostRows:
+    """The functions of a `Simulation` made with stored="cohort", for States whose clients are NumPy arrays [N, …]."""
 
-    def __init__(self, sim: Simulation, eval_every: int):
-        check(sim)
-        self.sim, self.eval_every = sim, eval_every
-        parts, self.layout, self.clients = sim.parts, sim.layout, sim.env.num_clients
-        self.ids = jax.jit(parts.ids)
-        self.round = jax.jit(sim.round, donate_argnums=0)
-        self.evaluate_server = jax.jit(parts.evaluate)
-        self.set_up, self.score, self.tune = jax.jit(parts.setup), jax.jit(parts.score), jax.jit(parts.adapt)
+    def __init__(self, sim: Simulation):
+        if jax.process_count() > 1:
+            raise UserError("state-on host is not possible with several processes; allowed: device")
+        self.sim, self.layout, self.clients = sim, sim.layout, sim.env.num_clients
+        r = sim.stages
+        self.ids = jax.jit(lambda s, d: (sample(r, s)[0], peer_ids(r, open_env(r, d), s)))
+        self.one_round = jax.jit(lambda s, d, rows: one_round(r, open_env(r, d), s, d.dropout, rows)[:2], donate_argnums=0)
+        self.score_server = jax.jit(lambda s, d: score_server(r, open_env(r, d), s, d))
+        self.set_up = jax.jit(lambda s, d, who: set_up(r, open_env(r, d), s, who))
+        self.score = jax.jit(lambda s, d, who: score_stored(r, open_env(r, d), s, who))
+        self.tune = jax.jit(lambda s, d, who: score_stored(r, open_env(r, d), s, who, True))
 
     def with_rows(self, state: State, ids: np.ndarray) -> State:
         """`state` with only the rows `ids`, on the device; padded with a repeated row to what the layout wants."""
@@ -76,9 +70,9 @@ class HostBank:
         state = self.sim.init(seed, net)
 
         def repeat(rows: Any) -> np.ndarray:
-            bank = np.empty((self.layout.padded(self.clients), *rows.shape[1:]), rows.dtype)
-            bank[:] = np.asarray(rows)[0]
-            return bank
+            stored = np.empty((self.layout.padded(self.clients), *rows.shape[1:]), rows.dtype)
+            stored[:] = np.asarray(rows)[0]
+            return stored
 
         state = state._replace(clients=jax.tree.map(repeat, state.clients))
         if self.sim.method.setup is not None:
@@ -89,7 +83,7 @@ class HostBank:
 
     def blocks(self, state: State) -> list[tuple[np.ndarray, int]]:
         """(client numbers [B], how many are real): all clients in equal blocks, the last one padded by repetition."""
-        per_row = sum(bank.nbytes // bank.shape[0] for bank in jax.tree.leaves(state.clients))
+        per_row = sum(stored.nbytes // stored.shape[0] for stored in jax.tree.leaves(state.clients))
         some = max(self.layout.chunk * self.layout.devices, BLOCK // max(1, per_row))  # fills the lanes
         size = self.layout.padded(min(self.clients, some))
         everyone = np.arange(self.clients, dtype=np.int32)
@@ -109,35 +103,32 @@ class HostBank:
         return jax.tree.map(lambda *blocks: np.concatenate(blocks), *found)
 
     def evaluate(self, state: State, data: Data) -> dict[str, Tree]:
-        out = self.evaluate_server(state._replace(clients=Client()), data)
+        out = self.score_server(state._replace(clients=Client()), data)
         return {**out, **self.stream(self.score, state, data)}
 
     def adapt(self, state: State, data: Data) -> dict[str, Tree]:
         return self.stream(self.tune, state, data)
 
-    def run(self, state: State, data: Data, rounds: Any) -> tuple[State, dict, dict]:
-        """As `Simulation.run`, round by round; the rows of `state` are written in place."""
-        logs, scores = [], []
-        for left in range(int(rounds), 0, -1):
-            clients, ids = state.clients, np.asarray(self.ids(state._replace(clients=Client())))
-            state, log = self.round(self.with_rows(state, ids), data)
-            put_back(clients, ids, state.clients)
-            state = state._replace(clients=clients)
-            logs.append(log)
-            if int(state.t) % self.eval_every == 0 or left == 1:
-                scores.append({**self.evaluate(state, data), "round": state.t})
-        stack = lambda rows: jax.tree.map(lambda *a: np.stack([np.asarray(x) for x in a]), *rows)
-        return state, stack(logs), stack(scores)
+    def step(self, state: State, data: Data) -> tuple[State, dict]:
+        """One round; the rows of `state` are written in place."""
+        clients = state.clients
+        ids, peers = layouts.as_numpy(self.ids(state._replace(clients=Client()), data))
+        rows = layouts.everywhere(self.layout, rows_at(clients, peers))
+        state, log = self.one_round(self.with_rows(state, ids), data, rows)
+        put_back(clients, ids, state.clients)
+        return state._replace(clients=clients), log
 
 
-def on_host(sim: Simulation, eval_every: int) -> Simulation:
-    """A Simulation made with bank="cohort" -> one with the same functions whose States keep their clients on the host."""
-    bank = HostBank(sim, eval_every)
-    return dataclasses.replace(sim, init=bank.init, run=bank.run, evaluate=bank.evaluate, adapt=bank.adapt)
+def on_host(sim: Simulation) -> Simulation:
+    """A Simulation made with stored="cohort" -> one with the same functions whose States keep their clients on the host."""
+    rows = HostRows(sim)
+    run = drive(rows.step, rows.evaluate, sim.eval_every)
+    return dataclasses.replace(sim, init=rows.init, run=run, evaluate=rows.evaluate, adapt=rows.adapt, round=rows.step)
 
 
 def place(layout: layouts.Layout, state: State, data: Data) -> tuple[State, Data]:
-    """As `layouts.place`; the clients stay where they are, as arrays of our own that may be written."""
-    clients = jax.tree.map(lambda a: a if isinstance(a, np.ndarray) and a.flags.writeable else np.array(a), state.clients)
+    """As `layout.place`; the clients stay where they are, as arrays of our own that may be written."""
+    own = lambda a: a if isinstance(a, np.ndarray) and a.flags.writeable else np.array(a)
+    clients = jax.tree.map(own, state.clients)
     state, data = layouts.place(layout, state._replace(clients=Client()), data)
     return state._replace(clients=clients), data

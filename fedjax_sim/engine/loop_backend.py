@@ -5,14 +5,17 @@ Slow on purpose. Keys are functions of client ids, so a round that fails in a co
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from fedjax_sim.engine.cohort import Totals, Work
-from fedjax_sim.engine.round import Outcome, Simulation
+from fedjax_sim.engine import round as stages
+from fedjax_sim.engine.cohort import Outcome, Totals, Work, add_client, no_totals
+from fedjax_sim.engine.mesh import put, take
+from fedjax_sim.engine.round import Orders, open_env
+from fedjax_sim.engine.simulation import Simulation, drive
 from fedjax_sim.errors import UserError
 from fedjax_sim.types import State, Tree
 
@@ -29,38 +32,51 @@ def first_bad(tree: Tree) -> str | None:
     return None
 
 
-class LoopRunner:
-    """`run` of a Simulation, client by client."""
+class LoopBackend:
+    """`run` of a Simulation, client by client: the stages compiled one by one, the cohort a Python loop."""
 
-    def __init__(self, sim: Simulation, eval_every: int):
-        method, parts = sim.method, sim.parts
-        self.sim, self.eval_every = sim, eval_every
-        self.orders, self.aggregate = jax.jit(parts.orders), jax.jit(parts.aggregate)
-        self.learn, self.evaluate = jax.jit(parts.learn), jax.jit(parts.evaluate)
-        self.receive = jax.jit(lambda s, d, c, slot: method.receive(parts.open(d), s.server, c, slot.plan, slot.ctx)[1])
-        self.local = jax.jit(lambda s, d, n, c, slot: method.local(parts.open(d), n, s.server, c, slot.ctx)[1].net)
-        self.task = jax.jit(lambda s, d, c, slot: parts.task(parts.open(d), s.server, s.clients, c, slot))
+    def __init__(self, sim: Simulation):
+        r = sim.stages
+        self.env = sim.env
+        self.orders = jax.jit(lambda s, d: stages.orders(r, open_env(r, d), s, d.dropout))
+        self.aggregate = jax.jit(lambda s, d, o, out: stages.aggregate(r, open_env(r, d), s, o, out))
+        self.learn = jax.jit(lambda s, d, *rest: stages.learn(r, open_env(r, d), s, *rest))
+        self.run = drive(self.step, sim.evaluate, sim.eval_every)
 
-    def train(self, state: State, data: Any, orders: Any) -> Outcome:
+        # ONE client's stages; env with the peers' rows
+        here = lambda d, o: dataclasses.replace(open_env(r, d), rows=o.rows)
+        self.task = jax.jit(lambda d, o, c, slot: stages.one_client(r, here(d, o), o.server, c, slot))
+        self.receive = jax.jit(lambda d, o, c, slot: r.method.receive(here(d, o), o.server, c, slot.plan, slot.ctx)[1])
+        self.local = jax.jit(lambda d, o, net, c, slot: r.method.local(here(d, o), net, o.server, c, slot.ctx)[1].net)
+
+    def step(self, state: State, data: Any) -> tuple[State, dict]:
+        orders = self.orders(state, data)
+        outcome = self.train(state, data, orders)
+        server, cohort, log = self.aggregate(state, data, orders, outcome)
+        agent, more = self.learn(state, data, orders, server, outcome.clients, cohort)
+        return State(state.t + 1, state.key, server, outcome.clients, agent), log | more
+
+    def train(self, state: State, data: Any, orders: Orders) -> Outcome:
         slots, clients = orders.slots, state.clients
         totals: Totals | None = None
         reports: list[Tree] = []
         nets: list[Tree] = []
-        groups = None
         for i in range(slots.row.shape[0]):
-            slot = jax.tree.map(lambda a: a[i], slots)
-            client = jax.tree.map(lambda a: a[slot.row], state.clients)
+            slot = take(slots, i)
+            client = take(state.clients, slot.row)
             who = f"round {int(state.t) + 1}, client {int(slot.ctx.id)}"
-            work = self.call("local", who, self.task, state, data, client, slot)
+            work = self.call("local", who, self.task, data, orders, client, slot)
             if bool(slot.active):
-                self.check(who, state, data, client, slot, work)
-                clients = jax.tree.map(lambda full, a: full.at[slot.row].set(a), clients, work.client)
-            groups = groups or self.sim.env.group_of(work.net)
-            totals = self.add(totals, groups, work)
+                self.check(who, data, orders, client, slot, work)
+                clients = put(clients, slot.row, work.client)
+            totals = totals or no_totals(work)
+            totals = add_client(totals, self.env.group_of(work.net), work)
+            totals = totals._replace(executed=totals.executed + work.steps)
             reports.append(work.report)
             nets.append(work.stacked)
+        assert totals is not None
         stack = lambda trees: jax.tree.map(lambda *a: jnp.stack(a), *trees)
-        return Outcome(totals, stack(reports), stack(nets) if jax.tree.leaves(nets[0]) else (), clients)
+        return Outcome(totals, stack(reports), stack(nets), clients)
 
     def call(self, stage: str, who: str, fn: Any, *args: Any) -> Any:
         try:
@@ -70,43 +86,12 @@ class LoopRunner:
         except Exception as problem:
             raise ClientFailure(f"{who}, stage {stage}: {type(problem).__name__}: {problem}") from problem
 
-    def check(self, who: str, state: State, data: Any, client: Any, slot: Any, work: Work) -> None:
+    def check(self, who: str, data: Any, orders: Orders, client: Any, slot: Any, work: Work) -> None:
         if not bool(work.report["diverged"]):
             return
-        start = self.call("receive", who, self.receive, state, data, client, slot)
+        start = self.call("receive", who, self.receive, data, orders, client, slot)
         bad = first_bad(start)
         if bad:
             raise ClientFailure(f"{who}, stage receive: values of {bad} are not finite")
-        bad = first_bad(self.call("local", who, self.local, state, data, start, client, slot))
+        bad = first_bad(self.call("local", who, self.local, data, orders, start, client, slot))
         raise ClientFailure(f"{who}, stage local: values of {bad or 'the upload'} are not finite")
-
-    def add(self, totals: Totals | None, groups: Tree, work: Work) -> Totals:
-        if totals is None:
-            totals = Totals(
-                jax.tree.map(jnp.zeros_like, work.net),
-                jnp.zeros_like(work.weights),
-                jax.tree.map(jnp.zeros_like, work.sums),
-                jnp.int32(0),
-            )
-        net = jax.tree.map(lambda g, a, b: a + work.weights[g] * b, groups, totals.net, work.net)
-        return Totals(
-            net, totals.weight + work.weights, jax.tree.map(jnp.add, totals.sums, work.sums), totals.executed + work.steps
-        )
-
-    def round(self, state: State, data: Any) -> tuple[State, dict]:
-        orders = self.orders(state, data)
-        outcome = self.train(state, data, orders)
-        server, cohort, log = self.aggregate(state, data, orders, outcome)
-        agent, more = self.learn(state, data, server, outcome.clients, orders, cohort)
-        return State(state.t + 1, state.key, server, outcome.clients, agent), log | more
-
-    def __call__(self, state: State, data: Any, rounds: Any) -> tuple[State, dict, dict]:
-        """Same results as `Simulation.run`: logs and evaluations padded to its capacity."""
-        logs, scores = [], []
-        for left in range(int(rounds), 0, -1):
-            state, log = self.round(state, data)
-            logs.append(log)
-            if int(state.t) % self.eval_every == 0 or left == 1:
-                scores.append({**self.evaluate(state, data), "round": state.t})
-        stack = lambda rows: jax.tree.map(lambda *a: np.stack([np.asarray(x) for x in a]), *rows)
-        return state, stack(logs), stack(scores)

@@ -1,5 +1,206 @@
-"""temporary"""
+"""T rounds as one program: `simulate` turns a method and an environment into compiled functions of (State, Data)."""
 
-from fedjax_sim.engine.round import simulate
+from __future__ import annotations
 
-__all__ = ["simulate"]
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from fedjax_sim.data.federation import Federation
+from fedjax_sim.engine import evaluation
+from fedjax_sim.engine import layout as layouts
+from fedjax_sim.engine.cohort import each_client, zeros
+from fedjax_sim.engine.layout import Layout
+from fedjax_sim.engine.participation import Participation
+from fedjax_sim.engine.round import SETUP, Data, Orders, Round, contexts, make_data, one_round, open_env, orders, stage_key
+from fedjax_sim.hooks import Method
+from fedjax_sim.local.losses import init_confusion
+from fedjax_sim.types import Array, Client, Env, State, Tree
+
+
+@dataclasses.dataclass(frozen=True)
+class Simulation:
+    """Pure functions of one set-up. `run` and `evaluate` are compiled once each."""
+
+    env: Env
+    method: Method
+    layout: Layout
+    init: Callable  # (seed, net) -> State
+    run: Callable  # (state, data, rounds) -> (state, logs [≤ cap rounds], evaluations [≤ cap blocks])
+    evaluate: Callable  # (state, data) -> dict
+    adapt: Callable  # (state, data) -> dict: the expensive personal evaluation, for methods that fine-tune
+    round: Callable  # (state, data) -> (state, log): one round, not compiled
+    examine: Callable  # (state, data) -> (state, log, ids [M], nets [M, …]): one round with all its uploads
+    stages: Round  # for the functions of `round` and `evaluation`, one by one: profiling, debugging, host rows
+    data: Data
+    eval_every: int
+    capacity: int  # most evaluation blocks in one call of `run`
+
+    def open(self, data: Data) -> Env:
+        """The environment as the compiled program sees it."""
+        return open_env(self.stages, data)
+
+    def orders(self, state: State, data: Data) -> Orders:
+        """The coming round as it is announced; not compiled."""
+        return orders(self.stages, self.open(data), state, data.dropout)
+
+    @property
+    def client_split(self) -> str:
+        """The split on which client accuracies are measured."""
+        return self.stages.split
+
+
+def simulate(
+    method: Method,
+    env: Env,
+    fed: Federation,
+    participation: Participation,
+    layout: Layout | None = None,
+    *,
+    lr: Callable[[Array], Array],
+    evaluations: tuple[str, ...] = ("global", "personal"),
+    eval_every: int = 1,
+    capacity: int = 32,
+    probe: bool = False,
+    stored: str = "all",
+) -> Simulation:
+    """Compose a method, a federation and a layout into compiled functions; see `Simulation`.
+
+    stored: "all": a State holds the rows of all clients; "cohort": only the cohort's, in its order, and somebody else
+    (`host_rows`) keeps the others, brings and fetches them.
+    """
+    control = method.control
+    r = Round(
+        method=method,
+        env=env,
+        participation=participation,
+        layout=layout or Layout(),
+        lr=lr,
+        agent=control.agent(dataclasses.replace(env, fed=fed)) if control else None,
+        evaluations=evaluations,
+        split=evaluation.client_split(fed),
+        probe=probe,
+        stored=stored,
+    )
+    data = make_data(r, fed)
+    stacking = dataclasses.replace(r, method=method._replace(needs=method.needs | {"stack"}))
+
+    def examine(state: State, data: Data) -> tuple[State, dict, Array, Tree]:
+        state, log, outcome, ids = one_round(stacking, open_env(r, data), state, data.dropout)
+        return state, log, ids, outcome.stacked
+
+    return Simulation(
+        env=env,
+        method=method,
+        layout=r.layout,
+        init=lambda seed, net: start(r, data, seed, net),
+        run=jax.jit(lambda s, d, rounds: run(r, s, d, rounds, eval_every, capacity), donate_argnums=0),
+        evaluate=jax.jit(lambda s, d: evaluate(r, open_env(r, d), s, d)),
+        adapt=jax.jit(lambda s, d: evaluation.score_stored(r, open_env(r, d), s, everyone(r), True)),
+        round=lambda s, d: one_round(r, open_env(r, d), s, d.dropout)[:2],
+        examine=jax.jit(examine),
+        stages=r,
+        data=data,
+        eval_every=eval_every,
+        capacity=capacity,
+    )
+
+
+def everyone(r: Round) -> Array:
+    return jnp.arange(r.env.num_clients, dtype=jnp.int32)
+
+
+# ---- the start ----------------------------------------------------------------------------------------------------
+def set_up(r: Round, env: Env, state: State, who: Array) -> Client:
+    """The clients before round 1; `state` holds the rows of `who` [B]."""
+    hook = r.method.setup
+    if hook is None:
+        return state.clients
+    ctxs = contexts(r, stage_key(state, SETUP), who, state.t)
+    one = lambda env, server, client, ctx: ((), hook(env, server, client, ctx))
+    return each_client(env, r.layout, one, state.server, state.clients, ctxs)[1]
+
+
+def start(r: Round, data: Data, seed: int, net: Tree) -> State:
+    """The State before round 1; client rows are born where they live."""
+
+    def build(key: Array, net: Tree, data: Data) -> State:
+        env = open_env(r, data)
+        server, own = r.method.init(env, net)
+        one = Client(
+            own,
+            init_confusion(env.fed.classes, env.dtype) if env.track_confusion else (),
+            net if r.keeps_resident else (),
+            net["batch_stats"] if env.bn_local else (),
+        )
+        rows = r.layout.padded(r.num_stored)
+        clients = jax.tree.map(lambda a: jnp.broadcast_to(a, (rows, *jnp.shape(a))), one)
+        state = State(jnp.int32(0), key, server, clients, ())
+        if r.agent is not None:
+            state = state._replace(agent=r.agent.init(stage_key(state, SETUP)))
+        return state._replace(clients=set_up(r, env, state, everyone(r))) if r.stored == "all" else state
+
+    key = jax.random.key_data(jax.random.key(seed))
+    # the run donates its state: the caller's net and key must not be among its buffers
+    key, net, inputs = layouts.everywhere(r.layout, (np.array(key), jax.tree.map(jnp.copy, net), data))
+    if r.layout.mesh is None:
+        return jax.jit(build)(key, net, inputs)
+    where = layouts.shardings(r.layout, jax.eval_shape(build, key, net, inputs))
+    return jax.jit(build, out_shardings=where)(key, net, inputs)
+
+
+# ---- many rounds --------------------------------------------------------------------------------------------------
+def evaluate(r: Round, env: Env, state: State, data: Data) -> dict[str, Tree]:
+    """Every evaluation that costs no training; the stored rows only where the State holds them all."""
+    out = evaluation.score_server(r, env, state, data)
+    return out | evaluation.score_stored(r, env, state, everyone(r)) if r.stored == "all" else out
+
+
+def run(r: Round, state: State, data: Data, rounds: Array, eval_every: int, capacity: int) -> tuple[State, dict, dict]:
+    """`rounds` ≤ capacity·eval_every rounds, an evaluation after every eval_every-th and after the last."""
+    env = open_env(r, data)
+    log_shape = jax.eval_shape(lambda s: one_round(r, env, s, data.dropout)[1], state)
+    eval_shape = jax.eval_shape(lambda s: {**evaluate(r, env, s, data), "round": s.t}, state)
+    write = lambda buffer, i, value: jax.tree.map(lambda b, v: b.at[i].set(v), buffer, value)
+    first = state.t
+
+    def round_(_: Array, carry: tuple) -> tuple:
+        state, logs = carry
+        place = state.t - first
+        state, log = one_round(r, env, state, data.dropout)[:2]
+        return state, write(logs, place, log)
+
+    def block(i: Array, carry: tuple) -> tuple:
+        state, logs, scores = carry
+        left = rounds - (state.t - first)
+        now = jnp.minimum(eval_every - state.t % eval_every, left)
+        state, logs = lax.fori_loop(0, now, round_, (state, logs))
+        return state, logs, write(scores, i, {**evaluate(r, env, state, data), "round": state.t})
+
+    blocks = (first + rounds + eval_every - 1) // eval_every - first // eval_every
+    buffers = zeros(log_shape, (capacity * eval_every,)), zeros(eval_shape, (capacity,))
+    return lax.fori_loop(0, blocks, block, (state, *buffers))
+
+
+def drive(step: Callable, evaluate: Callable, eval_every: int) -> Callable:
+    """`run` from the host, for rounds that are more than one program: same arguments, same results.
+
+    step: (state, data) -> (state, log); evaluate: (state, data) -> dict.
+    """
+
+    def run(state: State, data: Any, rounds: Any) -> tuple[State, dict, dict]:
+        logs, scores = [], []
+        for left in range(int(rounds), 0, -1):
+            state, log = step(state, data)
+            logs.append(layouts.as_numpy(log))
+            if int(state.t) % eval_every == 0 or left == 1:
+                scores.append(layouts.as_numpy({**evaluate(state, data), "round": state.t}))
+        stack = lambda rows: jax.tree.map(lambda *a: np.stack(a), *rows)
+        return state, stack(logs), stack(scores)
+
+    return run

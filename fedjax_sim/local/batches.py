@@ -81,9 +81,15 @@ def gather(env: Env, rows: Array, counter: Array) -> tuple[Array, Array]:
     return x, fed.y[rows]
 
 
-def stream(env: Env, ctx: Ctx, key: Array, epochs: float, split: str = "train") -> Callable[[Array], Batch]:
-    """The client's minibatches as a function of the step number: reshuffled each epoch, the last one masked."""
-    rows, n = env.fed.rows[split][ctx.id], env.fed.size[split][ctx.id]
+def stream(
+    env: Env, ctx: Ctx, key: Array, epochs: float, split: str = "train", *, rows: Array | None = None, n: Array | None = None
+) -> Callable[[Array], Batch]:
+    """The client's minibatches as a function of the step number: reshuffled each epoch, the last one masked.
+
+    rows [S], n []: draw from the first n of these rows of the pool instead of the client's whole split.
+    """
+    rows = env.fed.rows[split][ctx.id] if rows is None else rows
+    n = env.fed.size[split][ctx.id] if n is None else n
     per_epoch, size = batches_per_epoch(env, n), env.batch_size
     padded = -(-rows.shape[0] // size) * size
     order = epoch_orders(key, n, padded, max(1, math.ceil(epochs - 1e-9)))

@@ -1,8 +1,6 @@
 """Local training of ONE client: epochs of reshuffled minibatches over its rows of the pool, ragged, with plugs.
 
-Semantics are those of the papers' data loaders: every epoch is a fresh permutation, the last partial batch is kept
-and masked, fractional epochs are counted in steps (`steps = max(1, round(epochs·⌈n/B⌉))`, 0 for a client without
-data), and one step is PyTorch's SGD:  g ← g + wd·w;  v ← momentum·v + g;  w ← w − lr·v,  v = 0 at the start.
+One step is PyTorch's SGD:  g ← g + wd·w;  v ← momentum·v + g;  w ← w − lr·v,  v = 0 at the start of every call.
 
 The loop has a data-dependent bound: a client costs what it holds. Side by side (vmap over `env.lanes` clients) the
 bound is that of the longest lane, as an unbatched scalar, and a finished lane's learning rate is 0.
@@ -19,6 +17,7 @@ from jax import lax
 
 from fedjax_sim.local.batches import Batch, longest, steps_for, stream
 from fedjax_sim.local.losses import update_confusion
+from fedjax_sim.local.optim import Sgd
 from fedjax_sim.types import Array, Client, Ctx, Env, Tree, Upload
 
 
@@ -60,12 +59,12 @@ def local_loss(env: Env, ctx: Ctx, logits: Array, batch: Batch, confusion: Tree)
 def supervised(env: Env, ctx: Ctx, penalty: Callable[[Tree], Array] | None = None, tap: Callable | None = None) -> Callable:
     """The default objective: the local loss of the model's logits, plus an optional penalty on the parameters."""
 
-    def objective(net: Tree, batch: Batch, confusion: Tree) -> tuple[Array, Aux]:
+    def objective(net: Tree, batch: Batch, confusion: Tree, carry: Tree = ()) -> tuple[Array, Aux]:
         logits, _, stats = forward(env, net, batch, tap=tap)
         loss, confusion = local_loss(env, ctx, logits, batch, confusion)
         if penalty is not None:
             loss = loss + penalty(net["params"])
-        return loss, Aux(logits, stats, confusion)
+        return loss, Aux(logits, stats, confusion, carry)
 
     return objective
 
@@ -80,9 +79,10 @@ def descend(
     objective: Callable | None = None,
     gradient: Callable | None = None,
     adjust: Callable | None = None,
+    project: Callable | None = None,
     trainable: tuple[str, ...] | None = None,
     epochs: float | None = None,
-    optimizer=None,
+    optimizer: Sgd | None = None,
     lr: Array | None = None,
     salt: int = 0,
     track: bool = True,
@@ -91,18 +91,20 @@ def descend(
     """SGD for ONE client; returns the client with its loss statistics brought up to date, and what was trained.
 
     objective: (net, batch, confusion) -> (loss, Aux); default `supervised(env, ctx)`.
-    gradient:  (grad_of, params, step, draw) -> ((loss, Aux), grads, batch), where grad_of(params, batch)
-               differentiates the objective; default: one gradient on draw(step). Sharpness-aware and meta-learning
-               steps plug in here.
+    gradient:  (grad_of, params, step, draw, carry) -> ((loss, Aux), grads, batch), where grad_of(params, batch)
+               differentiates the objective; default: one gradient on draw(step). Sharpness-aware, meta-learning and
+               two-model steps plug in here.
     adjust:    (grads, params) -> grads, before weight decay and momentum (control variates, proximal terms).
+    project:   (params) -> params, after every step (a box, a simplex, …).
     trainable: names of the groups that move; the others cost no gradient. Default: all.
     epochs:    a Python number, for passes that are not the Plan's; default `ctx.epochs` (at most env.max_epochs).
+    optimizer: another than the run's, e.g. `env.optimizer._replace(momentum=0.0)`.
     salt:      tells the shuffles of several passes of one round apart.  track=False keeps the client's statistics.
-    carry:     start of the objective's own running values, if it has any: it is then called as
-               objective(net, batch, confusion, carry) and returns the new ones in `Aux.carry`.
+    carry:     start of the running values of the objective or of `gradient`, if they have any: the objective is then
+               called as objective(net, batch, confusion, carry); the new ones are in `Aux.carry`.
     """
     objective = objective or supervised(env, ctx)
-    optimizer = optimizer or env.optimizer
+    rule = (optimizer or env.optimizer).transform()
     lr = ctx.lr if lr is None else jnp.asarray(lr, env.dtype)
     draw = stream(env, ctx, jax.random.fold_in(ctx.key, salt), env.max_epochs if epochs is None else epochs)
     steps = steps_for(env, env.fed.size["train"][ctx.id], ctx.epochs if epochs is None else epochs)
@@ -121,21 +123,23 @@ def descend(
             batch = draw(k)
             (loss, aux), grads = grad_of(params, batch)
         else:
-            (loss, aux), grads, batch = gradient(grad_of, params, k, draw)
+            (loss, aux), grads, batch = gradient(grad_of, params, k, draw, running)
         if adjust is not None:
             grads = adjust(grads, params)
-        direction, opt_state = optimizer.update(grads, opt_state, params)
+        direction, opt_state = rule.update(grads, opt_state, params)
         rate = lr if env.lanes == 1 else jnp.where(k < steps, lr, 0)  # a finished lane stands still
-        params = jax.tree.map(lambda p, d: p - rate * d, params, direction)
-        seen = batch.mask.astype(env.dtype) if env.lanes == 1 else batch.mask * (k < steps).astype(env.dtype)
-        n = seen.sum()
-        hits = ((aux.logits.argmax(-1) == batch.y) * seen).sum()
-        totals = (totals[0] + loss * n, totals[1] + hits, totals[2] + n)
         keep = (
             (lambda new, old: new)
             if env.lanes == 1
             else (lambda new, old: jax.tree.map(lambda a, b: jnp.where(k < steps, a, b), new, old))
         )
+        params = jax.tree.map(lambda p, d: p - rate * d, params, direction)
+        if project is not None:
+            params = keep(project(params), params)
+        seen = batch.mask.astype(env.dtype) if env.lanes == 1 else batch.mask * (k < steps).astype(env.dtype)
+        n = seen.sum()
+        hits = ((aux.logits.argmax(-1) == batch.y) * seen).sum()
+        totals = (totals[0] + loss * n, totals[1] + hits, totals[2] + n)
         return (
             params,
             keep(aux.batch_stats, stats),
@@ -146,7 +150,7 @@ def descend(
         )
 
     zero = jnp.zeros((), env.dtype)
-    start = (moving, net["batch_stats"], optimizer.init(moving), client.confusion, carry, (zero, zero, zero))
+    start = (moving, net["batch_stats"], rule.init(moving), client.confusion, carry, (zero, zero, zero))
     params, stats, _, confusion, carry, (loss, hits, n) = lax.fori_loop(0, longest(env, steps), step, start)
     done = Trained(
         {"params": {**frozen, **params}, "batch_stats": stats},

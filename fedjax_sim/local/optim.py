@@ -1,12 +1,13 @@
 """Local optimisation as in PyTorch, and the learning rate over rounds.
 
-One step of PyTorch's SGD:  g ← g + wd·w;  v ← momentum·v + g;  w ← w − lr·v.  The chain below gives v; the learning
+One step of PyTorch's SGD:  g ← g + wd·w;  v ← momentum·v + g;  w ← w − lr·v.  `Sgd` gives v; the learning
 rate is applied by `local.descend`, because it may change from round to round without recompiling.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import optax
@@ -15,26 +16,41 @@ from fedjax_sim.errors import UserError, unknown
 from fedjax_sim.types import Array
 
 
-def sgd(
-    momentum: float = 0.0, weight_decay: float = 0.0, decay_groups: str = "all", groups: tuple[str, ...] = ()
-) -> optax.GradientTransformation:
-    """Direction v of an SGD step. decay_groups: 'all', or group names joined by '+' (others do not decay)."""
-    parts = []
-    if weight_decay:
-        if decay_groups == "all":
-            parts.append(optax.add_decayed_weights(weight_decay))
-        else:
-            names = decay_groups.split("+")
-            for name in names:
-                if name not in groups:
-                    raise UserError(
-                        f"decay-groups names '{name}', which is not a parameter group of this model; "
-                        f"allowed: all, {', '.join(groups)}"
-                    )
-            parts.append(optax.add_decayed_weights(weight_decay, mask=lambda params: {g: g in names for g in params}))
-    if momentum:
-        parts.append(optax.trace(decay=momentum))
-    return optax.chain(*parts) if parts else optax.identity()
+class Sgd(NamedTuple):
+    """The local optimiser as a record: a method changes it by `env.optimizer._replace(momentum=0.0)`."""
+
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    groups: tuple[str, ...] | None = None  # parameter groups that decay; None: all
+
+    def transform(self) -> optax.GradientTransformation:
+        """The direction v of a step, as optax does it."""
+        parts = []
+        if self.weight_decay:
+            names = self.groups
+            mask = None if names is None else (lambda params: {g: g in names for g in params})
+            parts.append(optax.add_decayed_weights(self.weight_decay, mask=mask))
+        if self.momentum:
+            parts.append(optax.trace(decay=self.momentum))
+        return optax.chain(*parts) if parts else optax.identity()
+
+
+def decay_groups(text: str, groups: tuple[str, ...]) -> tuple[str, ...] | None:
+    """'all', or names of parameter groups joined by '+'.
+
+    >>> decay_groups("all", ("conv", "fc")), decay_groups("conv+fc", ("conv", "fc"))
+    (None, ('conv', 'fc'))
+    """
+    if text == "all":
+        return None
+    names = tuple(text.split("+"))
+    for name in names:
+        if name not in groups:
+            raise UserError(
+                f"decay-groups names '{name}', which is not a parameter group of this model; "
+                f"allowed: all, {', '.join(groups)}"
+            )
+    return names
 
 
 SCHEDULES = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -65,7 +66,7 @@ def client_accuracy(env: Env, net: Tree, ctx: Ctx, split: str = "val") -> Array:
 def held_accuracy(env: Env, net: Tree, split: str = "val") -> Array:
     """Accuracy of a plain net on a server-held set (validation, never test, inside a method)."""
     rows = env.fed.held[split]
-    alone = env.__class__(**{**env.__dict__, "lanes": 1})
+    alone = dataclasses.replace(env, lanes=1)
     return accuracy(score_rows(alone, lambda x: predict_net(env, net, x), rows, jnp.int32(rows.shape[0]), EVAL_BATCH))
 
 

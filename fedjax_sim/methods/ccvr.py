@@ -25,62 +25,21 @@ import optax
 from jax import lax
 
 from fedjax_sim.errors import UserError
-from fedjax_sim.local import descend, epoch_orders, gather, longest, upload
-from fedjax_sim.local.optim import sgd
+from fedjax_sim.hooks import Method
+from fedjax_sim.local import descend, epoch_orders, upload
+from fedjax_sim.local.features import Statistics, class_statistics, gaussians, zero_statistics
+from fedjax_sim.local.optim import Sgd
 from fedjax_sim.methods.fedavg import fedavg
 from fedjax_sim.plans import merge
-from fedjax_sim.types import Array, Client, Cohort, Ctx, Env, Method, Plan, Tree, Upload
+from fedjax_sim.types import Array, Client, Cohort, Ctx, Env, Tree, Upload
 
 MODES = ("per_round_diag", "post_full")
-ROWS = 64  # rows of a client passed through the model at once
 HEAD_BATCH, HEAD_MOMENTUM = 256, 0.9
-
-
-class Statistics(NamedTuple):
-    """Sums over examples, class by class: they add up over clients."""
-
-    count: Array  # type: ignore[assignment]   # [C]
-    total: Array  # [C, d]
-    square: Array  # [C, d], or [C, d, d] of outer products
 
 
 class Server(NamedTuple):
     net: Tree
     joined: Tree  # [N] has ever reported (post_full), else ()
-
-
-def zero_statistics(env: Env, full: bool) -> Statistics:
-    classes, width = env.model.classes, env.model.width
-    shape = (classes, width, width) if full else (classes, width)
-    return Statistics(jnp.zeros(classes, env.dtype), jnp.zeros((classes, width), env.dtype), jnp.zeros(shape, env.dtype))
-
-
-def class_statistics(env: Env, net: Tree, client: Array, full: bool) -> Statistics:
-    """Of ONE client's training rows, with the features of `net` in inference mode."""
-    rows, n = env.fed.rows["train"][client], env.fed.size["train"][client]
-    batch = max(1, min(ROWS, rows.shape[0]))
-    padded = jnp.pad(rows, (0, -rows.shape[0] % batch))
-
-    def add(i: Array, sums: Statistics) -> Statistics:
-        x, y = gather(env, lax.dynamic_slice(padded, (i * batch,), (batch,)), i)
-        real = i * batch + jnp.arange(batch) < n
-        features = jnp.where(real[:, None], env.model.features(net, x, train=False)[0], 0)  # [B, d]
-        member = jax.nn.one_hot(y, env.model.classes, dtype=env.dtype) * real[:, None]  # [B, C]
-        square = jnp.einsum("bc,bi,bj->cij", member, features, features) if full else member.T @ jnp.square(features)
-        return Statistics(sums.count + member.sum(0), sums.total + member.T @ features, sums.square + square)
-
-    return lax.fori_loop(0, longest(env, -(-n // batch)), add, zero_statistics(env, full))
-
-
-def gaussians(sums: Statistics) -> tuple[Array, Array]:
-    """(means [C, d], covariances [C, d, d] or variances [C, d]); zero for a class without examples or with one."""
-    count = sums.count[:, None]
-    mean = sums.total / jnp.maximum(count, 1)
-    if sums.square.ndim == 3:
-        spread = sums.square - count[:, :, None] * mean[:, :, None] * mean[:, None, :]
-        return mean, jnp.where(count[:, :, None] > 1, spread / jnp.maximum(count - 1, 1)[:, :, None], 0)
-    spread = jnp.maximum(sums.square - count * jnp.square(mean), 0)  # rounding must not make it negative
-    return mean, jnp.where(count > 1, spread / jnp.maximum(count - 1, 1), 0)
 
 
 def draw_features(key: Array, mean: Array, covariance: Array, samples: int) -> Array:
@@ -99,7 +58,7 @@ def draw_features(key: Array, mean: Array, covariance: Array, samples: int) -> A
 
 def calibrate(env: Env, net: Tree, key: Array, sums: Statistics, samples: int, lr: float, epochs: int) -> Tree:
     """The net with its last group refitted on virtual features of the classes seen."""
-    classes, head = env.model.classes, env.model.groups[-1]
+    classes, head = env.model.classes, env.model.head_group
     draw, shuffle = jax.random.split(key)
     features = draw_features(draw, *gaussians(sums), samples).reshape(classes * samples, -1)
     labels = jnp.repeat(jnp.arange(classes), samples)
@@ -109,7 +68,7 @@ def calibrate(env: Env, net: Tree, key: Array, sums: Statistics, samples: int, l
     orders = epoch_orders(shuffle, jnp.int32(size), size, epochs)
     orders = jax.vmap(lambda order: order[jnp.argsort(~seen[labels[order]], stable=True)])(orders)
     orders = jnp.pad(orders, ((0, 0), (0, -size % HEAD_BATCH)))
-    per_epoch, optimizer = -(-n // HEAD_BATCH), sgd(HEAD_MOMENTUM)
+    per_epoch, optimizer = -(-n // HEAD_BATCH), Sgd(HEAD_MOMENTUM).transform()
 
     def step(k: Array, carry):
         params, state = carry
@@ -146,10 +105,7 @@ def ccvr(
     def init(env: Env, net: Tree):
         return Server(net, () if every_round else jnp.zeros(env.num_clients, bool)), ()
 
-    def receive(env: Env, server: Server, client: Client, plan: Plan, ctx: Ctx):  # ONE client
-        return client, server.net
-
-    def local(env: Env, net: Tree, server: Server, client: Client, ctx: Ctx) -> tuple[Client, Upload]:  # ONE client
+    def local(env: Env, net: Tree, server: Server, client: Client, ctx: Ctx) -> tuple[Client, Upload]:
         client, done = descend(env, net, client, ctx)
         sums: Tree = class_statistics(env, done.net, ctx.id, full=False) if every_round else ()
         return client, upload(env, ctx, done, weights, sums=sums)
@@ -178,10 +134,8 @@ def ccvr(
     return fedavg(weights)._replace(
         name="ccvr",
         init=init,
-        receive=receive,
         local=local,
         aggregate=aggregate,
-        global_model=lambda env, server: server.net,
         finish=None if every_round else finish,
         extra_floats=extra_floats,
     )

@@ -8,25 +8,26 @@ The two branches see independent shuffles.  Wire: |w| down, |w| up.  State: v_k.
 
 from __future__ import annotations
 
+from fedjax_sim.hooks import Method, Server
 from fedjax_sim.local import descend, upload
 from fedjax_sim.methods.fedavg import fedavg
 from fedjax_sim.methods.fedprox import pull
-from fedjax_sim.types import Client, Ctx, Env, Method, Tree, Upload
+from fedjax_sim.types import Client, Ctx, Env, Tree, Upload
 
 
 def ditto(lam: float = 0.5, personal_epochs: float = 0.0, weights: str = "size") -> Method:
     """lam: λ; personal_epochs: E_p (0: as many as the global branch); weights: 'size' or 'uniform'."""
 
     def init(env: Env, net: Tree):
-        return net, net
+        return Server(net), net
 
-    def local(env: Env, net: Tree, server: Tree, client: Client, ctx: Ctx) -> tuple[Client, Upload]:  # ONE client
+    def local(env: Env, net: Tree, server: Server, client: Client, ctx: Ctx) -> tuple[Client, Upload]:
         _, mine = descend(
             env,
             client.own,
             client,
             ctx,
-            adjust=pull(lam, server["params"]),
+            adjust=pull(lam, server.net["params"]),
             epochs=personal_epochs or None,
             salt=1,
             track=False,

@@ -11,9 +11,9 @@ Wire: |w| down, |w| up.  State: none.  Evaluated: global (FedAvg), personal (Fed
 
 from __future__ import annotations
 
+from fedjax_sim.hooks import Method, Server
 from fedjax_sim.local import descend, upload
-from fedjax_sim.plans import merge
-from fedjax_sim.types import Client, Cohort, Ctx, Env, Method, Plan, Tree, Upload
+from fedjax_sim.types import Client, Ctx, Env, Tree, Upload
 
 FINE_TUNE = 1000  # tells the shuffles of fine-tuning from those of training
 
@@ -21,20 +21,11 @@ FINE_TUNE = 1000  # tells the shuffles of fine-tuning from those of training
 def fedavg(weights: str = "size") -> Method:
     """weights: 'size' (n_k) or 'uniform'."""
 
-    def init(env: Env, net: Tree):
-        return net, ()
-
-    def receive(env: Env, server: Tree, client: Client, plan: Plan, ctx: Ctx):  # ONE client
-        return client, server
-
-    def local(env: Env, net: Tree, server: Tree, client: Client, ctx: Ctx) -> tuple[Client, Upload]:  # ONE client
+    def local(env: Env, net: Tree, server: Server, client: Client, ctx: Ctx) -> tuple[Client, Upload]:
         client, done = descend(env, net, client, ctx)
         return client, upload(env, ctx, done, weights)
 
-    def aggregate(env: Env, server: Tree, cohort: Cohort) -> Tree:
-        return merge(env, cohort, server)
-
-    return Method("fedavg", init, receive, local, aggregate, personal=None, global_model=lambda env, server: server)
+    return Method("fedavg", local)
 
 
 def fine_tuned(env: Env, net: Tree, client: Client, ctx: Ctx, epochs: float) -> Tree:
@@ -45,7 +36,7 @@ def fine_tuned(env: Env, net: Tree, client: Client, ctx: Ctx, epochs: float) -> 
 def fedavg_ft(weights: str = "size", ft_epochs: float = 5.0) -> Method:
     """weights: 'size' or 'uniform'; ft_epochs: epochs of fine-tuning at evaluation."""
 
-    def personal(env: Env, server: Tree, client: Client, ctx: Ctx) -> Tree:  # ONE client
-        return fine_tuned(env, server, client, ctx, ft_epochs)
+    def personal(env: Env, server: Server, client: Client, ctx: Ctx) -> Tree:
+        return fine_tuned(env, server.net, client, ctx, ft_epochs)
 
     return fedavg(weights)._replace(name="fedavg_ft", personal=personal, adapts=True)

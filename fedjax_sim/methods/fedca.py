@@ -17,10 +17,11 @@ import jax.numpy as jnp
 from jax import lax
 
 from fedjax_sim.errors import UserError
+from fedjax_sim.hooks import Method, Server
 from fedjax_sim.local import descend, upload
 from fedjax_sim.local.losses import Confusion
 from fedjax_sim.methods.fedavg import fedavg
-from fedjax_sim.types import Array, Client, Cohort, Ctx, Env, Method, Tree, Upload
+from fedjax_sim.types import Array, Client, Cohort, Ctx, Env, Tree, Upload
 
 
 def priorities_for(classes: int) -> int:
@@ -58,16 +59,16 @@ def fedca(priorities: int = 0) -> Method:
     if priorities < 0:
         raise UserError(f"fedca has priorities={priorities}; allowed: 1 or more, or 0 for the default")
 
-    def local(env: Env, net: Tree, server: Tree, client: Client, ctx: Ctx) -> tuple[Client, Upload]:  # ONE client
+    def local(env: Env, net: Tree, server: Server, client: Client, ctx: Ctx) -> tuple[Client, Upload]:
         client, done = descend(env, net, client, ctx)
         return client, upload(env, ctx, done, "uniform", report=struggle(client.confusion))
 
-    def aggregate(env: Env, server: Tree, cohort: Cohort) -> Tree:
+    def aggregate(env: Env, server: Server, cohort: Cohort) -> Server:
         p = min(priorities or priorities_for(env.model.classes), env.model.classes)
         weights = priority_weights(cohort.reports, cohort.ok, p)
-        return jax.tree.map(lambda nets: jnp.tensordot(weights.astype(nets.dtype), nets, 1), cohort.nets)
+        return Server(jax.tree.map(lambda nets: jnp.tensordot(weights.astype(nets.dtype), nets, 1), cohort.nets))
 
-    def log(env: Env, old: Tree, server: Tree, cohort: Cohort) -> dict[str, Array]:
+    def log(env: Env, old: Server, server: Server, cohort: Cohort) -> dict[str, Array]:
         shares = jnp.where(cohort.ok[:, None], cohort.reports, 0).sum(0) / jnp.maximum(cohort.count, 1)
         return dict(struggle_mean=shares.mean(), struggle_worst=shares.max())
 

@@ -22,10 +22,11 @@ import jax.numpy as jnp
 from jax import lax
 
 from fedjax_sim.errors import UserError
+from fedjax_sim.hooks import Method
 from fedjax_sim.local import Aux, Batch, descend, forward, local_loss, upload
 from fedjax_sim.methods.fedavg import fedavg
 from fedjax_sim.plans import merge
-from fedjax_sim.types import Array, Client, Cohort, Ctx, Env, Method, Plan, Tree, Upload
+from fedjax_sim.types import Array, Client, Cohort, Ctx, Env, Tree, Upload
 
 EPSILON, KEEP = 1e-6, 0.99
 NOISE = 2000  # tells these draws from those of data augmentation
@@ -90,10 +91,7 @@ def fedfa(p: float = 0.5, weights: str = "size") -> Method:
         spread = {name: Moments(one(channels), one(channels)) for name, channels in env.model.stages}
         return Server(net, spread), {name: Moments(0 * m.mean, m.std) for name, m in spread.items()}
 
-    def receive(env: Env, server: Server, client: Client, plan: Plan, ctx: Ctx):  # ONE client
-        return client, server.net
-
-    def local(env: Env, net: Tree, server: Server, client: Client, ctx: Ctx) -> tuple[Client, Upload]:  # ONE client
+    def local(env: Env, net: Tree, server: Server, client: Client, ctx: Ctx) -> tuple[Client, Upload]:
         stage = {name: i for i, (name, _) in enumerate(env.model.stages)}
 
         def objective(net: Tree, batch: Batch, confusion: Tree, running: dict[str, Moments]) -> tuple[Array, Aux]:
@@ -126,12 +124,4 @@ def fedfa(p: float = 0.5, weights: str = "size") -> Method:
         channels = sum(channels for _, channels in env.model.stages)
         return 2 * channels, 2 * channels
 
-    return fedavg(weights)._replace(
-        name="fedfa",
-        init=init,
-        receive=receive,
-        local=local,
-        aggregate=aggregate,
-        global_model=lambda env, server: server.net,
-        extra_floats=extra_floats,
-    )
+    return fedavg(weights)._replace(name="fedfa", init=init, local=local, aggregate=aggregate, extra_floats=extra_floats)

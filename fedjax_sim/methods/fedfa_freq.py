@@ -14,9 +14,10 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim.errors import UserError
+from fedjax_sim.hooks import Method, Server
 from fedjax_sim.local import Batch, descend, epoch_orders, supervised, upload
 from fedjax_sim.methods.fedavg import fedavg
-from fedjax_sim.types import Array, Client, Ctx, Env, Method, Tree, Upload
+from fedjax_sim.types import Array, Client, Ctx, Env, Tree, Upload
 
 NOISE = 2000  # tells these draws from those of data augmentation
 
@@ -44,7 +45,7 @@ def fedfa_freq(p: float = 0.5, lam: float = 0.3, weights: str = "size") -> Metho
     if not (0 <= p <= 1 and 0 <= lam <= 1):
         raise UserError(f"fedfa_freq has p={p:g}, lam={lam:g}; allowed: both from 0 to 1")
 
-    def local(env: Env, net: Tree, server: Tree, client: Client, ctx: Ctx) -> tuple[Client, Upload]:  # ONE client
+    def local(env: Env, net: Tree, server: Server, client: Client, ctx: Ctx) -> tuple[Client, Upload]:
         plain = supervised(env, ctx)
 
         def objective(net: Tree, batch: Batch, confusion: Tree):

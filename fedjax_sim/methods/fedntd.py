@@ -15,9 +15,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from fedjax_sim.errors import UserError
+from fedjax_sim.hooks import Method, Server
 from fedjax_sim.local import Aux, Batch, descend, forward, local_loss, upload
 from fedjax_sim.methods.fedavg import fedavg
-from fedjax_sim.types import Array, Client, Ctx, Env, Method, Tree, Upload
+from fedjax_sim.types import Array, Client, Ctx, Env, Tree, Upload
 
 
 def not_true_divergence(teacher: Array, student: Array, labels: Array, mask: Array, tau: float) -> Array:
@@ -45,7 +46,7 @@ def fedntd(beta: float = 1.0, tau: float = 1.0, weights: str = "size") -> Method
     if beta < 0 or tau <= 0:
         raise UserError(f"fedntd has beta={beta:g}, tau={tau:g}; allowed: beta at least 0, tau above 0")
 
-    def local(env: Env, net: Tree, server: Tree, client: Client, ctx: Ctx) -> tuple[Client, Upload]:  # ONE client
+    def local(env: Env, net: Tree, server: Server, client: Client, ctx: Ctx) -> tuple[Client, Upload]:
         def objective(now: Tree, batch: Batch, confusion: Tree) -> tuple[Array, Aux]:
             logits, _, stats = forward(env, now, batch)
             loss, confusion = local_loss(env, ctx, logits, batch, confusion)

@@ -25,6 +25,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from fedjax_sim.errors import UserError, lookup
+from fedjax_sim.hooks import Control, Method, into_resident, resident_net
 from fedjax_sim.local import descend, upload
 from fedjax_sim.local.score import client_accuracy, held_accuracy, predict_net, score_client
 from fedjax_sim.methods.controllers import check_agent, make_agent
@@ -33,7 +34,7 @@ from fedjax_sim.methods.fedpolicy_actions import ACTIONS, oracle_agent
 from fedjax_sim.methods.redistribute import BLOCKS, block_masks
 from fedjax_sim.plans import blend, merge
 from fedjax_sim.tree import square_norm, subtract
-from fedjax_sim.types import Array, Client, Cohort, Control, Ctx, Env, Method, Plan, Tree, Upload
+from fedjax_sim.types import Array, Client, Cohort, Ctx, Env, Plan, Tree, Upload
 
 # which parts of the state the agent sees; the names are the ablation's
 STATES: dict[str, tuple[str, ...]] = {
@@ -73,13 +74,13 @@ def observation_size(state: str, classes: int) -> int:
 
 
 def gaps(env: Env, a: Tree, b: Tree) -> tuple[Array, Array]:
-    """(‖Φ_a − Φ_b‖², ‖Ψ_a − Ψ_b‖²) over the parameters of two nets; the head is the last group."""
-    head = env.model.groups[-1]
+    """(‖Φ_a − Φ_b‖², ‖Ψ_a − Ψ_b‖²) over the parameters of two nets; the head is `model.head_group`."""
+    head = env.model.head_group
     apart = subtract(a["params"], b["params"])
     return square_norm({g: d for g, d in apart.items() if g != head}), square_norm(apart[head])
 
 
-def observe(env: Env, server: Server, client: Client, state: str, scaling: str) -> Array:  # ONE client
+def observe(env: Env, server: Server, client: Client, state: str, scaling: str) -> Array:
     """S_k [observation_size]; scaling 'raw' leaves confusion and distance in their own units."""
     normalised = scaling == "normalised"
     conf = client.confusion.conf
@@ -92,7 +93,7 @@ def observe(env: Env, server: Server, client: Client, state: str, scaling: str) 
     return jnp.concatenate([parts[name].astype(env.dtype) for name in STATES[state]])
 
 
-def candidate_losses(env: Env, server: Server, client: Client, ctx: Ctx, takes: Array) -> Array:  # ONE client
+def candidate_losses(env: Env, server: Server, client: Client, ctx: Ctx, takes: Array) -> Array:
     """[A] mean validation loss of the net that each of the takes [A, G] would start from."""
 
     def loss(take: Array) -> Array:
@@ -165,15 +166,15 @@ def fedpolicy(
         return make_agent(agent, size, choices, chosen, defaults, env.dtype)
 
     # ---- the controller's side ------------------------------------------------------------------------------------
-    def watch(env: Env, server: Server, client: Client, ctx: Ctx) -> Array:  # ONE client
+    def watch(env: Env, server: Server, client: Client, ctx: Ctx) -> Array:
         if agent == "oracle":
             return candidate_losses(env, server, client, ctx, takes(env))
         return observe(env, server, client, state, state_scaling)
 
-    def plan(env: Env, action: Array, server: Server, ctx: Ctx) -> Plan:  # ONE client
+    def plan(env: Env, action: Array, server: Server, ctx: Ctx) -> Plan:
         return Plan(space.take(env, action), jnp.ones(env.num_groups), ctx.epochs)
 
-    def reward_of(env: Env, old: Server, new: Server, report: Report, action: Array, ctx: Ctx) -> Array:  # ONE client
+    def reward_of(env: Env, old: Server, new: Server, report: Report, action: Array, ctx: Ctx) -> Array:
         own, common = report.after - report.before, new.acc - old.acc
         return {"combined": own + lam * common, "local": own, "global": common}[reward]
 
@@ -181,13 +182,10 @@ def fedpolicy(
     def init(env: Env, net: Tree) -> tuple[Server, Array]:
         return Server(net, held_accuracy(env, net)), jnp.zeros((), env.dtype)
 
-    def setup(env: Env, server: Server, client: Client, ctx: Ctx) -> Client:  # ONE client
+    def setup(env: Env, server: Server, client: Client, ctx: Ctx) -> Client:
         return client._replace(own=client_accuracy(env, server.net, ctx))
 
-    def receive(env: Env, server: Server, client: Client, plan: Plan, ctx: Ctx) -> tuple[Client, Tree]:  # ONE client
-        return client, blend(env, plan.take, server.net, client.resident)
-
-    def local(env: Env, net: Tree, server: Server, client: Client, ctx: Ctx) -> tuple[Client, Upload]:  # ONE client
+    def local(env: Env, net: Tree, server: Server, client: Client, ctx: Ctx) -> tuple[Client, Upload]:
         backbone, head = gaps(env, server.net, client.resident)
         moved = subtract(net["params"], server.net["params"])
         before = client.own
@@ -216,12 +214,11 @@ def fedpolicy(
         name="fedpolicy",
         init=init,
         setup=setup,
-        receive=receive,
+        receive=into_resident,
         local=local,
         aggregate=aggregate,
         log=log,
-        personal=lambda env, server, client, ctx: client.resident,
-        global_model=lambda env, server: server.net,
+        personal=resident_net,
         control=Control(make, watch, plan, reward_of, log=space.log),
         needs=frozenset({"resident", "confusion"}),
         loss="c3e",

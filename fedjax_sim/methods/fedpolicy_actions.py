@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from fedjax_sim.errors import UserError
 from fedjax_sim.methods.redistribute import BLOCKS, block_masks
-from fedjax_sim.types import Array, Env
+from fedjax_sim.types import Array, Ctx, Env
 
 MOST_GROUPS = 6  # 63 subsets; more actions than that would hardly be tried once in a run
 
@@ -27,7 +27,7 @@ class Actions(NamedTuple):
     continuous: bool
     size: Callable  # (env) -> int
     take: Callable  # (env, action) -> [G]                                                            ONE client
-    log: Callable  # (env, actions [M, …], active [M]) -> dict of round diagnostics
+    log: Callable  # (env, actions [M, …], active [M], ctx [M]) -> dict of round diagnostics
 
 
 def normalised_entropy(counts: Array) -> Array:
@@ -45,7 +45,7 @@ def _counts(actions: Array, active: Array, size: int) -> Array:
 
 
 def _blocks() -> Actions:
-    def log(env: Env, actions: Array, active: Array) -> dict[str, Array]:
+    def log(env: Env, actions: Array, active: Array, ctx: Ctx) -> dict[str, Array]:
         counts = _counts(actions, active, len(BLOCKS))
         return {f"action_{name}": counts[i] for i, name in enumerate(BLOCKS)} | {
             "action_entropy": normalised_entropy(counts)
@@ -73,7 +73,7 @@ def _layerwise() -> Actions:
             )
         return 2**env.num_groups - 1
 
-    def log(env: Env, actions: Array, active: Array) -> dict[str, Array]:
+    def log(env: Env, actions: Array, active: Array, ctx: Ctx) -> dict[str, Array]:
         counts = _counts(actions, active, size(env))
         full = 2**env.num_groups - 2
         return {
@@ -86,10 +86,10 @@ def _layerwise() -> Actions:
 
 
 def _mix() -> Actions:
-    def take(env: Env, action: Array) -> Array:  # ONE client
+    def take(env: Env, action: Array) -> Array:
         return (jnp.clip(action, -1, 1) + 1) / 2
 
-    def log(env: Env, actions: Array, active: Array) -> dict[str, Array]:
+    def log(env: Env, actions: Array, active: Array, ctx: Ctx) -> dict[str, Array]:
         shares = jax.vmap(lambda a: take(env, a))(actions)  # [M, G]
         mean = jnp.where(active[:, None], shares, 0).sum(0) / jnp.maximum(active.sum(), 1)
         return {f"mix_{name}": mean[g] for g, name in enumerate(env.model.groups)}

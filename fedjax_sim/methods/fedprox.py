@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import jax
 
+from fedjax_sim.hooks import Method, Server
 from fedjax_sim.local import descend, upload
 from fedjax_sim.methods.fedavg import fedavg
-from fedjax_sim.types import Client, Ctx, Env, Method, Tree, Upload
+from fedjax_sim.types import Client, Ctx, Env, Tree, Upload
 
 
 def pull(mu: float, anchor: Tree):
@@ -26,8 +27,8 @@ def pull(mu: float, anchor: Tree):
 def fedprox(mu: float = 0.01, weights: str = "size") -> Method:
     """mu: strength of the proximal term; weights: 'size' or 'uniform'."""
 
-    def local(env: Env, net: Tree, server: Tree, client: Client, ctx: Ctx) -> tuple[Client, Upload]:  # ONE client
-        client, done = descend(env, net, client, ctx, adjust=pull(mu, server["params"]))
+    def local(env: Env, net: Tree, server: Server, client: Client, ctx: Ctx) -> tuple[Client, Upload]:
+        client, done = descend(env, net, client, ctx, adjust=pull(mu, server.net["params"]))
         return client, upload(env, ctx, done, weights)
 
     return fedavg(weights)._replace(name="fedprox", local=local)

@@ -14,10 +14,11 @@ from collections.abc import Callable
 import optax
 
 from fedjax_sim.errors import UserError
+from fedjax_sim.hooks import Method, Server
 from fedjax_sim.local import descend, upload
 from fedjax_sim.methods.fedavg import fedavg
 from fedjax_sim.tree import scaled_add
-from fedjax_sim.types import Array, Client, Ctx, Env, Method, Tree, Upload
+from fedjax_sim.types import Array, Client, Ctx, Env, Tree, Upload
 
 TINY = 1e-12
 
@@ -25,7 +26,7 @@ TINY = 1e-12
 def sharpness_aware(rho: float) -> Callable:
     """The gradient plug of `descend`: the gradient at the worst point within about ρ of the parameters."""
 
-    def gradient(grad_of: Callable, params: Tree, step: Array, draw: Callable):
+    def gradient(grad_of: Callable, params: Tree, step: Array, draw: Callable, carry: Tree):
         batch = draw(step)
         first, grads = grad_of(params, batch)
         worst = scaled_add(params, rho / (optax.global_norm(grads) + TINY), grads)
@@ -40,7 +41,7 @@ def fedsam(rho: float = 0.05, weights: str = "size") -> Method:
     if rho < 0:
         raise UserError(f"fedsam has rho={rho:g}; allowed: 0 or more")
 
-    def local(env: Env, net: Tree, server: Tree, client: Client, ctx: Ctx) -> tuple[Client, Upload]:  # ONE client
+    def local(env: Env, net: Tree, server: Server, client: Client, ctx: Ctx) -> tuple[Client, Upload]:
         client, done = descend(env, net, client, ctx, gradient=sharpness_aware(rho))
         return client, upload(env, ctx, done, weights)
 

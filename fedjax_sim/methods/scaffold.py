@@ -14,12 +14,13 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedjax_sim.hooks import Method
 from fedjax_sim.local import descend, upload
-from fedjax_sim.local.optim import sgd
+from fedjax_sim.local.optim import Sgd
 from fedjax_sim.methods.fedavg import fedavg
 from fedjax_sim.plans import merge
 from fedjax_sim.tree import subtract, zeros_like
-from fedjax_sim.types import Client, Cohort, Ctx, Env, Method, Plan, Tree, Upload
+from fedjax_sim.types import Client, Cohort, Ctx, Env, Tree, Upload
 
 
 class Server(NamedTuple):
@@ -29,16 +30,13 @@ class Server(NamedTuple):
 
 def scaffold(server_lr: float = 1.0, weight_decay: float = 0.0) -> Method:
     """server_lr: η_g; weight_decay: of the local steps (the run's momentum is not used)."""
-    plain = sgd(0.0, weight_decay)
+    plain = Sgd(0.0, weight_decay)
 
     def init(env: Env, net: Tree):
         zero = zeros_like(net["params"])
         return Server(net, zero), zero
 
-    def receive(env: Env, server: Server, client: Client, plan: Plan, ctx: Ctx):  # ONE client
-        return client, server.net
-
-    def local(env: Env, net: Tree, server: Server, client: Client, ctx: Ctx) -> tuple[Client, Upload]:  # ONE client
+    def local(env: Env, net: Tree, server: Server, client: Client, ctx: Ctx) -> tuple[Client, Upload]:
         mine = client.own  # c_k
         correct = lambda grads, params: jax.tree.map(lambda g, ck, c: g - ck + c, grads, mine, server.control)
         client, done = descend(env, net, client, ctx, adjust=correct, optimizer=plain)
@@ -57,12 +55,4 @@ def scaffold(server_lr: float = 1.0, weight_decay: float = 0.0) -> Method:
         control = sum(env.group_floats(net))
         return control, control
 
-    return fedavg()._replace(
-        name="scaffold",
-        init=init,
-        receive=receive,
-        local=local,
-        aggregate=aggregate,
-        global_model=lambda env, server: server.net,
-        extra_floats=extra_floats,
-    )
+    return fedavg()._replace(name="scaffold", init=init, local=local, aggregate=aggregate, extra_floats=extra_floats)

@@ -23,7 +23,7 @@ import numpy as np
 
 from fedjax_sim.engine import host_rows
 from fedjax_sim.engine import layout as layouts
-from fedjax_sim.engine.loop_backend import LoopRunner
+from fedjax_sim.engine.loop_backend import LoopBackend
 from fedjax_sim.errors import UserError
 from fedjax_sim.runner import checkpoint, figures
 from fedjax_sim.runner.config import Config
@@ -141,7 +141,7 @@ def execute(
     if program is not None:
         step = program
     elif config.backend == "loop":
-        step = LoopRunner(sim, config.eval_every)
+        step = LoopBackend(sim).run
     elif on_host:
         step = sim.run  # compiles in its first round
     else:

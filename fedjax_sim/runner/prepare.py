@@ -20,13 +20,14 @@ from fedjax_sim.engine import host_rows
 from fedjax_sim.engine import layout as layouts
 from fedjax_sim.engine.evaluation import EVALUATIONS
 from fedjax_sim.engine.participation import Participation, parse_participation, unseen_clients
-from fedjax_sim.engine.round import Simulation, simulate
+from fedjax_sim.engine.simulation import Simulation, simulate
 from fedjax_sim.errors import UserError, unknown
 from fedjax_sim.local import losses, optim
 from fedjax_sim.methods import make_method
 from fedjax_sim.runner import autotune
 from fedjax_sim.runner.config import Config, check, straggler_terms
-from fedjax_sim.types import Env, Method, Tree
+from fedjax_sim.hooks import Method
+from fedjax_sim.types import Env, Tree
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,7 +104,7 @@ def make_env(config: Config, fed: Federation, model: models.Model, method: Metho
     return Env(
         model=model,
         loss=loss,
-        optimizer=optim.sgd(config.momentum, config.weight_decay, config.decay_groups, model.groups),
+        optimizer=optim.Sgd(config.momentum, config.weight_decay, optim.decay_groups(config.decay_groups, model.groups)),
         num_clients=fed.num_clients,
         cohort=high,
         batch_size=config.batch_size,
@@ -195,7 +196,7 @@ def prepare(
     env = make_env(config, fed, model, method, dtype, high)
     host_devices_missing(config)
 
-    def on(layout: layouts.Layout, bank: str) -> Simulation:
+    def on(layout: layouts.Layout, stored: str) -> Simulation:
         return simulate(
             method,
             env,
@@ -206,19 +207,19 @@ def prepare(
             lr=optim.schedule(config.schedule, config.lr, config.schedule_rounds),
             eval_every=config.eval_every,
             probe=config.probe,
-            bank=bank,
+            stored=stored,
             capacity=max(1, min(capacity, -(-config.rounds // config.eval_every))),
         )
 
     resolved: dict[str, Any] = {}
     if layout is None:
         # timed on a cohort's rows alone: the stopwatch needs no second copy of everybody's
-        some = "all" if "bank" in method.needs else "cohort"
+        some = "all" if method.peers else "cohort"
         layout, resolved = resolve_layout(
             config, env, fed, net, participation, lambda layout: on(layout, some), say, measure
         )
     simulation = (
-        host_rows.on_host(on(layout, "cohort"), config.eval_every) if config.state_on == "host" else on(layout, "all")
+        host_rows.on_host(on(layout, "cohort")) if config.state_on == "host" else on(layout, "all")
     )
     return Setup(config, fed, simulation, net, participation, unseen, resolved)
 

@@ -14,6 +14,7 @@ import jax
 
 from fedjax_sim.cli import describe
 from fedjax_sim.engine import layout as layouts
+from fedjax_sim.engine import round as stages
 from fedjax_sim.errors import UserError
 from fedjax_sim.runner.prepare import Setup
 
@@ -35,19 +36,19 @@ def stage_seconds(setup: Setup, repeats: int = 3) -> dict[str, float]:
     if setup.config.state_on == "host":
         raise UserError("profile takes a round apart on the device; allowed: --state-on device")
     state, data = layouts.place(sim.layout, sim.init(setup.config.seed, setup.net), sim.data)
-    compiled = {name: jax.jit(getattr(sim.parts, name)) for name in ("orders", "train", "aggregate", "learn", "evaluate")}
+    r = sim.stages
+    make = jax.jit(sim.orders)
+    train = jax.jit(lambda s, d, o: stages.train(r, sim.open(d), s, o))
+    aggregate = jax.jit(lambda s, d, *rest: stages.aggregate(r, sim.open(d), s, *rest))
+    learn = jax.jit(lambda s, d, *rest: stages.learn(r, sim.open(d), s, *rest))
     seconds: dict[str, float] = {}
-    seconds["orders"], orders = best_of(lambda: compiled["orders"](state, data), repeats)
-    seconds["local"], outcome = best_of(lambda: compiled["train"](state, data, orders), repeats)
-    seconds["aggregation"], (server, cohort, _) = best_of(
-        lambda: compiled["aggregate"](state, data, orders, outcome), repeats
-    )
-    seconds["controller"], _ = best_of(
-        lambda: compiled["learn"](state, data, server, outcome.clients, orders, cohort), repeats
-    )
+    seconds["orders"], orders = best_of(lambda: make(state, data), repeats)
+    seconds["local"], outcome = best_of(lambda: train(state, data, orders), repeats)
+    seconds["aggregation"], (server, cohort, _) = best_of(lambda: aggregate(state, data, orders, outcome), repeats)
+    seconds["controller"], _ = best_of(lambda: learn(state, data, orders, server, outcome.clients, cohort), repeats)
     if sim.method.control is None:
         seconds["controller"] = 0.0
-    seconds["evaluation"], _ = best_of(lambda: compiled["evaluate"](state, data), repeats)
+    seconds["evaluation"], _ = best_of(lambda: sim.evaluate(state, data), repeats)
     whole = jax.jit(sim.round)
     seconds["round (fused, no evaluation)"], _ = best_of(lambda: whole(state, data), repeats)
     return seconds

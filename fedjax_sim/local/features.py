@@ -1,0 +1,56 @@
+"""Class-wise statistics of ONE client's features: sums that add up over clients, and Gaussians made of them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from fedjax_sim.local.batches import gather, longest
+from fedjax_sim.types import Array, Env, Tree
+
+ROWS = 64  # rows of a client passed through the model at once
+
+
+class Statistics(NamedTuple):
+    """Sums over examples, class by class: they add up over clients."""
+
+    count: Array  # type: ignore[assignment]   # [C]
+    total: Array  # [C, d]
+    square: Array  # [C, d], or [C, d, d] of outer products
+
+
+def zero_statistics(env: Env, full: bool) -> Statistics:
+    classes, width = env.model.classes, env.model.width
+    shape = (classes, width, width) if full else (classes, width)
+    return Statistics(jnp.zeros(classes, env.dtype), jnp.zeros((classes, width), env.dtype), jnp.zeros(shape, env.dtype))
+
+
+def class_statistics(env: Env, net: Tree, client: Array, full: bool) -> Statistics:
+    """Of ONE client's training rows, with the features of `net` in inference mode."""
+    rows, n = env.fed.rows["train"][client], env.fed.size["train"][client]
+    batch = max(1, min(ROWS, rows.shape[0]))
+    padded = jnp.pad(rows, (0, -rows.shape[0] % batch))
+
+    def add(i: Array, sums: Statistics) -> Statistics:
+        x, y = gather(env, lax.dynamic_slice(padded, (i * batch,), (batch,)), i)
+        real = i * batch + jnp.arange(batch) < n
+        features = jnp.where(real[:, None], env.model.features(net, x, train=False)[0], 0)  # [B, d]
+        member = jax.nn.one_hot(y, env.model.classes, dtype=env.dtype) * real[:, None]  # [B, C]
+        square = jnp.einsum("bc,bi,bj->cij", member, features, features) if full else member.T @ jnp.square(features)
+        return Statistics(sums.count + member.sum(0), sums.total + member.T @ features, sums.square + square)
+
+    return lax.fori_loop(0, longest(env, -(-n // batch)), add, zero_statistics(env, full))
+
+
+def gaussians(sums: Statistics) -> tuple[Array, Array]:
+    """(means [C, d], covariances [C, d, d] or variances [C, d]); zero for a class without examples or with one."""
+    count = sums.count[:, None]
+    mean = sums.total / jnp.maximum(count, 1)
+    if sums.square.ndim == 3:
+        spread = sums.square - count[:, :, None] * mean[:, :, None] * mean[:, None, :]
+        return mean, jnp.where(count[:, :, None] > 1, spread / jnp.maximum(count - 1, 1)[:, :, None], 0)
+    spread = jnp.maximum(sums.square - count * jnp.square(mean), 0)  # rounding must not make it negative
+    return mean, jnp.where(count > 1, spread / jnp.maximum(count - 1, 1), 0)
