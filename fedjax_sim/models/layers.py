@@ -9,23 +9,7 @@ Every form gives the same values (tests compare them in float64); `conv=` select
 * `winograd`: fewer multiplications; layers it cannot do (strides, 1x1, 7x7) take `patches`.
 * `auto`: the fastest measured per layer shape on CPU, `patches` on accelerators.
 
-Kept on CPU, from profiles of whole steps at batch 64 (remeasure with `python -m benchmarks.layers`):
-* block patches (few wide slices, pooling in the GEMM) and Winograd F(2x2,5x5) as 36 separate GEMMs from 16 channels;
-* for at most 8 channels patches of four pooling windows: long rows, and the output is already in the blocks that the next
-  layer wants, so adding up patch gradients reads whole vectors (LeNet-5: 0.64 -> 0.10 ms of a step);
-* weight gradients in blocks of rows (`products`): XLA-CPU runs `aᵀ @ g` at a third of the speed of `a @ w` otherwise.
-  These two and the gather kept apart (`local.by_itself`) made the LeNet-5 step 1.4x faster;
-* `settle` on the gradient that enters a pooling window, on what leaves it, and on Winograd's half-transformed rows,
-  always in the natural 4-dimensional shape: a fusion over a flattened shape divides for every index;
-* for few channels the pool's gradient spread over the corners by a product with a one-hot matrix; the bias added after
-  the maximum; `jnp.split` (its gradient is one concatenation) instead of indexing (a sum of padded arrays); Winograd's
-  kernel transform as one product;
-* maps of 2x2, 4x4 and 8x8 as a few Winograd tiles (2x2 and 4x4: gradient step of the layer 2.4x and 1.9x faster than
-  patches; 8x8: the ResNet-18 round 1.06-1.13x faster).
-What did not pay: the batch as last axis (the pool's gradient 4x faster, but GEMMs in that orientation 1.4-3x slower);
-Winograd for few channels (20x slower on LeNet-5, its transforms outweigh everything); transposing an operand of a long
-weight gradient first (the transposition costs what the product gains); patches in two stages; selecting the winner of a
-window by a three-dimensional comparison (index arithmetic); switching off XLA's library products or its threads.
+`docs/performance.md` tells what was measured, what did not pay, and how to measure again.
 """
 
 from __future__ import annotations
@@ -42,6 +26,7 @@ from fedjax_sim.models.pool import lax_pool, pool2, pool3
 from fedjax_sim.models.products import dense_product
 from fedjax_sim.models.small_maps import fits_tiles, tiles_conv
 from fedjax_sim.models.winograd import winograd_pool
+from fedjax_sim.platform import target
 
 FORMS = ("auto", "lax", "patches", "block", "winograd")
 
@@ -49,7 +34,7 @@ FORMS = ("auto", "lax", "patches", "block", "winograd")
 def pooled_form(conv: str, k: int, ci: int, co: int) -> str:
     """The form of `relu(max_pool2(conv))` for a k x k kernel from ci to co channels."""
     if conv == "auto":
-        if jax.default_backend() != "cpu":
+        if target() != "cpu":
             return "patches"
         return "winograd" if ci >= 16 and k in (3, 5) else "block"
     if (conv == "block" and k % 2 == 0) or (conv == "winograd" and k not in (3, 5)):
@@ -131,9 +116,7 @@ def plain_conv(x: jax.Array, w: jax.Array, stride: int, pad: int, conv: str) -> 
     if conv == "lax":
         return lax_conv(x, w, stride, pad)
     # with few channels the transforms of a large map outweigh everything
-    tiles = conv == "winograd" or (
-        conv == "auto" and jax.default_backend() == "cpu" and (x.shape[1] <= 4 or x.shape[3] >= 32)
-    )
+    tiles = conv == "winograd" or (conv == "auto" and target() == "cpu" and (x.shape[1] <= 4 or x.shape[3] >= 32))
     if tiles and fits_tiles(x, w.shape[0], stride, pad):
         return tiles_conv(x, w)
     return patches_conv(x, w, stride, pad)

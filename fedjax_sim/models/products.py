@@ -6,6 +6,7 @@ import jax
 from jax import lax
 
 from fedjax_sim.models.pool import settle
+from fedjax_sim.platform import target
 
 BLOCK_BYTES = 128 * 1024  # of both operands of one partial product: what stays near the core
 MOST_BLOCKS, LEAST_ROWS = 16, 64
@@ -46,7 +47,7 @@ def patch_product(a: jax.Array, w: jax.Array) -> jax.Array:
 
 def _backward(residual, g):
     a, w = residual
-    blocks = blocks_of(a.shape[0], a.shape[1] + w.shape[1], a.dtype.itemsize) if jax.default_backend() == "cpu" else 1
+    blocks = blocks_of(a.shape[0], a.shape[1] + w.shape[1], a.dtype.itemsize) if target() == "cpu" else 1
     if blocks == 1:
         return g @ w.T, a.T @ g
     long = a.shape[1] >= LONG_PATCH
@@ -81,7 +82,7 @@ def dense_product(x: jax.Array, w: jax.Array) -> jax.Array:
 
 def _dense_backward(residual, g):
     x, w = residual
-    small = jax.default_backend() == "cpu" and x.shape[0] <= SMALL_BATCH
+    small = target() == "cpu" and x.shape[0] <= SMALL_BATCH
     return g @ w.T, (lax.optimization_barrier(x.T) if small else x.T) @ g
 
 

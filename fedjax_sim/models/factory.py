@@ -1,0 +1,65 @@
+"""`build`: from a name, the images' shape and the number of classes to a Model."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import jax.numpy as jnp
+
+from fedjax_sim.errors import UserError, unknown
+from fedjax_sim.models.layers import FORMS
+from fedjax_sim.models.nets import PlainNet, plain_groups
+from fedjax_sim.models.record import Model, from_module
+from fedjax_sim.models.registry import REGISTRY, check_options
+
+LARGEST = 2**30  # weights of one layer: more is refused before it is allocated
+
+
+def build(
+    name: str, shape: tuple[int, int, int], classes: int, /, *, dtype: Any = jnp.float32, conv: str = "auto", **options: Any
+) -> Model:
+    """The model `name` for images `shape = (H, W, C)`; parameters and arithmetic in `dtype`.
+
+    `conv` selects how convolutions are computed (see `layers.py`; equal values). `registry.py` lists the options.
+
+    >>> build("mlp", (28, 28, 1), 10, hidden=(200, 100)).groups
+    ('fc1', 'fc2', 'fc')
+    """
+    options = check_options(name, options)
+    if conv not in FORMS:
+        raise unknown("convolution form", conv, FORMS)
+    if len(shape) != 3 or min(shape) < 1:
+        raise UserError(f"the input shape of a model is (height, width, channels), all at least 1, not {tuple(shape)}")
+    if classes < 1:
+        raise UserError(f"a model needs at least 1 class, not {classes}")
+    height, width, channels = (int(n) for n in shape)
+    shape = (height, width, channels)
+    if name == "resnet18":
+        from fedjax_sim.models.resnet import build_resnet18
+
+        return build_resnet18(shape, classes, dtype=dtype, conv=conv, **options)
+
+    entry = REGISTRY[name]
+    convs, hidden = entry.convs, options.get("hidden", entry.hidden)
+    for co, k, pad, pool in convs:
+        height, width = ((n + 2 * pad - k + 1) // (2 if pool else 1) for n in (height, width))
+        channels = co
+        if min(height, width) < 1:
+            raise UserError(f"images of {shape[0]}x{shape[1]} are too small for model '{name}'")
+    widths = (height * width * channels, *hidden, classes)
+    for a, b in itertools.pairwise(widths):
+        if a * b > LARGEST:
+            raise UserError(f"a layer of model '{name}' would be {a} x {b}; at most {LARGEST} weights are allowed")
+    names, dense = plain_groups(convs, hidden)
+    return from_module(
+        name,
+        PlainNet(convs, hidden, classes, conv, dtype),
+        shape=shape,
+        groups=names + dense,
+        dense=dense,
+        width=hidden[-1],
+        classes=classes,
+        dtype=dtype,
+        stages=tuple((n, c[0]) for n, c in zip(names, convs, strict=True)),
+    )

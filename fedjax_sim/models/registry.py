@@ -1,0 +1,98 @@
+"""Which models there are and what can be set, in one table. No JAX here: the command line's help reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from fedjax_sim.errors import UserError, lookup
+
+
+class Entry(NamedTuple):
+    """One model: a line of help, the options it takes with their defaults, and its shape if it is a plain network."""
+
+    help: str
+    options: Mapping[str, Any] = {}
+    convs: tuple[tuple[int, int, int, bool], ...] = ()  # (channels, k, pad, pool) per convolution block
+    hidden: tuple[int, ...] = ()  # widths of the hidden layers
+
+
+REGISTRY: dict[str, Entry] = {
+    "mlp": Entry("fully connected (784-64-10 on 28x28)", {"hidden": (64,)}, hidden=(64,)),
+    "lenet5": Entry(
+        "conv6-conv16-120-84, 5x5 kernels without padding (44,426 parameters on 1x28x28)",
+        convs=((6, 5, 0, True), (16, 5, 0, True)),
+        hidden=(120, 84),
+    ),
+    "lenet5_pad2": Entry(
+        "the same with padding 2 on the first layer (61,706 parameters on 1x28x28)",
+        convs=((6, 5, 2, True), (16, 5, 0, True)),
+        hidden=(120, 84),
+    ),
+    "cnn4": Entry(
+        "conv32-conv64-512, 5x5 kernels (924,708 parameters on 3x32x32 with 100 classes)",
+        convs=((32, 5, 0, True), (64, 5, 0, True)),
+        hidden=(512,),
+    ),
+    "cnn6": Entry(
+        "conv32-conv32-conv64-conv64-128, 3x3 kernels (591,274 parameters on 3x32x32)",
+        convs=((32, 3, 1, False), (32, 3, 1, True), (64, 3, 1, False), (64, 3, 1, True)),
+        hidden=(128,),
+    ),
+    "resnet18": Entry("ResNet-18 with BatchNorm, stem imagenet (7x7) or cifar (3x3)", {"stem": "imagenet"}),
+}
+
+
+def _shown(value: Any) -> str:
+    return "x".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+# name -> one line, with the options as `--set model.OPTION=VALUE` writes them
+MODELS: dict[str, str] = {
+    name: entry.help + (f" [{', '.join(f'{k}={_shown(v)}' for k, v in entry.options.items())}]" if entry.options else "")
+    for name, entry in REGISTRY.items()
+}
+
+WIDEST, DEEPEST = 2**20, 100  # of hidden layers: a mistyped number is refused before anything is allocated
+
+
+def check_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of model `name` with its defaults, or a sentence. Everything `build` names itself is refused too.
+
+    >>> check_options("mlp", {"hidden": [200, 100]})
+    {'hidden': (200, 100)}
+    >>> check_options("mlp", {"dtype": "float64"})
+    Traceback (most recent call last):
+    fedjax_sim.errors.UserError: model 'mlp' has no option 'dtype'; allowed: hidden
+    """
+    allowed = lookup("model", name, REGISTRY).options
+    for option in options:
+        if option not in allowed:
+            raise UserError(f"model '{name}' has no option '{option}'; allowed: {', '.join(sorted(allowed)) or 'none'}")
+    chosen = {**allowed, **options}
+    if "hidden" in chosen:
+        chosen["hidden"] = hidden_widths(name, chosen["hidden"])
+    return chosen
+
+
+def hidden_widths(name: str, value: Any) -> tuple[int, ...]:
+    """Widths as a tuple of integers; a text may join them by x.
+
+    >>> hidden_widths("mlp", "200x100"), hidden_widths("mlp", 64)
+    ((200, 100), (64,))
+    """
+    try:
+        parts = value.split("x") if isinstance(value, str) else value if isinstance(value, (tuple, list)) else [value]
+        if not all((isinstance(n, str) and n.isascii() and n.isdigit() and len(n) < 20) or n == int(n) for n in parts):
+            raise ValueError  # 2.5, nan, words
+        if any(isinstance(n, bool) for n in parts):
+            raise ValueError
+        widths = tuple(int(n) for n in parts)
+        if not (1 <= len(widths) <= DEEPEST and min(widths) >= 1 and max(widths) <= WIDEST):
+            raise ValueError
+    except (TypeError, ValueError, OverflowError):
+        shown = repr(value) if len(repr(value)) < 60 else repr(value)[:57] + "..."
+        raise UserError(
+            f"the hidden widths of {name} are 1 to {DEEPEST} integers from 1 to {WIDEST}, joined by x, not {shown}"
+        ) from None
+    return widths
