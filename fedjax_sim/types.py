@@ -92,7 +92,9 @@ class State(NamedTuple):
     agent: Tree  # () without a controller
 
 
-STATIC = {"static": True}  # part of the compiled program, not an argument of it
+def _fact(**more: Any) -> Any:
+    """A field that is part of the compiled program, not an argument of it."""
+    return dataclasses.field(metadata={"static": True}, **more)
 
 
 @jax.tree_util.register_dataclass
@@ -100,19 +102,19 @@ STATIC = {"static": True}  # part of the compiled program, not an argument of it
 class Env:
     """The facts of a run, as one argument: static ones, and what the compiled program reads (`fed`, `counts`, `rows`)."""
 
-    model: Model = dataclasses.field(metadata=STATIC)
-    loss: Loss = dataclasses.field(metadata=STATIC)
-    optimizer: Sgd = dataclasses.field(metadata=STATIC)
-    num_clients: int = dataclasses.field(metadata=STATIC)  # N
-    cohort: int = dataclasses.field(metadata=STATIC)  # M: the most clients that can take part in one round
-    batch_size: int = dataclasses.field(metadata=STATIC)
-    epochs: float = dataclasses.field(metadata=STATIC)
-    max_epochs: float = dataclasses.field(metadata=STATIC)  # the largest value a Plan may ask for (sizes the shuffle tables)
-    rounds: int = dataclasses.field(default=0, metadata=STATIC)  # planned rounds: schedules over rounds, `done` of the last transition
-    track_confusion: bool = dataclasses.field(default=False, metadata=STATIC)
-    bn_local: bool = dataclasses.field(default=False, metadata=STATIC)  # BatchNorm running statistics stay on the client
-    dtype: Any = dataclasses.field(default=jnp.float32, metadata=STATIC)
-    lanes: int = dataclasses.field(default=1, metadata=STATIC)  # clients trained side by side (vmap width); 1 = no vmap, no masking
+    model: Model = _fact()
+    loss: Loss = _fact()
+    optimizer: Sgd = _fact()
+    num_clients: int = _fact()  # N
+    cohort: int = _fact()  # M: the most clients that can take part in one round
+    batch_size: int = _fact()
+    epochs: float = _fact()
+    max_epochs: float = _fact()  # the largest value a Plan may ask for (sizes the shuffle tables)
+    rounds: int = _fact(default=0)  # planned rounds: schedules over rounds, `done` of the last transition
+    track_confusion: bool = _fact(default=False)
+    bn_local: bool = _fact(default=False)  # BatchNorm running statistics stay on the client
+    dtype: Any = _fact(default=jnp.float32)
+    lanes: int = _fact(default=1)  # clients trained side by side (vmap width); 1 = no vmap, no masking
     fed: Federation = None  # type: ignore[assignment]   # filled in inside the compiled program
     counts: Array = None  # [N, C] training labels per client
     rows: Tree = ()  # Client [K, …]: stored rows of the round's peers, as they were at its start

@@ -52,7 +52,7 @@ def neighbourhood() -> Method:
 
 
 def private_scale() -> Method:
-    """FedAvg with one private parameter per class that scales its logits: `extend`, `predict`, `held` and a private group."""
+    """FedAvg with a private scale of every class's logits: `extend`, `predict`, `held` and a private group."""
 
     def extend(model):
         return with_group(model, "scale", lambda key: {"by": jnp.ones(model.classes)})

@@ -7,36 +7,38 @@ chance of dropout are arguments, so no property costs a further compilation.
 from __future__ import annotations
 
 import dataclasses
+import pathlib
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
-from tiny import M, N, same_bits, simulation, start
+from cases import CASES, DUMMY_CASES
+from tiny import M, N, assert_close, same_bits, simulation, start
 
+from fedjax_sim.engine.loop_backend import LoopBackend
+from fedjax_sim.errors import UserError
 from fedjax_sim.methods import METHODS
 
-ALL = sorted(METHODS)
-# floats on the wire per participant, as the method's docstring says: functions of |w|, |phi|, |psi|, classes, width
-WIRE = {
-    "scaffold": lambda w, phi, psi, c, d: (2 * w, 2 * w),
-    "local": lambda w, phi, psi, c, d: (0, 0),
-    "backbone": lambda w, phi, psi, c, d: (phi, w),
-    "head": lambda w, phi, psi, c, d: (psi, w),
-    "ccvr": lambda w, phi, psi, c, d: (w, w + c * (2 * d + 1)),
-    "fedca": lambda w, phi, psi, c, d: (w, w + c),
-    "fedfa": lambda w, phi, psi, c, d: (w + 2 * 192, w + 2 * 192),  # 32 + 32 + 64 + 64 channels of cnn6
-}
-MODEL = {"fedfa": "cnn6"}  # those that need feature maps
-OPTIONS = {"fedpolicy": {"agent.batch": 4}}  # small enough that the agent learns within these few rounds
-DECIDES = {"random", "fedpolicy"}  # the block sent down differs from client to client
+ALL = {**CASES, **DUMMY_CASES}
+
+
+def test_every_method_has_a_case():
+    assert set(CASES) == set(METHODS)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_reference_is_there(name):
+    """The file a case points to speaks of the method."""
+    assert name in (pathlib.Path(__file__).parent / ALL[name].reference).read_text()
 
 
 # one worker compiles all of a method's programs
-@pytest.fixture(scope="module", params=[pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in ALL])
+@pytest.fixture(scope="module", params=[pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in sorted(ALL)])
 def sim(request):
-    return simulation(request.param, model=MODEL.get(request.param, "mlp"), **OPTIONS.get(request.param, {}))
+    case = ALL[request.param]
+    return simulation(request.param, model=case.model, **case.options)
 
 
 def scrambled(data, client: int, value=None):
@@ -106,12 +108,40 @@ def test_bytes_match_the_docstring(sim):
     extra = sim.method.extra_floats(sim.env, sim.env.model.init(jax.random.key(0)))
     down = int(np.asarray(log["taken"]) @ floats) + int(log["down"]) * extra[0]
     up = int(np.asarray(log["sent"]) @ floats) + int(log["up"]) * extra[1]
-    w, psi = int(floats.sum()), int(floats[-1])
-    want = WIRE.get(sim.method.name, lambda w, phi, psi, c, d: (w, w))(w, w - psi, psi, tiny.CLASSES, sim.env.model.width)
-    if sim.method.name in DECIDES:
-        assert M * psi <= down <= M * w and up == M * want[1]
+    psi = int(floats[sim.env.model.groups.index(sim.env.model.head_group)])
+    w = int(floats.sum())
+    wire = ALL[sim.method.name].wire
+    if wire == "decides":
+        assert M * psi <= down <= M * w and up == M * w
     else:
+        want = wire(w, w - psi, psi, tiny.CLASSES, sim.env.model.width)
         assert (down, up) == (M * want[0], M * want[1])
+
+
+def test_printed_client_bytes_are_the_real_ones(sim):
+    from fedjax_sim.cli.describe import tree_bytes
+
+    _, one = sim.shapes(sim.env.model.init(jax.random.key(0)))
+    state, _ = start(sim)
+    assert N * tree_bytes(one) == sum(np.asarray(a).nbytes for a in jax.tree.leaves(state.clients))
+
+
+def test_two_lanes_are_one_lane(sim):
+    """Two clients side by side give what each gives alone."""
+    name = sim.method.name
+    two = simulation(name, chunk=2, model=ALL[name].model, **ALL[name].options)
+    want, got = sim.examine(*start(sim)), two.examine(*start(two))
+    assert np.array_equal(want[2], got[2])
+    assert_close(want[3], got[3])
+    assert_close(want[0], got[0])
+
+
+def test_loop_backend_agrees(sim):
+    """Client by client from Python, the stages compiled one by one."""
+    want = sim.examine(*start(sim))
+    got, log = LoopBackend(sim).step(*start(sim))
+    assert_close(want[0], got)
+    assert_close(want[1], log)
 
 
 def test_resume_is_exact_and_compiles_once(sim):
@@ -144,37 +174,46 @@ def test_test_data_only_reaches_the_scores(sim):
         assert same_bits(scores["val"], scores2["val"])
 
 
-@pytest.mark.parametrize(
-    "name, options",
-    [
-        ("fedprox", {"mu": 0.0}),
-        ("ditto", {}),
-        ("fedavg_ft", {}),
-        ("full", {"weights": "size"}),
-        ("fedntd", {"beta": 0.0}),
-        ("fedsam", {"rho": 0.0}),
-        ("fedfa_freq", {"p": 0.0}),
-    ],
-)
-def test_reduces_to_fedavg(name, options):
+@pytest.mark.parametrize("name", [name for name, case in ALL.items() if case.fedavg_when is not None])
+def test_reduces_to_fedavg(name):
     """Where the paper says so: the global model equals FedAvg's."""
-    base, other = simulation("fedavg"), simulation(name, **options)
+    base, other = simulation("fedavg"), simulation(name, **ALL[name].fedavg_when)
     a, b = start(base), start(other)
     for _ in range(2):
         a, b = (base.examine(*a)[0], a[1]), (other.examine(*b)[0], b[1])
     model = lambda sim, s: sim.method.global_model(sim.env, s.server)
-    assert tiny.close(model(base, a[0]), model(other, b[0]), 1e-6)
+    assert_close(model(base, a[0]), model(other, b[0]), 1e-6)
+
+
+def test_private_group_stays_and_counts():
+    """`extend`: the private group moves on the client, never on the server, and its predictions use it."""
+    sim = simulation("private_scale")
+    state, data = start(sim)
+    after, _, ids, _ = sim.examine(state, data)
+    assert same_bits(state.server.net["params"]["scale"], after.server.net["params"]["scale"])
+    own = np.asarray(after.clients.own["by"])
+    took_part = np.isin(np.arange(N), np.asarray(ids))
+    assert (own[took_part] != 1).any(1).all() and (own[~took_part] == 1).all()
+    personal = np.asarray(sim.evaluate(after, data)["personal"]["loss"])
+    plain = np.asarray(sim.evaluate(after._replace(clients=state.clients), data)["personal"]["loss"])
+    assert not np.isclose(personal, plain)[took_part].any() and np.allclose(personal[~took_part], plain[~took_part])
+
+
+def test_a_typo_in_needs_is_an_error():
+    sim = simulation("fedavg")
+    with pytest.raises(UserError, match="word in needs of method 'fedavg': 'residents' .did you mean 'resident'"):
+        dataclasses.replace(sim.stages, method=sim.method._replace(needs=frozenset({"residents"})))
 
 
 def test_scaffold_first_step_is_fedavg():
     """With zero control variates the first round is FedAvg with plain SGD and uniform weights."""
     scaffold, fedavg = simulation("scaffold"), simulation("fedavg", weights="uniform")
-    plain = dataclasses.replace(fedavg.env, optimizer=__import__("optax").identity())
     from fedjax_sim.engine.participation import Participation
     from fedjax_sim.engine.simulation import simulate
-    from fedjax_sim.local.optim import schedule
+    from fedjax_sim.local.optim import Sgd, schedule
 
+    plain = dataclasses.replace(fedavg.env, optimizer=Sgd())
     base = simulate(
         fedavg.method, plain, tiny.federation(), Participation(M, M, tuple(range(N))), lr=schedule("constant", 0.05, 8)
     )
-    assert tiny.close(base.examine(*start(base))[0].server, scaffold.examine(*start(scaffold))[0].server.net, 1e-6)
+    assert_close(base.examine(*start(base))[0].server.net, scaffold.examine(*start(scaffold))[0].server.net, 1e-6)

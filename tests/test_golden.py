@@ -71,7 +71,7 @@ def three_rounds(model: str, method: str, conv: str, dtype, chunk: int = 1) -> d
     )
     state, _, _ = sim.run(sim.init(settings.SEED, net), sim.data, jnp.int32(settings.ROUNDS))
     state = jax.tree.map(np.asarray, state)
-    out = {"net": settings.digest((state.server.net if method == "scaffold" else state.server)["params"], 40)}
+    out = {"net": settings.digest(state.server.net["params"], 40)}
     if method in ("scaffold", "ditto"):
         own = state.clients.own if method == "scaffold" else state.clients.own["params"]
         out["own"] = np.stack([settings.digest(jax.tree.map(lambda a: a[k], own), 6) for k in range(len(settings.SIZES))])

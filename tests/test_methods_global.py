@@ -276,14 +276,14 @@ def test_ccvr_post_hoc_only_touches_the_head_at_the_end():
     state, data = start(sim)
     state, _, ids, _ = sim.examine(state, data)
     plain = base.examine(*start(base))[0]
-    assert close(state.server.net, plain.server, 1e-6)
+    assert close(state.server.net, plain.server.net, 1e-6)
     assert set(np.nonzero(np.asarray(state.server.joined))[0]) == set(np.asarray(ids).tolist())
     early, last = (sim.evaluate(state._replace(t=jnp.int32(t)), data) for t in (7, 8))  # 8 rounds are planned
     assert close(early["global"], base.evaluate(plain, data)["global"], 1e-6)
     assert not close(early["global"]["loss"], last["global"]["loss"], 1e-4)
     net = sim.method.finish(sim.open(data), state.server, jax.random.PRNGKey(0))
-    assert close(net["params"]["fc1"], plain.server["params"]["fc1"], 1e-6)
-    assert not close(net["params"]["fc"], plain.server["params"]["fc"], 1e-4)
+    assert close(net["params"]["fc1"], plain.server.net["params"]["fc1"], 1e-6)
+    assert not close(net["params"]["fc"], plain.server.net["params"]["fc"], 1e-4)
     assert sim.method.extra_floats(sim.env, net) == (0, 0)
 
 

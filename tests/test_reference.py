@@ -208,8 +208,7 @@ def participation() -> Participation:
 def kept(method: str, state) -> dict:
     """What a State holds, under the names of `reference`."""
     server = state.server
-    net = server.net if method == "scaffold" else server
-    out = dict(net=net["params"])
+    out = dict(net=server.net["params"])
     if method == "scaffold":
         out |= dict(control=server.control, own=state.clients.own)
     if method == "ditto":

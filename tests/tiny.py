@@ -37,7 +37,9 @@ def federation() -> Federation:
 
 
 @functools.cache
-def simulation(name: str, chunk: int = 1, devices: int = 1, loss: str = "ce", model: str = "mlp", stored: str = "all", **options) -> Simulation:
+def simulation(
+    name: str, chunk: int = 1, devices: int = 1, loss: str = "ce", model: str = "mlp", stored: str = "all", **options
+) -> Simulation:
     fed = federation()
     method = DUMMIES[name]() if name in DUMMIES else make_method(name, **options)
     net_of = build(model, fed.shape, fed.classes, **({"hidden": (5,)} if model == "mlp" else {}))
@@ -87,6 +89,15 @@ def same_bits(a, b) -> bool:
     )
 
 
+def assert_close(a, b, tolerance: float = 1e-5) -> None:
+    """Leaf by leaf; a failure names the leaf and prints the difference."""
+    (left, tree), (right, other) = jax.tree_util.tree_flatten_with_path(a), jax.tree_util.tree_flatten_with_path(b)
+    assert tree == other, f"different trees:\n{tree}\n{other}"
+    for (path, x), (_, y) in zip(left, right, strict=True):
+        name = jax.tree_util.keystr(path)
+        np.testing.assert_allclose(np.asarray(x), np.asarray(y), rtol=tolerance, atol=tolerance, err_msg=name)
+
+
 def close(a, b, tolerance: float = 1e-5) -> bool:
     return all(np.allclose(x, y, rtol=tolerance, atol=tolerance) for x, y in zip(arrays(a), arrays(b), strict=True))
 
@@ -99,6 +110,7 @@ __all__ = [
     "M",
     "N",
     "arrays",
+    "assert_close",
     "close",
     "federation",
     "jnp",

@@ -81,7 +81,7 @@ def prepare(workload: Workload) -> Peer:
         held["state"] = jax.block_until_ready(one(state, data)[0])
 
     def weights() -> dict[str, np.ndarray]:
-        leaves = jax.tree_util.tree_flatten_with_path(held["state"].server)[0]
+        leaves = jax.tree_util.tree_flatten_with_path(held["state"].server.net)[0]
         return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}
 
     return Peer(one_round, weights, compile_s)

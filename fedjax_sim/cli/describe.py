@@ -36,15 +36,8 @@ def facts(setup: Setup) -> dict[str, Any]:
     sim, config = setup.simulation, setup.config
     env, method, fed = sim.env, sim.method, setup.fed
     net = jax.eval_shape(lambda: setup.net)
-    server, own = jax.eval_shape(lambda n, data: method.init(sim.open(data), n), net, sim.data)
-    resident = sim.stages.keeps_resident
-    confusion = (env.num_groups and env.track_confusion) and (fed.classes**2 + fed.classes + 1) * env.dtype(0).itemsize
-    per_client = (
-        tree_bytes(own)
-        + (tree_bytes(net) if resident else 0)
-        + int(confusion or 0)
-        + (tree_bytes(net["batch_stats"]) if env.bn_local else 0)
-    )
+    server, client = sim.shapes(net)
+    per_client = tree_bytes(client)
     state = per_client * env.num_clients + tree_bytes(server)
     lanes = min(sim.layout.chunk * sim.layout.devices, env.cohort)
     x = jax.ShapeDtypeStruct((env.batch_size, *fed.shape), env.dtype)
@@ -68,7 +61,8 @@ def facts(setup: Setup) -> dict[str, Any]:
         # a plan may be drawn at random: the mean over some draws
         start = jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), server)
         number = lambda v: np.asarray(v, env.dtype)
-        ctx = lambda i: Ctx(np.int32(0), jax.random.key_data(jax.random.key(i)), np.int32(0), number(env.epochs), number(config.lr))
+        key = lambda i: jax.random.key_data(jax.random.key(i))
+        ctx = lambda i: Ctx(np.int32(0), key(i), np.int32(0), number(env.epochs), number(config.lr))
         draws = [method.plan(env, start, ctx(i)) for i in range(24)]
         take, send = (np.mean([np.asarray(getattr(p, side)) > 0 for p in draws], 0) for side in ("take", "send"))
     else:

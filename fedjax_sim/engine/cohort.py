@@ -192,8 +192,8 @@ def client_pass(
         back = gather_rows(layout, done.clients, after=summed)
         return summed, put(shard, jnp.where(here, place, NOWHERE), back)
 
-    summed, clients = over_mesh(layout, share, (env, server, slots, steps), clients)
-    return Outcome(*summed, clients)
+    (totals, reports, stacked), clients = over_mesh(layout, share, (env, server, slots, steps), clients)
+    return Outcome(totals, reports, stacked, clients)
 
 
 def each_client(env: Env, layout: Layout, fn: Callable, server: Tree, clients: Client, ctxs: Ctx) -> tuple[Tree, Client]:

@@ -49,6 +49,10 @@ class Simulation:
         """The coming round as it is announced; not compiled."""
         return orders(self.stages, self.open(data), state, data.dropout)
 
+    def shapes(self, net: Tree) -> tuple[Tree, Client]:
+        """Shapes of the server's state and of ONE client's row; nothing is computed."""
+        return jax.eval_shape(lambda n, d: beginnings(self.stages, self.open(d), n), net, self.data)
+
     @property
     def client_split(self) -> str:
         """The split on which client accuracies are measured."""
@@ -126,18 +130,24 @@ def set_up(r: Round, env: Env, state: State, who: Array) -> Client:
     return each_client(env, r.layout, one, state.server, state.clients, ctxs)[1]
 
 
+def beginnings(r: Round, env: Env, net: Tree) -> tuple[Tree, Client]:
+    """(the server's state, ONE client's) before anything happened."""
+    server, own = r.method.init(env, net)
+    one = Client(
+        own,
+        init_confusion(env.fed.classes, env.dtype) if env.track_confusion else (),
+        net if r.keeps_resident else (),
+        net["batch_stats"] if env.bn_local else (),
+    )
+    return server, one
+
+
 def start(r: Round, data: Data, seed: int, net: Tree) -> State:
     """The State before round 1; client rows are born where they live."""
 
     def build(key: Array, net: Tree, data: Data) -> State:
         env = open_env(r, data)
-        server, own = r.method.init(env, net)
-        one = Client(
-            own,
-            init_confusion(env.fed.classes, env.dtype) if env.track_confusion else (),
-            net if r.keeps_resident else (),
-            net["batch_stats"] if env.bn_local else (),
-        )
+        server, one = beginnings(r, env, net)
         rows = r.layout.padded(r.num_stored)
         clients = jax.tree.map(lambda a: jnp.broadcast_to(a, (rows, *jnp.shape(a))), one)
         state = State(jnp.int32(0), key, server, clients, ())

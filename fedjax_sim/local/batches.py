@@ -16,6 +16,7 @@ from jax import lax
 
 from fedjax_sim.local.augment import AUGMENTATIONS
 from fedjax_sim.local.threefry import small_bits
+from fedjax_sim.platform import target
 from fedjax_sim.types import Array, Ctx, Env
 
 LANES = "lanes"  # the name of the vmap axis over clients that are trained side by side
@@ -65,7 +66,7 @@ def by_itself(make: Callable[[], Array], counter: Array) -> Array:
     branch: 0.4 ms of a LeNet-5 step, 0.04 ms apart. Neither a barrier nor `settle` keeps a single reader apart; the
     branch of a conditional does. Accelerators fuse well, and a conditional costs them.
     """
-    if jax.default_backend() != "cpu":
+    if target() != "cpu":
         return make()
     like = jax.eval_shape(make)
     return lax.cond(counter >= 0, make, lambda: jnp.zeros(like.shape, like.dtype))

@@ -13,6 +13,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from fedjax_sim.platform import target
+
 ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 PARITY = 0x1BD11BDA
 
@@ -25,7 +27,7 @@ def small_bits(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     True
     """
     plain = (
-        jax.default_backend() == "cpu"
+        target() == "cpu"
         and getattr(jax.config, "jax_threefry_partitionable", False)
         and str(jax.random.key_impl(key)) == "threefry2x32"
         and math.prod(shape) < 2**32

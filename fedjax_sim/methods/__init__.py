@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from fedjax_sim.errors import UserError, lookup, unknown
 
 if TYPE_CHECKING:  # the names are listed by the command line, which must not wait for JAX
-    from fedjax_sim.types import Method
+    from fedjax_sim.hooks import Method
 
 # name -> (module, builder, bound options, one line)
 _TABLE: dict[str, tuple[str, str, dict[str, Any], str]] = {

@@ -22,11 +22,11 @@ from fedjax_sim.engine.evaluation import EVALUATIONS
 from fedjax_sim.engine.participation import Participation, parse_participation, unseen_clients
 from fedjax_sim.engine.simulation import Simulation, simulate
 from fedjax_sim.errors import UserError, unknown
+from fedjax_sim.hooks import Method
 from fedjax_sim.local import losses, optim
 from fedjax_sim.methods import make_method
 from fedjax_sim.runner import autotune
 from fedjax_sim.runner.config import Config, check, straggler_terms
-from fedjax_sim.hooks import Method
 from fedjax_sim.types import Env, Tree
 
 
@@ -218,9 +218,7 @@ def prepare(
         layout, resolved = resolve_layout(
             config, env, fed, net, participation, lambda layout: on(layout, some), say, measure
         )
-    simulation = (
-        host_rows.on_host(on(layout, "cohort")) if config.state_on == "host" else on(layout, "all")
-    )
+    simulation = host_rows.on_host(on(layout, "cohort")) if config.state_on == "host" else on(layout, "all")
     return Setup(config, fed, simulation, net, participation, unseen, resolved)
 
 

@@ -1,0 +1,57 @@
+"""What the shared tests need to know of every method. One entry here gives a method every property of the contract.
+
+wire: floats on the wire per participant, as the method's docstring says: (w, phi, psi, classes, width) -> (down, up), where
+w = |model|, psi = |head group|, phi = w - psi; or "decides", where the block sent down differs from client to client.
+fedavg_when: options under which the global model is FedAvg's (the paper says so); None where there are none.
+reference: the file with its comparison against an independent implementation or a closed form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+Wire = Callable[[int, int, int, int, int], tuple[int, int]]
+
+
+def whole(w: int, phi: int, psi: int, c: int, d: int) -> tuple[int, int]:
+    return w, w
+
+
+class Case(NamedTuple):
+    options: Mapping[str, Any] = MappingProxyType({})
+    model: str = "mlp"
+    wire: Wire | str = whole
+    fedavg_when: dict[str, Any] | None = None
+    reference: str = "test_methods_global.py"
+
+
+CASES: dict[str, Case] = {
+    "fedavg": Case(fedavg_when={}, reference="test_reference.py"),
+    "fedavg_ft": Case(fedavg_when={}, reference="test_contract.py"),
+    "fedprox": Case(fedavg_when={"mu": 0.0}, reference="test_reference.py"),
+    "scaffold": Case(wire=lambda w, phi, psi, c, d: (2 * w, 2 * w), reference="test_reference.py"),
+    "local": Case(wire=lambda w, phi, psi, c, d: (0, 0), reference="test_contract.py"),
+    "ditto": Case(fedavg_when={}, reference="test_reference.py"),
+    "fedntd": Case(fedavg_when={"beta": 0.0}),
+    "ccvr": Case(wire=lambda w, phi, psi, c, d: (w, w + c * (2 * d + 1))),
+    "fedsam": Case(fedavg_when={"rho": 0.0}),
+    # 32 + 32 + 64 + 64 channels of cnn6: a model with feature maps
+    "fedfa": Case(model="cnn6", wire=lambda w, phi, psi, c, d: (w + 2 * 192, w + 2 * 192)),
+    "fedfa_freq": Case(fedavg_when={"p": 0.0}),
+    "fedca": Case(wire=lambda w, phi, psi, c, d: (w, w + c)),
+    # a batch small enough that the agent learns within these few rounds
+    "fedpolicy": Case(options={"agent.batch": 4}, wire="decides", reference="test_fedpolicy.py"),
+    "full": Case(fedavg_when={"weights": "size"}, reference="test_fedpolicy.py"),
+    "backbone": Case(wire=lambda w, phi, psi, c, d: (phi, w), reference="test_fedpolicy.py"),
+    "head": Case(wire=lambda w, phi, psi, c, d: (psi, w), reference="test_fedpolicy.py"),
+    "random": Case(wire="decides", reference="test_fedpolicy.py"),
+}
+
+# methods of the tests' own, for hooks that no registered method uses
+DUMMY_CASES: dict[str, Case] = {
+    "neighbourhood": Case(reference="test_layouts.py"),
+    # its private group of one number per class never travels
+    "private_scale": Case(wire=lambda w, phi, psi, c, d: (w - c, w - c), reference="test_contract.py"),
+}
