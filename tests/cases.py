@@ -29,10 +29,10 @@ class Case(NamedTuple):
 
 CASES: dict[str, Case] = {
     "fedavg": Case(fedavg_when={}, reference="test_reference.py"),
-    "fedavg_ft": Case(fedavg_when={}, reference="test_contract.py"),
+    "fedavg_ft": Case(fedavg_when={}, reference="test_reference.py"),
     "fedprox": Case(fedavg_when={"mu": 0.0}, reference="test_reference.py"),
     "scaffold": Case(wire=lambda w, phi, psi, c, d: (2 * w, 2 * w), reference="test_reference.py"),
-    "local": Case(wire=lambda w, phi, psi, c, d: (0, 0), reference="test_contract.py"),
+    "local": Case(wire=lambda w, phi, psi, c, d: (0, 0), reference="test_reference.py"),
     "ditto": Case(fedavg_when={}, reference="test_reference.py"),
     "fedntd": Case(fedavg_when={"beta": 0.0}),
     "ccvr": Case(wire=lambda w, phi, psi, c, d: (w, w + c * (2 * d + 1))),

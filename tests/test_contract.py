@@ -201,7 +201,7 @@ def test_private_group_stays_and_counts():
 
 def test_a_typo_in_needs_is_an_error():
     sim = simulation("fedavg")
-    with pytest.raises(UserError, match="word in needs of method 'fedavg': 'residents' .did you mean 'resident'"):
+    with pytest.raises(UserError, match=r"word in needs of method 'fedavg': 'residents' .did you mean 'resident'"):
         dataclasses.replace(sim.stages, method=sim.method._replace(needs=frozenset({"residents"})))
 
 

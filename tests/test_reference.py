@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from golden.draws import minibatches, reporting
+from golden.draws import minibatches, reporting, stage_key
 
 from fedjax_sim import models
 from fedjax_sim.data.federation import Federation
@@ -171,7 +171,7 @@ def initial(width: int = 24) -> dict:
 
 
 @functools.cache  # tests that ask for the same program share its compilation
-def engine(method: str, epochs: float, dtype, chunk: int):
+def engine(method: str, epochs: float, dtype, chunk: int, **options):
     """(simulation, maker of its first State) of the engine with the settings of this file."""
     fed = federation()
     model = models.build("mlp", fed.shape, CLASSES, dtype=dtype, hidden=(7, 5))
@@ -187,7 +187,7 @@ def engine(method: str, epochs: float, dtype, chunk: int):
         dtype=dtype,
     )
     sim = simulate(
-        make_method(method, **CASES[method]),
+        make_method(method, **CASES.get(method, options)),
         env,
         fed,
         participation(),
@@ -295,6 +295,40 @@ def test_who_does_not_report_changes_nothing(method, chunk):
         for a, b in zip(jax.tree.leaves(state.clients.own), jax.tree.leaves(old), strict=True):
             moved = [k for k in range(len(SIZES)) if not np.array_equal(a[k], b[k])]
             assert moved == sorted(active)
+
+
+def test_local_only_is_everybody_for_himself():
+    """`local`: a sampled client goes on from its own model; nobody else's reaches it."""
+    fed = federation()
+    images = ((np.asarray(fed.x, np.float64) / 255 - fed.mean) / fed.std).reshape(len(fed.x), -1)
+    own = [initial() for _ in SIZES]
+    for t in range(ROUNDS):
+        for k in reporting(participation(), SEED, t)[0]:
+            batches = minibatches(fed, SEED, t, k, batch_size=BATCH, epochs=2.0)
+            own[k], _ = sgd(own[k], batches, images, np.asarray(fed.y), momentum=MOMENTUM, decay=DECAY)
+    with jax.enable_x64(True):
+        sim, start = engine("local", 2.0, jnp.float64, 1)
+        state, _, _ = sim.run(start(), sim.data, jnp.int32(ROUNDS))
+        assert_same(dict(own=jax.tree.map(np.asarray, state.clients.resident["params"])), dict(own=own), 1e-9)
+
+
+def test_fine_tuning_is_training_from_the_global_model():
+    """`fedavg_ft`: a client's own model is Θ after ft_epochs on its rows, at the round's learning rate."""
+    from fedjax_sim.engine.round import TRAIN
+    from fedjax_sim.methods.fedavg import FINE_TUNE
+    from fedjax_sim.types import Client, Ctx
+
+    fed, k = federation(), 3
+    images = ((np.asarray(fed.x, np.float64) / 255 - fed.mean) / fed.std).reshape(len(fed.x), -1)
+    batches = minibatches(fed, SEED, 0, k, batch_size=BATCH, epochs=3.0, salt=FINE_TUNE)
+    want, _ = sgd(initial(), batches, images, np.asarray(fed.y), momentum=MOMENTUM, decay=DECAY)
+    with jax.enable_x64(True):
+        sim, start = engine("fedavg_ft", 2.0, jnp.float64, 1, ft_epochs=3.0)
+        key = jax.random.fold_in(stage_key(SEED, 0, TRAIN), k)
+        ctx = Ctx(jnp.int32(k), key, jnp.int32(0), jnp.float64(2.0), jnp.float64(LR))
+        tune = jax.jit(lambda server, data: sim.method.personal(sim.open(data), server, Client(), ctx))
+        net = tune(start().server, sim.data)
+        assert_same(dict(net=jax.tree.map(np.asarray, net["params"])), dict(net=want), 1e-9)
 
 
 def test_gradients_of_the_reference_by_finite_differences():
