@@ -21,7 +21,7 @@ from fedjax_sim.local import descend, upload
 from fedjax_sim.local.optim import schedule
 from fedjax_sim.methods import make_method
 from fedjax_sim.methods.fedpolicy import STATES, observation_size
-from fedjax_sim.methods.fedpolicy_actions import subset_masks
+from fedjax_sim.methods.fedpolicy.actions import subset_masks
 from fedjax_sim.models import build
 from fedjax_sim.plans import payload_bytes
 

@@ -22,36 +22,23 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from fedjax_sim.errors import UserError, lookup
 from fedjax_sim.hooks import Control, Method, into_resident, resident_net
 from fedjax_sim.local import descend, upload
-from fedjax_sim.local.score import client_accuracy, held_accuracy, predict_net, score_client
+from fedjax_sim.local.score import client_accuracy, held_accuracy
 from fedjax_sim.methods.controllers import check_agent, make_agent
 from fedjax_sim.methods.fedavg import fedavg
-from fedjax_sim.methods.fedpolicy_actions import ACTIONS, oracle_agent
+from fedjax_sim.methods.fedpolicy.actions import ACTIONS, oracle_agent
+from fedjax_sim.methods.fedpolicy.state import STATES, Server, candidate_losses, gaps, observation_size, observe
 from fedjax_sim.methods.redistribute import BLOCKS, block_masks
-from fedjax_sim.plans import blend, merge
+from fedjax_sim.plans import merge
 from fedjax_sim.tree import square_norm, subtract
 from fedjax_sim.types import Array, Client, Cohort, Ctx, Env, Plan, Tree, Upload
 
-# which parts of the state the agent sees; the names are the ablation's
-STATES: dict[str, tuple[str, ...]] = {
-    "all": ("confusion", "local", "server", "distance"),
-    "ncf": ("local", "server", "distance"),
-    "ncfnla": ("server", "distance"),
-    "ocmla": ("confusion", "local", "server"),
-    "opd": ("confusion", "local", "distance"),
-}
 REWARDS = ("combined", "local", "global")
 DISCRETE = ("sac", "trpo", "a2c", "ppo", "dqn", "q_bandit", "random", "oracle")
 WIDE = 1000  # observations wider than this (31 classes) are remembered 2,000 times instead of 10,000
-
-
-class Server(NamedTuple):
-    net: Tree  # Θ
-    acc: Array  # []  ACC(Θ) on the server's validation rows
 
 
 class Report(NamedTuple):
@@ -62,48 +49,6 @@ class Report(NamedTuple):
     backbone_gap: Array  # []  ‖Φ − φ_k‖ at the start of the round
     head_gap: Array  # []  ‖Ψ − ψ_k‖
     moved: Array  # []  ‖init_k − Θ‖²
-
-
-def observation_size(state: str, classes: int) -> int:
-    """Numbers in an observation.
-
-    >>> [observation_size(state, 10) for state in STATES]
-    [103, 3, 2, 102, 102]
-    """
-    return sum(classes**2 if part == "confusion" else 1 for part in STATES[state])
-
-
-def gaps(env: Env, a: Tree, b: Tree) -> tuple[Array, Array]:
-    """(‖Φ_a − Φ_b‖², ‖Ψ_a − Ψ_b‖²) over the parameters of two nets; the head is `model.head_group`."""
-    head = env.model.head_group
-    apart = subtract(a["params"], b["params"])
-    return square_norm({g: d for g, d in apart.items() if g != head}), square_norm(apart[head])
-
-
-def observe(env: Env, server: Server, client: Client, state: str, scaling: str) -> Array:
-    """S_k [observation_size]; scaling 'raw' leaves confusion and distance in their own units."""
-    normalised = scaling == "normalised"
-    conf = client.confusion.conf
-    distance = jnp.sqrt(sum(gaps(env, client.resident, server.net)))
-    if normalised:
-        conf = conf / conf.sum(1, keepdims=True)
-        norm = jnp.sqrt(square_norm(server.net["params"]))
-        distance = distance / jnp.where(norm > 0, norm, 1)
-    parts = dict(confusion=conf.reshape(-1), local=client.own[None], server=server.acc[None], distance=distance[None])
-    return jnp.concatenate([parts[name].astype(env.dtype) for name in STATES[state]])
-
-
-def candidate_losses(env: Env, server: Server, client: Client, ctx: Ctx, takes: Array) -> Array:
-    """[A] mean validation loss of the net that each of the takes [A, G] would start from."""
-
-    def loss(take: Array) -> Array:
-        net = blend(env, take, server.net, client.resident)
-        if env.bn_local:
-            net = {**net, "batch_stats": client.batch_stats}
-        score = score_client(env, lambda x: predict_net(env, net, x), ctx, "val")
-        return score.loss / jnp.maximum(score.count, 1)
-
-    return lax.map(loss, takes)
 
 
 def check_run(env: Env) -> None:
