@@ -80,6 +80,7 @@ class Client(NamedTuple):
     confusion: Tree = ()  # losses.Confusion, when the loss or the method wants it
     resident: Tree = ()  # net last held by the client, when the method or an evaluation mode wants it
     batch_stats: Tree = ()  # BatchNorm running statistics that stay on the client (bn_stats="local")
+    spent: Tree = ()  # [2] steps needed and executed in this round, counted by `descend`; () in storage
 
 
 class State(NamedTuple):
@@ -110,6 +111,7 @@ class Env:
     batch_size: int = _fact()
     epochs: float = _fact()
     max_epochs: float = _fact()  # the largest value a Plan may ask for (sizes the shuffle tables)
+    kept_out: int = _fact(default=0)  # clients that never take part, only evaluated
     rounds: int = _fact(default=0)  # planned rounds: schedules over rounds, `done` of the last transition
     track_confusion: bool = _fact(default=False)
     bn_local: bool = _fact(default=False)  # BatchNorm running statistics stay on the client
@@ -118,6 +120,11 @@ class Env:
     fed: Federation = None  # type: ignore[assignment]   # filled in inside the compiled program
     counts: Array = None  # [N, C] training labels per client
     rows: Tree = ()  # Client [K, …]: stored rows of the round's peers, as they were at its start
+
+    @property
+    def population(self) -> int:
+        """Clients that can take part."""
+        return self.num_clients - self.kept_out
 
     @property
     def num_groups(self) -> int:

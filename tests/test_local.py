@@ -18,7 +18,6 @@ from fedjax_sim.data.federation import Federation
 from fedjax_sim.errors import UserError
 from fedjax_sim.local import LANES, descend, epoch_orders, losses, optim, steps_for, stream
 from fedjax_sim.local.augment import crop_flip
-from fedjax_sim.local.threefry import small_bits
 from fedjax_sim.types import Client, Ctx, Env
 
 BATCH, CLASSES = 4, 3
@@ -416,12 +415,3 @@ def test_augmentation_is_part_of_the_minibatches():
         np.testing.assert_array_equal(x1, x2)
     assert any(np.abs(a[0] - b[0]).max() > 0 for a, b in zip(clean, once, strict=True))
     assert any(np.abs(a[0] - b[0]).max() > 0 for a, b in zip(other, once, strict=True))
-
-
-@pytest.mark.parametrize("shape", [(1,), (3, 70), (5, 576)])
-def test_shuffles_draw_the_same_bits_as_jax(shape):
-    key = jax.random.fold_in(jax.random.key(3), 4)
-    for x64 in (False, True):
-        with jax.enable_x64(x64):
-            got = jax.jit(lambda k: small_bits(k, shape))(key)
-            np.testing.assert_array_equal(got, jax.random.bits(key, shape, jnp.uint32))

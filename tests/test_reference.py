@@ -112,14 +112,7 @@ def reference(method: str, options: dict, fed: Federation, start: dict, draws, e
         for k in cohort:
             if method == "scaffold":
                 c, ck = control, own[k]
-                end, loss = train(
-                    received,
-                    t,
-                    k,
-                    momentum=0.0,
-                    decay=options["weight_decay"],
-                    correction=lambda w, c=c, ck=ck: each(np.subtract, c, ck),
-                )
+                end, loss = train(received, t, k, momentum=0.0, correction=lambda w, c=c, ck=ck: each(np.subtract, c, ck))
                 steps = len(minibatches(fed, SEED, t, k, batch_size=BATCH, epochs=epochs))
                 own[k] = each(lambda ck, c, a, b, s=steps: ck - c + (a - b) / (s * LR), ck, c, received, end)
                 changes.append(each(np.subtract, own[k], ck))
@@ -232,12 +225,7 @@ def assert_same(ours: dict, theirs: dict, tolerance: float) -> None:
                 )
 
 
-CASES = {
-    "fedavg": {},
-    "fedprox": {"mu": 0.3},
-    "scaffold": {"server_lr": 0.7, "weight_decay": 0.02},
-    "ditto": {"lam": 0.4, "personal_epochs": 1.0},
-}
+CASES = {"fedavg": {}, "fedprox": {"mu": 0.3}, "scaffold": {"server_lr": 0.7}, "ditto": {"lam": 0.4, "personal_epochs": 1.0}}
 
 
 @pytest.mark.parametrize(("epochs", "chunk"), [(2.0, 1), (1.5, COHORT)], ids=["2 epochs", "1.5 epochs side by side"])

@@ -9,7 +9,8 @@ from fedjax_sim.data.federation import Federation
 from fedjax_sim.engine.cohort import each_client
 from fedjax_sim.engine.mesh import split_rows
 from fedjax_sim.engine.round import PERSONAL, SERVER, Data, Round, contexts, stage_key
-from fedjax_sim.hooks import Personal, Predict
+from fedjax_sim.errors import UserError, unknown
+from fedjax_sim.hooks import Method, Personal, Predict, resident_net
 from fedjax_sim.local import score
 from fedjax_sim.types import Array, Client, Ctx, Env, State, Tree
 
@@ -27,6 +28,21 @@ def client_split(fed: Federation) -> str:
     return "test" if "test" in fed.rows else "val" if "val" in fed.rows else "train"
 
 
+def check_evaluations(method: Method, evaluations: tuple[str, ...], bn_local: bool) -> None:
+    """Refuse modes that do not exist, and those that this method has no model for ('global' then shows as a dash)."""
+    possible = {
+        "global@clients": method.global_model is not None,
+        "personal@global": method.personal is not None or bn_local,
+    }
+    for mode in evaluations:
+        if mode not in EVALUATIONS:
+            raise unknown("evaluation", mode, EVALUATIONS)
+        if not possible.get(mode, True):
+            lacks = "it has no global model" if mode == "global@clients" else "its clients have no models of their own"
+            allowed = ", ".join(m for m in EVALUATIONS if possible.get(m, True))
+            raise UserError(f"evaluation '{mode}' is not possible with method '{method.name}': {lacks}; allowed: {allowed}")
+
+
 # ---- the server's model -------------------------------------------------------------------------------------------
 def score_server(r: Round, env: Env, state: State, data: Data) -> dict[str, Tree]:
     """What is measured with the server's model: acc and loss, or correct, loss, count per client."""
@@ -40,13 +56,13 @@ def score_server(r: Round, env: Env, state: State, data: Data) -> dict[str, Tree
         out["global"] = score_held(r, env, net, env.fed.held["test"])
         if "val" in env.fed.held:
             out["val"] = score_held(r, env, net, env.fed.held["val"])
-    same = method.personal is None
+    same = method.personal is None and not env.bn_local
     if net is not None and ("global@clients" in r.evaluations or (same and "personal" in r.evaluations)):
         hit, loss = hits(r, env, net, data.flat_rows)
         add = lambda v: score.by_owner(v, data.flat_owner, env.num_clients)
         count = env.fed.size[r.split].astype(env.dtype)
         out["global@clients"] = dict(correct=add(hit), loss=add(loss), count=count)
-    if same and "personal" in r.evaluations:
+    if same and net is not None and "personal" in r.evaluations:
         out["personal"] = out["global@clients"]
     return out
 
@@ -73,16 +89,30 @@ def score_stored(r: Round, env: Env, state: State, who: Array, adapting: bool = 
     adapting: the models of methods that fine-tune at evaluation, and only these.
     """
     out: dict[str, Tree] = {}
-    method = r.method
-    if method.personal is not None and method.adapts == adapting:
+    own = own_model(r)
+    if own is not None and r.method.adapts == adapting:
         for mode in ("personal", "personal@global"):
             if mode in r.evaluations:
-                predict = method.predict or score.predict_net
-                out[mode] = score_each(r, env, state, who, method.personal, predict, mode == "personal@global")
+                predict = r.method.predict or score.predict_net
+                out[mode] = score_each(r, env, state, who, own, predict, mode == "personal@global")
     if "resident" in r.evaluations and not adapting:
-        held = lambda env, server, client, ctx: client.resident
-        out["resident"] = score_each(r, env, state, who, held, score.predict_net, False)
+        out["resident"] = score_each(r, env, state, who, resident_net, score.predict_net, False)
     return out
+
+
+def own_model(r: Round) -> Personal | None:
+    """What a client predicts with: the method's `personal`, or, where BatchNorm statistics are its own, the global model."""
+    common = r.method.global_model
+    if r.method.personal is not None or common is None or not r.env.bn_local:
+        return r.method.personal
+    return lambda env, server, client, ctx: common(env, server)
+
+
+def with_own_statistics(env: Env, server: Tree, client: Client) -> Tree:
+    """The server's state as ONE client uses it: its net with the client's BatchNorm statistics, where these stay local."""
+    if not env.bn_local or not hasattr(server, "net"):
+        return server
+    return server._replace(net={**server.net, "batch_stats": client.batch_stats})
 
 
 def score_each(
@@ -91,14 +121,13 @@ def score_each(
     """Each client's own predictor, on its own rows or on the global test set."""
 
     def fn(env: Env, server: Tree, client: Client, ctx: Ctx) -> tuple[Tree, None]:
-        predictor = predictor_of(env, server, client, ctx)
-        if env.bn_local and r.method.predict is None:
-            predictor = {**predictor, "batch_stats": client.batch_stats}
+        predictor = predictor_of(env, with_own_statistics(env, server, client), client, ctx)
         logits = lambda x: predict(env, predictor, x)
         if on_global:
             rows = env.fed.held["test"]
             return score.score_rows(env, logits, rows, jnp.int32(rows.shape[0]), score.EVAL_BATCH), None
         return score.score_client(env, logits, ctx, r.split), None
 
-    ctxs = contexts(r, stage_key(state, PERSONAL), who, state.t)
+    last = jnp.maximum(state.t - 1, 0)  # fine-tuning goes on at the rate of the last round trained
+    ctxs = contexts(r, stage_key(state, PERSONAL), who, state.t, trained=last)
     return each_client(env, r.layout, fn, state.server, state.clients, ctxs)[0]._asdict()

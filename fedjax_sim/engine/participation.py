@@ -12,6 +12,8 @@ import numpy as np
 from fedjax_sim.errors import UserError
 from fedjax_sim.types import Array
 
+MANY = 1024  # clients from which a small cohort is drawn without shuffling them all
+
 
 @dataclasses.dataclass(frozen=True)
 class Participation:
@@ -30,13 +32,17 @@ class Participation:
             ids = jnp.asarray(np.asarray(self.schedule, np.int32))[t % len(self.schedule)]
             return ids, jnp.ones(ids.shape, bool)
         who, size = jax.random.split(key)
-        ids = jax.random.permutation(who, jnp.asarray(np.asarray(self.seen, np.int32)))[: self.high]
-        number = jax.random.randint(size, (), self.low, self.high + 1)
+        seen = jnp.asarray(np.asarray(self.seen, np.int32))
+        if len(self.seen) >= MANY and self.high * 8 <= len(self.seen):
+            ids = seen[few_of_many(who, self.high, len(self.seen))]
+        else:
+            ids = jax.random.permutation(who, seen)[: self.high]
+        number = jax.random.randint(size, (), self.low, self.high + 1, jnp.int32)
         return ids, jnp.arange(self.high) < number
 
     def reports(self, key: Array, ids: Array, dropout: Array | None = None) -> Array:
         """[M] bool: does not fail in this round. Keyed by client, not by place in the cohort."""
-        draw = jax.vmap(lambda i: jax.random.uniform(jax.random.fold_in(key, i)))(ids)
+        draw = jax.vmap(lambda i: jax.random.uniform(jax.random.fold_in(key, i), dtype=jnp.float32))(ids)
         return draw >= (self.dropout if dropout is None else dropout)
 
     def share_of_work(self, key: Array, ids: Array) -> Array:
@@ -44,8 +50,30 @@ class Participation:
         chance, least = self.slow
         if chance <= 0:
             return jnp.ones(ids.shape)
-        draw = jax.vmap(lambda i: jax.random.uniform(jax.random.fold_in(key, i), (2,)))(ids)
+        draw = jax.vmap(lambda i: jax.random.uniform(jax.random.fold_in(key, i), (2,), jnp.float32))(ids)
         return jnp.where(draw[:, 0] < chance, least + (1 - least) * draw[:, 1], 1.0)
+
+
+def few_of_many(key: Array, few: int, many: int) -> Array:
+    """[few] different numbers below `many`, uniformly: the first steps of a shuffle whose untouched places are not stored.
+
+    >>> ids = few_of_many(jax.random.key(0), 5, 10_000)
+    >>> len(set(ids.tolist())), bool((ids < 10_000).all())
+    (5, True)
+    """
+    step = jnp.arange(few, dtype=jnp.int32)
+    other = jax.random.randint(key, (few,), step, many, jnp.int32)  # step i: places i and other[i] ≥ i change their numbers
+
+    def one(i: Array, found: tuple[Array, Array]) -> tuple[Array, Array]:
+        moved, picked = found  # [few] what step s put into place other[s]; the numbers that ended in places 0, 1, …
+
+        def number_at(place: Array) -> Array:
+            latest = jnp.where((other == place) & (step < i), step, -1).max()
+            return jnp.where(latest >= 0, moved[latest], place)
+
+        return moved.at[i].set(number_at(i)), picked.at[i].set(number_at(other[i]))
+
+    return jax.lax.fori_loop(0, few, one, (step, step))[1]
 
 
 def _number(text: str, what: str) -> float:

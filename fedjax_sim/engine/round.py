@@ -86,6 +86,11 @@ class Round:
         return ids if self.stored == "all" else jnp.arange(ids.shape[0], dtype=jnp.int32)
 
 
+def seed_key(seed: int) -> np.ndarray:
+    """[2] uint32, the raw PRNG key of a seed below 2^64; all of its bits count."""
+    return np.array([seed >> 32 & 0xFFFFFFFF, seed & 0xFFFFFFFF], np.uint32)
+
+
 def stage_key(state: State, which: int) -> Array:
     return jax.random.fold_in(jax.random.fold_in(state.key, state.t), which)
 
@@ -95,15 +100,16 @@ def open_env(r: Round, data: Data) -> Env:
     return dataclasses.replace(r.env, fed=data.fed, counts=data.counts)
 
 
-def contexts(r: Round, key: Array, ids: Array, t: Array) -> Ctx:
-    """[B] contexts of the clients `ids` [B], with the run's epochs."""
+def contexts(r: Round, key: Array, ids: Array, t: Array, trained: Array | None = None) -> Ctx:
+    """[B] contexts of the clients `ids` [B], with the run's epochs and the learning rate of round `trained` (default: t)."""
     size, dtype = ids.shape, r.env.dtype
+    trained = t if trained is None else trained
     return Ctx(
         ids,
         jax.vmap(jax.random.fold_in, (None, 0))(key, ids),
         jnp.broadcast_to(t, size),
         jnp.broadcast_to(jnp.asarray(r.env.epochs, dtype), size),
-        jnp.broadcast_to(r.lr(t.astype(dtype)).astype(dtype), size),
+        jnp.broadcast_to(r.lr(trained.astype(dtype)).astype(dtype), size),
     )
 
 
@@ -173,11 +179,13 @@ def watch_cohort(r: Round, env: Env, server: Tree, clients: Client, ctx: Ctx) ->
 def one_client(r: Round, env: Env, server: Tree, client: Client, slot: Slot) -> Work:
     """ONE client's round: receive, train, and a guard that gives a diverged upload the weight 0."""
     method, ctx = r.method, slot.ctx
-    taking, net = method.receive(env, server, client, slot.plan, ctx)
+    taking, net = method.receive(env, server, client._replace(spent=jnp.zeros(2, jnp.int32)), slot.plan, ctx)
     if env.bn_local:
         net = {**net, "batch_stats": client.batch_stats}
     after, up = method.local(env, net, server, taking, ctx)
-    finite = jnp.isfinite(square_norm((up.net, up.sums, up.weight)))
+    spent, after = after.spent, after._replace(spent=())
+    kept = (after.own, after.confusion, up.held)
+    finite = jnp.isfinite(square_norm([a for a in jax.tree.leaves((up.net, up.sums, up.weight, kept)) if is_float(a)]))
     ok = slot.active & finite
     held = up.net if up.held is None else up.held
     if jax.tree.leaves(client.resident):
@@ -187,13 +195,13 @@ def one_client(r: Round, env: Env, server: Tree, client: Client, slot: Slot) -> 
     after = jax.tree.map(lambda a, b: jnp.where(ok, a, b), after, client)
     clean = lambda tree: jax.tree.map(lambda a: jnp.where(ok, a, 0), tree)
     weight = jnp.where(ok, up.weight, 0).astype(env.dtype)
-    steps = steps_for(env, env.fed.size["train"][ctx.id], ctx.epochs)
+    steps = jnp.where(slot.active, spent, 0)
     report = dict(
         method=up.report,
         ok=ok,
         diverged=slot.active & ~finite,
         weight=weight,
-        steps=steps,
+        steps=steps[0],
         loss=jnp.asarray(up.loss, env.dtype),
         accuracy=jnp.asarray(up.accuracy, env.dtype),
     )
@@ -202,7 +210,11 @@ def one_client(r: Round, env: Env, server: Tree, client: Client, slot: Slot) -> 
         report |= dict(before=hits(net), after=hits(held), probed=env.fed.size[r.split][ctx.id])
     sent = clean(up.net)
     stacked = sent if "stack" in method.needs else ()
-    return Work(after, sent, weight * (slot.plan.send > 0), clean(up.sums), report, stacked, steps)
+    return Work(after, sent, weight * (slot.plan.send > 0), clean(up.sums), report, stacked, spent[1])
+
+
+def is_float(a: Array) -> bool:
+    return jnp.issubdtype(jnp.asarray(a).dtype, jnp.inexact)
 
 
 def train(r: Round, env: Env, state: State, orders: Orders) -> Outcome:

@@ -17,7 +17,19 @@ from fedjax_sim.engine import layout as layouts
 from fedjax_sim.engine.cohort import each_client, zeros
 from fedjax_sim.engine.layout import Layout
 from fedjax_sim.engine.participation import Participation
-from fedjax_sim.engine.round import SETUP, Data, Orders, Round, contexts, make_data, one_round, open_env, orders, stage_key
+from fedjax_sim.engine.round import (
+    SETUP,
+    Data,
+    Orders,
+    Round,
+    contexts,
+    make_data,
+    one_round,
+    open_env,
+    orders,
+    seed_key,
+    stage_key,
+)
 from fedjax_sim.hooks import Method
 from fedjax_sim.local.losses import init_confusion
 from fedjax_sim.types import Array, Client, Env, State, Tree
@@ -155,9 +167,8 @@ def start(r: Round, data: Data, seed: int, net: Tree) -> State:
             state = state._replace(agent=r.agent.init(stage_key(state, SETUP)))
         return state._replace(clients=set_up(r, env, state, everyone(r))) if r.stored == "all" else state
 
-    key = jax.random.key_data(jax.random.key(seed))
     # the run donates its state: the caller's net and key must not be among its buffers
-    key, net, inputs = layouts.everywhere(r.layout, (np.array(key), jax.tree.map(jnp.copy, net), data))
+    key, net, inputs = layouts.everywhere(r.layout, (seed_key(seed), jax.tree.map(jnp.copy, net), data))
     if r.layout.mesh is None:
         return jax.jit(build)(key, net, inputs)
     where = layouts.shardings(r.layout, jax.eval_shape(build, key, net, inputs))

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from fedjax_sim.local.augment import AUGMENTATIONS
-from fedjax_sim.local.threefry import small_bits
+from fedjax_sim.local.threefry import counter_bits
 from fedjax_sim.platform import target
 from fedjax_sim.types import Array, Ctx, Env
 
@@ -40,18 +40,26 @@ def steps_for(env: Env, n: Array, epochs: Array | float) -> Array:
     return jnp.where((n > 0) & (epochs > 0), jnp.maximum(steps, 1), 0)
 
 
+WORD_PLACES = 12  # bits for the place in a word that is sorted as one; the others are random
+
+
 def epoch_orders(key: Array, n: Array, padded: int, epochs: int) -> Array:
-    """[epochs, padded] int32: per epoch a permutation of 0..n−1 in the first n places (the rest is padding)."""
-    noise = small_bits(key, (epochs, padded)) >> 1
-    place = jnp.broadcast_to(jnp.arange(padded, dtype=jnp.int32), (epochs, padded))
+    """[epochs, padded] int32: per epoch a permutation of 0..n−1 in the first n places (the rest is padding).
+
+    A function of (key, n) alone: neither `padded`, which follows the largest client, nor `epochs` changes an order.
+    """
+    place = jnp.arange(padded, dtype=jnp.uint32)
+    noise = counter_bits(key, jnp.arange(epochs, dtype=jnp.uint32)[:, None], place[None]) >> 1
     noise = jnp.where(place < n, noise, jnp.uint32(0xFFFFFFFF))  # padding sorts last
-    bits = max(1, (padded - 1).bit_length())
-    if bits > 12:
-        return lax.sort((noise, place), dimension=1, num_keys=1)[1]
-    # random number and place in one word: XLA-CPU sorts one array 7 times faster than two. 19 random bits or more are
-    # left; equal ones keep their order, as in a stable sort
-    word = lax.sort((noise >> bits << bits) | place.astype(jnp.uint32), dimension=1, is_stable=False)
-    return (word & jnp.uint32(2**bits - 1)).astype(jnp.int32)
+    coarse = noise >> WORD_PLACES << WORD_PLACES
+    place = jnp.broadcast_to(place, noise.shape)
+    if padded <= 2**WORD_PLACES:
+        # random number and place in one word: XLA-CPU sorts one array 7 times faster than two. 19 random bits are left;
+        # equal ones keep their order, as in a stable sort
+        word = lax.sort(coarse | place, dimension=1, is_stable=False)
+        return (word & jnp.uint32(2**WORD_PLACES - 1)).astype(jnp.int32)
+    noise = jnp.where(n > 2**WORD_PLACES, noise, coarse)  # a small client's order is the one it has among small ones
+    return lax.sort((noise, place), dimension=1, num_keys=1)[1].astype(jnp.int32)
 
 
 def longest(env: Env, steps: Array) -> Array:

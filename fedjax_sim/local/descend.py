@@ -99,7 +99,7 @@ def descend(
     trainable: names of the groups that move; the others cost no gradient. Default: all.
     epochs:    a Python number, for passes that are not the Plan's; default `ctx.epochs` (at most env.max_epochs).
     optimizer: another than the run's, e.g. `env.optimizer._replace(momentum=0.0)`.
-    salt:      tells the shuffles of several passes of one round apart.  track=False keeps the client's statistics.
+    salt:      tells the shuffles of several passes of one round apart.  track=False keeps the client's confusion.
     carry:     start of the running values of the objective or of `gradient`, if they have any: the objective is then
                called as objective(net, batch, confusion, carry); the new ones are in `Aux.carry`.
     """
@@ -159,6 +159,8 @@ def descend(
         steps,
         carry,
     )
+    if jax.tree.leaves(client.spent):
+        client = client._replace(spent=client.spent + jnp.stack([steps, longest(env, steps)]))
     return (client._replace(confusion=confusion) if track else client), done
 
 

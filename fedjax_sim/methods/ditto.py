@@ -22,7 +22,7 @@ def ditto(lam: float = 0.5, personal_epochs: float = 0.0, weights: str = "size")
         return Server(net), net
 
     def local(env: Env, net: Tree, server: Server, client: Client, ctx: Ctx) -> tuple[Client, Upload]:
-        _, mine = descend(
+        client, mine = descend(
             env,
             client.own,
             client,

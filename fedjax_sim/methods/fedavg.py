@@ -4,7 +4,7 @@
     Θ   ← Σ_k (n_k / Σ_j n_j) w_k       over the participants that reported
 
 FedAvg+FT: the same training; when a client's own model is asked for, it is Θ fine-tuned on its training data for
-`ft_epochs` epochs, used once and thrown away.
+`ft_epochs` epochs, used once and thrown away. Its learning rate is that of the last round trained.
 
 Wire: |w| down, |w| up.  State: none.  Evaluated: global (FedAvg), personal (FedAvg+FT).
 """

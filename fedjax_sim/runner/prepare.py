@@ -18,10 +18,11 @@ from fedjax_sim.data.federation import Federation
 from fedjax_sim.data.protocols import federate
 from fedjax_sim.engine import host_rows
 from fedjax_sim.engine import layout as layouts
-from fedjax_sim.engine.evaluation import EVALUATIONS
+from fedjax_sim.engine.evaluation import check_evaluations
 from fedjax_sim.engine.participation import Participation, parse_participation, unseen_clients
+from fedjax_sim.engine.round import seed_key
 from fedjax_sim.engine.simulation import Simulation, simulate
-from fedjax_sim.errors import UserError, unknown
+from fedjax_sim.errors import UserError
 from fedjax_sim.hooks import Method
 from fedjax_sim.local import losses, optim
 from fedjax_sim.methods import make_method
@@ -96,10 +97,12 @@ def load_net(path: str | pathlib.Path, like: Tree) -> Tree:
 
 def initial_net(model: models.Model, seed: int) -> Tree:
     """Initial weights: a function of the model and the seed alone, so every method starts from the same."""
-    return jax.jit(model.init)(jax.random.fold_in(jax.random.key(seed), 0x1217))
+    return jax.jit(model.init)(jax.random.fold_in(jax.random.wrap_key_data(jnp.asarray(seed_key(seed))), 0x1217))
 
 
-def make_env(config: Config, fed: Federation, model: models.Model, method: Method, dtype: Any, high: int) -> Env:
+def make_env(
+    config: Config, fed: Federation, model: models.Model, method: Method, dtype: Any, high: int, kept_out: int
+) -> Env:
     loss = losses.make_loss(config.loss, fed.classes, fed.name, **config.loss_options)
     return Env(
         model=model,
@@ -110,6 +113,7 @@ def make_env(config: Config, fed: Federation, model: models.Model, method: Metho
         batch_size=config.batch_size,
         epochs=config.epochs,
         max_epochs=max(config.epochs, method.max_epochs),
+        kept_out=kept_out,
         rounds=config.rounds,
         track_confusion=loss.uses_confusion or "confusion" in method.needs,
         bn_local=config.bn_stats == "local"
@@ -180,9 +184,6 @@ def prepare(
     )
     if method.extend:
         model = method.extend(model)
-    for name in config.evaluations:
-        if name not in EVALUATIONS:
-            raise unknown("evaluation", name, EVALUATIONS)
     unseen = unseen_clients(config.unseen, fed.num_clients, config.data_seed)
     seen = tuple(i for i in range(fed.num_clients) if i not in set(unseen))
     low, high = parse_participation(config.participation, fed.num_clients, len(seen))
@@ -193,7 +194,8 @@ def prepare(
             net = load_net(config.init, net)
     else:
         net = jax.tree.map(lambda a: jnp.asarray(a, dtype), net)
-    env = make_env(config, fed, model, method, dtype, high)
+    env = make_env(config, fed, model, method, dtype, high, len(unseen))
+    check_evaluations(method, config.evaluations, env.bn_local)
     host_devices_missing(config)
 
     def on(layout: layouts.Layout, stored: str) -> Simulation:

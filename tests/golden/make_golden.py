@@ -156,7 +156,7 @@ def run(model: str, method: str, options: dict) -> dict:
                     x,
                     y,
                     momentum=0.0,
-                    decay=options["weight_decay"],
+                    decay=settings.DECAY,
                     shift=combine(lambda c, ck: c - ck, control, mine),
                 )
                 own[k] = combine(

@@ -19,7 +19,7 @@ LR, MOMENTUM, DECAY = 0.05, 0.9, 5e-4
 METHODS: dict[str, dict[str, float]] = {
     "fedavg": {},
     "fedprox": {"mu": 0.1},
-    "scaffold": {"server_lr": 0.8, "weight_decay": 1e-3},
+    "scaffold": {"server_lr": 0.8},
     "ditto": {"lam": 0.5, "personal_epochs": 1.0},
 }
 
