@@ -78,6 +78,10 @@ def check(s: Setting) -> None:
     z = features(s.initial, c.x).numpy()
     by_hand = sum(np.mean([(z[i] - g[k].numpy()) ** 2 for i in range(c.size) if c.y[i] == k]) for k in (0, 1, 3))
     np.testing.assert_allclose(float(alignment(s.initial, c, g)), by_hand, rtol=1e-12)
+    still = run(s.but(cohorts=((3,),), epochs=0))  # aligned and uploaded as it is: one plain step
+    own = class_mean_features(features(s.initial, c.x), c.y)
+    slope = gradient(part(s.initial, BACKBONE), lambda w: alignment(w, c, own))["fc1/kernel"]
+    np.testing.assert_allclose(still["server/fc1/kernel"][0], s.initial["fc1/kernel"] - 0.01 * slope, atol=1e-15)
     total, eps = 0.0, 1e-6
     for name, leaf in s.initial.items():
         for place in range(leaf.numel()):

@@ -89,6 +89,9 @@ def check(s: Setting) -> None:
     hidden = np.maximum(hidden, 0)
     r = 1 / (1 + np.exp(hidden[:, 8:] - hidden[:, :8]))
     np.testing.assert_allclose(gate(w, z, v)[0], r, atol=1e-14)
+    alone = run(s.but(cohorts=((1,),)))
+    half = 0.5 * alone["client/head/fc/kernel"][1] + 0.5 * s.initial["fc/kernel"].numpy()  # h_g was frozen
+    np.testing.assert_allclose(alone["server/fc/kernel"][0], half, atol=1e-15)
     d, classes = 8, 4
     model = 36 * d + d + d * classes + classes
     np.testing.assert_array_equal(run(s)["floats"], model + 2 * d * d + 6 * d)

@@ -15,7 +15,7 @@ import itertools
 import numpy as np
 import scipy.optimize
 import torch
-from golden.baselines import settings
+from golden.baselines import fedrep, settings
 from golden.baselines.common import (
     BACKBONE,
     HEAD,
@@ -140,5 +140,11 @@ def check(s: Setting) -> None:
     alone = run(s.but(cohorts=((3,),)))
     w = sgd(s.initial, lambda w: ce(w, c), s, epochs=1, lr=0.1, only=HEAD)
     np.testing.assert_allclose(alone["client/head/fc/kernel"][3], w["fc/kernel"], atol=1e-15)
+    rep = s.but(cohorts=((3,), (3,)), fedpac={"lam": 0.0, "head_lr": s.lr}, fedrep={"head_epochs": 1})
+    for name, value in fedrep.run(rep).items():  # one client without prototypes is FedRep
+        if name != "floats":
+            np.testing.assert_allclose(run(rep)[name], value, atol=1e-14)
+    phi = {n: torch.tensor(alone[f"server/{n}"][0]) for n in BACKBONE}  # prototypes are those of the trained backbone
+    np.testing.assert_allclose(alone["server/prototypes"][0], class_mean_features(features(phi, c.x), c.y), atol=1e-14)
     mixing = run(s)["mixing"]
     assert not ((mixing > 0) & (mixing < 2e-3)).any() and ((mixing > 0.05) & (mixing < 0.95)).any(), mixing

@@ -3,8 +3,22 @@
 from __future__ import annotations
 
 import numpy as np
-from golden.baselines.common import BACKBONE, HEAD, Record, Setting, ce, count, fedavg, logits, mean, part, same_server, sgd
-from golden.baselines.common import sizes as sizes_of
+from golden.baselines.common import (
+    BACKBONE,
+    HEAD,
+    Record,
+    Setting,
+    ce,
+    count,
+    fedavg,
+    local_only,
+    logits,
+    mean,
+    part,
+    same_server,
+    sgd,
+    sizes,
+)
 
 
 def run(s: Setting, shared: tuple[str, ...] = BACKBONE) -> dict[str, np.ndarray]:
@@ -16,13 +30,17 @@ def run(s: Setting, shared: tuple[str, ...] = BACKBONE) -> dict[str, np.ndarray]
         trained = {k: sgd({**server, **own[k]}, lambda w: ce(w, s.clients[k]), s) for k in cohort}
         for k in cohort:
             own[k] = part(trained[k], private)
-        server = mean([part(trained[k], shared) for k in cohort], sizes_of(s, cohort))
+        server = mean([part(trained[k], shared) for k in cohort], sizes(s, cohort))
         record.after_round(server, [logits({**server, **own[k]}, c.test_x) for k, c in enumerate(s.clients)])
     return record.finish(count(server), count(server), head=own)
 
 
 def check(s: Setting) -> None:
-    """Everything shared is FedAvg; the heads of clients that never took part are untouched."""
+    """Everything shared is FedAvg; a client alone trains locally; who never took part still has the initial head."""
     same_server(run(s, BACKBONE + HEAD), fedavg(s))
+    alone = s.but(cohorts=((1,), (1,)))
+    expected, out = local_only(alone)[1], run(alone)
+    np.testing.assert_allclose(out["client/head/fc/kernel"][1], expected["fc/kernel"], atol=1e-14)
+    np.testing.assert_allclose(out["server/fc1/kernel"][1], expected["fc1/kernel"], atol=1e-14)
     early = run(s.but(cohorts=s.cohorts[:2]))
     np.testing.assert_array_equal(early["client/head/fc/kernel"][4], s.initial["fc/kernel"])

@@ -132,6 +132,11 @@ def check(s: Setting) -> None:
     np.testing.assert_allclose(got[0][2], mu[2])
     centred = np.concatenate([z[y == c] - z[y == c].mean(0) for c in (0, 1, 3)])
     np.testing.assert_allclose(got[1], centred.T @ centred / 5 + np.eye(3), atol=1e-13)
+    alone = run(s.but(cohorts=((3,),)))  # one client: the server's statistics are its interpolation
+    phi = {n: torch.tensor(alone[f"server/{n}"][0]) for n in BACKBONE}
+    start = torch.tensor(settings.class_means())
+    local, beta = fit(features(phi, s.clients[3].x), s.clients[3].y, start), alone["client/beta"][3]
+    np.testing.assert_allclose(alone["server/mu"][0], beta[0] * local[0] + (1 - beta[0]) * start, atol=1e-14)
     out = run(s)
     assert out["lead"].min() > 1e-8, out["lead"]
     used = np.concatenate([out["client/beta"], out["evaluation_beta"].reshape(-1, 2)])
