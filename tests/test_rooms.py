@@ -17,7 +17,7 @@ import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 BASICS = {"errors", "options", "tree", "types"}
-ONE_CLIENT = BASICS | {"local", "plans", "models", "data.federation"}
+ONE_CLIENT = BASICS | {"hooks", "local", "plans", "models", "data.federation"}
 
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
@@ -28,7 +28,8 @@ ALLOWED: dict[str, set[str]] = {
     "data": {"errors", "options"},
     "models": {"errors", "options", "platform"},
     "plans": BASICS,
-    "local": BASICS | {"plans", "models"},
+    "hooks": BASICS | {"plans"},
+    "local": BASICS | {"plans", "models", "platform"},
     "methods": ONE_CLIENT | {"agents.registry"},
     "engine": ONE_CLIENT,
     "runner": ONE_CLIENT | {"data", "engine", "methods", "platform", "__init__"},
