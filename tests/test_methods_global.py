@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
+from golden.stored import torch_values
 from tiny import CLASSES, N, close, simulation, start
 
 from fedjax_sim.errors import UserError
@@ -23,14 +24,7 @@ from fedjax_sim.models import Model, from_module
 from fedjax_sim.models.nets import PlainNet, plain_groups
 from fedjax_sim.types import Client, Cohort, Ctx
 
-try:
-    import torch
-except ImportError:  # the tests that compare with PyTorch then skip, visibly
-    torch = None
-
-needs_torch = pytest.mark.skipif(torch is None, reason="torch is not installed")
-
-LR, MOMENTUM, DECAY = 0.05, 0.9, 5e-4  # of tiny.simulation
+LR = 0.05  # of tiny.simulation
 RNG = lambda seed=0: np.random.default_rng(seed)
 
 
@@ -58,16 +52,18 @@ def train_one(
     loss: str = "ce",
     conv: bool = False,
     neighbour: int | None = None,
+    given: dict[str, dict[str, np.ndarray]] | None = None,
     **options,
 ):
     """(starting net, client after, upload) of ONE client's local training, outside of any round.
 
-    With a neighbour the two are trained side by side.
+    With a neighbour the two are trained side by side. Parameter groups in `given` replace the drawn ones.
     """
     sim = simulation(name, loss=loss, **options)
     env = sim.open(jax.device_put(sim.data))
     env = dataclasses.replace(env, model=small_conv()) if conv or name == "fedfa" else env
     net = env.model.init(jax.random.key(0))
+    net["params"] |= jax.tree.map(jnp.float32, given or {})
     server, own = sim.method.init(env, net)
     row = Client(own, init_confusion(CLASSES) if env.track_confusion else ())
     ctx = Ctx(jnp.int32(client), jax.random.PRNGKey(5), jnp.int32(0), jnp.float32(epochs), jnp.float32(LR))
@@ -86,104 +82,53 @@ def rows_of(client: int) -> tuple[np.ndarray, np.ndarray]:
     return np.asarray(fed.x)[rows], np.asarray(fed.y)[rows]
 
 
-# ---- a torch mlp trained on all of client 1's examples at once --------------------------------------------------
-def torch_net(net) -> dict[str, torch.Tensor]:
-    return {
-        f"{g}.{k}": torch.tensor(np.asarray(v), dtype=torch.float64, requires_grad=True)
-        for g, p in net["params"].items()
-        for k, v in p.items()
-    }
+# ---- values of PyTorch ------------------------------------------------------------------------------------------
+def torch_net(name: str) -> dict[str, dict[str, np.ndarray]]:
+    """{group: {leaf: array}} of one stored network: `start`, or what a training made of it in two steps."""
+    values, out = torch_values("methods_global"), {}
+    for key in (key for key in values if key.startswith(name + "/")):
+        group, leaf = key.removeprefix(name + "/").split(".")
+        out.setdefault(group, {})[leaf] = values[key]
+    return out
 
 
-def torch_logits(w: dict[str, torch.Tensor], x: np.ndarray) -> torch.Tensor:
-    flat = torch.tensor(x.reshape(len(x), -1), dtype=torch.float64)
-    return torch.relu(flat @ w["fc1.kernel"] + w["fc1.bias"]) @ w["fc.kernel"] + w["fc.bias"]
+def agrees(net, wanted: str, tolerance: float = 2e-5) -> bool:
+    return close(net["params"], torch_net(wanted), tolerance)
 
 
-def torch_train(net, steps: int, gradient) -> dict[str, torch.Tensor]:
-    """SGD of PyTorch from `net`; gradient(w) -> list of gradients."""
-    w = torch_net(net)
-    sgd = torch.optim.SGD(w.values(), lr=LR, momentum=MOMENTUM, weight_decay=DECAY)
-    for _ in range(steps):
-        grads = gradient(w)
-        for leaf, grad in zip(w.values(), grads, strict=True):
-            leaf.grad = grad
-        sgd.step()
-    return w
-
-
-def agrees(net, w: dict[str, torch.Tensor], tolerance: float = 2e-5) -> bool:
-    return all(
-        np.allclose(np.asarray(v), w[f"{g}.{k}"].detach().numpy(), atol=tolerance)
-        for g, p in net["params"].items()
-        for k, v in p.items()
-    )
+def test_pytorch_saw_the_examples_of_client_1():
+    values = torch_values("methods_global")
+    for mine, theirs in zip(rows_of(1), (values["x"], values["y"]), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
 
 
 # ---- FedNTD -----------------------------------------------------------------------------------------------------
-def direct_ntd(teacher: torch.Tensor, student: torch.Tensor, y: np.ndarray, tau: float) -> torch.Tensor:
-    """τ²·KL over the C−1 other classes, mean over the batch, entry by entry."""
-    others = torch.tensor([[c for c in range(student.shape[1]) if c != label] for label in y])
-    q = torch.softmax(teacher.gather(1, others) / tau, 1)
-    log_p = torch.log_softmax(student.gather(1, others) / tau, 1)
-    return tau**2 * torch.nn.functional.kl_div(log_p, q, reduction="batchmean")
-
-
-@needs_torch
 def test_ntd_is_the_divergence_over_the_other_classes():
-    rng, tau = RNG(), 1.7
-    teacher, student, y = rng.normal(size=(5, 4)), rng.normal(size=(5, 4)), rng.integers(0, 4, 5)
-    mask = np.array([True, True, False, True, False])
-    student[2], teacher[4] = np.nan, np.inf  # padding may hold anything
-    z = torch.tensor(student[mask], requires_grad=True)
-    want = direct_ntd(torch.tensor(teacher[mask]), z, y[mask], tau)
-    want.backward()
+    want = {name: torch_values("methods_global")[f"ntd/{name}"] for name in ("teacher", "student", "y", "value", "slope")}
+    tau = float(torch_values("methods_global")["ntd/tau"])
+    mask = np.array([True, True, False, True, True, False, True])
+    teacher, student, y = np.zeros((7, 4)), np.zeros((7, 4)), np.zeros(7, int)
+    teacher[mask], student[mask], y[mask] = want["teacher"], want["student"], want["y"]
+    student[2], teacher[5] = np.nan, np.inf  # padding may hold anything
     value, grad = jax.value_and_grad(
         lambda s: tau**2 * fedntd.not_true_divergence(jnp.array(teacher), s, jnp.array(y), jnp.array(mask), tau)
     )(jnp.array(student))
-    assert np.isclose(value, want.item(), atol=1e-6)
-    assert np.allclose(grad[mask], z.grad.numpy(), atol=1e-6) and np.all(np.asarray(grad)[~mask] == 0)
+    np.testing.assert_allclose(value, want["value"], atol=1e-6)
+    np.testing.assert_allclose(grad[mask], want["slope"], atol=1e-6)
+    assert np.all(np.asarray(grad)[~mask] == 0)
 
 
-@needs_torch
 def test_fedntd_trains_like_torch():
-    net, _, up = train_one("fedntd", beta=2.0, tau=1.5)
-    x, y = rows_of(1)
-    teacher = torch_logits(torch_net(net), x).detach()
-
-    def gradient(w):
-        z = torch_logits(w, x)
-        loss = torch.nn.functional.cross_entropy(z, torch.tensor(y.astype(np.int64))) + 2.0 * direct_ntd(teacher, z, y, 1.5)
-        return torch.autograd.grad(loss, list(w.values()))
-
-    assert agrees(up.net, torch_train(net, 2, gradient))
-    plain = lambda w: torch.autograd.grad(
-        torch.nn.functional.cross_entropy(torch_logits(w, x), torch.tensor(y.astype(np.int64))), list(w.values())
-    )
-    assert not agrees(up.net, torch_train(net, 2, plain), 1e-4)  # the distillation is visible
+    _, _, up = train_one("fedntd", beta=2.0, tau=1.5, given=torch_net("start"))
+    assert agrees(up.net, "fedntd")
+    assert not agrees(up.net, "plain", 1e-4)  # the distillation is visible
 
 
 # ---- FedSAM -----------------------------------------------------------------------------------------------------
-@needs_torch
 def test_fedsam_takes_the_gradient_at_the_perturbed_point():
-    rho = 0.4
-    net, _, up = train_one("fedsam", rho=rho)
-    x, y = rows_of(1)
-
-    def plain(w):
-        loss = torch.nn.functional.cross_entropy(torch_logits(w, x), torch.tensor(y.astype(np.int64)))
-        return torch.autograd.grad(loss, list(w.values()))
-
-    def sharp(w):
-        grads = plain(w)
-        norm = torch.sqrt(sum((g**2).sum() for g in grads))
-        away = {
-            k: (v + rho * g / (norm + 1e-12)).detach().requires_grad_() for (k, v), g in zip(w.items(), grads, strict=True)
-        }
-        return plain(away)
-
-    assert agrees(up.net, torch_train(net, 2, sharp))
-    assert not agrees(up.net, torch_train(net, 2, plain), 1e-4)
+    _, _, up = train_one("fedsam", rho=0.4, given=torch_net("start"))
+    assert agrees(up.net, "fedsam")
+    assert not agrees(up.net, "plain", 1e-4)
 
 
 def test_fedsam_keeps_the_statistics_of_the_first_pass():
@@ -338,19 +283,14 @@ def test_fedfa_gradient_is_finite_on_flat_maps():
         assert np.isfinite(np.asarray(grad)).all()
 
 
-@needs_torch
 def test_fedfa_running_statistics_of_the_first_stage():
     """One step from zero and one: 0.01 and 0.99 + 0.01 times the means over client 1's maps, by torch's convolution."""
-    net, after, up = train_one("fedfa", epochs=1.0, p=1.0)
-    x, _ = rows_of(1)
-    layer = jax.tree.map(np.asarray, net["params"]["conv1"])
-    kernel = torch.tensor(layer["kernel"]).permute(3, 2, 0, 1)
-    maps = torch.relu(
-        torch.nn.functional.conv2d(torch.tensor(x).permute(0, 3, 1, 2), kernel, torch.tensor(layer["bias"]), padding=1)
-    ).numpy()
+    want = {name: torch_values("methods_global")[f"fedfa/{name}"] for name in ("kernel", "bias", "mean", "std")}
+    conv1 = {"kernel": want["kernel"], "bias": want["bias"]}
+    _, after, up = train_one("fedfa", epochs=1.0, p=1.0, given={"conv1": conv1})
     got = after.own["conv1"]
-    assert np.allclose(got.mean, 0.01 * maps.mean((2, 3)).mean(0), atol=1e-6)
-    assert np.allclose(got.std, 0.99 + 0.01 * np.sqrt(maps.var((2, 3), ddof=1) + 1e-6).mean(0), atol=1e-6)
+    np.testing.assert_allclose(got.mean, 0.01 * want["mean"], atol=1e-6)
+    np.testing.assert_allclose(got.std, 0.99 + 0.01 * want["std"], atol=1e-6)
     assert close(after.own, up.report, 0)
 
 

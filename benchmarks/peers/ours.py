@@ -1,18 +1,21 @@
 """fedjax_sim as a peer: the engine as anybody runs it, on the workload's data and cohorts, without evaluation.
 
-The cohorts are the workload's (given as a schedule), so that ragged rounds are the same work for every peer; weights
-and shuffles are the engine's own. FEDJAX_SIM_CHUNK and FEDJAX_SIM_DEVICES override `auto`.
+The cohorts are the workload's (given as a schedule), so that ragged rounds are the same work for every peer, and so are
+the first weights (but ResNet-18's); shuffles are the engine's own. FEDJAX_SIM_CHUNK and FEDJAX_SIM_DEVICES override `auto`.
 """
 
 from __future__ import annotations
 
 import os
 import time
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from benchmarks import jax_models
+from benchmarks.models import init_weights
 from benchmarks.peers.protocol import Peer
 from benchmarks.workloads import Workload, make_data, plan
 from fedjax_sim.data.federation import Federation
@@ -61,18 +64,34 @@ def federation(workload: Workload) -> tuple[Federation, list[list[int]]]:
     ), cohorts
 
 
+def torch_name(path: tuple) -> str:
+    """`…['params']['fc1']['kernel']` -> `fc1.weight`, as every peer calls it."""
+    group, leaf = (str(getattr(key, "key", key)) for key in path[-2:])
+    return f"{group}.{'weight' if leaf == 'kernel' else leaf}"
+
+
+def with_shared_weights(workload: Workload, net: Any) -> Any:
+    """The workload's first weights in place of the drawn ones; ResNet-18 keeps its own."""
+    if workload.model == "resnet18":
+        return net
+    shared = jax_models.to_jax(init_weights(workload), workload)
+    return jax.tree_util.tree_map_with_path(lambda path, leaf: shared[torch_name(path)].astype(leaf.dtype), net)
+
+
 def prepare(workload: Workload) -> Peer:
     config = configuration(workload)
     want_host_devices(config)
     fed, cohorts = federation(workload)
     setup = set_up(config, fed=fed, capacity=1, cohorts=tuple(map(tuple, cohorts)))
-    sim = setup.simulation
-    state, data = place(sim.layout, sim.init(0, setup.net), sim.data)
+    sim, net = setup.simulation, with_shared_weights(workload, setup.net)
+    begin = lambda: sim.init(0, jax.tree.map(jnp.copy, net))  # a round gives its state away
+    state, data = place(sim.layout, begin(), sim.data)
     started = time.perf_counter()
     one = jax.jit(sim.round, donate_argnums=0).lower(state, data).compile()
     compile_s = time.perf_counter() - started
-    # a first round, not timed: pages are touched, buffers placed
-    held = {"state": jax.block_until_ready(one(state, data)[0])}
+    # a first round, not timed and not kept: pages are touched, buffers placed
+    jax.block_until_ready(one(state, data)[0])
+    held = {"state": place(sim.layout, begin(), data)[0]}
 
     def one_round(index: int) -> None:
         state = held["state"]
@@ -82,6 +101,8 @@ def prepare(workload: Workload) -> Peer:
 
     def weights() -> dict[str, np.ndarray]:
         leaves = jax.tree_util.tree_flatten_with_path(held["state"].server.net)[0]
-        return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}
+        if workload.model == "resnet18":
+            return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}
+        return jax_models.from_jax({torch_name(path): np.asarray(leaf) for path, leaf in leaves}, workload)
 
     return Peer(one_round, weights, compile_s)

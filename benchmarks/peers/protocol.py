@@ -100,12 +100,13 @@ class Worker:
         python: str = sys.executable,
         environment: dict[str, str] | None = None,
         log: pathlib.Path | None = None,
+        root: pathlib.Path = ROOT,  # the source tree whose peer runs
     ):
         self._log = open(log, "w") if log else subprocess.DEVNULL  # noqa: SIM115
         self._process = subprocess.Popen(
             [python, "-m", "benchmarks.peers.launch", module, workload.to_json()],
-            cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT), **(environment or {})},
+            cwd=root,
+            env={**os.environ, "PYTHONPATH": str(root), **(environment or {})},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
