@@ -19,7 +19,7 @@ import tiny
 import fedjax_sim as fs
 from fedjax_sim.cli.main import main
 from fedjax_sim.engine import layout as layouts
-from fedjax_sim.runner import autotune
+from fedjax_sim.runner import autotune, checkpoint, driver
 from fedjax_sim.runner.config import Config
 from fedjax_sim.runner.execute import resume, run
 from fedjax_sim.runner.prepare import prepare
@@ -335,8 +335,6 @@ def test_killed_run_resumes_to_the_same_bytes(tmp_path):
 
 def test_rows_are_on_disk_before_their_checkpoint(tmp_path, monkeypatch):
     """Killed right after a checkpoint became visible: its rounds must already be in the files."""
-    from fedjax_sim.runner import checkpoint
-
     seen = []
 
     def save(folder, state, *args):
@@ -401,6 +399,76 @@ def test_seeds_loop_and_vmap_agree(tmp_path):
         for x, y in zip(table(a.out / "metrics.csv"), table(b.out / "metrics.csv"), strict=True):
             assert all(float(x[k]) == pytest.approx(float(y[k]), abs=1e-5) for k in x if x[k])
     assert resume(tmp_path / "vmap" / "seed-5", 4, fed=tiny.federation()).summary["rounds"] == 4
+
+
+def small_setup(**more):
+    options = dict(rounds=6, eval_every=2, epochs=1.0, participation="0.5", seed=4, checkpoint_every=2, **ONE)
+    return prepare(Config("fedavg", **{**options, **more}), fed=tiny.federation())
+
+
+def test_seeds_side_by_side_write_as_they_go_and_resume_alone(tmp_path, monkeypatch):
+    """Interrupted between checkpoints: every lane has its rows and a checkpoint, and goes on alone to the same figures."""
+    whole = run_seeds(small_setup(), 2, tmp_path / "whole", "vmap")
+    real, calls = driver.segment_length, []
+
+    def third_is_interrupted(*args):
+        calls.append(args)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return real(*args)
+
+    monkeypatch.setattr(driver, "segment_length", third_is_interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run_seeds(small_setup(), 2, tmp_path / "cut", "vmap")
+    monkeypatch.undo()
+    for i, seed in enumerate((4, 5)):
+        cut = tmp_path / "cut" / f"seed-{seed}"
+        assert [r["round"] for r in table(cut / "rounds.csv")] == ["1", "2", "3", "4"]
+        assert checkpoint.rounds(cut / "checkpoints") == [2, 4] and not (cut / "summary.json").exists()
+        rest = resume(cut, fed=tiny.federation())
+        assert rest.summary["rounds"] == 6 and rest.summary["seed"] == seed
+        assert tiny.close(rest.state, whole[i].state)
+        for a, b in zip(rest.rows, whole[i].rows, strict=True):
+            assert all(a[k] == pytest.approx(b[k], abs=1e-5, nan_ok=True) for k in a)
+
+
+def test_interrupted_seeds_name_every_directory(tmp_path, monkeypatch, capsys):
+    def interrupt(lanes, state):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(driver, "save", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        run_seeds(small_setup(rounds=2), 2, tmp_path / "s", "vmap")
+    assert "interrupted after round 2, before the first checkpoint" in capsys.readouterr().err
+    assert {p.name for p in (tmp_path / "s").iterdir()} == {"seed-4", "seed-5"}
+
+
+@pytest.mark.parametrize("mode", ["loop", "vmap"])
+def test_seeds_start_from_the_callers_weights(mode):
+    """Weights given from Python are every seed's; weights from a seed are not."""
+    net = jax.tree.map(lambda a: a + 0.25, small_setup().net)
+    options = dict(rounds=1, eval_every=1, epochs=1.0, participation="0.5", seed=4, **ONE)
+    given = run_seeds(prepare(Config("fedavg", **options), fed=tiny.federation(), net=net), 2, None, mode)
+    assert all(tiny.same_bits(r.setup.net, net) for r in given)
+    assert not tiny.same_bits(given[0].state.server, given[1].state.server)
+    drawn = run_seeds(prepare(Config("fedavg", **options), fed=tiny.federation()), 2, None, mode)
+    assert not tiny.same_bits(drawn[0].setup.net, drawn[1].setup.net)
+
+
+@pytest.mark.parametrize(
+    "more, sentence",
+    [
+        (dict(state_on="host"), "state-on host is not possible with seeds-mode 'vmap'"),
+        (dict(backend="loop"), "backend loop is not possible with seeds-mode 'vmap'"),
+        (dict(devices="2"), "seeds-mode vmap runs on one device, not 2"),
+    ],
+)
+def test_what_cannot_run_side_by_side_is_refused(tmp_path, more, sentence):
+    with pytest.raises(fs.UserError, match=sentence):
+        run_seeds(small_setup(**more), 2, tmp_path / "s", "vmap")
+    with pytest.raises(fs.UserError, match="unknown seeds-mode 'vmpa'"):
+        run_seeds(small_setup(), 2, tmp_path / "s", "vmpa")
+    assert not (tmp_path / "s").exists()
 
 
 def test_float64_runs_in_double_precision(tmp_path):

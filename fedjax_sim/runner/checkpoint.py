@@ -6,8 +6,9 @@
         rows/NAME-00000000/ …   orbax: the large `[N, …]` leaves, BLOCK bytes of rows at a time
 
 A leaf's name is its path in the State, e.g. `server.net.params.fc.kernel` or `clients.resident.params.fc.bias`: what is
-read is matched by name, and `load_parts` takes some of it into the State of another run. A checkpoint is written under a hidden name and renamed when complete. Large banks are written and read block by block,
-into the State's own buffers, so no second copy of them is ever in memory. Nothing is unpickled.
+read is matched by name, and `load_parts` takes some of it into the State of another run. A checkpoint is written under
+a hidden name and renamed when complete. Large banks are written and read block by block, into the State's own buffers,
+so no second copy of them is ever in memory. Nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -248,12 +249,16 @@ def find_parts(text: str) -> Parts:
     run = pathlib.Path(where)
     if not run.is_dir():
         raise UserError(f"start-from: there is no run directory '{where}'")
+    if not rounds(run / "checkpoints"):
+        raise UserError(f"start-from: '{where}' holds no complete checkpoint")
     path = latest(run / "checkpoints")
     there = [r for r in read_meta(path)["leaves"] if r["name"] not in ("t", "key")]  # these say where the other run is
     inside = lambda name, part: name == part or name.startswith(f"{part}.")
     for part in names:
         if not any(inside(r["name"], part) for r in there):
-            raise UserError(f"start-from: '{where}' has no part '{part}'; allowed: {', '.join(_near([r['name'] for r in there], part))}")
+            raise UserError(
+                f"start-from: '{where}' has no part '{part}'; allowed: {', '.join(_near([r['name'] for r in there], part))}"
+            )
     records = tuple(r for r in there if any(inside(r["name"], part) for part in names))
     return Parts(run, path, records, tuple(sorted(names)))
 

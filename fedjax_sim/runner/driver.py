@@ -140,17 +140,11 @@ def begin(lanes: Sequence[Lane], resume_from: pathlib.Path | None) -> tuple[Stat
     for lane in lanes:
         if lane.directory is not None and writes():
             lane.directory.check_free()
-    states = [first_state(lane.setup) for lane in lanes]
+    states = [lane.setup.first_state() for lane in lanes]
     for lane in lanes:
         if lane.directory is not None and writes():
             lane.directory.create(lane.setup.config, lane.setup.resolved)
     return (states[0] if len(states) == 1 else jax.tree.map(lambda *a: jnp.stack(a), *states)), []
-
-
-def first_state(setup: Setup) -> State:
-    """The State before round 1, with the parts of another run where they were asked for."""
-    state = setup.simulation.init(setup.config.seed, setup.net)
-    return state if setup.parts is None else checkpoint.load_parts(setup.parts, state)
 
 
 def reopen(lane: Lane, resume_from: pathlib.Path) -> tuple[State, list[dict[str, Any]]]:
@@ -245,14 +239,10 @@ def save(lanes: Sequence[Lane], state: State) -> None:
     for i, lane in enumerate(lanes):
         if lane.directory is not None:
             config = lane.setup.config
-            checkpoint.save(
-                lane.directory.path / "checkpoints", pick(state, i, len(lanes)), config.hash(), config.keep
-            )
+            checkpoint.save(lane.directory.path / "checkpoints", pick(state, i, len(lanes)), config.hash(), config.keep)
 
 
-def finish(
-    lane: Lane, state: State, timings: list[dict[str, Any]], compile_seconds: float, program: Callable
-) -> Result:
+def finish(lane: Lane, state: State, timings: list[dict[str, Any]], compile_seconds: float, program: Callable) -> Result:
     recorder, directory = lane.recorder, lane.directory
     summary = summarise(lane.setup, recorder, timings, compile_seconds)
     if directory is not None and writes():

@@ -26,7 +26,7 @@ from fedjax_sim.local import losses, optim
 from fedjax_sim.methods import make_method
 from fedjax_sim.runner import autotune, checkpoint
 from fedjax_sim.runner.config import Config, check, number_or_auto, straggler_terms
-from fedjax_sim.types import Env, Method, Tree
+from fedjax_sim.types import Env, Method, State, Tree
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +42,11 @@ class Setup:
     resolved: dict[str, Any]  # what `auto` became
     given_net: bool = False  # the weights come from the caller or a file, not from the seed
     parts: checkpoint.Parts | None = None  # of another run's state, to start from
+
+    def first_state(self) -> State:
+        """The State before round 1."""
+        state = self.simulation.init(self.config.seed, self.net)
+        return state if self.parts is None else checkpoint.load_parts(self.parts, state)
 
 
 def float_type(config: Config) -> Any:
