@@ -23,7 +23,7 @@ from fedjax_sim.runner import autotune, checkpoint, driver
 from fedjax_sim.runner.config import Config
 from fedjax_sim.runner.execute import resume, run
 from fedjax_sim.runner.prepare import prepare
-from fedjax_sim.runner.seeds import run_seeds
+from fedjax_sim.runner.seeds import run_seeds, with_seed
 
 jax.devices()
 ROOT = pathlib.Path(__file__).parent.parent
@@ -451,8 +451,8 @@ def test_seeds_start_from_the_callers_weights(mode):
     given = run_seeds(prepare(Config("fedavg", **options), fed=tiny.federation(), net=net), 2, None, mode)
     assert all(tiny.same_bits(r.setup.net, net) for r in given)
     assert not tiny.same_bits(given[0].state.server, given[1].state.server)
-    drawn = run_seeds(prepare(Config("fedavg", **options), fed=tiny.federation()), 2, None, mode)
-    assert not tiny.same_bits(drawn[0].setup.net, drawn[1].setup.net)
+    drawn = [with_seed(prepare(Config("fedavg", **options), fed=tiny.federation()), seed) for seed in (4, 5)]
+    assert not tiny.same_bits(drawn[0].net, drawn[1].net)
 
 
 @pytest.mark.parametrize(
