@@ -12,7 +12,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 if TYPE_CHECKING:
     from fedjax_sim.data.federation import Federation
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from fedjax_sim.runner.config import Config
     from fedjax_sim.runner.execute import Result, resume, run
     from fedjax_sim.runner.prepare import prepare
+    from fedjax_sim.runner.seeds import run_seeds
 
 # imported on first use: the command line's help must not wait for JAX
 _HOME = {
@@ -39,6 +40,7 @@ _HOME = {
     "resume": "runner.execute",
     "run": "runner.execute",
     "prepare": "runner.prepare",
+    "run_seeds": "runner.seeds",
 }
 __all__ = [
     "Config",
@@ -52,6 +54,7 @@ __all__ = [
     "register",
     "resume",
     "run",
+    "run_seeds",
     "simulate",
 ]
 

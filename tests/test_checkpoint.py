@@ -42,6 +42,25 @@ def test_round_trip_is_exact(tmp_path):
     assert same_bits(state, checkpoint.load(path, blank(state), "abc"))
 
 
+def test_leaves_are_named_by_their_paths(tmp_path):
+    path = checkpoint.save(tmp_path, made_up(), "h")
+    names = [r["name"] for r in json.loads((path / "meta.json").read_text())["leaves"]]
+    assert names == [
+        *("t", "key", "server.count", "server.flag", "server.w", "clients.own.n", "clients.own.v", "clients.resident"),
+        *("agent.half", "agent.none"),
+    ]
+    stored = checkpoint._checkpointer().restore((path / "state").absolute())
+    assert sorted(stored) == sorted(set(names) - {"agent.none"})  # nothing to store of an empty leaf
+    assert np.array_equal(stored["server.w"], made_up().server["w"])
+
+
+def test_two_leaves_of_one_name_are_refused(tmp_path):
+    state = made_up()._replace(server={"a": {"b": jnp.zeros(1)}, "a.b": jnp.zeros(1)})
+    with pytest.raises(UserError, match=r"both called 'server\.a\.b'"):
+        checkpoint.save(tmp_path, state, "h")
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("name", ["scaffold", "random"])
 def test_a_method_s_whole_state(tmp_path, name):
     """After rounds, with client banks, resident models and server state; the restored State goes on to the same bits."""
@@ -58,8 +77,8 @@ def test_large_banks_are_written_in_rows(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoint, "BLOCK", 3 * 6 * 4 * 4 + 5)  # three rows of the bank at a time
     state = made_up()
     path = checkpoint.save(tmp_path, state, "h")
-    files = sorted(p.name.split("-")[1] for p in (path / "rows").iterdir())
-    assert files == [f"{first:08d}" for first in (0, 3, 6, 9)]  # 10 rows
+    files = sorted(p.name for p in (path / "rows").iterdir())
+    assert files == [f"clients.own.v-{first:08d}" for first in (0, 3, 6, 9)]  # 10 rows
     assert [r["large"] for r in json.loads((path / "meta.json").read_text())["leaves"]].count(True) == 1
     assert same_bits(state, checkpoint.load(path, blank(state), "h"))
 
@@ -127,11 +146,17 @@ def test_what_does_not_fit_is_refused(tmp_path):
     state = made_up()
     path = checkpoint.save(tmp_path, state, "h")
     assert "belongs to configuration h" in refused(path, blank(state), "other")
-    assert "shapes" in refused(path, made_up(rows=12))
-    assert "shapes" in refused(path, state._replace(agent=()))
+    assert "'clients.own.n' is int32[10] there and int32[12] here" in refused(path, made_up(rows=12))
+    assert "this run's state has no 'agent.half'" in refused(path, state._replace(agent=()))
+    more = state._replace(server={**state.server, "extra": jnp.zeros(2)})
+    assert "it has no 'server.extra'" in refused(path, more)
+    renamed = state._replace(server={"v": state.server["w"], **{k: state.server[k] for k in ("count", "flag")}})
+    assert "it has no 'server.v'" in refused(path, renamed)  # same shapes in the same order, another name
+    other = state._replace(server={**state.server, "w": jnp.zeros((3, 3), jnp.bfloat16)})
+    assert "'server.w' is float32[3, 3] there and bfloat16[3, 3] here" in refused(path, other)
     meta = json.loads((path / "meta.json").read_text())
     (path / "meta.json").write_text(json.dumps({**meta, "format": meta["format"] + 1}))
-    assert f"has format {meta['format'] + 1}; this version reads format {meta['format']}" in refused(path, blank(state))
+    assert f"in format {meta['format'] + 1}; this is version" in refused(path, blank(state))
 
 
 def test_wrong_values_are_noticed(tmp_path, monkeypatch):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import pathlib
+import re
 import resource
 import subprocess
 import sys
@@ -12,7 +14,9 @@ import jax
 import numpy as np
 import pytest
 
-from fedjax_sim.cli.main import main
+from fedjax_sim import __version__
+from fedjax_sim.cli import registries
+from fedjax_sim.cli.main import main, make_parser
 
 jax.devices()  # started with the test session's eight devices, before a command asks for its own number
 ROOT = pathlib.Path(__file__).parent.parent
@@ -71,14 +75,14 @@ MISTAKES = [  # options of `run fedavg`, what the sentence must say
     # options that cannot be read
     (["--set", "garbage"], "--set 'garbage' cannot be read"),
     (["--set", "fedavg.weights=unifrm"], "allowed: size, uniform"),
-    (["--set", "model.hidden=abc"], "model.hidden=abc cannot be read"),
+    (["--set", "model.hidden=abc"], "model.hidden 'abc' is not a list of whole numbers joined by x"),
     (["--set", "model.hidden=0"], "positive integers"),
     (["--set", "model.foo=1"], "model 'mlp' has no option 'foo'"),
     (["--set", "loss.gamma=1"], "unknown option of loss 'ce' 'gamma'"),
     (["--schedule", "step:every=x"], "schedule 'step:every=x' cannot be read"),
     (["--schedule", "step:foo=1"], "schedule 'step' has no option 'foo'"),
     (["--nonsense", "3"], "unrecognized arguments: --nonsense 3"),
-    (["--clients", "x"], "invalid int value: 'x'"),
+    (["--clients", "x"], "argument --clients: 'x' is not a whole number"),
     (["--seeds-mode", "foo"], "invalid choice: 'foo'"),
     (["--decay-groups", "foo"], "decay-groups names 'foo'"),
     # impossible partitions
@@ -100,32 +104,43 @@ MISTAKES = [  # options of `run fedavg`, what the sentence must say
     (["--participation", "half"], "'half' is not a number"),
     (["--participation", "6/6", "--unseen", "1"], "allowed: 1 to 5"),
     (["--unseen", "6"], "leaves no client to train"),
-    (["--unseen", "nan"], "unseen nan is not allowed"),
+    (["--unseen", "nan"], "argument --unseen: 'nan' is not a finite number"),
     (["--unseen", "1.5"], "unseen 1.5 is not allowed"),
     # numbers out of range
     (["--dropout", "2"], "dropout 2 is not a probability"),
     (["--stragglers", "0.5:0"], "stragglers '0.5:0' is not allowed"),
     (["--epochs", "0"], "epochs 0 is not allowed"),
-    (["--epochs", "inf"], "epochs inf is not allowed"),
-    (["--lr", "nan"], "lr nan is not allowed"),
+    (["--epochs", "inf"], "argument --epochs: 'inf' is not a finite number"),
+    (["--lr", "nan"], "argument --lr: 'nan' is not a finite number"),
     (["--lr", "-1"], "lr -1.0 is too small"),
     (["--momentum", "1"], "momentum 1 is not allowed"),
-    (["--weight-decay", "inf"], "weight-decay inf is not allowed"),
+    (["--weight-decay", "inf"], "argument --weight-decay: 'inf' is not a finite number"),
     (["--batch-size", "0"], "batch-size 0 is too small"),
     (["--rounds", "0"], "rounds 0 is too small"),
     (["--eval-every", "0"], "eval-every 0 is too small"),
     (["--personal-every", "-1"], "personal-every -1 is too small"),
     (["--keep", "0"], "keep 0 is too small"),
     (["--chunk", "0"], "chunk '0' is not allowed"),
+    (["--chunk", "²"], "chunk '²' is not allowed; use auto or a whole number"),
+    (["--clients", "²"], "argument --clients: '²' is not a whole number"),
+    (["--batch-size", "9" * 5000], "argument --batch-size: '9999"),
+    (["--lr", "1e400"], "argument --lr: '1e400' is not a finite number"),
+    (["--set", "loss.decay=nan"], "loss.decay 'nan' is not a finite number"),
+    (["--stragglers", "nan"], "stragglers 'nan' is not allowed"),
     (["--devices", "abc"], "devices 'abc' is not allowed"),
     (["--devices", "99"], "devices 99 is more than the"),
     (["--seeds", "0"], "seeds 0 is not allowed"),
     (["--seeds", "2", "--seeds-mode", "vmap", "--devices", "2"], "--seeds-mode vmap runs on one device, not 2"),
     (["--seed", "-1"], "seed -1 is not allowed"),
     (["--data-seed", "-1"], "data-seed -1 is not allowed"),
-    (["--seed", "9" * 30], "is not allowed; use a whole number"),
+    (["--seed", "9" * 30], "is too large; allowed: at most 2^63 - 1"),
     (["--val-fraction", "2"], "val_fraction must be between 0 and 1"),
     (["--num-processes", "2"], "need --coordinator"),
+    # parts of another run
+    (["--start-from", "runs/first"], "use RUN:PART,PART"),
+    (["--start-from", "runs/first:"], "use RUN:PART,PART"),
+    (["--start-from", "nowhere:agent"], "there is no run directory 'nowhere'"),
+    (["--start-from", ".:agent"], "'.' holds no complete checkpoint"),
     # files
     (["--dataset", "mine.npz"], "there is no file 'mine.npz'"),
     (["--data-dir", "nowhere", "--dataset", "mnist"], "'nowhere' does not exist"),
@@ -271,6 +286,17 @@ def test_resume_refuses_a_damaged_checkpoint(capsys, copy, damage):
     assert contents(copy) == before
 
 
+def test_a_run_of_the_old_format_is_refused(capsys, copy):
+    """The sentence names both versions, for resume and for parts."""
+    for file in (copy / "config.json", copy / "checkpoints" / "00000004" / "meta.json"):
+        file.write_text(json.dumps({**json.loads(file.read_text()), "format": 1, "version": "0.1.0"}))
+    before = contents(copy)
+    both = f"was written by fedjax_sim 0.1.0 in format 1; this is version {__version__}, which reads format 2"
+    assert both in refused(capsys, "resume", str(copy))
+    assert both in refused(capsys, "run", "fedavg", *SMALL, "--start-from", f"{copy}:server", "--out", "new")
+    assert contents(copy) == before and not pathlib.Path("new").exists()
+
+
 def test_resume_needs_a_checkpoint(capsys, copy):
     import shutil
 
@@ -357,3 +383,28 @@ def test_help_is_quick_and_imports_no_jax():
         [sys.executable, "-m", "fedjax_sim", "--help"], cwd=ROOT, capture_output=True, text=True, timeout=60
     )
     assert whole.returncode == 0 and all(c in whole.stdout for c in ("run", "compare", "resume", "profile", "list"))
+
+
+@pytest.mark.parametrize("command", ["", "run", "compare", "profile", "resume", "report", "list"])
+def test_help_fits_80_columns(capsys, monkeypatch, command):
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit):
+        make_parser().parse_args([*command.split(), "--help"])
+    text = capsys.readouterr().out
+    assert [line for line in text.splitlines() if len(line) > 80] == []
+    assert "{" not in re.sub(r"\{loop,vmap\}", "", text)  # every list of names was filled in
+
+
+@pytest.mark.parametrize("what", sorted(registries.REGISTRIES))
+def test_help_names_what_the_registries_hold(capsys, monkeypatch, what):
+    """Read from the source, without importing the module: the very names of the imported registry, and all in the help."""
+    module, variable = registries.REGISTRIES[what]
+    held = list(getattr(importlib.import_module(module), variable))
+    if what not in registries.LIGHT:
+        assert registries._keys_in_source(module, variable) == held
+    assert registries.names(what) == held
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit):
+        make_parser().parse_args(["run", "--help"])
+    words = " ".join(capsys.readouterr().out.split())
+    assert ", ".join(held) in words

@@ -119,7 +119,7 @@ def test_bytes_match_the_docstring(sim):
 
 
 def test_printed_client_bytes_are_the_real_ones(sim):
-    from fedjax_sim.cli.describe import tree_bytes
+    from fedjax_sim.runner.facts import tree_bytes
 
     _, one = sim.shapes(sim.env.model.init(jax.random.key(0)))
     state, _ = start(sim)

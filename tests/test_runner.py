@@ -18,12 +18,11 @@ import tiny
 
 import fedjax_sim as fs
 from fedjax_sim.cli.main import main
-from fedjax_sim.engine import layout as layouts
-from fedjax_sim.runner import autotune
+from fedjax_sim.runner import checkpoint, driver
 from fedjax_sim.runner.config import Config
 from fedjax_sim.runner.execute import resume, run
 from fedjax_sim.runner.prepare import prepare
-from fedjax_sim.runner.seeds import run_seeds
+from fedjax_sim.runner.seeds import run_seeds, with_seed
 
 jax.devices()
 ROOT = pathlib.Path(__file__).parent.parent
@@ -335,8 +334,6 @@ def test_killed_run_resumes_to_the_same_bytes(tmp_path):
 
 def test_rows_are_on_disk_before_their_checkpoint(tmp_path, monkeypatch):
     """Killed right after a checkpoint became visible: its rounds must already be in the files."""
-    from fedjax_sim.runner import checkpoint
-
     seen = []
 
     def save(folder, state, *args):
@@ -403,6 +400,76 @@ def test_seeds_loop_and_vmap_agree(tmp_path):
     assert resume(tmp_path / "vmap" / "seed-5", 4, fed=tiny.federation()).summary["rounds"] == 4
 
 
+def small_setup(**more):
+    options = dict(rounds=6, eval_every=2, epochs=1.0, participation="0.5", seed=4, checkpoint_every=2, **ONE)
+    return prepare(Config("fedavg", **{**options, **more}), fed=tiny.federation())
+
+
+def test_seeds_side_by_side_write_as_they_go_and_resume_alone(tmp_path, monkeypatch):
+    """Interrupted between checkpoints: every lane has its rows and a checkpoint, and goes on alone to the same figures."""
+    whole = run_seeds(small_setup(), 2, tmp_path / "whole", "vmap")
+    real, calls = driver.segment_length, []
+
+    def third_is_interrupted(*args):
+        calls.append(args)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return real(*args)
+
+    monkeypatch.setattr(driver, "segment_length", third_is_interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run_seeds(small_setup(), 2, tmp_path / "cut", "vmap")
+    monkeypatch.undo()
+    for i, seed in enumerate((4, 5)):
+        cut = tmp_path / "cut" / f"seed-{seed}"
+        assert [r["round"] for r in table(cut / "rounds.csv")] == ["1", "2", "3", "4"]
+        assert checkpoint.rounds(cut / "checkpoints") == [2, 4] and not (cut / "summary.json").exists()
+        rest = resume(cut, fed=tiny.federation())
+        assert rest.summary["rounds"] == 6 and rest.summary["seed"] == seed
+        assert tiny.close(rest.state, whole[i].state)
+        for a, b in zip(rest.rows, whole[i].rows, strict=True):
+            assert all(a[k] == pytest.approx(b[k], abs=1e-5, nan_ok=True) for k in a)
+
+
+def test_interrupted_seeds_name_every_directory(tmp_path, monkeypatch, capsys):
+    def interrupt(lanes, state):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(driver, "save", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        run_seeds(small_setup(rounds=2), 2, tmp_path / "s", "vmap")
+    assert "interrupted after round 2, before the first checkpoint" in capsys.readouterr().err
+    assert {p.name for p in (tmp_path / "s").iterdir()} == {"seed-4", "seed-5"}
+
+
+@pytest.mark.parametrize("mode", ["loop", "vmap"])
+def test_seeds_start_from_the_callers_weights(mode):
+    """Weights given from Python are every seed's; weights from a seed are not."""
+    net = jax.tree.map(lambda a: a + 0.25, small_setup().net)
+    options = dict(rounds=1, eval_every=1, epochs=1.0, participation="0.5", seed=4, **ONE)
+    given = run_seeds(prepare(Config("fedavg", **options), fed=tiny.federation(), net=net), 2, None, mode)
+    assert all(tiny.same_bits(r.setup.net, net) for r in given)
+    assert not tiny.same_bits(given[0].state.server, given[1].state.server)
+    drawn = [with_seed(prepare(Config("fedavg", **options), fed=tiny.federation()), seed) for seed in (4, 5)]
+    assert not tiny.same_bits(drawn[0].net, drawn[1].net)
+
+
+@pytest.mark.parametrize(
+    "more, sentence",
+    [
+        (dict(state_on="host"), "state-on host is not possible with seeds-mode 'vmap'"),
+        (dict(backend="loop"), "backend loop is not possible with seeds-mode 'vmap'"),
+        (dict(devices="2"), "seeds-mode vmap runs on one device, not 2"),
+    ],
+)
+def test_what_cannot_run_side_by_side_is_refused(tmp_path, more, sentence):
+    with pytest.raises(fs.UserError, match=sentence):
+        run_seeds(small_setup(**more), 2, tmp_path / "s", "vmap")
+    with pytest.raises(fs.UserError, match="unknown seeds-mode 'vmpa'"):
+        run_seeds(small_setup(), 2, tmp_path / "s", "vmpa")
+    assert not (tmp_path / "s").exists()
+
+
 def test_float64_runs_in_double_precision(tmp_path):
     done = subprocess.run(
         [
@@ -430,108 +497,3 @@ def test_float64_runs_in_double_precision(tmp_path):
     kinds = {leaf["dtype"] for leaf in leaves}
     assert "float64" in kinds and "float32" not in kinds
     assert len(table(tmp_path / "run" / "metrics.csv")) == 2 and "run directory" in done.stdout
-
-
-# ---- chunk auto ----------------------------------------------------------------------------------------------------
-class FakeClock:
-    """Seconds per layout, and which layouts were asked for."""
-
-    def __init__(self, seconds):
-        self.seconds, self.timed = seconds, []
-
-    def __call__(self, choice):
-        self.timed.append((choice.chunk, choice.devices))
-        return lambda: self.seconds(choice)
-
-
-@pytest.fixture
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("FEDJAX_SIM_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(autotune, "load_per_core", lambda: 0.0)
-    return tmp_path / "cache"
-
-
-LONG = 10 * autotune.LONG_RUN
-
-
-def test_autotune_takes_the_fastest_and_remembers(cache):
-    said = []
-    clock = FakeClock(lambda c: 0.5 if (c.chunk, c.devices) == (4, 2) else 1.0 + c.devices)
-    config = Config(devices="2", rounds=100)
-    choice = autotune.choose(config, 10, 1000, 5e6, LONG, clock, said.append)
-    assert (choice.chunk, choice.devices) == (4, 2) and len(clock.timed) > 1
-    assert "0.500 with chunk 4 on 2" in choice.why and len(said) == 1  # explained
-    files = list((cache / "chunks").iterdir())
-    assert len(files) == 1
-    forbidden = lambda c: pytest.fail("measured before")
-    again = autotune.choose(config, 10, 1000, 5e6, LONG, forbidden, said.append)
-    assert (again.chunk, again.devices) == (4, 2) and "measured before" in again.why
-    other = FakeClock(lambda c: c.chunk)
-    assert autotune.choose(config, 12, 1000, 5e6, LONG, other, said.append).chunk == 1  # another cohort: measured anew
-    assert other.timed and len(list((cache / "chunks").iterdir())) == 2
-    files[0].write_text("not json")
-    repaired = FakeClock(lambda c: c.chunk)
-    assert autotune.choose(config, 10, 1000, 5e6, LONG, repaired, said.append).chunk == 1 and repaired.timed
-
-
-def test_autotune_ignores_one_noisy_moment(cache):
-    """The least of several turns counts, and the layouts take turns."""
-    order = []
-
-    def timer(choice):
-        def clock():
-            order.append(choice)
-            return 9.0 if len(order) == 1 else 1.0 if choice.chunk == 1 else 2.0
-
-        return clock
-
-    assert autotune.choose(Config(devices="1", rounds=100), 10, 1000, 5e6, LONG, timer, lambda _: None).chunk == 1
-    assert order[0] != order[1] and order[0] == order[len(set(order))]
-
-
-def test_autotune_does_not_remember_what_a_busy_machine_says(cache, monkeypatch):
-    monkeypatch.setattr(autotune, "load_per_core", lambda: 2.0)
-    clock = FakeClock(lambda c: 1.0 / c.chunk)
-    choice = autotune.choose(Config(devices="1", rounds=100), 10, 1000, 5e6, LONG, clock, lambda _: None)
-    assert choice.chunk == 4 and "busy" in choice.why and not (cache / "chunks").exists()
-
-
-def test_autotune_keeps_the_rule_of_thumb_unless_another_is_clearly_faster(cache):
-    close = FakeClock(lambda c: 1.0 if c.chunk == 1 else 0.96)
-    assert autotune.choose(Config(devices="1", rounds=100), 10, 1000, 5e6, LONG, close, lambda _: None).chunk == 1
-
-
-def test_short_or_explicit_runs_are_not_measured(cache):
-    forbidden = lambda c: pytest.fail("must not measure")
-    quiet = lambda _: None
-    short = autotune.choose(Config(devices="1", rounds=100), 10, 1000, 5e6, autotune.LONG_RUN / 2, forbidden, quiet)
-    assert autotune.choose(Config(devices="1", rounds=49), 10, 1000, 5e6, LONG, forbidden, quiet).chunk == 1
-    assert short.chunk == 1 and "rule of thumb" in short.why
-    given = autotune.choose(Config(devices="1", chunk="3"), 10, 1000, 5e6, LONG, forbidden, quiet)
-    assert given.chunk == 3 and given.why == "as given"
-    assert autotune.choose(Config(devices="2", chunk="30"), 10, 1000, 5e6, LONG, forbidden, quiet).chunk == 5
-    assert autotune.choose(Config(devices="1", backend="vmap"), 10, 1000, 5e6, LONG, forbidden, quiet).chunk == 10
-    automatic = autotune.choose(Config(), 3, 1000, 5e6, 0, forbidden, quiet)
-    assert automatic.devices == min(3, layouts.available_devices())
-    assert not cache.exists()
-
-
-def test_several_processes_do_not_measure(cache, monkeypatch):
-    """Each would see other times and compile another program."""
-    monkeypatch.setattr(autotune.jax, "process_count", lambda: 2)
-    choice = autotune.choose(Config(devices="2"), 10, 1000, 5e6, LONG, lambda c: pytest.fail("must not measure"), print)
-    assert (choice.chunk, choice.devices) == (1, 2) and "several processes" in choice.why
-
-
-def test_resolved_layout_is_stored_and_repeated(tmp_path, cache, monkeypatch):
-    """chunk auto measured once: the run stores the answer, and resume repeats it without measuring."""
-    monkeypatch.setattr(autotune, "LONG_RUN", 0.0)
-    monkeypatch.setattr(autotune, "MANY_ROUNDS", 0)
-    monkeypatch.setattr(autotune, "stopwatch", lambda sim, seed, net: lambda: 1.0 / sim.layout.chunk)
-    options = ONE | dict(chunk="auto")
-    first = run("fedavg", tiny.federation(), out=tmp_path / "run", rounds=2, epochs=1, participation="1", **options)
-    stored = json.loads((tmp_path / "run" / "config.json").read_text())["resolved"]
-    assert stored["chunk"] == first.setup.simulation.layout.chunk == 4 and "s/round" in stored["chunk_why"]
-    monkeypatch.setattr(autotune, "stopwatch", lambda *a: pytest.fail("must not measure again"))
-    os.environ["FEDJAX_SIM_CACHE"] = "off"  # (undone by the fixture)
-    assert resume(tmp_path / "run", 3, fed=tiny.federation()).setup.simulation.layout.chunk == 4

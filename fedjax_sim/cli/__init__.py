@@ -1,1 +1,1 @@
-"""The command line."""
+"""The command line: main → parser → commands (settings, registries) → `runner`; `describe` makes what is printed."""

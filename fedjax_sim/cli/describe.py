@@ -1,4 +1,4 @@
-"""What a run says about itself: sizes before it starts, a table of results, figures."""
+"""What people read: sizes before a run starts, tables of results and of stages, curves. The numbers come from `runner`."""
 
 from __future__ import annotations
 
@@ -6,12 +6,8 @@ import math
 import pathlib
 from typing import Any
 
-import jax
-import numpy as np
-
-from fedjax_sim.plans import BYTES_PER_PARAMETER
+from fedjax_sim.runner.facts import facts
 from fedjax_sim.runner.prepare import Setup
-from fedjax_sim.types import Ctx
 
 MB, GB = 2**20, 2**30
 
@@ -25,68 +21,6 @@ def size(nbytes: float) -> str:
     if nbytes >= GB / 2:
         return f"{nbytes / GB:.4f} GB"
     return f"{nbytes / MB:.2f} MB" if nbytes >= MB / 10 else f"{nbytes:.0f} B"
-
-
-def tree_bytes(tree: Any) -> int:
-    return sum(int(np.prod(a.shape)) * a.dtype.itemsize for a in jax.tree.leaves(tree))
-
-
-def facts(setup: Setup) -> dict[str, Any]:
-    """Sizes of a run from shapes alone; nothing is computed."""
-    sim, config = setup.simulation, setup.config
-    env, method, fed = sim.env, sim.method, setup.fed
-    net = jax.eval_shape(lambda: setup.net)
-    server, client = sim.shapes(net)
-    per_client = tree_bytes(client)
-    state = per_client * env.num_clients + tree_bytes(server)
-    lanes = min(sim.layout.chunk * sim.layout.devices, env.cohort)
-    x = jax.ShapeDtypeStruct((env.batch_size, *fed.shape), env.dtype)
-    mask = jax.ShapeDtypeStruct((env.batch_size,), bool)
-
-    def residuals(net, x, mask):  # what the backward pass keeps from the forward pass
-        features = lambda p: env.model.head(
-            {**net, "params": p}, env.model.features({**net, "params": p}, x, train=True, mask=mask)[0]
-        )
-        return jax.vjp(features, net["params"])[1]
-
-    lane = tree_bytes(jax.eval_shape(residuals, net, x, mask)) + 5 * tree_bytes(net)
-    data = tree_bytes(jax.eval_shape(lambda: (fed.x, fed.y)))
-    steps = np.asarray(fed.size["train"])[list(setup.participation.seen)]
-    per_epoch = -(-steps // env.batch_size)
-    needed = np.maximum(np.round(env.epochs * per_epoch), 1).mean()
-    needed *= (setup.participation.low + setup.participation.high) / 2
-    extra = method.extra_floats(env, setup.net)
-    floats = env.group_floats(setup.net)
-    if method.plan is not None:
-        # a plan may be drawn at random: the mean over some draws
-        start = jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), server)
-        number = lambda v: np.asarray(v, env.dtype)
-        key = lambda i: jax.random.key_data(jax.random.key(i))
-        ctx = lambda i: Ctx(np.int32(0), key(i), np.int32(0), number(env.epochs), number(config.lr))
-        draws = [method.plan(env, start, ctx(i)) for i in range(24)]
-        take, send = (np.mean([np.asarray(getattr(p, side)) > 0 for p in draws], 0) for side in ("take", "send"))
-    else:
-        take = send = np.ones(len(floats))
-    several = setup.participation.high
-    return dict(
-        floats=dict(zip(env.model.groups, floats, strict=True)),
-        parameters=sum(floats),
-        per_client=per_client,
-        client_state=per_client * env.num_clients,
-        state=state,
-        data=data,
-        lanes=lanes,
-        lane=lane,
-        peak=state
-        + data * sim.layout.devices
-        + lanes * lane
-        + tree_bytes(net) * (2 * sim.layout.devices)
-        + (several * per_client if sim.layout.devices > 1 else 0),
-        down=BYTES_PER_PARAMETER * several * (float(np.asarray(floats) @ take) + extra[0]),
-        up=BYTES_PER_PARAMETER * several * (float(np.asarray(floats) @ send) + extra[1]),
-        steps=float(needed),
-        controlled=method.control is not None,
-    )
 
 
 def report(setup: Setup) -> str:
@@ -110,6 +44,20 @@ def report(setup: Setup) -> str:
             + (f" ({setup.resolved['chunk_why']})" if "chunk_why" in setup.resolved else ""),
         ]
     )
+
+
+def stage_table(setup: Setup, seconds: dict[str, float], repeats: int) -> str:
+    """Seconds and bytes of each part of a round; see `runner.profile`."""
+    sizes, whole = facts(setup), seconds["round (fused, no evaluation)"]
+    rows = [f"{setup.config.method}: one round of {setup.participation.high} clients, best of {repeats}"]
+    rows += [
+        f"  {name:30s} {1e3 * value:10.2f} ms  {100 * value / whole:6.2f} % of the fused round"
+        for name, value in seconds.items()
+    ]
+    rows.append(f"  {'bytes down':30s} {size(sizes['down']):>13s}")
+    rows.append(f"  {'bytes up':30s} {size(sizes['up']):>13s}")
+    rows.append(f"  {'persistent client state':30s} {size(sizes['client_state']):>13s}")
+    return "\n".join(rows)
 
 
 def results_table(summaries: list[dict[str, Any]]) -> str:
@@ -190,3 +138,6 @@ def save_curves(results: list[Any], path: pathlib.Path) -> pathlib.Path | None:
     figure.savefig(path, dpi=120)
     plt.close(figure)
     return path
+
+
+__all__ = ["facts", "report", "results_table", "save_curves", "size", "speed_line", "stage_table"]

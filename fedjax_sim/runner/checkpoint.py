@@ -1,28 +1,33 @@
 """Checkpoints of the whole State with orbax: atomic, newest k kept, checked when read.
 
     checkpoints/00000030/       round 30
-        meta.json               format, config hash, round, shape, dtype and CRC-32 of every leaf
-        state/                  orbax: every leaf but the large banks
-        rows/00000000/ …        orbax: the large `[N, …]` leaves, BLOCK bytes of rows at a time
+        meta.json               format, config hash, round; name, shape, dtype and CRC-32 of every leaf
+        state/                  orbax: {name: array} of every leaf but the large banks
+        rows/NAME-00000000/ …   orbax: the large `[N, …]` leaves, BLOCK bytes of rows at a time
 
-A checkpoint is written under a hidden name and renamed when complete. Large banks are written and read block by block,
-into the State's own buffers, so no second copy of them is ever in memory. Nothing is unpickled.
+A leaf's name is its path in the State, e.g. `server.net.params.fc.kernel` or `clients.resident.params.fc.bias`: what is
+read is matched by name, and `load_parts` takes some of it into the State of another run. A checkpoint is written under
+a hidden name and renamed when complete. Large banks are written and read block by block, into the State's own buffers,
+so no second copy of them is ever in memory. Nothing is unpickled.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import pathlib
 import shutil
 import zlib
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
+from fedjax_sim import __version__, options
 from fedjax_sim.errors import UserError
-from fedjax_sim.runner.config import FORMAT
+from fedjax_sim.runner.config import FORMAT, other_format
 from fedjax_sim.runner.files import write_json
 from fedjax_sim.types import State
 
@@ -41,8 +46,14 @@ def _checkpointer() -> Any:
     return ocp.Checkpointer(ocp.PyTreeCheckpointHandler(multiprocessing_options=alone), multiprocessing_options=alone)
 
 
-def _name(index: int) -> str:
-    return f"leaf{index:04d}"
+def leaf_names(tree: Any) -> list[str]:
+    """The leaves' paths, in the order of `jax.tree.leaves`.
+
+    >>> leaf_names({"net": {"fc": [1, 2]}, "t": 0})
+    ['net.fc.0', 'net.fc.1', 't']
+    """
+    paths = jax.tree_util.tree_flatten_with_path(tree)[0]
+    return [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in paths]
 
 
 def _rows_per_block(leaf: Any) -> int:
@@ -95,8 +106,9 @@ def _crc(array: np.ndarray, start: int = 0) -> int:
 def save(folder: pathlib.Path, state: State, config_hash: str, keep: int = 2) -> pathlib.Path:
     """Write the checkpoint of `state` under `folder`; only process 0 writes. Returns its path."""
     writer = jax.process_index() == 0
-    leaves = jax.tree.leaves(state)
-    large = _large(state, leaves)
+    names, leaves = leaf_names(state), jax.tree.leaves(state)
+    if len(set(names)) < len(names):
+        raise UserError(f"two leaves of the State are both called '{max(names, key=names.count)}'; rename one of them")
     round_ = int(_host(state.t))
     target, work = folder / f"{round_:08d}", folder / f".{round_:08d}.partial"
     if writer:
@@ -104,27 +116,25 @@ def save(folder: pathlib.Path, state: State, config_hash: str, keep: int = 2) ->
             shutil.rmtree(stale, ignore_errors=True)
         work.mkdir(parents=True)
     out = _checkpointer() if writer else None
-    small = {
-        _name(i): _host(leaf) for i, leaf in enumerate(leaves) if not large[i] and leaf.size
-    }  # orbax refuses arrays without elements; there is nothing to keep
-    record = [
-        dict(shape=list(leaf.shape), dtype=str(leaf.dtype), crc=0, large=big)
-        for leaf, big in zip(leaves, large, strict=True)
-    ]
-    for i, leaf in enumerate(leaves):
-        if not large[i]:
-            record[i]["crc"] = _crc(small[_name(i)]) if leaf.size else 0
-            continue
-        step, crc = _rows_per_block(leaf), 0
-        for first in range(0, leaf.shape[0], step):
-            block = _rows(leaf, first, min(first + step, leaf.shape[0]))
-            crc = _crc(block, crc)
-            if out is not None:
-                out.save((work / "rows" / f"{i:04d}-{first:08d}").absolute(), {"rows": block})
-        record[i]["crc"] = crc
+    small: dict[str, np.ndarray] = {}
+    record: list[dict[str, Any]] = []
+    for name, leaf, large in zip(names, leaves, _large(state, leaves), strict=True):
+        crc = 0
+        if large:
+            step = _rows_per_block(leaf)
+            for first in range(0, leaf.shape[0], step):
+                block = _rows(leaf, first, min(first + step, leaf.shape[0]))
+                crc = _crc(block, crc)
+                if out is not None:
+                    out.save((work / "rows" / f"{name}-{first:08d}").absolute(), {"rows": block})
+        elif leaf.size:  # orbax refuses arrays without elements; there is nothing to keep
+            small[name] = _host(leaf)
+            crc = _crc(small[name])
+        record.append(dict(name=name, shape=list(leaf.shape), dtype=str(leaf.dtype), crc=crc, large=large))
     if out is not None:
         out.save((work / "state").absolute(), small)
-        write_json(work / "meta.json", dict(format=FORMAT, config_hash=config_hash, round=round_, leaves=record))
+        meta = dict(format=FORMAT, version=__version__, config_hash=config_hash, round=round_, leaves=record)
+        write_json(work / "meta.json", meta)
         shutil.rmtree(target, ignore_errors=True)
         os.replace(work, target)
         for old in rounds(folder)[:-keep]:
@@ -143,7 +153,7 @@ def read_meta(path: pathlib.Path) -> dict[str, Any]:
     try:
         meta = json.loads((path / "meta.json").read_text())
         if int(meta["format"]) != FORMAT:
-            raise UserError(f"checkpoint '{path}' has format {meta['format']}; this version reads format {FORMAT}")
+            raise other_format(f"checkpoint '{path}'", meta)
         return {key: meta[key] for key in ("config_hash", "round", "leaves")}
     except (OSError, ValueError, KeyError, TypeError) as problem:
         if isinstance(problem, UserError):
@@ -161,13 +171,26 @@ def load(path: pathlib.Path, state: State, config_hash: str | None = None) -> St
             f"checkpoint '{path}' belongs to configuration {meta['config_hash']}, but this run is "
             f"{config_hash}; resume with the unchanged configuration"
         )
+    stored = {record["name"] for record in meta["leaves"]}
+    for name in leaf_names(state):
+        if name not in stored:
+            raise UserError(f"checkpoint '{path}' does not fit this run: it has no '{name}'")
+    return _fill(path, state, meta["leaves"], f"checkpoint '{path}' does not fit this run")
+
+
+def _fill(path: pathlib.Path, state: State, records: Sequence[dict[str, Any]], problem: str) -> State:
+    """`state` with the leaves in `records` read from `path`. problem: how the sentence begins when one does not fit."""
     leaves, tree = jax.tree.flatten(state)
-    record = meta["leaves"]
-    same = len(record) == len(leaves) and all(
-        r["shape"] == list(leaf.shape) and r["dtype"] == str(leaf.dtype) for r, leaf in zip(record, leaves, strict=True)
-    )
-    if not same:
-        raise UserError(f"checkpoint '{path}' does not fit this run: the shapes of its state differ")
+    place = {name: i for i, name in enumerate(leaf_names(state))}
+    for record in records:
+        if record["name"] not in place:
+            raise UserError(f"{problem}: this run's state has no '{record['name']}'")
+        here = leaves[place[record["name"]]]
+        if record["shape"] != list(here.shape) or record["dtype"] != str(here.dtype):
+            raise UserError(
+                f"{problem}: '{record['name']}' is {record['dtype']}{record['shape']} there and "
+                f"{here.dtype}{list(here.shape)} here"
+            )
     damaged = UserError(
         f"checkpoint '{path}' is damaged: stored values do not match their checksum; delete it to resume from an older one"
     )
@@ -175,30 +198,90 @@ def load(path: pathlib.Path, state: State, config_hash: str | None = None) -> St
     put = jax.jit(lambda bank, rows, first: jax.lax.dynamic_update_slice_in_dim(bank, rows, first, 0), donate_argnums=0)
     try:
         small = reader.restore((path / "state").absolute())
-        for i, leaf in enumerate(leaves):
+        for record in records:
+            name, i, crc = record["name"], place[record["name"]], 0
+            leaf = leaves[i]
             if not leaf.size:
                 continue
-            if not record[i]["large"]:
-                value = np.asarray(small[_name(i)]).astype(leaf.dtype, copy=False).reshape(leaf.shape)
-                if _crc(value) != record[i]["crc"]:
-                    raise damaged
+            if not record["large"]:
+                value = np.asarray(small[name]).astype(leaf.dtype, copy=False).reshape(leaf.shape)
+                crc = _crc(value)
                 leaves[i] = np.array(value) if isinstance(leaf, np.ndarray) else jax.device_put(value, leaf.sharding)
-                continue
-            crc = 0
-            for first in range(0, leaf.shape[0], _rows_per_block(leaf)):
-                block = np.asarray(reader.restore((path / "rows" / f"{i:04d}-{first:08d}").absolute())["rows"])
-                crc = _crc(block, crc)
-                if isinstance(leaf, np.ndarray):  # rows kept on the host
-                    leaf[first : first + len(block)] = block
-                else:
-                    leaves[i] = put(leaves[i], block, first)
-            if crc != record[i]["crc"]:
+            else:
+                for first in range(0, leaf.shape[0], _rows_per_block(leaf)):
+                    block = np.asarray(reader.restore((path / "rows" / f"{name}-{first:08d}").absolute())["rows"])
+                    crc = _crc(block, crc)
+                    if isinstance(leaf, np.ndarray):  # rows kept on the host
+                        leaf[first : first + len(block)] = block
+                    else:
+                        leaves[i] = put(leaves[i], block, first)
+            if crc != record["crc"]:
                 raise damaged
     except UserError:
         raise
     except Exception:  # orbax and its storage layer raise many kinds
         raise damaged from None
     return jax.tree.unflatten(tree, leaves)
+
+
+# ---- parts of another run -----------------------------------------------------------------------------------------
+@dataclasses.dataclass(frozen=True)
+class Parts:
+    """Some leaves of a checkpoint, to start another run from."""
+
+    run: pathlib.Path
+    path: pathlib.Path  # of the checkpoint
+    records: tuple[dict[str, Any], ...]  # as in meta.json
+    names: tuple[str, ...]  # the prefixes asked for
+
+    def fingerprint(self) -> str:
+        """Which leaves, and what is in them: the same for the same content, wherever it lies."""
+        facts = [(r["name"], r["shape"], r["dtype"], r["crc"]) for r in self.records]
+        return f"{','.join(self.names)}@{zlib.crc32(json.dumps(facts).encode()):08x}"
+
+
+def find_parts(text: str) -> Parts:
+    """'RUN:agent,server.net' -> those leaves of the newest checkpoint of the run directory RUN. Nothing is loaded."""
+    where, colon, wanted = str(text).rpartition(":")
+    names = options.names(wanted)
+    if not (colon and where and names):
+        raise UserError(f"start-from '{text}' cannot be read; use RUN:PART,PART, e.g. runs/first:agent,server")
+    run = pathlib.Path(where)
+    if not run.is_dir():
+        raise UserError(f"start-from: there is no run directory '{where}'")
+    if not rounds(run / "checkpoints"):
+        raise UserError(f"start-from: '{where}' holds no complete checkpoint")
+    path = latest(run / "checkpoints")
+    there = [r for r in read_meta(path)["leaves"] if r["name"] not in ("t", "key")]  # these say where the other run is
+    inside = lambda name, part: name == part or name.startswith(f"{part}.")
+    for part in names:
+        if not any(inside(r["name"], part) for r in there):
+            raise UserError(
+                f"start-from: '{where}' has no part '{part}'; allowed: {', '.join(_near([r['name'] for r in there], part))}"
+            )
+    records = tuple(r for r in there if any(inside(r["name"], part) for part in names))
+    return Parts(run, path, records, tuple(sorted(names)))
+
+
+def _near(names: Sequence[str], part: str) -> list[str]:
+    """What could have been meant: the next level below the longest beginning of `part` that exists.
+
+    >>> _near(["server.net.fc", "server.c", "agent.policy"], "server.nets")
+    ['server.c', 'server.net']
+    >>> _near(["server.net.fc", "server.c", "agent.policy"], "srv.net")
+    ['agent', 'server']
+    """
+    known: list[str] = []
+    for word in part.split("."):
+        if not any(n.split(".")[: len(known) + 1] == [*known, word] for n in names):
+            break
+        known.append(word)
+    return sorted({".".join(n.split(".")[: len(known) + 1]) for n in names if n.split(".")[: len(known)] == known})
+
+
+def load_parts(parts: Parts, state: State) -> State:
+    """`state` with the parts in place of its own leaves of the same names."""
+    return _fill(parts.path, state, parts.records, f"start-from '{parts.run}' does not fit this run")
 
 
 def latest(folder: pathlib.Path) -> pathlib.Path:

@@ -6,16 +6,27 @@ import dataclasses
 import hashlib
 import json
 import math
+from collections.abc import Mapping
 from typing import Any
 
-from fedjax_sim.errors import UserError, unknown
+from fedjax_sim import __version__, options
+from fedjax_sim.errors import UserError
 
-FORMAT = 1  # of config.json and of checkpoints
+FORMAT = 2  # of config.json and of checkpoints
 
+BACKENDS = ("auto", "loop", "chunked", "vmap", "sharded")
 # these say where and how fast a run is computed, or how long; they do not change what it is
 NOT_HASHED = frozenset(
     {"rounds", "chunk", "devices", "backend", "data_dir", "download", "checkpoint_every", "keep", "state_on"}
 )
+
+
+def other_format(what: str, stored: Mapping[str, Any]) -> UserError:
+    """The refusal of files written by a version with other formats; it names both."""
+    return UserError(
+        f"{what} was written by fedjax_sim {stored.get('version', '0.1.0')} in format {stored['format']}; this is version "
+        f"{__version__}, which reads format {FORMAT}"
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +57,8 @@ class Config:
     conv: str = "auto"
     init: str | None = None  # a file with initial weights (.npz written by save_net)
     bn_stats: str = "average"
+    start_from: str | None = None  # RUN:PART,PART: parts of another run's state; read once, its path is not kept
+    started_with: str = ""  # what was read: the parts and their checksum; filled in by `prepare`
     # training
     participation: str = "0.5"
     rounds: int = 30
@@ -80,6 +93,7 @@ class Config:
     def to_json(self) -> dict[str, Any]:
         out = dataclasses.asdict(self)
         out["evaluations"] = list(self.evaluations)
+        del out["start_from"]
         return out
 
     @classmethod
@@ -131,23 +145,36 @@ def check(config: Config) -> None:
         ("bn_stats", ("average", "local")),
         ("precision", ("default", "high", "highest")),
         ("state_on", ("device", "host")),
-        ("backend", ("auto", "loop", "chunked", "vmap", "sharded")),
+        ("backend", BACKENDS),
     ):
-        if getattr(config, name) not in allowed:
-            raise unknown(name.replace("_", "-"), getattr(config, name), allowed)
+        options.choice(name.replace("_", "-"), getattr(config, name), allowed)
     if config.state_on == "host" and config.backend == "loop":
         raise UserError("state-on host is not possible with backend 'loop'; allowed: auto, chunked, vmap, sharded")
     for name in ("chunk", "devices"):
-        text = str(getattr(config, name))
-        if text != "auto" and not (text.isdigit() and int(text) > 0):
-            raise UserError(f"{name} '{text}' is not allowed; use auto or a whole number of 1 or more")
+        number_or_auto(name, getattr(config, name))
     straggler_terms(config.stragglers)
 
 
-def straggler_terms(text: str) -> tuple[float, float]:
-    """'p' or 'p:least' -> (chance of being slow, least share of the work)."""
+def number_or_auto(name: str, text: Any) -> int | None:
+    """chunk or devices as a number, None for auto.
+
+    >>> number_or_auto("chunk", "auto"), number_or_auto("chunk", "4")
+    (None, 4)
+    """
     try:
-        parts = [float(p) for p in str(text).split(":")]
+        return options.auto_or(options.at_least(1, options.whole))(str(text))
+    except ValueError:
+        raise UserError(f"{name} '{text}' is not allowed; use auto or a whole number of 1 or more") from None
+
+
+def straggler_terms(text: str) -> tuple[float, float]:
+    """'p' or 'p:least' -> (chance of being slow, least share of the work).
+
+    >>> straggler_terms("0.3:0.2"), straggler_terms("0.3")
+    ((0.3, 0.2), (0.3, 0.1))
+    """
+    try:
+        parts = [options.real(part) for part in str(text).split(":")]
         chance, least = parts[0], parts[1] if len(parts) > 1 else 0.1
         if len(parts) > 2 or not (0 <= chance <= 1 and 0 < least <= 1):
             raise ValueError

@@ -12,7 +12,7 @@ import numpy as np
 from fedjax_sim import __version__
 from fedjax_sim.errors import UserError
 from fedjax_sim.runner import figures
-from fedjax_sim.runner.config import FORMAT, Config
+from fedjax_sim.runner.config import FORMAT, Config, other_format
 from fedjax_sim.runner.files import number, read_csv, write_csv, write_json, write_npz
 from fedjax_sim.runner.recorder import Recorder
 
@@ -23,12 +23,15 @@ class RunDirectory:
     def __init__(self, path: pathlib.Path):
         self.path = path
 
-    def create(self, config: Config, resolved: dict[str, Any]) -> None:
+    def check_free(self) -> None:
         if self.path.exists():
             raise UserError(
                 f"output directory '{self.path}' exists already; choose another --out, or resume it with "
                 f"fedjax-sim resume {self.path}"
             )
+
+    def create(self, config: Config, resolved: dict[str, Any]) -> None:
+        self.check_free()
         try:
             self.path.mkdir(parents=True)
         except OSError as problem:
@@ -44,6 +47,8 @@ class RunDirectory:
     def read_config(self) -> tuple[Config, dict[str, Any], str]:
         try:
             data = json.loads((self.path / "config.json").read_text())
+            if int(data["format"]) != FORMAT:
+                raise other_format(f"run directory '{self.path}'", data)
             config, resolved, stored = Config.from_json(data["config"]), data["resolved"], data["config_hash"]
         except (OSError, ValueError, KeyError, TypeError) as problem:
             if isinstance(problem, UserError):

@@ -1,4 +1,9 @@
-"""From the program's logs and scores to rows of numbers. Accuracies are fractions in [0, 1]."""
+"""Figures of a run: plain numbers made on the host from the program's logs and scores. Accuracies are fractions in [0, 1].
+
+Four rooms deal with results, each with one step: `local.score` counts what ONE predictor gets right on given rows;
+`engine.evaluation` says which model is scored on whose rows (the modes); this module makes means, thresholds and bests
+of those counts; `report` draws them.
+"""
 
 from __future__ import annotations
 

@@ -26,9 +26,9 @@ from fedjax_sim.errors import UserError
 from fedjax_sim.hooks import Method
 from fedjax_sim.local import losses, optim
 from fedjax_sim.methods import make_method
-from fedjax_sim.runner import autotune
-from fedjax_sim.runner.config import Config, check, straggler_terms
-from fedjax_sim.types import Env, Tree
+from fedjax_sim.runner import autotune, checkpoint
+from fedjax_sim.runner.config import Config, check, number_or_auto, straggler_terms
+from fedjax_sim.types import Env, State, Tree
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +42,13 @@ class Setup:
     participation: Participation
     unseen: tuple[int, ...]
     resolved: dict[str, Any]  # what `auto` became
+    given_net: bool = False  # the weights come from the caller or a file, not from the seed
+    parts: checkpoint.Parts | None = None  # of another run's state, to start from
+
+    def first_state(self) -> State:
+        """The State before round 1."""
+        state = self.simulation.init(self.config.seed, self.net)
+        return state if self.parts is None else checkpoint.load_parts(self.parts, state)
 
 
 def float_type(config: Config) -> Any:
@@ -125,9 +132,8 @@ def make_env(
 
 def want_host_devices(config: Config, processes: int = 1) -> None:
     """Ask for CPU devices before JAX starts its backend: as many as --devices says (in all), else one per core."""
-    if config.devices != "auto" and not config.devices.isdigit():
-        return  # refused later, with a sentence
-    wanted = max(1, int(config.devices) // processes) if config.devices != "auto" else layouts.host_cores()
+    number = number_or_auto("devices", config.devices)
+    wanted = max(1, number // processes) if number is not None else layouts.host_cores()
     try:
         jax.config.update("jax_num_cpu_devices", wanted)
     except RuntimeError:  # the backend runs already (a notebook, a test): take what is there
@@ -148,8 +154,8 @@ def step_flops(env: Env, fed: Federation, net: Tree) -> float:
 
 
 def host_devices_missing(config: Config) -> None:
-    have = layouts.available_devices()
-    if config.devices != "auto" and int(config.devices) > have:
+    have, number = layouts.available_devices(), number_or_auto("devices", config.devices)
+    if number is not None and number > have:
         raise UserError(f"devices {config.devices} is more than the {have} {jax.default_backend()} devices there are")
 
 
@@ -172,6 +178,9 @@ def prepare(
     measure: whether `--chunk auto` may time layouts for a long run.
     """
     check(config)
+    parts = checkpoint.find_parts(config.start_from) if config.start_from else None
+    if parts is not None:
+        config = dataclasses.replace(config, started_with=parts.fingerprint())
     dtype = float_type(config)
     jax.config.update("jax_default_matmul_precision", None if config.precision == "default" else config.precision)
     if fed is None:
@@ -188,6 +197,7 @@ def prepare(
     seen = tuple(i for i in range(fed.num_clients) if i not in set(unseen))
     low, high = parse_participation(config.participation, fed.num_clients, len(seen))
     participation = Participation(low, high, seen, config.dropout, straggler_terms(config.stragglers), cohorts)
+    given_net = net is not None or bool(config.init)
     if net is None:
         net = initial_net(model, config.seed)
         if config.init:
@@ -221,7 +231,7 @@ def prepare(
             config, env, fed, net, participation, lambda layout: on(layout, some), say, measure
         )
     simulation = host_rows.on_host(on(layout, "cohort")) if config.state_on == "host" else on(layout, "all")
-    return Setup(config, fed, simulation, net, participation, unseen, resolved)
+    return Setup(config, fed, simulation, net, participation, unseen, resolved, given_net, parts)
 
 
 def resolve_layout(

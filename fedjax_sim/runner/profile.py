@@ -1,4 +1,4 @@
-"""Seconds and bytes of each part of a round, measured with staged programs: one fused program cannot be split.
+"""Seconds of each part of a round, measured with staged programs: one fused program cannot be split.
 
 The stages are compiled one by one and run on the same State; the best of several repetitions counts. Their sum is a
 little more than the fused round, because nothing is shared or overlapped between them.
@@ -12,7 +12,6 @@ from typing import Any
 
 import jax
 
-from fedjax_sim.cli import describe
 from fedjax_sim.engine import layout as layouts
 from fedjax_sim.engine import round as stages
 from fedjax_sim.errors import UserError
@@ -35,7 +34,7 @@ def stage_seconds(setup: Setup, repeats: int = 3) -> dict[str, float]:
     sim = setup.simulation
     if setup.config.state_on == "host":
         raise UserError("profile takes a round apart on the device; allowed: --state-on device")
-    state, data = layouts.place(sim.layout, sim.init(setup.config.seed, setup.net), sim.data)
+    state, data = layouts.place(sim.layout, setup.first_state(), sim.data)
     r = sim.stages
     make = jax.jit(sim.orders)
     train = jax.jit(lambda s, d, o: stages.train(r, sim.open(d), s, o))
@@ -52,18 +51,3 @@ def stage_seconds(setup: Setup, repeats: int = 3) -> dict[str, float]:
     whole = jax.jit(sim.round)
     seconds["round (fused, no evaluation)"], _ = best_of(lambda: whole(state, data), repeats)
     return seconds
-
-
-def profile(setup: Setup, repeats: int = 3) -> str:
-    """A table for people."""
-    seconds, facts = stage_seconds(setup, repeats), describe.facts(setup)
-    whole = seconds["round (fused, no evaluation)"]
-    rows = [f"{setup.config.method}: one round of {setup.participation.high} clients, best of {repeats}"]
-    rows += [
-        f"  {name:30s} {1e3 * value:10.2f} ms  {100 * value / whole:6.2f} % of the fused round"
-        for name, value in seconds.items()
-    ]
-    rows.append(f"  {'bytes down':30s} {describe.size(facts['down']):>13s}")
-    rows.append(f"  {'bytes up':30s} {describe.size(facts['up']):>13s}")
-    rows.append(f"  {'persistent client state':30s} {describe.size(facts['client_state']):>13s}")
-    return "\n".join(rows)

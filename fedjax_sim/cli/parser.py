@@ -1,0 +1,198 @@
+"""The commands and their options. Defaults come from `Config`, lists of names from the registries; nothing heavy here."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable
+from typing import Any
+
+from fedjax_sim import __version__, options
+from fedjax_sim.cli import registries
+from fedjax_sim.errors import UserError
+from fedjax_sim.runner.config import BACKENDS, Config
+
+DEFAULT = Config()
+EXAMPLES = """examples:
+  fedjax-sim run fedavg                        the embedded job: real digits
+  fedjax-sim run fedprox --set fedprox.mu=0.1 --rounds 50 --out runs/prox
+  fedjax-sim run fedavg --dataset fashion_mnist --data-dir DATA \\
+        --partition dirichlet:0.1 --clients 100 --participation 0.1 \\
+        --epochs 5 --batch-size 64 --lr 0.01 --rounds 105
+  fedjax-sim compare fedavg ditto scaffold     same data, weights and cohorts
+  fedjax-sim resume runs/prox --rounds 100     continue, or extend
+  fedjax-sim report runs/prox runs/other --out figures
+  fedjax-sim list methods"""
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse, but a mistake is one sentence and exit code 2."""
+
+    def error(self, message: str) -> Any:
+        raise UserError(f"{message} (see {self.prog} --help)")
+
+
+class Help(argparse.RawDescriptionHelpFormatter):
+    """`{models}` in a help text becomes the names in that registry; looked up only when help is asked for."""
+
+    def _get_help_string(self, action: argparse.Action) -> str:
+        return re.sub(r"\{(\w+)\}", lambda found: ", ".join(registries.names(found[1])), action.help or "")
+
+
+def read(converter: Callable[[str], Any]) -> Callable[[str], Any]:
+    """A converter of `options` for argparse: its reason becomes the sentence."""
+
+    def convert(text: str) -> Any:
+        try:
+            return converter(text)
+        except ValueError as reason:
+            raise argparse.ArgumentTypeError(f"'{options.shown(text)}' is {reason}") from None
+
+    return convert
+
+
+WHOLE, REAL = read(options.whole), read(options.real)
+
+
+def _add(group: Any, name: str, kind: Any, text: str, metavar: str | None = None) -> None:
+    """An option named and defaulted by a field of Config."""
+    default, flag = getattr(DEFAULT, name), f"--{name.replace('_', '-')}"
+    if kind is bool:
+        group.add_argument(flag, action="store_true", help=text)
+        return
+    shown = "" if default in (None, "", 0) and kind is not WHOLE else f" (default: {default})"
+    if default is None:
+        shown = ""
+    group.add_argument(flag, type=kind, default=default, metavar=metavar, help=text + shown)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    add_data(parser.add_argument_group("data"))
+    add_model(parser.add_argument_group("model"))
+    add_training(parser.add_argument_group("training"))
+    add_evaluation(parser.add_argument_group("evaluation"))
+    add_computation(parser.add_argument_group("computation"))
+
+
+def add_data(data: Any) -> None:
+    _add(data, "dataset", str, "{datasets}, or a .npz file; some take options: NAME:key=value", "D")
+    _add(data, "partition", str, "{partitions}; with options as in dirichlet:0.1 or shards:2", "P")
+    _add(data, "protocol", str, "train/val/test protocol: {protocols}", "S")
+    _add(data, "norm", str, "normalisation: dataset, pfllib (0.5, 0.5) or none")
+    _add(data, "clients", WHOLE, "number of clients N", "N")
+    _add(data, "unseen", REAL, "clients kept out of training but evaluated: a fraction, or a number from 1 up", "U")
+    _add(data, "data_seed", WHOLE, "seed of the partition and splits", "s")
+    text = "examples the server holds back for validation (default: 1000, or 10 %% of a small set)"
+    _add(data, "server_val", WHOLE, text, "n")
+    _add(data, "val_fraction", REAL, "share of a client's data kept for validation (protocol fedpolicy)", "f")
+    _add(data, "data_dir", str, "folder with NAME.npz files; also the environment variable FEDJAX_SIM_DATA", "DIR")
+    _add(data, "download", bool, "fetch a missing dataset through tensorflow-datasets")
+
+
+def add_model(model: Any) -> None:
+    _add(model, "model", str, "{models}", "M")
+    _add(model, "conv", str, "how convolutions are computed (equal values): {convolutions}")
+    _add(model, "init", str, "initial weights from a .npz file", "FILE")
+    text = "parts of another run's state to start with, e.g. runs/first:agent,server"
+    _add(model, "start_from", str, text, "RUN:PART,PART")
+    _add(model, "bn_stats", str, "BatchNorm running statistics: average (on the server) or local (stay on the client)")
+
+
+def add_training(train: Any) -> None:
+    _add(train, "participation", str, "per round: a fraction 0.1, a range 0.5:1, or n of N as 10/50", "r")
+    _add(train, "rounds", WHOLE, "rounds T", "T")
+    _add(train, "epochs", REAL, "local epochs E; fractions are counted in steps", "E")
+    _add(train, "batch_size", WHOLE, "batch size B", "B")
+    _add(train, "lr", REAL, "local learning rate", "η")
+    text = "learning rate over rounds: {schedules}; with options as in step:every=30,gamma=0.1 or cosine:end=0"
+    _add(train, "schedule", str, text)
+    _add(train, "momentum", REAL, "SGD momentum, reset every round", "m")
+    _add(train, "weight_decay", REAL, "coupled weight decay, as PyTorch's SGD", "w")
+    _add(train, "decay_groups", str, "parameter groups that decay: all, or names joined by +")
+    _add(train, "loss", str, "local loss: {losses}; auto: the method's own", "L")
+    _add(train, "dropout", REAL, "chance that a participant fails to report", "p")
+    _add(train, "stragglers", str, "p or p:least: chance of being slow, and the least share of the work done", "p")
+    _add(train, "seed", WHOLE, "seed of weights, cohorts and shuffles", "s")
+    train.add_argument("--seeds", type=WHOLE, default=1, metavar="K", help="K runs with seeds s, s+1, …; one compilation")
+    train.add_argument(
+        "--seeds-mode",
+        choices=("loop", "vmap"),
+        default="loop",
+        help="one seed after another (default), or side by side in one program",
+    )
+    train.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME.OPTION=VALUE",
+        dest="sets",
+        help="option of a method, of its agent ({agents}), of the model, or of the loss, e.g. fedavg.weights=uniform, "
+        "fedpolicy.agent.lr=0.01, model.stem=cifar, loss.gamma=1; may be repeated",
+    )
+
+
+def add_evaluation(score: Any) -> None:
+    _add(score, "eval_every", WHOLE, "evaluate every k rounds", "k")
+    score.add_argument(
+        "--evaluate",
+        default=",".join(DEFAULT.evaluations),
+        metavar="MODES",
+        dest="evaluations",
+        help=f"comma list of {{evaluations}} (default: {','.join(DEFAULT.evaluations)})",
+    )
+    text = "methods that fine-tune at evaluation do so every k rounds (0: at the end only)"
+    _add(score, "personal_every", WHOLE, text, "k")
+    _add(score, "probe", bool, "record participants' accuracy before and after local training")
+
+
+def add_computation(how: Any) -> None:
+    _add(how, "dtype", str, "float32 or float64")
+    _add(how, "precision", str, "matmul precision on accelerators: default (TF32 on NVIDIA), high, highest")
+    _add(how, "chunk", str, "clients side by side on one device: auto, or a number", "n")
+    _add(how, "devices", str, "devices to share the cohort: auto (one per core on a CPU), or a number", "n")
+    _add(how, "backend", str, f"{', '.join(BACKENDS)}; loop is for debugging and names the failing client")
+    _add(how, "state_on", str, "clients' stored rows: device, or host (only the cohort's travel to the device)")
+    _add(how, "checkpoint_every", WHOLE, "rounds between checkpoints (0: about once a minute)", "k")
+    _add(how, "keep", WHOLE, "checkpoints kept", "k")
+    how.add_argument(
+        "--coordinator",
+        default=None,
+        metavar="HOST:PORT",
+        help="several processes: address of process 0 (under SLURM or on TPU pods: 'auto')",
+    )
+    how.add_argument("--num-processes", type=WHOLE, default=None, metavar="P", help="several processes: how many")
+    how.add_argument("--process-id", type=WHOLE, default=None, metavar="i", help="several processes: which one this is")
+    how.add_argument("--out", default=None, metavar="DIR", help="run directory (default: a new one under runs/)")
+    how.add_argument("--dry-run", action="store_true", help="print sizes, bytes, memory and steps, and stop")
+    how.add_argument("--quiet", action="store_true", help="no progress bar")
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = Parser(
+        prog="fedjax-sim",
+        formatter_class=Help,
+        epilog=EXAMPLES,
+        description="Federated learning, one XLA program per round.",
+    )
+    parser.add_argument("--version", action="version", version=f"fedjax-sim {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=Parser)
+    add = lambda name, text, **more: commands.add_parser(name, help=text, formatter_class=Help, **more)
+    run = add("run", "run one method", epilog=EXAMPLES)
+    run.add_argument("method", metavar="METHOD", help="{methods}")
+    compare = add("compare", "run several methods on the same draws", epilog=EXAMPLES)
+    compare.add_argument("methods", metavar="METHOD", nargs="+", help="{methods}")
+    profile = add("profile", "seconds and bytes of each part of a round")
+    profile.add_argument("method", metavar="METHOD", help="{methods}")
+    for sub in (run, compare, profile):
+        add_options(sub)
+    resume = add("resume", "continue a run directory")
+    resume.add_argument("directory", metavar="DIR")
+    resume.add_argument("--rounds", type=WHOLE, default=None, metavar="T", help="new total, to extend the run")
+    resume.add_argument("--data-dir", default=None, metavar="DIR", help="where the dataset is now, if it moved")
+    resume.add_argument("--quiet", action="store_true", help="no progress bar")
+    report = add("report", "figures from run directories")
+    report.add_argument("directories", metavar="DIR", nargs="+", help="run directories, or a folder that compare wrote")
+    report.add_argument("--out", default=None, metavar="DIR", help="where the figures go (default: the first directory)")
+    listing = add("list", "what there is, by name")
+    listing.add_argument("what", nargs="?", default="all", metavar="WHAT", help=", ".join(registries.LISTED))
+    return parser

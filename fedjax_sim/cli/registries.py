@@ -1,0 +1,80 @@
+"""What there is, by name: for `fedjax-sim list` and for the help texts.
+
+A help text must not wait for JAX, and most registries stand in modules that import it. `names` therefore reads the keys
+of a registry out of its module's source where the module is not imported yet; `catalog` imports it.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import pathlib
+import sys
+
+import fedjax_sim
+
+# what -> (module, variable)
+REGISTRIES = {
+    "methods": ("fedjax_sim.methods", "METHODS"),
+    "datasets": ("fedjax_sim.data.sources", "DATASETS"),
+    "models": ("fedjax_sim.models", "MODELS"),
+    "partitions": ("fedjax_sim.data.partition", "PARTITIONS"),
+    "protocols": ("fedjax_sim.data.protocols", "PROTOCOLS"),
+    "losses": ("fedjax_sim.local.losses", "LOSSES"),
+    "agents": ("agents", "DESCRIPTIONS"),
+    "evaluations": ("fedjax_sim.engine.evaluation", "EVALUATIONS"),
+    "schedules": ("fedjax_sim.local.optim", "SCHEDULES"),
+    "convolutions": ("fedjax_sim.models.layers", "FORMS"),
+}
+LISTED = ("methods", "datasets", "models", "partitions", "protocols", "losses", "agents", "evaluations")
+LIGHT = ("methods", "agents")  # importing these costs nothing
+
+
+def names(what: str) -> list[str]:
+    """The names in a registry, in its own order, without importing JAX.
+
+    >>> names("losses")[:2], "fedavg" in names("methods")
+    (['ce', 'focal'], True)
+    """
+    module, variable = REGISTRIES[what]
+    if what not in LIGHT and module not in sys.modules:
+        found = _keys_in_source(module, variable)
+        if found:
+            return found
+    return list(getattr(importlib.import_module(module), variable))
+
+
+def _keys_in_source(module: str, variable: str) -> list[str]:
+    """The text keys (or items) of a dict (or tuple) that a module assigns to `variable`; nothing where it cannot be read."""
+    root = pathlib.Path(fedjax_sim.__file__).parent.joinpath(*module.split(".")[1:])
+    file = root / "__init__.py" if root.is_dir() else root.with_suffix(".py")
+    try:
+        body = ast.parse(file.read_text(encoding="utf-8")).body
+    except (OSError, SyntaxError):
+        return []
+    for line in body:
+        targets = line.targets if isinstance(line, ast.Assign) else [line.target] if isinstance(line, ast.AnnAssign) else []
+        if any(isinstance(target, ast.Name) and target.id == variable for target in targets):
+            value = line.value  # type: ignore[attr-defined]
+            items = value.keys if isinstance(value, ast.Dict) else getattr(value, "elts", [])
+            found = [item.value for item in items if isinstance(item, ast.Constant) and isinstance(item.value, str)]
+            return found if len(found) == len(items) else []
+    return []
+
+
+def catalog(what: str) -> dict[str, str]:
+    """One registry as name -> one line; methods with their options.
+
+    >>> catalog("losses")["ce"]
+    'cross-entropy'
+    """
+    module, variable = REGISTRIES[what]
+    table = getattr(importlib.import_module(module), variable)
+    texts = {name: getattr(entry, "help", str(entry)) for name, entry in table.items()}
+    if what == "methods":
+        from fedjax_sim.methods import options_of
+
+        for name in texts:
+            shown = ", ".join(f"{option}={default}" for option, default in options_of(name).items())
+            texts[name] += f" [{shown}]" if shown else ""
+    return texts

@@ -1,0 +1,79 @@
+"""From parsed options to a Config and a directory."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import pathlib
+from typing import Any
+
+from fedjax_sim import options
+from fedjax_sim.errors import UserError, unknown
+from fedjax_sim.runner.config import Config
+
+# fields of Config that are not an option of the same name
+NOT_OPTIONS = {"method", "options", "model_options", "loss_options", "evaluations", "schedule_rounds", "started_with"}
+
+
+def split_sets(sets: list[str], methods: list[str]) -> tuple[dict[str, dict[str, str]], dict, dict]:
+    """--set NAME.OPTION=VALUE -> (options per method, model options, loss options).
+
+    >>> split_sets(["fedprox.mu=0.1", "model.hidden=64x32", "loss.gamma=1"], ["fedprox"])
+    ({'fedprox': {'mu': '0.1'}}, {'hidden': (64, 32)}, {'gamma': 1.0})
+    """
+    per: dict[str, dict[str, str]] = {m: {} for m in methods}
+    model: dict[str, Any] = {}
+    loss: dict[str, Any] = {}
+    for item in sets:
+        left, equals, value = item.partition("=")
+        owner, dot, option = left.partition(".")
+        if not (equals and dot and option):
+            raise UserError(f"--set '{item}' cannot be read; use NAME.OPTION=VALUE, e.g. fedavg.weights=uniform")
+        if owner == "model":
+            model[option] = options.convert(left, value, options.widths) if option == "hidden" else value
+        elif owner == "loss":
+            loss[option] = options.convert(left, value, options.plain)
+        elif owner in per:
+            per[owner][option] = value
+        else:
+            raise unknown("name in --set", owner, ["model", "loss", *methods])
+    return per, model, loss
+
+
+def make_config(args: argparse.Namespace, method: str, methods: list[str]) -> Config:
+    """One method's Config; `methods` are all whose options may stand in --set."""
+    per, model, loss = split_sets(args.sets, methods)
+    values = {f.name: getattr(args, f.name) for f in dataclasses.fields(Config) if f.name not in NOT_OPTIONS}
+    modes = options.names(args.evaluations)
+    config = Config(method=method, options=per[method], model_options=model, loss_options=loss, evaluations=modes, **values)
+    return for_seeds(config, args.seeds, args.seeds_mode)
+
+
+def for_seeds(config: Config, seeds: int, mode: str) -> Config:
+    """Seeds side by side share one device."""
+    if seeds < 1:
+        raise UserError(f"seeds {seeds} is not allowed; use a whole number of 1 or more")
+    if seeds == 1 or mode == "loop":
+        return config
+    if config.devices not in ("auto", "1"):
+        raise UserError(f"--seeds-mode vmap runs on one device, not {config.devices}; use --seeds-mode loop")
+    return dataclasses.replace(config, devices="1")
+
+
+def output_directory(args: argparse.Namespace, stem: str, config: Config) -> pathlib.Path:
+    """--out, or a new name under runs/; an existing one is refused (a dry run writes nothing)."""
+    word = pathlib.Path(config.dataset.split(":")[0]).stem
+    out = pathlib.Path(args.out) if args.out else free_directory(f"{stem}-{word}-s{config.seed}")
+    if out.exists() and not args.dry_run:
+        hint = f", or resume it with fedjax-sim resume {out}" if args.command == "run" else ""
+        raise UserError(f"output directory '{out}' exists already; choose another --out{hint}")
+    return out
+
+
+def free_directory(stem: str) -> pathlib.Path:
+    root = pathlib.Path("runs")
+    for i in range(1, 100_000):
+        path = root / f"{stem}-{i:03d}"
+        if not path.exists():
+            return path
+    raise UserError(f"no free directory name for '{stem}' under runs/")

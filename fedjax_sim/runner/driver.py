@@ -1,0 +1,278 @@
+"""The one loop that drives runs: segments of about ten seconds, rows, files, checkpoints, summaries.
+
+It drives one lane, or several: seeds of one set-up side by side under `vmap`, in one program. Each lane has its own
+recorder and its own directory, written as the run goes on, so a lane is resumed alone like any other run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import pathlib
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_sim.engine import host_rows
+from fedjax_sim.engine import layout as layouts
+from fedjax_sim.engine.loop_backend import LoopBackend
+from fedjax_sim.errors import UserError
+from fedjax_sim.runner import checkpoint
+from fedjax_sim.runner.config import Config
+from fedjax_sim.runner.directory import RunDirectory
+from fedjax_sim.runner.files import write_json
+from fedjax_sim.runner.prepare import Setup
+from fedjax_sim.runner.recorder import Recorder
+from fedjax_sim.runner.summary import summarise
+from fedjax_sim.types import State, Tree
+
+SEGMENT_SECONDS = 10.0
+CHECKPOINT_SECONDS = 60.0
+
+
+@dataclasses.dataclass
+class Result:
+    """What a run leaves: evaluated rows, per-round rows, per-client counts, the summary, the final State."""
+
+    summary: dict[str, Any]
+    rows: list[dict[str, Any]]
+    rounds: list[dict[str, Any]]
+    clients: dict[str, np.ndarray]
+    state: State
+    setup: Setup
+    out: pathlib.Path | None = None
+    program: Callable | None = None  # the compiled rounds, for further seeds of the same set-up
+
+
+@dataclasses.dataclass(frozen=True)
+class Lane:
+    """One run among those driven together."""
+
+    setup: Setup
+    directory: RunDirectory | None
+    recorder: Recorder
+
+
+def drive(
+    setups: Sequence[Setup],
+    directories: Sequence[RunDirectory | None],
+    *,
+    progress: bool = False,
+    resume_from: pathlib.Path | None = None,
+    say: Callable[[str], None] | None = None,
+    program: Callable | None = None,
+) -> list[Result]:
+    """Drive prepared runs that share one simulation to their end.
+
+    resume_from: the checkpoint from which a single lane goes on. program: compiled rounds of an earlier run of the same
+    simulation, for a single lane.
+    """
+    config, sim = setups[0].config, setups[0].simulation
+    check_lanes(setups)
+    lanes = [Lane(s, d, Recorder(s)) for s, d in zip(setups, directories, strict=True)]
+    state, timings = begin(lanes, resume_from)
+    state, data = (host_rows.place if config.state_on == "host" else layouts.place)(sim.layout, state, sim.data)
+    began = time.perf_counter()
+    step = program or compiled(setups[0], len(lanes), state, data)
+    compile_seconds = time.perf_counter() - began
+    done = int(np.asarray(state.t).max())
+    speed, saved_at, saved_round = None, time.perf_counter(), done
+    bar = progress_bar(config, len(lanes), done) if progress and writes() else None
+    try:
+        while done < config.rounds:
+            ask = segment_length(config, sim.capacity, done, speed)
+            began = time.perf_counter()
+            state, logs, scores = step(state, data, jnp.int32(ask))
+            jax.block_until_ready(state)
+            seconds = time.perf_counter() - began
+            speed = agreed(seconds / ask)
+            timings.append(dict(first_round=done + 1, last_round=done + ask, seconds=seconds, seconds_per_round=speed))
+            logs, scores = layouts.as_numpy(logs), layouts.as_numpy(scores)
+            for i, lane in enumerate(lanes):
+                of_lane = lambda tree: pick(tree, i, len(lanes))
+                collect(lane, lambda: of_lane(state), data, of_lane(logs), of_lane(scores), done, ask)
+            done += ask
+            if bar is not None:
+                show(bar, lanes, ask)
+            due = (
+                done - saved_round >= config.checkpoint_every
+                if config.checkpoint_every
+                else agreed(time.perf_counter() - saved_at) > CHECKPOINT_SECONDS
+            )
+            write_rows(lanes, timings)  # before the checkpoint: what is resumed from must find its rows
+            if due or done >= config.rounds:
+                save(lanes, state)
+                saved_at, saved_round = time.perf_counter(), done
+    except KeyboardInterrupt:
+        interrupted(lanes, done, saved_round, say or (lambda text: print(text, file=sys.stderr)))
+        raise
+    finally:
+        if bar is not None:
+            bar.close()
+    write_rows(lanes, timings)
+    return [finish(lane, pick(state, i, len(lanes)), timings, compile_seconds, step) for i, lane in enumerate(lanes)]
+
+
+# ---- the start ----------------------------------------------------------------------------------------------------
+def check_lanes(setups: Sequence[Setup]) -> None:
+    """Refuse what cannot run side by side."""
+    if len(setups) == 1:
+        return
+    config, layout = setups[0].config, setups[0].simulation.layout
+    if config.state_on == "host":
+        raise UserError("state-on host is not possible with seeds-mode 'vmap'; allowed: loop")
+    if config.backend == "loop":
+        raise UserError("backend loop is not possible with seeds-mode 'vmap'; allowed: loop")
+    if layout.devices > 1:
+        raise UserError(f"seeds-mode vmap runs on one device, not {layout.devices}; use seeds-mode loop")
+
+
+def begin(lanes: Sequence[Lane], resume_from: pathlib.Path | None) -> tuple[State, list[dict[str, Any]]]:
+    """The State to start from (stacked for several lanes) and the timings so far; run directories are made or reopened."""
+    if resume_from is not None:
+        (lane,) = lanes
+        return reopen(lane, resume_from)
+    for lane in lanes:
+        if lane.directory is not None and writes():
+            lane.directory.check_free()
+    states = [lane.setup.first_state() for lane in lanes]
+    for lane in lanes:
+        if lane.directory is not None and writes():
+            lane.directory.create(lane.setup.config, lane.setup.resolved)
+    return (states[0] if len(states) == 1 else jax.tree.map(lambda *a: jnp.stack(a), *states)), []
+
+
+def reopen(lane: Lane, resume_from: pathlib.Path) -> tuple[State, list[dict[str, Any]]]:
+    """A run goes on: its State and its rows as they were at the checkpoint."""
+    setup, directory = lane.setup, lane.directory
+    assert directory is not None
+    state = setup.simulation.init(setup.config.seed, setup.net)
+    state = checkpoint.load(resume_from, state, setup.config.hash())
+    timings = directory.read(lane.recorder, int(state.t))
+    if int(state.t) < setup.config.rounds:
+        lane.recorder.reopen(int(state.t))
+    if writes():
+        directory.write_config(setup.config, setup.resolved)
+    return state, timings
+
+
+def compiled(setup: Setup, lanes: int, state: State, data: Any) -> Callable:
+    """(state, data, rounds) -> (state, logs, scores), ready to be called."""
+    config, run = setup.config, setup.simulation.run
+    if lanes > 1:
+        many = jax.vmap(getattr(run, "__wrapped__", run), in_axes=(0, None, None))
+        return jax.jit(many, donate_argnums=0).lower(state, data, jnp.int32(1)).compile()
+    if config.backend == "loop":
+        return LoopBackend(setup.simulation).run
+    if config.state_on == "host":
+        return run  # compiles in its first round
+    return run.lower(state, data, jnp.int32(1)).compile()  # type: ignore[attr-defined]
+
+
+# ---- one segment --------------------------------------------------------------------------------------------------
+def segment_length(config: Config, capacity: int, done: int, speed: float | None) -> int:
+    """Rounds of the next call: about ten seconds, ending on the evaluation and checkpoint grids where they are near."""
+    every = config.eval_every
+    longest = capacity * every - done % every
+    wish = every if speed is None else max(1, int(SEGMENT_SECONDS / max(speed, 1e-9)))
+    ask = min(wish, longest, config.rounds - done)
+    if done + ask < config.rounds and ask >= every:
+        ask -= (done + ask) % every  # end on the grid
+    for grid in (config.checkpoint_every, config.personal_every):
+        if grid:
+            ask = min(ask, grid - done % grid)  # never run past a checkpoint or a personal evaluation
+    return max(1, ask)
+
+
+def collect(lane: Lane, state: Callable[[], State], data: Any, logs: dict, scores: dict, done: int, count: int) -> None:
+    """Rows of one segment; evaluations off the grid (a segment cut short) are only kept at the end of the run."""
+    config, sim = lane.setup.config, lane.setup.simulation
+    lane.recorder.add_rounds(logs, count)
+    adapts = sim.method.adapts and "personal" in config.evaluations
+    for i in range(len(scores["round"])):
+        at = int(scores["round"][i])
+        if not done < at <= done + count:
+            continue
+        last = at == config.rounds
+        personal_due = adapts and (last or (config.personal_every and at % config.personal_every == 0))
+        if at % config.eval_every and not last and not personal_due:
+            continue
+        score = jax.tree.map(lambda a: a[i], scores)
+        if personal_due and at == done + count:
+            score |= layouts.as_numpy(sim.adapt(state(), data))
+        lane.recorder.add_evaluation(score, {k: v[at - done - 1] for k, v in logs.items()})
+
+
+def pick(tree: Tree, lane: int, lanes: int) -> Tree:
+    """One lane's share of what the program returned."""
+    return tree if lanes == 1 else jax.tree.map(lambda a: a[lane], tree)
+
+
+def agreed(value: float) -> float:
+    """What process 0 says: decisions that depend on a clock must be the same in every process."""
+    if jax.process_count() == 1:
+        return value
+    from jax.experimental import multihost_utils
+
+    return float(multihost_utils.broadcast_one_to_all(np.float32(value)))
+
+
+# ---- what is left behind ------------------------------------------------------------------------------------------
+def writes() -> bool:
+    """Of several processes only the first writes and speaks."""
+    return jax.process_index() == 0
+
+
+def write_rows(lanes: Sequence[Lane], timings: list[dict[str, Any]]) -> None:
+    for lane in lanes:
+        if lane.directory is not None and writes():
+            lane.directory.write(lane.recorder, timings)
+
+
+def save(lanes: Sequence[Lane], state: State) -> None:
+    """A checkpoint of every lane; every process takes part."""
+    for i, lane in enumerate(lanes):
+        if lane.directory is not None:
+            config = lane.setup.config
+            checkpoint.save(lane.directory.path / "checkpoints", pick(state, i, len(lanes)), config.hash(), config.keep)
+
+
+def finish(lane: Lane, state: State, timings: list[dict[str, Any]], compile_seconds: float, program: Callable) -> Result:
+    recorder, directory = lane.recorder, lane.directory
+    summary = summarise(lane.setup, recorder, timings, compile_seconds)
+    if directory is not None and writes():
+        write_json(directory.path / "summary.json", summary)
+    out = directory.path if directory else None
+    return Result(summary, recorder.rows, recorder.rounds, recorder.arrays(), state, lane.setup, out, program)
+
+
+def interrupted(lanes: Sequence[Lane], done: int, saved_round: int, say: Callable[[str], None]) -> None:
+    """Say how to go on."""
+    paths = [str(lane.directory.path) for lane in lanes if lane.directory is not None]
+    if not paths:
+        return
+    if not saved_round:
+        say(f"interrupted after round {done}, before the first checkpoint")
+        return
+    say(f"interrupted after round {done}; continue with: {'; '.join(f'fedjax-sim resume {path}' for path in paths)}")
+
+
+def progress_bar(config: Config, lanes: int, done: int) -> Any:
+    from tqdm import tqdm
+
+    name = config.method if lanes == 1 else f"{config.method}, {lanes} seeds"
+    return tqdm(total=config.rounds, initial=done, unit="round", desc=name, file=sys.stderr)
+
+
+def show(bar: Any, lanes: Sequence[Lane], count: int) -> None:
+    """The last accuracy, averaged over lanes."""
+    bar.update(count)
+    last = [lane.recorder.rows[-1] for lane in lanes if lane.recorder.rows]
+    if last:
+        values = [row.get("global_acc", row.get("client_mean", math.nan)) for row in last]
+        bar.set_postfix(acc=f"{100 * sum(values) / len(values):.2f}%")
