@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from fedjax_sim.data import digits
 from fedjax_sim.data import synthetic as synthetic_images
 from fedjax_sim.data.folder import read_named, read_npz
 from fedjax_sim.data.images import resize_bilinear, to_uint8
@@ -47,26 +48,8 @@ class Source:
 # ---- without any files ------------------------------------------------------------
 
 
-@functools.lru_cache(maxsize=1)
-def _digits_arrays() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    from sklearn.datasets import load_digits  # heavy import, only here
-
-    data = load_digits()
-    x = to_uint8(resize_bilinear(data.images[..., None] * (255.0 / 16.0), 28, 28))  # from 8x8, levels 0..16
-    y = data.target.astype(np.int32)
-    order = np.random.default_rng(0).permutation(len(y))  # fixed: the split is part of the dataset
-    place = np.zeros(len(y), int)  # place of each example inside its class, in random order
-    for k in range(10):
-        members = order[y[order] == k]
-        place[members] = np.arange(len(members))
-    is_test = place % 5 == 4
-    for array in (x, y, is_test):
-        array.flags.writeable = False
-    return x, y, is_test
-
-
 def _digits(data_dir: Folder, download: bool) -> Dataset:
-    x, y, is_test = _digits_arrays()
+    x, y, is_test = digits.arrays()
     return Dataset("digits", x[~is_test], y[~is_test], x[is_test], y[is_test], 10)
 
 
@@ -232,7 +215,7 @@ def _named(name: str, help: str) -> Source:
 
 
 DATASETS: dict[str, Source] = {
-    "digits": Source("scikit-learn's handwritten digits, 28x28x1, 10 classes, 1,442 + 355 images, embedded", _digits),
+    "digits": Source("UCI's optical handwritten digits, 28x28x1, 10 classes, 1,442 + 355 images, embedded", _digits),
     "synthetic": Source(
         "class-conditional: synthetic:shape=32x32x3,classes=10,train=50000,test=1000,difficulty=1.0,seed=0",
         _synthetic,
