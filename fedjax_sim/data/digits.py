@@ -1,4 +1,4 @@
-"""The embedded digits: 1,797 handwritten digits of 43 people, 8x8 pixels with levels 0..16, shown as 28x28.
+"""The embedded digits: 1,797 handwritten digits of 13 people, 8x8 pixels with levels 0..16, shown as 28x28.
 
 They are the test part of "Optical Recognition of Handwritten Digits" (E. Alpaydin, C. Kaynak, UCI Machine Learning
 Repository, https://doi.org/10.24432/C50P49, licence CC BY 4.0), in the order in which scikit-learn distributes them.

@@ -14,7 +14,20 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_sim.data.spec import Converter, boolean, fraction, mix, parse_options, positive_float, positive_int, split_spec
+from fedjax_sim.data.arrays import MOST_CLASSES
+from fedjax_sim.data.memory import refuse_if_too_large
+from fedjax_sim.data.spec import (
+    Converter,
+    boolean,
+    check_whole,
+    fraction,
+    mix,
+    parse_options,
+    positive_float,
+    positive_int,
+    shown,
+    split_spec,
+)
 from fedjax_sim.errors import UserError, lookup
 
 log = logging.getLogger(__name__)
@@ -240,7 +253,17 @@ def _log_unheld(name: str, counts: np.ndarray, by_class: Rows) -> None:
 def _needs(name: str, key: str, extra: Extra) -> np.ndarray:
     if key not in extra:
         raise UserError(f"the partition {name} needs the '{key}' of every example, which only the dataset {name} has")
-    return np.asarray(extra[key])
+    values = np.asarray(extra[key])
+    if values.dtype.kind not in "iu" or values.min(initial=0) < 0 or values.max(initial=0) >= MOST_CLASSES:
+        raise UserError(f"the partition {name} needs whole numbers from 0 up as '{key}', got {values.dtype}")
+    return values.astype(np.int64)
+
+
+def draws(value: str) -> int:
+    number = positive_int(value)
+    if number > 100_000:
+        raise ValueError("it must be at most 100000")
+    return number
 
 
 @dataclasses.dataclass(frozen=True)
@@ -259,7 +282,7 @@ PARTITIONS: dict[str, Partitioner] = {
     "dirichlet": Partitioner(
         dirichlet,
         "dirichlet:0.1 (alpha; options min, tries): Dirichlet label shares, near-balanced sizes",
-        {"alpha": positive_float, "min": positive_int, "tries": positive_int},
+        {"alpha": positive_float, "min": positive_int, "tries": draws},
         "alpha",
         ("alpha",),
     ),
@@ -296,11 +319,11 @@ def parse_partition(spec: str) -> tuple[str, dict[str, Any]]:
     ('mnist_star', {'mix': (40, 40, 20)})
     """
     name, body = split_spec(spec)
-    entry = lookup("partition", name, PARTITIONS)
+    entry = lookup("partition", shown(name), PARTITIONS)
     options = parse_options(spec, body, entry.options, entry.positional)
     for key in entry.required:
         if key not in options:
-            raise UserError(f"the partition '{spec}' needs its {key}, e.g. {entry.help.split(' ')[0].rstrip(':')}")
+            raise UserError(f"the partition '{shown(spec)}' needs its {key}, e.g. {entry.help.split(' ')[0].rstrip(':')}")
     return name, options
 
 
@@ -318,8 +341,7 @@ def partition(
     """
     name, options = parse_partition(spec)
     y = np.asarray(y)
-    if clients < 1:
-        raise UserError(f"clients must be at least 1, got {clients}")
+    clients = check_whole("clients", clients, 1)
     if clients * least > len(y):
         raise UserError(
             f"{clients} clients with at least {least} example{'s' * (least > 1)} each are too many for {len(y)} examples"
@@ -327,11 +349,14 @@ def partition(
     rng = rng if isinstance(rng, np.random.Generator) else np.random.default_rng(rng)
     if name == "dirichlet":  # 10, or half the mean client where that is less
         options["min"] = max(options.get("min", min(10, len(y) // (2 * clients))), least)
+    if name != "iid":  # tables of clients x classes, a few of them at a time
+        table = 40 * clients * (int(y.max()) + 1)
+        refuse_if_too_large(table, f"{shown(spec)} with {clients} clients and {int(y.max()) + 1} classes", "use fewer")
     rows = PARTITIONS[name].split(y, clients, rng, extra or {}, **options)
     size = np.array([len(r) for r in rows])
     if size.min() < least:
         raise UserError(
-            f"{spec} leaves client {size.argmin()} with {size.min()} of the at least {least} examples it "
+            f"{shown(spec)} leaves client {size.argmin()} with {size.min()} of the at least {least} examples it "
             f"needs; use fewer than {clients} clients or a milder partition"
         )
     return rows
