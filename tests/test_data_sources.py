@@ -313,6 +313,15 @@ def test_bad_files(tmp_path):
         load("mnist", tmp_path / "data")
 
 
+def test_a_damaged_prepared_dataset_is_one_sentence(tmp_path):
+    prepare_tfds(tmp_path, "cifar10")
+    for file in (tmp_path / "cifar10" / "3.0.2").glob("*array_record*"):
+        file.write_bytes(file.read_bytes()[:100])
+    with pytest.raises(UserError, match=r"cifar10 at .* cannot be read") as caught:
+        load("cifar10", tmp_path)
+    assert "\n" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     "name, words",
     [

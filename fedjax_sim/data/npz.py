@@ -106,6 +106,8 @@ def _header(file: IO[bytes], where: str) -> tuple[np.dtype, tuple[int, ...], boo
         with warnings.catch_warnings():  # headers of Python 2 are read, without a word
             warnings.simplefilter("ignore")
             shape, fortran, dtype = read(file)
+    except zipfile.BadZipFile:
+        raise
     except Exception:
         raise UserError(f"{where} is not a plain NumPy array (.npy)") from None
     if dtype.hasobject or dtype.names or dtype.subdtype or dtype.kind not in KINDS or dtype.itemsize == 0:
