@@ -124,6 +124,13 @@ class Federation:
             raise UserError(f"x has {len(pool_x)} examples but y has {len(pool_y)}")
         if "train" not in rows or set(rows) - set(SPLITS):
             raise UserError(f"rows must have 'train' and may have 'val' and 'test'; got {', '.join(rows) or 'none'}")
+        for split, per_client in rows.items():
+            if (
+                not isinstance(per_client, Sequence | np.ndarray)
+                or isinstance(per_client, str)
+                or getattr(per_client, "ndim", 1) == 0
+            ):
+                raise UserError(f"rows['{split}'] must list the rows of every client, got {shown(repr(per_client))}")
         limit = len(pool_x)
         lists = {s: [_row_list(r, limit, f"rows['{s}'][{i}]") for i, r in enumerate(rows[s])] for s in SPLITS if s in rows}
         clients = len(lists["train"])
