@@ -124,15 +124,8 @@ class Federation:
             raise UserError(f"x has {len(pool_x)} examples but y has {len(pool_y)}")
         if "train" not in rows or set(rows) - set(SPLITS):
             raise UserError(f"rows must have 'train' and may have 'val' and 'test'; got {', '.join(rows) or 'none'}")
-        for split, per_client in rows.items():
-            if (
-                not isinstance(per_client, Sequence | np.ndarray)
-                or isinstance(per_client, str)
-                or getattr(per_client, "ndim", 1) == 0
-            ):
-                raise UserError(f"rows['{split}'] must list the rows of every client, got {shown(repr(per_client))}")
         limit = len(pool_x)
-        lists = {s: [_row_list(r, limit, f"rows['{s}'][{i}]") for i, r in enumerate(rows[s])] for s in SPLITS if s in rows}
+        lists = {split: _row_lists(rows[split], limit, split) for split in SPLITS if split in rows}
         clients = len(lists["train"])
         for split, per_client in lists.items():
             if len(per_client) != clients:
@@ -217,6 +210,14 @@ def channel_moments(x: np.ndarray, scale: float) -> tuple[np.ndarray, np.ndarray
         mean, variance = x.mean(axes, dtype=np.float64) * scale, x.var(axes, dtype=np.float64) * scale**2
     std = np.sqrt(variance)
     return mean, np.where(std >= SMALLEST, std, 1.0)
+
+
+def _row_lists(rows: Any, limit: int, split: str) -> list[np.ndarray]:
+    try:
+        per_client = list(rows)
+    except TypeError:
+        raise UserError(f"rows['{split}'] must list the rows of every client, got {shown(repr(rows))}") from None
+    return [_row_list(r, limit, f"rows['{split}'][{i}]") for i, r in enumerate(per_client)]
 
 
 def _row_list(rows: Any, limit: int, what: str) -> np.ndarray:
