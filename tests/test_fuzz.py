@@ -113,7 +113,7 @@ def specs(names):
     return st.one_of(st.sampled_from(sorted(names)), known, known, st.text(max_size=20))
 
 
-@given(specs([*DATASETS, "mine.npz"]))
+@given(specs([*DATASETS, "mine.npz", "mine.csv"]))
 def test_dataset_specs(spec):
     data = sentence_or_none(lambda: load(spec))
     if data is not None:
@@ -135,7 +135,7 @@ def test_file_names(text):
 @given(specs(PARTITIONS), st.integers(-1, 80), st.integers(1, 60), st.integers(1, 7))
 def test_partition_specs(spec, clients, number, classes):
     rng = np.random.default_rng(number)
-    extra = {"domain": np.arange(number) % 3, "drawer": np.arange(number) % 5}
+    extra = {"domain": np.arange(number) % 3, "drawer": np.arange(number) % 5, "x": np.arange(number) % 4}
     rows = sentence_or_none(lambda: partition(spec, rng.integers(0, classes, number), clients, 0, extra))
     if rows is not None:
         together = np.concatenate(rows)
@@ -257,6 +257,26 @@ def test_damaged_npz(place, raw):
     fed = sentence_or_none(lambda: federate(place / "damaged.npz", "iid", clients=2))
     if fed is not None:
         check_federation(fed)
+
+
+CSV = b"a,client,label,split\n" + b"".join(
+    b"%d.5,c%d,%d,%s\n" % (i, i % 3, i % 2, (b"train", b"test")[i % 4 == 3]) for i in range(24)
+)
+
+
+@given(damaged([CSV, CSV.replace(b",", b";"), CSV.replace(b"0,", b"no,")]), st.sampled_from(["iid", "column:client"]))
+def test_damaged_csv(place, raw, spec):
+    (place / "damaged.csv").write_bytes(raw)
+    fed = sentence_or_none(lambda: federate(place / "damaged.csv", spec, server_val=0, clients=None if spec != "iid" else 2))
+    if fed is not None:
+        check_federation(fed)
+
+
+@given(st.text(max_size=200))
+def test_any_text_as_csv(place, text):
+    (place / "any.csv").write_bytes(("label,a\n" + text).encode("utf-8", "surrogatepass"))
+    data = sentence_or_none(lambda: load(place / "any.csv"))
+    assert data is None or data.x_train.shape[1:] == (1, 1, 1)
 
 
 IDX = b"\0\0\x08\x03" + b"".join(n.to_bytes(4, "big") for n in (5, 2, 2)) + bytes(range(20))

@@ -140,7 +140,9 @@ def read_idx(path: pathlib.Path) -> np.ndarray:
 
 
 def read_idx_folder(folder: pathlib.Path) -> Arrays:
-    return {key: read_idx(folder / file) for key, file in IDX_FILES.items()}
+    """The four idx files of a folder, gzipped or unpacked."""
+    plain = {key: folder / file.removesuffix(".gz") for key, file in IDX_FILES.items()}
+    return {key: read_idx(plain[key] if exists(plain[key]) else folder / file) for key, file in IDX_FILES.items()}
 
 
 def read_tfds(name: str, folder: pathlib.Path | None, download: bool) -> Arrays | None:

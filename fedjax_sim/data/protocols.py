@@ -10,13 +10,15 @@ from collections.abc import Mapping
 import numpy as np
 
 from fedjax_sim.data.federation import Federation
+from fedjax_sim.data.partition import clients_of
 from fedjax_sim.data.partition import partition as share_out
-from fedjax_sim.data.sources import Dataset, load
+from fedjax_sim.data.sources import DATASETS, Dataset, load
 from fedjax_sim.data.spec import check_whole, shown
 from fedjax_sim.errors import UserError, lookup
 
 log = logging.getLogger(__name__)
 TRAIN_ONLY = ("tiny_imagenet",)  # merged protocols use its training folder alone
+CLIENTS = 20  # where nobody says how many
 NORMS = ("dataset", "pfllib", "none")
 
 
@@ -102,7 +104,7 @@ def split_client(
 def federate(
     dataset: str | os.PathLike[str] | Dataset = "digits",
     partition: str = "dirichlet:0.3",
-    clients: int = 20,
+    clients: int | None = None,
     protocol: str = "fedpolicy",
     data_seed: int = 0,
     *,
@@ -115,13 +117,13 @@ def federate(
 ) -> Federation:
     """Load, hold back, partition and split: from names to a `Federation`, deterministic in `data_seed`.
 
-    norm: "dataset" (published mean and std, else computed from the clients' training rows), "pfllib" (0.5, 0.5) or
-    "none". server_val: examples of the official training set kept by the server (protocol fedpolicy only), default
-    min(1000, 10 % of them), 0 for none. val_fraction: None for what the protocol says; a number f replaces the
-    protocol's own validation share, and under a protocol without one every client holds back f of its training part
-    (at least one example where it has two), the test rows being the same; 0 for none. batch_size: only enters the
-    smallest client of a Dirichlet or unbalanced pathological split under pfllib and pfedrlla, min(batch / held-back
-    share, n / N / 2).
+    clients: where not given 20, or under column:NAME one for each value. norm: "dataset" (published mean and std, else
+    computed from the clients' training rows), "pfllib" (0.5, 0.5) or "none". server_val: examples of the official
+    training set kept by the server (protocol fedpolicy only), default min(1000, 10 % of them), 0 for none.
+    val_fraction: None for what the protocol says; a number f replaces the protocol's own validation share, and under a
+    protocol without one every client holds back f of its training part (at least one example where it has two), the
+    test rows being the same; 0 for none. batch_size: only enters the smallest client of a Dirichlet or unbalanced
+    pathological split under pfllib and pfedrlla, min(batch / held-back share, n / N / 2).
 
     >>> fed = federate("digits", "dirichlet:0.3", clients=10)
     >>> sorted(fed.rows), fed.num_clients, len(fed.held["val"]), len(fed.held["test"])
@@ -132,7 +134,8 @@ def federate(
         raise UserError(f"unknown norm '{shown(norm)}'; allowed: {', '.join(NORMS)}")
     if val_fraction is not None and not _is_fraction(val_fraction):
         raise UserError(f"val_fraction must be between 0 and 1 (1 excluded), got {shown(val_fraction)}")
-    clients, data_seed = check_whole("clients", clients, 1), check_whole("data_seed", data_seed)
+    clients = clients if clients is None else check_whole("clients", clients, 1)
+    data_seed = check_whole("data_seed", data_seed)
     batch_size = check_whole("batch_size", batch_size, 1)
     data = dataset if isinstance(dataset, Dataset) else load(dataset, data_dir, download)
     official = len(data.y_train)
@@ -157,10 +160,10 @@ def federate(
     fractions = {k: f if k != "val" or val_fraction is None else val_fraction for k, f in rule.fractions.items()}
     fractions = {k: f for k, f in fractions.items() if f > 0}
     val_share = val_fraction if val_fraction and "val" not in fractions else 0.0
+    extra = {key: values[pool] for key, values in data.extra.items()}
+    clients = clients or clients_of(partition, extra) or CLIENTS
     spec = _with_pfllib_minimum(partition, rule, batch_size, len(pool), clients)
-    shares = share_out(
-        spec, y[pool], clients, partition_rng, {k: v[pool] for k, v in data.extra.items()}, least=1 + len(fractions)
-    )
+    shares = share_out(spec, y[pool], clients, partition_rng, extra, least=1 + len(fractions))
     splits = [split_client(pool[rows], fractions, split_rng, val_share) for rows in shares]
     starved = [i for i, parts in enumerate(splits) if len(parts["train"]) == 0]
     if starved:
@@ -195,7 +198,10 @@ def _told(dataset: str | os.PathLike[str] | Dataset) -> str:
     if isinstance(dataset, Dataset):
         return f"{shown(dataset.name)} (arrays)"
     text = os.fspath(dataset)
-    return shown(os.path.basename(text) if text.endswith(".npz") else text)
+    kind, colon, path = text.partition(":")
+    if kind in DATASETS:
+        return shown(f"{kind}:{os.path.basename(path.rstrip('/'))}" if DATASETS[kind].by_path and colon else text)
+    return shown(os.path.basename(text))
 
 
 def _is_fraction(value: object) -> bool:

@@ -14,8 +14,10 @@ import numpy as np
 from fedjax_sim.data import digits
 from fedjax_sim.data import synthetic as synthetic_images
 from fedjax_sim.data.arrays import check_images, check_labels
-from fedjax_sim.data.folder import read_named, read_npz, user_path
+from fedjax_sim.data.folder import exists, read_idx_folder, read_named, read_npz, user_path
 from fedjax_sim.data.images import resize_bilinear, to_uint8
+from fedjax_sim.data.npz import reason
+from fedjax_sim.data.pictures import read_pictures
 from fedjax_sim.data.spec import (
     Converter,
     image_shape,
@@ -26,6 +28,7 @@ from fedjax_sim.data.spec import (
     shown,
     split_spec,
 )
+from fedjax_sim.data.tables import read_csv
 from fedjax_sim.errors import UserError, unknown
 
 Folder = str | os.PathLike[str] | None
@@ -53,6 +56,7 @@ class Source:
     help: str
     make: Callable[..., Dataset]
     options: Mapping[str, Converter] = dataclasses.field(default_factory=dict)
+    by_path: bool = False  # all that follows NAME: is the path
 
 
 # ---- without any files ------------------------------------------------------------
@@ -218,6 +222,21 @@ def _from_arrays(name: str, arrays: Mapping[str, np.ndarray], classes: int | Non
     )
 
 
+def _at(kind: str, read: Callable[[pathlib.Path], Mapping[str, np.ndarray]]) -> Callable[..., Dataset]:
+    """The maker of a dataset that is a folder of the user's."""
+
+    def make(data_dir: Folder, download: bool, path: str = "") -> Dataset:
+        folder = user_path(path)
+        if not path or not exists(folder, pathlib.Path.is_dir):
+            raise UserError(f"'{shown(path)}' is not a folder; write {kind}:FOLDER")
+        try:
+            return _from_arrays(shown(folder.resolve().name), read(folder))
+        except OSError as error:
+            raise UserError(f"'{shown(path)}' cannot be read ({reason(error)})") from None
+
+    return make
+
+
 def _named(name: str, help: str) -> Source:
     return Source(help, functools.partial(_published, name))
 
@@ -246,11 +265,16 @@ DATASETS: dict[str, Source] = {
     "mnist_m": _named("mnist_m", "MNIST over photographs, 28x28x3, 10 classes, about 59,000 + 9,000"),
     "omniglot": _named("omniglot", "drawn characters, 105x105x1, 50 alphabets, 19,280 + 13,180, 20 drawers"),
     "mnist_star": Source("MNIST + USPS + MNIST-M, all 28x28x3, 10 classes, three domains", _mnist_star),
+    "folder": Source("folder:PATH, pictures in one subfolder per class", _at("folder", read_pictures), by_path=True),
+    "idx": Source("idx:PATH, the four idx files of MNIST's kind, gzipped or not", _at("idx", read_idx_folder), by_path=True),
 }
 
 
+FILES = {".npz": read_npz, ".csv": read_csv}
+
+
 def load(name: str | os.PathLike[str], data_dir: Folder = None, download: bool = False, **options: Any) -> Dataset:
-    """A dataset by name, by spec string (`synthetic:classes=5`), or by the path of a `.npz` file.
+    """A dataset by name, by spec string (`synthetic:classes=5`, `folder:PATH`), or by the path of a `.npz` or `.csv` file.
 
     data_dir: where the published datasets are (`NAME.npz`, or the idx files in a subfolder), else the
     environment variable FEDJAX_SIM_DATA. download: allow tensorflow-datasets to fetch it. A `.npz` has
@@ -263,13 +287,16 @@ def load(name: str | os.PathLike[str], data_dir: Folder = None, download: bool =
     (30, 8, 8, 3)
     """
     text = _text(name)
-    if text.endswith(".npz"):
-        path = user_path(text)
-        return _from_arrays(path.stem, read_npz(_without_options(text, path, options)))
+    for ending, read in (FILES if text.split(":")[0] not in DATASETS else {}).items():
+        if text.endswith(ending):
+            path = user_path(text)
+            return _from_arrays(shown(path.stem), read(_without_options(text, path, options)))
     base, body = split_spec(text)
     if base not in DATASETS:
-        raise unknown("dataset", shown(text), [*DATASETS, "the path of a .npz file"])
+        raise unknown("dataset", shown(text), [*DATASETS, "the path of a .npz or .csv file"])
     source = DATASETS[base]
+    if source.by_path:
+        return source.make(data_dir, download, path=body)
     written = parse_options(text, body, source.options, None)
     for key in options:
         if key not in source.options:
