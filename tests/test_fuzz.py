@@ -143,6 +143,25 @@ def test_partition_specs(spec, clients, number, classes):
         assert len(set(together.tolist())) == len(together) and together.min() >= 0 and together.max() < number
 
 
+@given(st.tuples(*[st.integers(1, 10**k) for k in (1, 2, 4, 6, 18)]), st.integers(1, 2**63 - 1))
+def test_synthetic_of_any_size(sizes, seed):
+    """What does not fit is refused before it is made."""
+    channels, classes, side, test, train = sizes
+    spec = f"synthetic:shape={side}x{side}x{channels},classes={classes},train={train},test={test},seed={seed}"
+    data = sentence_or_none(lambda: load(spec))
+    assert data is None or data.x_train.nbytes + data.x_test.nbytes < 30_000_000
+
+
+@given(
+    st.sampled_from([0.001, 0.1, 1.0, 100.0]), st.integers(1, 30), st.integers(1, 5), st.integers(1, 20), st.integers(1, 100)
+)
+def test_dirichlet_of_any_size(alpha, least, tries, clients, number):
+    spec = f"dirichlet:{alpha},min={least},tries={tries}"
+    rows = sentence_or_none(lambda: partition(spec, np.arange(number) % 4, clients, 0))
+    assert (rows is None) == (least * clients > number)
+    assert rows is None or (min(map(len, rows)) >= least and sorted(np.concatenate(rows)) == list(range(number)))
+
+
 TOY = Dataset(
     "toy",
     np.random.default_rng(0).integers(0, 256, (90, 2, 2, 1), dtype=np.uint8),

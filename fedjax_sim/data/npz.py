@@ -74,7 +74,7 @@ def _members(archive: zipfile.ZipFile, path: pathlib.Path, size: int, wanted: Ca
 
 
 def _read(archive: zipfile.ZipFile, info: zipfile.ZipInfo, where: str) -> np.ndarray:
-    """One member as an array."""
+    """One member as an array. With its last byte zipfile compares the member's checksum."""
     with archive.open(info) as file:
         dtype, shape, fortran = _header(file, where)
         count = math.prod(shape)
@@ -93,7 +93,6 @@ def _read(archive: zipfile.ZipFile, info: zipfile.ZipInfo, where: str) -> np.nda
                 raise UserError(f"{where} ends after {in_words(start)} of {in_words(held)}")
             raw[start : start + len(block)] = np.frombuffer(block, np.uint8)
             start += len(block)
-        file.read(1)  # at the end the zip's checksum is compared
     array = flat.reshape(shape[::-1]).T if fortran else flat.reshape(shape)
     return np.ascontiguousarray(array, dtype.newbyteorder("=")) if shape else array.astype(dtype.newbyteorder("="))
 

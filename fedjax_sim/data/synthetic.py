@@ -78,7 +78,7 @@ def _refuse_if_too_large(shape: tuple[int, int, int], classes: int, train: int, 
     pixels, coefficients = math.prod(shape), GRID * GRID
     chunk = min(CHUNK, max(train, test))
     labels = 40 * (train + test)
-    total = pixels * (train + test) + 6 * chunk * pixels + 12 * shape[0] * shape[1] * coefficients + labels
+    total = pixels * (train + test) + 8 * chunk * pixels + 12 * shape[0] * shape[1] * coefficients + labels
     total += 8 * coefficients * shape[2] * (classes + 3 * chunk)
     refuse_if_too_large(
         total, f"synthetic: {train} + {test} images of {'x'.join(map(str, shape))}", "use fewer or smaller images"
