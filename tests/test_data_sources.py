@@ -292,7 +292,7 @@ def test_bad_files(tmp_path):
     np.savez(tmp_path / "ragged.npz", **arrays | {"y_train": arrays["y_train"][:-1]})
     save(tmp_path / "mnist.npz", (32, 32))
     for name, words in (
-        ("packed", "lacks x_train, x_test, y_test"),
+        ("packed", "lacks x_train, x_test, y_test.*it has x_train_xz, y_train"),
         ("broken", "not a readable"),
         ("pickled", "plain arrays"),
         ("ragged", "integer labels"),

@@ -101,12 +101,18 @@ def missing(name: str, folder: pathlib.Path | None) -> UserError:
 
 def read_npz(path: pathlib.Path) -> Arrays:
     """The arrays of a `.npz` with at least x_train, y_train, x_test, y_test, and all others named KEY_train, KEY_test."""
-    arrays = read_arrays(path, lambda key: key.endswith(("_train", "_test")))
+    names: list[str] = []
+
+    def wanted(key: str) -> bool:
+        names.append(key)
+        return key.endswith(("_train", "_test"))
+
+    arrays = read_arrays(path, wanted)
     absent = [key for key in KEYS if key not in arrays]
     if absent:
         raise UserError(
             f"'{shown(path)}' lacks {', '.join(absent)}: a dataset file has the arrays "
-            f"{', '.join(KEYS)}; it has {shown(', '.join(sorted(arrays))) or 'none'}"
+            f"{', '.join(KEYS)}; it has {shown(', '.join(sorted(names))) or 'none'}"
         )
     return arrays
 
