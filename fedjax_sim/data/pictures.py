@@ -26,7 +26,7 @@ def read_pictures(folder: pathlib.Path) -> Arrays:
     try:
         from PIL import Image
     except ImportError:
-        raise UserError("reading a folder of pictures needs pillow: pip install pillow") from None
+        raise UserError("reading a folder of pictures needs pillow: pip install 'fedjax-sim[images]'") from None
     parts = [folder / "train", folder / "test"] if (folder / "train").is_dir() and (folder / "test").is_dir() else [folder]
     classes = sorted({place.name for part in parts for place in _folders(part)})
     files = [
