@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test lint slow clean
+.PHONY: demo test lint fuzz slow clean
 
 $(VENV)/.stamp-core: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -26,6 +26,9 @@ lint: $(VENV)/.stamp-test
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+fuzz: $(VENV)/.stamp-test   ## thousands of random inputs: bad specs, files and arrays
+	HYPOTHESIS_PROFILE=long $(BIN)/python -m pytest -q tests/test_fuzz.py
 
 slow: $(VENV)/.stamp-test   ## long checks: learning curves of the agents, long runs
 	$(BIN)/python -m pytest -q -m slow

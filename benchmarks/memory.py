@@ -6,7 +6,7 @@ a  N = 10,000 stateless clients on cnn4 (32×32×3, a few examples each), 20 per
 b  N = 200 clients on ResNet-18 that each keep a model (8.9 GB in all), 2 per round: no second copy of the state
 c  as b with the models on the host (`--state-on host`) and the cohort's rows sent to the device
 
-Must hold = state + data + training lanes, from shapes alone (`describe.facts`). Passed: peak ≤ state + 4 GB. The excess
+Must hold = state + data + training lanes, from shapes alone (`runner.facts`). Passed: peak ≤ state + 4 GB. The excess
 is what the process grew by, beyond the state, after JAX had started and one network was compiled and run (`baseline`):
 a second copy of the state anywhere would show there in full. `--checkpoint` also writes and reads a checkpoint.
 """
@@ -47,7 +47,7 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
     import jax
     import jax.numpy as jnp
 
-    from fedjax_sim.cli import describe
+    from fedjax_sim.runner.facts import facts as sizes
     from fedjax_sim.data.federation import Federation
     from fedjax_sim.engine import host_rows
     from fedjax_sim.engine import layout as layouts
@@ -124,7 +124,7 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
             note("saved")
             state = jax.block_until_ready(checkpoint.load(path, state, config.hash()))
         note("loaded")
-    facts = describe.facts(setup)
+    facts = sizes(setup)
     devices_bytes = sum(a.nbytes for a in jax.live_arrays())
     return {
         "clients": case["clients"],

@@ -83,6 +83,83 @@ def test_is_a_pytree_argument():
     np.testing.assert_array_equal(fed.label_counts(), Federation.label_counts(jax.device_get(fed)))
 
 
+def test_origin_and_fingerprint_do_not_compile_again():
+    x, y = arrays()
+    make = lambda **more: Federation.from_arrays(x, y, {"train": TRAIN}, test=[30], **more)
+    one, other = make(), make(description="made elsewhere")
+    assert (one.description, other.description) == ("arrays", "made elsewhere")
+    traces = []
+
+    @jax.jit
+    def total(fed):
+        traces.append(1)
+        return fed.y.sum()
+
+    total(one), total(other), total(jax.device_put(other))
+    assert len(traces) == 1 and len(jax.tree.leaves(one)) == len(jax.tree.leaves(other))
+    assert jax.tree.structure(one) == jax.tree.structure(other) and hash(jax.tree.structure(one)) is not None
+    assert jax.device_put(other).description == "made elsewhere"  # it rides along
+    assert one.fingerprint() == other.fingerprint() == jax.device_put(one).fingerprint()  # float64 -> float32
+    assert one.__dict__["_fingerprint"] == one.fingerprint() and "_fingerprint" not in dataclasses.replace(one).__dict__
+
+
+def test_fingerprint_sees_every_part():
+    x, y = arrays()
+    fed = Federation.from_arrays(x, y, {"train": TRAIN, "val": [[5], [], [23, 24]]}, test=[30], server_val=[39])
+    pixel, label = np.array(fed.x), np.array(fed.y)
+    pixel[-1, -1, -1, -1] ^= 1
+    label[7] = (label[7] + 1) % 4
+    row = np.array(fed.rows["val"])
+    row[2, 1] = 25
+    changed = [
+        dict(x=pixel),
+        dict(y=label),
+        dict(rows=fed.rows | {"val": row}),
+        dict(size=fed.size | {"val": np.array([1, 0, 1], np.int32)}),
+        dict(held=fed.held | {"test": np.array([31], np.int32)}),
+        dict(held={"test": fed.held["test"]}),
+        dict(mean=fed.mean + 0.01),
+        dict(std=fed.std * 2),
+        dict(scale=fed.scale * 2),
+        dict(classes=5),
+        dict(augment="crop_flip"),
+    ]
+    prints = [fed.fingerprint(), *(dataclasses.replace(fed, **change).fingerprint() for change in changed)]
+    assert len(set(prints)) == len(prints)
+    assert dataclasses.replace(fed, name="other").fingerprint() == fed.fingerprint()
+
+
+def test_non_finite_images_are_refused_by_row():
+    x, y = arrays()
+    for dtype in (np.float16, np.float32, np.float64):
+        for bad in (np.nan, np.inf, -np.inf):
+            poisoned = (x / 255).astype(dtype)
+            poisoned[17, 2, 3, 1] = bad
+            with pytest.raises(UserError, match=r"row 17 has -?(nan|inf).*\[2, 3, 1\]"):
+                Federation.from_arrays(poisoned, y, {"train": TRAIN}, test=[30])
+    clean = Federation.from_arrays((x / 255).astype(np.float32), y, {"train": TRAIN}, test=[30])
+    assert np.isnan(dataclasses.replace(clean, x=np.full_like(clean.x, np.nan)).x).all()  # planting stays possible
+
+
+def test_kinds_of_images():
+    x, y = arrays()
+    make = lambda x: Federation.from_arrays(x, y, {"train": TRAIN}, test=[30])
+    big = make((x / 255).astype(">f4"))
+    assert big.x.dtype == np.dtype("=f4") and big.fingerprint() == make((x / 255).astype(np.float32)).fingerprint()
+    assert make((x / 255).astype(np.float16)).x.dtype == np.float16
+    ink = make(x > 100)
+    assert ink.x.dtype == np.uint8 and set(np.unique(ink.x)) == {0, 255} and ink.scale == 1 / 255
+
+
+def test_tables_are_normalised_feature_by_feature():
+    _, y = arrays()
+    table = np.random.default_rng(0).normal([5.0, -300.0, 0.01], [2.0, 40.0, 0.001], (40, 3))
+    fed = Federation.from_arrays(table, y, {"train": TRAIN}, test=(table[:5], y[:5]))
+    assert fed.shape == (1, 1, 3) and fed.held["test"].tolist() == [40, 41, 42, 43, 44]
+    np.testing.assert_allclose(fed.mean, table[ALL_TRAIN].mean(0), rtol=1e-12)
+    np.testing.assert_allclose(fed.std, table[ALL_TRAIN].std(0), rtol=1e-12)
+
+
 def test_moments_of_a_constant_channel():
     mean, std = channel_moments(np.full((2, 3, 3, 1), 51, np.uint8), 1 / 255)
     np.testing.assert_allclose(mean, [0.2])
@@ -109,7 +186,21 @@ def test_moments_of_a_constant_channel():
         ({"mean": [0.1, 0.2]}, "3 numbers"),
         ({"y": np.zeros(3, int)}, "40 examples but y has 3"),
         ({"y": np.zeros(40)}, "integer labels"),
-        ({"x": np.zeros((40, 7))}, r"\[D, H, W\]"),
+        ({"x": np.zeros(40)}, r"\[D, H, W\]"),
+        ({"x": np.zeros((40, 7, 7, 0), np.uint8)}, "no side of 0"),
+        ({"x": np.zeros((40, 7, 7), np.longdouble)}, "float64"),
+        ({"x": np.zeros((40, 7, 7), complex)}, "uint8 or floating"),
+        ({"x": np.zeros((40, 7, 7), "f4,f4")}, "plain array"),
+        ({"x": [[1], [2, 3]]}, "not an array"),
+        ({"x": np.full((40, 7, 7), 1e300)}, "finite, but row 0"),
+        ({"y": np.int64(3)}, "integer labels"),
+        ({"y": np.array([-1] + [0] * 39)}, "row 0 has -1"),
+        ({"y": np.array([0] * 39 + [2**40])}, "row 39 has 1099511627776"),
+        ({"y": np.array([0] * 39 + [2**63], np.uint64)}, "row 39"),
+        ({"classes": 10**9}, "at most 100000"),
+        ({"mean": float("nan")}, "mean must be finite"),
+        ({"std": 1e-60}, "positive"),
+        ({"std": "wide"}, "3 numbers"),
         ({"x": np.zeros((40, 7, 7), np.int64)}, "uint8 or floating"),
     ],
 )

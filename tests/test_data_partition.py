@@ -7,6 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from fedjax_sim.data import memory
 from fedjax_sim.data.partition import PARTITIONS, _dirichlet_counts, parse_partition, partition
 from fedjax_sim.errors import UserError
 
@@ -251,4 +252,38 @@ def test_more_omniglot_clients_than_drawings():
 
 
 def test_every_partition_has_help():
-    assert len(PARTITIONS) == 7 and all(entry.help.startswith(name) for name, entry in PARTITIONS.items())
+    assert len(PARTITIONS) == 8 and all(entry.help.startswith(name) for name, entry in PARTITIONS.items())
+
+
+def test_tables_that_do_not_fit_in_memory_are_refused(monkeypatch):
+    monkeypatch.setattr(memory, "SMALL", 0)
+    monkeypatch.setattr(memory, "available", lambda: 10_000)
+    y = np.arange(2000) % 50
+    for spec in ("dirichlet:0.1", "fixed:2", "pathological:2", "shards:2"):
+        with pytest.raises(UserError, match="with 20 clients and 50 classes needs about 40000 bytes of memory, but 10000"):
+            partition(spec, y, clients=20)
+    assert len(partition("iid", y, clients=20)) == 20
+
+
+@pytest.mark.parametrize(
+    "spec, words",
+    [
+        ("dirichlet:²", "finite number above 0"),
+        ("dirichlet:0.1,tries=1000000", "at most 100000"),
+        ("dirichlet:0.1,min=1_0", "plain digits"),
+        ("shards:" + "9" * 30, "at most 2"),
+        ("dirichlet:0.1,alpha=2", "alpha twice"),
+        ("mnist_star:1000000000/1/1", "shares like"),
+        ("no\nsuch", r"no\\nsuch"),
+    ],
+)
+def test_hostile_specs(spec, words):
+    with pytest.raises(UserError, match=words) as caught:
+        partition(spec, np.arange(100) % 10, clients=5)
+    assert "\n" not in str(caught.value)
+
+
+def test_domains_must_be_whole_numbers():
+    for domain in (np.zeros(30), np.full(30, -1), np.full(30, "a"), np.full(30, 2**40)):
+        with pytest.raises(UserError, match="needs whole numbers from 0 up as 'domain'"):
+            partition("mnist_star", np.zeros(30, int), clients=3, extra={"domain": domain})

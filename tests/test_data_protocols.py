@@ -1,5 +1,8 @@
 """Split protocols: fractions, disjointness, no leak of test rows, server validation, seeds, normalisation."""
 
+import hashlib
+
+import jax
 import numpy as np
 import pytest
 
@@ -116,9 +119,86 @@ def test_norms():
     np.testing.assert_allclose([fed.mean[0], fed.std[0]], [train.mean(), train.std()], rtol=1e-10)
 
 
+ROWS = {  # sha256 over the leaves of federate("digits", "dirichlet:0.3", clients=10, protocol=...), before val_fraction
+    "fedpolicy": "c2fe237546147cf00092b91be1be6f860b9faf3ddd6aae00a9acca11d27e36d1",
+    "pfllib": "0e3e25220cae13d0336440d5933ae3577a6c18e8062d0edfc01b225e8f926e06",
+    "pfedrlla": "cbb244da8a491377c73cf8ef7b4c9a091835e9f64ce76a8cf9e214cb309e225a",
+    "qbandit": "3dfbabd205f22fcf9fdaf4ddb7fd19a20149800704a6a32ff1211a77f78b6d2c",
+}
+
+
+@pytest.mark.parametrize("protocol", ROWS)
+def test_the_defaults_give_the_same_federation_as_ever(protocol):
+    total = hashlib.sha256()
+    for leaf in jax.tree.leaves(federate("digits", "dirichlet:0.3", clients=10, protocol=protocol)):
+        total.update(np.ascontiguousarray(leaf).tobytes())
+    assert total.hexdigest() == ROWS[protocol]
+
+
+@pytest.mark.parametrize("protocol", SHARES)
+def test_val_fraction_under_any_protocol(protocol):
+    whole = federate(toy(), "dirichlet:0.3", clients=20, protocol=protocol)
+    fed = federate(toy(), "dirichlet:0.3", clients=20, protocol=protocol, val_fraction=0.3)
+    everything = lambda f: sorted(np.concatenate([used(f, split) for split in f.rows]).tolist())
+    assert everything(fed) == everything(whole) == sorted(set(everything(whole)))
+    if "val" in whole.rows:  # it replaces the protocol's own share, of all that a client holds
+        of = sum(fed.size[split] for split in fed.size)
+    else:  # it is taken from what would be training data, and nothing else moves
+        of = whole.size["train"]
+        np.testing.assert_array_equal(fed.rows["test"], whole.rows["test"])
+    assert (np.abs(fed.size["val"] - 0.3 * of) <= 0.5 + 1e-9).all() and fed.size["val"].min() >= 1
+    none = federate(toy(), "dirichlet:0.3", clients=20, protocol=protocol, val_fraction=0)
+    assert "val" not in none.rows and everything(none) == everything(whole)
+
+
+def test_val_fraction_needs_two_training_examples():
+    small = toy(train=60, test=0)
+    fed = federate(small, "iid", clients=30, protocol="pfllib", val_fraction=0.9)  # 2 each: 1 test, 1 train
+    assert fed.size["train"].tolist() == [1] * 30 and fed.size["val"].tolist() == [0] * 30
+    fed = federate(small, "iid", clients=20, protocol="pfllib", val_fraction=0.01)  # 3 each
+    assert fed.size["train"].tolist() == fed.size["val"].tolist() == [1] * 20
+
+
+def test_description_and_fingerprint_of_a_federation(tmp_path):
+    make = lambda **more: federate(**dict(dataset="digits", partition="iid", clients=5) | more)
+    fed = make()
+    assert fed.description == (
+        "digits, iid, 5 clients, fedpolicy, server_val 144, norm dataset, data_seed 0, 1797 examples 28x28x1"
+    )
+    assert make().fingerprint() == fed.fingerprint() and make().description == fed.description
+    others = [dict(data_seed=1), dict(partition="shards:2"), dict(clients=6), dict(norm="none"), dict(val_fraction=0.2)]
+    others = [make(**other) for other in others]
+    assert len({f.fingerprint() for f in [fed, *others]}) == len({f.description for f in [fed, *others]}) == 6
+
+    data = load("digits")
+    arrays = {key: getattr(data, key) for key in ("x_train", "y_train", "x_test", "y_test")}
+    np.savez(tmp_path / "mine.npz", **arrays)
+    (tmp_path / "elsewhere").mkdir()
+    np.savez(tmp_path / "elsewhere" / "mine.npz", **arrays)
+    one, same = make(dataset=str(tmp_path / "mine.npz")), make(dataset=tmp_path / "elsewhere" / "mine.npz")
+    assert (
+        one.description == same.description and "mine.npz, iid" in one.description and str(tmp_path) not in one.description
+    )
+    assert one.fingerprint() == same.fingerprint() == fed.fingerprint()
+    arrays["x_test"][3, 4, 5, 0] ^= 1
+    np.savez(tmp_path / "mine.npz", **arrays)
+    changed = make(dataset=str(tmp_path / "mine.npz"))
+    assert changed.description == one.description and changed.fingerprint() != one.fingerprint()
+
+
 @pytest.mark.parametrize(
     "change, words",
     [
+        ({"val_fraction": -0.1}, "between 0 and 1"),
+        ({"val_fraction": float("nan")}, "between 0 and 1"),
+        ({"val_fraction": "0.1"}, "between 0 and 1"),
+        ({"data_seed": -1}, "data_seed must be a whole number"),
+        ({"clients": 2.5}, "clients must be a whole number"),
+        ({"clients": 10**9}, "too many"),
+        ({"clients": 10**30}, "below 2"),
+        ({"batch_size": 0}, "batch_size must be"),
+        ({"server_val": 0.5}, "does not fit"),
+        ({"dataset": 3}, "name or a path"),
         ({"protocol": "pfllb"}, "did you mean 'pfllib'"),
         ({"norm": "imagenet"}, "dataset, pfllib, none"),
         ({"server_val": 4000}, "4000 training examples"),

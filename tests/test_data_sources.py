@@ -1,14 +1,17 @@
 """Sources: digits, synthetic, npz, idx, prepared tensorflow-datasets, and what missing data says."""
 
 import gzip
+import hashlib
+import importlib.util
 import io
 import os
 import sys
 
 import numpy as np
 import pytest
+from golden import make_data
 
-from fedjax_sim.data import DATASETS, federate, load
+from fedjax_sim.data import DATASETS, digits, federate, load
 from fedjax_sim.data import folder as folder_module
 from fedjax_sim.data.images import resize_bilinear
 from fedjax_sim.errors import UserError
@@ -52,28 +55,48 @@ def save_idx(folder):
     return x, y
 
 
-def test_digits_are_the_real_ones():
-    from sklearn.datasets import load_digits
+DIGITS = {  # sha256 of the arrays as scikit-learn's copy gave them, resized in floating point
+    "x_train": "e1a25caa54723d708eacabeb98a8c3a11cb63808668588c02905a06624258307",
+    "y_train": "399103ccd18f804d43eb4ca839f034814919c41416b6de1493d49f487de2750e",
+    "x_test": "1168245b9c86bf2b84bcdbf54b8d710ee64999d0103e5248589918cff09817f1",
+    "y_test": "9706540758069ba25a7f0ad7c2040434f9991bcdccbe9993cdc2b2094d37a240",
+}
 
+
+def test_digits_are_bit_for_bit_what_they_were():
     data = load("digits")
-    x, y = np.concatenate([data.x_train, data.x_test]), np.concatenate([data.y_train, data.y_test])
-    assert x.shape == (1797, 28, 28, 1) and x.dtype == np.uint8
-    original = load_digits()
-    np.testing.assert_array_equal(np.bincount(y), np.bincount(original.target))
-    share = np.bincount(data.y_test) / np.bincount(y)
+    assert data.x_train.dtype == np.uint8 and data.y_train.dtype == np.int32 and data.x_test.shape == (355, 28, 28, 1)
+    assert {key: hashlib.sha256(getattr(data, key).tobytes()).hexdigest() for key in DIGITS} == DIGITS
+    share = np.bincount(data.y_test) / np.bincount(np.concatenate([data.y_train, data.y_test]))
     assert (np.abs(share - 0.2) < 0.01).all()  # stratified
-    brightness = np.sort(x.mean((1, 2, 3)))  # resizing keeps the mean of an image, up to its border
-    np.testing.assert_allclose(brightness, np.sort(original.images.mean((1, 2)) * 255 / 16), atol=12)
-    again = load("digits")
-    np.testing.assert_array_equal(data.x_test, again.x_test)
 
 
-def test_resize_against_torch():
-    torch = pytest.importorskip("torch")
-    for old, new in (((8, 8), (28, 28)), ((16, 16), (28, 28)), ((7, 5), (3, 9))):
-        x = np.random.default_rng(0).random((3, *old, 2))
-        reference = torch.nn.functional.interpolate(torch.tensor(x).permute(0, 3, 1, 2), new, mode="bilinear")
-        np.testing.assert_allclose(resize_bilinear(x, *new), reference.permute(0, 2, 3, 1).numpy(), atol=1e-12)
+def test_digits_need_no_scikit_learn_and_match_it_where_it_is():
+    stored = dict(np.load(digits.FILE))
+    assert os.path.getsize(digits.FILE) < 60_000 and len(stored["low"]) == 167
+    near = resize_bilinear(stored["levels"][..., None] * (255 / 16), 28, 28)
+    assert np.abs(digits.arrays()[0] - near).max() <= 0.5 + 1e-9
+    if importlib.util.find_spec("sklearn"):
+        for key, value in make_data.digits().items():
+            np.testing.assert_array_equal(stored[key], value, err_msg=key)
+
+
+@pytest.fixture(scope="module")
+def interpolated():
+    """What PyTorch's interpolate gives: computed here where it is installed, and equal to the committed arrays."""
+    golden = dict(np.load(make_data.HERE / "data_resize.npz"))
+    if importlib.util.find_spec("torch"):
+        live = make_data.resized()
+        assert set(live) == set(golden)
+        for key, value in live.items():
+            np.testing.assert_allclose(value, golden[key], atol=1e-12, err_msg=key)
+    return golden
+
+
+def test_resize_against_torch(interpolated):
+    for old, new in make_data.RESIZES:
+        expected = interpolated[f"{old[0]}x{old[1]}"]
+        np.testing.assert_allclose(resize_bilinear(make_data.resize_input(old), *new), expected, atol=1e-12)
 
 
 def test_synthetic_options_and_determinism():
@@ -129,14 +152,16 @@ def test_idx_folder_and_debian(tmp_path):
     np.testing.assert_array_equal(load("fashion_mnist").x_train[..., 0], x)
 
 
-def test_usps_and_mnist_m_become_28x28(tmp_path):
-    torch = pytest.importorskip("torch")
-    grey, colour = save(tmp_path / "usps.npz", (16, 16)), save(tmp_path / "mnist_m.npz", (32, 32, 3))
+def test_usps_and_mnist_m_become_28x28(tmp_path, interpolated):
+    save(tmp_path / "usps.npz", (16, 16))
+    grey = make_data.usps_input()
+    np.savez(
+        tmp_path / "usps.npz", **dict(np.load(tmp_path / "usps.npz")) | {"x_train": grey, "y_train": np.arange(len(grey))}
+    )
     usps = load("usps", tmp_path).x_train
-    grey_images = torch.tensor(grey["x_train"][:, None]).double()
-    reference = torch.nn.functional.interpolate(grey_images, (28, 28), mode="bilinear")
-    assert usps.shape == (30, 28, 28, 1)
-    assert np.abs(usps[..., 0] - reference[:, 0].numpy()).max() <= 0.5 + 1e-9
+    assert usps.shape == (make_data.USPS, 28, 28, 1)
+    assert np.abs(usps[..., 0] - interpolated["usps"]).max() <= 0.5 + 1e-9
+    colour = save(tmp_path / "mnist_m.npz", (32, 32, 3))
     np.testing.assert_array_equal(load("mnist_m", tmp_path).x_train, colour["x_train"][:, 2:30, 2:30])
 
 
@@ -237,7 +262,7 @@ def test_prepared_tfds_is_read_without_tensorflow(where, tmp_path, monkeypatch):
 
 
 def test_missing_data_is_one_sentence(tmp_path, monkeypatch):
-    for name in set(DATASETS) - {"digits", "synthetic"}:
+    for name in set(DATASETS) - {"digits", "synthetic", "folder", "idx"}:
         for data_dir in (None, tmp_path):
             with pytest.raises(UserError, match="three ways") as caught:
                 load(name, data_dir)
@@ -267,7 +292,7 @@ def test_bad_files(tmp_path):
     np.savez(tmp_path / "ragged.npz", **arrays | {"y_train": arrays["y_train"][:-1]})
     save(tmp_path / "mnist.npz", (32, 32))
     for name, words in (
-        ("packed", "lacks x_train, x_test, y_test"),
+        ("packed", "lacks x_train, x_test, y_test.*it has x_train_xz, y_train"),
         ("broken", "not a readable"),
         ("pickled", "plain arrays"),
         ("ragged", "integer labels"),
@@ -286,6 +311,15 @@ def test_bad_files(tmp_path):
     (idx / "train-images-idx3-ubyte.gz").write_bytes(b"nothing")
     with pytest.raises(UserError, match="gzip"):
         load("mnist", tmp_path / "data")
+
+
+def test_a_damaged_prepared_dataset_is_one_sentence(tmp_path):
+    prepare_tfds(tmp_path, "cifar10")
+    for file in (tmp_path / "cifar10" / "3.0.2").glob("*array_record*"):
+        file.write_bytes(file.read_bytes()[:100])
+    with pytest.raises(UserError, match=r"cifar10 at .* cannot be read") as caught:
+        load("cifar10", tmp_path)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

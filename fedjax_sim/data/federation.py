@@ -7,16 +7,21 @@ is copied or padded per client, so a client of 12 examples costs 12 integers bes
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
+from fedjax_sim.data.arrays import MOST_CLASSES, check_images, check_labels
+from fedjax_sim.data.provenance import Origin, fingerprint
+from fedjax_sim.data.spec import shown
 from fedjax_sim.errors import UserError
 
 Array = Any  # np.ndarray at construction, jax.Array (or a tracer) inside a compiled round
 SPLITS = ("train", "val", "test")
+SMALLEST = float(np.finfo(np.float32).tiny)  # a standard deviation below it is 0 in training
 
 
 @jax.tree_util.register_dataclass
@@ -48,6 +53,20 @@ class Federation:
     classes: int = dataclasses.field(metadata={"static": True})
     name: str = dataclasses.field(default="arrays", metadata={"static": True})
     augment: str = dataclasses.field(default="", metadata={"static": True})  # "" or "crop_flip": the engine applies it
+    origin: Origin = dataclasses.field(default=Origin("arrays"), metadata={"static": True})  # equal to every other one
+
+    @property
+    def description(self) -> str:
+        """How it was made, in one line; "arrays" for own arrays. A copy by `dataclasses.replace` keeps it."""
+        return self.origin.text
+
+    @functools.cached_property
+    def _fingerprint(self) -> str:  # of this object: replaced or moved copies compute their own
+        return fingerprint(self)
+
+    def fingerprint(self) -> str:
+        """sha256 of the content (examples, labels, rows, normalisation), computed on the host once per object."""
+        return self._fingerprint
 
     @property
     def num_clients(self) -> int:
@@ -89,23 +108,24 @@ class Federation:
         std: Any = None,
         name: str = "arrays",
         augment: str = "",
+        description: str = "arrays",
     ) -> Federation:
         """A federation from your own arrays and explicit row lists.
 
-        x: [D, H, W] or [D, H, W, C], uint8 (scaled by 1/255) or float (taken as it is); y: [D] integer
-        labels. rows: {"train": [rows of client 0, rows of client 1, ...], optionally "val" and "test"
-        likewise}. test: the global test set, a list of rows or arrays (x, y) to append to the pool; without
-        it, the union of the clients' test rows. server_val: rows the server may validate on. mean, std: per
-        channel, after scaling; computed from the clients' training rows when left out. A test row that is
-        also a training or validation row is an error.
+        x: [D, H, W] or [D, H, W, C], uint8 or bool (scaled to 0..1) or float (taken as it is), or a table of features
+        [D, F], which becomes [D, 1, 1, F]; y: [D] integer labels. rows: {"train": [rows of client 0, rows of client 1,
+        ...], optionally "val" and "test" likewise}. test: the global test set, a list of rows or arrays (x, y) to
+        append to the pool; without it, the union of the clients' test rows. server_val: rows the server may validate
+        on. mean, std: per channel, after scaling; computed from the clients' training rows when left out. A test row
+        that is also a training or validation row is an error. description: how it was made, for the records of a run.
         """
-        pool_x, pool_y = _images(x, "x"), _labels(y, "y")
+        pool_x, pool_y = check_images(x, "x"), check_labels(y, "y")
         if len(pool_x) != len(pool_y):
             raise UserError(f"x has {len(pool_x)} examples but y has {len(pool_y)}")
         if "train" not in rows or set(rows) - set(SPLITS):
             raise UserError(f"rows must have 'train' and may have 'val' and 'test'; got {', '.join(rows) or 'none'}")
         limit = len(pool_x)
-        lists = {s: [_row_list(r, limit, f"rows['{s}'][{i}]") for i, r in enumerate(rows[s])] for s in SPLITS if s in rows}
+        lists = {split: _row_lists(rows[split], limit, split) for split in SPLITS if split in rows}
         clients = len(lists["train"])
         for split, per_client in lists.items():
             if len(per_client) != clients:
@@ -117,8 +137,8 @@ class Federation:
             raise UserError(f"every client needs at least 1 training example; client {empty[0]} has none")
 
         held: dict[str, np.ndarray] = {}
-        if isinstance(test, tuple) and len(test) == 2 and np.ndim(test[0]) >= 3:
-            test_x, test_y = _images(test[0], "test x"), _labels(test[1], "test y")
+        if isinstance(test, tuple) and len(test) == 2 and np.ndim(test[0]) >= 2:
+            test_x, test_y = check_images(test[0], "test x"), check_labels(test[1], "test y")
             if test_x.shape[1:] != pool_x.shape[1:] or test_x.dtype != pool_x.dtype or len(test_x) != len(test_y):
                 raise UserError(
                     f"test images {test_x.shape} {test_x.dtype} with {len(test_y)} labels do not fit "
@@ -139,8 +159,10 @@ class Federation:
         needed = int(pool_y.max()) + 1
         if classes is None:
             classes = needed
-        elif classes < needed:
-            raise UserError(f"classes={classes} but the labels go up to {needed - 1}")
+        elif classes < needed or classes > MOST_CLASSES:
+            raise UserError(
+                f"classes={classes} but the labels go up to {needed - 1}, and at most {MOST_CLASSES} classes are allowed"
+            )
         scale = 1.0 / 255.0 if pool_x.dtype == np.uint8 else 1.0
         if mean is None or std is None:
             computed = channel_moments(pool_x[np.unique(np.concatenate(lists["train"]))], scale)
@@ -159,6 +181,7 @@ class Federation:
             classes=int(classes),
             name=name,
             augment=augment,
+            origin=Origin(shown(description, 1000)),
         )
 
 
@@ -185,29 +208,23 @@ def channel_moments(x: np.ndarray, scale: float) -> tuple[np.ndarray, np.ndarray
     else:
         axes = tuple(range(x.ndim - 1))
         mean, variance = x.mean(axes, dtype=np.float64) * scale, x.var(axes, dtype=np.float64) * scale**2
-    return mean, np.where(variance > 0, np.sqrt(variance), 1.0)
+    std = np.sqrt(variance)
+    return mean, np.where(std >= SMALLEST, std, 1.0)
 
 
-def _images(x: Any, what: str) -> np.ndarray:
-    x = np.asarray(x)
-    if x.ndim == 3:
-        x = x[..., None]
-    if x.ndim != 4 or len(x) == 0:
-        raise UserError(f"{what} must be images [D, H, W] or [D, H, W, C] with D >= 1, got shape {x.shape}")
-    if x.dtype != np.uint8 and not np.issubdtype(x.dtype, np.floating):
-        raise UserError(f"{what} must be uint8 or floating point, got {x.dtype}")
-    return x
-
-
-def _labels(y: Any, what: str) -> np.ndarray:
-    y = np.asarray(y)
-    if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer) or (len(y) and y.min() < 0):
-        raise UserError(f"{what} must be a vector of integer labels >= 0, got {y.dtype} of shape {y.shape}")
-    return y.astype(np.int32)
+def _row_lists(rows: Any, limit: int, split: str) -> list[np.ndarray]:
+    try:
+        per_client = list(rows)
+    except TypeError:
+        raise UserError(f"rows['{split}'] must list the rows of every client, got {shown(repr(rows))}") from None
+    return [_row_list(r, limit, f"rows['{split}'][{i}]") for i, r in enumerate(per_client)]
 
 
 def _row_list(rows: Any, limit: int, what: str) -> np.ndarray:
-    table = np.asarray(rows)
+    try:
+        table = np.asarray(rows)
+    except (ValueError, TypeError):
+        raise UserError(f"{what} must be a list of row numbers, got {shown(rows)}") from None
     if table.size == 0:
         return np.zeros(0, np.int32)
     if table.ndim != 1 or not np.issubdtype(table.dtype, np.integer):
@@ -237,11 +254,16 @@ def _refuse_leaks(lists: Mapping[str, list[np.ndarray]], held: Mapping[str, np.n
 
 
 def _per_channel(value: Any, channels: int, what: str) -> np.ndarray:
-    array = np.asarray(value, np.float64)
+    try:
+        array = np.asarray(value, np.float64)
+    except (ValueError, TypeError):
+        raise UserError(f"{what} must be a number or {channels} numbers, got {shown(value)}") from None
     if array.ndim > 1 or (array.ndim == 1 and len(array) not in (1, channels)):
         raise UserError(f"{what} must be a number or {channels} numbers, got shape {array.shape}")
-    if what == "std" and (array <= 0).any():
-        raise UserError(f"std must be positive, got {array.tolist()}")
+    if not (np.abs(array) <= np.finfo(np.float32).max).all():
+        raise UserError(f"{what} must be finite, got {shown(array.tolist())}")
+    if what == "std" and (array < SMALLEST).any():
+        raise UserError(f"std must be positive (as float32), got {shown(array.tolist())}")
     return np.broadcast_to(array, (channels,)).copy()
 
 

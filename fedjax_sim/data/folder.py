@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import gzip
 import importlib.util
+import math
 import os
 import pathlib
-import zipfile
 import zlib
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from fedjax_sim.data.memory import refuse_if_too_large
+from fedjax_sim.data.npz import read_arrays, reason
+from fedjax_sim.data.spec import shown
 from fedjax_sim.errors import UserError
 
 Arrays = dict[str, np.ndarray]
@@ -36,22 +40,38 @@ def data_folder(data_dir: str | os.PathLike[str] | None) -> pathlib.Path | None:
     chosen = data_dir if data_dir is not None else os.environ.get(DATA_VARIABLE) or None
     if chosen is None:
         return None
-    folder = pathlib.Path(chosen).expanduser()
-    if not folder.is_dir():
-        raise UserError(f"the data folder '{chosen}' does not exist")
+    folder = user_path(chosen)
+    if not exists(folder, pathlib.Path.is_dir):
+        raise UserError(f"the data folder '{shown(chosen)}' does not exist")
     return folder
+
+
+def user_path(text: str | os.PathLike[str]) -> pathlib.Path:
+    """A path as the user wrote it, with `~` replaced; one sentence where there is no such user."""
+    try:
+        return pathlib.Path(text).expanduser()
+    except (RuntimeError, ValueError, TypeError) as error:
+        raise UserError(f"'{shown(text)}' is not a path ({reason(error)})") from None
+
+
+def exists(path: pathlib.Path, kind: Callable[[pathlib.Path], bool] = pathlib.Path.is_file) -> bool:
+    """Whether there is such a file or folder; a name that no file can have (too long, a zero byte) does not exist."""
+    try:
+        return kind(path)
+    except (OSError, ValueError):
+        return False
 
 
 def read_named(name: str, data_dir: str | os.PathLike[str] | None, download: bool) -> Arrays:
     """The arrays of a named dataset: data folder, then where Debian puts it, then tensorflow-datasets."""
     folder = data_folder(data_dir)
     if folder is not None:
-        if (folder / f"{name}.npz").is_file():
+        if exists(folder / f"{name}.npz"):
             return read_npz(folder / f"{name}.npz")
         for inside in (folder / name, folder / name.replace("_", "-")):
-            if (inside / IDX_FILES["x_train"]).is_file():
+            if exists(inside / IDX_FILES["x_train"]):
                 return read_idx_folder(inside)
-    if name in DEBIAN_FOLDERS and (pathlib.Path(DEBIAN_FOLDERS[name]) / IDX_FILES["x_train"]).is_file():
+    if name in DEBIAN_FOLDERS and exists(pathlib.Path(DEBIAN_FOLDERS[name]) / IDX_FILES["x_train"]):
         return read_idx_folder(pathlib.Path(DEBIAN_FOLDERS[name]))
     if name in TFDS_NAMES:
         arrays = read_tfds(name, folder, download)
@@ -62,7 +82,7 @@ def read_named(name: str, data_dir: str | os.PathLike[str] | None, download: boo
 
 def missing(name: str, folder: pathlib.Path | None) -> UserError:
     """One sentence with the ways to get a dataset."""
-    place = f"the data folder '{folder}'" if folder is not None else "the folder named by --data-dir"
+    place = f"the data folder '{shown(folder)}'" if folder is not None else "the folder named by --data-dir"
     ways = [f"put {name}.npz with {', '.join(KEYS)} into {place}"]
     if name in DEBIAN_FOLDERS:
         ways.append("install Debian's dataset-" + name.replace("_", "-"))
@@ -80,50 +100,60 @@ def missing(name: str, folder: pathlib.Path | None) -> UserError:
 
 
 def read_npz(path: pathlib.Path) -> Arrays:
-    """All arrays of a plain `.npz` with at least x_train, y_train, x_test, y_test."""
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            absent = [key for key in KEYS if key not in file.files]
-            if absent:
-                raise UserError(
-                    f"'{path}' lacks {', '.join(absent)}: a dataset file has the arrays "
-                    f"{', '.join(KEYS)}; it has {', '.join(sorted(file.files)) or 'none'}"
-                )
-            return {key: file[key] for key in file.files}
-    except UserError:
-        raise
-    except FileNotFoundError:
-        raise UserError(f"there is no file '{path}'") from None
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error, AttributeError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UserError(f"'{path}' is not a readable .npz file of plain arrays ({reason})") from None
+    """The arrays of a `.npz` with at least x_train, y_train, x_test, y_test, and all others named KEY_train, KEY_test."""
+    names: list[str] = []
+
+    def wanted(key: str) -> bool:
+        names.append(key)
+        return key.endswith(("_train", "_test"))
+
+    arrays = read_arrays(path, wanted)
+    absent = [key for key in KEYS if key not in arrays]
+    if absent:
+        raise UserError(
+            f"'{shown(path)}' lacks {', '.join(absent)}: a dataset file has the arrays "
+            f"{', '.join(KEYS)}; it has {shown(', '.join(sorted(names))) or 'none'}"
+        )
+    return arrays
 
 
 def read_idx(path: pathlib.Path) -> np.ndarray:
-    """One gzipped idx file of unsigned bytes: 0, 0, 8 (uint8), ndim, big-endian sizes, data."""
+    """One idx file of unsigned bytes, gzipped or not: 0, 0, 8 (uint8), ndim, big-endian sizes, data."""
     try:
-        with gzip.open(path) as file:
-            raw = file.read()
+        with path.open("rb") as start:
+            zipped = start.read(2) == b"\x1f\x8b"
+        with gzip.open(path) if zipped or path.suffix == ".gz" else path.open("rb") as file:
+            head = file.read(4)
+            if len(head) < 4 or head[:3] != b"\0\0\x08":
+                raise UserError(f"'{shown(path)}' is not an idx file of unsigned bytes")
+            sizes = file.read(4 * head[3])
+            shape = [int.from_bytes(sizes[i : i + 4], "big") for i in range(0, len(sizes), 4)]
+            expected = math.prod(shape)
+            if len(sizes) < 4 * head[3] or expected > 1100 * path.stat().st_size:  # gzip packs at most 1,032 bytes into one
+                raise UserError(f"'{shown(path)}' is not an idx file: it claims the shape {shown(shape)}")
+            refuse_if_too_large(2 * expected, f"'{shown(path)}'", "use fewer examples")
+            raw = file.read(expected + 1)
     except FileNotFoundError:
-        raise UserError(f"there is no file '{path}'") from None
-    except (OSError, EOFError, zlib.error):
-        raise UserError(f"'{path}' is not a readable gzip file") from None
-    if len(raw) < 4 or raw[:3] != b"\0\0\x08" or len(raw) < 4 + 4 * raw[3]:
-        raise UserError(f"'{path}' is not an idx file of unsigned bytes")
-    start = 4 + 4 * raw[3]
-    shape = [int.from_bytes(raw[i : i + 4], "big") for i in range(4, start, 4)]
-    if len(raw) - start != int(np.prod(shape)):
-        raise UserError(f"'{path}' should hold {int(np.prod(shape))} bytes of data but holds {len(raw) - start}")
-    return np.frombuffer(raw, np.uint8, offset=start).reshape(shape)
+        raise UserError(f"there is no file '{shown(path)}'") from None
+    except (OSError, EOFError, ValueError, zlib.error) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"'{shown(path)}' is not a readable gzip file") from None
+    if len(raw) != expected:
+        held = f"{len(raw)}" if len(raw) < expected else "more"
+        raise UserError(f"'{shown(path)}' should hold {expected} bytes of data but holds {held}")
+    return np.frombuffer(raw, np.uint8).reshape(shape)
 
 
 def read_idx_folder(folder: pathlib.Path) -> Arrays:
-    return {key: read_idx(folder / file) for key, file in IDX_FILES.items()}
+    """The four idx files of a folder, gzipped or unpacked."""
+    plain = {key: folder / file.removesuffix(".gz") for key, file in IDX_FILES.items()}
+    return {key: read_idx(plain[key] if exists(plain[key]) else folder / file) for key, file in IDX_FILES.items()}
 
 
 def read_tfds(name: str, folder: pathlib.Path | None, download: bool) -> Arrays | None:
     """A dataset prepared by tensorflow-datasets, read without TensorFlow; prepared first if `download`."""
-    default = pathlib.Path(os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets").expanduser()
+    default = user_path(os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets")
     prepared = [
         info.parent
         for root in (folder, default)
@@ -137,23 +167,26 @@ def read_tfds(name: str, folder: pathlib.Path | None, download: bool) -> Arrays 
     import tensorflow_datasets as tfds
 
     if prepared:
-        builder = tfds.builder_from_directory(prepared[-1])
-    else:
-        builder = _prepare(tfds, name, folder or default)
-    try:
-        sources = {split: builder.as_data_source(split=split) for split in ("train", "test")}
-    except (NotImplementedError, ImportError) as error:
-        raise UserError(
-            f"{name} at '{builder.data_dir}' cannot be read ({str(error).splitlines()[0]}); "
-            f"prepare it with file_format='array_record'"
-        ) from None
+        return _read_prepared(tfds, name, prepared[-1])
+    return _read_prepared(tfds, name, pathlib.Path(_prepare(tfds, name, folder or default).data_dir))
+
+
+def _read_prepared(tfds: Any, name: str, place: pathlib.Path) -> Arrays:
+    """The broad `except` is the boundary: damaged records raise errors of many libraries."""
     arrays: Arrays = {}
-    for split, source in sources.items():
-        records = [source[i] for i in range(len(source))]
-        for key in records[0]:
-            if key != "id":
-                arrays[f"{_TFDS_KEYS.get(key, key)}_{split}"] = np.stack([record[key] for record in records])
-    return arrays
+    try:
+        builder = tfds.builder_from_directory(place)
+        for split in ("train", "test"):
+            source = builder.as_data_source(split=split)
+            records = [source[i] for i in range(len(source))]
+            for key in records[0]:
+                if key != "id":
+                    arrays[f"{_TFDS_KEYS.get(key, key)}_{split}"] = np.stack([record[key] for record in records])
+        return {key: arrays[key] for key in KEYS} | arrays
+    except Exception as error:
+        raise UserError(
+            f"{name} at '{shown(place)}' cannot be read ({reason(error)}); prepare it again with file_format='array_record'"
+        ) from None
 
 
 _TFDS_KEYS = {"image": "x", "label": "y"}
@@ -166,6 +199,5 @@ def _prepare(tfds: Any, name: str, root: pathlib.Path) -> Any:
         builder = tfds.builder(name, data_dir=str(root), file_format="array_record")
         builder.download_and_prepare()
     except Exception as error:  # network, disk and checksum errors of many types, all of them the user's to see
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UserError(f"could not download and prepare {name} ({reason})") from error
+        raise UserError(f"could not download and prepare {name} ({reason(error)})") from error
     return builder

@@ -14,7 +14,21 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_sim.data.spec import Converter, boolean, fraction, mix, parse_options, positive_float, positive_int, split_spec
+from fedjax_sim.data.arrays import MOST_CLASSES
+from fedjax_sim.data.memory import refuse_if_too_large
+from fedjax_sim.data.spec import (
+    Converter,
+    boolean,
+    check_whole,
+    fraction,
+    mix,
+    parse_options,
+    positive_float,
+    positive_int,
+    shown,
+    split_spec,
+    text,
+)
 from fedjax_sim.errors import UserError, lookup
 
 log = logging.getLogger(__name__)
@@ -221,6 +235,51 @@ def omniglot(y: np.ndarray, clients: int, rng: Rng, extra: Extra, *, drop: float
     return rows
 
 
+def column(y: np.ndarray, clients: int, rng: Rng, extra: Extra, *, name: str, min: int = 1) -> Rows:
+    """One client for every distinct value of a column of the data (a person, a hospital), in sorted order.
+
+    Values with fewer than `min` examples are left out, which is logged. `clients` must be the number of values left.
+    """
+    values, owner = column_values(name, extra, min)
+    if clients != len(values):
+        raise UserError(
+            f"column:{shown(name)} makes {len(values)} clients, one for each value of the column, "
+            f"but {clients} were asked for; use clients={len(values)}"
+        )
+    place = np.searchsorted(values, owner)
+    kept = np.flatnonzero(values[np.minimum(place, len(values) - 1)] == owner)
+    if len(kept) < len(y):
+        log.warning("column:%s: %d examples of small clients left out", shown(name), len(y) - len(kept))
+    order = kept[np.argsort(place[kept], kind="stable")]
+    return np.split(order, np.cumsum(np.bincount(place[kept], minlength=len(values)))[:-1])
+
+
+def column_values(name: str, extra: Extra, least: int) -> tuple[np.ndarray, np.ndarray]:
+    """The values with at least `least` examples, sorted, and the value of every example."""
+    if name not in extra:
+        has = ", ".join(sorted(extra)) or "none"
+        raise UserError(f"the data has no column '{shown(name)}' for the partition; it has {shown(has)}")
+    owner = np.asarray(extra[name])
+    if owner.dtype.kind not in "iuUSb":
+        raise UserError(f"the column '{shown(name)}' must be whole numbers or text to tell clients, got {owner.dtype}")
+    values, count = np.unique(owner, return_counts=True)
+    if not (count >= least).any():
+        raise UserError(f"column:{shown(name)}: no client has {least} examples; the largest has {count.max(initial=0)}")
+    return values[count >= least], owner
+
+
+def clients_of(spec: str, extra: Extra) -> int | None:
+    """How many clients the data itself has under a partition, None where the partition leaves that open.
+
+    >>> clients_of("column:who", {"who": np.array(["ann", "bob", "ann"])}), clients_of("iid", {})
+    (2, None)
+    """
+    name, options = parse_partition(spec)
+    if name != "column":
+        return None
+    return len(column_values(options["name"], extra, options.get("min", 1))[0])
+
+
 def _check_classes(name: str, wanted: int, classes: int) -> None:
     if wanted > classes:
         raise UserError(f"{name}:{wanted} asks for {wanted} classes per client, but there are {classes}")
@@ -240,7 +299,17 @@ def _log_unheld(name: str, counts: np.ndarray, by_class: Rows) -> None:
 def _needs(name: str, key: str, extra: Extra) -> np.ndarray:
     if key not in extra:
         raise UserError(f"the partition {name} needs the '{key}' of every example, which only the dataset {name} has")
-    return np.asarray(extra[key])
+    values = np.asarray(extra[key])
+    if values.dtype.kind not in "iu" or values.min(initial=0) < 0 or values.max(initial=0) >= MOST_CLASSES:
+        raise UserError(f"the partition {name} needs whole numbers from 0 up as '{key}', got {values.dtype}")
+    return values.astype(np.int64)
+
+
+def draws(value: str) -> int:
+    number = positive_int(value)
+    if number > 100_000:
+        raise ValueError("it must be at most 100000")
+    return number
 
 
 @dataclasses.dataclass(frozen=True)
@@ -256,10 +325,17 @@ class Partitioner:
 
 PARTITIONS: dict[str, Partitioner] = {
     "iid": Partitioner(iid, "iid: shuffle, equal parts"),
+    "column": Partitioner(
+        column,
+        "column:client (option min): one client for each value of a column of the data",
+        {"name": text, "min": positive_int},
+        "name",
+        ("name",),
+    ),
     "dirichlet": Partitioner(
         dirichlet,
         "dirichlet:0.1 (alpha; options min, tries): Dirichlet label shares, near-balanced sizes",
-        {"alpha": positive_float, "min": positive_int, "tries": positive_int},
+        {"alpha": positive_float, "min": positive_int, "tries": draws},
         "alpha",
         ("alpha",),
     ),
@@ -296,11 +372,11 @@ def parse_partition(spec: str) -> tuple[str, dict[str, Any]]:
     ('mnist_star', {'mix': (40, 40, 20)})
     """
     name, body = split_spec(spec)
-    entry = lookup("partition", name, PARTITIONS)
+    entry = lookup("partition", shown(name), PARTITIONS)
     options = parse_options(spec, body, entry.options, entry.positional)
     for key in entry.required:
         if key not in options:
-            raise UserError(f"the partition '{spec}' needs its {key}, e.g. {entry.help.split(' ')[0].rstrip(':')}")
+            raise UserError(f"the partition '{shown(spec)}' needs its {key}, e.g. {entry.help.split(' ')[0].rstrip(':')}")
     return name, options
 
 
@@ -318,8 +394,7 @@ def partition(
     """
     name, options = parse_partition(spec)
     y = np.asarray(y)
-    if clients < 1:
-        raise UserError(f"clients must be at least 1, got {clients}")
+    clients = check_whole("clients", clients, 1)
     if clients * least > len(y):
         raise UserError(
             f"{clients} clients with at least {least} example{'s' * (least > 1)} each are too many for {len(y)} examples"
@@ -327,11 +402,19 @@ def partition(
     rng = rng if isinstance(rng, np.random.Generator) else np.random.default_rng(rng)
     if name == "dirichlet":  # 10, or half the mean client where that is less
         options["min"] = max(options.get("min", min(10, len(y) // (2 * clients))), least)
+    if name not in ("iid", "column"):  # tables of clients x classes, a few of them at a time
+        table = 40 * clients * (int(y.max()) + 1)
+        refuse_if_too_large(table, f"{shown(spec)} with {clients} clients and {int(y.max()) + 1} classes", "use fewer")
     rows = PARTITIONS[name].split(y, clients, rng, extra or {}, **options)
     size = np.array([len(r) for r in rows])
     if size.min() < least:
+        if name == "column":
+            raise UserError(
+                f"client {size.argmin()} of {shown(spec)} has {size.min()} of the at least {least} examples it needs; "
+                f"leave out small clients with column:{shown(options['name'])},min={least}"
+            )
         raise UserError(
-            f"{spec} leaves client {size.argmin()} with {size.min()} of the at least {least} examples it "
+            f"{shown(spec)} leaves client {size.argmin()} with {size.min()} of the at least {least} examples it "
             f"needs; use fewer than {clients} clients or a milder partition"
         )
     return rows

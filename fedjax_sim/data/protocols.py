@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
 from collections.abc import Mapping
 
 import numpy as np
 
 from fedjax_sim.data.federation import Federation
+from fedjax_sim.data.partition import clients_of
 from fedjax_sim.data.partition import partition as share_out
-from fedjax_sim.data.sources import Dataset, load
+from fedjax_sim.data.sources import DATASETS, Dataset, load
+from fedjax_sim.data.spec import check_whole, shown
 from fedjax_sim.errors import UserError, lookup
 
 log = logging.getLogger(__name__)
 TRAIN_ONLY = ("tiny_imagenet",)  # merged protocols use its training folder alone
+CLIENTS = 20  # where nobody says how many
 NORMS = ("dataset", "pfllib", "none")
 
 
@@ -72,21 +76,35 @@ def stratified(y: np.ndarray, number: int, rng: np.random.Generator) -> np.ndarr
     return np.sort(order[place < np.repeat(quota, counts)])
 
 
-def split_client(rows: np.ndarray, fractions: Mapping[str, float], rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """The rows of ONE client, shuffled and cut: round(fraction n), at least 1, each; the rest is train."""
+def split_client(
+    rows: np.ndarray, fractions: Mapping[str, float], rng: np.random.Generator, val_share: float = 0.0
+) -> dict[str, np.ndarray]:
+    """The rows of ONE client, shuffled and cut: round(fraction n), at least 1, each; the rest is train.
+
+    val_share: of the rest, this share becomes "val", at least 1 of it but never the last training example.
+
+    >>> parts = split_client(np.arange(20), {"test": 0.25}, np.random.default_rng(0), val_share=0.2)
+    >>> {name: len(part) for name, part in parts.items()}
+    {'train': 12, 'test': 5, 'val': 3}
+    """
     order = rng.permutation(rows)
     parts, start = {}, 0
     for name, fraction in fractions.items():
         number = max(1, int(np.floor(fraction * len(rows) + 0.5)))
         parts[name] = order[start : start + number]
         start += number
+    if val_share:
+        rest = len(order) - start
+        number = min(max(1, int(np.floor(val_share * rest + 0.5))), max(rest - 1, 0))
+        parts["val"] = order[start : start + number]
+        start += number
     return {"train": order[start:], **parts}
 
 
 def federate(
-    dataset: str | Dataset = "digits",
+    dataset: str | os.PathLike[str] | Dataset = "digits",
     partition: str = "dirichlet:0.3",
-    clients: int = 20,
+    clients: int | None = None,
     protocol: str = "fedpolicy",
     data_seed: int = 0,
     *,
@@ -95,26 +113,31 @@ def federate(
     norm: str = "dataset",
     batch_size: int = 64,
     server_val: int | None = None,
-    val_fraction: float = 0.1,
+    val_fraction: float | None = None,
 ) -> Federation:
     """Load, hold back, partition and split: from names to a `Federation`, deterministic in `data_seed`.
 
-    norm: "dataset" (published mean and std, else computed from the clients' training rows), "pfllib" (0.5,
-    0.5) or "none". server_val: examples of the official training set kept by the server (protocol fedpolicy
-    only), default min(1000, 10 % of them), 0 for none. val_fraction: the clients' validation share under
-    fedpolicy. batch_size: only enters the smallest client of a Dirichlet or unbalanced pathological split
-    under pfllib and pfedrlla, min(batch / held-back share, n / N / 2).
+    clients: where not given 20, or under column:NAME one for each value. norm: "dataset" (published mean and std, else
+    computed from the clients' training rows), "pfllib" (0.5, 0.5) or "none". server_val: examples of the official
+    training set kept by the server (protocol fedpolicy only), default min(1000, 10 % of them), 0 for none.
+    val_fraction: None for what the protocol says; a number f replaces the protocol's own validation share, and under a
+    protocol without one every client holds back f of its training part (at least one example where it has two), the
+    test rows being the same; 0 for none. batch_size: only enters the smallest client of a Dirichlet or unbalanced
+    pathological split under pfllib and pfedrlla, min(batch / held-back share, n / N / 2).
 
     >>> fed = federate("digits", "dirichlet:0.3", clients=10)
     >>> sorted(fed.rows), fed.num_clients, len(fed.held["val"]), len(fed.held["test"])
     (['train', 'val'], 10, 144, 355)
     """
-    rule = lookup("protocol", protocol, PROTOCOLS)
+    rule = lookup("protocol", shown(protocol), PROTOCOLS)
     if norm not in NORMS:
-        raise UserError(f"unknown norm '{norm}'; allowed: {', '.join(NORMS)}")
-    if not 0 < val_fraction < 1:
-        raise UserError(f"val_fraction must be between 0 and 1, got {val_fraction}")
-    data = load(dataset, data_dir, download) if isinstance(dataset, str) else dataset
+        raise UserError(f"unknown norm '{shown(norm)}'; allowed: {', '.join(NORMS)}")
+    if val_fraction is not None and not _is_fraction(val_fraction):
+        raise UserError(f"val_fraction must be between 0 and 1 (1 excluded), got {shown(val_fraction)}")
+    clients = clients if clients is None else check_whole("clients", clients, 1)
+    data_seed = check_whole("data_seed", data_seed)
+    batch_size = check_whole("batch_size", batch_size, 1)
+    data = dataset if isinstance(dataset, Dataset) else load(dataset, data_dir, download)
     official = len(data.y_train)
     y = np.concatenate([data.y_train, data.y_test])
     if not rule.merge:
@@ -126,22 +149,22 @@ def federate(
     validation = np.zeros(0, int)
     if rule.server_validation:
         number = min(1000, official // 10) if server_val is None else server_val
-        if not 0 <= number < official:
+        if not isinstance(number, int | np.integer) or not 0 <= number < official:
             raise UserError(
-                f"server_val={number} does not fit: {data.name} has {official} training examples, "
+                f"server_val={shown(number)} does not fit: {data.name} has {official} training examples, "
                 f"and the clients need some of them"
             )
         validation = pool[stratified(y[pool], number, held_rng)] if number else validation
         pool = np.setdiff1d(pool, validation, assume_unique=True)
 
-    fractions = dict(rule.fractions)
-    if protocol == "fedpolicy":
-        fractions["val"] = val_fraction
+    fractions = {k: f if k != "val" or val_fraction is None else val_fraction for k, f in rule.fractions.items()}
+    fractions = {k: f for k, f in fractions.items() if f > 0}
+    val_share = val_fraction if val_fraction and "val" not in fractions else 0.0
+    extra = {key: values[pool] for key, values in data.extra.items()}
+    clients = clients or clients_of(partition, extra) or CLIENTS
     spec = _with_pfllib_minimum(partition, rule, batch_size, len(pool), clients)
-    shares = share_out(
-        spec, y[pool], clients, partition_rng, {k: v[pool] for k, v in data.extra.items()}, least=1 + len(fractions)
-    )
-    splits = [split_client(pool[rows], fractions, split_rng) for rows in shares]
+    shares = share_out(spec, y[pool], clients, partition_rng, extra, least=1 + len(fractions))
+    splits = [split_client(pool[rows], fractions, split_rng, val_share) for rows in shares]
     starved = [i for i, parts in enumerate(splits) if len(parts["train"]) == 0]
     if starved:
         raise UserError(
@@ -162,7 +185,27 @@ def federate(
         std=std,
         name=data.name,
         augment=rule.augment.get(data.name, ""),
+        description=(
+            f"{_told(dataset)}, {spec}, {clients} clients, {protocol}"
+            f"{'' if val_fraction is None else f' with val_fraction {val_fraction:g}'}, server_val {len(validation)}, "
+            f"norm {norm}, data_seed {data_seed}, {len(y)} examples {'x'.join(map(str, data.x_train.shape[1:]))}"
+        ),
     )
+
+
+def _told(dataset: str | os.PathLike[str] | Dataset) -> str:
+    """A dataset as the description names it: a file by its name, since where it lies changes nothing."""
+    if isinstance(dataset, Dataset):
+        return f"{shown(dataset.name)} (arrays)"
+    text = os.fspath(dataset)
+    kind, colon, path = text.partition(":")
+    if kind in DATASETS:
+        return shown(f"{kind}:{os.path.basename(path.rstrip('/'))}" if DATASETS[kind].by_path and colon else text)
+    return shown(os.path.basename(text))
+
+
+def _is_fraction(value: object) -> bool:
+    return isinstance(value, int | float | np.number) and not isinstance(value, bool) and bool(0 <= value < 1)  # type: ignore
 
 
 def _with_pfllib_minimum(spec: str, rule: Protocol, batch_size: int, total: int, clients: int) -> str:

@@ -11,10 +11,24 @@ from typing import Any
 
 import numpy as np
 
+from fedjax_sim.data import digits
 from fedjax_sim.data import synthetic as synthetic_images
-from fedjax_sim.data.folder import read_named, read_npz
+from fedjax_sim.data.arrays import check_images, check_labels
+from fedjax_sim.data.folder import exists, read_idx_folder, read_named, read_npz, user_path
 from fedjax_sim.data.images import resize_bilinear, to_uint8
-from fedjax_sim.data.spec import Converter, image_shape, parse_options, positive_float, positive_int, split_spec
+from fedjax_sim.data.npz import reason
+from fedjax_sim.data.pictures import read_pictures
+from fedjax_sim.data.spec import (
+    Converter,
+    image_shape,
+    natural,
+    parse_options,
+    positive_float,
+    positive_int,
+    shown,
+    split_spec,
+)
+from fedjax_sim.data.tables import read_csv
 from fedjax_sim.errors import UserError, unknown
 
 Folder = str | os.PathLike[str] | None
@@ -42,31 +56,14 @@ class Source:
     help: str
     make: Callable[..., Dataset]
     options: Mapping[str, Converter] = dataclasses.field(default_factory=dict)
+    by_path: bool = False  # all that follows NAME: is the path
 
 
 # ---- without any files ------------------------------------------------------------
 
 
-@functools.lru_cache(maxsize=1)
-def _digits_arrays() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    from sklearn.datasets import load_digits  # heavy import, only here
-
-    data = load_digits()
-    x = to_uint8(resize_bilinear(data.images[..., None] * (255.0 / 16.0), 28, 28))  # from 8x8, levels 0..16
-    y = data.target.astype(np.int32)
-    order = np.random.default_rng(0).permutation(len(y))  # fixed: the split is part of the dataset
-    place = np.zeros(len(y), int)  # place of each example inside its class, in random order
-    for k in range(10):
-        members = order[y[order] == k]
-        place[members] = np.arange(len(members))
-    is_test = place % 5 == 4
-    for array in (x, y, is_test):
-        array.flags.writeable = False
-    return x, y, is_test
-
-
 def _digits(data_dir: Folder, download: bool) -> Dataset:
-    x, y, is_test = _digits_arrays()
+    x, y, is_test = digits.arrays()
     return Dataset("digits", x[~is_test], y[~is_test], x[is_test], y[is_test], 10)
 
 
@@ -103,11 +100,11 @@ PUBLISHED: dict[str, Published] = {
 
 def _published(name: str, data_dir: Folder, download: bool) -> Dataset:
     facts = PUBLISHED[name]
-    arrays = read_named(name, data_dir, download)
+    arrays = _checked(name, read_named(name, data_dir, download))
     if name == "omniglot":
         arrays = _omniglot(arrays)
     elif name == "usps":  # 16x16
-        arrays |= {k: to_uint8(resize_bilinear(_channels_last(arrays[k]), 28, 28)) for k in ("x_train", "x_test")}
+        arrays |= {k: to_uint8(resize_bilinear(arrays[k], 28, 28)) for k in ("x_train", "x_test")}
     elif name == "mnist_m":  # MNIST padded by 2 to 32x32: the middle is the digit
         arrays |= {k: arrays[k][:, 2:-2, 2:-2] for k in ("x_train", "x_test") if arrays[k].shape[1:3] == (32, 32)}
     data = _from_arrays(name, arrays, facts.classes)
@@ -127,16 +124,17 @@ def _omniglot(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
             raise UserError(
                 f"omniglot needs the array alphabet_{split} beside its images: the label of a drawing is its alphabet"
             )
-        x, character = arrays[f"x_{split}"], arrays[f"y_{split}"].astype(np.int32)
-        if x.ndim == 4:  # tensorflow-datasets: black ink on white, three equal channels
-            x = (x[..., 0] < 128).astype(np.uint8)
+        x, character = arrays[f"x_{split}"], arrays[f"y_{split}"]
+        if x.shape[-1] > 1:  # tensorflow-datasets: black ink on white, three equal channels
+            x = (x[..., :1] < 128).astype(np.uint8)
         if x.max(initial=0) <= 1:
             x = x * np.uint8(255)
         drawer = arrays.get(f"drawer_{split}")
         if drawer is None:  # drawers are not linked across alphabets: any order of the 20 drawings will do
             drawer = _place_in_group(character)
         else:
-            drawer = drawer.astype(np.int32) - int(drawer.min(initial=1))
+            drawer = check_labels(drawer, f"omniglot: drawer_{split}")
+            drawer -= drawer.min(initial=1)
         out |= {
             f"x_{split}": x,
             f"y_{split}": arrays[f"alphabet_{split}"],
@@ -182,34 +180,31 @@ def _mnist_star(data_dir: Folder, download: bool) -> Dataset:
     )
 
 
-def _channels_last(x: np.ndarray) -> np.ndarray:
-    return x[..., None] if x.ndim == 3 else x
-
-
-def _from_arrays(name: str, arrays: Mapping[str, np.ndarray], classes: int | None = None) -> Dataset:
-    """Checked arrays as a Dataset; other pairs KEY_train, KEY_test with one entry per example are extras."""
-    length = {}
+def _checked(name: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The arrays with images [n, H, W, C] and labels [n] int32 that fit each other."""
+    out = dict(arrays)
     for split in ("train", "test"):
-        x, y = arrays[f"x_{split}"], arrays[f"y_{split}"]
-        if x.ndim not in (3, 4) or len(x) != len(y) or y.ndim != 1 or not np.issubdtype(y.dtype, np.integer):
-            raise UserError(
-                f"{name}: x_{split} {x.dtype}{list(x.shape)} and y_{split} {y.dtype}{list(y.shape)} are "
-                f"not images [n, H, W] or [n, H, W, C] with integer labels [n]"
-            )
-        length[split] = len(y)
-    x_train, x_test = (_channels_last(arrays[f"x_{split}"]) for split in ("train", "test"))
+        out[f"x_{split}"] = check_images(arrays[f"x_{split}"], f"{name}: x_{split}", least=split == "train")
+        out[f"y_{split}"] = check_labels(arrays[f"y_{split}"], f"{name}: y_{split}")
+        x, y = out[f"x_{split}"], out[f"y_{split}"]
+        if len(x) != len(y):
+            raise UserError(f"{name}: x_{split} has {len(x)} examples, but y_{split} has {len(y)} integer labels")
+    x_train, x_test = out["x_train"], out["x_test"]
     if x_train.shape[1:] != x_test.shape[1:] or x_train.dtype != x_test.dtype:
         raise UserError(
             f"{name}: training images {x_train.dtype}{list(x_train.shape[1:])} and test images "
             f"{x_test.dtype}{list(x_test.shape[1:])} differ"
         )
-    labels = np.concatenate([arrays["y_train"], arrays["y_test"]]).astype(np.int64)
-    top = int(labels.max(initial=-1))
-    if labels.min(initial=0) < 0 or (classes is not None and top >= classes) or top > 100_000:
-        raise UserError(
-            f"{name}: labels go from {labels.min()} to {top}, but should go from 0 to "
-            f"{'the number of classes' if classes is None else classes} - 1"
-        )
+    return out
+
+
+def _from_arrays(name: str, arrays: Mapping[str, np.ndarray], classes: int | None = None) -> Dataset:
+    """Checked arrays as a Dataset; other pairs KEY_train, KEY_test with one entry per example are extras."""
+    arrays = _checked(name, arrays)
+    length = {split: len(arrays[f"y_{split}"]) for split in ("train", "test")}
+    top = int(max(arrays["y_train"].max(initial=-1), arrays["y_test"].max(initial=-1)))
+    if classes is not None and top >= classes:
+        raise UserError(f"{name}: labels go up to {top}, but should go from 0 to {classes} - 1")
     keys = {k.removesuffix("_train") for k in arrays if k.endswith("_train")} - {"x", "y"}
     extra: dict[str, np.ndarray] = {}
     for key in sorted(keys):
@@ -218,13 +213,28 @@ def _from_arrays(name: str, arrays: Mapping[str, np.ndarray], classes: int | Non
             extra[key] = np.concatenate([train, test])
     return Dataset(
         name,
-        x_train,
-        arrays["y_train"].astype(np.int32),
-        x_test,
-        arrays["y_test"].astype(np.int32),
+        arrays["x_train"],
+        arrays["y_train"],
+        arrays["x_test"],
+        arrays["y_test"],
         top + 1 if classes is None else classes,
         extra=extra,
     )
+
+
+def _at(kind: str, read: Callable[[pathlib.Path], Mapping[str, np.ndarray]]) -> Callable[..., Dataset]:
+    """The maker of a dataset that is a folder of the user's."""
+
+    def make(data_dir: Folder, download: bool, path: str = "") -> Dataset:
+        folder = user_path(path)
+        if not path or not exists(folder, pathlib.Path.is_dir):
+            raise UserError(f"'{shown(path)}' is not a folder; write {kind}:FOLDER")
+        try:
+            return _from_arrays(shown(folder.resolve().name), read(folder))
+        except OSError as error:
+            raise UserError(f"'{shown(path)}' cannot be read ({reason(error)})") from None
+
+    return make
 
 
 def _named(name: str, help: str) -> Source:
@@ -232,7 +242,7 @@ def _named(name: str, help: str) -> Source:
 
 
 DATASETS: dict[str, Source] = {
-    "digits": Source("scikit-learn's handwritten digits, 28x28x1, 10 classes, 1,442 + 355 images, embedded", _digits),
+    "digits": Source("UCI's optical handwritten digits, 28x28x1, 10 classes, 1,442 + 355 images, embedded", _digits),
     "synthetic": Source(
         "class-conditional: synthetic:shape=32x32x3,classes=10,train=50000,test=1000,difficulty=1.0,seed=0",
         _synthetic,
@@ -242,7 +252,7 @@ DATASETS: dict[str, Source] = {
             "train": positive_int,
             "test": positive_int,
             "difficulty": positive_float,
-            "seed": int,
+            "seed": natural,
         },
     ),
     "mnist": _named("mnist", "handwritten digits, 28x28x1, 10 classes, 60,000 + 10,000"),
@@ -255,11 +265,16 @@ DATASETS: dict[str, Source] = {
     "mnist_m": _named("mnist_m", "MNIST over photographs, 28x28x3, 10 classes, about 59,000 + 9,000"),
     "omniglot": _named("omniglot", "drawn characters, 105x105x1, 50 alphabets, 19,280 + 13,180, 20 drawers"),
     "mnist_star": Source("MNIST + USPS + MNIST-M, all 28x28x3, 10 classes, three domains", _mnist_star),
+    "folder": Source("folder:PATH, pictures in one subfolder per class", _at("folder", read_pictures), by_path=True),
+    "idx": Source("idx:PATH, the four idx files of MNIST's kind, gzipped or not", _at("idx", read_idx_folder), by_path=True),
 }
 
 
+FILES = {".npz": read_npz, ".csv": read_csv}
+
+
 def load(name: str | os.PathLike[str], data_dir: Folder = None, download: bool = False, **options: Any) -> Dataset:
-    """A dataset by name, by spec string (`synthetic:classes=5`), or by the path of a `.npz` file.
+    """A dataset by name, by spec string (`synthetic:classes=5`, `folder:PATH`), or by the path of a `.npz` or `.csv` file.
 
     data_dir: where the published datasets are (`NAME.npz`, or the idx files in a subfolder), else the
     environment variable FEDJAX_SIM_DATA. download: allow tensorflow-datasets to fetch it. A `.npz` has
@@ -271,18 +286,34 @@ def load(name: str | os.PathLike[str], data_dir: Folder = None, download: bool =
     >>> load("synthetic:shape=8x8x3,classes=3,train=30,test=6").x_train.shape
     (30, 8, 8, 3)
     """
-    text = os.fspath(name)
-    if text.endswith(".npz"):
-        if options:
-            raise UserError(f"the dataset '{text}' has no option '{next(iter(options))}'; allowed: none")
-        path = pathlib.Path(text).expanduser()
-        return _from_arrays(path.stem, read_npz(path))
+    text = _text(name)
+    for ending, read in (FILES if text.split(":")[0] not in DATASETS else {}).items():
+        if text.endswith(ending):
+            path = user_path(text)
+            return _from_arrays(shown(path.stem), read(_without_options(text, path, options)))
     base, body = split_spec(text)
     if base not in DATASETS:
-        raise unknown("dataset", text, [*DATASETS, "the path of a .npz file"])
+        raise unknown("dataset", shown(text), [*DATASETS, "the path of a .npz or .csv file"])
     source = DATASETS[base]
+    if source.by_path:
+        return source.make(data_dir, download, path=body)
     written = parse_options(text, body, source.options, None)
     for key in options:
         if key not in source.options:
-            raise UserError(f"the dataset {base} has no option '{key}'; allowed: {', '.join(source.options) or 'none'}")
+            raise UserError(
+                f"the dataset {base} has no option '{shown(key)}'; allowed: {', '.join(source.options) or 'none'}"
+            )
     return source.make(data_dir, download, **{**written, **options})
+
+
+def _text(name: str | os.PathLike[str]) -> str:
+    try:
+        return str(os.fspath(name))
+    except TypeError:
+        raise UserError(f"a dataset is a name or a path, got {shown(repr(name))}") from None
+
+
+def _without_options(text: str, path: pathlib.Path, options: Mapping[str, Any]) -> pathlib.Path:
+    if options:
+        raise UserError(f"the dataset '{shown(text)}' has no option '{shown(next(iter(options)))}'; allowed: none")
+    return path

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
+from fedjax_sim.data.arrays import MOST_CLASSES
 from fedjax_sim.data.images import interpolation_matrix
+from fedjax_sim.data.memory import refuse_if_too_large
+from fedjax_sim.data.spec import check_whole
 from fedjax_sim.errors import UserError
 
 GRID = 4  # images are smooth fields given by GRID x GRID coefficients per channel
@@ -30,9 +35,18 @@ def generate(
     >>> x.shape, x.dtype.name, np.bincount(y).tolist()
     ((9, 8, 8, 3), 'uint8', [3, 3, 3])
     """
-    height, width, channels = shape
+    for what, value, least in (("seed", seed, 0), ("classes", classes, 1), ("train", train, 1), ("test", test, 0)):
+        check_whole(f"synthetic: {what}", value, least)
+    if len(shape) != 3 or min(check_whole("synthetic: a side of shape", n) for n in shape) < 1:
+        raise UserError(f"synthetic: shape must be three positive numbers, got {shape}")
+    if not 0 < difficulty < 1e6:
+        raise UserError(f"synthetic: difficulty must be a number above 0 and below 1,000,000, got {difficulty}")
+    if classes > MOST_CLASSES:
+        raise UserError(f"synthetic: classes={classes} are more than the {MOST_CLASSES} allowed")
     if train < classes:
         raise UserError(f"synthetic: train={train} is fewer than one example for each of the {classes} classes")
+    _refuse_if_too_large(shape, classes, train, test)
+    height, width, channels = shape
     rng = np.random.default_rng([seed, 0x5EED])
     rows, columns = min(GRID, height), min(GRID, width)
     centres = rng.standard_normal((classes, rows * columns, channels))
@@ -57,3 +71,15 @@ def generate(
 
     y_train, y_test = labels(train), labels(test)
     return images(y_train), y_train, images(y_test), y_test
+
+
+def _refuse_if_too_large(shape: tuple[int, int, int], classes: int, train: int, test: int) -> None:
+    """Images of both sets, one chunk of them in floats, the basis and the centres."""
+    pixels, coefficients = math.prod(shape), GRID * GRID
+    chunk = min(CHUNK, max(train, test))
+    labels = 40 * (train + test)
+    total = pixels * (train + test) + 8 * chunk * pixels + 12 * shape[0] * shape[1] * coefficients + labels
+    total += 8 * coefficients * shape[2] * (classes + 3 * chunk)
+    refuse_if_too_large(
+        total, f"synthetic: {train} + {test} images of {'x'.join(map(str, shape))}", "use fewer or smaller images"
+    )

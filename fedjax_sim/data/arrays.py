@@ -1,0 +1,84 @@
+"""What images and labels must be, whoever brings them: checked once, in sentences. No JAX here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from fedjax_sim.data.spec import shown
+from fedjax_sim.errors import UserError
+
+MOST_CLASSES = 100_000  # a table of clients x classes must stay a table
+BLOCK = 1 << 22  # values looked at together: no copy of a large pool
+FLOATS = (np.dtype(np.float16), np.dtype(np.float32), np.dtype(np.float64))
+
+
+def check_images(x: Any, what: str, least: int = 1) -> np.ndarray:
+    """Images as [D, H, W, C] uint8 or float, native bytes, finite; D >= `least`.
+
+    [D, H, W] gets a channel. A table [D, F] becomes [D, 1, 1, F], so that its features are normalised one by one as
+    channels are. bool becomes 0 and 255, which is 0 and 1 after scaling.
+
+    >>> check_images(np.zeros((5, 3)), "x").shape, int(check_images(np.ones((5, 2, 2), bool), "x").max())
+    ((5, 1, 1, 3), 255)
+    """
+    x = _plain(x, what)
+    if x.ndim == 2:
+        x = x[:, None, None, :]
+    elif x.ndim == 3:
+        x = x[..., None]
+    if x.ndim != 4 or len(x) < least or min(x.shape[1:]) < 1:
+        raise UserError(
+            f"{what} must be images [D, H, W] or [D, H, W, C], or a table [D, F], with D >= {least} and no side of 0, "
+            f"got shape {shown(x.shape)}"
+        )
+    if x.dtype == bool:
+        x = x.astype(np.uint8) * np.uint8(255)
+    x = x.astype(x.dtype.newbyteorder("="), copy=False)
+    if x.dtype != np.uint8 and x.dtype not in FLOATS:
+        raise UserError(f"{what} must be uint8 or floating point (float16, float32, float64) or bool, got {shown(x.dtype)}")
+    if x.dtype != np.uint8:
+        _refuse_non_finite(x, what)
+    return x
+
+
+def check_labels(y: Any, what: str) -> np.ndarray:
+    """Labels as [D] int32, from 0 to below MOST_CLASSES."""
+    y = _plain(y, what)
+    if y.ndim != 1 or y.dtype.kind not in "iu":
+        raise UserError(f"{what} must be a vector of integer labels >= 0, got {shown(y.dtype)} of shape {y.shape}")
+    if len(y) and (y.min() < 0 or y.max() >= MOST_CLASSES):
+        wrong = np.flatnonzero((y < 0) | (y >= MOST_CLASSES))[0]
+        raise UserError(f"{what} must be integer labels >= 0 and below {MOST_CLASSES}, but row {wrong} has {y[wrong]}")
+    return y.astype(np.int32)
+
+
+def blocks(x: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+    """(first row, some rows) after each other, each block of about BLOCK values."""
+    step = max(1, BLOCK // max(1, x[:1].size))
+    for start in range(0, len(x), step):
+        yield start, x[start : start + step]
+
+
+def _plain(value: Any, what: str) -> np.ndarray:
+    try:
+        array = np.asarray(value)
+    except Exception as error:  # ragged lists, objects with an __array__ of their own
+        raise UserError(f"{what} is not an array ({shown(error)})") from None
+    if array.dtype.hasobject or array.dtype.names:
+        raise UserError(f"{what} must be a plain array of numbers, got {shown(array.dtype)}")
+    return array
+
+
+def _refuse_non_finite(x: np.ndarray, what: str) -> None:
+    """One NaN would make mean and std NaN, and with them every weight; beyond float32 is infinite in training."""
+    largest = np.finfo(np.float32).max
+    for start, block in blocks(x):
+        good = np.abs(block) <= largest if block.dtype == np.float64 else np.isfinite(block)
+        if not good.all():
+            row, *place = (int(i) for i in np.argwhere(~good)[0])
+            raise UserError(
+                f"{what} must be finite, but row {start + row} has {block[(row, *place)]} (as float32) at {place}"
+            )

@@ -1,0 +1,82 @@
+"""A folder of pictures, one subfolder per class, as a dataset (needs pillow)."""
+
+from __future__ import annotations
+
+import pathlib
+import warnings
+from typing import Any
+
+import numpy as np
+
+from fedjax_sim.data.memory import refuse_if_too_large
+from fedjax_sim.data.npz import Arrays, reason
+from fedjax_sim.data.spec import shown
+from fedjax_sim.data.tables import held_out
+from fedjax_sim.errors import UserError
+
+ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
+
+
+def read_pictures(folder: pathlib.Path) -> Arrays:
+    """x_*, y_*: classes are numbered by the alphabetical order of their folders, pictures read in that order.
+
+    FOLDER/train/CLASS/* and FOLDER/test/CLASS/*, or FOLDER/CLASS/*, where a fixed fifth of each class is for testing.
+    Grey pictures have one channel; if one has colour, all have three. All must have the same size.
+    """
+    try:
+        from PIL import Image
+    except ImportError:
+        raise UserError("reading a folder of pictures needs pillow: pip install 'fedjax-sim[images]'") from None
+    parts = [folder / "train", folder / "test"] if (folder / "train").is_dir() and (folder / "test").is_dir() else [folder]
+    classes = sorted({place.name for part in parts for place in _folders(part)})
+    files = [
+        (file, number, part.name == "test")
+        for part in parts
+        for number, name in enumerate(classes)
+        for file in sorted(_files(part / name))
+    ]
+    if not files:
+        raise UserError(f"'{shown(folder)}' has no pictures: put them into one subfolder per class ({', '.join(ENDINGS)})")
+    y, in_test = np.array([label for _, label, _ in files]), np.array([test for _, _, test in files])
+    is_test = in_test if len(parts) == 2 else held_out(y)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", Image.DecompressionBombWarning)
+        x = _stack(Image, [file for file, _, _ in files])
+    return {"x_train": x[~is_test], "y_train": y[~is_test], "x_test": x[is_test], "y_test": y[is_test]}
+
+
+def _folders(place: pathlib.Path) -> list[pathlib.Path]:
+    return [inside for inside in place.iterdir() if inside.is_dir() and not inside.name.startswith(".")]
+
+
+def _files(place: pathlib.Path) -> list[pathlib.Path]:
+    return [file for file in place.iterdir() if file.suffix.lower() in ENDINGS] if place.is_dir() else []
+
+
+def _stack(image: Any, files: list[pathlib.Path]) -> np.ndarray:
+    """[n, H, W, 1 or 3] uint8. Sizes and modes are compared before anything is decoded."""
+    size, grey = None, True
+    for file in files:
+        try:
+            with image.open(file) as picture:
+                shape, mode = picture.size, picture.mode
+        except Exception as error:  # decoders raise whatever they like
+            raise UserError(f"'{shown(file)}' is not a readable picture ({reason(error)})") from None
+        size = size or shape
+        if shape != size:
+            raise UserError(
+                f"'{shown(file)}' is {shape[0]}x{shape[1]}, but '{shown(files[0])}' is {size[0]}x{size[1]}: "
+                f"all pictures must have one size"
+            )
+        grey = grey and mode in ("1", "L")
+    assert size is not None
+    out_shape = (len(files), size[1], size[0], 1 if grey else 3)
+    refuse_if_too_large(2 * int(np.prod(out_shape, dtype=object)), f"{len(files)} pictures", "use fewer or smaller ones")
+    out = np.empty(out_shape, np.uint8)
+    for row, file in zip(out, files, strict=True):
+        try:
+            with image.open(file) as picture:
+                row[...] = np.asarray(picture.convert("L" if grey else "RGB")).reshape(row.shape)
+        except Exception as error:
+            raise UserError(f"'{shown(file)}' is not a readable picture ({reason(error)})") from None
+    return out
