@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from golden import make_models
 
 from fedjax_sim.models.batch_norm import BatchNorm
 from fedjax_sim.models.conv_forms import lax_conv
@@ -78,31 +79,31 @@ def test_plain_forms_equal_lax_in_float64(shape, k, co, stride, pad, form):
             np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("form", ["lax", "patches", "block", "winograd"])
-def test_tied_windows_give_the_gradient_to_the_first_corner_like_pytorch(form):
-    torch = pytest.importorskip("torch")
-    x = np.random.default_rng(2).integers(-2, 3, (2, 6, 6, 1)).astype(np.float32)  # many ties, and zeros
+@pytest.fixture(params=["stored", "live"])
+def pytorch(request):
+    """PyTorch's values of the layers: from the committed file always, computed anew where it is installed."""
+    if request.param == "stored":
+        return make_models.stored("layers")
+    pytest.importorskip("torch", reason="torch is not installed; its stored values were compared")
+    return make_models.run_layers()
+
+
+def test_tied_windows_give_the_gradient_to_the_first_corner_like_pytorch(pytorch):
     w, b = np.zeros((3, 3, 1, 20), np.float32), np.zeros(20, np.float32)
     w[1, 1] = 1
-    g = jax.grad(lambda x: (conv_relu_pool(x, w, b, conv=form) * jnp.arange(1.0, 21)).sum())(jnp.asarray(x))
-    t = torch.tensor(x, requires_grad=True)
-    y = torch.nn.functional.max_pool2d(torch.relu(t.permute(0, 3, 1, 2)[:, :, 1:5, 1:5]), 2)
-    (y * 210).sum().backward()
-    np.testing.assert_allclose(g, t.grad, atol=1e-4)
+    for form in ("lax", "patches", "block", "winograd"):
+        loss = lambda x: (conv_relu_pool(x, w, b, conv=form) * jnp.arange(1.0, 21)).sum()
+        g = jax.jit(jax.grad(loss))(make_models.tied_windows())
+        np.testing.assert_allclose(g, pytorch["tied"], atol=1e-4, err_msg=form)
 
 
-@pytest.mark.parametrize("size", [(4, 4), (5, 6), (7, 1)])
-def test_stem_pool_equals_pytorch(size):
-    torch = pytest.importorskip("torch")
-    x = np.random.default_rng(3).integers(-3, 4, (2, *size, 3)).astype(np.float32)
-    t = torch.tensor(x, requires_grad=True)
-    y = torch.nn.functional.max_pool2d(torch.relu(t.permute(0, 3, 1, 2)), 3, 2, 1)
-    weight = np.random.default_rng(4).standard_normal(y.shape).astype(np.float32)
-    (y * torch.tensor(weight)).sum().backward()
+@pytest.mark.parametrize("size", make_models.POOL_SIZES)
+def test_stem_pool_equals_pytorch(size, pytorch):
+    x, weight = make_models.stem_input(size)
     for form in (pool3, lambda x: lax_pool(x, 3, 2, 1)):
-        out, back = jax.vjp(form, jnp.asarray(x))
-        np.testing.assert_array_equal(out, y.detach().permute(0, 2, 3, 1))
-        np.testing.assert_allclose(back(jnp.asarray(weight.transpose(0, 2, 3, 1)))[0], t.grad, atol=1e-5)
+        out, gradient = jax.jit(lambda x, g: (form(x), jax.vjp(form, x)[1](g)[0]))(x, weight)
+        np.testing.assert_array_equal(out, pytorch[f"stem/{size}/value"])
+        np.testing.assert_allclose(gradient, pytorch[f"stem/{size}/gradient"], atol=1e-5)
 
 
 def _batch_norm(x, weights, scale):
@@ -115,29 +116,16 @@ def _batch_norm(x, weights, scale):
     return out, new["batch_stats"]
 
 
-def test_batch_norm_counts_real_examples_only_and_equals_pytorch():
-    torch = pytest.importorskip("torch")
-    rng = np.random.default_rng(0)
+def test_batch_norm_counts_real_examples_only_and_equals_pytorch(pytorch):
+    x, mask, weight, scale = make_models.norm_input()
     with jax.enable_x64(True):
-        x = rng.standard_normal((5, 2, 2, 3)) * 3 + 1
-        mask = np.array([1, 0, 1, 1, 0], bool)
-        rows, scale = jnp.repeat(jnp.asarray(mask, jnp.float64), 4), jnp.array([1.0, 2.0, 3.0])
-        weight = jnp.asarray(rng.standard_normal(x.shape) * mask[:, None, None, None])
-        out, stats = _batch_norm(jnp.asarray(x), rows, scale)
-        gx, gs = jax.grad(lambda x, s: (_batch_norm(x, rows, s)[0] * weight).sum(), (0, 1))(jnp.asarray(x), scale)
-        bn = torch.nn.BatchNorm2d(3).double()
-        bn.weight.data, bn.bias.data = torch.tensor([1.0, 2, 3]).double(), torch.tensor([0.0, 1, 2]).double()
-        bn.running_mean.fill_(0.5)
-        bn.running_var.fill_(2.0)
-        t = torch.tensor(x[mask].transpose(0, 3, 1, 2), requires_grad=True)
-        y = bn(t)
-        (y * torch.tensor(np.asarray(weight)[mask].transpose(0, 3, 1, 2))).sum().backward()
-        np.testing.assert_allclose(out[mask], y.detach().permute(0, 2, 3, 1), atol=1e-10)
-        np.testing.assert_allclose(gx[mask], t.grad.permute(0, 2, 3, 1), atol=1e-10)
+        rows, x, scale = jnp.repeat(jnp.asarray(mask, jnp.float64), 4), jnp.asarray(x), jnp.asarray(scale)
+        out, stats = _batch_norm(x, rows, scale)
+        gx, gs = jax.grad(lambda x, s: (_batch_norm(x, rows, s)[0] * weight).sum(), (0, 1))(x, scale)
         assert not gx[~mask].any()
-        np.testing.assert_allclose(gs, bn.weight.grad + bn.bias.grad, atol=1e-10)
-        np.testing.assert_allclose(stats["mean"], bn.running_mean, atol=1e-10)
-        np.testing.assert_allclose(stats["var"], bn.running_var, atol=1e-10)
+        got = dict(value=out[mask], gradient=gx[mask], scale=gs, mean=stats["mean"], var=stats["var"])
+        for part, a in got.items():
+            np.testing.assert_allclose(a, pytorch[f"norm/{part}"], atol=1e-10, err_msg=part)
 
 
 @pytest.mark.parametrize("real", [0, 1])

@@ -1,12 +1,20 @@
 """Models: parameter counts, groups, PyTorch equality, forms of convolution, masks, taps, lowering."""
 
+import importlib.util
+import subprocess
+import sys
+
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from golden import make_models
 
+from fedjax_sim import models
 from fedjax_sim.errors import UserError
-from fedjax_sim.models import MODELS, build, parameter_counts
+from fedjax_sim.models import MODELS, build, check_options, from_module, initial_weights, parameter_counts, with_group
+from fedjax_sim.platform import lowering_for, run_once, target
 
 
 @pytest.mark.parametrize(
@@ -65,6 +73,28 @@ def test_initial_weights_follow_pytorch_defaults():
         (lambda: build("cnn4", (32, 32, 3), 10, conv="fft"), "winograd"),
         (lambda: build("mlp", (28, 28, 1), 10, hidden=(0,)), "hidden"),
         (lambda: build("mlp", (28, 28, 1), 0), "class"),
+        (lambda: build("mlp", (28, 28, 1), 10, hidden=()), "hidden"),
+        (lambda: build("mlp", (28, 28, 1), 10, hidden=(2.5,)), "integers"),
+        (lambda: build("mlp", (28, 28, 1), 10, hidden="64xten"), "joined by x"),
+        (lambda: build("mlp", (28, 28, 1), 10, hidden="²"), "integers"),
+        (lambda: build("mlp", (28, 28, 1), 10, hidden=float("nan")), "integers"),
+        (lambda: build("mlp", (28, 28, 1), 10, hidden=float("inf")), "integers"),
+        (lambda: build("mlp", (28, 28, 1), 10, hidden=None), "integers"),
+        (lambda: build("mlp", (28, 28, 1), 10, hidden=True), "integers"),
+        (lambda: build("mlp", (28, 28, 1), 10, hidden=10**30), "1048576"),
+        (lambda: build("mlp", (28, 28, 1), 10, hidden=(2**20, 2**20)), "at most 1073741824 weights"),
+        (lambda: build("mlp", (28, 28, 1), 10, hidden=(1,) * 101), "1 to 100"),
+        (lambda: build("cnn4", (4000, 4000, 3), 10), "at most 1073741824 weights"),
+        *(
+            (lambda name=name: check_options("mlp", {name: "x"}), f"no option '{name}'; allowed: hidden")
+            for name in ("name", "shape", "classes", "dtype", "conv", "options")
+        ),
+        (lambda: build("mlp", (28, 28, 1), 10, **{"name": "x"}), "no option 'name'"),
+        (lambda: check_options("cnn4", {"shape": "x"}), "allowed: none"),
+        (lambda: with_group(build("mlp", (4, 4, 1), 3), "fc", lambda key: {"a": jnp.ones(1)}), "'fc'"),
+        (lambda: with_group(build("mlp", (4, 4, 1), 3), "", lambda key: {"a": jnp.ones(1)}), "name of its own"),
+        (lambda: with_group(build("mlp", (4, 4, 1), 3), "more", lambda key: jnp.ones(1)), "dict of arrays"),
+        (lambda: lowering_for("cud").__enter__(), "cuda"),
     ],
 )
 def test_bad_input_is_one_sentence(call, word):
@@ -72,115 +102,44 @@ def test_bad_input_is_one_sentence(call, word):
         call()
 
 
-def _torch_net(name, shape, classes):
-    torch = pytest.importorskip("torch")
-    nn = torch.nn
-    C = shape[2]
-    if name == "resnet18":
-
-        class Block(nn.Module):
-            def __init__(self, ci, co, stride):
-                super().__init__()
-                self.conv1, self.bn1 = nn.Conv2d(ci, co, 3, stride, 1, bias=False), nn.BatchNorm2d(co)
-                self.conv2, self.bn2 = nn.Conv2d(co, co, 3, 1, 1, bias=False), nn.BatchNorm2d(co)
-                if stride > 1:
-                    self.conv_shortcut = nn.Conv2d(ci, co, 1, stride, bias=False)
-                    self.bn_shortcut = nn.BatchNorm2d(co)
-
-            def forward(self, x):
-                y = torch.relu(self.bn1(self.conv1(x)))
-                y = self.bn2(self.conv2(y))
-                return torch.relu(y + (self.bn_shortcut(self.conv_shortcut(x)) if hasattr(self, "bn_shortcut") else x))
-
-        layers = {"stem": nn.ModuleDict({"conv": nn.Conv2d(C, 64, 7, 2, 3, bias=False), "bn": nn.BatchNorm2d(64)})}
-        ci = 64
-        for i, co in enumerate((64, 128, 256, 512), 1):
-            layers[f"stage{i}"] = nn.ModuleDict({"block1": Block(ci, co, 1 if i == 1 else 2), "block2": Block(co, co, 1)})
-            ci = co
-        net = nn.ModuleDict({**layers, "fc": nn.Linear(512, classes)}).double()
-
-        def forward(x):
-            x = torch.relu(net["stem"]["bn"](net["stem"]["conv"](x)))
-            x = nn.functional.max_pool2d(x, 3, 2, 1)
-            for i in range(1, 5):
-                x = net[f"stage{i}"]["block2"](net[f"stage{i}"]["block1"](x))
-            return net["fc"](x.mean((2, 3)))
-
-        return torch, net, forward
-    pad = 2 if name == "lenet5_pad2" else 0
-    convs, hidden = {"cnn4": ((32, 64), (512,))}.get(name, ((6, 16), (120, 84)))
-    net, side, ci = {}, shape[0], C
-    for i, co in enumerate(convs, 1):
-        net[f"conv{i}"] = nn.Conv2d(ci, co, 5, padding=pad if i == 1 else 0)
-        side, ci = (side + (2 * pad if i == 1 else 0) - 4) // 2, co
-    width = side * side * ci
-    for i, w in enumerate(hidden, 1):
-        net[f"fc{i}"], width = nn.Linear(width, w), w
-    net = nn.ModuleDict({**net, "fc": nn.Linear(width, classes)}).double()
-
-    def forward(x):
-        for i in (1, 2):
-            x = nn.functional.max_pool2d(torch.relu(net[f"conv{i}"](x)), 2)
-        x = x.permute(0, 2, 3, 1).flatten(1)  # our order: height, width, channel
-        for i in range(1, len(hidden) + 1):
-            x = torch.relu(net[f"fc{i}"](x))
-        return net["fc"](x)
-
-    return torch, net, forward
-
-
-_PLACES = {"kernel": "weight", "scale": "weight", "bias": "bias", "mean": "running_mean", "var": "running_var"}
-
-
-def _ours_to_torch(tree, net, torch):
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        *where, last = (k.key for k in path)
-        target = net
-        for k in where:
-            target = target[k] if isinstance(target, torch.nn.ModuleDict) else getattr(target, k)
-        a = np.asarray(leaf)
-        a = a.transpose(3, 2, 0, 1) if a.ndim == 4 else a.T if a.ndim == 2 else a
-        yield path, getattr(target, _PLACES[last]), torch.tensor(np.ascontiguousarray(a))
-
-
-@pytest.mark.parametrize(
-    ("name", "shape", "conv"),
-    [
-        ("lenet5", (28, 28, 1), "auto"),
-        ("lenet5_pad2", (28, 28, 1), "winograd"),
-        ("cnn4", (32, 32, 3), "auto"),
-        ("resnet18", (32, 32, 3), "auto"),
-    ],
-)
-def test_values_and_gradients_equal_pytorch_in_float64(name, shape, conv):
-    torch, net_t, forward = _torch_net(name, shape, 7)
+def training_pass(name, conv):
+    """What `make_models.run_net` computes with PyTorch: logits, gradients and running statistics by path."""
     with jax.enable_x64(True):
-        model = build(name, shape, 7, dtype=jnp.float64, conv=conv)
-        net = model.init(jax.random.key(0))
-        for tree in net.values():
-            for _, target, value in _ours_to_torch(tree, net_t, torch):
-                target.data.copy_(value)
-        rng = np.random.default_rng(0)
-        x, y = rng.standard_normal((4, *shape)), rng.integers(0, 7, 4)
+        model = build(name, make_models.NETS[name], make_models.CLASSES, dtype=jnp.float64, conv=conv)
+        shapes = jax.eval_shape(model.init, jax.random.key(0))
+        path_of = lambda keys: "/".join(k.key for k in keys)
+        net = jax.tree_util.tree_map_with_path(lambda k, a: make_models.leaf(path_of(k), a.shape), shapes)
+        x, y = make_models.images(name)
 
         @jax.jit
-        def run(params):
+        def run(net):
             def loss(params):
                 f, stats = model.features({**net, "params": params}, x, train=True)
                 logits = model.head({"params": params}, f)
-                return -jax.nn.log_softmax(logits)[jnp.arange(4), y].mean(), (logits, stats)
+                return -jax.nn.log_softmax(logits)[jnp.arange(len(y)), y].mean(), (logits, stats)
 
-            return jax.value_and_grad(loss, has_aux=True)(params)
+            return jax.value_and_grad(loss, has_aux=True)(net["params"])
 
-        (_, (logits, stats)), gradient = run(net["params"])
-        out = forward(torch.tensor(x.transpose(0, 3, 1, 2)))
-        torch.nn.functional.cross_entropy(out, torch.tensor(y)).backward()
-        np.testing.assert_allclose(logits, out.detach().numpy(), rtol=1e-9, atol=1e-9)
-        for path, target, value in _ours_to_torch(gradient, net_t, torch):
-            scale = max(float(target.grad.abs().max()), 1e-12)
-            np.testing.assert_allclose(value / scale, target.grad / scale, atol=1e-8, err_msg=str(path))
-        for path, target, value in _ours_to_torch(stats, net_t, torch):
-            np.testing.assert_allclose(value, target, rtol=1e-9, atol=1e-10, err_msg=str(path))
+        (_, (logits, stats)), gradient = run(net)
+        leaves = jax.tree_util.tree_leaves_with_path({"params": gradient, "batch_stats": stats})
+        return {"logits": np.asarray(logits), **{path_of(k): np.asarray(a) for k, a in leaves}}
+
+
+@pytest.mark.parametrize(
+    ("name", "conv"), [("lenet5", "auto"), ("lenet5_pad2", "winograd"), ("cnn4", "auto"), ("resnet18", "auto")]
+)
+def test_values_and_gradients_equal_pytorch_in_float64(name, conv):
+    """Fingerprints of PyTorch's values always; the values themselves where it is installed."""
+    got = training_pass(name, conv)
+    comparisons = [(make_models.as_stored(got), make_models.stored(name))]
+    if importlib.util.find_spec("torch"):
+        live = make_models.run_net(name)
+        comparisons += [(got, live), (make_models.as_stored(live), make_models.stored(name))]
+    for ours, wanted in comparisons:
+        assert set(ours) == set(wanted)
+        for path, a in wanted.items():
+            scale = max(np.abs(a).max(), 1e-12)
+            np.testing.assert_allclose(ours[path] / scale, a / scale, rtol=0, atol=1e-8, err_msg=path)
 
 
 def test_float32_forms_agree_and_clients_under_vmap_equal_separate_runs():
@@ -249,6 +208,125 @@ def test_a_gradient_step_of_three_clients_lowers_for_accelerators(name, conv):
     assert exported.platforms == ("cuda", "tpu")
 
 
+def products_of(name, platform, conv="auto"):
+    """How often the StableHLO of one gradient step multiplies matrices."""
+    model = build(name, (28, 28, 1) if name == "lenet5" else (16, 16, 32), 3, conv=conv)
+    x = jax.ShapeDtypeStruct((64, *model.shape), jnp.float32)
+    net = jax.eval_shape(model.init, jax.random.key(0))
+    loss = lambda net, x: model.head(net, model.features(net, x)[0]).sum()
+    with lowering_for(platform):
+        exported = jax.export.export(jax.jit(jax.grad(loss)), platforms=(platform,))(net, x)
+    return str(exported.mlir_module()).count("stablehlo.dot_general")
+
+
+def test_an_export_for_an_accelerator_holds_its_forms_and_not_the_cpus():
+    assert target() == jax.default_backend()
+    cuda = products_of("lenet5", "cuda")
+    assert cuda == products_of("lenet5", "tpu") == products_of("lenet5", "cuda", "patches") <= 3 * 5
+    assert products_of("lenet5", "cpu") > cuda  # spreads a pool's gradient by products
+    assert products_of("cnn4", "cpu") > 2 * 36 > products_of("cnn4", "cuda")  # Winograd's, forward and backward
+    with pytest.raises(ZeroDivisionError), lowering_for("tpu"):
+        assert target() == "tpu"
+        raise ZeroDivisionError
+    assert target() == jax.default_backend()
+
+
 def test_every_registered_model_builds():
     for name, text in MODELS.items():
-        assert text and build(name, (32, 32, 3), 10).name == name
+        model = build(name, (32, 32, 3), 10)
+        assert text and model.name == name and model.head_group == "fc"
+    assert MODELS["mlp"].endswith("[hidden=64]") and MODELS["resnet18"].endswith("[stem=imagenet]")
+
+
+def test_the_registry_does_not_wait_for_jax():
+    code = "import sys; from fedjax_sim.models import MODELS, check_options; print('jax' in sys.modules, len(MODELS))"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert out.split() == ["False", str(len(MODELS))]
+    with pytest.raises(AttributeError, match="nothing"):
+        models.nothing  # noqa: B018
+
+
+# ---- groups --------------------------------------------------------------------------------------------------------
+def test_the_head_is_known_by_name_wherever_it_stands():
+    class Net(nn.Module):
+        def setup(self):
+            self.top, self.body = nn.Dense(3), nn.Dense(5)
+
+        def features(self, x, train=False, mask=None, tap=None):
+            return self.body(x.reshape(len(x), -1))
+
+        def head(self, features):
+            return self.top(features)
+
+        def __call__(self, x):
+            return self.head(self.features(x))
+
+    make = lambda **more: from_module(
+        "mine",
+        Net(),
+        shape=(2, 2, 1),
+        groups=("top", "body"),
+        dense=("top", "body"),
+        width=5,
+        classes=3,
+        stages=(),
+        dtype=jnp.float32,
+        **more,
+    )
+    assert make().head_group == "body" and make(head_group="top").head_group == "top"
+    with pytest.raises(UserError, match="'tap' of model 'mine' is not among its groups top, body"):
+        make(head_group="tap")
+
+
+def test_more_groups_change_nothing_of_the_others():
+    with jax.enable_x64(True):
+        plain = build("mlp", (4, 4, 1), 3, dtype=jnp.float64)
+        draw = lambda key: {"matrix": jax.random.normal(key, (plain.width, 2), jnp.float64)}
+        one = with_group(plain, "adjust", draw)
+        model = with_group(with_group(plain, "policy", draw), "adjust", draw)
+        assert model.groups == (*plain.groups, "policy", "adjust") and one.groups == (*plain.groups, "adjust")
+        assert model.head_group == plain.head_group and model.dense == plain.dense and model.stages == plain.stages
+        assert list(parameter_counts(model))[-2:] == ["policy", "adjust"]
+        first, second = jax.random.key(7), jax.random.key(8)
+        start = lambda first, second: (plain.init(first), one.init(first), model.init(first), model.init(second)["params"])
+        before, middle, net, other = jax.jit(start)(first, second)
+        equal = lambda a, b: jax.tree.all(jax.tree.map(np.array_equal, a, b))
+        assert equal(before["params"], {g: net["params"][g] for g in plain.groups})
+        assert equal(middle["params"]["adjust"], net["params"]["adjust"])  # whatever else was added
+        assert not equal(net["params"]["policy"], net["params"]["adjust"])
+        assert not equal(net["params"]["adjust"], other["adjust"])
+        assert net["params"]["adjust"]["matrix"].dtype == jnp.float64
+
+        def run(net):
+            features, stats = model.features(net, jnp.ones((2, *model.shape)), train=True)
+            return model.head(net, features), stats
+
+        run = jax.jit(run)
+        for a, b in zip(jax.tree.leaves(run(net)), jax.tree.leaves(run(before)), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-12)  # nobody reads the new groups
+
+
+def test_more_groups_leave_the_statistics_of_resnet18_alone():
+    plain = build("resnet18", (4, 4, 1), 3)
+    model = with_group(plain, "second", lambda key: {"kernel": jax.random.normal(key, (512, 3))})
+    before, net = (jax.eval_shape(m.init, jax.random.key(0)) for m in (plain, model))
+    assert net["batch_stats"] == before["batch_stats"] and "second" not in net["batch_stats"]
+    assert set(net["params"]) - set(before["params"]) == {"second"}
+    train = lambda net: model.features(net, jnp.ones((2, 4, 4, 1)), train=True)[1]
+    assert jax.eval_shape(train, net) == before["batch_stats"]
+
+
+def test_initial_weights_compiled_for_one_use_are_those_of_the_model():
+    """To the last bit with the compiler's defaults (see `benchmarks.startup`); this suite's flags round a·b + c twice."""
+    model = build("lenet5", (28, 28, 1), 10)
+    quick, full = initial_weights(model, jax.random.key(3)), jax.jit(model.init)(jax.random.key(3))
+    assert jax.tree.structure(quick) == jax.tree.structure(full)
+    for a, b in zip(jax.tree.leaves(quick), jax.tree.leaves(full), strict=True):
+        assert a.dtype == b.dtype and a.shape == b.shape
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7 * float(jnp.abs(b).max()))
+
+
+def test_run_once_takes_the_options_of_jit_and_passes_errors_on():
+    assert run_once(lambda a, b: a - b, jnp.arange(3.0), jnp.ones(3), donate_argnums=1).tolist() == [-1, 0, 1]
+    with pytest.raises(TypeError, match="no sense"):
+        run_once(lambda a: (_ for _ in ()).throw(TypeError("no sense")), jnp.int32(3))
