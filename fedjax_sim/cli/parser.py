@@ -79,12 +79,12 @@ def add_data(data: Any) -> None:
     _add(data, "partition", str, "{partitions}; with options as in dirichlet:0.1 or shards:2", "P")
     _add(data, "protocol", str, "train/val/test protocol: {protocols}", "S")
     _add(data, "norm", str, "normalisation: dataset, pfllib (0.5, 0.5) or none")
-    _add(data, "clients", WHOLE, "number of clients N", "N")
+    _add(data, "clients", WHOLE, "number of clients N (default: 20, or the values of a client column)", "N")
     _add(data, "unseen", REAL, "clients kept out of training but evaluated: a fraction, or a number from 1 up", "U")
     _add(data, "data_seed", WHOLE, "seed of the partition and splits", "s")
     text = "examples the server holds back for validation (default: 1000, or 10 %% of a small set)"
     _add(data, "server_val", WHOLE, text, "n")
-    _add(data, "val_fraction", REAL, "share of a client's data kept for validation (protocol fedpolicy)", "f")
+    _add(data, "val_fraction", REAL, "share of a client's data kept for validation (default: the protocol's)", "f")
     _add(data, "data_dir", str, "folder with NAME.npz files; also the environment variable FEDJAX_SIM_DATA", "DIR")
     _add(data, "download", bool, "fetch a missing dataset through tensorflow-datasets")
 

@@ -44,11 +44,11 @@ class Config:
     partition: str = "dirichlet:0.3"
     protocol: str = "fedpolicy"
     norm: str = "dataset"
-    clients: int = 20
+    clients: int | None = None  # None: 20, or one per value of a client column
     unseen: float = 0.0
     data_seed: int = 0
     server_val: int | None = None  # examples the server holds back; None: 1000, or 10 % of a small set
-    val_fraction: float = 0.1
+    val_fraction: float | None = None  # of every client's data; None: what the protocol says
     data_dir: str | None = None
     download: bool = False
     # model
@@ -120,9 +120,9 @@ def check(config: Config) -> None:
         if not value >= least:
             raise UserError(f"{name.replace('_', '-')} {value} is too small; allowed: {least:g} or more")
 
-    for name in ("clients", "rounds", "batch_size", "eval_every", "keep"):
+    for name in ("rounds", "batch_size", "eval_every", "keep", *(("clients",) if config.clients is not None else ())):
         positive(name)
-    for name in ("epochs", "lr", "weight_decay", "unseen", "dropout", "val_fraction"):
+    for name in ("epochs", "lr", "weight_decay", "unseen", "dropout"):
         if not math.isfinite(getattr(config, name)):
             raise UserError(f"{name.replace('_', '-')} {getattr(config, name)} is not allowed; use a finite number")
     for name in ("seed", "data_seed"):
