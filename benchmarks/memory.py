@@ -47,13 +47,13 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
     import jax
     import jax.numpy as jnp
 
-    from fedjax_sim.runner.facts import facts as sizes
     from fedjax_sim.data.federation import Federation
     from fedjax_sim.engine import host_rows
     from fedjax_sim.engine import layout as layouts
     from fedjax_sim.runner import checkpoint
     from fedjax_sim.runner.cache import use_compilation_cache
     from fedjax_sim.runner.config import Config
+    from fedjax_sim.runner.facts import facts as sizes
     from fedjax_sim.runner.prepare import prepare, want_host_devices
 
     config = Config(

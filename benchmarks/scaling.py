@@ -134,10 +134,10 @@ def measure(point: Point) -> dict[str, Any]:
     """Seconds per round (best), compile time, steps, and the memory of this process."""
     import jax
 
-    from fedjax_sim.runner.facts import facts
     from fedjax_sim.data.federation import Federation
     from fedjax_sim.engine.layout import place
     from fedjax_sim.runner.config import Config
+    from fedjax_sim.runner.facts import facts
     from fedjax_sim.runner.prepare import prepare, want_host_devices
 
     workload = workload_of(point)
