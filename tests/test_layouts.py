@@ -15,6 +15,7 @@ from tiny import M, N, close, same_bits, simulation, start
 from fedjax_sim.engine.cohort import deal
 from fedjax_sim.engine.layout import Layout, make_layout
 from fedjax_sim.engine.loop_backend import ClientFailure, LoopBackend
+from fedjax_sim.platform import lowering_for
 
 ARCHETYPES = ["fedavg", "scaffold", "random", "fedpolicy"]
 
@@ -90,14 +91,29 @@ def test_dealing_covers_every_active_client_once(chunk, devices):
         assert sorted(load) == [35, 36]
 
 
-@pytest.mark.parametrize("name", ARCHETYPES)
+def exported(sim, platform: str) -> str:
+    """The round as `jax.export` writes it down for a platform this machine need not have."""
+    state, data = start(sim)
+    abstract = jax.tree.map(lambda a: jax.ShapeDtypeStruct(np.shape(a), np.asarray(a).dtype), (state, data))
+    with lowering_for(platform):
+        fresh = jax.jit(lambda s, d: sim.round(s, d))  # traces are remembered by function
+        return jax.export.export(fresh, platforms=(platform,))(*abstract).mlir_module()
+
+
+@pytest.mark.parametrize("name", [*ARCHETYPES, "neighbourhood"])
 def test_round_lowers_for_accelerators(name):
     """jax.export needs no hardware; the chunked round is the one an accelerator would run."""
     sim = simulation(name, chunk=2)
-    state, data = start(sim)
-    abstract = jax.tree.map(lambda a: jax.ShapeDtypeStruct(np.shape(a), np.asarray(a).dtype), (state, data))
-    exported = jax.export.export(jax.jit(sim.round), platforms=("cuda", "tpu"))(*abstract)
-    assert exported.platforms == ("cuda", "tpu")
+    for platform in ("cuda", "tpu"):
+        assert "func.func public @main" in exported(sim, platform)
+
+
+def test_accelerators_get_their_own_branches():
+    """On a CPU minibatches are gathered behind a conditional and maps are cut into blocks; elsewhere neither is done."""
+    sim = simulation("fedavg", model="cnn6")
+    cpu, cuda = exported(sim, "cpu"), exported(sim, "cuda")
+    assert cpu.count("stablehlo.case") > cuda.count("stablehlo.case")
+    assert cpu.count("stablehlo.dot_general") != cuda.count("stablehlo.dot_general")
 
 
 def test_ragged_clients_cost_what_they_hold():

@@ -2,12 +2,12 @@
 
     checkpoints/00000030/       round 30
         meta.json               format, config hash, round; name, shape, dtype and CRC-32 of every leaf
-        state/                  orbax: {name: array} of every leaf but the large banks
+        state/                  orbax: {name: array} of every leaf but the large stacks
         rows/NAME-00000000/ …   orbax: the large `[N, …]` leaves, BLOCK bytes of rows at a time
 
 A leaf's name is its path in the State, e.g. `server.net.params.fc.kernel` or `clients.resident.params.fc.bias`: what is
 read is matched by name, and `load_parts` takes some of it into the State of another run. A checkpoint is written under
-a hidden name and renamed when complete. Large banks are written and read block by block, into the State's own buffers,
+a hidden name and renamed when complete. Large stacks are written and read block by block, into the State's own buffers,
 so no second copy of them is ever in memory. Nothing is unpickled.
 """
 
@@ -195,7 +195,7 @@ def _fill(path: pathlib.Path, state: State, records: Sequence[dict[str, Any]], p
         f"checkpoint '{path}' is damaged: stored values do not match their checksum; delete it to resume from an older one"
     )
     reader = _checkpointer()
-    put = jax.jit(lambda bank, rows, first: jax.lax.dynamic_update_slice_in_dim(bank, rows, first, 0), donate_argnums=0)
+    put = jax.jit(lambda all_, rows, first: jax.lax.dynamic_update_slice_in_dim(all_, rows, first, 0), donate_argnums=0)
     try:
         small = reader.restore((path / "state").absolute())
         for record in records:
