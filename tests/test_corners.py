@@ -235,3 +235,22 @@ def test_steps_of_every_pass_are_counted():
     one = simulation("ditto", personal_epochs=3.0)
     log = one.examine(*start(one))[1]
     assert int(log["steps_executed"]) == int(log["steps_needed"])
+
+
+# ---- probes -----------------------------------------------------------------------------------------------------------
+def test_layer_distances_are_those_of_the_uploads():
+    """`--probe`: per parameter group, the mean over the participants of ‖w_k − Θ‖, Θ as the round began."""
+    base = simulation("fedavg")
+    sim = dataclasses.replace(base, stages=dataclasses.replace(base.stages, probe=True))
+    state, data = start(base)
+    _, _, _, nets = base.examine(state, data)
+    from fedjax_sim.engine.round import one_round
+
+    log = jax.jit(lambda s, d: one_round(sim.stages, sim.open(d), s, d.dropout)[1])(state, data)
+    for group in sim.env.model.groups:
+        far = [
+            np.sqrt(sum(np.square(np.asarray(a)[k] - np.asarray(b)).sum() for a, b in zip(*leaves, strict=True)))
+            for leaves in [[jax.tree.leaves(t["params"][group]) for t in (nets, state.server.net)]]
+            for k in range(M)
+        ]
+        np.testing.assert_allclose(log[f"layer_dist_{group}"], np.mean(far), rtol=1e-5)

@@ -25,7 +25,7 @@ from fedjax_sim.hooks import Method, check_method
 from fedjax_sim.local import steps_for
 from fedjax_sim.local.score import predict_net, score_client
 from fedjax_sim.plans import full_plan
-from fedjax_sim.tree import square_norm
+from fedjax_sim.tree import square_norm, subtract
 from fedjax_sim.types import Array, Client, Cohort, Ctx, Env, State, Tree
 
 # stages: every random draw of a round is keyed by (seed, round, stage[, client id])
@@ -67,7 +67,7 @@ class Round:
     agent: Any = None  # of agents/, for methods with a controller
     evaluations: tuple[str, ...] = ("global", "personal")
     split: str = "test"  # rows on which clients are scored
-    probe: bool = False  # record participants' scores before and after local training
+    probe: bool = False  # record participants' scores before and after local training, and how far they went
     stored: str = "all"  # "all": a State holds the rows of all clients; "cohort": only the cohort's, in its order
 
     def __post_init__(self) -> None:
@@ -208,9 +208,17 @@ def one_client(r: Round, env: Env, server: Tree, client: Client, slot: Slot) -> 
     if r.probe:
         hits = lambda net: score_client(env, lambda x: predict_net(env, net, x), ctx, r.split).correct
         report |= dict(before=hits(net), after=hits(held), probed=env.fed.size[r.split][ctx.id])
+        if method.global_model is not None:
+            report["gaps"] = group_gaps(env, held, method.global_model(env, server))
     sent = clean(up.net)
     stacked = sent if "stack" in method.needs else ()
     return Work(after, sent, weight * (slot.plan.send > 0), clean(up.sums), report, stacked, spent[1])
+
+
+def group_gaps(env: Env, a: Tree, b: Tree) -> Array:
+    """[G] distance of two nets, parameter group by parameter group."""
+    apart = subtract(a["params"], b["params"])
+    return jnp.sqrt(jnp.stack([square_norm(apart[g]) for g in env.model.groups]))
 
 
 def is_float(a: Array) -> bool:
@@ -274,6 +282,9 @@ def aggregate(r: Round, env: Env, state: State, orders: Orders, outcome: Outcome
             probe_after=reports["after"],
             probe_count=reports["probed"],
         )
+    if "gaps" in reports:  # how far the participants went from the model that the round started from
+        far = jnp.where(cohort.ok[:, None], reports["gaps"], 0).sum(0) / jnp.maximum(cohort.count, 1)
+        log |= {f"layer_dist_{name}": far[g] for g, name in enumerate(env.model.groups)}
     if r.method.log:
         log |= r.method.log(env, state.server, server, cohort)
     return server, cohort, log
