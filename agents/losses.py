@@ -34,17 +34,6 @@ def standardise(x: Array, mask: Array) -> Array:
 
 
 # ------------------------------------------------------------ ONE example
-def huber(error: Array, delta: float = 1.0) -> Array:
-    """½ e² for |e| ≤ δ, else δ (|e| − ½ δ).
-
-    >>> print(huber(jnp.array(0.5)), huber(jnp.array(3.0)))
-    0.125 2.5
-    """
-    size = jnp.abs(error)
-    inside = jnp.minimum(size, delta)
-    return 0.5 * inside**2 + delta * (size - inside)
-
-
 def td_target(reward: Array, done: Array, next_value: Array, gamma: Any) -> Array:
     """r + γ (1 − done) V(S'), without a gradient.
 

@@ -59,18 +59,17 @@ def check_sizes(**sizes: Any) -> None:
                 raise ValueError(f"{name} must be a positive whole number, or a tuple of them, got {value!r}")
 
 
-def check_range(low: float, high: float, **values: Any) -> None:
-    """Hyper-parameters given as plain numbers must lie in [low, high]; traced ones cannot be looked at."""
+def numbers(dtype: Any, low: float, high: float, **values: Any) -> tuple[Array, ...]:
+    """Hyper-parameters in the agent's dtype, so that the state never changes its dtype.
+
+    Plain numbers must lie in [low, high]; traced ones (a learning rate under vmap) cannot be looked at.
+    """
+    if jax.dtypes.canonicalize_dtype(dtype) != jnp.dtype(dtype):
+        raise ValueError(f"dtype {jnp.dtype(dtype).name} needs jax_enable_x64")
     for name, value in values.items():
         if isinstance(value, (int, float)) and not low <= value <= high:  # also refuses NaN
             raise ValueError(f"{name} must lie between {low} and {high}, got {value!r}")
-
-
-def as_numbers(dtype: Any, *values: Any) -> tuple[Array, ...]:
-    """Vmappable hyper-parameters in the agent's dtype, so that the state never changes its dtype."""
-    if jax.dtypes.canonicalize_dtype(dtype) != jnp.dtype(dtype):
-        raise ValueError(f"dtype {jnp.dtype(dtype).name} needs jax_enable_x64")
-    return tuple(jnp.asarray(value, dtype) for value in values)
+    return tuple(jnp.asarray(value, dtype) for value in values.values())
 
 
 def usable_actions(available: Array | None, num_actions: int) -> Array:
@@ -129,6 +128,13 @@ def clean_transitions(batch: Transition, size: int, num_actions: int, dtype: Any
             jax.vmap(lambda a: usable_actions(a, num_actions))(jnp.asarray(info.available, bool)),
         )
     return Transition(keep(observation), keep(action), keep(reward), keep(next_observation), keep(done), valid, info)
+
+
+def blank(size: int, num_actions: int, dtype: Any, continuous: bool = False) -> Transition:
+    """ONE transition full of zeros, in the shapes and types that `clean_transitions` yields."""
+    x, scalar, each = jnp.zeros(size, dtype), jnp.zeros((), dtype), jnp.zeros(num_actions, dtype)
+    action = each if continuous else jnp.zeros((), jnp.int32)
+    return Transition(x, action, scalar, x, scalar, jnp.zeros((), bool), Info(scalar, scalar, each, each.astype(bool)))
 
 
 def finite(losses: dict[str, Array]) -> dict[str, Array]:

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 import agents
-from agents import schedule
+from agents import replay as ring
+from agents import replay_agent
 from agents.types import clean_transitions
 
 torch = pytest.importorskip("torch")
@@ -82,7 +83,8 @@ def prepared(name, parts, **options):
     drawn = None
     if hasattr(state, "replay"):
         clean = clean_transitions(batch, S, A, jnp.float64, continuous=name == "ddpg")
-        drawn = schedule.recall(schedule.remember(state.replay, clean), None, key, (2, 8))
+        rows = replay_agent.experience(clean, state.replay.rows.done is not None)
+        drawn = ring.sample(ring.add(state.replay, rows, clean.mask), key, (2, 8))
     new, losses = jax.jit(agent.update)(state, batch, key)
     return state, batch, drawn, new, losses
 
@@ -117,12 +119,12 @@ def test_dqn():
 
 def test_q_bandit():
     with jax.enable_x64(True):
-        state, _, drawn, new, _ = prepared("q_bandit", ("q",), **REPLAY)
-        q = net(state.learner.q)
+        state, _, drawn, new, _ = prepared("q_bandit", ("online",), **REPLAY)
+        q = net(state.learner.online)
         optimiser = torch.optim.Adam(q, LR)
         for x, a, r in each(drawn):
             step(optimiser, q, torch.nn.functional.huber_loss(run(q, x)[range(8), a.long()], r))
-        same(new.learner.q, q)
+        same(new.learner.online, q)
 
 
 def test_sac():
