@@ -15,17 +15,19 @@ def a2c(
     num_actions: int,
     *,
     hidden: tuple[int, ...] = (64,),
-    lr: Any = 0.05,
+    optimizer: str = "adam",
+    lr: Any = 1e-3,
     max_grad_norm: Any = 1.0,
-    gamma: Any = 0.99,
+    gamma: Any = 0.9,
+    advantage_decay: Any = 0.95,
     value_weight: Any = 0.5,
     entropy_weight: Any = 0.01,
-    normalise: bool = False,
+    normalise: bool = True,
     dtype: Any = jnp.float32,
 ) -> Agent:
     """On-policy policy gradient with a learned baseline: one step per round on the round's transitions.
 
-        Â = r + γ (1 − done) V(S') − V(S)                           (no gradient, standardised over the batch)
+        Â = r + γ (1 − done) V(S') − V(S)                           (no gradient, standardised over the rounds)
         L = −mean log π(a|S) Â + ½ mean (V(S) − [r + γ (1 − done) V(S')])² − 0.01 mean H(π(·|S))
 
     Static: hidden, normalise, dtype. All other options may be traced.
@@ -36,10 +38,9 @@ def a2c(
     >>> bool(info.log_probability < 0)
     True
     """
-    (gamma,) = numbers(dtype, 0, 1, gamma=gamma)
     value_weight, entropy_weight = numbers(dtype, 0, 1e6, value_weight=value_weight, entropy_weight=entropy_weight)
     networks = actor_critic.networks(observation_size, num_actions, hidden, dtype)
-    optimiser = nets.adam(lr, max_grad_norm, dtype)
+    optimiser = nets.optimiser(optimizer, lr, max_grad_norm, dtype)
     learn = actor_critic.gradient_learner(
         networks,
         optimiser,
@@ -56,6 +57,7 @@ def a2c(
         init_optimiser=optimiser.init,
         learn=learn,
         gamma=gamma,
+        advantage_decay=advantage_decay,
         normalise=normalise,
         dtype=dtype,
     )

@@ -10,9 +10,20 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from agents import losses, nets, schedule
+from agents import diagnostics, losses, nets, schedule
 from agents import replay as ring
-from agents.types import Agent, Array, Info, Transition, blank, check_sizes, clean_transitions, finite, usable_actions
+from agents.types import (
+    Agent,
+    Array,
+    Info,
+    Transition,
+    blank,
+    check_sizes,
+    clean_transitions,
+    finite,
+    numbers,
+    usable_actions,
+)
 
 
 class Params(NamedTuple):
@@ -29,6 +40,7 @@ class OnPolicyState(NamedTuple):
     learner: Learner
     memory: ring.Replay | None  # (row, its round) of the earlier rounds; None if only the newest round is used
     statistics: nets.Statistics | None
+    advantages: losses.Moments  # what they are standardised by
     rounds: Array  # [] int32, calls of update
 
 
@@ -59,15 +71,14 @@ def networks(observation_size: int, num_actions: int, hidden: tuple[int, ...], d
     return Networks(init, policy, lambda params, x: apply_value(params, x)[..., 0])
 
 
-def targets_and_advantages(nets_: Networks, value_params: Any, batch: Transition, gamma: Array) -> tuple[Array, Array]:
-    """y = r + γ (1 − done) V(S') and  = y − V(S), standardised over the batch: both [B], without gradients.
+def targets_and_errors(nets_: Networks, value_params: Any, batch: Transition, gamma: Array) -> tuple[Array, Array]:
+    """y = r + γ (1 − done) V(S') and y − V(S), the advantages before they are standardised: [B], no gradients.
 
     Each transition is a one-step sample: consecutive transitions of one actor may be many rounds apart.
     """
     next_value = nets_.value(value_params, batch.next_observation)
     target = jax.vmap(losses.td_target, (0, 0, 0, None))(batch.reward, batch.done, next_value, gamma)
-    advantage = losses.standardise(target - nets_.value(value_params, batch.observation), batch.mask)
-    return target, losses.stop(advantage)
+    return target, losses.stop(target - nets_.value(value_params, batch.observation))
 
 
 def value_loss(nets_: Networks, value_params: Any, batch: Transition, target: Array) -> Array:
@@ -96,10 +107,9 @@ def gradient_learner(
             values = {
                 "policy": losses.masked_mean(each, batch.mask),
                 "value": value_loss(nets_, params.value, batch, target),
-                "entropy": losses.masked_mean(policy.entropy(), batch.mask),
             }
-            total = values["policy"] + value_weight * values["value"] - entropy_weight * values["entropy"]
-            return total, values
+            entropy = losses.masked_mean(policy.entropy(), batch.mask)
+            return values["policy"] + value_weight * values["value"] - entropy_weight * entropy, values
 
         def epoch(learner: Learner, _: None) -> tuple[Learner, schedule.Losses]:
             (_, values), gradient = jax.value_and_grad(loss, has_aux=True)(learner.params)
@@ -118,7 +128,8 @@ def on_policy_agent(
     nets_: Networks,
     init_optimiser: Callable[[Params], Any],
     learn: Learn,
-    gamma: Array,
+    gamma: Any,
+    advantage_decay: Any,
     normalise: bool,
     dtype: Any,
     rounds: int = 1,
@@ -127,8 +138,10 @@ def on_policy_agent(
     """An agent that learns, once per round, from the transitions of the last `rounds` rounds.
 
     learn(learner, batch, targets [B], advantages [B]) -> (learner, losses). `cohort` is the largest batch of
-    one round: it sizes the memory of earlier rounds.
+    one round: it sizes the memory of earlier rounds. Advantages are standardised with statistics over rounds:
+    those of one round would remove what its rewards have in common.
     """
+    gamma, advantage_decay = numbers(dtype, 0, 1, gamma=gamma, advantage_decay=advantage_decay)
     check_sizes(observation_size=observation_size, num_actions=num_actions, rounds=rounds, cohort=cohort)
     capacity = cohort * (rounds - 1)
 
@@ -139,6 +152,7 @@ def on_policy_agent(
             Learner(params, init_optimiser(params)),
             ring.empty(row, capacity) if capacity else None,
             nets.no_statistics(observation_size, dtype) if normalise else None,
+            losses.no_moments(dtype),
             jnp.zeros((), jnp.int32),
         )
 
@@ -158,12 +172,21 @@ def on_policy_agent(
             batch = jax.tree.map(lambda new, kept: jnp.concatenate([new, kept]), fresh, old._replace(mask=recent))
             memory = ring.add(memory, (fresh, jnp.full(fresh.mask.shape, state.rounds)), fresh.mask)
         batch = schedule.scaled(batch, statistics)
+        target, error = targets_and_errors(nets_, state.learner.params.value, batch, gamma)
+        advantages = losses.follow(state.advantages, error[: len(fresh.mask)], fresh.mask, advantage_decay)
+        advantage = losses.standardise(error, state.advantages, advantages)
+        learner, values = schedule.when(fresh.mask.any(), lambda old: learn(old, batch, target, advantage), state.learner)
+        values |= {"value_error": losses.masked_mean(jnp.abs(error), batch.mask)} | report(learner.params, batch)
+        return OnPolicyState(learner, memory, statistics, advantages, state.rounds + 1), finite(values)
 
-        def learned(learner: Learner) -> tuple[Learner, schedule.Losses]:
-            target, advantage = targets_and_advantages(nets_, learner.params.value, batch, gamma)
-            return learn(learner, batch, target, advantage)
-
-        learner, values = schedule.when(fresh.mask.any(), learned, state.learner)
-        return OnPolicyState(learner, memory, statistics, state.rounds + 1), finite(values)
+    def report(params: Params, batch: Transition) -> schedule.Losses:
+        x, usable, mask = batch.observation, batch.info.available, batch.mask
+        chosen, free = (nets_.policy(params.policy, x, a).probs for a in (usable, jnp.ones_like(usable)))
+        return {
+            "live_policy": diagnostics.live_units(params.policy, x, mask),
+            "live_critic": diagnostics.live_units(params.value, x, mask),
+            "entropy": diagnostics.entropy(chosen, usable, mask),
+            "sensitivity": diagnostics.sensitivity(free, mask),
+        }
 
     return Agent(name, init, act, update)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from agents import losses, nets
+from agents import diagnostics, losses, nets, schedule
 from agents.replay_agent import Experience, replay_agent
 from agents.types import Agent, Array, Info, check_sizes, numbers
 
@@ -37,6 +37,7 @@ def ddpg(
     update_every: int = 1,
     random_rounds: int = 0,
     tanh_logits: bool = False,
+    optimizer: str = "adam",
     lr: Any = 1e-3,
     critic_lr: Any = None,
     max_grad_norm: Any = 1.0,
@@ -75,8 +76,8 @@ def ddpg(
     noise, _ = numbers(dtype, 0, 1e9, noise=noise, random_rounds=random_rounds)
     init_actor, apply_actor = nets.mlp(hidden, action_size, dtype)
     init_critic, apply_critic = nets.mlp(hidden, 1, dtype)
-    actor_optimiser = nets.adam(lr, max_grad_norm, dtype)
-    critic_optimiser = nets.adam(lr if critic_lr is None else critic_lr, max_grad_norm, dtype)
+    actor_optimiser = nets.optimiser(optimizer, lr, max_grad_norm, dtype)
+    critic_optimiser = nets.optimiser(optimizer, lr if critic_lr is None else critic_lr, max_grad_norm, dtype)
     simplex = actions == "simplex"
 
     def mu(params: Any, observation: Array, available: Array) -> Array:
@@ -117,15 +118,15 @@ def ddpg(
     def step(learner: Learner, rows: Experience) -> tuple[Learner, dict[str, Array]]:
         target = rows.reward
         if bootstrap:
-            everything = jnp.ones(action_size, bool)  # what S' will allow is not known
-            next_action = mu(learner.target_actor, rows.next_observation, everything)
+            next_action = mu(learner.target_actor, rows.next_observation, rows.next_available)
             next_value = value(learner.target_critic, rows.next_observation, next_action)
             target = jax.vmap(losses.td_target, (0, 0, 0, None))(rows.reward, rows.done, next_value, gamma)
 
-        def critic_loss(critic: Any) -> Array:
-            return ((value(critic, rows.observation, rows.action) - target) ** 2).mean()
+        def critic_loss(critic: Any) -> tuple[Array, Array]:
+            error = value(critic, rows.observation, rows.action) - target
+            return (error**2).mean(), jnp.abs(error).mean()
 
-        critic_value, gradient = jax.value_and_grad(critic_loss)(learner.critic)
+        (critic_value, error), gradient = jax.value_and_grad(critic_loss, has_aux=True)(learner.critic)
         critic, critic_state = nets.descend(critic_optimiser, learner.critic, gradient, learner.critic_optimiser)
 
         def actor_loss(actor: Any) -> Array:
@@ -135,12 +136,20 @@ def ddpg(
         actor, actor_state = nets.descend(actor_optimiser, learner.actor, gradient, learner.actor_optimiser)
         twins = optax.incremental_update((actor, critic), (learner.target_actor, learner.target_critic), tau)
         learner = Learner(actor, critic, twins[0], twins[1], actor_state, critic_state)
-        return learner, {"critic": critic_value, "actor": actor_value}
+        return learner, {"critic": critic_value, "actor": actor_value, "value_error": error}
+
+    def report(learner: Learner, rows: Experience, mask: Array, rounds: Array) -> schedule.Losses:
+        pairs = jnp.concatenate([rows.observation, rows.action], -1)
+        return {
+            "live_policy": diagnostics.live_units(learner.actor, rows.observation, mask),
+            "live_critic": diagnostics.live_units(learner.critic, pairs, mask),
+        }
 
     def due(rounds: Array) -> Array:
         return (rounds > random_rounds) & (rounds % update_every == 0)
 
     memory: dict[str, Any] = dict(capacity=capacity, batch=batch, gradient_steps=gradient_steps, normalise=normalise)
-    functions: dict[str, Any] = dict(init=init, choose=choose, step=step, report=lambda *_: {}, due=due)
+    policy = lambda learner, x, usable, rounds: mu(learner.actor, x, usable)
+    functions: dict[str, Any] = dict(init=init, choose=choose, step=step, policy=policy, report=report, due=due)
     kind: dict[str, Any] = dict(continuous=True, bootstrap=bootstrap, dtype=dtype)
     return replay_agent("ddpg", observation_size, action_size, **functions, **memory, **kind)

@@ -65,10 +65,13 @@ def epsilon_greedy(values: Array, available: Array, epsilon: Array) -> Array:
     return (epsilon * even + (1 - epsilon) * best).astype(values.dtype)
 
 
-def adam(lr: Any, max_grad_norm: Any, dtype: Any) -> optax.GradientTransformation:
-    """Adam behind a clip of the global gradient norm; both numbers may be traced."""
+def optimiser(name: str, lr: Any, max_grad_norm: Any, dtype: Any) -> optax.GradientTransformation:
+    """Adam or plain gradient descent behind a clip of the global gradient norm; both numbers may be traced."""
+    rules = {"adam": optax.scale_by_adam, "sgd": optax.identity}
+    if name not in rules:
+        raise ValueError(f"unknown optimizer {name!r} (allowed: {', '.join(rules)})")
     lr, max_grad_norm = numbers(dtype, 1e-12, 1e6, lr=lr, max_grad_norm=max_grad_norm)
-    return optax.chain(optax.clip_by_global_norm(max_grad_norm), optax.scale_by_adam(), optax.scale(-lr))
+    return optax.chain(optax.clip_by_global_norm(max_grad_norm), rules[name](), optax.scale(-lr))
 
 
 def descend(optimiser: optax.GradientTransformation, params: Any, gradient: Any, state: Any) -> tuple[Any, Any]:

@@ -18,13 +18,15 @@ def ppo(
     rounds: int = 2,
     cohort: int = 64,
     epochs: int = 4,
-    lr: Any = 0.05,
+    optimizer: str = "adam",
+    lr: Any = 1e-3,
     max_grad_norm: Any = 1.0,
-    gamma: Any = 0.99,
+    gamma: Any = 0.9,
+    advantage_decay: Any = 0.95,
     clip: Any = 0.2,
     value_weight: Any = 0.5,
     entropy_weight: Any = 0.01,
-    normalise: bool = False,
+    normalise: bool = True,
     dtype: Any = jnp.float32,
 ) -> Agent:
     """A2C with a clipped ratio, so that the last `rounds` rounds can be used `epochs` times (full batches).
@@ -42,11 +44,10 @@ def ppo(
     (10, 2)
     """
     check_sizes(epochs=epochs)
-    (gamma,) = numbers(dtype, 0, 1, gamma=gamma)
     value_weight, entropy_weight = numbers(dtype, 0, 1e6, value_weight=value_weight, entropy_weight=entropy_weight)
     (clip,) = numbers(dtype, 1e-12, 1e6, clip=clip)
     networks = actor_critic.networks(observation_size, num_actions, hidden, dtype)
-    optimiser = nets.adam(lr, max_grad_norm, dtype)
+    optimiser = nets.optimiser(optimizer, lr, max_grad_norm, dtype)
     learn = actor_critic.gradient_learner(
         networks,
         optimiser,
@@ -63,6 +64,7 @@ def ppo(
         init_optimiser=optimiser.init,
         learn=learn,
         gamma=gamma,
+        advantage_decay=advantage_decay,
         normalise=normalise,
         dtype=dtype,
         rounds=rounds,

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from agents import losses, nets, schedule
+from agents import diagnostics, losses, nets, schedule
 from agents.replay_agent import Experience, replay_agent
 from agents.types import Agent, Array, Info, check_sizes, numbers
 
@@ -31,6 +31,7 @@ def q_agent(
     target_every: int | None,
     epsilon: Callable[[Array], Array],
     hidden: tuple[int, ...],
+    optimizer: str,
     lr: Any,
     max_grad_norm: Any,
     delta: Any,
@@ -43,37 +44,41 @@ def q_agent(
     bootstrap = gamma is not None
     (gamma,) = numbers(dtype, 0, 1, gamma=gamma if bootstrap else 0)
     init_net, apply = nets.mlp(hidden, num_actions, dtype)
-    optimiser = nets.adam(lr, max_grad_norm, dtype)
+    optimiser = nets.optimiser(optimizer, lr, max_grad_norm, dtype)
 
     def init(key: Array) -> Learner:
         online = init_net(key, jnp.zeros(observation_size, dtype))
         target = jax.tree.map(jnp.copy, online) if bootstrap else None
         return Learner(online, target, optimiser.init(online), jnp.zeros((), jnp.int32))
 
+    def policy(learner: Learner, x: Array, usable: Array, rounds: Array) -> Array:
+        return nets.epsilon_greedy(apply(learner.online, x), usable, jnp.asarray(epsilon(rounds), dtype))
+
     def choose(learner: Learner, x: Array, usable: Array, rounds: Array, key: Array) -> tuple[Array, Info]:
-        q = nets.mask_logits(apply(learner.online, x), usable)
-        policy = distrax.Categorical(probs=nets.epsilon_greedy(q, usable, jnp.asarray(epsilon(rounds), dtype)))
-        return schedule.sample(policy, q.max(), usable, key)
+        value = nets.mask_logits(apply(learner.online, x), usable).max()
+        return schedule.sample(distrax.Categorical(probs=policy(learner, x, usable, rounds)), value, usable, key)
 
     def step(learner: Learner, rows: Experience) -> tuple[Learner, schedule.Losses]:
         goal = rows.reward
         if bootstrap:
             chooses, judges = (apply(params, rows.next_observation) for params in (learner.online, learner.target))
+            chooses = nets.mask_logits(chooses, rows.next_available)
             goal = jax.vmap(losses.double_q_target, (0, 0, 0, 0, None))(rows.reward, rows.done, chooses, judges, gamma)
 
-        def loss(online: Any) -> Array:
+        def loss(online: Any) -> tuple[Array, Array]:
             q = apply(online, rows.observation)  # [batch, A]
             taken = jnp.take_along_axis(q, rows.action[:, None], -1)[:, 0]
-            return optax.losses.huber_loss(taken, goal, delta=delta).mean()
+            return optax.losses.huber_loss(taken, goal, delta=delta).mean(), jnp.abs(taken - goal).mean()
 
-        value, gradient = jax.value_and_grad(loss)(learner.online)
+        (value, error), gradient = jax.value_and_grad(loss, has_aux=True)(learner.online)
         online, state = nets.descend(optimiser, learner.online, gradient, learner.optimiser)
         steps = learner.steps + 1
         target = optax.periodic_update(online, learner.target, steps, target_every) if bootstrap else None
-        return Learner(online, target, state, steps), {"q": value}
+        return Learner(online, target, state, steps), {"q": value, "value_error": error}
 
-    def report(learner: Learner, rounds: Array) -> schedule.Losses:
-        return {"epsilon": jnp.asarray(epsilon(rounds), dtype)}
+    def report(learner: Learner, rows: Experience, mask: Array, rounds: Array) -> schedule.Losses:
+        live = diagnostics.live_units(learner.online, rows.observation, mask)
+        return {"epsilon": jnp.asarray(epsilon(rounds), dtype), "live_critic": live}
 
-    functions: dict[str, Any] = dict(init=init, choose=choose, step=step, report=report)
+    functions: dict[str, Any] = dict(init=init, choose=choose, step=step, policy=policy, report=report)
     return replay_agent(name, observation_size, num_actions, **functions, bootstrap=bootstrap, dtype=dtype, **replay)

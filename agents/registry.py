@@ -60,7 +60,7 @@ def options(name: str) -> dict[str, Any]:
     """The hyper-parameters of the agent called `name` with their defaults.
 
     >>> options("a2c")["gamma"]
-    0.99
+    0.9
     """
     parameters = inspect.signature(builder(name)).parameters.values()
     return {p.name: p.default for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 
-from agents import nets, schedule
+from agents import diagnostics, nets, schedule
 from agents import replay as ring
 from agents.types import Agent, Array, Info, Transition, blank, check_sizes, clean_transitions, finite, usable_actions
 
 
 class Experience(NamedTuple):
-    """One stored row; `next_observation` and `done` are None if the agent never bootstraps."""
+    """One stored row; the last three are None if the agent never bootstraps."""
 
     observation: Array  # [S]
     action: Array  # [] int32 or [A] float
@@ -21,6 +22,7 @@ class Experience(NamedTuple):
     available: Array  # [A] bool
     next_observation: Any  # [S]
     done: Any  # []
+    next_available: Any  # [A] bool
 
 
 class ReplayState(NamedTuple):
@@ -32,7 +34,7 @@ class ReplayState(NamedTuple):
 
 def experience(clean: Transition, bootstrap: bool) -> Experience:
     """What is stored of a cleaned batch; without the next observations a row takes half the memory."""
-    following = (clean.next_observation, clean.done) if bootstrap else (None, None)
+    following = (clean.next_observation, clean.done, clean.next_available) if bootstrap else (None, None, None)
     return Experience(clean.observation, clean.action, clean.reward, clean.info.available, *following)
 
 
@@ -44,7 +46,8 @@ def replay_agent(
     init: Callable[[Array], Any],
     choose: Callable[[Any, Array, Array, Array, Array], tuple[Array, Info]],
     step: Callable[[Any, Experience], tuple[Any, schedule.Losses]],
-    report: Callable[[Any, Array], schedule.Losses],
+    policy: Callable[[Any, Array, Array, Array], Array],
+    report: Callable[[Any, Experience, Array, Array], schedule.Losses],
     capacity: int,
     batch: int,
     gradient_steps: int,
@@ -54,11 +57,13 @@ def replay_agent(
     bootstrap: bool = True,
     due: Callable[[Array], Any] = lambda rounds: True,
 ) -> Agent:
-    """An agent out of four pure functions of its `learner`.
+    """An agent out of five pure functions of its `learner`.
 
     init(key) -> learner; choose(learner, x [S], usable [A], rounds, key) -> (action, Info);
     step(learner, rows [batch, ...]) -> (learner, losses), one gradient step;
-    report(learner, rounds) -> more numbers for the log. `due(rounds)` says in which rounds it learns.
+    policy(learner, x [B, S], usable [B, A], rounds) -> [B, A], the probabilities (or the noise-free action);
+    report(learner, rows, mask, rounds) -> more numbers for the log, such as the live units on a minibatch.
+    `due(rounds)` says in which rounds it learns.
     Observations arrive normalised if `normalise` is on.
     """
     sizes = dict(observation_size=observation_size, num_actions=num_actions)
@@ -87,7 +92,13 @@ def replay_agent(
         rows = schedule.scaled(ring.sample(replay, key, (gradient_steps, batch)), statistics)
         ready = clean.mask.any() & (replay.size >= batch) & due(state.rounds + 1)
         learner, values = schedule.when(ready, lambda old: schedule.many_steps(step, old, rows), state.learner)
-        values |= report(learner, state.rounds)
+        minibatch, stored = jax.tree.map(lambda x: x[0], rows), jnp.broadcast_to(replay.size > 0, (batch,))
+        values |= report(learner, minibatch, stored, state.rounds)
+        x, usable = schedule.scaled(clean, statistics).observation, clean.info.available
+        chosen, free = (policy(learner, x, a, state.rounds) for a in (usable, jnp.ones_like(usable)))
+        values |= {"sensitivity": diagnostics.sensitivity(free, clean.mask)}
+        if not continuous:
+            values |= {"entropy": diagnostics.entropy(chosen, usable, clean.mask)}
         return ReplayState(learner, replay, statistics, state.rounds + 1), finite(values)
 
     return Agent(name, start, act, update)

@@ -79,10 +79,12 @@ def trpo(
     max_kl: Any = 0.01,
     damping: Any = 0.1,
     shrink: Any = 0.8,
-    lr: Any = 0.05,
+    optimizer: str = "adam",
+    lr: Any = 1e-3,
     max_grad_norm: Any = 1.0,
-    gamma: Any = 0.99,
-    normalise: bool = False,
+    gamma: Any = 0.9,
+    advantage_decay: Any = 0.95,
+    normalise: bool = True,
     dtype: Any = jnp.float32,
 ) -> Agent:
     """A natural-gradient step inside a KL ball, once per round on the round's transitions.
@@ -100,10 +102,10 @@ def trpo(
     True
     """
     check_sizes(cg_iterations=cg_iterations, backtracks=backtracks, value_steps=value_steps)
-    gamma, shrink = numbers(dtype, 0, 1, gamma=gamma, shrink=shrink)
+    (shrink,) = numbers(dtype, 0, 1, shrink=shrink)
     max_kl, damping = numbers(dtype, 1e-12, 1e6, max_kl=max_kl, damping=damping)
     networks = actor_critic.networks(observation_size, num_actions, hidden, dtype)
-    optimiser = nets.adam(lr, max_grad_norm, dtype)
+    optimiser = nets.optimiser(optimizer, lr, max_grad_norm, dtype)
     region = dict(max_kl=max_kl, damping=damping, iterations=cg_iterations, backtracks=backtracks, shrink=shrink)
 
     def learn(learner: Learner, batch: Transition, target: Array, advantage: Array) -> tuple[Learner, schedule.Losses]:
@@ -128,11 +130,7 @@ def trpo(
         flat = trust_region_step(objective, kl, start, **region)
         value_carry = learner.params.value, learner.optimiser
         (value_params, state), values = schedule.many_steps(value_step, value_carry, None, value_steps)
-        values |= {
-            "policy": objective(start) - objective(flat),
-            "kl": kl(flat),
-            "entropy": losses.masked_mean(old.entropy(), batch.mask),
-        }
+        values |= {"policy": objective(start) - objective(flat), "kl": kl(flat)}
         return Learner(Params(unravel(flat), value_params), state), values
 
     return actor_critic.on_policy_agent(
@@ -143,6 +141,7 @@ def trpo(
         learn=learn,
         init_optimiser=lambda params: optimiser.init(params.value),
         gamma=gamma,
+        advantage_decay=advantage_decay,
         normalise=normalise,
         dtype=dtype,
     )

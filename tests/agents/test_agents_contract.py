@@ -119,6 +119,27 @@ def test_update_compiles_once_and_keeps_types(name):
 
 
 @every_agent
+def test_diagnostics_tell_a_living_network_from_a_dead_one(name):
+    agent, _, update, _ = programs(name)
+    state, batch = situation(name)
+    networks = {"live_critic"} if name in ("dqn", "q_bandit") else {"live_critic", "live_policy"}
+    numbers = {"sensitivity", "value_error"} | networks | ({"entropy"} if name != "ddpg" else set())
+    _, values = update(state, batch, jax.random.key(5))
+    assert numbers <= set(values) and values["value_error"] > 0
+    assert all(0 < float(values[key]) <= 1 for key in numbers - {"value_error"})
+    assert ("temperature" in values) == (name == "sac")
+
+    def kill(path, x):  # every hidden unit far below zero
+        hidden = "Dense_0" in jax.tree_util.keystr(path) and "bias" in jax.tree_util.keystr(path)
+        return x - 1e6 if hidden and "optimiser" not in jax.tree_util.keystr(path) else x
+
+    dead = state._replace(learner=jax.tree_util.tree_map_with_path(kill, state.learner))
+    _, values = update(dead, batch, jax.random.key(5))
+    assert all(float(values[key]) == 0 for key in networks)
+    np.testing.assert_allclose(values["sensitivity"], 0, atol=1e-6)
+
+
+@every_agent
 def test_checkpoint_round_trip(name, tmp_path):
     _, _, update, _ = programs(name)
     state, batch = situation(name)
