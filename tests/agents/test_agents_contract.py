@@ -120,7 +120,7 @@ def test_update_compiles_once_and_keeps_types(name):
 
 @every_agent
 def test_diagnostics_tell_a_living_network_from_a_dead_one(name):
-    agent, _, update, _ = programs(name)
+    _, _, update, _ = programs(name)
     state, batch = situation(name)
     networks = {"live_critic"} if name in ("dqn", "q_bandit") else {"live_critic", "live_policy"}
     numbers = {"sensitivity", "value_error"} | networks | ({"entropy"} if name != "ddpg" else set())

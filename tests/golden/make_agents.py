@@ -20,7 +20,7 @@ import numpy as np
 import agents
 from agents import replay as ring
 from agents import replay_agent
-from agents.types import clean_transitions, usable_actions
+from agents.types import clean_transitions
 
 FILE = Path(__file__).parent / "agents_updates.npz"
 S, A, ROWS, HIDDEN, LR, GAMMA, TAU, RATIO, DECAY = 3, 4, 12, 6, 0.01, 0.9, 0.1, 0.6, 0.8
