@@ -41,8 +41,9 @@ class Agent(NamedTuple):
     act:    (state, observation [S], key, available=None) -> (action, Info), for ONE observation: vmap it.
             `available` [A] bool forbids actions. Forbidding all of them forbids none.
     update: (state, Transition, key) -> (state, losses), the work of one whole round. `losses` (and diagnostics:
-            live units, entropy, sensitivity, value error) always has the same keys and is always finite. Rows that are masked, not finite, or carry an impossible action
-            are ignored; if no row is left, nothing changes but the round counter (and ε, which follows it).
+            live units, entropy, sensitivity, value error) always has the same keys and is always finite. Rows that
+            are masked, not finite, or carry an impossible action are ignored; if no row is left, nothing changes
+            but the round counter (and ε, which follows it).
             A wrong shape raises an AssertionError when the function is traced.
     """
 

@@ -19,7 +19,7 @@ ENV, PARAMS = gymnax.make("CartPole-v1")  # 4 numbers observed, 2 actions, rewar
 # name: (rounds, parallel environments, environment steps per round, what differs from the agent's defaults)
 REPLAY = {"capacity": 20_000, "gradient_steps": 1, "hidden": (64, 64), "max_grad_norm": 10.0}
 ON_POLICY = {"hidden": (64, 64), "max_grad_norm": 10.0, "gamma": 0.98}
-DQN = {"lr": 5e-4, "gamma": 0.95, "target_every": 200, "horizon": 8_000, "capacity": 100_000}
+DQN = {"lr": 5e-4, "gamma": 0.95, "target_every": 200, "horizon": 8_000, "capacity": 100_000, "normalise": False}
 SETTINGS: dict[str, tuple[int, int, int, dict[str, Any]]] = {
     "dqn": (16_000, 8, 1, REPLAY | DQN),
     "sac": (12_000, 8, 1, REPLAY | {"gamma": 0.98, "tau": 0.02}),
