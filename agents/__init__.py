@@ -17,14 +17,26 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from agents.registry import DESCRIPTIONS, NAMES, make
+from agents.registry import CONTINUOUS, DESCRIPTIONS, DISCRETE, LEARNERS, NAMES, make
 
 if TYPE_CHECKING:
     from agents.types import Agent, Info, Transition, join_action, split_action
 
 _LAZY = ("Agent", "Info", "Transition", "join_action", "split_action")
 
-__all__ = ["DESCRIPTIONS", "NAMES", "Agent", "Info", "Transition", "join_action", "make", "split_action"]
+__all__ = [
+    "CONTINUOUS",
+    "DESCRIPTIONS",
+    "DISCRETE",
+    "LEARNERS",
+    "NAMES",
+    "Agent",
+    "Info",
+    "Transition",
+    "join_action",
+    "make",
+    "split_action",
+]
 
 
 def __getattr__(name: str) -> Any:

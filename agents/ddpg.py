@@ -6,21 +6,11 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
-from agents import losses, nets, schedule
-from agents.replay import Replay
-from agents.types import (
-    Agent,
-    Array,
-    Info,
-    Transition,
-    as_numbers,
-    check_range,
-    check_sizes,
-    clean_transitions,
-    finite,
-    usable_actions,
-)
+from agents import diagnostics, losses, nets, schedule
+from agents.replay_agent import Experience, replay_agent
+from agents.types import Agent, Array, Info, check_sizes, numbers
 
 ACTIONS = ("simplex", "box")
 
@@ -32,13 +22,6 @@ class Learner(NamedTuple):
     target_critic: Any
     actor_optimiser: Any
     critic_optimiser: Any
-
-
-class DDPGState(NamedTuple):
-    learner: Learner
-    replay: Replay
-    statistics: nets.Statistics | None
-    rounds: Array  # [] int32, calls of update
 
 
 def ddpg(
@@ -54,6 +37,7 @@ def ddpg(
     update_every: int = 1,
     random_rounds: int = 0,
     tanh_logits: bool = False,
+    optimizer: str = "adam",
     lr: Any = 1e-3,
     critic_lr: Any = None,
     max_grad_norm: Any = 1.0,
@@ -85,28 +69,15 @@ def ddpg(
     >>> print(action.shape, round(float(action.sum()), 4))
     (3,) 1.0
     """
-    check_sizes(
-        observation_size=observation_size,
-        action_size=action_size,
-        hidden=hidden,
-        capacity=capacity,
-        batch=batch,
-        gradient_steps=gradient_steps,
-        update_every=update_every,
-    )
-    if batch > capacity:
-        raise ValueError(f"batch {batch} can never be reached by a replay of capacity {capacity}")
+    check_sizes(hidden=hidden, update_every=update_every)
     if actions not in ACTIONS:
         raise ValueError(f"unknown kind of actions {actions!r} (allowed: {', '.join(ACTIONS)})")
-    check_range(0, 1, gamma=gamma, tau=tau)
-    check_range(0, 1e9, noise=noise, random_rounds=random_rounds)
-    check_range(1e-12, 1e6, lr=lr, max_grad_norm=max_grad_norm)
-    critic_lr = lr if critic_lr is None else critic_lr
-    gamma, tau, noise = as_numbers(dtype, gamma, tau, noise)
+    gamma, tau = numbers(dtype, 0, 1, gamma=gamma, tau=tau)
+    noise, _ = numbers(dtype, 0, 1e9, noise=noise, random_rounds=random_rounds)
     init_actor, apply_actor = nets.mlp(hidden, action_size, dtype)
     init_critic, apply_critic = nets.mlp(hidden, 1, dtype)
-    actor_optimiser = nets.adam(lr, max_grad_norm, dtype)
-    critic_optimiser = nets.adam(critic_lr, max_grad_norm, dtype)
+    actor_optimiser = nets.optimiser(optimizer, lr, max_grad_norm, dtype)
+    critic_optimiser = nets.optimiser(optimizer, lr if critic_lr is None else critic_lr, max_grad_norm, dtype)
     simplex = actions == "simplex"
 
     def mu(params: Any, observation: Array, available: Array) -> Array:
@@ -119,24 +90,12 @@ def ddpg(
     def value(params: Any, observation: Array, action: Array) -> Array:
         return apply_critic(params, jnp.concatenate([observation, action], -1))[..., 0]
 
-    def init(key: Array) -> DDPGState:
+    def init(key: Array) -> Learner:
         actor_key, critic_key = jax.random.split(key)
         actor = init_actor(actor_key, jnp.zeros(observation_size, dtype))
         critic = init_critic(critic_key, jnp.zeros(observation_size + action_size, dtype))
-        learner = Learner(
-            actor,
-            critic,
-            jax.tree.map(jnp.copy, actor),
-            jax.tree.map(jnp.copy, critic),
-            actor_optimiser.init(actor),
-            critic_optimiser.init(critic),
-        )
-        replay = schedule.empty_experience(
-            observation_size, action_size, capacity, dtype, continuous=True, bootstrap=bootstrap
-        )
-        return DDPGState(
-            learner, replay, nets.no_statistics(observation_size, dtype) if normalise else None, jnp.zeros((), jnp.int32)
-        )
+        twins = jax.tree.map(jnp.copy, (actor, critic))
+        return Learner(actor, critic, twins[0], twins[1], actor_optimiser.init(actor), critic_optimiser.init(critic))
 
     def on_simplex(weights: Array, fallback: Array) -> Array:
         """Clipped at 0 and renormalised; `fallback` if nothing positive is left."""
@@ -144,10 +103,8 @@ def ddpg(
         total = weights.sum()
         return jnp.where(total > 0, weights / jnp.where(total > 0, total, 1), fallback)
 
-    def act(state: DDPGState, observation: Array, key: Array, available: Array | None = None) -> tuple[Array, Info]:
-        usable = usable_actions(available, action_size)
-        observation = schedule.see(state.statistics, observation, observation_size, dtype)
-        wanted = mu(state.learner.actor, observation, usable)
+    def choose(learner: Learner, x: Array, usable: Array, rounds: Array, key: Array) -> tuple[Array, Info]:
+        wanted = mu(learner.actor, x, usable)
         noise_key, uniform_key = jax.random.split(key)
         shaken = wanted + noise * jax.random.normal(noise_key, wanted.shape, dtype)
         drawn = jax.random.uniform(uniform_key, wanted.shape, dtype)
@@ -155,22 +112,21 @@ def ddpg(
             explored, blind = on_simplex(shaken * usable, wanted), on_simplex(drawn * usable, wanted)
         else:
             explored, blind = jnp.clip(shaken, -1, 1), 2 * drawn - 1
-        action = jnp.where(state.rounds < random_rounds, blind, explored)
-        q = value(state.learner.critic, observation, wanted)
-        return action, Info(jnp.zeros((), dtype), q, wanted, usable)
+        action = jnp.where(rounds < random_rounds, blind, explored)
+        return action, Info(jnp.zeros((), dtype), value(learner.critic, x, wanted), wanted, usable)
 
-    def step(learner: Learner, rows: schedule.Experience) -> tuple[Learner, dict[str, Array]]:
+    def step(learner: Learner, rows: Experience) -> tuple[Learner, dict[str, Array]]:
         target = rows.reward
         if bootstrap:
-            everything = jnp.ones(action_size, bool)  # what S' will allow is not known
-            next_action = mu(learner.target_actor, rows.next_observation, everything)
+            next_action = mu(learner.target_actor, rows.next_observation, rows.next_available)
             next_value = value(learner.target_critic, rows.next_observation, next_action)
             target = jax.vmap(losses.td_target, (0, 0, 0, None))(rows.reward, rows.done, next_value, gamma)
 
-        def critic_loss(critic: Any) -> Array:
-            return ((value(critic, rows.observation, rows.action) - target) ** 2).mean()
+        def critic_loss(critic: Any) -> tuple[Array, Array]:
+            error = value(critic, rows.observation, rows.action) - target
+            return (error**2).mean(), jnp.abs(error).mean()
 
-        critic_value, gradient = jax.value_and_grad(critic_loss)(learner.critic)
+        (critic_value, error), gradient = jax.value_and_grad(critic_loss, has_aux=True)(learner.critic)
         critic, critic_state = nets.descend(critic_optimiser, learner.critic, gradient, learner.critic_optimiser)
 
         def actor_loss(actor: Any) -> Array:
@@ -178,24 +134,22 @@ def ddpg(
 
         actor_value, gradient = jax.value_and_grad(actor_loss)(learner.actor)
         actor, actor_state = nets.descend(actor_optimiser, learner.actor, gradient, learner.actor_optimiser)
-        return Learner(
-            actor,
-            critic,
-            nets.polyak(learner.target_actor, actor, tau),
-            nets.polyak(learner.target_critic, critic, tau),
-            actor_state,
-            critic_state,
-        ), {"critic": critic_value, "actor": actor_value}
+        twins = optax.incremental_update((actor, critic), (learner.target_actor, learner.target_critic), tau)
+        learner = Learner(actor, critic, twins[0], twins[1], actor_state, critic_state)
+        return learner, {"critic": critic_value, "actor": actor_value, "value_error": error}
 
-    def update(state: DDPGState, transitions: Transition, key: Array) -> tuple[DDPGState, dict[str, Array]]:
-        clean = clean_transitions(transitions, observation_size, action_size, dtype, continuous=True)
-        statistics = schedule.watch(state.statistics, clean)
-        replay = schedule.remember(state.replay, clean)
-        rows = schedule.recall(replay, statistics, key, (gradient_steps, batch))
-        rounds = state.rounds + 1
-        due = (rounds > random_rounds) & (rounds % update_every == 0)
-        ready = clean.mask.any() & (replay.size >= batch) & due
-        learner, values = schedule.many_steps_when(ready, step, state.learner, rows)
-        return DDPGState(learner, replay, statistics, rounds), finite(values)
+    def report(learner: Learner, rows: Experience, mask: Array, rounds: Array) -> schedule.Losses:
+        pairs = jnp.concatenate([rows.observation, rows.action], -1)
+        return {
+            "live_policy": diagnostics.live_units(learner.actor, rows.observation, mask),
+            "live_critic": diagnostics.live_units(learner.critic, pairs, mask),
+        }
 
-    return Agent("ddpg", init, act, update)
+    def due(rounds: Array) -> Array:
+        return (rounds > random_rounds) & (rounds % update_every == 0)
+
+    memory: dict[str, Any] = dict(capacity=capacity, batch=batch, gradient_steps=gradient_steps, normalise=normalise)
+    policy = lambda learner, x, usable, rounds: mu(learner.actor, x, usable)
+    functions: dict[str, Any] = dict(init=init, choose=choose, step=step, policy=policy, report=report, due=due)
+    kind: dict[str, Any] = dict(continuous=True, bootstrap=bootstrap, dtype=dtype)
+    return replay_agent("ddpg", observation_size, action_size, **functions, **memory, **kind)

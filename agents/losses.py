@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import chex
 import distrax
@@ -26,25 +26,45 @@ def masked_mean(x: Array, mask: Array) -> Array:
     return (x * weight).sum() / jnp.maximum(weight.sum(), 1)
 
 
-def standardise(x: Array, mask: Array) -> Array:
-    """Subtracts the mean and divides by the standard deviation of the unmasked rows."""
-    centred = x - masked_mean(x, mask)
-    deviation = jnp.sqrt(masked_mean(centred**2, mask))
-    return jnp.where(mask.astype(bool), centred / (deviation + 1e-8), 0)
+class Moments(NamedTuple):
+    """Exponentially fading averages of the advantages of the rounds so far."""
+
+    weight: Array  # []  how much of the averages is known, 1 − decayⁿ after n rounds
+    mean: Array  # []
+    square: Array  # []  of the advantages' distance from the mean of the rounds before
+
+
+def no_moments(dtype: Any) -> Moments:
+    return Moments(jnp.zeros((), dtype), jnp.zeros((), dtype), jnp.zeros((), dtype))
+
+
+def follow(moments: Moments, x: Array, mask: Array, decay: Array) -> Moments:
+    """The moments after one more round with the unmasked rows of `x` [B]; as they were if there are none."""
+    now = masked_mean(x, mask), masked_mean((x - middle(moments)) ** 2, mask)
+    new = jax.tree.map(lambda old, new: decay * old + (1 - decay) * new, moments, Moments(jnp.ones_like(x.sum()), *now))
+    sound = mask.any() & jnp.isfinite(new.square)  # an overflow keeps the old numbers
+    return jax.tree.map(lambda after, before: jnp.where(sound, after, before), new, moments)
+
+
+def middle(moments: Moments) -> Array:
+    """The mean over the rounds so far, 0 before the first one."""
+    return moments.mean / jnp.maximum(moments.weight, 1e-8)
+
+
+def standardise(x: Array, before: Moments, after: Moments) -> Array:
+    """(x − mean of the rounds before) / running root mean square of that difference, this round included.
+
+    Nothing of this round is in the mean, so what all rows of one round have in common stays.
+
+    >>> before, x, every = no_moments(jnp.float32), jnp.array([3.0, 4.0]), jnp.ones(2, bool)
+    >>> [round(float(a), 3) for a in standardise(x, before, follow(before, x, every, jnp.array(0.9)))]
+    [0.849, 1.131]
+    """
+    scale = jnp.sqrt(after.square / jnp.maximum(after.weight, 1e-8))
+    return (x - middle(before)) / (scale + 1e-8)
 
 
 # ------------------------------------------------------------ ONE example
-def huber(error: Array, delta: float = 1.0) -> Array:
-    """½ e² for |e| ≤ δ, else δ (|e| − ½ δ).
-
-    >>> print(huber(jnp.array(0.5)), huber(jnp.array(3.0)))
-    0.125 2.5
-    """
-    size = jnp.abs(error)
-    inside = jnp.minimum(size, delta)
-    return 0.5 * inside**2 + delta * (size - inside)
-
-
 def td_target(reward: Array, done: Array, next_value: Array, gamma: Any) -> Array:
     """r + γ (1 − done) V(S'), without a gradient.
 
@@ -76,9 +96,12 @@ def soft_policy_loss(logits: Array, q: Array, alpha: Array) -> Array:
 
 
 def temperature_loss(log_alpha: Array, entropy: Array, target: Array) -> Array:
-    """α (H(π) − H̄) with the policy held fixed: α falls while the policy is more random than wanted."""
+    """−log α (H̄ − H(π)) with the policy held fixed: α falls while the policy is more random than wanted.
+
+    The gradient H − H̄ does not shrink with α, so a small temperature can grow again.
+    """
     chex.assert_rank([log_alpha, entropy, target], 0)
-    return jnp.exp(log_alpha) * stop(entropy - target)
+    return -log_alpha * stop(target - entropy)
 
 
 def policy_gradient_loss(log_probability: Array, advantage: Array) -> Array:

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from agents.types import Array
+from agents.types import Array, numbers
 
 OUTPUT_SCALE = 0.01  # the last layer starts small: a near-uniform policy, values near 0
 UNAVAILABLE = -1e9  # a logit whose probability is exactly 0, while its gradients stay finite
@@ -65,16 +65,13 @@ def epsilon_greedy(values: Array, available: Array, epsilon: Array) -> Array:
     return (epsilon * even + (1 - epsilon) * best).astype(values.dtype)
 
 
-def adam(lr: Any, max_grad_norm: Any, dtype: Any) -> optax.GradientTransformation:
-    """Adam behind a clip of the global gradient norm; both numbers may be traced.
-
-    The numbers are cast to the parameters' dtype, or a traced float32 rate would turn float64 states around.
-    """
-    return optax.chain(
-        optax.clip_by_global_norm(jnp.asarray(max_grad_norm, dtype)),
-        optax.scale_by_adam(),
-        optax.scale(-jnp.asarray(lr, dtype)),
-    )
+def optimiser(name: str, lr: Any, max_grad_norm: Any, dtype: Any) -> optax.GradientTransformation:
+    """Adam or plain gradient descent behind a clip of the global gradient norm; both numbers may be traced."""
+    rules = {"adam": optax.scale_by_adam, "sgd": optax.identity}
+    if name not in rules:
+        raise ValueError(f"unknown optimizer {name!r} (allowed: {', '.join(rules)})")
+    lr, max_grad_norm = numbers(dtype, 1e-12, 1e6, lr=lr, max_grad_norm=max_grad_norm)
+    return optax.chain(optax.clip_by_global_norm(max_grad_norm), rules[name](), optax.scale(-lr))
 
 
 def descend(optimiser: optax.GradientTransformation, params: Any, gradient: Any, state: Any) -> tuple[Any, Any]:
@@ -83,15 +80,6 @@ def descend(optimiser: optax.GradientTransformation, params: Any, gradient: Any,
     gradient = jax.tree.map(lambda g: jnp.where(sound, g, jnp.zeros_like(g)), gradient)
     updates, state = optimiser.update(gradient, state, params)
     return optax.apply_updates(params, updates), state
-
-
-def polyak(target: Any, online: Any, tau: Any) -> Any:
-    """target ← (1 − τ) target + τ online.
-
-    >>> print(polyak(jnp.array([0.0]), jnp.array([2.0]), 0.25))
-    [0.5]
-    """
-    return jax.tree.map(lambda t, o: ((1 - tau) * t + tau * o).astype(t.dtype), target, online)
 
 
 class Statistics(NamedTuple):

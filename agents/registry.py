@@ -6,26 +6,39 @@ import difflib
 import importlib
 import inspect
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from agents.types import Agent
 
-# name -> (module, builder, one-line description)
-_BUILDERS: dict[str, tuple[str, str, str]] = {
-    "sac": ("agents.sac", "sac", "discrete soft actor-critic: twin critics, exact sums, tuned temperature"),
-    "dqn": ("agents.dqn", "dqn", "double deep Q-learning: Huber loss, target copies, linear epsilon"),
-    "a2c": ("agents.a2c", "a2c", "advantage actor-critic: one policy-gradient step per round"),
-    "ppo": ("agents.ppo", "ppo", "proximal policy optimisation: clipped ratio, re-uses the last rounds"),
-    "trpo": ("agents.trpo", "trpo", "trust region: natural gradient step inside a KL ball, with line search"),
-    "ddpg": ("agents.ddpg", "ddpg", "deterministic actor-critic for continuous actions (simplex or box)"),
-    "q_bandit": ("agents.q_bandit", "q_bandit", "epsilon-greedy neural contextual bandit, no bootstrap"),
-    "random": ("agents.fixed", "random", "uniformly random action, learns nothing"),
-    "fixed": ("agents.fixed", "constant", "always the same action (option `action`), learns nothing"),
+
+class Entry(NamedTuple):
+    """Where an agent is built, and what kind it is: nobody else needs to keep lists of agents."""
+
+    module: str
+    builder: str
+    description: str
+    discrete: bool = True  # its actions are indices; otherwise vectors
+    learns: bool = True
+
+
+ENTRIES: dict[str, Entry] = {
+    "sac": Entry("sac", "sac", "discrete soft actor-critic: twin critics, exact sums, tuned temperature"),
+    "dqn": Entry("dqn", "dqn", "double deep Q-learning: Huber loss, target copies, linear epsilon"),
+    "a2c": Entry("a2c", "a2c", "advantage actor-critic: one policy-gradient step per round"),
+    "ppo": Entry("ppo", "ppo", "proximal policy optimisation: clipped ratio, re-uses the last rounds"),
+    "trpo": Entry("trpo", "trpo", "trust region: natural gradient step inside a KL ball, with line search"),
+    "ddpg": Entry("ddpg", "ddpg", "deterministic actor-critic for continuous actions (simplex or box)", discrete=False),
+    "q_bandit": Entry("q_bandit", "q_bandit", "epsilon-greedy neural contextual bandit, no bootstrap"),
+    "random": Entry("fixed", "random", "uniformly random action, learns nothing", learns=False),
+    "fixed": Entry("fixed", "constant", "always the same action (option `action`), learns nothing", learns=False),
 }
 
-NAMES: tuple[str, ...] = tuple(_BUILDERS)
-DESCRIPTIONS: dict[str, str] = {name: text for name, (_, _, text) in _BUILDERS.items()}
+NAMES: tuple[str, ...] = tuple(ENTRIES)
+DISCRETE: tuple[str, ...] = tuple(name for name, entry in ENTRIES.items() if entry.discrete)
+CONTINUOUS: tuple[str, ...] = tuple(name for name, entry in ENTRIES.items() if not entry.discrete)
+LEARNERS: tuple[str, ...] = tuple(name for name, entry in ENTRIES.items() if entry.learns)
+DESCRIPTIONS: dict[str, str] = {name: entry.description for name, entry in ENTRIES.items()}
 
 
 def _unknown(kind: str, name: object, allowed: Iterable[str]) -> ValueError:
@@ -38,17 +51,16 @@ def _unknown(kind: str, name: object, allowed: Iterable[str]) -> ValueError:
 
 def builder(name: str) -> Callable[..., Agent]:
     """The function that builds the agent called `name`."""
-    if name not in _BUILDERS:
+    if name not in ENTRIES:
         raise _unknown("agent", name, NAMES)
-    module, function, _ = _BUILDERS[name]
-    return getattr(importlib.import_module(module), function)
+    return getattr(importlib.import_module(f"agents.{ENTRIES[name].module}"), ENTRIES[name].builder)
 
 
 def options(name: str) -> dict[str, Any]:
     """The hyper-parameters of the agent called `name` with their defaults.
 
     >>> options("a2c")["gamma"]
-    0.99
+    0.9
     """
     parameters = inspect.signature(builder(name)).parameters.values()
     return {p.name: p.default for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}

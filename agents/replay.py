@@ -29,6 +29,19 @@ def empty(example: Any, capacity: int) -> Replay:
     return Replay(rows, jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32))
 
 
+def places(cursor: Array, mask: Array, capacity: int) -> Array:
+    """Where each row [B] goes: a slot, or `capacity` (out of range: dropped) if it is masked or overwritten at once.
+
+    No slot is named twice, because the order in which a scatter writes the same slot is not defined.
+
+    >>> print(places(jnp.array(1), jnp.array([True, True, False, True, True]), 3))      # four rows for three slots
+    [3 2 3 0 1]
+    """
+    rank = jnp.cumsum(mask) - 1  # [B] the how-manieth kept row this is
+    kept = mask & (rank >= mask.sum() - capacity)
+    return jnp.where(kept, (cursor + rank) % capacity, capacity)
+
+
 def add(replay: Replay, rows: Any, mask: Array) -> Replay:
     """Appends the rows [B, ...] whose `mask` [B] is True, in order, overwriting the oldest.
 
@@ -38,10 +51,8 @@ def add(replay: Replay, rows: Any, mask: Array) -> Replay:
     chex.assert_equal_shape_prefix([mask, *jax.tree.leaves(rows)], 1)
     capacity = jax.tree.leaves(replay.rows)[0].shape[0]
     mask = mask.astype(bool)
-    rank = jnp.cumsum(mask) - 1  # [B] the how-manieth kept row this is
     count = mask.sum(dtype=jnp.int32)
-    kept = mask & (rank >= count - capacity)  # so no slot is written twice
-    slot = jnp.where(kept, (replay.cursor + rank) % capacity, capacity)  # out of range: dropped
+    slot = places(replay.cursor, mask, capacity)
     stored = jax.tree.map(lambda ring, new: ring.at[slot].set(new.astype(ring.dtype), mode="drop"), replay.rows, rows)
     return Replay(
         stored,

@@ -7,21 +7,11 @@ from typing import Any, NamedTuple
 import distrax
 import jax
 import jax.numpy as jnp
+import optax
 
-from agents import losses, nets, schedule
-from agents.replay import Replay
-from agents.types import (
-    Agent,
-    Array,
-    Info,
-    Transition,
-    as_numbers,
-    check_range,
-    check_sizes,
-    clean_transitions,
-    finite,
-    usable_actions,
-)
+from agents import diagnostics, losses, nets, schedule
+from agents.replay_agent import Experience, replay_agent
+from agents.types import Agent, Array, Info, check_sizes, numbers
 
 LOG_ALPHA_BOUNDS = (-10.0, 5.0)  # a policy that cannot reach its entropy target must not drive α to infinity
 
@@ -36,13 +26,6 @@ class Learner(NamedTuple):
     alpha_optimiser: Any
 
 
-class SACState(NamedTuple):
-    learner: Learner
-    replay: Replay
-    statistics: nets.Statistics | None
-    rounds: Array  # [] int32, calls of update
-
-
 def sac(
     observation_size: int,
     num_actions: int,
@@ -51,14 +34,15 @@ def sac(
     capacity: int = 10_000,
     batch: int = 64,
     gradient_steps: int = 10,
-    lr: Any = 0.05,
+    optimizer: str = "adam",
+    lr: Any = 1e-3,
     alpha_lr: Any = None,
     max_grad_norm: Any = 1.0,
-    gamma: Any = 0.99,
+    gamma: Any = 0.9,
     tau: Any = 0.005,
-    alpha: Any = 0.1,
+    alpha: Any = 0.01,
     entropy_ratio: Any = 0.5,
-    normalise: bool = False,
+    normalise: bool = True,
     dtype: Any = jnp.float32,
 ) -> Agent:
     """Maximum-entropy actor-critic; with discrete actions every expectation is an exact sum.
@@ -66,10 +50,10 @@ def sac(
         V̄(S') = Σ_a π(a|S') [min_i Q̄_i(S',a) − α log π(a|S')]       y = r + γ (1 − done) V̄(S')
         L_Q = Σ_i mean (Q_i(S,a) − y)²                              Q̄ ← (1 − τ) Q̄ + τ Q
         L_π = mean Σ_a π(a|S) [α log π(a|S) − min_i Q_i(S,a)]
-        L_α = mean α (H(π(·|S)) − H̄),  H̄ = entropy_ratio · log A    (A: the available actions)
+        L_α = −log α · mean (H̄ − H(π(·|S))),  H̄ = entropy_ratio · log A    (A: the available actions)
 
     Once `batch` transitions are stored, every round takes `gradient_steps` steps. Actions are sampled from π.
-    Static: hidden, capacity, batch, gradient_steps, normalise, dtype. All other options may be traced.
+    Static: hidden, capacity, batch, gradient_steps, optimizer, normalise, dtype. All other options may be traced.
 
     >>> agent = sac(observation_size=2, num_actions=3)
     >>> state = agent.init(jax.random.key(0))
@@ -77,71 +61,40 @@ def sac(
     >>> info.policy.shape
     (3,)
     """
-    check_sizes(
-        observation_size=observation_size,
-        num_actions=num_actions,
-        hidden=hidden,
-        capacity=capacity,
-        batch=batch,
-        gradient_steps=gradient_steps,
-    )
-    if batch > capacity:
-        raise ValueError(f"batch {batch} can never be reached by a replay of capacity {capacity}")
-    check_range(0, 1, gamma=gamma, tau=tau, entropy_ratio=entropy_ratio)
-    check_range(1e-12, 1e6, alpha=alpha, lr=lr, max_grad_norm=max_grad_norm)
-    alpha_lr = lr if alpha_lr is None else alpha_lr
-    gamma, tau, alpha, entropy_ratio = as_numbers(dtype, gamma, tau, alpha, entropy_ratio)
+    check_sizes(hidden=hidden)
+    gamma, tau, entropy_ratio = numbers(dtype, 0, 1, gamma=gamma, tau=tau, entropy_ratio=entropy_ratio)
+    (alpha,) = numbers(dtype, 1e-12, 1e6, alpha=alpha)
     init_net, apply = nets.mlp(hidden, num_actions, dtype)
-    optimiser = nets.adam(lr, max_grad_norm, dtype)
-    alpha_optimiser = nets.adam(alpha_lr, max_grad_norm, dtype)
+    optimiser = nets.optimiser(optimizer, lr, max_grad_norm, dtype)
+    alpha_optimiser = nets.optimiser(optimizer, lr if alpha_lr is None else alpha_lr, max_grad_norm, dtype)
     apply_twins = jax.vmap(apply, in_axes=(0, None))  # (params, [..., S]) -> [2, ..., A]
 
-    def init(key: Array) -> SACState:
+    def init(key: Array) -> Learner:
         policy_key, critic_key = jax.random.split(key)
         example = jnp.zeros(observation_size, dtype)
         policy = init_net(policy_key, example)
         critics = jax.vmap(init_net, in_axes=(0, None))(jax.random.split(critic_key), example)
-        log_alpha = jnp.log(alpha)
-        learner = Learner(
-            policy,
-            critics,
-            jax.tree.map(jnp.copy, critics),
-            log_alpha,
-            optimiser.init(policy),
-            optimiser.init(critics),
-            alpha_optimiser.init(log_alpha),
-        )
-        return SACState(
-            learner,
-            schedule.empty_experience(observation_size, num_actions, capacity, dtype),
-            nets.no_statistics(observation_size, dtype) if normalise else None,
-            jnp.zeros((), jnp.int32),
-        )
+        states = optimiser.init(policy), optimiser.init(critics), alpha_optimiser.init(jnp.log(alpha))
+        return Learner(policy, critics, jax.tree.map(jnp.copy, critics), jnp.log(alpha), *states)
 
-    def act(state: SACState, observation: Array, key: Array, available: Array | None = None) -> tuple[Array, Info]:
-        usable = usable_actions(available, num_actions)
-        observation = schedule.see(state.statistics, observation, observation_size, dtype)
-        logits = nets.mask_logits(apply(state.learner.policy, observation), usable)
-        policy = distrax.Categorical(logits=logits)
-        action, log_probability = policy.sample_and_log_prob(seed=key)
-        q = apply_twins(state.learner.critics, observation).min(0)
-        value = losses.soft_value(logits, q, jnp.exp(state.learner.log_alpha))
-        return action, Info(log_probability, value, policy.probs, usable)
+    def choose(learner: Learner, x: Array, usable: Array, rounds: Array, key: Array) -> tuple[Array, Info]:
+        logits = nets.mask_logits(apply(learner.policy, x), usable)
+        value = losses.soft_value(logits, apply_twins(learner.critics, x).min(0), jnp.exp(learner.log_alpha))
+        return schedule.sample(distrax.Categorical(logits=logits), value, usable, key)
 
-    def step(learner: Learner, rows: schedule.Experience) -> tuple[Learner, dict[str, Array]]:
-        everywhere = jnp.ones(num_actions, bool)  # what S' will allow is not known
+    def step(learner: Learner, rows: Experience) -> tuple[Learner, dict[str, Array]]:
         alpha_now = jnp.exp(learner.log_alpha)
-        next_logits = nets.mask_logits(apply(learner.policy, rows.next_observation), everywhere)
+        next_logits = nets.mask_logits(apply(learner.policy, rows.next_observation), rows.next_available)
         next_q = apply_twins(learner.targets, rows.next_observation).min(0)  # [batch, A]
         next_value = jax.vmap(losses.soft_value, (0, 0, None))(next_logits, next_q, alpha_now)
         target = jax.vmap(losses.td_target, (0, 0, 0, None))(rows.reward, rows.done, next_value, gamma)
 
-        def critic_loss(critics: Any) -> Array:
+        def critic_loss(critics: Any) -> tuple[Array, Array]:
             q = apply_twins(critics, rows.observation)  # [2, batch, A]
             taken = jnp.take_along_axis(q, rows.action[None, :, None], -1)[..., 0]
-            return ((taken - target) ** 2).mean(-1).sum()
+            return ((taken - target) ** 2).mean(-1).sum(), jnp.abs(taken - target).mean()
 
-        critic_value, gradient = jax.value_and_grad(critic_loss)(learner.critics)
+        (critic_value, error), gradient = jax.value_and_grad(critic_loss, has_aux=True)(learner.critics)
         critics, critic_optimiser = nets.descend(optimiser, learner.critics, gradient, learner.critic_optimiser)
         q = apply_twins(critics, rows.observation).min(0)
 
@@ -162,27 +115,26 @@ def sac(
         learner = Learner(
             policy,
             critics,
-            nets.polyak(learner.targets, critics, tau),
+            optax.incremental_update(critics, learner.targets, tau),
             jnp.clip(log_alpha, *LOG_ALPHA_BOUNDS),
             policy_optimiser,
             critic_optimiser,
             alpha_state,
         )
-        return learner, {
-            "critic": critic_value,
-            "policy": policy_value,
-            "temperature": alpha_value,
-            "entropy": entropy.mean(),
+        values = {"critic": critic_value, "policy": policy_value, "temperature_loss": alpha_value}
+        return learner, values | {"value_error": error}
+
+    def policy(learner: Learner, x: Array, usable: Array, rounds: Array) -> Array:
+        return jax.nn.softmax(nets.mask_logits(apply(learner.policy, x), usable))
+
+    def report(learner: Learner, rows: Experience, mask: Array, rounds: Array) -> schedule.Losses:
+        critics = jax.vmap(diagnostics.live_units, (0, None, None))(learner.critics, rows.observation, mask)
+        return {
+            "temperature": jnp.exp(learner.log_alpha),
+            "live_policy": diagnostics.live_units(learner.policy, rows.observation, mask),
+            "live_critic": critics.min(),
         }
 
-    def update(state: SACState, transitions: Transition, key: Array) -> tuple[SACState, dict[str, Array]]:
-        clean = clean_transitions(transitions, observation_size, num_actions, dtype)
-        statistics = schedule.watch(state.statistics, clean)
-        replay = schedule.remember(state.replay, clean)
-        rows = schedule.recall(replay, statistics, key, (gradient_steps, batch))
-        ready = clean.mask.any() & (replay.size >= batch)
-        learner, values = schedule.many_steps_when(ready, step, state.learner, rows)
-        values = {**values, "alpha": jnp.exp(learner.log_alpha)}
-        return SACState(learner, replay, statistics, state.rounds + 1), finite(values)
-
-    return Agent("sac", init, act, update)
+    memory: dict[str, Any] = dict(capacity=capacity, batch=batch, gradient_steps=gradient_steps, normalise=normalise)
+    functions: dict[str, Any] = dict(init=init, choose=choose, step=step, policy=policy, report=report)
+    return replay_agent("sac", observation_size, num_actions, **functions, **memory, dtype=dtype)

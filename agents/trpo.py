@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
+from jax.scipy.sparse.linalg import cg
 
 from agents import actor_critic, losses, nets, schedule
-from agents.types import Agent, Array, Info, Transition, as_numbers, check_range, check_sizes, clean_transitions, finite
-
-
-class Learner(NamedTuple):
-    params: actor_critic.Params
-    value_optimiser: Any
-
-
-class TRPOState(NamedTuple):
-    learner: Learner
-    statistics: nets.Statistics | None
-    rounds: Array  # [] int32, calls of update
+from agents.actor_critic import Learner, Params
+from agents.types import Agent, Array, Transition, check_sizes, numbers
 
 
 def fisher_vector_product(kl: Callable[[Array], Array], params: Array, vector: Array) -> Array:
@@ -32,28 +23,6 @@ def fisher_vector_product(kl: Callable[[Array], Array], params: Array, vector: A
     [2. 3.]
     """
     return jax.jvp(jax.grad(kl), (params,), (vector,))[1]
-
-
-def conjugate_gradient(product: Callable[[Array], Array], rhs: Array, iterations: int) -> Array:
-    """Solves product(x) = rhs for a symmetric positive definite product, in a fixed number of iterations.
-
-    >>> x = conjugate_gradient(lambda x: jnp.array([2.0, 4.0]) * x, jnp.array([2.0, 2.0]), iterations=2)
-    >>> [round(float(entry), 3) for entry in x]
-    [1.0, 0.5]
-    """
-
-    def body(carry: Any, _: None) -> tuple[Any, None]:
-        x, residual, direction, square = carry
-        image = product(direction)
-        curvature = direction @ image
-        length = jnp.where(curvature > 0, square / jnp.where(curvature > 0, curvature, 1), 0)
-        x, residual = x + length * direction, residual - length * image
-        new_square = residual @ residual
-        turn = jnp.where(square > 0, new_square / jnp.where(square > 0, square, 1), 0)
-        return (x, residual, residual + turn * direction, new_square), None
-
-    start = (jnp.zeros_like(rhs), rhs, rhs, rhs @ rhs)
-    return jax.lax.scan(body, start, None, length=iterations)[0][0]
 
 
 def trust_region_step(
@@ -76,7 +45,7 @@ def trust_region_step(
     def product(v: Array) -> Array:
         return fisher_vector_product(kl, params, v) + damping * v
 
-    direction = conjugate_gradient(product, gradient, iterations)
+    direction, _ = cg(product, gradient, maxiter=iterations)
     curvature = direction @ product(direction)
     full = jnp.sqrt(2 * max_kl / jnp.where(curvature > 0, curvature, 1)) * direction
 
@@ -110,10 +79,12 @@ def trpo(
     max_kl: Any = 0.01,
     damping: Any = 0.1,
     shrink: Any = 0.8,
-    lr: Any = 0.05,
+    optimizer: str = "adam",
+    lr: Any = 1e-3,
     max_grad_norm: Any = 1.0,
-    gamma: Any = 0.99,
-    normalise: bool = False,
+    gamma: Any = 0.9,
+    advantage_decay: Any = 0.95,
+    normalise: bool = True,
     dtype: Any = jnp.float32,
 ) -> Agent:
     """A natural-gradient step inside a KL ball, once per round on the round's transitions.
@@ -130,88 +101,47 @@ def trpo(
     >>> 0 <= int(action) < 3
     True
     """
-    check_sizes(
-        observation_size=observation_size,
-        num_actions=num_actions,
-        hidden=hidden,
-        cg_iterations=cg_iterations,
-        backtracks=backtracks,
-        value_steps=value_steps,
-    )
-    check_range(0, 1, gamma=gamma, shrink=shrink)
-    check_range(1e-12, 1e6, max_kl=max_kl, damping=damping, lr=lr, max_grad_norm=max_grad_norm)
-    gamma, max_kl, damping, shrink = as_numbers(dtype, gamma, max_kl, damping, shrink)
+    check_sizes(cg_iterations=cg_iterations, backtracks=backtracks, value_steps=value_steps)
+    (shrink,) = numbers(dtype, 0, 1, shrink=shrink)
+    max_kl, damping = numbers(dtype, 1e-12, 1e6, max_kl=max_kl, damping=damping)
     networks = actor_critic.networks(observation_size, num_actions, hidden, dtype)
-    optimiser = nets.adam(lr, max_grad_norm, dtype)
+    optimiser = nets.optimiser(optimizer, lr, max_grad_norm, dtype)
+    region = dict(max_kl=max_kl, damping=damping, iterations=cg_iterations, backtracks=backtracks, shrink=shrink)
 
-    def init(key: Array) -> TRPOState:
-        params = networks.init(key)
-        return TRPOState(
-            Learner(params, optimiser.init(params.value)),
-            nets.no_statistics(observation_size, dtype) if normalise else None,
-            jnp.zeros((), jnp.int32),
-        )
-
-    def act(state: TRPOState, observation: Array, key: Array, available: Array | None = None) -> tuple[Array, Info]:
-        return actor_critic.act(
-            networks,
-            state.learner.params,
-            state.statistics,
-            observation,
-            key,
-            available,
-            observation_size,
-            num_actions,
-            dtype,
-        )
-
-    def learn(learner: Learner, batch: actor_critic.OnPolicyBatch) -> tuple[Learner, dict[str, Array]]:
-        target, advantage = actor_critic.targets_and_advantages(networks, learner.params.value, batch, gamma)
+    def learn(learner: Learner, batch: Transition, target: Array, advantage: Array) -> tuple[Learner, schedule.Losses]:
         start, unravel = ravel_pytree(learner.params.policy)
-        old_log_probability, entropy, old_policy = actor_critic.evaluate(networks, learner.params.policy, batch)
+        policy_at = lambda flat: networks.policy(unravel(flat), batch.observation, batch.info.available)
+        old = policy_at(start)
+        old_log_probability = old.log_prob(batch.action)
 
         def objective(flat: Array) -> Array:
-            log_probability, _, _ = actor_critic.evaluate(networks, unravel(flat), batch)
-            return losses.masked_mean(
-                jax.vmap(losses.surrogate)(log_probability, old_log_probability, advantage), batch.mask
-            )
+            log_probability = policy_at(flat).log_prob(batch.action)
+            gains = jax.vmap(losses.surrogate)(log_probability, old_log_probability, advantage)
+            return losses.masked_mean(gains, batch.mask)
 
         def kl(flat: Array) -> Array:
-            _, _, policy = actor_critic.evaluate(networks, unravel(flat), batch)
-            return losses.masked_mean(old_policy.kl_divergence(policy), batch.mask)
+            return losses.masked_mean(old.kl_divergence(policy_at(flat)), batch.mask)
 
-        flat = trust_region_step(
-            objective,
-            kl,
-            start,
-            max_kl=max_kl,
-            damping=damping,
-            iterations=cg_iterations,
-            backtracks=backtracks,
-            shrink=shrink,
-        )
-
-        def value_step(carry: tuple[Any, Any], _: None) -> tuple[tuple[Any, Any], Array]:
+        def value_step(carry: tuple[Any, Any], _: None) -> tuple[tuple[Any, Any], schedule.Losses]:
             params, state = carry
             value, gradient = jax.value_and_grad(lambda p: actor_critic.value_loss(networks, p, batch, target))(params)
-            return nets.descend(optimiser, params, gradient, state), value
+            return nets.descend(optimiser, params, gradient, state), {"value": value}
 
-        (value_params, state), values = jax.lax.scan(
-            value_step, (learner.params.value, learner.value_optimiser), None, length=value_steps
-        )
-        learner = Learner(actor_critic.Params(unravel(flat), value_params), state)
-        return learner, {
-            "policy": objective(start) - objective(flat),
-            "value": values.mean(),
-            "kl": kl(flat),
-            "entropy": losses.masked_mean(entropy, batch.mask),
-        }
+        flat = trust_region_step(objective, kl, start, **region)
+        value_carry = learner.params.value, learner.optimiser
+        (value_params, state), values = schedule.many_steps(value_step, value_carry, None, value_steps)
+        values |= {"policy": objective(start) - objective(flat), "kl": kl(flat)}
+        return Learner(Params(unravel(flat), value_params), state), values
 
-    def update(state: TRPOState, transitions: Transition, key: Array) -> tuple[TRPOState, dict[str, Array]]:
-        clean = clean_transitions(transitions, observation_size, num_actions, dtype)
-        statistics = schedule.watch(state.statistics, clean)
-        batch = actor_critic.scaled(actor_critic.flatten(clean), statistics)
-        learner, values = schedule.when(clean.mask.any(), lambda old: learn(old, batch), state.learner)
-        return TRPOState(learner, statistics, state.rounds + 1), finite(values)
-
-    return Agent("trpo", init, act, update)
+    return actor_critic.on_policy_agent(
+        "trpo",
+        observation_size,
+        num_actions,
+        nets_=networks,
+        learn=learn,
+        init_optimiser=lambda params: optimiser.init(params.value),
+        gamma=gamma,
+        advantage_decay=advantage_decay,
+        normalise=normalise,
+        dtype=dtype,
+    )

@@ -31,6 +31,7 @@ class Transition(NamedTuple):
     done: Array  # [B] bool or float; 1 = nothing follows, so nothing is bootstrapped
     mask: Array  # [B] bool; False = this row (a dropped client) teaches nothing
     info: Any = None  # Info with leaves [B, ...]; None = every action was available
+    next_available: Any = None  # [B, A] bool, what the next observation allows; None = every action
 
 
 class Agent(NamedTuple):
@@ -39,9 +40,10 @@ class Agent(NamedTuple):
     init:   key -> state
     act:    (state, observation [S], key, available=None) -> (action, Info), for ONE observation: vmap it.
             `available` [A] bool forbids actions. Forbidding all of them forbids none.
-    update: (state, Transition, key) -> (state, losses), the work of one whole round. `losses` always has the
-            same keys and is always finite. Rows that are masked, not finite, or carry an impossible action
-            are ignored; if no row is left, nothing changes but the round counter (and ε, which follows it).
+    update: (state, Transition, key) -> (state, losses), the work of one whole round. `losses` (and diagnostics:
+            live units, entropy, sensitivity, value error) always has the same keys and is always finite. Rows that
+            are masked, not finite, or carry an impossible action are ignored; if no row is left, nothing changes
+            but the round counter (and ε, which follows it).
             A wrong shape raises an AssertionError when the function is traced.
     """
 
@@ -59,18 +61,17 @@ def check_sizes(**sizes: Any) -> None:
                 raise ValueError(f"{name} must be a positive whole number, or a tuple of them, got {value!r}")
 
 
-def check_range(low: float, high: float, **values: Any) -> None:
-    """Hyper-parameters given as plain numbers must lie in [low, high]; traced ones cannot be looked at."""
+def numbers(dtype: Any, low: float, high: float, **values: Any) -> tuple[Array, ...]:
+    """Hyper-parameters in the agent's dtype, so that the state never changes its dtype.
+
+    Plain numbers must lie in [low, high]; traced ones (a learning rate under vmap) cannot be looked at.
+    """
+    if jax.dtypes.canonicalize_dtype(dtype) != jnp.dtype(dtype):
+        raise ValueError(f"dtype {jnp.dtype(dtype).name} needs jax_enable_x64")
     for name, value in values.items():
         if isinstance(value, (int, float)) and not low <= value <= high:  # also refuses NaN
             raise ValueError(f"{name} must lie between {low} and {high}, got {value!r}")
-
-
-def as_numbers(dtype: Any, *values: Any) -> tuple[Array, ...]:
-    """Vmappable hyper-parameters in the agent's dtype, so that the state never changes its dtype."""
-    if jax.dtypes.canonicalize_dtype(dtype) != jnp.dtype(dtype):
-        raise ValueError(f"dtype {jnp.dtype(dtype).name} needs jax_enable_x64")
-    return tuple(jnp.asarray(value, dtype) for value in values)
+    return tuple(jnp.asarray(value, dtype) for value in values.values())
 
 
 def usable_actions(available: Array | None, num_actions: int) -> Array:
@@ -93,7 +94,7 @@ def clean_transitions(batch: Transition, size: int, num_actions: int, dtype: Any
     """Checks shapes, casts, and zeroes every row that must not teach anything (its `mask` becomes False).
 
     A row is dropped if it is masked, if its observations, reward, done flag or action are not finite, or if
-    its discrete action is not in 0..A-1. The info of the result is always a full `Info`.
+    its discrete action is not in 0..A-1. The result always has a full `Info` and `next_available`.
     """
     rows = batch.reward.shape[0] if jnp.ndim(batch.reward) == 1 else None
     chex.assert_shape((batch.observation, batch.next_observation), (rows, size))
@@ -114,21 +115,37 @@ def clean_transitions(batch: Transition, size: int, num_actions: int, dtype: Any
     def keep(x: Array) -> Array:
         return jnp.where(valid.reshape(valid.shape + (1,) * (x.ndim - 1)), x, jnp.zeros((), x.dtype))
 
+    def usable(available: Array) -> Array:
+        chex.assert_shape(available, (rows, num_actions))
+        return jax.vmap(lambda a: usable_actions(a, num_actions))(jnp.asarray(available, bool))
+
+    everything = jnp.ones((rows, num_actions), bool)
     if batch.info is None:
         zeros = jnp.zeros(rows, dtype)
-        info = Info(zeros, zeros, jnp.zeros((rows, num_actions), dtype), jnp.ones((rows, num_actions), bool))
+        info = Info(zeros, zeros, jnp.zeros((rows, num_actions), dtype), everything)
     else:
         info = batch.info
-        chex.assert_shape((info.policy, info.available), (rows, num_actions))
+        chex.assert_shape(info.policy, (rows, num_actions))
         chex.assert_shape((info.log_probability, info.value), (rows,))
         valid &= jnp.isfinite(info.log_probability)
         info = Info(
             keep(jnp.asarray(info.log_probability, dtype)),
             keep(jnp.asarray(info.value, dtype)),
             keep(jnp.asarray(info.policy, dtype)),
-            jax.vmap(lambda a: usable_actions(a, num_actions))(jnp.asarray(info.available, bool)),
+            usable(info.available),
         )
-    return Transition(keep(observation), keep(action), keep(reward), keep(next_observation), keep(done), valid, info)
+    following = everything if batch.next_available is None else usable(batch.next_available)
+    return Transition(
+        keep(observation), keep(action), keep(reward), keep(next_observation), keep(done), valid, info, following
+    )
+
+
+def blank(size: int, num_actions: int, dtype: Any, continuous: bool = False) -> Transition:
+    """ONE transition full of zeros, in the shapes and types that `clean_transitions` yields."""
+    x, scalar, each = jnp.zeros(size, dtype), jnp.zeros((), dtype), jnp.zeros(num_actions, dtype)
+    action = each if continuous else jnp.zeros((), jnp.int32)
+    usable = jnp.zeros(num_actions, bool)
+    return Transition(x, action, scalar, x, scalar, jnp.zeros((), bool), Info(scalar, scalar, each, usable), usable)
 
 
 def finite(losses: dict[str, Array]) -> dict[str, Array]:

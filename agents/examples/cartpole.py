@@ -16,28 +16,16 @@ import jax.numpy as jnp
 import agents
 
 ENV, PARAMS = gymnax.make("CartPole-v1")  # 4 numbers observed, 2 actions, reward 1 per step, at most 500 steps
-# name: (rounds, parallel environments, environment steps per round, hyper-parameters)
-REPLAY = {"capacity": 20_000, "batch": 64, "gradient_steps": 1, "hidden": (64, 64), "max_grad_norm": 10.0}
+# name: (rounds, parallel environments, environment steps per round, what differs from the agent's defaults)
+REPLAY = {"capacity": 20_000, "gradient_steps": 1, "hidden": (64, 64), "max_grad_norm": 10.0}
 ON_POLICY = {"hidden": (64, 64), "max_grad_norm": 10.0, "gamma": 0.98}
+DQN = {"lr": 5e-4, "gamma": 0.95, "target_every": 200, "horizon": 8_000, "capacity": 100_000, "normalise": False}
 SETTINGS: dict[str, tuple[int, int, int, dict[str, Any]]] = {
-    "dqn": (
-        16_000,
-        8,
-        1,
-        {
-            **REPLAY,
-            "lr": 5e-4,
-            "gamma": 0.95,
-            "target_every": 200,
-            "horizon": 8_000,
-            "epsilon_end": 0.1,
-            "capacity": 100_000,
-        },
-    ),
-    "sac": (12_000, 8, 1, {**REPLAY, "lr": 1e-3, "gamma": 0.98, "tau": 0.02}),
-    "ppo": (800, 32, 8, {**ON_POLICY, "lr": 2e-3, "cohort": 256}),
-    "a2c": (6_000, 32, 1, {**ON_POLICY, "lr": 1e-3}),
-    "trpo": (400, 32, 16, {**ON_POLICY, "lr": 3e-3, "value_steps": 10}),
+    "dqn": (16_000, 8, 1, REPLAY | DQN),
+    "sac": (12_000, 8, 1, REPLAY | {"gamma": 0.98, "tau": 0.02}),
+    "ppo": (800, 32, 8, ON_POLICY | {"lr": 2e-3, "cohort": 256}),
+    "a2c": (6_000, 32, 1, ON_POLICY),
+    "trpo": (400, 32, 16, ON_POLICY | {"lr": 3e-3, "value_steps": 10}),
 }
 
 

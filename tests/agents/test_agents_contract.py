@@ -102,7 +102,8 @@ def test_vmapped_seeds_and_learning_rates_equal_separate_runs(name):
     keys, rates = jax.random.split(jax.random.key(4), 3), jnp.array([0.01, 0.002, 0.05])
     together = jax.jit(jax.vmap(train.__wrapped__))(keys, rates)
     for i in range(3):
-        close(jax.tree.map(lambda x: x[i], together), train(keys[i], rates[i]))
+        # rounding grows in TRPO's ill-conditioned linear system (in float64 the difference is below 1e-8)
+        close(jax.tree.map(lambda x: x[i], together), train(keys[i], rates[i]), 1e-4 if name == "trpo" else 1e-5)
 
 
 @every_agent
@@ -116,6 +117,30 @@ def test_update_compiles_once_and_keeps_types(name):
         assert jax.tree.map(lambda x: (x.shape, x.dtype), state) == described
         assert all(loss.shape == () for loss in losses.values())
     assert update._cache_size() - before <= 1
+
+
+@every_agent
+def test_diagnostics_tell_a_living_network_from_a_dead_one(name):
+    _, _, update, _ = programs(name)
+    state, batch = situation(name)
+    networks = {"live_critic"} if name in ("dqn", "q_bandit") else {"live_critic", "live_policy"}
+    numbers = {"sensitivity", "value_error"} | networks | ({"entropy"} if name != "ddpg" else set())
+    _, values = update(state, batch, jax.random.key(5))
+    assert numbers <= set(values) and values["value_error"] > 0
+    assert all(0 < float(values[key]) <= 1 for key in numbers - {"value_error", "sensitivity"})
+    assert 0 <= float(values["sensitivity"]) <= 1
+    if "live_policy" in networks:  # the greedy action of six states may well be the same
+        assert float(values["sensitivity"]) > 0
+    assert ("temperature" in values) == (name == "sac")
+
+    def kill(path, x):  # every hidden unit far below zero
+        hidden = "Dense_0" in jax.tree_util.keystr(path) and "bias" in jax.tree_util.keystr(path)
+        return x - 1e6 if hidden and "optimiser" not in jax.tree_util.keystr(path) else x
+
+    dead = state._replace(learner=jax.tree_util.tree_map_with_path(kill, state.learner))
+    _, values = update(dead, batch, jax.random.key(5))
+    assert all(float(values[key]) == 0 for key in networks)
+    np.testing.assert_allclose(values["sensitivity"], 0, atol=1e-6)
 
 
 @every_agent

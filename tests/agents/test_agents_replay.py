@@ -51,3 +51,14 @@ def test_empty_ring_samples_zeros_not_garbage():
 def test_lengths_must_agree():
     with pytest.raises(AssertionError):
         ring.add(ring.empty(jnp.zeros(2), 4), jnp.zeros((3, 2)), jnp.ones(2, bool))
+
+
+@pytest.mark.parametrize("rows", [3, 7, 8, 30])
+def test_no_slot_is_written_twice(rows):
+    """A scatter may write the same slot in any order, so the rows that would be overwritten at once are dropped."""
+    mask = np.random.default_rng(rows).random(rows) < 0.8
+    slots = np.asarray(ring.places(jnp.array(4), jnp.asarray(mask), CAPACITY))
+    written = slots[slots < CAPACITY]
+    assert len(set(written)) == len(written) == min(mask.sum(), CAPACITY)
+    last = np.flatnonzero(mask)[-CAPACITY:]  # the newest rows, in order from the cursor on
+    np.testing.assert_array_equal(slots[last], (4 + mask.sum() - len(last) + np.arange(len(last))) % CAPACITY)

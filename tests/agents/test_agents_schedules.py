@@ -29,7 +29,22 @@ def test_registry_lists_and_builds_every_agent():
     for name in agents.NAMES:
         assert agents.make(name, 3, 2).name == name
     defaults = options("sac")
-    assert defaults["lr"] == 0.05 and defaults["hidden"] == (64,) and defaults["tau"] == 0.005
+    assert defaults["hidden"] == (64,) and defaults["tau"] == 0.005 and defaults["alpha"] == 0.01
+    for name in ("sac", "dqn", "a2c", "ppo", "trpo"):
+        wanted = {"optimizer": "adam", "lr": 1e-3, "gamma": 0.9, "normalise": True, "hidden": (64,)}
+        assert wanted.items() <= options(name).items()
+    for name in agents.LEARNERS:
+        assert {"optimizer", "lr"} <= set(options(name))
+
+
+def test_registry_says_what_kind_an_agent_is():
+    assert agents.CONTINUOUS == ("ddpg",) and set(agents.DISCRETE) == set(agents.NAMES) - {"ddpg"}
+    assert set(agents.NAMES) - set(agents.LEARNERS) == {"random", "fixed"}
+    for name in agents.NAMES:
+        agent = agents.make(name, 3, 2)
+        state = jax.eval_shape(agent.init, jax.random.key(0))
+        action, _ = jax.eval_shape(agent.act, state, jnp.zeros(3), jax.random.key(0))
+        assert (action.shape == ()) == (name in agents.DISCRETE)
 
 
 @pytest.mark.parametrize(
@@ -45,6 +60,8 @@ def test_registry_lists_and_builds_every_agent():
         (lambda: agents.make("dqn", 3, 2, batch=64, capacity=32), "can never be reached"),
         (lambda: agents.make("ddpg", 3, 2, actions="sphere"), "allowed: simplex, box"),
         (lambda: agents.make("fixed", 3, 2, action=2), "index from 0 to 1"),
+        (lambda: agents.make("sac", 3, 2, optimizer="rms"), "unknown optimizer 'rms' (allowed: adam, sgd)"),
+        (lambda: agents.make("dqn", 3, 2, horizon=0), "horizon must lie between 1"),
     ],
 )
 def test_bad_options_are_named(call, message):
