@@ -182,6 +182,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if args.one is not None:
         print(json.dumps(start(json.loads(args.one), args.check)))
         return 0
+    if args.repeat < 1:
+        parser.error(f"--repeat {args.repeat} is too small; allowed: 1 or more")
+    from fedjax_sim.errors import UserError, lookup
+    from fedjax_sim.methods import METHODS
+    from fedjax_sim.models import MODELS
+
+    try:
+        for kind, names, known in (("method", args.methods, METHODS), ("model", args.models, MODELS)):
+            for name in names.split(","):
+                lookup(kind, name, known)
+    except UserError as problem:
+        parser.error(str(problem))
     rows = []
     for model in args.models.split(","):
         for method in args.methods.split(","):
