@@ -1,27 +1,33 @@
-"""fedpam: its contrast against a plain-Python transcription, gradients, where it is FedAvg, its matrices, bad input."""
+"""fedpam: its contrast against a plain-Python transcription, gradients, three rounds of PyTorch, its matrices, bad input."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+import pathlib
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
+from golden.baselines import settings
 from tiny import CLASSES, M, N, assert_close, same_bits, simulation, start
 
+from fedjax_sim.data.federation import Federation
+from fedjax_sim.engine.layout import Layout
+from fedjax_sim.engine.participation import Participation
+from fedjax_sim.engine.simulation import simulate
 from fedjax_sim.errors import UserError
 from fedjax_sim.local import Batch
 from fedjax_sim.local.contrast import anchor_contrast, unit
+from fedjax_sim.local.losses import make_loss
+from fedjax_sim.local.optim import Sgd, schedule
 from fedjax_sim.methods import make_method
 from fedjax_sim.methods.fedpam import PRIVATE
 from fedjax_sim.models import build, parameter_counts
 from fedjax_sim.models.projection import with_projection
-from fedjax_sim.types import Client, Ctx
-
-PERSONAL = ("global", "personal")
+from fedjax_sim.types import Client, Ctx, Env
 
 
 def written_out(z, head, adjust, y, real, tau):
@@ -277,3 +283,48 @@ def test_models_it_cannot_take():
 def test_short_vectors_have_no_direction():
     assert same_bits(unit(jnp.zeros((2, 3))), jnp.zeros((2, 3)))
     assert_close(jax.jacobian(unit)(jnp.zeros(3)), jnp.zeros((3, 3)))
+
+
+@pytest.mark.parametrize("chunk", [1, 3])
+def test_three_rounds_equal_a_pytorch_loop(chunk):
+    """Golden values of golden/baselines: the server after every round, every client's logits and matrix, to 1e-9.
+
+    Batches are padded there (16 places for 4 to 12 examples), and some rows have features that are all zero.
+    """
+    with np.load(pathlib.Path(__file__).parent / "golden" / "baselines" / "values.npz") as file:
+        want = {name.removeprefix("fedpam/"): file[name] for name in file.files if name.startswith("fedpam/")}
+    x, y, rows = settings.pool()
+    clients = len(settings.SIZES)
+    with jax.enable_x64(True):
+        fed = Federation.from_arrays(x, y, rows, classes=settings.CLASSES, mean=0.0, std=1.0)
+        method = make_method("fedpam", **settings.OPTIONS["fedpam"])
+        model = build("mlp", settings.SHAPE, settings.CLASSES, hidden=(settings.WIDTH,), dtype=jnp.float64)
+        env = Env(
+            model=method.extend(model),
+            loss=make_loss("ce", settings.CLASSES),
+            optimizer=Sgd(settings.MOMENTUM, settings.DECAY),
+            num_clients=clients,
+            cohort=3,
+            batch_size=settings.BATCH,
+            epochs=settings.EPOCHS,
+            max_epochs=settings.EPOCHS,
+            dtype=jnp.float64,
+        )
+        who = Participation(3, 3, tuple(range(clients)), schedule=settings.COHORTS)
+        lr = schedule("constant", settings.LR, settings.ROUNDS)
+        sim = simulate(method, env, fed, who, Layout(chunk), lr=lr, evaluations=())
+        net = {"params": jax.tree.map(jnp.asarray, settings.initial()), "batch_stats": {}}
+        state, step = sim.init(0, net), jax.jit(sim.round)
+        for t in range(settings.ROUNDS):
+            state, log = step(state, sim.data)
+            for group in ("fc1", "fc"):
+                for leaf, value in state.server.net["params"][group].items():
+                    np.testing.assert_allclose(value, want[f"server/{group}/{leaf}"][t], rtol=0, atol=1e-9)
+            for k in range(clients):
+                mine = method.personal(env, state.server, jax.tree.map(lambda a, k=k: a[k], state.clients), None)
+                logits = method.predict(env, mine, jnp.asarray(x[rows["test"][k]]))
+                np.testing.assert_allclose(logits, want["logits"][t, k], rtol=0, atol=1e-9)
+            floats = np.array(env.group_floats(net))
+            sent = [int(np.asarray(log[name]) @ floats) // 3 for name in ("taken", "sent")]
+            assert sent == want["floats"].tolist()
+        np.testing.assert_allclose(state.clients.own, want["client/pam"], rtol=0, atol=1e-9)
