@@ -6,6 +6,7 @@ import dataclasses
 import math
 import pathlib
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -25,7 +26,8 @@ from fedjax_sim.local.losses import make_loss
 from fedjax_sim.local.optim import Sgd, schedule
 from fedjax_sim.methods import make_method
 from fedjax_sim.methods.fedpam import PRIVATE
-from fedjax_sim.models import build, parameter_counts
+from fedjax_sim.models import build, from_module, parameter_counts
+from fedjax_sim.models.batch_norm import BatchNorm
 from fedjax_sim.models.projection import with_projection
 from fedjax_sim.types import Client, Ctx, Env
 
@@ -243,6 +245,56 @@ def test_another_width():
     after, log, _, nets = sim.examine(*start(sim))
     assert set(nets["params"]) == {"fc1", "project", "fc"} and after.clients.own.shape == (N, 9, 9)
     assert int(log["private_parameters"]) == 81
+
+
+class Normed(nn.Module):
+    """A small network with BatchNorm; its groups are `body` and `fc`."""
+
+    def setup(self):
+        self.body, self.norm, self.fc = nn.Dense(5), BatchNorm(jnp.float32), nn.Dense(CLASSES)
+
+    def features(self, x, train=False, mask=None, tap=None):
+        return nn.relu(self.norm(self.body(x.reshape(x.shape[0], -1)), train, mask))
+
+    def head(self, z):
+        return self.fc(z)
+
+    def __call__(self, x):
+        return self.head(self.features(x))
+
+
+def test_own_batch_statistics():
+    """With statistics that stay on the client, each predicts with its own: W P_k over its own normalisation."""
+    fed, plain = tiny.federation(), simulation("fedpam")
+    groups = ("body", "norm", "fc")
+    model = from_module(
+        "normed",
+        Normed(),
+        shape=fed.shape,
+        groups=groups,
+        dense=("body", "fc"),
+        width=5,
+        classes=CLASSES,
+        stages=(),
+        dtype=jnp.float32,
+    )
+    model = plain.method.extend(model)
+    env = dataclasses.replace(plain.env, model=model, bn_local=True)
+    who, lr = Participation(M, M, tuple(range(N))), schedule("constant", 0.05, 8)
+    sim = simulate(plain.method, env, fed, who, lr=lr, evaluations=("personal",))
+    state, data = start(sim)
+    state, _, ids, _ = sim.examine(state, data)
+    scores = sim.evaluate(state, data)["personal"]
+    for k in np.asarray(ids):
+        mine = jax.tree.map(lambda a, k=k: a[k], state.clients)
+        assert not same_bits(mine.batch_stats, state.server.net["batch_stats"])
+        rows = fed.client_rows(int(k), sim.client_split)
+        net = {**state.server.net, "batch_stats": mine.batch_stats}
+        z = model.features(net, jnp.asarray(np.asarray(fed.x)[rows]))[0]
+        fc = net["params"]["fc"]
+        logits = z @ (fc["kernel"].T @ mine.own).T + fc["bias"]
+        loss = -jax.nn.log_softmax(logits)[np.arange(len(rows)), np.asarray(fed.y)[rows]].sum()
+        np.testing.assert_allclose(scores["loss"][k], loss, rtol=1e-4)
 
 
 @pytest.mark.parametrize(
