@@ -43,6 +43,7 @@ CASES: dict[str, Case] = {
     "fedca": Case(wire=lambda w, phi, psi, c, d: (w, w + c)),
     # a batch small enough that the agent learns within these few rounds
     "fedpolicy": Case(options={"agent.batch": 4}, wire="decides", reference="test_fedpolicy.py"),
+    "fedpam": Case(fedavg_when={"lam": 0.0}, reference="test_fedpam.py"),
     "full": Case(fedavg_when={"weights": "size"}, reference="test_fedpolicy.py"),
     "backbone": Case(wire=lambda w, phi, psi, c, d: (phi, w), reference="test_fedpolicy.py"),
     "head": Case(wire=lambda w, phi, psi, c, d: (psi, w), reference="test_fedpolicy.py"),

@@ -28,6 +28,7 @@ _TABLE: dict[str, tuple[str, str, dict[str, Any], str]] = {
     "fedfa_freq": ("fedfa_freq", "fedfa_freq", {}, "images of a batch swap parts of their amplitude spectra"),
     "fedca": ("fedca", "fedca", {}, "averages that favour clients good at the worst classes"),
     "fedpolicy": ("fedpolicy", "fedpolicy", {}, "an agent decides which block of the model each client gets back"),
+    "fedpam": ("fedpam", "fedpam", {}, "a private matrix turns the shared head into each client's own"),
     "full": ("redistribute", "redistribute", {"policy": "full"}, "every client gets the full aggregate back"),
     "backbone": ("redistribute", "redistribute", {"policy": "backbone"}, "clients keep their heads"),
     "head": ("redistribute", "redistribute", {"policy": "head"}, "clients keep their backbones"),
