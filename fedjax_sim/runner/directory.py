@@ -98,7 +98,8 @@ class RunDirectory:
             raise UserError(f"'{self.path}' is not a run directory: its config.json cannot be read") from None
         if changed:
             raise UserError(
-                f"the configuration in '{self.path}' was changed: config.json does not match its checksum; restore it to resume"
+                f"the configuration in '{self.path}' was changed: config.json does not match its checksum; restore it to "
+                f"resume"
             )
         return config, resolved, stored
 

@@ -317,9 +317,8 @@ def interrupted(lanes: Sequence[Lane], done: int, saved_round: int, say: Callabl
     if saved_round < 0:
         say(f"interrupted after round {done}, before the first checkpoint")
         return
-    say(
-        f"interrupted after round {done}, saved at round {saved_round}; continue with: {'; '.join(f'fedjax-sim resume {path}' for path in paths)}"
-    )
+    commands = "; ".join(f"fedjax-sim resume {path}" for path in paths)
+    say(f"interrupted after round {done}, saved at round {saved_round}; continue with: {commands}")
 
 
 def progress_bar(config: Config, lanes: int, done: int) -> Any:
