@@ -27,20 +27,19 @@ TINY = ["run", "fedavg", "--model", "mlp", "--set", "model.hidden=5", "--clients
 TINY += ["--epochs", "1", "--devices", "1", "--chunk", "1", "--quiet"]
 
 
-def usual_signals() -> None:
-    """A child of a background job would ignore them."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+# a child of a background job would ignore Ctrl-C
+USUAL = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+USUAL += "signal.signal(signal.SIGTERM, signal.SIG_DFL)\n"
+COMMAND = USUAL + "import sys; from fedjax_sim.cli.main import main; sys.exit(main(sys.argv[1:]))"
 
 
 def started(out: pathlib.Path, rounds: int, *more: str) -> subprocess.Popen:
     return subprocess.Popen(
-        [sys.executable, "-m", "fedjax_sim", *TINY, "--rounds", str(rounds), "--out", str(out), *more],
+        [sys.executable, "-c", COMMAND, *TINY, "--rounds", str(rounds), "--out", str(out), *more],
         env=ENVIRONMENT,
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        preexec_fn=usual_signals,
     )
 
 
@@ -128,12 +127,7 @@ def test_a_second_signal_ends_native_code_at_once():
         "        libc.usleep(900000)\n"
     )
     process = subprocess.Popen(
-        [sys.executable, "-c", code],
-        env=ENVIRONMENT,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        preexec_fn=usual_signals,
+        [sys.executable, "-c", USUAL + code], env=ENVIRONMENT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
     try:
         assert process.stdout.readline() == "ready\n"

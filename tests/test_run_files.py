@@ -9,6 +9,8 @@ import os
 import pathlib
 import shutil
 import stat
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -399,8 +401,12 @@ def test_places_where_nothing_can_be_written(cut, tmp_path, monkeypatch, capsys)
     (tmp_path / "file").touch()
     refused(lambda: run("fedavg", tiny.federation(), out=tmp_path / "file" / "x", rounds=1, **HALF), "cannot be made")
 
-    def forbidden(path, *more):
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+    real = os.open
+
+    def forbidden(path, flags, *more, **named):
+        if flags & os.O_CREAT:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return real(path, flags, *more, **named)
 
     monkeypatch.setattr(files_module.os, "open", forbidden)
     before = figures(cut)
@@ -426,7 +432,7 @@ def test_killed_deletions_are_cleared_by_the_next_save(tmp_path, monkeypatch):
     checkpoint.save(tmp_path, at(2), "h", keep=1)
 
     def killed(path, **_):
-        if path.name.startswith(".00000002"):
+        if path.name.startswith(".00000002") and path.exists():
             raise KeyboardInterrupt
 
     monkeypatch.setattr(checkpoint.shutil, "rmtree", killed)
@@ -461,6 +467,35 @@ def test_a_run_goes_on_with_fewer_devices_and_with_as_many(tmp_path, monkeypatch
     more = resume(tmp_path / "b", 4, fed=fed)
     assert more.setup.simulation.layout.devices == 4
     tiny.assert_close(more.state.server, resume(tmp_path / "a", 4, fed=fed).state.server)
+
+
+SCRIPT = """
+import sys, warnings
+import fedjax_sim as fs
+from fedjax_sim.engine import layout
+layout.host_cores = lambda: 3
+if sys.argv[1] == "late":
+    import jax
+    jax.devices()
+with warnings.catch_warnings(record=True) as heard:
+    warnings.simplefilter("always")
+    setup = fs.prepare(fs.Config("fedavg", model="mlp", model_options={"hidden": 5}, clients=4, participation="1", rounds=1))
+import jax
+print(len(jax.devices()), setup.simulation.layout.devices, jax.config.values["jax_compilation_cache_dir"] is not None)
+print(*[str(w.message) for w in heard if "JAX was started" in str(w.message)])
+"""
+
+
+@pytest.mark.parametrize("when, devices", [("first", 3), ("late", 1)])
+def test_python_starts_jax_as_the_command_does(tmp_path, when, devices):
+    """One device per core and programs kept on disk; what is lost where JAX runs already is said."""
+    env = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
+    env |= {"PYTHONPATH": str(pathlib.Path(fs.__file__).parent.parent), "FEDJAX_SIM_CACHE": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", SCRIPT, when], env=env, capture_output=True, text=True, timeout=180)
+    assert done.returncode == 0, done.stderr
+    counts, said = done.stdout.split("\n")[:2]
+    assert counts == f"{devices} {devices} True"
+    assert ("clients train on 1 of 3 cores" in said) == (when == "late")
 
 
 def test_large_rows_fit_other_numbers_of_devices(tmp_path, monkeypatch):

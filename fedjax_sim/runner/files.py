@@ -31,10 +31,13 @@ def reason(problem: OSError) -> str:
 def exists(path: pathlib.Path) -> bool:
     """Whether there is something at `path`; a name that no file can have is a sentence."""
     try:
+        os.fspath(path).encode()  # a lone surrogate has no bytes
+        if "\0" in os.fspath(path):
+            raise ValueError("it has a null character")
         return path.exists()
     except (OSError, ValueError) as problem:
-        why = reason(problem) if isinstance(problem, OSError) else problem
-        shown = str(path) if len(str(path)) < 200 else f"{str(path)[:100]}…"
+        why = reason(problem) if isinstance(problem, OSError) else str(problem).splitlines()[0]
+        shown = "".join(c if c.isprintable() else "?" for c in str(path)[:100]) + ("…" if len(str(path)) > 100 else "")
         raise UserError(f"'{shown}' cannot be the name of a directory: {why}") from None
 
 

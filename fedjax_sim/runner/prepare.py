@@ -135,9 +135,7 @@ def prepare(
     check(config)
     start_jax(config)
     with interrupts.guard():
-        return _prepare(
-            config, fed, model, net, method, layout, capacity, cohorts or config.cohorts, say, measure, loaded, going_on
-        )
+        return _prepare(config, fed, model, net, method, layout, capacity, cohorts, say, measure, loaded, going_on)
 
 
 def _prepare(
@@ -155,6 +153,7 @@ def _prepare(
     going_on: bool,
 ) -> Setup:
     stored = config
+    cohorts = config.cohorts if isinstance(cohorts, tuple) and not cohorts else cohorts
     parts = checkpoint.find_parts(config.start_from) if config.start_from else None
     if parts is not None:
         config = dataclasses.replace(config, started_with=parts.fingerprint())
@@ -225,7 +224,7 @@ def _prepare(
 
 def with_cohorts(config: Config, cohorts: tuple[tuple[int, ...], ...], clients: int, unseen: tuple[int, ...]) -> Config:
     """`config` with fixed cohorts, checked; their size is the participation."""
-    if not len(cohorts):
+    if isinstance(cohorts, (tuple, list)) and not cohorts:
         return config
     cohorts = provenance.check_cohorts(cohorts, clients, unseen)
     words = f"{len(cohorts[0])}/{clients}"

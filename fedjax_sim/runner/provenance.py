@@ -111,6 +111,8 @@ def check_cohorts(
     """Fixed cohorts as tuples of whole numbers, or a sentence."""
     try:
         table = tuple(tuple(_whole(i) for i in ids) for ids in cohorts)
+        if not table:
+            raise ValueError
     except (TypeError, ValueError):
         raise UserError(
             f"cohorts must list the ids of the participants of every round, not {shown(repr(cohorts))}"
