@@ -144,8 +144,9 @@ def _resume(
         data_dir=data_dir or config.data_dir,
     )
     setup = prepare(config, fed=fed, method=method, model=model, going_on=True, say=say)
-    if total != planned and jax.process_index() == 0:
-        say(extension(setup, planned))
+    changes = extension(setup, planned) if total != planned else ""
+    if changes and jax.process_index() == 0:
+        say(changes)
     return execute(setup, directory, progress=progress, resume_from=found, say=say)
 
 
@@ -159,9 +160,8 @@ def devices_now(config: Config, resolved: dict[str, Any], say: Callable[[str], N
 
 
 def extension(setup: Setup, planned: int) -> str:
-    """What another number of rounds changes for a run that was planned with `planned`."""
+    """What another number of rounds changes for a run that was planned with `planned`; nothing for most runs."""
     config, rounds = setup.config, setup.config.rounds
-    text = f"{planned} rounds were planned and it goes on to {rounds}"
     changes = []
     if config.schedule.startswith("cosine"):
         changes.append(f"the learning rate stays laid over {config.schedule_rounds} rounds")
@@ -170,7 +170,7 @@ def extension(setup: Setup, planned: int) -> str:
             f"what the agent takes from the number of rounds (the decay of its exploration, the end of its episode) "
             f"refers to {rounds} from here on, so a run planned with {rounds} differs"
         )
-    return f"{text}: {'; '.join(changes) or f'the same rounds as if {rounds} had been planned'}"
+    return f"{planned} rounds were planned and it goes on to {rounds}: {'; '.join(changes)}" if changes else ""
 
 
 def execute(
