@@ -249,12 +249,13 @@ def test_resume_refuses_a_changed_configuration(capsys, copy, change, sentence):
 def test_resume_refuses_another_hash(capsys, copy):
     """Configuration and its hash changed together: the checkpoint still knows what it belongs to."""
     from fedjax_sim.runner.config import Config
+    from fedjax_sim.runner.files import checksum
 
     file = copy / "config.json"
     data = json.loads(file.read_text())
     data["config"]["lr"] = 0.5
     data["config_hash"] = Config.from_json(data["config"]).hash()
-    file.write_text(json.dumps(data))
+    file.write_text(json.dumps(data | dict(checksum=checksum(data))))
     assert "belongs to configuration" in refused(capsys, "resume", str(copy), "--rounds", "6", "--quiet")
 
 
@@ -291,7 +292,7 @@ def test_a_run_of_the_old_format_is_refused(capsys, copy):
     for file in (copy / "config.json", copy / "checkpoints" / "00000004" / "meta.json"):
         file.write_text(json.dumps({**json.loads(file.read_text()), "format": 1, "version": "0.1.0"}))
     before = contents(copy)
-    both = f"was written by fedjax_sim 0.1.0 in format 1; this is version {__version__}, which reads format 2"
+    both = f"was written by fedjax_sim 0.1.0 in format 1; this is version {__version__}, which reads format 3"
     assert both in refused(capsys, "resume", str(copy))
     assert both in refused(capsys, "run", "fedavg", *SMALL, "--start-from", f"{copy}:server", "--out", "new")
     assert contents(copy) == before and not pathlib.Path("new").exists()

@@ -117,6 +117,23 @@ def test_two_processes_equal_one(tmp_path):
     # the models themselves, global and per client, read back from what was written
     together, alone = (resume(tmp_path / folder / "run").state for folder in ("p0", "alone"))
     assert close((together.server, together.clients), (alone.server, alone.clients), 1e-5)
+    # two processes go on, from the same directory
+    address = f"127.0.0.1:{free_port()}"
+    command = ["resume", str(tmp_path / "p0" / "run"), "--rounds", "5", "--quiet", "--coordinator", address]
+    pair = [
+        subprocess.Popen(
+            [sys.executable, "-m", "fedjax_sim", *command, "--num-processes", "2", "--process-id", str(i)],
+            cwd=tmp_path,
+            text=True,
+            env=ENVIRONMENT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        for i in range(2)
+    ]
+    first, second = finish(pair)
+    assert "run directory" in first and "run directory" not in second
+    assert [r["round"] for r in table(tmp_path / "p0" / "run" / "rounds.csv")] == ["1", "2", "3", "4", "5"]
     # what two processes wrote is an ordinary run directory: one process with the same devices goes on
     more = subprocess.run(
         [sys.executable, "-m", "fedjax_sim", "resume", "run", "--rounds", "6", "--quiet"],

@@ -92,6 +92,7 @@ def test_run_directory_holds_every_file(rich):
         "clients.npz",
         "checkpoints",
         "summary.json",
+        "manifest.json",
     }
     summary = json.loads((rich.out / "summary.json").read_text())
     assert {
@@ -189,8 +190,8 @@ def test_counts_and_bytes_add_up(rich):
     summary = rich.summary
     assert summary["bytes_down"] == sum(down) and summary["dropped"] == sum(int(r["dropped"]) for r in rounds)
     assert summary["steps_needed"] == sum(int(r["steps_needed"]) for r in rounds)
-    # stragglers do less: 2 epochs of ceil(n/4) batches each would be the most
-    most = sum(sorted((2 * -(-n // 4) for n in tiny.SIZES), reverse=True)[:5])
+    # stragglers do less: 2 epochs of ceil(n/4) batches each, in both of Ditto's passes, would be the most
+    most = sum(sorted((2 * 2 * -(-n // 4) for n in tiny.SIZES), reverse=True)[:5])
     assert all(int(r["steps_needed"]) <= most for r in rounds) and int(rounds[0]["steps_executed"]) > 0
 
 
@@ -432,14 +433,18 @@ def test_seeds_side_by_side_write_as_they_go_and_resume_alone(tmp_path, monkeypa
 
 
 def test_interrupted_seeds_name_every_directory(tmp_path, monkeypatch, capsys):
-    def interrupt(lanes, state):
+    def interrupt(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(driver, "save", interrupt)
+    monkeypatch.setattr(driver, "segment_length", interrupt)
     with pytest.raises(KeyboardInterrupt):
         run_seeds(small_setup(rounds=2), 2, tmp_path / "s", "vmap")
-    assert "interrupted after round 2, before the first checkpoint" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert "interrupted after round 0, saved at round 0; continue with: fedjax-sim resume" in err
     assert {p.name for p in (tmp_path / "s").iterdir()} == {"seed-4", "seed-5"}
+    assert all(f"resume {tmp_path / 's' / name}" in err for name in ("seed-4", "seed-5"))
+    monkeypatch.undo()
+    assert resume(tmp_path / "s" / "seed-5", fed=tiny.federation()).summary["rounds"] == 2
 
 
 @pytest.mark.parametrize("mode", ["loop", "vmap"])

@@ -112,7 +112,7 @@ def compare(args: argparse.Namespace) -> int:
     fed = load_federation(configs[0])
     results, lines = [], []
     for config in configs:
-        setup = prepare(config, fed=fed, say=note, measure=not args.dry_run)
+        setup = prepare(config, fed=fed, loaded=True, say=note, measure=not args.dry_run)
         say(describe.report(setup))
         if args.dry_run:
             continue
@@ -136,13 +136,13 @@ def resume(args: argparse.Namespace) -> int:
     if not path.is_dir():
         raise UserError(f"there is no run directory '{args.directory}'")
     config, resolved, _ = RunDirectory(path).read_config()
-    start(dataclasses.replace(config, devices=str(resolved.get("devices", config.devices))))
+    start(dataclasses.replace(config, devices=str(resolved.get("devices", config.devices))), args)
     from fedjax_sim.cli import describe
     from fedjax_sim.runner import execute as runner
 
-    result = runner.resume(path, args.rounds, progress=not args.quiet, data_dir=args.data_dir)
-    print(describe.results_table([result.summary]))
-    print(f"run directory: {path}")
+    result = runner.resume(path, args.rounds, progress=not args.quiet, data_dir=args.data_dir, say=note)
+    say(describe.results_table([result.summary]))
+    say(f"run directory: {path}")
     return 0
 
 

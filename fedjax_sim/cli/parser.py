@@ -154,6 +154,13 @@ def add_computation(how: Any) -> None:
     _add(how, "state_on", str, "clients' stored rows: device, or host (only the cohort's travel to the device)")
     _add(how, "checkpoint_every", WHOLE, "rounds between checkpoints (0: about once a minute)", "k")
     _add(how, "keep", WHOLE, "checkpoints kept", "k")
+    add_processes(how)
+    how.add_argument("--out", default=None, metavar="DIR", help="run directory (default: a new one under runs/)")
+    how.add_argument("--dry-run", action="store_true", help="print sizes, bytes, memory and steps, and stop")
+    how.add_argument("--quiet", action="store_true", help="no progress bar")
+
+
+def add_processes(how: Any) -> None:
     how.add_argument(
         "--coordinator",
         default=None,
@@ -162,9 +169,6 @@ def add_computation(how: Any) -> None:
     )
     how.add_argument("--num-processes", type=WHOLE, default=None, metavar="P", help="several processes: how many")
     how.add_argument("--process-id", type=WHOLE, default=None, metavar="i", help="several processes: which one this is")
-    how.add_argument("--out", default=None, metavar="DIR", help="run directory (default: a new one under runs/)")
-    how.add_argument("--dry-run", action="store_true", help="print sizes, bytes, memory and steps, and stop")
-    how.add_argument("--quiet", action="store_true", help="no progress bar")
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -189,6 +193,7 @@ def make_parser() -> argparse.ArgumentParser:
     resume.add_argument("directory", metavar="DIR")
     resume.add_argument("--rounds", type=WHOLE, default=None, metavar="T", help="new total, to extend the run")
     resume.add_argument("--data-dir", default=None, metavar="DIR", help="where the dataset is now, if it moved")
+    add_processes(resume)
     resume.add_argument("--quiet", action="store_true", help="no progress bar")
     report = add("report", "figures from run directories")
     report.add_argument("directories", metavar="DIR", nargs="+", help="run directories, or a folder that compare wrote")

@@ -9,10 +9,10 @@ from typing import Any
 
 from fedjax_sim import options
 from fedjax_sim.errors import UserError, unknown
-from fedjax_sim.runner.config import Config
+from fedjax_sim.runner.config import FOUND, Config
 
 # fields of Config that are not an option of the same name
-NOT_OPTIONS = {"method", "options", "model_options", "loss_options", "evaluations", "schedule_rounds", "started_with"}
+NOT_OPTIONS = {"method", "options", "model_options", "loss_options", "evaluations", "schedule_rounds", "cohorts"} | FOUND
 
 
 def split_sets(sets: list[str], methods: list[str]) -> tuple[dict[str, dict[str, str]], dict, dict]:
@@ -62,9 +62,11 @@ def for_seeds(config: Config, seeds: int, mode: str) -> Config:
 
 def output_directory(args: argparse.Namespace, stem: str, config: Config) -> pathlib.Path:
     """--out, or a new name under runs/; an existing one is refused (a dry run writes nothing)."""
+    from fedjax_sim.runner.files import exists  # brings NumPy, which the help must not wait for
+
     word = pathlib.Path(config.dataset.split(":")[0]).stem
     out = pathlib.Path(args.out) if args.out else free_directory(f"{stem}-{word}-s{config.seed}")
-    if out.exists() and not args.dry_run:
+    if exists(out) and not args.dry_run:
         hint = f", or resume it with fedjax-sim resume {out}" if args.command == "run" else ""
         raise UserError(f"output directory '{out}' exists already; choose another --out{hint}")
     return out

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from fedjax_sim.errors import UserError, unknown
@@ -27,6 +28,10 @@ def build(
     ('fc1', 'fc2', 'fc')
     """
     options = check_options(name, options)
+    if jnp.dtype(dtype) == jnp.float64 and not jax.config.jax_enable_x64:  # type: ignore[attr-defined]
+        raise UserError(
+            f"model '{name}' in float64 needs JAX's 64-bit mode; call jax.config.update('jax_enable_x64', True) before"
+        )
     if conv not in FORMS:
         raise unknown("convolution form", conv, FORMS)
     if len(shape) != 3 or min(shape) < 1:

@@ -56,6 +56,7 @@ def candidates(config: Config, cohort: int) -> list[Choice]:
     """A handful of layouts worth timing."""
     have, kind = layouts.available_devices(), jax.default_backend()
     devices = [int(config.devices)] if config.devices != "auto" else sorted({1, min(have, cohort)}, reverse=True)
+    devices = {"chunked": devices[-1:], "sharded": devices[:1]}.get(config.backend, devices)  # one device, or all
     out = []
     for number in devices:
         share = -(-cohort // number)
@@ -78,6 +79,7 @@ def key_of(config: Config, cohort: int, floats: int, step_flops: float) -> str:
         floats,
         config.dtype,
         config.devices,
+        config.backend,
         round(step_flops),
         jax.default_backend(),
         jax.devices()[0].device_kind,

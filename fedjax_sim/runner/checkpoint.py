@@ -1,7 +1,8 @@
 """Checkpoints of the whole State with orbax: atomic, newest k kept, checked when read.
 
     checkpoints/00000030/       round 30
-        meta.json               format, config hash, round; name, shape, dtype and CRC-32 of every leaf
+        meta.json               format, config hash, round; name, shape, dtype and CRC-32 of every leaf; its own checksum
+        files/                  metrics.csv, rounds.csv, … as they were then, their sizes and checksums in meta.json
         state/                  orbax: {name: array} of every leaf but the large stacks
         rows/NAME-00000000/ …   orbax: the large `[N, …]` leaves, BLOCK bytes of rows at a time
 
@@ -19,7 +20,7 @@ import os
 import pathlib
 import shutil
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -28,7 +29,7 @@ import numpy as np
 from fedjax_sim import __version__, options
 from fedjax_sim.errors import UserError
 from fedjax_sim.runner.config import FORMAT, other_format
-from fedjax_sim.runner.files import write_json
+from fedjax_sim.runner.files import PARTIAL, checksum, reason, stamp, write_bytes, write_json
 from fedjax_sim.types import State
 
 BLOCK = 256 * 2**20  # bytes of rows per block
@@ -103,22 +104,48 @@ def _crc(array: np.ndarray, start: int = 0) -> int:
     return zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8), start)  # type: ignore[arg-type]
 
 
-def save(folder: pathlib.Path, state: State, config_hash: str, keep: int = 2) -> pathlib.Path:
-    """Write the checkpoint of `state` under `folder`; only process 0 writes. Returns its path."""
-    writer = jax.process_index() == 0
+def save(
+    folder: pathlib.Path, state: State, config_hash: str, keep: int = 2, files: Mapping[str, bytes] | None = None
+) -> pathlib.Path:
+    """Write the checkpoint of `state` under `folder`, with `files` beside it; only process 0 writes. Returns its path."""
     names, leaves = leaf_names(state), jax.tree.leaves(state)
     if len(set(names)) < len(names):
         raise UserError(f"two leaves of the State are both called '{max(names, key=names.count)}'; rename one of them")
     round_ = int(_host(state.t))
-    target, work = folder / f"{round_:08d}", folder / f".{round_:08d}.partial"
-    if writer:
-        for stale in folder.glob(".*.partial"):  # of a run that was killed while writing
-            shutil.rmtree(stale, ignore_errors=True)
+    target, work = folder / f"{round_:08d}", folder / f".{round_:08d}{PARTIAL}"
+    if jax.process_index() != 0:
+        _write(None, work, state, names, leaves)  # what is spread over processes is gathered by all
+        return target
+    try:
+        clear(folder)
         work.mkdir(parents=True)
-    out = _checkpointer() if writer else None
+        record = _write(_checkpointer(), work, state, names, leaves)
+        stamps = {}
+        for name, content in (files or {}).items():
+            (work / "files").mkdir(exist_ok=True)
+            write_bytes(work / "files" / name, content)
+            stamps[name] = stamp(content)
+        meta: dict[str, Any] = dict(format=FORMAT, version=__version__, config_hash=config_hash, round=round_)
+        meta |= dict(leaves=record, files=stamps)
+        write_json(work / "meta.json", meta | dict(checksum=checksum(meta)))
+        _delete(target)
+        os.replace(work, target)
+    except BaseException as problem:
+        shutil.rmtree(work, ignore_errors=True)
+        if isinstance(problem, UserError) or not isinstance(problem, Exception):
+            raise
+        why = reason(problem) if isinstance(problem, OSError) else (str(problem).splitlines() or [repr(problem)])[0]
+        raise UserError(f"checkpoint '{target}' cannot be written: {options.shown(why, 200)}") from None
+    for old in rounds(folder)[:-keep]:
+        _delete(folder / f"{old:08d}")
+    return target
+
+
+def _write(out: Any, work: pathlib.Path, state: State, names: Sequence[str], leaves: Sequence[Any]) -> list[dict[str, Any]]:
+    """The leaves to files under `work` (out None: to nowhere) -> their records."""
     small: dict[str, np.ndarray] = {}
     record: list[dict[str, Any]] = []
-    for name, leaf, large in zip(names, leaves, _large(state, leaves), strict=True):
+    for name, leaf, large in zip(names, leaves, _large(state, list(leaves)), strict=True):
         crc = 0
         if large:
             step = _rows_per_block(leaf)
@@ -133,13 +160,25 @@ def save(folder: pathlib.Path, state: State, config_hash: str, keep: int = 2) ->
         record.append(dict(name=name, shape=list(leaf.shape), dtype=str(leaf.dtype), crc=crc, large=large))
     if out is not None:
         out.save((work / "state").absolute(), small)
-        meta = dict(format=FORMAT, version=__version__, config_hash=config_hash, round=round_, leaves=record)
-        write_json(work / "meta.json", meta)
-        shutil.rmtree(target, ignore_errors=True)
-        os.replace(work, target)
-        for old in rounds(folder)[:-keep]:
-            shutil.rmtree(folder / f"{old:08d}", ignore_errors=True)
-    return target
+    return record
+
+
+def _delete(path: pathlib.Path) -> None:
+    """Away at once under its name; what a kill leaves of it is hidden and cleared by the next save."""
+    if path.exists():
+        hidden = path.with_name(f".{path.name}.old{PARTIAL}")
+        shutil.rmtree(hidden, ignore_errors=True)
+        os.replace(path, hidden)
+        shutil.rmtree(hidden, ignore_errors=True)
+
+
+def clear(folder: pathlib.Path) -> None:
+    """Remove what runs left that were killed while they wrote or deleted a checkpoint."""
+    if folder.is_dir():
+        for path in folder.iterdir():
+            half = path.name.isdigit() and not (path / "meta.json").is_file()
+            if half or (path.name.startswith(".") and path.name.endswith(PARTIAL)):
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def rounds(folder: pathlib.Path) -> list[int]:
@@ -154,8 +193,10 @@ def read_meta(path: pathlib.Path) -> dict[str, Any]:
         meta = json.loads((path / "meta.json").read_text())
         if int(meta["format"]) != FORMAT:
             raise other_format(f"checkpoint '{path}'", meta)
-        return {key: meta[key] for key in ("config_hash", "round", "leaves")}
-    except (OSError, ValueError, KeyError, TypeError) as problem:
+        if meta["checksum"] != checksum(meta):
+            raise ValueError
+        return {key: meta[key] for key in ("config_hash", "round", "leaves", "files")}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as problem:
         if isinstance(problem, UserError):
             raise
         raise UserError(
@@ -163,8 +204,28 @@ def read_meta(path: pathlib.Path) -> dict[str, Any]:
         ) from None
 
 
-def load(path: pathlib.Path, state: State, config_hash: str | None = None) -> State:
-    """The State stored at `path`, in the buffers and with the sharding of the freshly initialised `state`."""
+def read_files(path: pathlib.Path) -> dict[str, bytes]:
+    """The files that were saved with the checkpoint, every byte as it was."""
+    found = {}
+    for name, wanted in read_meta(path)["files"].items():
+        try:
+            found[name] = (path / "files" / name).read_bytes()
+        except OSError:
+            found[name] = b""
+        if stamp(found[name]) != wanted:
+            raise UserError(
+                f"checkpoint '{path}' is damaged: its {name} does not match its checksum; delete it to resume from an "
+                f"older one"
+            )
+    return found
+
+
+def load(path: pathlib.Path, state: State, config_hash: str | None = None, clients: int | None = None) -> State:
+    """The State stored at `path`, in the buffers and with the sharding of the freshly initialised `state`.
+
+    clients: how many rows of the stacked client state mean something. The others only fill up the devices, so a State
+    saved from another number of devices may have more of them, or fewer.
+    """
     meta = read_meta(path)
     if config_hash is not None and meta["config_hash"] != config_hash:
         raise UserError(
@@ -175,10 +236,21 @@ def load(path: pathlib.Path, state: State, config_hash: str | None = None) -> St
     for name in leaf_names(state):
         if name not in stored:
             raise UserError(f"checkpoint '{path}' does not fit this run: it has no '{name}'")
-    return _fill(path, state, meta["leaves"], f"checkpoint '{path}' does not fit this run")
+    return _fill(path, state, meta["leaves"], f"checkpoint '{path}' does not fit this run", clients)
 
 
-def _fill(path: pathlib.Path, state: State, records: Sequence[dict[str, Any]], problem: str) -> State:
+def _fits(record: dict[str, Any], here: Any, clients: int | None) -> bool:
+    if record["dtype"] != str(here.dtype):
+        return False
+    there, shape = list(record["shape"]), list(here.shape)
+    if clients is not None and record["name"].startswith("clients.") and there and shape:
+        return there[1:] == shape[1:] and min(there[0], shape[0]) >= clients
+    return there == shape
+
+
+def _fill(
+    path: pathlib.Path, state: State, records: Sequence[dict[str, Any]], problem: str, clients: int | None = None
+) -> State:
     """`state` with the leaves in `records` read from `path`. problem: how the sentence begins when one does not fit."""
     leaves, tree = jax.tree.flatten(state)
     place = {name: i for i, name in enumerate(leaf_names(state))}
@@ -186,7 +258,7 @@ def _fill(path: pathlib.Path, state: State, records: Sequence[dict[str, Any]], p
         if record["name"] not in place:
             raise UserError(f"{problem}: this run's state has no '{record['name']}'")
         here = leaves[place[record["name"]]]
-        if record["shape"] != list(here.shape) or record["dtype"] != str(here.dtype):
+        if not _fits(record, here, clients):
             raise UserError(
                 f"{problem}: '{record['name']}' is {record['dtype']}{record['shape']} there and "
                 f"{here.dtype}{list(here.shape)} here"
@@ -204,13 +276,17 @@ def _fill(path: pathlib.Path, state: State, records: Sequence[dict[str, Any]], p
             if not leaf.size:
                 continue
             if not record["large"]:
-                value = np.asarray(small[name]).astype(leaf.dtype, copy=False).reshape(leaf.shape)
+                value = np.asarray(small[name]).astype(leaf.dtype, copy=False).reshape(record["shape"])
                 crc = _crc(value)
+                if value.shape != leaf.shape:  # other devices, other filling: rows that mean nothing
+                    more = max(0, leaf.shape[0] - len(value))
+                    value = np.concatenate([value[: leaf.shape[0]], np.repeat(value[-1:], more, 0)])
                 leaves[i] = np.array(value) if isinstance(leaf, np.ndarray) else jax.device_put(value, leaf.sharding)
             else:
-                for first in range(0, leaf.shape[0], _rows_per_block(leaf)):
+                for first in range(0, record["shape"][0], _rows_per_block(leaf)):
                     block = np.asarray(reader.restore((path / "rows" / f"{name}-{first:08d}").absolute())["rows"])
                     crc = _crc(block, crc)
+                    block = block[: max(0, leaf.shape[0] - first)]
                     if isinstance(leaf, np.ndarray):  # rows kept on the host
                         leaf[first : first + len(block)] = block
                     else:

@@ -12,13 +12,18 @@ from typing import Any
 from fedjax_sim import __version__, options
 from fedjax_sim.errors import UserError
 
-FORMAT = 2  # of config.json and of checkpoints
+FORMAT = 3  # of config.json and of checkpoints
 
 BACKENDS = ("auto", "loop", "chunked", "vmap", "sharded")
 # these say where and how fast a run is computed, or how long; they do not change what it is
 NOT_HASHED = frozenset(
-    {"rounds", "chunk", "devices", "backend", "data_dir", "download", "checkpoint_every", "keep", "state_on"}
+    {"rounds", "chunk", "devices", "backend", "data_dir", "download", "init", "checkpoint_every", "keep", "state_on"}
 )
+# what `prepare` finds out and writes down; nobody gives these
+FOUND = frozenset(
+    {"started_with", "data", "data_fingerprint", "own_data", "own_method", "own_model", "model_shapes", "initial_weights"}
+)
+OWN = "own"  # stands for the words about data (partition, protocol, norm) where a Federation was given
 
 
 def other_format(what: str, stored: Mapping[str, Any]) -> UserError:
@@ -51,6 +56,9 @@ class Config:
     val_fraction: float | None = None  # of every client's data; None: what the protocol says
     data_dir: str | None = None
     download: bool = False
+    data: str = ""  # the Federation's description …
+    data_fingerprint: str = ""  # … and the checksum of its content
+    own_data: bool = False  # it was given from Python: no words here lead to it
     # model
     model: str = "lenet5"
     model_options: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -58,9 +66,14 @@ class Config:
     init: str | None = None  # a file with initial weights (.npz written by save_net)
     bn_stats: str = "average"
     start_from: str | None = None  # RUN:PART,PART: parts of another run's state; read once, its path is not kept
-    started_with: str = ""  # what was read: the parts and their checksum; filled in by `prepare`
+    started_with: str = ""  # what was read: the parts and their checksum
+    own_method: str = ""  # a method given as an object: its plain values, e.g. "local.mu=5.0"
+    own_model: bool = False  # given as an object
+    model_shapes: str = ""  # checksum of the names, shapes and types of its weights
+    initial_weights: str = ""  # checksum of the weights that `init` or the caller gave
     # training
     participation: str = "0.5"
+    cohorts: tuple[tuple[int, ...], ...] = ()  # fixed participants round by round, taken in turn, instead of draws
     rounds: int = 30
     epochs: float = 2.0
     batch_size: int = 32
@@ -93,6 +106,7 @@ class Config:
     def to_json(self) -> dict[str, Any]:
         out = dataclasses.asdict(self)
         out["evaluations"] = list(self.evaluations)
+        out["cohorts"] = [list(ids) for ids in self.cohorts]
         del out["start_from"]
         return out
 
@@ -102,14 +116,59 @@ class Config:
         extra = sorted(set(data) - known)
         if extra:
             raise UserError(f"the configuration has an unknown entry '{extra[0]}'; it was written by another version")
-        return cls(**{**data, "evaluations": tuple(data.get("evaluations", ("global", "personal")))})
+        evaluations = tuple(data.get("evaluations", ("global", "personal")))
+        return cls(**{**data, "evaluations": evaluations, "cohorts": tuple(map(tuple, data.get("cohorts", ())))})
 
     def hash(self) -> str:
-        """Twelve hex digits over everything that decides the numbers (paths, chunk, devices, rounds do not)."""
+        """Twelve hex digits over everything that decides the numbers (paths, chunk, devices, rounds do not).
+
+        >>> same = [Config("fedprox", options={"mu": mu}, lr=0.5).hash() for mu in (0.1, "0.10", "1e-1")]
+        >>> len(set(same))
+        1
+        """
         kept = {k: v for k, v in self.to_json().items() if k not in NOT_HASHED}
         if not self.schedule.startswith("cosine"):
             kept.pop("schedule_rounds")
-        return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:12]
+        kept["dataset"] = without_folders(self.dataset)
+        return hashlib.sha256(json.dumps(canonical(kept), sort_keys=True).encode()).hexdigest()[:12]
+
+
+def without_folders(dataset: str) -> str:
+    """A dataset as the hash knows it: a file by its name alone, since where it lies changes nothing.
+
+    >>> without_folders("/data/mine.npz"), without_folders("folder:a/b,size=32"), without_folders("digits")
+    ('mine.npz', 'folder:b,size=32', 'digits')
+    """
+    kind, colon, rest = str(dataset).partition(":")
+    if not colon or "/" in kind:
+        return str(dataset).rstrip("/").rpartition("/")[2]
+    return f"{kind}:{rest.rstrip('/').rpartition('/')[2]}"
+
+
+def canonical(value: Any) -> Any:
+    """One form for what means the same: numbers however they are written, lists of one, true and false.
+
+    >>> canonical({"mu": "0.10", "hidden": (64,)}) == canonical({"mu": 0.1, "hidden": "64"})
+    True
+    >>> canonical("64x32") == canonical([64, 32]), canonical("cifar")
+    (True, 'cifar')
+    """
+    if isinstance(value, Mapping):
+        return {k: canonical(v) for k, v in value.items()}
+    if isinstance(value, (tuple, list)):
+        return canonical(value[0]) if len(value) == 1 else [canonical(v) for v in value]
+    if isinstance(value, (bool, int)):
+        return float(value) if abs(value) < 2**53 else str(value)
+    if not isinstance(value, str):
+        return value
+    if value.lower() in ("true", "false"):
+        return float(value.lower() == "true")
+    for read in (options.whole, options.real, options.widths):
+        try:
+            return canonical(read(value)) if read is not options.real else read(value)
+        except ValueError:
+            pass
+    return value
 
 
 def check(config: Config) -> None:
@@ -152,6 +211,10 @@ def check(config: Config) -> None:
         raise UserError("state-on host is not possible with backend 'loop'; allowed: auto, chunked, vmap, sharded")
     for name in ("chunk", "devices"):
         number_or_auto(name, getattr(config, name))
+    if config.backend in ("loop", "chunked") and (number_or_auto("devices", config.devices) or 1) > 1:
+        raise UserError(
+            f"backend {config.backend} runs on one device, not {config.devices}; use backend sharded, vmap or auto"
+        )
     straggler_terms(config.stragglers)
 
 

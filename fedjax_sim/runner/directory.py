@@ -1,10 +1,18 @@
-"""The files of one run directory; every one is whole or absent."""
+"""The files of one run directory; every one is whole or absent.
+
+`manifest.json` has the size and checksum of every file. The checkpoints keep copies of the rows as they were, so a run
+goes on from those: a file that was cut, edited or exchanged is said and written anew.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import csv
+import io
 import json
 import math
 import pathlib
+import shutil
 from typing import Any
 
 import numpy as np
@@ -13,8 +21,23 @@ from fedjax_sim import __version__
 from fedjax_sim.errors import UserError
 from fedjax_sim.runner import figures
 from fedjax_sim.runner.config import FORMAT, Config, other_format
-from fedjax_sim.runner.files import number, read_csv, write_csv, write_json, write_npz
+from fedjax_sim.runner.files import (
+    PARTIAL,
+    checksum,
+    csv_bytes,
+    exists,
+    json_bytes,
+    npz_bytes,
+    number,
+    reason,
+    stamp,
+    write_bytes,
+    write_json,
+)
+from fedjax_sim.runner.lock import Lock
 from fedjax_sim.runner.recorder import Recorder
+
+MANIFEST = "manifest.json"
 
 
 class RunDirectory:
@@ -22,64 +45,122 @@ class RunDirectory:
 
     def __init__(self, path: pathlib.Path):
         self.path = path
+        self.lock = Lock(path)
+        self.rows: dict[str, bytes] = {}  # the files of rows, as last written
+        self.stamps: dict[str, dict[str, Any]] = {}  # size and checksum of every file
 
     def check_free(self) -> None:
-        if self.path.exists():
+        if exists(self.path):
             raise UserError(
                 f"output directory '{self.path}' exists already; choose another --out, or resume it with "
                 f"fedjax-sim resume {self.path}"
             )
 
     def create(self, config: Config, resolved: dict[str, Any]) -> None:
+        """Make it and keep others out."""
         self.check_free()
         try:
             self.path.mkdir(parents=True)
         except OSError as problem:
-            raise UserError(f"output directory '{self.path}' cannot be made: {problem.strerror}") from None
-        self.write_config(config, resolved)
+            raise UserError(f"output directory '{self.path}' cannot be made: {reason(problem)}") from None
+        try:
+            self.lock.take()
+            self.write_config(config, resolved)
+        except BaseException:
+            self.lock.release()
+            shutil.rmtree(self.path, ignore_errors=True)
+            raise
 
+    def open(self) -> None:
+        """Keep others out, and clear what a killed run left half-written."""
+        self.lock.take()
+        for left in self.path.glob(f".*{PARTIAL}"):
+            with contextlib.suppress(OSError):
+                left.unlink()
+
+    # ---- the configuration ---------------------------------------------------------------------------------------
     def write_config(self, config: Config, resolved: dict[str, Any]) -> None:
-        write_json(
-            self.path / "config.json",
-            dict(format=FORMAT, version=__version__, config_hash=config.hash(), config=config.to_json(), resolved=resolved),
+        data = dict(
+            format=FORMAT, version=__version__, config_hash=config.hash(), config=config.to_json(), resolved=resolved
         )
+        self.put({"config.json": json_bytes(data | dict(checksum=checksum(data)))})
 
     def read_config(self) -> tuple[Config, dict[str, Any], str]:
         try:
             data = json.loads((self.path / "config.json").read_text())
             if int(data["format"]) != FORMAT:
                 raise other_format(f"run directory '{self.path}'", data)
-            config, resolved, stored = Config.from_json(data["config"]), data["resolved"], data["config_hash"]
-        except (OSError, ValueError, KeyError, TypeError) as problem:
+            config, resolved, stored = Config.from_json(data["config"]), dict(data["resolved"]), data["config_hash"]
+            changed = config.hash() != stored or data["checksum"] != checksum(data)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as problem:
             if isinstance(problem, UserError):
                 raise
             raise UserError(f"'{self.path}' is not a run directory: its config.json cannot be read") from None
-        if config.hash() != stored:
+        if changed:
             raise UserError(
-                f"the configuration in '{self.path}' was changed (hash {config.hash()}, stored {stored}); "
-                f"restore config.json to resume"
+                f"the configuration in '{self.path}' was changed: config.json does not match its checksum; restore it to "
+                f"resume"
             )
         return config, resolved, stored
 
+    # ---- rows ----------------------------------------------------------------------------------------------------
     def write(self, recorder: Recorder, timings: list[dict[str, Any]]) -> None:
         table = lambda rows: [{k: number(v) for k, v in row.items()} for row in rows]
         columns = lambda rows, first: first + sorted({k for row in rows for k in row} - set(first))
-        write_csv(self.path / "metrics.csv", columns(recorder.rows, figures.COLUMNS), table(recorder.rows))
+        rows = {"metrics.csv": csv_bytes(columns(recorder.rows, figures.COLUMNS), table(recorder.rows))}
         if recorder.rounds:
-            write_csv(self.path / "rounds.csv", columns(recorder.rounds, ["round"]), table(recorder.rounds))
-        write_csv(self.path / "timings.csv", ["first_round", "last_round", "seconds", "seconds_per_round"], table(timings))
-        write_npz(self.path / "clients.npz", recorder.arrays())
+            rows["rounds.csv"] = csv_bytes(columns(recorder.rounds, ["round"]), table(recorder.rounds))
+        spans = ["first_round", "last_round", "seconds", "seconds_per_round"]
+        rows["timings.csv"] = csv_bytes(spans, table(timings))
+        rows["clients.npz"] = npz_bytes(recorder.arrays())
+        self.rows = rows
+        self.put(rows)
 
-    def read(self, recorder: Recorder, round_: int) -> list[dict[str, Any]]:
-        """Bring a recorder back to what it was at `round_`."""
-        value = lambda text: math.nan if text == "" else int(text) if text.lstrip("-").isdigit() else float(text)
-        rows = lambda name: [{k: value(v) for k, v in row.items()} for row in read_csv(self.path / name)]
+    def write_summary(self, summary: dict[str, Any]) -> None:
+        self.put({"summary.json": json_bytes(summary)})
+
+    def put(self, contents: dict[str, bytes]) -> None:
+        """Write what is new, then the manifest."""
+        fresh = {name: stamp(content) for name, content in contents.items()}
+        new = [name for name in fresh if fresh[name] != self.stamps.get(name)]
+        for name in new:
+            write_bytes(self.path / name, contents[name])
+        if new:
+            self.stamps |= fresh
+            write_json(self.path / MANIFEST, dict(format=FORMAT, files=dict(sorted(self.stamps.items()))))
+
+    def changed(self) -> list[str]:
+        """Files that are not as the manifest says: after an edit, or a kill between two files."""
+        file = self.path / MANIFEST
+        if not file.is_file():
+            return []
         try:
-            recorder.rows, recorder.rounds = rows("metrics.csv"), rows("rounds.csv")
-            timings = [t for t in rows("timings.csv") if t["last_round"] <= round_]
-            with np.load(self.path / "clients.npz", allow_pickle=False) as file:
+            told = {str(name): dict(entry) for name, entry in json.loads(file.read_text())["files"].items()}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            return [MANIFEST]
+        out = []
+        for name, entry in told.items():
+            try:
+                same = stamp((self.path / name).read_bytes()) == entry
+            except (OSError, ValueError):
+                same = False
+            out += [] if same else [name]
+        return out
+
+    def read(self, recorder: Recorder, files: dict[str, bytes], round_: int) -> list[dict[str, Any]]:
+        """Bring a recorder back to what it was at `round_`, from the rows that the checkpoint kept; returns the timings."""
+        value = lambda text: math.nan if text == "" else int(text) if text.lstrip("-").isdigit() else float(text)
+
+        def rows(name: str) -> list[dict[str, Any]]:
+            lines = csv.DictReader(io.StringIO(files[name].decode(), newline="")) if name in files else ()
+            return [{k: value(v) for k, v in row.items()} for row in lines]
+
+        try:
+            recorder.rows, recorder.rounds, timings = rows("metrics.csv"), rows("rounds.csv"), rows("timings.csv")
+            with np.load(io.BytesIO(files["clients.npz"]), allow_pickle=False) as file:
                 recorder.clients = {k: [file[k]] if k.endswith("_count") else list(file[k]) for k in file.files}
+            if [r["round"] for r in recorder.rounds] != list(range(1, round_ + 1)):
+                raise ValueError(f"its checkpoint has no rows for all of its {round_} rounds")
         except (OSError, ValueError, KeyError) as problem:
             raise UserError(f"'{self.path}' cannot be resumed: {problem}") from None
-        recorder.truncate(round_)
         return timings

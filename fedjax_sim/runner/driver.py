@@ -22,10 +22,9 @@ from fedjax_sim.engine import host_rows
 from fedjax_sim.engine import layout as layouts
 from fedjax_sim.engine.loop_backend import LoopBackend
 from fedjax_sim.errors import UserError
-from fedjax_sim.runner import checkpoint
+from fedjax_sim.runner import checkpoint, interrupts
 from fedjax_sim.runner.config import Config
 from fedjax_sim.runner.directory import RunDirectory
-from fedjax_sim.runner.files import write_json
 from fedjax_sim.runner.prepare import Setup
 from fedjax_sim.runner.recorder import Recorder
 from fedjax_sim.runner.summary import summarise
@@ -72,19 +71,40 @@ def drive(
     resume_from: the checkpoint from which a single lane goes on. program: compiled rounds of an earlier run of the same
     simulation, for a single lane.
     """
-    config, sim = setups[0].config, setups[0].simulation
     check_lanes(setups)
     lanes = [Lane(s, d, Recorder(s)) for s, d in zip(setups, directories, strict=True)]
-    state, timings = begin(lanes, resume_from)
-    state, data = (host_rows.place if config.state_on == "host" else layouts.place)(sim.layout, state, sim.data)
-    began = time.perf_counter()
-    step = program or compiled(setups[0], len(lanes), state, data)
-    compile_seconds = time.perf_counter() - began
-    done = int(np.asarray(state.t).max())
-    speed, saved_at, saved_round = None, time.perf_counter(), done
-    bar = progress_bar(config, len(lanes), done) if progress and writes() else None
+    say = say or (lambda text: print(text, file=sys.stderr))
     try:
+        with interrupts.guard():
+            return _drive(lanes, progress, resume_from, say, program)
+    finally:
+        for lane in lanes:
+            if lane.directory is not None:
+                lane.directory.lock.release()
+
+
+def _drive(
+    lanes: Sequence[Lane],
+    progress: bool,
+    resume_from: pathlib.Path | None,
+    say: Callable[[str], None],
+    program: Callable | None,
+) -> list[Result]:
+    config, sim = lanes[0].setup.config, lanes[0].setup.simulation
+    state, timings = begin(lanes, resume_from, say)
+    state, data = (host_rows.place if config.state_on == "host" else layouts.place)(sim.layout, state, sim.data)
+    done = int(np.asarray(state.t).max())
+    speed, saved_at, saved_round = None, time.perf_counter(), done if resume_from is not None else -1
+    bar = progress_bar(config, len(lanes), done) if progress and writes() else None
+    stopped = False  # by a signal, and all processes know
+    try:
+        began = time.perf_counter()
+        step = program or compiled(lanes[0].setup, len(lanes), state, data)
+        compile_seconds = time.perf_counter() - began
         while done < config.rounds:
+            if stopped := asked_to_stop():
+                interrupts.check()
+                raise KeyboardInterrupt  # another process was asked
             ask = segment_length(config, sim.capacity, done, speed)
             began = time.perf_counter()
             state, logs, scores = step(state, data, jnp.int32(ask))
@@ -100,22 +120,44 @@ def drive(
             if bar is not None:
                 show(bar, lanes, ask)
             due = (
-                done - saved_round >= config.checkpoint_every
+                done - max(saved_round, 0) >= config.checkpoint_every
                 if config.checkpoint_every
                 else agreed(time.perf_counter() - saved_at) > CHECKPOINT_SECONDS
             )
-            write_rows(lanes, timings)  # before the checkpoint: what is resumed from must find its rows
+            write_rows(lanes, timings)  # before the checkpoint: it keeps a copy of them
             if due or done >= config.rounds:
                 save(lanes, state)
                 saved_at, saved_round = time.perf_counter(), done
-    except KeyboardInterrupt:
-        interrupted(lanes, done, saved_round, say or (lambda text: print(text, file=sys.stderr)))
+    except (KeyboardInterrupt, SystemExit):
+        if saved_round != done and (stopped or jax.process_count() == 1) and complete(state, done):
+            write_rows(lanes, timings)
+            save(lanes, state)
+            saved_round = done
+        if writes():
+            interrupted(lanes, done, saved_round, say)
         raise
     finally:
         if bar is not None:
             bar.close()
-    write_rows(lanes, timings)
     return [finish(lane, pick(state, i, len(lanes)), timings, compile_seconds, step) for i, lane in enumerate(lanes)]
+
+
+def asked_to_stop() -> bool:
+    """Whether a signal waits in any process."""
+    asked = interrupts.pending() is not None
+    if jax.process_count() == 1:
+        return asked
+    from jax.experimental import multihost_utils
+
+    return bool(np.any(multihost_utils.process_allgather(np.bool_(asked))))
+
+
+def complete(state: State, done: int) -> bool:
+    """Whether `state` is what round `done` left, and still there: a call that was broken off has used it up."""
+    leaves = jax.tree.leaves(state)
+    if any(isinstance(leaf, jax.Array) and leaf.is_deleted() for leaf in leaves):
+        return False
+    return int(np.asarray(state.t).max()) == done
 
 
 # ---- the start ----------------------------------------------------------------------------------------------------
@@ -132,11 +174,13 @@ def check_lanes(setups: Sequence[Setup]) -> None:
         raise UserError(f"seeds-mode vmap runs on one device, not {layout.devices}; use seeds-mode loop")
 
 
-def begin(lanes: Sequence[Lane], resume_from: pathlib.Path | None) -> tuple[State, list[dict[str, Any]]]:
+def begin(
+    lanes: Sequence[Lane], resume_from: pathlib.Path | None, say: Callable[[str], None]
+) -> tuple[State, list[dict[str, Any]]]:
     """The State to start from (stacked for several lanes) and the timings so far; run directories are made or reopened."""
     if resume_from is not None:
         (lane,) = lanes
-        return reopen(lane, resume_from)
+        return reopen(lane, resume_from, say)
     for lane in lanes:
         if lane.directory is not None and writes():
             lane.directory.check_free()
@@ -147,17 +191,30 @@ def begin(lanes: Sequence[Lane], resume_from: pathlib.Path | None) -> tuple[Stat
     return (states[0] if len(states) == 1 else jax.tree.map(lambda *a: jnp.stack(a), *states)), []
 
 
-def reopen(lane: Lane, resume_from: pathlib.Path) -> tuple[State, list[dict[str, Any]]]:
+def reopen(lane: Lane, resume_from: pathlib.Path, say: Callable[[str], None]) -> tuple[State, list[dict[str, Any]]]:
     """A run goes on: its State and its rows as they were at the checkpoint."""
     setup, directory = lane.setup, lane.directory
     assert directory is not None
-    state = setup.simulation.init(setup.config.seed, setup.net)
-    state = checkpoint.load(resume_from, state, setup.config.hash())
-    timings = directory.read(lane.recorder, int(state.t))
-    if int(state.t) < setup.config.rounds:
-        lane.recorder.reopen(int(state.t))
     if writes():
+        directory.open()
+    files = checkpoint.read_files(resume_from)
+    state = setup.simulation.init(setup.config.seed, setup.net)
+    state = checkpoint.load(resume_from, state, setup.config.hash(), setup.fed.num_clients)
+    round_ = int(state.t)
+    if resume_from.name != f"{round_:08d}":
+        raise UserError(f"checkpoint '{resume_from}' is of round {round_}; restore its name to resume")
+    timings = directory.read(lane.recorder, files, round_)
+    if writes():
+        changed = directory.changed()
+        if changed:
+            say(
+                f"{', '.join(changed)} in '{directory.path}' were changed, or cut short by a kill; written anew from the "
+                f"checkpoint of round {round_}"
+            )
         directory.write_config(setup.config, setup.resolved)
+        directory.write(lane.recorder, timings)
+    if round_ < setup.config.rounds:
+        lane.recorder.reopen(round_)
     return state, timings
 
 
@@ -239,14 +296,15 @@ def save(lanes: Sequence[Lane], state: State) -> None:
     for i, lane in enumerate(lanes):
         if lane.directory is not None:
             config = lane.setup.config
-            checkpoint.save(lane.directory.path / "checkpoints", pick(state, i, len(lanes)), config.hash(), config.keep)
+            folder, one, rows = lane.directory.path / "checkpoints", pick(state, i, len(lanes)), lane.directory.rows
+            checkpoint.save(folder, one, config.hash(), config.keep, rows)
 
 
 def finish(lane: Lane, state: State, timings: list[dict[str, Any]], compile_seconds: float, program: Callable) -> Result:
     recorder, directory = lane.recorder, lane.directory
     summary = summarise(lane.setup, recorder, timings, compile_seconds)
     if directory is not None and writes():
-        write_json(directory.path / "summary.json", summary)
+        directory.write_summary(summary)
     out = directory.path if directory else None
     return Result(summary, recorder.rows, recorder.rounds, recorder.arrays(), state, lane.setup, out, program)
 
@@ -256,10 +314,11 @@ def interrupted(lanes: Sequence[Lane], done: int, saved_round: int, say: Callabl
     paths = [str(lane.directory.path) for lane in lanes if lane.directory is not None]
     if not paths:
         return
-    if not saved_round:
+    if saved_round < 0:
         say(f"interrupted after round {done}, before the first checkpoint")
         return
-    say(f"interrupted after round {done}; continue with: {'; '.join(f'fedjax-sim resume {path}' for path in paths)}")
+    commands = "; ".join(f"fedjax-sim resume {path}" for path in paths)
+    say(f"interrupted after round {done}, saved at round {saved_round}; continue with: {commands}")
 
 
 def progress_bar(config: Config, lanes: int, done: int) -> Any:

@@ -3,22 +3,30 @@
 out/config.json    everything needed to repeat the run          out/rounds.csv     a row per round
 out/metrics.csv    a row per evaluated round, no clock          out/clients.npz    per-client counts per evaluation
 out/timings.csv    seconds per segment                          out/checkpoints/   the whole State
-out/summary.json   the figures of the run
+out/summary.json   the figures of the run                       out/manifest.json  size and checksum of every file
 """
 
 from __future__ import annotations
 
 import dataclasses
 import pathlib
+import sys
 from collections.abc import Callable
 from typing import Any
 
-from fedjax_sim.errors import UserError
-from fedjax_sim.runner import checkpoint
-from fedjax_sim.runner.config import Config
+import jax
+
+from fedjax_sim.engine import layout as layouts
+from fedjax_sim.errors import UserError, lookup, unknown
+from fedjax_sim.methods import METHODS, controlled, options_of
+from fedjax_sim.runner import checkpoint, provenance
+from fedjax_sim.runner.config import FOUND, Config
 from fedjax_sim.runner.directory import RunDirectory
 from fedjax_sim.runner.driver import Result, drive
 from fedjax_sim.runner.prepare import Setup, prepare
+from fedjax_sim.runner.start import start_jax
+
+FIELDS = frozenset(f.name for f in dataclasses.fields(Config)) - FOUND
 
 
 def run(
@@ -33,16 +41,52 @@ def run(
 ) -> Result:
     """Run one method and return its Result; the Python form of `fedjax-sim run`.
 
+    options: fields of `Config`, and options of the method by their names. method, model: names or objects of your own;
+    fed: data of your own, instead of `dataset` and what belongs to it; net: initial weights; cohorts: the participants
+    of every round, taken in turn, instead of drawn ones.
+
     >>> result = run("fedavg", model="mlp", clients=4, participation="1", rounds=2, epochs=1)    # digits
     >>> [row["round"] for row in result.rows]
     [1, 2]
+    >>> run("fedprox", model="mlp", clients=4, cohorts=[[0, 1], [2, 3]], rounds=1, mu=0.1).setup.config.options
+    {'mu': 0.1}
     """
     own = not isinstance(method, str)
     if isinstance(model, str):
         options, model = {**options, "model": model}, None
-    config = Config(method=method.name if own else method, **options)
+    config = Config(method=method.name if own else method, **sorted_out(method, fed, model, options))
     setup = prepare(config, fed=fed, model=model, net=net, method=method if own else None)
     return execute(setup, RunDirectory(pathlib.Path(out)) if out is not None else None, progress=progress)
+
+
+def sorted_out(method: Any, fed: Any, model: Any, given: dict[str, Any]) -> dict[str, Any]:
+    """Keywords of `run` as fields of Config: what is none of them is an option of the method."""
+    rest = {k: v for k, v in given.items() if k not in FIELDS}
+    fields = {k: v for k, v in given.items() if k in FIELDS}
+    if fed is not None:
+        beside = [name for name in provenance.DATA_WORDS if fields.get(name) is not None]
+        if beside:
+            raise UserError(f"{beside[0]}={fields[beside[0]]!r} says which data to load, but fed= gives them; leave one out")
+    if model is not None and fields.get("model_options"):
+        raise UserError("model_options belong to a model given by name, but model= is an object; leave one out")
+    if not isinstance(method, str):
+        if rest or fields.get("options"):
+            name = next(iter(rest or fields["options"]))
+            raise UserError(
+                f"'{name}' is not an option of a run, and the method is an object with its own options already; "
+                f"see fedjax_sim.Config for the options of a run"
+            )
+        return fields
+    lookup("method", method, METHODS)
+    known = options_of(method)
+    for name in rest:
+        if name not in known and not (name.startswith("agent.") and controlled(method)):
+            raise unknown(f"option of a run or of method '{method}'", name, [*FIELDS, *known])
+    if rest:
+        fields["options"] = {**fields.get("options", {}), **rest}
+    if "cohorts" in fields:
+        fields["cohorts"] = fields["cohorts"] if fields["cohorts"] is not None else ()
+    return fields
 
 
 def resume(
@@ -51,28 +95,82 @@ def resume(
     *,
     progress: bool = False,
     fed: Any = None,
+    method: Any = None,
+    model: Any = None,
     data_dir: str | None = None,
+    say: Callable[[str], None] | None = None,
 ) -> Result:
-    """Continue a run directory from its newest checkpoint; `rounds` may extend it."""
+    """Continue a run directory from its newest checkpoint; `rounds` may extend it.
+
+    fed, method, model: what was given as an object when the run was started; it must be the same. On fewer devices than
+    before the run goes on with other rounding. say: where remarks go (default: the standard error stream).
+    """
+    say = say or (lambda text: print(text, file=sys.stderr))
     directory = RunDirectory(pathlib.Path(path))
     if not directory.path.is_dir():
         raise UserError(f"there is no run directory '{path}'")
     config, resolved, _ = directory.read_config()
-    folder = directory.path / "checkpoints"
-    found = checkpoint.latest(folder)
+    provenance.check_given(path, config, fed, method, model)
+    start_jax(dataclasses.replace(config, devices=str(resolved.get("devices", config.devices))))
+    if jax.process_index() == 0:
+        directory.lock.take()
+    try:
+        return _resume(directory, rounds, progress, fed, method, model, data_dir, say)
+    finally:
+        directory.lock.release()
+
+
+def _resume(
+    directory: RunDirectory,
+    rounds: int | None,
+    progress: bool,
+    fed: Any,
+    method: Any,
+    model: Any,
+    data_dir: str | None,
+    say: Callable[[str], None],
+) -> Result:
+    config, resolved, _ = directory.read_config()  # again: nobody else changes it now
+    found = checkpoint.latest(directory.path / "checkpoints")
     start = checkpoint.read_meta(found)["round"]
-    total = config.rounds if rounds is None else rounds
+    planned, total = config.rounds, config.rounds if rounds is None else rounds
     if total < start:
-        raise UserError(f"rounds {total} is less than the {start} rounds already done in '{path}'")
+        raise UserError(f"rounds {total} is less than the {start} rounds already done in '{directory.path}'")
     config = dataclasses.replace(
         config,
         rounds=total,
         chunk=str(resolved.get("chunk", config.chunk)),
-        devices=str(resolved.get("devices", config.devices)),
+        devices=str(devices_now(config, resolved, say)),
         data_dir=data_dir or config.data_dir,
     )
-    setup = prepare(config, fed=fed)
-    return execute(setup, directory, progress=progress, resume_from=found)
+    setup = prepare(config, fed=fed, method=method, model=model, going_on=True, say=say)
+    changes = extension(setup, planned) if total != planned else ""
+    if changes and jax.process_index() == 0:
+        say(changes)
+    return execute(setup, directory, progress=progress, resume_from=found, say=say)
+
+
+def devices_now(config: Config, resolved: dict[str, Any], say: Callable[[str], None]) -> Any:
+    """As many devices as the run had, or those there are."""
+    had, have = resolved.get("devices", config.devices), layouts.available_devices()
+    if str(had) == "auto" or int(had) <= have:
+        return had
+    say(f"the run was on {had} devices and there are {have}: it goes on with the same values up to rounding")
+    return have
+
+
+def extension(setup: Setup, planned: int) -> str:
+    """What another number of rounds changes for a run that was planned with `planned`; nothing for most runs."""
+    config, rounds = setup.config, setup.config.rounds
+    changes = []
+    if config.schedule.startswith("cosine"):
+        changes.append(f"the learning rate stays laid over {config.schedule_rounds} rounds")
+    if setup.simulation.method.control is not None:
+        changes.append(
+            f"what the agent takes from the number of rounds (the decay of its exploration, the end of its episode) "
+            f"refers to {rounds} from here on, so a run planned with {rounds} differs"
+        )
+    return f"{planned} rounds were planned and it goes on to {rounds}: {'; '.join(changes)}" if changes else ""
 
 
 def execute(

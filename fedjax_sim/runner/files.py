@@ -1,44 +1,96 @@
-"""Files that are either whole or not there: written beside the target and renamed."""
+"""Files that are either whole or not there: written beside the target and renamed. What cannot be written is a sentence."""
 
 from __future__ import annotations
 
 import contextlib
 import csv
+import hashlib
 import io
 import json
 import os
 import pathlib
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from fedjax_sim.errors import UserError
+
+PARTIAL = ".partial"  # how the names of files and folders end that were not finished
+
+
+def reason(problem: OSError) -> str:
+    """Why the system refused, in its own words.
+
+    >>> reason(OSError(28, "No space left on device"))
+    'No space left on device'
+    """
+    return problem.strerror or str(problem) or type(problem).__name__
+
+
+def exists(path: pathlib.Path) -> bool:
+    """Whether there is something at `path`; a name that no file can have is a sentence."""
+    try:
+        os.fspath(path).encode()  # a lone surrogate has no bytes
+        if "\0" in os.fspath(path):
+            raise ValueError("it has a null character")
+        return path.exists()
+    except (OSError, ValueError) as problem:
+        why = reason(problem) if isinstance(problem, OSError) else str(problem).splitlines()[0]
+        shown = "".join(c if c.isprintable() else "?" for c in str(path)[:100]) + ("…" if len(str(path)) > 100 else "")
+        raise UserError(f"'{shown}' cannot be the name of a directory: {why}") from None
+
 
 def write_bytes(path: pathlib.Path, content: bytes) -> None:
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    name = path.parent / f".{path.name}.{os.getpid()}{PARTIAL}"
     try:
+        handle = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)  # less what the user's mask forbids
         with os.fdopen(handle, "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
         os.replace(name, path)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
+    except BaseException as problem:
+        with contextlib.suppress(OSError):
             os.unlink(name)
+        if isinstance(problem, OSError):
+            raise UserError(f"'{path}' cannot be written: {reason(problem)}") from None
         raise
 
 
+def json_bytes(data: Any) -> bytes:
+    return (json.dumps(data, indent=2, allow_nan=False) + "\n").encode()
+
+
 def write_json(path: pathlib.Path, data: Any) -> None:
-    write_bytes(path, (json.dumps(data, indent=2, allow_nan=False) + "\n").encode())
+    write_bytes(path, json_bytes(data))
 
 
-def write_csv(path: pathlib.Path, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
+def checksum(data: Mapping[str, Any]) -> str:
+    """Of a record that goes into a JSON file, whatever the order of its entries; its own `checksum` does not count.
+
+    >>> checksum({"a": (1, 2), "b": 0.5}) == checksum({"b": 0.5, "a": [1, 2], "checksum": "…"})
+    True
+    """
+    rest = {k: v for k, v in data.items() if k != "checksum"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def stamp(content: bytes) -> dict[str, Any]:
+    """Size and checksum of a file, as they stand in a manifest."""
+    return dict(size=len(content), sha256=hashlib.sha256(content).hexdigest())
+
+
+def csv_bytes(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> bytes:
     text = io.StringIO()
     out = csv.DictWriter(text, columns, lineterminator="\n", extrasaction="ignore", restval="")
     out.writeheader()
     out.writerows(rows)
-    write_bytes(path, text.getvalue().encode())
+    return text.getvalue().encode()
+
+
+def write_csv(path: pathlib.Path, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
+    write_bytes(path, csv_bytes(columns, rows))
 
 
 def read_csv(path: pathlib.Path) -> list[dict[str, str]]:
@@ -46,10 +98,14 @@ def read_csv(path: pathlib.Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def write_npz(path: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> None:
+def npz_bytes(arrays: Mapping[str, np.ndarray]) -> bytes:
     buffer = io.BytesIO()
     np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]
-    write_bytes(path, buffer.getvalue())
+    return buffer.getvalue()
+
+
+def write_npz(path: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> None:
+    write_bytes(path, npz_bytes(arrays))
 
 
 def number(value: Any) -> str:

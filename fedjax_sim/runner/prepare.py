@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import pathlib
-import zipfile
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.sharding import AxisType
 
 from fedjax_sim import models
 from fedjax_sim.data.federation import Federation
@@ -20,14 +19,15 @@ from fedjax_sim.engine import host_rows
 from fedjax_sim.engine import layout as layouts
 from fedjax_sim.engine.evaluation import check_evaluations
 from fedjax_sim.engine.participation import Participation, parse_participation, unseen_clients
-from fedjax_sim.engine.round import seed_key
 from fedjax_sim.engine.simulation import Simulation, simulate
 from fedjax_sim.errors import UserError
 from fedjax_sim.hooks import Method
 from fedjax_sim.local import losses, optim
 from fedjax_sim.methods import make_method
-from fedjax_sim.runner import autotune, checkpoint
-from fedjax_sim.runner.config import Config, check, number_or_auto, straggler_terms
+from fedjax_sim.runner import autotune, checkpoint, interrupts, provenance, weights
+from fedjax_sim.runner.config import Config, check, straggler_terms
+from fedjax_sim.runner.start import host_devices_missing, start_jax, want_host_devices
+from fedjax_sim.runner.weights import initial_net, load_net, save_net
 from fedjax_sim.types import Env, State, Tree
 
 
@@ -74,39 +74,6 @@ def load_federation(config: Config) -> Federation:
     )
 
 
-def save_net(path: str | pathlib.Path, net: Tree) -> None:
-    """Weights as a plain .npz: one array per leaf, named by its path, e.g. 'params/conv1/kernel'."""
-    from fedjax_sim.runner.files import write_npz
-
-    flat = {
-        "/".join(str(k.key) for k in key): np.asarray(value) for key, value in jax.tree_util.tree_flatten_with_path(net)[0]
-    }
-    write_npz(pathlib.Path(path), flat)
-
-
-def load_net(path: str | pathlib.Path, like: Tree) -> Tree:
-    """Weights written by `save_net`; must have exactly the shapes of `like`."""
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            stored = {name: file[name] for name in file.files}
-    except (OSError, ValueError, zipfile.BadZipFile):
-        raise UserError(f"initial weights '{path}' cannot be read as .npz") from None
-
-    def pick(key: Any, leaf: Any) -> Any:
-        name = "/".join(str(k.key) for k in key)
-        if name not in stored or stored[name].shape != leaf.shape:
-            has = f"has shape {stored[name].shape}" if name in stored else "is missing"
-            raise UserError(f"initial weights '{path}': '{name}' {has}; the model wants shape {leaf.shape}")
-        return jnp.asarray(stored[name], leaf.dtype)
-
-    return jax.tree_util.tree_map_with_path(pick, like)
-
-
-def initial_net(model: models.Model, seed: int) -> Tree:
-    """Initial weights: a function of the model and the seed alone, so every method starts from the same."""
-    return jax.jit(model.init)(jax.random.fold_in(jax.random.wrap_key_data(jnp.asarray(seed_key(seed))), 0x1217))
-
-
 def make_env(
     config: Config, fed: Federation, model: models.Model, method: Method, dtype: Any, high: int, kept_out: int
 ) -> Env:
@@ -130,16 +97,6 @@ def make_env(
     )
 
 
-def want_host_devices(config: Config, processes: int = 1) -> None:
-    """Ask for CPU devices before JAX starts its backend: as many as --devices says (in all), else one per core."""
-    number = number_or_auto("devices", config.devices)
-    wanted = max(1, number // processes) if number is not None else layouts.host_cores()
-    try:
-        jax.config.update("jax_num_cpu_devices", wanted)
-    except RuntimeError:  # the backend runs already (a notebook, a test): take what is there
-        pass
-
-
 def step_flops(env: Env, fed: Federation, net: Tree) -> float:
     """Floating-point operations of one gradient step, from the unoptimised program; nothing is compiled or run."""
     x = jax.ShapeDtypeStruct((env.batch_size, *fed.shape), env.dtype)
@@ -151,12 +108,6 @@ def step_flops(env: Env, fed: Federation, net: Tree) -> float:
 
     cost = jax.jit(jax.grad(loss)).lower(jax.eval_shape(lambda: net["params"]), x, y).cost_analysis()
     return float((cost or {}).get("flops", 0.0))
-
-
-def host_devices_missing(config: Config) -> None:
-    have, number = layouts.available_devices(), number_or_auto("devices", config.devices)
-    if number is not None and number > have:
-        raise UserError(f"devices {config.devices} is more than the {have} {jax.default_backend()} devices there are")
 
 
 def prepare(
@@ -171,39 +122,76 @@ def prepare(
     cohorts: tuple[tuple[int, ...], ...] = (),
     say: Callable[[str], None] | None = None,
     measure: bool = True,
+    loaded: bool = False,
+    going_on: bool = False,
 ) -> Setup:
     """Everything a run needs. Own data, model, initial weights or method may be given instead of names.
 
-    cohorts: fixed participants round by round (an availability trace), repeated when it ends, instead of drawn ones.
-    measure: whether `--chunk auto` may time layouts for a long run.
+    cohorts: fixed participants round by round (an availability trace), repeated when it ends, instead of drawn ones;
+    the same as `Config.cohorts`. measure: whether `--chunk auto` may time layouts for a long run. loaded: `fed` is what
+    `load_federation(config)` returned. going_on: `config` is that of a run directory; initial weights are not needed,
+    and data, method and model must be those it names.
     """
     check(config)
+    start_jax(config)
+    with interrupts.guard():
+        return _prepare(config, fed, model, net, method, layout, capacity, cohorts, say, measure, loaded, going_on)
+
+
+def _prepare(
+    config: Config,
+    fed: Federation | None,
+    model: models.Model | None,
+    net: Tree | None,
+    method: Method | None,
+    layout: layouts.Layout | None,
+    capacity: int,
+    cohorts: tuple[tuple[int, ...], ...],
+    say: Callable[[str], None] | None,
+    measure: bool,
+    loaded: bool,
+    going_on: bool,
+) -> Setup:
+    stored = config
+    cohorts = config.cohorts if isinstance(cohorts, tuple) and not cohorts else cohorts
     parts = checkpoint.find_parts(config.start_from) if config.start_from else None
     if parts is not None:
         config = dataclasses.replace(config, started_with=parts.fingerprint())
     dtype = float_type(config)
     jax.config.update("jax_default_matmul_precision", None if config.precision == "default" else config.precision)
+    own_data = fed is not None and not loaded and not (going_on and not config.own_data)
     if fed is None:
         fed = load_federation(config)
-    config = dataclasses.replace(config, clients=fed.num_clients, schedule_rounds=config.schedule_rounds or config.rounds)
+    interrupts.check()
+    if not going_on:
+        config = provenance.with_data(config, fed, own_data)
+    config = dataclasses.replace(config, schedule_rounds=config.schedule_rounds or config.rounds)
+    if method is not None:
+        config = provenance.with_method(config, method)
     method = method or make_method(config.method, **config.options)
     config = dataclasses.replace(config, loss=method.loss if config.loss == "auto" else config.loss)
-    model = model or models.build(
-        config.model, fed.shape, fed.classes, dtype=dtype, conv=config.conv, **config.model_options
-    )
+    if model is not None:
+        provenance.check_model(model, fed, dtype)
+        config = dataclasses.replace(config, model=model.name, own_model=True)
+    else:
+        model = models.build(config.model, fed.shape, fed.classes, dtype=dtype, conv=config.conv, **config.model_options)
+    config = dataclasses.replace(config, model_shapes=provenance.shapes_of(model))
+    if going_on:
+        provenance.check_same(stored, config, fed, method)
     if method.extend:
         model = method.extend(model)
     unseen = unseen_clients(config.unseen, fed.num_clients, config.data_seed)
     seen = tuple(i for i in range(fed.num_clients) if i not in set(unseen))
+    config = with_cohorts(config, cohorts, fed.num_clients, unseen)
     low, high = parse_participation(config.participation, fed.num_clients, len(seen))
-    participation = Participation(low, high, seen, config.dropout, straggler_terms(config.stragglers), cohorts)
-    given_net = net is not None or bool(config.init)
-    if net is None:
-        net = initial_net(model, config.seed)
-        if config.init:
-            net = load_net(config.init, net)
+    participation = Participation(low, high, seen, config.dropout, straggler_terms(config.stragglers), config.cohorts)
+    given_net = not going_on and (net is not None or bool(config.init))
+    if given_net:
+        like = jax.eval_shape(model.init, jax.random.key(0))
+        net = weights.given_net(net, like) if net is not None else load_net(config.init or "", like)
+        config = dataclasses.replace(config, initial_weights=weights.checksum(net))
     else:
-        net = jax.tree.map(lambda a: jnp.asarray(a, dtype), net)
+        net = initial_net(model, config.seed)
     env = make_env(config, fed, model, method, dtype, high, len(unseen))
     check_evaluations(method, config.evaluations, env.bn_local)
     host_devices_missing(config)
@@ -234,6 +222,22 @@ def prepare(
     return Setup(config, fed, simulation, net, participation, unseen, resolved, given_net, parts)
 
 
+def with_cohorts(config: Config, cohorts: tuple[tuple[int, ...], ...], clients: int, unseen: tuple[int, ...]) -> Config:
+    """`config` with fixed cohorts, checked; their size is the participation."""
+    if isinstance(cohorts, (tuple, list)) and not cohorts:
+        return config
+    cohorts = provenance.check_cohorts(cohorts, clients, unseen)
+    words = f"{len(cohorts[0])}/{clients}"
+    if config.participation != Config.participation:  # somebody said something
+        seen = clients - len(unseen)
+        if parse_participation(config.participation, clients, seen) != (len(cohorts[0]),) * 2:
+            raise UserError(
+                f"participation '{config.participation}' does not fit cohorts of {len(cohorts[0])} clients; use {words}, "
+                f"or leave it out"
+            )
+    return dataclasses.replace(config, cohorts=cohorts, participation=words)
+
+
 def resolve_layout(
     config: Config,
     env: Env,
@@ -248,14 +252,35 @@ def resolve_layout(
     flops = step_flops(env, fed, net)
     sizes = np.asarray(fed.size["train"])[list(participation.seen)]
     steps = float((env.epochs * -(-sizes // env.batch_size)).mean() * participation.high)
+
+    def place(choice: autotune.Choice) -> layouts.Layout:
+        if config.backend == "sharded" and choice.devices == 1:  # as said: the sharded program, on a mesh of one
+            mesh = jax.make_mesh((1,), (layouts.CLIENTS,), axis_types=(AxisType.Auto,), devices=jax.devices()[:1])
+            return layouts.Layout(choice.chunk, mesh)
+        return layouts.make_layout(choice.chunk, choice.devices)
+
+    def stopwatch(choice: autotune.Choice) -> Callable[[], float]:
+        interrupts.check()
+        clock = autotune.stopwatch(on(place(choice)), config.seed, net)
+
+        def seconds() -> float:
+            interrupts.check()
+            return clock()
+
+        return seconds
+
     choice = autotune.choose(
         config,
         participation.high,
         sum(env.group_floats(net)),
         flops,
         flops * steps * config.rounds if measure else 0,
-        lambda c: autotune.stopwatch(on(layouts.make_layout(c.chunk, c.devices)), config.seed, net),
+        stopwatch,
         say or (lambda text: None),
     )
-    layout = layouts.make_layout(choice.chunk, choice.devices)
-    return layout, dict(chunk=choice.chunk, devices=choice.devices, device_kind=jax.default_backend(), chunk_why=choice.why)
+    return place(choice), dict(
+        chunk=choice.chunk, devices=choice.devices, device_kind=jax.default_backend(), chunk_why=choice.why
+    )
+
+
+__all__ = ["Setup", "load_federation", "load_net", "prepare", "save_net", "want_host_devices"]

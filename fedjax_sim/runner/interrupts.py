@@ -1,0 +1,93 @@
+"""Ctrl-C and SIGTERM wait for a safe point.
+
+An exception raised while XLA compiles or runs may strike inside code that cannot stand it. Inside `guard` a signal only
+leaves a note; `check`, called between native calls, and the end of the guard raise it: KeyboardInterrupt for Ctrl-C,
+SystemExit(143) for SIGTERM. A second signal, at least a second after the first, ends the process at once, also in the
+middle of native code. Handlers that the program itself has put there are left alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+APART = 1.0  # seconds between two signals that are meant as two: launchers pass one on twice
+_USUAL: dict[int, Any] = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+_depth = 0
+_noted: int | None = None
+
+
+def pending() -> int | None:
+    """The signal that waits to be raised."""
+    return _noted
+
+
+def check() -> None:
+    """Raise what was noted, if anything was."""
+    if _noted is not None:
+        leave(_noted)
+
+
+def leave(number: int) -> NoReturn:
+    if number == signal.SIGTERM:
+        raise SystemExit(128 + number)
+    raise KeyboardInterrupt
+
+
+def _note(number: int, frame: Any) -> None:
+    global _noted
+    _noted = _noted or number
+
+
+def _watch(receiver: socket.socket) -> None:
+    """In a thread: signals as they arrive, also while the main thread is in native code."""
+    first: float | None = None
+    while data := receiver.recv(1):
+        if data[0] not in _USUAL:
+            continue
+        if first is not None and time.monotonic() - first >= APART:
+            os._exit(128 + data[0])
+        if first is None:
+            first = time.monotonic()
+            with contextlib.suppress(Exception):
+                print("\nstopping at the next safe point; once more to stop at once", file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def guard() -> Iterator[None]:
+    """Signals are noted inside and raised at the end, or by `check`. Guards may be nested; only the main thread's count."""
+    global _depth, _noted
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    if _depth:
+        _depth += 1
+        try:
+            yield
+        finally:
+            _depth -= 1
+        return
+    taken = {number: usual for number, usual in _USUAL.items() if signal.getsignal(number) is usual}
+    receiver, sender = socket.socketpair()
+    sender.setblocking(False)
+    before = signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
+    for number in taken:
+        signal.signal(number, _note)
+    threading.Thread(target=_watch, args=(receiver,), daemon=True).start()
+    _depth, _noted = 1, None
+    try:
+        yield
+        check()
+    finally:
+        for number, usual in taken.items():
+            signal.signal(number, usual)
+        signal.set_wakeup_fd(before)
+        sender.close()  # ends the thread
+        _depth, _noted = 0, None

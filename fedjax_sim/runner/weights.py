@@ -1,0 +1,83 @@
+"""Weights that come from somewhere: drawn from the seed, read from a file, given by the caller; all checked alike."""
+
+from __future__ import annotations
+
+import pathlib
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_sim import models
+from fedjax_sim.engine.round import seed_key
+from fedjax_sim.errors import UserError
+from fedjax_sim.runner.files import npz_bytes, write_bytes
+from fedjax_sim.types import Tree
+
+
+def initial_net(model: models.Model, seed: int) -> Tree:
+    """Initial weights: a function of the model and the seed alone, so every method starts from the same."""
+    return jax.jit(model.init)(jax.random.fold_in(jax.random.wrap_key_data(jnp.asarray(seed_key(seed))), 0x1217))
+
+
+def by_name(net: Tree) -> dict[str, Any]:
+    """Leaves by their paths, e.g. 'params/conv1/kernel'."""
+    name = lambda path: jax.tree_util.keystr(path, simple=True, separator="/")
+    return {name(path): value for path, value in jax.tree_util.tree_flatten_with_path(net)[0]}
+
+
+def save_net(path: str | pathlib.Path, net: Tree) -> None:
+    """Weights as a plain .npz: one array per leaf, named by its path, e.g. 'params/conv1/kernel'."""
+    write_bytes(pathlib.Path(path), npz_bytes({name: np.asarray(value) for name, value in by_name(net).items()}))
+
+
+def load_net(path: str | pathlib.Path, like: Tree) -> Tree:
+    """Weights written by `save_net`; must have exactly the shapes of `like`."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            stored = {name: file[name] for name in file.files}
+    except Exception:  # not there, empty, cut, another format, claims more than there is: many kinds
+        raise UserError(f"initial weights '{path}' cannot be read as .npz") from None
+    return fitting(f"initial weights '{path}'", stored, like)
+
+
+def given_net(net: Tree, like: Tree) -> Tree:
+    """Weights from the caller; must have exactly the shapes of `like`."""
+    try:
+        return fitting("the weights given as net", {k: np.asarray(v) for k, v in by_name(net).items()}, like)
+    except UserError:
+        raise
+    except (TypeError, ValueError):
+        raise UserError(f"the weights given as net are not a tree of arrays but {type(net).__name__}") from None
+
+
+def fitting(what: str, stored: Mapping[str, np.ndarray], like: Tree) -> Tree:
+    """`stored` as a net of the names, shapes and types of `like`, every number finite."""
+    wanted = by_name(like)
+    for name, leaf in wanted.items():
+        if name not in stored or stored[name].shape != leaf.shape:
+            has = f"has shape {stored[name].shape}" if name in stored else "is missing"
+            raise UserError(f"{what}: '{name}' {has}; the model wants shape {leaf.shape}")
+        if stored[name].dtype.kind not in "fiub" and str(stored[name].dtype) != str(leaf.dtype):
+            raise UserError(f"{what}: '{name}' is {stored[name].dtype}; the model wants {leaf.dtype}")
+        with np.errstate(over="ignore"):
+            if not np.isfinite(stored[name].astype(leaf.dtype).astype(np.float64)).all():
+                raise UserError(f"{what}: '{name}' has numbers that are not finite as {leaf.dtype}")
+    for name in stored:
+        if name not in wanted:
+            raise UserError(f"{what}: the model has no '{name}'; it has {', '.join(wanted)}")
+    values = [jnp.asarray(stored[name], leaf.dtype) for name, leaf in wanted.items()]
+    return jax.tree.unflatten(jax.tree.structure(like), values)
+
+
+def checksum(net: Tree) -> str:
+    """Eight hex digits of names, types and values."""
+    crc = 0
+    for name, value in by_name(net).items():
+        array = np.ascontiguousarray(np.asarray(value))
+        crc = zlib.crc32(f"{name} {array.dtype} {array.shape}".encode(), crc)
+        crc = zlib.crc32(array.reshape(-1).view(np.uint8), crc)  # type: ignore[arg-type]
+    return f"{crc:08x}"

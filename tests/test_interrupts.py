@@ -1,0 +1,141 @@
+"""Signals: a checkpoint within the segment, the command to go on, exit codes 130 and 143, the same bytes afterwards."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import jax
+import pytest
+
+from fedjax_sim.cli.main import main
+from fedjax_sim.runner import checkpoint, interrupts
+
+jax.devices()
+ROOT = pathlib.Path(__file__).parent.parent
+ENVIRONMENT = {
+    **os.environ,
+    "PYTHONPATH": str(ROOT),
+    "JAX_PLATFORMS": "cpu",
+    "FEDJAX_SIM_CACHE": jax.config.values["jax_compilation_cache_dir"],
+}
+TINY = ["run", "fedavg", "--model", "mlp", "--set", "model.hidden=5", "--clients", "4", "--participation", "0.5"]
+TINY += ["--epochs", "1", "--devices", "1", "--chunk", "1", "--quiet"]
+
+
+# a child of a background job would ignore Ctrl-C
+USUAL = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+USUAL += "signal.signal(signal.SIGTERM, signal.SIG_DFL)\n"
+COMMAND = USUAL + "import sys; from fedjax_sim.cli.main import main; sys.exit(main(sys.argv[1:]))"
+
+
+def started(out: pathlib.Path, rounds: int, *more: str) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, "-c", COMMAND, *TINY, "--rounds", str(rounds), "--out", str(out), *more],
+        env=ENVIRONMENT,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+
+def wait_for(process: subprocess.Popen, there, limit: float = 180) -> None:
+    end = time.monotonic() + limit
+    while not there():
+        assert process.poll() is None and time.monotonic() < end, process.communicate()
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_run_is_saved_and_goes_on(tmp_path, number, code):
+    """In the middle of a run that would write its first checkpoint after a minute."""
+    out = tmp_path / "run"
+    process = started(out, 100_000, "--eval-every", "10")
+    try:
+        wait_for(process, (out / "rounds.csv").exists)
+        process.send_signal(number)
+        _, err = process.communicate(timeout=180)
+    finally:
+        process.kill()
+    assert process.returncode == code, err
+    assert f"continue with: fedjax-sim resume {out}" in err and "Traceback" not in err
+    (done,) = checkpoint.rounds(out / "checkpoints")
+    assert 0 < done < 100_000 and not (out / "summary.json").exists() and not (out / ".lock").exists()
+    if number == signal.SIGINT:
+        more = (done // 10 + 1) * 10
+        assert main(["resume", str(out), "--rounds", str(more), "--quiet"]) == 0
+        assert main([*TINY, "--rounds", str(more), "--eval-every", "10", "--out", str(tmp_path / "whole")]) == 0
+        for name in ("metrics.csv", "rounds.csv"):
+            assert (out / name).read_text() == (tmp_path / "whole" / name).read_text()
+
+
+def test_a_signal_while_compiling_is_kept_for_later(tmp_path):
+    """The directory is there and nothing ran yet: the start is saved."""
+    out = tmp_path / "run"
+    process = started(out, 100_000)
+    try:
+        wait_for(process, (out / "config.json").exists)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=180)
+    finally:
+        process.kill()
+    assert process.returncode == 130 and "Traceback" not in err, err
+    assert checkpoint.rounds(out / "checkpoints") and "continue with" in err
+
+
+def test_signals_are_noted_and_raised_at_the_end():
+    before = signal.getsignal(signal.SIGTERM)
+    steps = []
+    with pytest.raises(SystemExit) as caught, interrupts.guard():
+        os.kill(os.getpid(), signal.SIGTERM)
+        steps.append(interrupts.pending())
+        with interrupts.guard():  # nested: raised by the outer one
+            steps.append("inner")
+        steps.append("after")
+    assert caught.value.code == 143 and steps == [signal.SIGTERM, "inner", "after"]
+    assert signal.getsignal(signal.SIGTERM) is before and interrupts.pending() is None
+    with pytest.raises(SystemExit), interrupts.guard():
+        os.kill(os.getpid(), signal.SIGTERM)
+        interrupts.check()
+        raise AssertionError("not reached")
+
+
+def test_handlers_of_the_program_are_left_alone():
+    heard = []
+    old = signal.signal(signal.SIGTERM, lambda *_: heard.append(1))
+    try:
+        with interrupts.guard():
+            os.kill(os.getpid(), signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, old)
+    assert heard == [1]
+
+
+def test_a_second_signal_ends_native_code_at_once():
+    """The main thread hangs in a call that no Python handler can interrupt."""
+    code = (
+        "import signal, threading, ctypes, time\n"
+        "from fedjax_sim.runner import interrupts\n"
+        "with interrupts.guard():\n"
+        "    print('ready', flush=True)\n"
+        "    libc, end = ctypes.CDLL(None), time.monotonic() + 60\n"
+        "    while time.monotonic() < end:\n"
+        "        libc.usleep(900000)\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", USUAL + code], env=ENVIRONMENT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    try:
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGINT)
+        time.sleep(interrupts.APART + 0.2)
+        assert process.poll() is None  # the first one waits for the end of the guard
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    assert process.returncode == 130 and "once more to stop at once" in err and "Traceback" not in err
