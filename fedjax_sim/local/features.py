@@ -54,7 +54,7 @@ def client_features(env: Env, net: Tree, client: Array) -> tuple[Array, Array, A
 
     def fill(i: Array, features: Array) -> Array:
         x, _ = gather(env, lax.dynamic_slice(padded, (i * batch,), (batch,)), i)
-        return lax.dynamic_update_slice(features, env.model.features(net, x, train=False)[0], (i * batch, 0))
+        return lax.dynamic_update_slice_in_dim(features, env.model.features(net, x, train=False)[0], i * batch, 0)
 
     empty = jnp.zeros((padded.shape[0], env.model.width), env.dtype)
     features = lax.fori_loop(0, longest(env, -(-n // batch)), fill, empty)
