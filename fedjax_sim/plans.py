@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.types import Array, Cohort, Env, Plan, Tree
+from fedjax_sim.types import Array, Client, Cohort, Env, Plan, Tree
 
 BYTES_PER_PARAMETER = 4  # the papers' accounting: float32 on the wire, whatever precision the run computes in
 
@@ -70,3 +70,8 @@ def payload_bytes(
         BYTES_PER_PARAMETER * (taken.astype(np.int64) @ per_group + down.astype(np.int64) * extra[0]),
         BYTES_PER_PARAMETER * (sent.astype(np.int64) @ per_group + up.astype(np.int64) * extra[1]),
     )
+
+
+def with_own_statistics(env: Env, net: Tree, client: Client) -> Tree:
+    """A net with the client's BatchNorm statistics where these never leave it (bn_stats="local"), else as it is."""
+    return {**net, "batch_stats": client.batch_stats} if env.bn_local else net

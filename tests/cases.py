@@ -44,6 +44,14 @@ CASES: dict[str, Case] = {
     # a batch small enough that the agent learns within these few rounds
     "fedpolicy": Case(options={"agent.batch": 4}, wire="decides", reference="test_fedpolicy.py"),
     "fedpam": Case(fedavg_when={"lam": 0.0}, reference="test_fedpam.py"),
+    "fedamp": Case(reference="test_baselines_reference2.py"),
+    "fedfomo": Case(wire=lambda w, phi, psi, c, d: (5 * w, w + 5), reference="test_baselines_reference2.py"),
+    "fedpac": Case(wire=lambda w, phi, psi, c, d: (w + c * d, w + 2 * c * d + 1), reference="test_baselines_reference2.py"),
+    "fedala": Case(fedavg_when={"lr_weights": 0.0}, reference="test_baselines_reference2.py"),
+    "fedas": Case(wire=lambda w, phi, psi, c, d: (w, w + 1), reference="test_baselines_reference2.py"),
+    # the class Gaussians are a group: w has them already
+    "pfedfda": Case(wire=lambda w, phi, psi, c, d: (phi, phi), reference="test_baselines_reference2.py"),
+    "fedcp": Case(reference="test_baselines_reference2.py"),  # so is the policy
     "full": Case(fedavg_when={"weights": "size"}, reference="test_fedpolicy.py"),
     "backbone": Case(wire=lambda w, phi, psi, c, d: (phi, w), reference="test_fedpolicy.py"),
     "head": Case(wire=lambda w, phi, psi, c, d: (psi, w), reference="test_fedpolicy.py"),

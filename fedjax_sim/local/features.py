@@ -45,6 +45,22 @@ def class_statistics(env: Env, net: Tree, client: Array, full: bool) -> Statisti
     return lax.fori_loop(0, longest(env, -(-n // batch)), add, zero_statistics(env, full))
 
 
+def client_features(env: Env, net: Tree, client: Array) -> tuple[Array, Array, Array]:
+    """(features [S, d], labels [S], real [S]) of ONE client's training rows in inference mode, in the order of its rows."""
+    rows, n = env.fed.rows["train"][client], env.fed.size["train"][client]
+    batch = max(1, min(ROWS, rows.shape[0]))
+    padded = jnp.pad(rows, (0, -rows.shape[0] % batch))
+    real = jnp.arange(padded.shape[0]) < n
+
+    def fill(i: Array, features: Array) -> Array:
+        x, _ = gather(env, lax.dynamic_slice(padded, (i * batch,), (batch,)), i)
+        return lax.dynamic_update_slice_in_dim(features, env.model.features(net, x, train=False)[0], i * batch, 0)
+
+    empty = jnp.zeros((padded.shape[0], env.model.width), env.dtype)
+    features = lax.fori_loop(0, longest(env, -(-n // batch)), fill, empty)
+    return jnp.where(real[:, None], features, 0), env.fed.y[padded], real
+
+
 def gaussians(sums: Statistics) -> tuple[Array, Array]:
     """(means [C, d], covariances [C, d, d] or variances [C, d]); zero for a class without examples or with one."""
     count = sums.count[:, None]

@@ -1,0 +1,135 @@
+"""FedFomo (Zhang et al., 2021): a client weighs others' models by what each gains on its own validation rows.
+
+The server stores everybody's last upload and an affinity P [N, N], at first the identity. Client i gets the `models`
+models with the largest P_i among those that were uploaded. With L_i the mean cross-entropy on its validation rows and θ_i
+its model before this round:
+
+    ω_n = (L_i(θ_i) − L_i(θ_n)) / (‖θ_n − θ_i‖ + 1e−5),    ω⁺ = max(ω, 0)
+    θ_i ← Σ_n (ω_n⁺ / Σω⁺) θ_n   if Σω⁺ > 0, else θ_i;      then E epochs from it
+    server:  P_i[n] ← P_i[n] + ω_n
+
+Validation rows are the client's own split; where the data have none, the last 20 % of its training rows, which are then
+not trained on. Candidates are evaluated and added one at a time. The round holds the K = min(N, M·models) stored models
+that are sent to anybody.
+
+Wire: models·|w| down, |w| + models up.  State: θ_i (the resident model).  Evaluated: θ_i (personal).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from fedjax_sim.errors import UserError
+from fedjax_sim.hooks import Method, resident_net
+from fedjax_sim.local import descend, upload
+from fedjax_sim.local.score import CLIENT_EVAL_BATCH, predict_net, score_rows
+from fedjax_sim.methods.fedavg import fedavg
+from fedjax_sim.plans import with_own_statistics
+from fedjax_sim.tree import scaled_add, square_norm, subtract
+from fedjax_sim.types import Array, Client, Cohort, Ctx, Env, Tree, Upload
+
+EPSILON = 1e-5
+HELD_OUT = 0.2  # of the training rows, where there is no validation split
+
+
+class Server(NamedTuple):
+    affinity: Array  # P [N, N]
+    uploaded: Array  # [N] has a stored model
+    ids: Array  # [M] the cohort of this round: whose candidates the rows are
+
+
+def hold_out(env: Env, ctx: Ctx) -> tuple[Env, Array, Array]:
+    """(what ONE client trains on, its validation rows, how many are real)."""
+    fed = env.fed
+    if "val" in fed.rows:
+        return env, fed.rows["val"][ctx.id], fed.size["val"][ctx.id]
+    held = jnp.floor(HELD_OUT * fed.size["train"]).astype(jnp.int32)  # [N]
+    kept = fed.size["train"] - held
+    rows = jnp.roll(fed.rows["train"][ctx.id], -kept[ctx.id])
+    return dataclasses.replace(env, fed=dataclasses.replace(fed, size={**fed.size, "train": kept})), rows, held[ctx.id]
+
+
+def fedfomo(models: int = 5) -> Method:
+    """models: how many models each participant receives."""
+    if models < 1:
+        raise UserError(f"fedfomo has models={models}; allowed: 1 or more")
+
+    def few(env: Env) -> int:
+        return min(models, env.num_clients)
+
+    def candidates(env: Env, server: Server, me: Array) -> Array:
+        """[few] client numbers with the largest affinity; the lower number first among equals."""
+        return lax.top_k(jnp.where(server.uploaded, server.affinity[me], -jnp.inf), few(env))[1]
+
+    def everybody(env: Env) -> bool:
+        return env.cohort * few(env) >= env.num_clients
+
+    def init(env: Env, net: Tree):
+        n = env.num_clients
+        return Server(jnp.eye(n, dtype=env.dtype), jnp.zeros(n, bool), jnp.arange(env.cohort, dtype=jnp.int32)), ()
+
+    def peers(env: Env, server: Server, ids: Array) -> Array:
+        if everybody(env):
+            return jnp.arange(env.num_clients, dtype=jnp.int32)
+        return jax.vmap(lambda i: candidates(env, server, i))(ids).reshape(-1)
+
+    def prepare(env: Env, server: Server, ids: Array, rows: Client) -> Server:
+        return server._replace(ids=ids.astype(jnp.int32))
+
+    def local(env: Env, net: Tree, server: Server, client: Client, ctx: Ctx) -> tuple[Client, Upload]:
+        chosen = candidates(env, server, ctx.id)
+        slot = jnp.argmax(server.ids == ctx.id)
+        place = chosen if everybody(env) else slot * few(env) + jnp.arange(few(env))
+        env_of, rows, n = hold_out(env, ctx)
+        stored = lambda j: with_own_statistics(env, jax.tree.map(lambda a: a[place[j]], env.rows.resident), client)
+
+        def loss(net: Tree) -> Array:
+            score = score_rows(env, lambda x: predict_net(env, net, x), rows, n, CLIENT_EVAL_BATCH)
+            return score.loss / jnp.maximum(score.count, 1)
+
+        before = loss(net)
+
+        def gain(j: Array) -> Array:
+            other = stored(j)
+            far = jnp.sqrt(square_norm(subtract(other["params"], net["params"])))
+            return (before - loss(other)) / (far + EPSILON)
+
+        # its own model gains nothing, exactly: a rounding error over 1e-5 would be a weight
+        counts = server.uploaded[chosen] & (chosen != ctx.id)
+        omega = jnp.where(counts, lax.map(gain, jnp.arange(few(env))), 0).astype(env.dtype)  # [few]
+        good = jnp.maximum(omega, 0)
+        share = good / jnp.where(good.sum() > 0, good.sum(), 1)
+        start = jax.tree.map(lambda a: jnp.where(good.sum() > 0, 0, a), net)
+        start = lax.fori_loop(0, few(env), lambda j, total: scaled_add(total, share[j], stored(j)), start)
+        client, done = descend(env_of, with_own_statistics(env, start, client), client, ctx)
+        return client, upload(env, ctx, done, report=(chosen, omega))
+
+    def aggregate(env: Env, server: Server, cohort: Cohort) -> Server:
+        chosen, omega = cohort.reports
+        omega = jnp.where(cohort.ok[:, None], omega, 0)
+        return server._replace(
+            affinity=server.affinity.at[cohort.ids[:, None], chosen].add(omega),
+            uploaded=server.uploaded.at[cohort.ids].max(cohort.ok),
+        )
+
+    def extra_floats(env: Env, net: Tree) -> tuple[int, int]:
+        return (few(env) - 1) * sum(env.group_floats(net)), few(env)
+
+    return fedavg()._replace(
+        name="fedfomo",
+        init=init,
+        peers=peers,
+        prepare=prepare,
+        receive=lambda env, server, client, plan, ctx: (client, client.resident),
+        local=local,
+        aggregate=aggregate,
+        personal=resident_net,
+        global_model=None,
+        extra_floats=extra_floats,
+        needs=frozenset({"resident"}),
+    )

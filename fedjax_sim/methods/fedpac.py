@@ -1,0 +1,141 @@
+"""FedPAC (Xu et al., 2023): features aligned to global class centroids, classifiers combined by a quadratic program.
+
+Client, with the received backbone φ, global centroids g_c and its own head ψ_k; π_c its class shares, m_c its class means:
+
+    h_c = π_c m_c,     v = (1/n_k)[ Σ_c π_c E[‖f‖² | c] − Σ_c π_c² ‖m_c‖² ]              of the received φ
+    head:      `head_epochs` epochs on ψ_k alone, learning rate `head_lr`
+    backbone:  E epochs on φ alone,   L + λ·mean (f − g_y)²     (m_y where g_y is not known; no term before any is)
+
+Server:
+
+    φ ← Σ_k (n_k/Σn) φ_k,     g_c ← Σ_k (n_kc/Σn_c) (class mean of client k after training)
+    α_i = argmin_{α ∈ simplex} αᵀ(diag(v) + D_i)α,    D_i[j, l] = Σ_c ⟨h_ic − h_jc, h_ic − h_lc⟩
+    ψ_i ← Σ_j α_ij ψ_j,   weights below 1e−3 set to 0, the rest scaled to sum 1
+
+D_i is a Gram matrix and v ≥ 0, so the program is convex; see `simplex`. The server mixes the heads, so it also keeps them
+([N, |ψ|]) until a client takes part again; clients store nothing else.
+
+Wire: |w| + Cd down, |w| + 2Cd + 1 up.  State: ψ_k.  Evaluated: φ with ψ_k (personal); φ with the mean head (global).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from fedjax_sim.errors import UserError
+from fedjax_sim.hooks import Method
+from fedjax_sim.local import Aux, Batch, descend, forward, local_loss, upload
+from fedjax_sim.local.features import class_statistics
+from fedjax_sim.methods.fedavg import fedavg
+from fedjax_sim.methods.simplex import simplex_qp
+from fedjax_sim.plans import merge
+from fedjax_sim.types import Array, Client, Cohort, Ctx, Env, Plan, Tree, Upload
+
+SMALLEST = 1e-3  # weights below do not count
+HEAD_PASS = 1  # tells the shuffles of the two passes apart
+
+
+class Server(NamedTuple):
+    net: Tree  # φ, and the mean of the heads
+    heads: Tree  # ψ_k [N, …]
+    centroids: Array  # g [C, d]
+    known: Array  # [C] a class that somebody has reported
+
+
+def mixing(variance: Array, shares: Array, ok: Array) -> Array:
+    """α [M, M], row i for client i; variance v [M], shares h [M, C·d], ok [M]."""
+    variance, shares = jnp.where(ok, variance, 0), jnp.where(ok[:, None], shares, 0)
+
+    def one(i: Array) -> Array:
+        apart = shares[i] - shares  # [M, C·d]
+        alpha = simplex_qp(jnp.diag(variance) + apart @ apart.T, ok)
+        alpha = jnp.where(alpha < SMALLEST, 0, alpha)
+        alpha = alpha / alpha.sum()
+        return jnp.where(jnp.isfinite(alpha).all(), alpha, jnp.arange(ok.shape[0]) == i)  # on failure its own head
+
+    return lax.map(one, jnp.arange(ok.shape[0]))
+
+
+def fedpac(lam: float = 1.0, head_epochs: float = 1.0, head_lr: float = 0.1, weights: str = "size") -> Method:
+    """lam: λ of the alignment; head_epochs, head_lr: the pass over the head; weights of φ: 'size' or 'uniform'."""
+    if not (0 <= lam < math.inf and 0 <= head_epochs < math.inf and 0 <= head_lr < math.inf):
+        raise UserError(
+            f"fedpac has lam={lam:g}, head_epochs={head_epochs:g}, head_lr={head_lr:g}; allowed: finite, at least 0"
+        )
+
+    def init(env: Env, net: Tree):
+        classes, width = env.model.classes, env.model.width
+        repeat = lambda a: jnp.broadcast_to(a, (env.num_clients, *a.shape))
+        heads = jax.tree.map(repeat, net["params"][env.model.head_group])
+        return Server(net, heads, jnp.zeros((classes, width), env.dtype), jnp.zeros(classes, bool)), ()
+
+    def with_head(env: Env, server: Server, me: Array) -> Tree:
+        own = jax.tree.map(lambda a: a[me], server.heads)
+        return {**server.net, "params": {**server.net["params"], env.model.head_group: own}}
+
+    def receive(env: Env, server: Server, client: Client, plan: Plan, ctx: Ctx) -> tuple[Client, Tree]:
+        return client, with_head(env, server, ctx.id)
+
+    def local(env: Env, net: Tree, server: Server, client: Client, ctx: Ctx) -> tuple[Client, Upload]:
+        head = env.model.head_group
+        sums = class_statistics(env, net, ctx.id, full=False)
+        n = jnp.maximum(sums.count.sum(), 1)
+        mean, prior = sums.total / jnp.maximum(sums.count, 1)[:, None], sums.count / n
+        variance = (sums.square.sum() / n - (prior**2 * jnp.square(mean).sum(1)).sum()) / n
+        goal = jnp.where(server.known[:, None], server.centroids, mean)
+        strength = jnp.where(server.known.any(), lam, 0).astype(env.dtype)
+
+        def objective(net: Tree, batch: Batch, confusion: Tree) -> tuple[Array, Aux]:
+            logits, features, stats = forward(env, net, batch)
+            loss, confusion = local_loss(env, ctx, logits, batch, confusion)
+            far = jnp.where(batch.mask, jnp.square(features - goal[batch.y]).mean(1), 0)
+            far = far.sum() / jnp.maximum(batch.mask.sum(), 1)
+            return loss + strength * far, Aux(logits, stats, confusion)
+
+        if head_epochs:
+            rate = jnp.asarray(head_lr)
+            _, tuned = descend(
+                env, net, client, ctx, trainable=(head,), epochs=head_epochs, lr=rate, salt=HEAD_PASS, track=False
+            )
+            net = tuned.net
+        body = tuple(g for g in env.model.groups if g != head)
+        client, done = descend(env, net, client, ctx, objective=objective, trainable=body)
+        after = class_statistics(env, done.net, ctx.id, full=False)
+        report = dict(head=done.net["params"][head], variance=variance, shares=prior[:, None] * mean)
+        return client, upload(env, ctx, done, weights, sums=(after.total, after.count), report=report)
+
+    def aggregate(env: Env, server: Server, cohort: Cohort) -> Server:
+        ok, report = cohort.ok, cohort.reports
+        alpha = mixing(report["variance"], report["shares"].reshape(ok.shape[0], -1), ok)
+        to = jnp.where(ok, cohort.ids, env.num_clients)  # out of range: not written
+
+        def mixed(stored: Array, sent: Array) -> Array:
+            sent = jnp.where(ok.reshape(-1, *[1] * (sent.ndim - 1)), sent, 0)
+            return stored.at[to].set(jnp.tensordot(alpha, sent, 1).astype(stored.dtype), mode="drop")
+
+        total, count = cohort.sums
+        return Server(
+            merge(env, cohort, server.net),
+            jax.tree.map(mixed, server.heads, report["head"]),
+            jnp.where(count[:, None] > 0, total / jnp.maximum(count, 1)[:, None], server.centroids),
+            server.known | (count > 0),
+        )
+
+    def extra_floats(env: Env, net: Tree) -> tuple[int, int]:
+        size = env.model.classes * env.model.width
+        return size, 2 * size + 1
+
+    return fedavg(weights)._replace(
+        name="fedpac",
+        init=init,
+        receive=receive,
+        local=local,
+        aggregate=aggregate,
+        personal=lambda env, server, client, ctx: with_head(env, server, ctx.id),
+        extra_floats=extra_floats,
+    )

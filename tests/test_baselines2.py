@@ -1,0 +1,532 @@
+"""FedAMP, FedFomo, FedPAC, FedALA, FedAS, pFedFDA and FedCP: what they reduce to, their solvers, their default options."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+from scipy.optimize import minimize
+from tiny import N, assert_close, federation, same_bits, simulation, start
+
+from fedjax_sim import models
+from fedjax_sim.data.federation import Federation
+from fedjax_sim.engine.host_rows import on_host
+from fedjax_sim.engine.host_rows import place as place_on_host
+from fedjax_sim.engine.layout import Layout
+from fedjax_sim.engine.participation import Participation
+from fedjax_sim.engine.simulation import Simulation, simulate
+from fedjax_sim.errors import UserError
+from fedjax_sim.hooks import Method
+from fedjax_sim.local import descend, losses, optim, stream, upload
+from fedjax_sim.methods import fedas as fedas_file
+from fedjax_sim.methods import make_method
+from fedjax_sim.methods.fedas import alignment, fisher_trace
+from fedjax_sim.methods.fedcp import context, gates
+from fedjax_sim.methods.fedfomo import hold_out
+from fedjax_sim.methods.fedpac import mixing
+from fedjax_sim.methods.fedprox import pull
+from fedjax_sim.methods.pfedfda import Gaussians, fit, lda, surface
+from fedjax_sim.methods.simplex import project, simplex_qp
+from fedjax_sim.types import Ctx, Env, State
+
+SEVEN = ("fedamp", "fedfomo", "fedpac", "fedala", "fedas", "pfedfda", "fedcp")
+
+
+def engine(method: Method, cohort: tuple[int, ...], model: str = "mlp", chunk: int = 1, **env_options) -> Simulation:
+    """The tiny federation with one fixed cohort."""
+    options = {"hidden": (5,)} if model == "mlp" else {}
+    net_of = models.build(model, federation().shape, tiny.CLASSES, **options)
+    net_of = method.extend(net_of) if method.extend else net_of
+    loss = losses.make_loss("ce", tiny.CLASSES)
+    env = Env(net_of, loss, optim.Sgd(0.9, 5e-4), N, len(cohort), tiny.BATCH, 2.0, 2.0, rounds=8, **env_options)
+    who = Participation(len(cohort), len(cohort), tuple(range(N)), schedule=(cohort,))
+    lr = optim.schedule("constant", 0.05, 8)
+    return simulate(method, env, federation(), who, Layout(chunk), lr=lr, evaluations=())
+
+
+def scattered(state, scale: float):
+    """Every client holds a model of its own, `scale` apart from the others'."""
+    draws = itertools.count()
+    move = lambda a: a + scale * jax.random.normal(jax.random.key(next(draws)), a.shape)
+    return state._replace(clients=state.clients._replace(resident=jax.tree.map(move, state.clients.resident)))
+
+
+@functools.cache
+def alone(cohort: tuple[int, ...], strength: float = 0.0) -> Simulation:
+    """Local training, with a proximal pull to where each client starts."""
+
+    def local(env, net, server, client, ctx):
+        client, done = descend(env, net, client, ctx, adjust=pull(strength, net["params"]))
+        return client, upload(env, ctx, done)
+
+    return engine(make_method("local")._replace(local=local), cohort)
+
+
+# ---- the quadratic program ----------------------------------------------------------------------------------------
+def slsqp(matrix: np.ndarray) -> np.ndarray:
+    size = len(matrix)
+    scale = np.abs(matrix).max()
+    found = minimize(
+        lambda a: a @ matrix @ a / scale,
+        np.full(size, 1 / size),
+        jac=lambda a: 2 * matrix @ a / scale,
+        bounds=[(0, 1)] * size,
+        constraints={"type": "eq", "fun": lambda a: a.sum() - 1, "jac": lambda a: np.ones(size)},
+        method="SLSQP",
+        options={"ftol": 1e-16, "maxiter": 1000},
+    )
+    return found.x
+
+
+def programs() -> list[np.ndarray]:
+    rng = np.random.default_rng(5)
+    made = []
+    for size, rank, spread in ((2, 2, 1.0), (5, 3, 0.1), (10, 4, 1e-3), (10, 30, 1e-6), (20, 8, 0.05)):
+        points = rng.normal(size=(size, rank))
+        apart = points[0] - points
+        made.append(np.diag(spread * rng.uniform(0.5, 2, size)) + apart @ apart.T)
+    return [*made, 1e6 * made[1], 1e-7 * made[2]]
+
+
+@pytest.mark.parametrize("which", range(7))
+def test_simplex_program_against_slsqp(which):
+    matrix = programs()[which]
+    with jax.enable_x64(True):
+        got = np.asarray(jax.jit(simplex_qp)(matrix, np.ones(len(matrix), bool)))
+    want = slsqp(matrix)
+    assert got.min() >= 0 and abs(got.sum() - 1) < 1e-12
+    assert got @ matrix @ got <= want @ matrix @ want * (1 + 1e-9)
+    np.testing.assert_allclose(got, want, atol=2e-4)  # as far as SLSQP goes
+    slope = matrix @ got  # optimality: equal slopes where there is weight, none lower elsewhere
+    assert np.all(slope >= got @ slope - 1e-9 * np.abs(matrix).max())
+
+
+def test_simplex_program_in_degenerate_cases():
+    everybody, solve = np.ones(3, bool), jax.jit(simplex_qp)
+    np.testing.assert_allclose(solve(np.zeros((3, 3), np.float32), everybody), 1 / 3)  # no preference
+    np.testing.assert_allclose(solve(np.eye(3, dtype=np.float32), np.array([False, True, False])), [0, 1, 0])
+    twins = np.array([[2.0, 2.0, 0.0], [2.0, 2.0, 0.0], [0.0, 0.0, 2.0]], np.float32)  # two columns are the same
+    got = np.asarray(solve(twins, everybody))
+    np.testing.assert_allclose([got[0] + got[1], got[2]], [0.5, 0.5], atol=1e-6)
+    free = np.array([[0.0, 0.0, 0.0], [0.0, 1.0, 0.5], [0.0, 0.5, 1.0]], np.float32)  # one costs nothing
+    np.testing.assert_allclose(solve(free, everybody), [1, 0, 0], atol=1e-6)
+    np.testing.assert_allclose(solve(np.ones((1, 1), np.float32), np.ones(1, bool)), [1])
+
+
+def test_projection_is_the_nearest_point():
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        point, allowed = rng.normal(size=6), rng.random(6) < 0.7
+        allowed[0] = True
+        got = np.asarray(project(jnp.asarray(point), jnp.asarray(allowed)))
+        assert got.min() >= 0 and np.isclose(got.sum(), 1, atol=1e-6) and not got[~allowed].any()
+        for corner in np.eye(6)[allowed]:  # no corner is in a direction that comes nearer
+            assert (point - got) @ (corner - got) <= 1e-5
+
+
+# ---- FedPAC -------------------------------------------------------------------------------------------------------
+def test_fedpac_mixing():
+    rng = np.random.default_rng(1)
+    variance, shares = rng.uniform(0.1, 1, 4).astype(np.float32), rng.normal(size=(4, 6)).astype(np.float32)
+    ok = np.ones(4, bool)
+    alpha = np.asarray(mixing(variance, shares, ok))
+    np.testing.assert_allclose(alpha.sum(1), 1, atol=1e-6)
+    assert ((alpha == 0) | (alpha >= 1e-3)).all()
+    # nobody but one reported: its own head, whatever the others' numbers are
+    one = np.arange(4) == 2
+    np.testing.assert_allclose(mixing(np.where(one, variance, np.nan), shares, one)[2], one, atol=1e-6)
+    # equal clients share their heads by their variances
+    np.testing.assert_allclose(
+        mixing(np.float32([1, 3]), np.ones((2, 6), np.float32), ok[:2]), [[0.75, 0.25]] * 2, atol=1e-6
+    )
+    # clients far apart keep their own
+    np.testing.assert_allclose(mixing(variance, 1e3 * shares, ok), np.eye(4), atol=1e-6)
+    # no solution: its own
+    np.testing.assert_allclose(mixing(np.full(4, np.nan, np.float32), shares, ok), np.eye(4))
+
+
+def test_fedpac_with_one_client():
+    """The mixed head is the trained one, the backbone its own, the centroids its class means."""
+    sim = engine(make_method("fedpac"), (2,))
+    state, data = start(sim)
+    after, _, _, nets = sim.examine(state, data)
+    assert_close(jax.tree.map(lambda a: a[2], after.server.heads), jax.tree.map(lambda a: a[0], nets["params"]["fc"]), 1e-6)
+    assert_close(after.server.net, jax.tree.map(lambda a: a[0], nets), 1e-6)
+    others = [i for i in range(N) if i != 2]
+    rest = lambda s: jax.tree.map(lambda a: a[np.array(others)], s.server.heads)
+    assert same_bits(rest(state), rest(after))
+    seen = federation().label_counts()[2] > 0
+    assert np.array_equal(np.asarray(after.server.known), seen)
+    rows = federation().client_rows(2)
+    x, y, fc1 = federation().x[rows].reshape(len(rows), -1), federation().y[rows], nets["params"]["fc1"]
+    features = np.maximum(x @ np.asarray(fc1["kernel"][0]) + np.asarray(fc1["bias"][0]), 0)
+    for c in np.flatnonzero(seen):
+        np.testing.assert_allclose(after.server.centroids[c], features[y == c].mean(0), atol=1e-5)
+
+
+# ---- FedAMP -------------------------------------------------------------------------------------------------------
+def test_fedamp_far_apart_is_local_training_with_a_pull_to_itself():
+    cohort, options = (0, 2, 5), dict(lam=0.2, alpha=0.5, sigma=0.1)
+    sim, base = engine(make_method("fedamp", **options), cohort), alone(cohort, 0.4)
+    uploaded = lambda s: s._replace(server=s.server._replace(last=s.server.last + 1))
+    (state, data), (other, _) = start(sim), start(base)
+    far = sim.examine(uploaded(scattered(state, 3.0)), data)[0]
+    assert_close(far.clients.resident, base.examine(scattered(other, 3.0), data)[0].clients.resident, 1e-6)
+    near = sim.examine(uploaded(scattered(state, 0.02)), data)[0]
+    want = base.examine(scattered(other, 0.02), data)[0]
+    assert not tiny.close(near.clients.resident, want.clients.resident, 1e-4)  # they do attract each other when close
+    strangers = sim.examine(scattered(state, 0.02), data)[0]  # but not before they have uploaded
+    assert_close(strangers.clients.resident, want.clients.resident, 1e-6)
+
+
+def test_fedamp_reaches_the_last_uploaders():
+    """peers=2 with two uploads so far is the same as reaching everybody; with three it is not."""
+    cohort, options = (0, 3), dict(lam=0.2, alpha=0.05, sigma=1.0)
+    everybody = engine(make_method("fedamp", **options), cohort)
+    two = engine(make_method("fedamp", peers=2, **options), cohort)
+    for uploads, same in (({1: 3, 4: 2}, True), ({1: 3, 4: 2, 5: 1}, False)):
+        last = jnp.zeros(N, jnp.int32).at[jnp.array(list(uploads))].set(jnp.array(list(uploads.values())))
+        ends = []
+        for sim in (everybody, two):
+            state, data = start(sim)
+            state = scattered(state, 0.1)._replace(server=state.server._replace(last=last))
+            ends.append(sim.examine(state, data)[0].clients.resident)
+        assert tiny.close(*ends, 1e-6) == same
+
+
+# ---- FedFomo ------------------------------------------------------------------------------------------------------
+def uploaded(state):
+    return state._replace(server=state.server._replace(uploaded=jnp.ones(N, bool)))
+
+
+def test_fedfomo_without_gain_keeps_its_own():
+    """Others' models are noise with enormous losses: local training; affinities only sink, its own stays."""
+    cohort = (1, 2, 4)
+    sim, base = engine(make_method("fedfomo", models=4), cohort), alone(cohort)
+    spoil = lambda a: jnp.where(jnp.isin(jnp.arange(N), jnp.array(cohort)).reshape(-1, *[1] * (a.ndim - 1)), a, 50 * a + 9)
+    (state, data), (other, _) = start(sim), start(base)
+    worse = lambda s: s._replace(
+        clients=s.clients._replace(resident=jax.tree.map(spoil, scattered(s, 0.5).clients.resident))
+    )
+    # everybody prefers its own and the three spoilt models
+    affinity = jnp.eye(N) + jnp.where(jnp.isin(jnp.arange(N), jnp.array(cohort)), -1.0, 0.5) * (1 - jnp.eye(N))
+    state = uploaded(worse(state))
+    state = state._replace(server=state.server._replace(affinity=affinity))
+    after = sim.examine(state, data)[0]
+    assert_close(after.clients.resident, base.examine(worse(other), data)[0].clients.resident, 1e-6)
+    change = np.asarray(after.server.affinity - affinity)
+    assert (change <= 0).all() and not change.diagonal().any()
+    assert ((change < 0).sum(1) == np.where(np.isin(np.arange(N), cohort), 3, 0)).all()
+
+
+def test_fedfomo_candidates_do_not_depend_on_how_rows_are_held():
+    """M·models < N rows in the order of the cohort, or all N: the same work of the clients that are in both cohorts."""
+    few, many = engine(make_method("fedfomo", models=2), (4, 1)), engine(make_method("fedfomo", models=2), (4, 1, 0))
+    affinity = jax.random.normal(jax.random.key(3), (N, N))
+    ends = []
+    for sim in (few, many):
+        state, data = start(sim)
+        state = uploaded(scattered(state, 0.5))
+        state = state._replace(server=state.server._replace(affinity=affinity))
+        assert len(sim.method.peers(sim.open(data), state.server, jnp.arange(sim.env.cohort))) == (4 if sim is few else N)
+        ends.append(sim.examine(state, data)[0])
+    both = lambda s: jax.tree.map(lambda a: a[jnp.array([4, 1])], (s.clients, s.server.affinity))
+    assert_close(both(ends[0]), both(ends[1]), 1e-6)
+    assert not tiny.close(both(ends[0])[1], affinity[jnp.array([4, 1])], 1e-6)  # something was weighed
+
+
+def test_fedfomo_holds_out_where_nothing_is():
+    sim = engine(make_method("fedfomo"), (2,))
+    env = sim.open(sim.data)
+    ctx = Ctx(jnp.int32(2), jax.random.key(0), jnp.int32(0), jnp.float32(1), jnp.float32(0.1))
+    same, rows, n = hold_out(env, ctx)
+    assert same is env and rows[: int(n)].tolist() == federation().client_rows(2, "val").tolist()
+    bare = dataclasses.replace(env.fed, rows={"train": env.fed.rows["train"]}, size={"train": env.fed.size["train"]})
+    kept, rows, n = hold_out(dataclasses.replace(env, fed=bare), ctx)
+    assert (int(n), int(kept.fed.size["train"][2])) == (2, 12)  # a fifth of 14
+    assert rows[:2].tolist() == federation().client_rows(2)[12:].tolist()
+    assert int(kept.fed.size["train"][3]) == 1  # a single example is trained on
+
+
+# ---- FedALA -------------------------------------------------------------------------------------------------------
+def test_fedala_weights_move_within_the_box_and_only_where_asked():
+    sim = engine(make_method("fedala", layers=1, lr_weights=20.0, threshold=0.0, cap=12), (0, 2, 4))
+    state, data = start(sim)
+    first = sim.examine(state, data)[0]
+    assert same_bits(first.clients.own, state.clients.own)  # nothing to mix in round 1
+    own = sim.examine(first, data)[0].clients.own
+    assert set(own.weights) == {"fc"}
+    kernel = np.asarray(own.weights["fc"]["kernel"])
+    assert (kernel >= 0).all() and (kernel <= 1).all()
+    moved = (kernel != 1).any((1, 2))
+    assert np.array_equal(np.asarray(own.begun), moved) and np.array_equal(np.flatnonzero(moved), [0, 2, 4])
+
+
+def test_fedala_is_tested_after_mixing_where_asked():
+    """tested=start is Θ mixed anew; with η_w = 0 that is Θ."""
+    sim = engine(make_method("fedala", tested="start", lr_weights=0.0), (0, 1))
+    state, data = start(sim)
+    state = sim.examine(state, data)[0]
+    ctx = Ctx(jnp.int32(0), jax.random.key(0), state.t, jnp.float32(2), jnp.float32(0.1))
+    mine = jax.tree.map(lambda a: a[0], state.clients)
+    net = jax.jit(lambda s, c, d: sim.method.personal(sim.open(d), s, c, ctx))(state.server, mine, data)
+    assert_close(net, state.server.net, 1e-6)
+    assert not tiny.close(net, mine.resident, 1e-4)
+
+
+# ---- FedAS --------------------------------------------------------------------------------------------------------
+def test_fedas_with_equal_traces_averages_uniformly(monkeypatch):
+    cohort = (0, 3, 4, 5)
+    sim = engine(make_method("fedas"), cohort)
+    state, data = start(sim)
+    after, _, _, nets = sim.examine(state, data)
+    mean = lambda nets, w: jax.tree.map(lambda a: jnp.tensordot(w, a, 1) / w.sum(), nets)
+    env = sim.open(data)
+    ctx = lambda k: sim.orders(state, data).slots.ctx._asdict() | {"id": jnp.int32(cohort[k])}
+    keys = sim.orders(state, data).slots.ctx.key
+    traces = jnp.stack(
+        [
+            fisher_trace(env, jax.tree.map(lambda a, k=k: a[k], nets), Ctx(**(ctx(k) | {"key": keys[k]})))
+            for k in range(len(cohort))
+        ]
+    )
+    assert traces.max() > 1.1 * traces.min()
+    assert_close(after.server.net, mean(nets, traces), 1e-5)
+    monkeypatch.setattr(fedas_file, "fisher_trace", lambda env, net, ctx: jnp.full((), 0.37))
+    sim = engine(make_method("fedas"), cohort)
+    after, _, _, nets = sim.examine(state, data)
+    assert_close(after.server.net, mean(nets, jnp.ones(len(cohort))), 1e-6)
+    # the clients' heads are their own: not averaged before the next round
+    told = lambda s: sim.method.receive(env, s.server, jax.tree.map(lambda a: a[0], s.clients), None, ctx_of(sim, s, data))
+    assert_close(
+        jax.jit(told)(after)[1]["params"]["fc"], jax.tree.map(lambda a: a[0], after.clients.resident["params"]["fc"])
+    )
+
+
+def ctx_of(sim: Simulation, state, data) -> Ctx:
+    """Of the first client of the cohort."""
+    return jax.tree.map(lambda a: a[0], sim.orders(state, data).slots.ctx)
+
+
+def test_fedas_trace_adds_up_over_batches():
+    sim = engine(make_method("fedas"), (2,))
+    state, data = start(sim)
+    env, ctx = sim.open(data), ctx_of(sim, state, data)
+    net = state.server.net
+    draw = stream(env, ctx, jax.random.fold_in(ctx.key, fedas_file.FISHER), 1)
+    total = 0.0
+    for k in range(4):  # 14 examples: 4, 4, 4, 2
+        batch = draw(jnp.int32(k))
+        x, y = batch.x[np.asarray(batch.mask)], batch.y[np.asarray(batch.mask)]
+
+        def nll(params, x=x, y=y):
+            logits = env.model.head({"params": params}, env.model.features({**net, "params": params}, x)[0])
+            return -jax.nn.log_softmax(logits)[jnp.arange(len(y)), y].mean()
+
+        total += sum(float(jnp.sum(g**2)) for g in jax.tree.leaves(jax.grad(nll)(net["params"])))
+    assert np.isclose(float(fisher_trace(env, net, ctx)), total, rtol=1e-5)
+
+
+def test_fedas_alignment_is_a_sum_over_classes():
+    rng = np.random.default_rng(2)
+    features, goals = rng.normal(size=(7, 3)), rng.normal(size=(4, 3))
+    labels, mask = np.array([0, 0, 2, 2, 2, 1, 1]), np.array([1, 1, 1, 1, 1, 1, 0], bool)
+    want = sum(np.mean((features[mask & (labels == c)] - goals[c]) ** 2) for c in (0, 1, 2))
+    features[6] = np.nan  # padding may hold anything
+    got = alignment(jnp.asarray(features), jnp.asarray(goals)[labels], jnp.asarray(labels), jnp.asarray(mask), 4)
+    assert np.isclose(float(got), want, rtol=1e-6)
+
+
+# ---- pFedFDA ------------------------------------------------------------------------------------------------------
+def gaussian_task(seed: int, n: int = 40, d: int = 5, spread: float = 0.6):
+    """(features, labels, common Gaussians, prior): class 2 is absent, the common means are somewhat off."""
+    rng = np.random.default_rng(seed)
+    centres = rng.normal(size=(3, d))
+    labels = rng.integers(0, 2, n)
+    features = centres[labels] + rng.normal(size=(n, d)) @ rng.normal(size=(d, d)) * spread
+    common = Gaussians(centres + 0.8 * rng.normal(size=(3, d)), np.eye(d) * 2.0)
+    return features, labels, common, np.bincount(labels, minlength=3) / n + 1e-4
+
+
+def test_lda_head_is_the_closed_form():
+    """Bayes' rule with Gaussian densities gives the same log-odds."""
+    features, labels, common, prior = gaussian_task(0)
+    with jax.enable_x64(True):
+        mine = fit(jnp.asarray(features), jnp.asarray(labels), jnp.ones(40, bool), jnp.asarray(common.mean), False)
+        coef, bias = lda(mine, jnp.asarray(prior))
+        np.testing.assert_array_equal(mine.mean[2], common.mean[2])  # absent: the common one
+        around = np.concatenate([features[labels == c] - features[labels == c].mean(0) for c in (0, 1)])
+        np.testing.assert_allclose(mine.covariance, around.T @ around / 39 + np.eye(5), atol=1e-12)
+        smooth = (1 - 1e-4) * np.asarray(mine.covariance) + 1e-4 * np.trace(mine.covariance) / 5 * np.eye(5)
+        inverse = np.linalg.inv(smooth)
+        logits = features @ np.asarray(coef).T + np.asarray(bias)
+        density = np.stack([-0.5 * np.einsum("ni,ij,nj->n", f, inverse, f) for f in features - mine.mean[:, None]], 1)
+        density += np.log(prior)
+        np.testing.assert_allclose(logits - logits[:, :1], density - density[:, :1], atol=1e-9)
+        jittered = fit(jnp.asarray(features), jnp.asarray(labels), jnp.ones(40, bool), jnp.asarray(common.mean), True)
+        np.testing.assert_allclose(jittered.covariance - mine.covariance, 1e-4, atol=1e-12)
+
+
+def test_interpolation_search_against_a_fine_grid():
+    """What 21 values find is near what 101 find, and hardly worse; padding does not matter."""
+    search = jax.jit(surface, static_argnums=6)
+    few, many = jnp.linspace(0, 1, 21), jnp.linspace(0, 1, 101)
+    at = lambda losses: np.array(np.unravel_index(losses.argmin(), losses.shape)) / (len(losses) - 1)
+    inner = 0
+    for seed in range(5):
+        features, labels, common, prior = gaussian_task(seed, n=16, spread=1.5)
+        pad = lambda a: np.concatenate([a, np.full((3, *a.shape[1:]), 2, a.dtype)])
+        rest = Gaussians(*map(np.float32, common)), np.float32(prior)
+        coarse = np.asarray(search(np.float32(pad(features)), pad(labels), np.arange(19) < 16, *rest, few, False))
+        if seed == 0:
+            plain = search(np.float32(features), labels, np.ones(16, bool), *rest, few, False)
+            np.testing.assert_allclose(coarse, plain, atol=1e-5)
+        fine = np.asarray(search(np.float32(pad(features)), pad(labels), np.arange(19) < 16, *rest, many, False))
+        assert fine.min() - 1e-6 <= coarse.min() <= fine.min() + 3e-3
+        assert np.abs(at(fine) - at(coarse)).max() <= 0.1
+        inner += (np.abs(at(coarse) - 0.5) < 0.5).any()
+    assert inner >= 3  # not only corners
+
+
+def test_pfedfda_survives_a_single_example():
+    one = np.arange(4) == 0
+    features, labels = np.ones((4, 5), np.float32), np.zeros(4, int)
+    common = Gaussians(np.zeros((3, 5), np.float32), np.eye(5, dtype=np.float32))
+    losses_ = surface(features, labels, one, common, np.float32([1.0001, 1e-4, 1e-4]), jnp.linspace(0, 1, 5), False)
+    assert np.isfinite(losses_).all()
+    np.testing.assert_allclose(fit(features, labels, one, common.mean, False).covariance, np.eye(5))
+
+
+# ---- FedCP --------------------------------------------------------------------------------------------------------
+def test_fedcp_gates_sum_to_one_and_the_context_has_length_one():
+    sim = simulation("fedcp")
+    net = sim.env.model.init(jax.random.key(0))
+    v = context(sim.env, net)
+    total = np.asarray(net["params"]["fc"]["kernel"]).sum(1)
+    np.testing.assert_allclose(v, total / np.linalg.norm(total), atol=1e-6)
+    z = jax.random.normal(jax.random.key(1), (6, 5))
+    policy = net["params"]["policy"]
+    soft, noisy, other = (gates(policy, z, v, key) for key in (None, jax.random.key(2), jax.random.key(3)))
+    for r, s in (soft, noisy, other):
+        np.testing.assert_allclose(r + s, 1, atol=1e-6)
+        assert (r > 0).all() and (s > 0).all()
+    assert not np.allclose(soft[0], noisy[0]) and not np.allclose(noisy[0], other[0])
+    a = np.asarray((z * v) @ policy["kernel"] + policy["bias"])
+    a = np.maximum((a - a.mean(1, keepdims=True)) / np.sqrt(a.var(1, keepdims=True) + 1e-5), 0)
+    np.testing.assert_allclose(soft[0], 1 / (1 + np.exp(a[:, 5:] - a[:, :5])), atol=1e-5)  # first half: the private gate
+
+
+def test_fedcp_private_head_stays_and_the_global_one_is_the_middle():
+    sim = engine(make_method("fedcp"), (4,))
+    state, data = start(sim)
+    after = sim.examine(state, data)[0]
+    own = jax.tree.map(lambda a: a[4], after.clients.own)
+    old = state.server.net["params"]["fc"]
+    assert_close(after.server.net["params"]["fc"], jax.tree.map(lambda a, b: (a + b) / 2, own, old), 1e-6)
+    assert not tiny.close(own, old, 1e-3)
+    assert not same_bits(after.server.net["params"]["policy"], state.server.net["params"]["policy"])
+
+
+# ---- all of them --------------------------------------------------------------------------------------------------
+@functools.cache
+def skewed() -> Federation:
+    """Six clients with two of four classes each, 20 to 40 training rows: something to personalise, unlike in `tiny`."""
+    rng = np.random.default_rng(11)
+    patterns, y = rng.normal(size=(4, 6, 6, 1)), []
+    rows: dict[str, list] = {"train": [], "val": [], "test": []}
+    for k in range(N):
+        for split, n in (("train", 20 + 4 * k), ("val", 10), ("test", 20)):
+            rows[split].append(np.arange(len(y), len(y) + n))
+            y += rng.choice((k % 4, (k + 1) % 4), n).tolist()
+    x = (0.5 * patterns[y] + rng.normal(size=(len(y), 6, 6, 1))).astype(np.float32)
+    return Federation.from_arrays(x, np.array(y), rows, classes=4, mean=0.0, std=1.0)
+
+
+@pytest.mark.parametrize("name", SEVEN)
+def test_default_options_learn(name):
+    """Ten rounds: four of five test examples right (local training: 0.95), where a guess is right in one of four."""
+    fed, method = skewed(), make_method(name)
+    model = models.build("mlp", fed.shape, 4, hidden=(16,))
+    model = method.extend(model) if method.extend else model
+    env = Env(model, losses.make_loss("ce", 4), optim.Sgd(0.9, 5e-4), N, 4, 10, 2.0, 2.0, rounds=10)
+    who, lr = Participation(4, 4, tuple(range(N))), optim.schedule("constant", 0.05, 10)
+    sim = simulate(method, env, fed, who, lr=lr, evaluations=("personal",), eval_every=10, capacity=1)
+    state, data = start(sim)
+    score = sim.adapt if method.adapts else sim.evaluate
+    before = score(state, data)["personal"]
+    after = score(sim.run(state, data, jnp.int32(10))[0], data)["personal"]
+    rate = lambda s: float(np.sum(s["correct"]) / np.sum(s["count"]))
+    assert rate(after) > max(0.8, rate(before)), (rate(before), rate(after))
+    assert float(np.sum(after["loss"])) < float(np.sum(before["loss"]))
+
+
+@pytest.mark.parametrize("name", ["fedamp", "fedfomo", "fedala", "fedas"])
+def test_layouts_agree_after_round_one(name):
+    """Two lanes on each of two devices, from a state that has moved: peers' rows, loops of unequal length."""
+    base, other = simulation(name), simulation(name, chunk=2, devices=2)
+    ends = []
+    for sim in (base, other):
+        state, data = start(sim)
+        for _ in range(3):
+            state = sim.examine(state, data)[0]
+        ends.append((state.server, jax.tree.map(lambda a: a[:N], state.clients)))
+    assert_close(*ends, 2e-5)
+
+
+@pytest.mark.parametrize("name", ["fedfomo", "fedpac"])
+def test_rows_on_the_host(name):
+    device = simulation(name)
+    host = on_host(simulation(name, stored="cohort"))
+    state, data = start(device)
+    want, _, _ = device.run(state, data, jnp.int32(3))
+    state = host.init(0, host.env.model.init(jax.random.key(0)))
+    got, _, _ = host.run(*place_on_host(host.layout, state, host.data), jnp.int32(3))
+    assert_close((want.server, want.clients), (got.server, got.clients), 2e-5)
+
+
+@pytest.mark.parametrize("name", SEVEN)
+def test_resnet_with_local_statistics_traces(name):
+    """Every model: a round and the clients' predictors fit together, private BatchNorm statistics included."""
+    for local in (True, False):
+        sim = engine(make_method(name), (0, 1), model="resnet18", bn_local=local)
+        net = jax.eval_shape(sim.env.model.init, jax.random.key(0))
+        state = shapes_of(sim, net)
+        after = jax.eval_shape(sim.round, state, sim.data)[0]
+        assert jax.tree.map(lambda a: (a.shape, a.dtype), after) == jax.tree.map(lambda a: (a.shape, a.dtype), state)
+
+
+def shapes_of(sim: Simulation, net):
+    """A State of shapes; nothing is computed."""
+    server, one = sim.shapes(net)
+    rows = jax.tree.map(lambda a: jax.ShapeDtypeStruct((N, *a.shape), a.dtype), one)
+    key = jax.ShapeDtypeStruct((2,), jnp.uint32)
+    return State(jax.ShapeDtypeStruct((), jnp.int32), key, server, rows, ())
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("fedamp", {"sigma": 0.0}),
+        ("fedamp", {"lam": "nan"}),
+        ("fedamp", {"peers": -1}),
+        ("fedfomo", {"models": 0}),
+        ("fedpac", {"lam": -1.0}),
+        ("fedpac", {"head_lr": "inf"}),
+        ("fedala", {"share": 0.0}),
+        ("fedala", {"threshold": "nan"}),
+        ("fedala", {"tested": "often"}),
+        ("fedas", {"align_batch": 0}),
+        ("pfedfda", {"grid": 1}),
+        ("fedcp", {"lam": "nan"}),
+        ("fedcp", {"gate": "hard"}),
+    ],
+)
+def test_bad_options_are_named(name, options):
+    with pytest.raises(UserError, match=f"{name}.*{next(iter(options))}=.*; allowed: "):
+        make_method(name, **options)
