@@ -51,7 +51,7 @@ CASES: dict[str, Case] = {
     "fedrep": Case(wire=backbone, reference="test_baselines_reference.py"),
     "fedbabu": Case(wire=backbone, reference="test_baselines_reference.py"),
     "apfl": Case(fedavg_when={}, reference="test_baselines_reference.py"),
-    "perfedavg": Case(fedavg_when={"alpha": 0.0}, reference="test_baselines_reference.py"),
+    "perfedavg": Case(fedavg_when={"alpha": 0.0, "plain": False}, reference="test_baselines_reference.py"),
     "pfedme": Case(reference="test_baselines_reference.py"),
     "fedrod": Case(reference="test_baselines_reference.py"),
     "fedphp": Case(fedavg_when={"lam": 0.0}, reference="test_baselines_reference.py"),

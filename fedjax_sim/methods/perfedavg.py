@@ -1,11 +1,11 @@
 """Per-FedAvg, first order (Fallah et al., 2020): an initialisation that is good after one local gradient step.
 
-    w̃ = w − α ∇f_k(w; b₁),   w ← SGD_β(w, ∇f_k(w̃; b₂))    two independent minibatches per step
+    w̃ = w − α ∇f_k(w; b₁),   w ← w − β ∇f_k(w̃; b₂)        two independent minibatches per step
     Θ ← Σ_k (n_k / Σ_j n_j) w_k                            over the participants that reported
     evaluation: one plain step of length α on one minibatch from Θ, used once and thrown away
 
-The outer step is the run's SGD with learning rate β (its momentum and weight decay with it). b₂ are the minibatches of
-FedAvg, b₁ those of a second shuffle, so α = 0 is FedAvg. α = β = η. BatchNorm's running statistics, the running
+Both steps are plain; with plain=False the outer one is the run's SGD, momentum and weight decay with it. b₂ are FedAvg's
+minibatches, b₁ those of a second shuffle, so with α = 0 this is FedAvg with the same SGD. α = β = η. BatchNorm's running statistics, the running
 confusion and the logged loss are those of the pass at w. Two gradients per step.
 Wire: |w| down, |w| up.  State: none.  Evaluated: personal, after the one step; global, Θ.
 """
@@ -41,8 +41,9 @@ def rate(option: str, value: float | str) -> float | None:
     return number
 
 
-def perfedavg(alpha: float | str = "lr", beta: float | str = "lr", weights: str = "size") -> Method:
-    """alpha: α, the inner step, beta: β, the outer one ('lr': the run's); weights: 'size' or 'uniform'."""
+def perfedavg(alpha: float | str = "lr", beta: float | str = "lr", plain: bool = True, weights: str = "size") -> Method:
+    """alpha: α, the inner step, beta: β, the outer one ('lr': the run's); plain: no momentum, no weight decay in the outer
+    step; weights: 'size' or 'uniform'."""
     inner, outer = rate("alpha", alpha), rate("beta", beta)
 
     def local(env: Env, net: Tree, server: Server, client: Client, ctx: Ctx) -> tuple[Client, Upload]:
@@ -55,7 +56,8 @@ def perfedavg(alpha: float | str = "lr", beta: float | str = "lr", weights: str 
             _, grads = grad_of(scaled_add(params, -length, grads), batch)
             return first, grads, batch
 
-        client, done = descend(env, net, client, ctx, gradient=gradient, lr=outer)
+        optimizer = Sgd() if plain else env.optimizer
+        client, done = descend(env, net, client, ctx, gradient=gradient, optimizer=optimizer, lr=outer)
         return client, upload(env, ctx, done, weights)
 
     def personal(env: Env, server: Server, client: Client, ctx: Ctx) -> Tree:
