@@ -5,8 +5,9 @@
     evaluation: one plain step of length α on one minibatch from Θ, used once and thrown away
 
 Both steps are plain; with plain=False the outer one is the run's SGD, momentum and weight decay with it. b₂ are FedAvg's
-minibatches, b₁ those of a second shuffle, so with α = 0 this is FedAvg with the same SGD. α = β = η. BatchNorm's running statistics, the running
-confusion and the logged loss are those of the pass at w. Two gradients per step.
+minibatches, b₁ those of a second shuffle, so with α = 0 this is FedAvg with the same SGD. α = β = η.
+BatchNorm's running statistics, the running confusion and the logged loss are those of the pass at w. Two gradients per
+step.
 Wire: |w| down, |w| up.  State: none.  Evaluated: personal, after the one step; global, Θ.
 """
 
@@ -51,9 +52,9 @@ def perfedavg(alpha: float | str = "lr", beta: float | str = "lr", plain: bool =
         first_batches = stream(env, ctx, jax.random.fold_in(ctx.key, INNER), env.max_epochs)
 
         def gradient(grad_of: Callable, params: Tree, step: Array, draw: Callable, carry: Tree):
-            batch = draw(step)
-            first, grads = grad_of(params, first_batches(step))
-            _, grads = grad_of(scaled_add(params, -length, grads), batch)
+            batch = first_batches(step)
+            first, grads = grad_of(params, batch)
+            _, grads = grad_of(scaled_add(params, -length, grads), draw(step))
             return first, grads, batch
 
         optimizer = Sgd() if plain else env.optimizer
