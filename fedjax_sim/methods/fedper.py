@@ -23,7 +23,8 @@ def last_groups(env: Env, layers: int) -> tuple[str, ...]:
     network = model.groups[: model.groups.index(model.head_group) + 1]
     if not 0 <= layers < len(network):
         raise UserError(
-            f"{layers} private groups leave nothing to share of model '{model.name}'; allowed: 0 to {len(network) - 1}"
+            f"{layers} parameter groups cannot stay private where model '{model.name}' has {len(network)}; "
+            f"allowed: 0 to {len(network) - 1}"
         )
     return network[len(network) - layers :]
 
