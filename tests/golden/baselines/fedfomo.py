@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from golden.baselines.common import Record, Setting, ce, copy, count, distance, local_only, logits, same_clients, sgd
+from golden.baselines.common import Record, Setting, ce, copy, count, distance, local_only, logits, mean, same_clients, sgd
 from torch.nn import functional
 
 
@@ -28,7 +28,7 @@ def run(s: Setting) -> dict[str, np.ndarray]:
             total = sum(max(o, 0.0) for o in omega.values())
             start = bank[i]
             if total > 0:
-                start = {leaf: sum(max(omega[n], 0.0) / total * bank[n][leaf] for n in chosen) for leaf in start}
+                start = mean([bank[n] for n in chosen], [max(omega[n], 0.0) for n in chosen])
             uploads[i] = sgd(start, lambda w: ce(w, c), s)
             for n in chosen:
                 affinity[i, n] += omega[n]

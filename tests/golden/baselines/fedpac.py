@@ -131,12 +131,12 @@ def check(s: Setting) -> None:
         np.testing.assert_allclose(alpha, other.x, atol=1e-6)
     c = s.clients[3]
     z = features(s.initial, c.x).numpy()
-    v = 0.0
+    spread = 0.0
     for label in np.unique(c.y):
         rows = z[c.y.numpy() == label]
         p = len(rows) / len(z)
-        v += p * np.trace(sum(np.outer(f, f) for f in rows) / len(rows)) - p**2 * (rows.mean(0) ** 2).sum()
-    np.testing.assert_allclose(statistics(s.initial, c)[2], v / len(z), rtol=1e-12)
+        spread += p * np.trace(sum(np.outer(f, f) for f in rows) / len(rows)) - p**2 * (rows.mean(0) ** 2).sum()
+    np.testing.assert_allclose(statistics(s.initial, c)[2], spread / len(z), rtol=1e-12)
     alone = run(s.but(cohorts=((3,),)))
     w = sgd(s.initial, lambda w: ce(w, c), s, epochs=1, lr=0.1, only=HEAD)
     np.testing.assert_allclose(alone["client/head/fc/kernel"][3], w["fc/kernel"], atol=1e-15)

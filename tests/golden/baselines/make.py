@@ -59,7 +59,7 @@ def main() -> None:
     stored |= {f"settings/{name}": value for name, value in flatten(given)}
     for method in methods:
         stored |= {f"{method}/{name}": value for name, value in run(method).items()}
-    np.savez_compressed(VALUES, **{name: stored[name] for name in sorted(stored)})
+    np.savez_compressed(VALUES, **{name: stored[name] for name in sorted(stored)})  # type: ignore[arg-type]
     print(f"{VALUES.name}: {len(stored)} arrays, {VALUES.stat().st_size} bytes")
 
 
