@@ -31,6 +31,24 @@ def blend(env: Env, take: Array, new: Tree, old: Tree) -> Tree:
     return jax.tree.map(one, env.group_of(new), new, old)
 
 
+def part(net: Tree, names: tuple[str, ...]) -> Tree:
+    """The named groups of a net, running statistics with them: what a client keeps of it.
+
+    >>> part({"params": {"conv": 1, "fc": 2}, "batch_stats": {"conv": 3}}, ("fc",))
+    {'params': {'fc': 2}, 'batch_stats': {}}
+    """
+    return {kind: {name: sub for name, sub in groups.items() if name in names} for kind, groups in net.items()}
+
+
+def overlay(net: Tree, own: Tree) -> Tree:
+    """A net with the groups of `own`, which is a `part` of another one, in the place of its own.
+
+    >>> overlay({"params": {"conv": 1, "fc": 2}, "batch_stats": {}}, {"params": {"fc": 5}, "batch_stats": {}})["params"]
+    {'conv': 1, 'fc': 5}
+    """
+    return {kind: {**groups, **own[kind]} for kind, groups in net.items()}
+
+
 def mix(env: Env, weights: Array, peers: Tree, own: Tree) -> Tree:
     """Redistribution by weights for ONE client: group g is Σ_j weights[g, j]·peers_j + weights[g, K]·own.
 

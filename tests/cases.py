@@ -19,6 +19,10 @@ def whole(w: int, phi: int, psi: int, c: int, d: int) -> tuple[int, int]:
     return w, w
 
 
+def backbone(w: int, phi: int, psi: int, c: int, d: int) -> tuple[int, int]:
+    return phi, phi
+
+
 class Case(NamedTuple):
     options: Mapping[str, Any] = MappingProxyType({})
     model: str = "mlp"
@@ -52,6 +56,14 @@ CASES: dict[str, Case] = {
     # the class Gaussians are a group: w has them already
     "pfedfda": Case(wire=lambda w, phi, psi, c, d: (phi, phi), reference="test_baselines_reference2.py"),
     "fedcp": Case(reference="test_baselines_reference2.py"),  # so is the policy
+    "fedper": Case(wire=backbone, fedavg_when={"layers": 0}, reference="test_baselines_reference.py"),
+    "fedrep": Case(wire=backbone, reference="test_baselines_reference.py"),
+    "fedbabu": Case(wire=backbone, reference="test_baselines_reference.py"),
+    "apfl": Case(fedavg_when={}, reference="test_baselines_reference.py"),
+    "perfedavg": Case(fedavg_when={"alpha": 0.0, "plain": False}, reference="test_baselines_reference.py"),
+    "pfedme": Case(reference="test_baselines_reference.py"),
+    "fedrod": Case(reference="test_baselines_reference.py"),
+    "fedphp": Case(fedavg_when={"lam": 0.0}, reference="test_baselines_reference.py"),
     "full": Case(fedavg_when={"weights": "size"}, reference="test_fedpolicy.py"),
     "backbone": Case(wire=lambda w, phi, psi, c, d: (phi, w), reference="test_fedpolicy.py"),
     "head": Case(wire=lambda w, phi, psi, c, d: (psi, w), reference="test_fedpolicy.py"),

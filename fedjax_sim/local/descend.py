@@ -80,6 +80,7 @@ def descend(
     gradient: Callable | None = None,
     adjust: Callable | None = None,
     project: Callable | None = None,
+    after: Callable | None = None,
     trainable: tuple[str, ...] | None = None,
     epochs: float | None = None,
     optimizer: Sgd | None = None,
@@ -96,6 +97,8 @@ def descend(
                two-model steps plug in here.
     adjust:    (grads, params) -> grads, before weight decay and momentum (control variates, proximal terms).
     project:   (params) -> params, after every step (a box, a simplex, …).
+    after:     (carry, grads, params) -> carry, after every step: the objective's gradient at the old parameters, the new
+               parameters (a mixing weight that is learned beside them, …).
     trainable: names of the groups that move; the others cost no gradient. Default: all.
     epochs:    a Python number, for passes that are not the Plan's; default `ctx.epochs` (at most env.max_epochs).
     optimizer: another than the run's, e.g. `env.optimizer._replace(momentum=0.0)`.
@@ -124,9 +127,8 @@ def descend(
             (loss, aux), grads = grad_of(params, batch)
         else:
             (loss, aux), grads, batch = gradient(grad_of, params, k, draw, running)
-        if adjust is not None:
-            grads = adjust(grads, params)
-        direction, opt_state = rule.update(grads, opt_state, params)
+        force = grads if adjust is None else adjust(grads, params)
+        direction, opt_state = rule.update(force, opt_state, params)
         rate = lr if env.lanes == 1 else jnp.where(k < steps, lr, 0)  # a finished lane stands still
         keep = (
             (lambda new, old: new)
@@ -136,18 +138,12 @@ def descend(
         params = jax.tree.map(lambda p, d: p - rate * d, params, direction)
         if project is not None:
             params = keep(project(params), params)
+        then = aux.carry if after is None else after(aux.carry, grads, params)
         seen = batch.mask.astype(env.dtype) if env.lanes == 1 else batch.mask * (k < steps).astype(env.dtype)
         n = seen.sum()
         hits = ((aux.logits.argmax(-1) == batch.y) * seen).sum()
         totals = (totals[0] + loss * n, totals[1] + hits, totals[2] + n)
-        return (
-            params,
-            keep(aux.batch_stats, stats),
-            opt_state,
-            keep(aux.confusion, confusion),
-            keep(aux.carry, running),
-            totals,
-        )
+        return (params, keep(aux.batch_stats, stats), opt_state, keep(aux.confusion, confusion), keep(then, running), totals)
 
     zero = jnp.zeros((), env.dtype)
     start = (moving, net["batch_stats"], rule.init(moving), client.confusion, carry, (zero, zero, zero))

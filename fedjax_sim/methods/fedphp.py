@@ -1,0 +1,51 @@
+"""FedPHP (Li et al., 2021): the personal model is inherited; a momentum copy of past ones teaches features to the new.
+
+    w ← SGD_E(Θ)  of  (1−λ) f_k(w) + λ MMD²( φ_w(x), φ_{p_k}(x) )       p_k frozen, in inference mode; see local/mmd.py
+    p_k ← (1−μ_t) w_k + μ_t p_k,   μ_t = μ·t/T                        t = 1 … T, the round; p_k from Θ⁰
+    Θ ← Σ_k (n_k / Σ_j n_j) w_k                                       over the participants that reported
+
+λ = 0 is FedAvg, and with μ = 0 p_k is what the client last trained. λ = μ = 0.1 (pFedRLLA).
+Wire: |w| down, |w| up.  State: p_k.  Evaluated: p_k (personal), Θ (global).
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from fedjax_sim.errors import UserError
+from fedjax_sim.hooks import Method, Server
+from fedjax_sim.local import Aux, Batch, descend, forward, local_loss, upload
+from fedjax_sim.local.mmd import mmd_rbf
+from fedjax_sim.methods.fedavg import fedavg
+from fedjax_sim.types import Array, Client, Ctx, Env, Tree, Upload
+
+
+def fedphp(lam: float = 0.1, mu: float = 0.1, weights: str = "size") -> Method:
+    """lam: λ, share of the features' discrepancy; mu: μ, share of the past at the end; weights: 'size' or 'uniform'."""
+    if not (0 <= lam <= 1 and 0 <= mu <= 1):
+        raise UserError(f"fedphp has lam={lam:g}, mu={mu:g}; allowed: both 0 to 1")
+
+    def init(env: Env, net: Tree):
+        return Server(net), net
+
+    def local(env: Env, net: Tree, server: Server, client: Client, ctx: Ctx) -> tuple[Client, Upload]:
+        past = client.own
+
+        def objective(now: Tree, batch: Batch, confusion: Tree) -> tuple[Array, Aux]:
+            logits, features, stats = forward(env, now, batch)
+            loss, confusion = local_loss(env, ctx, logits, batch, confusion)
+            taught = lax.stop_gradient(env.model.features(past, batch.x, train=False)[0])
+            apart = mmd_rbf(features, taught, batch.mask)
+            return (1 - lam) * loss + lam * apart, Aux(logits, stats, confusion)
+
+        client, done = descend(env, net, client, ctx, objective=objective)
+        share = mu * jnp.minimum((ctx.t + 1).astype(env.dtype) / max(env.rounds, 1), 1)  # μ_t
+        own = jax.tree.map(lambda new, old: (1 - share) * new + share * old, done.net, past)
+        return client._replace(own=own), upload(env, ctx, done, weights)
+
+    def personal(env: Env, server: Server, client: Client, ctx: Ctx) -> Tree:
+        return client.own
+
+    return fedavg(weights)._replace(name="fedphp", init=init, local=local, personal=personal)
