@@ -60,16 +60,18 @@ def python_blocks(page: pathlib.Path) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```", page.read_text(), re.M | re.S)
 
 
-@pytest.mark.parametrize(("page", "number"), [(p.name, i) for p in PAGES for i in range(len(python_blocks(p)))])
-def test_documented_python_runs(page, number, tmp_path, monkeypatch):
-    """Every Python block of the README and of docs/, each by itself."""
+@pytest.mark.parametrize("page", [p.name for p in PAGES if python_blocks(p)])
+def test_documented_python_runs(page, tmp_path, monkeypatch):
+    """Every Python block of the README and of docs/; those of one page one after another, as one would type them."""
     from fedjax_sim.methods import _OWN
 
     monkeypatch.chdir(tmp_path)
     path = next(p for p in PAGES if p.name == page)
     known, own = dict(METHODS), dict(_OWN)
+    names: dict = {"__name__": "docs"}
     try:
-        exec(compile(python_blocks(path)[number], f"{page}, Python block {number + 1}", "exec"), {"__name__": "docs"})
+        for number, block in enumerate(python_blocks(path), 1):
+            exec(compile(block, f"{page}, Python block {number}", "exec"), names)
     finally:  # what a page registers is not a method of the project
         for table, before in ((METHODS, known), (_OWN, own)):
             table.clear()

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from agents.registry import DISCRETE
 from fedjax_sim.errors import UserError, lookup
 from fedjax_sim.hooks import Control, Method, into_resident, resident_net
 from fedjax_sim.local import descend, upload
@@ -37,7 +38,7 @@ from fedjax_sim.tree import square_norm, subtract
 from fedjax_sim.types import Array, Client, Cohort, Ctx, Env, Plan, Tree, Upload
 
 REWARDS = ("combined", "local", "global")
-DISCRETE = ("sac", "trpo", "a2c", "ppo", "dqn", "q_bandit", "random", "oracle")
+CHOOSERS = (*(name for name in DISCRETE if name != "fixed"), "oracle")  # `fixed` goes by the block it always sends
 WIDE = 1000  # observations wider than this (31 classes) are remembered 2,000 times instead of 10,000
 
 
@@ -85,7 +86,7 @@ def fedpolicy(
     agent = agent if agent != "auto" else "ddpg" if space.continuous else "sac"
     chosen = dict(agent_options or {})
     check_agent(
-        "fedpolicy", agent, ("ddpg",) if space.continuous else (*DISCRETE, *(BLOCKS if actions == "blocks" else ())), chosen
+        "fedpolicy", agent, ("ddpg",) if space.continuous else (*CHOOSERS, *(BLOCKS if actions == "blocks" else ())), chosen
     )
     lookup("state of fedpolicy", state, STATES)
     lookup("state_scaling of fedpolicy", state_scaling, dict.fromkeys(("normalised", "raw")))
