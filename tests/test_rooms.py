@@ -31,7 +31,7 @@ ALLOWED: dict[str, set[str]] = {
     "hooks": BASICS | {"plans"},
     "local": BASICS | {"plans", "models", "platform"},
     "methods": ONE_CLIENT | {"agents.registry"},
-    "engine": ONE_CLIENT,
+    "engine": ONE_CLIENT | {"platform"},
     "runner": ONE_CLIENT | {"data", "engine", "methods", "platform", "__init__"},
     "report": {"errors", "options", "runner.files"},
     "cli": ONE_CLIENT | {"data", "engine", "methods", "platform", "runner", "report", "agents", "__init__"},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from fedjax_sim.data.federation import Federation
@@ -52,17 +53,24 @@ def score_server(r: Round, env: Env, state: State, data: Data) -> dict[str, Tree
     finish = method.finish
     if finish is not None:  # the model that is handed over, made once
         net = lax.cond(state.t >= env.rounds, lambda: finish(env, state.server, stage_key(state, SERVER)), lambda: net)
-    if net is not None and "global" in r.evaluations:
-        out["global"] = score_held(r, env, net, env.fed.held["test"])
-        if "val" in env.fed.held:
-            out["val"] = score_held(r, env, net, env.fed.held["val"])
+    if net is None:
+        return out
+    held = [name for name in ("test", "val") if name in env.fed.held] if "global" in r.evaluations else []
     same = method.personal is None and not env.bn_local
-    if net is not None and ("global@clients" in r.evaluations or (same and "personal" in r.evaluations)):
-        hit, loss = hits(r, env, net, data.flat_rows)
+    clients = "global@clients" in r.evaluations or (same and "personal" in r.evaluations)
+    wanted = [env.fed.held[name] for name in held] + ([data.flat_rows] if clients else [])
+    if not wanted:
+        return out
+    # all rows in one pass: a model is compiled once, not once per set
+    cuts = np.cumsum([len(rows) for rows in wanted])[:-1].tolist()
+    hit, loss = (jnp.split(values, cuts) for values in hits(r, env, net, jnp.concatenate(wanted)))
+    for i, name in enumerate(held):
+        out["global" if name == "test" else name] = dict(acc=hit[i].mean(), loss=loss[i].mean())
+    if clients:
         add = lambda v: score.by_owner(v, data.flat_owner, env.num_clients)
         count = env.fed.size[r.split].astype(env.dtype)
-        out["global@clients"] = dict(correct=add(hit), loss=add(loss), count=count)
-    if same and net is not None and "personal" in r.evaluations:
+        out["global@clients"] = dict(correct=add(hit[-1]), loss=add(loss[-1]), count=count)
+    if same and "personal" in r.evaluations:
         out["personal"] = out["global@clients"]
     return out
 
@@ -75,11 +83,6 @@ def hits(r: Round, env: Env, net: Tree, rows: Array) -> tuple[Array, Array]:
         return score.hits_per_row(env, lambda x: score.predict_net(env, net, x), rows)
 
     return split_rows(r.layout, fn, (env, net), rows)
-
-
-def score_held(r: Round, env: Env, net: Tree, rows: Array) -> dict[str, Array]:
-    hit, loss = hits(r, env, net, rows)
-    return dict(acc=hit.mean(), loss=loss.mean())
 
 
 # ---- the clients' models ------------------------------------------------------------------------------------------

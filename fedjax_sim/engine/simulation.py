@@ -32,6 +32,7 @@ from fedjax_sim.engine.round import (
 )
 from fedjax_sim.hooks import Method
 from fedjax_sim.local.losses import init_confusion
+from fedjax_sim.platform import run_once
 from fedjax_sim.types import Array, Client, Env, State, Tree
 
 
@@ -170,9 +171,9 @@ def start(r: Round, data: Data, seed: int, net: Tree) -> State:
     # the run donates its state: the caller's net and key must not be among its buffers
     key, net, inputs = layouts.everywhere(r.layout, (seed_key(seed), jax.tree.map(jnp.copy, net), data))
     if r.layout.mesh is None:
-        return jax.jit(build)(key, net, inputs)
+        return run_once(build, key, net, inputs)
     where = layouts.shardings(r.layout, jax.eval_shape(build, key, net, inputs))
-    return jax.jit(build, out_shardings=where)(key, net, inputs)
+    return run_once(build, key, net, inputs, out_shardings=where)
 
 
 # ---- many rounds --------------------------------------------------------------------------------------------------
