@@ -24,6 +24,7 @@ from fedjax_sim.engine.simulation import Simulation, simulate
 from fedjax_sim.errors import UserError
 from fedjax_sim.hooks import Method
 from fedjax_sim.local import descend, losses, optim, stream, upload
+from fedjax_sim.local.score import predict_net
 from fedjax_sim.methods import fedas as fedas_file
 from fedjax_sim.methods import make_method
 from fedjax_sim.methods.fedas import alignment, fisher_trace
@@ -498,6 +499,13 @@ def test_resnet_with_local_statistics_traces(name):
         net = jax.eval_shape(sim.env.model.init, jax.random.key(0))
         state = shapes_of(sim, net)
         after = jax.eval_shape(sim.round, state, sim.data)[0]
+
+        def predictions(state, data, sim=sim):
+            client, ctx = jax.tree.map(lambda a: a[0], state.clients), ctx_of(sim, state, data)
+            predictor = sim.method.personal(sim.open(data), state.server, client, ctx)
+            return (sim.method.predict or predict_net)(sim.open(data), predictor, data.fed.x[:3])
+
+        assert jax.eval_shape(predictions, state, sim.data).shape == (3, tiny.CLASSES)
         assert jax.tree.map(lambda a: (a.shape, a.dtype), after) == jax.tree.map(lambda a: (a.shape, a.dtype), state)
 
 
