@@ -76,7 +76,7 @@ MISTAKES = [  # options of `run fedavg`, what the sentence must say
     (["--set", "garbage"], "--set 'garbage' cannot be read"),
     (["--set", "fedavg.weights=unifrm"], "allowed: size, uniform"),
     (["--set", "model.hidden=abc"], "model.hidden 'abc' is not a list of whole numbers joined by x"),
-    (["--set", "model.hidden=0"], "positive integers"),
+    (["--set", "model.hidden=0"], "hidden widths of mlp are 1 to 100 integers from 1"),
     (["--set", "model.foo=1"], "model 'mlp' has no option 'foo'"),
     (["--set", "loss.gamma=1"], "unknown option of loss 'ce' 'gamma'"),
     (["--schedule", "step:every=x"], "schedule 'step:every=x' cannot be read"),

@@ -7,6 +7,7 @@ import pytest
 from fedjax_sim.cli.main import main
 from fedjax_sim.engine import host_rows
 from fedjax_sim.errors import UserError
+from fedjax_sim.hooks import Server
 from fedjax_sim.methods import make_method
 from fedjax_sim.runner import checkpoint
 from fedjax_sim.runner import execute as runner
@@ -78,7 +79,7 @@ def test_setup_is_streamed(monkeypatch):
             return after._replace(own=client.own + 1), up
 
         return plain._replace(
-            init=lambda env, net: (net, np.float32(0)),
+            init=lambda env, net: (Server(net), np.float32(0)),
             local=local,
             setup=lambda env, server, client, ctx: client._replace(own=client.own + 100 * (ctx.id + 1)),
         )

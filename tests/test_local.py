@@ -87,7 +87,7 @@ def arrays(tree):
 def gradient_plug(value: float):
     """Replace the gradient by `value` everywhere, so that closed forms exist."""
 
-    def gradient(grad_of, params, step, draw):
+    def gradient(grad_of, params, step, draw, carry):
         batch = draw(step)
         out, grads = grad_of(params, batch)
         return out, jax.tree.map(lambda g: jnp.full_like(g, value), grads), batch

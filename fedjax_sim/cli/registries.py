@@ -17,7 +17,7 @@ import fedjax_sim
 REGISTRIES = {
     "methods": ("fedjax_sim.methods", "METHODS"),
     "datasets": ("fedjax_sim.data.sources", "DATASETS"),
-    "models": ("fedjax_sim.models", "MODELS"),
+    "models": ("fedjax_sim.models.registry", "MODELS"),
     "partitions": ("fedjax_sim.data.partition", "PARTITIONS"),
     "protocols": ("fedjax_sim.data.protocols", "PROTOCOLS"),
     "losses": ("fedjax_sim.local.losses", "LOSSES"),
@@ -27,7 +27,7 @@ REGISTRIES = {
     "convolutions": ("fedjax_sim.models.layers", "FORMS"),
 }
 LISTED = ("methods", "datasets", "models", "partitions", "protocols", "losses", "agents", "evaluations")
-LIGHT = ("methods", "agents")  # importing these costs nothing
+LIGHT = ("methods", "models", "agents")  # importing these costs nothing
 
 
 def names(what: str) -> list[str]:

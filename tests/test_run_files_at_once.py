@@ -1,0 +1,257 @@
+"""Run directories: two processes at once, no room, no right, and other numbers of devices."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import pathlib
+import shutil
+import stat
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+
+import fedjax_sim as fs
+from fedjax_sim.cli.main import main
+from fedjax_sim.engine import layout as layouts
+from fedjax_sim.errors import UserError
+from fedjax_sim.runner import checkpoint, driver
+from fedjax_sim.runner import files as files_module
+from fedjax_sim.runner.autotune import candidates, key_of
+from fedjax_sim.runner.config import Config
+from fedjax_sim.runner.execute import resume, run
+from fedjax_sim.runner.files import checksum
+from fedjax_sim.runner.lock import Lock
+from fedjax_sim.runner.prepare import prepare
+
+jax.devices()
+ONE = dict(model="mlp", model_options={"hidden": (5,)}, devices="1", chunk="1", batch_size=4, lr=0.05, epochs=1.0)
+HALF = dict(participation="0.5", **ONE)
+ROWS = ("metrics.csv", "rounds.csv", "timings.csv", "clients.npz")
+
+
+def refused(make, *words: str) -> str:
+    with pytest.raises(UserError) as caught:
+        make()
+    text = str(caught.value)
+    assert "\n" not in text and all(word in text for word in words), text
+    return text
+
+
+def figures(folder: pathlib.Path) -> dict[str, str]:
+    return {name: (folder / name).read_text() for name in ("metrics.csv", "rounds.csv")}
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    """Six rounds straight, and the same run at round 4 with its checkpoints of rounds 2 and 4."""
+    folder = tmp_path_factory.mktemp("base")
+    run("fedavg", tiny.federation(), out=folder / "whole", rounds=6, eval_every=2, checkpoint_every=2, **HALF)
+    run("fedavg", tiny.federation(), out=folder / "cut", rounds=4, eval_every=2, checkpoint_every=2, **HALF)
+    return folder
+
+
+@pytest.fixture
+def cut(base, tmp_path):
+    return pathlib.Path(shutil.copytree(base / "cut", tmp_path / "run"))
+
+
+# ---- two at once, no room, no right ---------------------------------------------------------------------------------
+def test_one_process_at_a_time(cut):
+    lock = Lock(cut)
+    lock.take()
+    before = figures(cut)
+    refused(lambda: resume(cut, 6, fed=tiny.federation()), "is in use by another process")
+    assert figures(cut) == before
+    lock.release()
+    assert not (cut / ".lock").exists()
+    (cut / ".lock").touch()  # of a process that was killed: nobody holds it
+    assert resume(cut, 5, fed=tiny.federation()).summary["rounds"] == 5
+    assert not (cut / ".lock").exists()
+
+
+def test_the_lock_of_a_run_is_held_while_it_runs(tmp_path, monkeypatch):
+    real = driver.segment_length
+
+    def tried(*args):
+        refused(lambda: Lock(tmp_path / "run").take(), "in use")
+        return real(*args)
+
+    monkeypatch.setattr(driver, "segment_length", tried)
+    run("fedavg", tiny.federation(), out=tmp_path / "run", rounds=1, **HALF)
+    Lock(tmp_path / "run").take()
+
+
+def test_a_full_disk_is_a_sentence_and_the_run_goes_on_later(base, tmp_path, monkeypatch):
+    real, left = os.fsync, [0]
+
+    def full(handle):
+        left[0] -= 1
+        if left[0] < 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(handle)
+
+    monkeypatch.setattr(files_module.os, "fsync", full)
+    options = dict(eval_every=2, checkpoint_every=2, **HALF)
+    for number in (0, 1, 4, 8, 14, 16, 18, 20, 22):
+        left[0] = number
+        out = tmp_path / str(number)
+        refused(lambda: run("fedavg", tiny.federation(), out=out, rounds=6, **options), "cannot be written: No space left")
+        hidden = [p for p in out.rglob("*") if p.name.startswith(".")] if out.exists() else []
+        assert not hidden, hidden
+        left[0] = 10**6
+        if checkpoint.rounds(out / "checkpoints"):
+            resume(out, fed=tiny.federation())
+            assert figures(out) == figures(base / "whole")
+    assert not (tmp_path / "0").exists() and checkpoint.rounds(tmp_path / "22" / "checkpoints") == [4, 6]
+
+
+def test_places_where_nothing_can_be_written(cut, tmp_path, monkeypatch, capsys):
+    long = tmp_path / ("n" * 300)
+    refused(lambda: run("fedavg", tiny.federation(), out=long, rounds=1, **HALF), "cannot be")
+    assert main(["run", "fedavg", "--out", str(long), "--rounds", "1", "--quiet"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    refused(lambda: run("fedavg", tiny.federation(), out="a\0b", rounds=1, **HALF), "cannot be")
+    (tmp_path / "file").touch()
+    refused(lambda: run("fedavg", tiny.federation(), out=tmp_path / "file" / "x", rounds=1, **HALF), "cannot be made")
+
+    real = os.open
+
+    def forbidden(path, flags, *more, **named):
+        if flags & os.O_CREAT:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return real(path, flags, *more, **named)
+
+    monkeypatch.setattr(files_module.os, "open", forbidden)
+    before = figures(cut)
+    refused(lambda: resume(cut, 6, fed=tiny.federation()), "cannot be written: Permission denied")
+    refused(lambda: run("fedavg", tiny.federation(), out=tmp_path / "new", rounds=1, **HALF), "Permission denied")
+    assert figures(cut) == before and not (tmp_path / "new").exists()
+
+
+def test_files_can_be_read_by_whom_the_mask_allows(tmp_path):
+    for mask, mode in ((0o022, 0o644), (0o077, 0o600)):
+        old = os.umask(mask)
+        try:
+            files_module.write_bytes(tmp_path / f"{mask}", b"x")
+        finally:
+            os.umask(old)
+        assert stat.S_IMODE((tmp_path / f"{mask}").stat().st_mode) == mode
+
+
+def test_killed_deletions_are_cleared_by_the_next_save(tmp_path, monkeypatch):
+    state = tiny.start(tiny.simulation("fedavg"))[0]
+    at = lambda t: state._replace(t=jnp.int32(t))
+    (tmp_path / "00000001" / "state").mkdir(parents=True)  # half deleted by an older version
+    checkpoint.save(tmp_path, at(2), "h", keep=1)
+
+    def killed(path, **_):
+        if path.name.startswith(".00000002") and path.exists():
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(checkpoint.shutil, "rmtree", killed)
+    with pytest.raises(KeyboardInterrupt):
+        checkpoint.save(tmp_path, at(3), "h", keep=1)
+    monkeypatch.undo()
+    assert checkpoint.rounds(tmp_path) == [3]
+    checkpoint.save(tmp_path, at(4), "h", keep=1)
+    assert [p.name for p in tmp_path.iterdir()] == ["00000004"]
+
+
+# ---- devices --------------------------------------------------------------------------------------------------------
+def test_a_run_goes_on_with_fewer_devices_and_with_as_many(tmp_path, monkeypatch):
+    """Rows of client state fill up four devices (8 rows for 6 clients) and fit on one; the other way round as well."""
+    fed, options = tiny.federation(), {**HALF, "devices": "4"}
+    whole = run("ditto", fed, rounds=3, **options)
+    for folder in ("a", "b"):
+        run("ditto", fed, rounds=2, out=tmp_path / folder, **options)
+    same = resume(tmp_path / "a", 3, fed=fed)
+    assert same.setup.simulation.layout.devices == 4 and tiny.same_bits(same.state, whole.state)
+    monkeypatch.setattr(layouts, "available_devices", lambda: 1)
+    said: list[str] = []
+    fewer = resume(tmp_path / "b", 3, fed=fed, say=said.append)
+    assert "on 4 devices and there are 1" in said[0] and fewer.setup.simulation.layout.devices == 1
+    cut = lambda clients: jax.tree.map(lambda a: np.asarray(a)[: tiny.N], clients)
+    tiny.assert_close(fewer.state.server, whole.state.server)
+    tiny.assert_close(cut(fewer.state.clients), cut(whole.state.clients))
+    monkeypatch.undo()
+    data = json.loads((tmp_path / "b" / "config.json").read_text())  # written on one device: now on four
+    data["resolved"]["devices"] = 4
+    (tmp_path / "b" / "config.json").write_text(json.dumps(data | dict(checksum=checksum(data))))
+    more = resume(tmp_path / "b", 4, fed=fed)
+    assert more.setup.simulation.layout.devices == 4
+    tiny.assert_close(more.state.server, resume(tmp_path / "a", 4, fed=fed).state.server)
+
+
+SCRIPT = """
+import sys, warnings
+import fedjax_sim as fs
+from fedjax_sim.engine import layout
+layout.host_cores = lambda: 3
+if sys.argv[1] == "late":
+    import jax
+    jax.devices()
+with warnings.catch_warnings(record=True) as heard:
+    warnings.simplefilter("always")
+    setup = fs.prepare(fs.Config("fedavg", model="mlp", model_options={"hidden": 5}, clients=4, participation="1", rounds=1))
+import jax
+print(len(jax.devices()), setup.simulation.layout.devices, jax.config.values["jax_compilation_cache_dir"] is not None)
+print(*[str(w.message) for w in heard if "JAX was started" in str(w.message)])
+"""
+
+
+@pytest.mark.parametrize("when, devices", [("first", 3), ("late", 1)])
+def test_python_starts_jax_as_the_command_does(tmp_path, when, devices):
+    """One device per core and programs kept on disk; what is lost where JAX runs already is said."""
+    env = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
+    env |= {"PYTHONPATH": str(pathlib.Path(fs.__file__).parent.parent), "FEDJAX_SIM_CACHE": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", SCRIPT, when], env=env, capture_output=True, text=True, timeout=180)
+    assert done.returncode == 0, done.stderr
+    counts, said = done.stdout.split("\n")[:2]
+    assert counts == f"{devices} {devices} True"
+    assert ("clients train on 1 of 3 cores" in said) == (when == "late")
+
+
+def test_large_rows_fit_other_numbers_of_devices(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint, "BLOCK", 1)
+    sim, wide = tiny.simulation("scaffold"), tiny.simulation("scaffold", devices=4)
+    for one, other in ((sim, wide), (wide, sim)):
+        state, data = tiny.start(one)
+        state, *_ = one.run(state, data, jnp.int32(2))
+        path = checkpoint.save(tmp_path / str(one.layout.devices), state, "h")
+        back = checkpoint.load(path, tiny.start(other, seed=1)[0], "h", tiny.N)
+        for a, b in zip(*(jax.tree.leaves(s.clients) for s in (state, back)), strict=True):
+            assert np.array_equal(np.asarray(a)[: tiny.N], np.asarray(b)[: tiny.N])
+        refused(lambda: checkpoint.load(path, tiny.start(other)[0], "h"), "does not fit this run")
+
+
+def test_backends_mean_what_they_say():
+    fed = tiny.federation()
+    options = {k: v for k, v in HALF.items() if k != "devices"}
+    layout = lambda **more: prepare(Config("fedavg", rounds=1, **options, **more), fed=fed).simulation.layout
+    assert layout(backend="chunked").mesh is None
+    assert layout(backend="sharded").devices == 3  # the cohort
+    assert layout(backend="sharded", devices="1").mesh is not None
+    refused(lambda: layout(backend="chunked", devices="2"), "backend chunked runs on one device, not 2")
+    assert {c.devices for c in candidates(Config(backend="chunked"), 4)} == {1}
+    assert {c.devices for c in candidates(Config(backend="sharded"), 4)} == {4}
+    assert key_of(Config(backend="chunked"), 4, 1, 1) != key_of(Config(backend="sharded"), 4, 1, 1)
+    one = run("fedavg", fed, rounds=2, backend="sharded", **HALF)
+    tiny.assert_close(one.state.server, run("fedavg", fed, rounds=2, backend="chunked", **HALF).state.server)
+
+
+def test_an_extension_says_what_it_changes(tmp_path):
+    said: list[str] = []
+    run("fedavg", tiny.federation(), out=tmp_path / "a", rounds=2, schedule="cosine", **HALF)
+    resume(tmp_path / "a", 3, fed=tiny.federation(), say=said.append)
+    assert "2 rounds were planned and it goes on to 3" in said[0] and "stays laid over 2 rounds" in said[0]
+    said.clear()
+    run("fedpolicy", tiny.federation(), out=tmp_path / "b", rounds=1, **HALF)
+    resume(tmp_path / "b", 2, fed=tiny.federation(), say=said.append)
+    assert "refers to 2 from here on" in said[0]
