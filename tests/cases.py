@@ -70,8 +70,9 @@ CASES: dict[str, Case] = {
     "random": Case(wire="decides", reference="test_fedpolicy.py"),
 }
 
-# methods of the tests' own, for hooks that no registered method uses
+# methods of the tests' own, for hooks that no registered method uses, and the skeleton that the docs show
 DUMMY_CASES: dict[str, Case] = {
+    "my_method": Case(fedavg_when={}, reference="dummies.py"),
     "neighbourhood": Case(reference="test_layouts.py"),
     # its private group of one number per class never travels
     "private_scale": Case(wire=lambda w, phi, psi, c, d: (w - c, w - c), reference="test_contract.py"),

@@ -121,7 +121,17 @@ def model() -> Model:
         return features @ net["params"]["head"]["kernel"] + net["params"]["head"]["bias"]
 
     return Model(
-        "linear", lambda key: initial_net(), features, head, ("backbone", "head"), ("head",), 2, 4, (SIDE, SIDE, 1), ()
+        "linear",
+        lambda key: initial_net(),
+        features,
+        head,
+        ("backbone", "head"),
+        "head",
+        ("head",),
+        2,
+        4,
+        (SIDE, SIDE, 1),
+        (),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import importlib
+import importlib.util
 import io
 import pathlib
 import pkgutil
@@ -99,6 +100,18 @@ def test_readme_commands_parse():
             words = shlex.split(line, comments=True)[1:]
             if not {"--help", "--version"} & set(words):
                 make_parser().parse_args(words)
+
+
+def test_the_page_of_methods_is_up_to_date():
+    spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
+    generate = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(generate)
+    assert generate.PAGE.read_text() == generate.page(), "run: python docs/generate.py"
+
+
+def test_the_skeleton_is_short():
+    (block,) = python_blocks(ROOT / "docs" / "add-a-method.md")
+    assert len(block.splitlines()) <= 40
 
 
 def test_every_method_is_named(capsys):
