@@ -48,7 +48,7 @@ def report(setup: Setup) -> str:
             f"{f['steps']:.0f} steps on average; layout: {sim.layout.devices} device(s), chunk {sim.layout.chunk}"
             + (f" ({setup.resolved['chunk_why']})" if "chunk_why" in setup.resolved else ""),
             *(
-                f"  {config.method} replaces {option} {getattr(config, option, '')}: it is {why}"
+                f"  {config.method} replaces {option} {getattr(config, option, '')} by {why}"
                 for option, why in sim.method.replaces
             ),
             *(
@@ -129,7 +129,7 @@ def results_table(summaries: list[dict[str, Any]]) -> str:
 
 def warnings(s: dict[str, Any]) -> list[str]:
     """Sentences about one run that its accuracies do not tell."""
-    out = [f"{s['method']}: {option} is {why}" for option, why in s.get("replaces", {}).items()]
+    out = [f"{s['method']}: {option} was replaced by {why}" for option, why in s.get("replaces", {}).items()]
     if s.get("client_split") == "train":
         out.append(f"{s['method']}: client accuracies are training accuracies; the clients have no validation or test rows")
     if s.get("diverged"):

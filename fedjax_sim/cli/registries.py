@@ -27,7 +27,7 @@ REGISTRIES = {
     "convolutions": ("fedjax_sim.models.layers", "FORMS"),
 }
 LISTED = ("methods", "datasets", "models", "partitions", "protocols", "losses", "agents", "evaluations")
-LIGHT = ("methods", "agents")  # importing these costs nothing
+LIGHT = ("methods", "agents", "models")  # importing these costs nothing
 
 
 def names(what: str) -> list[str]:

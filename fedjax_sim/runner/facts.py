@@ -15,8 +15,9 @@ from fedjax_sim.types import Ctx
 
 MB = 2**20
 RUNTIME = 330 * MB  # Python, JAX and XLA with nothing in them, and the tables of a small federation
-PROGRAM = 90 * MB  # the compiler's workspace and the compiled rounds of a small network
-PER_GROUP = 12 * MB  # and what each further group of parameters adds to them
+PROGRAM = 80 * MB  # the compiler's workspace and the compiled rounds
+PER_GROUP = 40 * MB  # and what each group of parameters adds to them
+IN_A_STEP = 3  # times what the backward pass keeps: its gradients, and the unfolded inputs of convolutions
 MOST_STEPS = 2**31 - 1  # counters of steps, rounds and batches are 32-bit
 
 
@@ -44,7 +45,7 @@ def facts(setup: Setup) -> dict[str, Any]:
         )
         return jax.vjp(features, net["params"])[1]
 
-    lane = tree_bytes(jax.eval_shape(residuals, net, x, mask)) + 5 * tree_bytes(net)
+    lane = IN_A_STEP * tree_bytes(jax.eval_shape(residuals, net, x, mask)) + 5 * tree_bytes(net)
     data = tree_bytes(jax.eval_shape(lambda: (fed.x, fed.y)))
     steps = np.asarray(fed.size["train"])[list(setup.participation.seen)]
     per_epoch = -(-steps // env.batch_size)
@@ -82,7 +83,7 @@ def facts(setup: Setup) -> dict[str, Any]:
         peak=RUNTIME
         + program
         + logs
-        + state
+        + state * (2 if sim.layout.devices > 1 else 1)  # made in one place, then shared out
         + data * sim.layout.devices
         + lanes * lane
         + tree_bytes(net) * (2 * sim.layout.devices)
