@@ -27,8 +27,8 @@ lint: $(VENV)/.stamp-test
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-fuzz: $(VENV)/.stamp-test   ## thousands of random inputs: bad specs, files and arrays
-	HYPOTHESIS_PROFILE=long $(BIN)/python -m pytest -q tests/test_fuzz.py
+fuzz: $(VENV)/.stamp-test   ## thousands of random inputs: bad specs, files, arrays and command lines
+	HYPOTHESIS_PROFILE=long $(BIN)/python -m pytest -q tests/test_fuzz.py tests/test_fuzz_cli.py
 
 slow: $(VENV)/.stamp-test   ## long checks: learning curves of the agents, long runs
 	$(BIN)/python -m pytest -q -m slow

@@ -17,6 +17,7 @@ from fedjax_sim.errors import UserError, unknown
 T = TypeVar("T")
 WORDS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 LARGEST = 2**63 - 1  # of a whole number: what arrays and random generators take
+LARGEST_REAL = 3e38  # of a number: what float32 holds
 _WHOLE = re.compile(r"[+-]?[0-9]{1,40}")
 _REAL = re.compile(r"[+-]?(?:[0-9]{1,40}\.?[0-9]{0,40}|\.[0-9]{1,40})(?:[eE][+-]?[0-9]{1,4})?")
 
@@ -49,7 +50,7 @@ def whole(text: str) -> int:
 
 
 def real(text: str) -> float:
-    """A finite decimal number.
+    """A finite decimal number that float32 can hold.
 
     >>> real("1e-3"), real(".5")
     (0.001, 0.5)
@@ -59,6 +60,8 @@ def real(text: str) -> float:
     """
     if not _REAL.fullmatch(text.strip()) or not math.isfinite(float(text)):
         raise ValueError("not a finite number" if is_number_word(text) else "not a number")
+    if abs(float(text)) > LARGEST_REAL:
+        raise ValueError(f"too large; allowed: at most {LARGEST_REAL:g} in size")
     return float(text)
 
 
@@ -130,6 +133,23 @@ def at_least(least: float, converter: Callable[[str], T]) -> Callable[[str], T]:
     return checked
 
 
+def at_most(most: float, converter: Callable[[str], T]) -> Callable[[str], T]:
+    """The same converter for numbers up to `most`.
+
+    >>> at_most(5, whole)("6")
+    Traceback (most recent call last):
+    ValueError: too large; allowed: 5 or less
+    """
+
+    def checked(text: str) -> T:
+        value = converter(text)
+        if value is not None and value > most:  # type: ignore[operator]
+            raise ValueError(f"too large; allowed: {most:.10g} or less")
+        return value
+
+    return checked
+
+
 def convert(what: str, text: str, converter: Callable[[str], T], more: str = "") -> T:
     """The value of `text`, or one sentence that names it. more: what the sentence adds, e.g. the default.
 
@@ -146,12 +166,13 @@ def convert(what: str, text: str, converter: Callable[[str], T], more: str = "")
 
 
 def shown(text: str, most: int = 60) -> str:
-    """Text as it may stand in a sentence: not longer than a line.
+    """Text as it may stand in a sentence: one line, not too long, nothing that a terminal would act on.
 
-    >>> shown("9" * 100, 5)
-    '99999…'
+    >>> shown("9" * 100, 5), shown("two\\nlines")
+    ('99999…', 'two\\\\nlines')
     """
-    return text if len(text) <= most else text[:most] + "…"
+    line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+    return line if len(line) <= most else line[:most] + "…"
 
 
 def plain(text: str) -> Any:

@@ -16,6 +16,7 @@ import pytest
 
 from fedjax_sim import __version__
 from fedjax_sim.cli import registries
+from fedjax_sim.cli.commands import COMMANDS
 from fedjax_sim.cli.main import main, make_parser
 
 jax.devices()  # started with the test session's eight devices, before a command asks for its own number
@@ -76,7 +77,7 @@ MISTAKES = [  # options of `run fedavg`, what the sentence must say
     (["--set", "garbage"], "--set 'garbage' cannot be read"),
     (["--set", "fedavg.weights=unifrm"], "allowed: size, uniform"),
     (["--set", "model.hidden=abc"], "model.hidden 'abc' is not a list of whole numbers joined by x"),
-    (["--set", "model.hidden=0"], "hidden widths of mlp are 1 to 100 integers from 1"),
+    (["--set", "model.hidden=0"], "integers from 1 to 1048576"),
     (["--set", "model.foo=1"], "model 'mlp' has no option 'foo'"),
     (["--set", "loss.gamma=1"], "unknown option of loss 'ce' 'gamma'"),
     (["--schedule", "step:every=x"], "schedule 'step:every=x' cannot be read"),
@@ -136,6 +137,32 @@ MISTAKES = [  # options of `run fedavg`, what the sentence must say
     (["--seed", "9" * 30], "is too large; allowed: at most 2^63 - 1"),
     (["--val-fraction", "2"], "val_fraction must be between 0 and 1"),
     (["--num-processes", "2"], "need --coordinator"),
+    (["--batch-size", "2147483648"], "'2147483648' is too large; allowed: 2147483647 or less"),
+    (["--epochs", "1e30"], "epochs 1e+30 are too many steps"),
+    (["--lr", "1e39"], "'1e39' is too large"),
+    (["--seeds", "20000"], "seeds 20000 is not allowed"),
+    (["--evaluate", ","], "--evaluate names no mode"),
+    # names that the program gives itself
+    (["--set", "model.name=x"], "model 'mlp' has no option 'name'"),
+    (["--set", "model.shape=1"], "model 'mlp' has no option 'shape'"),
+    (["--set", "model.classes=1"], "model 'mlp' has no option 'classes'"),
+    (["--set", "model.dtype=float64"], "model 'mlp' has no option 'dtype'"),
+    (["--set", "model.conv=auto"], "model 'mlp' has no option 'conv'"),
+    (["--set", "loss.name=ce"], "unknown option of loss 'ce' 'name'"),
+    (["--set", "loss.classes=3"], "unknown option of loss 'ce' 'classes'"),
+    (["--set", "loss.warmup=inf"], "loss.warmup 'inf' is not a finite number"),
+    (["--set", "fedavg.name=x"], "unknown option of fedavg 'name'"),
+    # more memory than there is: refused before it is taken
+    (["--eval-every", "2147483647"], "eval-every"),
+    (["--batch-size", "2147483647"], "of memory, but"),
+    # paths
+    (["--out", "~nosuchuser/x"], "'~nosuchuser/x' is not a path"),
+    (["--out", "n" * 300], "File name too long"),
+    (["--init", "~nosuchuser/x"], "initial weights '~nosuchuser/x' cannot be read"),
+    (["--data-dir", "~nosuchuser", "--dataset", "mnist"], "'~nosuchuser' is not a path"),
+    (["--start-from", "n" * 300 + ":agent"], "File name too long"),
+    (["--dataset", "two\nlines"], "unknown dataset"),
+    (["--dataset", "a\0b"], "an argument holds a zero byte"),
     # parts of another run
     (["--start-from", "runs/first"], "use RUN:PART,PART"),
     (["--start-from", "runs/first:"], "use RUN:PART,PART"),
@@ -150,7 +177,7 @@ MISTAKES = [  # options of `run fedavg`, what the sentence must say
 
 @pytest.mark.parametrize("options, sentence", MISTAKES, ids=[" ".join(m[0])[:40] for m in MISTAKES])
 def test_mistakes_are_one_sentence(capsys, tmp_path, options, sentence):
-    assert sentence in refused(capsys, "run", "fedavg", *SMALL, *options, "--out", "out")
+    assert sentence in refused(capsys, "run", "fedavg", *SMALL, "--out", "out", *options)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -161,9 +188,15 @@ def test_mistakes_are_one_sentence(capsys, tmp_path, options, sentence):
         (["profile", "scafold"], "unknown method 'scafold' (did you mean 'scaffold'?)"),
         (["compare", "fedavg", "fedprx"], "unknown method 'fedprx' (did you mean 'fedprox'?)"),
         (["compare", "fedavg", "fedavg"], "names a method twice"),
-        (["compare", "fedavg", "ditto", *SMALL, "--set", "ditto.lam=x"], "ditto.lam=x is not a float"),
+        (["compare", "fedavg", "ditto", *SMALL, "--set", "ditto.lam=x"], "ditto.lam 'x' is not a number"),
         (["compare", "fedavg", "ditto", *SMALL, "--data-seed", "-1"], "data-seed -1 is not allowed"),
         (["compare", "fedavg", "ditto", *SMALL, "--seeds", "0"], "seeds 0 is not allowed"),
+        (["run", "ditto", *SMALL, "--set", "ditto.personal_epochs=nan"], "personal_epochs 'nan' is not a finite number"),
+        (["run", "ditto", *SMALL, "--set", "ditto.personal_epochs=1e30"], "use a number from 0 to 1e+06"),
+        (["run", "fedavg_ft", *SMALL, "--set", "fedavg_ft.ft_epochs=inf"], "ft_epochs 'inf' is not a finite number"),
+        (["run", "fedavg_ft", *SMALL, "--set", "fedavg_ft.ft_epochs=-1"], "fedavg_ft.ft_epochs -1 is not allowed"),
+        (["run", "fedprox", *SMALL, "--set", "fedprox.mu=nan"], "fedprox.mu 'nan' is not a finite number"),
+        (["resume", "~nosuchuser/x"], "'~nosuchuser/x' is not a path"),
         (["list", "metods"], "(did you mean 'methods'?)"),
         (["resume", "nowhere"], "no run directory 'nowhere'"),
         (["resume", "."], "'.' is not a run directory"),
@@ -409,3 +442,86 @@ def test_help_names_what_the_registries_hold(capsys, monkeypatch, what):
         make_parser().parse_args(["run", "--help"])
     words = " ".join(capsys.readouterr().out.split())
     assert ", ".join(held) in words
+
+
+@pytest.mark.parametrize(
+    "problem, sentence",
+    [
+        (PermissionError(13, "Permission denied", "runs/a"), "'runs/a': Permission denied"),
+        (OSError(28, "No space left on device"), "No space left on device"),
+        (MemoryError(), "there is not enough memory"),
+        (RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 17 bytes"), "there is not enough memory"),
+        (UnicodeDecodeError("utf-8", b"x", 0, 1, "invalid start byte"), "a file cannot be read"),
+        (RecursionError("maximum recursion depth exceeded"), "nested too deeply"),
+        (EOFError(), "a file cannot be read: EOFError"),
+        (OSError("two\nlines"), "two"),
+    ],
+)
+def test_expected_failures_are_one_sentence(capsys, monkeypatch, problem, sentence):
+    def fail(args):
+        raise problem
+
+    monkeypatch.setitem(COMMANDS, "list", fail)
+    assert sentence in refused(capsys, "list")
+    monkeypatch.setenv("FEDJAX_SIM_TRACEBACK", "1")
+    with pytest.raises(type(problem)):
+        main(["list"])
+
+
+@pytest.mark.parametrize("problem", [KeyError("a"), RuntimeError("a mistake"), ValueError("a mistake")])
+def test_mistakes_of_the_program_keep_their_traceback(monkeypatch, problem):
+    def fail(args):
+        raise problem
+
+    monkeypatch.setitem(COMMANDS, "list", fail)
+    with pytest.raises(type(problem)):
+        main(["list"])
+
+
+def test_replaced_options_are_said(capsys):
+    assert main(["compare", "fedavg", "scaffold", *SMALL, "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    assert "scaffold replaces momentum 0.9 by 0: it would invalidate" in out and "fedavg replaces" not in out
+
+
+def test_a_diverging_comparison_says_so(capsys, tmp_path):
+    """--lr 1e9: who diverged, when, and what it means; training accuracy by its name; gains and targets stored."""
+    options = ["--rounds", "2", "--lr", "1e9", "--protocol", "fedpolicy", "--val-fraction", "0", "--out", "out"]
+    assert main(["compare", "fedavg", "scaffold", *SMALL, *options]) == 0
+    out = capsys.readouterr().out
+    first = json.loads((tmp_path / "out" / "fedavg" / "summary.json").read_text())
+    second = json.loads((tmp_path / "out" / "scaffold" / "summary.json").read_text())
+    assert first["diverged"] > 0 and first["diverged_first"]["round"] >= 1 and first["diverged_first"]["client"] >= 0
+    assert f"fedavg: {first['diverged']} client updates ({100 * first['diverged_share']:.1f} %) diverged" in out
+    assert f"the first of client {first['diverged_first']['client']} in round {first['diverged_first']['round']}" in out
+    assert first["rounds_without_upload"] > 0 and "nothing was uploaded in" in out
+    assert second["replaces"] == {"momentum": "0: it would invalidate the control variates"} and first["replaces"] == {}
+    assert first["client_split"] == "train" and "training accuracy" in first["client_acc_note"]
+    assert "client mean (train)" in out and "client_on_train_rows" in (tmp_path / "out/fedavg/metrics.csv").read_text()
+    for name in ("rounds_to", "comm_gb_to", "time_min_to", "convergence_round", "layer_dist"):
+        assert name in first
+    assert "peak memory of the process" in out and "process" in first["peak_rss_note"]
+    assert set(json.loads((tmp_path / "out" / "compare.json").read_text())) == {"relative_gain", "runs"}
+
+
+def test_tables_of_targets_and_gains():
+    from fedjax_sim.cli import describe
+
+    one = dict(method="a", best_global=0.6, rounds_to={"50": 3, "70": None}, comm_gb_to={"50": 0.5, "70": None})
+    one |= dict(time_min_to={"50": 2.0, "70": None}, convergence_round=None)
+    two = one | dict(method="b", best_global=0.5, rounds_to={"50": None, "70": None}, convergence_round=7)
+    table = describe.targets_table([one, two]).splitlines()
+    assert "50 %" in table[0] and "70 %" not in table[0]  # nobody got there
+    assert "3 (0.5 GB, 2 min)" in table[2] and table[3].split() == ["b", "×", "7"]
+    assert describe.targets_table([two]) == ""
+    assert describe.gains_line([one, two]) == "relative to the best other: a +20.00 %, b -16.67 %"
+    assert describe.gains_line([one]) == ""
+
+
+def test_the_estimated_peak_counts_runtime_and_program(capsys):
+    assert main(["run", "fedavg", *SMALL, "--dry-run"]) == 0
+    found = re.search(
+        r"estimated peak memory: ([0-9.]+) MB \(runtime ([0-9.]+) MB, program ([0-9.]+) MB", capsys.readouterr().out
+    )
+    peak, runtime, program = map(float, found.groups())
+    assert 300 < runtime < runtime + program < peak < 2000

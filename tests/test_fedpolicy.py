@@ -310,7 +310,7 @@ def test_agent_options_arrive():
         ({"agent.lrr": "1"}, "unknown option of agent 'sac' 'lrr'"),
         ({"agent": "full", "agent.lr": "1"}, "option of agent 'full'"),
         ({"state_scaling": "x"}, "unknown state_scaling"),
-        ({"agent.lr": "fast"}, "agent.lr=fast is not a float"),
+        ({"agent.lr": "fast"}, "agent.lr 'fast' is not a number"),
         ({"agent.gamma": "2"}, "agent 'sac': gamma must lie between 0 and 1"),
     ],
 )

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import math
+import types
 
 import numpy as np
 import pytest
 
 from fedjax_sim.plans import payload_bytes
-from fedjax_sim.runner.figures import client_figures, convergence, probe_figures, relative_gain, rounds_to, summary_figures
+from fedjax_sim.runner.figures import (
+    client_figures,
+    convergence,
+    divergence_figures,
+    probe_figures,
+    progress_figures,
+    relative_gain,
+    rounds_to,
+    summary_figures,
+)
 from fedjax_sim.runner.files import number, read_csv, write_csv
+from fedjax_sim.runner.recorder import Recorder
+from fedjax_sim.runner.summary import clean
 
 
 def test_client_figures():
@@ -113,3 +125,129 @@ def test_numbers_survive_the_csv(tmp_path):
     again = [{"a": number(value(r["a"]))} for r in read_csv(tmp_path / "t.csv")]
     assert again == rows
     assert number(2**60) == str(2**60) and number(-0.0) == "0" and number(math.nan) == ""
+
+
+def test_probe_figures_are_over_those_who_can_take_part():
+    """Client 0 is kept out of training: it is in neither the BP nor the AP figures."""
+    log = dict(
+        probe_ids=np.array([1]), probe_before=np.array([2.0]), probe_after=np.array([3.0]), probe_count=np.array([4.0])
+    )
+    resident = dict(correct=np.array([10.0, 3.0, 1.0]), count=np.array([10.0, 4.0, 4.0]))
+    got = probe_figures(log, resident, seen=(1, 2))
+    assert got["before_all_mean"] == pytest.approx((2 / 4 + 1 / 4) / 2)
+    assert got["before_all_pooled"] == pytest.approx(3 / 8)
+
+
+def fake_setup(split="test", seen=(0, 1), unseen=()):
+    """As much of a Setup as a Recorder looks at: two groups of 3 and 2 floats, one float beside them each way."""
+    env = types.SimpleNamespace(group_floats=lambda net: (3, 2))
+    method = types.SimpleNamespace(extra_floats=lambda env, net: (1, 1), adapts=False)
+    simulation = types.SimpleNamespace(env=env, method=method, client_split=split)
+    config = types.SimpleNamespace(evaluations=("global", "personal", "resident"), eval_every=2, personal_every=0)
+    participation = types.SimpleNamespace(seen=seen)
+    return types.SimpleNamespace(simulation=simulation, net=None, participation=participation, unseen=unseen, config=config)
+
+
+def some_rounds(first, number):
+    """Logs in which round r has r participants."""
+    at = np.arange(first, first + number)
+    zero = np.zeros(number, int)
+    return dict(
+        round=at, participants=at, dropped=zero, diverged=at % 2, down=at, up=at, train_loss=at / 8.0,
+        taken=np.stack([at, at], 1), sent=np.stack([at, zero], 1),
+    )  # fmt: skip
+
+
+def test_totals_of_evaluated_rows():
+    """Running totals against sums over all rounds, also after a part was forgotten and came again."""
+    recorder = Recorder(fake_setup())
+    recorder.add_rounds(some_rounds(1, 6), 6)
+    for at in (2, 4, 6):
+        recorder.add_evaluation(dict(round=at), None)
+    first = [dict(r) for r in recorder.rows]
+    for row, start in zip(first, (1, 3, 5), strict=True):
+        done = range(1, row["round"] + 1)
+        assert row["bytes_down"] == sum(4 * (5 * r + r) for r in done)
+        assert row["bytes_up"] == sum(4 * (3 * r + r) for r in done)
+        assert row["participants"] == start + start + 1 and row["diverged"] == 1
+        assert row["train_loss"] == row["round"] / 8
+    recorder.truncate(3)
+    recorder.add_rounds(some_rounds(4, 3), 3)
+    for at in (4, 6):
+        recorder.add_evaluation(dict(round=at), None)
+    assert recorder.rows == first
+    recorder.truncate(5, rounds=False)  # the last evaluation alone
+    recorder.add_evaluation(dict(round=6), None)
+    assert recorder.rows == first
+
+
+def test_each_round_is_counted_once():
+    """An evaluation after every round of a long run looks at every round once, not at all of them every time."""
+
+    class Counting(list):
+        looks = 0
+
+        def __getitem__(self, at):
+            Counting.looks += len(range(len(self))[at]) if isinstance(at, slice) else 1
+            return super().__getitem__(at)
+
+        def __iter__(self):
+            Counting.looks += len(self)
+            return super().__iter__()
+
+    recorder = Recorder(fake_setup())
+    recorder.add_rounds(some_rounds(1, 300), 300)
+    recorder.rounds = Counting(recorder.rounds)
+    for at in range(1, 301):
+        recorder.add_evaluation(dict(round=at), None)
+    assert Counting.looks < 10 * 300
+
+
+def test_training_accuracy_is_named_and_unseen_clients_are_apart():
+    scores = dict(round=2, personal=dict(correct=np.array([1.0, 4.0]), count=np.array([4.0, 4.0])))
+    recorder = Recorder(fake_setup("train", (0,), (1,)))
+    recorder.add_rounds(some_rounds(1, 2), 2)
+    recorder.add_evaluation(scores, None)
+    (row,) = recorder.rows
+    assert row["client_on_train_rows"] == 1 and row["client_mean"] == 0.25 and row["unseen_client_mean"] == 1.0
+    tested = Recorder(fake_setup("test"))
+    tested.add_rounds(some_rounds(1, 2), 2)
+    tested.add_evaluation(scores, None)
+    assert "client_on_train_rows" not in tested.rows[0]
+
+
+def test_progress_figures():
+    """Round 4 is the first at 50 %: bytes of its row, half of the second segment's time."""
+    rows = [dict(round=r, global_acc=a, bytes_down=2**30 * r, bytes_up=0) for r, a in ((2, 0.25), (4, 0.55), (6, 0.45))]
+    timings = [dict(first_round=1, last_round=2, seconds=60.0), dict(first_round=3, last_round=6, seconds=240.0)]
+    got = progress_figures(rows, timings, eval_every=2)
+    assert got["rounds_to"]["50"] == 4 and got["rounds_to"]["20"] == 2 and got["rounds_to"]["60"] is None
+    assert got["comm_gb_to"]["50"] == 4.0 and got["comm_gb_to"]["60"] is None
+    assert got["time_min_to"]["50"] == pytest.approx(3.0) and got["time_min_to"]["20"] == pytest.approx(1.0)
+    assert got["targets_of"] == "global_acc" and got["convergence_round"] is None
+    private = [dict(round=1, global_acc=math.nan, client_mean=0.35, bytes_down=0, bytes_up=0)]
+    got = progress_figures(private, timings)
+    assert got["targets_of"] == "client_mean" and got["rounds_to"]["30"] == 1
+    flat = [dict(round=r, global_acc=min(r, 5) / 10, bytes_down=0, bytes_up=0) for r in range(1, 60)]
+    assert progress_figures(flat, timings)["convergence_round"] == 24  # rounds 5 to 24 are the first 20 alike
+    assert progress_figures([], [])["targets_of"] is None
+
+
+def test_the_last_value_alone_is_no_convergence():
+    assert convergence([1, 2, 3, 4], [0.0, 1.0, 2.0, 3.0], window=2, change=0.1) is None
+
+
+def test_divergence_figures():
+    rounds = [
+        dict(round=1, participants=4, dropped=1, diverged=0, diverged_id=-1),
+        dict(round=2, participants=4, dropped=0, diverged=2, diverged_id=7),
+        dict(round=3, participants=2, dropped=1, diverged=1, diverged_id=3),
+    ]
+    got = divergence_figures(rounds)
+    assert got["diverged"] == 3 and got["diverged_share"] == pytest.approx(3 / 8)
+    assert got["diverged_first"] == dict(round=2, client=7) and got["rounds_without_upload"] == 1
+    assert divergence_figures(rounds[:1])["diverged_first"] is None
+
+
+def test_what_is_not_finite_is_null():
+    assert clean(dict(a=math.inf, b=dict(c=math.nan, d=2.0), e="x")) == dict(a=None, b=dict(c=None, d=2.0), e="x")

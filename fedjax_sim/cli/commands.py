@@ -9,9 +9,10 @@ import sys
 from typing import Any
 
 from fedjax_sim.cli import registries
-from fedjax_sim.cli.settings import make_config, output_directory
+from fedjax_sim.cli.settings import make_config, output_directory, own_path
 from fedjax_sim.errors import UserError, lookup, unknown
 from fedjax_sim.methods import METHODS
+from fedjax_sim.options import shown
 from fedjax_sim.runner.config import Config
 
 
@@ -21,7 +22,7 @@ def note(text: str) -> None:
 
 def say(text: str) -> None:
     """Print, once: of several processes only the first speaks."""
-    if first_process():
+    if text and first_process():
         print(text)
 
 
@@ -68,23 +69,33 @@ def label(result: Any, seeds: int) -> dict[str, Any]:
     return {**summary, "method": f"{summary['method']} seed {summary['seed']}"} if seeds > 1 else summary
 
 
+def tables(results: list[Any], seeds: int) -> None:
+    """What every command prints of its results."""
+    from fedjax_sim.cli import describe
+
+    labelled = [label(r, seeds) for r in results]
+    say(describe.results_table(labelled))
+    say(describe.targets_table(labelled))
+
+
 def run(args: argparse.Namespace) -> int:
     lookup("method", args.method, METHODS)
     config = make_config(args, args.method, [args.method])
     out = output_directory(args, args.method, config)
     start(config, args)
     from fedjax_sim.cli import describe
+    from fedjax_sim.runner.facts import check_reach
     from fedjax_sim.runner.prepare import prepare
-    from fedjax_sim.runner.seeds import seeds_line
 
     setup = prepare(config, say=note, measure=not args.dry_run)
+    check_reach(setup)
     say(describe.report(setup))
     if args.dry_run:
         return 0
     results = execute_all(setup, args, out)
-    say(describe.results_table([label(r, args.seeds) for r in results]))
+    tables(results, args.seeds)
     if args.seeds > 1:
-        say(seeds_line([r.summary for r in results]))
+        say(describe.seeds_line([r.summary for r in results]))
         say(f"run directories: {', '.join(str(r.out) for r in results)}")
     else:
         say(describe.speed_line(results[0].summary))
@@ -103,8 +114,9 @@ def compare(args: argparse.Namespace) -> int:
     from fedjax_sim.cli import describe
     from fedjax_sim.methods import make_method
     from fedjax_sim.runner.config import check
+    from fedjax_sim.runner.facts import check_reach
+    from fedjax_sim.runner.files import write_json
     from fedjax_sim.runner.prepare import load_federation, prepare
-    from fedjax_sim.runner.seeds import seeds_line
 
     for config in configs:  # every mistake is found before the first method runs
         check(config)
@@ -113,15 +125,20 @@ def compare(args: argparse.Namespace) -> int:
     results, lines = [], []
     for config in configs:
         setup = prepare(config, fed=fed, loaded=True, say=note, measure=not args.dry_run)
+        check_reach(setup)
         say(describe.report(setup))
         if args.dry_run:
             continue
         runs = execute_all(setup, args, out / config.method)
         results += runs
         if args.seeds > 1:
-            lines.append(f"{config.method} {seeds_line([r.summary for r in runs])}")
+            lines.append(f"{config.method} {describe.seeds_line([r.summary for r in runs])}")
     if results:
-        say(describe.results_table([label(r, args.seeds) for r in results]))
+        tables(results, args.seeds)
+        summaries = [r.summary for r in results]
+        if first_process():
+            write_json(out / "compare.json", {"relative_gain": describe.gains(summaries), "runs": summaries})
+        say(describe.gains_line(summaries))
         for line in lines or [describe.speed_line(r.summary) for r in results]:
             say(line)
         figure = describe.save_curves(results, out / "curves.png") if first_process() else None
@@ -132,16 +149,15 @@ def compare(args: argparse.Namespace) -> int:
 def resume(args: argparse.Namespace) -> int:
     from fedjax_sim.runner.directory import RunDirectory
 
-    path = pathlib.Path(args.directory)
+    path = own_path(args.directory)
     if not path.is_dir():
-        raise UserError(f"there is no run directory '{args.directory}'")
+        raise UserError(f"there is no run directory '{shown(args.directory)}'")
     config, resolved, _ = RunDirectory(path).read_config()
     start(dataclasses.replace(config, devices=str(resolved.get("devices", config.devices))), args)
-    from fedjax_sim.cli import describe
     from fedjax_sim.runner import execute as runner
 
     result = runner.resume(path, args.rounds, progress=not args.quiet, data_dir=args.data_dir, say=note)
-    say(describe.results_table([result.summary]))
+    tables([result], 1)
     say(f"run directory: {path}")
     return 0
 
@@ -151,11 +167,13 @@ def profile(args: argparse.Namespace) -> int:
     config = make_config(args, args.method, [args.method])
     start(config, args)
     from fedjax_sim.cli import describe
+    from fedjax_sim.runner.facts import check_reach
     from fedjax_sim.runner.prepare import prepare
     from fedjax_sim.runner.profile import stage_seconds
 
     repeats = 3
     setup = prepare(config, say=note)
+    check_reach(setup)
     say(describe.stage_table(setup, stage_seconds(setup, repeats), repeats))
     return 0
 

@@ -6,7 +6,11 @@ import math
 import pathlib
 from typing import Any
 
+import numpy as np
+
+from fedjax_sim.options import shown
 from fedjax_sim.runner.facts import facts
+from fedjax_sim.runner.figures import relative_gain
 from fedjax_sim.runner.prepare import Setup
 
 MB, GB = 2**20, 2**30
@@ -31,17 +35,26 @@ def report(setup: Setup) -> str:
     groups = ", ".join(f"{name} {count:,}" for name, count in f["floats"].items())
     return "\n".join(
         [
-            f"{config.method} on {setup.fed.name} ({config.partition}, {setup.fed.num_clients} clients, {who} per round"
+            f"{config.method} on {shown(setup.fed.name)} ({config.partition}, {setup.fed.num_clients} clients, "
+            + f"{who} per round"
             + (f", {len(setup.unseen)} kept out of training" if setup.unseen else "")
             + f"), model {sim.env.model.name}, "
             f"{config.rounds} rounds, seed {config.seed}, config {config.hash()}",
             f"  parameters: {f['parameters']:,} ({groups})",
             f"  client state: {size(f['client_state'])} (N x {size(f['per_client'])}); estimated peak memory: "
-            f"{size(f['peak'])} (state {size(f['state'])}, data {size(f['data'])} per device, "
-            f"{f['lanes']} training lanes of {size(f['lane'])})",
+            f"{size(f['peak'])} (runtime {size(f['runtime'])}, program {size(f['program'])}, state {size(f['state'])}, "
+            f"data {size(f['data'])} per device, {f['lanes']} training lanes of {size(f['lane'])}, logs {size(f['logs'])})",
             f"  per round: {size(f['down'])} down{' at most' if f['controlled'] else ''}, {size(f['up'])} up, "
             f"{f['steps']:.0f} steps on average; layout: {sim.layout.devices} device(s), chunk {sim.layout.chunk}"
             + (f" ({setup.resolved['chunk_why']})" if "chunk_why" in setup.resolved else ""),
+            *(
+                f"  {config.method} replaces {option} {getattr(config, option, '')} by {why}"
+                for option, why in sim.method.replaces
+            ),
+            *(
+                ["  client accuracies are training accuracies: nobody has validation or test rows"]
+                * (sim.client_split == "train")
+            ),
         ]
     )
 
@@ -60,53 +73,142 @@ def stage_table(setup: Setup, seconds: dict[str, float], repeats: int) -> str:
     return "\n".join(rows)
 
 
+def percent(value: float | None) -> str:
+    """A fraction as percent, a dash for none.
+
+    >>> percent(0.5), percent(None)
+    ('50.00', '–')
+    """
+    return "–" if value is None or math.isnan(value) else f"{100 * value:.2f}"
+
+
+def columns(rows: list[list[str]]) -> str:
+    """Rows of equal length below their head, the first column flush left, the others flush right."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    line = lambda row: "  ".join([row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))])
+    return "\n".join([line(rows[0]), line(["-" * w for w in widths]), *map(line, rows[1:])])
+
+
+ACCURACIES = {
+    "best": "best_global",
+    "by val": "best_by_val",
+    "last": "last_global",
+    "mean last 10": "mean_last10",
+    "client mean": "client_acc_mean",
+    "pooled": "client_acc_pooled",
+    "worst 10 %": "client_acc_worst10",
+}
+
+
+def on_rows(summaries: list[dict[str, Any]]) -> str:
+    """What stands behind 'client mean': nothing, or that it is training accuracy."""
+    return " (train)" if any(s.get("client_split") == "train" for s in summaries) else ""
+
+
 def results_table(summaries: list[dict[str, Any]]) -> str:
-    """Accuracies in percent. 'best' is over rounds on test data (the papers' figure); 'by val' is the fair choice."""
-    percent = lambda v: "–" if v is None or (isinstance(v, float) and math.isnan(v)) else f"{100 * v:.2f}"
-    head = [
-        "method",
-        "best",
-        "by val",
-        "last",
-        "mean last 10",
-        "client mean",
-        "pooled",
-        "worst 10 %",
-        "down",
-        "up",
-        "s/round",
-    ]
+    """Accuracies in percent. 'best' is over rounds on test data (the papers' figure); 'by val' is the fair choice.
+
+    Below it, what a reader must not miss: training accuracies, replaced options, diverged clients.
+    """
+    diverged = any(s.get("diverged") for s in summaries)
+    title = lambda name: name + (on_rows(summaries) if name in ("client mean", "pooled", "worst 10 %") else "")
+    head = ["method", *map(title, ACCURACIES), "down", "up", "s/round", *(["diverged"] if diverged else [])]
     rows = [
         [
             s["method"],
-            *(
-                percent(s[k])
-                for k in (
-                    "best_global",
-                    "best_by_val",
-                    "last_global",
-                    "mean_last10",
-                    "client_acc_mean",
-                    "client_acc_pooled",
-                    "client_acc_worst10",
-                )
-            ),
+            *(percent(s[key]) for key in ACCURACIES.values()),
             size(s["bytes_down"]),
             size(s["bytes_up"]),
             f"{s['seconds_per_round']:.3f}",
+            *([f"{100 * s.get('diverged_share', 0):.1f} %"] if diverged else []),
         ]
         for s in summaries
     ]
-    widths = [max(len(r[i]) for r in [head, *rows]) for i in range(len(head))]
-    line = lambda row: "  ".join([row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))])
-    return "\n".join([line(head), line(["-" * w for w in widths]), *map(line, rows)])
+    return "\n".join([columns([head, *rows]), *(line for s in summaries for line in warnings(s))])
+
+
+def warnings(s: dict[str, Any]) -> list[str]:
+    """Sentences about one run that its accuracies do not tell."""
+    out = [f"{s['method']}: {option} was replaced by {why}" for option, why in s.get("replaces", {}).items()]
+    if s.get("client_split") == "train":
+        out.append(f"{s['method']}: client accuracies are training accuracies; the clients have no validation or test rows")
+    if s.get("diverged"):
+        first = s["diverged_first"]
+        out.append(
+            f"{s['method']}: {s['diverged']} client updates ({100 * s['diverged_share']:.1f} %) diverged and weigh nothing, "
+            f"the first of client {first['client']} in round {first['round']}; try a smaller --lr"
+        )
+    without, rounds = s.get("rounds_without_upload", 0), s.get("rounds", 0)
+    if without and without == rounds:
+        out.append(f"{s['method']}: nothing was uploaded in any of the {rounds} rounds; the server's model is the first one")
+    elif without:
+        out.append(
+            f"{s['method']}: nothing was uploaded in {without} of {rounds} rounds; they left the server's model as it was"
+        )
+    if not s.get("final_loss_finite", True):
+        out.append(f"{s['method']}: the loss of the last global model is not finite; its accuracy means nothing")
+    return out
+
+
+def targets_table(summaries: list[dict[str, Any]]) -> str:
+    """Rounds (GB, minutes) to each accuracy that any of the runs reached, and the round of convergence; '' for none."""
+    reached = [x for x in summaries[0]["rounds_to"] if any(s["rounds_to"][x] is not None for s in summaries)]
+    if not reached:
+        return ""
+
+    def cell(s: dict[str, Any], x: str) -> str:
+        if s["rounds_to"][x] is None:
+            return "×"
+        return f"{s['rounds_to'][x]} ({s['comm_gb_to'][x]:.3g} GB, {s['time_min_to'][x]:.2g} min)"
+
+    settled = lambda s: "–" if s["convergence_round"] is None else str(s["convergence_round"])
+    head = ["rounds to", *(f"{x} %" for x in reached), "converged"]
+    return columns([head, *([s["method"], *(cell(s, x) for x in reached), settled(s)] for s in summaries)])
+
+
+def gains(summaries: list[dict[str, Any]]) -> dict[str, float]:
+    """Each method's relative gain in percent over the best of the others, averaged over its seeds.
+
+    Of the best global accuracy, or where a method has none of the clients' mean, for all alike.
+
+    >>> gains([{"method": "a", "best_global": 0.6}, {"method": "b", "best_global": 0.5}])
+    {'a': 20.0, 'b': -16.67}
+    """
+    names = list(dict.fromkeys(s["method"] for s in summaries))
+    key = next((k for k in ("best_global", "client_acc_mean") if all(s.get(k) is not None for s in summaries)), None)
+    if key is None or len(names) < 2:
+        return {}
+    mean = {n: float(np.mean([s[key] for s in summaries if s["method"] == n])) for n in names}
+    best = {n: max(v for other, v in mean.items() if other != n) for n in names}
+    return {n: round(relative_gain(mean[n], best[n]), 2) for n in names if best[n] > 0}
+
+
+def gains_line(summaries: list[dict[str, Any]]) -> str:
+    found = gains(summaries)
+    return "relative to the best other: " + ", ".join(f"{n} {g:+.2f} %" for n, g in found.items()) if found else ""
+
+
+def seeds_line(summaries: list[dict[str, Any]]) -> str:
+    """mean ± standard deviation over seeds, in percent.
+
+    >>> seeds_line([{"best_global": 0.5, "last_global": 0.4, "client_acc_mean": None},
+    ...             {"best_global": 0.6, "last_global": 0.4, "client_acc_mean": None}])
+    'over 2 seeds: best 55.00 ± 7.07, last 40.00 ± 0.00'
+    """
+    parts = []
+    named = (("best", "best_global"), ("last", "last_global"), (f"client mean{on_rows(summaries)}", "client_acc_mean"))
+    for name, key in named:
+        values = [s[key] for s in summaries if s.get(key) is not None and not math.isnan(s[key])]
+        if len(values) == len(summaries):
+            parts.append(f"{name} {100 * np.mean(values):.2f} ± {100 * np.std(values, ddof=1):.2f}")
+    return f"over {len(summaries)} seeds: {', '.join(parts)}"
 
 
 def speed_line(s: dict[str, Any]) -> str:
     waste = f", executed ÷ needed steps {s['padding_waste']:.3f}" if s["padding_waste"] else ""
     return (
         f"{s['method']}: {s['rounds_per_second']:.2f} rounds/s (compiled in {s['compile_seconds']:.1f} s, apart)"
-        f"{waste}, peak memory {s['peak_rss_mb']:.0f} MB"
+        f"{waste}, peak memory of the process so far {s['peak_rss_mb']:.0f} MB"
     )
 
 
@@ -123,7 +225,7 @@ def save_curves(results: list[Any], path: pathlib.Path) -> pathlib.Path | None:
     for result in results:
         for axis, column, title in (
             (axes[0], "global_acc", "global model, test set"),
-            (axes[1], "client_mean", "clients' own models, mean"),
+            (axes[1], "client_mean", f"clients' own models, mean{on_rows([r.summary for r in results])}"),
         ):
             points = [(r["round"], 100 * r[column]) for r in result.rows if not math.isnan(r.get(column, math.nan))]
             if points:
@@ -140,4 +242,16 @@ def save_curves(results: list[Any], path: pathlib.Path) -> pathlib.Path | None:
     return path
 
 
-__all__ = ["facts", "report", "results_table", "save_curves", "size", "speed_line", "stage_table"]
+__all__ = [
+    "facts",
+    "gains",
+    "gains_line",
+    "report",
+    "results_table",
+    "save_curves",
+    "seeds_line",
+    "size",
+    "speed_line",
+    "stage_table",
+    "targets_table",
+]

@@ -29,7 +29,7 @@ class Parser(argparse.ArgumentParser):
     """argparse, but a mistake is one sentence and exit code 2."""
 
     def error(self, message: str) -> Any:
-        raise UserError(f"{message} (see {self.prog} --help)")
+        raise UserError(f"{options.shown(message, 400)} (see {self.prog} --help)")
 
 
 class Help(argparse.RawDescriptionHelpFormatter):
@@ -52,6 +52,7 @@ def read(converter: Callable[[str], Any]) -> Callable[[str], Any]:
 
 
 WHOLE, REAL = read(options.whole), read(options.real)
+COUNT = read(options.at_most(2**31 - 1, options.whole))  # what is counted in 32 bits
 
 
 def _add(group: Any, name: str, kind: Any, text: str, metavar: str | None = None) -> None:
@@ -60,7 +61,7 @@ def _add(group: Any, name: str, kind: Any, text: str, metavar: str | None = None
     if kind is bool:
         group.add_argument(flag, action="store_true", help=text)
         return
-    shown = "" if default in (None, "", 0) and kind is not WHOLE else f" (default: {default})"
+    shown = "" if default in (None, "", 0) and kind not in (WHOLE, COUNT) else f" (default: {default})"
     if default is None:
         shown = ""
     group.add_argument(flag, type=kind, default=default, metavar=metavar, help=text + shown)
@@ -100,9 +101,9 @@ def add_model(model: Any) -> None:
 
 def add_training(train: Any) -> None:
     _add(train, "participation", str, "per round: a fraction 0.1, a range 0.5:1, or n of N as 10/50", "r")
-    _add(train, "rounds", WHOLE, "rounds T", "T")
+    _add(train, "rounds", COUNT, "rounds T", "T")
     _add(train, "epochs", REAL, "local epochs E; fractions are counted in steps", "E")
-    _add(train, "batch_size", WHOLE, "batch size B", "B")
+    _add(train, "batch_size", COUNT, "batch size B", "B")
     _add(train, "lr", REAL, "local learning rate", "η")
     text = "learning rate over rounds: {schedules}; with options as in step:every=30,gamma=0.1 or cosine:end=0"
     _add(train, "schedule", str, text)
@@ -113,7 +114,7 @@ def add_training(train: Any) -> None:
     _add(train, "dropout", REAL, "chance that a participant fails to report", "p")
     _add(train, "stragglers", str, "p or p:least: chance of being slow, and the least share of the work done", "p")
     _add(train, "seed", WHOLE, "seed of weights, cohorts and shuffles", "s")
-    train.add_argument("--seeds", type=WHOLE, default=1, metavar="K", help="K runs with seeds s, s+1, …; one compilation")
+    train.add_argument("--seeds", type=COUNT, default=1, metavar="K", help="K runs with seeds s, s+1, …; one compilation")
     train.add_argument(
         "--seeds-mode",
         choices=("loop", "vmap"),
@@ -132,7 +133,7 @@ def add_training(train: Any) -> None:
 
 
 def add_evaluation(score: Any) -> None:
-    _add(score, "eval_every", WHOLE, "evaluate every k rounds", "k")
+    _add(score, "eval_every", COUNT, "evaluate every k rounds", "k")
     score.add_argument(
         "--evaluate",
         default=",".join(DEFAULT.evaluations),
@@ -141,7 +142,7 @@ def add_evaluation(score: Any) -> None:
         help=f"comma list of {{evaluations}} (default: {','.join(DEFAULT.evaluations)})",
     )
     text = "methods that fine-tune at evaluation do so every k rounds (0: at the end only)"
-    _add(score, "personal_every", WHOLE, text, "k")
+    _add(score, "personal_every", COUNT, text, "k")
     _add(score, "probe", bool, "record participants' accuracy before and after local training")
 
 
@@ -152,8 +153,8 @@ def add_computation(how: Any) -> None:
     _add(how, "devices", str, "devices to share the cohort: auto (one per core on a CPU), or a number", "n")
     _add(how, "backend", str, f"{', '.join(BACKENDS)}; loop is for debugging and names the failing client")
     _add(how, "state_on", str, "clients' stored rows: device, or host (only the cohort's travel to the device)")
-    _add(how, "checkpoint_every", WHOLE, "rounds between checkpoints (0: about once a minute)", "k")
-    _add(how, "keep", WHOLE, "checkpoints kept", "k")
+    _add(how, "checkpoint_every", COUNT, "rounds between checkpoints (0: about once a minute)", "k")
+    _add(how, "keep", COUNT, "checkpoints kept", "k")
     add_processes(how)
     how.add_argument("--out", default=None, metavar="DIR", help="run directory (default: a new one under runs/)")
     how.add_argument("--dry-run", action="store_true", help="print sizes, bytes, memory and steps, and stop")
@@ -167,8 +168,8 @@ def add_processes(how: Any) -> None:
         metavar="HOST:PORT",
         help="several processes: address of process 0 (under SLURM or on TPU pods: 'auto')",
     )
-    how.add_argument("--num-processes", type=WHOLE, default=None, metavar="P", help="several processes: how many")
-    how.add_argument("--process-id", type=WHOLE, default=None, metavar="i", help="several processes: which one this is")
+    how.add_argument("--num-processes", type=COUNT, default=None, metavar="P", help="several processes: how many")
+    how.add_argument("--process-id", type=COUNT, default=None, metavar="i", help="several processes: which one this is")
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -191,7 +192,7 @@ def make_parser() -> argparse.ArgumentParser:
         add_options(sub)
     resume = add("resume", "continue a run directory")
     resume.add_argument("directory", metavar="DIR")
-    resume.add_argument("--rounds", type=WHOLE, default=None, metavar="T", help="new total, to extend the run")
+    resume.add_argument("--rounds", type=COUNT, default=None, metavar="T", help="new total, to extend the run")
     resume.add_argument("--data-dir", default=None, metavar="DIR", help="where the dataset is now, if it moved")
     add_processes(resume)
     resume.add_argument("--quiet", action="store_true", help="no progress bar")

@@ -9,7 +9,10 @@ from typing import Any
 
 from fedjax_sim import options
 from fedjax_sim.errors import UserError, unknown
+from fedjax_sim.models import check_options
 from fedjax_sim.runner.config import FOUND, Config
+
+MOST_SEEDS = 10_000
 
 # fields of Config that are not an option of the same name
 NOT_OPTIONS = {"method", "options", "model_options", "loss_options", "evaluations", "schedule_rounds", "cohorts"} | FOUND
@@ -28,7 +31,9 @@ def split_sets(sets: list[str], methods: list[str]) -> tuple[dict[str, dict[str,
         left, equals, value = item.partition("=")
         owner, dot, option = left.partition(".")
         if not (equals and dot and option):
-            raise UserError(f"--set '{item}' cannot be read; use NAME.OPTION=VALUE, e.g. fedavg.weights=uniform")
+            raise UserError(
+                f"--set '{options.shown(item)}' cannot be read; use NAME.OPTION=VALUE, e.g. fedavg.weights=uniform"
+            )
         if owner == "model":
             model[option] = options.convert(left, value, options.widths) if option == "hidden" else value
         elif owner == "loss":
@@ -36,23 +41,28 @@ def split_sets(sets: list[str], methods: list[str]) -> tuple[dict[str, dict[str,
         elif owner in per:
             per[owner][option] = value
         else:
-            raise unknown("name in --set", owner, ["model", "loss", *methods])
+            raise unknown("name in --set", options.shown(owner), ["model", "loss", *methods])
     return per, model, loss
 
 
 def make_config(args: argparse.Namespace, method: str, methods: list[str]) -> Config:
     """One method's Config; `methods` are all whose options may stand in --set."""
     per, model, loss = split_sets(args.sets, methods)
+    check_options(args.model, model)  # also what `build` is told by others: its dtype, its shape
     values = {f.name: getattr(args, f.name) for f in dataclasses.fields(Config) if f.name not in NOT_OPTIONS}
     modes = options.names(args.evaluations)
+    if not modes:
+        raise UserError("--evaluate names no mode; write for example --evaluate global,personal")
     config = Config(method=method, options=per[method], model_options=model, loss_options=loss, evaluations=modes, **values)
     return for_seeds(config, args.seeds, args.seeds_mode)
 
 
 def for_seeds(config: Config, seeds: int, mode: str) -> Config:
     """Seeds side by side share one device."""
-    if seeds < 1:
-        raise UserError(f"seeds {seeds} is not allowed; use a whole number of 1 or more")
+    if not 1 <= seeds <= MOST_SEEDS:
+        raise UserError(f"seeds {seeds} is not allowed; use a whole number from 1 to {MOST_SEEDS}")
+    if config.seed + seeds > 2**63:
+        raise UserError(f"seed {config.seed} and {seeds} seeds are too large together; the last is at most 2^63 - 1")
     if seeds == 1 or mode == "loop":
         return config
     if config.devices not in ("auto", "1"):
@@ -64,11 +74,11 @@ def output_directory(args: argparse.Namespace, stem: str, config: Config) -> pat
     """--out, or a new name under runs/; an existing one is refused (a dry run writes nothing)."""
     from fedjax_sim.runner.files import exists  # brings NumPy, which the help must not wait for
 
-    word = pathlib.Path(config.dataset.split(":")[0]).stem
-    out = pathlib.Path(args.out) if args.out else free_directory(f"{stem}-{word}-s{config.seed}")
+    word = pathlib.Path(config.dataset.split(":")[0]).stem[:60]
+    out = own_path(args.out) if args.out else free_directory(f"{stem}-{word}-s{config.seed}")
     if exists(out) and not args.dry_run:
         hint = f", or resume it with fedjax-sim resume {out}" if args.command == "run" else ""
-        raise UserError(f"output directory '{out}' exists already; choose another --out{hint}")
+        raise UserError(f"output directory '{options.shown(str(out))}' exists already; choose another --out{hint}")
     return out
 
 
@@ -79,3 +89,11 @@ def free_directory(stem: str) -> pathlib.Path:
         if not path.exists():
             return path
     raise UserError(f"no free directory name for '{stem}' under runs/")
+
+
+def own_path(text: str) -> pathlib.Path:
+    """A path as it was typed, ~ and ~user meant as the shell means them."""
+    try:
+        return pathlib.Path(text).expanduser()
+    except RuntimeError:
+        raise UserError(f"'{options.shown(text)}' is not a path: there is no such user") from None

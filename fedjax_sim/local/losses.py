@@ -14,7 +14,7 @@ C classes, n_c the client's number of training examples of class c.
 | c3e   | λ_μ · L_log + λ_ν · L_conf, see `_c3e`                                              |
 
 >>> import jax.numpy as jnp
->>> loss = make_loss("focal", classes=3, gamma=0.0)      # γ = 0 is plain cross-entropy
+>>> loss = make_loss("focal", 3, gamma=0.0)      # γ = 0 is plain cross-entropy
 >>> z, y = jnp.zeros((2, 3)), jnp.array([0, 2])
 >>> round(float(loss.value(z, y, jnp.array([True, True]), jnp.ones(3), ())), 4)     # log 3
 1.0986
@@ -31,6 +31,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_sim.errors import UserError, lookup, unknown
+from fedjax_sim.options import shown
 
 Array = jax.Array
 
@@ -291,7 +292,7 @@ def _checked(loss: str, option: str, value: Any, default: Any) -> Any:
     return float(number)
 
 
-def make_loss(name: str, classes: int, dataset: str = "", **options: Any) -> Loss:
+def make_loss(name: str, classes: int, dataset: str = "", /, **options: Any) -> Loss:
     """The loss called `name` with its per-data-set defaults, overridden by `options`.
 
     Options: focal `gamma`; fedlc `tau`; cb `beta`; ls `smoothing`; c3e `b`, `beta_c`, `lam_mu`, `lam_nu`,
@@ -306,7 +307,7 @@ def make_loss(name: str, classes: int, dataset: str = "", **options: Any) -> Los
     defaults: Mapping[str, Any] = loss_defaults(name, dataset)
     for option in options:
         if option not in defaults:
-            raise unknown(f"option of loss '{name}'", option, defaults)
+            raise unknown(f"option of loss '{name}'", shown(option), defaults)
     bound = {option: _checked(name, option, options.get(option, default), default) for option, default in defaults.items()}
     decay = bound.pop("decay")
     build: dict[str, Callable[..., Callable[..., Array]]] = {

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from fedjax_sim.errors import UserError, lookup, unknown
+from fedjax_sim.options import like, shown
 
 if TYPE_CHECKING:  # the names are listed by the command line, which must not wait for JAX
     from fedjax_sim.hooks import Method
@@ -84,19 +85,23 @@ def controlled(name: str) -> bool:
     return "agent_options" in inspect.signature(builder(name)).parameters
 
 
-def parse_value(owner: str, option: str, text: Any, default: Any) -> Any:
-    """A command-line string as the type of the option's default."""
-    if not isinstance(text, str) or default is inspect.Parameter.empty or isinstance(default, str) or default is None:
-        return text
-    try:
-        if isinstance(default, bool):
-            return {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}[text.lower()]
-        return type(default)(text)
-    except (ValueError, KeyError):
-        raise UserError(f"{owner}.{option}={text} is not a {type(default).__name__}; default: {default}") from None
+MOST_EPOCHS = 1e6
 
 
-def make_method(name: str, **options: Any) -> Method:
+def parse_value(owner: str, option: str, value: Any, default: Any) -> Any:
+    """An option, text or not, as the type of its default: numbers are finite, epochs between 0 and a million.
+
+    >>> parse_value("fedavg_ft", "ft_epochs", "nan", 5.0)
+    Traceback (most recent call last):
+    fedjax_sim.errors.UserError: fedavg_ft.ft_epochs 'nan' is not a finite number; default: 5.0
+    """
+    value = like(f"{owner}.{option}", value, default)
+    if option.endswith("epochs") and isinstance(default, (int, float)) and not 0 <= value <= MOST_EPOCHS:
+        raise UserError(f"{owner}.{option} {value:g} is not allowed; use a number from 0 to {MOST_EPOCHS:g}")
+    return value
+
+
+def make_method(name: str, /, **options: Any) -> Method:
     """Build a method by name; options may be strings, as the command line gives them.
 
     >>> make_method("fedprox", mu="0.1").name
@@ -109,10 +114,10 @@ def make_method(name: str, **options: Any) -> Method:
     of_agent = {k.removeprefix("agent."): options.pop(k) for k in inner}
     for option in options:
         if option not in known:
-            raise unknown(f"option of {name}", option, known or ["(none)"])
+            raise unknown(f"option of {name}", shown(option), known or ["(none)"])
     values = {k: parse_value(name, k, v, known[k]) for k, v in options.items()}
     if values.get("weights", "size") not in ("size", "uniform"):
-        raise UserError(f"{name}.weights={values['weights']} is unknown; allowed: size, uniform")
+        raise UserError(f"{name}.weights={shown(str(values['weights']))} is unknown; allowed: size, uniform")
     if of_agent:
         values["agent_options"] = of_agent
     return builder(name)(**values)._replace(name=name)

@@ -7,17 +7,18 @@ from typing import Any
 
 from agents import registry
 from fedjax_sim.errors import UserError, unknown
+from fedjax_sim.options import convert, like, real, shown
 
 
 def check_agent(owner: str, name: str, allowed: Iterable[str], options: Mapping[str, Any]) -> None:
     """Refuse an unknown agent or option before anything is built; names in `allowed` may be aliases without options."""
     allowed = list(allowed)
     if name not in allowed:
-        raise unknown(f"agent of {owner}", name, allowed)
+        raise unknown(f"agent of {owner}", shown(str(name)), allowed)
     known = [k for k in registry.options(name) if k != "dtype"] if name in registry.NAMES else []
     for option in options:
         if option not in known:
-            raise unknown(f"option of agent '{name}'", option, known or ["(none)"])
+            raise unknown(f"option of agent '{name}'", shown(option), known or ["(none)"])
 
 
 def agent_value(agent: str, option: str, text: Any, default: Any) -> Any:
@@ -26,17 +27,9 @@ def agent_value(agent: str, option: str, text: Any, default: Any) -> Any:
     >>> agent_value("sac", "hidden", "64x32", (64,)), agent_value("sac", "lr", "0.01", 0.05)
     ((64, 32), 0.01)
     """
-    if not isinstance(text, str) or isinstance(default, str):
-        return text
-    try:
-        if isinstance(default, bool):
-            return {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}[text.lower()]
-        if isinstance(default, tuple):
-            return tuple(int(part) for part in text.split("x"))
-        return int(text) if isinstance(default, int) else float(text)
-    except (ValueError, KeyError):
-        kind = "list of whole numbers such as 64x64" if isinstance(default, tuple) else type(default or 0.0).__name__
-        raise UserError(f"agent.{option}={text} is not a {kind}; default of {agent}: {default}") from None
+    if default is None and isinstance(text, str):  # a number that the agent chooses by itself otherwise
+        return convert(f"agent.{option}", text, real, f"; {agent} chooses it unless it is given")
+    return like(f"agent.{option}", text, default)
 
 
 def make_agent(

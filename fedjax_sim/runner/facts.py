@@ -7,9 +7,18 @@ from typing import Any
 import jax
 import numpy as np
 
+from fedjax_sim.data import memory
+from fedjax_sim.errors import UserError
 from fedjax_sim.plans import BYTES_PER_PARAMETER
 from fedjax_sim.runner.prepare import Setup
 from fedjax_sim.types import Ctx
+
+MB = 2**20
+RUNTIME = 330 * MB  # Python, JAX and XLA with nothing in them, and the tables of a small federation
+PROGRAM = 80 * MB  # the compiler's workspace and the compiled rounds
+PER_GROUP = 40 * MB  # and what each group of parameters adds to them
+IN_A_STEP = 3  # times what the backward pass keeps: its gradients, and the unfolded inputs of convolutions
+MOST_STEPS = 2**31 - 1  # counters of steps, rounds and batches are 32-bit
 
 
 def tree_bytes(tree: Any) -> int:
@@ -23,7 +32,9 @@ def facts(setup: Setup) -> dict[str, Any]:
     net = jax.eval_shape(lambda: setup.net)
     server, client = sim.shapes(net)
     per_client = tree_bytes(client)
-    state = per_client * env.num_clients + tree_bytes(server)
+    agent = sim.stages.agent
+    controller = tree_bytes(jax.eval_shape(agent.init, jax.eval_shape(lambda: jax.random.key(0)))) if agent else 0
+    state = per_client * env.num_clients + tree_bytes(server) + controller
     lanes = min(sim.layout.chunk * sim.layout.devices, env.cohort)
     x = jax.ShapeDtypeStruct((env.batch_size, *fed.shape), env.dtype)
     mask = jax.ShapeDtypeStruct((env.batch_size,), bool)
@@ -34,7 +45,7 @@ def facts(setup: Setup) -> dict[str, Any]:
         )
         return jax.vjp(features, net["params"])[1]
 
-    lane = tree_bytes(jax.eval_shape(residuals, net, x, mask)) + 5 * tree_bytes(net)
+    lane = IN_A_STEP * tree_bytes(jax.eval_shape(residuals, net, x, mask)) + 5 * tree_bytes(net)
     data = tree_bytes(jax.eval_shape(lambda: (fed.x, fed.y)))
     steps = np.asarray(fed.size["train"])[list(setup.participation.seen)]
     per_epoch = -(-steps // env.batch_size)
@@ -53,7 +64,14 @@ def facts(setup: Setup) -> dict[str, Any]:
     else:
         take = send = np.ones(len(floats))
     several = setup.participation.high
+    per_round = 4 * (20 + 4 * len(floats) + (4 * several if config.probe else 0))  # a row of the log
+    scored = 3 * len(config.evaluations) * env.num_clients * np.dtype(env.dtype).itemsize
+    logs = sim.capacity * (sim.eval_every * per_round + scored)
+    program = PROGRAM + PER_GROUP * len(floats)
     return dict(
+        runtime=RUNTIME,
+        program=program,
+        logs=logs,
         floats=dict(zip(env.model.groups, floats, strict=True)),
         parameters=sum(floats),
         per_client=per_client,
@@ -62,7 +80,10 @@ def facts(setup: Setup) -> dict[str, Any]:
         data=data,
         lanes=lanes,
         lane=lane,
-        peak=state
+        peak=RUNTIME
+        + program
+        + logs
+        + state * (2 if sim.layout.devices > 1 else 1)  # made in one place, then shared out
         + data * sim.layout.devices
         + lanes * lane
         + tree_bytes(net) * (2 * sim.layout.devices)
@@ -71,4 +92,25 @@ def facts(setup: Setup) -> dict[str, Any]:
         up=BYTES_PER_PARAMETER * several * (float(np.asarray(floats) @ send) + extra[1]),
         steps=float(needed),
         controlled=method.control is not None,
+    )
+
+
+def check_reach(setup: Setup) -> None:
+    """Refuse, before anything is allocated, what 32-bit counters or this machine's memory cannot hold."""
+    env, size = setup.simulation.env, int(np.asarray(setup.fed.size["train"]).max())
+    for name in ("rounds", "batch_size", "eval_every", "personal_every", "checkpoint_every"):
+        value = getattr(setup.config, name)
+        if value > MOST_STEPS:
+            raise UserError(f"{name.replace('_', '-')} {value} is too large; allowed: {MOST_STEPS} or less")
+    steps = float(env.max_epochs) * -(-size // env.batch_size)
+    if steps > MOST_STEPS:
+        most = MOST_STEPS // -(-size // env.batch_size)
+        raise UserError(f"epochs {env.max_epochs:g} are too many steps for the largest client; allowed: {most} or less")
+    if jax.default_backend() != "cpu":
+        return  # the arrays are in the accelerator's memory, whose size nobody can ask for beforehand
+    sizes = facts(setup)
+    memory.refuse_if_too_large(
+        int(sizes["peak"] - sizes["runtime"]),  # the runtime is there already
+        f"this run ({setup.config.method}, {setup.fed.num_clients} clients, model {env.model.name})",
+        "use fewer clients, a smaller model, batch, chunk or eval-every, or state-on host",
     )

@@ -52,10 +52,13 @@ def client_figures(correct: np.ndarray, count: np.ndarray) -> dict[str, float]:
     )
 
 
-def probe_figures(log: dict[str, np.ndarray], resident: dict[str, np.ndarray] | None) -> dict[str, float]:
+def probe_figures(
+    log: dict[str, np.ndarray], resident: dict[str, np.ndarray] | None, seen: Sequence[int] | None = None
+) -> dict[str, float]:
     """BP and AP: before and after local training of the round's participants.
 
-    Over the participants; with the `resident` evaluation also over all N clients (the others hold what they held).
+    Over the participants; with the `resident` evaluation also over all clients that can take part (`seen`; None: all N),
+    where those who did not hold what they held: the population of the `resident` figures, so that the two may be compared.
     """
     real = (log["probe_ids"] >= 0) & (log["probe_count"] > 0)
     ids, count = log["probe_ids"][real], np.maximum(log["probe_count"][real], 1)
@@ -66,8 +69,9 @@ def probe_figures(log: dict[str, np.ndarray], resident: dict[str, np.ndarray] | 
     if resident is not None:
         before = resident["correct"].copy()
         before[ids] = log["probe_before"][real]
-        out["before_all_mean"] = client_figures(before, resident["count"])["mean"]
-        out["before_all_pooled"] = client_figures(before, resident["count"])["pooled"]
+        who = slice(None) if seen is None else list(seen)
+        everyone = client_figures(before[who], resident["count"][who])
+        out |= dict(before_all_mean=everyone["mean"], before_all_pooled=everyone["pooled"])
     return out
 
 
@@ -81,13 +85,70 @@ def rounds_to(rounds: Sequence[int], values: Sequence[float], threshold: float) 
 
 
 def convergence(times: Sequence[float], values: Sequence[float], window: int = 20, change: float = 0.002) -> float | None:
-    """First time after which the moving average over `window` rounds stays within `change` until the end."""
-    if len(values) < window:
+    """First time after which the moving average over `window` values stays within `change` until the end.
+
+    None if it never does; the very last value alone is no sign of rest.
+    """
+    if len(values) <= window:
         return None
     smooth = np.convolve(values, np.ones(window) / window, "valid")
-    inside = [smooth[i:].max() - smooth[i:].min() < change for i in range(len(smooth))]
-    first = inside.index(True)
-    return float(times[first + window - 1])
+    highest, lowest = (f.accumulate(smooth[::-1])[::-1] for f in (np.maximum, np.minimum))  # from here to the end
+    first = int(np.argmax(highest - lowest < change))
+    return float(times[first + window - 1]) if first < len(smooth) - 1 else None
+
+
+TARGETS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)  # accuracies whose first round is reported
+WINDOW = 20  # rounds of the moving average that tells convergence
+
+
+def seconds_at(round_: int, timings: Sequence[dict[str, Any]]) -> float:
+    """Seconds of running (without compilation) until `round_` was done; rounds of one segment took equally long.
+
+    >>> seconds_at(3, [dict(first_round=1, last_round=2, seconds=4.0), dict(first_round=3, last_round=6, seconds=2.0)])
+    4.5
+    """
+    share = lambda t: min(max((round_ - t["first_round"] + 1) / (t["last_round"] - t["first_round"] + 1), 0.0), 1.0)
+    return float(sum(t["seconds"] * share(t) for t in timings))
+
+
+def progress_figures(
+    rows: Sequence[dict[str, Any]], timings: Sequence[dict[str, Any]], eval_every: int = 1
+) -> dict[str, Any]:
+    """When each accuracy of `TARGETS` was first reached, in rounds, GB (2^30, down and up) and minutes; convergence.
+
+    Of the global model's accuracy, or of the clients' mean where there is no global model. None: never.
+    """
+    column = next((c for c in ("global_acc", "client_mean") if any(r.get(c, math.nan) == r.get(c) for r in rows)), "")
+    scored = [r for r in rows if not math.isnan(r.get(column, math.nan))]
+    rounds, values = [r["round"] for r in scored], [r[column] for r in scored]
+    cost = {r["round"]: r["bytes_down"] + r["bytes_up"] for r in scored}
+    first = {f"{100 * x:.0f}": rounds_to(rounds, values, x) for x in TARGETS}
+    settled = convergence(rounds, values, max(2, round(WINDOW / eval_every)))
+    return dict(
+        targets_of=column or None,
+        rounds_to=first,
+        comm_gb_to={x: None if r is None else cost[r] / 2**30 for x, r in first.items()},
+        time_min_to={x: None if r is None else seconds_at(r, timings) / 60 for x, r in first.items()},
+        convergence_round=None if settled is None else int(settled),
+        convergence_seconds=None if settled is None else seconds_at(int(settled), timings),
+    )
+
+
+def divergence_figures(rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """How many updates were not finite (they weigh nothing), of how many, the first of them; rounds without any upload.
+
+    >>> divergence_figures([dict(round=1, participants=4, dropped=1, diverged=3, diverged_id=2)])
+    {'diverged': 3, 'diverged_share': 1.0, 'diverged_first': {'round': 1, 'client': 2}, 'rounds_without_upload': 1}
+    """
+    failed = sum(r["diverged"] for r in rounds)
+    trained = sum(r["participants"] - r["dropped"] for r in rounds)
+    first = next((r for r in rounds if r["diverged"]), None)
+    return dict(
+        diverged=failed,
+        diverged_share=failed / trained if trained else 0.0,
+        diverged_first=None if first is None else dict(round=first["round"], client=first.get("diverged_id", -1)),
+        rounds_without_upload=sum(r["participants"] - r["dropped"] - r["diverged"] <= 0 for r in rounds),
+    )
 
 
 def relative_gain(ours: float, best: float) -> float:

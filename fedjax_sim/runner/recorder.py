@@ -23,8 +23,20 @@ class Recorder:
         env, net = setup.simulation.env, setup.net
         self.floats = env.group_floats(net)
         self.extra = setup.simulation.method.extra_floats(env, net)
-        self.bytes = np.zeros(2, np.int64)
-        self.since = dict(participants=0, dropped=0, diverged=0)
+        self.restart_totals()
+
+    def restart_totals(self) -> None:
+        """Count from round 1 again at the next evaluation: the rows were replaced."""
+        self.counted, self.bytes_down, self.bytes_up = 0, 0, 0  # rounds in the totals
+
+    def count_to(self, round_: int, after: int) -> list[dict[str, Any]]:
+        """Bring the totals to `round_`; the rounds newly counted that came after round `after`."""
+        start = self.counted
+        while self.counted < len(self.rounds) and self.rounds[self.counted]["round"] <= round_:
+            self.bytes_down += self.rounds[self.counted]["bytes_down"]
+            self.bytes_up += self.rounds[self.counted]["bytes_up"]
+            self.counted += 1
+        return [r for r in self.rounds[start : self.counted] if r["round"] > after]
 
     def add_rounds(self, logs: dict[str, np.ndarray], count: int) -> None:
         logs = {k: v[:count] for k, v in logs.items()}
@@ -44,7 +56,7 @@ class Recorder:
     def add_evaluation(self, scores: dict[str, Any], log: dict[str, np.ndarray] | None) -> None:
         row: dict[str, Any] = {"round": int(scores["round"])}
         last = self.rows[-1]["round"] if self.rows else 0
-        recent = [r for r in self.rounds if last < r["round"] <= row["round"]]
+        recent = self.count_to(row["round"], last)
         for held, prefix in (("global", "global_"), ("val", "val_")):
             if held in scores:
                 row[f"{prefix}acc"] = float(scores[held]["acc"])
@@ -67,19 +79,19 @@ class Recorder:
             self.clients[f"{mode.replace('@', '_at_')}_count"] = [count]
             self.clients.setdefault(f"{mode.replace('@', '_at_')}_rounds", []).append(np.int64(row["round"]))
         if log is not None and "probe_ids" in log:
-            row |= figures.probe_figures(log, scores.get("resident"))
+            row |= figures.probe_figures(log, scores.get("resident"), seen)
+        if self.setup.simulation.client_split == "train" and "client_mean" in row:
+            row["client_on_train_rows"] = 1  # nobody has validation or test rows: a training accuracy
         for name in ("participants", "dropped", "diverged"):
             row[name] = sum(r[name] for r in recent)
-        done = [r for r in self.rounds if r["round"] <= row["round"]]
         row |= dict(
-            bytes_down=sum(r["bytes_down"] for r in done),
-            bytes_up=sum(r["bytes_up"] for r in done),
-            train_loss=recent[-1]["train_loss"] if recent else math.nan,
+            bytes_down=self.bytes_down, bytes_up=self.bytes_up, train_loss=recent[-1]["train_loss"] if recent else math.nan
         )
         self.rows.append(row)
 
     def truncate(self, round_: int, rounds: bool = True) -> None:
         """Forget everything after `round_`; rounds=False: only the evaluations."""
+        self.restart_totals()
         self.rows = [r for r in self.rows if r["round"] <= round_]
         if rounds:
             self.rounds = [r for r in self.rounds if r["round"] <= round_]

@@ -12,13 +12,35 @@ from fedjax_sim.runner.recorder import Recorder
 
 
 def peak_rss_mb() -> float:
+    """Of this process since it started: runs before this one (compare, --seeds) are in it."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+TRAINING_NOTE = "training accuracy: the clients have no validation or test rows"
+
+
+def clean(value: Any) -> Any:
+    """What is not a finite number is null in the file.
+
+    >>> clean({"a": math.nan, "b": {"c": math.inf}, "d": 1})
+    {'a': None, 'b': {'c': None}, 'd': 1}
+    """
+    if isinstance(value, dict):
+        return {k: clean(v) for k, v in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def layer_distances(setup: Setup, recorder: Recorder) -> dict[str, float] | None:
+    """Mean distance of the participants' models to the server's in the last round, by parameter group, where logged."""
+    groups, last = setup.simulation.env.model.groups, recorder.rounds[-1] if recorder.rounds else {}
+    if "layer_dist_0" not in last:
+        return None
+    return {name: last[f"layer_dist_{i}"] for i, name in enumerate(groups)}
 
 
 def summarise(setup: Setup, recorder: Recorder, timings: list[dict[str, Any]], compile_seconds: float) -> dict[str, Any]:
     """The figures of a run. `best_global` is the best over rounds on test data: the papers' figure, not a fair one."""
     config = setup.config
-    clean = lambda v: None if isinstance(v, float) and math.isnan(v) else v
     last: dict[str, Any] = next((r for r in reversed(recorder.rows) if "client_mean" in r), {})
     steady = timings[1:] or timings
     rounds = sum(t["last_round"] - t["first_round"] + 1 for t in steady)
@@ -29,12 +51,16 @@ def summarise(setup: Setup, recorder: Recorder, timings: list[dict[str, Any]], c
     out = dict(
         method=config.method,
         **figures.summary_figures(recorder.rows),
+        **figures.progress_figures(recorder.rows, timings, config.eval_every),
         best_global_note="best over rounds on test data, as the papers report it",
         client_acc_mean=last.get("client_mean"),
         client_acc_pooled=last.get("client_pooled"),
         client_acc_std=last.get("client_std"),
         client_acc_worst10=last.get("client_worst10"),
         client_split=setup.simulation.client_split,
+        **({"client_acc_note": TRAINING_NOTE} if setup.simulation.client_split == "train" else {}),
+        replaces=dict(setup.simulation.method.replaces),
+        layer_dist=layer_distances(setup, recorder),
         rounds=recorder.rounds[-1]["round"] if recorder.rounds else 0,
         seconds_per_round=seconds,
         rounds_per_second=1 / seconds if seconds else None,
@@ -45,8 +71,10 @@ def summarise(setup: Setup, recorder: Recorder, timings: list[dict[str, Any]], c
         bytes_down=end.get("bytes_down", 0),
         bytes_up=end.get("bytes_up", 0),
         dropped=sum(r["dropped"] for r in recorder.rounds),
-        diverged=sum(r["diverged"] for r in recorder.rounds),
+        **figures.divergence_figures(recorder.rounds),
+        final_loss_finite=math.isnan(end.get("global_acc", math.nan)) or math.isfinite(end["global_loss"]),
         peak_rss_mb=peak_rss_mb(),
+        peak_rss_note="of the process since it started",
         seed=config.seed,
         data_seed=config.data_seed,
         config_hash=config.hash(),
@@ -56,4 +84,4 @@ def summarise(setup: Setup, recorder: Recorder, timings: list[dict[str, Any]], c
         **{f"unseen_{k}": v for k, v in (("client_mean", end.get("unseen_client_mean")),) if v is not None},
         **setup.resolved,
     )
-    return {k: clean(v) for k, v in out.items()}
+    return clean(out)
