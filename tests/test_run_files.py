@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
+import errno
 import json
+import os
 import pathlib
 import shutil
+import stat
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -15,13 +19,16 @@ import tiny
 
 import fedjax_sim as fs
 from fedjax_sim.cli.main import main
+from fedjax_sim.engine import layout as layouts
 from fedjax_sim.errors import UserError
-from fedjax_sim.methods.fedprox import fedprox
-from fedjax_sim.runner import driver
+from fedjax_sim.runner import checkpoint, driver
 from fedjax_sim.runner import files as files_module
+from fedjax_sim.runner.autotune import candidates, key_of
 from fedjax_sim.runner.config import Config
 from fedjax_sim.runner.execute import resume, run
-from fedjax_sim.runner.prepare import prepare, save_net
+from fedjax_sim.runner.files import checksum
+from fedjax_sim.runner.lock import Lock
+from fedjax_sim.runner.prepare import prepare
 
 jax.devices()
 ONE = dict(model="mlp", model_options={"hidden": (5,)}, devices="1", chunk="1", batch_size=4, lr=0.05, epochs=1.0)
@@ -53,156 +60,6 @@ def base(tmp_path_factory):
 @pytest.fixture
 def cut(base, tmp_path):
     return pathlib.Path(shutil.copytree(base / "cut", tmp_path / "run"))
-
-
-# ---- what a run is made of ------------------------------------------------------------------------------------------
-def other_federation():
-    fed = tiny.federation()
-    x = np.array(fed.x)
-    x[0, 0, 0, 0] += 1
-    return dataclasses.replace(fed, x=x)
-
-
-def test_given_data_are_recorded_and_must_be_given_again(cut, capsys):
-    stored = json.loads((cut / "config.json").read_text())["config"]
-    assert stored["dataset"] == "tiny" and stored["data"] == "arrays" and stored["partition"] == "own"
-    assert stored["data_fingerprint"] == tiny.federation().fingerprint() and stored["own_data"]
-    assert main(["resume", str(cut), "--rounds", "6", "--quiet"]) == 2
-    err = capsys.readouterr().err
-    assert "data given from Python (arrays)" in err and "fed=…" in err and err.count("\n") == 1
-    refused(lambda: resume(cut, 6, fed=other_federation()), "the data are not those of the run")
-
-
-@pytest.mark.parametrize(
-    "more", [dict(dataset="digits"), dict(clients=6), dict(partition="iid"), dict(norm="none"), dict(val_fraction=0.1)]
-)
-def test_words_for_data_beside_fed_are_refused(more):
-    refused(lambda: run("fedavg", tiny.federation(), rounds=1, **HALF, **more), f"{next(iter(more))}=", "fed=")
-
-
-def test_a_changed_data_file_is_refused_and_a_moved_one_is_not(tmp_path):
-    rng = np.random.default_rng(0)
-    arrays = dict(
-        x_train=rng.integers(0, 255, (60, 4, 4, 1), np.uint8),
-        y_train=np.arange(60) % 3,
-        x_test=rng.integers(0, 255, (9, 4, 4, 1), np.uint8),
-        y_test=np.arange(9) % 3,
-    )
-    for folder in ("a", "b"):
-        (tmp_path / folder).mkdir()
-        np.savez(tmp_path / folder / "mine.npz", **arrays)
-    options = dict(partition="iid", clients=4, server_val=0, rounds=1, **HALF)
-    a = run("fedavg", dataset=str(tmp_path / "a" / "mine.npz"), out=tmp_path / "run", **options)
-    b = prepare(Config("fedavg", dataset=str(tmp_path / "b" / "mine.npz"), **options))
-    assert a.setup.config.hash() == b.config.hash() and not a.setup.config.own_data
-    arrays["x_train"][0] ^= 1
-    np.savez(tmp_path / "a" / "mine.npz", **arrays)
-    refused(lambda: resume(tmp_path / "run", 2), "the data are not those of the run", "mine.npz")
-
-
-def test_method_objects_keep_their_own_options(tmp_path):
-    fed = tiny.federation()
-    whole = run(fedprox(mu=5.0), fed, rounds=3, out=tmp_path / "whole", **HALF)
-    run(fedprox(mu=5.0), fed, rounds=2, out=tmp_path / "cut", **HALF)
-    refused(lambda: resume(tmp_path / "cut", 3, fed=fed), "a method given as an object (fedprox)", "method=…")
-    refused(lambda: resume(tmp_path / "cut", 3, fed=fed, method=fedprox(mu=1.0)), "local.mu=5.0", "local.mu=1.0")
-    rest = resume(tmp_path / "cut", 3, fed=fed, method=fedprox(mu=5.0))
-    assert tiny.same_bits(rest.state, whole.state)
-    named = run("fedprox", fed, rounds=3, mu=5.0, **HALF)  # the option by its name
-    assert tiny.same_bits(named.state.server, whole.state.server) and named.setup.config.options == {"mu": 5.0}
-    assert not tiny.same_bits(run("fedprox", fed, rounds=3, **HALF).state.server, whole.state.server)
-
-
-def test_unknown_keywords_are_a_sentence():
-    refused(
-        lambda: run("fedprox", tiny.federation(), muh=1.0, **HALF), "option of a run or of method 'fedprox' 'muh'", "'mu'"
-    )
-    refused(lambda: run("fedavg", tiny.federation(), roundz=1, **HALF), "did you mean 'rounds'")
-    refused(lambda: run(fedprox(), tiny.federation(), mu=1.0, **HALF), "'mu' is not an option of a run")
-    refused(lambda: run("fedavg", tiny.federation(), own_data=True, **HALF), "'own_data'")
-
-
-def test_own_models_are_recorded_by_their_shapes(tmp_path):
-    fed, build = tiny.federation(), lambda n: fs.build("mlp", (4, 4, 1), 3, hidden=(n,))
-    options = {k: v for k, v in HALF.items() if not k.startswith("model")}
-    run("fedavg", fed, model=build(5), rounds=1, out=tmp_path / "run", **options)
-    refused(lambda: resume(tmp_path / "run", 2, fed=fed), "a model given as an object (mlp)", "model=…")
-    refused(lambda: resume(tmp_path / "run", 2, fed=fed, model=build(6)), "the model is not that of the run")
-    assert resume(tmp_path / "run", 2, fed=fed, model=build(5)).summary["rounds"] == 2
-    small = fs.build("mlp", (3, 3, 1), 3, hidden=(5,))
-    refused(lambda: run("fedavg", fed, model=small, rounds=1, **options), "is for images (3, 3, 1)")
-
-
-# ---- the hash -------------------------------------------------------------------------------------------------------
-def test_the_hash_knows_values_not_how_or_where_they_are_written():
-    same = [Config("fedprox", options={"mu": mu}).hash() for mu in (0.1, "0.10", "0.1", "1e-1")]
-    assert len(set(same)) == 1 != Config("fedprox", options={"mu": 0.2}).hash()
-    hidden = [Config(model_options={"hidden": h}).hash() for h in ("64", 64, (64,), [64])]
-    assert len(set(hidden)) == 1 and Config(model_options={"hidden": "64x32"}).hash() not in hidden
-    assert Config(epochs=1).hash() == Config(epochs=1.0).hash() != Config(epochs=2).hash()
-    assert Config(data_dir="/a", init="x.npz").hash() == Config().hash()
-    assert Config(dataset="/a/mine.npz").hash() == Config(dataset="b/mine.npz").hash() != Config(dataset="its.npz").hash()
-    assert Config(cohorts=((0, 1),)).hash() != Config(cohorts=((1, 0),)).hash()
-
-
-def test_resume_does_not_need_the_initial_weights(tmp_path):
-    fed, setup = tiny.federation(), prepare(Config("fedavg", rounds=1, **HALF), fed=tiny.federation())
-    net = jax.tree.map(lambda a: a + 0.1, setup.net)
-    save_net(tmp_path / "net.npz", net)
-    whole = run("fedavg", fed, init=str(tmp_path / "net.npz"), rounds=2, **HALF)
-    first = run("fedavg", fed, init=str(tmp_path / "net.npz"), rounds=1, out=tmp_path / "run", **HALF)
-    given = prepare(Config("fedavg", rounds=1, **HALF), fed=fed, net=net)
-    assert first.setup.config.hash() == given.config.hash() != setup.config.hash()  # the content counts, not its place
-    (tmp_path / "net.npz").unlink()
-    assert tiny.same_bits(resume(tmp_path / "run", 2, fed=fed).state, whole.state)
-
-
-def test_weights_are_checked(tmp_path):
-    fed, setup = tiny.federation(), prepare(Config("fedavg", rounds=1, **HALF), fed=tiny.federation())
-    start = lambda net: prepare(Config("fedavg", rounds=1, **HALF), fed=fed, net=net)
-    bad = jax.tree.map(np.array, setup.net)
-    bad["params"]["fc"]["bias"][1] = np.nan
-    refused(lambda: start(bad), "net", "'params/fc/bias' has numbers that are not finite")
-    save_net(tmp_path / "bad.npz", bad)
-    init = lambda name: prepare(Config("fedavg", rounds=1, init=str(tmp_path / name), **HALF), fed=fed)
-    refused(lambda: init("bad.npz"), "not finite")
-    (tmp_path / "empty.npz").touch()
-    refused(lambda: init("empty.npz"), "cannot be read as .npz")
-    refused(lambda: start({"params": {"fc": setup.net["params"]["fc"]}}), "'params/fc1/bias' is missing")
-    refused(lambda: start({**setup.net, "more": np.zeros(1)}), "the model has no 'more'")
-    refused(lambda: start({"params": "weights"}), "net")
-
-
-def test_precision_of_models():
-    refused(lambda: fs.build("mlp", (4, 4, 1), 3, dtype=jnp.float64), "float64 needs JAX's 64-bit mode")
-    half = fs.build("mlp", (4, 4, 1), 3, dtype=jnp.bfloat16, hidden=(5,))
-    refused(lambda: prepare(Config("fedavg"), fed=tiny.federation(), model=half), "bfloat16 weights but the run is float32")
-
-
-@pytest.mark.parametrize(
-    "cohorts, more, words",
-    [
-        ([[0, 9]], {}, "cohort 0 names client 9; allowed: 0 to 5"),
-        ([[0, 1], [-1, 2]], {}, "cohort 1 names client -1"),
-        ([[0, 1], [2, 2]], {}, "cohort 1 names client 2 twice"),
-        ([[0, 1], [2]], {}, "cohort 1 has 1 clients and cohort 0 has 2"),
-        ([[]], {}, "cohort 0 has 0 clients"),
-        ([[0, 1], [2, 3], [4, 5]], dict(unseen=1), "kept out of training"),
-        ([[0, 1]], dict(participation="3/6"), "participation '3/6' does not fit cohorts of 2 clients"),
-        ([[0.5, 1]], {}, "cohorts must list the ids"),
-        (7, {}, "cohorts must list the ids"),
-    ],
-)
-def test_cohorts_are_checked(cohorts, more, words):
-    refused(lambda: run("fedavg", tiny.federation(), cohorts=cohorts, rounds=1, **ONE, **more), words)
-
-
-def test_cohorts_are_kept_and_resumed(tmp_path):
-    fed, cohorts = tiny.federation(), [[0, 1], [2, 3], [4, 5]]
-    whole = run("fedavg", fed, cohorts=cohorts, rounds=5, **ONE)
-    first = run("fedavg", fed, cohorts=np.array(cohorts), rounds=2, out=tmp_path / "run", **ONE)
-    assert first.setup.participation.high == 2 and first.setup.config.hash() == whole.setup.config.hash()
-    assert tiny.same_bits(resume(tmp_path / "run", 5, fed=fed).state, whole.state)
 
 
 # ---- damage ---------------------------------------------------------------------------------------------------------
@@ -331,3 +188,198 @@ def test_killed_between_rows_and_checkpoint(base, tmp_path, monkeypatch):
         assert not (folder / ".lock").exists()
         resume(folder, 6, fed=tiny.federation())
         assert figures(folder) == figures(base / "whole")
+
+
+# ---- two at once, no room, no right ---------------------------------------------------------------------------------
+def test_one_process_at_a_time(cut):
+    lock = Lock(cut)
+    lock.take()
+    before = figures(cut)
+    refused(lambda: resume(cut, 6, fed=tiny.federation()), "is in use by another process")
+    assert figures(cut) == before
+    lock.release()
+    assert not (cut / ".lock").exists()
+    (cut / ".lock").touch()  # of a process that was killed: nobody holds it
+    assert resume(cut, 5, fed=tiny.federation()).summary["rounds"] == 5
+    assert not (cut / ".lock").exists()
+
+
+def test_the_lock_of_a_run_is_held_while_it_runs(tmp_path, monkeypatch):
+    real = driver.segment_length
+
+    def tried(*args):
+        refused(lambda: Lock(tmp_path / "run").take(), "in use")
+        return real(*args)
+
+    monkeypatch.setattr(driver, "segment_length", tried)
+    run("fedavg", tiny.federation(), out=tmp_path / "run", rounds=1, **HALF)
+    Lock(tmp_path / "run").take()
+
+
+def test_a_full_disk_is_a_sentence_and_the_run_goes_on_later(base, tmp_path, monkeypatch):
+    real, left = os.fsync, [0]
+
+    def full(handle):
+        left[0] -= 1
+        if left[0] < 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(handle)
+
+    monkeypatch.setattr(files_module.os, "fsync", full)
+    options = dict(eval_every=2, checkpoint_every=2, **HALF)
+    for number in (0, 1, 4, 8, 14, 16, 18, 20, 22):
+        left[0] = number
+        out = tmp_path / str(number)
+        refused(lambda: run("fedavg", tiny.federation(), out=out, rounds=6, **options), "cannot be written: No space left")
+        hidden = [p for p in out.rglob("*") if p.name.startswith(".")] if out.exists() else []
+        assert not hidden, hidden
+        left[0] = 10**6
+        if checkpoint.rounds(out / "checkpoints"):
+            resume(out, fed=tiny.federation())
+            assert figures(out) == figures(base / "whole")
+    assert not (tmp_path / "0").exists() and checkpoint.rounds(tmp_path / "22" / "checkpoints") == [4, 6]
+
+
+def test_places_where_nothing_can_be_written(cut, tmp_path, monkeypatch, capsys):
+    long = tmp_path / ("n" * 300)
+    refused(lambda: run("fedavg", tiny.federation(), out=long, rounds=1, **HALF), "cannot be")
+    assert main(["run", "fedavg", "--out", str(long), "--rounds", "1", "--quiet"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    refused(lambda: run("fedavg", tiny.federation(), out="a\0b", rounds=1, **HALF), "cannot be")
+    (tmp_path / "file").touch()
+    refused(lambda: run("fedavg", tiny.federation(), out=tmp_path / "file" / "x", rounds=1, **HALF), "cannot be made")
+
+    real = os.open
+
+    def forbidden(path, flags, *more, **named):
+        if flags & os.O_CREAT:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return real(path, flags, *more, **named)
+
+    monkeypatch.setattr(files_module.os, "open", forbidden)
+    before = figures(cut)
+    refused(lambda: resume(cut, 6, fed=tiny.federation()), "cannot be written: Permission denied")
+    refused(lambda: run("fedavg", tiny.federation(), out=tmp_path / "new", rounds=1, **HALF), "Permission denied")
+    assert figures(cut) == before and not (tmp_path / "new").exists()
+
+
+def test_files_can_be_read_by_whom_the_mask_allows(tmp_path):
+    for mask, mode in ((0o022, 0o644), (0o077, 0o600)):
+        old = os.umask(mask)
+        try:
+            files_module.write_bytes(tmp_path / f"{mask}", b"x")
+        finally:
+            os.umask(old)
+        assert stat.S_IMODE((tmp_path / f"{mask}").stat().st_mode) == mode
+
+
+def test_killed_deletions_are_cleared_by_the_next_save(tmp_path, monkeypatch):
+    state = tiny.start(tiny.simulation("fedavg"))[0]
+    at = lambda t: state._replace(t=jnp.int32(t))
+    (tmp_path / "00000001" / "state").mkdir(parents=True)  # half deleted by an older version
+    checkpoint.save(tmp_path, at(2), "h", keep=1)
+
+    def killed(path, **_):
+        if path.name.startswith(".00000002") and path.exists():
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(checkpoint.shutil, "rmtree", killed)
+    with pytest.raises(KeyboardInterrupt):
+        checkpoint.save(tmp_path, at(3), "h", keep=1)
+    monkeypatch.undo()
+    assert checkpoint.rounds(tmp_path) == [3]
+    checkpoint.save(tmp_path, at(4), "h", keep=1)
+    assert [p.name for p in tmp_path.iterdir()] == ["00000004"]
+
+
+# ---- devices --------------------------------------------------------------------------------------------------------
+def test_a_run_goes_on_with_fewer_devices_and_with_as_many(tmp_path, monkeypatch):
+    """Rows of client state fill up four devices (8 rows for 6 clients) and fit on one; the other way round as well."""
+    fed, options = tiny.federation(), {**HALF, "devices": "4"}
+    whole = run("ditto", fed, rounds=3, **options)
+    for folder in ("a", "b"):
+        run("ditto", fed, rounds=2, out=tmp_path / folder, **options)
+    same = resume(tmp_path / "a", 3, fed=fed)
+    assert same.setup.simulation.layout.devices == 4 and tiny.same_bits(same.state, whole.state)
+    monkeypatch.setattr(layouts, "available_devices", lambda: 1)
+    said: list[str] = []
+    fewer = resume(tmp_path / "b", 3, fed=fed, say=said.append)
+    assert "on 4 devices and there are 1" in said[0] and fewer.setup.simulation.layout.devices == 1
+    cut = lambda clients: jax.tree.map(lambda a: np.asarray(a)[: tiny.N], clients)
+    tiny.assert_close(fewer.state.server, whole.state.server)
+    tiny.assert_close(cut(fewer.state.clients), cut(whole.state.clients))
+    monkeypatch.undo()
+    data = json.loads((tmp_path / "b" / "config.json").read_text())  # written on one device: now on four
+    data["resolved"]["devices"] = 4
+    (tmp_path / "b" / "config.json").write_text(json.dumps(data | dict(checksum=checksum(data))))
+    more = resume(tmp_path / "b", 4, fed=fed)
+    assert more.setup.simulation.layout.devices == 4
+    tiny.assert_close(more.state.server, resume(tmp_path / "a", 4, fed=fed).state.server)
+
+
+SCRIPT = """
+import sys, warnings
+import fedjax_sim as fs
+from fedjax_sim.engine import layout
+layout.host_cores = lambda: 3
+if sys.argv[1] == "late":
+    import jax
+    jax.devices()
+with warnings.catch_warnings(record=True) as heard:
+    warnings.simplefilter("always")
+    setup = fs.prepare(fs.Config("fedavg", model="mlp", model_options={"hidden": 5}, clients=4, participation="1", rounds=1))
+import jax
+print(len(jax.devices()), setup.simulation.layout.devices, jax.config.values["jax_compilation_cache_dir"] is not None)
+print(*[str(w.message) for w in heard if "JAX was started" in str(w.message)])
+"""
+
+
+@pytest.mark.parametrize("when, devices", [("first", 3), ("late", 1)])
+def test_python_starts_jax_as_the_command_does(tmp_path, when, devices):
+    """One device per core and programs kept on disk; what is lost where JAX runs already is said."""
+    env = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
+    env |= {"PYTHONPATH": str(pathlib.Path(fs.__file__).parent.parent), "FEDJAX_SIM_CACHE": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", SCRIPT, when], env=env, capture_output=True, text=True, timeout=180)
+    assert done.returncode == 0, done.stderr
+    counts, said = done.stdout.split("\n")[:2]
+    assert counts == f"{devices} {devices} True"
+    assert ("clients train on 1 of 3 cores" in said) == (when == "late")
+
+
+def test_large_rows_fit_other_numbers_of_devices(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint, "BLOCK", 1)
+    sim, wide = tiny.simulation("scaffold"), tiny.simulation("scaffold", devices=4)
+    for one, other in ((sim, wide), (wide, sim)):
+        state, data = tiny.start(one)
+        state, *_ = one.run(state, data, jnp.int32(2))
+        path = checkpoint.save(tmp_path / str(one.layout.devices), state, "h")
+        back = checkpoint.load(path, tiny.start(other, seed=1)[0], "h", tiny.N)
+        for a, b in zip(*(jax.tree.leaves(s.clients) for s in (state, back)), strict=True):
+            assert np.array_equal(np.asarray(a)[: tiny.N], np.asarray(b)[: tiny.N])
+        refused(lambda: checkpoint.load(path, tiny.start(other)[0], "h"), "does not fit this run")
+
+
+def test_backends_mean_what_they_say():
+    fed = tiny.federation()
+    options = {k: v for k, v in HALF.items() if k != "devices"}
+    layout = lambda **more: prepare(Config("fedavg", rounds=1, **options, **more), fed=fed).simulation.layout
+    assert layout(backend="chunked").mesh is None
+    assert layout(backend="sharded").devices == 3  # the cohort
+    assert layout(backend="sharded", devices="1").mesh is not None
+    refused(lambda: layout(backend="chunked", devices="2"), "backend chunked runs on one device, not 2")
+    assert {c.devices for c in candidates(Config(backend="chunked"), 4)} == {1}
+    assert {c.devices for c in candidates(Config(backend="sharded"), 4)} == {4}
+    assert key_of(Config(backend="chunked"), 4, 1, 1) != key_of(Config(backend="sharded"), 4, 1, 1)
+    one = run("fedavg", fed, rounds=2, backend="sharded", **HALF)
+    tiny.assert_close(one.state.server, run("fedavg", fed, rounds=2, backend="chunked", **HALF).state.server)
+
+
+def test_an_extension_says_what_it_changes(tmp_path):
+    said: list[str] = []
+    run("fedavg", tiny.federation(), out=tmp_path / "a", rounds=2, schedule="cosine", **HALF)
+    resume(tmp_path / "a", 3, fed=tiny.federation(), say=said.append)
+    assert "2 rounds were planned and it goes on to 3" in said[0] and "stays laid over 2 rounds" in said[0]
+    said.clear()
+    run("fedpolicy", tiny.federation(), out=tmp_path / "b", rounds=1, **HALF)
+    resume(tmp_path / "b", 2, fed=tiny.federation(), say=said.append)
+    assert "refers to 2 from here on" in said[0]
