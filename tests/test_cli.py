@@ -16,7 +16,6 @@ import pytest
 
 from fedjax_sim import __version__
 from fedjax_sim.cli import registries
-from fedjax_sim.cli.commands import COMMANDS
 from fedjax_sim.cli.main import main, make_parser
 
 jax.devices()  # started with the test session's eight devices, before a command asks for its own number
@@ -442,86 +441,3 @@ def test_help_names_what_the_registries_hold(capsys, monkeypatch, what):
         make_parser().parse_args(["run", "--help"])
     words = " ".join(capsys.readouterr().out.split())
     assert ", ".join(held) in words
-
-
-@pytest.mark.parametrize(
-    "problem, sentence",
-    [
-        (PermissionError(13, "Permission denied", "runs/a"), "'runs/a': Permission denied"),
-        (OSError(28, "No space left on device"), "No space left on device"),
-        (MemoryError(), "there is not enough memory"),
-        (RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 17 bytes"), "there is not enough memory"),
-        (UnicodeDecodeError("utf-8", b"x", 0, 1, "invalid start byte"), "a file cannot be read"),
-        (RecursionError("maximum recursion depth exceeded"), "nested too deeply"),
-        (EOFError(), "a file cannot be read: EOFError"),
-        (OSError("two\nlines"), "two"),
-    ],
-)
-def test_expected_failures_are_one_sentence(capsys, monkeypatch, problem, sentence):
-    def fail(args):
-        raise problem
-
-    monkeypatch.setitem(COMMANDS, "list", fail)
-    assert sentence in refused(capsys, "list")
-    monkeypatch.setenv("FEDJAX_SIM_TRACEBACK", "1")
-    with pytest.raises(type(problem)):
-        main(["list"])
-
-
-@pytest.mark.parametrize("problem", [KeyError("a"), RuntimeError("a mistake"), ValueError("a mistake")])
-def test_mistakes_of_the_program_keep_their_traceback(monkeypatch, problem):
-    def fail(args):
-        raise problem
-
-    monkeypatch.setitem(COMMANDS, "list", fail)
-    with pytest.raises(type(problem)):
-        main(["list"])
-
-
-def test_replaced_options_are_said(capsys):
-    assert main(["compare", "fedavg", "scaffold", *SMALL, "--dry-run"]) == 0
-    out = capsys.readouterr().out
-    assert "scaffold replaces momentum 0.9 by 0: it would invalidate" in out and "fedavg replaces" not in out
-
-
-def test_a_diverging_comparison_says_so(capsys, tmp_path):
-    """--lr 1e9: who diverged, when, and what it means; training accuracy by its name; gains and targets stored."""
-    options = ["--rounds", "2", "--lr", "1e9", "--protocol", "fedpolicy", "--val-fraction", "0", "--out", "out"]
-    assert main(["compare", "fedavg", "scaffold", *SMALL, *options]) == 0
-    out = capsys.readouterr().out
-    first = json.loads((tmp_path / "out" / "fedavg" / "summary.json").read_text())
-    second = json.loads((tmp_path / "out" / "scaffold" / "summary.json").read_text())
-    assert first["diverged"] > 0 and first["diverged_first"]["round"] >= 1 and first["diverged_first"]["client"] >= 0
-    assert f"fedavg: {first['diverged']} client updates ({100 * first['diverged_share']:.1f} %) diverged" in out
-    assert f"the first of client {first['diverged_first']['client']} in round {first['diverged_first']['round']}" in out
-    assert first["rounds_without_upload"] > 0 and "nothing was uploaded in" in out
-    assert second["replaces"] == {"momentum": "0: it would invalidate the control variates"} and first["replaces"] == {}
-    assert first["client_split"] == "train" and "training accuracy" in first["client_acc_note"]
-    assert "client mean (train)" in out and "client_on_train_rows" in (tmp_path / "out/fedavg/metrics.csv").read_text()
-    for name in ("rounds_to", "comm_gb_to", "time_min_to", "convergence_round", "layer_dist"):
-        assert name in first
-    assert "peak memory of the process" in out and "process" in first["peak_rss_note"]
-    assert set(json.loads((tmp_path / "out" / "compare.json").read_text())) == {"relative_gain", "runs"}
-
-
-def test_tables_of_targets_and_gains():
-    from fedjax_sim.cli import describe
-
-    one = dict(method="a", best_global=0.6, rounds_to={"50": 3, "70": None}, comm_gb_to={"50": 0.5, "70": None})
-    one |= dict(time_min_to={"50": 2.0, "70": None}, convergence_round=None)
-    two = one | dict(method="b", best_global=0.5, rounds_to={"50": None, "70": None}, convergence_round=7)
-    table = describe.targets_table([one, two]).splitlines()
-    assert "50 %" in table[0] and "70 %" not in table[0]  # nobody got there
-    assert "3 (0.5 GB, 2 min)" in table[2] and table[3].split() == ["b", "×", "7"]
-    assert describe.targets_table([two]) == ""
-    assert describe.gains_line([one, two]) == "relative to the best other: a +20.00 %, b -16.67 %"
-    assert describe.gains_line([one]) == ""
-
-
-def test_the_estimated_peak_counts_runtime_and_program(capsys):
-    assert main(["run", "fedavg", *SMALL, "--dry-run"]) == 0
-    found = re.search(
-        r"estimated peak memory: ([0-9.]+) MB \(runtime ([0-9.]+) MB, program ([0-9.]+) MB", capsys.readouterr().out
-    )
-    peak, runtime, program = map(float, found.groups())
-    assert 300 < runtime < runtime + program < peak < 2000

@@ -17,6 +17,7 @@ MB = 2**20
 RUNTIME = 330 * MB  # Python, JAX and XLA with nothing in them, and the tables of a small federation
 PROGRAM = 80 * MB  # the compiler's workspace and the compiled rounds
 PER_GROUP = 40 * MB  # and what each group of parameters adds to them
+WITH_AGENT = 250 * MB  # an agent and its updates: the program is more than twice as long
 IN_A_STEP = 3  # times what the backward pass keeps: its gradients, and the unfolded inputs of convolutions
 MOST_STEPS = 2**31 - 1  # counters of steps, rounds and batches are 32-bit
 
@@ -67,7 +68,7 @@ def facts(setup: Setup) -> dict[str, Any]:
     per_round = 4 * (20 + 4 * len(floats) + (4 * several if config.probe else 0))  # a row of the log
     scored = 3 * len(config.evaluations) * env.num_clients * np.dtype(env.dtype).itemsize
     logs = sim.capacity * (sim.eval_every * per_round + scored)
-    program = PROGRAM + PER_GROUP * len(floats)
+    program = PROGRAM + PER_GROUP * len(floats) + (WITH_AGENT if agent else 0)
     return dict(
         runtime=RUNTIME,
         program=program,
