@@ -95,3 +95,22 @@ def test_the_estimated_peak_counts_runtime_and_program(capsys):
     )
     peak, runtime, program = map(float, found.groups())
     assert 300 < runtime < runtime + program < peak < 2000
+
+
+def test_an_interrupted_comparison_goes_on(capsys, tmp_path):
+    """The same command again: what is finished is read, what was begun goes on, what is missing is run."""
+    import shutil
+
+    out = tmp_path / "both"
+    command = ["compare", "fedavg", "local", *SMALL, "--rounds", "2", "--quiet", "--out", str(out)]
+    assert main(command) == 0
+    first = json.loads((out / "compare.json").read_text())["runs"]
+    shutil.rmtree(out / "local")
+    rows = (out / "fedavg" / "metrics.csv").read_bytes()
+    assert main(command) == 0
+    again = json.loads((out / "compare.json").read_text())["runs"]
+    assert [r["method"] for r in again] == ["fedavg", "local"]
+    assert [r["client_acc_mean"] for r in again] == [r["client_acc_mean"] for r in first]
+    assert (out / "fedavg" / "metrics.csv").read_bytes() == rows
+    capsys.readouterr()
+    assert "holds another configuration" in refused(capsys, *command, "--lr", "0.5")

@@ -53,14 +53,22 @@ def start(config: Config, args: argparse.Namespace | None = None) -> None:
 
 
 def execute_all(setup: Any, args: argparse.Namespace, out: pathlib.Path) -> list[Any]:
-    """The results of all seeds; a single one has `out` for itself."""
+    """The results of all seeds; a single one has `out` for itself. What was begun there goes on where it was."""
     from fedjax_sim.runner.directory import RunDirectory
     from fedjax_sim.runner.driver import drive
-    from fedjax_sim.runner.seeds import run_seeds
+    from fedjax_sim.runner.execute import gone_on
+    from fedjax_sim.runner.seeds import run_seeds, with_seed
 
-    if args.seeds > 1:
-        return run_seeds(setup, args.seeds, out, args.seeds_mode, progress=not args.quiet)
-    return drive([setup], [RunDirectory(out)], progress=not args.quiet)
+    shown = not args.quiet
+    if args.seeds > 1 and not out.exists():
+        return run_seeds(setup, args.seeds, out, args.seeds_mode, progress=shown)
+    results: list[Any] = []
+    for i in range(args.seeds):
+        one = with_seed(setup, setup.config.seed + i) if i else setup
+        path = out / f"seed-{one.config.seed}" if args.seeds > 1 else out
+        done = gone_on(one, path, progress=shown, say=note)
+        results += [done] if done is not None else drive([one], [RunDirectory(path)], progress=shown)
+    return results
 
 
 def label(result: Any, seeds: int) -> dict[str, Any]:

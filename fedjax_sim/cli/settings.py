@@ -71,15 +71,21 @@ def for_seeds(config: Config, seeds: int, mode: str) -> Config:
 
 
 def output_directory(args: argparse.Namespace, stem: str, config: Config) -> pathlib.Path:
-    """--out, or a new name under runs/; an existing one is refused (a dry run writes nothing)."""
+    """--out, or a new name under runs/; an existing one is refused, unless it is a comparison that goes on."""
     from fedjax_sim.runner.files import exists  # brings NumPy, which the help must not wait for
 
     word = pathlib.Path(config.dataset.split(":")[0]).stem[:60]
     out = own_path(args.out) if args.out else free_directory(f"{stem}-{word}-s{config.seed}")
-    if exists(out) and not args.dry_run:
+    unfinished = args.command == "compare" and not exists(out / "config.json") and is_comparison(out)
+    if exists(out) and not args.dry_run and not unfinished:
         hint = f", or resume it with fedjax-sim resume {out}" if args.command == "run" else ""
         raise UserError(f"output directory '{options.shown(str(out))}' exists already; choose another --out{hint}")
     return out
+
+
+def is_comparison(folder: pathlib.Path) -> bool:
+    """Whether run directories stand in it, as `compare` writes them."""
+    return any(folder.glob("*/config.json")) or any(folder.glob("*/seed-*/config.json"))
 
 
 def free_directory(stem: str) -> pathlib.Path:

@@ -35,6 +35,8 @@ from fedjax_sim.local.losses import init_confusion
 from fedjax_sim.platform import run_once
 from fedjax_sim.types import Array, Client, Env, State, Tree
 
+LOGGED = 4096  # rounds whose logs one call of `run` can hold
+
 
 @dataclasses.dataclass(frozen=True)
 class Simulation:
@@ -65,6 +67,11 @@ class Simulation:
     def shapes(self, net: Tree) -> tuple[Tree, Client]:
         """Shapes of the server's state and of ONE client's row; nothing is computed."""
         return jax.eval_shape(lambda n, d: beginnings(self.stages, self.open(d), n), net, self.data)
+
+    @property
+    def most_rounds(self) -> int:
+        """The most rounds in one call of `run`."""
+        return most_rounds(self.eval_every, self.capacity)
 
     @property
     def client_split(self) -> str:
@@ -184,7 +191,7 @@ def evaluate(r: Round, env: Env, state: State, data: Data) -> dict[str, Tree]:
 
 
 def run(r: Round, state: State, data: Data, rounds: Array, eval_every: int, capacity: int) -> tuple[State, dict, dict]:
-    """`rounds` ≤ capacity·eval_every rounds, an evaluation after every eval_every-th and after the last."""
+    """`rounds` ≤ most_rounds(…) rounds, an evaluation after every eval_every-th and after the last."""
     env = open_env(r, data)
     log_shape = jax.eval_shape(lambda s: one_round(r, env, s, data.dropout)[1], state)
     eval_shape = jax.eval_shape(lambda s: {**evaluate(r, env, s, data), "round": s.t}, state)
@@ -205,8 +212,13 @@ def run(r: Round, state: State, data: Data, rounds: Array, eval_every: int, capa
         return state, logs, write(scores, i, {**evaluate(r, env, state, data), "round": state.t})
 
     blocks = (first + rounds + eval_every - 1) // eval_every - first // eval_every
-    buffers = zeros(log_shape, (capacity * eval_every,)), zeros(eval_shape, (capacity,))
+    buffers = zeros(log_shape, (most_rounds(eval_every, capacity),)), zeros(eval_shape, (capacity,))
     return lax.fori_loop(0, blocks, block, (state, *buffers))
+
+
+def most_rounds(eval_every: int, capacity: int) -> int:
+    """Rounds that one call of `run` can write down: the logs of rounds far apart from any evaluation stay small too."""
+    return min(capacity * eval_every, LOGGED)
 
 
 def drive(step: Callable, evaluate: Callable, eval_every: int) -> Callable:

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_sim.errors import UserError, unknown
+from fedjax_sim.options import real
 from fedjax_sim.types import Array
 
 
@@ -64,7 +65,7 @@ def schedule(text: str, lr: float, rounds: int) -> Callable[[Array], Array]:
     """'constant' | 'step:every=30,gamma=0.1' | 'cosine[:end=0]' -> learning rate as a function of the round (from 0)."""
     name, _, rest = text.partition(":")
     try:
-        options = {k: float(v) for k, v in (item.split("=") for item in rest.split(",") if item)}
+        options = {k: real(v) for k, v in (item.split("=") for item in rest.split(",") if item)}
     except ValueError:
         raise UserError(f"schedule '{text}' cannot be read; example: step:every=30,gamma=0.1") from None
     allowed = {"constant": set(), "step": {"every", "gamma"}, "cosine": {"end"}}

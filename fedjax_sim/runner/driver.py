@@ -99,13 +99,13 @@ def _drive(
     stopped = False  # by a signal, and all processes know
     try:
         began = time.perf_counter()
-        step = program or compiled(lanes[0].setup, len(lanes), state, data)
+        step = program or (compiled(lanes[0].setup, len(lanes), state, data) if done < config.rounds else None)
         compile_seconds = time.perf_counter() - began
-        while done < config.rounds:
+        while step is not None and done < config.rounds:
             if stopped := asked_to_stop():
                 interrupts.check()
                 raise KeyboardInterrupt  # another process was asked
-            ask = segment_length(config, sim.capacity, done, speed)
+            ask = min(segment_length(config, sim.capacity, done, speed), sim.most_rounds)
             began = time.perf_counter()
             state, logs, scores = step(state, data, jnp.int32(ask))
             jax.block_until_ready(state)
@@ -300,7 +300,9 @@ def save(lanes: Sequence[Lane], state: State) -> None:
             checkpoint.save(folder, one, config.hash(), config.keep, rows)
 
 
-def finish(lane: Lane, state: State, timings: list[dict[str, Any]], compile_seconds: float, program: Callable) -> Result:
+def finish(
+    lane: Lane, state: State, timings: list[dict[str, Any]], compile_seconds: float, program: Callable | None
+) -> Result:
     recorder, directory = lane.recorder, lane.directory
     summary = summarise(lane.setup, recorder, timings, compile_seconds)
     if directory is not None and writes():

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
+import shutil
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -23,6 +24,8 @@ from fedjax_sim.runner import checkpoint, provenance
 from fedjax_sim.runner.config import FOUND, Config
 from fedjax_sim.runner.directory import RunDirectory
 from fedjax_sim.runner.driver import Result, drive
+from fedjax_sim.runner.facts import check_reach
+from fedjax_sim.runner.files import exists
 from fedjax_sim.runner.prepare import Setup, prepare
 from fedjax_sim.runner.start import start_jax
 
@@ -56,6 +59,7 @@ def run(
         options, model = {**options, "model": model}, None
     config = Config(method=method.name if own else method, **sorted_out(method, fed, model, options))
     setup = prepare(config, fed=fed, model=model, net=net, method=method if own else None)
+    check_reach(setup)
     return execute(setup, RunDirectory(pathlib.Path(out)) if out is not None else None, progress=progress)
 
 
@@ -148,6 +152,22 @@ def _resume(
     if changes and jax.process_index() == 0:
         say(changes)
     return execute(setup, directory, progress=progress, resume_from=found, say=say)
+
+
+def gone_on(setup: Setup, path: pathlib.Path, *, progress: bool = False, say: Callable[[str], None]) -> Result | None:
+    """A run that was begun in `path` to its end, from its newest checkpoint; None where nothing is left to go on from."""
+    if not exists(path):
+        return None
+    stored = RunDirectory(path).read_config()[0]
+    if stored.hash() != setup.config.hash():
+        raise UserError(
+            f"'{path}' holds another configuration (hash {stored.hash()}, this command: {setup.config.hash()}); "
+            f"choose another --out, or repeat the command that began it"
+        )
+    if not checkpoint.rounds(path / "checkpoints"):  # killed before its first checkpoint: begun again
+        shutil.rmtree(path)
+        return None
+    return resume(path, setup.config.rounds, progress=progress, say=say, data_dir=setup.config.data_dir)
 
 
 def devices_now(config: Config, resolved: dict[str, Any], say: Callable[[str], None]) -> Any:

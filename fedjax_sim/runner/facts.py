@@ -67,7 +67,7 @@ def facts(setup: Setup) -> dict[str, Any]:
     several = setup.participation.high
     per_round = 4 * (20 + 4 * len(floats) + (4 * several if config.probe else 0))  # a row of the log
     scored = 3 * len(config.evaluations) * env.num_clients * np.dtype(env.dtype).itemsize
-    logs = sim.capacity * (sim.eval_every * per_round + scored)
+    logs = sim.most_rounds * per_round + sim.capacity * scored
     program = PROGRAM + PER_GROUP * len(floats) + (WITH_AGENT if agent else 0)
     return dict(
         runtime=RUNTIME,

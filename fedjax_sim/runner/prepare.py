@@ -174,6 +174,7 @@ def _prepare(
         provenance.check_model(model, fed, dtype)
         config = dataclasses.replace(config, model=model.name, own_model=True)
     else:
+        models.check_options(config.model, config.model_options)
         model = models.build(config.model, fed.shape, fed.classes, dtype=dtype, conv=config.conv, **config.model_options)
     config = dataclasses.replace(config, model_shapes=provenance.shapes_of(model))
     if going_on:

@@ -8,11 +8,7 @@ vmap: all seeds side by side in one program. Loops then run to the longest seed 
 from __future__ import annotations
 
 import dataclasses
-import math
 import pathlib
-from typing import Any
-
-import numpy as np
 
 from fedjax_sim import options
 from fedjax_sim.errors import UserError
@@ -46,18 +42,3 @@ def run_seeds(
     for one, folder in zip(setups, folders, strict=True):
         results += drive([one], [folder], progress=progress, program=results[0].program if results else None)
     return results
-
-
-def seeds_line(summaries: list[dict[str, Any]]) -> str:
-    """mean ± standard deviation over seeds, in percent.
-
-    >>> seeds_line([{"best_global": 0.5, "last_global": 0.4, "client_acc_mean": None},
-    ...             {"best_global": 0.6, "last_global": 0.4, "client_acc_mean": None}])
-    'over 2 seeds: best 55.00 ± 7.07, last 40.00 ± 0.00'
-    """
-    parts = []
-    for name, key in (("best", "best_global"), ("last", "last_global"), ("client mean", "client_acc_mean")):
-        values = [s[key] for s in summaries if s.get(key) is not None and not math.isnan(s[key])]
-        if len(values) == len(summaries):
-            parts.append(f"{name} {100 * np.mean(values):.2f} ± {100 * np.std(values, ddof=1):.2f}")
-    return f"over {len(summaries)} seeds: {', '.join(parts)}"

@@ -33,9 +33,9 @@ def clean(value: Any) -> Any:
 def layer_distances(setup: Setup, recorder: Recorder) -> dict[str, float] | None:
     """Mean distance of the participants' models to the server's in the last round, by parameter group, where logged."""
     groups, last = setup.simulation.env.model.groups, recorder.rounds[-1] if recorder.rounds else {}
-    if "layer_dist_0" not in last:
+    if f"layer_dist_{groups[0]}" not in last:
         return None
-    return {name: last[f"layer_dist_{i}"] for i, name in enumerate(groups)}
+    return {name: last[f"layer_dist_{name}"] for name in groups}
 
 
 def summarise(setup: Setup, recorder: Recorder, timings: list[dict[str, Any]], compile_seconds: float) -> dict[str, Any]:
