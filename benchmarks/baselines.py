@@ -1,6 +1,6 @@
 """Every method in one comparable table: a subset of MNIST, 20 clients, Dirichlet 0.1, seeds fixed beforehand.
 
-    python -m benchmarks.baselines --data-dir DATA [--methods fedavg,local,…] [--rounds 30] [--seeds 3] [--out FOLDER]
+    python -m benchmarks.baselines --data-dir DATA [--methods fedavg,fedcp:lam=0,…] [--rounds 30] [--seeds 3] [--out FOLDER]
 
 6,000 examples of MNIST, the same in every run; official train and test are merged and split 75/25 per client, everybody
 takes part in every round, E = 1, B = 32, lr 0.02, momentum 0.9, every method at its own defaults. Seeds 0, 1, 2, …
@@ -51,9 +51,11 @@ def subset(data: Dataset, examples: int) -> Dataset:
 
 
 def run_method(name: str, args: argparse.Namespace, fed: Any) -> dict[str, Any]:
-    """One method, all seeds: per-client accuracies [seeds, N] and what it costs."""
+    """One method (NAME or NAME:option=value:…), all seeds: per-client accuracies [seeds, N] and what it costs."""
+    method, *given = name.split(":")
     config = Config(
-        method=name,
+        method=method,
+        options=dict(item.split("=", 1) for item in given),
         model=args.model,
         participation="1",
         rounds=args.rounds,
