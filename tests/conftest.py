@@ -1,5 +1,6 @@
 """One process-wide set-up: eight fake CPU devices (sharding tests), quick compilation, the persistent cache."""
 
+import gc
 import os
 import tempfile
 
@@ -14,6 +15,7 @@ os.environ["XLA_FLAGS"] = " ".join(
     ]
 )
 import jax
+import pytest
 
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update(
@@ -21,3 +23,26 @@ jax.config.update(
     os.environ.get("FEDJAX_SIM_TEST_CACHE", os.path.join(tempfile.gettempdir(), "fedjax_sim_test_cache")),
 )
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+
+
+MOST_MAPS = 30_000  # of the system's usual 65,530: every compiled program holds some, and beyond the limit XLA crashes
+_tests_run = 0
+
+
+@pytest.fixture(autouse=True)
+def few_memory_maps():
+    """Compiled programs are forgotten before there are too many of them in one process."""
+    yield
+    global _tests_run
+    _tests_run += 1
+    if _tests_run % 10 == 0 and memory_maps() > MOST_MAPS:
+        jax.clear_caches()
+        gc.collect()
+
+
+def memory_maps() -> int:
+    try:
+        with open("/proc/self/maps", "rb") as file:
+            return sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b""))
+    except OSError:  # not Linux
+        return 0
