@@ -152,7 +152,6 @@ MISTAKES = [  # options of `run fedavg`, what the sentence must say
     (["--set", "loss.warmup=inf"], "loss.warmup 'inf' is not a finite number"),
     (["--set", "fedavg.name=x"], "unknown option of fedavg 'name'"),
     # more memory than there is: refused before it is taken
-    (["--eval-every", "2147483647"], "eval-every"),
     (["--batch-size", "2147483647"], "of memory, but"),
     # paths
     (["--out", "~nosuchuser/x"], "'~nosuchuser/x' is not a path"),

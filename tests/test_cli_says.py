@@ -115,3 +115,10 @@ def test_an_interrupted_comparison_goes_on(capsys, tmp_path):
     assert (out / "fedavg" / "metrics.csv").read_bytes() == rows
     capsys.readouterr()
     assert "holds another configuration" in refused(capsys, *command, "--lr", "0.5")
+
+
+def test_the_rarest_evaluation_is_the_last_round(tmp_path):
+    """A huge --eval-every asks for no huge buffer: the logs of one call are bounded."""
+    out = tmp_path / "rare"
+    assert main(["run", "fedavg", *SMALL, "--rounds", "2", "--quiet", "--eval-every", "2147483647", "--out", str(out)]) == 0
+    assert [line.split(",")[0] for line in (out / "metrics.csv").read_text().splitlines()] == ["round", "2"]

@@ -211,7 +211,8 @@ def run(r: Round, state: State, data: Data, rounds: Array, eval_every: int, capa
         state, logs = lax.fori_loop(0, now, round_, (state, logs))
         return state, logs, write(scores, i, {**evaluate(r, env, state, data), "round": state.t})
 
-    blocks = (first + rounds + eval_every - 1) // eval_every - first // eval_every
+    last = first + rounds  # no sum with eval_every, which may be the largest number there is
+    blocks = last // eval_every - first // eval_every + (last % eval_every != 0)
     buffers = zeros(log_shape, (most_rounds(eval_every, capacity),)), zeros(eval_shape, (capacity,))
     return lax.fori_loop(0, blocks, block, (state, *buffers))
 
