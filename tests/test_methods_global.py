@@ -302,7 +302,17 @@ def test_fedfa_spread_is_the_variance_over_participants():
     sim = simulation("fedfa")
     net = sim.env.model.init(jax.random.key(0))
     cohort = Cohort(
-        net, jnp.ones(sim.env.num_groups), (), 3, np.arange(4), jnp.array(ok), jnp.ones(4), jax.tree.map(jnp.array, values)
+        net,
+        jnp.ones(sim.env.num_groups),
+        (),
+        3,
+        np.arange(4),
+        jnp.array(ok),
+        jnp.ones(4),
+        jax.tree.map(jnp.array, values),
+        (),
+        0,
+        (),
     )
     server = sim.method.aggregate(sim.env, fedfa.Server(net, {}), cohort)
     for got, want in zip(server.spread["conv1"], values["conv1"], strict=True):
@@ -341,7 +351,9 @@ def test_padding_is_nobodys_partner():
 # ---- FedCA ------------------------------------------------------------------------------------------------------
 def cohort_of(struggles: np.ndarray, ok: np.ndarray, nets) -> Cohort:
     size = len(ok)
-    return Cohort((), (), (), int(ok.sum()), np.arange(size), jnp.array(ok), jnp.ones(size), jnp.array(struggles), nets)
+    return Cohort(
+        (), (), (), int(ok.sum()), np.arange(size), jnp.array(ok), jnp.ones(size), jnp.array(struggles), (), 0, (), nets
+    )
 
 
 @pytest.mark.parametrize("hopeless", [False, True])
@@ -363,7 +375,7 @@ def test_fedca_averages_once_per_priority_class(hopeless):
     struggles[2] = np.nan
     env = simulation("fedca").env
     method = make_method("fedca", priorities=p)
-    got = method.aggregate(env, (), cohort_of(struggles, ok, jax.tree.map(jnp.array, nets)))
+    got = method.aggregate(env, (), cohort_of(struggles, ok, jax.tree.map(jnp.array, nets))).net
     assert np.allclose(got["params"]["fc"], np.mean(averages, 0), atol=1e-6)
     assert 3 in worst
 
