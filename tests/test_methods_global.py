@@ -17,7 +17,7 @@ from golden.stored import torch_values
 from tiny import CLASSES, N, close, simulation, start
 
 from fedjax_sim.errors import UserError
-from fedjax_sim.local import LANES
+from fedjax_sim.local import LANES, features
 from fedjax_sim.local.losses import Confusion, init_confusion
 from fedjax_sim.methods import ccvr, fedca, fedfa, fedfa_freq, fedntd, fedsam, make_method
 from fedjax_sim.models import Model, from_module
@@ -133,7 +133,7 @@ def test_fedsam_takes_the_gradient_at_the_perturbed_point():
 
 def test_fedsam_keeps_the_statistics_of_the_first_pass():
     grad_of = lambda w, batch: ((w["a"] ** 2 / 2, ("statistics at", w["a"])), {"a": w["a"]})
-    (_, aux), grads, batch = fedsam.sharpness_aware(0.5)(grad_of, {"a": jnp.array(3.0)}, 7, lambda step: ("batch", step))
+    (_, aux), grads, batch = fedsam.sharpness_aware(0.5)(grad_of, {"a": jnp.array(3.0)}, 7, lambda step: ("batch", step), ())
     assert aux == ("statistics at", 3.0) and grads["a"] == 3.5 and batch == ("batch", 7)
 
 
@@ -144,12 +144,12 @@ def pooled_features():
     sim = simulation("ccvr")
     env = sim.open(start(sim)[1])
     net = sim.env.model.init(jax.random.key(3))
-    before, ccvr.ROWS = ccvr.ROWS, 5  # several passes per client, the last one ragged
+    before, features.ROWS = features.ROWS, 5  # several passes per client, the last one ragged
     sums = {}
     for full in (False, True):
         one = jax.jit(lambda k: ccvr.class_statistics(env, net, k, full))
         sums[full] = jax.tree.map(lambda *a: sum(a), *[one(k) for k in range(N)])
-    ccvr.ROWS = before
+    features.ROWS = before
     x, y = (np.concatenate(parts) for parts in zip(*map(rows_of, range(N)), strict=True))
     layer = jax.tree.map(np.asarray, net["params"]["fc1"])
     return sums, np.maximum(x.reshape(len(x), -1) @ layer["kernel"] + layer["bias"], 0), y

@@ -24,7 +24,7 @@ def read_pictures(folder: pathlib.Path) -> Arrays:
     Grey pictures have one channel; if one has colour, all have three. All must have the same size.
     """
     try:
-        from PIL import Image
+        from PIL import Image, ImageFile
     except ImportError:
         raise UserError("reading a folder of pictures needs pillow: pip install 'fedjax-sim[images]'") from None
     parts = [folder / "train", folder / "test"] if (folder / "train").is_dir() and (folder / "test").is_dir() else [folder]
@@ -41,7 +41,11 @@ def read_pictures(folder: pathlib.Path) -> Arrays:
     is_test = in_test if len(parts) == 2 else held_out(y)
     with warnings.catch_warnings():
         warnings.simplefilter("error", Image.DecompressionBombWarning)
-        x = _stack(Image, [file for file, _, _ in files])
+        lenient, ImageFile.LOAD_TRUNCATED_IMAGES = ImageFile.LOAD_TRUNCATED_IMAGES, False  # other libraries set it for all
+        try:
+            x = _stack(Image, [file for file, _, _ in files])
+        finally:
+            ImageFile.LOAD_TRUNCATED_IMAGES = lenient
     return {"x_train": x[~is_test], "y_train": y[~is_test], "x_test": x[is_test], "y_test": y[is_test]}
 
 
