@@ -41,11 +41,12 @@ import numpy as np
 from fedjax_sim.data.federation import Federation
 from fedjax_sim.engine.participation import Participation
 from fedjax_sim.engine.simulation import Simulation, simulate
+from fedjax_sim.hooks import Method
 from fedjax_sim.local import losses, optim
 from fedjax_sim.methods import make_method
 from fedjax_sim.methods.redistribute import BLOCKS
 from fedjax_sim.models import Model
-from fedjax_sim.types import Env, Method
+from fedjax_sim.types import Env
 
 MISLED, TEACHERS, LONERS = 8, 8, 8
 N, M = MISLED + TEACHERS + LONERS, 12
