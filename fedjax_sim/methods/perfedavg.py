@@ -66,4 +66,6 @@ def perfedavg(alpha: float | str = "lr", beta: float | str = "lr", plain: bool =
             env, server.net, client, ctx, epochs=ONE_STEP, optimizer=Sgd(), lr=inner, salt=FINE_TUNE, track=False
         )[1].net
 
-    return fedavg(weights)._replace(name="perfedavg", local=local, personal=personal, adapts=True)
+    why = "0: its steps are plain, as its equations say (plain=false: the run's)"
+    replaced = (("momentum", why), ("weight_decay", why)) if plain else ()
+    return fedavg(weights)._replace(name="perfedavg", local=local, personal=personal, adapts=True, replaces=replaced)

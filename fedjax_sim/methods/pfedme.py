@@ -73,4 +73,7 @@ def pfedme(
     def personal(env: Env, server: Server, client: Client, ctx: Ctx) -> Tree:
         return client.own
 
-    return fedavg(weights)._replace(name="pfedme", init=init, local=local, aggregate=aggregate, personal=personal)
+    replaced = (("momentum", "0: its equations are plain steps"), ("weight_decay", "its own term 0.001 θ̃"))
+    return fedavg(weights)._replace(
+        name="pfedme", init=init, local=local, aggregate=aggregate, personal=personal, replaces=replaced
+    )
