@@ -30,13 +30,16 @@ def split_spec(text: str) -> tuple[str, str]:
 
 
 def shown(text: object, most: int = 80) -> str:
-    """Text as it may stand in a sentence: one line, not too long.
+    """Text as it may stand in a sentence: one line, not too long; the end of a path says which file it is.
 
-    >>> shown("two\\nlines"), shown("x" * 300, most=8)
-    ('two\\\\nlines', 'xxxxx...')
+    >>> shown("two\\nlines"), shown("data/" + "x" * 300 + "/a.png", most=16)
+    ('two\\\\nlines', 'data/xx.../a.png')
     """
     line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(text))
-    return line if len(line) <= most else line[: most - 3] + "..."
+    if len(line) <= most:
+        return line
+    head = (most - 3) // 2 + (most - 3) % 2
+    return f"{line[:head]}...{line[len(line) - (most - 3 - head) :]}"
 
 
 def parse_options(text: str, body: str, allowed: Mapping[str, Converter], positional: str | None) -> dict[str, Any]:
