@@ -32,6 +32,7 @@ class Transition(NamedTuple):
     mask: Array  # [B] bool; False = this row (a dropped client) teaches nothing
     info: Any = None  # Info with leaves [B, ...]; None = every action was available
     next_available: Any = None  # [B, A] bool, what the next observation allows; None = every action
+    actor: Any = None  # [B] int32, whose transition it is, from 0; only `delayed` asks
 
 
 class Agent(NamedTuple):

@@ -136,7 +136,7 @@ class Reward(Protocol):
 
 
 class Combine(Protocol):
-    def __call__(self, env: Env, server: Any, rewards: Array, cohort: Cohort, /) -> Array:
+    def __call__(self, env: Env, old: Any, server: Any, rewards: Array, cohort: Cohort, /) -> Array:
         """All rewards [M] at once -> [M]: shared sums, divergence terms, leave-one-out shares."""
 
 

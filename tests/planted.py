@@ -44,7 +44,7 @@ from fedjax_sim.engine.simulation import Simulation, simulate
 from fedjax_sim.hooks import Method
 from fedjax_sim.local import losses, optim
 from fedjax_sim.methods import make_method
-from fedjax_sim.methods.redistribute import BLOCKS
+from fedjax_sim.methods.fedpolicy.actions import BLOCKS
 from fedjax_sim.models import Model
 from fedjax_sim.types import Env
 

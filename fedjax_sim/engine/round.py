@@ -305,10 +305,10 @@ def learn(
         cohort.reports, orders.actions, ctx
     )
     if control.combine is not None:
-        reward = control.combine(env, server, reward, cohort)
-    after, _ = watch_cohort(r, env, server, clients, ctx)
+        reward = control.combine(env, state.server, server, reward, cohort)
+    after, may = watch_cohort(r, env, server, clients, ctx)
     done = jnp.broadcast_to((state.t + 1 >= env.rounds) if env.rounds else False, reward.shape)
-    transition = Transition(orders.observed, orders.actions, reward, after, done, cohort.ok, orders.info)
+    transition = Transition(orders.observed, orders.actions, reward, after, done, cohort.ok, orders.info, may, ctx.id)
     update = lambda agent: r.agent.update(agent, transition, stage_key(state, LEARN))
     losses_like = jax.eval_shape(update, state.agent)[1]
     nothing = lambda agent: (agent, jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), losses_like))
@@ -318,6 +318,14 @@ def learn(
     log["reward"] = jnp.where(cohort.ok, reward, 0).sum() / jnp.maximum(cohort.count, 1)
     if control.log is not None:
         log |= control.log(env, orders.actions, orders.slots.active, ctx)
+    plan = orders.slots.plan  # client by client: `runner.recorder` puts them into clients.npz
+    log |= dict(
+        acted_ids=jnp.where(cohort.ok, cohort.ids, -1),
+        acted_actions=orders.actions,
+        acted_rewards=jnp.where(cohort.ok, reward, jnp.nan),
+        acted_takes=plan.take,
+        acted_epochs=ctx.epochs,
+    )
     return agent, log
 
 

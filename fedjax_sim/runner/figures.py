@@ -52,6 +52,40 @@ def client_figures(correct: np.ndarray, count: np.ndarray) -> dict[str, float]:
     )
 
 
+def recent_shares(rounds: Sequence[dict[str, Any]], window: int = 10) -> dict[str, float]:
+    """`share_NAME`: how often each action was taken in the last `window` rounds, from the counts `action_NAME`.
+
+    >>> recent_shares([{"action_a": 2, "action_b": 0}, {"action_a": 1, "action_b": 1}])
+    {'share_a': 0.75, 'share_b': 0.25}
+    """
+    names = [n for n in rounds[-1] if n.startswith("action_") and n != "action_entropy"]
+    counts = {n: sum(r[n] for r in rounds[-window:]) for n in names}
+    total = max(sum(counts.values()), 1)
+    return {f"share_{n.removeprefix('action_')}": count / total for n, count in counts.items()}
+
+
+DEAD_FOR, BLIND_FOR, BLIND = 10, 25, 1e-3  # rounds, rounds, and the share of π that moves with the state
+
+
+def controller_complaints(rounds: Sequence[dict[str, Any]]) -> list[str]:
+    """Sentences about a controller that cannot have learned: no live unit, or a policy that is blind to the state.
+
+    >>> controller_complaints([{"round": t, "agent_live_policy": 0.0} for t in range(1, 11)])
+    ['the controller has no live unit in its policy network: it answers every state alike; try a smaller agent.lr']
+    """
+    out = []
+    for name, what in (("agent_live_policy", "policy network"), ("agent_live_critic", "critic")):
+        last = [r.get(name, 1) for r in rounds[-DEAD_FOR:]]
+        if len(last) == DEAD_FOR and max(last) == 0:
+            out.append(
+                f"the controller has no live unit in its {what}: it answers every state alike; try a smaller agent.lr"
+            )
+    last = [r.get("agent_sensitivity", 1) for r in rounds[-BLIND_FOR:]]
+    if len(last) == BLIND_FOR and max(last) < BLIND:
+        out.append(f"the controller's policy has not depended on the state for {BLIND_FOR} rounds")
+    return out
+
+
 def probe_figures(
     log: dict[str, np.ndarray], resident: dict[str, np.ndarray] | None, seen: Sequence[int] | None = None
 ) -> dict[str, float]:

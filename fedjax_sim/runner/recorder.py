@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from typing import Any
 
@@ -10,6 +11,8 @@ import numpy as np
 from fedjax_sim.plans import payload_bytes
 from fedjax_sim.runner import figures
 from fedjax_sim.runner.prepare import Setup
+
+log = logging.getLogger(__name__)
 
 
 class Recorder:
@@ -20,6 +23,7 @@ class Recorder:
         self.rounds: list[dict[str, Any]] = []
         self.rows: list[dict[str, Any]] = []
         self.clients: dict[str, list[Any]] = {}
+        self.said: set[str] = set()  # warnings are given once
         env, net = setup.simulation.env, setup.net
         self.floats = env.group_floats(net)
         self.extra = setup.simulation.method.extra_floats(env, net)
@@ -44,7 +48,7 @@ class Recorder:
         for i in range(count):
             row: dict[str, Any] = {"round": int(logs["round"][i])}
             for name, values in logs.items():
-                if name in ("round", "down", "up") or name.startswith("probe_"):
+                if name in ("round", "down", "up") or name.startswith(("probe_", "acted_")):
                     continue
                 if values.ndim == 1:
                     row[name] = values[i].item()
@@ -52,6 +56,15 @@ class Recorder:
                     row.update({f"{name}_{j}": v for j, v in enumerate(values[i].reshape(-1).tolist())})
             row |= dict(bytes_down=int(down[i]), bytes_up=int(up[i]))
             self.rounds.append(row)
+            row |= figures.recent_shares(self.rounds)
+            if "acted_ids" in logs:  # what each participant was told by the controller, and what it earned
+                self.clients.setdefault("acted_rounds", []).append(np.int64(row["round"]))
+                for name in (n for n in logs if n.startswith("acted_")):
+                    self.clients.setdefault(name, []).append(logs[name][i])
+            for sentence in figures.controller_complaints(self.rounds):
+                if sentence.split(":")[0] not in self.said:
+                    self.said.add(sentence.split(":")[0])
+                    log.warning("%s, round %d: %s", self.setup.config.method, row["round"], sentence)
 
     def add_evaluation(self, scores: dict[str, Any], log: dict[str, np.ndarray] | None) -> None:
         row: dict[str, Any] = {"round": int(scores["round"])}
@@ -95,7 +108,7 @@ class Recorder:
         self.rows = [r for r in self.rows if r["round"] <= round_]
         if rounds:
             self.rounds = [r for r in self.rounds if r["round"] <= round_]
-        for name in [n for n in self.clients if n.endswith("_rounds")]:
+        for name in [n for n in self.clients if n.endswith("_rounds") and (rounds or n != "acted_rounds")]:
             self.drop_clients(name.removesuffix("_rounds"), round_)
 
     def reopen(self, round_: int) -> None:
@@ -114,9 +127,10 @@ class Recorder:
                     del self.rows[-1][name]
 
     def drop_clients(self, mode: str, round_: int) -> None:
-        """Forget the per-client counts of one evaluation mode after `round_`."""
+        """Forget the per-client counts of one evaluation mode after `round_`; mode 'acted': what they were told."""
         keep = [int(r) <= round_ for r in self.clients.get(f"{mode}_rounds", ())]
-        for name in (f"{mode}_rounds", f"{mode}_correct"):
+        parts = ("rounds", "correct") if mode != "acted" else ("rounds", "ids", "actions", "rewards", "takes", "epochs")
+        for name in (f"{mode}_{part}" for part in parts):
             if name in self.clients:
                 self.clients[name] = [v for v, k in zip(self.clients[name], keep, strict=True) if k]
 

@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim.errors import UserError
-from fedjax_sim.methods.redistribute import BLOCKS, block_masks
 from fedjax_sim.types import Array, Ctx, Env
 
+BLOCKS = ("full", "backbone", "head")
 MOST_GROUPS = 6  # 63 subsets; more actions than that would hardly be tried once in a run
 
 
@@ -27,7 +27,20 @@ class Actions(NamedTuple):
     continuous: bool
     size: Callable  # (env) -> int
     take: Callable  # (env, action) -> [G]                                                            ONE client
+    full: Callable  # (env) -> the number of the discrete action that sends everything
     log: Callable  # (env, actions [M, …], active [M], ctx [M]) -> dict of round diagnostics
+
+
+def block_masks(env: Env) -> Array:
+    """[3, G]: the groups sent down for full, backbone, head. The head is `model.head_group`."""
+    groups = env.num_groups
+    if groups < 2:
+        raise UserError(
+            f"model '{env.model.name}' has one parameter group, so there is no backbone and head to tell "
+            f"apart; allowed: a model with at least 2 groups"
+        )
+    head = jnp.array([name == env.model.head_group for name in env.model.groups])
+    return jnp.stack([jnp.ones(groups), 1.0 - head, 1.0 * head])
 
 
 def normalised_entropy(counts: Array) -> Array:
@@ -51,7 +64,9 @@ def _blocks() -> Actions:
             "action_entropy": normalised_entropy(counts)
         }
 
-    return Actions("blocks", False, lambda env: len(BLOCKS), lambda env, action: block_masks(env)[action], log)
+    return Actions(
+        "blocks", False, lambda env: len(BLOCKS), lambda env, action: block_masks(env)[action], lambda env: 0, log
+    )
 
 
 def subset_masks(groups: int) -> Array:
@@ -75,14 +90,16 @@ def _layerwise() -> Actions:
 
     def log(env: Env, actions: Array, active: Array, ctx: Ctx) -> dict[str, Array]:
         counts = _counts(actions, active, size(env))
-        full = 2**env.num_groups - 2
         return {
-            "action_full": counts[full],
-            "action_partial": counts.sum() - counts[full],
+            "action_full": counts[full(env)],
+            "action_partial": counts.sum() - counts[full(env)],
             "action_entropy": normalised_entropy(counts),
         }
 
-    return Actions("layerwise", False, size, lambda env, action: subset_masks(env.num_groups)[action], log)
+    def full(env: Env) -> int:
+        return size(env) - 1
+
+    return Actions("layerwise", False, size, lambda env, action: subset_masks(env.num_groups)[action], full, log)
 
 
 def _mix() -> Actions:
@@ -94,20 +111,22 @@ def _mix() -> Actions:
         mean = jnp.where(active[:, None], shares, 0).sum(0) / jnp.maximum(active.sum(), 1)
         return {f"mix_{name}": mean[g] for g, name in enumerate(env.model.groups)}
 
-    return Actions("mix", True, lambda env: env.num_groups, take, log)
+    return Actions("mix", True, lambda env: env.num_groups, take, lambda env: 0, log)
 
 
 ACTIONS: dict[str, Callable[[], Actions]] = {"blocks": _blocks, "layerwise": _layerwise, "mix": _mix}
 
 
 def oracle_agent(dtype: Any) -> Any:
-    """The action with the lowest entry of the observation, which holds every candidate's validation loss."""
-    from agents.types import Agent, Info
+    """The allowed action with the lowest entry of the observation, which holds every candidate's validation loss."""
+    from agents.types import Agent, Info, usable_actions
 
     def act(state: Any, observation: Array, key: Array, available: Array | None = None) -> tuple[Array, Info]:
-        best = jnp.argmin(jnp.where(jnp.isnan(observation), jnp.inf, observation)).astype(jnp.int32)
+        usable = usable_actions(available, observation.shape[0])
+        best = jnp.argmin(jnp.where(jnp.isnan(observation) | ~usable, jnp.inf, observation)).astype(jnp.int32)
+        best = jnp.where(usable[best], best, jnp.argmax(usable))  # no candidate has a finite loss
         sure = jax.nn.one_hot(best, observation.shape[0], dtype=dtype)
         nothing = jnp.zeros((), dtype)
-        return best, Info(nothing, -observation[best], sure, jnp.ones(observation.shape[0], bool))
+        return best, Info(nothing, -observation[best], sure, usable)
 
     return Agent("oracle", lambda key: (), act, lambda state, transitions, key: (state, {}))

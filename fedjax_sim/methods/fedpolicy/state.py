@@ -27,6 +27,13 @@ class Server(NamedTuple):
     acc: Array  # []  ACC(Θ) on the server's validation rows
 
 
+class Own(NamedTuple):
+    """What ONE client keeps beside its model."""
+
+    acc: Array  # []  acc(resident) on its own validation rows
+    joined: Array  # []  bool: it has taken part, so its resident model is its own
+
+
 def observation_size(state: str, classes: int) -> int:
     """Numbers in an observation.
 
@@ -52,7 +59,7 @@ def observe(env: Env, server: Server, client: Client, state: str, scaling: str) 
         conf = conf / conf.sum(1, keepdims=True)
         norm = jnp.sqrt(square_norm(server.net["params"]))
         distance = distance / jnp.where(norm > 0, norm, 1)
-    parts = dict(confusion=conf.reshape(-1), local=client.own[None], server=server.acc[None], distance=distance[None])
+    parts = dict(confusion=conf.reshape(-1), local=client.own.acc[None], server=server.acc[None], distance=distance[None])
     return jnp.concatenate([parts[name].astype(env.dtype) for name in STATES[state]])
 
 
