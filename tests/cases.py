@@ -65,8 +65,8 @@ CASES: dict[str, Case] = {
     "fedrod": Case(reference="test_baselines_reference.py"),
     "fedphp": Case(fedavg_when={"lam": 0.0}, reference="test_baselines_reference.py"),
     "full": Case(fedavg_when={"weights": "size"}, reference="test_fedpolicy.py"),
-    "backbone": Case(wire=lambda w, phi, psi, c, d: (phi, w), reference="test_fedpolicy.py"),
-    "head": Case(wire=lambda w, phi, psi, c, d: (psi, w), reference="test_fedpolicy.py"),
+    "backbone": Case(options={"first": "any"}, wire=lambda w, phi, psi, c, d: (phi, w), reference="test_fedpolicy.py"),
+    "head": Case(options={"first": "any"}, wire=lambda w, phi, psi, c, d: (psi, w), reference="test_fedpolicy.py"),
     "random": Case(wire="decides", reference="test_fedpolicy.py"),
 }
 

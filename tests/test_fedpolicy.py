@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import types
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,8 @@ import pytest
 import tiny
 from tiny import CLASSES, M, N, close, same_bits, simulation, start
 
+from agents.registry import DISCRETE, LEARNERS
+from agents.registry import options as registry_options
 from fedjax_sim.data.federation import Federation
 from fedjax_sim.engine.participation import Participation
 from fedjax_sim.engine.simulation import simulate
@@ -24,11 +27,6 @@ from fedjax_sim.methods.fedpolicy import STATES, observation_size
 from fedjax_sim.methods.fedpolicy.actions import subset_masks
 from fedjax_sim.models import build
 from fedjax_sim.plans import payload_bytes
-
-# for the planted federation: rewards are differences, so with γ near 1 they telescope and hide which action was good;
-# the numbers an agent sees differ much in scale, so they are normalised
-SIGHTED = {"agent.lr": 0.003, "agent.gamma": 0.5, "agent.normalise": True}
-LEARNERS = {"sac": SIGHTED, "ppo": SIGHTED | {"agent.entropy_weight": 0.1}, "dqn": SIGHTED | {"agent.horizon": 200}}
 
 
 def rounds_of(sim, count=2):
@@ -44,57 +42,70 @@ def test_full_policy_is_fedavg_with_uniform_weights():
     assert close(mine.server.net, base.server.net, 1e-6)
 
 
-@pytest.mark.parametrize("block", ["backbone", "head"])
-def test_static_policies_are_fixed_redistribution(block):
-    """The backbone policy is FedPer with uniform weights whose heads are averaged too, but never handed out."""
-    mine, base = rounds_of(simulation("fedpolicy", agent=block)), rounds_of(simulation(block))
-    assert close((mine.server.net, mine.clients.resident), (base.server.net, base.clients.resident), 1e-6)
-
-
-def fedper(head: str):
-    """FedPer in its own words: the head is the client's, the server averages backbones, and knows no blocks or plans."""
+def keeps(private: str):
+    """A static policy in its own words: one group is the client's, the server averages all and knows no blocks or plans."""
 
     def init(env, net):
-        return {g: p for g, p in net["params"].items() if g != head}, net["params"][head]
+        return net["params"], net["params"][private]
 
     def receive(env, server, client, plan, ctx):
-        return client, {"params": {**server, head: client.own}, "batch_stats": {}}
+        return client, {"params": {**server, private: client.own}, "batch_stats": {}}
 
     def local(env, net, server, client, ctx):
         client, done = descend(env, net, client, ctx)
-        return client._replace(own=done.net["params"][head]), upload(env, ctx, done, "uniform")
-
-    def aggregate(env, server, cohort):
-        return {g: cohort.mean["params"][g] for g in server}
+        return client._replace(own=done.net["params"][private]), upload(env, ctx, done, "uniform")
 
     return make_method("fedavg")._replace(
-        name="fedper",
+        name="keeps",
         init=init,
         receive=receive,
         local=local,
-        aggregate=aggregate,
+        aggregate=lambda env, server, cohort: cohort.mean["params"],
         needs=frozenset({"resident"}),
         global_model=None,
     )
 
 
-def test_backbone_policy_is_fedper_with_uniform_weights():
+@pytest.mark.parametrize("block, private", [("backbone", "fc"), ("head", "fc1")])
+def test_static_policies_keep_a_block_private(block, private):
+    """agent=backbone is FedPer with uniform weights whose heads are averaged too, but never handed out."""
     sim = simulation("fedavg")
-    head = sim.env.model.groups[-1]
+    everybody = Participation(M, M, tuple(range(N)))
     base = rounds_of(
-        simulate(
-            fedper(head),
-            sim.env,
-            tiny.federation(),
-            Participation(M, M, tuple(range(N))),
-            lr=schedule("constant", 0.05, 8),
-            evaluations=(),
-        )
+        simulate(keeps(private), sim.env, tiny.federation(), everybody, lr=schedule("constant", 0.05, 8), evaluations=())
     )
-    mine = rounds_of(simulation("fedpolicy", agent="backbone"))
-    assert close({g: mine.server.net["params"][g] for g in base.server}, base.server, 1e-6)
+    mine = rounds_of(simulation("fedpolicy", agent=block, first="any"))
+    assert close(mine.server.net["params"], base.server, 1e-6)
     assert close(mine.clients.resident, base.clients.resident, 1e-6)
-    assert close(mine.clients.resident["params"][head], base.clients.own, 1e-6)
+    named = rounds_of(simulation(block, first="any"))
+    assert same_bits((named.server, named.clients), (mine.server, mine.clients))
+
+
+def test_first_participation_gets_everything():
+    """In round 2 those who were there get the head, the newcomers everything; and so says what was logged."""
+    sim = simulation("head")
+    state, data = start(sim)
+    state, _, before, _ = sim.examine(state, data)
+    assert np.asarray(state.clients.own.joined).nonzero()[0].tolist() == sorted(np.asarray(before).tolist())
+    told = jax.jit(sim.orders)(state, data)
+    ids = np.asarray(told.slots.ctx.id)
+    known = np.isin(ids, np.asarray(before))
+    assert known.any() and not known.all()
+    np.testing.assert_array_equal(told.slots.plan.take, np.where(known[:, None], [[0, 1]], [[1, 1]]))
+    log = sim.examine(state, data)[1]
+    np.testing.assert_array_equal(log["acted_takes"], told.slots.plan.take)
+    np.testing.assert_array_equal(log["acted_ids"], ids)
+    assert (int(log["action_full"]), int(log["action_head"])) == ((~known).sum(), known.sum())
+    for agent in ("sac", "dqn", "oracle"):  # whoever decides may not decide otherwise
+        options = {"agent.batch": 4} if agent != "oracle" else {}
+        sim = simulation("fedpolicy", agent=agent, **options)
+        assert set(np.asarray(jax.jit(sim.orders)(*start(sim)).actions).tolist()) == {0}
+    mix = simulation("fedpolicy", actions="mix", **{"agent.batch": 4, "agent.gradient_steps": 1})
+    state, data = start(mix)
+    slot = jax.tree.map(lambda a: a[0], jax.jit(mix.orders)(state, data).slots)
+    client = jax.tree.map(lambda a: a[0], state.clients)
+    client = client._replace(resident=jax.tree.map(lambda a: a + 1, client.resident))
+    assert close(mix.method.receive(mix.env, state.server, client, slot.plan, slot.ctx)[1], state.server.net, 0)
 
 
 def test_blocks_move_the_papers_bytes():
@@ -190,7 +201,7 @@ def test_first_participation_knows_the_initial_model():
     sim = simulation("fedpolicy", **{"agent.batch": 4})
     state, data = start(sim)
     want = [accuracy(data.fed, state.server.net, data.fed.client_rows(i, "val")) for i in range(N)]
-    np.testing.assert_allclose(state.clients.own, want, atol=1e-6)
+    np.testing.assert_allclose(state.clients.own.acc, want, atol=1e-6)
     np.testing.assert_allclose(state.server.acc, accuracy(data.fed, state.server.net, data.fed.held["val"]), atol=1e-6)
     seen = np.asarray(jax.jit(sim.orders)(state, data).observed)
     np.testing.assert_allclose(seen[:, : CLASSES**2], 1 / CLASSES, atol=1e-6)
@@ -238,6 +249,77 @@ def test_rewards():
     assert reward(lam="1") == pytest.approx(0.6)
     assert reward(reward="local") == pytest.approx(0.2)
     assert reward(reward="global") == pytest.approx(0.4)
+    assert reward(reward="mixture") == reward(reward="contribution") == pytest.approx(0.2)  # the shares come by `combine`
+
+
+@pytest.mark.parametrize("chunk, kind, lam", [(1, "contribution", 0.25), (2, "mixture", 2.0)])
+def test_contribution_is_what_the_aggregate_loses_without_the_client(chunk, kind, lam):
+    """Leave-one-out means and their accuracies by a NumPy loop, in the second round; one by one and two side by side."""
+    sim = simulation("fedpolicy", chunk=chunk, agent="full", reward=kind, lam=lam)
+    state, data = start(sim)
+    first = sim.examine(state, data)[0]
+    second, log, ids, nets = sim.examine(first, data)
+    fed, rewards = data.fed, []
+    for k, client in enumerate(np.asarray(ids).tolist()):
+        others = jax.tree.map(lambda a, k=k: np.delete(np.asarray(a), k, 0).mean(0), nets)
+        share = accuracy(fed, second.server.net, fed.held["val"]) - accuracy(fed, others, fed.held["val"])
+        one = lambda tree, i: jax.tree.map(lambda a: np.asarray(a)[i], tree)
+        own = accuracy(fed, one(nets, k), fed.client_rows(client, "val")) - float(first.clients.own.acc[client])
+        rewards.append(share if kind == "contribution" else own + lam * share)
+    assert np.std(rewards) > 0
+    np.testing.assert_allclose(log["acted_rewards"], rewards, atol=1e-6)
+
+
+def test_who_is_alone_contributed_the_whole_step():
+    from fedjax_sim.methods.fedpolicy.contribution import contributions
+
+    sim = simulation("fedpolicy", agent="full", reward="contribution")
+    state, data = start(sim)
+    env = sim.open(data)
+    other = jax.tree.map(lambda a: a + 0.5, state.server.net)
+    stack = jax.tree.map(lambda a: jnp.stack([a, 0 * a]), other)
+    weights = jnp.array([3.0, 0.0])
+    cohort = types.SimpleNamespace(mean=other, weight=jnp.full(2, 3.0), weights=weights, ok=weights > 0, nets=stack)
+    share = contributions(env, state.server.net, jnp.float32(0.5), cohort)
+    want = 0.5 - accuracy(data.fed, state.server.net, data.fed.held["val"])
+    np.testing.assert_allclose(share, [want, 0], atol=1e-6)
+
+
+def test_next_state_at_the_next_participation():
+    """Three rounds: what the agent learns from ends with what it saw of the same client when that came back."""
+    sim = simulation("fedpolicy", next_state="participation", **{"agent.batch": 4})
+    state, data = start(sim)
+    seen, want = {}, []
+    for _ in range(3):
+        told = jax.jit(sim.orders)(state, data)
+        state, log, ids, _ = sim.examine(state, data)
+        for k, client in enumerate(np.asarray(ids).tolist()):
+            now = np.asarray(told.observed[k])
+            if client in seen:
+                want.append((*seen[client], now))
+            seen[client] = (np.asarray(told.observed[k]), int(told.actions[k]), float(log["acted_rewards"][k]))
+    replay = state.agent.agent.replay
+    assert int(replay.size) == len(want) >= 4 and int(state.agent.pending.mask.sum()) == len(seen)
+    for i, (before, action, reward, after) in enumerate(want):
+        row = jax.tree.map(lambda a, i=i: np.asarray(a)[i], replay.rows)
+        np.testing.assert_array_equal(row.observation, before)
+        np.testing.assert_array_equal(row.next_observation, after)
+        assert (int(row.action), float(row.done)) == (action, 0.0)
+        np.testing.assert_allclose(row.reward, reward, atol=1e-7)
+
+
+@pytest.mark.parametrize("agent", [name for name in LEARNERS if name in DISCRETE and name != "sac"])
+def test_every_agent_learns_inside_the_engine(agent):
+    """Two rounds of the compiled program change what it knows; SAC and DDPG do so above. Its diagnostics are in the log."""
+    options = {"agent.batch": 4} if "batch" in registry_options(agent) else {}
+    sim = simulation("fedpolicy", agent=agent, **options)
+    state, data = start(sim)
+    old = jax.tree.map(np.asarray, state.agent)
+    state = sim.examine(state, data)[0]
+    state, log, *_ = sim.examine(state, data)
+    assert not same_bits(old.learner, state.agent.learner)
+    assert {"agent_live_critic", "agent_entropy", "agent_sensitivity", "agent_value_error"} <= set(log)
+    assert 0 < float(log["agent_live_critic"]) <= 1 and 0 < float(log["agent_entropy"]) <= 1
 
 
 def test_layerwise_and_mix():
@@ -281,7 +363,7 @@ def test_oracle_takes_the_candidate_with_the_lowest_validation_loss():
         assert int(told.actions[slot]) == int(np.argmin(losses))
 
 
-@pytest.mark.parametrize("agent", ["trpo", "a2c", "q_bandit", "random"])
+@pytest.mark.parametrize("agent", ["random"])
 def test_every_agent_gives_a_plan(agent):
     """Orders only, which is cheap to compile; that agents learn is tested where they live."""
     sim = simulation("fedpolicy", agent=agent)
@@ -310,6 +392,10 @@ def test_agent_options_arrive():
         ({"agent.lrr": "1"}, "unknown option of agent 'sac' 'lrr'"),
         ({"agent": "full", "agent.lr": "1"}, "option of agent 'full'"),
         ({"state_scaling": "x"}, "unknown state_scaling"),
+        ({"next_state": "x"}, "unknown next_state of fedpolicy 'x'"),
+        ({"first": "x"}, "unknown first of fedpolicy 'x'"),
+        ({"agent": "full", "state": "ncf"}, "state=ncf has no effect with agent 'full'"),
+        ({"agent": "oracle", "next_state": "participation"}, "no effect with agent 'oracle'"),
         ({"agent.lr": "fast"}, "agent.lr 'fast' is not a number"),
         ({"agent.gamma": "2"}, "agent 'sac': gamma must lie between 0 and 1"),
     ],
@@ -320,7 +406,7 @@ def test_bad_input(options, words):
 
 
 def test_what_it_needs_of_model_and_data():
-    sim, fed = simulation("fedpolicy", agent="full"), tiny.federation()
+    sim, fed = simulation("fedpolicy", **{"agent.batch": 4}), tiny.federation()
     made = lambda fed, env=sim.env: simulate(
         sim.method, env, fed, Participation(M, M, tuple(range(N))), lr=schedule("constant", 0.1, 1)
     )
@@ -332,6 +418,12 @@ def test_what_it_needs_of_model_and_data():
         made(bare())
     with pytest.raises(UserError, match="validation rows on every client"):
         made(bare(rows={"train": rows["train"]}, server_val=fed.held["val"]))
+    static = simulation("fedpolicy", agent="full")  # a static policy needs no validation rows; its reward is not known
+    plain = simulate(
+        static.method, static.env, bare(), Participation(M, M, tuple(range(N))), lr=schedule("constant", 0.1, 1)
+    )
+    log = plain.examine(*start(plain))[1]
+    assert np.isnan(float(log["reward"])) and "server_val_acc" not in log and np.isfinite(float(log["init_drift"]))
     with pytest.raises(UserError, match="one parameter group"):
         made(fed, dataclasses.replace(sim.env, model=sim.env.model._replace(groups=("fc",))))
 
@@ -344,6 +436,50 @@ def test_loss_of_the_paper_unless_another_is_named():
     assert prepare(config).config.loss == "c3e"
     assert prepare(dataclasses.replace(config, loss="ce")).config.loss == "ce"
     assert prepare(dataclasses.replace(config, method="fedavg")).config.loss == "ce"
+
+
+# ---- what is written --------------------------------------------------------------------------------------------
+def test_actions_and_rewards_of_every_client_are_written_and_survive_a_resume(tmp_path):
+    import csv
+
+    from fedjax_sim.runner.execute import resume, run
+
+    config = dict(model="mlp", clients=6, epochs=1.0, chunk="1", devices="1", eval_every=2)
+    whole = run("random", out=tmp_path / "whole", rounds=4, **config)
+    run("random", out=tmp_path / "part", rounds=2, **config)
+    resume(tmp_path / "part", rounds=4)
+    told, again = (np.load(tmp_path / name / "clients.npz") for name in ("whole", "part"))
+    assert set(told.files) == set(again.files) and all(np.array_equal(told[k], again[k]) for k in told.files)
+    assert told["acted_rounds"].tolist() == [1, 2, 3, 4]
+    assert told["acted_ids"].shape == told["acted_actions"].shape == told["acted_rewards"].shape == (4, 3)
+    assert told["acted_takes"].shape[:2] == (4, 3) and (told["acted_epochs"] == 1).all()
+    with open(tmp_path / "part" / "rounds.csv") as file:
+        rows = list(csv.DictReader(file))
+    counts = np.array([[(told["acted_actions"][t] == a).sum() for a in range(3)] for t in range(4)])
+    for t, row in enumerate(rows):
+        share = [float(row[f"share_{name}"]) for name in ("full", "backbone", "head")]
+        np.testing.assert_allclose(share, counts[: t + 1].sum(0) / (3 * (t + 1)))
+        np.testing.assert_allclose(float(row["reward"]), told["acted_rewards"][t].mean(), rtol=1e-5)
+    assert whole.rounds[-1]["reward"] == pytest.approx(float(rows[-1]["reward"]))
+
+
+def test_a_dead_or_blind_controller_is_said_once(caplog):
+    from fedjax_sim.runner.recorder import Recorder
+
+    recorder = Recorder.__new__(Recorder)  # what `add_rounds` needs, without a simulation
+    recorder.rounds, recorder.clients, recorder.said = [], {}, set()
+    recorder.floats, recorder.extra = (5,), (0, 0)
+    recorder.setup = types.SimpleNamespace(config=types.SimpleNamespace(method="fedpolicy"))
+    count = 60
+    names = dict(agent_live_policy=np.zeros(count), agent_live_critic=np.ones(count), agent_sensitivity=np.zeros(count))
+    names["agent_live_policy"][:3] = 0.5
+    names["agent_sensitivity"][:20] = 0.2
+    traffic = dict(taken=np.ones((count, 1)), sent=np.ones((count, 1)), down=np.ones(count), up=np.ones(count))
+    with caplog.at_level("WARNING"):
+        recorder.add_rounds(dict(round=np.arange(1, count + 1), **names, **traffic), count)
+    said = [record.getMessage() for record in caplog.records]
+    assert [text.split(":")[0] for text in said] == ["fedpolicy, round 13", "fedpolicy, round 45"]
+    assert "no live unit in its policy network" in said[0] and "has not depended on the state" in said[1]
 
 
 # ---- figures ----------------------------------------------------------------------------------------------------
@@ -385,34 +521,29 @@ def test_figures_from_run_directories(tmp_path):
 # ---- does it learn at all? --------------------------------------------------------------------------------------
 @pytest.mark.slow
 def test_planted_preferences_are_found():
-    """Agents send loners the head and the misled the backbone, and earn more than every static policy; see planted.py.
+    """At the shipped defaults agents send loners the head and not the misled, and earn more than every static policy.
 
-    Means over five seeds that were fixed before any of them was run. The federation and the agents' options were settled
-    on the seeds 0 to 4; an earlier version failed on the seeds 10 to 14 (PPO); neither are among these. The policy that
-    knows the right block of every client is printed beside, to show how much there was to win.
-    Run with: pytest -m slow -s tests/test_fedpolicy.py (12 minutes on one core; PLANTED_SEEDS=0,1,2,3,4 for development)
+    Means over five seeds that were fixed before any of them was run; see planted.py. Beside them the most that any of the
+    27 policies earns that treat clients of a kind alike, found by trying all.
+    Run with: pytest -m slow -s tests/test_fedpolicy.py (PLANTED_SEEDS=0,1,2,3,4 for development)
     """
     rounds, seeds = 400, (20, 21, 22, 23, 24)
     if "PLANTED_SEEDS" in os.environ:
         seeds = tuple(int(seed) for seed in os.environ["PLANTED_SEEDS"].split(","))
-
-    def play(agent, **options):
-        sim = planted.simulation(rounds, agent, **options)
+    all_earned = np.stack([planted.earned_by_all(rounds, seed) for seed in seeds])  # [seeds, 27]
+    policies = planted.all_policies().tolist()
+    bound, best = all_earned.max(1), all_earned[:, [policies.index([a] * 3) for a in range(3)]].max(1)
+    print("\nseeds", seeds, "best of 27", bound.round(3), "best static", best.round(3))
+    assert bound.mean() > best.mean() + 0.1  # there is something to win
+    for agent in ("sac", "trpo", "a2c", "ppo", "dqn"):
+        sim = planted.simulation(rounds, agent)
         earned, shares = [], []
         for seed in seeds:
             state = sim.init(seed, jax.tree.map(jnp.asarray, planted.initial_net()))
             state, logs, _ = sim.run(state, sim.data, jnp.int32(rounds))
             earned.append(float(np.asarray(logs["reward"]).sum()))
             shares.append(planted.head_shares(sim, state))
-        return np.array(earned), shares
-
-    ideal = play("ideal")[0]  # [seeds]
-    static = {agent: play(agent)[0] for agent in ("full", "backbone", "head")}
-    best = np.max(list(static.values()), 0)
-    print("\nseeds", seeds, "ideal earned", ideal.round(3), *(f"{name} {each.round(3)}" for name, each in static.items()))
-    for agent, options in LEARNERS.items():
-        earned, shares = play(agent, **options)
         shown = [{name: round(share, 2) for name, share in sorted(seen.items())} for seen in shares]
-        print(agent, "earned", earned.round(3), "best static", best.round(3), "ideal", ideal.round(3), "head shares", shown)
-        assert earned.mean() > best.mean(), agent
+        print(agent, "earned", np.round(earned, 3), f"{np.mean(earned / bound):.0%} of the best", "head shares", shown)
+        assert np.mean(earned) > best.mean(), agent
         assert np.mean([s["loner"] - s["misled"] for s in shares]) > 0.3, agent

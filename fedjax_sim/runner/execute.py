@@ -17,6 +17,7 @@ from typing import Any
 
 import jax
 
+from agents.registry import ENTRIES
 from fedjax_sim.engine import layout as layouts
 from fedjax_sim.errors import UserError, lookup, unknown
 from fedjax_sim.methods import METHODS, controlled, options_of
@@ -185,7 +186,8 @@ def extension(setup: Setup, planned: int) -> str:
     changes = []
     if config.schedule.startswith("cosine"):
         changes.append(f"the learning rate stays laid over {config.schedule_rounds} rounds")
-    if setup.simulation.method.control is not None:
+    agent = setup.simulation.stages.agent
+    if agent is not None and (agent.name not in ENTRIES or ENTRIES[agent.name].learns):
         changes.append(
             f"what the agent takes from the number of rounds (the decay of its exploration, the end of its episode) "
             f"refers to {rounds} from here on, so a run planned with {rounds} differs"
