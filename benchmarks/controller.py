@@ -20,14 +20,11 @@ import jax
 import jax.numpy as jnp
 
 import agents
+from agents.registry import LEARNERS, options
 
 COHORT, STATE, ACTIONS, HIDDEN, BATCH, STEPS = 10, 103, 3, 64, 64, 10
-LEARNERS = ("sac", "dqn", "a2c", "ppo", "trpo", "ddpg", "q_bandit")
-REPLAY = {"batch": BATCH, "gradient_steps": STEPS}
-OPTIONS: dict[str, dict[str, Any]] = {name: {"hidden": (HIDDEN,)} for name in LEARNERS}
-for _name in ("sac", "dqn", "ddpg", "q_bandit"):
-    OPTIONS[_name].update(REPLAY)
-OPTIONS["ppo"]["cohort"] = COHORT
+WANTED = {"hidden": (HIDDEN,), "batch": BATCH, "gradient_steps": STEPS, "cohort": COHORT}
+OPTIONS: dict[str, dict[str, Any]] = {name: {k: v for k, v in WANTED.items() if k in options(name)} for name in LEARNERS}
 
 
 def one_round(agent: agents.Agent, state: Any, key: jax.Array) -> Any:

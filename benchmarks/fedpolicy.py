@@ -1,6 +1,7 @@
 """What FedPolicy's round costs beside FedAvg's at equal local training.
 
-    python -m benchmarks.fedpolicy [--dataset fashion_mnist --data-dir DATA] [--agent sac] [--rounds 5] [--json FILE]
+    python -m benchmarks.fedpolicy [--dataset fashion_mnist --data-dir DATA] [--agent sac] [--reward combined] [--rounds 5]
+        [--json FILE]
 
 Rounds of both methods are run in turn (same cohorts, same local loss, no evaluation), so that a busy machine disturbs
 both alike. Both train the same clients in the same round, so the ratio is taken round by round, of the wall clock and of
@@ -74,7 +75,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     want_host_devices(base)
     fed = load_federation(base)
     make = lambda method, **options: prepare(dataclasses.replace(base, method=method, options=options), fed=fed)
-    setups = {"fedavg": make("fedavg"), "fedpolicy": make("fedpolicy", agent=args.agent)}
+    setups = {"fedavg": make("fedavg"), "fedpolicy": make("fedpolicy", agent=args.agent, reward=args.reward)}
     steppers = {name: Stepper(setup) for name, setup in setups.items()}
     for stepper in steppers.values():  # compile, and fill the agent's memory past its first batch
         for _ in range(args.warmup):
@@ -121,6 +122,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=float, default=5.0)
     parser.add_argument("--loss", default="c3e")
     parser.add_argument("--agent", default="sac")
+    parser.add_argument("--reward", default="combined", help="contribution: what the leave-one-out accuracies cost")
     parser.add_argument("--chunk", default="1")
     parser.add_argument("--devices", default="auto")
     parser.add_argument("--rounds", type=int, default=5, help="timed rounds of each method")
