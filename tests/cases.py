@@ -49,9 +49,7 @@ CASES: dict[str, Case] = {
     # a batch small enough that the agent learns within these few rounds
     "fedpolicy": Case(options={"agent.batch": 4}, wire="decides", reference="test_fedpolicy.py"),
     # as many layers up as down
-    "qbandit": Case(
-        options={"agent.batch": 4}, wire="prefix", fedavg_when={"agent": "full"}, reference="test_qbandit.py"
-    ),
+    "qbandit": Case(options={"agent.batch": 4}, wire="prefix", fedavg_when={"agent": "full"}, reference="test_qbandit.py"),
     "fedpam": Case(fedavg_when={"lam": 0.0}, reference="test_fedpam.py"),
     "fedamp": Case(reference="test_baselines_reference2.py"),
     "fedfomo": Case(wire=lambda w, phi, psi, c, d: (5 * w, w + 5), reference="test_baselines_reference2.py"),

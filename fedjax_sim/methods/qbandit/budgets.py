@@ -1,6 +1,6 @@
 """Budgets of the clients: how many epochs c_k and how many layers b_k each can afford in a round, and how they vary.
 
-    c_k(t) = c_k · f_k(t),   b_k(t) = round(b_k · f_k(t)) within 1..L,   f_k(t) = 1 + v·sin(2π(t/period + k/N))
+c_k(t) = c_k · f_k(t),   b_k(t) = round(b_k · f_k(t)) within 1..L,   f_k(t) = 1 + v·sin(2π(t/period + k/N))
 """
 
 from __future__ import annotations
@@ -41,6 +41,10 @@ def read_budgets(given: Any, clients: int, groups: int) -> Budgets:
     if isinstance(given, str) and given == "table1":
         rows = [(c, min(b, groups)) for c, b in (TABLE_1[k % len(TABLE_1)] for k in range(clients))]
         return stacked(rows)
+    if not isinstance(given, (str, pathlib.Path, list, tuple, np.ndarray)):
+        raise UserError(
+            f"qbandit.budgets {shown(repr(given))} are not budgets; allowed: table1, a .csv file, pairs of numbers"
+        )
     pairs = read_file(given) if isinstance(given, (str, pathlib.Path)) else list(given)
     if len(pairs) != clients:
         raise UserError(f"qbandit.budgets are of {len(pairs)} clients and there are {clients}; allowed: one for each client")
@@ -48,7 +52,7 @@ def read_budgets(given: Any, clients: int, groups: int) -> Budgets:
 
 
 def stacked(rows: list[tuple[float, int]]) -> Budgets:
-    return Budgets(np.array([c for c, _ in rows], np.float32), np.array([b for _, b in rows], np.int32))
+    return Budgets(np.array([c for c, _ in rows], np.float64), np.array([b for _, b in rows], np.int32))
 
 
 def read_file(path: str | pathlib.Path) -> list[tuple[str, str]]:
@@ -99,7 +103,7 @@ def read_vary(text: Any) -> tuple[float, float]:
 
 def budgets_now(env: Env, budgets: Budgets, id: Array, t: Array, vary: tuple[float, float]) -> Budgets:
     """ONE client's budgets in the round after t completed ones."""
-    epochs, layers = budgets.epochs[id].astype(env.dtype), budgets.layers[id]
+    epochs, layers = budgets.epochs[id], budgets.layers[id]
     share, period = vary
     if not share:
         return Budgets(epochs, layers)

@@ -27,7 +27,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from agents.registry import DISCRETE
@@ -36,15 +35,14 @@ from fedjax_sim.hooks import Control, Method, into_resident
 from fedjax_sim.local import batches_per_epoch, descend, longest, stream, upload
 from fedjax_sim.local.score import client_accuracy, predict_net
 from fedjax_sim.methods.controllers import check_agent, make_agent
+from fedjax_sim.methods.qbandit.actions import CONTROLS, MENU, Actions, prefix, read_menu
 from fedjax_sim.methods.qbandit.budgets import Budgets, budgets_now, read_budgets, read_vary
 from fedjax_sim.methods.qbandit.distance import divergence, pairwise_distance
-from fedjax_sim.options import at_least, at_most, convert, real, shown
+from fedjax_sim.options import shown
 from fedjax_sim.plans import blend
 from fedjax_sim.types import Array, Client, Cohort, Ctx, Env, Plan, Tree, Upload
 
-MENU = "0.01,0.1,0.5,1,2,5"
 CHOOSERS = (*(name for name in DISCRETE if name != "fixed"), "full", "compliant")
-CONTROLS = {"joint": ("layers", "epochs"), "layers": ("layers",), "epochs": ("epochs",)}
 
 
 class Server(NamedTuple):
@@ -59,31 +57,6 @@ class Own(NamedTuple):
 
 class Report(NamedTuple):
     accuracy: Array  # []  a_k
-
-
-def read_menu(menu: Any) -> tuple[float, ...]:
-    """Choices of epochs, ascending: text with commas, or numbers.
-
-    >>> read_menu("0.5, 1"), read_menu((1, 2))
-    ((0.5, 1.0), (1.0, 2.0))
-    """
-    items = menu if isinstance(menu, (tuple, list)) else str(menu).split(",")
-    number = at_least(1e-6, at_most(1e6, real))
-    found = tuple(convert("an entry of qbandit.menu,", str(item).strip(), number) for item in items)
-    if not found or list(found) != sorted(set(found)):
-        raise UserError(f"qbandit.menu '{shown(str(menu))}' is not allowed; use ascending epochs such as {MENU}")
-    return found
-
-
-def check_depths(depths: tuple[int, ...], env: Env) -> tuple[int, ...]:
-    """The choices of depth: those given, or every depth of the model."""
-    most = env.num_groups
-    if list(depths) != sorted(set(depths)) or not all(1 <= d <= most for d in depths):
-        raise UserError(
-            f"qbandit.depths {'x'.join(map(str, depths))} is not allowed; model '{env.model.name}' has {most} parameter "
-            f"groups, use ascending depths from 1 to {most} joined by x"
-        )
-    return depths or tuple(range(1, most + 1))
 
 
 def round_accuracy(env: Env, net: Tree, ctx: Ctx, steps: Array) -> Array:
@@ -130,7 +103,8 @@ def qbandit(
     steers = lookup("control of qbandit", shown(str(control)), CONTROLS)
     lookup("scope of qbandit", shown(str(scope)), dict.fromkeys(("client", "round")))
     lookup("accuracy of qbandit", shown(str(accuracy)), dict.fromkeys(("train", "heldout")))
-    works, swing = read_menu(menu), read_vary(vary)
+    space = Actions(agent, steers, tuple(depths), read_menu(menu), bool(clip))
+    swing = read_vary(vary)
     for name, value in (("lam_comp", lam_comp), ("lam_comm", lam_comm), ("lam_dist", lam_dist)):
         if not value >= 0:
             raise UserError(f"qbandit.{name}={value:g} is not allowed; use 0 or more")
@@ -138,37 +112,13 @@ def qbandit(
         if given and (agent == "full" or word not in steers):
             raise UserError(f"qbandit.{name} says nothing with agent={agent} and control={control}; leave it out")
 
-    # ---- actions and budgets --------------------------------------------------------------------------------------
-    def choices(env: Env) -> tuple[tuple[int, ...], tuple[float, ...]]:
-        """(depths, epochs) that an action chooses from."""
-        return (
-            check_depths(tuple(depths), env) if "layers" in steers else (env.num_groups,),
-            works if "epochs" in steers else (env.epochs,),
-        )
-
     def limits(env: Env, server: Server, id: Array, t: Array) -> Budgets:
+        """ONE client's budgets in the round after t completed ones."""
         return budgets_now(env, server.budgets, id, t, swing)
-
-    def order(env: Env, action: Array, server: Server, ctx: Ctx) -> Budgets:
-        """ONE client: (E_k, L_k), what an action stands for."""
-        layers, epochs = (np.asarray(c) for c in choices(env))
-        most = limits(env, server, ctx.id, ctx.t)
-        if agent == "full":
-            told = Budgets(jnp.asarray(env.epochs, env.dtype), jnp.int32(env.num_groups))
-        elif agent == "compliant":
-            within = lambda menu, limit: jnp.asarray(menu)[jnp.maximum((jnp.asarray(menu) <= limit).sum() - 1, 0)]
-            told = Budgets(within(epochs.astype(env.dtype), most.epochs), within(layers, most.layers))
-        else:
-            told = Budgets(
-                jnp.asarray(epochs, env.dtype)[action % len(epochs)], jnp.asarray(layers)[action // len(epochs)]
-            )
-        if clip or agent == "compliant":
-            told = told._replace(**{word: jnp.minimum(getattr(told, word), getattr(most, word)) for word in steers})
-        return Budgets(told.epochs.astype(env.dtype), told.layers.astype(jnp.int32))
 
     # ---- the controller's side ------------------------------------------------------------------------------------
     def make(env: Env) -> Any:
-        layers, epochs = choices(env)
+        layers, epochs = space.choices(env)
         read_budgets(budgets, env.num_clients, env.num_groups)  # what is wrong with them is said before anything is built
         if accuracy == "heldout" and "val" not in env.fed.rows:
             raise UserError(
@@ -182,17 +132,18 @@ def qbandit(
 
     def observe(env: Env, server: Server, client: Client, ctx: Ctx) -> Array:
         most = limits(env, server, ctx.id, ctx.t)
-        scaled = dict(layers=most.layers / env.num_groups, epochs=jnp.minimum(most.epochs / max(choices(env)[1]), 1))
+        scaled = dict(layers=most.layers / env.num_groups, epochs=jnp.minimum(most.epochs / max(space.choices(env)[1]), 1))
         parts = [jax.nn.one_hot(ctx.id, env.num_clients), client.own.accuracy[None], *(scaled[w][None] for w in steers)]
         return jnp.concatenate([part.astype(env.dtype) for part in parts])
 
     def plan(env: Env, action: Array, server: Server, ctx: Ctx) -> Plan:
-        told = order(env, action, server, ctx)
+        told = space.order(env, action, limits(env, server, ctx.id, ctx.t))
         shared = prefix(env, told.layers)
         return Plan(shared, shared, told.epochs)
 
     def reward(env: Env, old: Server, server: Server, report: Report, action: Array, ctx: Ctx) -> Array:
-        told, most = order(env, action, server, ctx), limits(env, server, ctx.id, ctx.t)
+        most = limits(env, server, ctx.id, ctx.t)
+        told = space.order(env, action, most)
         weights = dict(epochs=lam_comp, layers=lam_comm)
         over = sum(weights[w] * jnp.maximum(getattr(told, w) - getattr(most, w), 0) for w in steers)
         return report.accuracy - over
@@ -206,7 +157,8 @@ def qbandit(
     # ---- the federated side ---------------------------------------------------------------------------------------
     def init(env: Env, net: Tree) -> tuple[Server, Own]:
         given = read_budgets(budgets, env.num_clients, env.num_groups)
-        return Server(net, jax.tree.map(jnp.asarray, given)), Own(jnp.zeros((), env.dtype), jnp.int32(env.num_groups))
+        given = Budgets(jnp.asarray(given.epochs, env.dtype), jnp.asarray(given.layers))
+        return Server(net, given), Own(jnp.zeros((), env.dtype), jnp.int32(env.num_groups))
 
     def receive(env: Env, server: Server, client: Client, plan: Plan, ctx: Ctx) -> tuple[Client, Tree]:
         depth = (plan.take > 0).sum().astype(jnp.int32)
@@ -245,10 +197,5 @@ def qbandit(
         control=Control(make, observe, plan, reward, combine=combine),
         log=log,
         needs=frozenset({"resident", "stack"}),
-        max_epochs=max(works) if "epochs" in steers and agent != "full" else 0.0,
+        max_epochs=max(space.works) if "epochs" in steers and agent != "full" else 0.0,
     )
-
-
-def prefix(env: Env, depth: Array) -> Array:
-    """[G] 1 for the first `depth` groups."""
-    return (jnp.arange(env.num_groups) < depth).astype(env.dtype)
