@@ -237,7 +237,7 @@ def test_round_scope_shares_the_sum_of_those_who_reported():
     ],
 )
 def test_single_controls_drop_the_other_budget(control, width, actions, action, epochs, reward):
-    """Who affords half an epoch and one layer is told three layers and 1 epoch, or the run's 2 where these are not steered."""
+    """Who affords half an epoch and one layer is told three layers and 1 epoch, or the run's 2 where not steered."""
     env = dataclasses.replace(default().env, fed=tiny.federation())
     method = make_method("qbandit", control=control, budgets=((0.5, 1),) * N)
     agent, hooks = method.control.agent(env), method.control
@@ -391,7 +391,7 @@ def test_mistakes_are_one_sentence(options, says, tmp_path):
 def test_heldout_needs_validation_rows():
     fed = tiny.federation()
     fed = dataclasses.replace(fed, rows={"train": fed.rows["train"]}, size={"train": fed.size["train"]})
-    with pytest.raises(UserError, match="heldout needs validation rows .* --val-fraction"):
+    with pytest.raises(UserError, match=r"heldout needs validation rows .* --val-fraction"):
         make_method("qbandit", accuracy="heldout").control.agent(dataclasses.replace(default().env, fed=fed))
 
 
