@@ -87,7 +87,7 @@ def config_of(args: argparse.Namespace, dataset: str, alpha: float, row: str) ->
         stragglers=args.stragglers,
         eval_every=args.evaluate_every,
         evaluations=("global", "personal@global"),
-        probe=True,
+        probe=row == "fedavg",  # distances per layer
         devices=args.devices,
     )
 
