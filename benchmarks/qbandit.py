@@ -190,6 +190,8 @@ def table(runs: list[dict[str, Any]], args: argparse.Namespace) -> str:
     """Markdown, one block per dataset and α: mean ± standard deviation over the seeds that are there."""
     setting = {name: getattr(args, name) for name in SETTING}
     runs = [r for r in runs if setting.items() <= r.items()]
+    if not runs:
+        return f"no run with this setting yet: {', '.join(f'{k} {v}' for k, v in setting.items())}"
     tests = f"{args.test} examples of the test set" if args.test else "the standard test set"
     lines = [f"{args.rounds} rounds, {args.clients} clients, {args.train or 'all'} training examples; accuracy on {tests}."]
     for dataset, alpha in dict.fromkeys((r["dataset"], r["alpha"]) for r in runs):

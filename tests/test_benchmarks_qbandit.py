@@ -39,5 +39,7 @@ def test_published_and_expected_are_there(tmp_path):
     names = ("exceed_compute", "exceed_comm", "last_compute", "last_comm", "client_acc", "global_acc", "bytes")
     more = dict.fromkeys((*names, "pairwise_distance", "mean_epochs", "mean_depth", "seconds_per_round"), 1.0)
     (tmp_path / "runs.jsonl").write_text(json.dumps(key | more) + "\n")
+    other = qbandit.make_parser().parse_args(["--out", str(tmp_path), "--rounds", "7"])
+    assert "no run with this setting yet: rounds 7" in qbandit.table(qbandit.read_runs(tmp_path), other)
     text = qbandit.table(qbandit.read_runs(tmp_path), args)
     assert "joint compute 400 → 322, comm 400 → 396" in text and "fedavg 400.0 / 800.0" in text
