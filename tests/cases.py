@@ -1,7 +1,8 @@
 """What the shared tests need to know of every method. One entry here gives a method every property of the contract.
 
 wire: floats on the wire per participant, as the method's docstring says: (w, phi, psi, classes, width) -> (down, up), where
-w = |model|, psi = |head group|, phi = w - psi; or "decides", where the block sent down differs from client to client.
+w = |model|, psi = |head group|, phi = w - psi; or "decides", where the block sent down differs from client to client; or
+"prefix", where each client sends the first groups that it got.
 fedavg_when: options under which the global model is FedAvg's (the paper says so); None where there are none.
 reference: the file with its comparison against an independent implementation or a closed form.
 """
@@ -47,6 +48,8 @@ CASES: dict[str, Case] = {
     "fedca": Case(wire=lambda w, phi, psi, c, d: (w, w + c)),
     # a batch small enough that the agent learns within these few rounds
     "fedpolicy": Case(options={"agent.batch": 4}, wire="decides", reference="test_fedpolicy.py"),
+    # as many layers up as down
+    "qbandit": Case(options={"agent.batch": 4}, wire="prefix", fedavg_when={"agent": "full"}, reference="test_qbandit.py"),
     "fedpam": Case(fedavg_when={"lam": 0.0}, reference="test_fedpam.py"),
     "fedamp": Case(reference="test_baselines_reference2.py"),
     "fedfomo": Case(wire=lambda w, phi, psi, c, d: (5 * w, w + 5), reference="test_baselines_reference2.py"),

@@ -339,6 +339,32 @@ def test_bad_names(name, words):
         load("digits", colour=1)
 
 
+def test_a_fixed_part_of_a_published_dataset(tmp_path):
+    arrays = save(tmp_path / "mnist.npz", (28, 28))
+    few, again, more = (load(f"mnist:train={n},test=4", tmp_path) for n in (6, 6, 20))
+    assert few.name == "mnist" and (len(few.y_train), len(few.y_test), len(more.y_train)) == (6, 4, 20)
+    assert np.array_equal(few.x_train, again.x_train) and np.array_equal(few.y_test, more.y_test)
+    rows = lambda data: {(x.tobytes(), int(y)) for x, y in zip(data.x_train, data.y_train, strict=True)}
+    whole = {(x.tobytes(), int(y)) for x, y in zip(arrays["x_train"], arrays["y_train"], strict=True)}
+    assert rows(few) < rows(more) < whole
+    assert len(load("mnist:train=6", tmp_path).y_test) == 10
+    with pytest.raises(UserError, match="mnist has 30 train examples, not 31; allowed: train=1 to train=30"):
+        load("mnist:train=31", tmp_path)
+    with pytest.raises(UserError, match="'0' is not a valid train"):
+        load("mnist:train=0", tmp_path)
+    fed = federate("mnist:train=20", "iid", 2, "qbandit", data_dir=str(tmp_path))
+    assert "mnist:train=20" in fed.description and fed.size["train"].sum() == 18
+
+
+def test_a_part_keeps_the_facts_of_its_examples(tmp_path):
+    more = {f"{k}_{s}": np.arange(n) % 3 for k in ("alphabet", "drawer") for s, n in (("train", 30), ("test", 10))}
+    save(tmp_path / "omniglot.npz", (105, 105), **more)
+    whole, part = load("omniglot", tmp_path), load("omniglot:train=7,test=3", tmp_path)
+    at = [int(np.flatnonzero((whole.x_train == x).all((1, 2, 3)))[0]) for x in part.x_train]
+    np.testing.assert_array_equal(part.extra["character"][:7], whole.extra["character"][:30][at])
+    assert len(part.extra["drawer"]) == 10
+
+
 REAL = os.environ.get("FEDJAX_SIM_DATA", "")  # read at import: the fixture above hides these
 REAL_DEBIAN = folder_module.DEBIAN_FOLDERS
 

@@ -98,7 +98,7 @@ PUBLISHED: dict[str, Published] = {
 }
 
 
-def _published(name: str, data_dir: Folder, download: bool) -> Dataset:
+def _published(name: str, data_dir: Folder, download: bool, train: int | None = None, test: int | None = None) -> Dataset:
     facts = PUBLISHED[name]
     arrays = _checked(name, read_named(name, data_dir, download))
     if name == "omniglot":
@@ -113,7 +113,32 @@ def _published(name: str, data_dir: Folder, download: bool) -> Dataset:
             f"{name} should have uint8 images of shape {facts.shape}, but its file has "
             f"{data.x_train.dtype} images of shape {data.x_train.shape[1:]}"
         )
-    return dataclasses.replace(data, mean=np.array(facts.mean), std=np.array(facts.std))
+    return dataclasses.replace(subset(data, train, test), mean=np.array(facts.mean), std=np.array(facts.std))
+
+
+def subset(data: Dataset, train: int | None = None, test: int | None = None) -> Dataset:
+    """`train` and `test` examples of a dataset, None for all: always the same ones, and fewer are among more.
+
+    >>> few, more = (subset(load("digits"), train=n) for n in (5, 50))
+    >>> len(few.y_train), len(few.y_test), all(any((x == y).all() for y in more.x_train) for x in few.x_train)
+    (5, 355, True)
+    """
+    keep = []
+    for part, wanted, y in (("train", train, data.y_train), ("test", test, data.y_test)):
+        if wanted is not None and wanted > len(y):
+            raise UserError(f"{data.name} has {len(y)} {part} examples, not {wanted}; allowed: {part}=1 to {part}={len(y)}")
+        some = np.random.default_rng(len(y)).permutation(len(y))[:wanted]
+        keep.append(np.arange(len(y)) if wanted is None else np.sort(some))
+    a, b = keep
+    both = np.concatenate([a, len(data.y_train) + b])
+    return dataclasses.replace(
+        data,
+        x_train=data.x_train[a],
+        y_train=data.y_train[a],
+        x_test=data.x_test[b],
+        y_test=data.y_test[b],
+        extra={key: values[both] for key, values in data.extra.items()},
+    )
 
 
 def _omniglot(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -238,7 +263,7 @@ def _at(kind: str, read: Callable[[pathlib.Path], Mapping[str, np.ndarray]]) -> 
 
 
 def _named(name: str, help: str) -> Source:
-    return Source(help, functools.partial(_published, name))
+    return Source(help, functools.partial(_published, name), {"train": positive_int, "test": positive_int})
 
 
 DATASETS: dict[str, Source] = {

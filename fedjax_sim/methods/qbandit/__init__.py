@@ -1,0 +1,20 @@
+"""Q-bandit: an agent decides how many layers each client shares and how long it trains, within soft budgets."""
+
+from fedjax_sim.methods.qbandit.actions import MENU, Actions
+from fedjax_sim.methods.qbandit.budgets import TABLE_1, Budgets, budgets_now, read_budgets
+from fedjax_sim.methods.qbandit.distance import divergence, pairwise_distance
+from fedjax_sim.methods.qbandit.method import Report, Server, qbandit
+
+__all__ = [
+    "MENU",
+    "TABLE_1",
+    "Actions",
+    "Budgets",
+    "Report",
+    "Server",
+    "budgets_now",
+    "divergence",
+    "pairwise_distance",
+    "qbandit",
+    "read_budgets",
+]
