@@ -221,7 +221,7 @@ def test_round_scope_shares_the_sum_of_those_who_reported():
     ok, cohort, server = cohort_of_second_round()
     rewards, env = jnp.linspace(-3.0, 2.0, N), default().env
     own, shared = (
-        np.asarray(make_method("qbandit", scope=scope).control.combine(env, server, rewards, cohort))
+        np.asarray(make_method("qbandit", scope=scope).control.combine(env, server, server, rewards, cohort))
         for scope in ("client", "round")
     )
     assert (own < np.asarray(rewards))[ok].all() and own[2] == rewards[2]

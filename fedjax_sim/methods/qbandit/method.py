@@ -148,7 +148,7 @@ def qbandit(
         over = sum(weights[w] * jnp.maximum(getattr(told, w) - getattr(most, w), 0) for w in steers)
         return report.accuracy - over
 
-    def combine(env: Env, server: Server, rewards: Array, cohort: Cohort) -> Array:
+    def combine(env: Env, old: Server, server: Server, rewards: Array, cohort: Cohort) -> Array:
         rewards = rewards - lam_dist * divergence(env, cohort)
         if scope == "client":
             return rewards
