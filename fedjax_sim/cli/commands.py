@@ -173,23 +173,30 @@ def resume(args: argparse.Namespace) -> int:
 def profile(args: argparse.Namespace) -> int:
     lookup("method", args.method, METHODS)
     config = make_config(args, args.method, [args.method])
+    out = output_directory(args, "profile", config)
     start(config, args)
     from fedjax_sim.cli import describe
     from fedjax_sim.runner.facts import check_reach
+    from fedjax_sim.runner.files import write_json
     from fedjax_sim.runner.prepare import prepare
     from fedjax_sim.runner.profile import stage_seconds
 
     repeats = 3
     setup = prepare(config, say=note)
     check_reach(setup)
-    say(describe.stage_table(setup, stage_seconds(setup, repeats), repeats))
+    seconds = stage_seconds(setup, repeats)
+    say(describe.stage_table(setup, seconds, repeats))
+    if args.out and first_process():
+        out.mkdir(parents=True)
+        write_json(out / "profile.json", {"method": config.method, "config": setup.config.to_json(), "seconds": seconds})
+        say(f"written: {out / 'profile.json'}")
     return 0
 
 
 def report(args: argparse.Namespace) -> int:
     from fedjax_sim.report.figures import report
 
-    for path in report(args.directories, args.out):
+    for path in report([own_path(d) for d in args.directories], own_path(args.out) if args.out else None, note):
         print(path)
     return 0
 

@@ -188,6 +188,7 @@ def begin(
     for lane in lanes:
         if lane.directory is not None and writes():
             lane.directory.create(lane.setup.config, lane.setup.resolved)
+            lane.directory.write_labels(lane.setup.fed.label_counts())
     return (states[0] if len(states) == 1 else jax.tree.map(lambda *a: jnp.stack(a), *states)), []
 
 
@@ -212,6 +213,7 @@ def reopen(lane: Lane, resume_from: pathlib.Path, say: Callable[[str], None]) ->
                 f"checkpoint of round {round_}"
             )
         directory.write_config(setup.config, setup.resolved)
+        directory.write_labels(setup.fed.label_counts())
         directory.write(lane.recorder, timings)
     if round_ < setup.config.rounds:
         lane.recorder.reopen(round_)

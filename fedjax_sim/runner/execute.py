@@ -3,7 +3,8 @@
 out/config.json    everything needed to repeat the run          out/rounds.csv     a row per round
 out/metrics.csv    a row per evaluated round, no clock          out/clients.npz    per-client counts per evaluation
 out/timings.csv    seconds per segment                          out/checkpoints/   the whole State
-out/summary.json   the figures of the run                       out/manifest.json  size and checksum of every file
+out/labels.npz     training examples per client and class       out/manifest.json  size and checksum of every file
+out/summary.json   the figures of the run
 """
 
 from __future__ import annotations
