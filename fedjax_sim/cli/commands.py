@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import pathlib
 import sys
 from typing import Any
 
@@ -52,36 +51,17 @@ def start(config: Config, args: argparse.Namespace | None = None) -> None:
     use_compilation_cache()
 
 
-def execute_all(setup: Any, args: argparse.Namespace, out: pathlib.Path) -> list[Any]:
-    """The results of all seeds; a single one has `out` for itself. What was begun there goes on where it was."""
-    from fedjax_sim.runner.directory import RunDirectory
-    from fedjax_sim.runner.driver import drive
-    from fedjax_sim.runner.execute import gone_on
-    from fedjax_sim.runner.seeds import run_seeds, with_seed
-
-    shown = not args.quiet
-    if args.seeds > 1 and not out.exists():
-        return run_seeds(setup, args.seeds, out, args.seeds_mode, progress=shown)
-    results: list[Any] = []
-    for i in range(args.seeds):
-        one = with_seed(setup, setup.config.seed + i) if i else setup
-        path = out / f"seed-{one.config.seed}" if args.seeds > 1 else out
-        done = gone_on(one, path, progress=shown, say=note)
-        results += [done] if done is not None else drive([one], [RunDirectory(path)], progress=shown)
-    return results
+def talk(args: argparse.Namespace) -> dict[str, Any]:
+    """How a run speaks while it runs."""
+    return dict(progress=not args.quiet, say=note)
 
 
-def label(result: Any, seeds: int) -> dict[str, Any]:
-    """A result's summary as a row of the table; its seed is named where there are several."""
-    summary = result.summary
-    return {**summary, "method": f"{summary['method']} seed {summary['seed']}"} if seeds > 1 else summary
-
-
-def tables(results: list[Any], seeds: int) -> None:
-    """What every command prints of its results."""
+def tables(summaries: list[dict[str, Any]], seeds: int) -> None:
+    """What every command prints of its results; the seed is named where there are several."""
     from fedjax_sim.cli import describe
 
-    labelled = [label(r, seeds) for r in results]
+    name = lambda s: f"{s['method']} seed {s['seed']}" if seeds > 1 else s["method"]
+    labelled = [s | {"method": name(s)} for s in summaries]
     say(describe.results_table(labelled))
     say(describe.targets_table(labelled))
 
@@ -92,16 +72,14 @@ def run(args: argparse.Namespace) -> int:
     out = output_directory(args, args.method, config)
     start(config, args)
     from fedjax_sim.cli import describe
-    from fedjax_sim.runner.facts import check_reach
-    from fedjax_sim.runner.prepare import prepare
+    from fedjax_sim.cli.several import Federations, execute_all, set_ups
 
-    setup = prepare(config, say=note, measure=not args.dry_run)
-    check_reach(setup)
-    say(describe.report(setup))
+    setups = set_ups(config, args, Federations(), note)
+    say(describe.report(setups[0]))
     if args.dry_run:
         return 0
-    results = execute_all(setup, args, out)
-    tables(results, args.seeds)
+    results = execute_all(setups, args, out, **talk(args))
+    tables([r.summary for r in results], args.seeds)
     if args.seeds > 1:
         say(describe.seeds_line([r.summary for r in results]))
         say(f"run directories: {', '.join(str(r.out) for r in results)}")
@@ -112,46 +90,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def compare(args: argparse.Namespace) -> int:
-    for method in args.methods:
-        lookup("method", method, METHODS)
-    if len(set(args.methods)) < len(args.methods):
-        raise UserError("compare names a method twice; name each method once")
-    configs = [make_config(args, m, args.methods) for m in args.methods]
-    out = output_directory(args, "compare", configs[0])
-    start(configs[0], args)
-    from fedjax_sim.cli import describe
-    from fedjax_sim.methods import make_method
-    from fedjax_sim.runner.config import check
-    from fedjax_sim.runner.facts import check_reach
-    from fedjax_sim.runner.files import write_json
-    from fedjax_sim.runner.prepare import load_federation, prepare
+    from fedjax_sim.cli.compare import compare
 
-    for config in configs:  # every mistake is found before the first method runs
-        check(config)
-        make_method(config.method, **config.options)
-    fed = load_federation(configs[0])
-    results, lines = [], []
-    for config in configs:
-        setup = prepare(config, fed=fed, loaded=True, say=note, measure=not args.dry_run)
-        check_reach(setup)
-        say(describe.report(setup))
-        if args.dry_run:
-            continue
-        runs = execute_all(setup, args, out / config.method)
-        results += runs
-        if args.seeds > 1:
-            lines.append(f"{config.method} {describe.seeds_line([r.summary for r in runs])}")
-    if results:
-        tables(results, args.seeds)
-        summaries = [r.summary for r in results]
-        if first_process():
-            write_json(out / "compare.json", {"relative_gain": describe.gains(summaries), "runs": summaries})
-        say(describe.gains_line(summaries))
-        for line in lines or [describe.speed_line(r.summary) for r in results]:
-            say(line)
-        figure = describe.save_curves(results, out / "curves.png") if first_process() else None
-        say(f"run directories: {', '.join(str(r.out) for r in results)}" + (f"; figure: {figure}" if figure else ""))
-    return 0
+    return compare(args)
 
 
 def resume(args: argparse.Namespace) -> int:
@@ -165,7 +106,7 @@ def resume(args: argparse.Namespace) -> int:
     from fedjax_sim.runner import execute as runner
 
     result = runner.resume(path, args.rounds, progress=not args.quiet, data_dir=args.data_dir, say=note)
-    tables([result], 1)
+    tables([result.summary], 1)
     say(f"run directory: {path}")
     return 0
 

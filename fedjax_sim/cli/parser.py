@@ -55,13 +55,16 @@ WHOLE, REAL = read(options.whole), read(options.real)
 COUNT = read(options.at_most(2**31 - 1, options.whole))  # what is counted in 32 bits
 
 
+SEED = read(lambda text: text if text == "follow" else options.whole(text))
+
+
 def _add(group: Any, name: str, kind: Any, text: str, metavar: str | None = None) -> None:
     """An option named and defaulted by a field of Config."""
     default, flag = getattr(DEFAULT, name), f"--{name.replace('_', '-')}"
     if kind is bool:
         group.add_argument(flag, action="store_true", help=text)
         return
-    shown = "" if default in (None, "", 0) and kind not in (WHOLE, COUNT) else f" (default: {default})"
+    shown = "" if default in (None, "", 0) and kind not in (WHOLE, COUNT, SEED) else f" (default: {default})"
     if default is None:
         shown = ""
     group.add_argument(flag, type=kind, default=default, metavar=metavar, help=text + shown)
@@ -82,7 +85,7 @@ def add_data(data: Any) -> None:
     _add(data, "norm", str, "normalisation: dataset, pfllib (0.5, 0.5) or none")
     _add(data, "clients", WHOLE, "number of clients N (default: 20, or the values of a client column)", "N")
     _add(data, "unseen", REAL, "clients kept out of training but evaluated: a fraction, or a number from 1 up", "U")
-    _add(data, "data_seed", WHOLE, "seed of the partition and splits", "s")
+    _add(data, "data_seed", SEED, "seed of the partition and splits, or 'follow': the same as --seed", "s")
     text = "examples the server holds back for validation (default: 1000, or 10 %% of a small set)"
     _add(data, "server_val", WHOLE, text, "n")
     _add(data, "val_fraction", REAL, "share of a client's data kept for validation (default: the protocol's)", "f")
@@ -185,7 +188,8 @@ def make_parser() -> argparse.ArgumentParser:
     run = add("run", "run one method", epilog=EXAMPLES)
     run.add_argument("method", metavar="METHOD", help="{methods}")
     compare = add("compare", "run several methods on the same draws", epilog=EXAMPLES)
-    compare.add_argument("methods", metavar="METHOD", nargs="+", help="{methods}")
+    text = "{methods}; with options of its own as in fedprox:mu=0.1,lr=0.05"
+    compare.add_argument("methods", metavar="METHOD[:OPTION=VALUE,…]", nargs="+", help=text)
     profile = add("profile", "seconds and bytes of each part of a round")
     profile.add_argument("method", metavar="METHOD", help="{methods}")
     for sub in (run, compare, profile):
