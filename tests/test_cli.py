@@ -426,14 +426,14 @@ def test_help_is_quick_and_imports_no_jax():
     assert whole.returncode == 0 and all(c in whole.stdout for c in ("run", "compare", "resume", "profile", "list"))
 
 
-@pytest.mark.parametrize("command", ["", "run", "compare", "profile", "resume", "report", "list"])
+@pytest.mark.parametrize("command", ["", "run", "compare", "sweep", "profile", "resume", "report", "list"])
 def test_help_fits_80_columns(capsys, monkeypatch, command):
     monkeypatch.setenv("COLUMNS", "80")
     with pytest.raises(SystemExit):
         make_parser().parse_args([*command.split(), "--help"])
     text = capsys.readouterr().out
     assert [line for line in text.splitlines() if len(line) > 80] == []
-    assert "{" not in re.sub(r"\{loop,vmap\}", "", text)  # every list of names was filled in
+    assert "{" not in re.sub(r"\{(loop,vmap|local,slurm,ray)\}", "", text)  # every list of names was filled in
 
 
 @pytest.mark.parametrize("what", sorted(registries.REGISTRIES))

@@ -51,6 +51,11 @@ def start(config: Config, args: argparse.Namespace | None = None) -> None:
     use_compilation_cache()
 
 
+def passed_on(args: argparse.Namespace) -> list[str]:
+    """What a command hands on to the processes it starts."""
+    return []
+
+
 def talk(args: argparse.Namespace) -> dict[str, Any]:
     """How a run speaks while it runs."""
     return dict(progress=not args.quiet, say=note)
@@ -93,6 +98,12 @@ def compare(args: argparse.Namespace) -> int:
     from fedjax_sim.cli.compare import compare
 
     return compare(args)
+
+
+def sweep(args: argparse.Namespace) -> int:
+    from fedjax_sim.cli.sweep.command import sweep
+
+    return sweep(args)
 
 
 def resume(args: argparse.Namespace) -> int:
@@ -154,4 +165,12 @@ def list_names(args: argparse.Namespace) -> int:
     return 0
 
 
-COMMANDS = {"run": run, "compare": compare, "resume": resume, "profile": profile, "report": report, "list": list_names}
+COMMANDS = {
+    "run": run,
+    "compare": compare,
+    "sweep": sweep,
+    "resume": resume,
+    "profile": profile,
+    "report": report,
+    "list": list_names,
+}

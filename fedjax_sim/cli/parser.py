@@ -20,6 +20,7 @@ EXAMPLES = """examples:
         --partition dirichlet:0.1 --clients 100 --participation 0.1 \\
         --epochs 5 --batch-size 64 --lr 0.01 --rounds 105
   fedjax-sim compare fedavg ditto scaffold     same data, weights and cohorts
+  fedjax-sim sweep grid.toml --workers 2       methods x settings x seeds
   fedjax-sim resume runs/prox --rounds 100     continue, or extend
   fedjax-sim report runs/prox runs/other --out figures
   fedjax-sim list methods"""
@@ -175,6 +176,21 @@ def add_processes(how: Any) -> None:
     how.add_argument("--process-id", type=COUNT, default=None, metavar="i", help="several processes: which one this is")
 
 
+def add_sweep(sweep: Any) -> None:
+    sweep.add_argument("file", metavar="FILE.toml", help="methods, seeds, [settings] and [grid]: see docs/sweep.md")
+    sweep.add_argument("--out", default=None, metavar="DIR", help="folder of the sweep (default: runs/FILE)")
+    text = "runs at a time (default: one per accelerator, or one on all cores)"
+    sweep.add_argument("--workers", type=COUNT, default=0, metavar="W", help=text)
+    text = "who runs them: this machine, an array job of SLURM, or a Ray cluster (default: local)"
+    sweep.add_argument("--launcher", choices=("local", "slurm", "ray"), default="local", help=text)
+    text = "options for sbatch, e.g. --slurm '--partition=gpu -c 4'"
+    sweep.add_argument("--slurm", default="", metavar="OPTIONS", help=text)
+    sweep.add_argument("--gather", action="store_true", help="start nothing: results of what has ended so far")
+    sweep.add_argument("--task", type=COUNT, default=None, metavar="i", help="run only run number i, in this process")
+    sweep.add_argument("--dry-run", action="store_true", help="list the runs and stop")
+    sweep.add_argument("--quiet", action="store_true", help="no table of progress")
+
+
 def make_parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="fedjax-sim",
@@ -194,6 +210,7 @@ def make_parser() -> argparse.ArgumentParser:
     profile.add_argument("method", metavar="METHOD", help="{methods}")
     for sub in (run, compare, profile):
         add_options(sub)
+    add_sweep(add("sweep", "run a grid of settings; the same command again goes on"))
     resume = add("resume", "continue a run directory")
     resume.add_argument("directory", metavar="DIR")
     resume.add_argument("--rounds", type=COUNT, default=None, metavar="T", help="new total, to extend the run")
