@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from fedjax_sim.runner.execute import Result, resume, run
     from fedjax_sim.runner.prepare import prepare
     from fedjax_sim.runner.seeds import run_seeds
+    from fedjax_sim.runner.sinks import Segment, Sink
 
 # imported on first use: the command line's help must not wait for JAX
 _HOME = {
@@ -41,11 +42,15 @@ _HOME = {
     "run": "runner.execute",
     "prepare": "runner.prepare",
     "run_seeds": "runner.seeds",
+    "Segment": "runner.sinks",
+    "Sink": "runner.sinks",
 }
 __all__ = [
     "Config",
     "Federation",
     "Result",
+    "Segment",
+    "Sink",
     "UserError",
     "build",
     "federate",

@@ -11,7 +11,7 @@ from fedjax_sim.cli import registries
 from fedjax_sim.cli.settings import make_config, output_directory, own_path
 from fedjax_sim.errors import UserError, lookup, unknown
 from fedjax_sim.methods import METHODS
-from fedjax_sim.options import shown
+from fedjax_sim.options import names, shown
 from fedjax_sim.runner.config import Config
 
 
@@ -19,9 +19,12 @@ def note(text: str) -> None:
     print(text, file=sys.stderr)
 
 
+_for_programs = False  # --json: the standard output has JSON lines and nothing else
+
+
 def say(text: str) -> None:
     """Print, once: of several processes only the first speaks."""
-    if text and first_process():
+    if text and not _for_programs and first_process():
         print(text)
 
 
@@ -33,6 +36,8 @@ def first_process() -> bool:
 
 def start(config: Config, args: argparse.Namespace | None = None) -> None:
     """Before JAX's backend starts: host devices, the other processes, the compilation cache."""
+    global _for_programs
+    _for_programs = getattr(args, "json", False)
     from fedjax_sim.runner.cache import use_compilation_cache
     from fedjax_sim.runner.prepare import want_host_devices
 
@@ -53,12 +58,16 @@ def start(config: Config, args: argparse.Namespace | None = None) -> None:
 
 def passed_on(args: argparse.Namespace) -> list[str]:
     """What a command hands on to the processes it starts."""
-    return []
+    return ["--log", args.log] if args.log else []
 
 
 def talk(args: argparse.Namespace) -> dict[str, Any]:
-    """How a run speaks while it runs."""
-    return dict(progress=not args.quiet, say=note)
+    """How a run speaks while it runs: to people, to programs, to other tools."""
+    from fedjax_sim.runner.progress import JsonLines
+    from fedjax_sim.runner.sinks import named
+
+    told = [*([JsonLines()] if args.json else []), *named(names(args.log))]
+    return dict(progress=not args.quiet and not args.json, say=note, sinks=told)
 
 
 def tables(summaries: list[dict[str, Any]], seeds: int) -> None:
@@ -79,11 +88,12 @@ def run(args: argparse.Namespace) -> int:
     from fedjax_sim.cli import describe
     from fedjax_sim.cli.several import Federations, execute_all, set_ups
 
+    speech = talk(args)
     setups = set_ups(config, args, Federations(), note)
     say(describe.report(setups[0]))
     if args.dry_run:
         return 0
-    results = execute_all(setups, args, out, **talk(args))
+    results = execute_all(setups, args, out, **speech)
     tables([r.summary for r in results], args.seeds)
     if args.seeds > 1:
         say(describe.seeds_line([r.summary for r in results]))
@@ -116,7 +126,9 @@ def resume(args: argparse.Namespace) -> int:
     start(dataclasses.replace(config, devices=str(resolved.get("devices", config.devices))), args)
     from fedjax_sim.runner import execute as runner
 
-    result = runner.resume(path, args.rounds, progress=not args.quiet, data_dir=args.data_dir, say=note)
+    speech = talk(args)
+    more = dict(progress=speech["progress"], log=speech["sinks"], say=note)
+    result = runner.resume(path, args.rounds, data_dir=args.data_dir, **more)
     tables([result.summary], 1)
     say(f"run directory: {path}")
     return 0

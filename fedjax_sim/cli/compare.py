@@ -49,7 +49,7 @@ def compare(args: argparse.Namespace) -> int:
     for _, config, _ in told:  # what is wrong in itself is said before any data are read
         check(config)
         make_method(config.method, **config.options)
-    feds = Federations()
+    feds, speech = Federations(), commands.talk(args)
     ready = [(entry, set_ups(config, own, feds, commands.note)) for entry, config, own in told]  # all, before one trains
     results: list[Any] = []
     lines, summaries = [], []
@@ -57,7 +57,7 @@ def compare(args: argparse.Namespace) -> int:
         commands.say(describe.report(setups[0]))
         if args.dry_run:
             continue
-        runs = execute_all(setups, args, out / folder_of(entry), **commands.talk(args))
+        runs = execute_all(setups, args, out / folder_of(entry), **speech)
         results += runs
         summaries += [r.summary | {"method": entry} for r in runs]
         if args.seeds > 1:

@@ -162,7 +162,14 @@ def add_computation(how: Any) -> None:
     add_processes(how)
     how.add_argument("--out", default=None, metavar="DIR", help="run directory (default: a new one under runs/)")
     how.add_argument("--dry-run", action="store_true", help="print sizes, bytes, memory and steps, and stop")
-    how.add_argument("--quiet", action="store_true", help="no progress bar")
+    how.add_argument("--quiet", action="store_true", help="no progress")
+
+
+def add_speech(how: Any) -> None:
+    text = "progress and results as JSON lines on the standard output, nothing else there"
+    how.add_argument("--json", action="store_true", help=text)
+    text = "where else the numbers go, comma list of {logs}; CSV files are always written"
+    how.add_argument("--log", default="", metavar="NAMES", help=text)
 
 
 def add_processes(how: Any) -> None:
@@ -189,6 +196,7 @@ def add_sweep(sweep: Any) -> None:
     sweep.add_argument("--task", type=COUNT, default=None, metavar="i", help="run only run number i, in this process")
     sweep.add_argument("--dry-run", action="store_true", help="list the runs and stop")
     sweep.add_argument("--quiet", action="store_true", help="no table of progress")
+    add_speech(sweep)
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -210,13 +218,16 @@ def make_parser() -> argparse.ArgumentParser:
     profile.add_argument("method", metavar="METHOD", help="{methods}")
     for sub in (run, compare, profile):
         add_options(sub)
+    for sub in (run, compare):
+        add_speech(sub)
     add_sweep(add("sweep", "run a grid of settings; the same command again goes on"))
     resume = add("resume", "continue a run directory")
     resume.add_argument("directory", metavar="DIR")
     resume.add_argument("--rounds", type=COUNT, default=None, metavar="T", help="new total, to extend the run")
     resume.add_argument("--data-dir", default=None, metavar="DIR", help="where the dataset is now, if it moved")
     add_processes(resume)
-    resume.add_argument("--quiet", action="store_true", help="no progress bar")
+    resume.add_argument("--quiet", action="store_true", help="no progress")
+    add_speech(resume)
     report = add("report", "figures (PNG, PDF) and one page (report.html) from run directories")
     report.add_argument("directories", metavar="DIR", nargs="+", help="run directories, or folders of compare and sweep")
     report.add_argument("--out", default=None, metavar="DIR", help="where the figures go (default: the first directory)")

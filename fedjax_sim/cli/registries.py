@@ -24,9 +24,10 @@ REGISTRIES = {
     "agents": ("agents", "DESCRIPTIONS"),
     "evaluations": ("fedjax_sim.engine.evaluation", "EVALUATIONS"),
     "schedules": ("fedjax_sim.local.optim", "SCHEDULES"),
+    "logs": ("fedjax_sim.runner.sinks", "SINKS"),
     "convolutions": ("fedjax_sim.models.layers", "FORMS"),
 }
-LISTED = ("methods", "datasets", "models", "partitions", "protocols", "losses", "agents", "evaluations")
+LISTED = ("methods", "datasets", "models", "partitions", "protocols", "losses", "agents", "evaluations", "logs")
 LIGHT = ("methods", "models", "agents")  # importing these costs nothing
 
 
@@ -70,7 +71,9 @@ def catalog(what: str) -> dict[str, str]:
     """
     module, variable = REGISTRIES[what]
     table = getattr(importlib.import_module(module), variable)
-    texts = {name: getattr(entry, "help", str(entry)) for name, entry in table.items()}
+    texts = {
+        name: getattr(entry, "help", entry[-1] if isinstance(entry, tuple) else str(entry)) for name, entry in table.items()
+    }
     if what == "methods":
         from fedjax_sim.methods import options_of
 

@@ -11,12 +11,12 @@ from fedjax_sim.cli import commands
 from fedjax_sim.cli.settings import own_path
 from fedjax_sim.cli.several import Federations, execute_all, set_ups
 from fedjax_sim.cli.sweep import plan, slurm
-from fedjax_sim.cli.sweep.jobs import FAILED, Folder, pending, write_results
+from fedjax_sim.cli.sweep.jobs import DONE, FAILED, Folder, pending, write_results
 from fedjax_sim.cli.sweep.local import Local
 from fedjax_sim.cli.sweep.on_ray import OnRay
 from fedjax_sim.cli.sweep.plan import Job
 from fedjax_sim.cli.sweep.queue import Launcher, work_off
-from fedjax_sim.cli.sweep.table import Table, results
+from fedjax_sim.cli.sweep.table import Table, results, tell
 from fedjax_sim.cli.words import option_parser
 from fedjax_sim.errors import UserError
 from fedjax_sim.runner.files import write_bytes
@@ -50,15 +50,18 @@ def sweep(args: argparse.Namespace) -> int:
             begin(file, folder)
             commands.note(f"{len(jobs)} runs in '{folder.path}', {len(jobs) - len(todo)} of them have ended")
             try:
-                work_off(todo, jobs, folder, launcher, Table(jobs, folder, args.quiet))
+                work_off(todo, jobs, folder, launcher, Table(jobs, folder, args.quiet, args.json))
             except KeyboardInterrupt:
                 commands.note(f"interrupted; the same command goes on: fedjax-sim sweep {file} --out {folder.path}")
                 raise
-    table = results(jobs, folder)
-    if table:
-        print(table)
-    print(f"written: {write_results(folder, jobs)}; figures: fedjax-sim report {folder.path}")
-    return 1 if any(folder.status(job) == FAILED for job in jobs) else 0
+    written, status = write_results(folder, jobs), [folder.status(job) for job in jobs]
+    if args.json:
+        tell("end", runs=len(jobs), done=status.count(DONE), failed=status.count(FAILED), results=str(written))
+    else:
+        print(
+            "\n".join(filter(None, [results(jobs, folder), f"written: {written}; figures: fedjax-sim report {folder.path}"]))
+        )
+    return 1 if FAILED in status else 0
 
 
 def begin(file: pathlib.Path, folder: Folder) -> None:

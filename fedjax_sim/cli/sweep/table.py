@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from fedjax_sim.cli.describe import columns, percent
 from fedjax_sim.cli.sweep.jobs import DONE, FAILED, Folder
@@ -16,16 +18,16 @@ MOST_ROWS = 20
 class Table:
     """Called with the running jobs after every look at them."""
 
-    def __init__(self, jobs: Sequence[Job], folder: Folder, quiet: bool = False):
-        self.jobs, self.folder, self.quiet = jobs, folder, quiet
-        self.live = sys.stderr.isatty()
+    def __init__(self, jobs: Sequence[Job], folder: Folder, quiet: bool = False, programs: bool = False):
+        self.jobs, self.folder, self.quiet, self.programs = jobs, folder, quiet, programs
+        self.live = sys.stderr.isatty() and not programs
         self.lines = 0
         self.began = time.monotonic()
         self.status: dict[str, str] = {}
         self.first_done = sum(folder.status(job) == DONE for job in jobs)
 
     def __call__(self, running: Sequence[Job], changed: bool) -> None:
-        if self.quiet or (not changed and not self.live):
+        if (self.quiet and not self.programs) or (not changed and not self.live):
             return
         now = {job.name: "running" if job in running else self.folder.status(job) for job in self.jobs}
         if self.live:
@@ -33,7 +35,10 @@ class Table:
         else:
             for job in self.jobs:
                 if now[job.name] != self.status.get(job.name, now[job.name] if now[job.name] != "running" else ""):
-                    print(self.event(job, now), file=sys.stderr, flush=True)
+                    if self.programs:
+                        tell(now[job.name], run=job.name, why=self.folder.why(job) or None)
+                    else:
+                        print(self.event(job, now), file=sys.stderr, flush=True)
         self.status = now
 
     def counts(self, now: dict[str, str]) -> str:
@@ -66,6 +71,11 @@ class Table:
         sys.stderr.write(up + "".join(f"\x1b[2K{line}\n" for line in lines) + "\x1b[J")
         sys.stderr.flush()
         self.lines = len(lines)
+
+
+def tell(event: str, **facts: Any) -> None:
+    """A JSON line for programs."""
+    print(json.dumps({"event": event} | facts), flush=True)
 
 
 def duration(seconds: float) -> str:
