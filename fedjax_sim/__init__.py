@@ -17,12 +17,14 @@ __version__ = "0.2.0"
 if TYPE_CHECKING:
     from fedjax_sim.data.federation import Federation
     from fedjax_sim.data.protocols import federate
+    from fedjax_sim.data.sources import register_dataset
     from fedjax_sim.engine.simulation import simulate
     from fedjax_sim.errors import UserError
     from fedjax_sim.methods import make_method, register
-    from fedjax_sim.models import build
+    from fedjax_sim.models import build, register_model
     from fedjax_sim.runner.config import Config
     from fedjax_sim.runner.execute import Result, resume, run
+    from fedjax_sim.runner.own import register_agent
     from fedjax_sim.runner.prepare import prepare
     from fedjax_sim.runner.seeds import run_seeds
     from fedjax_sim.runner.sinks import Segment, Sink
@@ -37,6 +39,9 @@ _HOME = {
     "make_method": "methods",
     "register": "methods",
     "build": "models",
+    "register_model": "models",
+    "register_dataset": "data.sources",
+    "register_agent": "runner.own",
     "Result": "runner.execute",
     "resume": "runner.execute",
     "run": "runner.execute",
@@ -57,6 +62,9 @@ __all__ = [
     "make_method",
     "prepare",
     "register",
+    "register_agent",
+    "register_dataset",
+    "register_model",
     "resume",
     "run",
     "run_seeds",

@@ -58,7 +58,8 @@ def start(config: Config, args: argparse.Namespace | None = None) -> None:
 
 def passed_on(args: argparse.Namespace) -> list[str]:
     """What a command hands on to the processes it starts."""
-    return ["--log", args.log] if args.log else []
+    files = [word for file in args.imports for word in ("--import", str(own_path(file).resolve()))]
+    return [*(["--log", args.log] if args.log else []), *files]
 
 
 def talk(args: argparse.Namespace) -> dict[str, Any]:
@@ -123,6 +124,8 @@ def resume(args: argparse.Namespace) -> int:
     if not path.is_dir():
         raise UserError(f"there is no run directory '{shown(args.directory)}'")
     config, resolved, _ = RunDirectory(path).read_config()
+    if config.method not in METHODS and not config.own_method:
+        raise UserError(f"'{path}' was run with '{config.method}', a method of a file; name that file with --import FILE.py")
     start(dataclasses.replace(config, devices=str(resolved.get("devices", config.devices))), args)
     from fedjax_sim.runner import execute as runner
 

@@ -62,6 +62,10 @@ def main(argv: list[str] | None = None) -> int:
         if any("\0" in word for word in argv):
             raise UserError("an argument holds a zero byte")
         args = make_parser().parse_args(argv)
+        for file in getattr(args, "imports", ()):
+            from fedjax_sim.runner.own import load_file
+
+            load_file(file)
         return COMMANDS[args.command](args)
     except KeyboardInterrupt:
         return 130

@@ -172,6 +172,11 @@ def add_speech(how: Any) -> None:
     how.add_argument("--log", default="", metavar="NAMES", help=text)
 
 
+def add_import(parser: Any) -> None:
+    text = "a file of yours that registers methods, models, agents or datasets; may be repeated"
+    parser.add_argument("--import", action="append", default=[], dest="imports", metavar="FILE.py", help=text)
+
+
 def add_processes(how: Any) -> None:
     how.add_argument(
         "--coordinator",
@@ -220,7 +225,8 @@ def make_parser() -> argparse.ArgumentParser:
         add_options(sub)
     for sub in (run, compare):
         add_speech(sub)
-    add_sweep(add("sweep", "run a grid of settings; the same command again goes on"))
+    sweep = add("sweep", "run a grid of settings; the same command again goes on")
+    add_sweep(sweep)
     resume = add("resume", "continue a run directory")
     resume.add_argument("directory", metavar="DIR")
     resume.add_argument("--rounds", type=COUNT, default=None, metavar="T", help="new total, to extend the run")
@@ -233,4 +239,6 @@ def make_parser() -> argparse.ArgumentParser:
     report.add_argument("--out", default=None, metavar="DIR", help="where the figures go (default: the first directory)")
     listing = add("list", "what there is, by name")
     listing.add_argument("what", nargs="?", default="all", metavar="WHAT", help=", ".join(registries.LISTED))
+    for sub in (run, compare, profile, sweep, resume, listing):
+        add_import(sub)
     return parser
