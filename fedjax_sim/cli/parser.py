@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import textwrap
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +20,7 @@ EXAMPLES = """examples:
   fedjax-sim run fedavg --dataset fashion_mnist --data-dir DATA \\
         --partition dirichlet:0.1 --clients 100 --participation 0.1 \\
         --epochs 5 --batch-size 64 --lr 0.01 --rounds 105
+  fedjax-sim run --preset fedpolicy-fmnist --data-dir DATA --seeds 3
   fedjax-sim compare fedavg ditto scaffold     same data, weights and cohorts
   fedjax-sim sweep grid.toml --workers 2       methods x settings x seeds
   fedjax-sim resume runs/prox --rounds 100     continue, or extend
@@ -35,6 +37,9 @@ class Parser(argparse.ArgumentParser):
 
 class Help(argparse.RawDescriptionHelpFormatter):
     """`{models}` in a help text becomes the names in that registry; looked up only when help is asked for."""
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)  # names with a hyphen stay whole
 
     def _get_help_string(self, action: argparse.Action) -> str:
         return re.sub(r"\{(\w+)\}", lambda found: ", ".join(registries.names(found[1])), action.help or "")
@@ -215,14 +220,16 @@ def make_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=Parser)
     add = lambda name, text, **more: commands.add_parser(name, help=text, formatter_class=Help, **more)
     run = add("run", "run one method", epilog=EXAMPLES)
-    run.add_argument("method", metavar="METHOD", help="{methods}")
+    run.add_argument("method", metavar="METHOD", nargs="?", help="{methods}")
     compare = add("compare", "run several methods on the same draws", epilog=EXAMPLES)
     text = "{methods}; with options of its own as in fedprox:mu=0.1,lr=0.05"
     compare.add_argument("methods", metavar="METHOD[:OPTION=VALUE,…]", nargs="+", help=text)
     profile = add("profile", "seconds and bytes of each part of a round")
-    profile.add_argument("method", metavar="METHOD", help="{methods}")
+    profile.add_argument("method", metavar="METHOD", nargs="?", help="{methods}")
     for sub in (run, compare, profile):
         add_options(sub)
+        text = "settings of a published experiment, each of which may be given as well: {presets}"
+        sub.add_argument("--preset", default=None, metavar="NAME", help=text)
     for sub in (run, compare):
         add_speech(sub)
     sweep = add("sweep", "run a grid of settings; the same command again goes on")

@@ -24,11 +24,12 @@ REGISTRIES = {
     "agents": ("agents", "DESCRIPTIONS"),
     "evaluations": ("fedjax_sim.engine.evaluation", "EVALUATIONS"),
     "schedules": ("fedjax_sim.local.optim", "SCHEDULES"),
+    "presets": ("fedjax_sim.presets", "PRESETS"),
     "logs": ("fedjax_sim.runner.sinks", "SINKS"),
     "convolutions": ("fedjax_sim.models.layers", "FORMS"),
 }
-LISTED = ("methods", "datasets", "models", "partitions", "protocols", "losses", "agents", "evaluations", "logs")
-LIGHT = ("methods", "models", "agents")  # importing these costs nothing
+LISTED = ("methods", "datasets", "models", "partitions", "protocols", "losses", "agents", "evaluations", "presets", "logs")
+LIGHT = ("methods", "models", "agents", "presets")  # importing these costs nothing
 
 
 def names(what: str) -> list[str]:

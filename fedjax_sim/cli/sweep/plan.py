@@ -29,9 +29,10 @@ from fedjax_sim.cli.words import OF_THE_COMMAND, applied, as_text, option_parser
 from fedjax_sim.errors import UserError, unknown
 from fedjax_sim.methods import make_method
 from fedjax_sim.options import shown
+from fedjax_sim.presets import preset
 from fedjax_sim.runner.config import NOT_HASHED, Config, check
 
-PARTS = ("methods", "seeds", "settings", "grid")
+PARTS = ("preset", "methods", "seeds", "settings", "grid")
 MOST_RUNS = 100_000
 
 
@@ -100,9 +101,10 @@ def jobs_of(data: Mapping[str, Any]) -> list[Job]:
     read_entries = [read_entry(entry) for entry in entries]
     others = {method for method, _ in read_entries}
     start = option_parser().parse_args([])
+    base = preset(data["preset"]) if "preset" in data else None
     found: dict[str, Job] = {}
     for (method, own), point, seed in itertools.product(read_entries, list(points(data)), seeds):
-        told = {"seed": seed, **settings, **point, **own}
+        told = {**(base.of(method) if base else {}), "seed": seed, **settings, **point, **own}
         args = applied(start, words(method, told, OF_THE_COMMAND, others))
         config = make_config(args, method, [method])
         check(config)
