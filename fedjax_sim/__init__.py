@@ -17,14 +17,17 @@ __version__ = "0.2.0"
 if TYPE_CHECKING:
     from fedjax_sim.data.federation import Federation
     from fedjax_sim.data.protocols import federate
+    from fedjax_sim.data.sources import register_dataset
     from fedjax_sim.engine.simulation import simulate
     from fedjax_sim.errors import UserError
     from fedjax_sim.methods import make_method, register
-    from fedjax_sim.models import build
+    from fedjax_sim.models import build, register_model
     from fedjax_sim.runner.config import Config
     from fedjax_sim.runner.execute import Result, resume, run
+    from fedjax_sim.runner.own import register_agent
     from fedjax_sim.runner.prepare import prepare
     from fedjax_sim.runner.seeds import run_seeds
+    from fedjax_sim.runner.sinks import Segment, Sink
 
 # imported on first use: the command line's help must not wait for JAX
 _HOME = {
@@ -36,22 +39,32 @@ _HOME = {
     "make_method": "methods",
     "register": "methods",
     "build": "models",
+    "register_model": "models",
+    "register_dataset": "data.sources",
+    "register_agent": "runner.own",
     "Result": "runner.execute",
     "resume": "runner.execute",
     "run": "runner.execute",
     "prepare": "runner.prepare",
     "run_seeds": "runner.seeds",
+    "Segment": "runner.sinks",
+    "Sink": "runner.sinks",
 }
 __all__ = [
     "Config",
     "Federation",
     "Result",
+    "Segment",
+    "Sink",
     "UserError",
     "build",
     "federate",
     "make_method",
     "prepare",
     "register",
+    "register_agent",
+    "register_dataset",
+    "register_model",
     "resume",
     "run",
     "run_seeds",

@@ -185,7 +185,16 @@ def test_mistakes_are_one_sentence(capsys, tmp_path, options, sentence):
         (["run", "fedavgg"], "unknown method 'fedavgg' (did you mean 'fedavg'?)"),
         (["profile", "scafold"], "unknown method 'scafold' (did you mean 'scaffold'?)"),
         (["compare", "fedavg", "fedprx"], "unknown method 'fedprx' (did you mean 'fedprox'?)"),
-        (["compare", "fedavg", "fedavg"], "names a method twice"),
+        (["compare", "fedavg", "fedavg"], "'fedavg' and 'fedavg' are the same run"),
+        (["compare", "fedprox:mu=0.1", "fedprox:mu=0.10"], "'fedprox:mu=0.1' and 'fedprox:mu=0.10' are the same run"),
+        (["compare", "fedprox:mu"], "use METHOD:OPTION=VALUE"),
+        (["compare", "fedprox:lrr=1"], "unknown option of a run or of method 'fedprox' 'lrr' (did you mean 'lr'?)"),
+        (["compare", "fedprox:lr=x"], "argument --lr: 'x' is not a number"),
+        (["compare", "fedprox:out=x"], "'out' is an option of the whole command"),
+        (["compare", "fedavg:probe=maybe"], "probe 'maybe' is not one of true, false"),
+        (["compare", "fedavg", "fedprox:clients=5000", *SMALL, "--out", "o"], "are too many"),
+        (["run", "fedavg", *SMALL, "--data-seed", "x"], "argument --data-seed: 'x' is not a whole number"),
+        (["run", "fedavg", *SMALL, "--seeds", "2", "--seeds-mode", "vmap", "--data-seed", "follow"], "own data"),
         (["compare", "fedavg", "ditto", *SMALL, "--set", "ditto.lam=x"], "ditto.lam 'x' is not a number"),
         (["compare", "fedavg", "ditto", *SMALL, "--data-seed", "-1"], "data-seed -1 is not allowed"),
         (["compare", "fedavg", "ditto", *SMALL, "--seeds", "0"], "seeds 0 is not allowed"),
@@ -417,14 +426,14 @@ def test_help_is_quick_and_imports_no_jax():
     assert whole.returncode == 0 and all(c in whole.stdout for c in ("run", "compare", "resume", "profile", "list"))
 
 
-@pytest.mark.parametrize("command", ["", "run", "compare", "profile", "resume", "report", "list"])
+@pytest.mark.parametrize("command", ["", "run", "compare", "sweep", "profile", "resume", "report", "list"])
 def test_help_fits_80_columns(capsys, monkeypatch, command):
     monkeypatch.setenv("COLUMNS", "80")
     with pytest.raises(SystemExit):
         make_parser().parse_args([*command.split(), "--help"])
     text = capsys.readouterr().out
     assert [line for line in text.splitlines() if len(line) > 80] == []
-    assert "{" not in re.sub(r"\{loop,vmap\}", "", text)  # every list of names was filled in
+    assert "{" not in re.sub(r"\{(loop,vmap|local,slurm,ray)\}", "", text)  # every list of names was filled in
 
 
 @pytest.mark.parametrize("what", sorted(registries.REGISTRIES))

@@ -71,7 +71,7 @@ def test_a_diverging_comparison_says_so(capsys, tmp_path):
     for name in ("rounds_to", "comm_gb_to", "time_min_to", "convergence_round", "layer_dist"):
         assert name in first
     assert "peak memory of the process" in out and "process" in first["peak_rss_note"]
-    assert set(json.loads((tmp_path / "out" / "compare.json").read_text())) == {"relative_gain", "runs"}
+    assert set(json.loads((tmp_path / "out" / "compare.json").read_text())) == {"relative_gain", "runs", "statistics"}
 
 
 def test_tables_of_targets_and_gains():

@@ -33,8 +33,9 @@ ALLOWED: dict[str, set[str]] = {
     "methods": ONE_CLIENT | {"agents.registry"},
     "engine": ONE_CLIENT | {"platform"},
     "runner": ONE_CLIENT | {"data", "engine", "methods", "platform", "__init__"},
-    "report": {"errors", "options", "runner.files"},
-    "cli": ONE_CLIENT | {"data", "engine", "methods", "platform", "runner", "report", "agents", "__init__"},
+    "presets": {"errors"},
+    "report": {"errors", "options", "runner.files", "runner.figures", "__init__"},
+    "cli": ONE_CLIENT | {"data", "engine", "methods", "platform", "runner", "report", "presets", "agents", "__init__"},
     "__main__": {"cli"},
     "__init__": BASICS | {"data", "engine", "methods", "models", "runner"},  # the public names, and the version
     "agents": set(),

@@ -115,7 +115,7 @@ def test_untouched_files_are_not_talked_about(cut):
     resume(cut, fed=tiny.federation(), say=said.append)
     assert said == []
     told = json.loads((cut / "manifest.json").read_text())["files"]
-    assert sorted(told) == sorted([*ROWS, "config.json", "summary.json"])
+    assert sorted(told) == sorted([*ROWS, "config.json", "labels.npz", "summary.json"])
     for name, entry in told.items():
         assert entry == files_module.stamp((cut / name).read_bytes())
 

@@ -90,6 +90,7 @@ def test_run_directory_holds_every_file(rich):
         "rounds.csv",
         "timings.csv",
         "clients.npz",
+        "labels.npz",
         "checkpoints",
         "summary.json",
         "manifest.json",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import pathlib
 import sys
 from typing import Any
 
@@ -12,7 +11,7 @@ from fedjax_sim.cli import registries
 from fedjax_sim.cli.settings import make_config, output_directory, own_path
 from fedjax_sim.errors import UserError, lookup, unknown
 from fedjax_sim.methods import METHODS
-from fedjax_sim.options import shown
+from fedjax_sim.options import names, shown
 from fedjax_sim.runner.config import Config
 
 
@@ -20,9 +19,12 @@ def note(text: str) -> None:
     print(text, file=sys.stderr)
 
 
+_for_programs = False  # --json: the standard output has JSON lines and nothing else
+
+
 def say(text: str) -> None:
     """Print, once: of several processes only the first speaks."""
-    if text and first_process():
+    if text and not _for_programs and first_process():
         print(text)
 
 
@@ -34,6 +36,8 @@ def first_process() -> bool:
 
 def start(config: Config, args: argparse.Namespace | None = None) -> None:
     """Before JAX's backend starts: host devices, the other processes, the compilation cache."""
+    global _for_programs
+    _for_programs = getattr(args, "json", False)
     from fedjax_sim.runner.cache import use_compilation_cache
     from fedjax_sim.runner.prepare import want_host_devices
 
@@ -52,36 +56,27 @@ def start(config: Config, args: argparse.Namespace | None = None) -> None:
     use_compilation_cache()
 
 
-def execute_all(setup: Any, args: argparse.Namespace, out: pathlib.Path) -> list[Any]:
-    """The results of all seeds; a single one has `out` for itself. What was begun there goes on where it was."""
-    from fedjax_sim.runner.directory import RunDirectory
-    from fedjax_sim.runner.driver import drive
-    from fedjax_sim.runner.execute import gone_on
-    from fedjax_sim.runner.seeds import run_seeds, with_seed
-
-    shown = not args.quiet
-    if args.seeds > 1 and not out.exists():
-        return run_seeds(setup, args.seeds, out, args.seeds_mode, progress=shown)
-    results: list[Any] = []
-    for i in range(args.seeds):
-        one = with_seed(setup, setup.config.seed + i) if i else setup
-        path = out / f"seed-{one.config.seed}" if args.seeds > 1 else out
-        done = gone_on(one, path, progress=shown, say=note)
-        results += [done] if done is not None else drive([one], [RunDirectory(path)], progress=shown)
-    return results
+def passed_on(args: argparse.Namespace) -> list[str]:
+    """What a command hands on to the processes it starts."""
+    files = [word for file in args.imports for word in ("--import", str(own_path(file).resolve()))]
+    return [*(["--log", args.log] if args.log else []), *files]
 
 
-def label(result: Any, seeds: int) -> dict[str, Any]:
-    """A result's summary as a row of the table; its seed is named where there are several."""
-    summary = result.summary
-    return {**summary, "method": f"{summary['method']} seed {summary['seed']}"} if seeds > 1 else summary
+def talk(args: argparse.Namespace) -> dict[str, Any]:
+    """How a run speaks while it runs: to people, to programs, to other tools."""
+    from fedjax_sim.runner.progress import JsonLines
+    from fedjax_sim.runner.sinks import named
+
+    told = [*([JsonLines()] if args.json else []), *named(names(args.log))]
+    return dict(progress=not args.quiet and not args.json, say=note, sinks=told)
 
 
-def tables(results: list[Any], seeds: int) -> None:
-    """What every command prints of its results."""
+def tables(summaries: list[dict[str, Any]], seeds: int) -> None:
+    """What every command prints of its results; the seed is named where there are several."""
     from fedjax_sim.cli import describe
 
-    labelled = [label(r, seeds) for r in results]
+    name = lambda s: f"{s['method']} seed {s['seed']}" if seeds > 1 else s["method"]
+    labelled = [s | {"method": name(s)} for s in summaries]
     say(describe.results_table(labelled))
     say(describe.targets_table(labelled))
 
@@ -92,16 +87,15 @@ def run(args: argparse.Namespace) -> int:
     out = output_directory(args, args.method, config)
     start(config, args)
     from fedjax_sim.cli import describe
-    from fedjax_sim.runner.facts import check_reach
-    from fedjax_sim.runner.prepare import prepare
+    from fedjax_sim.cli.several import Federations, execute_all, set_ups
 
-    setup = prepare(config, say=note, measure=not args.dry_run)
-    check_reach(setup)
-    say(describe.report(setup))
+    speech = talk(args)
+    setups = set_ups(config, args, Federations(), note)
+    say(describe.report(setups[0]))
     if args.dry_run:
         return 0
-    results = execute_all(setup, args, out)
-    tables(results, args.seeds)
+    results = execute_all(setups, args, out, **speech)
+    tables([r.summary for r in results], args.seeds)
     if args.seeds > 1:
         say(describe.seeds_line([r.summary for r in results]))
         say(f"run directories: {', '.join(str(r.out) for r in results)}")
@@ -112,46 +106,15 @@ def run(args: argparse.Namespace) -> int:
 
 
 def compare(args: argparse.Namespace) -> int:
-    for method in args.methods:
-        lookup("method", method, METHODS)
-    if len(set(args.methods)) < len(args.methods):
-        raise UserError("compare names a method twice; name each method once")
-    configs = [make_config(args, m, args.methods) for m in args.methods]
-    out = output_directory(args, "compare", configs[0])
-    start(configs[0], args)
-    from fedjax_sim.cli import describe
-    from fedjax_sim.methods import make_method
-    from fedjax_sim.runner.config import check
-    from fedjax_sim.runner.facts import check_reach
-    from fedjax_sim.runner.files import write_json
-    from fedjax_sim.runner.prepare import load_federation, prepare
+    from fedjax_sim.cli.compare import compare
 
-    for config in configs:  # every mistake is found before the first method runs
-        check(config)
-        make_method(config.method, **config.options)
-    fed = load_federation(configs[0])
-    results, lines = [], []
-    for config in configs:
-        setup = prepare(config, fed=fed, loaded=True, say=note, measure=not args.dry_run)
-        check_reach(setup)
-        say(describe.report(setup))
-        if args.dry_run:
-            continue
-        runs = execute_all(setup, args, out / config.method)
-        results += runs
-        if args.seeds > 1:
-            lines.append(f"{config.method} {describe.seeds_line([r.summary for r in runs])}")
-    if results:
-        tables(results, args.seeds)
-        summaries = [r.summary for r in results]
-        if first_process():
-            write_json(out / "compare.json", {"relative_gain": describe.gains(summaries), "runs": summaries})
-        say(describe.gains_line(summaries))
-        for line in lines or [describe.speed_line(r.summary) for r in results]:
-            say(line)
-        figure = describe.save_curves(results, out / "curves.png") if first_process() else None
-        say(f"run directories: {', '.join(str(r.out) for r in results)}" + (f"; figure: {figure}" if figure else ""))
-    return 0
+    return compare(args)
+
+
+def sweep(args: argparse.Namespace) -> int:
+    from fedjax_sim.cli.sweep.command import sweep
+
+    return sweep(args)
 
 
 def resume(args: argparse.Namespace) -> int:
@@ -161,11 +124,15 @@ def resume(args: argparse.Namespace) -> int:
     if not path.is_dir():
         raise UserError(f"there is no run directory '{shown(args.directory)}'")
     config, resolved, _ = RunDirectory(path).read_config()
+    if config.method not in METHODS and not config.own_method:
+        raise UserError(f"'{path}' was run with '{config.method}', a method of a file; name that file with --import FILE.py")
     start(dataclasses.replace(config, devices=str(resolved.get("devices", config.devices))), args)
     from fedjax_sim.runner import execute as runner
 
-    result = runner.resume(path, args.rounds, progress=not args.quiet, data_dir=args.data_dir, say=note)
-    tables([result], 1)
+    speech = talk(args)
+    more = dict(progress=speech["progress"], log=speech["sinks"], say=note)
+    result = runner.resume(path, args.rounds, data_dir=args.data_dir, **more)
+    tables([result.summary], 1)
     say(f"run directory: {path}")
     return 0
 
@@ -173,23 +140,30 @@ def resume(args: argparse.Namespace) -> int:
 def profile(args: argparse.Namespace) -> int:
     lookup("method", args.method, METHODS)
     config = make_config(args, args.method, [args.method])
+    out = output_directory(args, "profile", config)
     start(config, args)
     from fedjax_sim.cli import describe
     from fedjax_sim.runner.facts import check_reach
+    from fedjax_sim.runner.files import write_json
     from fedjax_sim.runner.prepare import prepare
     from fedjax_sim.runner.profile import stage_seconds
 
     repeats = 3
     setup = prepare(config, say=note)
     check_reach(setup)
-    say(describe.stage_table(setup, stage_seconds(setup, repeats), repeats))
+    seconds = stage_seconds(setup, repeats)
+    say(describe.stage_table(setup, seconds, repeats))
+    if args.out and first_process():
+        out.mkdir(parents=True)
+        write_json(out / "profile.json", {"method": config.method, "config": setup.config.to_json(), "seconds": seconds})
+        say(f"written: {out / 'profile.json'}")
     return 0
 
 
 def report(args: argparse.Namespace) -> int:
     from fedjax_sim.report.figures import report
 
-    for path in report(args.directories, args.out):
+    for path in report([own_path(d) for d in args.directories], own_path(args.out) if args.out else None, note):
         print(path)
     return 0
 
@@ -206,4 +180,12 @@ def list_names(args: argparse.Namespace) -> int:
     return 0
 
 
-COMMANDS = {"run": run, "compare": compare, "resume": resume, "profile": profile, "report": report, "list": list_names}
+COMMANDS = {
+    "run": run,
+    "compare": compare,
+    "sweep": sweep,
+    "resume": resume,
+    "profile": profile,
+    "report": report,
+    "list": list_names,
+}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import pathlib
 from typing import Any
 
 import numpy as np
@@ -212,43 +211,12 @@ def speed_line(s: dict[str, Any]) -> str:
     )
 
 
-def save_curves(results: list[Any], path: pathlib.Path) -> pathlib.Path | None:
-    """Accuracy against rounds for several runs, if matplotlib is installed."""
-    try:
-        import matplotlib
-    except ImportError:
-        return None
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(1, 2, figsize=(10, 4), constrained_layout=True)
-    for result in results:
-        for axis, column, title in (
-            (axes[0], "global_acc", "global model, test set"),
-            (axes[1], "client_mean", f"clients' own models, mean{on_rows([r.summary for r in results])}"),
-        ):
-            points = [(r["round"], 100 * r[column]) for r in result.rows if not math.isnan(r.get(column, math.nan))]
-            if points:
-                axis.plot(
-                    *zip(*points, strict=True), label=result.summary["method"], marker="o" if len(points) == 1 else None
-                )
-            axis.set(title=title, xlabel="round", ylabel="accuracy (%)")
-    for axis in axes:
-        axis.grid(alpha=0.3)
-        if axis.has_data():
-            axis.legend()
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
-    return path
-
-
 __all__ = [
     "facts",
     "gains",
     "gains_line",
     "report",
     "results_table",
-    "save_curves",
     "seeds_line",
     "size",
     "speed_line",

@@ -62,6 +62,16 @@ def main(argv: list[str] | None = None) -> int:
         if any("\0" in word for word in argv):
             raise UserError("an argument holds a zero byte")
         args = make_parser().parse_args(argv)
+        for file in getattr(args, "imports", ()):
+            from fedjax_sim.runner.own import load_file
+
+            load_file(file)
+        if getattr(args, "preset", None):
+            from fedjax_sim.cli.preset import with_preset
+
+            args = make_parser().parse_args(with_preset(argv, args))
+        if "method" in args and args.method is None:
+            raise UserError(f"{args.command} needs a METHOD or a --preset (see fedjax-sim {args.command} --help)")
         return COMMANDS[args.command](args)
     except KeyboardInterrupt:
         return 130

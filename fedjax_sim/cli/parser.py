@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import textwrap
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +20,9 @@ EXAMPLES = """examples:
   fedjax-sim run fedavg --dataset fashion_mnist --data-dir DATA \\
         --partition dirichlet:0.1 --clients 100 --participation 0.1 \\
         --epochs 5 --batch-size 64 --lr 0.01 --rounds 105
+  fedjax-sim run --preset fedpolicy-fmnist --data-dir DATA --seeds 3
   fedjax-sim compare fedavg ditto scaffold     same data, weights and cohorts
+  fedjax-sim sweep grid.toml --workers 2       methods x settings x seeds
   fedjax-sim resume runs/prox --rounds 100     continue, or extend
   fedjax-sim report runs/prox runs/other --out figures
   fedjax-sim list methods"""
@@ -34,6 +37,9 @@ class Parser(argparse.ArgumentParser):
 
 class Help(argparse.RawDescriptionHelpFormatter):
     """`{models}` in a help text becomes the names in that registry; looked up only when help is asked for."""
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)  # names with a hyphen stay whole
 
     def _get_help_string(self, action: argparse.Action) -> str:
         return re.sub(r"\{(\w+)\}", lambda found: ", ".join(registries.names(found[1])), action.help or "")
@@ -55,13 +61,16 @@ WHOLE, REAL = read(options.whole), read(options.real)
 COUNT = read(options.at_most(2**31 - 1, options.whole))  # what is counted in 32 bits
 
 
+SEED = read(lambda text: text if text == "follow" else options.whole(text))
+
+
 def _add(group: Any, name: str, kind: Any, text: str, metavar: str | None = None) -> None:
     """An option named and defaulted by a field of Config."""
     default, flag = getattr(DEFAULT, name), f"--{name.replace('_', '-')}"
     if kind is bool:
         group.add_argument(flag, action="store_true", help=text)
         return
-    shown = "" if default in (None, "", 0) and kind not in (WHOLE, COUNT) else f" (default: {default})"
+    shown = "" if default in (None, "", 0) and kind not in (WHOLE, COUNT, SEED) else f" (default: {default})"
     if default is None:
         shown = ""
     group.add_argument(flag, type=kind, default=default, metavar=metavar, help=text + shown)
@@ -82,7 +91,7 @@ def add_data(data: Any) -> None:
     _add(data, "norm", str, "normalisation: dataset, pfllib (0.5, 0.5) or none")
     _add(data, "clients", WHOLE, "number of clients N (default: 20, or the values of a client column)", "N")
     _add(data, "unseen", REAL, "clients kept out of training but evaluated: a fraction, or a number from 1 up", "U")
-    _add(data, "data_seed", WHOLE, "seed of the partition and splits", "s")
+    _add(data, "data_seed", SEED, "seed of the partition and splits, or 'follow': the same as --seed", "s")
     text = "examples the server holds back for validation (default: 1000, or 10 %% of a small set)"
     _add(data, "server_val", WHOLE, text, "n")
     _add(data, "val_fraction", REAL, "share of a client's data kept for validation (default: the protocol's)", "f")
@@ -158,7 +167,19 @@ def add_computation(how: Any) -> None:
     add_processes(how)
     how.add_argument("--out", default=None, metavar="DIR", help="run directory (default: a new one under runs/)")
     how.add_argument("--dry-run", action="store_true", help="print sizes, bytes, memory and steps, and stop")
-    how.add_argument("--quiet", action="store_true", help="no progress bar")
+    how.add_argument("--quiet", action="store_true", help="no progress")
+
+
+def add_speech(how: Any) -> None:
+    text = "progress and results as JSON lines on the standard output, nothing else there"
+    how.add_argument("--json", action="store_true", help=text)
+    text = "where else the numbers go, comma list of {logs}; CSV files are always written"
+    how.add_argument("--log", default="", metavar="NAMES", help=text)
+
+
+def add_import(parser: Any) -> None:
+    text = "a file of yours that registers methods, models, agents or datasets; may be repeated"
+    parser.add_argument("--import", action="append", default=[], dest="imports", metavar="FILE.py", help=text)
 
 
 def add_processes(how: Any) -> None:
@@ -172,6 +193,22 @@ def add_processes(how: Any) -> None:
     how.add_argument("--process-id", type=COUNT, default=None, metavar="i", help="several processes: which one this is")
 
 
+def add_sweep(sweep: Any) -> None:
+    sweep.add_argument("file", metavar="FILE.toml", help="methods, seeds, [settings] and [grid]: see docs/sweep.md")
+    sweep.add_argument("--out", default=None, metavar="DIR", help="folder of the sweep (default: runs/FILE)")
+    text = "runs at a time (default: one per accelerator, or one on all cores)"
+    sweep.add_argument("--workers", type=COUNT, default=0, metavar="W", help=text)
+    text = "who runs them: this machine, an array job of SLURM, or a Ray cluster (default: local)"
+    sweep.add_argument("--launcher", choices=("local", "slurm", "ray"), default="local", help=text)
+    text = "options for sbatch, e.g. --slurm '--partition=gpu -c 4'"
+    sweep.add_argument("--slurm", default="", metavar="OPTIONS", help=text)
+    sweep.add_argument("--gather", action="store_true", help="start nothing: results of what has ended so far")
+    sweep.add_argument("--task", type=COUNT, default=None, metavar="i", help="run only run number i, in this process")
+    sweep.add_argument("--dry-run", action="store_true", help="list the runs and stop")
+    sweep.add_argument("--quiet", action="store_true", help="no table of progress")
+    add_speech(sweep)
+
+
 def make_parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="fedjax-sim",
@@ -183,22 +220,32 @@ def make_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=Parser)
     add = lambda name, text, **more: commands.add_parser(name, help=text, formatter_class=Help, **more)
     run = add("run", "run one method", epilog=EXAMPLES)
-    run.add_argument("method", metavar="METHOD", help="{methods}")
+    run.add_argument("method", metavar="METHOD", nargs="?", help="{methods}")
     compare = add("compare", "run several methods on the same draws", epilog=EXAMPLES)
-    compare.add_argument("methods", metavar="METHOD", nargs="+", help="{methods}")
+    text = "{methods}; with options of its own as in fedprox:mu=0.1,lr=0.05"
+    compare.add_argument("methods", metavar="METHOD[:OPTION=VALUE,…]", nargs="+", help=text)
     profile = add("profile", "seconds and bytes of each part of a round")
-    profile.add_argument("method", metavar="METHOD", help="{methods}")
+    profile.add_argument("method", metavar="METHOD", nargs="?", help="{methods}")
     for sub in (run, compare, profile):
         add_options(sub)
+        text = "settings of a published experiment, each of which may be given as well: {presets}"
+        sub.add_argument("--preset", default=None, metavar="NAME", help=text)
+    for sub in (run, compare):
+        add_speech(sub)
+    sweep = add("sweep", "run a grid of settings; the same command again goes on")
+    add_sweep(sweep)
     resume = add("resume", "continue a run directory")
     resume.add_argument("directory", metavar="DIR")
     resume.add_argument("--rounds", type=COUNT, default=None, metavar="T", help="new total, to extend the run")
     resume.add_argument("--data-dir", default=None, metavar="DIR", help="where the dataset is now, if it moved")
     add_processes(resume)
-    resume.add_argument("--quiet", action="store_true", help="no progress bar")
-    report = add("report", "figures from run directories")
-    report.add_argument("directories", metavar="DIR", nargs="+", help="run directories, or a folder that compare wrote")
+    resume.add_argument("--quiet", action="store_true", help="no progress")
+    add_speech(resume)
+    report = add("report", "figures (PNG, PDF) and one page (report.html) from run directories")
+    report.add_argument("directories", metavar="DIR", nargs="+", help="run directories, or folders of compare and sweep")
     report.add_argument("--out", default=None, metavar="DIR", help="where the figures go (default: the first directory)")
     listing = add("list", "what there is, by name")
     listing.add_argument("what", nargs="?", default="all", metavar="WHAT", help=", ".join(registries.LISTED))
+    for sub in (run, compare, profile, sweep, resume, listing):
+        add_import(sub)
     return parser

@@ -24,10 +24,12 @@ REGISTRIES = {
     "agents": ("agents", "DESCRIPTIONS"),
     "evaluations": ("fedjax_sim.engine.evaluation", "EVALUATIONS"),
     "schedules": ("fedjax_sim.local.optim", "SCHEDULES"),
+    "presets": ("fedjax_sim.presets", "PRESETS"),
+    "logs": ("fedjax_sim.runner.sinks", "SINKS"),
     "convolutions": ("fedjax_sim.models.layers", "FORMS"),
 }
-LISTED = ("methods", "datasets", "models", "partitions", "protocols", "losses", "agents", "evaluations")
-LIGHT = ("methods", "models", "agents")  # importing these costs nothing
+LISTED = ("methods", "datasets", "models", "partitions", "protocols", "losses", "agents", "evaluations", "presets", "logs")
+LIGHT = ("methods", "models", "agents", "presets")  # importing these costs nothing
 
 
 def names(what: str) -> list[str]:
@@ -70,7 +72,9 @@ def catalog(what: str) -> dict[str, str]:
     """
     module, variable = REGISTRIES[what]
     table = getattr(importlib.import_module(module), variable)
-    texts = {name: getattr(entry, "help", str(entry)) for name, entry in table.items()}
+    texts = {
+        name: getattr(entry, "help", entry[-1] if isinstance(entry, tuple) else str(entry)) for name, entry in table.items()
+    }
     if what == "methods":
         from fedjax_sim.methods import options_of
 

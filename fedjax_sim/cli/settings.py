@@ -50,6 +50,8 @@ def make_config(args: argparse.Namespace, method: str, methods: list[str]) -> Co
     per, model, loss = split_sets(args.sets, methods)
     check_options(args.model, model)  # also what `build` is told by others: its dtype, its shape
     values = {f.name: getattr(args, f.name) for f in dataclasses.fields(Config) if f.name not in NOT_OPTIONS}
+    if values["data_seed"] == "follow":
+        values["data_seed"] = values["seed"]
     modes = options.names(args.evaluations)
     if not modes:
         raise UserError("--evaluate names no mode; write for example --evaluate global,personal")

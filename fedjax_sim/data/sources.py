@@ -295,6 +295,22 @@ DATASETS: dict[str, Source] = {
 }
 
 
+def register_dataset(name: str, make: Callable[[], Any], help: str = "") -> None:
+    """Make a dataset of your own known by name: make() -> (x_train, y_train, x_test, y_test), or a `Dataset`."""
+
+    def load_it(data_dir: Folder, download: bool) -> Dataset:
+        made = make()
+        if isinstance(made, Dataset):
+            return dataclasses.replace(made, name=name)
+        if not isinstance(made, (tuple, list)) or len(made) != 4:
+            raise UserError(
+                f"dataset '{name}' must be made as (x_train, y_train, x_test, y_test), not {type(made).__name__}"
+            )
+        return _from_arrays(name, dict(zip(("x_train", "y_train", "x_test", "y_test"), map(np.asarray, made), strict=True)))
+
+    DATASETS[name] = Source(help or (make.__doc__ or "").strip().split("\n")[0], load_it)
+
+
 FILES = {".npz": read_npz, ".csv": read_csv}
 
 

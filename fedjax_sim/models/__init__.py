@@ -14,7 +14,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from fedjax_sim.models.registry import MODELS, REGISTRY, check_options
+from fedjax_sim.models.registry import MODELS, REGISTRY, check_options, register_model
 
 if TYPE_CHECKING:
     from fedjax_sim.models.factory import build
@@ -38,6 +38,7 @@ __all__ = [
     "from_module",
     "initial_weights",
     "parameter_counts",
+    "register_model",
     "with_group",
 ]
 

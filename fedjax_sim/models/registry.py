@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from fedjax_sim.errors import UserError, lookup
@@ -15,6 +16,7 @@ class Entry(NamedTuple):
     options: Mapping[str, Any] = {}
     convs: tuple[tuple[int, int, int, bool], ...] = ()  # (channels, k, pad, pool) per convolution block
     hidden: tuple[int, ...] = ()  # widths of the hidden layers
+    build: Callable[..., Any] | None = None  # of somebody's own: (shape, classes, *, dtype, conv, **options) -> Model
 
 
 REGISTRY: dict[str, Entry] = {
@@ -48,10 +50,23 @@ def _shown(value: Any) -> str:
 
 
 # name -> one line, with the options as `--set model.OPTION=VALUE` writes them
-MODELS: dict[str, str] = {
-    name: entry.help + (f" [{', '.join(f'{k}={_shown(v)}' for k, v in entry.options.items())}]" if entry.options else "")
-    for name, entry in REGISTRY.items()
-}
+def _line(entry: Entry) -> str:
+    return entry.help + (f" [{', '.join(f'{k}={_shown(v)}' for k, v in entry.options.items())}]" if entry.options else "")
+
+
+MODELS: dict[str, str] = {name: _line(entry) for name, entry in REGISTRY.items()}
+
+
+def register_model(name: str, build: Callable[..., Any], help: str = "") -> None:
+    """Make a model of your own known by name: build(shape, classes, *, dtype, conv, **options) -> Model.
+
+    What it takes beside these, with a default, is an option (`--set model.OPTION=VALUE`); see `models.from_module`.
+    """
+    taken = inspect.signature(build).parameters.values()
+    options = {p.name: p.default for p in taken if p.default is not p.empty and p.name not in ("dtype", "conv")}
+    REGISTRY[name] = Entry(help or (build.__doc__ or "").strip().split("\n")[0], options, build=build)
+    MODELS[name] = _line(REGISTRY[name])
+
 
 WIDEST, DEEPEST = 2**20, 100  # of hidden layers: a mistyped number is refused before anything is allocated
 

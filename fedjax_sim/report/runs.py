@@ -1,77 +1,186 @@
-"""Run directories as arrays: what the figures are drawn from. Reads the CSV files only, no JAX."""
+"""Run directories as arrays: what the figures are drawn from. Reads plain files only, no JAX."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
+import os
 import pathlib
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from fedjax_sim.errors import UserError
+from fedjax_sim.options import shown
+from fedjax_sim.runner.figures import progress_figures, seconds_at, summary_figures
 from fedjax_sim.runner.files import read_csv
 
 ORDER = ("full", "backbone", "head")  # as in the paper, not as the columns are sorted
+Table = dict[str, np.ndarray]  # a column per name; empty cells are NaN
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """One run: a column per name, a row per round (`rounds`) or per evaluated round (`metrics`); empty cells are NaN."""
+    """One run: a row per round in `rounds`, per evaluated round in `metrics`, per segment in `timings`."""
 
-    label: str
     path: pathlib.Path
     config: dict[str, Any]
-    rounds: dict[str, np.ndarray]
-    metrics: dict[str, np.ndarray]
+    rounds: Table
+    metrics: Table
+    timings: Table = dataclasses.field(default_factory=dict)
+    stored: dict[str, Any] = dataclasses.field(default_factory=dict)  # summary.json; {}: the run has not ended
 
     @property
-    def actions(self) -> dict[str, np.ndarray]:
+    def actions(self) -> Table:
         """Action name -> how many participants were given it, per round; {} without a controller."""
         names = [name.removeprefix("action_") for name in self.rounds if name.startswith("action_")]
         order = [name for name in ORDER if name in names] + [n for n in names if n not in (*ORDER, "entropy")]
         return {name: self.rounds[f"action_{name}"] for name in order}
 
+    @property
+    def matrices(self) -> dict[str, np.ndarray]:
+        """What was logged as a matrix per round, e.g. who mixes whose model: name -> [T, rows, columns]."""
+        found: dict[str, dict[tuple[int, int], np.ndarray]] = {}
+        for column, values in self.rounds.items():
+            if cell := re.fullmatch(r"(.+)_(\d+)_(\d+)", column):
+                found.setdefault(cell[1], {})[int(cell[2]), int(cell[3])] = values
+        out = {}
+        for name, cells in found.items():
+            high, wide = (1 + max(at[axis] for at in cells) for axis in (0, 1))
+            nothing = np.full(len(self.rounds["round"]), np.nan)
+            out[name] = np.stack([[cells.get((i, j), nothing) for j in range(wide)] for i in range(high)]).transpose(2, 0, 1)
+        return out
 
-def table(path: pathlib.Path) -> dict[str, np.ndarray]:
+    @property
+    def layers(self) -> Table:
+        """Parameter group -> mean distance of the participants to the server's model, per round; {} where not logged."""
+        return {n.removeprefix("layer_dist_"): v for n, v in self.rounds.items() if n.startswith("layer_dist_")}
+
+    def points(self, column: str) -> tuple[np.ndarray, np.ndarray]:
+        """(rounds, values) of an evaluated column, without gaps."""
+        values = self.metrics.get(column, np.full(len(self.metrics["round"]), np.nan))
+        known = ~np.isnan(values)
+        return self.metrics["round"][known], values[known]
+
+    def bytes_at(self, rounds: Any) -> Any:
+        """Bytes down and up together until the end of each of `rounds`."""
+        total = np.cumsum(self.rounds["bytes_down"] + self.rounds["bytes_up"])
+        return np.interp(rounds, self.rounds["round"], total)
+
+    def seconds_at(self, rounds: np.ndarray) -> np.ndarray:
+        """Seconds until the end of each of `rounds`: of the simulated clock where one was kept, else of the real one."""
+        if self.virtual:
+            return np.interp(rounds, self.rounds["round"], np.cumsum(self.rounds["virtual_seconds"]))
+        return np.array([seconds_at(int(r), self.segments) for r in rounds])
+
+    @property
+    def virtual(self) -> bool:
+        return "virtual_seconds" in self.rounds
+
+    @property
+    def segments(self) -> list[dict[str, Any]]:
+        return [dict(zip(self.timings, row, strict=True)) for row in zip(*self.timings.values(), strict=True)]
+
+    @functools.cached_property
+    def summary(self) -> dict[str, Any]:
+        """summary.json; of a run that has not ended, what its rows tell so far."""
+        if self.stored:
+            return self.stored
+        rows = [dict(zip(self.metrics, row, strict=True)) for row in zip(*self.metrics.values(), strict=True)]
+        for row in rows:
+            row |= dict(round=int(row["round"]), bytes_down=float(self.bytes_at(row["round"])), bytes_up=0.0)
+        seen = self.segments if "seconds" in self.timings else []
+        last = {name: self.points(f"client_{name}")[1][-1:].tolist() for name in ("mean", "pooled", "std", "worst10")}
+        spans = sum(s["last_round"] - s["first_round"] + 1 for s in seen)
+        return {
+            **summary_figures(rows),
+            **progress_figures(rows, seen),
+            **{f"client_acc_{name}": value[0] if value else None for name, value in last.items()},
+            "rounds": int(self.rounds["round"][-1]),
+            "seconds_per_round": sum(s["seconds"] for s in seen) / spans if spans else None,
+            "bytes_down": float(self.rounds["bytes_down"].sum()),
+            "bytes_up": float(self.rounds["bytes_up"].sum()),
+        }
+
+    @functools.cached_property
+    def clients(self) -> Table:
+        """clients.npz and labels.npz: per-client counts; {} where there are none."""
+        out: Table = {}
+        for name in ("clients.npz", "labels.npz"):
+            try:
+                with np.load(self.path / name, allow_pickle=False) as file:
+                    out |= {key: file[key] for key in file.files}
+            except Exception:  # not there, cut, no archive: nothing to draw
+                continue
+        return out
+
+    def client_accuracies(self) -> tuple[str, np.ndarray]:
+        """(evaluation mode, [N] accuracies at the last evaluation); of the clients that have examples. '' for none."""
+        for mode in ("personal", "resident", "global_at_clients"):
+            correct, count = self.clients.get(f"{mode}_correct"), self.clients.get(f"{mode}_count")
+            if correct is not None and count is not None and len(correct) and (count > 0).any():
+                return mode, correct[-1][count > 0] / count[count > 0]
+        return "", np.zeros(0)
+
+
+def table(path: pathlib.Path) -> Table:
     rows = read_csv(path)
     number = lambda text: float(text) if text not in ("", None) else np.nan
     return {name: np.array([number(row[name]) for row in rows]) for name in (rows[0] if rows else {})}
 
 
 def load_run(path: str | pathlib.Path) -> Run:
-    """Read one run directory; its label is its method, with the agent if it has one."""
+    """Read one run directory; a sentence says what is missing."""
     path = pathlib.Path(path)
     try:
         config = json.loads((path / "config.json").read_text())["config"]
         rounds, metrics = table(path / "rounds.csv"), table(path / "metrics.csv")
-    except (OSError, ValueError, KeyError) as problem:
-        raise UserError(f"'{path}' is not a finished run directory: {problem}") from None
+        timings = table(path / "timings.csv") if (path / "timings.csv").exists() else {}
+        stored = json.loads((path / "summary.json").read_text()) if (path / "summary.json").exists() else {}
+        if not (isinstance(config["method"], str) and isinstance(stored, dict)):
+            raise ValueError("its config.json or summary.json is none")
+    except (OSError, ValueError, KeyError, TypeError) as problem:
+        raise UserError(f"'{shown(str(path), 200)}' is not a finished run directory: {problem}") from None
     if "round" not in rounds or "round" not in metrics:
-        raise UserError(f"'{path}' holds no round yet")
-    agent = config.get("options", {}).get("agent")
-    return Run(config["method"] + (f" ({agent})" if agent else ""), path, config, rounds, metrics)
+        raise UserError(f"'{shown(str(path), 200)}' holds no round yet")
+    return Run(path, config, rounds, metrics, timings, stored)
 
 
-def load_runs(paths: Sequence[str | pathlib.Path]) -> list[Run]:
-    """Several runs; equal labels are told apart by their directories.
+def run_folders(path: pathlib.Path) -> Iterator[pathlib.Path]:
+    """`path` if it is a run directory, else those below it, in the order of their names; what is inside one is its own."""
+    for folder, inside, files in os.walk(path):
+        inside.sort()
+        if "config.json" in files:
+            inside.clear()
+            yield pathlib.Path(folder)
 
-    A directory without config.json, as `compare` writes it, stands for the run directories inside it.
-    """
-    found: list[pathlib.Path] = []
+
+def load_runs(paths: Sequence[str | pathlib.Path], say: Callable[[str], None] = lambda text: None) -> list[Run]:
+    """The runs in several folders, of `compare` and `sweep` too. What is no run is skipped and said, unless it was named."""
+    runs: list[Run] = []
+    seen: set[pathlib.Path] = set()
     for path in map(pathlib.Path, paths):
-        inside = sorted(p.parent for p in path.glob("*/config.json"))
-        found += [path] if (path / "config.json").exists() or not inside else inside
-    runs = [load_run(path) for path in found]
-    labels = [run.label for run in runs]
-    return [
-        run if labels.count(run.label) == 1 else dataclasses.replace(run, label=f"{run.label} {run.path.name}")
-        for run in runs
-    ]
+        if not path.is_dir():
+            raise UserError(f"'{shown(str(path), 200)}' is not a finished run directory: there is no such folder")
+        for folder in run_folders(path):
+            if folder.resolve() in seen:
+                continue
+            seen.add(folder.resolve())
+            try:
+                runs.append(load_run(folder))
+            except UserError as problem:
+                if folder == path:
+                    raise
+                say(f"skipped: {problem}")
+    if not runs:
+        raise UserError(f"there is no finished run directory in {', '.join(shown(str(p), 200) for p in paths)}")
+    return runs
 
 
-def windowed_shares(actions: dict[str, np.ndarray], window: int = 10) -> dict[str, np.ndarray]:
+def windowed_shares(actions: Table, window: int = 10) -> Table:
     """Share of each action among the decisions of the last `window` rounds (fewer at the start).
 
     >>> windowed_shares({"a": np.array([2.0, 0.0, 0.0]), "b": np.array([0.0, 2.0, 2.0])}, window=2)["a"].tolist()

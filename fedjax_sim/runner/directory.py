@@ -85,6 +85,10 @@ class RunDirectory:
         )
         self.put({"config.json": json_bytes(data | dict(checksum=checksum(data)))})
 
+    def write_labels(self, counts: np.ndarray) -> None:
+        """[N, classes]: how many training examples of each class each client has."""
+        self.put({"labels.npz": npz_bytes({"label_counts": counts.astype(np.int32)})})
+
     def read_config(self) -> tuple[Config, dict[str, Any], str]:
         try:
             data = json.loads((self.path / "config.json").read_text())

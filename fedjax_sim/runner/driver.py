@@ -7,7 +7,6 @@ recorder and its own directory, written as the run goes on, so a lane is resumed
 from __future__ import annotations
 
 import dataclasses
-import math
 import pathlib
 import sys
 import time
@@ -26,7 +25,9 @@ from fedjax_sim.runner import checkpoint, interrupts
 from fedjax_sim.runner.config import Config
 from fedjax_sim.runner.directory import RunDirectory
 from fedjax_sim.runner.prepare import Setup
+from fedjax_sim.runner.progress import progress_sink
 from fedjax_sim.runner.recorder import Recorder
+from fedjax_sim.runner.sinks import Files, Segment, Sink
 from fedjax_sim.runner.summary import summarise
 from fedjax_sim.types import State, Tree
 
@@ -62,22 +63,26 @@ def drive(
     directories: Sequence[RunDirectory | None],
     *,
     progress: bool = False,
+    sinks: Sequence[Sink] = (),
     resume_from: pathlib.Path | None = None,
     say: Callable[[str], None] | None = None,
     program: Callable | None = None,
 ) -> list[Result]:
     """Drive prepared runs that share one simulation to their end.
 
-    resume_from: the checkpoint from which a single lane goes on. program: compiled rounds of an earlier run of the same
-    simulation, for a single lane.
+    sinks: who else is told of every segment; progress: a bar or lines among them. resume_from: the checkpoint from which
+    a single lane goes on. program: compiled rounds of an earlier run of the same simulation, for a single lane.
     """
     check_lanes(setups)
     lanes = [Lane(s, d, Recorder(s)) for s, d in zip(setups, directories, strict=True)]
     say = say or (lambda text: print(text, file=sys.stderr))
+    told = [Files(), *([progress_sink()] if progress else []), *sinks] if writes() else []
     try:
         with interrupts.guard():
-            return _drive(lanes, progress, resume_from, say, program)
+            return _drive(lanes, told, resume_from, say, program)
     finally:
+        for sink in told:
+            sink.close()
         for lane in lanes:
             if lane.directory is not None:
                 lane.directory.lock.release()
@@ -85,7 +90,7 @@ def drive(
 
 def _drive(
     lanes: Sequence[Lane],
-    progress: bool,
+    sinks: Sequence[Sink],
     resume_from: pathlib.Path | None,
     say: Callable[[str], None],
     program: Callable | None,
@@ -95,11 +100,15 @@ def _drive(
     state, data = (host_rows.place if config.state_on == "host" else layouts.place)(sim.layout, state, sim.data)
     done = int(np.asarray(state.t).max())
     speed, saved_at, saved_round = None, time.perf_counter(), done if resume_from is not None else -1
-    bar = progress_bar(config, len(lanes), done) if progress and writes() else None
+    tell(sinks, lanes, lambda sink, lane: sink.begin(lane, done))
     stopped = False  # by a signal, and all processes know
     try:
         began = time.perf_counter()
-        step = program or (compiled(lanes[0].setup, len(lanes), state, data) if done < config.rounds else None)
+        step = program
+        if step is None and done < config.rounds:
+            tell(sinks, lanes, lambda sink, lane: sink.compiling(lane))
+            step = compiled(lanes[0].setup, len(lanes), state, data)
+            tell(sinks, lanes, lambda sink, lane: sink.compiled(lane, time.perf_counter() - began))
         compile_seconds = time.perf_counter() - began
         while step is not None and done < config.rounds:
             if stopped := asked_to_stop():
@@ -117,29 +126,30 @@ def _drive(
                 of_lane = lambda tree: pick(tree, i, len(lanes))
                 collect(lane, lambda: of_lane(state), data, of_lane(logs), of_lane(scores), done, ask)
             done += ask
-            if bar is not None:
-                show(bar, lanes, ask)
+            # before the checkpoint: it keeps a copy of the files
+            tell(
+                sinks, lanes, lambda sink, lane: sink.segment(lane, segment_of(lane, done - ask + 1, done, seconds), timings)
+            )
             due = (
                 done - max(saved_round, 0) >= config.checkpoint_every
                 if config.checkpoint_every
                 else agreed(time.perf_counter() - saved_at) > CHECKPOINT_SECONDS
             )
-            write_rows(lanes, timings)  # before the checkpoint: it keeps a copy of them
             if due or done >= config.rounds:
                 save(lanes, state)
                 saved_at, saved_round = time.perf_counter(), done
     except (KeyboardInterrupt, SystemExit):
         if saved_round != done and (stopped or jax.process_count() == 1) and complete(state, done):
-            write_rows(lanes, timings)
+            tell([s for s in sinks if isinstance(s, Files)], lanes, lambda sink, lane: sink.write(lane, timings))
             save(lanes, state)
             saved_round = done
         if writes():
             interrupted(lanes, done, saved_round, say)
         raise
-    finally:
-        if bar is not None:
-            bar.close()
-    return [finish(lane, pick(state, i, len(lanes)), timings, compile_seconds, step) for i, lane in enumerate(lanes)]
+    results = [finish(lane, pick(state, i, len(lanes)), timings, compile_seconds, step) for i, lane in enumerate(lanes)]
+    for lane, result in zip(lanes, results, strict=True):
+        tell(sinks, [lane], lambda sink, lane: sink.end(lane, result.summary))
+    return results
 
 
 def asked_to_stop() -> bool:
@@ -188,6 +198,7 @@ def begin(
     for lane in lanes:
         if lane.directory is not None and writes():
             lane.directory.create(lane.setup.config, lane.setup.resolved)
+            lane.directory.write_labels(lane.setup.fed.label_counts())
     return (states[0] if len(states) == 1 else jax.tree.map(lambda *a: jnp.stack(a), *states)), []
 
 
@@ -212,6 +223,7 @@ def reopen(lane: Lane, resume_from: pathlib.Path, say: Callable[[str], None]) ->
                 f"checkpoint of round {round_}"
             )
         directory.write_config(setup.config, setup.resolved)
+        directory.write_labels(setup.fed.label_counts())
         directory.write(lane.recorder, timings)
     if round_ < setup.config.rounds:
         lane.recorder.reopen(round_)
@@ -285,10 +297,17 @@ def writes() -> bool:
     return jax.process_index() == 0
 
 
-def write_rows(lanes: Sequence[Lane], timings: list[dict[str, Any]]) -> None:
-    for lane in lanes:
-        if lane.directory is not None and writes():
-            lane.directory.write(lane.recorder, timings)
+def tell(sinks: Sequence[Any], lanes: Sequence[Lane], what: Callable[[Any, Lane], None]) -> None:
+    for sink in sinks:
+        for lane in lanes:
+            what(sink, lane)
+
+
+def segment_of(lane: Lane, first: int, last: int, seconds: float) -> Segment:
+    config, recorder = lane.setup.config, lane.recorder
+    recent = lambda rows: [row for row in rows[-(last - first + 1) :] if row["round"] >= first]
+    rounds, rows = recent(recorder.rounds), recent(recorder.rows)
+    return Segment(first, last, config.rounds, seconds, rounds, rows, config.method, config.seed)
 
 
 def save(lanes: Sequence[Lane], state: State) -> None:
@@ -321,19 +340,3 @@ def interrupted(lanes: Sequence[Lane], done: int, saved_round: int, say: Callabl
         return
     commands = "; ".join(f"fedjax-sim resume {path}" for path in paths)
     say(f"interrupted after round {done}, saved at round {saved_round}; continue with: {commands}")
-
-
-def progress_bar(config: Config, lanes: int, done: int) -> Any:
-    from tqdm import tqdm
-
-    name = config.method if lanes == 1 else f"{config.method}, {lanes} seeds"
-    return tqdm(total=config.rounds, initial=done, unit="round", desc=name, file=sys.stderr)
-
-
-def show(bar: Any, lanes: Sequence[Lane], count: int) -> None:
-    """The last accuracy, averaged over lanes."""
-    bar.update(count)
-    last = [lane.recorder.rows[-1] for lane in lanes if lane.recorder.rows]
-    if last:
-        values = [row.get("global_acc", row.get("client_mean", math.nan)) for row in last]
-        bar.set_postfix(acc=f"{100 * sum(values) / len(values):.2f}%")

@@ -3,7 +3,8 @@
 out/config.json    everything needed to repeat the run          out/rounds.csv     a row per round
 out/metrics.csv    a row per evaluated round, no clock          out/clients.npz    per-client counts per evaluation
 out/timings.csv    seconds per segment                          out/checkpoints/   the whole State
-out/summary.json   the figures of the run                       out/manifest.json  size and checksum of every file
+out/labels.npz     training examples per client and class       out/manifest.json  size and checksum of every file
+out/summary.json   the figures of the run
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import dataclasses
 import pathlib
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -21,6 +22,7 @@ from agents.registry import ENTRIES
 from fedjax_sim.engine import layout as layouts
 from fedjax_sim.errors import UserError, lookup, unknown
 from fedjax_sim.methods import METHODS, controlled, options_of
+from fedjax_sim.options import names as list_names
 from fedjax_sim.runner import checkpoint, provenance
 from fedjax_sim.runner.config import FOUND, Config
 from fedjax_sim.runner.directory import RunDirectory
@@ -28,6 +30,7 @@ from fedjax_sim.runner.driver import Result, drive
 from fedjax_sim.runner.facts import check_reach
 from fedjax_sim.runner.files import exists
 from fedjax_sim.runner.prepare import Setup, prepare
+from fedjax_sim.runner.sinks import SINKS, Callback, Segment, Sink, named
 from fedjax_sim.runner.start import start_jax
 
 FIELDS = frozenset(f.name for f in dataclasses.fields(Config)) - FOUND
@@ -39,6 +42,8 @@ def run(
     *,
     out: str | pathlib.Path | None = None,
     progress: bool = False,
+    callback: Callable[[Segment], Any] | None = None,
+    log: str | Sequence[Any] = (),
     model: Any = None,
     net: Any = None,
     **options: Any,
@@ -47,7 +52,8 @@ def run(
 
     options: fields of `Config`, and options of the method by their names. method, model: names or objects of your own;
     fed: data of your own, instead of `dataset` and what belongs to it; net: initial weights; cohorts: the participants
-    of every round, taken in turn, instead of drawn ones.
+    of every round, taken in turn, instead of drawn ones. callback: called with every `Segment` (its rounds, its rows);
+    log: where else the numbers go, names as in `--log` ("tensorboard,wandb") or sinks of your own.
 
     >>> result = run("fedavg", model="mlp", clients=4, participation="1", rounds=2, epochs=1)    # digits
     >>> [row["round"] for row in result.rows]
@@ -56,12 +62,26 @@ def run(
     {'mu': 0.1}
     """
     own = not isinstance(method, str)
+    sinks = sinks_of(callback, log)
     if isinstance(model, str):
         options, model = {**options, "model": model}, None
     config = Config(method=method.name if own else method, **sorted_out(method, fed, model, options))
     setup = prepare(config, fed=fed, model=model, net=net, method=method if own else None)
     check_reach(setup)
-    return execute(setup, RunDirectory(pathlib.Path(out)) if out is not None else None, progress=progress)
+    directory = RunDirectory(pathlib.Path(out)) if out is not None else None
+    return execute(setup, directory, progress=progress, sinks=sinks)
+
+
+def sinks_of(callback: Callable[[Segment], Any] | None, log: str | Sequence[Any]) -> list[Sink]:
+    """A function and names or sinks as sinks."""
+    items = list_names(log) if isinstance(log, str) else tuple(log)
+    for item in items:
+        if not isinstance(item, (str, Sink)):
+            raise UserError(
+                f"log takes names ({', '.join(SINKS)}) and objects of fedjax_sim.runner.sinks.Sink, not {item!r}"
+            )
+    given = [item if isinstance(item, Sink) else named([item])[0] for item in items]
+    return [*([Callback(callback)] if callback is not None else []), *given]
 
 
 def sorted_out(method: Any, fed: Any, model: Any, given: dict[str, Any]) -> dict[str, Any]:
@@ -99,6 +119,8 @@ def resume(
     rounds: int | None = None,
     *,
     progress: bool = False,
+    callback: Callable[[Segment], Any] | None = None,
+    log: str | Sequence[Any] = (),
     fed: Any = None,
     method: Any = None,
     model: Any = None,
@@ -120,7 +142,7 @@ def resume(
     if jax.process_index() == 0:
         directory.lock.take()
     try:
-        return _resume(directory, rounds, progress, fed, method, model, data_dir, say)
+        return _resume(directory, rounds, progress, sinks_of(callback, log), fed, method, model, data_dir, say)
     finally:
         directory.lock.release()
 
@@ -129,6 +151,7 @@ def _resume(
     directory: RunDirectory,
     rounds: int | None,
     progress: bool,
+    sinks: Sequence[Sink],
     fed: Any,
     method: Any,
     model: Any,
@@ -152,10 +175,12 @@ def _resume(
     changes = extension(setup, planned) if total != planned else ""
     if changes and jax.process_index() == 0:
         say(changes)
-    return execute(setup, directory, progress=progress, resume_from=found, say=say)
+    return execute(setup, directory, progress=progress, sinks=sinks, resume_from=found, say=say)
 
 
-def gone_on(setup: Setup, path: pathlib.Path, *, progress: bool = False, say: Callable[[str], None]) -> Result | None:
+def gone_on(
+    setup: Setup, path: pathlib.Path, *, progress: bool = False, sinks: Sequence[Sink] = (), say: Callable[[str], None]
+) -> Result | None:
     """A run that was begun in `path` to its end, from its newest checkpoint; None where nothing is left to go on from."""
     if not exists(path):
         return None
@@ -168,7 +193,7 @@ def gone_on(setup: Setup, path: pathlib.Path, *, progress: bool = False, say: Ca
     if not checkpoint.rounds(path / "checkpoints"):  # killed before its first checkpoint: begun again
         shutil.rmtree(path)
         return None
-    return resume(path, setup.config.rounds, progress=progress, say=say, data_dir=setup.config.data_dir)
+    return resume(path, setup.config.rounds, progress=progress, log=sinks, say=say, data_dir=setup.config.data_dir)
 
 
 def devices_now(config: Config, resolved: dict[str, Any], say: Callable[[str], None]) -> Any:
@@ -200,12 +225,14 @@ def execute(
     directory: RunDirectory | None,
     *,
     progress: bool = False,
+    sinks: Sequence[Sink] = (),
     resume_from: pathlib.Path | None = None,
     say: Callable[[str], None] | None = None,
     program: Callable | None = None,
 ) -> Result:
     """Drive one prepared run to its end; see `driver.drive`."""
-    (result,) = drive([setup], [directory], progress=progress, resume_from=resume_from, say=say, program=program)
+    more: dict[str, Any] = dict(progress=progress, sinks=sinks, resume_from=resume_from, say=say, program=program)
+    (result,) = drive([setup], [directory], **more)
     return result
 
 

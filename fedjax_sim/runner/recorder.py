@@ -52,6 +52,8 @@ class Recorder:
                     continue
                 if values.ndim == 1:
                     row[name] = values[i].item()
+                elif values.ndim == 3:  # a matrix: who mixes whose model
+                    row.update({f"{name}_{a}_{b}": v for (a, b), v in np.ndenumerate(values[i])})
                 else:
                     row.update({f"{name}_{j}": v for j, v in enumerate(values[i].reshape(-1).tolist())})
             row |= dict(bytes_down=int(down[i]), bytes_up=int(up[i]))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
+from typing import Any
 
 from fedjax_sim import options
 from fedjax_sim.errors import UserError
@@ -27,9 +28,9 @@ def with_seed(setup: Setup, seed: int) -> Setup:
 
 
 def run_seeds(
-    setup: Setup, number: int, out: str | pathlib.Path | None, mode: str = "loop", *, progress: bool = False
+    setup: Setup, number: int, out: str | pathlib.Path | None, mode: str = "loop", *, progress: bool = False, **more: Any
 ) -> list[Result]:
-    """Runs with seeds s, s+1, …; directories out/seed-s."""
+    """Runs with seeds s, s+1, …; directories out/seed-s. progress, more: see `driver.drive`."""
     options.choice("seeds-mode", mode, MODES)
     if number < 1:
         raise UserError(f"seeds {number} is not allowed; use a whole number of 1 or more")
@@ -37,8 +38,9 @@ def run_seeds(
     root = pathlib.Path(out) if out is not None else None
     folders = [RunDirectory(root / f"seed-{s.config.seed}") if root is not None else None for s in setups]
     if mode == "vmap":
-        return drive(setups, folders, progress=progress)
+        return drive(setups, folders, progress=progress, **more)
     results: list[Result] = []
     for one, folder in zip(setups, folders, strict=True):
-        results += drive([one], [folder], progress=progress, program=results[0].program if results else None)
+        program = results[0].program if results else None
+        results += drive([one], [folder], progress=progress, program=program, **more)
     return results

@@ -1,0 +1,97 @@
+"""The command: read the file, leave out what has ended, hand the rest to a launcher, show and write what came of it."""
+
+from __future__ import annotations
+
+import argparse
+import pathlib
+import sys
+from collections.abc import Callable
+
+from fedjax_sim.cli import commands
+from fedjax_sim.cli.settings import own_path
+from fedjax_sim.cli.several import Federations, execute_all, set_ups
+from fedjax_sim.cli.sweep import plan, slurm
+from fedjax_sim.cli.sweep.jobs import DONE, FAILED, Folder, pending, write_results
+from fedjax_sim.cli.sweep.local import Local
+from fedjax_sim.cli.sweep.on_ray import OnRay
+from fedjax_sim.cli.sweep.plan import Job
+from fedjax_sim.cli.sweep.queue import Launcher, work_off
+from fedjax_sim.cli.sweep.table import Table, results, tell
+from fedjax_sim.cli.words import option_parser
+from fedjax_sim.errors import UserError
+from fedjax_sim.runner.files import write_bytes
+
+LAUNCHERS: dict[str, Callable[..., Launcher]] = {"local": Local, "ray": OnRay}
+
+
+def sweep(args: argparse.Namespace) -> int:
+    file = own_path(args.file)
+    jobs = plan.jobs_of(plan.read(file))
+    folder = Folder(own_path(args.out) if args.out else pathlib.Path("runs") / file.stem)
+    if args.task is not None:
+        return run_task(args, jobs, folder)
+    todo = pending(folder, jobs)
+    if args.dry_run:
+        for job in jobs:
+            settings = ", ".join(f"{k} {v}" for k, v in job.point.items())
+            print(f"{job.index:5d}  {job.name}  {folder.status(job)}  {settings}".rstrip())
+        return 0
+    if todo and not args.gather:
+        command = [sys.executable, "-m", "fedjax_sim", "sweep", str(folder.path.resolve() / "sweep.toml")]
+        command += ["--out", str(folder.path.resolve()), *commands.passed_on(args), "--task"]
+        if args.launcher == "slurm":
+            begin(file, folder)
+            script, number = slurm.submit(todo, folder, command, args.workers, args.slurm)
+            commands.note(
+                f"submitted '{script}' as job {number}; gather with: fedjax-sim sweep {file} --out {folder.path} --gather"
+            )
+        else:
+            launcher = LAUNCHERS[args.launcher](lambda job: [*command, str(job.index)], folder, args.workers)
+            begin(file, folder)
+            commands.note(f"{len(jobs)} runs in '{folder.path}', {len(jobs) - len(todo)} of them have ended")
+            try:
+                work_off(todo, jobs, folder, launcher, Table(jobs, folder, args.quiet, args.json))
+            except KeyboardInterrupt:
+                commands.note(f"interrupted; the same command goes on: fedjax-sim sweep {file} --out {folder.path}")
+                raise
+    written, status = write_results(folder, jobs), [folder.status(job) for job in jobs]
+    if args.json:
+        tell("end", runs=len(jobs), done=status.count(DONE), failed=status.count(FAILED), results=str(written))
+    else:
+        print(
+            "\n".join(filter(None, [results(jobs, folder), f"written: {written}; figures: fedjax-sim report {folder.path}"]))
+        )
+    return 1 if FAILED in status else 0
+
+
+def begin(file: pathlib.Path, folder: Folder) -> None:
+    """The folder, with a copy of the file: a task reads the same runs in the same order."""
+    try:
+        folder.path.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        raise UserError(f"'{folder.path}' cannot be made: {problem.strerror}") from None
+    if (folder.path / "config.json").exists():
+        raise UserError(f"'{folder.path}' is a run directory; choose another --out")
+    write_bytes(folder.path / "sweep.toml", file.read_bytes())
+
+
+def run_task(args: argparse.Namespace, jobs: list[Job], folder: Folder) -> int:
+    """One run of the sweep, in this process: begun, or gone on with, or left alone if it has ended."""
+    if not 0 <= args.task < len(jobs):
+        raise UserError(f"task {args.task} is not in the sweep; allowed: 0 to {len(jobs) - 1}")
+    job = jobs[args.task]
+    if folder.summary(job):
+        return 0
+    try:
+        commands.start(job.config)
+        own = option_parser().parse_args([])  # one seed, no dry run
+        setups = set_ups(job.config, own, Federations(), commands.note)
+        folder.run(job).parent.mkdir(parents=True, exist_ok=True)
+        execute_all(setups, own, folder.run(job), **commands.talk(args))
+    except Exception as problem:
+        from fedjax_sim.cli.main import expected
+
+        folder.fail(job, expected(problem) or f"{type(problem).__name__}: {problem}")
+        raise
+    folder.forgive(job)
+    return 0

@@ -1,0 +1,121 @@
+"""A sweep file as a list of runs: methods × grid × seeds.
+
+methods = ["fedavg", "fedprox:mu=0.1", "fedpolicy"]      # entries as `compare` takes them
+seeds = 3                                                # 0, 1, 2; or a list of seeds
+
+[settings]                                               # the same in every run
+rounds = 50
+"model.hidden" = [64]
+
+[grid]                                                   # every combination
+partition = ["dirichlet:0.3", "dirichlet:0.05"]
+agent = ["sac", "ppo"]                                   # for the methods that have this option
+"fedprox.mu" = [0.01, 0.1]
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import itertools
+import json
+import pathlib
+import tomllib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from fedjax_sim.cli.settings import MOST_SEEDS, make_config
+from fedjax_sim.cli.words import OF_THE_COMMAND, applied, as_text, option_parser, read_entry, words
+from fedjax_sim.errors import UserError, unknown
+from fedjax_sim.methods import make_method
+from fedjax_sim.options import shown
+from fedjax_sim.presets import preset
+from fedjax_sim.runner.config import NOT_HASHED, Config, check
+
+PARTS = ("preset", "methods", "seeds", "settings", "grid")
+MOST_RUNS = 100_000
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """One run of a sweep."""
+
+    index: int
+    name: str  # of its folder: method, seed, and the first digits of what it is
+    config: Config
+    point: dict[str, str]  # the grid's settings that it has
+
+
+def read(path: pathlib.Path) -> dict[str, Any]:
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as problem:
+        raise UserError(f"sweep file '{shown(str(path), 200)}' cannot be read: {problem.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
+        raise UserError(f"sweep file '{shown(str(path), 200)}' is not TOML: {problem}") from None
+    for name in data:
+        if name not in PARTS:
+            raise unknown("part of a sweep file", shown(name), PARTS)
+    return data
+
+
+def flattened(table: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    """
+    >>> flattened({"lr": 1, "fedprox": {"mu": [1, 2]}})
+    {'lr': 1, 'fedprox.mu': [1, 2]}
+    """
+    out: dict[str, Any] = {}
+    for name, value in table.items():
+        out |= flattened(value, f"{before}{name}.") if isinstance(value, Mapping) else {f"{before}{name}": value}
+    return out
+
+
+def seeds_of(data: Mapping[str, Any]) -> list[int]:
+    said = data.get("seeds", 1)
+    whole = lambda v: isinstance(v, int) and not isinstance(v, bool) and v >= 0
+    seeds = list(range(said)) if whole(said) and 1 <= said <= MOST_SEEDS else said
+    if not (isinstance(seeds, list) and seeds and all(map(whole, seeds)) and len(set(seeds)) == len(seeds)):
+        raise UserError(f"seeds {shown(str(said))} is not allowed; use a number of 1 or more, or a list of different seeds")
+    return seeds
+
+
+def points(data: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Every combination of the grid."""
+    grid = data.get("grid", {})
+    if not isinstance(grid, Mapping) or not isinstance(data.get("settings", {}), Mapping):
+        raise UserError("[settings] and [grid] are tables; write [grid] on a line of its own")
+    flat = flattened(grid)
+    for name, values in flat.items():
+        if not isinstance(values, list) or not values:
+            raise UserError(f"grid.{shown(name)} is not a list of values; write for example {shown(name)} = [1, 2]")
+    for chosen in itertools.product(*flat.values()):
+        yield dict(zip(flat, chosen, strict=True))
+
+
+def jobs_of(data: Mapping[str, Any]) -> list[Job]:
+    """All runs, in one order on every machine; mistakes are found here. What is the same run twice is one."""
+    entries = data.get("methods")
+    if not (isinstance(entries, list) and entries and all(isinstance(e, str) for e in entries)):
+        raise UserError('a sweep file needs methods, for example methods = ["fedavg", "fedprox:mu=0.1"]')
+    seeds, settings = seeds_of(data), flattened(data.get("settings", {}))
+    read_entries = [read_entry(entry) for entry in entries]
+    others = {method for method, _ in read_entries}
+    start = option_parser().parse_args([])
+    base = preset(data["preset"]) if "preset" in data else None
+    found: dict[str, Job] = {}
+    for (method, own), point, seed in itertools.product(read_entries, list(points(data)), seeds):
+        told = {**(base.of(method) if base else {}), "seed": seed, **settings, **point, **own}
+        args = applied(start, words(method, told, OF_THE_COMMAND, others))
+        config = make_config(args, method, [method])
+        check(config)
+        make_method(method, **config.options)
+        # what the hash leaves out decides nothing, unless somebody sweeps over it
+        also = {name: str(getattr(config, name)) for name in NOT_HASHED & {n.replace("-", "_") for n in point}}
+        facts = json.dumps([config.hash(), config.start_from, also], sort_keys=True)
+        digits = hashlib.sha256(facts.encode()).hexdigest()[:8]
+        kept = {n: as_text(v) for n, v in point.items() if words(method, {n: v}, (), others)}
+        name = f"{method}-s{config.seed}-{digits}"
+        found.setdefault(name, Job(len(found), name, config, kept))
+        if len(found) > MOST_RUNS:
+            raise UserError(f"the sweep has more than {MOST_RUNS} runs; make the grid smaller")
+    return list(found.values())

@@ -1,0 +1,107 @@
+"""The queue: as many runs at a time as a launcher has room for; a run that fails is written down, the others go on."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+from fedjax_sim.cli.sweep.jobs import Folder, write_results
+from fedjax_sim.cli.sweep.plan import Job
+
+EVERY = 0.5  # seconds between two looks
+
+
+class Launcher(Protocol):
+    """Who starts runs. `poll` is None while a run goes on, then its exit code and the last words of its output."""
+
+    room: int
+
+    def start(self, job: Job) -> Any: ...
+
+    def poll(self, handle: Any) -> tuple[int, str] | None: ...
+
+    def stop(self, handle: Any) -> None: ...
+
+
+def work_off(
+    jobs: Sequence[Job],
+    every: Sequence[Job],
+    folder: Folder,
+    launcher: Launcher,
+    look: Callable[[Sequence[Job], bool], None],
+) -> None:
+    """Run `jobs` of `every`. look(running, something changed): called after every look at them."""
+    waiting, running = list(jobs), dict[str, tuple[Job, Any]]()
+    try:
+        with terminated():
+            while waiting or running:
+                changed = False
+                while waiting and len(running) < launcher.room:
+                    job = waiting.pop(0)
+                    folder.forgive(job)
+                    running[job.name] = job, launcher.start(job)
+                    changed = True
+                for job, handle in list(running.values()):
+                    ended = launcher.poll(handle)
+                    if ended is not None:
+                        del running[job.name]
+                        settle(folder, job, *ended)
+                        write_results(folder, every)
+                        changed = True
+                look([job for job, _ in running.values()], changed)
+                if running:
+                    time.sleep(EVERY)
+    except KeyboardInterrupt:
+        for _, handle in running.values():
+            launcher.stop(handle)
+        while any(launcher.poll(handle) is None for _, handle in running.values()):
+            time.sleep(EVERY)  # they save what they have
+        write_results(folder, every)
+        raise
+
+
+def settle(folder: Folder, job: Job, code: int, words: str) -> None:
+    """A run has ended: write down why, if it failed."""
+    if code != 0 and not folder.why(job):
+        how = f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
+        folder.fail(job, words or how)
+
+
+@contextlib.contextmanager
+def terminated() -> Iterator[None]:
+    """SIGTERM is as Ctrl-C inside."""
+
+    def stop(number: int, frame: Any) -> None:
+        raise KeyboardInterrupt
+
+    try:
+        before = signal.signal(signal.SIGTERM, stop)
+    except ValueError:  # not the main thread
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def last_words(text: str) -> str:
+    """The last line that says something.
+
+    >>> last_words("one\\nfedjax-sim: no such file\\n\\n")
+    'no such file'
+    """
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1].removeprefix("fedjax-sim: ")[:500] if lines else ""
+
+
+def task(command: Sequence[str], log: str, env: dict[str, str] | None = None) -> tuple[int, str]:
+    """One run as a process, to its end; its output goes to a file."""
+    with open(log, "w", encoding="utf-8") as file:
+        code = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, env=env).returncode
+    with open(log, encoding="utf-8", errors="replace") as file:
+        return code, last_words(file.read())

@@ -1,0 +1,159 @@
+"""Figures about what accuracy costs: rounds, bytes and minutes to thresholds; parts of a round; a setting that varies."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from fedjax_sim.report import style
+from fedjax_sim.report.groups import ASIDE, Group, flat, labels, scenes, text_of
+
+# what a threshold costs, and its units: (name, how much of what the summary counts in)
+COSTS = {
+    "rounds_to": (("rounds", 1.0),),
+    "comm_gb_to": tuple((name, size / 2**30) for name, size in style.BYTES),
+    "time_min_to": tuple((name, size / 60) for name, size in style.SECONDS),
+}
+STAGES = ("orders", "local", "aggregation", "controller", "evaluation")
+
+
+def reached(groups: Sequence[Group]) -> list[str]:
+    """Thresholds (in percent) that any run reached; at most the four highest."""
+    found = {x for g in groups for run in g.runs for x, r in run.summary.get("rounds_to", {}).items() if r is not None}
+    return sorted(found, key=float)[-4:]
+
+
+def cost(group: Group, kind: str, threshold: str) -> tuple[float, float, int]:
+    """(mean, std, how many seeds reached it)."""
+    told = [run.summary.get(kind, {}).get(threshold) for run in group.runs]
+    values = np.array([v for v in told if v is not None], float)
+    if not len(values):
+        return np.nan, 0.0, 0
+    return float(values.mean()), float(values.std(ddof=1)) if len(values) > 1 else 0.0, len(values)
+
+
+def thresholds(groups: Sequence[Group], path: pathlib.Path) -> list[pathlib.Path]:
+    """Rounds, GB and minutes until each accuracy was first reached; ×: never."""
+    plt, look = style.drawing(), style.looks(labels(groups))
+    where = [s for s in scenes(groups) if reached([g for g in groups if g.scene == s])]
+    figure, axes = style.panels(plt, 3 * len(where), width=4.2)
+    for row, scene in enumerate(where):
+        mine = [g for g in groups if g.scene == scene]
+        goals = reached(mine)
+        width = 0.8 / len(mine)
+        for axis, (kind, units) in zip(axes[3 * row :], COSTS.items(), strict=False):
+            name, scale = style.unit([cost(g, kind, x)[0] for g in mine for x in goals], units)
+            for i, g in enumerate(mine):
+                place = np.arange(len(goals)) + (i - (len(mine) - 1) / 2) * width
+                told = [cost(g, kind, x) for x in goals]
+                mean, std = (np.array([t[k] for t in told], float) / scale for k in (0, 1))
+                axis.bar(place, np.nan_to_num(mean), width * 0.92, yerr=np.where(std > 0, std, np.nan), capsize=2,
+                         color=look[g.label]["color"], label=style.safe(g.label), error_kw=dict(linewidth=0.8))  # fmt: skip
+                for x, value in zip(place, mean, strict=True):
+                    if np.isnan(value):
+                        axis.annotate("×", (x, 0), ha="center", va="bottom", color=look[g.label]["color"])
+            axis.set_xticks(range(len(goals)), [f"{x} %" for x in goals])
+            style.title(axis, scene, f"{name} to an accuracy (× never)")
+            axis.set(ylabel=name, xlabel="accuracy", ylim=(0, None))
+            axis.grid(False, axis="x")
+    style.legend(figure, axes)
+    return style.save(plt, figure, path)
+
+
+def read_profiles(paths: Sequence[str | pathlib.Path]) -> list[dict[str, Any]]:
+    """What `fedjax-sim profile --out` wrote, anywhere below `paths`."""
+    out = []
+    for path in map(pathlib.Path, paths):
+        for file in sorted(path.rglob("profile.json")):
+            try:
+                told = json.loads(file.read_text())
+                out.append({"method": str(told["method"]), "seconds": {k: float(told["seconds"][k]) for k in STAGES}})
+            except (OSError, ValueError, KeyError, TypeError):
+                continue  # of somebody else
+    return out
+
+
+def breakdown(profiles: Sequence[dict[str, Any]], path: pathlib.Path) -> list[pathlib.Path]:
+    """Where a round's time goes, a bar per profile."""
+    plt = style.drawing()
+    figure, axis = plt.subplots(figsize=(7, 1.4 + 0.45 * len(profiles)))
+    name, scale = style.unit([sum(p["seconds"].values()) for p in profiles], (("milliseconds", 1e-3), ("seconds", 1.0)))
+    left = np.zeros(len(profiles))
+    for stage, colour in zip(STAGES, style.COLOURS, strict=False):
+        values = np.array([p["seconds"][stage] for p in profiles]) / scale
+        axis.barh(range(len(profiles)), values, left=left, color=colour, label=stage, height=0.6)
+        left += values
+    axis.set_yticks(range(len(profiles)), [style.safe(p["method"]) for p in profiles])
+    axis.invert_yaxis()
+    axis.set_title("parts of a round, measured one by one")
+    axis.set(xlabel=f"{name} per round")
+    axis.grid(False, axis="y")
+    style.legend(figure, [axis])
+    return style.save(plt, figure, path)
+
+
+def numeric_settings(groups: Sequence[Group]) -> dict[str, dict[str, list[tuple[float, Group]]]]:
+    """Setting -> curve -> (value, group): options with at least three numbers while all others are the same."""
+    configs = [(g, {n: v for n, v in flat(g.runs[0].config).items() if n not in ASIDE or n == "method"}) for g in groups]
+    names = dict.fromkeys(n for _, c in configs for n in c)
+    out: dict[str, dict[str, list[tuple[float, Group]]]] = {}
+    for name in names:
+        found: dict[str, list[tuple[float, Group]]] = {}
+        for g, config in configs:
+            value = number_in(config.get(name))
+            if value is not None:
+                rest = {n: text_of(v) for n, v in config.items() if n != name}
+                found.setdefault(json.dumps(rest, sort_keys=True), []).append((value, g))
+        kept = {key: sorted(told, key=lambda t: t[0]) for key, told in found.items() if len({v for v, _ in told}) >= 3}
+        if kept:
+            out[name] = kept
+    return out
+
+
+def number_in(value: Any) -> float | None:
+    """A number, also of 'dirichlet:0.3' or '10/50'; None for other words.
+
+    >>> number_in("dirichlet:0.3"), number_in("10/50"), number_in("iid"), number_in(True)
+    (0.3, 10.0, None, None)
+    """
+    if isinstance(value, bool):
+        return None
+    try:
+        return float(str(value).partition(":")[2] or str(value).partition("/")[0])
+    except ValueError:
+        return None
+
+
+def settings(groups: Sequence[Group], path: pathlib.Path) -> list[pathlib.Path]:
+    """Accuracy against every setting that was varied: best global, or the clients' mean where there is no global model."""
+    plt = style.drawing()
+    found = numeric_settings(groups)
+    figure, axes = style.panels(plt, len(found))
+    for axis, (name, curves) in zip(axes, found.items(), strict=True):
+        everyone = [g for told in curves.values() for _, g in told]
+        figure_name = "best_global" if all(len(g.figure("best_global")) for g in everyone) else "client_acc_mean"
+        titles = []
+        for i, (key, told) in enumerate(curves.items()):
+            rest = json.loads(key)
+            different = [k for k in rest if len({json.loads(other).get(k) for other in curves}) > 1]
+            titles.append(", ".join([rest["method"], *(f"{k} {rest[k]}" for k in different if k != "method")]))
+            values = [100 * g.figure(figure_name) for _, g in told]
+            mean, std = (
+                [v.mean() if len(v) else np.nan for v in values],
+                [v.std(ddof=1) if len(v) > 1 else 0 for v in values],
+            )
+            line = list(style.looks(titles).values())[i]
+            axis.errorbar(
+                [x for x, _ in told], mean, std, marker="o", markersize=4, capsize=2, label=style.safe(titles[i]), **line
+            )
+        spans = [x for told in curves.values() for x, _ in told]
+        if min(spans) > 0 and max(spans) / min(spans) > 20:
+            axis.set_xscale("log")
+        style.title(axis, f"accuracy against {name}")
+        axis.set(xlabel=style.safe(name), ylabel="best accuracy (%)" if figure_name == "best_global" else "client mean (%)")
+    style.legend(figure, axes)
+    return style.save(plt, figure, path)

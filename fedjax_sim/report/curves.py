@@ -1,0 +1,158 @@
+"""Curves over a run: accuracy against rounds, bytes and time; reward; bytes per round; distances of layers; one client."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from fedjax_sim.report import style
+from fedjax_sim.report.groups import Group, labels, scenes
+from fedjax_sim.report.runs import Run
+
+ACCURACIES = {
+    "global_acc": "global model, test set",
+    "client_mean": "clients' own models, mean",
+    "resident_mean": "models that clients hold, mean",
+    "personal_at_global_mean": "clients' own models on the test set, mean",
+    "global_at_clients_mean": "global model on clients' rows, mean",
+    "before_mean": "participants before local training",
+    "after_mean": "participants after local training",
+    "unseen_client_mean": "clients kept out of training, mean",
+}
+Place = Callable[[Run, np.ndarray], np.ndarray]
+PLACES: dict[str, Place] = {
+    "rounds": lambda run, rounds: rounds,
+    "bytes": lambda run, rounds: run.bytes_at(rounds),
+    "time": lambda run, rounds: run.seconds_at(rounds),
+}
+
+
+def measured(groups: Sequence[Group]) -> list[str]:
+    """The accuracies that any run has."""
+    return [c for c in ACCURACIES if any(len(run.points(c)[0]) for g in groups for run in g.runs)]
+
+
+def title_of(column: str, groups: Sequence[Group]) -> str:
+    trained = column == "client_mean" and any("client_on_train_rows" in run.metrics for g in groups for run in g.runs)
+    return ACCURACIES[column] + (" (training rows)" if trained else "")
+
+
+def band(axis: Any, x: np.ndarray, mean: np.ndarray, std: np.ndarray, label: str, look: dict[str, Any]) -> None:
+    """A line and ± one standard deviation; few points are marked."""
+    few = len(x) <= 12
+    axis.plot(x, mean, label=style.safe(label), marker="o" if few else None, markersize=3, **look)
+    if std.any():
+        axis.fill_between(x, mean - std, mean + std, color=look["color"], alpha=0.18, linewidth=0)
+
+
+def along(place: str, groups: Sequence[Group], column: str) -> tuple[str, float]:
+    """(name of the axis, divisor): the automatic unit of what stands below the curves."""
+    if place == "rounds":
+        return "round", 1
+    ends = [g.series(column, PLACES[place])[0] for g in groups]
+    if place == "bytes":
+        name, scale = style.unit(ends, style.BYTES)
+        return f"{name} sent, down and up", scale
+    name, scale = style.unit(ends, style.SECONDS)
+    virtual = any(run.virtual for g in groups for run in g.runs)
+    return f"{name} of {'simulated' if virtual else 'running'} time", scale
+
+
+def accuracy(groups: Sequence[Group], path: pathlib.Path, place: str = "rounds") -> list[pathlib.Path]:
+    """Accuracy against `place`: a panel per scene and kind of accuracy, mean line and ± band over seeds."""
+    plt, look = style.drawing(), style.looks(labels(groups))
+    shown = measured(groups)[: 8 if place == "rounds" else 2]
+    which = [
+        (scene, column, mine)
+        for scene in scenes(groups)
+        for column in shown
+        if measured(mine := [g for g in groups if g.scene == scene]).count(column)
+    ]
+    figure, axes = style.panels(plt, len(which), most=max(2, min(3, len(shown))))
+    for axis, (scene, column, mine) in zip(axes, which, strict=True):
+        name, scale = along(place, mine, column)
+        for g in mine:
+            x, mean, std = g.series(column, PLACES[place])
+            if len(x):
+                band(axis, x / scale, 100 * mean, 100 * std, g.label, look[g.label])
+        style.title(axis, scene, title_of(column, mine))
+        axis.set_ylabel("accuracy (%)")
+        style.rounds_axis(axis) if place == "rounds" else axis.set_xlabel(name)
+    seeds = max(len(g.runs) for g in groups)
+    style.legend(figure, axes, f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else None)
+    return style.save(plt, figure, path)
+
+
+def communication(groups: Sequence[Group], path: pathlib.Path) -> list[pathlib.Path]:
+    """Bytes per round, down and up together; dashed: everything both ways, as full redistribution costs."""
+    plt, look = style.drawing(), style.looks(labels(groups))
+    figure, axes = style.panels(plt, len(scenes(groups)), width=5.4)
+    total = lambda run: run.rounds["bytes_down"] + run.rounds["bytes_up"]
+    for axis, scene in zip(axes, scenes(groups), strict=True):
+        mine = [g for g in groups if g.scene == scene]
+        name, scale = style.unit([total(run) for g in mine for run in g.runs], style.BYTES)
+        most = 0.0
+        for g in mine:
+            x, mean, std = g.per_round(total)
+            band(axis, x, mean / scale, std / scale, g.label, look[g.label])
+            most = max(most, mean.max() / scale)
+            if g.runs[0].actions:  # what goes up is the whole model, so twice that is the full baseline
+                _, up, _ = g.per_round(lambda run: 2 * run.rounds["bytes_up"])
+                colour = look[g.label]["color"]
+                axis.plot(x, up / scale, ":", color=colour, linewidth=1, label=style.safe(f"{g.label}: all full"))
+                most = max(most, up.max() / scale)
+        style.title(axis, scene)
+        axis.set(ylabel=f"{name} per round, down and up", ylim=(0, 1.08 * most or 1))
+        style.rounds_axis(axis)
+    style.legend(figure, axes)
+    return style.save(plt, figure, path)
+
+
+def smooth(values: np.ndarray, window: int) -> np.ndarray:
+    """Mean of the last `window` values (fewer at the start).
+
+    >>> smooth(np.array([1.0, 3.0, 5.0]), 2).tolist()
+    [1.0, 2.0, 4.0]
+    """
+    sums = np.concatenate([[0.0], np.cumsum(values)])
+    last = np.arange(1, len(sums))
+    first = np.maximum(last - window, 0)
+    return (sums[last] - sums[first]) / (last - first)
+
+
+def reward(groups: Sequence[Group], path: pathlib.Path, window: int = 10) -> list[pathlib.Path]:
+    """The controller's reward: every round pale, the mean of the last ten strong."""
+    plt, look = style.drawing(), style.looks(labels(groups))
+    mine = [g for g in groups if all("reward" in run.rounds for run in g.runs)]
+    where = scenes(mine)
+    figure, axes = style.panels(plt, len(where), width=5.4)
+    for axis, scene in zip(axes, where, strict=True):
+        for g in (g for g in mine if g.scene == scene):
+            x, mean, _ = g.per_round(lambda run: np.nan_to_num(run.rounds["reward"]))
+            axis.plot(x, mean, **look[g.label] | dict(alpha=0.25, linewidth=0.8))
+            axis.plot(x, smooth(mean, window), label=style.safe(g.label), **look[g.label])
+        style.title(axis, scene)
+        axis.set_ylabel(f"reward, mean of {window} rounds")
+        style.rounds_axis(axis)
+    style.legend(figure, axes)
+    return style.save(plt, figure, path)
+
+
+def layers(groups: Sequence[Group], path: pathlib.Path) -> list[pathlib.Path]:
+    """How far the participants' models are from the server's, by parameter group; a panel per method and scene."""
+    plt = style.drawing()
+    mine = [g for g in groups if all(run.layers for run in g.runs)]
+    look = style.looks(list(dict.fromkeys(name for g in mine for name in g.runs[0].layers)))
+    figure, axes = style.panels(plt, len(mine))
+    for axis, g in zip(axes, mine, strict=True):
+        for name in g.runs[0].layers:
+            x, mean, std = g.per_round(lambda run: run.layers[name])
+            band(axis, x, mean, std, name, look[name])
+        style.title(axis, g.label, g.scene)
+        axis.set_ylabel("mean distance to the server's model")
+        style.rounds_axis(axis)
+    style.legend(figure, axes)
+    return style.save(plt, figure, path)

@@ -1,0 +1,100 @@
+"""One page with everything: no network, no other files. The data are JSON inside it, names are only ever set as text."""
+
+from __future__ import annotations
+
+import base64
+import html
+import importlib.resources
+import io
+import json
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from fedjax_sim import __version__
+from fedjax_sim.report import curves, people, style, tables
+from fedjax_sim.report.groups import Group, labels, scenes
+from fedjax_sim.runner.files import write_bytes
+
+PIXELS = 112  # of the page per inch of a figure: letters are equally large in all of them
+DIGITS = 6  # significant, of what the page draws
+
+
+def brief(values: Any) -> list[float | None]:
+    """Numbers as the page needs them: few digits, null for what is none."""
+    return [float(f"{v:.{DIGITS}g}") if np.isfinite(v) else None for v in np.asarray(values, float).tolist()]
+
+
+def lines(groups: Sequence[Group]) -> list[dict[str, Any]]:
+    """Every accuracy curve: mean and std at rounds, with bytes and seconds until then."""
+    out = []
+    for g in groups:
+        for column in curves.measured([g]):
+            rounds, mean, std = g.series(column, curves.PLACES["rounds"])
+            sent, _, _ = g.series(column, curves.PLACES["bytes"])
+            timed = all(run.timings or run.virtual for run in g.runs)
+            seconds = g.series(column, curves.PLACES["time"])[0] if timed else np.zeros(0)
+            one = dict(label=g.label, scene=g.scene, metric=column, rounds=brief(rounds), bytes=brief(sent))
+            out.append(one | dict(time=brief(seconds), mean=brief(100 * mean), std=brief(100 * std)))
+    return out
+
+
+def content(groups: Sequence[Group]) -> dict[str, Any]:
+    """What the page's script draws and sorts."""
+    names, look = labels(groups), style.looks(labels(groups))
+    dashes = {"-": ""} | {line: " ".join(f"{d:g}" for d in line[1]) for line in style.LINES if not isinstance(line, str)}
+    columns = tables.shown_columns(groups)
+    rows = []
+    for g in groups:
+        told = tables.statistics(g)
+        ended = all(run.stored for run in g.runs)
+        cells = {c.key: told[c.key]._asdict() for c in columns if c.key in told}
+        rows.append(dict(label=g.label, scene=g.scene, seeds=len(g.runs), ended=ended, cells=cells))
+    return dict(
+        methods=[dict(label=n, color=look[n]["color"], dash=dashes[look[n]["linestyle"]]) for n in names],
+        scenes=scenes(groups),
+        columns=[
+            c._asdict() | dict(zip(("unit", "scale", "digits"), tables.scale_of(groups, c), strict=True)) for c in columns
+        ],
+        rows=rows,
+        metrics=[dict(key=c, title=curves.title_of(c, groups)) for c in curves.measured(groups)],
+        lines=lines(groups),
+        virtual=any(run.virtual for g in groups for run in g.runs),
+        clients=[
+            dict(label=g.label, scene=g.scene, values=brief(100 * np.sort(people.accuracies(g))))
+            for g in people.with_clients(groups)
+        ],
+    )
+
+
+def figure(title: str, picture: pathlib.Path) -> str:
+    from PIL import Image  # comes with matplotlib
+
+    small = io.BytesIO()
+    with Image.open(picture) as image:  # a quarter of the bytes; nobody sees it in a page
+        image.convert("RGB").quantize(200).save(small, "PNG")
+        width = round(PIXELS * image.width / style.DPI)
+    data = base64.b64encode(small.getvalue()).decode()
+    name = html.escape(title)
+    return f'<figure><h3>{name}</h3><img alt="{name}" width="{width}" src="data:image/png;base64,{data}"></figure>'
+
+
+def write(groups: Sequence[Group], pictures: Sequence[tuple[str, pathlib.Path]], path: pathlib.Path) -> pathlib.Path:
+    """The page at `path`; pictures: (title, PNG file)."""
+    frame = importlib.resources.files("fedjax_sim.report").joinpath("page.html").read_text(encoding="utf-8")
+    data = json.dumps(content(groups), allow_nan=False).replace("<", "\\u003c")
+    title = scenes(groups)[0] if len(scenes(groups)) == 1 else f"{len(scenes(groups))} settings"
+    parts = {
+        "TITLE": html.escape(title),
+        "VERSION": html.escape(__version__),
+        "DATA": data,
+        "FIGURES": "\n".join(figure(name, file) for name, file in pictures),
+    }
+    before, *rest = frame.split("@@")  # text between pairs of @@ is the name of a part
+    out = [before]
+    for i, piece in enumerate(rest):
+        out.append(parts[piece] if i % 2 == 0 else piece)
+    write_bytes(path, "".join(out).encode())
+    return path

@@ -1,0 +1,109 @@
+"""Figures about clients: how accuracies are spread over them, how they develop, which labels they hold."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Sequence
+
+import numpy as np
+
+from fedjax_sim.report import style
+from fedjax_sim.report.groups import Group, labels, scenes
+
+MOST_PANELS = 12  # methods whose clients are drawn one by one
+MOST_BUBBLES = 60  # clients in a picture of labels
+
+
+def with_clients(groups: Sequence[Group]) -> list[Group]:
+    return [g for g in groups if all(len(run.client_accuracies()[1]) for run in g.runs)]
+
+
+def accuracies(group: Group) -> np.ndarray:
+    """Every client's last accuracy, all seeds together."""
+    return np.concatenate([run.client_accuracies()[1] for run in group.runs])
+
+
+def worst_tenth(values: np.ndarray) -> float:
+    """
+    >>> round(worst_tenth(np.array([0.9] * 9 + [0.1])), 6)
+    0.1
+    """
+    return float(np.sort(values)[: max(1, int(np.ceil(0.1 * len(values))))].mean())
+
+
+def spread(groups: Sequence[Group], path: pathlib.Path) -> list[pathlib.Path]:
+    """Left of each pair: a box per method, ◆ the mean of the worst tenth. Right: the share of clients up to an accuracy."""
+    plt, look = style.drawing(), style.looks(labels(groups))
+    mine = with_clients(groups)
+    where = scenes(mine)
+    figure, axes = style.panels(plt, 2 * len(where), width=5.0, most=2)
+    for scene, boxes, steps in zip(where, axes[::2], axes[1::2], strict=True):
+        here = [g for g in mine if g.scene == scene]
+        values = [100 * accuracies(g) for g in here]
+        drawn = boxes.boxplot(values, vert=False, widths=0.6, patch_artist=True, medianprops=dict(color="black"),
+                              flierprops=dict(markersize=2.5, alpha=0.5))  # fmt: skip
+        for g, box, v, at in zip(here, drawn["boxes"], values, range(1, len(here) + 1), strict=True):
+            box.set(facecolor=look[g.label]["color"], alpha=0.55, linewidth=0.8)
+            boxes.plot(worst_tenth(v), at, "D", color=look[g.label]["color"], markeredgecolor="black", markersize=5)
+            x = np.sort(v)
+            steps.step(x, np.arange(1, len(x) + 1) / len(x) * 100, where="post", label=style.safe(g.label), **look[g.label])
+        boxes.set_yticks(range(1, len(here) + 1), [style.safe(g.label) for g in here])
+        boxes.invert_yaxis()
+        style.title(boxes, scene, "last accuracy of each client, ◆ mean of the worst 10 %")
+        boxes.set_xlabel("accuracy (%)")
+        style.title(steps, scene, "clients with at most this accuracy")
+        steps.set(xlabel="accuracy (%)", ylabel="share of clients (%)", ylim=(0, 101))
+    style.legend(figure, axes[1::2])
+    return style.save(plt, figure, path)
+
+
+def over_rounds(groups: Sequence[Group], path: pathlib.Path) -> list[pathlib.Path]:
+    """Every client's accuracy over rounds as a thin line, their median and worst tenth as strong ones; first seed."""
+    plt, look = style.drawing(), style.looks(labels(groups))
+    mine = with_clients(groups)[:MOST_PANELS]
+    figure, axes = style.panels(plt, len(mine))
+    for axis, g in zip(axes, mine, strict=True):
+        run = g.runs[0]
+        mode, _ = run.client_accuracies()
+        count = run.clients[f"{mode}_count"]
+        rounds = run.clients[f"{mode}_rounds"]
+        values = 100 * run.clients[f"{mode}_correct"][:, count > 0] / count[count > 0]  # [E, N]
+        colour = look[g.label]["color"]
+        axis.plot(rounds, values, color=colour, alpha=max(0.05, min(0.35, 6 / values.shape[1])), linewidth=0.7)
+        axis.plot(rounds, np.median(values, 1), color=colour, linewidth=2, label="median client")
+        axis.plot(rounds, [worst_tenth(v) for v in values], "--", color="black", linewidth=1.3, label="worst 10 %")
+        style.title(axis, g.label, g.scene)
+        axis.set(ylabel="accuracy of each client (%)", ylim=(-2, 102))
+        style.rounds_axis(axis)
+    style.legend(figure, axes)
+    return style.save(plt, figure, path)
+
+
+def label_counts(groups: Sequence[Group]) -> dict[str, np.ndarray]:
+    """Scene -> [N, classes] training examples, of the first run that stored them."""
+    out: dict[str, np.ndarray] = {}
+    for g in groups:
+        for run in g.runs:
+            if "label_counts" in run.clients:
+                out.setdefault(g.scene, run.clients["label_counts"])
+    return out
+
+
+def bubbles(groups: Sequence[Group], path: pathlib.Path) -> list[pathlib.Path]:
+    """Which client holds how much of which class: the area of a dot is the number of examples."""
+    plt = style.drawing()
+    tables = label_counts(groups)
+    widest = max(min(MOST_BUBBLES, len(t)) for t in tables.values())
+    figure, axes = style.panels(plt, len(tables), width=max(4.6, 0.16 * widest + 1.5), height=3.8, most=2)
+    for axis, (scene, counts) in zip(axes, tables.items(), strict=True):
+        shown = counts[:MOST_BUBBLES]
+        client, label = np.nonzero(shown)
+        areas = shown[client, label] / shown.max()
+        axis.scatter(client, label, s=2 + 140 * areas, color=style.COLOURS[0], alpha=0.75, linewidths=0)
+        note = f", the first {len(shown)} of {len(counts)}" if len(counts) > len(shown) else ""
+        style.title(axis, scene, f"training examples per label, largest dot {shown.max():,}{note}")
+        axis.set_ylabel("label")
+        axis.set(xlim=(-1, len(shown)), ylim=(-0.8, shown.shape[1] - 0.2))
+        style.rounds_axis(axis, "client")
+        style.whole_numbers(axis.yaxis, min(shown.shape[1], 12))
+    return style.save(plt, figure, path)

@@ -1,0 +1,113 @@
+"""Figures about controllers: which actions, how decided, who mixes whose model."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Sequence
+
+import numpy as np
+
+from fedjax_sim.report import style
+from fedjax_sim.report.groups import Group, labels, scenes
+from fedjax_sim.report.runs import Run, windowed_shares
+
+WINDOW = 10  # rounds
+
+
+def steered(groups: Sequence[Group]) -> list[Group]:
+    return [g for g in groups if all(run.actions for run in g.runs)]
+
+
+def colours(names: Sequence[str]) -> dict[str, str]:
+    others = iter(style.COLOURS[4:] * 10)
+    return {name: style.ACTIONS[name] if name in style.ACTIONS else next(others) for name in names}
+
+
+def evolution(groups: Sequence[Group], path: pathlib.Path) -> list[pathlib.Path]:
+    """Stacked shares of the actions over the last ten rounds, accuracy on the right axis; a panel per group, first seed."""
+    plt = style.drawing()
+    mine = steered(groups)
+    figure, axes = style.panels(plt, len(mine), width=5.0)
+    colour = colours(list(dict.fromkeys(name for g in mine for name in g.runs[0].actions)))
+    rights = []
+    for axis, g in zip(axes, mine, strict=True):
+        run = g.runs[0]
+        shares, rounds = windowed_shares(run.actions, WINDOW), run.rounds["round"]
+        parts = [100 * s for s in shares.values()]
+        axis.stackplot(rounds, *parts, labels=list(map(style.safe, shares)), alpha=0.75, colors=[colour[n] for n in shares])
+        style.title(axis, g.label, g.scene)
+        axis.set(ylabel=f"actions of {WINDOW} rounds (%)", ylim=(0, 100), xlim=(rounds[0], max(rounds[-1], rounds[0] + 1)))
+        axis.grid(False)
+        style.rounds_axis(axis)
+        right = axis.twinx()
+        column = "global_acc" if len(run.points("global_acc")[0]) else "client_mean"
+        when, values = run.points(column)
+        right.plot(when, 100 * values, color="black", label="test accuracy" if column == "global_acc" else "client accuracy")
+        right.set(ylabel="accuracy (%)", ylim=(0, 100))
+        right.grid(False)
+        right.spines["right"].set_visible(True)
+        rights.append(right)
+    style.legend(figure, [*axes, *rights])
+    return style.save(plt, figure, path)
+
+
+def entropy(run: Run) -> np.ndarray:
+    """[T] entropy of the actions of the last ten rounds, 1 for all alike."""
+    now = np.stack(list(windowed_shares(run.actions, WINDOW).values()))  # [A, T]
+    log = np.log(np.where(now > 0, now, 1))
+    return -(now * log).sum(0) / np.log(max(2, len(now)))
+
+
+def summary(groups: Sequence[Group], path: pathlib.Path) -> list[pathlib.Path]:
+    """A row per scene. Left: share of each action over the whole run. Right: normalised entropy of ten rounds' actions."""
+    plt, look = style.drawing(), style.looks(labels(groups))
+    mine = steered(groups)
+    where = scenes(mine)
+    figure, axes = style.panels(plt, 2 * len(where), width=5.2, most=2)
+    names = list(dict.fromkeys(name for g in mine for name in g.runs[0].actions))
+    colour = colours(names)
+    for scene, bars, curves in zip(where, axes[::2], axes[1::2], strict=True):
+        here = [g for g in mine if g.scene == scene]
+        left = np.zeros(len(here))
+        for name in names:
+            taken = np.array([sum(run.actions.get(name, np.zeros(1)).sum() for run in g.runs) for g in here])
+            decided = np.array([max(1, sum(v.sum() for run in g.runs for v in run.actions.values())) for g in here])
+            share = 100 * taken / decided
+            drawn = bars.barh(range(len(here)), share, left=left, label=style.safe(name), color=colour[name], height=0.6)
+            inside = [f"{s:.0f}" if s >= 6 else "" for s in share]
+            bars.bar_label(drawn, inside, label_type="center", color="white", fontsize=8)
+            left += share
+        bars.set_yticks(range(len(here)), [style.safe(g.label) for g in here])
+        bars.set(xlabel="share of actions (%)", xlim=(0, 100), ylim=(max(2, len(here)) - 0.5, -0.5))
+        bars.grid(False)
+        style.title(bars, scene, "actions over the whole run")
+        for g in here:
+            x, mean, std = g.per_round(entropy)
+            curves.plot(x, mean, label=style.safe(g.label), **look[g.label])
+            curves.fill_between(x, mean - std, mean + std, color=look[g.label]["color"], alpha=0.18, linewidth=0)
+        style.title(curves, scene, f"entropy of the actions of {WINDOW} rounds")
+        curves.set(ylabel="H / log A", ylim=(-0.02, 1.05))
+        style.rounds_axis(curves)
+    style.legend(figure, axes)
+    return style.save(plt, figure, path)
+
+
+def heat_maps(groups: Sequence[Group], path: pathlib.Path) -> list[pathlib.Path]:
+    """Left of each pair: a logged matrix, mean of the last ten rounds. Right: its first row over the rounds; first seed."""
+    plt = style.drawing()
+    found = [(g, name, values) for g in groups for name, values in g.runs[0].matrices.items()]
+    figure, axes = style.panels(plt, 2 * len(found), width=4.8, most=2)
+    for (g, name, values), picture, lines in zip(found, axes[::2], axes[1::2], strict=True):
+        drawn = picture.imshow(np.nanmean(values[-WINDOW:], 0), cmap="viridis", aspect="auto")
+        figure.colorbar(drawn, ax=picture)
+        picture.grid(False)
+        style.whole_numbers(picture.xaxis, 10)
+        style.whole_numbers(picture.yaxis, 10)
+        style.title(picture, f"{g.label}: {name}, last {WINDOW} rounds")
+        picture.set(xlabel="of", ylabel="for")
+        for j in range(min(values.shape[2], len(style.COLOURS))):
+            lines.plot(g.runs[0].rounds["round"], values[:, 0, j], color=style.COLOURS[j], label=f"of {j}")
+        style.title(lines, f"{name} for 0", g.scene)
+        style.rounds_axis(lines)
+    style.legend(figure, axes[1::2])
+    return style.save(plt, figure, path)

@@ -1,0 +1,135 @@
+"""How every figure looks: one colour and line per label, units, ticks, legends beside the data, PNG and PDF."""
+
+from __future__ import annotations
+
+import pathlib
+import textwrap
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from fedjax_sim.errors import UserError
+from fedjax_sim.options import shown
+
+# told apart by people of every colour vision (after Paul Tol's "bright" and "muted" sets), on white and on dark
+COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccaa22", "#aa3377", "#33aacc", "#e07b39", "#7a6fc0", "#888888", "#117766")
+LINES = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)), (0, (5, 1.2, 1.2, 1.2)))
+ACTIONS = {"full": "#4477aa", "backbone": "#66aa55", "head": "#cc6655", "partial": "#ddaa44"}
+BYTES = (("B", 1), ("kB", 2**10), ("MB", 2**20), ("GB", 2**30), ("TB", 2**40))
+SECONDS = (("seconds", 1), ("minutes", 60), ("hours", 3600), ("days", 86400))
+DPI = 220
+LOOK: dict[Any, Any] = {
+    "font.size": 9,
+    "axes.titlesize": 9.5,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.alpha": 0.25,
+    "grid.linewidth": 0.6,
+    "legend.frameon": False,
+    "legend.fontsize": 8.5,
+    "lines.linewidth": 1.5,
+    "figure.constrained_layout.use": True,
+    "pdf.fonttype": 42,  # text stays text
+}
+
+
+def drawing() -> Any:
+    """matplotlib.pyplot without a display, in this look."""
+    try:
+        import matplotlib
+    except ImportError:
+        raise UserError("figures need matplotlib; install it with: pip install 'fedjax-sim[report]'") from None
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    plt.rcParams.update(matplotlib.rcParamsDefault)
+    plt.rcParams.update(LOOK)
+    return plt
+
+
+def safe(text: str) -> str:
+    """A name as matplotlib draws it literally: no mathematics, and a legend does not hide it.
+
+    >>> safe("_a$b")
+    ' _a\\\\$b'
+    """
+    text = shown(text, 120).replace("$", r"\$")
+    return " " + text if text.startswith("_") else text
+
+
+def title(axis: Any, *parts: str) -> None:
+    """The lines above a panel, broken where they would be wider than it."""
+    wide = axis.get_figure().get_size_inches()[0] / axis.get_gridspec().ncols
+    lines = [line for part in parts for line in textwrap.wrap(part, max(20, int(13 * wide)))]
+    axis.set_title("\n".join(map(safe, lines)))
+
+
+def looks(labels: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Colour and line of each label, the same in every figure; the tenth and later also differ in their lines.
+
+    >>> looks(["a", "b"])["b"]["color"]
+    '#ee6677'
+    """
+    n = len(COLOURS)
+    return {name: dict(color=COLOURS[i % n], linestyle=LINES[i // n % len(LINES)]) for i, name in enumerate(labels)}
+
+
+def unit(values: Any, units: Sequence[tuple[str, float]]) -> tuple[str, float]:
+    """The largest unit of which the largest value is at least one and a half.
+
+    >>> unit([3 * 2**20], BYTES), unit([100], SECONDS), unit([], BYTES)
+    (('MB', 1048576), ('minutes', 60), ('B', 1))
+    """
+    largest = max(
+        (float(np.nanmax(v)) for v in map(np.atleast_1d, values) if np.size(v) and not np.isnan(v).all()), default=0
+    )
+    return [u for u in units if largest >= 1.5 * u[1] or u is units[0]][-1]
+
+
+def panels(plt: Any, number: int, width: float = 4.6, height: float = 3.3, most: int = 3) -> tuple[Any, list[Any]]:
+    """A figure with `number` axes in rows of at most `most`."""
+    columns = min(most, max(1, number))
+    rows = -(-max(1, number) // columns)
+    figure, axes = plt.subplots(rows, columns, figsize=(width * columns, height * rows + 0.25), squeeze=False)
+    for axis in axes.flat[number:]:
+        axis.set_visible(False)
+    return figure, list(axes.flat[:number])
+
+
+def whole_numbers(ruler: Any, most: int = 6) -> None:
+    """Ticks of one axis at whole numbers only."""
+    from matplotlib.ticker import MaxNLocator
+
+    ruler.set_major_locator(MaxNLocator(nbins=most, integer=True, steps=[1, 2, 5, 10]))
+
+
+def rounds_axis(axis: Any, name: str = "round") -> None:
+    whole_numbers(axis.xaxis)
+    axis.set_xlabel(name)
+
+
+def legend(figure: Any, axes: Sequence[Any], title: str | None = None) -> None:
+    """One legend for all axes, below them, so that it never lies on data."""
+    found: dict[str, Any] = {}
+    for axis in axes:
+        for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
+            found.setdefault(label, handle)
+    if found:
+        wide = figure.get_size_inches()[0]
+        longest = max(map(len, found)) * 0.075 + 0.6  # inches
+        columns = int(max(1, min(len(found), (wide - 0.3) // longest)))
+        figure.legend(found.values(), found.keys(), loc="outside lower center", ncols=columns, title=title)
+
+
+def save(plt: Any, figure: Any, path: pathlib.Path) -> list[pathlib.Path]:
+    """`path` as .png and as .pdf."""
+    out = [path.with_suffix(".png"), path.with_suffix(".pdf")]
+    try:
+        figure.savefig(out[0], dpi=DPI)
+        figure.set_layout_engine("none")  # everything stands where it should: not computed again
+        figure.savefig(out[1], metadata={"CreationDate": None})
+    finally:
+        plt.close(figure)
+    return out

@@ -1,0 +1,162 @@
+"""Figures of several runs in one table: per seed, mean and standard deviation; as rows, Markdown and LaTeX."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedjax_sim.report import style
+from fedjax_sim.report.groups import Group
+
+
+class Column(NamedTuple):
+    """One figure of the summary as people read it."""
+
+    key: str
+    title: str
+    better: int  # 1: the largest is best, -1: the smallest
+    kind: str  # percent, bytes, seconds, rounds
+
+
+COLUMNS = (
+    Column("best_global", "best", 1, "percent"),
+    Column("best_by_val", "by val", 1, "percent"),
+    Column("last_global", "last", 1, "percent"),
+    Column("mean_last10", "mean last 10", 1, "percent"),
+    Column("client_acc_mean", "client mean", 1, "percent"),
+    Column("client_acc_pooled", "pooled", 1, "percent"),
+    Column("client_acc_worst10", "worst 10 %", 1, "percent"),
+    Column("bytes_down", "down", -1, "bytes"),
+    Column("bytes_up", "up", -1, "bytes"),
+    Column("seconds_per_round", "s/round", -1, "seconds"),
+)
+NOT_FIGURES = ("seed", "data_seed")
+
+
+class Cell(NamedTuple):
+    mean: float
+    std: float  # 0 for one value
+    n: int
+
+
+def figures_of(summary: dict[str, Any]) -> dict[str, float]:
+    """Every number of a summary; a table inside it becomes rounds_to.50 and so on.
+
+    >>> figures_of({"seed": 1, "method": "a", "best_global": 0.5, "rounds_to": {"50": 3, "60": None}, "ok": True})
+    {'best_global': 0.5, 'rounds_to.50': 3.0}
+    """
+    out: dict[str, float] = {}
+    for key, value in summary.items():
+        inside = {f"{key}.{k}": v for k, v in value.items()} if isinstance(value, dict) else {key: value}
+        for name, number in inside.items():
+            if isinstance(number, (int, float)) and not isinstance(number, bool) and name not in NOT_FIGURES:
+                out[name] = float(number)
+    return out
+
+
+def statistics(group: Group) -> dict[str, Cell]:
+    """Mean, standard deviation (n - 1) and number of every figure over the seeds that have it."""
+    per_seed = [figures_of(run.summary) for run in group.runs]
+    out = {}
+    for name in dict.fromkeys(n for figures in per_seed for n in figures):
+        values = np.array([f[name] for f in per_seed if name in f and math.isfinite(f[name])])
+        if len(values):
+            out[name] = Cell(float(values.mean()), float(values.std(ddof=1)) if len(values) > 1 else 0.0, len(values))
+    return out
+
+
+def shown_columns(groups: Sequence[Group]) -> list[Column]:
+    """The columns for which there is anything, and the rounds to each accuracy that was reached."""
+    from fedjax_sim.report.costs import reached
+
+    known = {name for g in groups for name in statistics(g)}
+    goals = [Column(f"rounds_to.{x}", f"rounds to {x} %", -1, "rounds") for x in reached(groups)]
+    return [c for c in (*COLUMNS, *goals) if c.key in known]
+
+
+def best_of(groups: Sequence[Group], column: Column, scene: str) -> float | None:
+    """The best mean among the groups of a scene; None where there is nothing to be better than."""
+    means = [s[column.key].mean for g in groups if g.scene == scene and column.key in (s := statistics(g))]
+    return column.better * max(column.better * m for m in means) if len(set(means)) > 1 else None
+
+
+def scale_of(groups: Sequence[Group], column: Column) -> tuple[str, float, int]:
+    """(unit, divisor, digits) with which a column is written."""
+    if column.kind == "bytes":
+        largest = [s[column.key].mean for g in groups if column.key in (s := statistics(g))]
+        return *style.unit(largest, style.BYTES), 2
+    return {"percent": ("%", 0.01, 2), "seconds": ("s", 1.0, 3), "rounds": ("", 1.0, 1)}[column.kind]
+
+
+def number(cell: Cell | None, scale: float, digits: int, plus: str, seeds: int) -> str:
+    """
+    >>> number(Cell(0.5, 0.01, 3), 0.01, 2, "±", 3), number(None, 1, 0, "±", 3), number(Cell(7, 0, 2), 1, 1, "±", 3)
+    ('50.00 ± 1.00', '×', '7.0 (2 of 3)')
+    """
+    if cell is None:
+        return "×"
+    text = f"{cell.mean / scale:.{digits}f}"
+    if cell.std:
+        text += f" {plus} {cell.std / scale:.{digits}f}"
+    return text + (f" ({cell.n} of {seeds})" if cell.n < seeds else "")
+
+
+def written(groups: Sequence[Group], plus: str, bold: str) -> tuple[list[str], list[list[str]]]:
+    """(head, rows) of text; `bold` is a format for the best."""
+    columns = shown_columns(groups)
+    several = len({g.scene for g in groups}) > 1
+    units = {c.key: scale_of(groups, c) for c in columns}
+    title = lambda c: f"{c.title} ({units[c.key][0]})" if units[c.key][0] and c.kind in ("percent", "bytes") else c.title
+    head = ["method", *(["setting"] if several else []), "seeds", *map(title, columns)]
+    rows = []
+    for g in groups:
+        told, row = statistics(g), [g.label, *([g.scene] if several else []), str(len(g.runs))]
+        for c in columns:
+            _, scale, digits = units[c.key]
+            text = number(told.get(c.key), scale, digits, plus, len(g.runs))
+            best = c.key in told and told[c.key].mean == best_of(groups, c, g.scene)
+            row.append(bold.format(text) if best else text)
+        rows.append(row)
+    return head, rows
+
+
+def markdown(groups: Sequence[Group]) -> str:
+    escape = lambda text: text.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;")
+    head, rows = written(groups, "±", "**{}**")
+    line = lambda cells: "| " + " | ".join(map(escape, cells)) + " |"
+    rule = "|---|" + "---:|" * (len(head) - 1)
+    return "\n".join([line(head), rule, *map(line, rows)]) + "\n"
+
+
+TEX = {c: f"\\{c}" for c in "&%$#_{}"} | {"~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "\\": r"\textbackslash{}",
+       "×": r"$\times$", "·": r"$\cdot$"}  # fmt: skip
+
+
+def latex(groups: Sequence[Group]) -> str:
+    """A tabular for \\usepackage{booktabs}."""
+    escape = lambda text: "".join(TEX.get(c, c) for c in text)
+    head, rows = written(groups, "±", "★{}")
+    signs = lambda text: escape(text).replace("±", r"$\pm$")
+    cell = lambda text: f"\\textbf{{{signs(text[1:])}}}" if text.startswith("★") else signs(text)
+    line = lambda cells: " & ".join(map(cell, cells)) + r" \\"
+    width = "l" * (2 if "setting" in head else 1)
+    return "\n".join(
+        [rf"\begin{{tabular}}{{{width}{'r' * (len(head) - len(width))}}}", r"\toprule", line(head), r"\midrule",
+         *map(line, rows), r"\bottomrule", r"\end{tabular}", ""]
+    )  # fmt: skip
+
+
+def rows_of(groups: Sequence[Group]) -> list[dict[str, Any]]:
+    """Tidy rows: for every group one per seed, then its mean, std and n; a column per figure."""
+    out: list[dict[str, Any]] = []
+    for g in groups:
+        base = dict(method=g.label, setting=g.scene)
+        for run in g.runs:
+            out.append(base | dict(seed=run.config.get("seed", 0), run=run.path.name) | figures_of(run.summary))
+        told = statistics(g)
+        for name in ("mean", "std", "n"):
+            out.append(base | dict(seed=name, run="") | {key: getattr(cell, name) for key, cell in told.items()})
+    return out

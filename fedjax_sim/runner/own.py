@@ -1,0 +1,62 @@
+"""Methods, models, agents and datasets of your own, by name: a file of yours that registers them (`--import FILE.py`)."""
+
+from __future__ import annotations
+
+import importlib.util
+import pathlib
+import sys
+import traceback
+import types
+from collections.abc import Callable
+from typing import Any
+
+from fedjax_sim.errors import UserError
+from fedjax_sim.options import shown
+
+
+def register_agent(name: str, build: Callable[..., Any], help: str = "", *, discrete: bool = True) -> None:
+    """Make an agent of your own known by name: build(observation_size, num_actions, *, dtype, **options) -> agents.Agent."""
+    import agents
+    from agents import registry
+    from fedjax_sim.methods.fedpolicy import method as fedpolicy
+
+    home = f"own_{name}"  # the registry imports builders by the name of a module below `agents`
+    sys.modules[f"agents.{home}"] = types.SimpleNamespace(build=build)  # type: ignore[assignment]
+    registry.ENTRIES[name] = registry.Entry(home, "build", help or (build.__doc__ or "").strip().split("\n")[0], discrete)
+    registry.DESCRIPTIONS[name] = registry.ENTRIES[name].description
+    kinds = {"NAMES": lambda e: True, "DISCRETE": lambda e: e.discrete, "CONTINUOUS": lambda e: not e.discrete}
+    for table, fits in {**kinds, "LEARNERS": lambda e: e.learns}.items():
+        names = tuple(n for n, entry in registry.ENTRIES.items() if fits(entry))
+        for module in (registry, agents):
+            setattr(module, table, names)
+    if discrete and name not in fedpolicy.CHOOSERS:
+        fedpolicy.CHOOSERS = (*fedpolicy.CHOOSERS, name)  # type: ignore[assignment]
+
+
+def load_file(text: str) -> None:
+    """Run a Python file once, so that what it registers is known; modules beside it can be imported."""
+    path = pathlib.Path(text).expanduser()
+    if not path.is_file():
+        raise UserError(f"--import '{shown(text, 200)}': there is no such file")
+    name = f"own_{path.stem}_{abs(hash(str(path.resolve()))):x}"
+    if name in sys.modules:
+        return
+    spec = importlib.util.spec_from_file_location(name, path.resolve())
+    if spec is None or spec.loader is None:
+        raise UserError(f"--import '{shown(text, 200)}' is not a Python file; its name must end in .py")
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(path.resolve().parent))
+    try:
+        spec.loader.exec_module(module)
+    except Exception as problem:
+        del sys.modules[name]
+        if isinstance(problem, UserError):
+            raise
+        first = (str(problem).splitlines() or [""])[0]
+        inside = [
+            t.lineno for t in traceback.extract_tb(problem.__traceback__) if pathlib.Path(t.filename) == path.resolve()
+        ]
+        where = f", line {inside[-1]}" if inside else ""
+        raise UserError(f"--import '{shown(text, 200)}'{where}: {type(problem).__name__}: {shown(first, 300)}") from problem
+    finally:
+        sys.path.remove(str(path.resolve().parent))

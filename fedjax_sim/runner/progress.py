@@ -1,0 +1,132 @@
+"""How far a run is: a bar on a terminal, a line per segment elsewhere, or JSON lines for programs."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from typing import TYPE_CHECKING, Any, TextIO
+
+from fedjax_sim.runner.sinks import Segment, Sink, name_of
+from fedjax_sim.runner.summary import clean
+
+if TYPE_CHECKING:
+    from fedjax_sim.runner.driver import Lane
+
+
+def accuracy(segment: Segment) -> float:
+    """The last accuracy of a segment, NaN for none."""
+    values = [row.get("global_acc", row.get("client_mean", math.nan)) for row in segment.rows]
+    return values[-1] if values else math.nan
+
+
+def left(segment: Segment) -> str:
+    """How long the rest will take, at the speed of this segment.
+
+    >>> left(Segment(1, 10, 110, 5.0, [], []))
+    '0:50 left'
+    """
+    seconds = segment.seconds / (segment.last - segment.first + 1) * (segment.total - segment.last)
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d} left" if minutes >= 60 else f"{minutes}:{rest:02d} left"
+
+
+class Lines(Sink):
+    """One line per event; nothing is ever overwritten."""
+
+    def __init__(self, out: TextIO | None = None):
+        self.out = out
+
+    def say(self, text: str) -> None:
+        print(text, file=self.out or sys.stderr, flush=True)
+
+    def compiling(self, lane: Lane) -> None:
+        self.say(f"{name_of(lane)}: compiling …")
+
+    def compiled(self, lane: Lane, seconds: float) -> None:
+        self.say(f"{name_of(lane)}: compiled in {seconds:.1f} s")
+
+    def segment(self, lane: Lane, segment: Segment, timings: list[dict[str, Any]]) -> None:
+        each = segment.seconds / (segment.last - segment.first + 1)
+        acc = accuracy(segment)
+        shown = f", accuracy {100 * acc:.2f} %" if acc == acc else ""
+        rest = f", {left(segment)}" if segment.last < segment.total else ""
+        self.say(f"{name_of(lane)}: round {segment.last} of {segment.total}{shown}, {each:.3g} s/round{rest}")
+
+
+class Bar(Sink):
+    """A bar that is drawn over itself, for a terminal; lanes side by side share it."""
+
+    def __init__(self) -> None:
+        self.bar: Any = None
+        self.lanes: list[Lane] = []
+        self.last: dict[int, float] = {}
+
+    def begin(self, lane: Lane, done: int) -> None:
+        from tqdm import tqdm
+
+        self.lanes.append(lane)
+        if self.bar is None:
+            total = lane.setup.config.rounds
+            self.bar = tqdm(total=total, initial=done, unit="round", file=sys.stderr, dynamic_ncols=True)
+        self.bar.set_description(self.name())
+
+    def name(self) -> str:
+        return (
+            name_of(self.lanes[0])
+            if len(self.lanes) == 1
+            else f"{self.lanes[0].setup.config.method}, {len(self.lanes)} seeds"
+        )
+
+    def compiling(self, lane: Lane) -> None:
+        self.bar.set_description(f"{self.name()}: compiling …")
+
+    def compiled(self, lane: Lane, seconds: float) -> None:
+        self.bar.set_description(self.name())
+        self.bar.unpause()  # the time left is that of the rounds alone
+
+    def segment(self, lane: Lane, segment: Segment, timings: list[dict[str, Any]]) -> None:
+        self.last[id(lane)] = accuracy(segment)
+        if lane is not self.lanes[-1]:
+            return
+        self.bar.update(segment.last - segment.first + 1)
+        values = [v for v in self.last.values() if v == v]
+        if values:
+            self.bar.set_postfix(acc=f"{100 * sum(values) / len(values):.2f}%")
+
+    def close(self) -> None:
+        if self.bar is not None:
+            self.bar.close()
+
+
+class JsonLines(Sink):
+    """An object per line on the standard output: event, method, seed, and what the event brings."""
+
+    def __init__(self, out: TextIO | None = None):
+        self.out = out
+
+    def tell(self, lane: Lane, event: str, **more: Any) -> None:
+        config, directory = lane.setup.config, lane.directory
+        base = dict(event=event, method=config.method, seed=config.seed, out=str(directory.path) if directory else None)
+        print(json.dumps(clean(base | more), allow_nan=False), file=self.out or sys.stdout, flush=True)
+
+    def begin(self, lane: Lane, done: int) -> None:
+        self.tell(lane, "begin", round=done, rounds=lane.setup.config.rounds, config_hash=lane.setup.config.hash())
+
+    def compiling(self, lane: Lane) -> None:
+        self.tell(lane, "compiling")
+
+    def compiled(self, lane: Lane, seconds: float) -> None:
+        self.tell(lane, "compiled", seconds=seconds)
+
+    def segment(self, lane: Lane, segment: Segment, timings: list[dict[str, Any]]) -> None:
+        facts = dict(round=segment.last, rounds=segment.total, seconds=segment.seconds)
+        self.tell(lane, "segment", **facts, rows=[clean(row) for row in segment.rows])
+
+    def end(self, lane: Lane, summary: dict[str, Any]) -> None:
+        self.tell(lane, "end", summary=summary)
+
+
+def progress_sink() -> Sink:
+    """What fits the standard error stream."""
+    return Bar() if sys.stderr.isatty() else Lines()
