@@ -21,6 +21,11 @@ def check_agent(owner: str, name: str, allowed: Iterable[str], options: Mapping[
             raise unknown(f"option of agent '{name}'", shown(option), known or ["(none)"])
 
 
+def learns(name: str) -> bool:
+    """Whether the agent called `name` learns; one of your own is taken to."""
+    return name not in registry.ENTRIES or registry.ENTRIES[name].learns
+
+
 def agent_value(agent: str, option: str, text: Any, default: Any) -> Any:
     """A command-line string as what the agent's option takes; layers are written 64x64.
 

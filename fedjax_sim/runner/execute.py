@@ -18,10 +18,10 @@ from typing import Any
 
 import jax
 
-from agents.registry import ENTRIES
 from fedjax_sim.engine import layout as layouts
 from fedjax_sim.errors import UserError, lookup, unknown
 from fedjax_sim.methods import METHODS, controlled, options_of
+from fedjax_sim.methods.controllers import learns
 from fedjax_sim.options import names as list_names
 from fedjax_sim.runner import checkpoint, provenance
 from fedjax_sim.runner.config import FOUND, Config
@@ -212,7 +212,7 @@ def extension(setup: Setup, planned: int) -> str:
     if config.schedule.startswith("cosine"):
         changes.append(f"the learning rate stays laid over {config.schedule_rounds} rounds")
     agent = setup.simulation.stages.agent
-    if agent is not None and (agent.name not in ENTRIES or ENTRIES[agent.name].learns):
+    if agent is not None and learns(agent.name):
         changes.append(
             f"what the agent takes from the number of rounds (the decay of its exploration, the end of its episode) "
             f"refers to {rounds} from here on, so a run planned with {rounds} differs"

@@ -28,7 +28,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from agents.delayed import delayed
 from agents.registry import DISCRETE
 from fedjax_sim.errors import UserError, lookup
 from fedjax_sim.hooks import Control, Method, resident_net
@@ -142,6 +141,8 @@ def fedpolicy(
         made = make_agent(agent, size, choices, chosen, defaults, env.dtype)
         if next_state == "aggregation":
             return made
+        from agents.delayed import delayed
+
         return delayed(made, env.num_clients, size, choices, space.continuous, env.dtype)
 
     # ---- the controller's side ------------------------------------------------------------------------------------
