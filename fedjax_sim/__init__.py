@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from fedjax_sim.models import build, register_model
     from fedjax_sim.runner.config import Config
     from fedjax_sim.runner.execute import Result, resume, run
+    from fedjax_sim.runner.export import Exported, export, load_model
     from fedjax_sim.runner.own import register_agent
     from fedjax_sim.runner.prepare import prepare
     from fedjax_sim.runner.seeds import run_seeds
@@ -42,6 +43,9 @@ _HOME = {
     "register_model": "models",
     "register_dataset": "data.sources",
     "register_agent": "runner.own",
+    "Exported": "runner.export",
+    "export": "runner.export",
+    "load_model": "runner.export",
     "Result": "runner.execute",
     "resume": "runner.execute",
     "run": "runner.execute",
@@ -52,13 +56,16 @@ _HOME = {
 }
 __all__ = [
     "Config",
+    "Exported",
     "Federation",
     "Result",
     "Segment",
     "Sink",
     "UserError",
     "build",
+    "export",
     "federate",
+    "load_model",
     "make_method",
     "prepare",
     "register",

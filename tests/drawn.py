@@ -21,6 +21,7 @@ def write_run(
     options: dict | None = None,
     layers: tuple[str, ...] = (),
     matrix: int = 0,
+    budgets: bool = False,
     ended: bool = True,
     **config,
 ) -> pathlib.Path:
@@ -47,6 +48,9 @@ def write_run(
         for i in range(matrix)
         for j in range(matrix)
     }
+    if budgets:
+        table |= {"exceed_compute": rng.integers(0, 4, rounds), "exceed_comm": rng.integers(0, 6, rounds)}
+        table |= {f"depth_{k}": rng.integers(1, 7, rounds) for k in range(3)}
     write_csv(folder / "rounds.csv", table)
     mean = np.clip(acc + 0.08, 0, 1)
     write_csv(

@@ -27,7 +27,7 @@ def drawn(tmp_path_factory) -> tuple[pathlib.Path, list[str]]:
     """One report of everything there is to draw: (its folder, what was said)."""
     root = tmp_path_factory.mktemp("report")
     write_comparison(root / "runs", betas=("0.3",))
-    write_run(root / "runs" / "hostile", HOSTILE, best=0.5, ended=False)
+    write_run(root / "runs" / "hostile", HOSTILE, best=0.5, ended=False, budgets=True)
     (root / "runs" / "profiled").mkdir()
     seconds = dict(orders=0.01, local=1.0, aggregation=0.02, controller=0.0, evaluation=0.3)
     (root / "runs" / "profiled" / "profile.json").write_text(json.dumps({"method": "fedavg", "seconds": seconds}))
@@ -87,6 +87,28 @@ def test_a_run_that_has_not_ended_is_summed_up_from_its_rows(tmp_path):
     assert not open_.stored and open_.summary["rounds"] == 30
 
 
+def test_weights_of_a_controller_become_a_matrix(tmp_path):
+    """Who mixes whose model: weights of the participants of the round before, then of itself, by client ids."""
+    folder = write_run(tmp_path / "a", "pfedrlla", rounds=3)
+    with np.load(folder / "clients.npz") as file:
+        arrays = {name: file[name] for name in file.files}
+    ids = np.array([[0, 2], [2, 1], [-1, 0]])  # nobody in one slot of the last round
+    weights = np.array(
+        [[[0.1, 0.2, 0.7], [0.3, 0.3, 0.4]], [[0.5, 0.2, 0.3], [0.6, 0.1, 0.3]], [[0, 0, 1], [0.2, 0.3, 0.5]]]
+    )
+    np.savez(folder / "clients.npz", **arrays, acted_ids=ids, acted_actions=weights)
+    mixed = load_run(folder).matrices["weights"]
+    assert mixed.shape == (3, 3, 3)
+    np.testing.assert_allclose(mixed[0, 0], [0.8, np.nan, 0.2])  # the first round: its own participants, itself twice
+    np.testing.assert_allclose(mixed[1, 2], [0.5, np.nan, 0.5])
+    np.testing.assert_allclose(mixed[1, 1], [0.6, 0.3, 0.1])
+    np.testing.assert_allclose(mixed[2, 0], [0.5, 0.3, 0.2])
+    assert np.isnan(mixed[2, 1:]).all()
+    assert "weights" in [name for name, _, _ in possible(grouped(load_runs([folder])), [folder])]
+    np.savez(folder / "clients.npz", **arrays, acted_ids=ids, acted_actions=weights[:, :, 0])  # indices: no weights
+    assert load_run(folder).matrices == {}
+
+
 # ---- tables ---------------------------------------------------------------------------------------------------------
 def test_tables_in_markdown_and_latex(tmp_path):
     write_run(tmp_path / "a", "fed_avg|&", 0, best=0.9)
@@ -117,7 +139,7 @@ def test_every_figure_is_drawn_in_two_formats(drawn):
     out, said = drawn
     made = {p.name for p in out.iterdir()}
     names = ("accuracy", "accuracy_bytes", "accuracy_time", "thresholds", "settings", "clients", "client_curves", "labels",
-             "communication", "actions", "policy", "reward", "weights", "layers", "time")  # fmt: skip
+             "communication", "actions", "policy", "reward", "budgets", "weights", "layers", "time")  # fmt: skip
     assert made == {"report.html", *(f"{n}.{kind}" for n in names for kind in ("png", "pdf"))}
     for name in names:
         with Image.open(out / f"{name}.png") as image:
@@ -167,7 +189,7 @@ def test_the_page_stands_alone_and_escapes_every_name(drawn):
     assert "onerror=alert" not in text.replace("\\u003cimg src=x onerror=alert(1)>", "") and text.count("</script>") == 2
     data = json.loads(re.search(r'id="data">(.*?)</script>', text, re.S)[1])
     assert any(m["label"] == HOSTILE for m in data["methods"]) and len(data["clients"][0]["values"]) == 2 * CLIENTS
-    assert text.count("<figure>") == 15
+    assert text.count("<figure>") == 16
 
 
 ACT = """
@@ -225,7 +247,7 @@ def test_the_page_in_a_browser(drawn, tmp_path):
     told = dict(json.loads(html.unescape(t)) for t in re.findall(r'<pre class="told">(.*?)</pre>', done.stdout, re.S))
     assert told["said"] == [] and "CONSOLE" not in done.stderr, (told.get("said"), done.stderr[-2000:])
     assert told["lines"] == [6, 6, 5]  # the run with one seed has no band
-    assert len(told["figures"]) == 15 and min(told["figures"]) > 500
+    assert len(told["figures"]) == 16 and min(told["figures"]) > 500
     assert told["down"] == sorted(told["down"], reverse=True) and told["up"] == told["down"][::-1] and len(told["up"]) == 6
     assert told["names"] == sorted(told["names"], key=str) and any("(not ended)" in n for n in told["names"])
     assert "fedpolicy (sac)" in told["bold"]

@@ -148,7 +148,7 @@ class Pretend:
             write_run(self.folder.run(handle.job), handle.job.config.method, handle.job.config.seed, rounds=2)
             file = self.folder.run(handle.job) / "summary.json"
             file.write_text(json.dumps(json.loads(file.read_text()) | {"rounds": 2}))
-        return code, "killed for memory" if code == -9 else ""
+        return code, "round 3" if code == -9 else ""
 
     def stop(self, handle):
         self.stopped.append(handle.job.index)
@@ -170,12 +170,14 @@ def test_the_queue_keeps_its_room_and_writes_down_failures(seven, capsys):
     queue.work_off(jobs, jobs, folder, launcher, Table(jobs, folder))
     assert max(launcher.at_once) == 3
     assert [folder.status(job) for job in jobs] == ["done", "done", "failed", "done", "done", "failed", "done"]
-    assert folder.why(jobs[2]) == "killed for memory" and folder.why(jobs[5]) == "ended with code 1"
+    assert (
+        folder.why(jobs[2]) == "it was ended by signal 9, after: round 3" and folder.why(jobs[5]) == "it ended with code 1"
+    )
     lines = capsys.readouterr().err.splitlines()
     assert sum(" running " in line for line in lines) == 7 and sum(" failed: " in line for line in lines) == 2
     assert "5 of 7 done, 2 failed" in lines[-1]
     table = results(jobs, folder)
-    assert "fedavg" in table and "failed: killed for memory" in table and "±" in table
+    assert "fedavg" in table and "failed: it was ended by signal 9" in table and "±" in table
     again = Pretend(3, {}, folder)
     queue.work_off(pending(folder, jobs), jobs, folder, again, lambda running, changed: None)
     assert len(again.at_once) == 2 and {r["status"] for r in rows("out")} == {"done"}

@@ -168,6 +168,21 @@ def report(args: argparse.Namespace) -> int:
     return 0
 
 
+def export(args: argparse.Namespace) -> int:
+    from fedjax_sim.runner import export as exporting
+    from fedjax_sim.runner.files import exists, write_bytes
+
+    out = own_path(args.out) if args.out else None
+    if out is not None and exists(out):
+        raise UserError(f"'{shown(str(out), 200)}' exists already; choose another --out")
+    file = exporting.export(own_path(args.directory), out, args.client, data_dir=args.data_dir)
+    text = exporting.example(file)
+    beside = file.with_name(f"use_{file.stem.replace('-', '_')}.py")
+    write_bytes(beside, text.encode())
+    print(f"{text}\nwritten: {file}, {beside}; a run starts from it with --init {file}")
+    return 0
+
+
 def list_names(args: argparse.Namespace) -> int:
     if args.what not in (*registries.LISTED, "all"):
         raise unknown("list", args.what, registries.LISTED)
@@ -187,5 +202,6 @@ COMMANDS = {
     "resume": resume,
     "profile": profile,
     "report": report,
+    "export": export,
     "list": list_names,
 }

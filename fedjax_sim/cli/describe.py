@@ -13,6 +13,7 @@ from fedjax_sim.runner.figures import relative_gain
 from fedjax_sim.runner.prepare import Setup
 
 MB, GB = 2**20, 2**30
+SHOWN = 4  # accuracies in the table of targets: it should fit a screen; the files have all
 
 
 def size(nbytes: float) -> str:
@@ -150,8 +151,8 @@ def warnings(s: dict[str, Any]) -> list[str]:
 
 
 def targets_table(summaries: list[dict[str, Any]]) -> str:
-    """Rounds (GB, minutes) to each accuracy that any of the runs reached, and the round of convergence; '' for none."""
-    reached = [x for x in summaries[0]["rounds_to"] if any(s["rounds_to"][x] is not None for s in summaries)]
+    """Rounds (GB, minutes) to the highest accuracies that any run reached, and the round of convergence; '' for none."""
+    reached = [x for x in summaries[0]["rounds_to"] if any(s["rounds_to"][x] is not None for s in summaries)][-SHOWN:]
     if not reached:
         return ""
 

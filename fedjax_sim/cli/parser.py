@@ -102,7 +102,7 @@ def add_data(data: Any) -> None:
 def add_model(model: Any) -> None:
     _add(model, "model", str, "{models}", "M")
     _add(model, "conv", str, "how convolutions are computed (equal values): {convolutions}")
-    _add(model, "init", str, "initial weights from a .npz file", "FILE")
+    _add(model, "init", str, "initial weights from a .npz or .msgpack file, such as export writes", "FILE")
     text = "parts of another run's state to start with, e.g. runs/first:agent,server"
     _add(model, "start_from", str, text, "RUN:PART,PART")
     _add(model, "bn_stats", str, "BatchNorm running statistics: average (on the server) or local (stay on the client)")
@@ -244,8 +244,15 @@ def make_parser() -> argparse.ArgumentParser:
     report = add("report", "figures (PNG, PDF) and one page (report.html) from run directories")
     report.add_argument("directories", metavar="DIR", nargs="+", help="run directories, or folders of compare and sweep")
     report.add_argument("--out", default=None, metavar="DIR", help="where the figures go (default: the first directory)")
+    export = add("export", "a run's model as a file, with an example that loads it")
+    export.add_argument("directory", metavar="RUN")
+    text = "what client k predicts with (default: the global model)"
+    export.add_argument("--client", type=COUNT, default=None, metavar="k", help=text)
+    text = "a .npz or .msgpack file (default: global.npz or client-k.npz in RUN)"
+    export.add_argument("--out", default=None, metavar="FILE", help=text)
+    export.add_argument("--data-dir", default=None, metavar="DIR", help="where the dataset is now, if it moved")
     listing = add("list", "what there is, by name")
     listing.add_argument("what", nargs="?", default="all", metavar="WHAT", help=", ".join(registries.LISTED))
-    for sub in (run, compare, profile, sweep, resume, listing):
+    for sub in (run, compare, profile, sweep, resume, export, listing):
         add_import(sub)
     return parser

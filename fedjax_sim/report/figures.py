@@ -34,6 +34,8 @@ def possible(groups: Sequence[Group], paths: Sequence[str | pathlib.Path]) -> It
         yield "policy", "Policy", lambda path: policy.summary(groups, path)
     if any("reward" in run.rounds for g in groups for run in g.runs):
         yield "reward", "Reward of the controller", lambda path: curves.reward(groups, path)
+    if policy.budgeted(groups):
+        yield "budgets", "Budgets", lambda path: policy.budgets(groups, path)
     if any(g.runs[0].matrices for g in groups):
         yield "weights", "Mixing weights", lambda path: policy.heat_maps(groups, path)
     if any(all(run.layers for run in g.runs) for g in groups):

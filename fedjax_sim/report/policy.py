@@ -93,21 +93,65 @@ def summary(groups: Sequence[Group], path: pathlib.Path) -> list[pathlib.Path]:
 
 
 def heat_maps(groups: Sequence[Group], path: pathlib.Path) -> list[pathlib.Path]:
-    """Left of each pair: a logged matrix, mean of the last ten rounds. Right: its first row over the rounds; first seed."""
+    """Left of each pair: a matrix of weights, mean of the last half. Right: those for client 0 over rounds; first seed."""
     plt = style.drawing()
     found = [(g, name, values) for g in groups for name, values in g.runs[0].matrices.items()]
     figure, axes = style.panels(plt, 2 * len(found), width=4.8, most=2)
     for (g, name, values), picture, lines in zip(found, axes[::2], axes[1::2], strict=True):
-        drawn = picture.imshow(np.nanmean(values[-WINDOW:], 0), cmap="viridis", aspect="auto")
-        figure.colorbar(drawn, ax=picture)
+        late = values[len(values) // 2 :]
+        known = (~np.isnan(late)).sum(0)
+        mean = np.where(known > 0, np.nansum(late, 0) / np.maximum(known, 1), np.nan)
+        figure.colorbar(picture.imshow(mean, cmap="viridis", aspect="auto"), ax=picture)
         picture.grid(False)
         style.whole_numbers(picture.xaxis, 10)
         style.whole_numbers(picture.yaxis, 10)
-        style.title(picture, f"{g.label}: {name}, last {WINDOW} rounds")
+        style.title(picture, f"{g.label}: {name}, last {len(late)} rounds")
         picture.set(xlabel="of", ylabel="for")
         for j in range(min(values.shape[2], len(style.COLOURS))):
-            lines.plot(g.runs[0].rounds["round"], values[:, 0, j], color=style.COLOURS[j], label=f"of {j}")
+            told = ~np.isnan(values[:, 0, j])
+            few = "o" if told.sum() < 0.8 * len(told) else None
+            rounds = g.runs[0].rounds["round"][: len(told)][told]
+            lines.plot(rounds, values[told, 0, j], color=style.COLOURS[j], label=f"of {j}", marker=few, markersize=3)
         style.title(lines, f"{name} for 0", g.scene)
         style.rounds_axis(lines)
     style.legend(figure, axes[1::2])
+    return style.save(plt, figure, path)
+
+
+# what resource-aware controllers log -> (title, name of the axis, whether it is added up over rounds)
+BUDGETS = {
+    "exceed_compute": ("beyond the budget of computation", "client-rounds so far", True),
+    "exceed_comm": ("beyond the budget of communication", "client-rounds so far", True),
+    "depth": ("layers shared, mean over clients", "layers", False),
+    "epochs": ("local epochs, mean over clients", "epochs", False),
+    "pairwise_distance": ("mean distance between clients' models", "distance", False),
+}
+
+
+def budgeted(groups: Sequence[Group]) -> list[tuple[str, str]]:
+    """(scene, what) that can be drawn."""
+    has = lambda scene, name: any(g.scene == scene and all(r.counted(name) is not None for r in g.runs) for g in groups)
+    return [(scene, name) for scene in scenes(groups) for name in BUDGETS if has(scene, name)]
+
+
+def accumulated(run: Run, name: str, added: bool) -> np.ndarray:
+    values = np.asarray(run.counted(name), float)
+    return np.cumsum(values) if added else values
+
+
+def budgets(groups: Sequence[Group], path: pathlib.Path) -> list[pathlib.Path]:
+    """How often budgets were exceeded, and what was chosen, over rounds; mean and ± band over seeds."""
+    plt, look = style.drawing(), style.looks(labels(groups))
+    which = budgeted(groups)
+    figure, axes = style.panels(plt, len(which))
+    for axis, (scene, name) in zip(axes, which, strict=True):
+        title, unit, added = BUDGETS[name]
+        for g in (g for g in groups if g.scene == scene and all(r.counted(name) is not None for r in g.runs)):
+            x, mean, std = g.per_round(lambda run: accumulated(run, name, added))
+            axis.plot(x, mean, label=style.safe(g.label), **look[g.label])
+            axis.fill_between(x, mean - std, mean + std, color=look[g.label]["color"], alpha=0.18, linewidth=0)
+        style.title(axis, scene, title)
+        axis.set_ylabel(unit)
+        style.rounds_axis(axis)
+    style.legend(figure, axes)
     return style.save(plt, figure, path)

@@ -52,7 +52,32 @@ class Run:
             high, wide = (1 + max(at[axis] for at in cells) for axis in (0, 1))
             nothing = np.full(len(self.rounds["round"]), np.nan)
             out[name] = np.stack([[cells.get((i, j), nothing) for j in range(wide)] for i in range(high)]).transpose(2, 0, 1)
+        mixed = self.mixtures
+        return out if mixed is None else out | {"weights": mixed}
+
+    @property
+    def mixtures(self) -> np.ndarray | None:
+        """[T, N, N] how much of whose model (second) went into a participant's (first) by a controller's weights; else None.
+
+        Where the actions of a round with M participants are M + 1 weights: of those of the round before, and of itself.
+        """
+        ids, given = self.clients.get("acted_ids"), self.clients.get("acted_actions")
+        if ids is None or given is None or given.ndim != 3 or given.shape[2] != ids.shape[1] + 1:
+            return None
+        out = np.full((len(ids), ids.max() + 1, ids.max() + 1), np.nan)
+        for t in range(len(ids)):
+            for who, weights in zip(ids[t], given[t], strict=True):
+                for source, weight in zip([*ids[max(t - 1, 0)], who], weights, strict=True):
+                    if who >= 0 and source >= 0:  # a client may be there twice: as itself and from the round before
+                        out[t, who, source] = np.nansum([out[t, who, source], weight])
         return out
+
+    def counted(self, name: str) -> np.ndarray | None:
+        """[T] a column of rounds.csv, or the mean over clients of NAME_0, NAME_1, …; None where there is neither."""
+        if name in self.rounds:
+            return self.rounds[name]
+        each = [v for column, v in self.rounds.items() if re.fullmatch(rf"{name}_\d+", column)]
+        return np.mean(each, 0) if each else None
 
     @property
     def layers(self) -> Table:

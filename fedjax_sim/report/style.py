@@ -98,7 +98,7 @@ def panels(plt: Any, number: int, width: float = 4.6, height: float = 3.3, most:
     return figure, list(axes.flat[:number])
 
 
-def whole_numbers(ruler: Any, most: int = 6) -> None:
+def whole_numbers(ruler: Any, most: int = 8) -> None:
     """Ticks of one axis at whole numbers only."""
     from matplotlib.ticker import MaxNLocator
 

@@ -36,14 +36,25 @@ def save_net(path: str | pathlib.Path, net: Tree) -> None:
     write_bytes(pathlib.Path(path), npz_bytes({name: np.asarray(value) for name, value in by_name(net).items()}))
 
 
-def load_net(path: str | pathlib.Path, like: Tree) -> Tree:
-    """Weights written by `save_net`; must have exactly the shapes of `like`."""
+def read_arrays(path: str | pathlib.Path) -> tuple[dict[str, np.ndarray], str]:
+    """(arrays by name, what is said about them) of a file that `save_net` or `export` wrote: .npz, or flax's .msgpack."""
+    packed = pathlib.Path(path).suffix == ".msgpack"
     try:
+        if packed:
+            from flax.serialization import msgpack_restore
+
+            told = msgpack_restore(pathlib.Path(path).read_bytes())
+            return {str(name): np.asarray(value) for name, value in told["arrays"].items()}, str(told["about"])
         with np.load(path, allow_pickle=False) as file:
-            stored = {name: file[name] for name in file.files}
+            about = str(file["about"]) if "about" in file.files else ""
+            return {name: file[name] for name in file.files if name != "about"}, about
     except Exception:  # not there, empty, cut, another format, claims more than there is: many kinds
-        raise UserError(f"initial weights '{path}' cannot be read as .npz") from None
-    return fitting(f"initial weights '{path}'", stored, like)
+        raise UserError(f"initial weights '{path}' cannot be read as {'.msgpack' if packed else '.npz'}") from None
+
+
+def load_net(path: str | pathlib.Path, like: Tree) -> Tree:
+    """Weights written by `save_net` or `export`; must have exactly the shapes of `like`."""
+    return fitting(f"initial weights '{path}'", read_arrays(path)[0], like)
 
 
 def given_net(net: Tree, like: Tree) -> Tree:

@@ -1,5 +1,6 @@
 """A sweep file as a list of runs: methods × grid × seeds.
 
+preset = "fedpolicy-fmnist"                              # may be left out: settings to start from
 methods = ["fedavg", "fedprox:mu=0.1", "fedpolicy"]      # entries as `compare` takes them
 seeds = 3                                                # 0, 1, 2; or a list of seeds
 

@@ -67,8 +67,10 @@ def work_off(
 def settle(folder: Folder, job: Job, code: int, words: str) -> None:
     """A run has ended: write down why, if it failed."""
     if code != 0 and not folder.why(job):
-        how = f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
-        folder.fail(job, words or how)
+        if code < 0:  # it could not say why itself
+            folder.fail(job, f"it was ended by signal {-code}" + (f", after: {words}" if words else ""))
+        else:
+            folder.fail(job, words or f"it ended with code {code}")
 
 
 @contextlib.contextmanager

@@ -1,0 +1,217 @@
+"""A trained model out of a run directory: the server's, or what one client predicts with; as .npz or flax's .msgpack.
+
+The file has every array by its path ('params/fc/kernel') and `about`, a JSON text: which model, which method, how images are
+normalised. `load_model` makes a function of it; `--init` starts a run from it where it is a plain net.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import json
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_sim import __version__, models
+from fedjax_sim.engine import evaluation
+from fedjax_sim.engine.round import SERVER, contexts, stage_key
+from fedjax_sim.errors import UserError
+from fedjax_sim.local import score
+from fedjax_sim.methods import make_method
+from fedjax_sim.runner import checkpoint, provenance
+from fedjax_sim.runner.directory import RunDirectory
+from fedjax_sim.runner.files import npz_bytes, write_bytes
+from fedjax_sim.runner.prepare import Setup, prepare
+from fedjax_sim.runner.start import start_jax
+from fedjax_sim.runner.weights import by_name, read_arrays
+from fedjax_sim.types import Env, State, Tree
+
+FORMATS = (".npz", ".msgpack")
+
+
+def stored_state(path: pathlib.Path, fed: Any, method: Any, model: Any, data_dir: str | None) -> tuple[Setup, State]:
+    """The newest State of a run, and the set-up it belongs to, on one device."""
+    directory = RunDirectory(path)
+    if not path.is_dir():
+        raise UserError(f"there is no run directory '{path}'")
+    config, _, _ = directory.read_config()
+    provenance.check_given(path, config, fed, method, model)
+    simple: dict[str, Any] = dict(
+        chunk="1", devices="1", backend="auto", state_on="device"
+    )  # what computes nothing needs no more
+    config = dataclasses.replace(config, **simple, data_dir=data_dir or config.data_dir)
+    start_jax(config)
+    setup = prepare(config, fed=fed, method=method, model=model, going_on=True, measure=False)
+    state = setup.simulation.init(config.seed, setup.net)
+    found = checkpoint.latest(path / "checkpoints")
+    return setup, checkpoint.load(found, state, config.hash(), setup.fed.num_clients)
+
+
+def global_net(setup: Setup, state: State) -> Tree:
+    """The model that the server hands over."""
+    sim = setup.simulation
+    method, env = sim.method, sim.open(sim.data)
+    if method.finish is not None and int(state.t) >= env.rounds:
+        return method.finish(env, state.server, stage_key(state, SERVER))
+    if method.global_model is None:
+        raise UserError(f"'{method.name}' has no global model; name a client with --client 0 to {setup.fed.num_clients - 1}")
+    return method.global_model(env, state.server)
+
+
+def client_predictor(setup: Setup, state: State, client: int) -> Tree:
+    """What ONE client predicts with: its net (fine-tuned where the method does that), or what `predict` reads."""
+    sim = setup.simulation
+    own = evaluation.own_model(sim.stages)
+    if not 0 <= client < setup.fed.num_clients:
+        raise UserError(f"client {client} is not there; allowed: 0 to {setup.fed.num_clients - 1}")
+    if own is None:
+        raise UserError(f"clients of '{sim.method.name}' predict with the global model; leave --client out")
+
+    def predictor(state: State, data: Any, k: jax.Array) -> Tree:
+        env, mine = sim.open(data), jax.tree.map(lambda a: a[k], state.clients)
+        last = jnp.maximum(state.t - 1, 0)
+        ctx = contexts(sim.stages, stage_key(state, evaluation.PERSONAL), k[None], state.t, trained=last)
+        one = jax.tree.map(lambda a: a[0], ctx)
+        return own(env, evaluation.with_own_statistics(env, state.server, mine), mine, one)
+
+    return jax.jit(predictor)(state, sim.data, jnp.int32(client))
+
+
+def described(tree: Tree, name: str = "") -> Any:
+    """How a tree of dicts and tuples is put together from its leaves' names, as JSON."""
+    inside = lambda key: f"{name}/{key}" if name else str(key)
+    if isinstance(tree, dict):
+        return {"dict": {key: described(value, inside(key)) for key, value in tree.items()}}
+    if isinstance(tree, (tuple, list)):
+        fields = list(getattr(tree, "_fields", ()))
+        return {
+            "tuple": [described(v, inside(k)) for k, v in zip(fields or range(len(tree)), tree, strict=True)],
+            "fields": fields,
+        }
+    return name
+
+
+def rebuilt(how: Any, arrays: dict[str, np.ndarray]) -> Tree:
+    """The tree again.
+
+    >>> tree = ({"a": np.ones(2)}, np.zeros(1))
+    >>> rebuilt(described(tree), by_name(tree))
+    ({'a': array([1., 1.])}, array([0.]))
+    """
+    if isinstance(how, str):
+        return arrays[how]
+    if "dict" in how:
+        return {key: rebuilt(value, arrays) for key, value in how["dict"].items()}
+    values = [rebuilt(value, arrays) for value in how["tuple"]]
+    return collections.namedtuple("Own", how["fields"])(*values) if how["fields"] else tuple(values)
+
+
+def export(
+    path: str | pathlib.Path,
+    out: str | pathlib.Path | None = None,
+    client: int | None = None,
+    *,
+    fed: Any = None,
+    method: Any = None,
+    model: Any = None,
+    data_dir: str | None = None,
+) -> pathlib.Path:
+    """Write the model of a run directory to `out` (.npz or .msgpack; default: in the run directory); returns the file.
+
+    fed, method, model: what was given as an object when the run was started.
+    """
+    path = pathlib.Path(path)
+    file = pathlib.Path(out) if out is not None else path / ("global.npz" if client is None else f"client-{client}.npz")
+    if file.suffix not in FORMATS:
+        raise UserError(f"'{file}' is neither .npz nor .msgpack; choose one of these endings")
+    setup, state = stored_state(path, fed, method, model, data_dir)
+    config, data = setup.config, setup.fed
+    tree = global_net(setup, state) if client is None else client_predictor(setup, state, client)
+    kept = ("method", "options", "model", "model_options", "conv", "dtype")
+    about = {name: getattr(config, name) for name in kept} | dict(
+        version=__version__,
+        shape=list(data.shape),
+        classes=data.classes,
+        scale=float(np.asarray(data.scale)),
+        mean=np.asarray(data.mean).tolist(),
+        std=np.asarray(data.std).tolist(),
+        round=int(state.t),
+        client=client,
+        own=bool(config.own_model or config.own_method),
+        tree=described(tree),
+    )
+    arrays = {name: np.asarray(value) for name, value in by_name(tree).items()}
+    write_bytes(file, as_bytes(file.suffix, arrays, json.dumps(about)))
+    return file
+
+
+def as_bytes(kind: str, arrays: dict[str, np.ndarray], about: str) -> bytes:
+    if kind == ".npz":
+        return npz_bytes(arrays | {"about": np.array(about)})
+    from flax.serialization import msgpack_serialize
+
+    return msgpack_serialize({"arrays": arrays, "about": about})
+
+
+@dataclasses.dataclass(frozen=True)
+class Exported:
+    """A model as a function: raw images [B, H, W, C] -> logits [B, classes]."""
+
+    net: Tree  # or what the method's `predict` reads
+    model: models.Model
+    about: dict[str, Any]
+    predict: Callable[[Tree, jax.Array], jax.Array]
+
+    def __call__(self, x: Any) -> jax.Array:
+        a = self.about
+        images = (jnp.asarray(x, a["dtype"]) * a["scale"] - jnp.array(a["mean"])) / jnp.array(a["std"])
+        return self.predict(self.net, images.astype(a["dtype"]))
+
+
+def load_model(path: str | pathlib.Path) -> Exported:
+    """What `export` wrote, as a function of images as they are stored (0..255 where they are uint8)."""
+    arrays, text = read_arrays(path)
+    if not text:
+        raise UserError(f"'{path}' was not written by fedjax-sim export: it says nothing about itself")
+    about = json.loads(text)
+    if about["own"]:
+        raise UserError(
+            f"'{path}' is of a model or method given as an object; take its arrays and use them with that object"
+        )
+    dtype = jnp.dtype(about["dtype"])
+    model = models.build(
+        about["model"], tuple(about["shape"]), about["classes"], dtype=dtype, conv=about["conv"], **about["model_options"]
+    )
+    method = make_method(about["method"], **about["options"])
+    model = method.extend(model) if method.extend else model
+    env = Env(model, None, None, 1, 1, 1, 1.0, 1.0, dtype=dtype)  # type: ignore[arg-type]   # prediction needs no more
+    hook = (method.predict if about["client"] is not None else None) or score.predict_net
+    net = jax.tree.map(jnp.asarray, rebuilt(about["tree"], arrays))
+    return Exported(net, model, about, jax.jit(lambda net, x: hook(env, net, x)))
+
+
+EXAMPLE = '''"""How to use {name}: images in, labels out."""
+
+import numpy as np
+
+import fedjax_sim as fs
+
+model = fs.load_model("{name}")
+images = np.zeros((2, *model.about["shape"]))  # as they are stored: {range}
+print("labels:", np.asarray(model(images)).argmax(-1))
+print("arrays:", sorted(np.load("{name}").files)[:3] if "{name}".endswith(".npz") else model.model.groups)
+'''
+
+
+def example(file: pathlib.Path) -> str:
+    """Ten lines that load the file, to be run in its folder."""
+    about = json.loads(read_arrays(file)[1])
+    return EXAMPLE.format(name=file.name, range="0 to 255" if about["scale"] != 1 else "floats")
+
+
+__all__ = ["Exported", "as_bytes", "example", "export", "load_model"]
