@@ -11,7 +11,7 @@ from typing import Any
 from fedjax_sim.cli import registries
 from fedjax_sim.cli.settings import make_config, output_directory, own_path
 from fedjax_sim.errors import UserError, lookup, unknown
-from fedjax_sim.methods import METHODS
+from fedjax_sim.methods import METHODS, options_of
 from fedjax_sim.options import shown
 from fedjax_sim.runner.config import Config
 
@@ -111,6 +111,22 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def pretrain(args: argparse.Namespace) -> int:
+    """`run` in the regime that trains the method's agent and encoder."""
+    lookup("method", args.method, METHODS)
+    if "regime" not in options_of(args.method):
+        able = ", ".join(name for name in METHODS if "regime" in options_of(name))
+        raise UserError(f"method '{args.method}' has nothing to pre-train; allowed: {able}")
+    args.sets = [*args.sets, f"{args.method}.regime=pretrain"]
+    args.out = args.out or str(
+        output_directory(args, f"pretrain-{args.method}", make_config(args, args.method, [args.method]))
+    )
+    done = run(args)
+    if not args.dry_run:
+        say(f"use it with: fedjax-sim run {args.method} --start-from {args.out}:agent,server.encoder")
+    return done
+
+
 def compare(args: argparse.Namespace) -> int:
     for method in args.methods:
         lookup("method", method, METHODS)
@@ -206,4 +222,12 @@ def list_names(args: argparse.Namespace) -> int:
     return 0
 
 
-COMMANDS = {"run": run, "compare": compare, "resume": resume, "profile": profile, "report": report, "list": list_names}
+COMMANDS = {
+    "run": run,
+    "compare": compare,
+    "pretrain": pretrain,
+    "resume": resume,
+    "profile": profile,
+    "report": report,
+    "list": list_names,
+}

@@ -13,6 +13,7 @@ from fedjax_sim.errors import UserError
 from fedjax_sim.runner.config import BACKENDS, Config
 
 DEFAULT = Config()
+PRETRAINING = 600  # rounds
 EXAMPLES = """examples:
   fedjax-sim run fedavg                        the embedded job: real digits
   fedjax-sim run fedprox --set fedprox.mu=0.1 --rounds 50 --out runs/prox
@@ -188,8 +189,11 @@ def make_parser() -> argparse.ArgumentParser:
     compare.add_argument("methods", metavar="METHOD", nargs="+", help="{methods}")
     profile = add("profile", "seconds and bytes of each part of a round")
     profile.add_argument("method", metavar="METHOD", help="{methods}")
-    for sub in (run, compare, profile):
+    pretrain = add("pretrain", "train a method's agent for later runs, which take it over with --start-from")
+    pretrain.add_argument("method", metavar="METHOD", help="a method with a regime for it: pfedrlla")
+    for sub in (run, compare, profile, pretrain):
         add_options(sub)
+    pretrain.set_defaults(rounds=PRETRAINING)
     resume = add("resume", "continue a run directory")
     resume.add_argument("directory", metavar="DIR")
     resume.add_argument("--rounds", type=COUNT, default=None, metavar="T", help="new total, to extend the run")

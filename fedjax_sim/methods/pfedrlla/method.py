@@ -66,8 +66,9 @@ def pfedrlla(
 ) -> Method:
     """regime: auto (finetune after --start-from RUN:agent,server.encoder, else scratch), pretrain, finetune, scratch.
     body, head: how a part is mixed: weighted (data sizes), agent, even, mean (without itself), local; body=auto is
-    weighted, or local in pretrain.  head_layers: all_fc, or last (the classifier alone).  beta1, beta2, beta3: weights of the reward.
-    acc_tar: its target.  acc_pre: before (the mixture), or previous (after the client's previous one).  r3: paper or code.
+    weighted, or local in pretrain.  head_layers: all_fc, or last (the classifier alone).
+    beta1, beta2, beta3: weights of the reward.  acc_tar: its target.  r3: paper or code.
+    acc_pre: before (the mixture), or previous (after the client's previous mixture).
     reward_baseline: exp(acc − acc_tar) counts from its mean over the round instead of from 1.
     initial_training: every client trains before round 1.  random_rounds: an agent's first rounds, with random weights.
     every: rounds between updates of agent and encoder afterwards (0: 1 in pretrain, else 10).
@@ -131,7 +132,10 @@ def pfedrlla(
         return own, Report(own.features, was, mixed, preferred(embedded, server.embedded, usable(server), r3))
 
     def local(env: Env, net: Tree, server: Server, client: Client, ctx: Ctx) -> tuple[Client, Upload]:
-        own, report = judge(env, net, server, client, ctx) if steered else ((), ())
+        own: Any = ()
+        report: Any = ()
+        if steered:
+            own, report = judge(env, net, server, client, ctx)
         client, done = descend(env, net, client, ctx)
         if steered:
             now = s.projected(env, done.net)
@@ -153,6 +157,7 @@ def pfedrlla(
         name="pfedrlla",
         init=init,
         setup=setup if steered or initial_training else None,
+        setup_trains=initial_training,
         peers=peers,
         prepare=prepare,
         plan=lambda env, server, ctx: make_plan(s, env, nothing(env), server, ctx),
