@@ -52,7 +52,9 @@ def group_of(fed: Federation) -> np.ndarray:
     return np.array([names.index(row) for row in held])
 
 
-def trained(fed: Federation, rounds: int, *, regime: str = "pretrain", out: pathlib.Path | None = None, **more: Any) -> Result:
+def trained(
+    fed: Federation, rounds: int, *, regime: str = "pretrain", out: pathlib.Path | None = None, **more: Any
+) -> Result:
     """A run of pFedRLLA with everybody in every round, always in the same order, as in the paper's heat-map."""
     options: dict[str, Any] = dict(
         model="lenet5",
@@ -72,7 +74,7 @@ def trained(fed: Federation, rounds: int, *, regime: str = "pretrain", out: path
 
 
 def allocation(result: Result) -> dict[str, np.ndarray]:
-    """Of the next round, without noise: weights [N, m+1], V_k [N, m+1], and whose models they weigh, ids [m] and rows [N]."""
+    """Of the next round, without noise: weights and V_k [N, m+1], whose models are weighed [m], and for whom [N]."""
     sim = result.setup.simulation
     state, data = layouts.place(sim.layout, jax.tree.map(jnp.copy, result.state), sim.data)
 
@@ -93,7 +95,7 @@ def heatmap_figures(found: dict[str, np.ndarray], group: np.ndarray) -> dict[str
     other = peers[None] != ids[:, None]
     same = other & (group[peers][None] == group[ids][:, None])
     far = other & (group[peers][None] != group[ids][:, None])
-    r3 = lambda action: float(np.mean([terms(0.0, 0.0, a, v, 1.0, "paper")[2] for a, v in zip(action, found["wanted"])]))
+    r3 = lambda action: float(np.mean(terms(np.float32(0), np.float32(0), action, found["wanted"], 1.0, "paper")[2]))
     itself = weights[:, -1] + np.where(other, 0, weights[:, :-1]).sum(1)
     return dict(
         same=float(weights[:, :-1][same].mean()),
@@ -136,7 +138,9 @@ def embeddings(result: Result, steps: int, side: int = 32, embedding: int = 128)
     raw, group = jnp.concatenate(heads, 1), group_of(result.setup.fed)
     dims = min(embedding, len(group) - 1)
     points = dict(
-        mhae=functions.embed(encoder, seen), pca_weights=pca(raw, dims), pca_projected=pca(seen.reshape(len(group), -1), dims)
+        mhae=functions.embed(encoder, seen),
+        pca_weights=pca(raw, dims),
+        pca_projected=pca(seen.reshape(len(group), -1), dims),
     )
     flat = {f"{name}_2d": pca(value, 2) for name, value in points.items()}
     found = {name: np.asarray(value) for name, value in (points | flat).items()}

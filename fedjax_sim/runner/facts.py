@@ -67,8 +67,10 @@ def facts(setup: Setup) -> dict[str, Any]:
         take = send = np.ones(len(floats))
     several = setup.participation.high
     ids = jax.ShapeDtypeStruct((several,), np.int32)
-    peers = method.peers and jax.eval_shape(lambda d, s, i: method.peers(sim.open(d), s, i), sim.data, server, ids)
-    copied = per_client * peers.shape[0] if peers else 0  # the rows that a round reads beside the cohort's
+    copied = 0  # bytes of the rows that a round reads beside the cohort's
+    if (named := method.peers) is not None:
+        peers = jax.eval_shape(lambda d, s, i: named(sim.open(d), s, i), sim.data, server, ids)
+        copied = per_client * peers.shape[0]
     per_round = 4 * (20 + 4 * len(floats) + (4 * several if config.probe else 0))  # a row of the log
     scored = 3 * len(config.evaluations) * env.num_clients * np.dtype(env.dtype).itemsize
     logs = sim.most_rounds * per_round + sim.capacity * scored

@@ -15,6 +15,10 @@ from fedjax_sim.methods.pfedrlla.mixing import RULES, part_weights
 from fedjax_sim.methods.pfedrlla.settings import Settings
 from fedjax_sim.types import Array, Client, Cohort, Ctx, Env, Plan, Tree
 
+# With 1e-3 for both networks and nothing else, as published, the critic does not see the few weights beside 1,408 numbers of
+# state, and the actor runs into a corner of the simplex, where a softmax has no gradient: all clients copy one model.
+ALIVE = dict(lr=1e-4, critic_lr=1e-3, logit_penalty=1e-3, gamma=0.9)
+HEAD_START = 250  # gradient steps of the critic before the actor moves; a fifth where updates are ten times rarer
 STILL = 1e-3  # an entry of the embedding that varies less than this over a cohort says nothing
 
 
@@ -56,8 +60,14 @@ def make_control(s: Settings) -> Control:
                 f"pfedrlla rewards mixtures on validation rows of every client and '{env.fed.name}' was split without; "
                 f"allowed: --protocol pfedrlla, or --val-fraction above 0"
             )
-        defaults = dict(random_rounds=s.random_rounds, update_every=s.timing(env).every, gamma=0.9)
-        return make_agent("ddpg", s.embedding * (env.cohort + 1), env.cohort + 1, dict(s.agent), defaults, env.dtype)
+        timing, size = s.timing(env), env.cohort + 1
+        defaults = ALIVE | dict(
+            random_rounds=s.random_rounds,
+            update_every=timing.every,
+            critic_steps=HEAD_START if timing.regime == "pretrain" else HEAD_START // 5,
+            action_scale=10.0 * size,
+        )
+        return make_agent("ddpg", s.embedding * size, size, dict(s.agent), defaults, env.dtype)
 
     def observe(env: Env, server: Server, client: Client, ctx: Ctx) -> Array:
         own = s.autoencoder(env).embed(server.encoder, client.own.features)
