@@ -1,4 +1,4 @@
-"""Federations designed so that the right answer is known: groups of clients that hold the same classes.
+"""Federations designed so that the right answer is known: groups of clients that mean the same by a label.
 
 Used by `benchmarks.pfedrlla` and by the tests: the weight heat-map, the embeddings of five groups, and whether the agent is
 alive. Real digits by default; any dataset by name.
@@ -18,59 +18,54 @@ from fedjax_sim.data.sources import load
 from fedjax_sim.engine import layout as layouts
 from fedjax_sim.errors import UserError
 from fedjax_sim.methods.pfedrlla import mhae, pca
-from fedjax_sim.methods.pfedrlla.encoder import matrices
 from fedjax_sim.methods.pfedrlla.reward import preferred, terms
+from fedjax_sim.runner.config import Config
 from fedjax_sim.runner.driver import Result
 from fedjax_sim.runner.execute import run
+from fedjax_sim.runner.prepare import prepare
+
+LOCAL: dict[str, Any] = dict(
+    model="mlp",  # all head: nothing but the agent's weights decides what is mixed
+    participation="1",
+    batch_size=16,
+    lr=0.1,
+    momentum=0.5,
+    weight_decay=0.0,
+    evaluations=("resident",),
+    chunk="1",
+    devices="1",
+)
 
 
 def grouped(
-    groups: int, per_group: int, rows: int = 100, dataset: str = "digits", data_dir: str | None = None, seed: int = 0
+    groups: int, per_group: int, rows: int = 200, dataset: str = "digits", data_dir: str | None = None
 ) -> Federation:
-    """`groups · per_group` clients; those of group g hold the classes g, g + groups, … only. 65/15/20 train/val/test."""
+    """`groups · per_group` clients with all classes; group g calls class c by the name c + g·(classes / groups).
+
+    Models of one group help each other and models of two groups contradict each other, whatever a body could do about
+    it. 65/15/20 train/val/test; nobody shares an image.
+    """
     data = load(dataset, data_dir)
     if not 2 <= groups <= data.classes:
         raise UserError(f"groups {groups} is not allowed; use 2 to {data.classes}, the classes of '{dataset}'")
     x, y = np.concatenate([data.x_train, data.x_test]), np.concatenate([data.y_train, data.y_test])
-    rng = np.random.default_rng([seed, 21])
-    lists: dict[str, list[np.ndarray]] = {"train": [], "val": [], "test": []}
-    for g in range(groups):
-        mine = rng.permutation(np.nonzero(y % groups == g)[0])
-        size = min(rows, len(mine) // per_group)
-        for k in range(per_group):
-            own = mine[k * size : (k + 1) * size]
-            parts = np.split(own, [int(0.65 * size), int(0.80 * size)])
-            for split, part in zip(("train", "val", "test"), parts, strict=True):
-                lists[split].append(part)
+    order = np.random.default_rng(21).permutation(len(y))
+    size = min(rows, len(y) // (groups * per_group))
+    y, lists = y.copy(), {"train": [], "val": [], "test": []}
+    for client in range(groups * per_group):
+        own = order[client * size : (client + 1) * size]
+        y[own] = (y[own] + client // per_group * (data.classes // groups)) % data.classes
+        for split, part in zip(lists, np.split(own, [int(0.65 * size), int(0.80 * size)]), strict=True):
+            lists[split].append(part)
     return Federation.from_arrays(x, y, lists, classes=data.classes, name=f"{dataset} in {groups} groups")
-
-
-def group_of(fed: Federation) -> np.ndarray:
-    """[N] the group of each client, by the classes it holds."""
-    held = [tuple(row > 0) for row in fed.label_counts()]
-    names = sorted(set(held), reverse=True)
-    return np.array([names.index(row) for row in held])
 
 
 def trained(
     fed: Federation, rounds: int, *, regime: str = "pretrain", out: pathlib.Path | None = None, **more: Any
 ) -> Result:
     """A run of pFedRLLA with everybody in every round, always in the same order, as in the paper's heat-map."""
-    options: dict[str, Any] = dict(
-        model="lenet5",
-        participation="1",
-        cohorts=[list(range(fed.num_clients))],
-        epochs=1.0,
-        batch_size=16,
-        lr=0.05,
-        momentum=0.5,
-        weight_decay=0.0,
-        eval_every=rounds,
-        evaluations=("resident",),
-        chunk="1",
-        devices="1",
-    )
-    return run("pfedrlla", fed, out=out, rounds=rounds, regime=regime, **{**options, **more})
+    options = LOCAL | dict(cohorts=[list(range(fed.num_clients))], epochs=1.0, eval_every=rounds, regime=regime)
+    return run("pfedrlla", fed, out=out, rounds=rounds, **{**options, **more})
 
 
 def allocation(result: Result) -> dict[str, np.ndarray]:
@@ -125,17 +120,18 @@ def silhouette(points: np.ndarray, group: np.ndarray) -> float:
     return float(np.mean(values))
 
 
-def embeddings(result: Result, steps: int, side: int = 32, embedding: int = 128) -> dict[str, Any]:
-    """MHAE trained on the clients' heads, and PCA of the same heads: points, silhouettes, and the loss step by step."""
-    clients, env = result.state.clients, result.setup.simulation.env
+def embeddings(fed: Federation, group: np.ndarray, steps: int, epochs: float, side: int, embedding: int) -> dict[str, Any]:
+    """MHAE trained on the heads of clients that trained alone, and PCA of the same heads: points, silhouettes, losses."""
+    config = Config("pfedrlla", options=dict(side=side, embedding=embedding, regime="finetune"), epochs=epochs, **LOCAL)
+    setup = prepare(config, fed=fed)
+    clients = setup.first_state().clients
     seen, functions = jnp.asarray(clients.own.features), mhae(side, embedding)
     train = jax.jit(lambda e, x: functions.train(e, x, jnp.ones(x.shape[0], bool)), donate_argnums=0)
     encoder, losses = functions.init(seen.shape[1]), []
     for _ in range(steps):
         encoder = train(encoder, seen)
         losses.append(float(encoder.loss))
-    heads = [a.reshape(a.shape[0], -1) for a in matrices(clients.resident["params"], env.model.dense) if a.ndim > 2]
-    raw, group = jnp.concatenate(heads, 1), group_of(result.setup.fed)
+    raw = jnp.concatenate([a.reshape(len(group), -1) for a in jax.tree.leaves(clients.resident["params"])], 1)
     dims = min(embedding, len(group) - 1)
     points = dict(
         mhae=functions.embed(encoder, seen),
@@ -144,4 +140,4 @@ def embeddings(result: Result, steps: int, side: int = 32, embedding: int = 128)
     )
     flat = {f"{name}_2d": pca(value, 2) for name, value in points.items()}
     found = {name: np.asarray(value) for name, value in (points | flat).items()}
-    return dict(points=found, group=group, losses=losses, silhouette={k: silhouette(v, group) for k, v in found.items()})
+    return dict(points=found, losses=losses, silhouette={k: silhouette(v, group) for k, v in found.items()})
