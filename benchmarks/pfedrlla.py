@@ -127,8 +127,10 @@ def pretrained_groups(args: argparse.Namespace, **more: Any) -> dict[str, Any]:
     result = designed.trained(fed, args.designed_rounds, **small(args), **more)
     found = designed.allocation(result)
     last = {k: statistics.fmean(row[k] for row in result.rounds[-10:]) for k in DIAGNOSTICS}
+    last["round_r3"] = last.pop("r3")  # of the actions taken, noise and all; r3 below is the policy's
     return dict(
         **designed.heatmap_figures(found, group),
+        **designed.run_silhouettes(result, group),
         **last,
         rounds=args.designed_rounds,
         accuracy=result.rows[-1]["resident_mean"],
@@ -141,8 +143,10 @@ def pretrained_groups(args: argparse.Namespace, **more: Any) -> dict[str, Any]:
 
 def heatmap(args: argparse.Namespace, out: pathlib.Path) -> None:
     rows = Rows(out, "heatmap")
-    row = rows.get("groups", lambda: pretrained_groups(args))
-    rows.table(["rounds", "same", "other", "itself", "r3", "r3_uniform", "accuracy", *DIAGNOSTICS])
+    row = rows.get("reward (1, 1, 2)", lambda: pretrained_groups(args))
+    rows.get("r3 alone (0, 0, 2)", lambda: pretrained_groups(args, beta1=0.0, beta2=0.0))
+    shown = [k for k in row if k not in ("name", "weights", "wanted", "peers", "curve")]
+    rows.table(shown)
 
     def draw(axes: Any) -> None:
         for axis, name in zip(axes, ("weights", "wanted"), strict=False):

@@ -103,6 +103,19 @@ def heatmap_figures(found: dict[str, np.ndarray], group: np.ndarray) -> dict[str
     )
 
 
+def run_silhouettes(result: Result, group: np.ndarray) -> dict[str, float]:
+    """Of the run's own embeddings and of PCA of the same models, after its last round."""
+    clients, encoder = result.state.clients, result.state.server.encoder
+    options, env = result.setup.config.options, result.setup.simulation.env
+    functions = mhae(int(options.get("side", 32)), int(options.get("embedding", 128)), dtype=env.dtype)
+    points = jax.jit(functions.embed)(encoder, jnp.asarray(clients.own.features))
+    raw = jnp.concatenate([jnp.reshape(a, (len(group), -1)) for a in jax.tree.leaves(clients.resident["params"])], 1)
+    return dict(
+        silhouette_mhae=silhouette(np.asarray(points), group),
+        silhouette_pca=silhouette(np.asarray(pca(raw, len(group) - 1)), group),
+    )
+
+
 # ---- embeddings ---------------------------------------------------------------------------------------------------
 def silhouette(points: np.ndarray, group: np.ndarray) -> float:
     """Mean over points of (b − a) / max(a, b): a, b the mean distances to its own and to the nearest other group.

@@ -15,7 +15,7 @@ SMALL = "--dataset digits --model mlp --clients 10 --classes 4 --minutes 0 --rou
 def test_designed_parts(tmp_path, capsys, monkeypatch):
     words = ["--part", "heatmap,embeddings", "--out", str(tmp_path), *TINY.split()]
     assert pfedrlla.main(words) == 0
-    row = json.loads((tmp_path / "heatmap.jsonl").read_text())
+    row = json.loads((tmp_path / "heatmap.jsonl").read_text().splitlines()[0])
     weights = np.array(row["weights"])
     assert weights.shape == (9, 10) and np.allclose(weights.sum(1), 1, atol=1e-4) and len(row["curve"]) == 6
     assert all((tmp_path / name).stat().st_size > 1000 for name in ("heatmap.png", "embeddings.png"))

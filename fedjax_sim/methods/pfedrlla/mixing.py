@@ -18,9 +18,11 @@ RULES = {
 def part_weights(rule: str, action: Array, sizes: Array, usable: Array) -> Array:
     """[m+1] weights that sum to 1. sizes, usable: [m+1], itself last; usable[m] is True.
 
-    >>> sizes, usable = jnp.array([2.0, 6.0, 2.0]), jnp.array([True, True, True])
-    >>> {rule: part_weights(rule, sizes / 10, sizes, usable).round(2).tolist() for rule in ("weighted", "even", "mean")}
-    {'weighted': [0.2, 0.6, 0.2], 'even': [0.33, 0.33, 0.33], 'mean': [0.5, 0.5, 0.0]}
+    >>> sizes, usable = jnp.array([2.0, 4.0, 2.0]), jnp.array([True, True, True])
+    >>> for rule in ("weighted", "mean"):
+    ...     print(rule, part_weights(rule, sizes / 8, sizes, usable))
+    weighted [0.25 0.5  0.25]
+    mean [0.5 0.5 0. ]
     """
     if rule == "agent":
         return action
