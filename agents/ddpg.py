@@ -22,6 +22,7 @@ class Learner(NamedTuple):
     target_critic: Any
     actor_optimiser: Any
     critic_optimiser: Any
+    steps: Array  # [] int32, gradient steps so far
 
 
 def ddpg(
@@ -37,6 +38,9 @@ def ddpg(
     update_every: int = 1,
     random_rounds: int = 0,
     tanh_logits: bool = False,
+    critic_steps: int = 0,
+    action_scale: Any = 1.0,
+    logit_penalty: Any = 0.0,
     optimizer: str = "adam",
     lr: Any = 1e-3,
     critic_lr: Any = None,
@@ -57,6 +61,10 @@ def ddpg(
     unavailable entry has weight 0. `tanh_logits` squashes the softmax's inputs into [−1, 1].
     actions="box": μ is a tanh; noise is added and clipped to [−1, 1]; availability is ignored.
 
+    What keeps a softmax actor off the corners, where it has no gradient: `critic_steps` gradient steps are the critic's
+    alone before the actor follows it; `action_scale` multiplies the actions that the critic reads, which are lost beside
+    a wide observation otherwise; `logit_penalty` · mean (actor's outputs)² is added to L_μ. All off unless given.
+
     During the first `random_rounds` rounds actions are random (normalised uniform draws, or uniform in the
     box) and nothing is learned; later, every `update_every` rounds, `gradient_steps` steps are taken once
     `batch` transitions are stored. The default capacity holds every transition of the longest published run
@@ -73,7 +81,16 @@ def ddpg(
     if actions not in ACTIONS:
         raise ValueError(f"unknown kind of actions {actions!r} (allowed: {', '.join(ACTIONS)})")
     gamma, tau = numbers(dtype, 0, 1, gamma=gamma, tau=tau)
-    noise, _ = numbers(dtype, 0, 1e9, noise=noise, random_rounds=random_rounds)
+    noise, action_scale, logit_penalty, _, _ = numbers(
+        dtype,
+        0,
+        1e9,
+        noise=noise,
+        action_scale=action_scale,
+        logit_penalty=logit_penalty,
+        random_rounds=random_rounds,
+        critic_steps=critic_steps,
+    )
     init_actor, apply_actor = nets.mlp(hidden, action_size, dtype)
     init_critic, apply_critic = nets.mlp(hidden, 1, dtype)
     actor_optimiser = nets.optimiser(optimizer, lr, max_grad_norm, dtype)
@@ -87,15 +104,20 @@ def ddpg(
             return jnp.where(jnp.isfinite(raw), jnp.tanh(raw), 0)
         return jax.nn.softmax(nets.mask_logits(jnp.tanh(raw) if tanh_logits else raw, available))
 
+    def pair(observation: Array, action: Array) -> Array:
+        return jnp.concatenate([observation, action_scale * action], -1)
+
     def value(params: Any, observation: Array, action: Array) -> Array:
-        return apply_critic(params, jnp.concatenate([observation, action], -1))[..., 0]
+        return apply_critic(params, pair(observation, action))[..., 0]
 
     def init(key: Array) -> Learner:
         actor_key, critic_key = jax.random.split(key)
         actor = init_actor(actor_key, jnp.zeros(observation_size, dtype))
         critic = init_critic(critic_key, jnp.zeros(observation_size + action_size, dtype))
         twins = jax.tree.map(jnp.copy, (actor, critic))
-        return Learner(actor, critic, twins[0], twins[1], actor_optimiser.init(actor), critic_optimiser.init(critic))
+        return Learner(
+            actor, critic, twins[0], twins[1], actor_optimiser.init(actor), critic_optimiser.init(critic), jnp.int32(0)
+        )
 
     def on_simplex(weights: Array, fallback: Array) -> Array:
         """Clipped at 0 and renormalised; `fallback` if nothing positive is left."""
@@ -129,17 +151,22 @@ def ddpg(
         (critic_value, error), gradient = jax.value_and_grad(critic_loss, has_aux=True)(learner.critic)
         critic, critic_state = nets.descend(critic_optimiser, learner.critic, gradient, learner.critic_optimiser)
 
-        def actor_loss(actor: Any) -> Array:
-            return -value(critic, rows.observation, mu(actor, rows.observation, rows.available)).mean()
+        def actor_loss(actor: Any) -> tuple[Array, Array]:
+            worth = value(critic, rows.observation, mu(actor, rows.observation, rows.available)).mean()
+            return logit_penalty * jnp.square(apply_actor(actor, rows.observation)).mean() - worth, -worth
 
-        actor_value, gradient = jax.value_and_grad(actor_loss)(learner.actor)
-        actor, actor_state = nets.descend(actor_optimiser, learner.actor, gradient, learner.actor_optimiser)
+        gradient, actor_value = jax.grad(actor_loss, has_aux=True)(learner.actor)
+        moved = nets.descend(actor_optimiser, learner.actor, gradient, learner.actor_optimiser)
+        ready = learner.steps >= critic_steps
+        actor, actor_state = jax.tree.map(
+            lambda new, old: jnp.where(ready, new, old), moved, (learner.actor, learner.actor_optimiser)
+        )
         twins = optax.incremental_update((actor, critic), (learner.target_actor, learner.target_critic), tau)
-        learner = Learner(actor, critic, twins[0], twins[1], actor_state, critic_state)
+        learner = Learner(actor, critic, twins[0], twins[1], actor_state, critic_state, learner.steps + 1)
         return learner, {"critic": critic_value, "actor": actor_value, "value_error": error}
 
     def report(learner: Learner, rows: Experience, mask: Array, rounds: Array) -> schedule.Losses:
-        pairs = jnp.concatenate([rows.observation, rows.action], -1)
+        pairs = pair(rows.observation, rows.action)
         return {
             "live_policy": diagnostics.live_units(learner.actor, rows.observation, mask),
             "live_critic": diagnostics.live_units(learner.critic, pairs, mask),

@@ -204,6 +204,7 @@ class Method(NamedTuple):
     global_model: GlobalModel | None = server_net  # None: the method has no global model
     finish: Finish | None = None
     setup: SetUp | None = None
+    setup_trains: bool = False  # it is long: worth a full compilation
     control: Control | None = None
     extra_floats: ExtraFloats = nothing_extra
     extend: Extend | None = None

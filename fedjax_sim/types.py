@@ -113,6 +113,7 @@ class Env:
     max_epochs: float = _fact()  # the largest value a Plan may ask for (sizes the shuffle tables)
     kept_out: int = _fact(default=0)  # clients that never take part, only evaluated
     rounds: int = _fact(default=0)  # planned rounds: schedules over rounds, `done` of the last transition
+    started: tuple[str, ...] = _fact(default=())  # parts of the State that come from another run (--start-from)
     track_confusion: bool = _fact(default=False)
     bn_local: bool = _fact(default=False)  # BatchNorm running statistics stay on the client
     dtype: Any = _fact(default=jnp.float32)

@@ -50,6 +50,11 @@ CASES: dict[str, Case] = {
     "fedpolicy": Case(options={"agent.batch": 4}, wire="decides", reference="test_fedpolicy.py"),
     # as many layers up as down
     "qbandit": Case(options={"agent.batch": 4}, wire="prefix", fedavg_when={"agent": "full"}, reference="test_qbandit.py"),
+    # small enough that agent and encoder learn within these few rounds
+    "pfedrlla": Case(
+        options={"side": 4, "embedding": 6, "random_rounds": 1, "every": 1, "agent.batch": 4, "agent.capacity": 32},
+        reference="test_pfedrlla.py",
+    ),
     "fedpam": Case(fedavg_when={"lam": 0.0}, reference="test_fedpam.py"),
     "fedamp": Case(reference="test_baselines_reference2.py"),
     "fedfomo": Case(wire=lambda w, phi, psi, c, d: (5 * w, w + 5), reference="test_baselines_reference2.py"),

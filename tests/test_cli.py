@@ -426,7 +426,9 @@ def test_help_is_quick_and_imports_no_jax():
     assert whole.returncode == 0 and all(c in whole.stdout for c in ("run", "compare", "resume", "profile", "list"))
 
 
-@pytest.mark.parametrize("command", ["", "run", "compare", "sweep", "profile", "resume", "report", "export", "list"])
+@pytest.mark.parametrize(
+    "command", ["", "run", "compare", "sweep", "pretrain", "profile", "resume", "report", "export", "list"]
+)
 def test_help_fits_80_columns(capsys, monkeypatch, command):
     monkeypatch.setenv("COLUMNS", "80")
     with pytest.raises(SystemExit):

@@ -10,7 +10,7 @@ from typing import Any
 from fedjax_sim.cli import registries
 from fedjax_sim.cli.settings import make_config, output_directory, own_path
 from fedjax_sim.errors import UserError, lookup, unknown
-from fedjax_sim.methods import METHODS
+from fedjax_sim.methods import METHODS, options_of
 from fedjax_sim.options import names, shown
 from fedjax_sim.runner.config import Config
 
@@ -103,6 +103,22 @@ def run(args: argparse.Namespace) -> int:
         say(describe.speed_line(results[0].summary))
         say(f"run directory: {out}")
     return 0
+
+
+def pretrain(args: argparse.Namespace) -> int:
+    """`run` in the regime that trains the method's agent and encoder."""
+    lookup("method", args.method, METHODS)
+    if "regime" not in options_of(args.method):
+        able = ", ".join(name for name in METHODS if "regime" in options_of(name))
+        raise UserError(f"method '{args.method}' has nothing to pre-train; allowed: {able}")
+    args.sets = [*args.sets, f"{args.method}.regime=pretrain"]
+    args.out = args.out or str(
+        output_directory(args, f"pretrain-{args.method}", make_config(args, args.method, [args.method]))
+    )
+    done = run(args)
+    if not args.dry_run:
+        say(f"use it with: fedjax-sim run {args.method} --start-from {args.out}:agent,server.encoder")
+    return done
 
 
 def compare(args: argparse.Namespace) -> int:
@@ -199,6 +215,7 @@ COMMANDS = {
     "run": run,
     "compare": compare,
     "sweep": sweep,
+    "pretrain": pretrain,
     "resume": resume,
     "profile": profile,
     "report": report,

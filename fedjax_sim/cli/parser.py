@@ -14,6 +14,7 @@ from fedjax_sim.errors import UserError
 from fedjax_sim.runner.config import BACKENDS, Config
 
 DEFAULT = Config()
+PRETRAINING = 600  # rounds
 EXAMPLES = """examples:
   fedjax-sim run fedavg                        the embedded job: real digits
   fedjax-sim run fedprox --set fedprox.mu=0.1 --rounds 50 --out runs/prox
@@ -226,12 +227,15 @@ def make_parser() -> argparse.ArgumentParser:
     compare.add_argument("methods", metavar="METHOD[:OPTION=VALUE,…]", nargs="+", help=text)
     profile = add("profile", "seconds and bytes of each part of a round")
     profile.add_argument("method", metavar="METHOD", nargs="?", help="{methods}")
-    for sub in (run, compare, profile):
+    pretrain = add("pretrain", "train a method's agent for later runs, which take it over with --start-from")
+    pretrain.add_argument("method", metavar="METHOD", nargs="?", help="a method with a regime for it: pfedrlla")
+    for sub in (run, compare, profile, pretrain):
         add_options(sub)
         text = "settings of a published experiment, each of which may be given as well: {presets}"
         sub.add_argument("--preset", default=None, metavar="NAME", help=text)
-    for sub in (run, compare):
+    for sub in (run, compare, pretrain):
         add_speech(sub)
+    pretrain.set_defaults(rounds=PRETRAINING)
     sweep = add("sweep", "run a grid of settings; the same command again goes on")
     add_sweep(sweep)
     resume = add("resume", "continue a run directory")

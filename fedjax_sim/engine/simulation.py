@@ -164,6 +164,7 @@ def beginnings(r: Round, env: Env, net: Tree) -> tuple[Tree, Client]:
 
 def start(r: Round, data: Data, seed: int, net: Tree) -> State:
     """The State before round 1; client rows are born where they live."""
+    later = r.method.setup_trains
 
     def build(key: Array, net: Tree, data: Data) -> State:
         env = open_env(r, data)
@@ -173,14 +174,18 @@ def start(r: Round, data: Data, seed: int, net: Tree) -> State:
         state = State(jnp.int32(0), key, server, clients, ())
         if r.agent is not None:
             state = state._replace(agent=r.agent.init(stage_key(state, SETUP)))
-        return state._replace(clients=set_up(r, env, state, everyone(r))) if r.stored == "all" else state
+        return state if later or r.stored != "all" else ready(state, data)
+
+    def ready(state: State, data: Data) -> State:
+        return state._replace(clients=set_up(r, open_env(r, data), state, everyone(r)))
 
     # the run donates its state: the caller's net and key must not be among its buffers
     key, net, inputs = layouts.everywhere(r.layout, (seed_key(seed), jax.tree.map(jnp.copy, net), data))
-    if r.layout.mesh is None:
-        return run_once(build, key, net, inputs)
-    where = layouts.shardings(r.layout, jax.eval_shape(build, key, net, inputs))
-    return run_once(build, key, net, inputs, out_shardings=where)
+    where: dict[str, Any] = {}
+    if r.layout.mesh is not None:
+        where["out_shardings"] = layouts.shardings(r.layout, jax.eval_shape(build, key, net, inputs))
+    state = run_once(build, key, net, inputs, **where)
+    return jax.jit(ready, donate_argnums=0, **where)(state, inputs) if later and r.stored == "all" else state
 
 
 # ---- many rounds --------------------------------------------------------------------------------------------------

@@ -30,6 +30,7 @@ _TABLE: dict[str, tuple[str, str, dict[str, Any], str]] = {
     "fedca": ("fedca", "fedca", {}, "averages that favour clients good at the worst classes"),
     "fedpolicy": ("fedpolicy", "fedpolicy", {}, "an agent decides which block of the model each client gets back"),
     "qbandit": ("qbandit", "qbandit", {}, "a bandit decides how many layers each client shares and how long it trains"),
+    "pfedrlla": ("pfedrlla", "pfedrlla", {}, "an agent mixes each client's head from previous participants' heads"),
     "fedpam": ("fedpam", "fedpam", {}, "a private matrix turns the shared head into each client's own"),
     "fedamp": ("fedamp", "fedamp", {}, "personal cloud models: attention over clients with similar weights"),
     "fedfomo": ("fedfomo", "fedfomo", {}, "others' models, weighted by what each gains on own validation rows"),

@@ -60,11 +60,17 @@ def facts(setup: Setup) -> dict[str, Any]:
         number = lambda v: np.asarray(v, env.dtype)
         key = lambda i: jax.random.key_data(jax.random.key(i))
         ctx = lambda i: Ctx(np.int32(0), key(i), np.int32(0), number(env.epochs), number(config.lr))
-        draws = [method.plan(env, start, ctx(i)) for i in range(24)]
+        opened = sim.open(sim.data)
+        draws = [method.plan(opened, start, ctx(i)) for i in range(24)]
         take, send = (np.mean([np.asarray(getattr(p, side)) > 0 for p in draws], 0) for side in ("take", "send"))
     else:
         take = send = np.ones(len(floats))
     several = setup.participation.high
+    ids = jax.ShapeDtypeStruct((several,), np.int32)
+    copied = 0  # bytes of the rows that a round reads beside the cohort's
+    if (named := method.peers) is not None:
+        peers = jax.eval_shape(lambda d, s, i: named(sim.open(d), s, i), sim.data, server, ids)
+        copied = per_client * peers.shape[0]
     per_round = 4 * (20 + 4 * len(floats) + (4 * several if config.probe else 0))  # a row of the log
     scored = 3 * len(config.evaluations) * env.num_clients * np.dtype(env.dtype).itemsize
     logs = sim.most_rounds * per_round + sim.capacity * scored
@@ -87,6 +93,7 @@ def facts(setup: Setup) -> dict[str, Any]:
         + state * (2 if sim.layout.devices > 1 else 1)  # made in one place, then shared out
         + data * sim.layout.devices
         + lanes * lane
+        + copied * sim.layout.devices
         + tree_bytes(net) * (2 * sim.layout.devices)
         + (several * per_client if sim.layout.devices > 1 else 0),
         down=BYTES_PER_PARAMETER * several * (float(np.asarray(floats) @ take) + extra[0]),

@@ -89,6 +89,7 @@ def make_env(
         max_epochs=max(config.epochs, method.max_epochs),
         kept_out=kept_out,
         rounds=config.rounds,
+        started=tuple(config.started_with.split("@")[0].split(",")) if config.started_with else (),
         track_confusion=loss.uses_confusion or "confusion" in method.needs,
         bn_local=config.bn_stats == "local"
         and "batch_stats" in jax.eval_shape(model.init, jax.random.key(0))

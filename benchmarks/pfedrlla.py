@@ -1,0 +1,454 @@
+"""pFedRLLA: the evidence, part by part. Finished rows go to FOLDER/PART.jsonl and are not computed again.
+
+    python -m benchmarks.pfedrlla --part heatmap,embeddings,alive,cost,table,three_seeds --out FOLDER [--data-dir DATA]
+
+heatmap      9 designed clients in 3 groups: the agent's weights after pre-training, r3 beside uniform weights, reward curve
+embeddings   heads of 5 designed groups: silhouettes of MHAE and of PCA, scatter, reconstruction loss
+alive        DDPG as published and as shipped on the designed groups: live units, entropy, dependence on the state
+cost         seconds of the server's parts (agent, MHAE, projections) beside local training, CIFAR-10, cnn4
+table        CIFAR-10, pathological s = 2 and 5, N = 100, 10 %, E = 1: local, fedavg, fedavg_ft and pfedrlla (pre-trained on
+             s = 4), --minutes each, beside the published figures of 500 rounds; curves
+three_seeds  the pre-trained agent against data-size weights and even weights on the head, seeds 0, 1, 2, --rounds each
+
+Accuracy is that of the resident models on the clients' own test rows; BP: after the mixture, before local training, of each
+client's last participation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import dataclasses
+import json
+import pathlib
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks import pfedrlla_designed as designed
+from benchmarks.fedpolicy import Stepper, median_ratio
+from fedjax_sim.engine import layout as layouts
+from fedjax_sim.engine import round as stages
+from fedjax_sim.errors import UserError
+from fedjax_sim.methods.pfedrlla import mhae
+from fedjax_sim.methods.pfedrlla.encoder import features
+from fedjax_sim.runner.config import Config
+from fedjax_sim.runner.directory import RunDirectory
+from fedjax_sim.runner.execute import execute
+from fedjax_sim.runner.prepare import Setup, load_federation, prepare, want_host_devices
+from fedjax_sim.runner.profile import best_of
+
+# accuracy after 500 rounds, %, E = 1 where the paper has it (s = 5, its Table 3), else E = 5 (Table 1)
+PUBLISHED: dict[tuple[int, str], tuple[float, int]] = {
+    (2, "local"): (82.88, 5),
+    (2, "fedavg"): (86.26, 5),
+    (2, "fedavg_ft"): (89.61, 5),
+    (2, "pfedrlla"): (90.81, 5),
+    (5, "local"): (61.17, 5),
+    (5, "fedavg"): (77.46, 1),
+    (5, "fedavg_ft"): (78.35, 1),
+    (5, "pfedrlla"): (80.14, 1),
+}
+SEEDS = (0, 1, 2)
+PRETRAINED = "agent,server.encoder"
+AS_PUBLISHED = {"lr": 1e-3, "critic_lr": 1e-3, "logit_penalty": 0.0, "action_scale": 1.0, "critic_steps": 0}
+
+
+class Rows:
+    """Finished rows of one part, by name."""
+
+    def __init__(self, folder: pathlib.Path, part: str):
+        folder.mkdir(parents=True, exist_ok=True)
+        self.path = folder / f"{part}.jsonl"
+        lines = self.path.read_text().splitlines() if self.path.exists() else []
+        self.done: dict[str, dict[str, Any]] = {row["name"]: row for row in map(json.loads, lines)}
+
+    def get(self, name: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        if name not in self.done:
+            self.done[name] = {"name": name, **make()}
+            with open(self.path, "a") as file:
+                file.write(json.dumps(self.done[name]) + "\n")
+        return self.done[name]
+
+    def table(self, columns: list[str]) -> None:
+        """The rows as FOLDER/PART.csv and on the screen."""
+        with open(self.path.with_suffix(".csv"), "w", newline="") as file:
+            writer = csv.DictWriter(file, ["name", *columns], extrasaction="ignore")
+            writer.writeheader()
+            writer.writerows(self.done.values())
+        for row in self.done.values():
+            cells = ((c, row.get(c)) for c in columns)
+            print(
+                f"{row['name']:28s} " + "  ".join(f"{c} {v:.4g}" if isinstance(v, float) else f"{c} {v}" for c, v in cells)
+            )
+
+
+def figure(path: pathlib.Path, draw: Callable[[Any], None], wide: int = 1) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    made, axes = plt.subplots(1, wide, figsize=(5 * wide, 4), layout="constrained")
+    draw(axes)
+    made.savefig(path, dpi=120)
+    plt.close(made)
+
+
+# ---- designed federations -----------------------------------------------------------------------------------------
+DIAGNOSTICS = (
+    "reward",
+    "r3",
+    "val_mixed",
+    "weight_self",
+    "weight_entropy",
+    "embedding_cosine",
+    "encoder_loss",
+    "encoder_live",
+    "agent_live_policy",
+    "agent_live_critic",
+    "agent_sensitivity",
+    "agent_value_error",
+)
+
+
+def small(args: argparse.Namespace) -> dict[str, Any]:
+    return {"side": args.side, "embedding": args.embedding, "random_rounds": min(50, args.designed_rounds // 3)}
+
+
+def pretrained_groups(args: argparse.Namespace, **more: Any) -> dict[str, Any]:
+    """3 groups of 3 clients, pre-trained: the agent's weights, and the diagnostics at the end (means of 10 rounds)."""
+    fed, group = designed.grouped(3, 3), np.repeat(np.arange(3), 3)
+    result = designed.trained(fed, args.designed_rounds, **small(args), **more)
+    found = designed.allocation(result)
+    last = {k: statistics.fmean(row[k] for row in result.rounds[-10:]) for k in DIAGNOSTICS}
+    last["round_r3"] = last.pop("r3")  # of the actions taken, noise and all; r3 below is the policy's
+    return dict(
+        **designed.heatmap_figures(found, group),
+        **designed.run_silhouettes(result, group),
+        **last,
+        rounds=args.designed_rounds,
+        accuracy=result.rows[-1]["resident_mean"],
+        weights=found["weights"].tolist(),
+        wanted=found["wanted"].tolist(),
+        peers=found["peers"].tolist(),
+        curve=[row["reward"] for row in result.rounds],
+    )
+
+
+def heatmap(args: argparse.Namespace, out: pathlib.Path) -> None:
+    rows = Rows(out, "heatmap")
+    row = rows.get("reward (1, 1, 2)", lambda: pretrained_groups(args))
+    rows.get("r3 alone (0, 0, 2)", lambda: pretrained_groups(args, beta1=0.0, beta2=0.0))
+    shown = [k for k in row if k not in ("name", "weights", "wanted", "peers", "curve")]
+    rows.table(shown)
+
+    def draw(axes: Any) -> None:
+        for axis, name in zip(axes, ("weights", "wanted"), strict=False):
+            axis.imshow(np.asarray(row[name]).T, cmap="viridis", vmin=0)
+            axis.set(title=f"{name} (last row: itself)", xlabel="target client", ylabel="weighed client")
+        axes[2].plot(row["curve"], alpha=0.3)
+        kernel = min(20, len(row["curve"]))
+        axes[2].plot(np.convolve(row["curve"], np.ones(kernel) / kernel, "valid"))
+        axes[2].set(xlabel="round", ylabel="reward (mean of the round; moving average)")
+
+    figure(out / "heatmap.png", draw, 3)
+
+
+def embeddings(args: argparse.Namespace, out: pathlib.Path) -> None:
+    rows, group = Rows(out, "embeddings"), np.repeat(np.arange(5), 6)
+
+    def make() -> dict[str, Any]:
+        fed = designed.grouped(5, 6)
+        found = designed.embeddings(fed, group, args.encoder_steps, 10.0, args.side, args.embedding)
+        flat = {k: v.tolist() for k, v in found["points"].items() if k.endswith("_2d")}
+        return dict(points=flat, losses=found["losses"], **found["silhouette"])
+
+    row = rows.get("five groups", make)
+    rows.table([k for k in row if k.split("_")[0] in ("mhae", "pca")])
+    print(f"reconstruction loss {row['losses'][0]:.5f} -> {row['losses'][-1]:.5f} in {len(row['losses'])} passes")
+
+    def draw(axes: Any) -> None:
+        for axis, name in zip(axes, ("mhae_2d", "pca_weights_2d", "pca_projected_2d"), strict=True):
+            points = np.asarray(row["points"][name])
+            axis.scatter(*points.T, c=group, cmap="tab10")
+            axis.set(title=f"{name}: silhouette {row[name]:.2f}")
+
+    figure(out / "embeddings.png", draw, 3)
+
+
+def alive(args: argparse.Namespace, out: pathlib.Path) -> None:
+    rows = Rows(out, "alive")
+    published = {f"agent.{k}": v for k, v in AS_PUBLISHED.items()}
+    rows.get("as shipped", lambda: pretrained_groups(args))
+    rows.get("as published", lambda: pretrained_groups(args, **published))
+    rows.get("as published, tanh", lambda: pretrained_groups(args, **published, **{"agent.tanh_logits": True}))
+    rows.table(["accuracy", "same", "other", "itself", *DIAGNOSTICS])
+
+
+# ---- CIFAR-10 -----------------------------------------------------------------------------------------------------
+def base_config(args: argparse.Namespace, classes: int, **more: Any) -> Config:
+    return Config(
+        **dict(
+            dataset=args.dataset,
+            data_dir=args.data_dir,
+            partition=f"pathological:{classes}",
+            protocol="pfedrlla",
+            norm="pfllib",
+            model=args.model,
+            clients=args.clients,
+            participation="0.1",
+            rounds=500,
+            epochs=1.0,
+            batch_size=64,
+            lr=args.lr,
+            momentum=0.5,
+            weight_decay=0.0,
+            evaluations=("resident",),
+            chunk=args.chunk,
+            devices=args.devices,
+            probe=True,
+        )
+        | more
+    )
+
+
+def of_agent(args: argparse.Namespace) -> dict[str, Any]:
+    return {"side": args.side, "embedding": args.embedding, "random_rounds": min(50, args.pretrain_rounds // 3)}
+
+
+def pretrained(args: argparse.Namespace, out: pathlib.Path) -> str:
+    """The run directory of the pre-training (s = 4, bodies at home), made once: RUN:agent,server.encoder."""
+    folder = out / "pretrain"
+    if not (folder / "summary.json").exists():
+        config = base_config(args, 4, method="pfedrlla", options={**of_agent(args), "regime": "pretrain"})
+        config = dataclasses.replace(config, rounds=args.pretrain_rounds, eval_every=args.pretrain_rounds, seed=1000)
+        execute(prepare(config, measure=False), RunDirectory(folder))
+    return f"{folder}:{PRETRAINED}"
+
+
+def both(correct: Any, count: Any) -> dict[str, float]:
+    correct, count = np.asarray(correct, np.float64), np.asarray(count, np.float64)
+    seen = count > 0
+    return dict(mean=float((correct[seen] / count[seen]).mean()), pooled=float(correct.sum() / count.sum()))
+
+
+def within(setup: Setup, minutes: float, most: int, evaluate_every: int) -> dict[str, Any]:
+    """Rounds until the time is up, at least one; the start of the run and compilation are not in it."""
+    sim, method = setup.simulation, setup.config.method
+    began = time.perf_counter()
+    state, data = layouts.place(sim.layout, setup.first_state(), sim.data)
+    step = jax.jit(sim.round, donate_argnums=0)
+    started = time.perf_counter() - began
+    before, count = np.zeros(sim.env.num_clients), np.zeros(sim.env.num_clients)
+    seconds: list[float] = []
+    curve: list[dict[str, Any]] = []
+    while len(seconds) < most:
+        began = time.perf_counter()
+        state, log = step(state, data)
+        log = layouts.as_numpy(log)
+        seconds.append(time.perf_counter() - began)
+        who = log["probe_ids"] >= 0
+        before[log["probe_ids"][who]], count[log["probe_ids"][who]] = log["probe_before"][who], log["probe_count"][who]
+        last = len(seconds) == most or sum(seconds[1:]) + seconds[-1] > 60 * minutes
+        if last or len(seconds) % evaluate_every == 0:
+            score = layouts.as_numpy(sim.evaluate(state, data))["resident"]
+            point = {f"ap_{k}": v for k, v in both(score["correct"], score["count"]).items()}
+            point |= {f"bp_{k}": v for k, v in both(before, count).items()}
+            extra = {k: float(log[k]) for k in DIAGNOSTICS if k in log}
+            curve.append(dict(round=len(seconds), seconds=sum(seconds), **point, **extra))
+            print(f"{method} {curve[-1]}", file=sys.stderr, flush=True)
+        if last:
+            break
+    row = dict(rounds=len(seconds), round_seconds=statistics.median(seconds[1:] or seconds), start_seconds=started)
+    if sim.method.adapts:  # fine-tuned at evaluation: once, at the end, outside the budget
+        score = layouts.as_numpy(sim.adapt(state, data))["personal"]
+        curve[-1] |= {f"ap_{k}": v for k, v in both(score["correct"], score["count"]).items()}
+    return dict(**row, **{k: v for k, v in curve[-1].items() if k != "round"}, curve=curve)
+
+
+def table(args: argparse.Namespace, out: pathlib.Path) -> None:
+    rows = Rows(out, "table")
+    for classes in args.classes:
+        fed = None
+        for name in args.methods.split(","):
+            if f"s={classes} {name}" in rows.done:
+                continue
+            config = base_config(args, classes, method=name)
+            if config.method == "fedavg_ft":
+                config = dataclasses.replace(config, evaluations=("resident", "personal"))
+            if name == "pfedrlla":
+                config = dataclasses.replace(config, options=of_agent(args), start_from=pretrained(args, out))
+            fed = fed or load_federation(config)
+            setup = prepare(config, fed=fed, loaded=True, measure=False)
+            found = within(setup, args.minutes, args.rounds, args.evaluate_every)
+            published = PUBLISHED.get((classes, name)) if args.dataset == "cifar10" else None
+            label = dict(published_500=published and published[0], published_epochs=published and published[1])
+            rows.get(f"s={classes} {name}", lambda found=found, label=label: found | label)
+    columns = ["rounds", "ap_mean", "ap_pooled", "bp_mean", "bp_pooled", "published_500", "published_epochs"]
+    rows.table([*columns, "round_seconds", "start_seconds"])
+
+    def draw(axis: Any) -> None:
+        for row in rows.done.values():
+            axis.plot([p["round"] for p in row["curve"]], [p["ap_mean"] for p in row["curve"]], label=row["name"])
+        axis.set(xlabel="round", ylabel="accuracy of resident models")
+        axis.legend()
+
+    figure(out / "table.png", draw)
+
+
+def three_seeds(args: argparse.Namespace, out: pathlib.Path) -> None:
+    """Same cohorts, weights and first training; only the weights of the heads differ."""
+    rows = Rows(out, "three_seeds")
+    for seed in SEEDS[: args.seeds]:
+        for head in ("agent", "weighted", "even"):
+            name = f"s={args.classes[0]} head={head} seed={seed}"
+            if name in rows.done:
+                continue
+            options: dict[str, Any] = {"head": head} if head != "agent" else of_agent(args)
+            config = base_config(args, args.classes[0], method="pfedrlla", options=options, seed=seed)
+            if head == "agent":
+                config = dataclasses.replace(config, start_from=pretrained(args, out))
+            setup = prepare(config, measure=False)
+            rows.get(name, lambda setup=setup: within(setup, args.minutes, args.rounds, args.evaluate_every))
+    rows.table(["rounds", "ap_mean", "ap_pooled", "bp_mean", "bp_pooled", *DIAGNOSTICS])
+    for other in ("weighted", "even"):
+        pairs = [
+            (row["ap_mean"] - theirs["ap_mean"], row["bp_mean"] - theirs["bp_mean"])
+            for name, row in rows.done.items()
+            if "head=agent" in name and (theirs := rows.done.get(name.replace("head=agent", f"head={other}")))
+        ]
+        ap, bp = np.array(pairs).T * 100
+        print(f"agent minus {other}, points by seed: AP {ap.round(2).tolist()} BP {bp.round(2).tolist()}")
+
+
+def cost(args: argparse.Namespace, out: pathlib.Path) -> None:
+    """The regime finetune. Whole rounds with and without the agent (the difference holds the two validation scores too), and
+    the stages one by one, best of three, where what is done every 10 rounds counts a tenth. A stage alone copies the state
+    that a whole round changes in place (168 MB of encoder, 113 MB of memory), so the stages overstate.
+    """
+    rows = Rows(out, "cost")
+
+    def make() -> dict[str, Any]:
+        options = {**of_agent(args), "regime": "finetune", "random_rounds": 0, "initial_training": False}
+        setup = prepare(base_config(args, args.classes[0], method="pfedrlla", options=options, probe=False), measure=False)
+        sim = setup.simulation
+        r, (state, data) = sim.stages, layouts.place(sim.layout, setup.first_state(), sim.data)
+        m, layers = sim.env.cohort, state.clients.own.features.shape[1]
+        functions = mhae(args.side, args.embedding)
+        heads, use = jnp.ones((m, layers, args.side**2)) / args.side, jnp.ones(m, bool)
+        announce = jax.jit(sim.orders)
+        train = jax.jit(lambda s, d, o: stages.train(r, sim.open(d), s, o))
+        aggregate = jax.jit(lambda s, d, o, t: stages.aggregate(r, sim.open(d), s, o, t))
+        learn = jax.jit(lambda s, d, *rest: stages.learn(r, sim.open(d), s, *rest))
+        teach = jax.jit(functions.train)
+        orders, told = best_of(lambda: announce(state, data), 3)
+        local, done = best_of(lambda: train(state, data, told), 3)
+        aggregation, (server, cohort, _) = best_of(lambda: aggregate(state, data, told, done), 3)
+        full = state._replace(agent=filled(state.agent))
+        update, _ = best_of(lambda: learn(full, data, told, server, done.clients, cohort), 3)
+        training, _ = best_of(lambda: teach(server.encoder, heads, use), 3)
+        net = jax.tree.map(lambda a: a[0], state.clients.resident)
+        project = jax.jit(lambda n: features(n["params"], sim.env.model.dense, args.side))
+        one, _ = best_of(lambda: project(net), 3)
+        agent = orders + update / 10
+        encoder = training / 10 + aggregation + m * one
+        return dict(
+            local=local,
+            acting=orders,
+            agent_update=update,
+            encoder_training=training,
+            aggregation_without=aggregation,
+            projections=m * one,
+            agent_share=agent / local,
+            encoder_share=encoder / local,
+            server_share=(agent + encoder) / local,
+            paper_agent_share=0.16 / 2.37,
+            paper_encoder_share=0.94 / 2.37,
+        )
+
+    def fused() -> dict[str, Any]:
+        """Whole rounds in turn, with and without an agent, between two updates: medians, processor seconds beside."""
+        without: dict[str, Any] = {"head": "weighted", "initial_training": False}
+        options = {**of_agent(args), "regime": "finetune", "random_rounds": 0, "initial_training": False}
+        base = base_config(args, args.classes[0], method="pfedrlla", probe=False)
+        fed = load_federation(base)
+        setups = (
+            prepare(dataclasses.replace(base, options=o), fed=fed, loaded=True, measure=False) for o in (without, options)
+        )
+        plain, steered = map(Stepper, setups)
+        for i in range(1 + args.cost_rounds):
+            plain(count=i > 0)
+            steered(count=i > 0)
+        return dict(
+            round_without=statistics.median(plain.seconds),
+            round_with=statistics.median(steered.seconds),
+            extra_share=median_ratio(plain.seconds, steered.seconds) - 1,
+            extra_share_cpu=median_ratio(plain.cpu_seconds, steered.cpu_seconds) - 1,
+        )
+
+    rows.get(f"{args.dataset} {args.model}, whole rounds", fused)
+    rows.get(f"{args.dataset} {args.model}, stages", make)
+    rows.table(sorted({k for row in rows.done.values() for k in row if k != "name"}))
+
+
+def filled(agent: Any) -> Any:
+    """The agent in a round in which it learns, with a memory to learn from."""
+    replay = agent.replay._replace(size=jnp.int32(1000), cursor=jnp.int32(1000))
+    return agent._replace(replay=replay, rounds=jnp.int32(9))
+
+
+PARTS = dict(
+    heatmap=heatmap, embeddings=embeddings, alive=alive, cost=cost, table=table, three_seeds=three_seeds
+)  # by name, in this order
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--part", default="heatmap,embeddings,alive", help="joined by commas, of " + ", ".join(PARTS))
+    parser.add_argument("--out", default="runs/pfedrlla", metavar="FOLDER")
+    parser.add_argument("--dataset", default="cifar10")
+    parser.add_argument("--data-dir", default=None)
+    parser.add_argument("--model", default="cnn4")
+    parser.add_argument("--clients", type=int, default=100)
+    parser.add_argument("--classes", type=int, nargs="+", default=[2, 5], help="classes per client")
+    parser.add_argument("--methods", default="local,fedavg,fedavg_ft,pfedrlla")
+    parser.add_argument("--lr", type=float, default=0.01)
+    parser.add_argument("--minutes", type=float, default=20.0, help="per method")
+    parser.add_argument("--rounds", type=int, default=500, help="at most, per method")
+    parser.add_argument("--evaluate-every", type=int, default=10, metavar="K")
+    parser.add_argument("--pretrain-rounds", type=int, default=150, help="the paper: 600")
+    parser.add_argument("--seeds", type=int, default=len(SEEDS), help="of the three that are fixed")
+    parser.add_argument("--designed-rounds", type=int, default=300, help="of heatmap and alive")
+    parser.add_argument("--encoder-steps", type=int, default=60, help="passes over the heads in embeddings")
+    parser.add_argument("--cost-rounds", type=int, default=5, help="timed rounds, at most 8 lie between two updates")
+    parser.add_argument("--side", type=int, default=32)
+    parser.add_argument("--embedding", type=int, default=128)
+    parser.add_argument("--chunk", default="1")
+    parser.add_argument("--devices", default="auto")
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = make_parser().parse_args(argv)
+    try:
+        for name in args.part.split(","):
+            if name not in PARTS:
+                raise UserError(f"there is no part '{name}'; allowed: {', '.join(PARTS)}")
+        want_host_devices(Config(devices=args.devices))
+        for name in args.part.split(","):
+            PARTS[name](args, pathlib.Path(args.out))
+    except UserError as problem:
+        print(f"benchmarks.pfedrlla: {problem}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,156 @@
+"""Federations designed so that the right answer is known: groups of clients that mean the same by a label.
+
+Used by `benchmarks.pfedrlla` and by the tests: the weight heat-map, the embeddings of five groups, and whether the agent is
+alive. Real digits by default; any dataset by name.
+"""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_sim.data.federation import Federation
+from fedjax_sim.data.sources import load
+from fedjax_sim.engine import layout as layouts
+from fedjax_sim.errors import UserError
+from fedjax_sim.methods.pfedrlla import mhae, pca
+from fedjax_sim.methods.pfedrlla.reward import preferred, terms
+from fedjax_sim.runner.config import Config
+from fedjax_sim.runner.driver import Result
+from fedjax_sim.runner.execute import run
+from fedjax_sim.runner.prepare import prepare
+
+LOCAL: dict[str, Any] = dict(
+    model="mlp",  # all head: nothing but the agent's weights decides what is mixed
+    participation="1",
+    batch_size=16,
+    lr=0.1,
+    momentum=0.5,
+    weight_decay=0.0,
+    evaluations=("resident",),
+    chunk="1",
+    devices="1",
+)
+
+
+def grouped(
+    groups: int, per_group: int, rows: int = 200, dataset: str = "digits", data_dir: str | None = None
+) -> Federation:
+    """`groups · per_group` clients with all classes; group g calls class c by the name c + g·(classes / groups).
+
+    Models of one group help each other and models of two groups contradict each other, whatever a body could do about
+    it. 65/15/20 train/val/test; nobody shares an image.
+    """
+    data = load(dataset, data_dir)
+    if not 2 <= groups <= data.classes:
+        raise UserError(f"groups {groups} is not allowed; use 2 to {data.classes}, the classes of '{dataset}'")
+    x, y = np.concatenate([data.x_train, data.x_test]), np.concatenate([data.y_train, data.y_test])
+    order = np.random.default_rng(21).permutation(len(y))
+    size = min(rows, len(y) // (groups * per_group))
+    y, lists = y.copy(), {"train": [], "val": [], "test": []}
+    for client in range(groups * per_group):
+        own = order[client * size : (client + 1) * size]
+        y[own] = (y[own] + client // per_group * (data.classes // groups)) % data.classes
+        for split, part in zip(lists, np.split(own, [int(0.65 * size), int(0.80 * size)]), strict=True):
+            lists[split].append(part)
+    return Federation.from_arrays(x, y, lists, classes=data.classes, name=f"{dataset} in {groups} groups")
+
+
+def trained(
+    fed: Federation, rounds: int, *, regime: str = "pretrain", out: pathlib.Path | None = None, **more: Any
+) -> Result:
+    """A run of pFedRLLA with everybody in every round, always in the same order, as in the paper's heat-map."""
+    options = LOCAL | dict(cohorts=[list(range(fed.num_clients))], epochs=1.0, eval_every=rounds, regime=regime)
+    return run("pfedrlla", fed, out=out, rounds=rounds, **{**options, **more})
+
+
+def allocation(result: Result) -> dict[str, np.ndarray]:
+    """Of the next round, without noise: weights and V_k [N, m+1], whose models are weighed [m], and for whom [N]."""
+    sim = result.setup.simulation
+    state, data = layouts.place(sim.layout, jax.tree.map(jnp.copy, result.state), sim.data)
+
+    def announced(state: Any, data: Any) -> tuple:
+        told = sim.orders(state, data)
+        server, usable = told.server, jnp.append(told.server.reported, True)
+        mine = told.observed.reshape(len(told.observed), -1, server.embedded.shape[1])[:, -1]  # e_k
+        wanted = jax.vmap(lambda e: preferred(e, server.embedded, usable, "paper"))(mine)
+        return told.info.policy, wanted, server.previous, told.slots.ctx.id
+
+    weights, wanted, peers, ids = layouts.as_numpy(jax.jit(announced)(state, data))
+    return dict(weights=weights, wanted=wanted, peers=peers, ids=ids)
+
+
+def heatmap_figures(found: dict[str, np.ndarray], group: np.ndarray) -> dict[str, float]:
+    """Mean weight of one other client of the same group, of another group, and of the client itself; r3 beside uniform."""
+    peers, ids, weights = found["peers"], found["ids"], found["weights"]
+    other = peers[None] != ids[:, None]
+    same = other & (group[peers][None] == group[ids][:, None])
+    far = other & (group[peers][None] != group[ids][:, None])
+    r3 = lambda action: float(np.mean(terms(np.float32(0), np.float32(0), action, found["wanted"], 1.0, "paper")[2]))
+    itself = weights[:, -1] + np.where(other, 0, weights[:, :-1]).sum(1)
+    return dict(
+        same=float(weights[:, :-1][same].mean()),
+        other=float(weights[:, :-1][far].mean()),
+        itself=float(itself.mean()),
+        wanted_same=float(found["wanted"][:, :-1][same].mean()),
+        wanted_other=float(found["wanted"][:, :-1][far].mean()),
+        r3=r3(weights),
+        r3_uniform=r3(np.full_like(weights, 1 / weights.shape[1])),
+    )
+
+
+def run_silhouettes(result: Result, group: np.ndarray) -> dict[str, float]:
+    """Of the run's own embeddings and of PCA of the same models, after its last round."""
+    clients, encoder = result.state.clients, result.state.server.encoder
+    options, env = result.setup.config.options, result.setup.simulation.env
+    functions = mhae(int(options.get("side", 32)), int(options.get("embedding", 128)), dtype=env.dtype)
+    points = jax.jit(functions.embed)(encoder, jnp.asarray(clients.own.features))
+    raw = jnp.concatenate([jnp.reshape(a, (len(group), -1)) for a in jax.tree.leaves(clients.resident["params"])], 1)
+    return dict(
+        silhouette_mhae=silhouette(np.asarray(points), group),
+        silhouette_pca=silhouette(np.asarray(pca(raw, len(group) - 1)), group),
+    )
+
+
+# ---- embeddings ---------------------------------------------------------------------------------------------------
+def silhouette(points: np.ndarray, group: np.ndarray) -> float:
+    """Mean over points of (b − a) / max(a, b): a, b the mean distances to its own and to the nearest other group.
+
+    >>> round(silhouette(np.array([[0.0], [0.1], [5.0], [5.1]]), np.array([0, 0, 1, 1])), 2)
+    0.98
+    """
+    apart = np.sqrt(np.square(points[:, None] - points[None]).sum(-1))
+    values = []
+    for i, g in enumerate(group):
+        own = (group == g) & (np.arange(len(group)) != i)
+        a = apart[i, own].mean()
+        b = min(apart[i, group == h].mean() for h in set(group.tolist()) - {g})
+        values.append((b - a) / max(a, b))
+    return float(np.mean(values))
+
+
+def embeddings(fed: Federation, group: np.ndarray, steps: int, epochs: float, side: int, embedding: int) -> dict[str, Any]:
+    """MHAE trained on the heads of clients that trained alone, and PCA of the same heads: points, silhouettes, losses."""
+    config = Config("pfedrlla", options=dict(side=side, embedding=embedding, regime="finetune"), epochs=epochs, **LOCAL)
+    setup = prepare(config, fed=fed)
+    clients = setup.first_state().clients
+    seen, functions = jnp.asarray(clients.own.features), mhae(side, embedding)
+    train = jax.jit(lambda e, x: functions.train(e, x, jnp.ones(x.shape[0], bool)), donate_argnums=0)
+    encoder, losses = functions.init(seen.shape[1]), []
+    for _ in range(steps):
+        encoder = train(encoder, seen)
+        losses.append(float(encoder.loss))
+    raw = jnp.concatenate([a.reshape(len(group), -1) for a in jax.tree.leaves(clients.resident["params"])], 1)
+    dims = min(embedding, len(group) - 1)
+    points = dict(
+        mhae=functions.embed(encoder, seen),
+        pca_weights=pca(raw, dims),
+        pca_projected=pca(seen.reshape(len(group), -1), dims),
+    )
+    flat = {f"{name}_2d": pca(value, 2) for name, value in points.items()}
+    found = {name: np.asarray(value) for name, value in (points | flat).items()}
+    return dict(points=found, losses=losses, silhouette={k: silhouette(v, group) for k, v in found.items()})

@@ -1,0 +1,56 @@
+"""The evidence of pFedRLLA on a small scale: rows, figures, and that finished rows are not computed again."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+
+from benchmarks import pfedrlla, pfedrlla_designed
+
+TINY = "--side 4 --embedding 6 --designed-rounds 6 --encoder-steps 3 --devices 1"
+SMALL = "--dataset digits --model mlp --clients 10 --classes 4 --minutes 0 --rounds 2 --pretrain-rounds 3"
+
+
+def test_designed_parts(tmp_path, capsys, monkeypatch):
+    words = ["--part", "heatmap,embeddings", "--out", str(tmp_path), *TINY.split()]
+    assert pfedrlla.main(words) == 0
+    row = json.loads((tmp_path / "heatmap.jsonl").read_text().splitlines()[0])
+    weights = np.array(row["weights"])
+    assert weights.shape == (9, 10) and np.allclose(weights.sum(1), 1, atol=1e-4) and len(row["curve"]) == 6
+    assert all((tmp_path / name).stat().st_size > 1000 for name in ("heatmap.png", "embeddings.png"))
+    assert "mhae" in (tmp_path / "embeddings.csv").read_text() and "silhouette" not in capsys.readouterr().err
+    monkeypatch.setattr(pfedrlla_designed, "trained", None)  # what is finished is read
+    monkeypatch.setattr(pfedrlla_designed, "embeddings", None)
+    assert pfedrlla.main(words) == 0
+
+
+def test_table_beside_the_published(tmp_path, capsys):
+    assert (
+        pfedrlla.main(
+            ["--part", "table", "--out", str(tmp_path), *TINY.split(), *SMALL.split(), "--methods", "local,pfedrlla"]
+        )
+        == 0
+    )
+    rows = {row["name"]: row for row in map(json.loads, (tmp_path / "table.jsonl").read_text().splitlines())}
+    assert set(rows) == {"s=4 local", "s=4 pfedrlla"}
+    assert all(0 <= row[k] <= 1 for row in rows.values() for k in ("ap_mean", "ap_pooled", "bp_mean", "bp_pooled"))
+    assert "reward" in rows["s=4 pfedrlla"]["curve"][-1] and "s=4 pfedrlla" in capsys.readouterr().out
+
+
+def test_a_part_that_is_not_there(capsys):
+    assert pfedrlla.main(["--part", "heat"]) == 2
+    assert "there is no part 'heat'; allowed: heatmap" in capsys.readouterr().err
+
+
+def test_groups_contradict_each_other():
+    """The same digit has another name in every group, and nobody shares an image."""
+    fed = pfedrlla_designed.grouped(3, 2, rows=60)
+    rows = [np.concatenate([fed.client_rows(k, s) for s in ("train", "val", "test")]) for k in range(6)]
+    assert len(set(np.concatenate(rows).tolist())) == 360
+    from fedjax_sim.data.sources import load
+
+    data = load("digits")
+    y = np.concatenate([data.y_train, data.y_test])
+    for client, own in enumerate(rows):
+        assert np.array_equal(np.asarray(fed.y)[own], (y[own] + client // 2 * 3) % 10)

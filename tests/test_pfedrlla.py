@@ -1,0 +1,393 @@
+"""pFedRLLA against NumPy, against the rules it contains, against forced agents; its regimes and its rewards."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+from tiny import M, N, assert_close, close, same_bits, start
+
+from fedjax_sim.cli.main import main
+from fedjax_sim.engine.layout import Layout, make_layout
+from fedjax_sim.engine.participation import Participation
+from fedjax_sim.engine.simulation import simulate
+from fedjax_sim.errors import UserError
+from fedjax_sim.local import losses, optim
+from fedjax_sim.methods import make_method
+from fedjax_sim.methods.pfedrlla import RULES, part_weights
+from fedjax_sim.methods.pfedrlla.control import ALIVE
+from fedjax_sim.methods.pfedrlla.regimes import Schedule
+from fedjax_sim.methods.pfedrlla.reward import preferred, terms
+from fedjax_sim.models import build
+from fedjax_sim.types import Env
+
+SMALL = {"side": 4, "embedding": 6, "agent.batch": 4, "agent.capacity": 64, "head_layers": "last"}
+
+
+def forced(method, weights):
+    """The method with an agent that always says weights(observation) [m+1], and learns nothing."""
+    from agents.types import Agent, Info
+
+    def act(state, observation, key, available=None):
+        action = weights(observation)
+        return action, Info(jnp.zeros(()), jnp.zeros(()), action, available)
+
+    agent = Agent("forced", lambda key: (), act, lambda state, transitions, key: (state, {}))
+    return method._replace(control=method.control._replace(agent=lambda env: agent))
+
+
+def simulation(method=None, participants: int = M, chunk: int = 1, devices: int = 1, stored="all", started=(), **options):
+    """A small net whose body is fc1 and whose head is fc; options of pfedrlla unless a method is given."""
+    fed = tiny.federation()
+    method = method or make_method("pfedrlla", **{**SMALL, **options})
+    env = Env(
+        build("mlp", fed.shape, fed.classes, hidden=(5,)),
+        losses.make_loss("ce", fed.classes),
+        optim.Sgd(0.9, 5e-4),
+        N,
+        participants,
+        tiny.BATCH,
+        2.0,
+        2.0,
+        rounds=8,
+        started=started,
+    )
+    everyone = Participation(participants, participants, tuple(range(N)))
+    layout: Layout = make_layout(chunk, devices)
+    rate = optim.schedule("constant", 0.05, 8)
+    return simulate(
+        method, env, fed, everyone, layout, lr=rate, evaluations=("resident",), eval_every=2, capacity=2, stored=stored
+    )
+
+
+@pytest.fixture(scope="module")
+def scratch():
+    return simulation(random_rounds=1, every=1)
+
+
+@pytest.fixture(scope="module")
+def moved(scratch):
+    """(sim, state, data) after two rounds: clients differ, and K' is not the cohort."""
+    state, data = start(scratch)
+    for _ in range(2):
+        state = scratch.examine(state, data)[0]
+    return scratch, state, data
+
+
+COMPILED: dict = {}
+
+
+def announced(sim):
+    """Compiled once: (state, data) -> (orders, the mixture of every participant [M, …])."""
+
+    def both(state, data):
+        told = sim.orders(state, data)
+        env = dataclasses.replace(sim.open(data), rows=told.rows)
+        rows = jax.tree.map(lambda a: a[told.slots.row], state.clients)
+        mix = lambda row, slot: sim.method.receive(env, told.server, row, slot.plan, slot.ctx)[1]
+        return told, jax.vmap(mix)(rows, told.slots)
+
+    return COMPILED.setdefault(id(sim), jax.jit(both))
+
+
+def numpy_tree(tree):
+    return jax.tree.map(np.asarray, tree)
+
+
+# ---- the mixture ------------------------------------------------------------------------------------------------------
+def test_mixture_is_a_double_loop(moved):
+    """Body by ρ_j = n_j / (n_k + Σ n), head by the action, over the previous participants and the client itself."""
+    sim, state, data = moved
+    told, mixtures = announced(sim)(state, data)
+    previous, n = np.asarray(state.server.previous), np.asarray(data.fed.size["train"])
+    bank = numpy_tree(state.clients.resident["params"])
+    np.testing.assert_array_equal(told.server.previous, previous)
+    for slot in range(M):
+        k, action = int(told.slots.ctx.id[slot]), np.asarray(told.actions[slot], np.float64)
+        assert abs(action.sum() - 1) < 1e-5 and (action >= 0).all()
+        total = n[k] + sum(n[j] for j in previous)
+        want = jax.tree.map(lambda a, k=k: np.zeros_like(a[k]), bank)
+        for group in ("fc1", "fc"):
+            for leaf in want[group]:
+                for place, j in enumerate([*previous, k]):
+                    weight = n[j] / total if group == "fc1" else action[place]
+                    want[group][leaf] = want[group][leaf] + weight * bank[group][leaf][j]
+        assert_close(want, jax.tree.map(lambda a, s=slot: np.asarray(a[s]), mixtures["params"]), 1e-5)
+
+
+def test_first_round_mixes_its_own_cohort(scratch):
+    state, data = start(scratch)
+    told = announced(scratch)(state, data)[0]
+    np.testing.assert_array_equal(told.server.previous, told.slots.ctx.id)
+    assert told.server.reported.all() and not state.server.reported.any()
+
+
+def test_who_failed_to_report_counts_nothing(moved):
+    sim, state, data = moved
+    missing = state._replace(server=state.server._replace(reported=jnp.array([True, False, False, True])))
+    told = announced(sim)(missing, data)[0]
+    weights = np.asarray(told.slots.plan.weights)  # [M, G, m+1]
+    assert (weights[:, :, 1:3] == 0).all() and (weights[:, :, [0, 3, 4]] > 0).all()
+    np.testing.assert_allclose(weights.sum(-1), 1, atol=1e-5)
+    assert (np.asarray(told.observed).reshape(M, M + 1, -1)[:, 1:3] == 0).all()
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_rules_sum_to_one(rule):
+    sizes, action = jnp.array([3.0, 5.0, 2.0, 7.0]), jnp.array([0.1, 0.0, 0.3, 0.6])
+    for usable in ([True, False, True, True], [False, False, False, True]):
+        found = np.asarray(part_weights(rule, jnp.array([0.4, 0.0, 0.0, 0.6]), sizes, jnp.array(usable)))
+        assert abs(found.sum() - 1) < 1e-6
+        assert rule == "agent" or (found[~np.array(usable)] == 0).all()
+    found = np.asarray(part_weights(rule, action, sizes, jnp.ones(4, bool)))
+    want = {"weighted": sizes / 17, "agent": action, "even": [0.25] * 4, "mean": [1 / 3] * 3 + [0], "local": [0, 0, 0, 1]}
+    np.testing.assert_allclose(found, want[rule], atol=1e-6)
+
+
+# ---- what it reduces to -----------------------------------------------------------------------------------------------
+def rounds_of(sim, count=3):
+    state, data = start(sim)
+    for _ in range(count):
+        state, _, _, nets = sim.examine(state, data)
+    return state, nets
+
+
+def test_own_weight_alone_is_local_training():
+    """Every agent's weight on oneself, bodies at home: after the same first training, the uploads of local training."""
+    alone = lambda observation: jnp.zeros(M + 1).at[-1].set(1.0)
+    options = dict(SMALL, body="local", initial_training=False)
+    ours = simulation(forced(make_method("pfedrlla", **options), alone))
+    local = simulation(make_method("local"))
+    (mine, sent), (theirs, trained) = rounds_of(ours), rounds_of(local)
+    assert_close(trained, sent, 1e-6)
+    assert_close(theirs.clients.resident, mine.clients.resident, 1e-6)
+
+
+def test_size_weights_everywhere_are_the_weighted_rule():
+    """An agent that says n_j / Σ n for the whole net does what body = head = weighted does without an agent."""
+    weighted = simulation(make_method("pfedrlla", body="weighted", head="weighted"))
+    asked = make_method("pfedrlla", **{**SMALL, "body": "agent"})
+    plan = asked.control.plan
+
+    def by_size(env, action, server, ctx):
+        sizes = env.fed.size["train"][jnp.append(server.previous, ctx.id)].astype(env.dtype)
+        return plan(env, sizes / sizes.sum(), server, ctx)
+
+    asked = asked._replace(control=asked.control._replace(plan=by_size))
+    (mine, sent), (theirs, want) = rounds_of(simulation(asked)), rounds_of(weighted)
+    assert weighted.method.control is None and theirs.server.encoder == ()
+    assert_close(want, sent, 1e-6)
+    assert_close(theirs.clients.resident, mine.clients.resident, 1e-6)
+
+
+def test_everybody_trains_before_round_one(scratch):
+    """The start of client k is local training from the common model; without it, the common model."""
+    state, data = start(scratch)
+    bank = numpy_tree(state.clients.resident["params"]["fc1"]["kernel"])
+    assert all((bank[i] != bank[j]).any() for i in range(N) for j in range(i))
+    net = scratch.env.model.init(jax.random.key(0))
+    plain = simulation(initial_training=False)
+    assert close(jax.tree.map(lambda a: a[2], start(plain)[0].clients.resident), net)
+    broken = dataclasses.replace(data.fed, x=np.full_like(data.fed.x, np.nan))
+    sick = dataclasses.replace(scratch, init=simulate_start(scratch, broken))
+    assert close(jax.tree.map(lambda a: a[2], sick.init(0, net).clients.resident), net)  # kept, as others mix it
+
+
+def simulate_start(sim, fed):
+    from fedjax_sim.engine.simulation import start as begin
+
+    return lambda seed, net: begin(sim.stages, sim.data._replace(fed=fed), seed, net)
+
+
+# ---- the reward -------------------------------------------------------------------------------------------------------
+def test_reward_is_the_papers(moved):
+    """r1, r2, r3 from NumPy: accuracies of w_DRL on validation rows before and after the mixture, V_k from cosines."""
+    sim, state, data = moved
+    (told, mixtures), (_, log, _, _) = announced(sim)(state, data), sim.examine(state, data)
+    fed = data.fed
+    e = np.asarray(told.server.embedded, np.float64)
+    expected = []
+    for slot in range(M):
+        k = int(told.slots.ctx.id[slot])
+        mixed, second = (
+            jax.tree.map(lambda a, i=i: np.asarray(a[i]), t["params"])
+            for t, i in ((mixtures, slot), (state.clients.own.second, k))
+        )
+        # one update of the agent has happened, at which every client copies the body at its next participation
+        body = mixed["fc1"] if int(state.clients.own.version[k]) < 1 else second["fc1"]
+        rows = fed.client_rows(k, "val")
+        x, y = np.asarray(fed.x)[rows].reshape(len(rows), -1), np.asarray(fed.y)[rows]
+        hidden = np.maximum(x @ body["kernel"] + body["bias"], 0)
+        before, now = (
+            ((hidden @ head["kernel"] + head["bias"]).argmax(1) == y).mean() for head in (second["fc"], mixed["fc"])
+        )
+        own = np.asarray(told.observed[slot], np.float64)[-6:]
+        near = [(own @ x / np.linalg.norm(own) / np.linalg.norm(x) + 1) / 2 for x in e] + [1.0]
+        r3 = -np.sum((np.asarray(told.actions[slot]) - np.array(near) / sum(near)) ** 2)
+        expected.append(np.exp(now - 1) - 1 + now - before + 2 * r3)
+    assert abs(float(log["reward"]) - np.mean(expected)) < 1e-5
+    assert abs(float(log["r1"] + log["r2"] + 2 * log["r3"]) - float(log["reward"])) < 1e-5
+
+
+def test_similarities_and_forms():
+    e, others = jnp.array([1.0, 0.0]), jnp.array([[0.0, 2.0], [-1.0, 0.0], [3.0, 0.0]])
+    usable = jnp.array([True, True, False, True])
+    np.testing.assert_allclose(preferred(e, others, usable, "paper"), np.array([0.5, 0, 0, 1]) / 1.5, atol=1e-6)
+    far = np.array([1 + 3, 2 + 2, 0])  # cosine and L1 distances of who counts, itself last
+    near = np.exp(-far / 4.0)
+    np.testing.assert_allclose(preferred(e, others, usable, "code")[jnp.array([0, 1, 3])], near / near.sum(), atol=1e-6)
+    action, wanted = jnp.array([0.5, 0.5]), jnp.array([1.0, 0.0])
+    assert float(terms(0.7, 0.5, action, wanted, 0.7, "paper")[2]) == -0.5
+    np.testing.assert_allclose(terms(0.7, 0.5, action, wanted, 0.7, "code"), (0.0, 0.2, -np.sqrt(0.5)), atol=1e-6)
+
+
+def test_switches_of_the_reward():
+    """Weights of the reward, acc_tar, the previous accuracy, the baseline: each changes the reward as its formula says."""
+    even = lambda observation: jnp.full(M + 1, 1 / (M + 1))
+    every = {"beta1": 2.0, "beta2": 0.5, "beta3": 5.0, "acc_tar": 0.5, "acc_pre": "previous", "reward_baseline": True}
+    sim = simulation(forced(make_method("pfedrlla", **SMALL, regime="finetune", **every), even))
+    state, data = start(sim)
+    state = sim.examine(state, data)[0]
+    _, log, ids, _ = sim.examine(state, data)
+    # a second participation starts from the accuracy after the first mixture
+    assert abs(float(log["val_before"]) - np.asarray(state.clients.own.last)[np.asarray(ids)].mean()) < 1e-6
+    # with the baseline the mean of β1 r1 is 0, whatever acc_tar is
+    assert abs(float(log["reward"]) - float(0.5 * log["r2"] + 5 * log["r3"])) < 1e-5
+    assert float(log["r1"]) > float(jnp.exp(-0.5)) - 1 - 1e-6  # acc ≥ 0 and acc_tar = 0.5
+
+
+# ---- regimes ----------------------------------------------------------------------------------------------------------
+def test_schedules_are_the_papers():
+    """Appendix G: the encoder in every round to 50, then every 10; the agent's updates are what w_DRL is told."""
+    plan = Schedule("scratch", 50, 10)
+    due = [r + 1 for r in range(100) if bool(plan.encoder_due(jnp.int32(r)))]
+    assert due == [*range(1, 51), 60, 70, 80, 90, 100]
+    assert [int(plan.versions(jnp.int32(r))) for r in (0, 49, 50, 59, 60, 69, 70)] == [0, 0, 0, 0, 1, 1, 2]
+
+
+def test_pretraining_keeps_bodies_at_home():
+    sim = simulation(regime="pretrain", random_rounds=0)
+    state, data = start(sim)
+    told = announced(sim)(state, data)[0]
+    np.testing.assert_array_equal(told.slots.plan.weights[:, 0], np.eye(M + 1)[[M] * M])  # fc1: only its own
+    assert (np.asarray(told.slots.plan.take) == [0, 1]).all() and state.clients.own.second == ()
+    before = state.server.encoder
+    state = sim.examine(state, data)[0]
+    assert int(state.server.encoder.rounds) == 1 and not same_bits(before.params, state.server.encoder.params)
+
+
+def test_second_model_moves_when_the_agent_has_learned():
+    """w_DRL: the head of every mixture; the body only at the first participation after an update of the agent."""
+    sim = simulation(random_rounds=1, every=3)  # the agent learns in rounds 3, 6, …
+    state, data = start(sim)
+    second = lambda s, g: numpy_tree(s.clients.own.second["params"][g]["kernel"])
+    begin = second(state, "fc1")
+    for t in range(1, 6):
+        old, ids = state, None
+        state, _, ids, _ = sim.examine(state, data)
+        took_part = np.isin(np.arange(N), np.asarray(ids))
+        heads = (second(old, "fc") != second(state, "fc")).any((1, 2))
+        np.testing.assert_array_equal(heads, took_part)
+        bodies = (begin != second(state, "fc1")).any((1, 2))
+        if t <= 3:
+            assert not bodies.any()
+        else:
+            assert bodies[took_part].all()
+
+
+def test_a_pretrained_agent_is_fine_tuned(tmp_path, capsys):
+    """pretrain writes a run directory; run takes agent and encoder over and says what is missing."""
+    common = "--model mlp --set model.hidden=5 --clients 6 --participation 0.5 --epochs 1 --protocol pfedrlla --quiet "
+    common += "--devices 1 --chunk 1 --dataset synthetic:shape=6x6x1,classes=3,train=120,test=30 --evaluate resident "
+    common += (
+        "--set pfedrlla.side=4 --set pfedrlla.embedding=6 --set pfedrlla.agent.batch=4 --set pfedrlla.agent.capacity=64"
+    )
+    first, second = tmp_path / "first", tmp_path / "second"
+    words = f"pretrain pfedrlla --rounds 4 --set pfedrlla.random_rounds=2 --out {first} {common}"
+    assert main(words.split()) == 0
+    assert f"--start-from {first}:agent,server.encoder" in capsys.readouterr().out
+    words = f"run pfedrlla --rounds 2 --set pfedrlla.random_rounds=2 --out {second} {common} --start-from {first}"
+    assert main([*words.split()[:-1], f"{first}:agent,server.encoder"]) == 0
+    from fedjax_sim.runner.execute import resume
+
+    result = resume(second, 3)
+    assert int(result.state.server.encoder.rounds) == 7 and int(result.state.agent.rounds) == 7
+    assert result.state.clients.own.second == ()  # fine-tuning compares real models, on resume too
+    assert main([*words.replace(str(second), str(tmp_path / "third")).split()[:-1], f"{first}:agent"]) == 2
+    assert "not the encoder that the agent sees through; allowed: RUN:agent,server.encoder" in capsys.readouterr().err
+    assert main(["pretrain", "fedavg"]) == 2
+    assert "has nothing to pre-train; allowed: pfedrlla" in capsys.readouterr().err
+
+
+def test_mistakes_are_sentences():
+    for options, words in (
+        ({"regime": "warm"}, "unknown regime of pfedrlla"),
+        ({"head": "size"}, "unknown head of pfedrlla"),
+        ({"beta3": -1.0}, "beta3=-1 is not allowed"),
+        ({"side": 1}, "side=1 is not allowed; use 2 to 256"),
+        ({"agent.update_every": 3}, "set by pfedrlla.every"),
+        ({"agent.hue": 3}, "option of agent 'ddpg'"),
+        ({"head": "weighted", "beta1": 2.0}, "pfedrlla.beta1 is the agent's"),
+    ):
+        with pytest.raises(UserError, match=words.replace("(", r"\(")):
+            make_method("pfedrlla", **options)
+    fed = tiny.federation()
+    without = dataclasses.replace(fed, rows={k: v for k, v in fed.rows.items() if k != "val"})
+    with pytest.raises(UserError, match="allowed: --protocol pfedrlla"):
+        simulate(make_method("pfedrlla"), simulation().env, without, Participation(M, M, tuple(range(N))), lr=lambda t: t)
+
+
+# ---- layouts ----------------------------------------------------------------------------------------------------------
+def test_two_devices_and_host_rows_give_the_same(moved):
+    """The same uploads to 1e-5 on two devices; `--state-on host` the same States; a round reads m rows, not all."""
+    from fedjax_sim.engine.host_rows import on_host, place
+
+    sim, state, data = moved
+    want = sim.examine(state, data)
+    two = simulation(random_rounds=1, every=1, devices=2)
+    there = start(two)
+    where = jax.tree.map(lambda a: a.sharding, there[0])
+    got = two.examine(jax.device_put(numpy_tree(state), where), there[1])
+    assert close(want[3], got[3]) and close(want[0].clients, jax.tree.map(lambda a: a[:N], got[0].clients))
+    host = on_host(simulation(random_rounds=1, every=1, stored="cohort"))
+    far, inputs = place(host.layout, host.init(0, host.env.model.init(jax.random.key(0))), host.data)
+    near, data = start(sim)
+    for _ in range(3):
+        near, far = sim.examine(near, data)[0], host.round(far, inputs)[0]
+    assert close(near.clients, far.clients) and close(near.server, far.server)
+    assert {a.shape[0] for a in jax.tree.leaves(announced(sim)(near, data)[0].rows)} == {M}
+
+
+# ---- the agent --------------------------------------------------------------------------------------------------------
+def bandit(rounds: int = 260, **options):
+    """Rewards −2‖A − V_g‖² for states that show a group g among 96 noisy numbers: (regret, sensitivity, live) at the end."""
+    import agents
+
+    centres = jax.random.normal(jax.random.key(1), (3, 96))
+    wanted = jnp.array([[0.7, 0.1, 0.1, 0.1], [0.1, 0.6, 0.2, 0.1], [0.1, 0.1, 0.1, 0.7]])
+    agent = agents.make("ddpg", 96, 4, hidden=(64, 64), capacity=3000, random_rounds=20, **options)
+
+    def one_round(state, key):
+        groups, noise, act, update = jax.random.split(key, 4)
+        g = jax.random.randint(groups, (10,), 0, 3)
+        seen = centres[g] + 0.2 * jax.random.normal(noise, (10, 96))
+        action, info = jax.vmap(lambda o, k: agent.act(state, o, k))(seen, jax.random.split(act, 10))
+        reward = lambda a: -2 * jnp.square(a - wanted[g]).sum(-1)
+        last = agents.Transition(seen, action, reward(action), seen, jnp.ones(10), jnp.ones(10, bool), info)
+        state, losses = agent.update(state, last, update)
+        return state, (-reward(info.policy).mean(), losses["sensitivity"], losses["live_policy"], losses["live_critic"])
+
+    start = agent.init(jax.random.key(0))
+    found = jax.jit(lambda s: jax.lax.scan(one_round, s, jax.random.split(jax.random.key(2), rounds))[1])(start)
+    return [float(np.asarray(v)[-20:].mean()) for v in found]
+
+
+def test_agent_reaches_the_optimum_of_a_designed_bandit():
+    """The settings of pFedRLLA find the allocation of each group, and all units stay alive."""
+    regret, sensitivity, live_policy, live_critic = bandit(**ALIVE, critic_steps=100, action_scale=40.0)
+    assert regret < 0.01, regret  # uniform weights: 0.49
+    assert sensitivity > 0.2 and live_policy > 0.5 and live_critic > 0.5
