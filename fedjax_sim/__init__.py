@@ -22,12 +22,15 @@ if TYPE_CHECKING:
     from fedjax_sim.errors import UserError
     from fedjax_sim.methods import make_method, register
     from fedjax_sim.models import build, register_model
+    from fedjax_sim.notebook.compare import Comparison, compare
+    from fedjax_sim.notebook.sweep import sweep
     from fedjax_sim.runner.config import Config
     from fedjax_sim.runner.execute import Result, resume, run
     from fedjax_sim.runner.own import register_agent
     from fedjax_sim.runner.prepare import prepare
     from fedjax_sim.runner.seeds import run_seeds
     from fedjax_sim.runner.sinks import Segment, Sink
+    from fedjax_sim.runner.weights import save_net
 
 # imported on first use: the command line's help must not wait for JAX
 _HOME = {
@@ -42,6 +45,9 @@ _HOME = {
     "register_model": "models",
     "register_dataset": "data.sources",
     "register_agent": "runner.own",
+    "Comparison": "notebook.compare",
+    "compare": "notebook.compare",
+    "sweep": "notebook.sweep",
     "Result": "runner.execute",
     "resume": "runner.execute",
     "run": "runner.execute",
@@ -49,8 +55,10 @@ _HOME = {
     "run_seeds": "runner.seeds",
     "Segment": "runner.sinks",
     "Sink": "runner.sinks",
+    "save_net": "runner.weights",
 }
 __all__ = [
+    "Comparison",
     "Config",
     "Federation",
     "Result",
@@ -58,6 +66,7 @@ __all__ = [
     "Sink",
     "UserError",
     "build",
+    "compare",
     "federate",
     "make_method",
     "prepare",
@@ -68,7 +77,9 @@ __all__ = [
     "resume",
     "run",
     "run_seeds",
+    "save_net",
     "simulate",
+    "sweep",
 ]
 
 
@@ -76,3 +87,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'fedjax_sim' has no attribute '{name}'")
     return getattr(importlib.import_module(f"fedjax_sim.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]
