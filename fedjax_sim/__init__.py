@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from fedjax_sim.engine.simulation import simulate
     from fedjax_sim.errors import UserError
     from fedjax_sim.methods import make_method, register
-    from fedjax_sim.models import build, register_model
+    from fedjax_sim.models import build, from_module, register_model
     from fedjax_sim.notebook.compare import Comparison, compare
+    from fedjax_sim.notebook.rounds import Step, rounds
     from fedjax_sim.notebook.sweep import sweep
     from fedjax_sim.runner.config import Config
     from fedjax_sim.runner.execute import Result, resume, run
@@ -42,11 +43,14 @@ _HOME = {
     "make_method": "methods",
     "register": "methods",
     "build": "models",
+    "from_module": "models",
     "register_model": "models",
     "register_dataset": "data.sources",
     "register_agent": "runner.own",
     "Comparison": "notebook.compare",
     "compare": "notebook.compare",
+    "Step": "notebook.rounds",
+    "rounds": "notebook.rounds",
     "sweep": "notebook.sweep",
     "Result": "runner.execute",
     "resume": "runner.execute",
@@ -64,10 +68,12 @@ __all__ = [
     "Result",
     "Segment",
     "Sink",
+    "Step",
     "UserError",
     "build",
     "compare",
     "federate",
+    "from_module",
     "make_method",
     "prepare",
     "register",
@@ -75,6 +81,7 @@ __all__ = [
     "register_dataset",
     "register_model",
     "resume",
+    "rounds",
     "run",
     "run_seeds",
     "save_net",

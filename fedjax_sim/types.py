@@ -115,6 +115,7 @@ class Env:
     rounds: int = _fact(default=0)  # planned rounds: schedules over rounds, `done` of the last transition
     track_confusion: bool = _fact(default=False)
     bn_local: bool = _fact(default=False)  # BatchNorm running statistics stay on the client
+    shuffle: bool = _fact(default=True)  # False: minibatches in the order of the client's rows
     dtype: Any = _fact(default=jnp.float32)
     lanes: int = _fact(default=1)  # clients trained side by side (vmap width); 1 = no vmap, no masking
     fed: Federation = None  # type: ignore[assignment]   # filled in inside the compiled program

@@ -11,7 +11,7 @@ import numpy as np
 from fedjax_sim.errors import UserError, lookup, unknown
 from fedjax_sim.methods import METHODS, controlled, options_of
 from fedjax_sim.options import convert, like, names, plain, real, shown, whole
-from fedjax_sim.runner.config import FOUND, Config
+from fedjax_sim.runner.config import FOUND, FULL, Config
 from fedjax_sim.runner.provenance import DATA_WORDS
 
 DEFAULTS = {name: value for name, value in vars(Config()).items() if name not in FOUND | {"method"}}
@@ -81,6 +81,10 @@ def typed(name: str, value: Any) -> Any:
         if not isinstance(value, (list, tuple)) or not all(isinstance(v, str) for v in value) or not value:
             raise wrong("a list of evaluation modes, such as ('global', 'personal')")
         return tuple(value)
+    if (name, value) in (("batch_size", FULL), ("data_seed", "follow")):
+        return value
+    if name == "shuffle" and isinstance(value, bool):
+        return "on" if value else "off"
     if isinstance(default, dict):
         if not isinstance(value, Mapping):
             raise wrong("a dict of options")
@@ -89,8 +93,8 @@ def typed(name: str, value: Any) -> Any:
         if value is not None and not isinstance(value, (str, os.PathLike)):
             raise wrong("a path")
         return None if value is None else os.fspath(value)
-    if default is None or (name == "data_seed" and value == "follow"):
-        if value is None or value == "follow":
+    if default is None:
+        if value is None:
             return value
         if not (number or isinstance(value, str)):
             raise wrong("a number")
