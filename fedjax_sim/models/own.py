@@ -28,8 +28,8 @@ def as_model(given: Any, shape: tuple[int, int, int], classes: int, dtype: Any, 
         return given
     if not isinstance(given, nn.Module):
         raise UserError(
-            f"{what or f'model= is {shown(repr(given))}, not a name and'} not a Model; a Model comes from fedjax_sim.build or "
-            f"fedjax_sim.from_module, and a flax.linen.Module becomes one"
+            f"{what or f'model= is {shown(repr(given))}, not a name and'} not a Model; a Model comes from fedjax_sim.build "
+            f"or fedjax_sim.from_module, and a flax.linen.Module becomes one"
         )
     model = plain_module(type(given).__name__, given, shape, None, dtype)
     if model.classes < classes:
