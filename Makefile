@@ -15,8 +15,16 @@ $(VENV)/.stamp-test: $(VENV)/.stamp-core
 	$(PIP) -e '.[test]'
 	touch $@
 
-demo: $(VENV)/.stamp-core   ## the main job on embedded real data
-	$(BIN)/fedjax-sim compare fedavg ditto full --rounds 30
+$(VENV)/.stamp-report: $(VENV)/.stamp-core
+	$(PIP) -e '.[report]'
+	touch $@
+
+DEMO := runs/demo-$(shell date +%Y%m%d-%H%M%S)
+
+demo: $(VENV)/.stamp-report   ## four systems beside FedAvg and local training, on embedded real data
+	$(BIN)/fedjax-sim compare fedavg local fedpolicy pfedrlla fedpam qbandit --model mlp --rounds 15 --out $(DEMO)
+	$(BIN)/fedjax-sim report $(DEMO) > /dev/null
+	@echo "report: $(DEMO)/report.html"
 
 test: $(VENV)/.stamp-test   ## the whole test suite
 	$(MAKE) --no-print-directory lint

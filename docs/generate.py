@@ -1,25 +1,38 @@
-"""Writes docs/methods.md from the methods' own docstrings: `python docs/generate.py`. A test keeps it up to date."""
+"""Writes docs/methods.md and docs/api.md from docstrings: `python docs/generate.py`. A test keeps them up to date."""
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import pathlib
+import re
+import sys
+from collections.abc import Callable, Iterator
 
-from fedjax_sim import methods
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))  # this checkout's package, whatever else is installed
 
-PAGE = pathlib.Path(__file__).with_name("methods.md")
-HEAD = """# The methods
+import fedjax_sim  # noqa: E402
+from fedjax_sim import methods  # noqa: E402
+
+METHODS_HEAD = """# The methods
 
 Every method with its equations, what travels, what a client keeps and what is evaluated, as its own file says it. Options
 are given as `--set METHOD.OPTION=VALUE` or as keywords of `fedjax_sim.run`. Made by `python docs/generate.py`.
 
 Wire: floats per participant and round; |w| the model, |φ| the backbone, |ψ| the head, C classes, d feature width.
 """
+API_HEAD = """# The Python interface
+
+Everything that `import fedjax_sim as fs` offers, from the docstrings. Made by `python docs/generate.py`. What a method is
+written with (`fedjax_sim.hooks`, `.local`, `.plans`, `.types`): `docs/add-a-method.md`.
+"""
 
 
-def page() -> str:
+# ---- methods.md -------------------------------------------------------------------------------------------------
+def methods_page() -> str:
     """The whole page."""
-    parts = [HEAD]
+    parts = [METHODS_HEAD]
     by_module: dict[str, list[str]] = {}
     for name in methods.METHODS:
         by_module.setdefault(module_of(name).__name__, []).append(name)
@@ -48,5 +61,70 @@ def section(names: list[str]) -> str:
     return "\n".join([*lines, ""])
 
 
+# ---- api.md -----------------------------------------------------------------------------------------------------
+def api_page() -> str:
+    """Every public name."""
+    return "\n".join([API_HEAD, *(entry(name, getattr(fedjax_sim, name)) for name in fedjax_sim.__all__)])
+
+
+def entry(name: str, value: object) -> str:
+    """One name: how it is called, what it says of itself, and the methods of a class."""
+    text = [inspect.getdoc(value) or ""]
+    if inspect.isclass(value):
+        call = f"class {name}"
+        text += [fields_of(value), *(f"{name}.{member}\n{indented(about)}" for member, about in members(value))]
+    else:
+        call = f"{name}{signature(value)}"
+    return "\n".join([f"## `{name}`", "", "```text", call, "", "\n\n".join(filter(None, text)), "```", ""])
+
+
+def signature(value: Callable) -> str:
+    """Arguments and result, one per line where they are many."""
+    told, lines, kinds = inspect.signature(value), [], set()
+    for p in told.parameters.values():
+        if p.kind is not p.POSITIONAL_ONLY and inspect.Parameter.POSITIONAL_ONLY in kinds and "/" not in lines:
+            lines.append("/")
+        if p.kind is p.KEYWORD_ONLY and not kinds & {p.KEYWORD_ONLY, p.VAR_POSITIONAL}:
+            lines.append("*")
+        kinds.add(p.kind)
+        lines.append(parameter(p))
+    back = "" if told.return_annotation is told.empty else f" -> {told.return_annotation}"
+    short = f"({', '.join(lines)}){back}"
+    return short if len(short) < 100 else "(\n" + "".join(f"    {line},\n" for line in lines) + f"){back}"
+
+
+def parameter(p: inspect.Parameter) -> str:
+    stars = {p.VAR_POSITIONAL: "*", p.VAR_KEYWORD: "**"}.get(p.kind, "")
+    kind = "" if p.annotation is p.empty else f": {p.annotation}"
+    default = "" if p.default is p.empty else f" = {getattr(p.default, '__name__', repr(p.default))}"
+    return f"{stars}{p.name}{kind}{default}"
+
+
+def fields_of(value: type) -> str:
+    """The fields of a record as its source has them, with their comments."""
+    if not dataclasses.is_dataclass(value):
+        return ""
+    known = "|".join(field.name for field in dataclasses.fields(value))
+    kept = [line for line in inspect.getsource(value).splitlines() if re.match(rf"    (({known}): |# )", line)]
+    return "\n".join(line.removeprefix("    ") for line in kept)
+
+
+def members(value: type) -> Iterator[tuple[str, str]]:
+    """(method with its arguments, docstring) of everything public that is documented."""
+    for name, member in vars(value).items():
+        member = getattr(member, "__func__", member)
+        call = getattr(member, "fget", None) or getattr(member, "func", None)
+        if name.startswith("_") or not inspect.getdoc(call or member) or not callable(call or member):
+            continue
+        yield name if call else f"{name}{signature(member)}", inspect.getdoc(call or member) or ""
+
+
+def indented(text: str) -> str:
+    return "\n".join(f"    {line}".rstrip() for line in text.splitlines())
+
+
+PAGES: dict[pathlib.Path, Callable[[], str]] = {HERE / "methods.md": methods_page, HERE / "api.md": api_page}
+
 if __name__ == "__main__":
-    PAGE.write_text(page())
+    for path, page in PAGES.items():
+        path.write_text(page())

@@ -21,7 +21,10 @@ if TYPE_CHECKING:
     from fedjax_sim.engine.simulation import simulate
     from fedjax_sim.errors import UserError
     from fedjax_sim.methods import make_method, register
-    from fedjax_sim.models import build, register_model
+    from fedjax_sim.models import build, from_module, register_model
+    from fedjax_sim.notebook.compare import Comparison, compare
+    from fedjax_sim.notebook.rounds import Step, rounds
+    from fedjax_sim.notebook.sweep import sweep
     from fedjax_sim.runner.config import Config
     from fedjax_sim.runner.execute import Result, resume, run
     from fedjax_sim.runner.export import Exported, export, load_model
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
     from fedjax_sim.runner.prepare import prepare
     from fedjax_sim.runner.seeds import run_seeds
     from fedjax_sim.runner.sinks import Segment, Sink
+    from fedjax_sim.runner.weights import save_net
 
 # imported on first use: the command line's help must not wait for JAX
 _HOME = {
@@ -40,12 +44,18 @@ _HOME = {
     "make_method": "methods",
     "register": "methods",
     "build": "models",
+    "from_module": "models",
     "register_model": "models",
     "register_dataset": "data.sources",
     "register_agent": "runner.own",
     "Exported": "runner.export",
     "export": "runner.export",
     "load_model": "runner.export",
+    "Comparison": "notebook.compare",
+    "compare": "notebook.compare",
+    "Step": "notebook.rounds",
+    "rounds": "notebook.rounds",
+    "sweep": "notebook.sweep",
     "Result": "runner.execute",
     "resume": "runner.execute",
     "run": "runner.execute",
@@ -53,18 +63,23 @@ _HOME = {
     "run_seeds": "runner.seeds",
     "Segment": "runner.sinks",
     "Sink": "runner.sinks",
+    "save_net": "runner.weights",
 }
 __all__ = [
+    "Comparison",
     "Config",
     "Exported",
     "Federation",
     "Result",
     "Segment",
     "Sink",
+    "Step",
     "UserError",
     "build",
+    "compare",
     "export",
     "federate",
+    "from_module",
     "load_model",
     "make_method",
     "prepare",
@@ -73,9 +88,12 @@ __all__ = [
     "register_dataset",
     "register_model",
     "resume",
+    "rounds",
     "run",
     "run_seeds",
+    "save_net",
     "simulate",
+    "sweep",
 ]
 
 
@@ -83,3 +101,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'fedjax_sim' has no attribute '{name}'")
     return getattr(importlib.import_module(f"fedjax_sim.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

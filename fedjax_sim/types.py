@@ -116,6 +116,7 @@ class Env:
     started: tuple[str, ...] = _fact(default=())  # parts of the State that come from another run (--start-from)
     track_confusion: bool = _fact(default=False)
     bn_local: bool = _fact(default=False)  # BatchNorm running statistics stay on the client
+    shuffle: bool = _fact(default=True)  # False: minibatches in the order of the client's rows
     dtype: Any = _fact(default=jnp.float32)
     lanes: int = _fact(default=1)  # clients trained side by side (vmap width); 1 = no vmap, no masking
     fed: Federation = None  # type: ignore[assignment]   # filled in inside the compiled program

@@ -61,13 +61,13 @@ def python_blocks(page: pathlib.Path) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```", page.read_text(), re.M | re.S)
 
 
-@pytest.mark.parametrize("page", [p.name for p in PAGES if python_blocks(p)])
+@pytest.mark.parametrize("page", [str(p.relative_to(ROOT)) for p in PAGES if python_blocks(p)])
 def test_documented_python_runs(page, tmp_path, monkeypatch):
     """Every Python block of the README and of docs/; those of one page one after another, as one would type them."""
     from fedjax_sim.methods import _OWN
 
     monkeypatch.chdir(tmp_path)
-    path = next(p for p in PAGES if p.name == page)
+    path = ROOT / page
     known, own = dict(METHODS), dict(_OWN)
     names: dict = {"__name__": "docs"}
     try:
@@ -102,11 +102,12 @@ def test_readme_commands_parse():
                 make_parser().parse_args(words)
 
 
-def test_the_page_of_methods_is_up_to_date():
+def test_generated_pages_are_up_to_date():
     spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
     generate = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(generate)
-    assert generate.PAGE.read_text() == generate.page(), "run: python docs/generate.py"
+    for path, page in generate.PAGES.items():
+        assert path.read_text() == page(), f"{path.name}: run python docs/generate.py"
 
 
 def test_the_skeleton_is_short():

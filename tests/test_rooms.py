@@ -36,11 +36,12 @@ ALLOWED: dict[str, set[str]] = {
     "presets": {"errors"},
     "report": {"errors", "options", "runner.files", "runner.figures", "__init__"},
     "cli": ONE_CLIENT | {"data", "engine", "methods", "platform", "runner", "report", "presets", "agents", "__init__"},
+    "notebook": BASICS | {"data", "engine", "runner", "report", "cli", "__init__"},
     "__main__": {"cli"},
-    "__init__": BASICS | {"data", "engine", "methods", "models", "runner"},  # the public names, and the version
+    "__init__": BASICS | {"data", "engine", "methods", "models", "notebook", "runner"},  # the public names, and the version
     "agents": set(),
 }
-INSIDE_FUNCTIONS: dict[str, set[str]] = {"methods": {"agents"}, "engine": {"agents"}, "runner": {"agents"}}
+INSIDE_FUNCTIONS: dict[str, set[str]] = {"methods": {"agents"}, "engine": {"agents"}, "runner": {"agents", "notebook"}}
 WITHOUT_JAX = ("report", "errors", "cli.main", "methods.__init__", "agents.registry")  # they answer at once
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from fedjax_sim import __version__, options
 from fedjax_sim.cli import registries
 from fedjax_sim.errors import UserError
-from fedjax_sim.runner.config import BACKENDS, Config
+from fedjax_sim.runner.config import BACKENDS, FULL, Config
 
 DEFAULT = Config()
 PRETRAINING = 600  # rounds
@@ -62,6 +62,7 @@ WHOLE, REAL = read(options.whole), read(options.real)
 COUNT = read(options.at_most(2**31 - 1, options.whole))  # what is counted in 32 bits
 
 
+BATCH = read(lambda text: text if text == FULL else options.at_most(2**31 - 1, options.whole)(text))
 SEED = read(lambda text: text if text == "follow" else options.whole(text))
 
 
@@ -113,7 +114,8 @@ def add_training(train: Any) -> None:
     _add(train, "participation", str, "per round: a fraction 0.1, a range 0.5:1, or n of N as 10/50", "r")
     _add(train, "rounds", COUNT, "rounds T", "T")
     _add(train, "epochs", REAL, "local epochs E; fractions are counted in steps", "E")
-    _add(train, "batch_size", COUNT, "batch size B", "B")
+    _add(train, "batch_size", BATCH, "batch size B, or full: a client's whole data in one batch", "B")
+    _add(train, "shuffle", str, "on, or off: minibatches in the order of a client's rows, in every epoch")
     _add(train, "lr", REAL, "local learning rate", "η")
     text = "learning rate over rounds: {schedules}; with options as in step:every=30,gamma=0.1 or cosine:end=0"
     _add(train, "schedule", str, text)

@@ -25,7 +25,7 @@ SMALLEST = float(np.finfo(np.float32).tiny)  # a standard deviation below it is 
 
 
 @jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Federation:
     """A federated dataset as a pytree: pass it as an *argument* of the compiled round, never close over it.
 
@@ -54,6 +54,11 @@ class Federation:
     name: str = dataclasses.field(default="arrays", metadata={"static": True})
     augment: str = dataclasses.field(default="", metadata={"static": True})  # "" or "crop_flip": the engine applies it
     origin: Origin = dataclasses.field(default=Origin("arrays"), metadata={"static": True})  # equal to every other one
+
+    def __repr__(self) -> str:
+        sides = "x".join(map(str, getattr(self.x, "shape", ())))  # inside JAX the leaves may be anything
+        clients = (*getattr(self.size.get("train"), "shape", ()), "?")[0] if isinstance(self.size, dict) else "?"
+        return f"Federation({self.name}: examples {sides}, {self.classes} classes, {clients} clients; {self.description})"
 
     @property
     def description(self) -> str:

@@ -101,6 +101,9 @@ def split_client(
     return {"train": order[start:], **parts}
 
 
+BATCH = 64  # where nobody says a batch size
+
+
 def federate(
     dataset: str | os.PathLike[str] | Dataset = "digits",
     partition: str = "dirichlet:0.3",
@@ -111,7 +114,7 @@ def federate(
     data_dir: str | None = None,
     download: bool = False,
     norm: str = "dataset",
-    batch_size: int = 64,
+    batch_size: int = BATCH,
     server_val: int | None = None,
     val_fraction: float | None = None,
 ) -> Federation:

@@ -112,7 +112,7 @@ def simulate(
         stored=stored,
     )
     data = make_data(r, fed)
-    stacking = dataclasses.replace(r, method=method._replace(needs=method.needs | {"stack"}))
+    stacking = with_uploads(r)
 
     def examine(state: State, data: Data) -> tuple[State, dict, Array, Tree]:
         state, log, outcome, ids = one_round(stacking, open_env(r, data), state, data.dropout)
@@ -133,6 +133,11 @@ def simulate(
         eval_every=eval_every,
         capacity=capacity,
     )
+
+
+def with_uploads(r: Round) -> Round:
+    """The same round, whose outcome has every upload."""
+    return dataclasses.replace(r, method=r.method._replace(needs=r.method.needs | {"stack"}))
 
 
 def everyone(r: Round) -> Array:

@@ -1,7 +1,8 @@
 """Minibatches of ONE client: rows of the pool, reshuffled every epoch, the last one kept and masked.
 
-Semantics are those of the papers' data loaders: every epoch is a fresh permutation, the last partial batch is kept and
-masked, fractional epochs are counted in steps (`steps = max(1, round(epochs·⌈n/B⌉))`, 0 for a client without data).
+Semantics are those of the papers' data loaders: every epoch is a fresh permutation (with `--shuffle off` the rows in
+their order), the last partial batch is kept and masked, fractional epochs are counted in steps
+(`steps = max(1, round(epochs·⌈n/B⌉))`, 0 for a client without data).
 """
 
 from __future__ import annotations
@@ -101,7 +102,11 @@ def stream(
     n = env.fed.size[split][ctx.id] if n is None else n
     per_epoch, size = batches_per_epoch(env, n), env.batch_size
     padded = -(-rows.shape[0] // size) * size
-    order = epoch_orders(key, n, padded, max(1, math.ceil(epochs - 1e-9)))
+    number = max(1, math.ceil(epochs - 1e-9))
+    if env.shuffle:
+        order = epoch_orders(key, n, padded, number)
+    else:
+        order = jnp.broadcast_to(jnp.arange(padded, dtype=jnp.int32), (number, padded))
     # [epochs, padded] rows of the pool; padding repeats the client's own first row: nothing of others is ever read,
     # so that a NaN in somebody else's data (0·nan is nan) stays with its owner
     table = rows[jnp.where(order < n, order, 0)]

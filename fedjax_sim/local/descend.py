@@ -18,6 +18,7 @@ from jax import lax
 from fedjax_sim.local.batches import Batch, longest, steps_for, stream
 from fedjax_sim.local.losses import update_confusion
 from fedjax_sim.local.optim import Sgd
+from fedjax_sim.models.randomness import randomness
 from fedjax_sim.types import Array, Client, Ctx, Env, Tree, Upload
 
 
@@ -119,7 +120,8 @@ def descend(
         own = (running,) if jax.tree.leaves(running) else ()
 
         def value(params, batch):
-            return objective({"params": {**frozen, **params}, "batch_stats": stats}, batch, confusion, *own)
+            with randomness(batch.key):  # dropout inside the model
+                return objective({"params": {**frozen, **params}, "batch_stats": stats}, batch, confusion, *own)
 
         grad_of = jax.value_and_grad(value, has_aux=True)
         if gradient is None:

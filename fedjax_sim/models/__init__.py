@@ -18,12 +18,14 @@ from fedjax_sim.models.registry import MODELS, REGISTRY, check_options, register
 
 if TYPE_CHECKING:
     from fedjax_sim.models.factory import build
+    from fedjax_sim.models.own import as_model
     from fedjax_sim.models.record import Model, from_module, initial_weights, parameter_counts, with_group
 
 # imported on first use: the names of the models must not wait for JAX
 _HOME = {
     "build": "factory",
     "Model": "record",
+    "as_model": "own",
     "from_module": "record",
     "initial_weights": "record",
     "parameter_counts": "record",
@@ -33,6 +35,7 @@ __all__ = [
     "MODELS",
     "REGISTRY",
     "Model",
+    "as_model",
     "build",
     "check_options",
     "from_module",

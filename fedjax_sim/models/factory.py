@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from fedjax_sim.errors import UserError, unknown
 from fedjax_sim.models.layers import FORMS
 from fedjax_sim.models.nets import PlainNet, plain_groups
+from fedjax_sim.models.own import as_model
 from fedjax_sim.models.record import Model, from_module
 from fedjax_sim.models.registry import REGISTRY, check_options
 from fedjax_sim.options import like
@@ -50,9 +51,9 @@ def build(
     if entry.build is not None:
         values = {k: like(f"model.{k}", v, entry.options[k]) for k, v in options.items()}
         made = entry.build(shape, classes, dtype=dtype, conv=conv, **values)
-        if not isinstance(made, Model):
-            raise UserError(f"the builder of model '{name}' returned {type(made).__name__}, not a Model")
-        return made._replace(name=name)
+        return as_model(
+            made, shape, classes, dtype, f"the builder of model '{name}' returned {type(made).__name__},"
+        )._replace(name=name)
     convs, hidden = entry.convs, options.get("hidden", entry.hidden)
     for co, k, pad, pool in convs:
         height, width = ((n + 2 * pad - k + 1) // (2 if pool else 1) for n in (height, width))

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 
 from fedjax_sim.errors import UserError
 from fedjax_sim.platform import run_once
@@ -39,19 +40,37 @@ def from_module(
     module: nn.Module,
     *,
     shape: tuple[int, int, int],
-    groups: tuple[str, ...],
-    dense: tuple[str, ...],
-    width: int,
-    classes: int,
-    stages: tuple[tuple[str, int], ...],
-    dtype: Any,
+    groups: tuple[str, ...] | None = None,
+    dense: tuple[str, ...] | None = None,
+    width: int | None = None,
+    classes: int | None = None,
+    stages: tuple[tuple[str, int], ...] = (),
+    dtype: Any = jnp.float32,
     head_group: str | None = None,
 ) -> Model:
-    """The record of a flax module with methods `features(x, train, mask, tap)` and `head(features)`.
+    """A flax module as a Model, for images `shape` = (H, W, C).
 
-    This is also the way to a model of one's own: the names of its top-level submodules are the groups, `head_group` is
-    the one its `head` uses (default: the last).
+    A plain module needs nothing more: its top-level submodules are the groups, in the order in which they are called,
+    the last is the head and must be a Dense layer. `train`, `training` or `deterministic` among the arguments of
+    `__call__` is told whether it trains; Dropout gets its random numbers; BatchNorm leaves padding out.
+    A module with methods `features(x, train, mask, tap)` and `head(features)` says itself where the head begins: then
+    give groups, dense, width and classes (and stages, the maps that it shows to `tap`); `head_group` is the one that
+    `head` uses (default: the last).
+
+    >>> class Net(nn.Module):
+    ...     @nn.compact
+    ...     def __call__(self, x):
+    ...         return nn.Dense(3, name="head")(nn.relu(nn.Dense(4, name="body")(x.reshape(len(x), -1))))
+    >>> model = from_module("mine", Net(), shape=(2, 2, 1))
+    >>> model.groups, model.head_group, model.width, model.classes
+    (('body', 'head'), 'head', 4, 3)
     """
+    if not (hasattr(module, "features") and hasattr(module, "head")):
+        from fedjax_sim.models.own import plain_module
+
+        return plain_module(name, module, shape, classes, dtype)
+    if groups is None or dense is None or width is None or classes is None:
+        raise UserError(f"model '{name}' has methods features and head: say groups, dense, width and classes too")
     head_group = groups[-1] if head_group is None else head_group
     if head_group not in groups:
         raise UserError(f"the head '{head_group}' of model '{name}' is not among its groups {', '.join(groups)}")

@@ -14,6 +14,7 @@ from fedjax_sim.errors import UserError
 
 FORMAT = 3  # of config.json and of checkpoints
 
+FULL = "full"  # batch size: a client's whole data
 BACKENDS = ("auto", "loop", "chunked", "vmap", "sharded")
 # these say where and how fast a run is computed, or how long; they do not change what it is
 NOT_HASHED = frozenset(
@@ -76,7 +77,8 @@ class Config:
     cohorts: tuple[tuple[int, ...], ...] = ()  # fixed participants round by round, taken in turn, instead of draws
     rounds: int = 30
     epochs: float = 2.0
-    batch_size: int = 32
+    batch_size: int | str = 32  # or "full": every client's whole training data in one batch
+    shuffle: str = "on"  # off: minibatches in the order of the client's rows, in every epoch
     lr: float = 0.02
     schedule: str = "constant"
     schedule_rounds: int = 0  # rounds the schedule is laid over; 0: `rounds` of the first start
@@ -129,6 +131,8 @@ class Config:
         kept = {k: v for k, v in self.to_json().items() if k not in NOT_HASHED}
         if not self.schedule.startswith("cosine"):
             kept.pop("schedule_rounds")
+        if self.shuffle == Config.shuffle:  # as before there was the option
+            kept.pop("shuffle")
         kept["dataset"] = without_folders(self.dataset)
         return hashlib.sha256(json.dumps(canonical(kept), sort_keys=True).encode()).hexdigest()[:12]
 
@@ -179,7 +183,11 @@ def check(config: Config) -> None:
         if not value >= least:
             raise UserError(f"{name.replace('_', '-')} {value} is too small; allowed: {least:g} or more")
 
-    for name in ("rounds", "batch_size", "eval_every", "keep", *(("clients",) if config.clients is not None else ())):
+    counted = (
+        *(("batch_size",) if config.batch_size != FULL else ()),
+        *(("clients",) if config.clients is not None else ()),
+    )
+    for name in ("rounds", "eval_every", "keep", *counted):
         positive(name)
     for name in ("epochs", "lr", "weight_decay", "unseen", "dropout"):
         if not math.isfinite(getattr(config, name)):
@@ -204,6 +212,7 @@ def check(config: Config) -> None:
         ("bn_stats", ("average", "local")),
         ("precision", ("default", "high", "highest")),
         ("state_on", ("device", "host")),
+        ("shuffle", ("on", "off")),
         ("backend", BACKENDS),
     ):
         options.choice(name.replace("_", "-"), getattr(config, name), allowed)

@@ -27,26 +27,13 @@ from fedjax_sim.runner.directory import RunDirectory
 from fedjax_sim.runner.prepare import Setup
 from fedjax_sim.runner.progress import progress_sink
 from fedjax_sim.runner.recorder import Recorder
+from fedjax_sim.runner.result import Result
 from fedjax_sim.runner.sinks import Files, Segment, Sink
 from fedjax_sim.runner.summary import summarise
 from fedjax_sim.types import State, Tree
 
 SEGMENT_SECONDS = 10.0
 CHECKPOINT_SECONDS = 60.0
-
-
-@dataclasses.dataclass
-class Result:
-    """What a run leaves: evaluated rows, per-round rows, per-client counts, the summary, the final State."""
-
-    summary: dict[str, Any]
-    rows: list[dict[str, Any]]
-    rounds: list[dict[str, Any]]
-    clients: dict[str, np.ndarray]
-    state: State
-    setup: Setup
-    out: pathlib.Path | None = None
-    program: Callable | None = None  # the compiled rounds, for further seeds of the same set-up
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,21 +19,21 @@ from typing import Any
 import jax
 
 from fedjax_sim.engine import layout as layouts
-from fedjax_sim.errors import UserError, lookup, unknown
-from fedjax_sim.methods import METHODS, controlled, options_of
+from fedjax_sim.errors import UserError
+from fedjax_sim.hooks import Method
 from fedjax_sim.methods.controllers import learns
 from fedjax_sim.options import names as list_names
+from fedjax_sim.options import shown
 from fedjax_sim.runner import checkpoint, provenance
-from fedjax_sim.runner.config import FOUND, Config
+from fedjax_sim.runner.config import Config, check
 from fedjax_sim.runner.directory import RunDirectory
 from fedjax_sim.runner.driver import Result, drive
 from fedjax_sim.runner.facts import check_reach
 from fedjax_sim.runner.files import exists
+from fedjax_sim.runner.keywords import sorted_out
 from fedjax_sim.runner.prepare import Setup, prepare
 from fedjax_sim.runner.sinks import SINKS, Callback, Segment, Sink, named
 from fedjax_sim.runner.start import start_jax
-
-FIELDS = frozenset(f.name for f in dataclasses.fields(Config)) - FOUND
 
 
 def run(
@@ -61,15 +61,36 @@ def run(
     >>> run("fedprox", model="mlp", clients=4, cohorts=[[0, 1], [2, 3]], rounds=1, mu=0.1).setup.config.options
     {'mu': 0.1}
     """
-    own = not isinstance(method, str)
     sinks = sinks_of(callback, log)
+    setup = set_up(method, fed, model=model, net=net, **options)
+    directory = RunDirectory(pathlib.Path(out)) if out is not None else None
+    return execute(setup, directory, progress=progress, sinks=sinks)
+
+
+def set_up(
+    method: Any = "fedavg",
+    fed: Any = None,
+    *,
+    model: Any = None,
+    net: Any = None,
+    load: Callable[[Config], Any] | None = None,
+    **options: Any,
+) -> Setup:
+    """A run as `run` takes it, prepared. load: reads the data that the options name (default: afresh)."""
+    own = not isinstance(method, str)
+    if own and not isinstance(method, Method):
+        raise UserError(f"method is a name or a Method, such as fedjax_sim.make_method returns, not {shown(repr(method))}")
     if isinstance(model, str):
         options, model = {**options, "model": model}, None
     config = Config(method=method.name if own else method, **sorted_out(method, fed, model, options))
-    setup = prepare(config, fed=fed, model=model, net=net, method=method if own else None)
+    loaded = fed is None and load is not None
+    if fed is None and load is not None:
+        check(config)
+        start_jax(config)
+        fed = load(config)
+    setup = prepare(config, fed=fed, model=model, net=net, method=method if own else None, loaded=loaded)
     check_reach(setup)
-    directory = RunDirectory(pathlib.Path(out)) if out is not None else None
-    return execute(setup, directory, progress=progress, sinks=sinks)
+    return setup
 
 
 def sinks_of(callback: Callable[[Segment], Any] | None, log: str | Sequence[Any]) -> list[Sink]:
@@ -82,36 +103,6 @@ def sinks_of(callback: Callable[[Segment], Any] | None, log: str | Sequence[Any]
             )
     given = [item if isinstance(item, Sink) else named([item])[0] for item in items]
     return [*([Callback(callback)] if callback is not None else []), *given]
-
-
-def sorted_out(method: Any, fed: Any, model: Any, given: dict[str, Any]) -> dict[str, Any]:
-    """Keywords of `run` as fields of Config: what is none of them is an option of the method."""
-    rest = {k: v for k, v in given.items() if k not in FIELDS}
-    fields = {k: v for k, v in given.items() if k in FIELDS}
-    if fed is not None:
-        beside = [name for name in provenance.DATA_WORDS if fields.get(name) is not None]
-        if beside:
-            raise UserError(f"{beside[0]}={fields[beside[0]]!r} says which data to load, but fed= gives them; leave one out")
-    if model is not None and fields.get("model_options"):
-        raise UserError("model_options belong to a model given by name, but model= is an object; leave one out")
-    if not isinstance(method, str):
-        if rest or fields.get("options"):
-            name = next(iter(rest or fields["options"]))
-            raise UserError(
-                f"'{name}' is not an option of a run, and the method is an object with its own options already; "
-                f"see fedjax_sim.Config for the options of a run"
-            )
-        return fields
-    lookup("method", method, METHODS)
-    known = options_of(method)
-    for name in rest:
-        if name not in known and not (name.startswith("agent.") and controlled(method)):
-            raise unknown(f"option of a run or of method '{method}'", name, [*FIELDS, *known])
-    if rest:
-        fields["options"] = {**fields.get("options", {}), **rest}
-    if "cohorts" in fields:
-        fields["cohorts"] = fields["cohorts"] if fields["cohorts"] is not None else ()
-    return fields
 
 
 def resume(
@@ -236,4 +227,4 @@ def execute(
     return result
 
 
-__all__ = ["Result", "execute", "resume", "run"]
+__all__ = ["Result", "execute", "resume", "run", "set_up"]

@@ -106,8 +106,8 @@ def facts(setup: Setup) -> dict[str, Any]:
 def check_reach(setup: Setup) -> None:
     """Refuse, before anything is allocated, what 32-bit counters or this machine's memory cannot hold."""
     env, size = setup.simulation.env, int(np.asarray(setup.fed.size["train"]).max())
-    for name in ("rounds", "batch_size", "eval_every", "personal_every", "checkpoint_every"):
-        value = getattr(setup.config, name)
+    counted = {n: getattr(setup.config, n) for n in ("rounds", "eval_every", "personal_every", "checkpoint_every")}
+    for name, value in {**counted, "batch_size": env.batch_size}.items():
         if value > MOST_STEPS:
             raise UserError(f"{name.replace('_', '-')} {value} is too large; allowed: {MOST_STEPS} or less")
     steps = float(env.max_epochs) * -(-size // env.batch_size)

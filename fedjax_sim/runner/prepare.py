@@ -14,7 +14,7 @@ from jax.sharding import AxisType
 
 from fedjax_sim import models
 from fedjax_sim.data.federation import Federation
-from fedjax_sim.data.protocols import federate
+from fedjax_sim.data.protocols import BATCH, federate
 from fedjax_sim.engine import host_rows
 from fedjax_sim.engine import layout as layouts
 from fedjax_sim.engine.evaluation import check_evaluations
@@ -25,7 +25,7 @@ from fedjax_sim.hooks import Method
 from fedjax_sim.local import losses, optim
 from fedjax_sim.methods import make_method
 from fedjax_sim.runner import autotune, checkpoint, interrupts, provenance, weights
-from fedjax_sim.runner.config import Config, check, straggler_terms
+from fedjax_sim.runner.config import FULL, Config, check, straggler_terms
 from fedjax_sim.runner.start import host_devices_missing, start_jax, want_host_devices
 from fedjax_sim.runner.weights import initial_net, load_net, save_net
 from fedjax_sim.types import Env, State, Tree
@@ -68,10 +68,15 @@ def load_federation(config: Config) -> Federation:
         data_dir=config.data_dir,
         download=config.download,
         norm=config.norm,
-        batch_size=config.batch_size,
+        batch_size=BATCH if config.batch_size == FULL else int(config.batch_size),
         server_val=config.server_val,
         val_fraction=config.val_fraction,
     )
+
+
+def batch_size(config: Config, fed: Federation) -> int:
+    """Rows of a minibatch; "full" is as many as the largest client has, so that everybody's data are one masked batch."""
+    return int(np.asarray(fed.size["train"]).max()) if config.batch_size == FULL else int(config.batch_size)
 
 
 def make_env(
@@ -84,7 +89,8 @@ def make_env(
         optimizer=optim.Sgd(config.momentum, config.weight_decay, optim.decay_groups(config.decay_groups, model.groups)),
         num_clients=fed.num_clients,
         cohort=high,
-        batch_size=config.batch_size,
+        batch_size=batch_size(config, fed),
+        shuffle=config.shuffle == "on",
         epochs=config.epochs,
         max_epochs=max(config.epochs, method.max_epochs),
         kept_out=kept_out,
@@ -115,7 +121,7 @@ def prepare(
     config: Config,
     *,
     fed: Federation | None = None,
-    model: models.Model | None = None,
+    model: Any = None,
     net: Tree | None = None,
     method: Method | None = None,
     layout: layouts.Layout | None = None,
@@ -142,7 +148,7 @@ def prepare(
 def _prepare(
     config: Config,
     fed: Federation | None,
-    model: models.Model | None,
+    model: Any,
     net: Tree | None,
     method: Method | None,
     layout: layouts.Layout | None,
@@ -172,6 +178,7 @@ def _prepare(
     method = method or make_method(config.method, **config.options)
     config = dataclasses.replace(config, loss=method.loss if config.loss == "auto" else config.loss)
     if model is not None:
+        model = models.as_model(model, fed.shape, fed.classes, dtype)
         provenance.check_model(model, fed, dtype)
         config = dataclasses.replace(config, model=model.name, own_model=True)
     else:

@@ -1,0 +1,92 @@
+"""`fs.rounds`: a run round by round, with every upload, the server's net and the clients' own."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedjax_sim.engine import layout as layouts
+from fedjax_sim.engine import predictor
+from fedjax_sim.engine.round import one_round
+from fedjax_sim.engine.simulation import with_uploads
+from fedjax_sim.errors import UserError
+from fedjax_sim.runner.execute import set_up
+from fedjax_sim.runner.prepare import Setup
+from fedjax_sim.runner.recorder import Recorder
+from fedjax_sim.types import State, Tree
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Step:
+    """One round and what came of it; all arrays are NumPy's. P: participants that reported."""
+
+    round: int  # from 1
+    ids: np.ndarray  # [P] who reported, in the order they were drawn
+    uploads: Tree  # nets [P, …]: what each trained and handed over
+    weights: np.ndarray  # [P] with which each counts in the mean
+    log: dict[str, Any]  # the row of rounds.csv
+    state: State  # everything after the round
+    setup: Setup
+
+    def __repr__(self) -> str:
+        return f"Step(round {self.round}: {len(self.ids)} uploads, training loss {self.log['train_loss']:.4g})"
+
+    @property
+    def server(self) -> Tree:
+        """The server's state after the round: by convention a record with the common model in `net`."""
+        return layouts.as_numpy(self.state.server)
+
+    @functools.cached_property
+    def net(self) -> Tree:
+        """The common net after the round, as it is evaluated."""
+        return predictor.global_net(self.setup.simulation, self.state)
+
+    def personal(self, client: int) -> Tree:
+        """ONE client's own predictor after the round: a net, or what the method's `predict` reads."""
+        return predictor.personal(self.setup.simulation, self.state, client)
+
+    def upload(self, client: int) -> Tree:
+        """What `client` handed over in this round."""
+        places = np.flatnonzero(self.ids == client)
+        if not len(places):
+            raise UserError(f"client {client} did not report in round {self.round}; those who did: {self.ids.tolist()}")
+        return jax.tree.map(lambda a: a[places[0]], self.uploads)
+
+
+def rounds(method: Any = "fedavg", fed: Any = None, **options: Any) -> Iterator[Step]:
+    """The rounds of a run one by one: `for step in fs.rounds("fedavg", fed, rounds=3): step.uploads`.
+
+    The arguments are those of `run`, and so are the numbers; nothing is written or evaluated. All uploads of a round are
+    in memory at once.
+
+    >>> steps = list(rounds("fedavg", model="mlp", clients=4, participation="1", rounds=2, epochs=1))
+    >>> [step.round for step in steps], steps[0].uploads["params"]["fc"]["bias"].shape
+    ([1, 2], (4, 10))
+    """
+    setup = set_up(method, fed, **options)  # mistakes are said here, not at the first step
+    if setup.config.state_on == "host":
+        raise UserError("rounds keeps all clients' rows on the device; state-on 'host' is not possible here, use device")
+    return steps_of(setup)
+
+
+def steps_of(setup: Setup) -> Iterator[Step]:
+    sim, recorder = setup.simulation, Recorder(setup)
+    r = with_uploads(sim.stages)
+
+    def advance(state: State, data: Any) -> tuple:
+        state, log, outcome, ids = one_round(r, sim.open(data), state, data.dropout)
+        return state, log, ids, outcome.reports["ok"], outcome.reports["weight"], outcome.stacked
+
+    program = jax.jit(advance)
+    state, data = layouts.place(sim.layout, setup.first_state(), sim.data)
+    for number in range(1, setup.config.rounds + 1):
+        state, *told = program(state, data)
+        log, ids, ok, weights, nets = layouts.as_numpy(told)
+        recorder.add_rounds({name: value[None] for name, value in log.items()}, 1)
+        uploads = jax.tree.map(lambda a: a[ok], nets)
+        yield Step(number, ids[ok], uploads, weights[ok], recorder.rounds[-1], state, setup)

@@ -1,0 +1,79 @@
+"""What a run leaves in memory: rows, State, and what one asks of them in a notebook."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from fedjax_sim.data.arrays import check_images
+from fedjax_sim.engine import predictor
+from fedjax_sim.errors import lookup
+from fedjax_sim.runner.prepare import Setup
+from fedjax_sim.runner.weights import save_net
+from fedjax_sim.types import State, Tree
+
+
+@dataclasses.dataclass(repr=False)
+class Result:
+    """What a run leaves: evaluated rows, per-round rows, per-client counts, the summary, the final State."""
+
+    summary: dict[str, Any]
+    rows: list[dict[str, Any]]
+    rounds: list[dict[str, Any]]
+    clients: dict[str, np.ndarray]
+    state: State
+    setup: Setup
+    out: pathlib.Path | None = None
+    program: Callable | None = None  # the compiled rounds, for further seeds of the same set-up
+
+    def __repr__(self) -> str:
+        s = self.summary
+        found = {"global": s.get("last_global"), "clients": s.get("client_acc_mean")}
+        told = ", ".join(f"{name} {100 * value:.2f} %" for name, value in found.items() if value is not None)
+        what = f"{s['method']} on {s['dataset']}, {s['rounds']} rounds, seed {s['seed']}"
+        return f"Result({what}: {told or 'nothing measured'}{f', in {str(self.out)!r}' if self.out else ''})"
+
+    @functools.cached_property
+    def net(self) -> Tree:
+        """The final common net: {"params": {group: …}, "batch_stats": {…}}, NumPy arrays. `fs.save_net` writes it."""
+        return predictor.global_net(self.setup.simulation, self.state)
+
+    def personal(self, client: int) -> Tree:
+        """ONE client's own predictor at the end: a net, or what the method's `predict` reads."""
+        return predictor.personal(self.setup.simulation, self.state, client)
+
+    def predict(self, x: Any, client: int | None = None, *, logits: bool = False) -> np.ndarray:
+        """Classes [B] of raw images, as they are in the dataset; they are normalised as in training.
+
+        client: predict with this client's own model instead of the common one. logits: scores [B, classes] instead.
+        """
+        sim = self.setup.simulation
+        x = predictor.normalised(self.setup.fed, check_images(x, "x"), sim.env.dtype)
+        net = self.net if client is None else self.personal(client)
+        scores = predictor.logits(sim, net, x, client is not None)
+        return scores if logits else scores.argmax(-1)
+
+    def save_net(self, path: str | pathlib.Path) -> None:
+        """The final common net as .npz: `fs.run(…, init=path)` starts from it."""
+        save_net(path, self.net)
+
+    def table(self, which: str = "metrics") -> Any:
+        """Rows as they stand in metrics.csv (evaluated rounds) or in rounds.csv ("rounds"): a list that shows as a table."""
+        from fedjax_sim.notebook.rows import Rows
+
+        return Rows(lookup("table", which, {"metrics": self.rows, "rounds": self.rounds}))
+
+    def to_pandas(self, which: str = "metrics") -> Any:
+        """The same as a pandas.DataFrame."""
+        return self.table(which).to_pandas()
+
+    def plot(self, path: str | pathlib.Path | None = None, against: str = "rounds") -> Any:
+        """Accuracy against rounds or bytes: a picture that a notebook shows; path: also written, as PNG and PDF."""
+        from fedjax_sim.notebook.plot import curves
+
+        return curves([self], path, against)
