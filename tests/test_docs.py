@@ -6,17 +6,20 @@ import doctest
 import importlib
 import importlib.util
 import io
+import os
 import pathlib
 import pkgutil
 import re
+import shlex
 import subprocess
+import sys
 
 import jax
 import pytest
 
 import agents
 import fedjax_sim
-from fedjax_sim.cli.main import main
+from fedjax_sim.cli.main import main, make_parser
 from fedjax_sim.methods import METHODS
 
 jax.devices()
@@ -86,20 +89,32 @@ def test_readme_shows_python_in_ten_lines():
     assert shown and all(len([line for line in b.splitlines() if line.strip()]) <= 10 for b in shown)
 
 
-def test_readme_commands_parse():
-    """Every fedjax-sim line of the README's code blocks is a command the parser knows."""
-    import shlex
-
-    from fedjax_sim.cli.main import make_parser
-
+def readme_commands() -> list[list[str]]:
+    """Every fedjax-sim line of the README's code blocks, without the program's name."""
     text = (ROOT / "README.md").read_text().replace("\\\n", " ")
     blocks = re.findall(r"^```(?:\w*)\n(.*?)^```", text, re.M | re.S)
     lines = [line.strip().removeprefix("$ ").removeprefix(".venv/bin/") for block in blocks for line in block.splitlines()]
-    for line in lines:
-        if line.startswith("fedjax-sim ") and "…" not in line and "METHOD" not in line and "[" not in line:
-            words = shlex.split(line, comments=True)[1:]
-            if not {"--help", "--version"} & set(words):
-                make_parser().parse_args(words)
+    told = [line for line in lines if line.startswith("fedjax-sim ") and not {"…", "METHOD", "["} & {*line, *line.split()}]
+    return [words for line in told if not {"--help", "--version"} & set(words := shlex.split(line, comments=True)[1:])]
+
+
+def test_readme_commands_parse():
+    assert len(readme_commands()) > 10
+    for words in readme_commands():
+        make_parser().parse_args(words)
+
+
+@pytest.mark.slow
+def test_readme_commands_run(tmp_path):
+    """As written, one after another, as a user's processes; without those that need a dataset from a folder."""
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    clean = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"} | {"PYTHONPATH": str(ROOT)}
+    for words in readme_commands():
+        if "--data-dir" not in words:
+            done = subprocess.run(
+                [sys.executable, "-m", "fedjax_sim", *words], cwd=tmp_path, env=clean, capture_output=True, text=True
+            )
+            assert done.returncode == 0, (words, done.stderr[-500:])
 
 
 def test_generated_pages_are_up_to_date():
