@@ -156,7 +156,7 @@ def test_zips_that_are_not_ours(tmp_path, monkeypatch):
         ("synthetic:difficulty=inf", "finite number above 0"),
         ("synthetic:difficulty=1e200", "below 1,000,000"),
         ("~nosuchuser/mine.npz", "is not a path"),
-        ("x" * 300, r"xxx\.\.\.'"),
+        ("x" * 300, r"xxx\.\.\.xxx"),
         ("x" * 300 + ".npz", "File name too long"),
         ("two\nlines", r"two\\nlines"),
         ("zero\0byte.npz", "zero"),
