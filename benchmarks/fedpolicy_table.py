@@ -204,13 +204,15 @@ def front(rows: list[dict[str, Any]], file: pathlib.Path) -> None:
     partitions = list(dict.fromkeys(r["partition"] for r in rows))
     figure, axes = plt.subplots(1, len(partitions), figsize=(6 * len(partitions), 4.5), squeeze=False, layout="constrained")
     for ax, partition in zip(axes[0], partitions, strict=True):
-        for i, r in enumerate(r for r in rows if r["partition"] == partition):
+        for r in (r for r in rows if r["partition"] == partition):
+            i = list(ROWS).index(r["row"])  # the same look in every picture
             style = dict(color=f"C{i % 10}", marker="os^Dv"[i // 10])
             ax.errorbar(r["gib"], r["last_ten"], r["last_ten_std"], linestyle="", capsize=3, label=r["row"], **style)
         ax.set(
             title=f"{partition}, {rows[0]['rounds']} rounds", xlabel="traffic, GiB", ylabel="global accuracy, last ten, %"
         )
-    axes[0][-1].legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize=7)
+    known = {label: handle for ax in axes[0] for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)}
+    figure.legend(known.values(), known.keys(), loc="outside right center", fontsize=7)
     figure.savefig(file, dpi=200)
     plt.close(figure)
 
