@@ -289,7 +289,16 @@ def test_own_flax_module():
         dtype=np.float32,
     )
     result = run(
-        "head", tiny.federation(), model=model, rounds=2, epochs=1, participation="0.5", devices="1", chunk="1", batch_size=4
+        "head",
+        tiny.federation(),
+        model=model,
+        rounds=2,
+        epochs=1,
+        participation="0.5",
+        devices="1",
+        chunk="1",
+        batch_size=4,
+        first="any",
     )
     assert result.summary["model"] == "mine"
     assert result.summary["bytes_down"] == 2 * 3 * 4 * (6 * 3 + 3)  # the policy `head`: only the top comes down
