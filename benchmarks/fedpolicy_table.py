@@ -15,13 +15,13 @@ from __future__ import annotations
 import argparse
 import csv
 import dataclasses
-import json
 import pathlib
 import sys
 from typing import Any
 
 import numpy as np
 
+from benchmarks import ledger
 from fedjax_sim.errors import UserError, lookup
 from fedjax_sim.runner.config import Config
 from fedjax_sim.runner.driver import Result
@@ -112,19 +112,13 @@ def figures(row: str, args: argparse.Namespace, result: Result) -> dict[str, Any
     )
 
 
-def done_in(file: pathlib.Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
-
-
 def measure(args: argparse.Namespace) -> None:
     """Run what is missing, one row after another, seeds through one compiled program."""
-    out = pathlib.Path(args.out)
-    out.mkdir(parents=True, exist_ok=True)
-    file, base = out / "runs.jsonl", base_config(args)
+    file, base = pathlib.Path(args.out) / "runs.jsonl", base_config(args)
     want_host_devices(base)
     fed = load_federation(base)
     for name in args.rows:
-        finished = {(r["row"], r["partition"], r["rounds"], r["seed"]) for r in done_in(file)}
+        finished = {(r["row"], r["partition"], r["rounds"], r["seed"]) for r in ledger.read(file)}
         missing = [s for s in args.seeds if (name, args.partition, args.rounds, s) not in finished]
         if not missing:
             continue
@@ -132,8 +126,7 @@ def measure(args: argparse.Namespace) -> None:
         for seed in missing:
             (result,) = run_seeds(with_seed(setup, seed), 1, None)
             found = figures(name, args, result)
-            with open(file, "a") as lines:
-                lines.write(json.dumps(found) + "\n")
+            ledger.append(file, found)
             now = (
                 f"{name} seed {seed}: best {found['best']:.2f} by val {found['by_val']:.2f} last ten {found['last_ten']:.2f}"
             )
@@ -218,7 +211,7 @@ def front(rows: list[dict[str, Any]], file: pathlib.Path) -> None:
 
 
 def report(out: pathlib.Path) -> str:
-    rows = pooled(done_in(out / "runs.jsonl"))
+    rows = pooled(ledger.read(out / "runs.jsonl"))
     if not rows:
         raise UserError(f"there are no finished runs in '{out}'")
     text = table(rows)

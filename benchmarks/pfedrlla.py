@@ -19,7 +19,6 @@ from __future__ import annotations
 import argparse
 import csv
 import dataclasses
-import json
 import pathlib
 import statistics
 import sys
@@ -31,6 +30,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from benchmarks import ledger
 from benchmarks import pfedrlla_designed as designed
 from benchmarks.fedpolicy import Stepper, median_ratio
 from fedjax_sim.engine import layout as layouts
@@ -66,14 +66,12 @@ class Rows:
     def __init__(self, folder: pathlib.Path, part: str):
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / f"{part}.jsonl"
-        lines = self.path.read_text().splitlines() if self.path.exists() else []
-        self.done: dict[str, dict[str, Any]] = {row["name"]: row for row in map(json.loads, lines)}
+        self.done: dict[str, dict[str, Any]] = {row["name"]: row for row in ledger.read(self.path)}
 
     def get(self, name: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         if name not in self.done:
             self.done[name] = {"name": name, **make()}
-            with open(self.path, "a") as file:
-                file.write(json.dumps(self.done[name]) + "\n")
+            ledger.append(self.path, self.done[name])
         return self.done[name]
 
     def table(self, columns: list[str]) -> None:

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import json
 import pathlib
 import sys
 from collections.abc import Iterator
@@ -31,6 +30,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import ledger
 from fedjax_sim.errors import UserError, lookup
 from fedjax_sim.runner.config import Config
 from fedjax_sim.runner.driver import Result, drive
@@ -128,7 +128,7 @@ def figures(result: Result) -> dict[str, Any]:
 
 def run_missing(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Every run that is not in the file yet, as soon as it is done; the seeds of one row share a compiled program."""
-    there = read_runs(args.out)
+    there = ledger.read(args.out / "runs.jsonl")
     for dataset in args.datasets:
         for alpha in args.alphas:
             fed = None
@@ -163,26 +163,6 @@ def write_rounds(path: pathlib.Path, rows: list[dict[str, Any]]) -> None:
         writer = csv.DictWriter(file, list(rows[0]))
         writer.writeheader()
         writer.writerows(rows)
-
-
-def read_runs(folder: pathlib.Path) -> list[dict[str, Any]]:
-    """The finished runs; a line cut short by a kill does not count."""
-    path = folder / "runs.jsonl"
-    runs = []
-    for line in path.read_text().splitlines() if path.exists() else ():
-        try:
-            runs.append(json.loads(line))
-        except ValueError:
-            print(f"{path}: a line that is cut short was skipped", file=sys.stderr)
-    return runs
-
-
-def append_run(folder: pathlib.Path, found: dict[str, Any]) -> None:
-    """One line more, a line of its own also after one that a kill cut short."""
-    path = folder / "runs.jsonl"
-    cut = path.exists() and path.read_bytes()[-1:] not in (b"", b"\n")
-    with path.open("a") as file:
-        file.write("\n" * cut + json.dumps(found) + "\n")
 
 
 # ---- showing ------------------------------------------------------------------------------------------------------
@@ -264,7 +244,7 @@ def draw(rows: list[dict[str, Any]], path: pathlib.Path) -> None:
 
 
 def show(args: argparse.Namespace) -> None:
-    runs = read_runs(args.out)
+    runs = ledger.read(args.out / "runs.jsonl")
     print(table(runs, args))
     distances = layer_distances(runs, args)
     if not distances:
@@ -312,7 +292,7 @@ def main(argv: list[str] | None = None) -> int:
             args.out.mkdir(parents=True, exist_ok=True)
             want_host_devices(config_of(args, "digits", 1.0, "fedavg"))
             for found in run_missing(args):
-                append_run(args.out, found)
+                ledger.append(args.out / "runs.jsonl", found)
                 told = f"compute {found['exceed_compute']}, comm {found['exceed_comm']}"
                 print(f"{name_of(found)}: {told}, {found['seconds_per_round']:.2f} s/round", file=sys.stderr, flush=True)
     except UserError as problem:

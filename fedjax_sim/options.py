@@ -18,8 +18,8 @@ T = TypeVar("T")
 WORDS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 LARGEST = 2**63 - 1  # of a whole number: what arrays and random generators take
 LARGEST_REAL = 3e38  # of a number: what float32 holds
-_WHOLE = re.compile(r"[+-]?[0-9]{1,40}")
-_REAL = re.compile(r"[+-]?(?:[0-9]{1,40}\.?[0-9]{0,40}|\.[0-9]{1,40})(?:[eE][+-]?[0-9]{1,4})?")
+WHOLE = re.compile(r"[+-]?[0-9]{1,40}")
+REAL = re.compile(r"[+-]?(?:[0-9]{1,40}\.?[0-9]{0,40}|\.[0-9]{1,40})(?:[eE][+-]?[0-9]{1,4})?")
 
 
 def boolean(text: str) -> bool:
@@ -42,7 +42,7 @@ def whole(text: str) -> int:
     Traceback (most recent call last):
     ValueError: not a whole number
     """
-    if not _WHOLE.fullmatch(text.strip()):
+    if not WHOLE.fullmatch(text.strip()):
         raise ValueError("not a whole number")
     if abs(int(text)) > LARGEST:
         raise ValueError("too large; allowed: at most 2^63 - 1 in size")
@@ -58,7 +58,7 @@ def real(text: str) -> float:
     Traceback (most recent call last):
     ValueError: not a finite number
     """
-    if not _REAL.fullmatch(text.strip()) or not math.isfinite(float(text)):
+    if not REAL.fullmatch(text.strip()) or not math.isfinite(float(text)):
         raise ValueError("not a finite number" if is_number_word(text) else "not a number")
     if abs(float(text)) > LARGEST_REAL:
         raise ValueError(f"too large; allowed: at most {LARGEST_REAL:g} in size")

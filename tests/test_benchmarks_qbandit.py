@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from benchmarks import qbandit
+from benchmarks import ledger, qbandit
 
 SMALL = "--datasets digits --alphas 5 --rounds 2 --train 0 --test 0 --model mlp --evaluate-every 2 --devices 1"
 
@@ -18,7 +18,7 @@ def test_table_of_policies_goes_on_where_it_was(tmp_path, capsys):
     assert run("--rows", "fedavg", "--seeds", "0,1") == 0
     out, err = capsys.readouterr()
     assert "digits-a5-fedavg-s1: " in err and "s0: " not in err and "cut short" in err
-    runs = qbandit.read_runs(tmp_path)
+    runs = ledger.read(tmp_path / "runs.jsonl")
     assert [(r["row"], r["seed"]) for r in runs] == [("fedavg", 0), ("fedavg", 1)]
     assert all((r["exceed_compute"], r["exceed_comm"]) == (8, 2) for r in runs)  # two layers: Table 1 is cut to them
     assert "| `fedavg` | 2 | 8.0 ± 0.0 |" in out and "random 7.3 / 7.7" in out
@@ -40,6 +40,6 @@ def test_published_and_expected_are_there(tmp_path):
     more = dict.fromkeys((*names, "pairwise_distance", "mean_epochs", "mean_depth", "seconds_per_round"), 1.0)
     (tmp_path / "runs.jsonl").write_text(json.dumps(key | more) + "\n")
     other = qbandit.make_parser().parse_args(["--out", str(tmp_path), "--rounds", "7"])
-    assert "no run with this setting yet: rounds 7" in qbandit.table(qbandit.read_runs(tmp_path), other)
-    text = qbandit.table(qbandit.read_runs(tmp_path), args)
+    assert "no run with this setting yet: rounds 7" in qbandit.table(ledger.read(tmp_path / "runs.jsonl"), other)
+    text = qbandit.table(ledger.read(tmp_path / "runs.jsonl"), args)
     assert "joint compute 400 → 322, comm 400 → 396" in text and "fedavg 400.0 / 800.0" in text

@@ -7,16 +7,13 @@ Numbers are plain ASCII decimals, finite and of sane size: what Python's own `in
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from fedjax_sim.errors import UserError, unknown
+from fedjax_sim.options import LARGEST, REAL, WHOLE, WORDS
 
 Converter = Callable[[str], Any]
-LARGEST = 2**63 - 1  # of a whole number: what arrays and random generators take
-_WHOLE = re.compile(r"[+-]?[0-9]{1,40}")
-_REAL = re.compile(r"[+-]?(?:[0-9]{1,40}\.?[0-9]{0,40}|\.[0-9]{1,40})(?:[eE][+-]?[0-9]{1,4})?")
 
 
 def split_spec(text: str) -> tuple[str, str]:
@@ -82,7 +79,7 @@ def whole(value: str) -> int:
     Traceback (most recent call last):
     ValueError: write a whole number in plain digits
     """
-    if not _WHOLE.fullmatch(value):
+    if not WHOLE.fullmatch(value):
         raise ValueError("write a whole number in plain digits")
     if abs(int(value)) > LARGEST:
         raise ValueError("it must be at most 2^63 - 1")
@@ -95,7 +92,7 @@ def real(value: str) -> float:
     >>> real("1e-3"), real(".5")
     (0.001, 0.5)
     """
-    if not _REAL.fullmatch(value) or not math.isfinite(float(value)):
+    if not REAL.fullmatch(value) or not math.isfinite(float(value)):
         raise ValueError("write a finite number in plain digits")
     return float(value)
 
@@ -115,7 +112,7 @@ def positive_int(value: str) -> int:
 
 
 def positive_float(value: str) -> float:
-    if not _REAL.fullmatch(value) or not 0 < float(value) < math.inf:
+    if not REAL.fullmatch(value) or not 0 < float(value) < math.inf:
         raise ValueError("it must be a finite number above 0")
     return float(value)
 
@@ -128,10 +125,9 @@ def fraction(value: str) -> float:
 
 
 def boolean(value: str) -> bool:
-    words = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
-    if value.lower() not in words:
+    if value.lower() not in WORDS:
         raise ValueError("write true or false")
-    return words[value.lower()]
+    return WORDS[value.lower()]
 
 
 def mix(value: str) -> tuple[int, ...]:
