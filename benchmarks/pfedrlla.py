@@ -265,17 +265,26 @@ def within(setup: Setup, minutes: float, most: int, evaluate_every: int) -> dict
         if last:
             break
     row = dict(rounds=len(seconds), round_seconds=statistics.median(seconds[1:] or seconds), start_seconds=started)
+    row |= {k: v for k, v in curve[-1].items() if k != "round"} | dict(curve=curve)
     if sim.method.adapts:  # fine-tuned at evaluation: once, at the end, outside the budget
         score = layouts.as_numpy(sim.adapt(state, data))["personal"]
-        curve[-1] |= {f"ap_{k}": v for k, v in both(score["correct"], score["count"]).items()}
-    return dict(**row, **{k: v for k, v in curve[-1].items() if k != "round"}, curve=curve)
+        row["adapted"] = {f"ap_{k}": v for k, v in both(score["correct"], score["count"]).items()}
+    return row
+
+
+def label(args: argparse.Namespace, classes: int, name: str) -> dict[str, Any]:
+    """What the paper has beside a row."""
+    accuracy, epochs = PUBLISHED.get((classes, name), (None, None)) if args.dataset == "cifar10" else (None, None)
+    return dict(published_500=accuracy, published_epochs=epochs)
 
 
 def table(args: argparse.Namespace, out: pathlib.Path) -> None:
-    rows = Rows(out, "table")
+    rows, methods = Rows(out, "table"), args.methods.split(",")
+    if "fedavg_ft" in methods:
+        methods = [m for m in methods if m != "fedavg"]
     for classes in args.classes:
         fed = None
-        for name in args.methods.split(","):
+        for name in methods:
             if f"s={classes} {name}" in rows.done:
                 continue
             config = base_config(args, classes, method=name)
@@ -286,9 +295,10 @@ def table(args: argparse.Namespace, out: pathlib.Path) -> None:
             fed = fed or load_federation(config)
             setup = prepare(config, fed=fed, loaded=True, measure=False)
             found = within(setup, args.minutes, args.rounds, args.evaluate_every)
-            published = PUBLISHED.get((classes, name)) if args.dataset == "cifar10" else None
-            label = dict(published_500=published and published[0], published_epochs=published and published[1])
-            rows.get(f"s={classes} {name}", lambda found=found, label=label: found | label)
+            adapted = found.pop("adapted", {})
+            if name == "fedavg_ft":  # trains as FedAvg does: one run, two rows
+                rows.get(f"s={classes} fedavg", lambda found=found: found | label(args, classes, "fedavg"))
+            rows.get(f"s={classes} {name}", lambda found=found: found | adapted | label(args, classes, name))
     columns = ["rounds", "ap_mean", "ap_pooled", "bp_mean", "bp_pooled", "published_500", "published_epochs"]
     rows.table([*columns, "round_seconds", "start_seconds"])
 
