@@ -315,7 +315,7 @@ def three_seeds(args: argparse.Namespace, out: pathlib.Path) -> None:
     """Same cohorts, weights and first training; only the weights of the heads differ."""
     rows = Rows(out, "three_seeds")
     for seed in SEEDS[: args.seeds]:
-        for head in ("agent", "weighted", "even"):
+        for head in args.heads.split(","):
             name = f"s={args.classes[0]} head={head} seed={seed}"
             if name in rows.done:
                 continue
@@ -332,7 +332,7 @@ def three_seeds(args: argparse.Namespace, out: pathlib.Path) -> None:
             for name, row in rows.done.items()
             if "head=agent" in name and (theirs := rows.done.get(name.replace("head=agent", f"head={other}")))
         ]
-        ap, bp = np.array(pairs).T * 100
+        ap, bp = np.array(pairs).reshape(-1, 2).T * 100
         print(f"agent minus {other}, points by seed: AP {ap.round(2).tolist()} BP {bp.round(2).tolist()}")
 
 
@@ -432,6 +432,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--rounds", type=int, default=500, help="at most, per method")
     parser.add_argument("--evaluate-every", type=int, default=10, metavar="K")
     parser.add_argument("--pretrain-rounds", type=int, default=150, help="the paper: 600")
+    parser.add_argument("--heads", default="agent,weighted,even", help="rules of the head in three_seeds")
     parser.add_argument("--seeds", type=int, default=len(SEEDS), help="of the three that are fixed")
     parser.add_argument("--designed-rounds", type=int, default=300, help="of heatmap and alive")
     parser.add_argument("--encoder-steps", type=int, default=60, help="passes over the heads in embeddings")
