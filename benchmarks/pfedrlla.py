@@ -161,22 +161,27 @@ def heatmap(args: argparse.Namespace, out: pathlib.Path) -> None:
 
 def embeddings(args: argparse.Namespace, out: pathlib.Path) -> None:
     rows, group = Rows(out, "embeddings"), np.repeat(np.arange(5), 6)
+    heads: list[Any] = []
 
-    def make() -> dict[str, Any]:
-        fed = designed.grouped(5, 6)
-        found = designed.embeddings(fed, group, args.encoder_steps, 10.0, args.side, args.embedding)
-        flat = {k: v.tolist() for k, v in found["points"].items() if k.endswith("_2d")}
-        return dict(points=flat, losses=found["losses"], **found["silhouette"])
+    def make(basis: str) -> dict[str, Any]:
+        if not heads:
+            heads.append(designed.trained_heads(designed.grouped(5, 6), 10.0))
+        found = designed.embeddings(*heads[0], group, args.encoder_steps, args.side, args.embedding, basis)
+        flat = {k: v.tolist() for k, v in found.pop("points").items() if k.endswith("_2d")}
+        return dict(points=flat, **found.pop("silhouette"), **found)
 
-    row = rows.get("five groups", make)
-    rows.table([k for k in row if k.split("_")[0] in ("mhae", "pca")])
-    print(f"reconstruction loss {row['losses'][0]:.5f} -> {row['losses'][-1]:.5f} in {len(row['losses'])} passes")
+    shared = rows.get("five groups, basis=shared", lambda: make("shared"))
+    own = rows.get("five groups, basis=own", lambda: make("own"))
+    rows.table([k for k in shared if k not in ("name", "points", "losses")])
+    for row in (shared, own):
+        print(f"{row['name']}: loss {row['losses'][0]:.5f} -> {row['losses'][-1]:.5f} in {len(row['losses'])} passes")
 
     def draw(axes: Any) -> None:
-        for axis, name in zip(axes, ("mhae_2d", "pca_weights_2d", "pca_projected_2d"), strict=True):
-            points = np.asarray(row["points"][name])
+        for axis, row, name in zip(axes, (shared, own, shared), ("mhae", "mhae", "pca"), strict=True):
+            points = np.asarray(row["points"][f"{name}_2d"])
             axis.scatter(*points.T, c=group, cmap="tab10")
-            axis.set(title=f"{name}: silhouette {row[name]:.2f}")
+            title = "PCA of the weights" if name == "pca" else row["name"].replace("five groups,", "MHAE,")
+            axis.set(title=f"{title}: silhouette {row[name]:.2f}")
 
     figure(out / "embeddings.png", draw, 3)
 

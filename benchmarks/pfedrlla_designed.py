@@ -18,11 +18,14 @@ from fedjax_sim.data.sources import load
 from fedjax_sim.engine import layout as layouts
 from fedjax_sim.errors import UserError
 from fedjax_sim.methods.pfedrlla import mhae, pca
+from fedjax_sim.methods.pfedrlla.control import STILL
+from fedjax_sim.methods.pfedrlla.encoder import features, make_frame, placed
 from fedjax_sim.methods.pfedrlla.reward import preferred, terms
 from fedjax_sim.runner.config import Config
 from fedjax_sim.runner.driver import Result
 from fedjax_sim.runner.execute import run
 from fedjax_sim.runner.prepare import prepare
+from fedjax_sim.types import Tree
 
 LOCAL: dict[str, Any] = dict(
     model="mlp",  # all head: nothing but the agent's weights decides what is mixed
@@ -105,10 +108,11 @@ def heatmap_figures(found: dict[str, np.ndarray], group: np.ndarray) -> dict[str
 
 def run_silhouettes(result: Result, group: np.ndarray) -> dict[str, float]:
     """Of the run's own embeddings and of PCA of the same models, after its last round."""
-    clients, encoder = result.state.clients, result.state.server.encoder
+    clients, server = result.state.clients, result.state.server
     options, env = result.setup.config.options, result.setup.simulation.env
     functions = mhae(int(options.get("side", 32)), int(options.get("embedding", 128)), dtype=env.dtype)
-    points = jax.jit(functions.embed)(encoder, jnp.asarray(clients.own.features))
+    seen = placed(jax.tree.map(jnp.asarray, server.frame), jnp.asarray(clients.own.features))
+    points = jax.jit(functions.embed)(server.encoder, seen)
     raw = jnp.concatenate([jnp.reshape(a, (len(group), -1)) for a in jax.tree.leaves(clients.resident["params"])], 1)
     return dict(
         silhouette_mhae=silhouette(np.asarray(points), group),
@@ -133,24 +137,44 @@ def silhouette(points: np.ndarray, group: np.ndarray) -> float:
     return float(np.mean(values))
 
 
-def embeddings(fed: Federation, group: np.ndarray, steps: int, epochs: float, side: int, embedding: int) -> dict[str, Any]:
-    """MHAE trained on the heads of clients that trained alone, and PCA of the same heads: points, silhouettes, losses."""
-    config = Config("pfedrlla", options=dict(side=side, embedding=embedding, regime="finetune"), epochs=epochs, **LOCAL)
-    setup = prepare(config, fed=fed)
-    clients = setup.first_state().clients
-    seen, functions = jnp.asarray(clients.own.features), mhae(side, embedding)
+def trained_heads(fed: Federation, epochs: float, seed: int = 0) -> tuple[Tree, tuple[str, ...]]:
+    """(parameters [N, …] of clients that trained alone from one common start, their layers in order)."""
+    config = Config("pfedrlla", options=dict(body="weighted", head="weighted"), epochs=epochs, seed=seed, **LOCAL)
+    setup = prepare(config, fed=fed, measure=False)
+    return jax.tree.map(jnp.asarray, setup.first_state().clients.resident["params"]), setup.simulation.env.model.dense
+
+
+def embeddings(
+    heads: Tree, groups: tuple[str, ...], group: np.ndarray, steps: int, side: int, embedding: int, basis: str
+) -> dict[str, Any]:
+    """MHAE trained on the layers `groups` of nets [N, …], and PCA of the same nets: points, silhouettes, losses."""
+    if basis == "shared":
+        frame, seen = make_frame(heads, groups, side)
+        seen = placed(frame, seen)
+    else:
+        seen = jax.vmap(lambda net: features(net, groups, side))(heads)
+    functions = mhae(side, embedding)
     train = jax.jit(lambda e, x: functions.train(e, x, jnp.ones(x.shape[0], bool)), donate_argnums=0)
     encoder, losses = functions.init(seen.shape[1]), []
     for _ in range(steps):
         encoder = train(encoder, seen)
         losses.append(float(encoder.loss))
-    raw = jnp.concatenate([a.reshape(len(group), -1) for a in jax.tree.leaves(clients.resident["params"])], 1)
+    raw = jnp.concatenate([a.reshape(len(group), -1) for a in jax.tree.leaves(heads)], 1)
     dims = min(embedding, len(group) - 1)
-    points = dict(
-        mhae=functions.embed(encoder, seen),
-        pca_weights=pca(raw, dims),
-        pca_projected=pca(seen.reshape(len(group), -1), dims),
-    )
+    points = dict(mhae=jax.jit(functions.embed)(encoder, seen), projected=seen.reshape(len(group), -1), pca=pca(raw, dims))
     flat = {f"{name}_2d": pca(value, 2) for name, value in points.items()}
     found = {name: np.asarray(value) for name, value in (points | flat).items()}
-    return dict(points=found, losses=losses, silhouette={k: silhouette(v, group) for k, v in found.items()})
+    alike = unit(found["mhae"]) @ unit(found["mhae"]).T
+    same = group[:, None] == group
+    return dict(
+        points=found,
+        losses=losses,
+        silhouette={k: silhouette(v, group) for k, v in found.items()},
+        cosine_same=float(alike[same & ~np.eye(len(group), dtype=bool)].mean()),
+        cosine_other=float(alike[~same].mean()),
+        live=float((found["mhae"].std(0) > STILL).mean()),
+    )
+
+
+def unit(points: np.ndarray) -> np.ndarray:
+    return points / np.maximum(np.linalg.norm(points, axis=1, keepdims=True), 1e-12)

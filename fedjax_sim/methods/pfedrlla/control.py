@@ -27,6 +27,7 @@ class Server(NamedTuple):
     previous: Array  # [m] client numbers of K'
     reported: Array  # [m] who of them reported; nobody before round 1
     embedded: Tree  # [m, E] embeddings of K'; () without an agent
+    frame: Tree = ()  # Frame, with a shared basis
 
 
 class Report(NamedTuple):
@@ -70,7 +71,7 @@ def make_control(s: Settings) -> Control:
         return make_agent("ddpg", s.embedding * size, size, dict(s.agent), defaults, env.dtype)
 
     def observe(env: Env, server: Server, client: Client, ctx: Ctx) -> Array:
-        own = s.autoencoder(env).embed(server.encoder, client.own.features)
+        own = s.embedded(env, server, s.resident_features(env, server, client))
         others = jnp.where(server.reported[:, None], server.embedded, 0)
         return jnp.concatenate([others.reshape(-1), own])
 

@@ -1,11 +1,18 @@
 """The multi-head autoencoder (MHAE): weight matrices of any size become one short vector per head.
 
-    projection   A_l: the layer's weights as [32, M_l], minus the mean of its 32 rows
-                 F_l = U(A_l) [32, 32]: left singular vectors, from the eigenvectors of A_l A_lᵀ, largest first
+    layer        A_l: the layer's weights as [32, M_l], minus the mean of its 32 rows
+    projection   basis=shared   F_l = A_l V_l [32, 32]: V_l the 32 leading right singular vectors of all A_l of the first
+                                cohort, one above the other; then F_l minus its mean over clients, in units of its spread
+                 basis=own      F_l = U(A_l) [32, 32]: its own left singular vectors, from the eigenvectors of A_l A_lᵀ,
+                                largest first (the paper's)
     encoder      h_1 … h_L = LSTM²(vec F_1 … vec F_L)       1024 → 128, two layers, the L layers as a sequence
     embedding    e = Σ_l h_l                                [128]
     decoder      F̂_1 … F̂_L = LSTM²(h_1 … h_L)              128 → 1024, two layers
     loss         Σ_l mean (F̂_l − F_l)²                      Adam 5e-3, weight decay 1e-5 (added to the gradient)
+
+Why a basis of the whole run: eigenvalues of neighbours differ by less than heads of one group do, so each head's own vectors
+come in another order and turn into each other, and two heads of one group are as far apart as two of different groups.
+Why minus the mean: heads share a start, and beside it all cosines are 1.
 
 A singular vector is known up to its sign: the entry of largest size is made positive. Directions without any weight
 (centring leaves at most 31) are arbitrary, so they are 0. Biases are not used; a number of weights that is no multiple of
@@ -15,7 +22,7 @@ A singular vector is known up to its sign: the entry of largest size is made pos
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -25,26 +32,68 @@ from jax import lax
 
 from fedjax_sim.types import Array, Tree
 
+BASES = ("shared", "own")
 NEGLIGIBLE = 1e-5  # eigenvalues below this share of the largest are noise
+FOLLOWED = 0.1  # how much of centre and spread a round renews
 RATE, DECAY = 5e-3, 1e-5
 LAYERS = 2  # of both LSTMs
 
 
 # ---- the projection -----------------------------------------------------------------------------------------------
+def as_matrix(weights: Array, side: int) -> Array:
+    """A [side, M] of ONE layer's weights [inputs…, outputs]; the outputs vary slowest, as PyTorch stores them."""
+    flat = weights.reshape(-1, weights.shape[-1]).T.reshape(-1)
+    matrix = jnp.pad(flat, (0, -flat.shape[0] % side)).reshape(side, -1)
+    return matrix - matrix.mean(0)
+
+
+def product(a: Array, b: Array) -> Array:
+    return jnp.matmul(a, b, precision=lax.Precision.HIGHEST)
+
+
+def leading(gram: Array) -> tuple[Array, Array]:
+    """(eigenvalues [n], eigenvectors [n, n]) of a Gram matrix, largest first; both 0 where negligible."""
+    sizes, vectors = jnp.linalg.eigh(gram)
+    sizes, vectors = sizes[::-1], vectors[:, ::-1]
+    real = sizes > NEGLIGIBLE * sizes[0]
+    return jnp.where(real, sizes, 0), jnp.where(real, vectors, 0)
+
+
+def with_signs(vectors: Array) -> Array:
+    """Columns with their largest entry positive."""
+    peak = jnp.take_along_axis(vectors, jnp.abs(vectors).argmax(0)[None], 0)
+    return vectors * jnp.sign(peak)
+
+
 def project(weights: Array, side: int) -> Array:
-    """F [side, side] of ONE layer's weights [inputs…, outputs]; the outputs vary slowest, as PyTorch stores them.
+    """U [side, side] of ONE layer's weights, its own left singular vectors.
 
     >>> project(jnp.ones((4, 8)), 4).tolist() == jnp.zeros((4, 4)).tolist()       # nothing is left of equal rows
     True
     """
-    flat = weights.reshape(-1, weights.shape[-1]).T.reshape(-1)
-    matrix = jnp.pad(flat, (0, -flat.shape[0] % side)).reshape(side, -1)  # A [side, M]
-    matrix = matrix - matrix.mean(0)
-    gram = jnp.matmul(matrix, matrix.T, precision=lax.Precision.HIGHEST)
-    sizes, vectors = jnp.linalg.eigh(gram)
-    sizes, vectors = sizes[::-1], vectors[:, ::-1]
-    peak = jnp.take_along_axis(vectors, jnp.abs(vectors).argmax(0)[None], 0)
-    return jnp.where(sizes > NEGLIGIBLE * sizes[0], vectors * jnp.sign(peak), 0)
+    matrix = as_matrix(weights, side)
+    return with_signs(leading(product(matrix, matrix.T))[1])
+
+
+def common_basis(stack: Array) -> Array:
+    """V [M, side]: right singular vectors of matrices [K, side, M] above one another, through the smaller Gram matrix."""
+    _, side, width = stack.shape
+    rows = stack.reshape(-1, width)
+    if rows.shape[0] > width:
+        vectors = leading(product(rows.T, rows))[1][:, :side]
+    else:
+        sizes, left = leading(product(rows, rows.T))
+        left = left[:, :side] / jnp.sqrt(jnp.where(sizes[:side] > 0, sizes[:side], 1))
+        vectors = product(rows.T, left)
+    return with_signs(jnp.pad(vectors, ((0, 0), (0, side - vectors.shape[1]))))
+
+
+class Frame(NamedTuple):
+    """How the heads of ONE run are seen; it stays with the run, as another run starts from other weights."""
+
+    basis: tuple  # L × V_l [M_l, side]
+    centre: Array  # [L, side²] mean of F over clients
+    spread: Array  # [L] mean square of an entry of F − centre
 
 
 def matrices(params: Tree, groups: tuple[str, ...]) -> list[Array]:
@@ -52,9 +101,47 @@ def matrices(params: Tree, groups: tuple[str, ...]) -> list[Array]:
     return [a for g in groups for a in jax.tree.leaves(params[g]) if a.ndim > 1]
 
 
-def features(params: Tree, groups: tuple[str, ...], side: int) -> Array:
-    """[L, side²]: what the encoder reads of ONE net."""
-    return jnp.stack([project(a, side).reshape(-1) for a in matrices(params, groups)])
+def no_frame(params: Tree, groups: tuple[str, ...], side: int) -> Frame:
+    """Before anything is known; in the shapes of ONE net's."""
+    layers = matrices(params, groups)
+    basis = tuple(jnp.zeros((-(-a.size // side), side), a.dtype) for a in layers)
+    return Frame(basis, jnp.zeros((len(layers), side * side), layers[0].dtype), jnp.zeros(len(layers), layers[0].dtype))
+
+
+def make_frame(params: Tree, groups: tuple[str, ...], side: int) -> tuple[Frame, Array]:
+    """(the frame of K nets [K, …], their features [K, L, side²])."""
+    stacks = jax.vmap(lambda net: tuple(as_matrix(a, side) for a in matrices(net, groups)))(params)
+    basis = tuple(common_basis(stack) for stack in stacks)
+    seen = jnp.stack([product(a, v).reshape(a.shape[0], -1) for a, v in zip(stacks, basis, strict=True)], 1)
+    centre = seen.mean(0)
+    return Frame(basis, centre, jnp.square(seen - centre).mean((0, 2))), seen
+
+
+def follow(frame: Frame, seen: Array, use: Array) -> Frame:
+    """Centre and spread a little nearer to those of the features [K, L, side²] of the clients in use [K]."""
+    count = jnp.maximum(use.sum(), 1)
+    mean = lambda a: jnp.where(use[:, None, None], a, 0).sum(0) / count
+    step = jnp.where(use.any(), FOLLOWED, 0).astype(seen.dtype)
+    centre = frame.centre + step * (mean(seen) - frame.centre)
+    return frame._replace(
+        centre=centre, spread=frame.spread + step * (mean(jnp.square(seen - centre)).mean(-1) - frame.spread)
+    )
+
+
+def placed(frame: Any, seen: Array) -> Array:
+    """Features [..., L, side²] as the encoder reads them: around 0, and as large as entries of singular vectors."""
+    if frame == ():
+        return seen
+    width = jnp.sqrt(frame.spread * frame.centre.shape[-1] ** 0.5)[:, None]
+    return (seen - frame.centre) / jnp.where(width > 0, width, 1)
+
+
+def features(params: Tree, groups: tuple[str, ...], side: int, frame: Any = ()) -> Array:
+    """[L, side²]: ONE net's projected layers, in the frame's basis if there is one."""
+    layers = matrices(params, groups)
+    if frame == ():
+        return jnp.stack([project(a, side).reshape(-1) for a in layers])
+    return jnp.stack([product(as_matrix(a, side), v).reshape(-1) for a, v in zip(layers, frame.basis, strict=True)])
 
 
 # ---- the autoencoder ----------------------------------------------------------------------------------------------
@@ -128,10 +215,13 @@ def mhae(side: int = 32, embedding: int = 128, rate: float = RATE, dtype: type =
             change, state = rule.update(gradient, state, params)
             return optax.apply_updates(params, change), state, total + value
 
-        start = (encoder.params, encoder.optimiser, jnp.zeros((), dtype))
-        params, state, total = lax.fori_loop(0, count, step, start)
-        now = jnp.where(count > 0, total / jnp.maximum(count, 1), encoder.loss)
-        return encoder._replace(params=params, optimiser=state, loss=now)
+        def learn(encoder: Encoder) -> Encoder:
+            start = (encoder.params, encoder.optimiser, jnp.zeros((), dtype))
+            params, state, total = lax.fori_loop(0, count, step, start)
+            return encoder._replace(params=params, optimiser=state, loss=total / jnp.maximum(count, 1))
+
+        # a conditional around the loop: without it a round in which nothing is learned copies the 168 MB of the loop's state
+        return lax.cond(count > 0, learn, lambda same: same, encoder)
 
     return Functions(init, lambda encoder, x: embed(network, encoder.params, x), loss, train)
 
@@ -144,7 +234,5 @@ def pca(rows: Array, dims: int) -> Array:
     [2.5 2.5]
     """
     rows = rows - rows.mean(0)
-    sizes, vectors = jnp.linalg.eigh(jnp.matmul(rows, rows.T, precision=lax.Precision.HIGHEST))
-    sizes, vectors = sizes[::-1][:dims], vectors[:, ::-1][:, :dims]
-    peak = jnp.take_along_axis(vectors, jnp.abs(vectors).argmax(0)[None], 0)
-    return vectors * jnp.sign(peak) * jnp.sqrt(jnp.maximum(sizes, 0))
+    sizes, vectors = leading(product(rows, rows.T))
+    return with_signs(vectors[:, :dims]) * jnp.sqrt(sizes[:dims])

@@ -27,13 +27,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from fedjax_sim.hooks import Method, resident_net
 from fedjax_sim.local import descend, upload
-from fedjax_sim.local.score import client_accuracy
+from fedjax_sim.local.score import accuracy, predict_net, score_rows
 from fedjax_sim.methods.fedavg import fedavg
 from fedjax_sim.methods.pfedrlla.control import Report, Server, diagnostics, make_control, make_plan, usable
-from fedjax_sim.methods.pfedrlla.encoder import RATE, matrices
+from fedjax_sim.methods.pfedrlla.encoder import RATE, follow, make_frame, no_frame, placed
 from fedjax_sim.methods.pfedrlla.regimes import Own, compared
 from fedjax_sim.methods.pfedrlla.reward import preferred
 from fedjax_sim.methods.pfedrlla.settings import Settings
@@ -42,6 +43,14 @@ from fedjax_sim.tree import square_norm
 from fedjax_sim.types import Array, Client, Cohort, Ctx, Env, Plan, Tree, Upload
 
 FIRST = 2000  # tells the shuffles before round 1 from those of training
+VAL_ROWS = 128  # validation rows scored at once, at most
+
+
+def val_accuracy(env: Env, net: Tree, ctx: Ctx) -> Array:
+    """Of ONE client, in as few and as even pieces as possible: every row of padding is paid for twice a round."""
+    rows, n = env.fed.rows["val"][ctx.id], env.fed.size["val"][ctx.id]
+    pieces = max(1, -(-rows.shape[0] // VAL_ROWS))
+    return accuracy(score_rows(env, lambda x: predict_net(env, net, x), rows, n, -(-rows.shape[0] // pieces)))
 
 
 def pfedrlla(
@@ -59,6 +68,7 @@ def pfedrlla(
     initial_training: bool = True,
     random_rounds: int = 50,
     every: int = 0,
+    basis: str = "shared",
     side: int = 32,
     embedding: int = 128,
     encoder_lr: float = RATE,
@@ -72,6 +82,8 @@ def pfedrlla(
     reward_baseline: exp(acc − acc_tar) counts from its mean over the round instead of from 1.
     initial_training: every client trains before round 1.  random_rounds: an agent's first rounds, with random weights.
     every: rounds between updates of agent and encoder afterwards (0: 1 in pretrain, else 10).
+    basis: what layers are projected to before they are encoded: shared (one basis per run, from the first cohort), or own
+    (each head's own singular vectors, as in the paper).
     side, embedding: layers are projected to side × side, heads to `embedding` numbers.  encoder_lr: of the MHAE.
     agent_options: hyper-parameters of DDPG; on the command line --set pfedrlla.agent.noise=0.03.
     """
@@ -84,13 +96,16 @@ def pfedrlla(
         server = Server((), jnp.arange(m, dtype=jnp.int32), jnp.zeros(m, bool), ())
         if not steered:
             return server, ()
-        own = Own(s.projected(env, net))
+        groups, frame = s.head_groups(env), ()
+        if basis == "shared":
+            frame = no_frame(net["params"], groups, side)
+        own = Own(s.projected(env, net, frame), () if basis == "own" else jnp.zeros((), bool))
         if s.timing(env).regime == "scratch":
             own = own._replace(second=net, version=jnp.int32(0))
         if acc_pre == "previous":
             own = own._replace(last=jnp.zeros((), env.dtype))
-        encoder = s.autoencoder(env).init(len(matrices(net["params"], s.head_groups(env))))
-        return server._replace(encoder=encoder, embedded=jnp.zeros((m, embedding), env.dtype)), own
+        encoder = s.autoencoder(env).init(own.features.shape[0])
+        return server._replace(encoder=encoder, embedded=jnp.zeros((m, embedding), env.dtype), frame=frame), own
 
     def setup(env: Env, server: Server, client: Client, ctx: Ctx) -> Client:
         net = with_own_statistics(env, client.resident, client)
@@ -101,11 +116,13 @@ def pfedrlla(
             client = client._replace(resident=net, batch_stats=net["batch_stats"] if env.bn_local else ())
         if not steered:
             return client
-        own = client.own._replace(features=s.projected(env, net))
+        own = client.own
+        if basis == "own":
+            own = own._replace(features=s.projected(env, net, ()))
         if s.timing(env).regime == "scratch":
             own = own._replace(second=net)
         if acc_pre == "previous":
-            own = own._replace(last=client_accuracy(env, net, ctx))
+            own = own._replace(last=val_accuracy(env, net, ctx))
         return client._replace(own=own)
 
     def peers(env: Env, server: Server, ids: Array) -> Array:
@@ -116,7 +133,12 @@ def pfedrlla(
         server = server._replace(previous=peers(env, server, ids), reported=server.reported | first)
         if not steered:
             return server
-        return server._replace(embedded=s.autoencoder(env).embed(server.encoder, rows.own.features))
+        frame, seen = server.frame, rows.own.features
+        if basis == "shared":
+            fresh = lambda: make_frame(rows.resident["params"], s.head_groups(env), side)
+            frame, seen = lax.cond(first, fresh, lambda: (frame, seen))
+        server = server._replace(frame=frame)
+        return server._replace(embedded=s.embedded(env, server, seen))
 
     def receive(env: Env, server: Server, client: Client, plan: Plan, ctx: Ctx) -> tuple[Client, Tree]:
         return client, mix(env, plan.weights, env.rows.resident, client.resident)
@@ -124,12 +146,13 @@ def pfedrlla(
     def judge(env: Env, net: Tree, server: Server, client: Client, ctx: Ctx) -> tuple[Own, Report]:
         """The mixture `net` of ONE client, before it is trained."""
         before, after, own = compared(s.timing(env), s.body_groups(env), server.encoder.rounds, client, net)
-        score = lambda net: client_accuracy(env, with_own_statistics(env, net, client), ctx)
+        score = lambda net: val_accuracy(env, with_own_statistics(env, net, client), ctx)
         mixed = score(after)
         was = own.last if acc_pre == "previous" else score(before)
         own = own._replace(last=mixed) if acc_pre == "previous" else own
-        embedded = s.autoencoder(env).embed(server.encoder, own.features)
-        return own, Report(own.features, was, mixed, preferred(embedded, server.embedded, usable(server), r3))
+        seen = s.resident_features(env, server, client)
+        embedded = s.embedded(env, server, seen)
+        return own, Report(seen, was, mixed, preferred(embedded, server.embedded, usable(server), r3))
 
     def local(env: Env, net: Tree, server: Server, client: Client, ctx: Ctx) -> tuple[Client, Upload]:
         own: Any = ()
@@ -138,8 +161,10 @@ def pfedrlla(
             own, report = judge(env, net, server, client, ctx)
         client, done = descend(env, net, client, ctx)
         if steered:
-            now = s.projected(env, done.net)
+            now = s.projected(env, done.net, server.frame)
             own, report = own._replace(features=now), report._replace(features=now)
+            if basis == "shared":
+                own = own._replace(known=jnp.ones((), bool))
         return client._replace(own=own), upload(env, ctx, done, report=report)
 
     def aggregate(env: Env, server: Server, cohort: Cohort) -> Server:
@@ -148,9 +173,14 @@ def pfedrlla(
             return server
         autoencoder, encoder = s.autoencoder(env), server.encoder
         heads = jnp.where(cohort.ok[:, None, None], cohort.reports.features, 0)
-        encoder = autoencoder.train(encoder, heads, cohort.ok & s.timing(env).encoder_due(encoder.rounds))
+        if basis == "shared":
+            server = server._replace(frame=follow(server.frame, heads, cohort.ok))
+        encoder = autoencoder.train(
+            encoder, placed(server.frame, heads), cohort.ok & s.timing(env).encoder_due(encoder.rounds)
+        )
         encoder = encoder._replace(rounds=encoder.rounds + 1)
-        return server._replace(encoder=encoder, embedded=autoencoder.embed(encoder, heads))
+        server = server._replace(encoder=encoder)
+        return server._replace(embedded=s.embedded(env, server, heads))
 
     nothing = lambda env: jnp.zeros(env.cohort + 1, env.dtype)  # the action where nobody acts
     return fedavg()._replace(

@@ -27,7 +27,8 @@ REGIMES = ("auto", "pretrain", "finetune", "scratch")
 class Own(NamedTuple):
     """What ONE client keeps beside its model."""
 
-    features: Array  # [L, side²] the projected head of its resident model: what the encoder reads
+    features: Array  # [L, side²] the projected head of its resident model
+    known: Tree = ()  # []  whether they are: with a shared basis, only after its first participation
     second: Tree = ()  # w_DRL, in the regime scratch
     version: Tree = ()  # []  how often the agent had learned when the body of w_DRL was copied
     last: Tree = ()  # []  accuracy after its previous mixture, for acc_pre=previous

@@ -6,13 +6,15 @@ import dataclasses
 import math
 from typing import Any
 
+from jax import lax
+
 from fedjax_sim.errors import UserError, lookup
 from fedjax_sim.methods.controllers import check_agent
-from fedjax_sim.methods.pfedrlla.encoder import RATE, Functions, features, mhae
+from fedjax_sim.methods.pfedrlla.encoder import BASES, RATE, Functions, features, mhae, placed
 from fedjax_sim.methods.pfedrlla.mixing import RULES
 from fedjax_sim.methods.pfedrlla.regimes import REGIMES, Schedule, schedule
 from fedjax_sim.methods.pfedrlla.reward import FORMS
-from fedjax_sim.types import Array, Env, Tree
+from fedjax_sim.types import Array, Client, Env, Tree
 
 HEADS = ("all_fc", "last")
 BEFORE = ("before", "previous")
@@ -37,6 +39,7 @@ class Settings:
     initial_training: bool = True
     random_rounds: int = 50
     every: int = 0
+    basis: str = "shared"
     side: int = 32
     embedding: int = 128
     encoder_lr: float = RATE
@@ -72,9 +75,20 @@ class Settings:
     def autoencoder(self, env: Env) -> Functions:
         return mhae(self.side, self.embedding, self.encoder_lr, env.dtype)
 
-    def projected(self, env: Env, net: Tree) -> Array:
-        """[L, side²] of ONE net: what the encoder reads."""
-        return features(net["params"], self.head_groups(env), self.side).astype(env.dtype)
+    def projected(self, env: Env, net: Tree, frame: Any) -> Array:
+        """[L, side²] of ONE net."""
+        return features(net["params"], self.head_groups(env), self.side, frame).astype(env.dtype)
+
+    def embedded(self, env: Env, server: Any, seen: Array) -> Array:
+        """[..., E] of projected heads [..., L, side²]."""
+        return self.autoencoder(env).embed(server.encoder, placed(server.frame, seen))
+
+    def resident_features(self, env: Env, server: Any, client: Client) -> Array:
+        """[L, side²] of ONE client's model between two participations; projected where it has not been."""
+        own: Any = client.own
+        if self.basis == "own":
+            return own.features
+        return lax.cond(own.known, lambda: own.features, lambda: self.projected(env, client.resident, server.frame))
 
 
 def check(s: Settings) -> None:
@@ -85,6 +99,7 @@ def check(s: Settings) -> None:
         ("head_layers", HEADS),
         ("acc_pre", BEFORE),
         ("r3", FORMS),
+        ("basis", BASES),
     ):
         lookup(f"{name} of pfedrlla", getattr(s, name), dict.fromkeys(allowed))
     for name in ("beta1", "beta2", "beta3", "acc_tar"):
