@@ -230,7 +230,8 @@ def pretrained(args: argparse.Namespace, out: pathlib.Path) -> str:
     """The run directory of the pre-training (s = 4, bodies at home), made once: RUN:agent,server.encoder."""
     folder = out / "pretrain"
     if not (folder / "summary.json").exists():
-        config = base_config(args, 4, method="pfedrlla", options={**of_agent(args), "regime": "pretrain"})
+        options = {**of_agent(args), "regime": "pretrain", "agent.gradient_steps": args.pretrain_steps}
+        config = base_config(args, 4, method="pfedrlla", options=options, probe=False)
         config = dataclasses.replace(config, rounds=args.pretrain_rounds, eval_every=args.pretrain_rounds, seed=1000)
         execute(prepare(config, measure=False), RunDirectory(folder))
     return f"{folder}:{PRETRAINED}"
@@ -437,6 +438,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--rounds", type=int, default=500, help="at most, per method")
     parser.add_argument("--evaluate-every", type=int, default=10, metavar="K")
     parser.add_argument("--pretrain-rounds", type=int, default=150, help="the paper: 600")
+    parser.add_argument("--pretrain-steps", type=int, default=5, help="gradient steps of the agent per round of it")
     parser.add_argument("--heads", default="agent,weighted,even", help="rules of the head in three_seeds")
     parser.add_argument("--seeds", type=int, default=len(SEEDS), help="of the three that are fixed")
     parser.add_argument("--designed-rounds", type=int, default=300, help="of heatmap and alive")
