@@ -5,7 +5,7 @@
 heatmap      9 designed clients in 3 groups: the agent's weights after pre-training, r3 beside uniform weights, reward curve
 embeddings   heads of 5 designed groups: silhouettes of MHAE and of PCA, scatter, reconstruction loss
 alive        DDPG as published and as shipped on the designed groups: live units, entropy, dependence on the state
-cost         seconds of the server's parts (agent, MHAE, projections) beside local training, CIFAR-10, cnn4
+cost         the server's parts (agent, MHAE, projections) and validation as shares of local training, CIFAR-10, cnn4
 table        CIFAR-10, pathological s = 2 and 5, N = 100, 10 %, E = 1: local, fedavg, fedavg_ft and pfedrlla (pre-trained on
              s = 4), --minutes each, beside the published figures of 500 rounds; curves
 three_seeds  the pre-trained agent against data-size weights and even weights on the head, seeds 0, 1, 2, --rounds each
@@ -27,22 +27,18 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from benchmarks import ledger
+from benchmarks import pfedrlla_cost as costs
 from benchmarks import pfedrlla_designed as designed
-from benchmarks.fedpolicy import Stepper, median_ratio
+from benchmarks.fedpolicy import Stepper
 from fedjax_sim.engine import layout as layouts
-from fedjax_sim.engine import round as stages
 from fedjax_sim.errors import UserError
-from fedjax_sim.methods.pfedrlla import mhae
-from fedjax_sim.methods.pfedrlla.encoder import features
 from fedjax_sim.runner.config import Config
 from fedjax_sim.runner.directory import RunDirectory
 from fedjax_sim.runner.execute import execute
 from fedjax_sim.runner.prepare import Setup, load_federation, prepare, want_host_devices
-from fedjax_sim.runner.profile import best_of
 
 # accuracy after 500 rounds, %, E = 1 where the paper has it (s = 5, its Table 3), else E = 5 (Table 1)
 PUBLISHED: dict[tuple[int, str], tuple[float, int]] = {
@@ -343,79 +339,24 @@ def three_seeds(args: argparse.Namespace, out: pathlib.Path) -> None:
 
 
 def cost(args: argparse.Namespace, out: pathlib.Path) -> None:
-    """The regime finetune. Whole rounds with and without the agent (the difference holds the two validation scores too), and
-    the stages one by one, best of three, where what is done every 10 rounds counts a tenth. A stage alone copies the state
-    that a whole round changes in place (168 MB of encoder, 113 MB of memory), so the stages overstate.
-    """
+    """The regime finetune: what agent, encoder and projections add to a round, and what validation adds."""
     rows = Rows(out, "cost")
 
     def make() -> dict[str, Any]:
-        options = {**of_agent(args), "regime": "finetune", "random_rounds": 0, "initial_training": False}
-        setup = prepare(base_config(args, args.classes[0], method="pfedrlla", options=options, probe=False), measure=False)
-        sim = setup.simulation
-        r, (state, data) = sim.stages, layouts.place(sim.layout, setup.first_state(), sim.data)
-        m, layers = sim.env.cohort, state.clients.own.features.shape[1]
-        functions = mhae(args.side, args.embedding)
-        heads, use = jnp.ones((m, layers, args.side**2)) / args.side, jnp.ones(m, bool)
-        announce = jax.jit(sim.orders)
-        train = jax.jit(lambda s, d, o: stages.train(r, sim.open(d), s, o))
-        aggregate = jax.jit(lambda s, d, o, t: stages.aggregate(r, sim.open(d), s, o, t))
-        learn = jax.jit(lambda s, d, *rest: stages.learn(r, sim.open(d), s, *rest))
-        teach = jax.jit(functions.train)
-        orders, told = best_of(lambda: announce(state, data), 3)
-        local, done = best_of(lambda: train(state, data, told), 3)
-        aggregation, (server, cohort, _) = best_of(lambda: aggregate(state, data, told, done), 3)
-        full = state._replace(agent=filled(state.agent))
-        update, _ = best_of(lambda: learn(full, data, told, server, done.clients, cohort), 3)
-        training, _ = best_of(lambda: teach(server.encoder, heads, use), 3)
-        net = jax.tree.map(lambda a: a[0], state.clients.resident)
-        project = jax.jit(lambda n: features(n["params"], sim.env.model.dense, args.side))
-        one, _ = best_of(lambda: project(net), 3)
-        agent = orders + update / 10
-        encoder = training / 10 + aggregation + m * one
-        return dict(
-            local=local,
-            acting=orders,
-            agent_update=update,
-            encoder_training=training,
-            aggregation_without=aggregation,
-            projections=m * one,
-            agent_share=agent / local,
-            encoder_share=encoder / local,
-            server_share=(agent + encoder) / local,
-            paper_agent_share=0.16 / 2.37,
-            paper_encoder_share=0.94 / 2.37,
-        )
-
-    def fused() -> dict[str, Any]:
-        """Whole rounds in turn, with and without an agent, between two updates: medians, processor seconds beside."""
         without: dict[str, Any] = {"head": "weighted", "initial_training": False}
         options = {**of_agent(args), "regime": "finetune", "random_rounds": 0, "initial_training": False}
         base = base_config(args, args.classes[0], method="pfedrlla", probe=False)
         fed = load_federation(base)
-        setups = (
+        setups = [
             prepare(dataclasses.replace(base, options=o), fed=fed, loaded=True, measure=False) for o in (without, options)
-        )
+        ]
         plain, steered = map(Stepper, setups)
-        for i in range(1 + args.cost_rounds):
-            plain(count=i > 0)
-            steered(count=i > 0)
-        return dict(
-            round_without=statistics.median(plain.seconds),
-            round_with=statistics.median(steered.seconds),
-            extra_share=median_ratio(plain.seconds, steered.seconds) - 1,
-            extra_share_cpu=median_ratio(plain.cpu_seconds, steered.cpu_seconds) - 1,
-        )
+        found = costs.whole_rounds(plain, steered, args.cost_rounds)
+        parts = costs.pieces(setups[1], steered.state, steered.data, args.side, args.embedding)
+        return found | parts | costs.shares(parts, found["round_without"])
 
-    rows.get(f"{args.dataset} {args.model}, whole rounds", fused)
-    rows.get(f"{args.dataset} {args.model}, stages", make)
-    rows.table(sorted({k for row in rows.done.values() for k in row if k != "name"}))
-
-
-def filled(agent: Any) -> Any:
-    """The agent in a round in which it learns, with a memory to learn from."""
-    replay = agent.replay._replace(size=jnp.int32(1000), cursor=jnp.int32(1000))
-    return agent._replace(replay=replay, rounds=jnp.int32(9))
+    row = rows.get(f"{args.dataset} {args.model}", make)
+    rows.table([k for k in row if k != "name"])
 
 
 PARTS = dict(

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedjax_sim.methods.pfedrlla import mhae, pca, project
-from fedjax_sim.methods.pfedrlla.encoder import features
+from fedjax_sim.methods.pfedrlla.encoder import features, follow, make_frame, placed
 
 SIDE, WIDE = 8, 24
 
@@ -41,6 +41,42 @@ def test_projection_knows_no_sign_and_no_scale(monkeypatch):
     flips = jnp.where(jnp.arange(SIDE) % 2 == 0, -1.0, 1.0)
     monkeypatch.setattr(jnp.linalg, "eigh", lambda g: (plain(g)[0], plain(g)[1] * flips))
     assert np.array_equal(np.asarray(project(weights, SIDE)), np.asarray(want))
+
+
+@pytest.mark.parametrize("shape", [(12, 16), (60, 16)], ids=["tall", "wide"])
+def test_shared_basis_is_the_svds(shape, monkeypatch):
+    """Of 3 nets, through either Gram matrix: F_k = A_k V with NumPy's right singular vectors; no sign of the solver's."""
+    nets = np.stack([some_weights(seed, shape) for seed in range(3)])
+    stack = np.stack([w.T.reshape(SIDE, -1) for w in nets])
+    stack = stack - stack.mean(1, keepdims=True)
+    right = np.linalg.svd(stack.reshape(3 * SIDE, -1), full_matrices=False)[2][:SIDE].T  # [M, side]
+    right = right * np.sign(right[np.abs(right).argmax(0), np.arange(SIDE)])
+    params = {"fc": {"kernel": jnp.asarray(nets, jnp.float32)}}
+    frame, seen = make_frame(params, ("fc",), SIDE)
+    np.testing.assert_allclose(frame.basis[0], right, atol=5e-4)
+    np.testing.assert_allclose(seen[:, 0], (stack @ right).reshape(3, -1), atol=5e-3)
+    one = {"fc": {"kernel": params["fc"]["kernel"][1]}}
+    np.testing.assert_allclose(features(one, ("fc",), SIDE, frame), seen[1], atol=1e-4)
+    plain = jnp.linalg.eigh
+    monkeypatch.setattr(jnp.linalg, "eigh", lambda g: (plain(g)[0], -plain(g)[1]))
+    np.testing.assert_array_equal(make_frame(params, ("fc",), SIDE)[0].basis[0], frame.basis[0])
+
+
+def test_frame_centres_and_follows():
+    """What the encoder reads has mean 0 over clients and the size of singular vectors; a round renews a tenth of it."""
+    params = {"fc": {"kernel": jnp.asarray(np.stack([some_weights(seed) for seed in range(5)]), jnp.float32)}}
+    frame, seen = make_frame(params, ("fc",), SIDE)
+    read = np.asarray(placed(frame, seen))
+    np.testing.assert_allclose(read.mean(0), 0, atol=1e-5)
+    np.testing.assert_allclose(np.square(read).mean(), 1 / SIDE, rtol=1e-4)
+    use = jnp.array([True, True, False, False, False])
+    moved = follow(frame, seen.at[2:].set(jnp.nan), use)
+    np.testing.assert_allclose(moved.centre, 0.9 * frame.centre + 0.1 * seen[:2].mean(0), atol=1e-5)
+    want = 0.9 * frame.spread + 0.1 * jnp.square(seen[:2] - moved.centre).mean((0, 2))
+    np.testing.assert_allclose(moved.spread, want, rtol=1e-5)
+    assert same(frame, follow(frame, seen, jnp.zeros(5, bool)))
+    equal = make_frame(jax.tree.map(lambda a: jnp.broadcast_to(a[:1], a.shape), params), ("fc",), SIDE)
+    assert (np.abs(np.asarray(placed(*equal))) < 1e-3).all()  # before anybody has trained
 
 
 def test_sizes_that_do_not_fit_are_filled_up():

@@ -12,6 +12,7 @@ from fedjax_sim.hooks import Control
 from fedjax_sim.methods.controllers import make_agent
 from fedjax_sim.methods.pfedrlla import reward as rewards
 from fedjax_sim.methods.pfedrlla.mixing import RULES, part_weights
+from fedjax_sim.methods.pfedrlla.regimes import Schedule
 from fedjax_sim.methods.pfedrlla.settings import Settings
 from fedjax_sim.types import Array, Client, Cohort, Ctx, Env, Plan, Tree
 
@@ -54,6 +55,16 @@ def make_plan(s: Settings, env: Env, action: Array, server: Server, ctx: Ctx) ->
     return Plan(travels, travels, ctx.epochs, jnp.stack([parts[rule] for rule in rules]))
 
 
+def ddpg_defaults(timing: Schedule, size: int) -> dict[str, Any]:
+    """What pFedRLLA gives DDPG unless told otherwise; size: m + 1 weights."""
+    return ALIVE | dict(
+        random_rounds=timing.random_rounds,
+        update_every=timing.every,
+        critic_steps=HEAD_START if timing.regime == "pretrain" else HEAD_START // 5,
+        action_scale=10.0 * size,
+    )
+
+
 def make_control(s: Settings) -> Control:
     def agent(env: Env) -> Any:
         if "val" not in env.fed.rows:
@@ -61,14 +72,8 @@ def make_control(s: Settings) -> Control:
                 f"pfedrlla rewards mixtures on validation rows of every client and '{env.fed.name}' was split without; "
                 f"allowed: --protocol pfedrlla, or --val-fraction above 0"
             )
-        timing, size = s.timing(env), env.cohort + 1
-        defaults = ALIVE | dict(
-            random_rounds=s.random_rounds,
-            update_every=timing.every,
-            critic_steps=HEAD_START if timing.regime == "pretrain" else HEAD_START // 5,
-            action_scale=10.0 * size,
-        )
-        return make_agent("ddpg", s.embedding * size, size, dict(s.agent), defaults, env.dtype)
+        size = env.cohort + 1
+        return make_agent("ddpg", s.embedding * size, size, dict(s.agent), ddpg_defaults(s.timing(env), size), env.dtype)
 
     def observe(env: Env, server: Server, client: Client, ctx: Ctx) -> Array:
         own = s.embedded(env, server, s.resident_features(env, server, client))

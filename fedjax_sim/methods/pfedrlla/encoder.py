@@ -34,6 +34,7 @@ from fedjax_sim.types import Array, Tree
 
 BASES = ("shared", "own")
 NEGLIGIBLE = 1e-5  # eigenvalues below this share of the largest are noise
+ROUNDING = 1e-10  # a spread below this share of the centre's square is none
 FOLLOWED = 0.1  # how much of centre and spread a round renews
 RATE, DECAY = 5e-3, 1e-5
 LAYERS = 2  # of both LSTMs
@@ -132,7 +133,8 @@ def placed(frame: Any, seen: Array) -> Array:
     """Features [..., L, side²] as the encoder reads them: around 0, and as large as entries of singular vectors."""
     if frame == ():
         return seen
-    width = jnp.sqrt(frame.spread * frame.centre.shape[-1] ** 0.5)[:, None]
+    least = ROUNDING * jnp.square(frame.centre).mean(-1)  # clients that are still equal differ by rounding only
+    width = jnp.sqrt(jnp.maximum(frame.spread, least) * frame.centre.shape[-1] ** 0.5)[:, None]
     return (seen - frame.centre) / jnp.where(width > 0, width, 1)
 
 
