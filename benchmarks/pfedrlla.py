@@ -162,7 +162,8 @@ def embeddings(args: argparse.Namespace, out: pathlib.Path) -> None:
     def make(basis: str) -> dict[str, Any]:
         if not heads:
             heads.append(designed.trained_heads(designed.grouped(5, 6), 10.0))
-        found = designed.embeddings(*heads[0], group, args.encoder_steps, args.side, args.embedding, basis)
+        nets, layers = heads[0]
+        found = designed.embeddings(nets, layers, group, args.encoder_steps, args.side, args.embedding, basis)
         flat = {k: v.tolist() for k, v in found.pop("points").items() if k.endswith("_2d")}
         return dict(points=flat, **found.pop("silhouette"), **found)
 
