@@ -317,7 +317,7 @@ def table(args: argparse.Namespace, out: pathlib.Path) -> None:
 def three_seeds(args: argparse.Namespace, out: pathlib.Path) -> None:
     """Same cohorts, weights and first training; only the weights of the heads differ."""
     rows = Rows(out, "three_seeds")
-    for seed in SEEDS[: args.seeds]:
+    for seed in args.seeds:
         for head in args.heads.split(","):
             name = f"s={args.classes[0]} head={head} seed={seed}"
             if name in rows.done:
@@ -382,7 +382,9 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--pretrain-rounds", type=int, default=150, help="the paper: 600")
     parser.add_argument("--pretrain-steps", type=int, default=5, help="gradient steps of the agent per round of it")
     parser.add_argument("--heads", default="agent,weighted,even", help="rules of the head in three_seeds")
-    parser.add_argument("--seeds", type=int, default=len(SEEDS), help="of the three that are fixed")
+    parser.add_argument(
+        "--seeds", type=int, nargs="+", default=list(SEEDS), choices=SEEDS, help="of the three that are fixed"
+    )
     parser.add_argument("--designed-rounds", type=int, default=300, help="of heatmap and alive")
     parser.add_argument("--encoder-steps", type=int, default=60, help="passes over the heads in embeddings")
     parser.add_argument("--cost-rounds", type=int, default=5, help="timed rounds, at most 8 lie between two updates")

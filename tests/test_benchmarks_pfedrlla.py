@@ -38,6 +38,15 @@ def test_table_beside_the_published(tmp_path, capsys):
     assert "reward" in rows["s=4 pfedrlla"]["curve"][-1] and "s=4 pfedrlla" in capsys.readouterr().out
 
 
+def test_cost_is_shares_of_local_training(tmp_path):
+    words = ["--part", "cost", "--out", str(tmp_path), *TINY.split(), *SMALL.split(), "--cost-rounds", "1"]
+    assert pfedrlla.main(words) == 0
+    row = json.loads((tmp_path / "cost.jsonl").read_text())
+    server = ("agent_share", "encoder_share", "projections_share")
+    assert all(row[k] > 0 for k in (*server, "validation_share"))
+    assert abs(sum(row[k] for k in server) - row["server_share"]) < 1e-6
+
+
 def test_a_part_that_is_not_there(capsys):
     assert pfedrlla.main(["--part", "heat"]) == 2
     assert "there is no part 'heat'; allowed: heatmap" in capsys.readouterr().err

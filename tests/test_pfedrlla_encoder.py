@@ -76,7 +76,7 @@ def test_frame_centres_and_follows():
     np.testing.assert_allclose(moved.spread, want, rtol=1e-5)
     assert same(frame, follow(frame, seen, jnp.zeros(5, bool)))
     equal = make_frame(jax.tree.map(lambda a: jnp.broadcast_to(a[:1], a.shape), params), ("fc",), SIDE)
-    assert (np.abs(np.asarray(placed(*equal))) < 1e-3).all()  # before anybody has trained
+    assert (np.abs(np.asarray(placed(*equal))) < 1e-2).all()  # before anybody has trained
 
 
 def test_sizes_that_do_not_fit_are_filled_up():

@@ -158,7 +158,10 @@ def pfedrlla(
         own: Any = ()
         report: Any = ()
         if steered:
+            # a row of its own: if the scores read the stored one while the new one is written, the compiler copies all rows
+            client, net = lax.optimization_barrier((client, net))
             own, report = judge(env, net, server, client, ctx)
+            net, own, report = lax.optimization_barrier((net, own, report))  # judged before it is trained
         client, done = descend(env, net, client, ctx)
         if steered:
             now = s.projected(env, done.net, server.frame)
