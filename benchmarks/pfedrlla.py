@@ -343,21 +343,27 @@ def cost(args: argparse.Namespace, out: pathlib.Path) -> None:
     """The regime finetune: what agent, encoder and projections add to a round, and what validation adds."""
     rows = Rows(out, "cost")
 
-    def make() -> dict[str, Any]:
+    def setups() -> list[Setup]:
         without: dict[str, Any] = {"head": "weighted", "initial_training": False}
         options = {**of_agent(args), "regime": "finetune", "random_rounds": 0, "initial_training": False}
         base = base_config(args, args.classes[0], method="pfedrlla", probe=False)
         fed = load_federation(base)
-        setups = [
+        return [
             prepare(dataclasses.replace(base, options=o), fed=fed, loaded=True, measure=False) for o in (without, options)
         ]
-        plain, steered = map(Stepper, setups)
-        found = costs.whole_rounds(plain, steered, args.cost_rounds)
-        parts = costs.pieces(setups[1], steered.state, steered.data, args.side, args.embedding)
-        return found | parts | costs.shares(parts, found["round_without"])
 
-    row = rows.get(f"{args.dataset} {args.model}", make)
-    rows.table([k for k in row if k != "name"])
+    def pieces() -> dict[str, Any]:
+        without, steered = setups()
+        parts = costs.pieces(steered, args.side, args.embedding)
+        return parts | costs.shares(parts, costs.local_round(Stepper(without), args.cost_rounds))
+
+    def whole() -> dict[str, Any]:
+        return costs.whole_rounds(*map(Stepper, setups()), args.cost_rounds)
+
+    rows.get(f"{args.dataset} {args.model}, pieces", pieces)
+    rows.table(sorted({k for row in rows.done.values() for k in row if k != "name"}))
+    rows.get(f"{args.dataset} {args.model}, whole rounds", whole)
+    rows.table(sorted({k for row in rows.done.values() for k in row if k != "name"}))
 
 
 PARTS = dict(

@@ -41,7 +41,8 @@ def test_table_beside_the_published(tmp_path, capsys):
 def test_cost_is_shares_of_local_training(tmp_path):
     words = ["--part", "cost", "--out", str(tmp_path), *TINY.split(), *SMALL.split(), "--cost-rounds", "1"]
     assert pfedrlla.main(words) == 0
-    row = json.loads((tmp_path / "cost.jsonl").read_text())
+    row, whole = map(json.loads, (tmp_path / "cost.jsonl").read_text().splitlines())
+    assert whole["round_with"] > 0 and whole["extra_share"] > -1
     server = ("agent_share", "encoder_share", "projections_share")
     assert all(row[k] > 0 for k in (*server, "validation_share"))
     assert abs(sum(row[k] for k in server) - row["server_share"]) < 1e-6

@@ -158,10 +158,11 @@ def pfedrlla(
         own: Any = ()
         report: Any = ()
         if steered:
-            # a row of its own: if the scores read the stored one while the new one is written, the compiler copies all rows
-            client, net = lax.optimization_barrier((client, net))
             own, report = judge(env, net, server, client, ctx)
-            net, own, report = lax.optimization_barrier((net, own, report))  # judged before it is trained
+            # Always so; but training has to wait for the scores, which read the row that it will replace. Where the compiler
+            # sees no order between the two it copies the rows of all clients, for each client.
+            judged = (report.before >= 0) & (report.wanted[-1] >= 0)
+            ctx = ctx._replace(epochs=jnp.where(judged, ctx.epochs, 0))
         client, done = descend(env, net, client, ctx)
         if steered:
             now = s.projected(env, done.net, server.frame)
