@@ -96,9 +96,9 @@ def pfedrlla(
         server = Server((), jnp.arange(m, dtype=jnp.int32), jnp.zeros(m, bool), ())
         if not steered:
             return server, ()
-        groups, frame = s.head_groups(env), ()
+        frame: Any = ()
         if basis == "shared":
-            frame = no_frame(net["params"], groups, side)
+            frame = no_frame(net["params"], s.head_groups(env), side)
         own = Own(s.projected(env, net, frame), () if basis == "own" else jnp.zeros((), bool))
         if s.timing(env).regime == "scratch":
             own = own._replace(second=net, version=jnp.int32(0))
