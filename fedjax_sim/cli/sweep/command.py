@@ -19,12 +19,31 @@ from fedjax_sim.cli.sweep.queue import Launcher, work_off
 from fedjax_sim.cli.sweep.table import Table, results, tell
 from fedjax_sim.cli.words import option_parser
 from fedjax_sim.errors import UserError
+from fedjax_sim.options import names
 from fedjax_sim.runner.files import write_bytes
+from fedjax_sim.runner.sinks import named
 
 LAUNCHERS: dict[str, Callable[..., Launcher]] = {"local": Local, "ray": OnRay}
 
 
+def check(args: argparse.Namespace) -> None:
+    """Options that would say nothing beside others are refused; so is a log that nobody knows, before it fails every run."""
+    if args.slurm and args.launcher != "slurm":
+        raise UserError("--slurm has options for sbatch; it needs --launcher slurm")
+    mode = next((m for m in ("task", "dry_run", "gather") if getattr(args, m) not in (None, False)), None)
+    others = {"task": args.task is not None, "dry_run": args.dry_run, "gather": args.gather, "workers": args.workers != 0}
+    others["launcher"] = args.launcher != "local"
+    clash = next((name for name, given in others.items() if given and mode and name != mode), None)
+    if clash is not None and mode is not None:
+        flag = lambda name: f"--{name.replace('_', '-')}"
+        raise UserError(
+            f"{flag(mode)} starts no other runs, so {flag(clash)} has no meaning beside it; leave one of them out"
+        )
+    named(names(args.log))
+
+
 def sweep(args: argparse.Namespace) -> int:
+    check(args)
     file = own_path(args.file)
     jobs = plan.jobs_of(plan.read(file))
     folder = Folder(own_path(args.out) if args.out else pathlib.Path("runs") / file.stem)
@@ -33,6 +52,9 @@ def sweep(args: argparse.Namespace) -> int:
     todo = pending(folder, jobs)
     if args.dry_run:
         for job in jobs:
+            if args.json:
+                tell(folder.status(job), run=job.name, index=job.index, method=job.config.method, point=job.point)
+                continue
             settings = ", ".join(f"{k} {v}" for k, v in job.point.items())
             print(f"{job.index:5d}  {job.name}  {folder.status(job)}  {settings}".rstrip())
         return 0
