@@ -82,7 +82,7 @@ def test_tables_of_targets_and_gains():
     two = one | dict(method="b", best_global=0.5, rounds_to={"50": None, "70": None}, convergence_round=7)
     table = describe.targets_table([one, two]).splitlines()
     assert "50 %" in table[0] and "70 %" not in table[0]  # nobody got there
-    assert "3 (0.5 GB, 2 min)" in table[2] and table[3].split() == ["b", "×", "7"]
+    assert "3 (0.5000 GB, 2:00 min)" in table[2] and table[3].split() == ["b", "×", "7"]
     assert describe.targets_table([two]) == ""
     assert describe.gains_line([one, two]) == "relative to the best other: a +20.00 %, b -16.67 %"
     assert describe.gains_line([one]) == ""

@@ -303,13 +303,32 @@ def test_ray_tasks_share_the_queue(seven, monkeypatch, capsys):
     assert "needs Ray; install it with" in refused(capsys, "sweep", str(toml('methods = ["fedavg"]')), "--launcher", "ray")
 
 
+def test_an_interrupted_task_lets_its_run_save(tmp_path, monkeypatch):
+    code = (
+        "import signal, sys, time; signal.signal(15, lambda *a: (print('saved'), sys.exit(143))); print(1); time.sleep(60)"
+    )
+    naps = iter([None, KeyboardInterrupt])
+
+    def nap(seconds):
+        while "1" not in (tmp_path / "log").read_text():
+            pass
+        if (problem := next(naps)) is not None:
+            raise problem
+
+    monkeypatch.setattr(queue.time, "sleep", nap)
+    with pytest.raises(KeyboardInterrupt):
+        queue.task([sys.executable, "-u", "-c", code], str(tmp_path / "log"))
+    assert (tmp_path / "log").read_text().split() == ["1", "saved"]
+
+
 def test_ray_on_a_local_cluster(monkeypatch, capsys):
     ray = pytest.importorskip("ray", reason="ray is not installed: the launcher ran against a stand-in only")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    file = toml('methods = ["fedavg"]\n' + TINY + '[grid]\ndataset = ["digits", "nowhere.npz"]\n')
+    file = toml('methods = ["fedavg", "fedprox", "fedavg:dataset=nowhere.npz"]\nseeds = 2\n' + TINY)
     ray.init(num_cpus=2, include_dashboard=False)
     try:
         assert main(["sweep", str(file), "--out", "out", "--launcher", "ray", "--workers", "2"]) == 1
     finally:
         ray.shutdown()
-    assert sorted(r["status"] for r in rows("out")) == ["done", "failed"]
+    assert sorted(r["status"] for r in rows("out")) == ["done"] * 4 + ["failed"] * 2
+    assert all("nowhere.npz" in r["why"] for r in rows("out") if r["status"] == "failed")

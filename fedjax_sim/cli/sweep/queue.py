@@ -102,8 +102,15 @@ def last_words(text: str) -> str:
 
 
 def task(command: Sequence[str], log: str, env: dict[str, str] | None = None) -> tuple[int, str]:
-    """One run as a process, to its end; its output goes to a file."""
+    """One run as a process, to its end; its output goes to a file. Interrupted, it lets the run save what it has."""
     with open(log, "w", encoding="utf-8") as file:
-        code = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, env=env).returncode
+        process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=env)
+        try:
+            while (code := process.poll()) is None:
+                time.sleep(EVERY)  # not in one long wait: an interrupt that a cluster sends is only seen between two steps
+        except BaseException:  # KeyboardInterrupt, or what a cluster cancels its tasks with
+            process.terminate()
+            process.wait()
+            raise
     with open(log, encoding="utf-8", errors="replace") as file:
         return code, last_words(file.read())
