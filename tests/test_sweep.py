@@ -8,6 +8,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import time
 import tomllib
 import types
 
@@ -319,6 +320,33 @@ def test_an_interrupted_task_lets_its_run_save(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         queue.task([sys.executable, "-u", "-c", code], str(tmp_path / "log"))
     assert (tmp_path / "log").read_text().split() == ["1", "saved"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel tells a process only there that its parent is gone")
+def test_a_killed_sweep_leaves_no_run_behind(tmp_path):
+    """kill -9 of whoever started a run: it ends, so that the next sweep finds no lock."""
+    inside = "import os, time; from fedjax_sim.cli.sweep import queue; queue.end_with_parent(); print(os.getpid()); time.sleep(60)"
+    outside = f"from fedjax_sim.cli.sweep.queue import task; task([{sys.executable!r}, '-u', '-c', {inside!r}], 'log')"
+    parent = subprocess.Popen([sys.executable, "-c", outside], cwd=tmp_path, env=dict(os.environ, PYTHONPATH=str(ROOT)))
+    told = lambda: (tmp_path / "log").read_text().split() if (tmp_path / "log").exists() else []
+    wait_for(told)
+    parent.kill()
+    parent.wait()
+    wait_for(lambda: not alive(int(told()[0])))
+
+
+def alive(pid: int) -> bool:
+    try:
+        return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_for(what, seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < end
+        time.sleep(0.05)
 
 
 def test_ray_on_a_local_cluster(monkeypatch, capsys):

@@ -15,7 +15,7 @@ from fedjax_sim.cli.sweep.jobs import DONE, FAILED, Folder, pending, write_resul
 from fedjax_sim.cli.sweep.local import Local
 from fedjax_sim.cli.sweep.on_ray import OnRay
 from fedjax_sim.cli.sweep.plan import Job
-from fedjax_sim.cli.sweep.queue import Launcher, work_off
+from fedjax_sim.cli.sweep.queue import Launcher, end_with_parent, work_off
 from fedjax_sim.cli.sweep.table import Table, results, tell
 from fedjax_sim.cli.words import option_parser
 from fedjax_sim.errors import UserError
@@ -101,6 +101,7 @@ def run_task(args: argparse.Namespace, jobs: list[Job], folder: Folder) -> int:
     """One run of the sweep, in this process: begun, or gone on with, or left alone if it has ended."""
     if not 0 <= args.task < len(jobs):
         raise UserError(f"task {args.task} is not in the sweep; allowed: 0 to {len(jobs) - 1}")
+    end_with_parent()
     job = jobs[args.task]
     if folder.summary(job):
         return 0
