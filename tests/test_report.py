@@ -139,7 +139,8 @@ def test_every_figure_is_drawn_in_two_formats(drawn):
     out, said = drawn
     made = {p.name for p in out.iterdir()}
     names = ("accuracy", "accuracy_bytes", "accuracy_time", "thresholds", "settings", "clients", "client_curves",
-             "one_client", "labels", "communication", "actions", "policy", "reward", "budgets", "weights", "layers", "time")  # fmt: skip
+             "one_client", "labels", "communication", "actions", "policy", "reward", "budgets", "weights", "layers",
+             "time")  # fmt: skip
     assert made == {"report.html", *(f"{n}.{kind}" for n in names for kind in ("png", "pdf"))}
     for name in names:
         with Image.open(out / f"{name}.png") as image:
