@@ -325,7 +325,8 @@ def test_an_interrupted_task_lets_its_run_save(tmp_path, monkeypatch):
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel tells a process only there that its parent is gone")
 def test_a_killed_sweep_leaves_no_run_behind(tmp_path):
     """kill -9 of whoever started a run: it ends, so that the next sweep finds no lock."""
-    inside = "import os, time; from fedjax_sim.cli.sweep import queue as q; q.end_with_parent(); print(os.getpid()); time.sleep(9)"
+    inside = "import os, time; from fedjax_sim.cli.sweep import queue; queue.end_with_parent(); print(os.getpid()); "
+    inside += "time.sleep(60)"
     outside = f"from fedjax_sim.cli.sweep.queue import task; task([{sys.executable!r}, '-u', '-c', {inside!r}], 'log')"
     parent = subprocess.Popen([sys.executable, "-c", outside], cwd=tmp_path, env=dict(os.environ, PYTHONPATH=str(ROOT)))
     told = lambda: (tmp_path / "log").read_text().split() if (tmp_path / "log").exists() else []
