@@ -112,15 +112,15 @@ def surroundings() -> dict[str, str]:
 
 
 def end_with_parent() -> None:
-    """In a run: SIGTERM, on which it saves, once the one who started it is gone, also if that was killed; Linux only.
+    """In a run: be killed when the one who started it is gone, as after kill -9 of a sweep; Linux only.
 
-    Otherwise it would go on unseen, and hold the lock that the next `sweep` needs.
+    Otherwise it would go on unseen, and hold the lock that the next `sweep` needs; that one goes on from its checkpoint.
     """
     parent = os.environ.pop(PARENT, "")
     if parent and sys.platform == "linux":
-        ctypes.CDLL(None).prctl(DEATH_SIGNAL, signal.SIGTERM)
+        ctypes.CDLL(None).prctl(DEATH_SIGNAL, signal.SIGKILL)
         if os.getppid() != int(parent):
-            raise SystemExit(128 + signal.SIGTERM)
+            raise SystemExit(128 + signal.SIGKILL)
 
 
 def task(command: Sequence[str], log: str) -> tuple[int, str]:

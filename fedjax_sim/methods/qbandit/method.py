@@ -42,7 +42,10 @@ from fedjax_sim.options import shown
 from fedjax_sim.plans import blend
 from fedjax_sim.types import Array, Client, Cohort, Ctx, Env, Plan, Tree, Upload
 
-CHOOSERS = (*(name for name in DISCRETE if name != "fixed"), "full", "compliant")
+
+def choosers() -> tuple[str, ...]:
+    """Agents, and policies without one, that choose depth and epochs."""
+    return (*(name for name in DISCRETE if name != "fixed"), "full", "compliant")
 
 
 class Server(NamedTuple):
@@ -99,7 +102,7 @@ def qbandit(
     agent_options: hyper-parameters of the agent; on the command line --set qbandit.agent.lr=0.01.
     """
     chosen = dict(agent_options or {})
-    check_agent("qbandit", agent, CHOOSERS, chosen)
+    check_agent("qbandit", agent, choosers(), chosen)
     steers = lookup("control of qbandit", shown(str(control)), CONTROLS)
     lookup("scope of qbandit", shown(str(scope)), dict.fromkeys(("client", "round")))
     lookup("accuracy of qbandit", shown(str(accuracy)), dict.fromkeys(("train", "heldout")))
