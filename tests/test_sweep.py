@@ -21,7 +21,9 @@ from fedjax_sim.cli.sweep import local, on_ray, queue
 from fedjax_sim.cli.sweep.jobs import Folder, pending, write_results
 from fedjax_sim.cli.sweep.plan import jobs_of
 from fedjax_sim.cli.sweep.table import Table, results
+from fedjax_sim.errors import UserError
 from fedjax_sim.report.runs import load_runs
+from fedjax_sim.runner.lock import Lock
 
 __all__ = ["empty_folder"]  # used by every test
 ROOT = pathlib.Path(__file__).parent.parent
@@ -320,6 +322,43 @@ def test_an_interrupted_task_lets_its_run_save(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         queue.task([sys.executable, "-u", "-c", code], str(tmp_path / "log"))
     assert (tmp_path / "log").read_text().split() == ["1", "saved"]
+
+
+def test_a_second_sweep_in_the_folder_is_refused(capsys):
+    file = toml('methods = ["fedavg"]\n' + TINY)
+    pathlib.Path("out").mkdir()
+    lock = Lock(pathlib.Path("out"))
+    lock.take()
+    assert "'out' is in use by another process" in refused(capsys, "sweep", str(file), "--out", "out")
+    lock.release()
+    assert not list(pathlib.Path("out").glob("runs/*"))
+
+
+def test_a_run_that_another_process_has_begun_is_not_begun_again(capsys):
+    """Before its first checkpoint it has nothing to go on from, but it is not for others to throw away."""
+    file = toml('methods = ["fedavg"]\n' + TINY)
+    job = jobs_of(tomllib.loads(file.read_text()))[0]
+    directory = Folder(pathlib.Path("out")).run(job)
+    write_run(directory, "fedavg", 0, rounds=2, ended=False)
+    told = json.loads((directory / "config.json").read_text())
+    from fedjax_sim.runner import execute
+    from fedjax_sim.runner.directory import RunDirectory
+    from fedjax_sim.runner.prepare import prepare
+
+    setup = prepare(job.config)
+    stored = setup.config
+    patch = pytest.MonkeyPatch()
+    patch.setattr(RunDirectory, "read_config", lambda self: (stored, {}, {}))
+    lock = Lock(directory)
+    lock.take()
+    try:
+        with pytest.raises(UserError, match="is in use by another process"):
+            execute.gone_on(setup, directory, say=print)
+        assert json.loads((directory / "config.json").read_text()) == told
+        lock.release()
+        assert execute.gone_on(setup, directory, say=print) is None and not directory.exists()
+    finally:
+        patch.undo()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel tells a process only there that its parent is gone")

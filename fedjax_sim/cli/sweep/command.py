@@ -21,6 +21,7 @@ from fedjax_sim.cli.words import option_parser
 from fedjax_sim.errors import UserError
 from fedjax_sim.options import names
 from fedjax_sim.runner.files import write_bytes
+from fedjax_sim.runner.lock import Lock
 from fedjax_sim.runner.sinks import named
 
 LAUNCHERS: dict[str, Callable[..., Launcher]] = {"local": Local, "ray": OnRay}
@@ -70,12 +71,16 @@ def sweep(args: argparse.Namespace) -> int:
         else:
             launcher = LAUNCHERS[args.launcher](lambda job: [*command, str(job.index)], folder, args.workers)
             begin(file, folder)
+            lock = Lock(folder.path)
+            lock.take()  # two sweeps in one folder would start the same runs
             commands.note(f"{len(jobs)} runs in '{folder.path}', {len(jobs) - len(todo)} of them have ended")
             try:
                 work_off(todo, jobs, folder, launcher, Table(jobs, folder, args.quiet, args.json))
             except KeyboardInterrupt:
                 commands.note(f"interrupted; the same command goes on: fedjax-sim sweep {file} --out {folder.path}")
                 raise
+            finally:
+                lock.release()
     written, status = write_results(folder, jobs), [folder.status(job) for job in jobs]
     if args.json:
         tell("end", runs=len(jobs), done=status.count(DONE), failed=status.count(FAILED), results=str(written))
