@@ -107,6 +107,7 @@ def qbandit(
     lookup("scope of qbandit", shown(str(scope)), dict.fromkeys(("client", "round")))
     lookup("accuracy of qbandit", shown(str(accuracy)), dict.fromkeys(("train", "heldout")))
     space = Actions(agent, steers, tuple(depths), read_menu(menu), bool(clip))
+    works = "epochs" in steers and agent != "full"  # the run's epochs are not used
     swing = read_vary(vary)
     for name, value in (("lam_comp", lam_comp), ("lam_comm", lam_comm), ("lam_dist", lam_dist)):
         if not value >= 0:
@@ -200,5 +201,6 @@ def qbandit(
         control=Control(make, observe, plan, reward, combine=combine),
         log=log,
         needs=frozenset({"resident", "stack"}),
-        max_epochs=max(space.works) if "epochs" in steers and agent != "full" else 0.0,
+        max_epochs=max(space.works) if works else 0.0,
+        replaces=(("epochs", f"what {agent} chooses among {'x'.join(f'{e:g}' for e in space.works)}"),) if works else (),
     )
