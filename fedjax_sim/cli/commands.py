@@ -42,16 +42,20 @@ def start(config: Config, args: argparse.Namespace | None = None) -> None:
     from fedjax_sim.runner.prepare import want_host_devices
 
     coordinator = getattr(args, "coordinator", None)
-    number = getattr(args, "num_processes", None)
+    number, which = getattr(args, "num_processes", None), getattr(args, "process_id", None)
+    if coordinator == "auto" and not (number is None and which is None):
+        raise UserError(
+            "--coordinator auto finds out how many processes there are; leave --num-processes and --process-id out"
+        )
     want_host_devices(config, number or 1)
     if coordinator:
         import jax
 
         try:
-            jax.distributed.initialize(*(() if coordinator == "auto" else (coordinator, number, args.process_id)))  # type: ignore[union-attr]
+            jax.distributed.initialize(*(() if coordinator == "auto" else (coordinator, number, which)))
         except (RuntimeError, ValueError) as problem:
             raise UserError(f"cannot join the processes at '{coordinator}': {str(problem).splitlines()[0]}") from None
-    elif number or getattr(args, "process_id", None) is not None:
+    elif number is not None or which is not None:
         raise UserError("--num-processes and --process-id need --coordinator HOST:PORT")
     use_compilation_cache()
 
@@ -69,6 +73,22 @@ def talk(args: argparse.Namespace) -> dict[str, Any]:
 
     told = [*([JsonLines()] if args.json else []), *named(names(args.log))]
     return dict(progress=not args.quiet and not args.json, say=note, sinks=told)
+
+
+def foretell(setup: Any, args: argparse.Namespace, data: bool = True) -> None:
+    """What is said before a run; with --dry-run also who has which data (`data`), and for programs the same as numbers."""
+    from fedjax_sim.cli import describe
+
+    say(describe.report(setup))
+    if args.dry_run:
+        say(setup.fed.describe() if data else "")
+        if getattr(args, "json", False) and first_process():
+            from fedjax_sim.runner.progress import told
+
+            config = setup.config
+            print(
+                told("dry-run", method=config.method, seed=config.seed, config_hash=config.hash(), **describe.facts(setup))
+            )
 
 
 def tables(summaries: list[dict[str, Any]], seeds: int) -> None:
@@ -91,7 +111,10 @@ def run(args: argparse.Namespace) -> int:
 
     speech = talk(args)
     setups = set_ups(config, args, Federations(), note)
-    say(describe.report(setups[0]))
+    foretell(setups[0], args)
+    if args.labels and first_process():
+        setups[0].fed.plot(own_path(args.labels))
+        say(f"written: {args.labels}")
     if args.dry_run:
         return 0
     results = execute_all(setups, args, out, **speech)
@@ -117,7 +140,8 @@ def pretrain(args: argparse.Namespace) -> int:
     )
     done = run(args)
     if not args.dry_run:
-        say(f"use it with: fedjax-sim run {args.method} --start-from {args.out}:agent,server.encoder")
+        first = args.out if args.seeds == 1 else f"{args.out}/seed-{args.seed}"
+        say(f"use it with: fedjax-sim run {args.method} --start-from {first}:agent,server.encoder")
     return done
 
 
@@ -165,8 +189,11 @@ def profile(args: argparse.Namespace) -> int:
     from fedjax_sim.runner.profile import stage_seconds
 
     repeats = 3
-    setup = prepare(config, say=note)
+    setup = prepare(config, say=note, measure=not args.dry_run)
     check_reach(setup)
+    if args.dry_run:
+        foretell(setup, args)
+        return 0
     seconds = stage_seconds(setup, repeats)
     say(describe.stage_table(setup, seconds, repeats))
     if args.out and first_process():

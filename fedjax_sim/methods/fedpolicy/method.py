@@ -44,7 +44,13 @@ from fedjax_sim.types import Array, Client, Cohort, Ctx, Env, Plan, Tree, Upload
 
 REWARDS = ("combined", "local", "global", "contribution", "mixture")
 STATIC = (*BLOCKS, "random")  # learn nothing, so that they look at nothing
-CHOOSERS = (*(name for name in DISCRETE if name != "fixed"), "oracle")  # `fixed` goes by the block it always sends
+
+
+def choosers() -> tuple[str, ...]:
+    """Agents that choose a block; `fixed` goes by the block it always sends."""
+    return (*(name for name in DISCRETE if name != "fixed"), "oracle")
+
+
 WIDE = 1000  # observations wider than this (31 classes) are remembered 2,000 times instead of 10,000
 
 
@@ -102,7 +108,10 @@ def fedpolicy(
     agent = agent if agent != "auto" else "ddpg" if space.continuous else "sac"
     chosen = dict(agent_options or {})
     check_agent(
-        "fedpolicy", agent, ("ddpg",) if space.continuous else (*CHOOSERS, *(BLOCKS if actions == "blocks" else ())), chosen
+        "fedpolicy",
+        agent,
+        ("ddpg",) if space.continuous else (*choosers(), *(BLOCKS if actions == "blocks" else ())),
+        chosen,
     )
     lookup("state of fedpolicy", state, STATES)
     lookup("state_scaling of fedpolicy", state_scaling, dict.fromkeys(("normalised", "raw")))

@@ -42,7 +42,10 @@ from fedjax_sim.options import shown
 from fedjax_sim.plans import blend
 from fedjax_sim.types import Array, Client, Cohort, Ctx, Env, Plan, Tree, Upload
 
-CHOOSERS = (*(name for name in DISCRETE if name != "fixed"), "full", "compliant")
+
+def choosers() -> tuple[str, ...]:
+    """Agents, and policies without one, that choose depth and epochs."""
+    return (*(name for name in DISCRETE if name != "fixed"), "full", "compliant")
 
 
 class Server(NamedTuple):
@@ -99,11 +102,12 @@ def qbandit(
     agent_options: hyper-parameters of the agent; on the command line --set qbandit.agent.lr=0.01.
     """
     chosen = dict(agent_options or {})
-    check_agent("qbandit", agent, CHOOSERS, chosen)
+    check_agent("qbandit", agent, choosers(), chosen)
     steers = lookup("control of qbandit", shown(str(control)), CONTROLS)
     lookup("scope of qbandit", shown(str(scope)), dict.fromkeys(("client", "round")))
     lookup("accuracy of qbandit", shown(str(accuracy)), dict.fromkeys(("train", "heldout")))
     space = Actions(agent, steers, tuple(depths), read_menu(menu), bool(clip))
+    works = "epochs" in steers and agent != "full"  # the run's epochs are not used
     swing = read_vary(vary)
     for name, value in (("lam_comp", lam_comp), ("lam_comm", lam_comm), ("lam_dist", lam_dist)):
         if not value >= 0:
@@ -197,5 +201,6 @@ def qbandit(
         control=Control(make, observe, plan, reward, combine=combine),
         log=log,
         needs=frozenset({"resident", "stack"}),
-        max_epochs=max(space.works) if "epochs" in steers and agent != "full" else 0.0,
+        max_epochs=max(space.works) if works else 0.0,
+        replaces=(("epochs", f"what {agent} chooses among {'x'.join(f'{e:g}' for e in space.works)}"),) if works else (),
     )
