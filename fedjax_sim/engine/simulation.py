@@ -16,6 +16,7 @@ from fedjax_sim.engine import evaluation
 from fedjax_sim.engine import layout as layouts
 from fedjax_sim.engine.cohort import each_client, zeros
 from fedjax_sim.engine.layout import Layout
+from fedjax_sim.engine.numbers import late
 from fedjax_sim.engine.participation import Participation
 from fedjax_sim.engine.round import (
     SETUP,
@@ -98,6 +99,7 @@ def simulate(
     stored: "all": a State holds the rows of all clients; "cohort": only the cohort's, in its order, and somebody else
     (`host_rows`) keeps the others, brings and fetches them.
     """
+    method = late(method)
     control = method.control
     r = Round(
         method=method,
@@ -150,7 +152,7 @@ def set_up(r: Round, env: Env, state: State, who: Array) -> Client:
     hook = r.method.setup
     if hook is None:
         return state.clients
-    ctxs = contexts(r, stage_key(state, SETUP), who, state.t)
+    ctxs = contexts(r, env, stage_key(state, SETUP), who, state.t)
     one = lambda env, server, client, ctx: ((), hook(env, server, client, ctx))
     return each_client(env, r.layout, one, state.server, state.clients, ctxs)[1]
 
