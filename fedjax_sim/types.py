@@ -37,6 +37,15 @@ def concrete(*values: Any) -> bool:
     return all(isinstance(value, (int, float)) for value in values)
 
 
+def is_off(value: Any) -> bool:
+    """Whether a real option is 0, and leaves its term out of the program; what is an argument of it never does.
+
+    >>> is_off(0.0), is_off(0.1), is_off(jnp.zeros(()))
+    (True, False, False)
+    """
+    return concrete(value) and value == 0
+
+
 class Ctx(NamedTuple):
     """What ONE client may look at in ONE round, beside its own rows of the pool."""
 

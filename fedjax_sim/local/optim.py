@@ -15,7 +15,7 @@ import optax
 
 from fedjax_sim.errors import UserError, unknown
 from fedjax_sim.options import real
-from fedjax_sim.types import Array, Numbers, Real, concrete
+from fedjax_sim.types import Array, Numbers, Real, is_off
 
 
 @jax.tree_util.register_pytree_node_class
@@ -33,7 +33,7 @@ class Sgd:
 
     @property
     def numbers(self) -> dict[str, Real]:
-        return {name: getattr(self, name) for name in ("momentum", "weight_decay") if not is_zero(getattr(self, name))}
+        return {name: getattr(self, name) for name in ("momentum", "weight_decay") if not is_off(getattr(self, name))}
 
     def _replace(self, **changes: Any) -> Sgd:
         return dataclasses.replace(self, **changes)
@@ -55,10 +55,6 @@ class Sgd:
         if "momentum" in self.numbers:
             parts.append(optax.trace(decay=self.momentum))
         return optax.chain(*parts) if parts else optax.identity()
-
-
-def is_zero(value: Any) -> bool:
-    return concrete(value) and value == 0
 
 
 def decay_groups(text: str, groups: tuple[str, ...]) -> tuple[str, ...] | None:

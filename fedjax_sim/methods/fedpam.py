@@ -29,7 +29,7 @@ from fedjax_sim.local import Aux, Batch, descend, forward, local_loss, upload
 from fedjax_sim.local.contrast import anchor_contrast, unit
 from fedjax_sim.methods.fedavg import fedavg
 from fedjax_sim.models.projection import check_width, with_projection
-from fedjax_sim.types import Array, Client, Cohort, Ctx, Env, Real, Tree, Upload, concrete
+from fedjax_sim.types import Array, Client, Cohort, Ctx, Env, Real, Tree, Upload, concrete, is_off
 
 PRIVATE = "adjust"  # where P_k stands among the parameters while a client trains; no group of the model
 VARIANTS = ("full", "pcl", "pam")
@@ -81,7 +81,7 @@ def fedpam(
             if variant == "pam":
                 own = adjusted(env, now, private, z)
                 loss = loss + env.loss.value(own, batch.y, batch.mask, env.counts[ctx.id], confusion)
-            elif lam:
+            elif not is_off(lam):
                 loss = loss + lam * anchor_contrast(z, anchors(env, now, private).T, batch.y, batch.mask, tau)
             return loss, Aux(logits, stats, confusion)
 

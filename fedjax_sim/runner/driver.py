@@ -25,6 +25,7 @@ from fedjax_sim.runner import checkpoint, interrupts
 from fedjax_sim.runner.config import Config
 from fedjax_sim.runner.directory import RunDirectory
 from fedjax_sim.runner.prepare import Setup
+from fedjax_sim.runner.programs import compile_once
 from fedjax_sim.runner.progress import progress_sink
 from fedjax_sim.runner.recorder import Recorder
 from fedjax_sim.runner.result import Result
@@ -227,7 +228,7 @@ def compiled(setup: Setup, lanes: int, state: State, data: Any) -> Callable:
         return LoopBackend(setup.simulation).run
     if config.state_on == "host":
         return run  # compiles in its first round
-    return run.lower(state, data, jnp.int32(1)).compile()  # type: ignore[attr-defined]
+    return compile_once(run.lower(state, data, jnp.int32(1)))  # type: ignore[attr-defined]
 
 
 # ---- one segment --------------------------------------------------------------------------------------------------
