@@ -6,15 +6,13 @@ import dataclasses
 
 import jax
 import pytest
-
 import tiny
 from cases import CASES
+
 from fedjax_sim.engine.participation import Participation
 from fedjax_sim.engine.simulation import Simulation, simulate
-from fedjax_sim.errors import UserError
-from fedjax_sim.hooks import Method
 from fedjax_sim.local import optim
-from fedjax_sim.methods import make_method, options_of, real_options, register
+from fedjax_sim.methods import make_method
 
 # options whose default is a word, or 0, which is another program
 GIVEN = {"perfedavg": {"alpha": 0.1, "beta": 0.2}}

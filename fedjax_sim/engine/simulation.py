@@ -34,7 +34,7 @@ from fedjax_sim.engine.round import (
 from fedjax_sim.hooks import Method
 from fedjax_sim.local.losses import init_confusion
 from fedjax_sim.platform import run_once
-from fedjax_sim.types import Array, Client, Env, State, Tree
+from fedjax_sim.types import Array, Client, Env, Numbers, State, Tree
 
 LOGGED = 4096  # rounds whose logs one call of `run` can hold
 
@@ -64,6 +64,11 @@ class Simulation:
     def orders(self, state: State, data: Data) -> Orders:
         """The coming round as it is announced; not compiled."""
         return orders(self.stages, self.open(data), state, data.dropout)
+
+    def with_numbers(self, numbers: Numbers) -> Simulation:
+        """The same programs for other real settings; see `numbers`."""
+        data = self.data._replace(numbers=numbers)
+        return dataclasses.replace(self, data=data, init=lambda seed, net: start(self.stages, data, seed, net))
 
     def shapes(self, net: Tree) -> tuple[Tree, Client]:
         """Shapes of the server's state and of ONE client's row; nothing is computed."""
