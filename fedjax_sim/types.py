@@ -119,6 +119,11 @@ def _fact(**more: Any) -> Any:
     return dataclasses.field(metadata={"static": True}, **more)
 
 
+def _argument(**more: Any) -> Any:
+    """A field that the compiled program reads."""
+    return dataclasses.field(**more)
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Env:
@@ -126,7 +131,7 @@ class Env:
 
     model: Model = _fact()
     loss: Loss = _fact()
-    optimizer: Sgd
+    optimizer: Sgd = _argument()
     num_clients: int = _fact()  # N
     cohort: int = _fact()  # M: the most clients that can take part in one round
     batch_size: int = _fact()
@@ -143,7 +148,7 @@ class Env:
     fed: Federation = None  # type: ignore[assignment]   # filled in inside the compiled program
     counts: Array = None  # [N, C] training labels per client
     rows: Tree = ()  # Client [K, …]: stored rows of the round's peers, as they were at its start
-    numbers: Numbers = dataclasses.field(default_factory=dict)  # real settings by name; {}: those it was made with
+    numbers: Numbers = _argument(default_factory=dict)  # real settings by name; {}: those it was made with
 
     @property
     def population(self) -> int:

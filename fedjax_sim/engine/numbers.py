@@ -70,7 +70,8 @@ def late(method: Method) -> Method:
 
     def hooks(now: Any, built: Any, find: Callable[[Method], Any]) -> dict[str, Any]:
         names = [name for name in now._fields if callable(getattr(now, name)) and name != "extend"]
-        return {n: hook(getattr(now, n), getattr(built, n), lambda m, n=n: getattr(find(m), n)) for n in names}
+        late_one = lambda name: hook(getattr(now, name), getattr(built, name), lambda m: getattr(find(m), name))
+        return {name: late_one(name) for name in names}
 
     new = method._replace(**hooks(method, made.method, lambda m: m))
     control, built = method.control, made.method.control

@@ -55,10 +55,8 @@ def numbers_for(setup: Setup, config: Config) -> Numbers | None:
     rule = env.optimizer._replace(momentum=config.momentum, weight_decay=config.weight_decay)
     rates = optim.schedule(config.schedule, config.lr, config.schedule_rounds)
     numbers = numbers_of(method, dataclasses.replace(env, optimizer=rule), rates)
-    plain = lambda m: [
-        v for v in m if isinstance(v, (bool, int, float, str, tuple, frozenset)) and not hasattr(v, "_fields")
-    ]
-    same = numbers.keys() == setup.simulation.data.numbers.keys() and plain(method) == plain(setup.simulation.method)
+    shape = lambda m: (m.needs, m.adapts, m.setup_trains, m.loss, m.replaces, m.max_epochs)
+    same = numbers.keys() == setup.simulation.data.numbers.keys() and shape(method) == shape(setup.simulation.method)
     return numbers if same else None
 
 
