@@ -6,7 +6,8 @@ N = 20, Dirichlet 0.1, cnn4, official train and test merged and 75/25 per client
 lr 0.005, momentum 0.9, E = 1. Every method gets `--minutes` of the clock for its rounds and evaluations (compilation is
 not in it), at least one round, and runs the same partition, initial weights and shuffles. The published figures are of
 200 rounds; the rounds that were run are printed beside ours. Then `--large-rounds` rounds with `--large-clients` clients.
-Writes FOLDER/fedpam.json (everything) and FOLDER/fedpam.csv (a row per evaluated round).
+Writes FOLDER/runs.jsonl (a line per finished method: started again, it does what is missing), FOLDER/fedpam.json
+(everything) and FOLDER/fedpam.csv (a row per evaluated round).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from benchmarks import ledger
 from fedjax_sim.engine import layout as layouts
 from fedjax_sim.errors import UserError
 from fedjax_sim.methods import METHODS
@@ -38,6 +40,7 @@ PUBLISHED = {
 # the same on CIFAR-100 by number of clients (Table 2); there is no such column for CIFAR-10
 PUBLISHED_LARGE = {"cifar100": {100: {"fedavg": 31.95, "fedpam": 54.63}, 200: {"ditto": 35.18, "fedpam": 46.63}}}
 OPTIONS: dict[str, dict[str, Any]] = {"ditto": {"lam": 1.0}}
+SETTING = ("dataset", "partition", "model", "lr", "momentum", "seed", "chunk", "devices")  # with method and clients: one run
 
 
 def base_config(args: argparse.Namespace) -> Config:
@@ -143,13 +146,22 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     names = [name for name in args.methods.split(",") if name]
     out: dict[str, Any] = dict(setting=vars(args), published=PUBLISHED.get(args.dataset, {}), runs=[], large=[])
 
+    file = pathlib.Path(args.out) / "runs.jsonl"
+
     def each(config: Config, minutes: float, most: int, evaluate_every: int) -> list[dict[str, Any]]:
-        fed = load_federation(config)
+        fed = None
         done = []
         for name in names:
             options = {**OPTIONS.get(name, {}), **args.options.get(name, {})}
-            setup = prepare(dataclasses.replace(config, method=name, options=options), fed=fed, measure=False)
-            done.append(trained(setup, minutes, most, evaluate_every))
+            key = {k: getattr(args, k) for k in SETTING} | dict(minutes=minutes, most=most, evaluate_every=evaluate_every)
+            key |= dict(method=name, clients=config.clients, options=options)
+            found = next((run for run in ledger.read(file) if key.items() <= run.items()), None)
+            if found is None:
+                fed = fed or load_federation(config)
+                setup = prepare(dataclasses.replace(config, method=name, options=options), fed=fed, measure=False)
+                found = trained(setup, minutes, most, evaluate_every) | key
+                ledger.append(file, found)
+            done.append(found)
         return done
 
     if args.minutes:

@@ -60,7 +60,8 @@ PUBLISHED = {
 # of 100 rounds with the budgets of Table 1
 EXPECTED = {"fedavg": (400, 800), "random": (366.7, 383.3), "compliant": (0, 0)}
 LAST = 30  # rounds of the second pair of counts, when the agent hardly explores any more
-SETTING = ("rounds", "train", "test", "model", "batch_size", "lr", "momentum", "vary", "stragglers", "dropout", "clients")
+SETTING = ("rounds", "train", "test", "model", "channels", "hidden", "batch_size", "lr", "momentum")
+SETTING += ("vary", "stragglers", "dropout", "clients")
 
 
 # ---- running ------------------------------------------------------------------------------------------------------
@@ -77,6 +78,7 @@ def config_of(args: argparse.Namespace, dataset: str, alpha: float, row: str) ->
         clients=args.clients,
         participation="1",
         model=args.model,
+        model_options={name: getattr(args, name) for name in ("channels", "hidden") if getattr(args, name)},
         rounds=args.rounds,
         epochs=1.0,
         batch_size=args.batch_size,
@@ -173,7 +175,9 @@ def table(runs: list[dict[str, Any]], args: argparse.Namespace) -> str:
     if not runs:
         return f"no run with this setting yet: {', '.join(f'{k} {v}' for k, v in setting.items())}"
     tests = f"{args.test} examples of the test set" if args.test else "the standard test set"
-    lines = [f"{args.rounds} rounds, {args.clients} clients, {args.train or 'all'} training examples; accuracy on {tests}."]
+    size = "".join(f", {name} {value}" for name in ("channels", "hidden") if (value := getattr(args, name)))
+    data = f"{args.train or 'all'} training examples; accuracy on {tests}"
+    lines = [f"{args.rounds} rounds, {args.clients} clients, {args.model}{size}, {data}."]
     for dataset, alpha in dict.fromkeys((r["dataset"], r["alpha"]) for r in runs):
         block = [r for r in runs if (r["dataset"], r["alpha"]) == (dataset, alpha)]
         head = ["policy", "seeds", "compute", "comm", f"last {LAST}: compute", "comm", "clients %", "server %"]
@@ -270,6 +274,8 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--test", type=int, default=2000, help="test examples, 0: all")
     parser.add_argument("--clients", type=int, default=10)
     parser.add_argument("--model", default="cnn6")
+    parser.add_argument("--channels", default="", metavar="8x8x16x16", help="of the convolutions, for a smaller network")
+    parser.add_argument("--hidden", default="", metavar="64", help="width of the hidden layers, likewise")
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--lr", type=float, default=0.01)
     parser.add_argument("--momentum", type=float, default=0.9)

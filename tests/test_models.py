@@ -62,6 +62,16 @@ def test_initial_weights_follow_pytorch_defaults():
     assert all(np.array_equal(a, b) for a, b in zip(jax.tree.leaves(net), jax.tree.leaves(again), strict=True))
 
 
+def test_channels_and_hidden_widths_of_a_convolutional_network():
+    """Fewer channels than published: what a small machine takes."""
+    model = build("cnn6", (8, 8, 1), 3, channels="2x3x4x5", hidden=7)
+    sizes = {
+        name: [a.shape for a in jax.tree.leaves(group)] for name, group in model.init(jax.random.key(0))["params"].items()
+    }
+    assert sizes["conv2"] == [(3,), (3, 3, 2, 3)] and sizes["conv4"] == [(5,), (3, 3, 4, 5)]
+    assert sizes["fc1"] == [(7,), (2 * 2 * 5, 7)] and model.width == 7
+
+
 @pytest.mark.parametrize(
     ("call", "word"),
     [
@@ -90,7 +100,9 @@ def test_initial_weights_follow_pytorch_defaults():
             for name in ("name", "shape", "classes", "dtype", "conv", "options")
         ),
         (lambda: build("mlp", (28, 28, 1), 10, **{"name": "x"}), "no option 'name'"),
-        (lambda: check_options("cnn4", {"shape": "x"}), "allowed: none"),
+        (lambda: check_options("cnn4", {"shape": "x"}), "allowed: channels, hidden"),
+        (lambda: build("cnn6", (8, 8, 1), 3, channels="8x8x16"), "channels of cnn6 are 4 integers"),
+        (lambda: build("cnn4", (32, 32, 3), 3, channels=(2**20, 2**20)), "5 x 5 x 1048576 x 1048576; at most"),
         (lambda: with_group(build("mlp", (4, 4, 1), 3), "fc", lambda key: {"a": jnp.ones(1)}), "'fc'"),
         (lambda: with_group(build("mlp", (4, 4, 1), 3), "", lambda key: {"a": jnp.ones(1)}), "name of its own"),
         (lambda: with_group(build("mlp", (4, 4, 1), 3), "more", lambda key: jnp.ones(1)), "dict of arrays"),

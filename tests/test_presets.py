@@ -55,6 +55,7 @@ def test_the_settings_of_the_papers():
     policy = config("run", "--preset", "fedpolicy-fmnist")
     assert policy.weight_decay == 5e-4 and policy.options == {"agent": "sac", "lam": "0.25"}
     assert config("run", "--preset", "fedpam-cifar10").model == "resnet18"
+    assert config("run", "--preset", "fedpam-cifar10-cnn4").model == "cnn4"
 
 
 def test_whatever_is_typed_wins():

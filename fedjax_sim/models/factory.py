@@ -54,8 +54,13 @@ def build(
         return as_model(
             made, shape, classes, dtype, f"the builder of model '{name}' returned {type(made).__name__},"
         )._replace(name=name)
-    convs, hidden = entry.convs, options.get("hidden", entry.hidden)
+    hidden = options["hidden"]
+    convs = tuple((co, *form) for co, form in zip(options.get("channels", ()), entry.convs, strict=True))
     for co, k, pad, pool in convs:
+        if k * k * channels * co > LARGEST:
+            raise UserError(
+                f"a layer of model '{name}' would be {k} x {k} x {channels} x {co}; at most {LARGEST} weights are allowed"
+            )
         height, width = ((n + 2 * pad - k + 1) // (2 if pool else 1) for n in (height, width))
         channels = co
         if min(height, width) < 1:

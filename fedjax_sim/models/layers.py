@@ -36,7 +36,7 @@ def pooled_form(conv: str, k: int, ci: int, co: int) -> str:
     if conv == "auto":
         if target() != "cpu":
             return "patches"
-        return "winograd" if ci >= 16 and k in (3, 5) else "block"
+        return "winograd" if (k == 5 and ci >= 16) or (k == 3 and ci >= 4) else "block"
     if (conv == "block" and k % 2 == 0) or (conv == "winograd" and k not in (3, 5)):
         return "patches"
     return conv

@@ -14,32 +14,31 @@ class Entry(NamedTuple):
 
     help: str
     options: Mapping[str, Any] = {}
-    convs: tuple[tuple[int, int, int, bool], ...] = ()  # (channels, k, pad, pool) per convolution block
-    hidden: tuple[int, ...] = ()  # widths of the hidden layers
+    convs: tuple[tuple[int, int, bool], ...] = ()  # (k, pad, pool) per convolution block
     build: Callable[..., Any] | None = None  # of somebody's own: (shape, classes, *, dtype, conv, **options) -> Model
 
 
 REGISTRY: dict[str, Entry] = {
-    "mlp": Entry("fully connected (784-64-10 on 28x28)", {"hidden": (64,)}, hidden=(64,)),
+    "mlp": Entry("fully connected (784-64-10 on 28x28)", {"hidden": (64,)}),
     "lenet5": Entry(
         "conv6-conv16-120-84, 5x5 kernels without padding (44,426 parameters on 1x28x28)",
-        convs=((6, 5, 0, True), (16, 5, 0, True)),
-        hidden=(120, 84),
+        {"channels": (6, 16), "hidden": (120, 84)},
+        convs=((5, 0, True), (5, 0, True)),
     ),
     "lenet5_pad2": Entry(
         "the same with padding 2 on the first layer (61,706 parameters on 1x28x28)",
-        convs=((6, 5, 2, True), (16, 5, 0, True)),
-        hidden=(120, 84),
+        {"channels": (6, 16), "hidden": (120, 84)},
+        convs=((5, 2, True), (5, 0, True)),
     ),
     "cnn4": Entry(
         "conv32-conv64-512, 5x5 kernels (924,708 parameters on 3x32x32 with 100 classes)",
-        convs=((32, 5, 0, True), (64, 5, 0, True)),
-        hidden=(512,),
+        {"channels": (32, 64), "hidden": (512,)},
+        convs=((5, 0, True), (5, 0, True)),
     ),
     "cnn6": Entry(
         "conv32-conv32-conv64-conv64-128, 3x3 kernels (591,274 parameters on 3x32x32)",
-        convs=((32, 3, 1, False), (32, 3, 1, True), (64, 3, 1, False), (64, 3, 1, True)),
-        hidden=(128,),
+        {"channels": (32, 32, 64, 64), "hidden": (128,)},
+        convs=((3, 1, False), (3, 1, True), (3, 1, False), (3, 1, True)),
     ),
     "resnet18": Entry("ResNet-18 with BatchNorm, stem imagenet (7x7) or cifar (3x3)", {"stem": "imagenet"}),
 }
@@ -80,20 +79,25 @@ def check_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     Traceback (most recent call last):
     fedjax_sim.errors.UserError: model 'mlp' has no option 'dtype'; allowed: hidden
     """
-    allowed = lookup("model", name, REGISTRY).options
+    entry = lookup("model", name, REGISTRY)
+    allowed = entry.options
     for option in options:
         if option not in allowed:
             raise UserError(f"model '{name}' has no option '{option}'; allowed: {', '.join(sorted(allowed)) or 'none'}")
     chosen = {**allowed, **options}
+    if entry.build is not None:
+        return chosen  # somebody's own: its builder says what its options mean
     if "hidden" in chosen:
-        chosen["hidden"] = hidden_widths(name, chosen["hidden"])
+        chosen["hidden"] = widths(f"the hidden widths of {name}", chosen["hidden"])
+    if "channels" in chosen:
+        chosen["channels"] = widths(f"the channels of {name}", chosen["channels"], len(entry.convs))
     return chosen
 
 
-def hidden_widths(name: str, value: Any) -> tuple[int, ...]:
-    """Widths as a tuple of integers; a text may join them by x.
+def widths(what: str, value: Any, count: int = 0) -> tuple[int, ...]:
+    """Widths as a tuple of integers, `count` of them unless 0; a text may join them by x.
 
-    >>> hidden_widths("mlp", "200x100"), hidden_widths("mlp", 64)
+    >>> widths("the hidden widths", "200x100"), widths("the hidden widths", 64)
     ((200, 100), (64,))
     """
     try:
@@ -102,12 +106,14 @@ def hidden_widths(name: str, value: Any) -> tuple[int, ...]:
             raise ValueError  # 2.5, nan, words
         if any(isinstance(n, bool) for n in parts):
             raise ValueError
-        widths = tuple(int(n) for n in parts)
-        if not (1 <= len(widths) <= DEEPEST and min(widths) >= 1 and max(widths) <= WIDEST):
+        found = tuple(int(n) for n in parts)
+        if not (1 <= len(found) <= DEEPEST and min(found) >= 1 and max(found) <= WIDEST):
+            raise ValueError
+        if count and len(found) != count:
             raise ValueError
     except (TypeError, ValueError, OverflowError):
         shown = repr(value) if len(repr(value)) < 60 else repr(value)[:57] + "..."
         raise UserError(
-            f"the hidden widths of {name} are 1 to {DEEPEST} integers from 1 to {WIDEST}, joined by x, not {shown}"
+            f"{what} are {count or f'1 to {DEEPEST}'} integers from 1 to {WIDEST}, joined by x, not {shown}"
         ) from None
-    return widths
+    return found
