@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 from fedjax_sim.cli import registries
-from fedjax_sim.cli.settings import make_config, output_directory, own_path
+from fedjax_sim.cli.settings import for_values, make_config, output_directory, own_path
 from fedjax_sim.errors import UserError, lookup, unknown
 from fedjax_sim.methods import METHODS, options_of
 from fedjax_sim.options import names, shown
@@ -104,6 +104,7 @@ def tables(summaries: list[dict[str, Any]], seeds: int) -> None:
 def run(args: argparse.Namespace) -> int:
     lookup("method", args.method, METHODS)
     config = make_config(args, args.method, [args.method])
+    config = for_values(config, args) if args.vmap else config
     out = output_directory(args, args.method, config)
     start(config, args)
     from fedjax_sim.cli import describe
@@ -111,6 +112,11 @@ def run(args: argparse.Namespace) -> int:
 
     speech = talk(args)
     setups = set_ups(config, args, Federations(), note)
+    if args.vmap:
+        from fedjax_sim.runner import values
+
+        name, several = values.read(args.vmap)
+        values.lanes_for(setups[0], name, several)  # mistakes are said before anything runs
     foretell(setups[0], args)
     if args.labels and first_process():
         setups[0].fed.plot(own_path(args.labels))
@@ -118,9 +124,11 @@ def run(args: argparse.Namespace) -> int:
     if args.dry_run:
         return 0
     results = execute_all(setups, args, out, **speech)
-    tables([r.summary for r in results], args.seeds)
-    if args.seeds > 1:
+    label = lambda i: f"{args.method} {name}={several[i % len(several)]}" if args.vmap else args.method
+    tables([r.summary | {"method": label(i)} for i, r in enumerate(results)], args.seeds)
+    if args.seeds > 1 and not args.vmap:
         say(describe.seeds_line([r.summary for r in results]))
+    if len(results) > 1:
         say(f"run directories: {', '.join(str(r.out) for r in results)}")
     else:
         say(describe.speed_line(results[0].summary))

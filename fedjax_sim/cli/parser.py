@@ -262,6 +262,8 @@ def make_parser() -> argparse.ArgumentParser:
     add = lambda name, text, **more: commands.add_parser(name, help=text, formatter_class=Help, **more)
     run = add("run", "run one method", epilog=EXAMPLES)
     run.add_argument("method", metavar="METHOD", nargs="?", help="{methods}")
+    text = "values of one real setting side by side in one program, a run directory each, e.g. lr=0.01,0.03,0.1"
+    run.add_argument("--vmap", default="", metavar="NAME=V,V,…", help=text)
     compare = add("compare", "run several methods on the same draws", epilog=EXAMPLES)
     text = "{methods}; with options of its own as in fedprox:mu=0.1,lr=0.05"
     compare.add_argument("methods", metavar="METHOD[:OPTION=VALUE,…]", nargs="+", help=text)
@@ -280,7 +282,7 @@ def make_parser() -> argparse.ArgumentParser:
     for sub in (run, pretrain):
         text = "also draw who has how many examples of which class, as .png, .pdf or .svg (see also --dry-run)"
         sub.add_argument("--labels", default=None, metavar="FILE", help=text)
-    pretrain.set_defaults(rounds=PRETRAINING)
+    pretrain.set_defaults(rounds=PRETRAINING, vmap="")
     sweep = add("sweep", "run a grid of settings; the same command again goes on")
     add_sweep(sweep)
     resume = add("resume", "continue a run directory")

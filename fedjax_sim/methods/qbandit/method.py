@@ -40,7 +40,7 @@ from fedjax_sim.methods.qbandit.budgets import Budgets, budgets_now, read_budget
 from fedjax_sim.methods.qbandit.distance import divergence, pairwise_distance
 from fedjax_sim.options import shown
 from fedjax_sim.plans import blend
-from fedjax_sim.types import Array, Client, Cohort, Ctx, Env, Plan, Tree, Upload
+from fedjax_sim.types import Array, Client, Cohort, Ctx, Env, Plan, Real, Tree, Upload, concrete
 
 
 def choosers() -> tuple[str, ...]:
@@ -88,9 +88,9 @@ def qbandit(
     accuracy: str = "train",
     depths: tuple[int, ...] = (),
     menu: str = MENU,
-    lam_comp: float = 1.0,
-    lam_comm: float = 2.0,
-    lam_dist: float = 0.01,
+    lam_comp: Real = 1.0,
+    lam_comm: Real = 2.0,
+    lam_dist: Real = 0.01,
     agent_options: Mapping[str, Any] | None = None,
 ) -> Method:
     """agent: q_bandit, another discrete agent of `agents/`, random, full (FedAvg) or compliant (oracle).
@@ -110,7 +110,7 @@ def qbandit(
     works = "epochs" in steers and agent != "full"  # the run's epochs are not used
     swing = read_vary(vary)
     for name, value in (("lam_comp", lam_comp), ("lam_comm", lam_comm), ("lam_dist", lam_dist)):
-        if not value >= 0:
+        if concrete(value) and not value >= 0:
             raise UserError(f"qbandit.{name}={value:g} is not allowed; use 0 or more")
     for name, given, word in (("depths", bool(depths), "layers"), ("menu", menu != MENU, "epochs")):
         if given and (agent == "full" or word not in steers):
