@@ -17,7 +17,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from agents.registry import CONTINUOUS, DESCRIPTIONS, DISCRETE, LEARNERS, NAMES, make
+from agents.registry import CONTINUOUS, DESCRIPTIONS, DISCRETE, LEARNERS, NAMES, make, register
 
 if TYPE_CHECKING:
     from agents.types import Agent, Info, Transition, join_action, split_action
@@ -35,6 +35,7 @@ __all__ = [
     "Transition",
     "join_action",
     "make",
+    "register",
     "split_action",
 ]
 

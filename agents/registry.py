@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ class Entry(NamedTuple):
     description: str
     discrete: bool = True  # its actions are indices; otherwise vectors
     learns: bool = True
+    build: Callable[..., Agent] | None = None  # given by `register`, instead of module and builder
 
 
 ENTRIES: dict[str, Entry] = {
@@ -34,11 +35,46 @@ ENTRIES: dict[str, Entry] = {
     "fixed": Entry("fixed", "constant", "always the same action (option `action`), learns nothing", learns=False),
 }
 
-NAMES: tuple[str, ...] = tuple(ENTRIES)
-DISCRETE: tuple[str, ...] = tuple(name for name, entry in ENTRIES.items() if entry.discrete)
-CONTINUOUS: tuple[str, ...] = tuple(name for name, entry in ENTRIES.items() if not entry.discrete)
-LEARNERS: tuple[str, ...] = tuple(name for name, entry in ENTRIES.items() if entry.learns)
+
+class Names(Sequence[str]):
+    """The names of the agents of one kind, as of now: also those that were registered since."""
+
+    def __init__(self, fits: Callable[[Entry], bool] = lambda entry: True):
+        self._fits = fits
+
+    def _now(self) -> tuple[str, ...]:
+        return tuple(name for name, entry in ENTRIES.items() if self._fits(entry))
+
+    def __getitem__(self, at: Any) -> Any:
+        return self._now()[at]
+
+    def __len__(self) -> int:
+        return len(self._now())
+
+    def __repr__(self) -> str:
+        return repr(self._now())
+
+
+NAMES = Names()
+DISCRETE = Names(lambda entry: entry.discrete)
+CONTINUOUS = Names(lambda entry: not entry.discrete)
+LEARNERS = Names(lambda entry: entry.learns)
 DESCRIPTIONS: dict[str, str] = {name: entry.description for name, entry in ENTRIES.items()}
+
+
+def register(
+    name: str, build: Callable[..., Agent], description: str = "", *, discrete: bool = True, learns: bool = True
+) -> None:
+    """Make an agent of your own known by name: build(observation_size, num_actions, *, dtype, **options) -> Agent.
+
+    >>> register("calm", lambda n, a, *, dtype=None: make("fixed", n, a), "never moves", learns=False)
+    >>> make("calm", 4, 3).name, "calm" in DISCRETE, "calm" in LEARNERS
+    ('fixed', True, False)
+    >>> del ENTRIES["calm"], DESCRIPTIONS["calm"]
+    """
+    text = description or (build.__doc__ or "").strip().split("\n")[0]
+    ENTRIES[name] = Entry("", "", text, discrete, learns, build)
+    DESCRIPTIONS[name] = text
 
 
 def _unknown(kind: str, name: object, allowed: Iterable[str]) -> ValueError:
@@ -53,7 +89,8 @@ def builder(name: str) -> Callable[..., Agent]:
     """The function that builds the agent called `name`."""
     if name not in ENTRIES:
         raise _unknown("agent", name, NAMES)
-    return getattr(importlib.import_module(f"agents.{ENTRIES[name].module}"), ENTRIES[name].builder)
+    entry = ENTRIES[name]
+    return entry.build or getattr(importlib.import_module(f"agents.{entry.module}"), entry.builder)
 
 
 def options(name: str) -> dict[str, Any]:

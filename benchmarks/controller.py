@@ -14,6 +14,7 @@ import json
 import os
 import platform
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -56,7 +57,7 @@ def controller_seconds(name: str, rounds: int = 50, repeats: int = 5) -> float:
     return best / rounds
 
 
-def measure(names: tuple[str, ...] = LEARNERS, round_seconds: float | None = None) -> dict[str, Any]:
+def measure(names: Sequence[str] = LEARNERS, round_seconds: float | None = None) -> dict[str, Any]:
     """The table as a dictionary; `round_seconds` is what one federated round takes, if it is known."""
     rows = []
     for name in names:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from fedjax_sim.runner.prepare import prepare
     from fedjax_sim.runner.seeds import run_seeds
     from fedjax_sim.runner.sinks import Segment, Sink
+    from fedjax_sim.runner.values import run_values
     from fedjax_sim.runner.weights import save_net
 
 # imported on first use: the command line's help must not wait for JAX
@@ -61,6 +62,7 @@ _HOME = {
     "run": "runner.execute",
     "prepare": "runner.prepare",
     "run_seeds": "runner.seeds",
+    "run_values": "runner.values",
     "Segment": "runner.sinks",
     "Sink": "runner.sinks",
     "save_net": "runner.weights",
@@ -91,6 +93,7 @@ __all__ = [
     "rounds",
     "run",
     "run_seeds",
+    "run_values",
     "save_net",
     "simulate",
     "sweep",

@@ -10,6 +10,7 @@ By convention a server state is a NamedTuple with the common model in `net`; the
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from fedjax_sim.errors import unknown
@@ -188,6 +189,14 @@ def nothing_extra(env: Env, net: Tree) -> tuple[int, int]:
     return 0, 0
 
 
+class Made(NamedTuple):
+    """How `make_method` built a method, so that the engine can build it again with other real options."""
+
+    method: Any  # as it was built; a hook that was exchanged since is left alone
+    build: Callable[..., Any]  # (**numbers) -> Method
+    numbers: Mapping[str, float]  # its options annotated Real, but for those that are 0 or that shape the program
+
+
 class Method(NamedTuple):
     """A federated method: what exists, what a client starts from, does, and uploads, and what the server makes of it."""
 
@@ -214,6 +223,7 @@ class Method(NamedTuple):
     loss: str = "ce"  # the local loss unless the run names one
     replaces: tuple[tuple[str, str], ...] = ()  # options of the run that it sets itself: (name, value and why)
     max_epochs: float = 0.0  # the largest epochs its Plans ask for, if above the run's
+    made: Made | None = None  # None: its options are constants of the compiled program
 
 
 def check_method(method: Method) -> Method:

@@ -10,7 +10,8 @@ What a method does with these is in `hooks`.
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +24,26 @@ if TYPE_CHECKING:
 
 Tree = Any
 Array = Any  # a jax.Array, a tracer, or a numpy array on its way in
+Numbers: TypeAlias = Mapping[str, Array]  # real settings by name, such as "lr" and "fedprox.mu"
+Real = Annotated[float, "Real"]  # of a method's option: the compiled round takes it as an argument; see `engine.numbers`
+
+
+def concrete(*values: Any) -> bool:
+    """Whether all are numbers now: a method checks its options once, not while a program is written down for any value.
+
+    >>> concrete(0.1, 3), concrete(jnp.ones(()))
+    (True, False)
+    """
+    return all(isinstance(value, (int, float)) for value in values)
+
+
+def is_off(value: Any) -> bool:
+    """Whether a real option is 0, and leaves its term out of the program; what is an argument of it never does.
+
+    >>> is_off(0.0), is_off(0.1), is_off(jnp.zeros(()))
+    (True, False, False)
+    """
+    return concrete(value) and value == 0
 
 
 class Ctx(NamedTuple):
@@ -98,14 +119,19 @@ def _fact(**more: Any) -> Any:
     return dataclasses.field(metadata={"static": True}, **more)
 
 
+def _argument(**more: Any) -> Any:
+    """A field that the compiled program reads."""
+    return dataclasses.field(**more)
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Env:
-    """The facts of a run, as one argument: static ones, and what the compiled program reads (`fed`, `counts`, `rows`)."""
+    """The facts of a run, as one argument: static ones, and what the compiled program reads (`optimizer`, `fed`, …)."""
 
     model: Model = _fact()
     loss: Loss = _fact()
-    optimizer: Sgd = _fact()
+    optimizer: Sgd = _argument()
     num_clients: int = _fact()  # N
     cohort: int = _fact()  # M: the most clients that can take part in one round
     batch_size: int = _fact()
@@ -122,6 +148,7 @@ class Env:
     fed: Federation = None  # type: ignore[assignment]   # filled in inside the compiled program
     counts: Array = None  # [N, C] training labels per client
     rows: Tree = ()  # Client [K, …]: stored rows of the round's peers, as they were at its start
+    numbers: Numbers = _argument(default_factory=dict)  # real settings by name; {}: those it was made with
 
     @property
     def population(self) -> int:

@@ -106,7 +106,7 @@ def test_fedbabu_never_touches_the_head_before_fine_tuning():
     assert not close(body(first.server.net), body(state.server.net), 1e-3)
     assert not jax.tree.leaves(state.clients.own)
 
-    ctx = jax.tree.map(lambda a: a[0], contexts(sim.stages, jax.random.key(0), jnp.array([2]), state.t))
+    ctx = jax.tree.map(lambda a: a[0], contexts(sim.stages, sim.env, jax.random.key(0), jnp.array([2]), state.t))
     tuned = sim.method.personal(sim.open(data), state.server, state.clients, ctx)
     assert not close(head(tuned), head(state.server.net), 1e-3) and not close(body(tuned), body(state.server.net), 1e-3)
 

@@ -94,7 +94,7 @@ def engine(name: str, options: Mapping[str, Any]) -> Simulation:
 def personal_logits(sim: Simulation, state: State, data: Any) -> jax.Array:
     """[N, test rows, C]: every client's personal predictor on its own test rows."""
     env, method = sim.open(data), sim.method
-    ctxs = contexts(sim.stages, stage_key(state, PERSONAL), jnp.arange(N, dtype=jnp.int32), state.t)
+    ctxs = contexts(sim.stages, sim.env, stage_key(state, PERSONAL), jnp.arange(N, dtype=jnp.int32), state.t)
 
     def one(args):
         client, ctx = args

@@ -96,7 +96,7 @@ def built(case: Case) -> tuple[Simulation, dict]:
 def personal_logits(sim: Simulation, state, data) -> jax.Array:
     """[N, R, C] of every client's own predictor on its test rows."""
     method, env = sim.method, sim.open(data)
-    ctxs = contexts(sim.stages, stage_key(state, PERSONAL), jnp.arange(N), state.t)
+    ctxs = contexts(sim.stages, sim.env, stage_key(state, PERSONAL), jnp.arange(N), state.t)
     predict = method.predict or predict_net
 
     def one(args):

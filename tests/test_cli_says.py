@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 
@@ -10,6 +11,8 @@ from test_cli import SMALL, empty_folder, refused
 
 from fedjax_sim.cli.commands import COMMANDS
 from fedjax_sim.cli.main import main
+from fedjax_sim.methods import METHODS, make_method
+from fedjax_sim.runner.config import Config
 
 __all__ = ["empty_folder"]  # used by every test
 
@@ -54,6 +57,15 @@ def test_replaced_options_are_said(capsys):
     assert "scaffold replaces momentum 0.9 by 0: it would invalidate" in out and "fedavg replaces" not in out
 
 
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_methods_declare_options_that_they_know(method):
+    """What a method says it replaces are settings of a run; the ones that take their own plain steps say so."""
+    replaced = dict(make_method(method).replaces)
+    assert set(replaced) <= {f.name for f in dataclasses.fields(Config)} and all(replaced.values())
+    expected = {"scaffold": {"momentum"}, "pfedme": {"momentum", "weight_decay"}, "qbandit": {"epochs"}}
+    assert set(replaced) == expected.get(method, set(replaced)) and (method != "fedavg" or not replaced)
+
+
 def test_a_diverging_comparison_says_so(capsys, tmp_path):
     """--lr 1e9: who diverged, when, and what it means; training accuracy by its name; gains and targets stored."""
     options = ["--rounds", "2", "--lr", "1e9", "--protocol", "fedpolicy", "--val-fraction", "0", "--out", "out"]
@@ -65,6 +77,8 @@ def test_a_diverging_comparison_says_so(capsys, tmp_path):
     assert f"fedavg: {first['diverged']} client updates ({100 * first['diverged_share']:.1f} %) diverged" in out
     assert f"the first of client {first['diverged_first']['client']} in round {first['diverged_first']['round']}" in out
     assert first["rounds_without_upload"] > 0 and "nothing was uploaded in" in out
+    told = json.loads((tmp_path / "out" / "scaffold" / "config.json").read_text())
+    assert told["config"]["momentum"] == 0.9 and told["resolved"]["replaces"] == second["replaces"]
     assert second["replaces"] == {"momentum": "0: it would invalidate the control variates"} and first["replaces"] == {}
     assert first["client_split"] == "train" and "training accuracy" in first["client_acc_note"]
     assert "client mean (train)" in out and "client_on_train_rows" in (tmp_path / "out/fedavg/metrics.csv").read_text()
@@ -82,7 +96,7 @@ def test_tables_of_targets_and_gains():
     two = one | dict(method="b", best_global=0.5, rounds_to={"50": None, "70": None}, convergence_round=7)
     table = describe.targets_table([one, two]).splitlines()
     assert "50 %" in table[0] and "70 %" not in table[0]  # nobody got there
-    assert "3 (0.5 GB, 2 min)" in table[2] and table[3].split() == ["b", "×", "7"]
+    assert "3 (0.5000 GB, 2:00 min)" in table[2] and table[3].split() == ["b", "×", "7"]
     assert describe.targets_table([two]) == ""
     assert describe.gains_line([one, two]) == "relative to the best other: a +20.00 %, b -16.67 %"
     assert describe.gains_line([one]) == ""

@@ -201,9 +201,14 @@ def test_idx_by_path(tmp_path):
 
 
 def test_docs_run(tmp_path, monkeypatch, capsys):
+    """Every kind of own data in at most 25 lines, with the number of clients that it should have."""
     page = (pathlib.Path(__file__).parent.parent / "docs" / "data.md").read_text()
     monkeypatch.chdir(tmp_path)
     names: dict = {}
+    clients = []
     for block in re.findall(r"^```python\n(.*?)^```", page, re.M | re.S):
+        assert block.count("\n") <= 25
         exec(block, names)  # one page, one session
-    assert names["fed"].num_clients == 4 and "arrays" in capsys.readouterr().out
+        clients.append(names["fed"].num_clients)
+    assert clients == [2, 3, 4, 3, 2, 2]  # arrays, .npz, .csv, pictures, idx, and the last one described
+    assert "arrays" in capsys.readouterr().out and pathlib.Path("labels.png").exists()

@@ -50,21 +50,15 @@ fs.register_agent("lazy", lazy)
 
 
 @pytest.fixture
-def own(tmp_path, monkeypatch):
+def own(tmp_path):
     """The file; what it registers is forgotten afterwards."""
-    import agents
     from agents import registry
     from fedjax_sim.data.sources import DATASETS
     from fedjax_sim.methods import _OWN, METHODS
-    from fedjax_sim.methods.fedpolicy import method as fedpolicy
     from fedjax_sim.models import MODELS, REGISTRY
 
     tables = (METHODS, _OWN, MODELS, REGISTRY, DATASETS, registry.ENTRIES, registry.DESCRIPTIONS)
     before = [dict(table) for table in tables]
-    for module in (registry, agents):
-        for name in ("NAMES", "DISCRETE", "CONTINUOUS", "LEARNERS"):
-            monkeypatch.setattr(module, name, getattr(module, name))
-    monkeypatch.setattr(fedpolicy, "CHOOSERS", fedpolicy.CHOOSERS)
     (tmp_path / "helper.py").write_text("SIDE = 6\n")
     file = tmp_path / "own.py"
     file.write_text(FILE)

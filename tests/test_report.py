@@ -138,8 +138,9 @@ def test_every_figure_is_drawn_in_two_formats(drawn):
 
     out, said = drawn
     made = {p.name for p in out.iterdir()}
-    names = ("accuracy", "accuracy_bytes", "accuracy_time", "thresholds", "settings", "clients", "client_curves", "labels",
-             "communication", "actions", "policy", "reward", "budgets", "weights", "layers", "time")  # fmt: skip
+    names = ("accuracy", "accuracy_bytes", "accuracy_time", "thresholds", "settings", "clients", "client_curves",
+             "one_client", "labels", "communication", "actions", "policy", "reward", "budgets", "weights", "layers",
+             "time")  # fmt: skip
     assert made == {"report.html", *(f"{n}.{kind}" for n in names for kind in ("png", "pdf"))}
     for name in names:
         with Image.open(out / f"{name}.png") as image:
@@ -177,8 +178,32 @@ def test_axes_units_and_legends(tmp_path, monkeypatch):
     assert seen[1].axes[0].get_xlabel() == "MB sent, down and up"
     assert seen[2].axes[0].get_xlabel() == "minutes of running time"
     assert [axis.get_ylabel() for axis in seen[3].axes] == ["rounds", "MB", "seconds"]
-    colours = {line.get_color() for line in seen[0].axes[0].lines}
-    assert len(colours) == 5 and colours == {line.get_color() for line in seen[1].axes[1].lines}
+    curves_of = lambda axis: [line for line in axis.lines if not line.get_label().startswith(("_", "○"))]
+    colours = {line.get_color() for line in curves_of(seen[0].axes[0])}
+    assert len(colours) == 5 and colours == {line.get_color() for line in curves_of(seen[1].axes[1])}
+
+
+def test_where_a_target_is_reached_is_marked(tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(style, "save", lambda plt, figure, path: seen.append(figure) or [path])
+    groups = grouped(load_runs([write_comparison(tmp_path / "runs", betas=("0.3",))]))
+    curves.accuracy(groups, tmp_path / "a")
+    axis = seen[0].axes[0]
+    (goal,) = (line.get_ydata()[0] for line in axis.lines if line.get_label().startswith("○"))
+    rings = [line for line in axis.lines if line.get_markerfacecolor() == "none"]
+    best = [100 * g.series("global_acc", curves.PLACES["rounds"])[1].max() for g in groups]
+    assert goal % 10 == 0 and len(rings) == sum(b >= goal for b in best) >= len(groups) / 2
+    assert all(ring.get_ydata()[0] >= goal for ring in rings)
+    assert curves.target(groups[:1], "global_acc") is None  # nothing to compare
+
+
+def test_a_curve_that_ends_far_off_makes_the_axis_logarithmic():
+    plt = style.drawing()
+    for ends, scale in (((1.0, 2.0), "linear"), ((0.1, 30.0), "log")):
+        axis = plt.subplots()[1]
+        style.far_apart(axis, [np.array([0.5, 1]) * end for end in ends])
+        assert axis.get_xscale() == scale
+        plt.close("all")
 
 
 # ---- the page -------------------------------------------------------------------------------------------------------
@@ -189,7 +214,7 @@ def test_the_page_stands_alone_and_escapes_every_name(drawn):
     assert "onerror=alert" not in text.replace("\\u003cimg src=x onerror=alert(1)>", "") and text.count("</script>") == 2
     data = json.loads(re.search(r'id="data">(.*?)</script>', text, re.S)[1])
     assert any(m["label"] == HOSTILE for m in data["methods"]) and len(data["clients"][0]["values"]) == 2 * CLIENTS
-    assert text.count("<figure>") == 16
+    assert text.count("<figure>") == 17
 
 
 ACT = """
@@ -247,7 +272,7 @@ def test_the_page_in_a_browser(drawn, tmp_path):
     told = dict(json.loads(html.unescape(t)) for t in re.findall(r'<pre class="told">(.*?)</pre>', done.stdout, re.S))
     assert told["said"] == [] and "CONSOLE" not in done.stderr, (told.get("said"), done.stderr[-2000:])
     assert told["lines"] == [6, 6, 5]  # the run with one seed has no band
-    assert len(told["figures"]) == 16 and min(told["figures"]) > 500
+    assert len(told["figures"]) == 17 and min(told["figures"]) > 500
     assert told["down"] == sorted(told["down"], reverse=True) and told["up"] == told["down"][::-1] and len(told["up"]) == 6
     assert told["names"] == sorted(told["names"], key=str) and any("(not ended)" in n for n in told["names"])
     assert "fedpolicy (sac)" in told["bold"]

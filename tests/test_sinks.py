@@ -150,6 +150,22 @@ def test_tensorboard_itself_reads_them(ran):
     assert [e.step for e in read.Scalars("evaluation/global_acc")] == [row["round"] for row in result.rows]
 
 
+def test_wandb_itself_writes_an_offline_run(tmp_path, monkeypatch):
+    """Its file holds the names that were logged; its own reader is not part of the package any more."""
+    pytest.importorskip("wandb", reason="wandb is not installed: the sink was told to a stand-in only")
+    for name in ("WANDB_API_KEY", "WANDB_MODE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    options = dict(model="mlp", clients=6, rounds=2, epochs=1, devices="1", chunk="1", log=["wandb"])
+    result = fs.run("fedavg", out=tmp_path / "run", **options)
+    (file,) = (result.out / "wandb").glob("offline-run-*/run-*.wandb")
+    data = file.read_bytes()
+    assert b"evaluation/global_acc" in data and b"round/train_loss" in data and b"best_global" in data
+    fs.resume(result.out, 3, log=["wandb"])  # the same run there, to be joined when it is synced
+    ids = {f.name for f in (result.out / "wandb").glob("offline-run-*/run-*.wandb")}
+    assert ids == {file.name}
+
+
 def test_wandb_is_offline_and_gets_every_round(ran, monkeypatch, capsys):
     _, _, result, (calls, pretend) = ran
     said, *steps, last = calls

@@ -8,6 +8,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import time
 import tomllib
 import types
 
@@ -20,7 +21,9 @@ from fedjax_sim.cli.sweep import local, on_ray, queue
 from fedjax_sim.cli.sweep.jobs import Folder, pending, write_results
 from fedjax_sim.cli.sweep.plan import jobs_of
 from fedjax_sim.cli.sweep.table import Table, results
+from fedjax_sim.errors import UserError
 from fedjax_sim.report.runs import load_runs
+from fedjax_sim.runner.lock import Lock
 
 __all__ = ["empty_folder"]  # used by every test
 ROOT = pathlib.Path(__file__).parent.parent
@@ -303,13 +306,97 @@ def test_ray_tasks_share_the_queue(seven, monkeypatch, capsys):
     assert "needs Ray; install it with" in refused(capsys, "sweep", str(toml('methods = ["fedavg"]')), "--launcher", "ray")
 
 
+def test_an_interrupted_task_lets_its_run_save(tmp_path, monkeypatch):
+    code = (
+        "import signal, sys, time; signal.signal(15, lambda *a: (print('saved'), sys.exit(143))); print(1); time.sleep(60)"
+    )
+    naps = iter([None, KeyboardInterrupt])
+
+    def nap(seconds):
+        while "1" not in (tmp_path / "log").read_text():
+            pass
+        if (problem := next(naps)) is not None:
+            raise problem
+
+    monkeypatch.setattr(queue.time, "sleep", nap)
+    with pytest.raises(KeyboardInterrupt):
+        queue.task([sys.executable, "-u", "-c", code], str(tmp_path / "log"))
+    assert (tmp_path / "log").read_text().split() == ["1", "saved"]
+
+
+def test_a_second_sweep_in_the_folder_is_refused(capsys):
+    file = toml('methods = ["fedavg"]\n' + TINY)
+    pathlib.Path("out").mkdir()
+    lock = Lock(pathlib.Path("out"))
+    lock.take()
+    assert "'out' is in use by another process" in refused(capsys, "sweep", str(file), "--out", "out")
+    lock.release()
+    assert not list(pathlib.Path("out").glob("runs/*"))
+
+
+def test_a_run_that_another_process_has_begun_is_not_begun_again(capsys):
+    """Before its first checkpoint it has nothing to go on from, but it is not for others to throw away."""
+    file = toml('methods = ["fedavg"]\n' + TINY)
+    job = jobs_of(tomllib.loads(file.read_text()))[0]
+    directory = Folder(pathlib.Path("out")).run(job)
+    write_run(directory, "fedavg", 0, rounds=2, ended=False)
+    told = json.loads((directory / "config.json").read_text())
+    from fedjax_sim.runner import execute
+    from fedjax_sim.runner.directory import RunDirectory
+    from fedjax_sim.runner.prepare import prepare
+
+    setup = prepare(job.config)
+    stored = setup.config
+    patch = pytest.MonkeyPatch()
+    patch.setattr(RunDirectory, "read_config", lambda self: (stored, {}, {}))
+    lock = Lock(directory)
+    lock.take()
+    try:
+        with pytest.raises(UserError, match="is in use by another process"):
+            execute.gone_on(setup, directory, say=print)
+        assert json.loads((directory / "config.json").read_text()) == told
+        lock.release()
+        assert execute.gone_on(setup, directory, say=print) is None and not directory.exists()
+    finally:
+        patch.undo()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel tells a process only there that its parent is gone")
+def test_a_killed_sweep_leaves_no_run_behind(tmp_path):
+    """kill -9 of whoever started a run: it ends, so that the next sweep finds no lock."""
+    inside = "import os, time; from fedjax_sim.cli.sweep import queue; queue.end_with_parent(); print(os.getpid()); "
+    inside += "time.sleep(60)"
+    outside = f"from fedjax_sim.cli.sweep.queue import task; task([{sys.executable!r}, '-u', '-c', {inside!r}], 'log')"
+    parent = subprocess.Popen([sys.executable, "-c", outside], cwd=tmp_path, env=dict(os.environ, PYTHONPATH=str(ROOT)))
+    told = lambda: (tmp_path / "log").read_text().split() if (tmp_path / "log").exists() else []
+    wait_for(told)
+    parent.kill()
+    parent.wait()
+    wait_for(lambda: not alive(int(told()[0])))
+
+
+def alive(pid: int) -> bool:
+    try:
+        return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_for(what, seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
 def test_ray_on_a_local_cluster(monkeypatch, capsys):
     ray = pytest.importorskip("ray", reason="ray is not installed: the launcher ran against a stand-in only")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    file = toml('methods = ["fedavg"]\n' + TINY + '[grid]\ndataset = ["digits", "nowhere.npz"]\n')
+    file = toml('methods = ["fedavg", "fedprox", "fedavg:dataset=nowhere.npz"]\nseeds = 2\n' + TINY)
     ray.init(num_cpus=2, include_dashboard=False)
     try:
         assert main(["sweep", str(file), "--out", "out", "--launcher", "ray", "--workers", "2"]) == 1
     finally:
         ray.shutdown()
-    assert sorted(r["status"] for r in rows("out")) == ["done", "failed"]
+    assert sorted(r["status"] for r in rows("out")) == ["done"] * 4 + ["failed"] * 2
+    assert all("nowhere.npz" in r["why"] for r in rows("out") if r["status"] == "failed")

@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 from fedjax_sim.cli import registries
-from fedjax_sim.cli.settings import make_config, output_directory, own_path
+from fedjax_sim.cli.settings import for_values, make_config, output_directory, own_path
 from fedjax_sim.errors import UserError, lookup, unknown
 from fedjax_sim.methods import METHODS, options_of
 from fedjax_sim.options import names, shown
@@ -42,16 +42,20 @@ def start(config: Config, args: argparse.Namespace | None = None) -> None:
     from fedjax_sim.runner.prepare import want_host_devices
 
     coordinator = getattr(args, "coordinator", None)
-    number = getattr(args, "num_processes", None)
+    number, which = getattr(args, "num_processes", None), getattr(args, "process_id", None)
+    if coordinator == "auto" and not (number is None and which is None):
+        raise UserError(
+            "--coordinator auto finds out how many processes there are; leave --num-processes and --process-id out"
+        )
     want_host_devices(config, number or 1)
     if coordinator:
         import jax
 
         try:
-            jax.distributed.initialize(*(() if coordinator == "auto" else (coordinator, number, args.process_id)))  # type: ignore[union-attr]
+            jax.distributed.initialize(*(() if coordinator == "auto" else (coordinator, number, which)))
         except (RuntimeError, ValueError) as problem:
             raise UserError(f"cannot join the processes at '{coordinator}': {str(problem).splitlines()[0]}") from None
-    elif number or getattr(args, "process_id", None) is not None:
+    elif number is not None or which is not None:
         raise UserError("--num-processes and --process-id need --coordinator HOST:PORT")
     use_compilation_cache()
 
@@ -71,6 +75,22 @@ def talk(args: argparse.Namespace) -> dict[str, Any]:
     return dict(progress=not args.quiet and not args.json, say=note, sinks=told)
 
 
+def foretell(setup: Any, args: argparse.Namespace, data: bool = True) -> None:
+    """What is said before a run; with --dry-run also who has which data (`data`), and for programs the same as numbers."""
+    from fedjax_sim.cli import describe
+
+    say(describe.report(setup))
+    if args.dry_run:
+        say(setup.fed.describe() if data else "")
+        if getattr(args, "json", False) and first_process():
+            from fedjax_sim.runner.progress import told
+
+            config = setup.config
+            print(
+                told("dry-run", method=config.method, seed=config.seed, config_hash=config.hash(), **describe.facts(setup))
+            )
+
+
 def tables(summaries: list[dict[str, Any]], seeds: int) -> None:
     """What every command prints of its results; the seed is named where there are several."""
     from fedjax_sim.cli import describe
@@ -84,6 +104,7 @@ def tables(summaries: list[dict[str, Any]], seeds: int) -> None:
 def run(args: argparse.Namespace) -> int:
     lookup("method", args.method, METHODS)
     config = make_config(args, args.method, [args.method])
+    config = for_values(config, args) if args.vmap else config
     out = output_directory(args, args.method, config)
     start(config, args)
     from fedjax_sim.cli import describe
@@ -91,13 +112,23 @@ def run(args: argparse.Namespace) -> int:
 
     speech = talk(args)
     setups = set_ups(config, args, Federations(), note)
-    say(describe.report(setups[0]))
+    if args.vmap:
+        from fedjax_sim.runner import values
+
+        name, several = values.read(args.vmap)
+        values.lanes_for(setups[0], name, several)  # mistakes are said before anything runs
+    foretell(setups[0], args)
+    if args.labels and first_process():
+        setups[0].fed.plot(own_path(args.labels))
+        say(f"written: {args.labels}")
     if args.dry_run:
         return 0
     results = execute_all(setups, args, out, **speech)
-    tables([r.summary for r in results], args.seeds)
-    if args.seeds > 1:
+    label = lambda i: f"{args.method} {name}={several[i % len(several)]}" if args.vmap else args.method
+    tables([r.summary | {"method": label(i)} for i, r in enumerate(results)], args.seeds)
+    if args.seeds > 1 and not args.vmap:
         say(describe.seeds_line([r.summary for r in results]))
+    if len(results) > 1:
         say(f"run directories: {', '.join(str(r.out) for r in results)}")
     else:
         say(describe.speed_line(results[0].summary))
@@ -117,7 +148,8 @@ def pretrain(args: argparse.Namespace) -> int:
     )
     done = run(args)
     if not args.dry_run:
-        say(f"use it with: fedjax-sim run {args.method} --start-from {args.out}:agent,server.encoder")
+        first = args.out if args.seeds == 1 else f"{args.out}/seed-{args.seed}"
+        say(f"use it with: fedjax-sim run {args.method} --start-from {first}:agent,server.encoder")
     return done
 
 
@@ -165,8 +197,11 @@ def profile(args: argparse.Namespace) -> int:
     from fedjax_sim.runner.profile import stage_seconds
 
     repeats = 3
-    setup = prepare(config, say=note)
+    setup = prepare(config, say=note, measure=not args.dry_run)
     check_reach(setup)
+    if args.dry_run:
+        foretell(setup, args)
+        return 0
     seconds = stage_seconds(setup, repeats)
     say(describe.stage_table(setup, seconds, repeats))
     if args.out and first_process():

@@ -53,8 +53,11 @@ def compare(args: argparse.Namespace) -> int:
     ready = [(entry, set_ups(config, own, feds, commands.note)) for entry, config, own in told]  # all, before one trains
     results: list[Any] = []
     lines, summaries = [], []
+    seen: list[Any] = []  # federations that have been described
     for entry, setups in ready:
-        commands.say(describe.report(setups[0]))
+        fed = setups[0].fed
+        commands.foretell(setups[0], args, data=not any(fed is other for other in seen))
+        seen.append(fed)
         if args.dry_run:
             continue
         runs = execute_all(setups, args, out / folder_of(entry), **speech)

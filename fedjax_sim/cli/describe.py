@@ -27,6 +27,17 @@ def size(nbytes: float) -> str:
     return f"{nbytes / MB:.2f} MB" if nbytes >= MB / 10 else f"{nbytes:.0f} B"
 
 
+def duration(seconds: float) -> str:
+    """
+    >>> duration(0.0462), duration(5), duration(125), duration(7300)
+    ('0.046 s', '5 s', '2:05 min', '2:01 h')
+    """
+    if seconds < 60:
+        return f"{seconds:.2g} s"
+    first, rest = divmod(int(seconds), 60)
+    return f"{first}:{rest:02d} min" if first < 60 else f"{first // 60}:{first % 60:02d} h"
+
+
 def report(setup: Setup) -> str:
     """The lines printed before a run (all that --dry-run prints)."""
     f, config, sim = facts(setup), setup.config, setup.simulation
@@ -151,7 +162,7 @@ def warnings(s: dict[str, Any]) -> list[str]:
 
 
 def targets_table(summaries: list[dict[str, Any]]) -> str:
-    """Rounds (GB, minutes) to the highest accuracies that any run reached, and the round of convergence; '' for none."""
+    """Rounds (bytes, time) to the highest accuracies that any run reached, and the round of convergence; '' for none."""
     reached = [x for x in summaries[0]["rounds_to"] if any(s["rounds_to"][x] is not None for s in summaries)][-SHOWN:]
     if not reached:
         return ""
@@ -159,7 +170,7 @@ def targets_table(summaries: list[dict[str, Any]]) -> str:
     def cell(s: dict[str, Any], x: str) -> str:
         if s["rounds_to"][x] is None:
             return "×"
-        return f"{s['rounds_to'][x]} ({s['comm_gb_to'][x]:.3g} GB, {s['time_min_to'][x]:.2g} min)"
+        return f"{s['rounds_to'][x]} ({size(s['comm_gb_to'][x] * GB)}, {duration(60 * s['time_min_to'][x])})"
 
     settled = lambda s: "–" if s["convergence_round"] is None else str(s["convergence_round"])
     head = ["rounds to", *(f"{x} %" for x in reached), "converged"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import re
 import textwrap
 from collections.abc import Callable
@@ -34,6 +35,21 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> Any:
         raise UserError(f"{options.shown(message, 400)} (see {self.prog} --help)")
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        told, rest = self.parse_known_args(args, namespace)
+        if rest:
+            command = f"{self.prog} {getattr(told, 'command', '')}".strip()
+            word = rest[0].partition("=")[0]
+            close = difflib.get_close_matches(word, self.flags(getattr(told, "command", "")), 1)
+            hint = f" (did you mean '{close[0]}'?)" if close else ""
+            raise UserError(f"'{options.shown(word)}' is not an option of {command}{hint}; see {command} --help")
+        return told
+
+    def flags(self, command: str) -> list[str]:
+        """The options of one of its commands."""
+        inner = [a.choices[command] for a in self._actions if isinstance(a.choices, dict) and command in a.choices]
+        return list(inner[0]._option_string_actions) if inner else list(self._option_string_actions)
 
 
 class Help(argparse.RawDescriptionHelpFormatter):
@@ -78,12 +94,25 @@ def _add(group: Any, name: str, kind: Any, text: str, metavar: str | None = None
     group.add_argument(flag, type=kind, default=default, metavar=metavar, help=text + shown)
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
+# of a run with its rounds and its directory; what measures one round has no use for them, so it does not take them
+OF_A_RUN = {"seeds": 1, "seeds_mode": "loop"} | {
+    name: getattr(DEFAULT, name) for name in ("eval_every", "personal_every", "checkpoint_every", "keep")
+}
+
+
+def add_options(parser: argparse.ArgumentParser, whole_run: bool = True) -> None:
+    """Every option of a run; without those `OF_A_RUN`, and progress, for a command that runs no rounds."""
     add_data(parser.add_argument_group("data"))
     add_model(parser.add_argument_group("model"))
-    add_training(parser.add_argument_group("training"))
-    add_evaluation(parser.add_argument_group("evaluation"))
-    add_computation(parser.add_argument_group("computation"))
+    add_training(training := parser.add_argument_group("training"))
+    add_evaluation(evaluation := parser.add_argument_group("evaluation"))
+    add_computation(computation := parser.add_argument_group("computation"))
+    if whole_run:
+        add_seeds(training)
+        add_cadence(evaluation)
+        add_saving(computation)
+    else:
+        parser.set_defaults(**OF_A_RUN)
 
 
 def add_data(data: Any) -> None:
@@ -126,13 +155,6 @@ def add_training(train: Any) -> None:
     _add(train, "dropout", REAL, "chance that a participant fails to report", "p")
     _add(train, "stragglers", str, "p or p:least: chance of being slow, and the least share of the work done", "p")
     _add(train, "seed", WHOLE, "seed of weights, cohorts and shuffles", "s")
-    train.add_argument("--seeds", type=COUNT, default=1, metavar="K", help="K runs with seeds s, s+1, …; one compilation")
-    train.add_argument(
-        "--seeds-mode",
-        choices=("loop", "vmap"),
-        default="loop",
-        help="one seed after another (default), or side by side in one program",
-    )
     train.add_argument(
         "--set",
         action="append",
@@ -144,8 +166,17 @@ def add_training(train: Any) -> None:
     )
 
 
+def add_seeds(train: Any) -> None:
+    train.add_argument("--seeds", type=COUNT, default=1, metavar="K", help="K runs with seeds s, s+1, …; one compilation")
+    train.add_argument(
+        "--seeds-mode",
+        choices=("loop", "vmap"),
+        default="loop",
+        help="one seed after another (default), or side by side in one program",
+    )
+
+
 def add_evaluation(score: Any) -> None:
-    _add(score, "eval_every", COUNT, "evaluate every k rounds", "k")
     score.add_argument(
         "--evaluate",
         default=",".join(DEFAULT.evaluations),
@@ -153,9 +184,13 @@ def add_evaluation(score: Any) -> None:
         dest="evaluations",
         help=f"comma list of {{evaluations}} (default: {','.join(DEFAULT.evaluations)})",
     )
+    _add(score, "probe", bool, "record participants' accuracy before and after local training")
+
+
+def add_cadence(score: Any) -> None:
+    _add(score, "eval_every", COUNT, "evaluate every k rounds", "k")
     text = "methods that fine-tune at evaluation do so every k rounds (0: at the end only)"
     _add(score, "personal_every", COUNT, text, "k")
-    _add(score, "probe", bool, "record participants' accuracy before and after local training")
 
 
 def add_computation(how: Any) -> None:
@@ -165,11 +200,14 @@ def add_computation(how: Any) -> None:
     _add(how, "devices", str, "devices to share the cohort: auto (one per core on a CPU), or a number", "n")
     _add(how, "backend", str, f"{', '.join(BACKENDS)}; loop is for debugging and names the failing client")
     _add(how, "state_on", str, "clients' stored rows: device, or host (only the cohort's travel to the device)")
+    add_processes(how)
+    how.add_argument("--dry-run", action="store_true", help="print sizes, bytes, memory and steps, and stop")
+
+
+def add_saving(how: Any) -> None:
     _add(how, "checkpoint_every", COUNT, "rounds between checkpoints (0: about once a minute)", "k")
     _add(how, "keep", COUNT, "checkpoints kept", "k")
-    add_processes(how)
     how.add_argument("--out", default=None, metavar="DIR", help="run directory (default: a new one under runs/)")
-    how.add_argument("--dry-run", action="store_true", help="print sizes, bytes, memory and steps, and stop")
     how.add_argument("--quiet", action="store_true", help="no progress")
 
 
@@ -224,6 +262,8 @@ def make_parser() -> argparse.ArgumentParser:
     add = lambda name, text, **more: commands.add_parser(name, help=text, formatter_class=Help, **more)
     run = add("run", "run one method", epilog=EXAMPLES)
     run.add_argument("method", metavar="METHOD", nargs="?", help="{methods}")
+    text = "values of one real setting side by side in one program, a run directory each, e.g. lr=0.01,0.03,0.1"
+    run.add_argument("--vmap", default="", metavar="NAME=V,V,…", help=text)
     compare = add("compare", "run several methods on the same draws", epilog=EXAMPLES)
     text = "{methods}; with options of its own as in fedprox:mu=0.1,lr=0.05"
     compare.add_argument("methods", metavar="METHOD[:OPTION=VALUE,…]", nargs="+", help=text)
@@ -231,13 +271,18 @@ def make_parser() -> argparse.ArgumentParser:
     profile.add_argument("method", metavar="METHOD", nargs="?", help="{methods}")
     pretrain = add("pretrain", "train a method's agent for later runs, which take it over with --start-from")
     pretrain.add_argument("method", metavar="METHOD", nargs="?", help="a method with a regime for it: pfedrlla")
+    text = "also write profile.json there; report draws it (default: only print)"
+    profile.add_argument("--out", default=None, metavar="DIR", help=text)
     for sub in (run, compare, profile, pretrain):
-        add_options(sub)
+        add_options(sub, whole_run=sub is not profile)
         text = "settings of a published experiment, each of which may be given as well: {presets}"
         sub.add_argument("--preset", default=None, metavar="NAME", help=text)
     for sub in (run, compare, pretrain):
         add_speech(sub)
-    pretrain.set_defaults(rounds=PRETRAINING)
+    for sub in (run, pretrain):
+        text = "also draw who has how many examples of which class, as .png, .pdf or .svg (see also --dry-run)"
+        sub.add_argument("--labels", default=None, metavar="FILE", help=text)
+    pretrain.set_defaults(rounds=PRETRAINING, vmap="")
     sweep = add("sweep", "run a grid of settings; the same command again goes on")
     add_sweep(sweep)
     resume = add("resume", "continue a run directory")
@@ -259,6 +304,6 @@ def make_parser() -> argparse.ArgumentParser:
     export.add_argument("--data-dir", default=None, metavar="DIR", help="where the dataset is now, if it moved")
     listing = add("list", "what there is, by name")
     listing.add_argument("what", nargs="?", default="all", metavar="WHAT", help=", ".join(registries.LISTED))
-    for sub in (run, compare, profile, sweep, resume, export, listing):
+    for sub in (run, compare, profile, pretrain, sweep, resume, export, listing):
         add_import(sub)
     return parser

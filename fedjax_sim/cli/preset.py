@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from fedjax_sim.cli.parser import OF_A_RUN
 from fedjax_sim.cli.words import words
 from fedjax_sim.errors import UserError, lookup
 from fedjax_sim.methods import METHODS
@@ -23,6 +24,7 @@ def with_preset(argv: list[str], args: argparse.Namespace) -> list[str]:
         if method not in METHODS and method == chosen.method:
             raise UserError(f"preset '{chosen.name}' is for the method '{method}', which is not part of this version")
         lookup("method", method, METHODS)
-        told |= dict.fromkeys(words(method, chosen.of(method)))
+        settings = {n: v for n, v in chosen.of(method).items() if args.command != "profile" or n not in OF_A_RUN}
+        told |= dict.fromkeys(words(method, settings))
     at = argv.index(args.command) + 1
     return [*argv[:at], *told, *argv[at:], *more]

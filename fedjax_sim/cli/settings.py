@@ -67,9 +67,21 @@ def for_seeds(config: Config, seeds: int, mode: str) -> Config:
         raise UserError(f"seed {config.seed} and {seeds} seeds are too large together; the last is at most 2^63 - 1")
     if seeds == 1 or mode == "loop":
         return config
+    return on_one_device(config, "--seeds-mode vmap", "use --seeds-mode loop")
+
+
+def on_one_device(config: Config, what: str, instead: str) -> Config:
+    """What runs side by side shares a device."""
     if config.devices not in ("auto", "1"):
-        raise UserError(f"--seeds-mode vmap runs on one device, not {config.devices}; use --seeds-mode loop")
+        raise UserError(f"{what} runs on one device, not {config.devices}; {instead}")
     return dataclasses.replace(config, devices="1")
+
+
+def for_values(config: Config, args: argparse.Namespace) -> Config:
+    """Values of `--vmap` share one device."""
+    if args.seeds > 1 and args.seeds_mode == "vmap":
+        raise UserError("--seeds-mode vmap does not go with --vmap, whose values are side by side; use --seeds-mode loop")
+    return on_one_device(config, "--vmap", "use --devices 1, or run the values one after another")
 
 
 def output_directory(args: argparse.Namespace, stem: str, config: Config) -> pathlib.Path:

@@ -56,9 +56,10 @@ def execute_all(setups: list[Any], args: argparse.Namespace, out: pathlib.Path, 
     from fedjax_sim.runner.driver import drive
     from fedjax_sim.runner.execute import gone_on
     from fedjax_sim.runner.seeds import run_seeds, with_seed
+    from fedjax_sim.runner.values import read, run_values
 
-    first, several = setups[0], args.seeds > 1
-    if several and len(setups) == 1 and not out.exists():
+    first, several, vmap = setups[0], args.seeds > 1, getattr(args, "vmap", "")  # of `run` alone
+    if several and len(setups) == 1 and not out.exists() and not vmap:
         return run_seeds(first, args.seeds, out, args.seeds_mode, **more)
     every = (
         setups if len(setups) > 1 else [with_seed(first, first.config.seed + i) if i else first for i in range(args.seeds)]
@@ -66,6 +67,9 @@ def execute_all(setups: list[Any], args: argparse.Namespace, out: pathlib.Path, 
     results: list[Any] = []
     for one in every:
         path = out / f"seed-{one.config.seed}" if several else out
+        if vmap:
+            results += run_values(one, *read(vmap), path, **more)
+            continue
         done = gone_on(one, path, **more)
         results += [done] if done is not None else drive([one], [RunDirectory(path)], **more)
     return results

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -98,6 +99,16 @@ class Federation:
     def describe(self) -> str:
         """A short table: sizes per split, label skew, and the label counts of the first clients."""
         return _describe(self)
+
+    def plot(self, path: str | os.PathLike[str], split: str = "train", most: int = 100) -> None:
+        """Draw who has how many examples of which class: a bubble per client (the first `most`) and class.
+
+        >>> import fedjax_sim as fs
+        >>> fs.federate("digits", "dirichlet:0.3", clients=10).plot("labels.png")
+        """
+        from fedjax_sim.data.figure import bubble_plot
+
+        bubble_plot(self, path, split, most)
 
     @classmethod
     def from_arrays(

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import pathlib
 
 import numpy as np
 
 from fedjax_sim.data.federation import Federation
-from fedjax_sim.errors import UserError
+from fedjax_sim.errors import UserError, lookup, unknown
+
+FORMATS = (".png", ".pdf", ".svg")
 
 
 def bubble_plot(federation: Federation, path: str | os.PathLike[str], split: str = "train", most: int = 100) -> None:
@@ -21,6 +24,10 @@ def bubble_plot(federation: Federation, path: str | os.PathLike[str], split: str
         from matplotlib.figure import Figure
     except ImportError:
         raise UserError("the bubble plot needs matplotlib: pip install 'fedjax-sim[report]'") from None
+    lookup("split", split, federation.rows)
+    ending = pathlib.Path(path).suffix.lower()
+    if ending not in FORMATS:
+        raise unknown("ending of a figure's file", ending, FORMATS)
     counts = federation.label_counts(split)[:most]
     shown = len(counts)
     client, label = np.nonzero(counts)
@@ -42,4 +49,4 @@ def bubble_plot(federation: Federation, path: str | os.PathLike[str], split: str
     )
     if federation.classes <= 20:
         axes.set_yticks(range(federation.classes))
-    figure.savefig(path, dpi=130)
+    figure.savefig(path, dpi=200)

@@ -132,5 +132,5 @@ def score_each(
         return score.score_client(env, logits, ctx, r.split), None
 
     last = jnp.maximum(state.t - 1, 0)  # fine-tuning goes on at the rate of the last round trained
-    ctxs = contexts(r, stage_key(state, PERSONAL), who, state.t, trained=last)
+    ctxs = contexts(r, env, stage_key(state, PERSONAL), who, state.t, trained=last)
     return each_client(env, r.layout, fn, state.server, state.clients, ctxs)[0]._asdict()

@@ -60,7 +60,7 @@ def personal(sim: Simulation, state: State, client: int) -> Tree:
 
     def make(state: State, row: Client, data: Any) -> Tree:
         env, last = sim.open(data), jnp.maximum(state.t - 1, 0)
-        ctxs = contexts(r, stage_key(state, PERSONAL), jnp.array([client]), state.t, trained=last)
+        ctxs = contexts(r, env, stage_key(state, PERSONAL), jnp.array([client]), state.t, trained=last)
         ctx = jax.tree.map(lambda a: a[0], ctxs)
         return own(env, with_own_statistics(env, state.server, row), row, ctx)  # type: ignore[misc]
 

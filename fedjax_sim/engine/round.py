@@ -20,13 +20,15 @@ from fedjax_sim.engine import cohort as pass_over
 from fedjax_sim.engine.cohort import Outcome, Slot, Work
 from fedjax_sim.engine.layout import Layout
 from fedjax_sim.engine.mesh import copy_rows
+from fedjax_sim.engine.numbers import numbers_of, with_numbers
 from fedjax_sim.engine.participation import Participation
 from fedjax_sim.hooks import Method, check_method
 from fedjax_sim.local import steps_for
+from fedjax_sim.local.optim import Schedule
 from fedjax_sim.local.score import predict_net, score_client
 from fedjax_sim.plans import full_plan
 from fedjax_sim.tree import square_norm, subtract
-from fedjax_sim.types import Array, Client, Cohort, Ctx, Env, State, Tree
+from fedjax_sim.types import Array, Client, Cohort, Ctx, Env, Numbers, State, Tree
 
 # stages: every random draw of a round is keyed by (seed, round, stage[, client id])
 SAMPLE, TRAIN, DROP, SLOW, ACT, LEARN, PERSONAL, SETUP, SERVER = range(9)
@@ -40,6 +42,7 @@ class Data(NamedTuple):
     flat_rows: Array  # [R] evaluation rows of all clients, one after another
     flat_owner: Array  # [R] whose they are
     dropout: Array  # []  chance that a participant fails to report
+    numbers: Numbers  # [] each: real settings by name, see `numbers`
 
 
 class Orders(NamedTuple):
@@ -97,19 +100,20 @@ def stage_key(state: State, which: int) -> Array:
 
 def open_env(r: Round, data: Data) -> Env:
     """The environment with what the compiled program reads."""
-    return dataclasses.replace(r.env, fed=data.fed, counts=data.counts)
+    return with_numbers(dataclasses.replace(r.env, fed=data.fed, counts=data.counts), data.numbers)
 
 
-def contexts(r: Round, key: Array, ids: Array, t: Array, trained: Array | None = None) -> Ctx:
+def contexts(r: Round, env: Env, key: Array, ids: Array, t: Array, trained: Array | None = None) -> Ctx:
     """[B] contexts of the clients `ids` [B], with the run's epochs and the learning rate of round `trained` (default: t)."""
-    size, dtype = ids.shape, r.env.dtype
+    size, dtype = ids.shape, env.dtype
     trained = t if trained is None else trained
+    rate = r.lr.bound(env.numbers) if isinstance(r.lr, Schedule) else r.lr
     return Ctx(
         ids,
         jax.vmap(jax.random.fold_in, (None, 0))(key, ids),
         jnp.broadcast_to(t, size),
-        jnp.broadcast_to(jnp.asarray(r.env.epochs, dtype), size),
-        jnp.broadcast_to(r.lr(trained.astype(dtype)).astype(dtype), size),
+        jnp.broadcast_to(jnp.asarray(env.epochs, dtype), size),
+        jnp.broadcast_to(rate(trained.astype(dtype)).astype(dtype), size),
     )
 
 
@@ -142,7 +146,7 @@ def orders(r: Round, env: Env, state: State, dropout: Array, rows: Tree = None) 
         if method.prepare is not None:
             server = method.prepare(env, server, ids, rows)
     reported = r.participation.reports(stage_key(state, DROP), ids, dropout)
-    ctx = contexts(r, stage_key(state, TRAIN), ids, state.t)
+    ctx = contexts(r, env, stage_key(state, TRAIN), ids, state.t)
     observed: Tree = ()
     actions: Tree = ()
     info: Tree = ()
@@ -348,4 +352,5 @@ def make_data(r: Round, fed: Federation) -> Data:
         rows[real].astype(np.int32),
         np.nonzero(real)[0].astype(np.int32),
         np.asarray(r.participation.dropout, r.env.dtype),
+        numbers_of(r.method, r.env, r.lr),
     )

@@ -16,6 +16,7 @@ from fedjax_sim.engine import evaluation
 from fedjax_sim.engine import layout as layouts
 from fedjax_sim.engine.cohort import each_client, zeros
 from fedjax_sim.engine.layout import Layout
+from fedjax_sim.engine.numbers import late
 from fedjax_sim.engine.participation import Participation
 from fedjax_sim.engine.round import (
     SETUP,
@@ -33,7 +34,7 @@ from fedjax_sim.engine.round import (
 from fedjax_sim.hooks import Method
 from fedjax_sim.local.losses import init_confusion
 from fedjax_sim.platform import run_once
-from fedjax_sim.types import Array, Client, Env, State, Tree
+from fedjax_sim.types import Array, Client, Env, Numbers, State, Tree
 
 LOGGED = 4096  # rounds whose logs one call of `run` can hold
 
@@ -63,6 +64,11 @@ class Simulation:
     def orders(self, state: State, data: Data) -> Orders:
         """The coming round as it is announced; not compiled."""
         return orders(self.stages, self.open(data), state, data.dropout)
+
+    def with_numbers(self, numbers: Numbers) -> Simulation:
+        """The same programs for other real settings; see `numbers`."""
+        data = self.data._replace(numbers=numbers)
+        return dataclasses.replace(self, data=data, init=lambda seed, net: start(self.stages, data, seed, net))
 
     def shapes(self, net: Tree) -> tuple[Tree, Client]:
         """Shapes of the server's state and of ONE client's row; nothing is computed."""
@@ -98,6 +104,7 @@ def simulate(
     stored: "all": a State holds the rows of all clients; "cohort": only the cohort's, in its order, and somebody else
     (`host_rows`) keeps the others, brings and fetches them.
     """
+    method = late(method)
     control = method.control
     r = Round(
         method=method,
@@ -150,7 +157,7 @@ def set_up(r: Round, env: Env, state: State, who: Array) -> Client:
     hook = r.method.setup
     if hook is None:
         return state.clients
-    ctxs = contexts(r, stage_key(state, SETUP), who, state.t)
+    ctxs = contexts(r, env, stage_key(state, SETUP), who, state.t)
     one = lambda env, server, client, ctx: ((), hook(env, server, client, ctx))
     return each_client(env, r.layout, one, state.server, state.clients, ctxs)[1]
 

@@ -6,32 +6,53 @@ rate is applied by `local.descend`, because it may change from round to round wi
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+import dataclasses
+from typing import Any
 
+import jax
 import jax.numpy as jnp
 import optax
 
 from fedjax_sim.errors import UserError, unknown
 from fedjax_sim.options import real
-from fedjax_sim.types import Array
+from fedjax_sim.types import Array, Numbers, Real, is_off
 
 
-class Sgd(NamedTuple):
-    """The local optimiser as a record: a method changes it by `env.optimizer._replace(momentum=0.0)`."""
+@jax.tree_util.register_pytree_node_class
+@dataclasses.dataclass(frozen=True)
+class Sgd:
+    """The local optimiser as a record: a method changes it by `env.optimizer._replace(momentum=0.0)`.
 
-    momentum: float = 0.0
-    weight_decay: float = 0.0
+    A pytree of its numbers that are not 0: those are arguments of the compiled program, while 0 means that there is no
+    such term.
+    """
+
+    momentum: Real = 0.0
+    weight_decay: Real = 0.0
     groups: tuple[str, ...] | None = None  # parameter groups that decay; None: all
+
+    @property
+    def numbers(self) -> dict[str, Real]:
+        return {name: getattr(self, name) for name in ("momentum", "weight_decay") if not is_off(getattr(self, name))}
+
+    def _replace(self, **changes: Any) -> Sgd:
+        return dataclasses.replace(self, **changes)
+
+    def tree_flatten(self) -> tuple[tuple, tuple]:
+        return tuple(self.numbers.values()), (tuple(self.numbers), self.groups)
+
+    @classmethod
+    def tree_unflatten(cls, facts: tuple, numbers: tuple) -> Sgd:
+        return cls(**dict(zip(facts[0], numbers, strict=True)), groups=facts[1])
 
     def transform(self) -> optax.GradientTransformation:
         """The direction v of a step, as optax does it."""
         parts = []
-        if self.weight_decay:
+        if "weight_decay" in self.numbers:
             names = self.groups
             mask = None if names is None else (lambda params: {g: g in names for g in params})
             parts.append(optax.add_decayed_weights(self.weight_decay, mask=mask))
-        if self.momentum:
+        if "momentum" in self.numbers:
             parts.append(optax.trace(decay=self.momentum))
         return optax.chain(*parts) if parts else optax.identity()
 
@@ -61,27 +82,53 @@ SCHEDULES = {
 }
 
 
-def schedule(text: str, lr: float, rounds: int) -> Callable[[Array], Array]:
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+    """The learning rate as a function of the round, from 0."""
+
+    name: str
+    lr: Real
+    rounds: int  # over which a cosine is laid
+    every: Real = 30.0
+    gamma: Real = 0.1
+    end: Real = 0.0
+
+    def __call__(self, t: Array) -> Array:
+        if self.name == "step":
+            return self.lr * jnp.power(self.gamma, jnp.floor(t / self.every))
+        if self.name == "cosine":
+            part = jnp.minimum(t / max(self.rounds, 1), 1.0)
+            return self.end + (self.lr - self.end) * 0.5 * (1 + jnp.cos(jnp.pi * part))
+        return jnp.full((), self.lr)
+
+    @property
+    def numbers(self) -> dict[str, Real]:
+        return {"lr": self.lr} | {f"schedule.{name}": getattr(self, name) for name in OPTIONS[self.name]}
+
+    def bound(self, numbers: Numbers) -> Schedule:
+        """The same with other numbers, where there are any."""
+        found = {name: numbers[name] for name in self.numbers if name in numbers}
+        return dataclasses.replace(self, **{name.rpartition(".")[2]: value for name, value in found.items()})
+
+
+OPTIONS: dict[str, tuple[str, ...]] = {"constant": (), "step": ("every", "gamma"), "cosine": ("end",)}
+
+
+def schedule(text: str, lr: float, rounds: int) -> Schedule:
     """'constant' | 'step:every=30,gamma=0.1' | 'cosine[:end=0]' -> learning rate as a function of the round (from 0)."""
     name, _, rest = text.partition(":")
     try:
         options = {k: real(v) for k, v in (item.split("=") for item in rest.split(",") if item)}
     except ValueError:
         raise UserError(f"schedule '{text}' cannot be read; example: step:every=30,gamma=0.1") from None
-    allowed = {"constant": set(), "step": {"every", "gamma"}, "cosine": {"end"}}
-    if name not in allowed:
+    if name not in OPTIONS:
         raise unknown("schedule", name, SCHEDULES)
-    if set(options) - allowed[name]:
+    if set(options) - set(OPTIONS[name]):
         raise UserError(
-            f"schedule '{name}' has no option '{min(set(options) - allowed[name])}'; "
-            f"allowed: {', '.join(sorted(allowed[name])) or 'none'}"
+            f"schedule '{name}' has no option '{min(set(options) - set(OPTIONS[name]))}'; "
+            f"allowed: {', '.join(OPTIONS[name]) or 'none'}"
         )
-    if name == "step":
-        every, gamma = options.get("every", 30), options.get("gamma", 0.1)
-        if every < 1:
-            raise UserError(f"schedule step has every={every:g}; allowed: 1 round or more")
-        return lambda t: lr * jnp.power(gamma, jnp.floor(t / every))
-    if name == "cosine":
-        end = options.get("end", 0.0)
-        return lambda t: end + (lr - end) * 0.5 * (1 + jnp.cos(jnp.pi * jnp.minimum(t / max(rounds, 1), 1.0)))
-    return lambda t: jnp.full((), lr)
+    made = Schedule(name, lr, rounds, **options)
+    if made.every < 1:
+        raise UserError(f"schedule step has every={made.every:g}; allowed: 1 round or more")
+    return made

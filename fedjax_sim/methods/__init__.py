@@ -5,14 +5,15 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from fedjax_sim.errors import UserError, lookup, unknown
-from fedjax_sim.options import like, shown
+from fedjax_sim.options import is_number_word, like, real, shown
 
 if TYPE_CHECKING:  # the names are listed by the command line, which must not wait for JAX
-    from fedjax_sim.hooks import Method
+    from fedjax_sim.hooks import Made, Method
 
 # name -> (module, builder, bound options, one line)
 _TABLE: dict[str, tuple[str, str, dict[str, Any], str]] = {
@@ -122,4 +123,23 @@ def make_method(name: str, /, **options: Any) -> Method:
         raise UserError(f"{name}.weights={shown(str(values['weights']))} is unknown; allowed: size, uniform")
     if of_agent:
         values["agent_options"] = of_agent
-    return builder(name)(**values)._replace(name=name)
+    build = builder(name)
+    values |= {k: real(v) for k, v in values.items() if k in real_options(name) and isinstance(v, str) and is_number_word(v)}
+    method = build(**values)._replace(name=name)
+    return method._replace(made=made(name, method, functools.partial(build, **values), {**known, **values}))
+
+
+def real_options(name: str) -> list[str]:
+    """The options annotated `Real`: numbers that a compiled round takes as arguments."""
+    annotations = {p.name: str(p.annotation) for p in inspect.signature(builder(name)).parameters.values()}
+    return [option for option, text in annotations.items() if re.search(r"\bReal\b", text)]
+
+
+def made(name: str, method: Method, build: Callable[..., Method], values: Mapping[str, Any]) -> Made:
+    """How the method is built again with other numbers; which of its options are numbers is told in `engine.numbers`."""
+    from fedjax_sim.hooks import Made
+
+    early = [method.extend, method.control.agent if method.control else None]
+    shaping = {read for hook in early for read in getattr(getattr(hook, "__code__", None), "co_freevars", ())}
+    numbers = {k: float(values[k]) for k in real_options(name) if not isinstance(values[k], str) and k not in shaping}
+    return Made(method, build, {k: v for k, v in numbers.items() if v != 0})

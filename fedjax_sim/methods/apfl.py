@@ -23,7 +23,7 @@ from fedjax_sim.errors import UserError
 from fedjax_sim.hooks import Method, Server
 from fedjax_sim.local import Aux, Batch, descend, supervised, upload
 from fedjax_sim.methods.fedavg import fedavg
-from fedjax_sim.types import Array, Client, Ctx, Env, Tree, Upload
+from fedjax_sim.types import Array, Client, Ctx, Env, Real, Tree, Upload, concrete
 
 SHRINK = 0.02  # pull of α towards 0
 
@@ -44,9 +44,9 @@ def half(both: Tree, which: int) -> Tree:
     return {kind: {name: two[which] for name, two in groups.items()} for kind, groups in both.items()}
 
 
-def apfl(alpha: float = 1.0, learn_alpha: bool = True, weights: str = "size") -> Method:
+def apfl(alpha: Real = 1.0, learn_alpha: bool = True, weights: str = "size") -> Method:
     """alpha: α⁰; learn_alpha: whether α moves; weights: 'size' or 'uniform'."""
-    if not 0 <= alpha <= 1:
+    if concrete(alpha) and not 0 <= alpha <= 1:
         raise UserError(f"apfl has alpha={alpha:g}; allowed: 0 to 1")
 
     def init(env: Env, net: Tree):

@@ -31,7 +31,7 @@ from fedjax_sim.local.features import Statistics, class_statistics, gaussians, z
 from fedjax_sim.local.optim import Sgd
 from fedjax_sim.methods.fedavg import fedavg
 from fedjax_sim.plans import merge
-from fedjax_sim.types import Array, Client, Cohort, Ctx, Env, Tree, Upload
+from fedjax_sim.types import Array, Client, Cohort, Ctx, Env, Real, Tree, Upload, concrete
 
 MODES = ("per_round_diag", "post_full")
 HEAD_BATCH, HEAD_MOMENTUM = 256, 0.9
@@ -90,12 +90,12 @@ def calibrate(env: Env, net: Tree, key: Array, sums: Statistics, samples: int, l
 
 
 def ccvr(
-    mode: str = "per_round_diag", samples: int = 128, head_lr: float = 0.01, head_epochs: int = 1, weights: str = "size"
+    mode: str = "per_round_diag", samples: int = 128, head_lr: Real = 0.01, head_epochs: int = 1, weights: str = "size"
 ) -> Method:
     """mode: see above; samples per class, learning rate and epochs of the calibration; weights: 'size' or 'uniform'."""
     if mode not in MODES:
         raise UserError(f"unknown mode of ccvr '{mode}'; allowed: {', '.join(MODES)}")
-    if samples < 1 or head_epochs < 1 or head_lr < 0:
+    if concrete(head_lr) and (samples < 1 or head_epochs < 1 or head_lr < 0):
         raise UserError(
             f"ccvr has samples={samples}, head_epochs={head_epochs}, head_lr={head_lr:g}; "
             f"allowed: at least 1, at least 1, at least 0"

@@ -12,10 +12,10 @@ from fedjax_sim.hooks import Method, Server
 from fedjax_sim.local import descend, upload
 from fedjax_sim.methods.fedavg import fedavg
 from fedjax_sim.methods.fedprox import pull
-from fedjax_sim.types import Client, Ctx, Env, Tree, Upload
+from fedjax_sim.types import Client, Ctx, Env, Real, Tree, Upload
 
 
-def ditto(lam: float = 0.5, personal_epochs: float = 0.0, weights: str = "size") -> Method:
+def ditto(lam: Real = 0.5, personal_epochs: float = 0.0, weights: str = "size") -> Method:
     """lam: λ; personal_epochs: E_p (0: as many as the global branch); weights: 'size' or 'uniform'."""
 
     def init(env: Env, net: Tree):

@@ -25,7 +25,7 @@ from fedjax_sim.hooks import Method, Server, resident_net
 from fedjax_sim.local import batches_per_epoch, descend, forward, local_loss, longest, stream, upload
 from fedjax_sim.methods.fedavg import fedavg
 from fedjax_sim.plans import with_own_statistics
-from fedjax_sim.types import Array, Client, Ctx, Env, Plan, Tree, Upload
+from fedjax_sim.types import Array, Client, Ctx, Env, Plan, Real, Tree, Upload, concrete
 
 TESTED = ("trained", "start")
 MIXING = 2  # tells the draws of W's rows from those of training
@@ -37,10 +37,10 @@ class Own(NamedTuple):
 
 
 def fedala(
-    lr_weights: float = 1.0,
-    share: float = 80.0,
+    lr_weights: Real = 1.0,
+    share: Real = 80.0,
     layers: int = 0,
-    threshold: float = 0.1,
+    threshold: Real = 0.1,
     window: int = 10,
     cap: int = 50,
     tested: str = "trained",
@@ -48,7 +48,9 @@ def fedala(
 ) -> Method:
     """lr_weights: η_w; share: % of the local rows; layers: mixed groups, from the last (0: all); threshold, window and
     cap: of the first loop; tested: 'trained' or 'start'; weights: 'size' or 'uniform'."""
-    if not (0 <= lr_weights < math.inf and 0 < share <= 100 and layers >= 0 and threshold >= 0 and window >= 1 and cap >= 1):
+    if concrete(lr_weights, share, threshold) and not (
+        0 <= lr_weights < math.inf and 0 < share <= 100 and layers >= 0 and threshold >= 0 and window >= 1 and cap >= 1
+    ):
         raise UserError(
             f"fedala has lr_weights={lr_weights:g}, share={share:g}, layers={layers}, threshold={threshold:g}, "
             f"window={window}, cap={cap}; allowed: finite and at least 0, above 0 to 100, 0 or more, at least 0, "

@@ -28,7 +28,7 @@ from fedjax_sim.methods.fedavg import fedavg
 from fedjax_sim.methods.fedprox import pull
 from fedjax_sim.plans import mix
 from fedjax_sim.tree import square_norm, subtract
-from fedjax_sim.types import Array, Client, Cohort, Ctx, Env, Tree, Upload
+from fedjax_sim.types import Array, Client, Cohort, Ctx, Env, Real, Tree, Upload, concrete
 
 
 class Server(NamedTuple):
@@ -46,9 +46,9 @@ def attention(env: Env, own: Tree, others: Array, alpha: float, sigma: float) ->
     return jnp.append(weights, 1 - weights.sum())
 
 
-def fedamp(lam: float = 5e-7, alpha: float = 5e-3, sigma: float = 0.1, peers: int = 0) -> Method:
+def fedamp(lam: Real = 5e-7, alpha: Real = 5e-3, sigma: Real = 0.1, peers: int = 0) -> Method:
     """lam: λ; alpha: α_k; sigma: σ of the attention; peers: how many models it reaches (0: all)."""
-    if not (0 <= lam < math.inf and 0 < alpha < math.inf and 0 < sigma < math.inf):
+    if concrete(lam, alpha, sigma) and not (0 <= lam < math.inf and 0 < alpha < math.inf and 0 < sigma < math.inf):
         raise UserError(
             f"fedamp has lam={lam:g}, alpha={alpha:g}, sigma={sigma:g}; allowed: finite, lam at least 0, the others above 0"
         )

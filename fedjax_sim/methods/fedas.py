@@ -29,7 +29,7 @@ from fedjax_sim.local.optim import Sgd
 from fedjax_sim.methods.fedavg import fedavg
 from fedjax_sim.plans import with_own_statistics
 from fedjax_sim.tree import square_norm
-from fedjax_sim.types import Array, Client, Ctx, Env, Plan, Tree, Upload
+from fedjax_sim.types import Array, Client, Ctx, Env, Plan, Real, Tree, Upload, concrete
 
 ALIGN, FISHER = 3, 4  # tell the shuffles of the passes apart
 
@@ -60,9 +60,9 @@ def fisher_trace(env: Env, net: Tree, ctx: Ctx) -> Array:
     return lax.fori_loop(0, longest(env, batches), add, jnp.zeros((), env.dtype))
 
 
-def fedas(align_lr: float = 0.01, align_batch: int = 16) -> Method:
+def fedas(align_lr: Real = 0.01, align_batch: int = 16) -> Method:
     """align_lr, align_batch: learning rate and batch of the alignment."""
-    if not 0 <= align_lr < math.inf or align_batch < 1:
+    if concrete(align_lr) and (not 0 <= align_lr < math.inf or align_batch < 1):
         raise UserError(
             f"fedas has align_lr={align_lr:g}, align_batch={align_batch}; allowed: finite and at least 0, 1 or more"
         )

@@ -26,7 +26,7 @@ from fedjax_sim.local.mmd import mmd_rbf
 from fedjax_sim.methods.fedavg import fedavg
 from fedjax_sim.models import Model, with_group
 from fedjax_sim.plans import with_own_statistics
-from fedjax_sim.types import Array, Client, Ctx, Env, Plan, Tree, Upload
+from fedjax_sim.types import Array, Client, Ctx, Env, Plan, Real, Tree, Upload, concrete
 
 GROUP = "policy"
 GATES = ("gumbel", "soft")
@@ -54,9 +54,9 @@ def gates(policy: Tree, z: Array, v: Array, key: Array | None) -> tuple[Array, A
     return pair[:, 0], pair[:, 1]
 
 
-def fedcp(lam: float = 5.0, gate: str = "gumbel", test_gate: str = "soft", weights: str = "size") -> Method:
+def fedcp(lam: Real = 5.0, gate: str = "gumbel", test_gate: str = "soft", weights: str = "size") -> Method:
     """lam: λ of MMD; gate, test_gate: 'gumbel' or 'soft', in training and in tests; weights: 'size' or 'uniform'."""
-    if not 0 <= lam < math.inf:
+    if concrete(lam) and not 0 <= lam < math.inf:
         raise UserError(f"fedcp has lam={lam:g}; allowed: finite and at least 0")
     for option, value in (("gate", gate), ("test_gate", test_gate)):
         if value not in GATES:

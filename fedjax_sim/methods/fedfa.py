@@ -26,7 +26,7 @@ from fedjax_sim.hooks import Method
 from fedjax_sim.local import Aux, Batch, descend, forward, local_loss, upload
 from fedjax_sim.methods.fedavg import fedavg
 from fedjax_sim.plans import merge
-from fedjax_sim.types import Array, Client, Cohort, Ctx, Env, Tree, Upload
+from fedjax_sim.types import Array, Client, Cohort, Ctx, Env, Real, Tree, Upload, concrete
 
 EPSILON, KEEP = 1e-6, 0.99
 NOISE = 2000  # tells these draws from those of data augmentation
@@ -77,9 +77,9 @@ def augment_features(x: Array, mask: Array, spread: Moments, noise: Array) -> tu
     return (scale / std)[:, None, None] * around + shift[:, None, None], Moments(mean_of, std_of)
 
 
-def fedfa(p: float = 0.5, weights: str = "size") -> Method:
+def fedfa(p: Real = 0.5, weights: str = "size") -> Method:
     """p: chance that a layer is active in a batch; weights: 'size' or 'uniform'."""
-    if not 0 <= p <= 1:
+    if concrete(p) and not 0 <= p <= 1:
         raise UserError(f"fedfa has p={p:g}; allowed: 0 to 1")
 
     def init(env: Env, net: Tree):

@@ -17,7 +17,7 @@ from fedjax_sim.errors import UserError
 from fedjax_sim.hooks import Method, Server
 from fedjax_sim.local import Batch, descend, epoch_orders, supervised, upload
 from fedjax_sim.methods.fedavg import fedavg
-from fedjax_sim.types import Array, Client, Ctx, Env, Tree, Upload
+from fedjax_sim.types import Array, Client, Ctx, Env, Real, Tree, Upload, concrete
 
 NOISE = 2000  # tells these draws from those of data augmentation
 
@@ -40,9 +40,9 @@ def partners(key: Array, mask: Array) -> Array:
     return epoch_orders(key, mask.sum(), mask.shape[0], 1)[0]
 
 
-def fedfa_freq(p: float = 0.5, lam: float = 0.3, weights: str = "size") -> Method:
+def fedfa_freq(p: Real = 0.5, lam: Real = 0.3, weights: str = "size") -> Method:
     """p: chance that a batch is mixed; lam: share λ of the other image; weights: 'size' or 'uniform'."""
-    if not (0 <= p <= 1 and 0 <= lam <= 1):
+    if concrete(p, lam) and not (0 <= p <= 1 and 0 <= lam <= 1):
         raise UserError(f"fedfa_freq has p={p:g}, lam={lam:g}; allowed: both from 0 to 1")
 
     def local(env: Env, net: Tree, server: Server, client: Client, ctx: Ctx) -> tuple[Client, Upload]:

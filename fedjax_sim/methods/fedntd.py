@@ -18,7 +18,7 @@ from fedjax_sim.errors import UserError
 from fedjax_sim.hooks import Method, Server
 from fedjax_sim.local import Aux, Batch, descend, forward, local_loss, upload
 from fedjax_sim.methods.fedavg import fedavg
-from fedjax_sim.types import Array, Client, Ctx, Env, Tree, Upload
+from fedjax_sim.types import Array, Client, Ctx, Env, Real, Tree, Upload, concrete
 
 
 def not_true_divergence(teacher: Array, student: Array, labels: Array, mask: Array, tau: float) -> Array:
@@ -41,9 +41,9 @@ def not_true_divergence(teacher: Array, student: Array, labels: Array, mask: Arr
     return jnp.where(mask, each, 0).sum() / jnp.maximum(mask.sum(), 1).astype(each.dtype)
 
 
-def fedntd(beta: float = 1.0, tau: float = 1.0, weights: str = "size") -> Method:
+def fedntd(beta: Real = 1.0, tau: Real = 1.0, weights: str = "size") -> Method:
     """beta: weight of the distillation; tau: its temperature; weights: 'size' or 'uniform'."""
-    if beta < 0 or tau <= 0:
+    if concrete(beta, tau) and (beta < 0 or tau <= 0):
         raise UserError(f"fedntd has beta={beta:g}, tau={tau:g}; allowed: beta at least 0, tau above 0")
 
     def local(env: Env, net: Tree, server: Server, client: Client, ctx: Ctx) -> tuple[Client, Upload]:

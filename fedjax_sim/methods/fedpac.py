@@ -34,7 +34,7 @@ from fedjax_sim.local.features import class_statistics
 from fedjax_sim.methods.fedavg import fedavg
 from fedjax_sim.methods.simplex import simplex_qp
 from fedjax_sim.plans import merge
-from fedjax_sim.types import Array, Client, Cohort, Ctx, Env, Plan, Tree, Upload
+from fedjax_sim.types import Array, Client, Cohort, Ctx, Env, Plan, Real, Tree, Upload, concrete
 
 SMALLEST = 1e-3  # weights below do not count
 HEAD_PASS = 1  # tells the shuffles of the two passes apart
@@ -61,9 +61,9 @@ def mixing(variance: Array, shares: Array, ok: Array) -> Array:
     return lax.map(one, jnp.arange(ok.shape[0]))
 
 
-def fedpac(lam: float = 1.0, head_epochs: float = 1.0, head_lr: float = 0.1, weights: str = "size") -> Method:
+def fedpac(lam: Real = 1.0, head_epochs: float = 1.0, head_lr: Real = 0.1, weights: str = "size") -> Method:
     """lam: λ of the alignment; head_epochs, head_lr: the pass over the head; weights of φ: 'size' or 'uniform'."""
-    if not (0 <= lam < math.inf and 0 <= head_epochs < math.inf and 0 <= head_lr < math.inf):
+    if concrete(lam, head_lr) and not (0 <= lam < math.inf and 0 <= head_epochs < math.inf and 0 <= head_lr < math.inf):
         raise UserError(
             f"fedpac has lam={lam:g}, head_epochs={head_epochs:g}, head_lr={head_lr:g}; allowed: finite, at least 0"
         )

@@ -29,7 +29,7 @@ from fedjax_sim.local import Aux, Batch, descend, forward, local_loss, upload
 from fedjax_sim.local.contrast import anchor_contrast, unit
 from fedjax_sim.methods.fedavg import fedavg
 from fedjax_sim.models.projection import check_width, with_projection
-from fedjax_sim.types import Array, Client, Cohort, Ctx, Env, Tree, Upload
+from fedjax_sim.types import Array, Client, Cohort, Ctx, Env, Real, Tree, Upload, concrete, is_off
 
 PRIVATE = "adjust"  # where P_k stands among the parameters while a client trains; no group of the model
 VARIANTS = ("full", "pcl", "pam")
@@ -37,12 +37,12 @@ INFER = ("dot", "cosine")
 
 
 def fedpam(
-    lam: float = 30.0, tau: float = 0.5, m: int = 0, variant: str = "full", infer: str = "dot", weights: str = "size"
+    lam: Real = 30.0, tau: Real = 0.5, m: int = 0, variant: str = "full", infer: str = "dot", weights: str = "size"
 ) -> Method:
     """lam: λ, weight of the contrast; tau: τ, its temperature; m: width of the features (0: the model's own);
     variant: 'full', 'pcl' (P_k stays the identity) or 'pam' (no contrast); infer: 'dot' or 'cosine' (no bias, over τ);
     weights: 'size' or 'uniform'."""
-    if not (math.isfinite(lam) and lam >= 0 and math.isfinite(tau) and tau > 0):
+    if concrete(lam, tau) and not (0 <= lam < math.inf and 0 < tau < math.inf):
         raise UserError(f"fedpam has lam={lam:g}, tau={tau:g}; allowed: finite numbers, lam at least 0, tau above 0")
     for name, value, allowed in (("variant", variant, VARIANTS), ("infer", infer, INFER)):
         if value not in allowed:
@@ -81,7 +81,7 @@ def fedpam(
             if variant == "pam":
                 own = adjusted(env, now, private, z)
                 loss = loss + env.loss.value(own, batch.y, batch.mask, env.counts[ctx.id], confusion)
-            elif lam:
+            elif not is_off(lam):
                 loss = loss + lam * anchor_contrast(z, anchors(env, now, private).T, batch.y, batch.mask, tau)
             return loss, Aux(logits, stats, confusion)
 

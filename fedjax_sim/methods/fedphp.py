@@ -19,12 +19,12 @@ from fedjax_sim.hooks import Method, Server
 from fedjax_sim.local import Aux, Batch, descend, forward, local_loss, upload
 from fedjax_sim.local.mmd import mmd_rbf
 from fedjax_sim.methods.fedavg import fedavg
-from fedjax_sim.types import Array, Client, Ctx, Env, Tree, Upload
+from fedjax_sim.types import Array, Client, Ctx, Env, Real, Tree, Upload, concrete
 
 
-def fedphp(lam: float = 0.1, mu: float = 0.1, weights: str = "size") -> Method:
+def fedphp(lam: Real = 0.1, mu: Real = 0.1, weights: str = "size") -> Method:
     """lam: λ, share of the features' discrepancy; mu: μ, share of the past at the end; weights: 'size' or 'uniform'."""
-    if not (0 <= lam <= 1 and 0 <= mu <= 1):
+    if concrete(lam, mu) and not (0 <= lam <= 1 and 0 <= mu <= 1):
         raise UserError(f"fedphp has lam={lam:g}, mu={mu:g}; allowed: both 0 to 1")
 
     def init(env: Env, net: Tree):

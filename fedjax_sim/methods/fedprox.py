@@ -12,7 +12,7 @@ import jax
 from fedjax_sim.hooks import Method, Server
 from fedjax_sim.local import descend, upload
 from fedjax_sim.methods.fedavg import fedavg
-from fedjax_sim.types import Client, Ctx, Env, Tree, Upload
+from fedjax_sim.types import Client, Ctx, Env, Real, Tree, Upload
 
 
 def pull(mu: float, anchor: Tree):
@@ -24,7 +24,7 @@ def pull(mu: float, anchor: Tree):
     return adjust
 
 
-def fedprox(mu: float = 0.01, weights: str = "size") -> Method:
+def fedprox(mu: Real = 0.01, weights: str = "size") -> Method:
     """mu: strength of the proximal term; weights: 'size' or 'uniform'."""
 
     def local(env: Env, net: Tree, server: Server, client: Client, ctx: Ctx) -> tuple[Client, Upload]:

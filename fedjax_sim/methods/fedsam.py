@@ -18,7 +18,7 @@ from fedjax_sim.hooks import Method, Server
 from fedjax_sim.local import descend, upload
 from fedjax_sim.methods.fedavg import fedavg
 from fedjax_sim.tree import scaled_add
-from fedjax_sim.types import Array, Client, Ctx, Env, Tree, Upload
+from fedjax_sim.types import Array, Client, Ctx, Env, Real, Tree, Upload, concrete
 
 TINY = 1e-12
 
@@ -36,9 +36,9 @@ def sharpness_aware(rho: float) -> Callable:
     return gradient
 
 
-def fedsam(rho: float = 0.05, weights: str = "size") -> Method:
+def fedsam(rho: Real = 0.05, weights: str = "size") -> Method:
     """rho: radius of the perturbation; weights: 'size' or 'uniform'."""
-    if rho < 0:
+    if concrete(rho) and rho < 0:
         raise UserError(f"fedsam has rho={rho:g}; allowed: 0 or more")
 
     def local(env: Env, net: Tree, server: Server, client: Client, ctx: Ctx) -> tuple[Client, Upload]:

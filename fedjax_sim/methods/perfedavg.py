@@ -25,14 +25,16 @@ from fedjax_sim.local import descend, stream, upload
 from fedjax_sim.local.optim import Sgd
 from fedjax_sim.methods.fedavg import FINE_TUNE, fedavg
 from fedjax_sim.tree import scaled_add
-from fedjax_sim.types import Array, Client, Ctx, Env, Tree, Upload
+from fedjax_sim.types import Array, Client, Ctx, Env, Real, Tree, Upload, concrete
 
 INNER = 1  # tells the shuffles of b₁ from those of b₂
 ONE_STEP = 1e-6  # of an epoch: fractions are counted in steps, and any work is at least one
 
 
-def rate(option: str, value: float | str) -> float | None:
+def rate(option: str, value: Real | str) -> Real | None:
     """A learning rate as an option: a number, or None for the word 'lr', the run's own."""
+    if not isinstance(value, str) and not concrete(value):
+        return value
     try:
         number = None if value == "lr" else float(value)
     except ValueError:
@@ -42,7 +44,7 @@ def rate(option: str, value: float | str) -> float | None:
     return number
 
 
-def perfedavg(alpha: float | str = "lr", beta: float | str = "lr", plain: bool = True, weights: str = "size") -> Method:
+def perfedavg(alpha: Real | str = "lr", beta: Real | str = "lr", plain: bool = True, weights: str = "size") -> Method:
     """alpha: α, the inner step, beta: β, the outer one ('lr': the run's); plain: no momentum, no weight decay in the outer
     step; weights: 'size' or 'uniform'."""
     inner, outer = rate("alpha", alpha), rate("beta", beta)

@@ -26,22 +26,22 @@ from fedjax_sim.local import descend, upload
 from fedjax_sim.local.optim import Sgd
 from fedjax_sim.methods.fedavg import fedavg
 from fedjax_sim.plans import merge
-from fedjax_sim.types import Array, Client, Cohort, Ctx, Env, Tree, Upload
+from fedjax_sim.types import Array, Client, Cohort, Ctx, Env, Real, Tree, Upload, concrete
 
 
 def pfedme(
-    lam: float = 15.0,
+    lam: Real = 15.0,
     inner_steps: int = 5,
-    lr_personal: float = 0.01,
-    decay_personal: float = 0.001,
-    beta: float = 1.0,
+    lr_personal: Real = 0.01,
+    decay_personal: Real = 0.001,
+    beta: Real = 1.0,
     weights: str = "size",
 ) -> Method:
     """lam: λ; inner_steps: K; lr_personal: η_p; decay_personal: ρ; beta: β; weights: 'size' or 'uniform'."""
     for name, value in (("lam", lam), ("lr_personal", lr_personal), ("decay_personal", decay_personal)):
-        if not 0 <= value < math.inf:
+        if concrete(value) and not 0 <= value < math.inf:
             raise UserError(f"pfedme has {name}={value:g}; allowed: 0 or more")
-    if not 0 <= beta < math.inf or inner_steps < 1:
+    if concrete(beta) and (not 0 <= beta < math.inf or inner_steps < 1):
         raise UserError(f"pfedme has beta={beta:g}, inner_steps={inner_steps}; allowed: beta 0 or more, 1 step or more")
 
     def init(env: Env, net: Tree):

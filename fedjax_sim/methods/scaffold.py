@@ -21,7 +21,7 @@ from fedjax_sim.local import descend, upload
 from fedjax_sim.methods.fedavg import fedavg
 from fedjax_sim.plans import merge
 from fedjax_sim.tree import subtract, zeros_like
-from fedjax_sim.types import Client, Cohort, Ctx, Env, Tree, Upload
+from fedjax_sim.types import Client, Cohort, Ctx, Env, Real, Tree, Upload
 
 
 class Server(NamedTuple):
@@ -29,7 +29,7 @@ class Server(NamedTuple):
     control: Tree  # c, shaped like the parameters
 
 
-def scaffold(server_lr: float = 1.0) -> Method:
+def scaffold(server_lr: Real = 1.0) -> Method:
     """server_lr: η_g."""
 
     def init(env: Env, net: Tree):

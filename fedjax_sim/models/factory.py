@@ -13,7 +13,7 @@ from fedjax_sim.models.layers import FORMS
 from fedjax_sim.models.nets import PlainNet, plain_groups
 from fedjax_sim.models.own import as_model
 from fedjax_sim.models.record import Model, from_module
-from fedjax_sim.models.registry import REGISTRY, check_options
+from fedjax_sim.models.registry import REGISTRY, check_options, too_small
 from fedjax_sim.options import like
 
 LARGEST = 2**30  # weights of one layer: more is refused before it is allocated
@@ -50,7 +50,11 @@ def build(
     entry = REGISTRY[name]
     if entry.build is not None:
         values = {k: like(f"model.{k}", v, entry.options[k]) for k, v in options.items()}
-        made = entry.build(shape, classes, dtype=dtype, conv=conv, **values)
+        try:
+            made = entry.build(shape, classes, dtype=dtype, conv=conv, **values)
+        except (TypeError, ValueError) as problem:  # in code of somebody's own
+            first = (str(problem).splitlines() or [""])[0]
+            raise UserError(f"the builder of model '{name}' failed: {type(problem).__name__}: {first}") from problem
         return as_model(
             made, shape, classes, dtype, f"the builder of model '{name}' returned {type(made).__name__},"
         )._replace(name=name)
@@ -64,7 +68,7 @@ def build(
         height, width = ((n + 2 * pad - k + 1) // (2 if pool else 1) for n in (height, width))
         channels = co
         if min(height, width) < 1:
-            raise UserError(f"images of {shape[0]}x{shape[1]} are too small for model '{name}'")
+            raise too_small(name, shape)
     widths = (height * width * channels, *hidden, classes)
     for a, b in itertools.pairwise(widths):
         if a * b > LARGEST:

@@ -56,6 +56,16 @@ def _line(entry: Entry) -> str:
 MODELS: dict[str, str] = {name: _line(entry) for name, entry in REGISTRY.items()}
 
 
+def too_small(name: str, shape: tuple[int, int, int]) -> UserError:
+    """
+    >>> str(too_small("lenet5", (1, 1, 3)))
+    "model 'lenet5' is for images, and a table of 3 features is none; use model mlp"
+    """
+    if shape[:2] == (1, 1):
+        return UserError(f"model '{name}' is for images, and a table of {shape[2]} features is none; use model mlp")
+    return UserError(f"images of {shape[0]}x{shape[1]} are too small for model '{name}'")
+
+
 def register_model(name: str, build: Callable[..., Any], help: str = "") -> None:
     """Make a model of your own known by name: build(shape, classes, *, dtype, conv, **options) -> Model.
 

@@ -7,10 +7,11 @@ from typing import Any
 import flax.linen as nn
 import jax.numpy as jnp
 
-from fedjax_sim.errors import UserError, unknown
+from fedjax_sim.errors import unknown
 from fedjax_sim.models.batch_norm import BatchNorm
 from fedjax_sim.models.layers import Conv, Linear, pool3_relu
 from fedjax_sim.models.record import Model, from_module
+from fedjax_sim.models.registry import too_small
 
 WIDTHS = (64, 128, 256, 512)
 STEMS = ("imagenet", "cifar")
@@ -106,7 +107,7 @@ def build_resnet18(shape: tuple[int, int, int], classes: int, *, dtype: Any, con
     if stem not in STEMS:
         raise unknown("stem of resnet18", stem, STEMS)
     if min(shape[:2]) < 2:
-        raise UserError(f"images of {shape[0]}x{shape[1]} are too small for model 'resnet18'")
+        raise too_small("resnet18", shape)
     stages = (("stem", 64), *((f"stage{i}", c) for i, c in enumerate(WIDTHS, 1)))
     return from_module(
         "resnet18",

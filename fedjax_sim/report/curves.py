@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pathlib
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -40,14 +39,6 @@ def title_of(column: str, groups: Sequence[Group]) -> str:
     return ACCURACIES[column] + (" (training rows)" if trained else "")
 
 
-def band(axis: Any, x: np.ndarray, mean: np.ndarray, std: np.ndarray, label: str, look: dict[str, Any]) -> None:
-    """A line and ± one standard deviation; few points are marked."""
-    few = len(x) <= 12
-    axis.plot(x, mean, label=style.safe(label), marker="o" if few else None, markersize=3, **look)
-    if std.any():
-        axis.fill_between(x, mean - std, mean + std, color=look["color"], alpha=0.18, linewidth=0)
-
-
 def along(place: str, groups: Sequence[Group], column: str) -> tuple[str, float]:
     """(name of the axis, divisor): the automatic unit of what stands below the curves."""
     if place == "rounds":
@@ -56,9 +47,19 @@ def along(place: str, groups: Sequence[Group], column: str) -> tuple[str, float]
     if place == "bytes":
         name, scale = style.unit(ends, style.BYTES)
         return f"{name} sent, down and up", scale
-    name, scale = style.unit(ends, style.SECONDS)
+    lasts = [x[-1] for x in ends if len(x)]
+    name, scale = style.unit([np.median(lasts)] if lasts else [], style.SECONDS)  # one slow method decides nothing
     virtual = any(run.virtual for g in groups for run in g.runs)
     return f"{name} of {'simulated' if virtual else 'running'} time", scale
+
+
+def target(groups: Sequence[Group], column: str) -> float | None:
+    """The highest multiple of ten percent that half of several curves reach: where each does is marked."""
+    best = sorted((float(mean.max()) for _, mean, _ in (g.series(column, PLACES["rounds"]) for g in groups) if len(mean)))
+    if len(best) < 2:
+        return None
+    goal = 10 * np.floor(10 * best[(len(best) - 1) // 2] + 1e-9)
+    return float(goal) if goal > 0 else None
 
 
 def accuracy(groups: Sequence[Group], path: pathlib.Path, place: str = "rounds") -> list[pathlib.Path]:
@@ -74,15 +75,23 @@ def accuracy(groups: Sequence[Group], path: pathlib.Path, place: str = "rounds")
     figure, axes = style.panels(plt, len(which), most=max(2, min(3, len(shown))))
     for axis, (scene, column, mine) in zip(axes, which, strict=True):
         name, scale = along(place, mine, column)
+        goal = target(mine, column)
         for g in mine:
             x, mean, std = g.series(column, PLACES[place])
             if len(x):
-                band(axis, x / scale, 100 * mean, 100 * std, g.label, look[g.label])
+                style.band(axis, x / scale, 100 * mean, 100 * std, g.label, look[g.label])
+                if goal is not None and (first := np.flatnonzero(100 * mean >= goal)).size:
+                    axis.plot(x[first[0]] / scale, 100 * mean[first[0]], "o", markersize=7, markerfacecolor="none",
+                              markeredgecolor=look[g.label]["color"], zorder=5)  # fmt: skip
+        if goal is not None:
+            axis.axhline(goal, color="0.45", linewidth=0.9, linestyle=(0, (2, 2)), label=f"○ {goal:g} % first reached")
         style.title(axis, scene, title_of(column, mine))
         axis.set_ylabel("accuracy (%)")
         style.rounds_axis(axis) if place == "rounds" else axis.set_xlabel(name)
+        if place == "time":
+            style.far_apart(axis, [g.series(column, PLACES[place])[0] / scale for g in mine])
     seeds = max(len(g.runs) for g in groups)
-    style.legend(figure, axes, f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else None)
+    style.legend(figure, axes, f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else None, labels(groups))
     return style.save(plt, figure, path)
 
 
@@ -97,7 +106,7 @@ def communication(groups: Sequence[Group], path: pathlib.Path) -> list[pathlib.P
         most = 0.0
         for g in mine:
             x, mean, std = g.per_round(total)
-            band(axis, x, mean / scale, std / scale, g.label, look[g.label])
+            style.band(axis, x, mean / scale, std / scale, g.label, look[g.label])
             most = max(most, mean.max() / scale)
             if g.runs[0].actions:  # what goes up is the whole model, so twice that is the full baseline
                 _, up, _ = g.per_round(lambda run: 2 * run.rounds["bytes_up"])
@@ -150,7 +159,7 @@ def layers(groups: Sequence[Group], path: pathlib.Path) -> list[pathlib.Path]:
     for axis, g in zip(axes, mine, strict=True):
         for name in g.runs[0].layers:
             x, mean, std = g.per_round(lambda run: run.layers[name])
-            band(axis, x, mean, std, name, look[name])
+            style.band(axis, x, mean, std, name, look[name])
         style.title(axis, g.label, g.scene)
         axis.set_ylabel("mean distance to the server's model")
         style.rounds_axis(axis)

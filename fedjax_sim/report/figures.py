@@ -26,6 +26,8 @@ def possible(groups: Sequence[Group], paths: Sequence[str | pathlib.Path]) -> It
     if people.with_clients(groups):
         yield "clients", "Spread over clients", lambda path: people.spread(groups, path)
         yield "client_curves", "Every client over rounds", lambda path: people.over_rounds(groups, path)
+    if people.one_by_one(groups):
+        yield "one_client", "One client over rounds", lambda path: people.one_client(groups, path)
     if people.label_counts(groups):
         yield "labels", "Labels of the clients", lambda path: people.bubbles(groups, path)
     yield "communication", "Communication per round", lambda path: curves.communication(groups, path)

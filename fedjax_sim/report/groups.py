@@ -84,11 +84,23 @@ def varying(configs: Sequence[dict[str, Any]], names: Sequence[str]) -> list[str
     return [name for name in names if len({text_of(c.get(name)) for c in configs}) > 1]
 
 
+def share(text: str) -> str:
+    """Who takes part, for a title.
+
+    >>> share("0.5"), share("10/50"), share("0.5:1")
+    ('50 %', '10/50', '0.5:1')
+    """
+    try:
+        return f"{100 * float(text):g} %"
+    except ValueError:
+        return text
+
+
 def scene_of(config: dict[str, Any], different: Sequence[str]) -> str:
     """Setting and split in one line, as a title shows them; what differs between scenes is always there."""
     parts = [text_of(config["dataset"]) if "dataset" in config else "", text_of(config.get("partition", ""))]
     if config.get("clients") is not None:
-        part = f", {text_of(config['participation'])} per round" if config.get("participation") else ""
+        part = f", {share(text_of(config['participation']))} per round" if config.get("participation") else ""
         parts.append(f"{text_of(config['clients'])} clients{part}")
     parts += [f"{n} {text_of(config.get(n))}" for n in different if n not in SCENE[:4]]
     return " · ".join(part for part in parts if part)

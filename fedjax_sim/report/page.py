@@ -41,13 +41,24 @@ def lines(groups: Sequence[Group]) -> list[dict[str, Any]]:
     return out
 
 
+def short(told: Sequence[str]) -> dict[str, str]:
+    """Settings by what not all of them share: a cell of the table has room for that.
+
+    >>> short(["digits · iid · 8 clients", "digits · shards:2 · 8 clients"])
+    {'digits · iid · 8 clients': 'iid', 'digits · shards:2 · 8 clients': 'shards:2'}
+    """
+    parts = {scene: scene.split(" · ") for scene in told}
+    common = set.intersection(*map(set, parts.values())) if parts else set()
+    return {scene: " · ".join(p for p in own if p not in common) or scene for scene, own in parts.items()}
+
+
 def content(groups: Sequence[Group]) -> dict[str, Any]:
     """What the page's script draws and sorts."""
     names, look = labels(groups), style.looks(labels(groups))
     dashes = {"-": ""} | {line: " ".join(f"{d:g}" for d in line[1]) for line in style.LINES if not isinstance(line, str)}
     columns = tables.shown_columns(groups)
     rows = []
-    for g in groups:
+    for g in sorted(groups, key=lambda g: (g.scene, names.index(g.label))):
         told = tables.statistics(g)
         ended = all(run.stored for run in g.runs)
         cells = {c.key: told[c.key]._asdict() for c in columns if c.key in told}
@@ -55,6 +66,7 @@ def content(groups: Sequence[Group]) -> dict[str, Any]:
     return dict(
         methods=[dict(label=n, color=look[n]["color"], dash=dashes[look[n]["linestyle"]]) for n in names],
         scenes=scenes(groups),
+        brief=short(scenes(groups)),
         columns=[
             c._asdict() | dict(zip(("unit", "scale", "digits"), tables.scale_of(groups, c), strict=True)) for c in columns
         ],

@@ -9,6 +9,8 @@ import numpy as np
 
 from fedjax_sim.report import style
 from fedjax_sim.report.groups import Group, labels, scenes
+from fedjax_sim.report.groups import spread as deviation
+from fedjax_sim.report.runs import Run
 
 MOST_PANELS = 12  # methods whose clients are drawn one by one
 MOST_BUBBLES = 60  # clients in a picture of labels
@@ -77,6 +79,47 @@ def over_rounds(groups: Sequence[Group], path: pathlib.Path) -> list[pathlib.Pat
         style.rounds_axis(axis)
     style.legend(figure, axes)
     return style.save(plt, figure, path)
+
+
+# whose model on whose rows, of what clients.npz keeps client by client
+MODES = {
+    "personal": "its own model on its own rows",
+    "personal_at_global": "its own model on the test set",
+    "resident": "the model that it holds on its own rows",
+    "global_at_clients": "the global model on its own rows",
+}
+
+
+def one_by_one(groups: Sequence[Group]) -> list[tuple[str, str]]:
+    """(scene, mode) where clients were scored one by one; nothing unless that was done in two ways at least."""
+    has = lambda scene, mode: any(g.scene == scene and f"{mode}_correct" in g.runs[0].clients for g in groups)
+    found = [(scene, mode) for scene in scenes(groups) for mode in MODES if has(scene, mode)]
+    return found if len({mode for _, mode in found}) > 1 else []
+
+
+def one_client(groups: Sequence[Group], path: pathlib.Path, client: int = 0) -> list[pathlib.Path]:
+    """One client over rounds, scored in every way: a panel per scene and way, mean and ± band over seeds."""
+    plt, look = style.drawing(), style.looks(labels(groups))
+    which = one_by_one(groups)
+    figure, axes = style.panels(plt, len(which), most=max(2, min(3, len({mode for _, mode in which}))))
+    for axis, (scene, mode) in zip(axes, which, strict=True):
+        for g in (g for g in groups if g.scene == scene and all(f"{mode}_correct" in r.clients for r in g.runs)):
+            told = [100 * r.clients[f"{mode}_correct"][:, client] / max(1, scored(r, mode)[client]) for r in g.runs]
+            least = min(map(len, told))
+            values = np.stack([t[:least] for t in told])
+            style.band(axis, g.runs[0].clients[f"{mode}_rounds"][:least], values.mean(0), deviation(values), g.label,
+                       look[g.label])  # fmt: skip
+        style.title(axis, scene, f"client {client}: {MODES[mode]}")
+        axis.set_ylabel("accuracy (%)")
+        style.rounds_axis(axis)
+    style.legend(figure, axes)
+    return style.save(plt, figure, path)
+
+
+def scored(run: Run, mode: str) -> np.ndarray:
+    """[N] on how many rows each client was scored."""
+    count = run.clients[f"{mode}_count"]
+    return np.broadcast_to(count, (run.clients[f"{mode}_correct"].shape[1],))
 
 
 def label_counts(groups: Sequence[Group]) -> dict[str, np.ndarray]:

@@ -106,13 +106,13 @@ def heat_maps(groups: Sequence[Group], path: pathlib.Path) -> list[pathlib.Path]
         style.whole_numbers(picture.xaxis, 10)
         style.whole_numbers(picture.yaxis, 10)
         style.title(picture, f"{g.label}: {name}, last {len(late)} rounds")
-        picture.set(xlabel="of", ylabel="for")
+        picture.set(xlabel="of client", ylabel="for client (white: never)")
         for j in range(min(values.shape[2], len(style.COLOURS))):
             told = ~np.isnan(values[:, 0, j])
             few = "o" if told.sum() < 0.8 * len(told) else None
             rounds = g.runs[0].rounds["round"][: len(told)][told]
-            lines.plot(rounds, values[told, 0, j], color=style.COLOURS[j], label=f"of {j}", marker=few, markersize=3)
-        style.title(lines, f"{name} for 0", g.scene)
+            lines.plot(rounds, values[told, 0, j], color=style.COLOURS[j], label=f"of client {j}", marker=few, markersize=3)
+        style.title(lines, f"{name} for client 0", g.scene)
         style.rounds_axis(lines)
     style.legend(figure, axes[1::2])
     return style.save(plt, figure, path)

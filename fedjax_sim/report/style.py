@@ -76,6 +76,21 @@ def looks(labels: Sequence[str]) -> dict[str, dict[str, Any]]:
     return {name: dict(color=COLOURS[i % n], linestyle=LINES[i // n % len(LINES)]) for i, name in enumerate(labels)}
 
 
+def band(axis: Any, x: np.ndarray, mean: np.ndarray, std: np.ndarray, label: str, look: dict[str, Any]) -> None:
+    """A line and ± one standard deviation; few points are marked."""
+    few = len(x) <= 12
+    axis.plot(x, mean, label=safe(label), marker="o" if few else None, markersize=3, **look)
+    if std.any():
+        axis.fill_between(x, mean - std, mean + std, color=look["color"], alpha=0.18, linewidth=0)
+
+
+def far_apart(axis: Any, curves: Sequence[np.ndarray], times: float = 20) -> None:
+    """A logarithmic axis below the curves where one ends `times` as far as another: the shorter would be a stroke."""
+    ends = [float(x[-1]) for x in curves if len(x)]
+    if ends and min(ends) > 0 and max(ends) / min(ends) > times and min(float(x[0]) for x in curves if len(x)) > 0:
+        axis.set_xscale("log")
+
+
 def unit(values: Any, units: Sequence[tuple[str, float]]) -> tuple[str, float]:
     """The largest unit of which the largest value is at least one and a half.
 
@@ -110,12 +125,14 @@ def rounds_axis(axis: Any, name: str = "round") -> None:
     axis.set_xlabel(name)
 
 
-def legend(figure: Any, axes: Sequence[Any], title: str | None = None) -> None:
-    """One legend for all axes, below them, so that it never lies on data."""
+def legend(figure: Any, axes: Sequence[Any], title: str | None = None, first: Sequence[str] = ()) -> None:
+    """One legend for all axes, below them, so that it never lies on data; `first`: labels in their order."""
     found: dict[str, Any] = {}
     for axis in axes:
         for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
             found.setdefault(label, handle)
+    order = [safe(name) for name in first]
+    found = dict(sorted(found.items(), key=lambda item: order.index(item[0]) if item[0] in order else len(order)))
     if found:
         wide = figure.get_size_inches()[0]
         longest = max(map(len, found)) * 0.075 + 0.6  # inches

@@ -1,7 +1,7 @@
 """The one loop that drives runs: segments of about ten seconds, rows, files, checkpoints, summaries.
 
-It drives one lane, or several: seeds of one set-up side by side under `vmap`, in one program. Each lane has its own
-recorder and its own directory, written as the run goes on, so a lane is resumed alone like any other run.
+It drives one lane, or several: seeds or values of one set-up side by side under `vmap`, in one program (`lanes`). Each lane
+has its own recorder and its own directory, written as the run goes on, so a lane is resumed alone like any other run.
 """
 
 from __future__ import annotations
@@ -22,15 +22,17 @@ from fedjax_sim.engine import layout as layouts
 from fedjax_sim.engine.loop_backend import LoopBackend
 from fedjax_sim.errors import UserError
 from fedjax_sim.runner import checkpoint, interrupts
+from fedjax_sim.runner import lanes as lanes_of
 from fedjax_sim.runner.config import Config
 from fedjax_sim.runner.directory import RunDirectory
 from fedjax_sim.runner.prepare import Setup
+from fedjax_sim.runner.programs import compile_once
 from fedjax_sim.runner.progress import progress_sink
 from fedjax_sim.runner.recorder import Recorder
 from fedjax_sim.runner.result import Result
 from fedjax_sim.runner.sinks import Files, Segment, Sink
 from fedjax_sim.runner.summary import summarise
-from fedjax_sim.types import State, Tree
+from fedjax_sim.types import State
 
 SEGMENT_SECONDS = 10.0
 CHECKPOINT_SECONDS = 60.0
@@ -60,7 +62,7 @@ def drive(
     sinks: who else is told of every segment; progress: a bar or lines among them. resume_from: the checkpoint from which
     a single lane goes on. program: compiled rounds of an earlier run of the same simulation, for a single lane.
     """
-    check_lanes(setups)
+    lanes_of.check(setups)
     lanes = [Lane(s, d, Recorder(s)) for s, d in zip(setups, directories, strict=True)]
     say = say or (lambda text: print(text, file=sys.stderr))
     told = [Files(), *([progress_sink()] if progress else []), *sinks] if writes() else []
@@ -84,9 +86,12 @@ def _drive(
 ) -> list[Result]:
     config, sim = lanes[0].setup.config, lanes[0].setup.simulation
     state, timings = begin(lanes, resume_from, say)
-    state, data = (host_rows.place if config.state_on == "host" else layouts.place)(sim.layout, state, sim.data)
+    data = lanes_of.stack_data([lane.setup.simulation.data for lane in lanes])
+    state, data = (host_rows.place if config.state_on == "host" else layouts.place)(sim.layout, state, data)
     done = int(np.asarray(state.t).max())
     speed, saved_at, saved_round = None, time.perf_counter(), done if resume_from is not None else -1
+    axes = lanes_of.state_axes([lane.setup for lane in lanes])
+    of_state = lambda state, i: lanes_of.pick_state(axes, state, i)
     tell(sinks, lanes, lambda sink, lane: sink.begin(lane, done))
     stopped = False  # by a signal, and all processes know
     try:
@@ -94,7 +99,7 @@ def _drive(
         step = program
         if step is None and done < config.rounds:
             tell(sinks, lanes, lambda sink, lane: sink.compiling(lane))
-            step = compiled(lanes[0].setup, len(lanes), state, data)
+            step = compiled([lane.setup for lane in lanes], state, data)
             tell(sinks, lanes, lambda sink, lane: sink.compiled(lane, time.perf_counter() - began))
         compile_seconds = time.perf_counter() - began
         while step is not None and done < config.rounds:
@@ -110,8 +115,9 @@ def _drive(
             timings.append(dict(first_round=done + 1, last_round=done + ask, seconds=seconds, seconds_per_round=speed))
             logs, scores = layouts.as_numpy(logs), layouts.as_numpy(scores)
             for i, lane in enumerate(lanes):
-                of_lane = lambda tree: pick(tree, i, len(lanes))
-                collect(lane, lambda: of_lane(state), data, of_lane(logs), of_lane(scores), done, ask)
+                of_lane = lambda tree: lanes_of.pick(tree, i, len(lanes))
+                here = lambda: (of_state(state, i), data._replace(numbers=lane.setup.simulation.data.numbers))
+                collect(lane, here, of_lane(logs), of_lane(scores), done, ask)
             done += ask
             # before the checkpoint: it keeps a copy of the files
             tell(
@@ -123,17 +129,17 @@ def _drive(
                 else agreed(time.perf_counter() - saved_at) > CHECKPOINT_SECONDS
             )
             if due or done >= config.rounds:
-                save(lanes, state)
+                save(lanes, state, of_state)
                 saved_at, saved_round = time.perf_counter(), done
     except (KeyboardInterrupt, SystemExit):
         if saved_round != done and (stopped or jax.process_count() == 1) and complete(state, done):
             tell([s for s in sinks if isinstance(s, Files)], lanes, lambda sink, lane: sink.write(lane, timings))
-            save(lanes, state)
+            save(lanes, state, of_state)
             saved_round = done
         if writes():
             interrupted(lanes, done, saved_round, say)
         raise
-    results = [finish(lane, pick(state, i, len(lanes)), timings, compile_seconds, step) for i, lane in enumerate(lanes)]
+    results = [finish(lane, of_state(state, i), timings, compile_seconds, step) for i, lane in enumerate(lanes)]
     for lane, result in zip(lanes, results, strict=True):
         tell(sinks, [lane], lambda sink, lane: sink.end(lane, result.summary))
     return results
@@ -158,19 +164,6 @@ def complete(state: State, done: int) -> bool:
 
 
 # ---- the start ----------------------------------------------------------------------------------------------------
-def check_lanes(setups: Sequence[Setup]) -> None:
-    """Refuse what cannot run side by side."""
-    if len(setups) == 1:
-        return
-    config, layout = setups[0].config, setups[0].simulation.layout
-    if config.state_on == "host":
-        raise UserError("state-on host is not possible with seeds-mode 'vmap'; allowed: loop")
-    if config.backend == "loop":
-        raise UserError("backend loop is not possible with seeds-mode 'vmap'; allowed: loop")
-    if layout.devices > 1:
-        raise UserError(f"seeds-mode vmap runs on one device, not {layout.devices}; use seeds-mode loop")
-
-
 def begin(
     lanes: Sequence[Lane], resume_from: pathlib.Path | None, say: Callable[[str], None]
 ) -> tuple[State, list[dict[str, Any]]]:
@@ -186,7 +179,7 @@ def begin(
         if lane.directory is not None and writes():
             lane.directory.create(lane.setup.config, lane.setup.resolved)
             lane.directory.write_labels(lane.setup.fed.label_counts())
-    return (states[0] if len(states) == 1 else jax.tree.map(lambda *a: jnp.stack(a), *states)), []
+    return lanes_of.stack_states([lane.setup for lane in lanes], states), []
 
 
 def reopen(lane: Lane, resume_from: pathlib.Path, say: Callable[[str], None]) -> tuple[State, list[dict[str, Any]]]:
@@ -217,17 +210,16 @@ def reopen(lane: Lane, resume_from: pathlib.Path, say: Callable[[str], None]) ->
     return state, timings
 
 
-def compiled(setup: Setup, lanes: int, state: State, data: Any) -> Callable:
+def compiled(setups: Sequence[Setup], state: State, data: Any) -> Callable:
     """(state, data, rounds) -> (state, logs, scores), ready to be called."""
-    config, run = setup.config, setup.simulation.run
-    if lanes > 1:
-        many = jax.vmap(getattr(run, "__wrapped__", run), in_axes=(0, None, None))
-        return jax.jit(many, donate_argnums=0).lower(state, data, jnp.int32(1)).compile()
-    if config.backend == "loop":
-        return LoopBackend(setup.simulation).run
-    if config.state_on == "host":
+    config, run = setups[0].config, setups[0].simulation.run
+    if len(setups) > 1:
+        run = lanes_of.side_by_side(setups, run)
+    elif config.backend == "loop":
+        return LoopBackend(setups[0].simulation).run
+    elif config.state_on == "host":
         return run  # compiles in its first round
-    return run.lower(state, data, jnp.int32(1)).compile()  # type: ignore[attr-defined]
+    return compile_once(run.lower(state, data, jnp.int32(1)))  # type: ignore[attr-defined]
 
 
 # ---- one segment --------------------------------------------------------------------------------------------------
@@ -245,8 +237,11 @@ def segment_length(config: Config, capacity: int, done: int, speed: float | None
     return max(1, ask)
 
 
-def collect(lane: Lane, state: Callable[[], State], data: Any, logs: dict, scores: dict, done: int, count: int) -> None:
-    """Rows of one segment; evaluations off the grid (a segment cut short) are only kept at the end of the run."""
+def collect(lane: Lane, here: Callable[[], tuple], logs: dict, scores: dict, done: int, count: int) -> None:
+    """Rows of one segment; evaluations off the grid (a segment cut short) are only kept at the end of the run.
+
+    here: () -> the lane's (state, data).
+    """
     config, sim = lane.setup.config, lane.setup.simulation
     lane.recorder.add_rounds(logs, count)
     adapts = sim.method.adapts and "personal" in config.evaluations
@@ -260,13 +255,8 @@ def collect(lane: Lane, state: Callable[[], State], data: Any, logs: dict, score
             continue
         score = jax.tree.map(lambda a: a[i], scores)
         if personal_due and at == done + count:
-            score |= layouts.as_numpy(sim.adapt(state(), data))
+            score |= layouts.as_numpy(sim.adapt(*here()))
         lane.recorder.add_evaluation(score, {k: v[at - done - 1] for k, v in logs.items()})
-
-
-def pick(tree: Tree, lane: int, lanes: int) -> Tree:
-    """One lane's share of what the program returned."""
-    return tree if lanes == 1 else jax.tree.map(lambda a: a[lane], tree)
 
 
 def agreed(value: float) -> float:
@@ -297,12 +287,12 @@ def segment_of(lane: Lane, first: int, last: int, seconds: float) -> Segment:
     return Segment(first, last, config.rounds, seconds, rounds, rows, config.method, config.seed)
 
 
-def save(lanes: Sequence[Lane], state: State) -> None:
+def save(lanes: Sequence[Lane], state: State, of_state: Callable[[State, int], State]) -> None:
     """A checkpoint of every lane; every process takes part."""
     for i, lane in enumerate(lanes):
         if lane.directory is not None:
             config = lane.setup.config
-            folder, one, rows = lane.directory.path / "checkpoints", pick(state, i, len(lanes)), lane.directory.rows
+            folder, one, rows = lane.directory.path / "checkpoints", of_state(state, i), lane.directory.rows
             checkpoint.save(folder, one, config.hash(), config.keep, rows)
 
 

@@ -31,6 +31,7 @@ from fedjax_sim.runner.driver import Result, drive
 from fedjax_sim.runner.facts import check_reach
 from fedjax_sim.runner.files import exists
 from fedjax_sim.runner.keywords import sorted_out
+from fedjax_sim.runner.lock import Lock
 from fedjax_sim.runner.prepare import Setup, prepare
 from fedjax_sim.runner.sinks import SINKS, Callback, Segment, Sink, named
 from fedjax_sim.runner.start import start_jax
@@ -182,7 +183,10 @@ def gone_on(
             f"choose another --out, or repeat the command that began it"
         )
     if not checkpoint.rounds(path / "checkpoints"):  # killed before its first checkpoint: begun again
+        lock = Lock(path)
+        lock.take()  # or is it still before its first checkpoint, in another process?
         shutil.rmtree(path)
+        lock.release()
         return None
     return resume(path, setup.config.rounds, progress=progress, log=sinks, say=say, data_dir=setup.config.data_dir)
 

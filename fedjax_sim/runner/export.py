@@ -75,7 +75,7 @@ def client_predictor(setup: Setup, state: State, client: int) -> Tree:
     def predictor(state: State, data: Any, k: jax.Array) -> Tree:
         env, mine = sim.open(data), jax.tree.map(lambda a: a[k], state.clients)
         last = jnp.maximum(state.t - 1, 0)
-        ctx = contexts(sim.stages, stage_key(state, evaluation.PERSONAL), k[None], state.t, trained=last)
+        ctx = contexts(sim.stages, env, stage_key(state, evaluation.PERSONAL), k[None], state.t, trained=last)
         one = jax.tree.map(lambda a: a[0], ctx)
         return own(env, evaluation.with_own_statistics(env, state.server, mine), mine, one)
 

@@ -6,7 +6,6 @@ import importlib.util
 import pathlib
 import sys
 import traceback
-import types
 from collections.abc import Callable
 from typing import Any
 
@@ -16,21 +15,9 @@ from fedjax_sim.options import shown
 
 def register_agent(name: str, build: Callable[..., Any], help: str = "", *, discrete: bool = True) -> None:
     """Make an agent of your own known by name: build(observation_size, num_actions, *, dtype, **options) -> agents.Agent."""
-    import agents
-    from agents import registry
-    from fedjax_sim.methods.fedpolicy import method as fedpolicy
+    from agents import register
 
-    home = f"own_{name}"  # the registry imports builders by the name of a module below `agents`
-    sys.modules[f"agents.{home}"] = types.SimpleNamespace(build=build)  # type: ignore[assignment]
-    registry.ENTRIES[name] = registry.Entry(home, "build", help or (build.__doc__ or "").strip().split("\n")[0], discrete)
-    registry.DESCRIPTIONS[name] = registry.ENTRIES[name].description
-    kinds = {"NAMES": lambda e: True, "DISCRETE": lambda e: e.discrete, "CONTINUOUS": lambda e: not e.discrete}
-    for table, fits in {**kinds, "LEARNERS": lambda e: e.learns}.items():
-        names = tuple(n for n, entry in registry.ENTRIES.items() if fits(entry))
-        for module in (registry, agents):
-            setattr(module, table, names)
-    if discrete and name not in fedpolicy.CHOOSERS:
-        fedpolicy.CHOOSERS = (*fedpolicy.CHOOSERS, name)  # type: ignore[assignment]
+    register(name, build, help, discrete=discrete)
 
 
 def load_file(text: str) -> None:

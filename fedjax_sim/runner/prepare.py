@@ -41,7 +41,7 @@ class Setup:
     net: Tree  # initial weights
     participation: Participation
     unseen: tuple[int, ...]
-    resolved: dict[str, Any]  # what `auto` became
+    resolved: dict[str, Any]  # what `auto` became, and what the method replaces
     given_net: bool = False  # the weights come from the caller or a file, not from the seed
     parts: checkpoint.Parts | None = None  # of another run's state, to start from
 
@@ -227,6 +227,7 @@ def _prepare(
         layout, resolved = resolve_layout(
             config, env, fed, net, participation, lambda layout: on(layout, some), say, measure
         )
+    resolved["replaces"] = dict(method.replaces)  # beside what was asked for: what the method does instead
     simulation = host_rows.on_host(on(layout, "cohort")) if config.state_on == "host" else on(layout, "all")
     return Setup(config, fed, simulation, net, participation, unseen, resolved, given_net, parts)
 

@@ -99,6 +99,15 @@ class Bar(Sink):
             self.bar.close()
 
 
+def told(event: str, **facts: Any) -> str:
+    """A JSON line for programs.
+
+    >>> told("end", accuracy=float("nan"))
+    '{"event": "end", "accuracy": null}'
+    """
+    return json.dumps(clean({"event": event} | facts), allow_nan=False)
+
+
 class JsonLines(Sink):
     """An object per line on the standard output: event, method, seed, and what the event brings."""
 
@@ -107,8 +116,8 @@ class JsonLines(Sink):
 
     def tell(self, lane: Lane, event: str, **more: Any) -> None:
         config, directory = lane.setup.config, lane.directory
-        base = dict(event=event, method=config.method, seed=config.seed, out=str(directory.path) if directory else None)
-        print(json.dumps(clean(base | more), allow_nan=False), file=self.out or sys.stdout, flush=True)
+        base = dict(method=config.method, seed=config.seed, out=str(directory.path) if directory else None)
+        print(told(event, **base | more), file=self.out or sys.stdout, flush=True)
 
     def begin(self, lane: Lane, done: int) -> None:
         self.tell(lane, "begin", round=done, rounds=lane.setup.config.rounds, config_hash=lane.setup.config.hash())

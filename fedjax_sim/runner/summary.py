@@ -59,7 +59,6 @@ def summarise(setup: Setup, recorder: Recorder, timings: list[dict[str, Any]], c
         client_acc_worst10=last.get("client_worst10"),
         client_split=setup.simulation.client_split,
         **({"client_acc_note": TRAINING_NOTE} if setup.simulation.client_split == "train" else {}),
-        replaces=dict(setup.simulation.method.replaces),
         layer_dist=layer_distances(setup, recorder),
         rounds=recorder.rounds[-1]["round"] if recorder.rounds else 0,
         seconds_per_round=seconds,

@@ -38,7 +38,7 @@ def test_registry_lists_and_builds_every_agent():
 
 
 def test_registry_says_what_kind_an_agent_is():
-    assert agents.CONTINUOUS == ("ddpg",) and set(agents.DISCRETE) == set(agents.NAMES) - {"ddpg"}
+    assert tuple(agents.CONTINUOUS) == ("ddpg",) and set(agents.DISCRETE) == set(agents.NAMES) - {"ddpg"}
     assert set(agents.NAMES) - set(agents.LEARNERS) == {"random", "fixed"}
     for name in agents.NAMES:
         agent = agents.make(name, 3, 2)

@@ -15,16 +15,36 @@ from fedjax_sim.cli.sweep.jobs import DONE, FAILED, Folder, pending, write_resul
 from fedjax_sim.cli.sweep.local import Local
 from fedjax_sim.cli.sweep.on_ray import OnRay
 from fedjax_sim.cli.sweep.plan import Job
-from fedjax_sim.cli.sweep.queue import Launcher, work_off
+from fedjax_sim.cli.sweep.queue import Launcher, end_with_parent, work_off
 from fedjax_sim.cli.sweep.table import Table, results, tell
 from fedjax_sim.cli.words import option_parser
 from fedjax_sim.errors import UserError
+from fedjax_sim.options import names
 from fedjax_sim.runner.files import write_bytes
+from fedjax_sim.runner.lock import Lock
+from fedjax_sim.runner.sinks import named
 
 LAUNCHERS: dict[str, Callable[..., Launcher]] = {"local": Local, "ray": OnRay}
 
 
+def check(args: argparse.Namespace) -> None:
+    """Options that would say nothing beside others are refused; so is a log that nobody knows, before it fails every run."""
+    if args.slurm and args.launcher != "slurm":
+        raise UserError("--slurm has options for sbatch; it needs --launcher slurm")
+    mode = next((m for m in ("task", "dry_run", "gather") if getattr(args, m) not in (None, False)), None)
+    others = {"task": args.task is not None, "dry_run": args.dry_run, "gather": args.gather, "workers": args.workers != 0}
+    others["launcher"] = args.launcher != "local"
+    clash = next((name for name, given in others.items() if given and mode and name != mode), None)
+    if clash is not None and mode is not None:
+        flag = lambda name: f"--{name.replace('_', '-')}"
+        raise UserError(
+            f"{flag(mode)} starts no other runs, so {flag(clash)} has no meaning beside it; leave one of them out"
+        )
+    named(names(args.log))
+
+
 def sweep(args: argparse.Namespace) -> int:
+    check(args)
     file = own_path(args.file)
     jobs = plan.jobs_of(plan.read(file))
     folder = Folder(own_path(args.out) if args.out else pathlib.Path("runs") / file.stem)
@@ -33,6 +53,9 @@ def sweep(args: argparse.Namespace) -> int:
     todo = pending(folder, jobs)
     if args.dry_run:
         for job in jobs:
+            if args.json:
+                tell(folder.status(job), run=job.name, index=job.index, method=job.config.method, point=job.point)
+                continue
             settings = ", ".join(f"{k} {v}" for k, v in job.point.items())
             print(f"{job.index:5d}  {job.name}  {folder.status(job)}  {settings}".rstrip())
         return 0
@@ -48,12 +71,16 @@ def sweep(args: argparse.Namespace) -> int:
         else:
             launcher = LAUNCHERS[args.launcher](lambda job: [*command, str(job.index)], folder, args.workers)
             begin(file, folder)
+            lock = Lock(folder.path)
+            lock.take()  # two sweeps in one folder would start the same runs
             commands.note(f"{len(jobs)} runs in '{folder.path}', {len(jobs) - len(todo)} of them have ended")
             try:
                 work_off(todo, jobs, folder, launcher, Table(jobs, folder, args.quiet, args.json))
             except KeyboardInterrupt:
                 commands.note(f"interrupted; the same command goes on: fedjax-sim sweep {file} --out {folder.path}")
                 raise
+            finally:
+                lock.release()
     written, status = write_results(folder, jobs), [folder.status(job) for job in jobs]
     if args.json:
         tell("end", runs=len(jobs), done=status.count(DONE), failed=status.count(FAILED), results=str(written))
@@ -79,6 +106,7 @@ def run_task(args: argparse.Namespace, jobs: list[Job], folder: Folder) -> int:
     """One run of the sweep, in this process: begun, or gone on with, or left alone if it has ended."""
     if not 0 <= args.task < len(jobs):
         raise UserError(f"task {args.task} is not in the sweep; allowed: 0 to {len(jobs) - 1}")
+    end_with_parent()
     job = jobs[args.task]
     if folder.summary(job):
         return 0

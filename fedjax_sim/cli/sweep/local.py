@@ -12,7 +12,7 @@ from typing import Any
 
 from fedjax_sim.cli.sweep.jobs import Folder
 from fedjax_sim.cli.sweep.plan import Job
-from fedjax_sim.cli.sweep.queue import last_words
+from fedjax_sim.cli.sweep.queue import last_words, surroundings
 from fedjax_sim.errors import UserError
 
 Command = Callable[[Job], list[str]]
@@ -60,7 +60,7 @@ class Local:
 
     def start(self, job: Job) -> Any:
         slot = self.free.pop(0)
-        env = dict(os.environ)
+        env = surroundings()
         if self.devices:
             env["CUDA_VISIBLE_DEVICES"] = ",".join(self.devices[slot])
         self.folder.log(job).parent.mkdir(parents=True, exist_ok=True)

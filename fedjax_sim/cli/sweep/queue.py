@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
@@ -13,6 +16,8 @@ from fedjax_sim.cli.sweep.jobs import Folder, write_results
 from fedjax_sim.cli.sweep.plan import Job
 
 EVERY = 0.5  # seconds between two looks
+PARENT = "FEDJAX_SIM_PARENT"  # in the environment of a run: the process that started it
+DEATH_SIGNAL = 1  # prctl's number for it
 
 
 class Launcher(Protocol):
@@ -101,9 +106,33 @@ def last_words(text: str) -> str:
     return lines[-1].removeprefix("fedjax-sim: ")[:500] if lines else ""
 
 
-def task(command: Sequence[str], log: str, env: dict[str, str] | None = None) -> tuple[int, str]:
-    """One run as a process, to its end; its output goes to a file."""
+def surroundings() -> dict[str, str]:
+    """The environment of a run that this process starts."""
+    return {**os.environ, PARENT: str(os.getpid())}
+
+
+def end_with_parent() -> None:
+    """In a run: be killed when the one who started it is gone, as after kill -9 of a sweep; Linux only.
+
+    Otherwise it would go on unseen, and hold the lock that the next `sweep` needs; that one goes on from its checkpoint.
+    """
+    parent = os.environ.pop(PARENT, "")
+    if parent and sys.platform == "linux":
+        ctypes.CDLL(None).prctl(DEATH_SIGNAL, signal.SIGKILL)
+        if os.getppid() != int(parent):
+            raise SystemExit(128 + signal.SIGKILL)
+
+
+def task(command: Sequence[str], log: str) -> tuple[int, str]:
+    """One run as a process, to its end; its output goes to a file. Interrupted, it lets the run save what it has."""
     with open(log, "w", encoding="utf-8") as file:
-        code = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, env=env).returncode
+        process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=surroundings())
+        try:
+            while (code := process.poll()) is None:
+                time.sleep(EVERY)  # not in one long wait: an interrupt that a cluster sends is only seen between two steps
+        except BaseException:  # KeyboardInterrupt, or what a cluster cancels its tasks with
+            process.terminate()
+            process.wait()
+            raise
     with open(log, encoding="utf-8", errors="replace") as file:
         return code, last_words(file.read())

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Sequence
 from typing import Any
 
-from fedjax_sim.cli.describe import columns, percent
+from fedjax_sim.cli.describe import columns, duration, percent
 from fedjax_sim.cli.sweep.jobs import DONE, FAILED, Folder
 from fedjax_sim.cli.sweep.plan import Job
+from fedjax_sim.runner.progress import told
 
 MOST_ROWS = 20
 
@@ -74,19 +74,7 @@ class Table:
 
 
 def tell(event: str, **facts: Any) -> None:
-    """A JSON line for programs."""
-    print(json.dumps({"event": event} | facts), flush=True)
-
-
-def duration(seconds: float) -> str:
-    """
-    >>> duration(5), duration(125), duration(7300)
-    ('5 s', '2:05 min', '2:01 h')
-    """
-    if seconds < 60:
-        return f"{seconds:.0f} s"
-    first, rest = divmod(int(seconds), 60)
-    return f"{first}:{rest:02d} min" if first < 60 else f"{first // 60}:{first % 60:02d} h"
+    print(told(event, **facts), flush=True)
 
 
 def results(jobs: Sequence[Job], folder: Folder) -> str:

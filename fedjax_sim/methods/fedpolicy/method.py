@@ -40,11 +40,17 @@ from fedjax_sim.methods.fedpolicy.contribution import contributions
 from fedjax_sim.methods.fedpolicy.state import STATES, Own, Server, candidate_losses, gaps, observation_size, observe
 from fedjax_sim.plans import blend, merge
 from fedjax_sim.tree import square_norm, subtract
-from fedjax_sim.types import Array, Client, Cohort, Ctx, Env, Plan, Tree, Upload
+from fedjax_sim.types import Array, Client, Cohort, Ctx, Env, Plan, Real, Tree, Upload, concrete
 
 REWARDS = ("combined", "local", "global", "contribution", "mixture")
 STATIC = (*BLOCKS, "random")  # learn nothing, so that they look at nothing
-CHOOSERS = (*(name for name in DISCRETE if name != "fixed"), "oracle")  # `fixed` goes by the block it always sends
+
+
+def choosers() -> tuple[str, ...]:
+    """Agents that choose a block; `fixed` goes by the block it always sends."""
+    return (*(name for name in DISCRETE if name != "fixed"), "oracle")
+
+
 WIDE = 1000  # observations wider than this (31 classes) are remembered 2,000 times instead of 10,000
 
 
@@ -83,7 +89,7 @@ def fedpolicy(
     state: str = "all",
     state_scaling: str = "normalised",
     reward: str = "combined",
-    lam: float = 0.25,
+    lam: Real = 0.25,
     next_state: str = "aggregation",
     first: str = "full",
     weights: str = "uniform",
@@ -102,7 +108,10 @@ def fedpolicy(
     agent = agent if agent != "auto" else "ddpg" if space.continuous else "sac"
     chosen = dict(agent_options or {})
     check_agent(
-        "fedpolicy", agent, ("ddpg",) if space.continuous else (*CHOOSERS, *(BLOCKS if actions == "blocks" else ())), chosen
+        "fedpolicy",
+        agent,
+        ("ddpg",) if space.continuous else (*choosers(), *(BLOCKS if actions == "blocks" else ())),
+        chosen,
     )
     lookup("state of fedpolicy", state, STATES)
     lookup("state_scaling of fedpolicy", state_scaling, dict.fromkeys(("normalised", "raw")))
@@ -115,7 +124,7 @@ def fedpolicy(
             raise UserError(f"fedpolicy.{name}={value} has no effect with agent '{agent}', which looks at no state")
     if next_state != "aggregation" and (static or agent == "oracle"):
         raise UserError(f"fedpolicy.next_state={next_state} has no effect with agent '{agent}', which learns nothing")
-    if not lam >= 0:
+    if concrete(lam) and not lam >= 0:
         raise UserError(f"fedpolicy.lam={lam:g} is not allowed; use 0 or more")
 
     share = reward in ("contribution", "mixture")

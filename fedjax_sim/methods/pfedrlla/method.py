@@ -40,7 +40,7 @@ from fedjax_sim.methods.pfedrlla.reward import preferred
 from fedjax_sim.methods.pfedrlla.settings import Settings
 from fedjax_sim.plans import mix, with_own_statistics
 from fedjax_sim.tree import square_norm
-from fedjax_sim.types import Array, Client, Cohort, Ctx, Env, Plan, Tree, Upload
+from fedjax_sim.types import Array, Client, Cohort, Ctx, Env, Plan, Real, Tree, Upload
 
 FIRST = 2000  # tells the shuffles before round 1 from those of training
 VAL_ROWS = 128  # validation rows scored at once, at most
@@ -58,10 +58,10 @@ def pfedrlla(
     body: str = "auto",
     head: str = "agent",
     head_layers: str = "all_fc",
-    beta1: float = 1.0,
-    beta2: float = 1.0,
-    beta3: float = 2.0,
-    acc_tar: float = 1.0,
+    beta1: Real = 1.0,
+    beta2: Real = 1.0,
+    beta3: Real = 2.0,
+    acc_tar: Real = 1.0,
     acc_pre: str = "before",
     r3: str = "paper",
     reward_baseline: bool = False,
@@ -71,7 +71,7 @@ def pfedrlla(
     basis: str = "shared",
     side: int = 32,
     embedding: int = 128,
-    encoder_lr: float = RATE,
+    encoder_lr: Real = RATE,
     agent_options: Mapping[str, Any] | None = None,
 ) -> Method:
     """regime: auto (finetune after --start-from RUN:agent,server.encoder, else scratch), pretrain, finetune, scratch.

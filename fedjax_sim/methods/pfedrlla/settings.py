@@ -6,6 +6,7 @@ import dataclasses
 import math
 from typing import Any
 
+import jax
 from jax import lax
 
 from fedjax_sim.errors import UserError, lookup
@@ -14,7 +15,7 @@ from fedjax_sim.methods.pfedrlla.encoder import BASES, RATE, Functions, features
 from fedjax_sim.methods.pfedrlla.mixing import RULES
 from fedjax_sim.methods.pfedrlla.regimes import REGIMES, Schedule, schedule
 from fedjax_sim.methods.pfedrlla.reward import FORMS
-from fedjax_sim.types import Array, Client, Env, Tree
+from fedjax_sim.types import Array, Client, Env, Real, Tree, concrete
 
 HEADS = ("all_fc", "last")
 BEFORE = ("before", "previous")
@@ -29,10 +30,10 @@ class Settings:
     body: str = "auto"
     head: str = "agent"
     head_layers: str = "all_fc"
-    beta1: float = 1.0
-    beta2: float = 1.0
-    beta3: float = 2.0
-    acc_tar: float = 1.0
+    beta1: Real = 1.0
+    beta2: Real = 1.0
+    beta3: Real = 2.0
+    acc_tar: Real = 1.0
     acc_pre: str = "before"
     r3: str = "paper"
     reward_baseline: bool = False
@@ -42,7 +43,7 @@ class Settings:
     basis: str = "shared"
     side: int = 32
     embedding: int = 128
-    encoder_lr: float = RATE
+    encoder_lr: Real = RATE
     agent: tuple[tuple[str, Any], ...] = ()  # options of DDPG
 
     def __post_init__(self) -> None:
@@ -103,9 +104,9 @@ def check(s: Settings) -> None:
     ):
         lookup(f"{name} of pfedrlla", getattr(s, name), dict.fromkeys(allowed))
     for name in ("beta1", "beta2", "beta3", "acc_tar"):
-        if not 0 <= getattr(s, name) < math.inf:
+        if concrete(getattr(s, name)) and not 0 <= getattr(s, name) < math.inf:
             raise UserError(f"pfedrlla.{name}={getattr(s, name):g} is not allowed; use 0 or more")
-    if not 0 < s.encoder_lr < math.inf:
+    if concrete(s.encoder_lr) and not 0 < s.encoder_lr < math.inf:
         raise UserError(f"pfedrlla.encoder_lr={s.encoder_lr:g} is not allowed; use a number above 0")
     for name, least, most in (("random_rounds", 0, 2**30), ("every", 0, 2**30), ("side", 2, 256), ("embedding", 1, 4096)):
         if not least <= getattr(s, name) <= most:
@@ -119,7 +120,8 @@ def check(s: Settings) -> None:
         return
     free = ("body", "head", "head_layers", "initial_training")
     for field in dataclasses.fields(s):
-        if field.name not in free and getattr(s, field.name) != field.default:
+        value = getattr(s, field.name)
+        if field.name not in free and not isinstance(value, jax.Array) and value != field.default:
             raise UserError(
                 f"pfedrlla.{field.name} is the agent's, and body={s.body_rule}, head={s.head} ask no agent; "
                 f"leave it out, or use head=agent"

@@ -40,9 +40,12 @@ from fedjax_sim.methods.qbandit.budgets import Budgets, budgets_now, read_budget
 from fedjax_sim.methods.qbandit.distance import divergence, pairwise_distance
 from fedjax_sim.options import shown
 from fedjax_sim.plans import blend
-from fedjax_sim.types import Array, Client, Cohort, Ctx, Env, Plan, Tree, Upload
+from fedjax_sim.types import Array, Client, Cohort, Ctx, Env, Plan, Real, Tree, Upload, concrete
 
-CHOOSERS = (*(name for name in DISCRETE if name != "fixed"), "full", "compliant")
+
+def choosers() -> tuple[str, ...]:
+    """Agents, and policies without one, that choose depth and epochs."""
+    return (*(name for name in DISCRETE if name != "fixed"), "full", "compliant")
 
 
 class Server(NamedTuple):
@@ -85,9 +88,9 @@ def qbandit(
     accuracy: str = "train",
     depths: tuple[int, ...] = (),
     menu: str = MENU,
-    lam_comp: float = 1.0,
-    lam_comm: float = 2.0,
-    lam_dist: float = 0.01,
+    lam_comp: Real = 1.0,
+    lam_comm: Real = 2.0,
+    lam_dist: Real = 0.01,
     agent_options: Mapping[str, Any] | None = None,
 ) -> Method:
     """agent: q_bandit, another discrete agent of `agents/`, random, full (FedAvg) or compliant (oracle).
@@ -99,14 +102,15 @@ def qbandit(
     agent_options: hyper-parameters of the agent; on the command line --set qbandit.agent.lr=0.01.
     """
     chosen = dict(agent_options or {})
-    check_agent("qbandit", agent, CHOOSERS, chosen)
+    check_agent("qbandit", agent, choosers(), chosen)
     steers = lookup("control of qbandit", shown(str(control)), CONTROLS)
     lookup("scope of qbandit", shown(str(scope)), dict.fromkeys(("client", "round")))
     lookup("accuracy of qbandit", shown(str(accuracy)), dict.fromkeys(("train", "heldout")))
     space = Actions(agent, steers, tuple(depths), read_menu(menu), bool(clip))
+    works = "epochs" in steers and agent != "full"  # the run's epochs are not used
     swing = read_vary(vary)
     for name, value in (("lam_comp", lam_comp), ("lam_comm", lam_comm), ("lam_dist", lam_dist)):
-        if not value >= 0:
+        if concrete(value) and not value >= 0:
             raise UserError(f"qbandit.{name}={value:g} is not allowed; use 0 or more")
     for name, given, word in (("depths", bool(depths), "layers"), ("menu", menu != MENU, "epochs")):
         if given and (agent == "full" or word not in steers):
@@ -197,5 +201,6 @@ def qbandit(
         control=Control(make, observe, plan, reward, combine=combine),
         log=log,
         needs=frozenset({"resident", "stack"}),
-        max_epochs=max(space.works) if "epochs" in steers and agent != "full" else 0.0,
+        max_epochs=max(space.works) if works else 0.0,
+        replaces=(("epochs", f"what {agent} chooses among {'x'.join(f'{e:g}' for e in space.works)}"),) if works else (),
     )

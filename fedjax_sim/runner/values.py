@@ -1,0 +1,104 @@
+"""Several values of one real setting, side by side in one program: one run directory each, as separate runs leave them."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+from fedjax_sim.engine.numbers import numbers_of
+from fedjax_sim.errors import UserError, unknown
+from fedjax_sim.local import optim
+from fedjax_sim.methods import make_method
+from fedjax_sim.options import like, shown
+from fedjax_sim.runner.config import Config, check
+from fedjax_sim.runner.directory import RunDirectory
+from fedjax_sim.runner.driver import Result, drive
+from fedjax_sim.runner.prepare import Setup
+from fedjax_sim.types import Numbers
+
+OF_THE_RUN = ("lr", "momentum", "weight_decay")
+
+
+def allowed(setup: Setup) -> dict[str, str]:
+    """Settings whose values can run side by side: as they are called -> their name among the run's numbers."""
+    numbers, before = setup.simulation.data.numbers, f"{setup.config.method}."
+    own = [name for name in numbers if name.startswith(before)] if not setup.config.own_method else []
+    short = {name.removeprefix(before): name for name in own}
+    return short | {name: name for name in own} | {name: name for name in OF_THE_RUN if name in numbers}
+
+
+def with_value(setup: Setup, name: str, value: Any) -> Setup:
+    """The same compiled simulation, another value of one of its numbers."""
+    known, flag = allowed(setup), name.replace("-", "_")
+    name = flag if flag in OF_THE_RUN else name
+    if name not in known:
+        raise unknown("setting for values side by side", shown(name), known)
+    option, config = known[name].rpartition(".")[2], setup.config
+    if known[name] in OF_THE_RUN:
+        config = dataclasses.replace(config, **{option: like(name, value, 0.0)})
+    else:
+        config = dataclasses.replace(config, options={**config.options, option: value})
+    check(config)
+    numbers = numbers_for(setup, config)
+    if numbers is None:
+        raise UserError(f"{name} {value} is another program than the other values (0 leaves a term out); run it by itself")
+    return dataclasses.replace(setup, config=config, simulation=setup.simulation.with_numbers(numbers))
+
+
+def numbers_for(setup: Setup, config: Config) -> Numbers | None:
+    """The numbers of `config`, which differs from that of `setup` in a number alone; None where the program differs."""
+    env, method = setup.simulation.env, setup.simulation.method
+    if not config.own_method:
+        method = make_method(config.method, **config.options)
+    rule = env.optimizer._replace(momentum=config.momentum, weight_decay=config.weight_decay)
+    rates = optim.schedule(config.schedule, config.lr, config.schedule_rounds)
+    numbers = numbers_of(method, dataclasses.replace(env, optimizer=rule), rates)
+    shape = lambda m: (m.needs, m.adapts, m.setup_trains, m.loss, m.replaces, m.max_epochs)
+    same = numbers.keys() == setup.simulation.data.numbers.keys() and shape(method) == shape(setup.simulation.method)
+    return numbers if same else None
+
+
+def run_values(
+    setup: Setup,
+    name: str,
+    values: Sequence[Any],
+    out: str | pathlib.Path | None = None,
+    *,
+    progress: bool = False,
+    **more: Any,
+) -> list[Result]:
+    """Runs that differ in one real setting, side by side in one program; directories out/NAME=VALUE.
+
+    name: lr, momentum, weight_decay, or an option of the method that is annotated Real. progress, more: see `driver.drive`.
+
+    >>> from fedjax_sim import Config, prepare
+    >>> setup = prepare(Config("fedprox", model="mlp", clients=4, rounds=1, epochs=1, devices="1"))
+    >>> [result.setup.config.options for result in run_values(setup, "mu", [0.1, 1])]
+    [{'mu': 0.1}, {'mu': 1}]
+    """
+    lanes = lanes_for(setup, name, values)
+    folders = [pathlib.Path(out) / f"{name}={value}" if out is not None else None for value in values]
+    return drive(lanes, [RunDirectory(f) if f is not None else None for f in folders], progress=progress, **more)
+
+
+def lanes_for(setup: Setup, name: str, values: Sequence[Any]) -> list[Setup]:
+    """A set-up per value, checked."""
+    lanes = [with_value(setup, name, value) for value in values]
+    if len({lane.config.hash() for lane in lanes}) < max(len(lanes), 2):
+        raise UserError(f"{name}={shown(','.join(map(str, values)))} does not name two or more different values")
+    return lanes
+
+
+def read(text: str) -> tuple[str, list[str]]:
+    """NAME=VALUE,VALUE,… -> (name, values).
+
+    >>> read("lr=0.01,0.03")
+    ('lr', ['0.01', '0.03'])
+    """
+    name, equals, rest = text.partition("=")
+    values = [part.strip() for part in rest.split(",")]
+    if not (name and equals and all(values)):
+        raise UserError(f"--vmap '{shown(text)}' cannot be read; use NAME=VALUE,VALUE, e.g. lr=0.01,0.03,0.1")
+    return name.strip(), values
