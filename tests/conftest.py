@@ -17,6 +17,8 @@ os.environ["XLA_FLAGS"] = " ".join(
 import jax
 import pytest
 
+from fedjax_sim.runner import programs
+
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update(
     "jax_compilation_cache_dir",
@@ -26,18 +28,28 @@ jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
 
 
 MOST_MAPS = 30_000  # of the system's usual 65,530: every compiled program holds some, and beyond the limit XLA crashes
+MOST_BYTES = 3 << 30  # of one test process: several of them must fit beside each other
 _tests_run = 0
 
 
 @pytest.fixture(autouse=True)
-def few_memory_maps():
-    """Compiled programs are forgotten before there are too many of them in one process."""
+def few_programs():
+    """Compiled programs are forgotten before one process holds too many of them."""
     yield
     global _tests_run
     _tests_run += 1
-    if _tests_run % 10 == 0 and memory_maps() > MOST_MAPS:
+    if _tests_run % 10 == 0 and (memory_maps() > MOST_MAPS or resident_bytes() > MOST_BYTES):
+        programs.forget()
         jax.clear_caches()
         gc.collect()
+
+
+def resident_bytes() -> int:
+    try:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:  # not Linux
+        return 0
 
 
 def memory_maps() -> int:

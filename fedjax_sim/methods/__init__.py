@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from fedjax_sim.errors import UserError, lookup, unknown
-from fedjax_sim.options import is_number_word, like, real, shown
+from fedjax_sim.options import like, real, shown
 
 if TYPE_CHECKING:  # the names are listed by the command line, which must not wait for JAX
     from fedjax_sim.hooks import Made, Method
@@ -124,9 +124,21 @@ def make_method(name: str, /, **options: Any) -> Method:
     if of_agent:
         values["agent_options"] = of_agent
     build = builder(name)
-    values |= {k: real(v) for k, v in values.items() if k in real_options(name) and isinstance(v, str) and is_number_word(v)}
+    values |= {k: number_or_word(values[k]) for k in real_options(name) if isinstance(values.get(k), str)}
     method = build(**values)._replace(name=name)
     return method._replace(made=made(name, method, functools.partial(build, **values), {**known, **values}))
+
+
+def number_or_word(text: str) -> float | str:
+    """A finite number of an option that also takes words; the method itself says what it thinks of the others.
+
+    >>> number_or_word("0.5"), number_or_word("lr"), number_or_word("nan")
+    (0.5, 'lr', 'nan')
+    """
+    try:
+        return real(text)
+    except ValueError:
+        return text
 
 
 def real_options(name: str) -> list[str]:

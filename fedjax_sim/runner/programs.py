@@ -33,3 +33,8 @@ def compile_once(program: Any) -> Any:
     while len(_kept) > MOST:
         del _kept[next(iter(_kept))]
     return compiled
+
+
+def forget() -> None:
+    """Let go of all programs, as `jax.clear_caches` does of JAX's own."""
+    _kept.clear()
