@@ -305,13 +305,17 @@ def table(args: argparse.Namespace, out: pathlib.Path) -> None:
     columns = ["rounds", "ap_mean", "ap_pooled", "bp_mean", "bp_pooled", "published_500", "published_epochs"]
     rows.table([*columns, "round_seconds", "start_seconds"])
 
-    def draw(axis: Any) -> None:
-        for row in rows.done.values():
-            axis.plot([p["round"] for p in row["curve"]], [p["ap_mean"] for p in row["curve"]], label=row["name"])
-        axis.set(xlabel="round", ylabel="accuracy of resident models")
-        axis.legend()
+    def draw(axes: Any) -> None:
+        for axis, classes in zip(np.atleast_1d(axes), args.classes, strict=True):
+            for method in args.methods.split(","):  # in one order: a method has one colour
+                row = rows.done.get(f"s={classes} {method}")
+                if row and method != "fedavg_ft":  # until its end that is FedAvg's curve
+                    line = [(p["round"], 100 * p["ap_mean"]) for p in row["curve"]]
+                    axis.plot(*zip(*line, strict=True), label=method)
+            axis.set(title=f"s = {classes}", xlabel="round", ylabel="accuracy of resident models, %")
+            axis.legend()
 
-    figure(out / "table.png", draw)
+    figure(out / "table.png", draw, len(args.classes))
 
 
 def three_seeds(args: argparse.Namespace, out: pathlib.Path) -> None:
