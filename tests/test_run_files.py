@@ -175,7 +175,9 @@ def test_killed_between_rows_and_checkpoint(base, tmp_path, monkeypatch):
         raise Killed
 
     real = driver.save
-    monkeypatch.setattr(driver, "save", lambda lanes, state: (real if int(state.t) < 4 else killed)(lanes, state))
+    monkeypatch.setattr(
+        driver, "save", lambda lanes, state, pick: (real if int(state.t) < 4 else killed)(lanes, state, pick)
+    )
     options = dict(eval_every=2, checkpoint_every=2, **HALF)
     with pytest.raises(Killed):
         run("fedavg", tiny.federation(), out=tmp_path / "a", rounds=6, **options)

@@ -65,7 +65,8 @@ def test_another_process_finds_every_program_in_the_cache(tmp_path):
     [
         ("fedprox", "mu", [0.01, 1.0]),
         ("fedavg_ft", "lr", [0.02, 0.1]),  # fine-tuned at evaluation, at the rate of its own
-        ("pfedrlla", "lr", [0.02, 0.1]),  # an agent and peers; clients train before round 1
+        # an agent and peers; clients train before round 1
+        pytest.param("pfedrlla", "lr", [0.02, 0.1], marks=pytest.mark.slow),
     ],
 )
 def test_values_side_by_side_are_separate_runs(tmp_path, method, name, values):
