@@ -2,12 +2,13 @@
 
     python -m benchmarks.pfedrlla --part heatmap,embeddings,alive,cost,table,three_seeds --out FOLDER [--data-dir DATA]
 
-heatmap      9 designed clients in 3 groups: the agent's weights after pre-training, r3 beside uniform weights, reward curve
+heatmap      9 designed clients in 3 groups: the agent's weights after pre-training, r3 beside uniform weights, reward curve,
+             and what other weights would have been worth (`pfedrlla_landscape`)
 embeddings   heads of 5 designed groups: silhouettes of MHAE and of PCA, scatter, reconstruction loss
 alive        DDPG as published and as shipped on the designed groups: live units, entropy, dependence on the state
 cost         the server's parts (agent, MHAE, projections) and validation as shares of local training, CIFAR-10, cnn4
 table        CIFAR-10, pathological s = 2 and 5, N = 100, 10 %, E = 1: local, fedavg, fedavg_ft and pfedrlla (pre-trained on
-             s = 4), --minutes each, beside the published figures of 500 rounds; curves
+             s = 4), --minutes each, beside the published figures of 500 rounds; curves; the reward's landscape at its end
 three_seeds  the pre-trained agent against data-size weights and even weights on the head, seeds 0, 1, 2, --rounds each
 
 Accuracy is that of the resident models on the clients' own test rows; BP: after the mixture, before local training, of each
@@ -33,6 +34,7 @@ from benchmarks import ledger
 from benchmarks import pfedrlla_cost as costs
 from benchmarks import pfedrlla_designed as designed
 from benchmarks.fedpolicy import Stepper
+from benchmarks.pfedrlla_landscape import landscape
 from fedjax_sim.engine import layout as layouts
 from fedjax_sim.errors import UserError
 from fedjax_sim.runner.config import Config
@@ -133,15 +135,28 @@ def pretrained_groups(args: argparse.Namespace, **more: Any) -> dict[str, Any]:
         wanted=found["wanted"].tolist(),
         peers=found["peers"].tolist(),
         curve=[row["reward"] for row in result.rounds],
+        encoder_curve=[row["encoder_loss"] for row in result.rounds],
+        landscape=landscape(result.setup, result.state, group),
     )
+
+
+LISTS = ("name", "weights", "wanted", "peers", "curve", "encoder_curve", "landscape")  # of a row: not for its table
+
+
+def show_landscape(title: str, rows: list[dict[str, Any]]) -> None:
+    """One line per rule: what it is worth."""
+    print(f"{title}: what weights are worth, mean over participants, before training")
+    for row in rows:
+        print("  " + "  ".join(f"{k} {v:.3f}" if isinstance(v, float) else f"{v:10s}" for k, v in row.items()))
 
 
 def heatmap(args: argparse.Namespace, out: pathlib.Path) -> None:
     rows = Rows(out, "heatmap")
     row = rows.get("reward (1, 1, 2)", lambda: pretrained_groups(args))
     rows.get("r3 alone (0, 0, 2)", lambda: pretrained_groups(args, beta1=0.0, beta2=0.0))
-    shown = [k for k in row if k not in ("name", "weights", "wanted", "peers", "curve")]
-    rows.table(shown)
+    rows.table([k for k in row if k not in LISTS])
+    for name, done in rows.done.items():
+        show_landscape(name, done["landscape"])
 
     def draw(axes: Any) -> None:
         for axis, name in zip(axes, ("weights", "wanted"), strict=False):
@@ -169,9 +184,11 @@ def embeddings(args: argparse.Namespace, out: pathlib.Path) -> None:
 
     shared = rows.get("five groups, basis=shared", lambda: make("shared"))
     own = rows.get("five groups, basis=own", lambda: make("own"))
-    rows.table([k for k in shared if k not in ("name", "points", "losses")])
+    rows.table([k for k in shared if k not in ("name", "points", "losses", "held_out")])
     for row in (shared, own):
-        print(f"{row['name']}: loss {row['losses'][0]:.5f} -> {row['losses'][-1]:.5f} in {len(row['losses'])} passes")
+        for which in ("losses", "held_out"):
+            first, best, last = row[which][0], row[which][row["passes"] - 1], row[which][-1]
+            print(f"{row['name']}: {which} {first:.5f}, pass {row['passes']} {best:.5f}, pass {len(row[which])} {last:.5f}")
 
     def draw(axes: Any) -> None:
         for axis, row, name in zip(axes, (shared, own, shared), ("mhae", "mhae", "pca"), strict=True):
@@ -230,7 +247,8 @@ def pretrained(args: argparse.Namespace, out: pathlib.Path) -> str:
         options = {**of_agent(args), "regime": "pretrain", "agent.gradient_steps": args.pretrain_steps}
         config = base_config(args, 4, method="pfedrlla", options=options, probe=False)
         config = dataclasses.replace(config, rounds=args.pretrain_rounds, eval_every=args.pretrain_rounds, seed=1000)
-        execute(prepare(config, measure=False), RunDirectory(folder))
+        done = execute(prepare(config, measure=False), RunDirectory(folder))
+        Rows(out, "landscape").get("pre-training, s = 4", lambda: dict(rules=landscape(done.setup, done.state)))
     return f"{folder}:{PRETRAINED}"
 
 
@@ -304,6 +322,8 @@ def table(args: argparse.Namespace, out: pathlib.Path) -> None:
             rows.get(f"s={classes} {name}", lambda found=found: found | adapted | label(args, classes, name))
     columns = ["rounds", "ap_mean", "ap_pooled", "bp_mean", "bp_pooled", "published_500", "published_epochs"]
     rows.table([*columns, "round_seconds", "start_seconds"])
+    for name, row in Rows(out, "landscape").done.items():
+        show_landscape(name, row["rules"])
 
     def draw(axes: Any) -> None:
         for axis, classes in zip(np.atleast_1d(axes), args.classes, strict=True):
@@ -396,7 +416,7 @@ def make_parser() -> argparse.ArgumentParser:
         "--seeds", type=int, nargs="+", default=list(SEEDS), choices=SEEDS, help="of the three that are fixed"
     )
     parser.add_argument("--designed-rounds", type=int, default=300, help="of heatmap and alive")
-    parser.add_argument("--encoder-steps", type=int, default=60, help="passes over the heads in embeddings")
+    parser.add_argument("--encoder-steps", type=int, default=60, help="passes over the heads in embeddings, at most")
     parser.add_argument("--cost-rounds", type=int, default=5, help="timed rounds, at most 8 lie between two updates")
     parser.add_argument("--side", type=int, default=32)
     parser.add_argument("--embedding", type=int, default=128)

@@ -147,21 +147,33 @@ def trained_heads(fed: Federation, epochs: float, seed: int = 0) -> tuple[Tree, 
 def embeddings(
     heads: Tree, groups: tuple[str, ...], group: np.ndarray, steps: int, side: int, embedding: int, basis: str
 ) -> dict[str, Any]:
-    """MHAE trained on the layers `groups` of nets [N, …], and PCA of the same nets: points, silhouettes, losses."""
+    """MHAE trained on the layers `groups` of nets [N, …], and PCA of the same nets: points, silhouettes, losses.
+
+    Every third head is held out of the training. Taken is the pass after which these are reconstructed best: later the
+    autoencoder learns the others by heart, one by one, and what heads of a group have in common is lost again. `mhae_last`
+    is what the last pass would have given.
+    """
     if basis == "shared":
         frame, seen = make_frame(heads, groups, side)
         seen = placed(frame, seen)
     else:
         seen = jax.vmap(lambda net: features(net, groups, side))(heads)
     functions = mhae(side, embedding)
-    train = jax.jit(lambda e, x: functions.train(e, x, jnp.ones(x.shape[0], bool)), donate_argnums=0)
-    encoder, losses = functions.init(seen.shape[1]), []
+    held = jnp.arange(len(group)) % 3 == 2
+    train = jax.jit(lambda e, x: functions.train(e, x, ~held), donate_argnums=0)
+    apart = jax.jit(lambda e, x: jnp.where(held, jax.vmap(lambda one: functions.loss(e.params, one))(x), 0).sum() / held.sum())
+    embed = jax.jit(functions.embed)
+    encoder, losses, unseen = functions.init(seen.shape[1]), [], [np.inf]
+    best = last = embed(encoder, seen)
     for _ in range(steps):
         encoder = train(encoder, seen)
         losses.append(float(encoder.loss))
+        last = embed(encoder, seen)
+        best = last if float(apart(encoder, seen)) < min(unseen) else best
+        unseen.append(float(apart(encoder, seen)))
     raw = jnp.concatenate([a.reshape(len(group), -1) for a in jax.tree.leaves(heads)], 1)
     dims = min(embedding, len(group) - 1)
-    points = dict(mhae=jax.jit(functions.embed)(encoder, seen), projected=seen.reshape(len(group), -1), pca=pca(raw, dims))
+    points = dict(mhae=best, mhae_last=last, projected=seen.reshape(len(group), -1), pca=pca(raw, dims))
     flat = {f"{name}_2d": pca(value, 2) for name, value in points.items()}
     found = {name: np.asarray(value) for name, value in (points | flat).items()}
     alike = unit(found["mhae"]) @ unit(found["mhae"]).T
@@ -169,6 +181,8 @@ def embeddings(
     return dict(
         points=found,
         losses=losses,
+        held_out=unseen[1:],
+        passes=int(np.argmin(unseen)),
         silhouette={k: silhouette(v, group) for k, v in found.items()},
         cosine_same=float(alike[same & ~np.eye(len(group), dtype=bool)].mean()),
         cosine_other=float(alike[~same].mean()),

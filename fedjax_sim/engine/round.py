@@ -259,9 +259,11 @@ def aggregate(r: Round, env: Env, state: State, orders: Orders, outcome: Outcome
         key=stage_key(state, SERVER),
         nets=outcome.stacked,
     )
-    server = r.method.aggregate(dataclasses.replace(env, rows=orders.rows), orders.server, cohort)
-    # nobody reported: as if the round had not been, preparation included
-    server = jax.tree.map(lambda new, old: jnp.where(cohort.count > 0, new, old), server, state.server)
+    combine = lambda: r.method.aggregate(dataclasses.replace(env, rows=orders.rows), orders.server, cohort)
+    # nobody reported: as if the round had not been, preparation included. A conditional, not a selection: what a server only
+    # hands on, such as a large encoder, is not copied
+    typed = lambda: jax.tree.map(lambda new, old: jnp.asarray(new, old.dtype), combine(), state.server)
+    server = lax.cond(cohort.count > 0, typed, lambda: state.server)
     average = lambda v: jnp.where(cohort.ok, v, 0).sum() / jnp.maximum(cohort.count, 1)
     invited, failed = orders.invited, reports["diverged"]
     log = dict(

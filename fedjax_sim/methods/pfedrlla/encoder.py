@@ -41,11 +41,16 @@ LAYERS = 2  # of both LSTMs
 
 
 # ---- the projection -----------------------------------------------------------------------------------------------
-def as_matrix(weights: Array, side: int) -> Array:
-    """A [side, M] of ONE layer's weights [inputs…, outputs]; the outputs vary slowest, as PyTorch stores them."""
+def as_rows(weights: Array, side: int) -> Array:
+    """[side, M] of ONE layer's weights [inputs…, outputs]; the outputs vary slowest, as PyTorch stores them."""
     flat = weights.reshape(-1, weights.shape[-1]).T.reshape(-1)
-    matrix = jnp.pad(flat, (0, -flat.shape[0] % side)).reshape(side, -1)
-    return matrix - matrix.mean(0)
+    return jnp.pad(flat, (0, -flat.shape[0] % side)).reshape(side, -1)
+
+
+def as_matrix(weights: Array, side: int) -> Array:
+    """A [side, M] of ONE layer's weights: its rows minus their mean."""
+    rows = as_rows(weights, side)
+    return rows - rows.mean(0)
 
 
 def product(a: Array, b: Array) -> Array:
@@ -87,6 +92,18 @@ def common_basis(stack: Array) -> Array:
         left = left[:, :side] / jnp.sqrt(jnp.where(sizes[:side] > 0, sizes[:side], 1))
         vectors = product(rows.T, left)
     return with_signs(jnp.pad(vectors, ((0, 0), (0, side - vectors.shape[1]))))
+
+
+def in_basis(weights: Array, side: int, basis: Array) -> Array:
+    """A V [side, side] of ONE layer. The mean of the rows is subtracted from the small product: it is the same matrix."""
+    flat = weights.reshape(-1, weights.shape[-1])  # [inputs, outputs]
+    if flat.shape[1] % side:
+        seen = product(as_rows(weights, side), basis)
+    else:  # contracted where they lie: to write the weights transposed costs three times the product
+        blocks = flat.reshape(flat.shape[0], side, -1)
+        shaped = basis.reshape(-1, flat.shape[0], side)
+        seen = jnp.einsum("irj,jis->rs", blocks, shaped, precision=lax.Precision.HIGHEST)
+    return seen - seen.mean(0)
 
 
 class Frame(NamedTuple):
@@ -143,7 +160,7 @@ def features(params: Tree, groups: tuple[str, ...], side: int, frame: Any = ()) 
     layers = matrices(params, groups)
     if frame == ():
         return jnp.stack([project(a, side).reshape(-1) for a in layers])
-    return jnp.stack([product(as_matrix(a, side), v).reshape(-1) for a, v in zip(layers, frame.basis, strict=True)])
+    return jnp.stack([in_basis(a, side, v).reshape(-1) for a, v in zip(layers, frame.basis, strict=True)])
 
 
 # ---- the autoencoder ----------------------------------------------------------------------------------------------
