@@ -136,6 +136,7 @@ def pretrained_groups(args: argparse.Namespace, **more: Any) -> dict[str, Any]:
         peers=found["peers"].tolist(),
         curve=[row["reward"] for row in result.rounds],
         encoder_curve=[row["encoder_loss"] for row in result.rounds],
+        encoder_peak=max(row["encoder_loss"] for row in result.rounds[args.designed_rounds // 2 :]),
         landscape=landscape(result.setup, result.state, group),
     )
 
@@ -164,7 +165,8 @@ def heatmap(args: argparse.Namespace, out: pathlib.Path) -> None:
             axis.set(title=f"{name} (last row: itself)", xlabel="target client", ylabel="weighed client")
         axes[2].plot(row["curve"], alpha=0.3)
         kernel = min(20, len(row["curve"]))
-        axes[2].plot(np.convolve(row["curve"], np.ones(kernel) / kernel, "valid"))
+        average = np.convolve(row["curve"], np.ones(kernel) / kernel, "valid")
+        axes[2].plot(np.arange(kernel - 1, len(row["curve"])), average)
         axes[2].set(xlabel="round", ylabel="reward (mean of the round; moving average)")
 
     figure(out / "heatmap.png", draw, 3)
@@ -206,7 +208,8 @@ def alive(args: argparse.Namespace, out: pathlib.Path) -> None:
     rows.get("as shipped", lambda: pretrained_groups(args))
     rows.get("as published", lambda: pretrained_groups(args, **published))
     rows.get("as published, tanh", lambda: pretrained_groups(args, **published, **{"agent.tanh_logits": True}))
-    rows.table(["accuracy", "same", "other", "itself", *DIAGNOSTICS])
+    rows.get("encoder's rate 0.001", lambda: pretrained_groups(args, encoder_lr=1e-3))
+    rows.table(["accuracy", "same", "other", "itself", *(k for k in DIAGNOSTICS if k != "r3"), "round_r3", "encoder_peak"])
 
 
 # ---- CIFAR-10 -----------------------------------------------------------------------------------------------------

@@ -161,7 +161,9 @@ def embeddings(
     functions = mhae(side, embedding)
     held = jnp.arange(len(group)) % 3 == 2
     train = jax.jit(lambda e, x: functions.train(e, x, ~held), donate_argnums=0)
-    apart = jax.jit(lambda e, x: jnp.where(held, jax.vmap(lambda one: functions.loss(e.params, one))(x), 0).sum() / held.sum())
+    apart = jax.jit(
+        lambda e, x: jnp.where(held, jax.vmap(lambda one: functions.loss(e.params, one))(x), 0).sum() / held.sum()
+    )
     embed = jax.jit(functions.embed)
     encoder, losses, unseen = functions.init(seen.shape[1]), [], [np.inf]
     best = last = embed(encoder, seen)

@@ -18,6 +18,9 @@ def test_designed_parts(tmp_path, capsys, monkeypatch):
     row = json.loads((tmp_path / "heatmap.jsonl").read_text().splitlines()[0])
     weights = np.array(row["weights"])
     assert weights.shape == (9, 10) and np.allclose(weights.sum(1), 1, atol=1e-4) and len(row["curve"]) == 6
+    worth = {rule["rule"]: rule for rule in row["landscape"]}
+    assert worth["wanted"]["r3"] == 0 > worth["uniform"]["r3"] and abs(worth["self"]["r2"]) < 1e-6
+    assert worth["group"]["entropy"] < worth["uniform"]["entropy"] < 1.001
     assert all((tmp_path / name).stat().st_size > 1000 for name in ("heatmap.png", "embeddings.png"))
     assert "mhae" in (tmp_path / "embeddings.csv").read_text() and "silhouette" not in capsys.readouterr().err
     monkeypatch.setattr(pfedrlla_designed, "trained", None)  # what is finished is read

@@ -22,6 +22,7 @@ from fedjax_sim.engine.simulation import simulate
 from fedjax_sim.errors import UserError
 from fedjax_sim.local import Batch
 from fedjax_sim.local.contrast import anchor_contrast, unit
+from fedjax_sim.local.features import live_features
 from fedjax_sim.local.losses import make_loss
 from fedjax_sim.local.optim import Sgd, schedule
 from fedjax_sim.methods import make_method
@@ -29,6 +30,7 @@ from fedjax_sim.methods.fedpam import PRIVATE
 from fedjax_sim.models import build, from_module, parameter_counts
 from fedjax_sim.models.batch_norm import BatchNorm
 from fedjax_sim.models.projection import with_projection
+from fedjax_sim.runner.figures import complaints
 from fedjax_sim.types import Client, Ctx, Env
 
 
@@ -191,6 +193,26 @@ def test_matrices_are_private():
     base = simulation("fedavg")
     logs = base.examine(*start(base))[1]
     assert all(same_bits(log[k], logs[k]) for k in ("taken", "sent", "down", "up"))
+
+
+def test_silent_features_are_counted_and_told():
+    """Against NumPy on the clients' first images; two of five units are dead; a run that goes on so is warned."""
+    fed, sim = tiny.federation(), simulation("fedpam")
+    env = sim.open(sim.data)
+    net = env.model.init(jax.random.key(0))
+    kernel = net["params"]["fc1"]["kernel"]
+    with_first = lambda kernel, bias: {**net, "params": {**net["params"], "fc1": {"kernel": kernel, "bias": bias}}}
+    dead = with_first(1e-3 * kernel, jnp.array([5.0, -1e6, 5.0, -1e6, 5.0]))
+    for ids in (jnp.arange(N), jnp.array([1])):
+        np.testing.assert_allclose(live_features(env, dead, ids), 0.6, rtol=1e-6)
+    seen = np.concatenate([np.resize(fed.client_rows(k, "train"), 22) for k in (0, 3, 5)])  # 64 images of three clients
+    z = np.asarray(fed.x)[seen].reshape(len(seen), -1) @ np.asarray(kernel)
+    for shift in (-1.0, -3.0, -5.0):
+        got = live_features(env, with_first(kernel, jnp.full(5, shift)), jnp.array([0, 3, 5]))
+        np.testing.assert_allclose(got, ((z + shift) > 0).any(0).mean(), rtol=1e-6)
+    rounds = [dict(round=t, live_features=0.6) for t in range(10)]
+    assert "40 % are 0" in complaints(rounds)[0] and not complaints(rounds[:9]) and not complaints([{}] * 30)
+    assert not complaints([*rounds[:-1], dict(round=9, live_features=0.9)])
 
 
 @pytest.mark.parametrize("infer", ["dot", "cosine"])

@@ -43,7 +43,7 @@ def test_projection_knows_no_sign_and_no_scale(monkeypatch):
     assert np.array_equal(np.asarray(project(weights, SIDE)), np.asarray(want))
 
 
-@pytest.mark.parametrize("shape", [(12, 16), (60, 16)], ids=["tall", "wide"])
+@pytest.mark.parametrize("shape", [(12, 16), (60, 16), (12, 10)], ids=["tall", "wide", "uneven"])
 def test_shared_basis_is_the_svds(shape, monkeypatch):
     """Of 3 nets, through either Gram matrix: F_k = A_k V with NumPy's right singular vectors; no sign of the solver's."""
     nets = np.stack([some_weights(seed, shape) for seed in range(3)])

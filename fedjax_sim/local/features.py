@@ -12,6 +12,7 @@ from fedjax_sim.local.batches import gather, longest
 from fedjax_sim.types import Array, Env, Tree
 
 ROWS = 64  # rows of a client passed through the model at once
+LOOKED_AT = 64  # images on which a feature must answer once to count as alive, about
 
 
 class Statistics(NamedTuple):
@@ -70,3 +71,14 @@ def gaussians(sums: Statistics) -> tuple[Array, Array]:
         return mean, jnp.where(count[:, :, None] > 1, spread / jnp.maximum(count - 1, 1)[:, :, None], 0)
     spread = jnp.maximum(sums.square - count * jnp.square(mean), 0)  # rounding must not make it negative
     return mean, jnp.where(count > 1, spread / jnp.maximum(count - 1, 1), 0)
+
+
+def live_features(env: Env, net: Tree, ids: Array) -> Array:
+    """[] share of the features of `net` that are above 0 for one of a few training images of the clients `ids` [M]."""
+    each = -(-LOOKED_AT // ids.shape[0])
+    rows, n = env.fed.rows["train"][ids], env.fed.size["train"][ids]  # [M, S], [M]
+    place = jnp.arange(each) % jnp.maximum(n, 1)[:, None]  # [M, each], a client's own
+    x, _ = gather(env, jnp.take_along_axis(rows, place, 1).reshape(-1), jnp.int32(0))
+    real = jnp.broadcast_to((n > 0)[:, None], place.shape).reshape(-1, 1)
+    features, _ = env.model.features(net, x, train=False)
+    return ((features > 0) & real).any(0).mean(dtype=env.dtype)

@@ -65,12 +65,14 @@ def recent_shares(rounds: Sequence[dict[str, Any]], window: int = 10) -> dict[st
 
 
 DEAD_FOR, BLIND_FOR, BLIND = 10, 25, 1e-3  # rounds, rounds, and the share of π that moves with the state
+SILENT = 0.8  # a smaller share of live features is worth a word
 
 
-def controller_complaints(rounds: Sequence[dict[str, Any]]) -> list[str]:
-    """Sentences about a controller that cannot have learned: no live unit, or a policy that is blind to the state.
+def complaints(rounds: Sequence[dict[str, Any]]) -> list[str]:
+    """Sentences about what cannot have learned: a controller without live units, a policy that is blind to the state, silent
+    features of the common model.
 
-    >>> controller_complaints([{"round": t, "agent_live_policy": 0.0} for t in range(1, 11)])
+    >>> complaints([{"round": t, "agent_live_policy": 0.0} for t in range(1, 11)])
     ['the controller has no live unit in its policy network: it answers every state alike; try a smaller agent.lr']
     """
     out = []
@@ -83,6 +85,12 @@ def controller_complaints(rounds: Sequence[dict[str, Any]]) -> list[str]:
     last = [r.get("agent_sensitivity", 1) for r in rounds[-BLIND_FOR:]]
     if len(last) == BLIND_FOR and max(last) < BLIND:
         out.append(f"the controller's policy has not depended on the state for {BLIND_FOR} rounds")
+    last = [r.get("live_features", 1) for r in rounds[-DEAD_FOR:]]
+    if len(last) == DEAD_FOR and max(last) < SILENT:
+        out.append(
+            f"features of the common model have fallen silent: {100 * (1 - last[-1]):.0f} % are 0 for every image that was "
+            f"looked at and learn nothing more; try a smaller --momentum or --lr"
+        )
     return out
 
 
