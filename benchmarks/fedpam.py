@@ -4,8 +4,9 @@
 
 N = 20, Dirichlet 0.1, cnn4, official train and test merged and 75/25 per client, everybody in every round, B = 10,
 lr 0.005, momentum 0.5 (the paper gives no value), E = 1. Every method gets `--minutes` of the clock for its rounds and
-evaluations (compilation is not in it), at least one round, and runs the same partition, initial weights and shuffles. The published figures are of
-200 rounds; the rounds that were run are printed beside ours. Then `--large-rounds` rounds with `--large-clients` clients.
+evaluations (compilation is not in it), at least one round, and runs the same partition, initial weights and shuffles. The
+published figures are of 200 rounds; the rounds that were run are printed beside ours. Then `--large-rounds` rounds with
+`--large-clients` clients.
 Writes FOLDER/runs.jsonl (a line per finished method: started again, it does what is missing), FOLDER/fedpam.json
 (everything) and FOLDER/fedpam.csv (a row per evaluated round).
 """
