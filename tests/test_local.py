@@ -18,6 +18,7 @@ from fedjax_sim.data.federation import Federation
 from fedjax_sim.errors import UserError
 from fedjax_sim.local import LANES, descend, epoch_orders, losses, optim, steps_for, stream
 from fedjax_sim.local.augment import crop_flip
+from fedjax_sim.platform import lowering_for
 from fedjax_sim.types import Client, Ctx, Env
 
 BATCH, CLASSES = 4, 3
@@ -401,6 +402,11 @@ def test_crop_flip():
     assert len(set(choices)) > 1  # examples are treated one by one
     np.testing.assert_array_equal(out, augmented(jax.random.key(0), x))
     assert np.abs(out - np.asarray(augmented(jax.random.key(1), x))).max() > 0
+    with lowering_for("cuda"):  # the accelerators' form
+        np.testing.assert_array_equal(out, jax.jit(lambda key, x: crop_flip(key, x))(jax.random.key(0), x))
+    keys = jax.random.split(jax.random.key(0), 3)  # clients side by side
+    beside = jax.jit(jax.vmap(crop_flip))(keys, np.stack([x] * 3))
+    np.testing.assert_array_equal(beside, [augmented(key, x) for key in keys])
 
 
 def test_augmentation_is_part_of_the_minibatches():

@@ -6,6 +6,22 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from fedjax_sim.platform import target
+
+
+def crops(wide: jax.Array, corner: jax.Array, height: int, width: int) -> jax.Array:
+    """[B, height, width, C] from wide images [B, …, …, C], each from its own corner [B, 2]."""
+    size, channels = wide.shape[0], wide.shape[3]
+    if target() != "cpu":
+        return jax.vmap(lambda image, c: lax.dynamic_slice(image, (c[0], c[1], 0), (height, width, channels)))(wide, corner)
+
+    # a CPU's gather goes number by number: 2.6 ms for 64 images of 32 x 32 x 3, copied image by image 0.1
+    def copy(i: jax.Array, out: jax.Array) -> jax.Array:
+        image = lax.dynamic_slice(wide, (i, corner[i, 0], corner[i, 1], 0), (1, height, width, channels))
+        return lax.dynamic_update_slice(out, image, (i, 0, 0, 0))
+
+    return lax.fori_loop(0, size, copy, jnp.zeros((size, height, width, channels), wide.dtype))
+
 
 def crop_flip(key: jax.Array, x: jax.Array, padding: int = 4) -> jax.Array:
     """Random crop after zero padding (of the normalised image) and random horizontal flip, per example."""
@@ -13,9 +29,8 @@ def crop_flip(key: jax.Array, x: jax.Array, padding: int = 4) -> jax.Array:
     size, (height, width) = x.shape[0], x.shape[1:3]
     wide = jnp.pad(x, ((0, 0), (padding, padding), (padding, padding), (0, 0)))
     corner = jax.random.randint(where, (size, 2), 0, 2 * padding + 1)
-    crop = jax.vmap(lambda image, c: lax.dynamic_slice(image, (c[0], c[1], 0), (height, width, x.shape[3])))
     flip = jax.random.bernoulli(mirror, 0.5, (size, 1, 1, 1))
-    out = crop(wide, corner)
+    out = crops(wide, corner, height, width)
     return jnp.where(flip, out[:, :, ::-1], out)
 
 
