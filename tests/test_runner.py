@@ -512,3 +512,14 @@ def test_float64_runs_in_double_precision(tmp_path):
     kinds = {leaf["dtype"] for leaf in leaves}
     assert "float64" in kinds and "float32" not in kinds
     assert len(table(tmp_path / "run" / "metrics.csv")) == 2 and "run directory" in done.stdout
+
+
+@pytest.mark.parametrize("every", [1, 3, 600])
+def test_segments_are_short_from_the_first(every):
+    """However rare evaluations are, the first call is a few rounds, later ones about ten seconds; all rounds are run."""
+    config, done, speed, asked = Config(rounds=700, eval_every=every), 0, None, []
+    while done < config.rounds:
+        asked.append(driver.segment_length(config, 32, done, speed))
+        done, speed = done + asked[-1], 4.0
+    assert asked[0] == min(every, 5) and done == 700
+    assert max(asked[1:]) == 2

@@ -35,6 +35,7 @@ from fedjax_sim.runner.summary import summarise
 from fedjax_sim.types import State
 
 SEGMENT_SECONDS = 10.0
+FIRST_ROUNDS = 5  # of the first call, at most
 CHECKPOINT_SECONDS = 60.0
 
 
@@ -227,7 +228,8 @@ def segment_length(config: Config, capacity: int, done: int, speed: float | None
     """Rounds of the next call: about ten seconds, ending on the evaluation and checkpoint grids where they are near."""
     every = config.eval_every
     longest = capacity * every - done % every
-    wish = every if speed is None else max(1, int(SEGMENT_SECONDS / max(speed, 1e-9)))
+    # the first call tells how fast it goes: with rare evaluations it must not be all rounds up to the first of them
+    wish = min(every, FIRST_ROUNDS) if speed is None else max(1, int(SEGMENT_SECONDS / max(speed, 1e-9)))
     ask = min(wish, longest, config.rounds - done)
     if done + ask < config.rounds and ask >= every:
         ask -= (done + ask) % every  # end on the grid
