@@ -151,13 +151,18 @@ def show_landscape(title: str, rows: list[dict[str, Any]]) -> None:
         print("  " + "  ".join(f"{k} {v:.3f}" if isinstance(v, float) else f"{v:10s}" for k, v in row.items()))
 
 
+def show_landscapes(rows: Rows) -> None:
+    for name, row in rows.done.items():
+        if "landscape" in row:
+            show_landscape(name, row["landscape"])
+
+
 def heatmap(args: argparse.Namespace, out: pathlib.Path) -> None:
     rows = Rows(out, "heatmap")
     row = rows.get("reward (1, 1, 2)", lambda: pretrained_groups(args))
     rows.get("r3 alone (0, 0, 2)", lambda: pretrained_groups(args, beta1=0.0, beta2=0.0))
     rows.table([k for k in row if k not in LISTS])
-    for name, done in rows.done.items():
-        show_landscape(name, done["landscape"])
+    show_landscapes(rows)
 
     def draw(axes: Any) -> None:
         for axis, name in zip(axes, ("weights", "wanted"), strict=False):
@@ -251,7 +256,8 @@ def pretrained(args: argparse.Namespace, out: pathlib.Path) -> str:
         config = base_config(args, 4, method="pfedrlla", options=options, probe=False)
         config = dataclasses.replace(config, rounds=args.pretrain_rounds, eval_every=args.pretrain_rounds, seed=1000)
         done = execute(prepare(config, measure=False), RunDirectory(folder))
-        Rows(out, "landscape").get("pre-training, s = 4", lambda: dict(rules=landscape(done.setup, done.state)))
+        found = landscape(done.setup, done.state, label_groups(done.setup))
+        Rows(out, "landscape").get("pre-training, s = 4", lambda: dict(rules=found))
     return f"{folder}:{PRETRAINED}"
 
 
@@ -259,6 +265,12 @@ def both(correct: Any, count: Any) -> dict[str, float]:
     correct, count = np.asarray(correct, np.float64), np.asarray(count, np.float64)
     seen = count > 0
     return dict(mean=float((correct[seen] / count[seen]).mean()), pooled=float(correct.sum() / count.sum()))
+
+
+def label_groups(setup: Setup) -> np.ndarray:
+    """[N] clients with the same classes have the same number."""
+    held = setup.fed.label_counts() > 0
+    return np.unique(held, axis=0, return_inverse=True)[1].reshape(-1)
 
 
 def within(setup: Setup, minutes: float, most: int, evaluate_every: int) -> dict[str, Any]:
@@ -290,6 +302,8 @@ def within(setup: Setup, minutes: float, most: int, evaluate_every: int) -> dict
             break
     row = dict(rounds=len(seconds), round_seconds=statistics.median(seconds[1:] or seconds), start_seconds=started)
     row |= {k: v for k, v in curve[-1].items() if k != "round"} | dict(curve=curve)
+    if sim.stages.agent is not None:
+        row["landscape"] = landscape(setup, state, label_groups(setup))
     if sim.method.adapts:  # fine-tuned at evaluation: once, at the end, outside the budget
         score = layouts.as_numpy(sim.adapt(state, data))["personal"]
         row["adapted"] = {f"ap_{k}": v for k, v in both(score["correct"], score["count"]).items()}
@@ -327,6 +341,7 @@ def table(args: argparse.Namespace, out: pathlib.Path) -> None:
     rows.table([*columns, "round_seconds", "start_seconds"])
     for name, row in Rows(out, "landscape").done.items():
         show_landscape(name, row["rules"])
+    show_landscapes(rows)
 
     def draw(axes: Any) -> None:
         for axis, classes in zip(np.atleast_1d(axes), args.classes, strict=True):
@@ -356,6 +371,7 @@ def three_seeds(args: argparse.Namespace, out: pathlib.Path) -> None:
             setup = prepare(config, measure=False)
             rows.get(name, lambda setup=setup: within(setup, args.minutes, args.rounds, args.evaluate_every))
     rows.table(["rounds", "ap_mean", "ap_pooled", "bp_mean", "bp_pooled", *DIAGNOSTICS])
+    show_landscapes(rows)
     for other in ("weighted", "even"):
         pairs = [
             (row["ap_mean"] - theirs["ap_mean"], row["bp_mean"] - theirs["bp_mean"])
