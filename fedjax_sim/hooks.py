@@ -221,6 +221,7 @@ class Method(NamedTuple):
     needs: frozenset[str] = frozenset()  # of NEEDS
     adapts: bool = False  # `personal` trains (fine-tuning): run at --personal-every
     loss: str = "ce"  # the local loss unless the run names one
+    prefers: tuple[tuple[str, float], ...] = ()  # lr, momentum: its own values, unless the run names one
     replaces: tuple[tuple[str, str], ...] = ()  # options of the run that it sets itself: (name, value and why)
     max_epochs: float = 0.0  # the largest epochs its Plans ask for, if above the run's
     made: Made | None = None  # None: its options are constants of the compiled program

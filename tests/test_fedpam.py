@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
+import json
 import math
 import pathlib
 
@@ -15,6 +17,7 @@ import tiny
 from golden.baselines import settings
 from tiny import CLASSES, M, N, assert_close, same_bits, simulation, start
 
+from fedjax_sim.cli.main import main
 from fedjax_sim.data.federation import Federation
 from fedjax_sim.engine.layout import Layout
 from fedjax_sim.engine.participation import Participation
@@ -30,7 +33,9 @@ from fedjax_sim.methods.fedpam import PRIVATE
 from fedjax_sim.models import build, from_module, parameter_counts
 from fedjax_sim.models.batch_norm import BatchNorm
 from fedjax_sim.models.projection import with_projection
+from fedjax_sim.runner.config import Config
 from fedjax_sim.runner.figures import complaints
+from fedjax_sim.runner.prepare import prepare
 from fedjax_sim.types import Client, Ctx, Env
 
 
@@ -210,8 +215,8 @@ def test_silent_features_are_counted_and_told():
     for shift in (-1.0, -3.0, -5.0):
         got = live_features(env, with_first(kernel, jnp.full(5, shift)), jnp.array([0, 3, 5]))
         np.testing.assert_allclose(got, ((z + shift) > 0).any(0).mean(), rtol=1e-6)
-    rounds = [dict(round=t, live_features=0.6) for t in range(10)]
-    assert "40 % are 0" in complaints(rounds)[0] and not complaints(rounds[:9]) and not complaints([{}] * 30)
+    rounds = [dict(round=t, live_features=0.3) for t in range(10)]
+    assert "70 % are 0" in complaints(rounds)[0] and not complaints(rounds[:9]) and not complaints([{}] * 30)
     assert not complaints([*rounds[:-1], dict(round=9, live_features=0.9)])
 
 
@@ -402,3 +407,20 @@ def test_three_rounds_equal_a_pytorch_loop(chunk):
             sent = [int(np.asarray(log[name]) @ floats) // 3 for name in ("taken", "sent")]
             assert sent == want["floats"].tolist()
         np.testing.assert_allclose(state.clients.own, want["client/pam"], rtol=0, atol=1e-9)
+
+
+def test_its_own_rate_unless_the_run_names_one(tmp_path, capsys):
+    """At the run's usual lr and momentum most features die at once, so it has its own; a number that is given counts."""
+    cases = [("fedpam", {}, 0.005, 0.5), ("fedpam", {"momentum": 0.9}, 0.005, 0.9), ("fedavg", {}, 0.02, 0.9)]
+    cases += [("fedpam", {"lr": 0.02, "momentum": 0.9}, 0.02, 0.9), ("fedpam", {"options": {"lam": 0.0}}, 0.02, 0.9)]
+    for name, given, lr, momentum in cases:
+        setup = prepare(Config(name, model="mlp", **given), fed=tiny.federation(), measure=False)
+        assert (setup.config.lr, setup.config.momentum) == (lr, momentum) and type(setup.config.lr) is float
+        own = {"lr": 0.005, "momentum": 0.5} if name == "fedpam" else {}
+        assert setup.resolved["prefers"] == {k: v for k, v in own.items() if getattr(setup.config, k) == v}
+    assert main(["run", "fedpam", "--rounds", "6", "--out", str(tmp_path / "a")]) == 0  # as it is shipped
+    told = capsys.readouterr()
+    assert "fedpam: momentum 0.5 is the method's own (--momentum names another)" in told.out + told.err
+    with (tmp_path / "a" / "rounds.csv").open(newline="") as file:
+        assert min(float(row["live_features"]) for row in csv.DictReader(file)) > 0.8
+    assert json.loads((tmp_path / "a" / "summary.json").read_text())["client_acc_mean"] > 0.5

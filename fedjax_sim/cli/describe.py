@@ -58,6 +58,7 @@ def report(setup: Setup) -> str:
             f"  per round: {size(f['down'])} down{' at most' if f['controlled'] else ''}, {size(f['up'])} up, "
             f"{f['steps']:.0f} steps on average; layout: {sim.layout.devices} device(s), chunk {sim.layout.chunk}"
             + (f" ({setup.resolved['chunk_why']})" if "chunk_why" in setup.resolved else ""),
+            *(f"  {sentence}" for sentence in own_values(config.method, setup.resolved["prefers"])),
             *(
                 f"  {config.method} replaces {option} {getattr(config, option, '')} by {why}"
                 for option, why in sim.method.replaces
@@ -138,9 +139,19 @@ def results_table(summaries: list[dict[str, Any]]) -> str:
     return "\n".join([columns([head, *rows]), *(line for s in summaries for line in warnings(s))])
 
 
+def own_values(method: str, values: dict[str, float]) -> list[str]:
+    """What a method has of its own where others have the run's defaults.
+
+    >>> own_values("fedpam", {"lr": 0.005})
+    ["fedpam: lr 0.005 is the method's own (--lr names another)"]
+    """
+    return [f"{method}: {name} {value:g} is the method's own (--{name} names another)" for name, value in values.items()]
+
+
 def warnings(s: dict[str, Any]) -> list[str]:
     """Sentences about one run that its accuracies do not tell."""
-    out = [f"{s['method']}: {option} was replaced by {why}" for option, why in s.get("replaces", {}).items()]
+    out = own_values(s["method"], s.get("prefers", {}))
+    out += [f"{s['method']}: {option} was replaced by {why}" for option, why in s.get("replaces", {}).items()]
     if s.get("client_split") == "train":
         out.append(f"{s['method']}: client accuracies are training accuracies; the clients have no validation or test rows")
     if s.get("diverged"):

@@ -35,6 +35,17 @@ def other_format(what: str, stored: Mapping[str, Any]) -> UserError:
     )
 
 
+class Unsaid(float):
+    """A default number that nobody has given: a method may have a better one. What somebody gives is a plain float.
+
+    >>> Unsaid(0.9) == 0.9, isinstance(Config(momentum=0.9).momentum, Unsaid), isinstance(Config().momentum, Unsaid)
+    (True, False, True)
+    """
+
+
+UNSAID = ("lr", "momentum")  # settings with such defaults
+
+
 @dataclasses.dataclass(frozen=True)
 class Config:
     """All options of a run; the defaults are the embedded demonstration job.
@@ -79,10 +90,10 @@ class Config:
     epochs: float = 2.0
     batch_size: int | str = 32  # or "full": every client's whole training data in one batch
     shuffle: str = "on"  # off: minibatches in the order of the client's rows, in every epoch
-    lr: float = 0.02
+    lr: float = Unsaid(0.02)
     schedule: str = "constant"
     schedule_rounds: int = 0  # rounds the schedule is laid over; 0: `rounds` of the first start
-    momentum: float = 0.9
+    momentum: float = Unsaid(0.9)
     weight_decay: float = 5e-4
     decay_groups: str = "all"
     loss: str = "auto"  # auto: the method's own (ce, or c3e for fedpolicy)

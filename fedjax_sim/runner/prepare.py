@@ -25,7 +25,7 @@ from fedjax_sim.hooks import Method
 from fedjax_sim.local import losses, optim
 from fedjax_sim.methods import make_method
 from fedjax_sim.runner import autotune, checkpoint, interrupts, provenance, weights
-from fedjax_sim.runner.config import FULL, Config, check, straggler_terms
+from fedjax_sim.runner.config import FULL, UNSAID, Config, Unsaid, check, straggler_terms
 from fedjax_sim.runner.start import host_devices_missing, start_jax, want_host_devices
 from fedjax_sim.runner.weights import initial_net, load_net, save_net
 from fedjax_sim.types import Env, State, Tree
@@ -177,6 +177,10 @@ def _prepare(
         config = provenance.with_method(config, method)
     method = method or make_method(config.method, **config.options)
     config = dataclasses.replace(config, loss=method.loss if config.loss == "auto" else config.loss)
+    unsaid: dict[str, Any] = {
+        k: float(dict(method.prefers).get(k, v)) for k in UNSAID if isinstance(v := getattr(config, k), Unsaid)
+    }
+    config = dataclasses.replace(config, **unsaid)
     if model is not None:
         model = models.as_model(model, fed.shape, fed.classes, dtype)
         provenance.check_model(model, fed, dtype)
@@ -227,6 +231,7 @@ def _prepare(
         layout, resolved = resolve_layout(
             config, env, fed, net, participation, lambda layout: on(layout, some), say, measure
         )
+    resolved["prefers"] = {k: v for k, v in method.prefers if getattr(config, k) == v}  # in force
     resolved["replaces"] = dict(method.replaces)  # beside what was asked for: what the method does instead
     simulation = host_rows.on_host(on(layout, "cohort")) if config.state_on == "host" else on(layout, "all")
     return Setup(config, fed, simulation, net, participation, unseen, resolved, given_net, parts)

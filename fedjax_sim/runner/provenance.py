@@ -77,7 +77,11 @@ def plain_values(method: Method) -> str:
                     pass
 
     for field, hook in method._asdict().items():
-        if field not in ("name", "replaces", "made") and hook is not None and hook != Method._field_defaults.get(field):
+        if (
+            field not in ("name", "prefers", "replaces", "made")
+            and hook is not None
+            and hook != Method._field_defaults.get(field)
+        ):
             look(field, hook)
     return ", ".join(found)
 
