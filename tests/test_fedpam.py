@@ -422,5 +422,5 @@ def test_its_own_rate_unless_the_run_names_one(tmp_path, capsys):
     told = capsys.readouterr()
     assert "fedpam: momentum 0.5 is the method's own (--momentum names another)" in told.out + told.err
     with (tmp_path / "a" / "rounds.csv").open(newline="") as file:
-        assert min(float(row["live_features"]) for row in csv.DictReader(file)) > 0.8
+        assert min(float(row["live_features"]) for row in csv.DictReader(file)) > 0.6  # 0.3 with 0.02 and 0.9
     assert json.loads((tmp_path / "a" / "summary.json").read_text())["client_acc_mean"] > 0.5
