@@ -202,7 +202,7 @@ def embeddings(args: argparse.Namespace, out: pathlib.Path) -> None:
             points = np.asarray(row["points"][f"{name}_2d"])
             axis.scatter(*points.T, c=group, cmap="tab10")
             title = "PCA of the weights" if name == "pca" else row["name"].replace("five groups,", "MHAE,")
-            axis.set(title=f"{title}: silhouette {row[name]:.2f}")
+            axis.set(title=f"{title}: silhouette {row[name]:.2f}\n(of these two components {row[name + '_2d']:.2f})")
 
     figure(out / "embeddings.png", draw, 3)
 
