@@ -171,8 +171,9 @@ def embeddings(
         encoder = train(encoder, seen)
         losses.append(float(encoder.loss))
         last = embed(encoder, seen)
-        best = last if float(apart(encoder, seen)) < min(unseen) else best
-        unseen.append(float(apart(encoder, seen)))
+        now = float(apart(encoder, seen))
+        best = last if now < min(unseen) else best
+        unseen.append(now)
     raw = jnp.concatenate([a.reshape(len(group), -1) for a in jax.tree.leaves(heads)], 1)
     dims = min(embedding, len(group) - 1)
     points = dict(mhae=best, mhae_last=last, projected=seen.reshape(len(group), -1), pca=pca(raw, dims))
