@@ -120,9 +120,9 @@ def test_norms():
 
 
 ROWS = {  # sha256 over the leaves of federate("digits", "dirichlet:0.3", clients=10, protocol=...), before val_fraction
-    "fedpolicy": "c2fe237546147cf00092b91be1be6f860b9faf3ddd6aae00a9acca11d27e36d1",
-    "pfllib": "0e3e25220cae13d0336440d5933ae3577a6c18e8062d0edfc01b225e8f926e06",
-    "pfedrlla": "cbb244da8a491377c73cf8ef7b4c9a091835e9f64ce76a8cf9e214cb309e225a",
+    "fedpolicy": "1387a2a4964d5c0766ea2defc06500877222e46ddb54df3394d1f5a4922cf233",
+    "pfllib": "5b980494eff62a94a100f0b029f7d6a6b4d3877d0d99279c92d10cba5e5b9eda",
+    "pfedrlla": "8bfb8da4b437b0686d73f03407b78ba4df54f89840563ccefdb458901a9f22cb",
     "qbandit": "3dfbabd205f22fcf9fdaf4ddb7fd19a20149800704a6a32ff1211a77f78b6d2c",
 }
 

@@ -216,11 +216,11 @@ def pad_rows(per_client: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
 
 def channel_moments(x: np.ndarray, scale: float) -> tuple[np.ndarray, np.ndarray]:
     """Mean and standard deviation per channel of `x * scale`, [C] each; a constant channel gets std 1."""
-    if x.dtype == np.uint8:  # exact integer histogram per channel: no float copy of the pool
-        values = np.arange(256) * scale
-        counts = np.stack([np.bincount(x[..., c].ravel(), minlength=256) for c in range(x.shape[-1])])
-        mean = counts @ values / counts.sum(1)
-        variance = (counts * (values - mean[:, None]) ** 2).sum(1) / counts.sum(1)
+    if x.dtype == np.uint8:  # exact integer histogram per channel: no float copy of the pool, the same bits on any machine
+        counts = [np.bincount(x[..., c].ravel(), minlength=256).tolist() for c in range(x.shape[-1])]
+        sums = [[sum(n * v**power for v, n in enumerate(channel)) for power in range(3)] for channel in counts]
+        mean = np.array([s1 / s0 for s0, s1, _ in sums]) * scale
+        variance = np.array([(s0 * s2 - s1**2) / s0**2 for s0, s1, s2 in sums]) * scale**2
     else:
         axes = tuple(range(x.ndim - 1))
         mean, variance = x.mean(axes, dtype=np.float64) * scale, x.var(axes, dtype=np.float64) * scale**2
