@@ -3,11 +3,12 @@
     python -m benchmarks.baselines --data-dir DATA [--methods fedavg,fedcp:lam=0,…] [--rounds 30] [--seeds 3] [--out FOLDER]
 
 6,000 examples of MNIST, the same in every run; official train and test are merged and split 75/25 per client, everybody
-takes part in every round, E = 1, B = 32, lr 0.02, momentum 0.9, every method at its own defaults. Seeds 0, 1, 2, …
-change initial weights and shuffles, not the partition. Accuracy is that of the model each client would use, on its own
-test rows after the last round: mean over clients, and mean of the worst tenth. Differences to local training and to
-FedAvg are paired: by seed and client, with a 95 % bootstrap interval over the clients' mean differences. Bytes are per
-round and participant. A method that needs rows this protocol does not have is named, not run.
+takes part in every round, E = 1, B = 32, every method at its own defaults, lr 0.02 and momentum 0.9 (--lr, --momentum)
+unless it has its own. Seeds 0, 1, 2, … change initial weights and shuffles, not the partition. Accuracy is that of the
+model each client would use, on its own test rows after the last round: mean over clients, and mean of the worst tenth.
+Differences to local training and to FedAvg are paired: by seed and client, with a 95 % bootstrap interval over the
+clients' mean differences. Bytes are per round and participant. A method that needs rows this protocol does not have is
+named, not run.
 Writes FOLDER/baselines.csv and FOLDER/baselines.json.
 """
 
@@ -28,7 +29,7 @@ from fedjax_sim.data.sources import Dataset, load
 from fedjax_sim.errors import UserError
 from fedjax_sim.methods import METHODS
 from fedjax_sim.plans import BYTES_PER_PARAMETER
-from fedjax_sim.runner.config import Config
+from fedjax_sim.runner.config import UNSAID, Config
 from fedjax_sim.runner.facts import facts
 from fedjax_sim.runner.files import write_json
 from fedjax_sim.runner.prepare import prepare
@@ -62,11 +63,10 @@ def run_method(name: str, args: argparse.Namespace, fed: Any) -> dict[str, Any]:
         eval_every=args.rounds,
         epochs=1.0,
         batch_size=32,
-        lr=args.lr,
-        momentum=0.9,
         weight_decay=0.0,
         evaluations=("personal",),
         seed=0,
+        **{k: v for k in UNSAID if (v := getattr(args, k)) is not None},
     )
     setup = prepare(config, fed=fed)
     sizes = facts(setup)
@@ -77,6 +77,8 @@ def run_method(name: str, args: argparse.Namespace, fed: Any) -> dict[str, Any]:
     total = [sizes["down"] / several, sizes["up"] / several]
     return dict(
         method=name,
+        lr=setup.config.lr,
+        momentum=setup.config.momentum,
         accuracy=accuracy,
         down=total[0] - BYTES_PER_PARAMETER * extra[0],
         up=total[1] - BYTES_PER_PARAMETER * extra[1],
@@ -110,7 +112,7 @@ def row(found: dict[str, Any], references: dict[str, np.ndarray]) -> dict[str, A
     out["worst"] = 100 * worst.mean()
     for name, theirs in references.items():
         out[f"vs_{name}"], out[f"vs_{name}_low"], out[f"vs_{name}_high"] = interval(accuracy, theirs)
-    keys = ("down", "up", "down_total", "up_total", "client_state", "seconds", "diverged")
+    keys = ("lr", "momentum", "down", "up", "down_total", "up_total", "client_state", "seconds", "diverged")
     return {k: v if isinstance(v, str) else round(float(v), 4) for k, v in (out | {k: found[k] for k in keys}).items()}
 
 
@@ -154,7 +156,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--model", default="lenet5")
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--lr", type=float, default=0.02)
+    parser.add_argument("--lr", type=float, default=None, help="of all methods")
+    parser.add_argument("--momentum", type=float, default=None, help="of all methods")
     parser.add_argument("--methods", type=lambda text: text.split(","), default=list(METHODS))
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("runs/baselines"))
     args = parser.parse_args(argv)

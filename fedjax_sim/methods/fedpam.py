@@ -36,10 +36,8 @@ from fedjax_sim.types import Array, Client, Cohort, Ctx, Env, Real, Tree, Upload
 PRIVATE = "adjust"  # where P_k stands among the parameters while a client trains; no group of the model
 VARIANTS = ("full", "pcl", "pam")
 INFER = ("dot", "cosine")
-PREFERRED = (
-    ("lr", 0.005),
-    ("momentum", 0.5),
-)  # with the run's usual 0.02 and 0.9, λ = 30 kills two thirds of the features at once
+# with the run's usual 0.02 and 0.9, λ = 30 kills two thirds of the features at once
+PREFERRED = (("lr", 0.005), ("momentum", 0.5))
 
 
 def fedpam(
