@@ -1,5 +1,6 @@
 """One process-wide set-up: eight fake CPU devices (sharding tests), quick compilation, the persistent cache."""
 
+import ctypes
 import gc
 import os
 import tempfile
@@ -12,6 +13,7 @@ os.environ["XLA_FLAGS"] = " ".join(
         "--xla_backend_optimization_level=0",
         "--xla_llvm_disable_expensive_passes=true",
         "--xla_cpu_use_fusion_emitters=false",
+        "--xla_cpu_parallel_codegen_split_count=1",
     ]
 )
 import jax
@@ -27,21 +29,34 @@ jax.config.update(
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
 
 
+# files whose tests share no fixture and no compiled program: any worker may take any of them
+SPREAD = ("test_docs", "test_golden", "test_layouts", "test_models", "test_numbers", "test_options", "test_cli_options")
 MOST_MAPS = 30_000  # of the system's usual 65,530: every compiled program holds some, and beyond the limit XLA crashes
 MOST_BYTES = 3 << 30  # of one test process: several of them must fit beside each other
-_tests_run = 0
+_tests_run = _kept = 0
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """With several workers, the other files go to one worker each: it compiles what their tests share once."""
+    for item in items:
+        if item.path.stem not in SPREAD and item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
 
 
 @pytest.fixture(autouse=True)
 def few_programs():
     """Compiled programs are forgotten before one process holds too many of them."""
     yield
-    global _tests_run
+    global _tests_run, _kept
     _tests_run += 1
-    if _tests_run % 10 == 0 and (memory_maps() > MOST_MAPS or resident_bytes() > MOST_BYTES):
+    if _tests_run % 10 == 0 and (memory_maps() > MOST_MAPS or resident_bytes() > max(MOST_BYTES, 1.5 * _kept)):
         programs.forget()
         jax.clear_caches()
         gc.collect()
+        if hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
+            libc.malloc_trim(0)  # else what was freed stays with the process, and the next test would forget again
+        _kept = resident_bytes()
 
 
 def resident_bytes() -> int:
