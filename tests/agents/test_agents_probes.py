@@ -22,7 +22,7 @@ AGENTS = {  # name: (rounds, tolerance of the values); where every observation i
     # 0.001 per gradient step, so that the agents with the fewest steps per round need the most rounds
     "sac": (250, 0.1),
     "dqn": (250, 0.1),
-    "ddpg": (250, 0.15),
+    "ddpg": (400, 0.15),
     "q_bandit": (200, 0.1),
     "a2c": (4000, 0.15),
     "ppo": (800, 0.15),
