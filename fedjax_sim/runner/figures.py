@@ -89,7 +89,7 @@ def complaints(rounds: Sequence[dict[str, Any]]) -> list[str]:
     if len(last) == DEAD_FOR and max(last) < SILENT:
         out.append(
             f"features of the common model have fallen silent: {100 * (1 - last[-1]):.0f} % are 0 for every image that was "
-            "looked at and learn nothing more; try a smaller --momentum, --lr or weight of the method's own loss (fedpam.lam)"
+            "looked at and learn nothing more; try a smaller --momentum, --lr or weight of its own loss (fedpam.lam)"
         )
     return out
 
