@@ -42,7 +42,7 @@ def sim(request):
 
 
 def test_groups_of_tests_stay_together(request):
-    """pytest 9.2 with xdist 3.8 drops the groups without a word, and the suite then takes twice as long."""
+    """pytest 9.2 with xdist 3.8 drops the groups without a word, and every worker then compiles everything."""
     if getattr(request.config.option, "loadgroup", False):  # in a worker
         assert request.node.nodeid.endswith("@test_contract")
 
