@@ -150,12 +150,13 @@ def run_missing(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 
 def name_of(key: dict[str, Any]) -> str:
-    """A file name for one run.
+    """A file name for one run: what it is, and every setting that is not the default, so that two never share a file.
 
-    >>> name_of(dict(dataset="mnist", alpha=1.0, row="fedavg", seed=0, vary="0.5:20", stragglers="0", dropout=0.1))
+    >>> name_of(dict(dataset="mnist", alpha=1.0, row="fedavg", seed=0, vary="0.5:20", model="cnn6", dropout=0.1))
     'mnist-a1-fedavg-s0-vary0.5_20-dropout0.1'
     """
-    extra = [f"-{k}{key[k]}".replace(":", "_") for k in ("vary", "stragglers", "dropout") if key[k] not in ("0", 0)]
+    usual = vars(make_parser().parse_args([]))
+    extra = [f"-{k}{key[k]}".replace(":", "_") for k in SETTING if k in key and key[k] != usual[k]]
     return f"{key['dataset']}-a{key['alpha']:g}-{key['row']}-s{key['seed']}{''.join(extra)}"
 
 

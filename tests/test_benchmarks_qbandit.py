@@ -17,15 +17,24 @@ def test_table_of_policies_goes_on_where_it_was(tmp_path, capsys):
     capsys.readouterr()
     assert run("--rows", "fedavg", "--seeds", "0,1") == 0
     out, err = capsys.readouterr()
-    assert "digits-a5-fedavg-s1: " in err and "s0: " not in err and "cut short" in err
+    assert "digits-a5-fedavg-s1-" in err and "-s0-" not in err and "cut short" in err
     runs = ledger.read(tmp_path / "runs.jsonl")
     assert [(r["row"], r["seed"]) for r in runs] == [("fedavg", 0), ("fedavg", 1)]
     assert all((r["exceed_compute"], r["exceed_comm"]) == (8, 2) for r in runs)  # two layers: Table 1 is cut to them
     assert "| `fedavg` | 2 | 8.0 ± 0.0 |" in out and "random 7.3 / 7.7" in out
-    assert (tmp_path / "rounds/digits-a5-fedavg-s1.csv").exists()
+    assert (tmp_path / "rounds/digits-a5-fedavg-s1-rounds2-train0-test0-modelmlp.csv").exists()
     lines = (tmp_path / "layer_distance.csv").read_text().splitlines()
     assert len(lines) == 1 + 2 * 2 and (tmp_path / "layer_distance.png").exists()
     assert run("--table") == 0 and "`fedavg`" in capsys.readouterr().out
+
+
+def test_runs_of_other_settings_do_not_share_a_file():
+    """Two networks in one folder once wrote to the same file, and the figure of layers mixed them."""
+    name = lambda *words: qbandit.name_of(qbandit.key_of(qbandit.make_parser().parse_args(words), "mnist", 1.0, "fedavg", 0))
+    assert name() == "mnist-a1-fedavg-s0"
+    others = [f"--{word.replace('_', '-')}" for word in qbandit.SETTING]
+    names = [name(word, {"--model": "mlp", "--channels": "4x4x8x8"}.get(word, "7")) for word in others]
+    assert len({name(), *names}) == 1 + len(others)
 
 
 def test_bad_rows_are_one_sentence(tmp_path, capsys):
