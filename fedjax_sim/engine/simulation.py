@@ -47,7 +47,7 @@ class Simulation:
     method: Method
     layout: Layout
     init: Callable  # (seed, net) -> State
-    run: Callable  # (state, data, rounds) -> (state, logs [≤ cap rounds], evaluations [≤ cap blocks])
+    run: Callable  # (state, data, rounds, ends=True) -> (state, logs [≤ cap rounds], evaluations [≤ cap blocks])
     evaluate: Callable  # (state, data) -> dict
     adapt: Callable  # (state, data) -> dict: the expensive personal evaluation, for methods that fine-tune
     round: Callable  # (state, data) -> (state, log): one round, not compiled
@@ -130,7 +130,7 @@ def simulate(
         method=method,
         layout=r.layout,
         init=lambda seed, net: start(r, data, seed, net),
-        run=jax.jit(lambda s, d, rounds: run(r, s, d, rounds, eval_every, capacity), donate_argnums=0),
+        run=jax.jit(lambda s, d, rounds, ends=True: run(r, s, d, rounds, ends, eval_every, capacity), donate_argnums=0),
         evaluate=jax.jit(lambda s, d: evaluate(r, open_env(r, d), s, d)),
         adapt=jax.jit(lambda s, d: evaluation.score_stored(r, open_env(r, d), s, everyone(r), True)),
         round=lambda s, d: one_round(r, open_env(r, d), s, d.dropout)[:2],
@@ -207,8 +207,13 @@ def evaluate(r: Round, env: Env, state: State, data: Data) -> dict[str, Tree]:
     return out | evaluation.score_stored(r, env, state, everyone(r)) if r.stored == "all" else out
 
 
-def run(r: Round, state: State, data: Data, rounds: Array, eval_every: int, capacity: int) -> tuple[State, dict, dict]:
-    """`rounds` ≤ most_rounds(…) rounds, an evaluation after every eval_every-th and after the last."""
+def run(
+    r: Round, state: State, data: Data, rounds: Array, ends: Array | bool, eval_every: int, capacity: int
+) -> tuple[State, dict, dict]:
+    """`rounds` ≤ most_rounds(…) rounds, an evaluation after every eval_every-th and, if `ends`, after the last.
+
+    The place of an evaluation that was left out stays empty: its round is 0.
+    """
     env = open_env(r, data)
     log_shape = jax.eval_shape(lambda s: one_round(r, env, s, data.dropout)[1], state)
     eval_shape = jax.eval_shape(lambda s: {**evaluate(r, env, s, data), "round": s.t}, state)
@@ -226,7 +231,9 @@ def run(r: Round, state: State, data: Data, rounds: Array, eval_every: int, capa
         left = rounds - (state.t - first)
         now = jnp.minimum(eval_every - state.t % eval_every, left)
         state, logs = lax.fori_loop(0, now, round_, (state, logs))
-        return state, logs, write(scores, i, {**evaluate(r, env, state, data), "round": state.t})
+        score = lambda _, scores: write(scores, i, {**evaluate(r, env, state, data), "round": state.t})
+        due = jnp.asarray(ends) | (state.t % eval_every == 0)
+        return state, logs, lax.fori_loop(0, due.astype(jnp.int32), score, scores)  # no turn or one
 
     last = first + rounds  # no sum with eval_every, which may be the largest number there is
     blocks = last // eval_every - first // eval_every + (last % eval_every != 0)
@@ -245,14 +252,14 @@ def drive(step: Callable, evaluate: Callable, eval_every: int) -> Callable:
     step: (state, data) -> (state, log); evaluate: (state, data) -> dict.
     """
 
-    def run(state: State, data: Any, rounds: Any) -> tuple[State, dict, dict]:
+    def run(state: State, data: Any, rounds: Any, ends: Any = True) -> tuple[State, dict, dict]:
         logs, scores = [], []
         for left in range(int(rounds), 0, -1):
             state, log = step(state, data)
             logs.append(layouts.as_numpy(log))
-            if int(state.t) % eval_every == 0 or left == 1:
+            if int(state.t) % eval_every == 0 or (left == 1 and ends):
                 scores.append(layouts.as_numpy({**evaluate(state, data), "round": state.t}))
         stack = lambda rows: jax.tree.map(lambda *a: np.stack(a), *rows)
-        return state, stack(logs), stack(scores)
+        return state, stack(logs), stack(scores) if scores else {"round": np.zeros(0, np.int32)}
 
     return run

@@ -109,7 +109,7 @@ def _drive(
                 raise KeyboardInterrupt  # another process was asked
             ask = min(segment_length(config, sim.capacity, done, speed), sim.most_rounds)
             began = time.perf_counter()
-            state, logs, scores = step(state, data, jnp.int32(ask))
+            state, logs, scores = step(state, data, jnp.int32(ask), evaluated(config, done + ask))
             jax.block_until_ready(state)
             seconds = time.perf_counter() - began
             speed = agreed(seconds / ask)
@@ -212,7 +212,7 @@ def reopen(lane: Lane, resume_from: pathlib.Path, say: Callable[[str], None]) ->
 
 
 def compiled(setups: Sequence[Setup], state: State, data: Any) -> Callable:
-    """(state, data, rounds) -> (state, logs, scores), ready to be called."""
+    """(state, data, rounds, ends) -> (state, logs, scores), ready to be called."""
     config, run = setups[0].config, setups[0].simulation.run
     if len(setups) > 1:
         run = lanes_of.side_by_side(setups, run)
@@ -220,7 +220,7 @@ def compiled(setups: Sequence[Setup], state: State, data: Any) -> Callable:
         return LoopBackend(setups[0].simulation).run
     elif config.state_on == "host":
         return run  # compiles in its first round
-    return compile_once(run.lower(state, data, jnp.int32(1)))  # type: ignore[attr-defined]
+    return compile_once(run.lower(state, data, jnp.int32(1), np.bool_(True)))  # type: ignore[attr-defined]
 
 
 # ---- one segment --------------------------------------------------------------------------------------------------
@@ -239,8 +239,13 @@ def segment_length(config: Config, capacity: int, done: int, speed: float | None
     return max(1, ask)
 
 
+def evaluated(config: Config, done: int) -> np.bool_:
+    """Whether a segment that ends after round `done`, perhaps off the evaluation grid, needs an evaluation there."""
+    return np.bool_(done == config.rounds or bool(config.personal_every and done % config.personal_every == 0))
+
+
 def collect(lane: Lane, here: Callable[[], tuple], logs: dict, scores: dict, done: int, count: int) -> None:
-    """Rows of one segment; evaluations off the grid (a segment cut short) are only kept at the end of the run.
+    """Rows of one segment; off the grid only the evaluations that `evaluated` asked for are there.
 
     here: () -> the lane's (state, data).
     """

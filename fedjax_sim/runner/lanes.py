@@ -69,7 +69,7 @@ def side_by_side(setups: Sequence[Setup], run: Callable) -> Any:
     state, data = state_axes(setups), setups[0].simulation.data
     numbers = {name: 0 if differ([s.simulation.data.numbers[name] for s in setups]) else None for name in data.numbers}
     read = Data(*(None for _ in data))._replace(numbers=numbers)  # type: ignore[arg-type]
-    many = jax.vmap(getattr(run, "__wrapped__", run), in_axes=(state, read, None), out_axes=(state, 0, 0))
+    many = jax.vmap(getattr(run, "__wrapped__", run), in_axes=(state, read, None, None), out_axes=(state, 0, 0))
     return jax.jit(many, donate_argnums=0)
 
 
