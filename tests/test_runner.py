@@ -523,3 +523,24 @@ def test_segments_are_short_from_the_first(every):
         done, speed = done + asked[-1], 4.0
     assert asked[0] == min(every, 5) and done == 700
     assert max(asked[1:]) == 2
+
+
+@pytest.mark.parametrize("more", [{}, {"backend": "loop"}, {"state_on": "host"}], ids=["compiled", "loop", "host"])
+def test_segments_off_the_grid_are_not_evaluated_for_nothing(more, monkeypatch):
+    """Rounds so slow that each is a call of its own: evaluated are those on the grid and the last, and nothing else changes."""
+    real, seen = driver.collect, []
+
+    def collect(lane, here, logs, scores, done, count):
+        seen.extend(int(at) for at in scores["round"] if at)
+        real(lane, here, logs, scores, done, count)
+
+    monkeypatch.setattr(driver, "collect", collect)
+    setup = small_setup(rounds=5, checkpoint_every=0, **more)
+    (whole,) = driver.drive([setup], [None])
+    assert seen == [2, 4, 5]
+    seen.clear()
+    monkeypatch.setattr(driver, "SEGMENT_SECONDS", 0.0)
+    monkeypatch.setattr(driver, "FIRST_ROUNDS", 1)
+    (slow,) = driver.drive([setup], [None], program=whole.program)
+    assert seen == [2, 4, 5] == [row["round"] for row in slow.rows]
+    assert slow.rows == whole.rows and tiny.close(slow.state, whole.state, 0)
