@@ -231,9 +231,9 @@ def run(
         left = rounds - (state.t - first)
         now = jnp.minimum(eval_every - state.t % eval_every, left)
         state, logs = lax.fori_loop(0, now, round_, (state, logs))
-        score = lambda _, scores: write(scores, i, {**evaluate(r, env, state, data), "round": state.t})
-        due = jnp.asarray(ends) | (state.t % eval_every == 0)
-        return state, logs, lax.fori_loop(0, due.astype(jnp.int32), score, scores)  # no turn or one
+        score = lambda scores: write(scores, i, {**evaluate(r, env, state, data), "round": state.t})
+        due = jnp.asarray(ends) | (state.t % eval_every == 0)  # no loop of one turn: XLA would compute its inside before it
+        return state, logs, lax.cond(due, score, lambda scores: scores, scores)
 
     last = first + rounds  # no sum with eval_every, which may be the largest number there is
     blocks = last // eval_every - first // eval_every + (last % eval_every != 0)
