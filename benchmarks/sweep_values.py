@@ -46,9 +46,10 @@ class Side:
     def turn(self) -> None:
         """One call; the best seconds per round are kept."""
         import jax.numpy as jnp
+        import numpy as np
 
         began = time.perf_counter(), time.process_time()
-        self.state = self.wait(self.step(self.state, self.data, jnp.int32(PER_CALL))[0])
+        self.state = self.wait(self.step(self.state, self.data, jnp.int32(PER_CALL), np.bool_(True))[0])
         self.best = min(self.best, (time.perf_counter() - began[0]) / PER_CALL)
         self.best_cpu = min(self.best_cpu, (time.process_time() - began[1]) / PER_CALL)
 
