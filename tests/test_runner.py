@@ -527,7 +527,7 @@ def test_segments_are_short_from_the_first(every):
 
 @pytest.mark.parametrize("more", [{}, {"backend": "loop"}, {"state_on": "host"}], ids=["compiled", "loop", "host"])
 def test_segments_off_the_grid_are_not_evaluated_for_nothing(more, monkeypatch):
-    """Rounds so slow that each is a call of its own: evaluated are those on the grid and the last, and nothing else changes."""
+    """Rounds so slow that each is a call of its own: evaluated are those on the grid and the last; nothing else changes."""
     real, seen = driver.collect, []
 
     def collect(lane, here, logs, scores, done, count):
