@@ -266,19 +266,37 @@ def each_client(env: Env, layout: Layout, fn: Callable, server: Tree, clients: C
     return jax.tree.map(lambda a: a[:total], results), clients
 
 
+def in_chunks(width: int, one: Callable, index: Array) -> Tree:
+    """`one(i)` for every i of index [M], `width` of them side by side; [M, …]."""
+    size = index.shape[0]
+    if width == 1:
+        return lax.map(one, index)
+    many = jax.vmap(one, axis_name=LANES)
+    if size <= width:
+        return many(index)
+    chunks = jnp.pad(index, (0, -size % width), mode="edge").reshape(-1, width)
+    return jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:])[:size], lax.map(many, chunks))
+
+
 def each_in_cohort(env: Env, layout: Layout, fn: Callable, server: Tree, clients: Client, ctx: Ctx, row: Array) -> Tree:
     """`fn(env, server, client, ctx) -> small tree` for the cohort, each where its row lives: results travel, rows do not.
 
     ctx: [M, …]; row: [M] where each one's state is in `clients`. Returns [M, …].
     """
     everyone = jnp.arange(ctx.id.shape[0])
+    width = 1 if target() == "cpu" else min(layout.chunk, everyone.shape[0])  # a CPU is faster one by one
+    env = dataclasses.replace(env, lanes=width)
     if layout.mesh is None or not jax.tree.leaves(clients):
-        return lax.map(lambda i: fn(env, server, take(clients, row[i]), take(ctx, i)), everyone)
+        return in_chunks(width, lambda i: fn(env, server, take(clients, row[i]), take(ctx, i)), everyone)
 
     def share(everywhere: tuple, shard: Client) -> tuple[Tree, tuple]:
         env, server, ctx, row = everywhere
         place, here = at_home(shard, row)
         read = lambda i: fn(env, server, take(shard, place[i]), take(ctx, i))
+        if width > 1:
+            results = in_chunks(width, read, everyone)
+            wide = lambda a: here.reshape(-1, *[1] * (a.ndim - 1))
+            return collect(layout, jax.tree.map(lambda a: jnp.where(wide(a), a, 0).astype(a.dtype), results)), ()
         shape = jax.eval_shape(read, everyone[0])
         results = lax.map(lambda i: lax.cond(here[i], read, lambda i: zeros(shape), i), everyone)
         return collect(layout, results), ()

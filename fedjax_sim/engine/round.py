@@ -29,7 +29,7 @@ from fedjax_sim.local.score import predict_net, score_client
 from fedjax_sim.plans import full_plan
 from fedjax_sim.platform import target
 from fedjax_sim.tree import finite, square_norm, subtract
-from fedjax_sim.types import Array, Client, Cohort, Ctx, Env, Numbers, State, Tree
+from fedjax_sim.types import Array, Client, Cohort, Ctx, Env, Numbers, Plan, State, Tree
 
 # stages: every random draw of a round is keyed by (seed, round, stage[, client id])
 SAMPLE, TRAIN, DROP, SLOW, ACT, LEARN, PERSONAL, SETUP, SERVER = STAGES = range(9)
@@ -46,6 +46,14 @@ class Data(NamedTuple):
     numbers: Numbers  # [] each: real settings by name, see `numbers`
 
 
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class Known:
+    """What is known of a round while it is written down: part of the program, no array."""
+
+    same_epochs: bool  # whoever works in it works for Env.max_epochs
+
+
 class Orders(NamedTuple):
     """One round as it is announced."""
 
@@ -57,6 +65,7 @@ class Orders(NamedTuple):
     info: Tree  # [M] what the agent wants back with the transition
     server: Tree  # the server's state of this round: prepared, where the method prepares
     rows: Tree  # Client [K, …]: the peers' rows, () without peers
+    known: Known
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,17 +166,31 @@ def orders(r: Round, env: Env, state: State, dropout: Array, rows: Tree = None) 
         observed, available = watch_cohort(r, env, server, state.clients, ctx)
         keys = jax.vmap(jax.random.fold_in, (None, 0))(stage_key(state, ACT), ids)
         actions, info = jax.vmap(lambda o, k, a: r.agent.act(state.agent, o, k, a))(observed, keys, available)
-        plan = jax.vmap(lambda a, c: control.plan(env, a, server, c))(actions, ctx)
+        make = lambda a, c: control.plan(env, a, server, c)
     elif method.plan is not None:
-        make = method.plan
-        plan = jax.vmap(lambda c: make(env, server, c))(ctx)
+        make = lambda _, c: method.plan(env, server, c)
     else:
-        plan = jax.vmap(lambda c: full_plan(env, c.epochs))(ctx)
+        make = lambda _, c: full_plan(env, c.epochs)
+    plan, known = plans(r, make, actions, ctx)
     active = invited & reported
     share = r.participation.share_of_work(stage_key(state, SLOW), ids).astype(env.dtype)
     ctx = ctx._replace(epochs=jnp.where(active, plan.epochs * share, 0))
     slots = Slot(r.row_of(ids), active, plan, ctx)
-    return Orders(slots, invited, reported, observed, actions, info, server, rows)
+    return Orders(slots, invited, reported, observed, actions, info, server, rows, known)
+
+
+def plans(r: Round, make: Callable, actions: Tree, ctx: Ctx) -> tuple[Plan, Known]:
+    """(the plans [M] that `make(action, ctx)` gives each client, whether all of them leave the run's epochs as they are)."""
+    kept = []
+
+    def one(action: Tree, ctx: Ctx) -> Plan:
+        plan = make(action, ctx)
+        kept.append(plan.epochs is ctx.epochs)
+        return plan
+
+    made = jax.vmap(one)(actions, ctx)
+    no_stragglers = r.participation.slow[0] <= 0
+    return made, Known(all(kept) and no_stragglers and r.env.epochs == r.env.max_epochs)
 
 
 def watch_cohort(r: Round, env: Env, server: Tree, clients: Client, ctx: Ctx) -> tuple[Array, Array | None]:
@@ -228,7 +251,7 @@ def group_gaps(env: Env, a: Tree, b: Tree) -> Array:
 def train(r: Round, env: Env, state: State, orders: Orders) -> Outcome:
     """The cohort's local training: the hot path."""
     slots = orders.slots
-    env = dataclasses.replace(env, rows=orders.rows)
+    env = dataclasses.replace(env, rows=orders.rows, same_epochs=orders.known.same_epochs)
     steps = jax.vmap(lambda i, e: steps_for(env, env.fed.size["train"][i], e))(slots.ctx.id, slots.ctx.epochs)
     steps = jnp.where(slots.active, jnp.maximum(steps, 1), 0)  # a client without data still reports
     task = lambda env, server, client, slot: one_client(r, env, server, client, slot)

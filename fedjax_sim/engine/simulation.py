@@ -106,7 +106,7 @@ def simulate(
     """
     method = late(method)
     control = method.control
-    env = dataclasses.replace(env, **equal_work(method, env, fed, participation))
+    env = dataclasses.replace(env, **equal_work(env, fed))
     r = Round(
         method=method,
         env=env,
@@ -143,17 +143,12 @@ def simulate(
     )
 
 
-def equal_work(method: Method, env: Env, fed: Federation, participation: Participation) -> dict[str, bool]:
-    """What is known of everybody's work before any round: `Env.even`, `Env.full`, `Env.same_epochs`."""
+def equal_work(env: Env, fed: Federation) -> dict[str, bool]:
+    """`Env.even` and `Env.full`: what is known of everybody's minibatches before any round."""
     size = np.asarray(fed.size["train"])
     batches = -(-size // env.batch_size)
     even = bool((batches == max(1, -(-fed.rows["train"].shape[1] // env.batch_size))).all())
-    told = method.control is not None or method.plan is not None or participation.slow[0] > 0
-    return dict(
-        even=even,
-        full=even and bool((size % env.batch_size == 0).all()),
-        same_epochs=not told and env.epochs == env.max_epochs,
-    )
+    return dict(even=even, full=even and bool((size % env.batch_size == 0).all()))
 
 
 def with_uploads(r: Round) -> Round:
