@@ -28,9 +28,9 @@ PACKAGES = ("fedjax-sim", "jax", "jaxlib", "flax", "optax", "numpy")
 SCHEDULED = 64  # rounds whose cohorts are laid down; later ones repeat them
 
 
-def configuration(workload: Workload) -> Config:
+def configuration(workload: Workload, method: str = "fedavg", **more: Any) -> Config:
     return Config(
-        "fedavg",
+        method,
         model=workload.model,
         clients=workload.clients,
         rounds=10**6,
@@ -41,22 +41,24 @@ def configuration(workload: Workload) -> Config:
         lr=workload.lr,
         momentum=workload.momentum,
         weight_decay=workload.weight_decay,
-        evaluations=(),
+        evaluations=more.pop("evaluations", ()),
         chunk=os.environ.get("FEDJAX_SIM_CHUNK", "auto"),
         devices=os.environ.get("FEDJAX_SIM_DEVICES", "auto"),
+        **more,
     )
 
 
-def federation(workload: Workload) -> tuple[Federation, list[list[int]]]:
+def federation(workload: Workload, pool_times: int = 1, tests: int = 1) -> tuple[Federation, list[list[int]]]:
+    """The workload's data and cohorts. pool_times: a pool so many times as large, of rows that nobody owns."""
     data = make_data(workload)
     rows = [np.arange(data.start[k], data.start[k + 1]) for k in range(workload.clients)]
     cohorts = [[work.client for work in plan(workload, data, index)] for index in range(SCHEDULED)]
     # peers see pixels / 127.5 − 1: (x/255 − 0.5)/0.5
     return Federation.from_arrays(
-        data.pixels,
-        data.labels,
+        np.tile(data.pixels, (pool_times, 1, 1, 1)),
+        np.tile(data.labels, pool_times),
         {"train": rows},
-        test=(data.pixels[:1], data.labels[:1]),
+        test=(np.resize(data.pixels, (tests, *workload.shape)), np.resize(data.labels, tests)),
         classes=workload.classes,
         mean=0.5,
         std=0.5,
