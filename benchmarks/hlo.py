@@ -327,7 +327,19 @@ def known_trips(module: Module, outer: list[tuple[Computation, Instruction]]) ->
     number = int(re.search(r"index=(\d+)", counter.rest)[1])  # type: ignore[index]
     start = carried(module, number, outer, first=True)
     end = constant(module, test, bound.name, outer)
-    return None if start is None or end is None else max(0, end - start)
+    return None if start is None or end is None else max(0, -(-(end - start) // stride(module, loop, number)))
+
+
+def stride(module: Module, loop: Instruction, number: int) -> int:
+    """What a turn adds to the counter, element `number` of the loop's tuple; 1 where the body does not say it plainly."""
+    body = module.computations[loop.called("body")[0]]
+    after = body.instructions.get(body.root.operands[number]) if body.root.op == "tuple" else None
+    while after is not None and after.op in SAME:
+        after = body.instructions.get(after.operands[0])
+    if after is None or after.op != "add":
+        return 1
+    added = [constant(module, body, operand, []) for operand in after.operands]
+    return next((n for n in added if n is not None and n > 0), 1)
 
 
 def tree(module: Module) -> Node:

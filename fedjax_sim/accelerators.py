@@ -9,12 +9,13 @@ The compilers come with the extra `[aot]`. What they say is a cost model, not a 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import math
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from fedjax_sim.errors import UserError, unknown
@@ -110,14 +111,15 @@ def parse(name: str) -> tuple[Kind, str]:
     return DEVICES[word], topology
 
 
-def quiet_environment() -> None:
-    """Before JAX starts: on the CPU, and libtpu asks no server what machine this is."""
+def quiet_environment(on_cpu: bool = True) -> None:
+    """Before JAX starts: its arrays on the CPU, and libtpu asks no server what machine this is."""
     for variable, value in (
-        ("JAX_PLATFORMS", "cpu"),
+        *([("JAX_PLATFORMS", "cpu")] if on_cpu else []),
         ("TPU_SKIP_MDS_QUERY", "1"),
         ("TPU_ACCELERATOR_TYPE", "v5litepod-4"),  # any: without it libtpu complains
         ("TPU_WORKER_HOSTNAMES", "localhost"),
         ("TPU_WORKER_ID", "0"),
+        ("ALLOW_MULTIPLE_LIBTPU_LOAD", "1"),  # nobody uses a chip: several processes may compile at a time
         ("TPU_STDERR_LOG_LEVEL", "3"),
         ("TPU_MIN_LOG_LEVEL", "3"),
         ("TF_CPP_MIN_LOG_LEVEL", "3"),
@@ -188,12 +190,24 @@ def compile_for(device: Device, fn: Callable, arguments: tuple, donate: bool = T
         # JAX remembers traces by function, and does not know for which device they were made
         jax.clear_caches()
         lowered = jax.jit(lambda *a: fn(*a), donate_argnums=0 if donate else ()).lower(*arguments)
-    kept = jax.config.jax_enable_compilation_cache  # programs without a device cannot be read back
-    jax.config.update("jax_enable_compilation_cache", False)
-    try:
+    with no_cache_on_disk():
         return lowered.compile()
+
+
+@contextlib.contextmanager
+def no_cache_on_disk() -> Iterator[None]:
+    """Without JAX's persistent cache: it cannot read back what was compiled for a device that is not there."""
+    import jax
+    from jax.experimental.compilation_cache import compilation_cache
+
+    kept = jax.config.jax_enable_compilation_cache
+    jax.config.update("jax_enable_compilation_cache", False)
+    compilation_cache.reset_cache()  # JAX asks once whether there is one
+    try:
+        yield
     finally:
         jax.config.update("jax_enable_compilation_cache", kept)
+        compilation_cache.reset_cache()
 
 
 # ---- a simulation's programs ----------------------------------------------------------------------------------------

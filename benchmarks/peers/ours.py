@@ -80,8 +80,8 @@ def with_shared_weights(workload: Workload, net: Any) -> Any:
     return jax.tree_util.tree_map_with_path(lambda path, leaf: shared[torch_name(path)].astype(leaf.dtype), net)
 
 
-def prepare(workload: Workload) -> Peer:
-    config = configuration(workload)
+def prepare(workload: Workload, method: str = "fedavg") -> Peer:
+    config = configuration(workload, method)
     want_host_devices(config)
     fed, cohorts = federation(workload)
     setup = set_up(config, fed=fed, capacity=1, cohorts=tuple(map(tuple, cohorts)))
