@@ -61,8 +61,9 @@ def measure(workload: Workload, method: str, program: str, device: Any, options:
 
 def pool_check(row: Row, larger: Row, times: int) -> Row:
     """How much a step grows with the pool."""
+    least = {"cycles_per_step": 1e4, "mb_per_step": 1.0}  # less is noise
     growth = {
-        name: larger[name] / row[name] - 1 for name in ("cycles_per_step", "mb_per_step") if row[name] is not None and row[name]
+        name: (larger[name] - row[name]) / max(row[name], few) for name, few in least.items() if row[name] is not None
     }
     return {"times": times, **growth, "ok": all(abs(value) <= UNCHANGED for value in growth.values())}
 
@@ -142,6 +143,7 @@ COLUMNS: dict[str, Callable[[Row], str]] = {
     "cycles/step": lambda r: short(r["cycles_per_step"]),
     "done": lambda r: f"×{r['step_runs']:.3g}",
     "cycles/round": lambda r: short(r["cycles_per_round"]),
+    "unpriced": lambda r: f"{r['unpriced_per_step']:.3g}",
     "kernels/step": lambda r: f"{r['kernels_per_step']:.4g}",
     "kernels/round": lambda r: f"{r['kernels_per_round']:.0f}",
     "MB/step": lambda r: f"{r['mb_per_step']:.1f}",

@@ -97,6 +97,7 @@ def whole(root: hlo.Node, kind: Any) -> dict[str, Any]:
     return {
         "cycles_per_round": cost.cycles if tpu else None,
         "kernels_per_round": cost.kernels,
+        "unpriced_per_round": cost.unpriced,
         "mb_per_round": cost.bytes / 1e6,
         "mb_per_round_simple": cost.simple_bytes / 1e6,
         "roofline_us_per_round": 1e6 * cost.bytes / kind.bandwidth,
@@ -128,6 +129,7 @@ def one_step(root: hlo.Node, steps: int, workload: Workload, device: Any) -> dic
         "cycles_per_step": cost.cycles if tpu else None,
         "cycles_us_per_step": 1e6 * cycles_s if tpu else None,
         "kernels_per_step": cost.kernels,
+        "unpriced_per_step": cost.unpriced,
         "mb_per_step": cost.bytes / 1e6,
         "mb_per_step_simple": cost.simple_bytes / 1e6,
         "roofline_us_per_step": 1e6 * max(memory_s, flops_s),

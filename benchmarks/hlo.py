@@ -29,6 +29,7 @@ FREE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while
 HEAVY = {"fusion", "custom-call", "copy", "convolution", "dot", "scatter", "gather", "sort", "reduce", "transpose",
          "dynamic-update-slice"} | COLLECTIVES  # fmt: skip
 SAME = {"bitcast", "reshape", "copy", "convert", "optimization-barrier"}  # a value handed on, for constants and slices
+SOME = 4096  # bytes from which a kernel without cycles is worth mentioning
 BACKWARD = (r"transpose\(jvp\([^)]*\.(features|head)\)\)", r"transpose\(jvp")  # of our models; of anything
 
 
@@ -209,9 +210,11 @@ def moved(module: Module, comp: Computation, one: Instruction) -> tuple[int, int
     far = module.tpu
     if one.op.endswith("-done"):
         return 0, 0
-    if one.op in ("copy-start", "slice-start"):  # (to, from, context): what of it is in main memory
-        both = parts(one.shape)[:2] if one.op == "copy-start" else parts(one.shape)[1:2] * 2
-        return sum(size(s, far) for s in both), simple
+    if one.op == "copy-start":  # (to, from, …)
+        return sum(size(s, far) for s in parts(one.shape)[:2]), simple
+    if one.op in ("slice-start", "dynamic-slice-start"):  # ((from, …), to, …)
+        to = parts(one.shape)[-2]
+        return min(size(to), size(shapes[0], far)) + size(to, far), simple
     if one.op == "fusion" and (called := one.called("calls")) and called[0] in module.computations:
         within = module.computations[called[0]]
         read = 0
@@ -221,9 +224,11 @@ def moved(module: Module, comp: Computation, one: Instruction) -> tuple[int, int
         out = written(module, within, within.root, far)
         return read + min(out, size(one.shape, far)), simple
     if one.op in ("dynamic-slice", "gather", "slice"):
-        return 2 * size(one.shape, far) + sum(size(s, far) for s in shapes[1:]), simple
+        read = min(size(one.shape), size(shapes[0], far)) + sum(size(s, far) for s in shapes[1:])
+        return read + size(one.shape, far), simple
     if one.op in ("dynamic-update-slice", "scatter"):
-        return 2 * sum(size(s, far) for s in shapes[1:]), simple
+        update = shapes[1] if one.op == "dynamic-update-slice" else shapes[-1]
+        return sum(size(s, far) for s in shapes[1:]) + min(size(update), size(one.shape, far)), simple
     return size(one.shape, far) + sum(size(s, far) for s in shapes), simple
 
 
@@ -237,16 +242,15 @@ class Cost:
     bytes: float = 0
     simple_bytes: float = 0
     syncs: float = 0  # times that the host is asked before going on (GPU)
+    unpriced: float = 0  # kernels of some size to which the compiler gives no cycles (TPU): gathers, calls of own kernels
     collectives: Counter = dataclasses.field(default_factory=Counter)  # (operation, bytes) -> how often
 
     def plus(self, other: Cost, times: float = 1) -> Cost:
         counted = Counter(self.collectives)
         for key, number in other.collectives.items():
             counted[key] += number * times
-        return Cost(
-            *(getattr(self, f) + times * getattr(other, f) for f in ("cycles", "kernels", "bytes", "simple_bytes", "syncs")),
-            counted,
-        )
+        names = ("cycles", "kernels", "bytes", "simple_bytes", "syncs", "unpriced")
+        return Cost(*(getattr(self, name) + times * getattr(other, name) for name in names), counted)
 
 
 @dataclasses.dataclass
@@ -392,8 +396,10 @@ def _count(module: Module, comp: Computation, one: Instruction, node: Node) -> N
     launched = one.op in HEAVY or plain in COLLECTIVES or cycles is not None
     if not module.tpu:
         launched = one.op not in FREE and not one.op.endswith("-done")
-    careful, simple = moved(module, comp, one) if one.op not in FREE else (0, 0)
-    cost = Cost(cycles or 0, int(launched), careful, simple if launched else 0)
+    moves = launched or one.op.endswith("-start")
+    careful, simple = moved(module, comp, one) if moves else (0, 0)
+    blind = module.tpu and launched and cycles is None and plain not in COLLECTIVES and simple > SOME
+    cost = Cost(cycles or 0, int(launched), careful, simple if launched else 0, unpriced=int(blind))
     if plain in COLLECTIVES:
         cost.collectives[plain, size(parts(one.shape)[-1] if one.op != plain else one.shape)] += 1
     node.own = node.own.plus(cost)
