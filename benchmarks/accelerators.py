@@ -62,9 +62,7 @@ def measure(workload: Workload, method: str, program: str, device: Any, options:
 def pool_check(row: Row, larger: Row, times: int) -> Row:
     """How much a step grows with the pool."""
     least = {"cycles_per_step": 1e4, "mb_per_step": 1.0}  # less is noise
-    growth = {
-        name: (larger[name] - row[name]) / max(row[name], few) for name, few in least.items() if row[name] is not None
-    }
+    growth = {name: (larger[name] - row[name]) / max(row[name], few) for name, few in least.items() if row[name] is not None}
     return {"times": times, **growth, "ok": all(abs(value) <= UNCHANGED for value in growth.values())}
 
 
@@ -230,7 +228,9 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--round-only", action="store_true", help="compile no evaluation")
     p.add_argument("--hlo", metavar="FOLDER", help="keep the compiled texts there")
     p.add_argument("--json", metavar="FILE", help="write everything here, after every program")
-    p.add_argument("--debug", action="store_true", help="a program that does not compile ends everything, with its traceback")
+    p.add_argument(
+        "--debug", action="store_true", help="a program that does not compile ends everything, with its traceback"
+    )
     return p
 
 

@@ -366,7 +366,7 @@ def _node(module: Module, name: str, outer: list[tuple[Computation, Instruction]
         elif one.op == "conditional":
             names = one.called("branch_computations") or [*one.called("true_computation"), *one.called("false_computation")]
             node.branches.append([_node(module, b, [], backward) for b in names])
-        elif one.op == "call" or one.op.endswith("-start") and one.called("calls"):
+        elif one.op == "call" or (one.op.endswith("-start") and one.called("calls")):
             names = one.called("to_apply") or one.called("calls")
             merge(node, _node(module, names[0], [], backward))
         else:

@@ -59,7 +59,7 @@ class Kind:
     title: str
     platform: str  # as `platform.lowering_for` names it: tpu, cuda
     smallest: str  # the smallest topology that can be asked for
-    memory: float  # bytes
+    memory: float  # bytes that a program may have
     bandwidth: float  # bytes per second
     clock: float  # cycles per second
     peak: float  # floating-point operations per second: bfloat16 products, summed in float32
@@ -76,9 +76,9 @@ A100 = _GPU.format(
 )  # fmt: skip
 
 DEVICES: dict[str, Kind] = {
-    "v5e": Kind("TPU v5e", "tpu", "2x2", 16 * 2**30, 819 * GB, 1.5e9, 197e12),
-    "v5p": Kind("TPU v5p", "tpu", "2x2x1", 95 * 2**30, 2765 * GB, 1.75e9, 459e12),
-    "v6e": Kind("TPU v6e", "tpu", "2x2", 32 * 2**30, 1640 * GB, 1.75e9, 918e12),
+    "v5e": Kind("TPU v5e", "tpu", "2x2", 15.75 * 2**30, 819 * GB, 1.5e9, 197e12),
+    "v5p": Kind("TPU v5p", "tpu", "2x2x1", 95.74 * 2**30, 2765 * GB, 1.75e9, 459e12),
+    "v6e": Kind("TPU v6e", "tpu", "2x2", 31.25 * 2**30, 1640 * GB, 1.75e9, 918e12),
     "h100": Kind("NVIDIA H100 SXM", "cuda", "1", 84978434048, 3352.32 * GB, 1.98e9, 989e12, H100),
     "a100": Kind("NVIDIA A100 SXM 80 GB", "cuda", "1", 84987740160, 2039 * GB, 1.41e9, 312e12, A100),
 }
@@ -131,7 +131,7 @@ def quiet_environment(on_cpu: bool = True) -> None:
 def target_device(name: str) -> Device:
     """The device `name`, as far as its compiler is concerned; one sentence where the compiler is not installed."""
     kind, topology = parse(name)
-    quiet_environment()
+    quiet_environment(on_cpu=False)
     from jax.experimental import topologies
 
     if kind.platform == "tpu":
@@ -143,8 +143,7 @@ def target_device(name: str) -> Device:
         found = topologies.get_topology_desc(platform=kind.platform, **asked)
     except Exception as problem:  # the plug-ins raise what they like
         if not installed(kind.platform):
-            said = f"the compiler for {kind.title} is not installed; {INSTALL} installs it"
-            raise UserError(said) from None
+            raise UserError(f"device '{name}' needs the compiler of {kind.title}; install it with: {INSTALL}") from None
         first = (str(problem).splitlines() or [type(problem).__name__])[0]
         raise UserError(f"the compiler for {kind.title} refuses device '{name}': {first}") from None
     return Device(name, kind, tuple(found.devices) if topology else (found.devices[0],))
@@ -200,7 +199,7 @@ def no_cache_on_disk() -> Iterator[None]:
     import jax
     from jax.experimental.compilation_cache import compilation_cache
 
-    kept = jax.config.jax_enable_compilation_cache
+    kept = jax.config.values.get("jax_enable_compilation_cache", True)
     jax.config.update("jax_enable_compilation_cache", False)
     compilation_cache.reset_cache()  # JAX asks once whether there is one
     try:

@@ -174,6 +174,16 @@ def test_units_of_clients_around_known_steps():
     assert hlo.step(root, 45)[0].kernels == 2
 
 
+def test_several_units_of_clients():
+    """Five units of clients, one after another: a local step is done five times, and costs as much."""
+    text = (GOLDEN / "hlo_gpu.txt").read_text()
+    root = hlo.tree(hlo.parse(text))
+    hlo.fill(root, steps=4, units=5)
+    assert loops(root)[:2] == [(None, 5, "units", 1), (4, 4, "steps", 5)]
+    cost, runs = hlo.step(root, 4)
+    assert (cost.kernels, runs) == (5 * 2, 5)
+
+
 # ---- the command --------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     "words, sentence",
