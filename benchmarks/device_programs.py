@@ -36,10 +36,12 @@ def library() -> Any:
 def set_up(workload: Workload, method: str, device: Any, pool_times: int = 1, **more: Any) -> Any:
     """Our run of a workload, laid out for `device`: all clients of a round side by side."""
     from benchmarks.peers import ours
+    from fedjax_sim.methods import controlled
     from fedjax_sim.platform import lowering_for
     from fedjax_sim.runner.prepare import prepare
 
-    fed, cohorts = ours.federation(workload, pool_times, TESTS if more.get("evaluations") else 1)
+    validates = controlled(method) or method == "fedfomo"
+    fed, cohorts = ours.federation(workload, pool_times, TESTS if more.get("evaluations") else 1, validates)
     layout = library().layout_on(device, workload.cohort_limit or workload.per_round)
     with lowering_for(device.platform):
         config = ours.configuration(workload, method, **more)

@@ -416,11 +416,11 @@ def holds_training(node: Node) -> bool:
 def fill(node: Node, steps: int, units: int = 1) -> int:
     """Give every loop its trips; returns how many local steps one execution of `node` does (of one of its passes).
 
-    A loop that holds a backward pass itself is a loop over steps. A loop around such a loop runs over blocks of steps, if
-    the inner one alone does fewer than there are, and else over units of clients. Trips that the compiler does not know:
-    `steps`, ⌈steps / steps of a block⌉, `units`; any other loop is counted once.
+    A loop that holds a backward pass itself is a loop over steps, whatever loops a step has inside. A loop around such a
+    loop runs over blocks of steps, if the inner one alone does fewer than there are, and else over units of clients. Trips
+    that the compiler does not know: `steps`, ⌈steps / steps of a block⌉, `units`; any other loop is counted once.
     """
-    done = [int(node.trains)]
+    done = [0]
     for loop in node.loops:
         each = fill(loop.body, steps, units)
         if not holds_training(loop.body):
@@ -434,7 +434,7 @@ def fill(node: Node, steps: int, units: int = 1) -> int:
             loop.filled, loop.source = guess, why
         done.append(each * loop.filled if loop.role != "other" else 0)
     done += [max(fill(branch, steps, units) for branch in several) for several in node.branches]
-    return max(done)
+    return 1 if node.trains and max(done) < steps else max(done)
 
 
 def total(node: Node) -> Cost:
@@ -488,7 +488,7 @@ def step(node: Node, steps: int) -> tuple[Cost, float]:
 def turns_of(loop: Loop) -> int:
     """Local steps in one execution of a loop."""
     inner = [turns_of(one) for one in loop.body.loops if one.role in ("steps", "block")]
-    return loop.filled * max([int(loop.body.trains), *inner])
+    return loop.filled * (1 if loop.role == "steps" else max(inner))
 
 
 def expensive(node: Node, steps: int, most: int) -> list[dict]:

@@ -174,6 +174,18 @@ def test_units_of_clients_around_known_steps():
     assert hlo.step(root, 45)[0].kernels == 2
 
 
+def test_steps_that_have_a_loop_inside():
+    """The outer body differentiates too: its turns are the steps, and the inner loop belongs to each."""
+    text = (GOLDEN / "hlo_gpu.txt").read_text()
+    mark = "  %loop_add_fusion.2 = s32[] fusion(%get-tuple-element.114), kind=kLoop, calls=%fused_add.2"
+    assert mark in text
+    root = hlo.tree(hlo.parse(text.replace(mark, mark + ', metadata={op_name="a/transpose(jvp())/mul"}')))
+    hlo.fill(root, 8)
+    assert loops(root)[:2] == [(None, 8, "steps", 1), (4, 4, "steps", 8)]
+    cost, runs = hlo.step(root, 8)
+    assert (cost.kernels, runs) == (2 + 4 * 2 + 9 / 8, 1)
+
+
 def test_several_units_of_clients():
     """Five units of clients, one after another: a local step is done five times, and costs as much."""
     text = (GOLDEN / "hlo_gpu.txt").read_text()
