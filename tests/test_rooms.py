@@ -32,10 +32,12 @@ ALLOWED: dict[str, set[str]] = {
     "local": BASICS | {"plans", "models", "platform"},
     "methods": ONE_CLIENT | {"agents.registry"},
     "engine": ONE_CLIENT | {"platform"},
-    "runner": ONE_CLIENT | {"data", "engine", "methods", "platform", "__init__"},
+    "accelerators": {"errors", "platform", "types", "engine"},
+    "runner": ONE_CLIENT | {"data", "engine", "methods", "platform", "accelerators", "__init__"},
     "presets": {"errors"},
     "report": {"errors", "options", "runner.files", "runner.figures", "__init__"},
-    "cli": ONE_CLIENT | {"data", "engine", "methods", "platform", "runner", "report", "presets", "agents", "__init__"},
+    "cli": ONE_CLIENT
+    | {"data", "engine", "methods", "platform", "accelerators", "runner", "report", "presets", "agents", "__init__"},
     "notebook": BASICS | {"data", "engine", "runner", "report", "cli", "__init__"},
     "__main__": {"cli"},
     "__init__": BASICS | {"data", "engine", "methods", "models", "notebook", "runner"},  # the public names, and the version

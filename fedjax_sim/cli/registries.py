@@ -27,6 +27,7 @@ REGISTRIES = {
     "presets": ("fedjax_sim.presets", "PRESETS"),
     "logs": ("fedjax_sim.runner.sinks", "SINKS"),
     "convolutions": ("fedjax_sim.models.layers", "FORMS"),
+    "accelerators": ("fedjax_sim.accelerators", "DEVICES"),
 }
 LISTED = ("methods", "datasets", "models", "partitions", "protocols", "losses", "agents", "evaluations", "presets", "logs")
 LIGHT = ("methods", "models", "agents", "presets")  # importing these costs nothing

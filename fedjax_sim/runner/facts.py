@@ -103,8 +103,8 @@ def facts(setup: Setup) -> dict[str, Any]:
     )
 
 
-def check_reach(setup: Setup) -> None:
-    """Refuse, before anything is allocated, what 32-bit counters or this machine's memory cannot hold."""
+def check_counters(setup: Setup) -> None:
+    """Refuse what 32-bit counters cannot hold."""
     env, size = setup.simulation.env, int(np.asarray(setup.fed.size["train"]).max())
     counted = {n: getattr(setup.config, n) for n in ("rounds", "eval_every", "personal_every", "checkpoint_every")}
     for name, value in {**counted, "batch_size": env.batch_size}.items():
@@ -114,11 +114,16 @@ def check_reach(setup: Setup) -> None:
     if steps > MOST_STEPS:
         most = MOST_STEPS // -(-size // env.batch_size)
         raise UserError(f"epochs {env.max_epochs:g} are too many steps for the largest client; allowed: {most} or less")
+
+
+def check_reach(setup: Setup) -> None:
+    """Refuse, before anything is allocated, what 32-bit counters or this machine's memory cannot hold."""
+    check_counters(setup)
     if jax.default_backend() != "cpu":
         return  # the arrays are in the accelerator's memory, whose size nobody can ask for beforehand
     sizes = facts(setup)
     memory.refuse_if_too_large(
         int(sizes["peak"] - sizes["runtime"]),  # the runtime is there already
-        f"this run ({setup.config.method}, {setup.fed.num_clients} clients, model {env.model.name})",
+        f"this run ({setup.config.method}, {setup.fed.num_clients} clients, model {setup.simulation.env.model.name})",
         "use fewer clients, a smaller model, batch, chunk or eval-every, or state-on host",
     )
