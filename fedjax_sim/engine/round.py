@@ -282,7 +282,9 @@ def aggregate(r: Round, env: Env, state: State, orders: Orders, outcome: Outcome
     typed = lambda: jax.tree.map(lambda new, old: jnp.asarray(new, old.dtype), combine(), state.server)
     # nobody reported: as if the round had not been, preparation included
     server = either(cohort.count > 0, typed, state.server)
-    average = jnp.where(cohort.ok, jnp.stack([reports["loss"], reports["accuracy"]]), 0).sum(1) / jnp.maximum(cohort.count, 1)
+    average = jnp.where(cohort.ok, jnp.stack([reports["loss"], reports["accuracy"]]), 0).sum(1) / jnp.maximum(
+        cohort.count, 1
+    )
     invited, failed = orders.invited, reports["diverged"]
     log = dict(
         round=state.t + 1,

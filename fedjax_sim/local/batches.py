@@ -46,7 +46,9 @@ def most_steps(env: Env, epochs: float | None) -> tuple[int, bool]:
     """(the most steps a client can have, whether all that work have just as many) of `epochs`; None: of a Plan's."""
     largest = -(-env.fed.rows["train"].shape[1] // env.batch_size)
     number = np.asarray(env.max_epochs if epochs is None else epochs, env.dtype)  # rounds as `steps_for` does
-    return max(1, int(np.round(number * np.asarray(largest, env.dtype)))), env.even and (epochs is not None or env.same_epochs)
+    return max(1, int(np.round(number * np.asarray(largest, env.dtype)))), env.even and (
+        epochs is not None or env.same_epochs
+    )
 
 
 WORD_PLACES = 12  # bits for the place in a word that is sorted as one; the others are random

@@ -22,7 +22,18 @@ from jax import lax
 
 from fedjax_sim.errors import UserError
 from fedjax_sim.hooks import Method, Server, resident_net
-from fedjax_sim.local import batches_per_epoch, descend, forward, local_loss, longest, most_steps, repeat, stream, turns, upload
+from fedjax_sim.local import (
+    batches_per_epoch,
+    descend,
+    forward,
+    local_loss,
+    longest,
+    most_steps,
+    repeat,
+    stream,
+    turns,
+    upload,
+)
 from fedjax_sim.methods.fedavg import fedavg
 from fedjax_sim.plans import with_own_statistics
 from fedjax_sim.types import Array, Client, Ctx, Env, Plan, Real, Tree, Upload, concrete
