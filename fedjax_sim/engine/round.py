@@ -168,7 +168,8 @@ def orders(r: Round, env: Env, state: State, dropout: Array, rows: Tree = None) 
         actions, info = jax.vmap(lambda o, k, a: r.agent.act(state.agent, o, k, a))(observed, keys, available)
         make = lambda a, c: control.plan(env, a, server, c)
     elif method.plan is not None:
-        make = lambda _, c: method.plan(env, server, c)
+        hook = method.plan
+        make = lambda _, c: hook(env, server, c)
     else:
         make = lambda _, c: full_plan(env, c.epochs)
     plan, known = plans(r, make, actions, ctx)

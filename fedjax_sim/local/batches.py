@@ -117,7 +117,7 @@ def turns(env: Env, count: Array, most: int, exact: bool = False) -> Turns:
 
 
 def repeat(planned: Turns, body: Callable[[Array, Any], Any], start: Any) -> Any:
-    """`body(k, carry)` for k = 0, 1, …: a lane's turns from its `count` on are computed for nothing, and masked by `body`."""
+    """`body(k, carry)` for k = 0, 1, …; `body` masks the turns that a lane does not have."""
     if planned.length == 1:
         return lax.fori_loop(0, planned.blocks, body, start)
     if isinstance(planned.blocks, int) and planned.blocks == 1:
