@@ -6,7 +6,7 @@ added up client by client while they are produced; only small reports are stacke
 loop, so devices never wait for each other before the final sums.
 
 Where the stacked client state `[N, …]` lives: on one device, in one place, rows read and written in place. On a mesh,
-row i lives on device i // (N/D); the cohort's rows travel to the device that trains them (`psum_scatter`) and back
+row i lives on device i // (N/D); the cohort's rows travel to the device that trains them (`all_to_all`) and back
 (`all_gather`), M rows at a time, so a random cohort crosses shards at the cost of M rows each way.
 """
 
