@@ -5,10 +5,13 @@ from __future__ import annotations
 import pathlib
 import types
 
+import numpy as np
 import pytest
+from golden.make_benchmarks import TINY
 
 from benchmarks import accelerators, hlo
 from benchmarks.hlo import Cost
+from benchmarks.peers import ours
 
 GOLDEN = pathlib.Path(__file__).parent / "golden"
 
@@ -226,13 +229,33 @@ def test_bad_input_is_one_sentence(words, sentence, capsys):
     assert sentence in capsys.readouterr().err
 
 
+def pool_of(cycles, mb):
+    return lambda times: {"cycles_per_step": cycles(times), "mb_per_step": mb(times)}
+
+
 def test_a_pool_that_a_step_feels():
     row = {"cycles_per_step": 1e6, "mb_per_step": 100.0}
-    same = accelerators.pool_check(row, {"cycles_per_step": 1.01e6, "mb_per_step": 100.0}, 10)
-    grown = accelerators.pool_check(row, {"cycles_per_step": 1.03e6, "mb_per_step": 100.0}, 10)
-    assert (same["ok"], grown["ok"]) == (True, False)
-    gpu = accelerators.pool_check(row | {"cycles_per_step": None}, {"mb_per_step": 90.0}, 10)
-    assert gpu == {"times": 10, "mb_per_step": pytest.approx(-0.1), "ok": False}
+    same = accelerators.pool_check(row, pool_of(lambda t: 1.01e6, lambda t: 100.0), 10)
+    assert same == {"times": 10, "cycles_per_step": pytest.approx(0.01), "mb_per_step": 0, "ok": True}
+    grown = accelerators.pool_check(row, pool_of(lambda t: 1e6 + 1e4 * t, lambda t: 100.0), 10)
+    assert not grown["ok"] and accelerators.pool_line(grown).endswith(
+        "from x10 to x20: step cycles +9.1 %, step MB +0.0 % GROWS"
+    )
+    moved = accelerators.pool_check(row, pool_of(lambda t: 5e5, lambda t: 104.0), 10)
+    assert moved["ok"] and "step cycles -50.0 %" in accelerators.pool_line(moved)
+    gpu = accelerators.pool_check(row | {"cycles_per_step": None}, pool_of(lambda t: None, lambda t: 100.0 + t), 10)
+    assert not gpu["ok"] and "cycles_per_step" not in gpu
+
+
+def test_a_larger_pool_has_the_same_clients():
+    small, _ = ours.federation(TINY)
+    large, _ = ours.federation(TINY, pool_times=10)
+    assert len(small.x) == 28 + 1 and len(large.x) == 280
+    np.testing.assert_array_equal(small.rows["train"], large.rows["train"])
+    np.testing.assert_array_equal(small.x[:28], large.x[:28])
+    validated, _ = ours.federation(TINY, validation=True)
+    assert validated.size["train"].tolist() == small.size["train"].tolist()
+    assert validated.size["val"].tolist() == [1] * 4 and len(validated.held["val"]) == 1000
 
 
 def test_the_naive_program_is_fedavg_on_one_device():
