@@ -52,32 +52,26 @@ def measure(workload: Workload, method: str, program: str, device: Any, options:
     if program != "naive" and not options.round_only:
         row["evaluation"] = compiled_as.evaluation_figures(compiled_as.evaluation(workload, method, device, **more), device)
     if program == "ours" and options.pool_times > 1:
-        larger = lambda times: compiled_as.figures(
-            compiled_as.ours(workload, method, device, times), device, workload, row["steps"]
+        larger = compiled_as.figures(
+            compiled_as.ours(workload, method, device, options.pool_times), device, workload, row["steps"]
         )
-        row["pool"] = pool_check(row, larger, options.pool_times)
+        row["pool"] = pool_check(row, larger, options.pool_times, compiled_as.pool_mb(workload))
     return row
 
 
-def growth(row: Row, other: Row) -> dict[str, float]:
-    """By how much a step's cycles and MB differ, as a fraction."""
-    least = {"cycles_per_step": 1e4, "mb_per_step": 1.0}  # less is noise
-    return {name: (other[name] - row[name]) / max(row[name], few) for name, few in least.items() if row[name] is not None}
+def pool_check(row: Row, larger: Row, times: int, pool_mb: float) -> Row:
+    """How much a step changes with a pool `times` as large as one of `pool_mb`.
 
-
-def pool_check(row: Row, larger: Callable[[int], Row], times: int) -> Row:
-    """How much a step changes with a pool `times` as large.
-
-    A larger pool may no longer lie where a small one did, in the core's own memory, and then other things do: if a step
-    changes, the pool is doubled once more. What touches the pool as a whole grows then too.
+    The verdict is on what kernels touch, and on what is copied beside them: where a larger pool lies, and what then lies
+    elsewhere, changes cycles and the MB of main memory too.
     """
-    same = lambda change: all(abs(value) <= UNCHANGED for value in change.values())
-    grown = larger(times)
-    change = growth(row, grown)
-    found: Row = {"times": times, **change, "ok": same(change)}
-    if not found["ok"]:
-        found["doubled"] = growth(grown, larger(2 * times))
-        found["ok"] = same(found["doubled"])
+    least = {"cycles_per_step": 1e4, "mb_per_step": 1.0, "mb_touched_per_step": 1.0}  # less is noise
+    found: Row = {"times": times}
+    for name, few in least.items():
+        if row[name] is not None:
+            found[name] = (larger[name] - row[name]) / max(row[name], few)
+    copied = larger["mb_fetched_per_step"] - row["mb_fetched_per_step"]
+    found["ok"] = abs(found["mb_touched_per_step"]) <= UNCHANGED and copied < (times - 1) * pool_mb / 2
     return found
 
 
@@ -224,19 +218,14 @@ def details(row: Row) -> str:
 
 def pool_line(pool: Row) -> str:
     """
-    >>> pool_line({"times": 10, "cycles_per_step": 0.003, "mb_per_step": 0.0, "ok": True})
-    'pool x10: step cycles +0.3 %, step MB +0.0 % ok'
+    >>> pool_line({"times": 10, "cycles_per_step": 0.003, "mb_per_step": 0.0, "mb_touched_per_step": 0.0, "ok": True})
+    'pool x10: step cycles +0.3 %, step MB +0.0 %, touched +0.0 % ok'
     """
-
-    def words(change: Row) -> str:
-        cycles = f"step cycles {100 * change['cycles_per_step']:+.1f} %, " if "cycles_per_step" in change else ""
-        return f"{cycles}step MB {100 * change['mb_per_step']:+.1f} %"
-
-    text = f"pool x{pool['times']}: {words(pool)}"
-    if "doubled" in pool:
-        text += f"; from x{pool['times']} to x{2 * pool['times']}: {words(pool['doubled'])}"
-        return f"{text} {'ok, only placed differently' if pool['ok'] else 'GROWS'}"
-    return f"{text} ok"
+    names = {"cycles_per_step": "step cycles", "mb_per_step": "step MB", "mb_touched_per_step": "touched"}
+    change = ", ".join(f"{word} {100 * pool[name]:+.1f} %" for name, word in names.items() if name in pool)
+    moved = any(abs(pool.get(name, 0)) > UNCHANGED for name in names)
+    verdict = ("ok, only placed differently" if moved else "ok") if pool["ok"] else "GROWS"
+    return f"pool x{pool['times']}: {change} {verdict}"
 
 
 # ---- the command --------------------------------------------------------------------------------------------------
