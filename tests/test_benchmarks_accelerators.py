@@ -248,6 +248,7 @@ def stepped(cycles=1e6, mb=100.0, touched=300.0, fetched=5.0):
             "step cycles -50.0 %, step MB +4.0 %, touched +0.0 % ok, only placed differently",
         ),
         (stepped(touched=309.0), False, "touched +3.0 % GROWS"),
+        (stepped(cycles=1.03e6), False, "step cycles +3.0 %, step MB +0.0 %, touched +0.0 % GROWS"),
         (stepped(fetched=100.0), False, "GROWS"),  # of a pool of 20 MB, now 200
         (stepped(fetched=50.0), True, "ok"),
     ],

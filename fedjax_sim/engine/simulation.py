@@ -106,6 +106,7 @@ def simulate(
     """
     method = late(method)
     control = method.control
+    env = equal_work(env, fed)
     r = Round(
         method=method,
         env=env,
@@ -140,6 +141,14 @@ def simulate(
         eval_every=eval_every,
         capacity=capacity,
     )
+
+
+def equal_work(env: Env, fed: Federation) -> Env:
+    """With `Env.even` and `Env.full`: what is known of everybody's minibatches before any round."""
+    size = np.asarray(fed.size["train"])
+    batches = -(-size // env.batch_size)
+    even = bool((batches == max(1, -(-fed.rows["train"].shape[1] // env.batch_size))).all())
+    return dataclasses.replace(env, even=even, full=even and bool((size % env.batch_size == 0).all()))
 
 
 def with_uploads(r: Round) -> Round:

@@ -22,7 +22,18 @@ from jax import lax
 
 from fedjax_sim.errors import UserError
 from fedjax_sim.hooks import Method, Server, resident_net
-from fedjax_sim.local import batches_per_epoch, descend, forward, local_loss, longest, stream, upload
+from fedjax_sim.local import (
+    batches_per_epoch,
+    descend,
+    forward,
+    local_loss,
+    longest,
+    most_steps,
+    repeat,
+    stream,
+    turns,
+    upload,
+)
 from fedjax_sim.methods.fedavg import fedavg
 from fedjax_sim.plans import with_own_statistics
 from fedjax_sim.types import Array, Client, Ctx, Env, Plan, Real, Tree, Upload, concrete
@@ -93,7 +104,7 @@ def fedala(
                 w = jax.tree.map(lambda a, g, d: jnp.where(on, move(a, g, d), a), w, slope, apart)
                 return w, jnp.where(on, loss, last)
 
-            return lax.fori_loop(0, longest(env, batches), step, (w, jnp.zeros((), env.dtype)))
+            return repeat(turns(env, batches, most_steps(env, 1)[0]), step, (w, jnp.zeros((), env.dtype)))
 
         def again(carry: tuple) -> tuple:
             w, losses, passes, running = carry

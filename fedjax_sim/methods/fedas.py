@@ -19,11 +19,10 @@ import math
 import jax
 import jax.numpy as jnp
 import optax
-from jax import lax
 
 from fedjax_sim.errors import UserError
 from fedjax_sim.hooks import Method, Server
-from fedjax_sim.local import Aux, Batch, batches_per_epoch, descend, forward, longest, stream, upload
+from fedjax_sim.local import Aux, Batch, batches_per_epoch, descend, forward, most_steps, repeat, stream, turns, upload
 from fedjax_sim.local.features import class_statistics
 from fedjax_sim.local.optim import Sgd
 from fedjax_sim.methods.fedavg import fedavg
@@ -57,7 +56,7 @@ def fisher_trace(env: Env, net: Tree, ctx: Ctx) -> Array:
 
         return total + jnp.where(k < batches, square_norm(jax.grad(loss)(net["params"])), 0).astype(env.dtype)
 
-    return lax.fori_loop(0, longest(env, batches), add, jnp.zeros((), env.dtype))
+    return repeat(turns(env, batches, *most_steps(env, 1)), add, jnp.zeros((), env.dtype))
 
 
 def fedas(align_lr: Real = 0.01, align_batch: int = 16) -> Method:

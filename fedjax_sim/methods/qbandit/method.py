@@ -27,12 +27,11 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from agents.registry import DISCRETE
 from fedjax_sim.errors import UserError, lookup
 from fedjax_sim.hooks import Control, Method, into_resident
-from fedjax_sim.local import batches_per_epoch, descend, longest, stream, upload
+from fedjax_sim.local import batches_per_epoch, descend, most_steps, repeat, stream, turns, upload
 from fedjax_sim.local.score import client_accuracy, predict_net
 from fedjax_sim.methods.controllers import check_agent, make_agent
 from fedjax_sim.methods.qbandit.actions import CONTROLS, MENU, Actions, prefix, read_menu
@@ -74,7 +73,7 @@ def round_accuracy(env: Env, net: Tree, ctx: Ctx, steps: Array) -> Array:
         return total[0] + hit.sum(), total[1] + seen.sum()
 
     nothing = jnp.zeros((), env.dtype)
-    hits, count = lax.fori_loop(0, longest(env, steps), add, (nothing, nothing))
+    hits, count = repeat(turns(env, steps, *most_steps(env, 1.0)), add, (nothing, nothing))
     return hits / jnp.maximum(count, 1)
 
 
