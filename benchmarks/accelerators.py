@@ -85,7 +85,7 @@ def all_rows(options: argparse.Namespace, chosen: Sequence[Workload], result: Ro
     """Fill `result`; written down after every program."""
     for name in options.device.split(","):
         kind, topology = library().parse(name)
-        timed = not topology and compiled_as.present(kind)
+        timed = not topology and library().here(kind.platform)
         for workload in chosen:
             for method in options.methods.split(","):
                 for program in programs(options, method, bool(topology), timed):
@@ -284,8 +284,8 @@ def arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[Work
 
 def main(argv: Sequence[str] | None = None) -> int:
     options, chosen = arguments(argv)
-    kinds = [library().parse(name)[0] for name in options.device.split(",")]
-    library().quiet_environment(on_cpu=not any(map(compiled_as.present, kinds)))
+    platforms = [library().parse(name)[0].platform for name in options.device.split(",")]
+    library().quiet_environment(on_cpu=not any(map(library().here, platforms)))
     result: Row = {"rows": [], "absent": []}
     try:
         all_rows(options, chosen, result)

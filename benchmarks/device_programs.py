@@ -164,12 +164,6 @@ def evaluation_figures(compiled: Any, device: Any) -> dict[str, Any]:
 
 
 # ---- a device that is there ----------------------------------------------------------------------------------------
-def present(kind: Any) -> bool:
-    """Whether JAX may find a device of this platform here; asked before JAX starts."""
-    places = {"tpu": ("/dev/accel0", "/dev/vfio/0"), "cuda": ("/dev/nvidia0",)}[kind.platform]
-    return any(pathlib.Path(place).exists() for place in places)
-
-
 def rounds_per_second(workload: Workload, method: str, program: str, rounds: int = 5) -> float:
     """Rounds per second on the device that JAX uses here: the best of a few, after one that is not timed."""
     from benchmarks.peers import jax_naive, ours
