@@ -7,6 +7,7 @@ The library may be another revision's: only what is imported inside functions is
 from __future__ import annotations
 
 import importlib.util
+import math
 import pathlib
 import sys
 import time
@@ -81,6 +82,11 @@ def longest(workload: Workload, whole_federation: bool = False) -> int:
     return max(steps_of(one.examples, workload) for one in plan(workload, make_data(workload), 0))
 
 
+def pool_mb(workload: Workload) -> float:
+    """The examples of a workload, as the device holds them."""
+    return sum(workload.sizes) * math.prod(workload.shape) / 1e6
+
+
 def memory_of(compiled: Any) -> dict[str, float]:
     """MB of 10^6 bytes on each device, from the compiler's account."""
     stats = compiled.memory_analysis()
@@ -134,6 +140,8 @@ def one_step(root: hlo.Node, steps: int, workload: Workload, device: Any) -> dic
         "unpriced_per_step": cost.unpriced,
         "mb_per_step": cost.bytes / 1e6,
         "mb_per_step_simple": cost.simple_bytes / 1e6,
+        "mb_touched_per_step": cost.touched / 1e6,
+        "mb_fetched_per_step": cost.fetched / 1e6,
         "roofline_us_per_step": 1e6 * max(memory_s, flops_s),
         "share_of_peak": flops_s / max(cycles_s if tpu else memory_s, flops_s),
     }
@@ -156,12 +164,6 @@ def evaluation_figures(compiled: Any, device: Any) -> dict[str, Any]:
 
 
 # ---- a device that is there ----------------------------------------------------------------------------------------
-def present(kind: Any) -> bool:
-    """Whether JAX may find a device of this platform here; asked before JAX starts."""
-    places = {"tpu": ("/dev/accel0", "/dev/vfio/0"), "cuda": ("/dev/nvidia0",)}[kind.platform]
-    return any(pathlib.Path(place).exists() for place in places)
-
-
 def rounds_per_second(workload: Workload, method: str, program: str, rounds: int = 5) -> float:
     """Rounds per second on the device that JAX uses here: the best of a few, after one that is not timed."""
     from benchmarks.peers import jax_naive, ours

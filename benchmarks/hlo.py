@@ -8,7 +8,8 @@
 Cycles are the compiler's own estimates (`estimated_cycles`, TPU only). A kernel is an instruction that is launched. Bytes
 are counted in two ways: *simple*, every operand and every result in full; and *careful* (`bytes`), where what is sliced or
 gathered counts as much as is taken from it, what is updated in place counts as much as is written, and on a TPU what lies
-in the core's own memory counts nothing.
+in the core's own memory counts nothing. `touched` counts that too: where things lie is the compiler's choice, and changes
+with all the others.
 """
 
 from __future__ import annotations
@@ -203,11 +204,10 @@ def written(module: Module, inside: Computation, result: Instruction, far: bool)
     return size(result.shape, far)
 
 
-def moved(module: Module, comp: Computation, one: Instruction) -> tuple[int, int]:
-    """(careful, simple) bytes that an instruction reads and writes."""
+def moved(module: Module, comp: Computation, one: Instruction, far: bool) -> tuple[int, int]:
+    """(careful, simple) bytes that an instruction reads and writes; far: the careful ones in main memory only."""
     shapes = [comp.instructions[o].shape if o in comp.instructions else "" for o in one.operands]
     simple = size(one.shape) + sum(map(size, shapes))
-    far = module.tpu
     if one.op.endswith("-done"):
         return 0, 0
     if one.op == "copy-start":  # (to, from, …)
@@ -242,6 +242,8 @@ class Cost:
     bytes: float = 0
     simple_bytes: float = 0
     syncs: float = 0  # times that the host is asked before going on (GPU)
+    touched: float = 0  # bytes as above, wherever they lie, of kernels
+    fetched: float = 0  # and of copies beside them (TPU)
     unpriced: float = 0  # kernels of some size to which the compiler gives no cycles (TPU): gathers, calls of own kernels
     collectives: Counter = dataclasses.field(default_factory=Counter)  # (operation, bytes) -> how often
 
@@ -249,7 +251,7 @@ class Cost:
         counted = Counter(self.collectives)
         for key, number in other.collectives.items():
             counted[key] += number * times
-        names = ("cycles", "kernels", "bytes", "simple_bytes", "syncs", "unpriced")
+        names = [field.name for field in dataclasses.fields(self)][:-1]
         return Cost(*(getattr(self, name) + times * getattr(other, name) for name in names), counted)
 
 
@@ -397,9 +399,11 @@ def _count(module: Module, comp: Computation, one: Instruction, node: Node) -> N
     if not module.tpu:
         launched = one.op not in FREE and not one.op.endswith("-done")
     moves = launched or one.op.endswith("-start")
-    careful, simple = moved(module, comp, one) if moves else (0, 0)
+    careful, simple = moved(module, comp, one, far=module.tpu) if moves else (0, 0)
+    anywhere = moved(module, comp, one, far=False)[0] if moves else 0
     blind = module.tpu and launched and cycles is None and plain not in COLLECTIVES and simple > SOME
     cost = Cost(cycles or 0, int(launched), careful, simple if launched else 0, unpriced=int(blind))
+    cost.touched, cost.fetched = (anywhere, 0) if launched else (0, anywhere)
     if plain in COLLECTIVES:
         cost.collectives[plain, size(parts(one.shape)[-1] if one.op != plain else one.shape)] += 1
     node.own = node.own.plus(cost)

@@ -111,19 +111,26 @@ def parse(name: str) -> tuple[Kind, str]:
     return DEVICES[word], topology
 
 
+def here(platform: str) -> bool:
+    """Whether this machine has such a device; asked without starting JAX."""
+    places = {"tpu": ("/dev/accel0", "/dev/vfio/0"), "cuda": ("/dev/nvidia0",)}[platform]
+    return any(os.path.exists(place) for place in places)
+
+
 def quiet_environment(on_cpu: bool = True) -> None:
-    """Before JAX starts: its arrays on the CPU, and libtpu asks no server what machine this is."""
-    for variable, value in (
-        *([("JAX_PLATFORMS", "cpu")] if on_cpu else []),
-        ("TPU_SKIP_MDS_QUERY", "1"),
-        ("TPU_ACCELERATOR_TYPE", "v5litepod-4"),  # any: without it libtpu complains
-        ("TPU_WORKER_HOSTNAMES", "localhost"),
-        ("TPU_WORKER_ID", "0"),
-        ("ALLOW_MULTIPLE_LIBTPU_LOAD", "1"),  # nobody uses a chip: several processes may compile at a time
-        ("TPU_STDERR_LOG_LEVEL", "3"),
-        ("TPU_MIN_LOG_LEVEL", "3"),
-        ("TF_CPP_MIN_LOG_LEVEL", "3"),
-    ):
+    """Before JAX starts: its arrays on the CPU, and libtpu asks no server what machine this is, unless it has a TPU."""
+    wanted = {"TF_CPP_MIN_LOG_LEVEL": "3"} | ({"JAX_PLATFORMS": "cpu"} if on_cpu else {})
+    if not here("tpu"):
+        wanted |= {
+            "TPU_SKIP_MDS_QUERY": "1",
+            "TPU_ACCELERATOR_TYPE": "v5litepod-4",  # any: without it libtpu complains
+            "TPU_WORKER_HOSTNAMES": "localhost",
+            "TPU_WORKER_ID": "0",
+            "TPU_STDERR_LOG_LEVEL": "3",
+            "TPU_MIN_LOG_LEVEL": "3",
+            "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # nobody uses a chip: several processes may compile at a time
+        }
+    for variable, value in wanted.items():
         os.environ.setdefault(variable, value)
 
 

@@ -76,6 +76,16 @@ def test_what_a_compiler_refuses_is_one_sentence(capsys, monkeypatch):
     assert "the compiler for TPU v5e refuses device 'v5e:3x5': not divisible" in said
 
 
+def test_a_tpu_that_is_there_is_left_alone(monkeypatch):
+    monkeypatch.setattr(accelerators.os, "environ", {})
+    accelerators.quiet_environment()
+    assert accelerators.os.environ["JAX_PLATFORMS"] == "cpu" and "TPU_SKIP_MDS_QUERY" in accelerators.os.environ
+    monkeypatch.setattr(accelerators.os, "environ", {"JAX_PLATFORMS": "tpu"})
+    monkeypatch.setattr(accelerators, "here", lambda platform: True)
+    accelerators.quiet_environment()
+    assert accelerators.os.environ == {"JAX_PLATFORMS": "tpu", "TF_CPP_MIN_LOG_LEVEL": "3"}
+
+
 def config_of(**more) -> Config:
     small = dict(model="mlp", model_options={"hidden": "8"}, clients=6, participation="0.5", rounds=2, batch_size=16)
     return Config(more.pop("method", "scaffold"), **(small | more))

@@ -5,10 +5,13 @@ from __future__ import annotations
 import pathlib
 import types
 
+import numpy as np
 import pytest
+from golden.make_benchmarks import TINY
 
 from benchmarks import accelerators, hlo
 from benchmarks.hlo import Cost
+from benchmarks.peers import ours
 
 GOLDEN = pathlib.Path(__file__).parent / "golden"
 
@@ -102,10 +105,11 @@ def test_costs_of_the_gpu_program():
     """Bytes: a step reads w, 8 of 20,000 rows of the pool and one of 40 rows of numbers; the table is written in one row."""
     root = read("gpu")
     body = root.loops[0].body.loops[0].body.own
-    assert body == Cost(0, 2, (512 + 8 * 16 + 32 + 4 + 4 + 512) + 8, (512 + 320_000 + 1280 + 4 + 4 + 512) + 8)
-    assert root.loops[0].body.own == Cost(0, 2, 8 + 8, 16)
-    assert root.loops[0].condition == Cost(0, 1, 4 + 4 + 1, 9)
-    assert root.loops[1].body.own == Cost(0, 2, 1024 + 8, 1032)
+    careful = (512 + 8 * 16 + 32 + 4 + 4 + 512) + 8
+    assert body == Cost(0, 2, careful, (512 + 320_000 + 1280 + 4 + 4 + 512) + 8, touched=careful)
+    assert root.loops[0].body.own == Cost(0, 2, 8 + 8, 16, touched=16)
+    assert root.loops[0].condition == Cost(0, 1, 4 + 4 + 1, 9, touched=9)
+    assert root.loops[1].body.own == Cost(0, 2, 1024 + 8, 1032, touched=1032)
     entry = 8 + 8 + 5 + (0 + 512 + 4 + 512) + 1024  # two copies, a comparison, one row of the table, a copy
     assert (root.own.kernels, root.own.bytes) == (5, entry)
     whole = hlo.total(root)
@@ -121,6 +125,10 @@ def test_costs_of_the_tpu_program():
     assert body.cycles == 1832 + 1817 + 1827
     assert body.kernels == 4 + 1 and body.bytes == 4  # all but a counter is in the core's own memory
     assert body.unpriced == 1  # the gather has no cycles
+    numbers, padded, picked, w = 8 * 4, 4096, 8 * 16, 512
+    kernels = [numbers + 4 + numbers, numbers + padded, picked + padded + picked, w + picked + w, 8]
+    assert (body.touched, body.fetched) == (sum(kernels), 0)  # wherever it lies; of the pool eight rows
+    assert root.own.fetched == 2 * 2 * w  # w into the core, and out again
     assert root.loops[1].body.own.cycles == 1840
     assert root.own.cycles == 1908 + 10264
     pool, rows, w, numbers = 20_000 * 16, 40 * 8 * 4, 8 * 16 * 4, 2 * 8 + 4 + 4
@@ -226,13 +234,44 @@ def test_bad_input_is_one_sentence(words, sentence, capsys):
     assert sentence in capsys.readouterr().err
 
 
-def test_a_pool_that_a_step_feels():
-    row = {"cycles_per_step": 1e6, "mb_per_step": 100.0}
-    same = accelerators.pool_check(row, {"cycles_per_step": 1.01e6, "mb_per_step": 100.0}, 10)
-    grown = accelerators.pool_check(row, {"cycles_per_step": 1.03e6, "mb_per_step": 100.0}, 10)
-    assert (same["ok"], grown["ok"]) == (True, False)
-    gpu = accelerators.pool_check(row | {"cycles_per_step": None}, {"mb_per_step": 110.0}, 10)
-    assert gpu == {"times": 10, "mb_per_step": pytest.approx(0.1), "ok": False}
+def stepped(cycles=1e6, mb=100.0, touched=300.0, fetched=5.0):
+    return dict(cycles_per_step=cycles, mb_per_step=mb, mb_touched_per_step=touched, mb_fetched_per_step=fetched)
+
+
+@pytest.mark.parametrize(
+    "larger, ok, said",
+    [
+        (stepped(cycles=1.01e6), True, "step cycles +1.0 %, step MB +0.0 %, touched +0.0 % ok"),
+        (
+            stepped(cycles=5e5, mb=104.0),
+            True,
+            "step cycles -50.0 %, step MB +4.0 %, touched +0.0 % ok, only placed differently",
+        ),
+        (stepped(touched=309.0), False, "touched +3.0 % GROWS"),
+        (stepped(cycles=1.03e6), False, "step cycles +3.0 %, step MB +0.0 %, touched +0.0 % GROWS"),
+        (stepped(fetched=100.0), False, "GROWS"),  # of a pool of 20 MB, now 200
+        (stepped(fetched=50.0), True, "ok"),
+    ],
+)
+def test_a_pool_that_a_step_feels(larger, ok, said):
+    found = accelerators.pool_check(stepped(), larger, 10, 20.0)
+    assert found["ok"] is ok and accelerators.pool_line(found).endswith(said)
+
+
+def test_a_pool_on_a_gpu():
+    found = accelerators.pool_check(stepped(cycles=None), stepped(cycles=None), 10, 20.0)
+    assert accelerators.pool_line(found) == "pool x10: step MB +0.0 %, touched +0.0 % ok"
+
+
+def test_a_larger_pool_has_the_same_clients():
+    small, _ = ours.federation(TINY)
+    large, _ = ours.federation(TINY, pool_times=10)
+    assert len(small.x) == 28 + 1 and len(large.x) == 280
+    np.testing.assert_array_equal(small.rows["train"], large.rows["train"])
+    np.testing.assert_array_equal(small.x[:28], large.x[:28])
+    validated, _ = ours.federation(TINY, validation=True)
+    assert validated.size["train"].tolist() == small.size["train"].tolist()
+    assert validated.size["val"].tolist() == [1] * 4 and len(validated.held["val"]) == 1000
 
 
 def test_the_naive_program_is_fedavg_on_one_device():

@@ -65,19 +65,32 @@ def federation(
         rows["val"] = [np.arange(end - n, end) for n, end in zip(each, ends, strict=True)]
         more = sum(each) + 1000
     cohorts = [[work.client for work in plan(workload, data, index)] for index in range(SCHEDULED)]
-    repeated = lambda a, n: a if n == len(a) else np.resize(a, (n, *a.shape[1:]))
+    repeated = lambda a, n: np.resize(a, (n, *a.shape[1:]))
+    # a test row of its own, unless the pool has rows that nobody owns: appending would copy a large pool
+    test: Any = (repeated(data.pixels, tests), repeated(data.labels, tests))
+    if pool_times > 1:
+        test = np.arange(size + more, size + more + tests)
     # peers see pixels / 127.5 − 1: (x/255 − 0.5)/0.5
     return Federation.from_arrays(
-        repeated(data.pixels, pool_times * size + more),
-        repeated(data.labels, pool_times * size + more),
+        longer(data.pixels, pool_times * size + more),
+        longer(data.labels, pool_times * size + more),
         rows,
-        test=(repeated(data.pixels, tests), repeated(data.labels, tests)),
+        test=test,
         server_val=np.arange(size + more - 1000, size + more) if validation else None,
         classes=workload.classes,
         mean=0.5,
         std=0.5,
         name=workload.name,
     ), cohorts
+
+
+def longer(a: np.ndarray, rows: int) -> np.ndarray:
+    """`a` with zeros after it; memory that nobody writes to is not taken."""
+    if rows == len(a):
+        return a
+    out = np.zeros((rows, *a.shape[1:]), a.dtype)
+    out[: len(a)] = a
+    return out
 
 
 def torch_name(path: tuple) -> str:
