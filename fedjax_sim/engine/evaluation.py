@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -11,7 +14,7 @@ from fedjax_sim.engine.cohort import each_client
 from fedjax_sim.engine.mesh import split_rows
 from fedjax_sim.engine.round import PERSONAL, SERVER, Data, Round, contexts, stage_key
 from fedjax_sim.errors import UserError, unknown
-from fedjax_sim.hooks import Method, Personal, Predict, resident_net
+from fedjax_sim.hooks import Finishes, Method, Personal
 from fedjax_sim.local import score
 from fedjax_sim.types import Array, Client, Ctx, Env, State, Tree
 
@@ -32,8 +35,8 @@ def client_split(fed: Federation) -> str:
 def check_evaluations(method: Method, evaluations: tuple[str, ...], bn_local: bool) -> None:
     """Refuse modes that do not exist, and those that this method has no model for ('global' then shows as a dash)."""
     possible = {
-        "global@clients": method.global_model is not None,
-        "personal@global": method.personal is not None or bn_local,
+        "global@clients": method.has_global_model,
+        "personal@global": method.ask(Personal) is not None or bn_local,
     }
     for mode in evaluations:
         if mode not in EVALUATIONS:
@@ -48,15 +51,16 @@ def check_evaluations(method: Method, evaluations: tuple[str, ...], bn_local: bo
 def score_server(r: Round, env: Env, state: State, data: Data) -> dict[str, Tree]:
     """What is measured with the server's model: acc and loss, or correct, loss, count per client."""
     out: dict[str, Tree] = {}
-    method = r.method
-    net = method.global_model(env, state.server) if method.global_model else None
-    finish = method.finish
-    if finish is not None:  # the model that is handed over, made once
-        net = lax.cond(state.t >= env.rounds, lambda: finish(env, state.server, stage_key(state, SERVER)), lambda: net)
-    if net is None:
+    method = env.method
+    if not method.has_global_model:
         return out
+    net = method.global_model(env, state.server)
+    last = method.ask(Finishes)
+    if last is not None:  # the model that is handed over, made once
+        done = lambda: last.finish(env, state.server, stage_key(state, SERVER))
+        net = lax.cond(state.t >= env.rounds, done, lambda: net)
     held = [name for name in ("test", "val") if name in env.fed.held] if "global" in r.evaluations else []
-    same = method.personal is None and not env.bn_local
+    same = method.ask(Personal) is None and not env.bn_local
     clients = "global@clients" in r.evaluations or (same and "personal" in r.evaluations)
     wanted = [env.fed.held[name] for name in held] + ([data.flat_rows] if clients else [])
     if not wanted:
@@ -92,23 +96,27 @@ def score_stored(r: Round, env: Env, state: State, who: Array, adapting: bool = 
     adapting: the models of methods that fine-tune at evaluation, and only these.
     """
     out: dict[str, Tree] = {}
-    own = own_model(r)
-    if own is not None and r.method.adapts == adapting:
+    own = own_model(env)
+    if own is not None and own.adapts == adapting:
         for mode in ("personal", "personal@global"):
             if mode in r.evaluations:
-                predict = r.method.predict or score.predict_net
-                out[mode] = score_each(r, env, state, who, own, predict, mode == "personal@global")
+                out[mode] = score_each(r, env, state, who, own_model, mode == "personal@global")
     if "resident" in r.evaluations and not adapting:
-        out["resident"] = score_each(r, env, state, who, resident_net, score.predict_net, False)
+        out["resident"] = score_each(r, env, state, who, lambda env: Personal(), False)
     return out
 
 
-def own_model(r: Round) -> Personal | None:
-    """What a client predicts with: the method's `personal`, or, where BatchNorm statistics are its own, the global model."""
-    common = r.method.global_model
-    if r.method.personal is not None or common is None or not r.env.bn_local:
-        return r.method.personal
-    return lambda env, server, client, ctx: common(env, server)
+class CommonModel(Personal):
+    """Where BatchNorm statistics are the client's own, its model is the global one with them."""
+
+    def personal(self, env: Env, server: Tree, client: Client, ctx: Ctx) -> Tree:
+        return env.method.global_model(env, server)
+
+
+def own_model(env: Env) -> Personal | None:
+    """What a client predicts with: the method, where it is `Personal`."""
+    own = env.method.ask(Personal)
+    return CommonModel() if own is None and env.method.has_global_model and env.bn_local else own
 
 
 def with_own_statistics(env: Env, server: Tree, client: Client) -> Tree:
@@ -119,13 +127,14 @@ def with_own_statistics(env: Env, server: Tree, client: Client) -> Tree:
 
 
 def score_each(
-    r: Round, env: Env, state: State, who: Array, predictor_of: Personal, predict: Predict, on_global: bool
+    r: Round, env: Env, state: State, who: Array, model_of: Callable[[Env], Any], on_global: bool
 ) -> dict[str, Array]:
-    """Each client's own predictor, on its own rows or on the global test set."""
+    """Each client's own predictor, on its own rows or on the global test set. model_of: (env) -> Personal."""
 
     def fn(env: Env, server: Tree, client: Client, ctx: Ctx) -> tuple[Tree, None]:
-        predictor = predictor_of(env, with_own_statistics(env, server, client), client, ctx)
-        logits = lambda x: predict(env, predictor, x)
+        own = model_of(env)
+        predictor = own.personal(env, with_own_statistics(env, server, client), client, ctx)
+        logits = lambda x: own.predict(env, predictor, x)
         if on_global:
             rows = env.fed.held["test"]
             return score.score_rows(env, logits, rows, jnp.int32(rows.shape[0]), score.EVAL_BATCH), None

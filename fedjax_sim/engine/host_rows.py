@@ -22,6 +22,7 @@ from fedjax_sim.engine.evaluation import score_server, score_stored
 from fedjax_sim.engine.round import Data, one_round, open_env, peer_ids, sample
 from fedjax_sim.engine.simulation import Simulation, drive, set_up
 from fedjax_sim.errors import UserError
+from fedjax_sim.hooks import SetsUp
 from fedjax_sim.types import Client, State, Tree
 
 BLOCK = 64 * 2**20  # bytes of rows streamed at once by evaluation; a few copies of a block are in memory
@@ -75,7 +76,7 @@ class HostRows:
             return stored
 
         state = state._replace(clients=jax.tree.map(repeat, state.clients))
-        if self.sim.method.setup is not None:
+        if self.sim.method.ask(SetsUp) is not None:
             data = layouts.everywhere(self.layout, self.sim.data)
             for who, real in self.blocks(state):
                 put_back(state.clients, who[:real], self.set_up(self.with_rows(state, who), data, who))

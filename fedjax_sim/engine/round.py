@@ -20,18 +20,24 @@ from fedjax_sim.engine import cohort as pass_over
 from fedjax_sim.engine.cohort import Outcome, Slot, Work
 from fedjax_sim.engine.layout import Layout
 from fedjax_sim.engine.mesh import copy_rows
-from fedjax_sim.engine.numbers import numbers_of, with_numbers
 from fedjax_sim.engine.participation import Participation
-from fedjax_sim.hooks import Method, check_method
+from fedjax_sim.hooks import Controlled, Method, Peers, check_method
 from fedjax_sim.local import steps_for
-from fedjax_sim.local.optim import Schedule
+from fedjax_sim.local.optim import Schedule, Sgd
 from fedjax_sim.local.score import predict_net, score_client
-from fedjax_sim.plans import full_plan
 from fedjax_sim.tree import square_norm, subtract
-from fedjax_sim.types import Array, Client, Cohort, Ctx, Env, Numbers, State, Tree
+from fedjax_sim.types import Array, Client, Cohort, Ctx, Env, State, Tree
 
 # stages: every random draw of a round is keyed by (seed, round, stage[, client id])
 SAMPLE, TRAIN, DROP, SLOW, ACT, LEARN, PERSONAL, SETUP, SERVER = range(9)
+
+
+class Numbers(NamedTuple):
+    """Every real setting of a run, in the records that use them: their leaves are arguments of the compiled program."""
+
+    method: Method
+    optimizer: Sgd
+    lr: Schedule | tuple[()]  # () for a rate that is a function of the user's own
 
 
 class Data(NamedTuple):
@@ -42,7 +48,7 @@ class Data(NamedTuple):
     flat_rows: Array  # [R] evaluation rows of all clients, one after another
     flat_owner: Array  # [R] whose they are
     dropout: Array  # []  chance that a participant fails to report
-    numbers: Numbers  # [] each: real settings by name, see `numbers`
+    numbers: Numbers  # leaves []
 
 
 class Orders(NamedTuple):
@@ -67,10 +73,10 @@ class Round:
     participation: Participation
     layout: Layout
     lr: Callable[[Array], Array]  # learning rate as a function of the rounds completed
-    agent: Any = None  # of agents/, for methods with a controller
     evaluations: tuple[str, ...] = ("global", "personal")
     split: str = "test"  # rows on which clients are scored
     probe: bool = False  # record participants' scores before and after local training, and how far they went
+    stacks: bool = False  # the outcome has every upload, whether the method needs them or not
     stored: str = "all"  # "all": a State holds the rows of all clients; "cohort": only the cohort's, in its order
 
     def __post_init__(self) -> None:
@@ -79,6 +85,10 @@ class Round:
     @property
     def keeps_resident(self) -> bool:
         return "resident" in self.method.needs or "resident" in self.evaluations
+
+    @property
+    def keeps_uploads(self) -> bool:
+        return self.stacks or "stack" in self.method.needs
 
     @property
     def num_stored(self) -> int:
@@ -100,14 +110,15 @@ def stage_key(state: State, which: int) -> Array:
 
 def open_env(r: Round, data: Data) -> Env:
     """The environment with what the compiled program reads."""
-    return with_numbers(dataclasses.replace(r.env, fed=data.fed, counts=data.counts), data.numbers)
+    read = dict(fed=data.fed, counts=data.counts, method=data.numbers.method, optimizer=data.numbers.optimizer)
+    return dataclasses.replace(r.env, **read, lr=data.numbers.lr)
 
 
 def contexts(r: Round, env: Env, key: Array, ids: Array, t: Array, trained: Array | None = None) -> Ctx:
     """[B] contexts of the clients `ids` [B], with the run's epochs and the learning rate of round `trained` (default: t)."""
     size, dtype = ids.shape, env.dtype
     trained = t if trained is None else trained
-    rate = r.lr.bound(env.numbers) if isinstance(r.lr, Schedule) else r.lr
+    rate = env.lr if isinstance(env.lr, Schedule) else r.lr
     return Ctx(
         ids,
         jax.vmap(jax.random.fold_in, (None, 0))(key, ids),
@@ -125,9 +136,8 @@ def sample(r: Round, state: State) -> tuple[Array, Array]:
 
 def peer_ids(r: Round, env: Env, state: State) -> Array:
     """[K] whose stored rows the coming round reads."""
-    if r.method.peers is None:
-        return jnp.zeros(0, jnp.int32)
-    return r.method.peers(env, state.server, sample(r, state)[0])
+    method = env.method.ask(Peers)
+    return jnp.zeros(0, jnp.int32) if method is None else method.peers(env, state.server, sample(r, state)[0])
 
 
 def orders(r: Round, env: Env, state: State, dropout: Array, rows: Tree = None) -> Orders:
@@ -135,16 +145,15 @@ def orders(r: Round, env: Env, state: State, dropout: Array, rows: Tree = None) 
 
     rows: the peers' rows [K, …], where the State does not hold them.
     """
-    method, control = r.method, r.method.control
+    method, reader, control = env.method, env.method.ask(Peers), env.method.ask(Controlled)
     ids, invited = sample(r, state)
     server = state.server
-    if method.peers is None:
+    if reader is None:
         rows = ()
     else:
         rows = copy_rows(r.layout, state.clients, peer_ids(r, env, state)) if rows is None else rows
         env = dataclasses.replace(env, rows=rows)
-        if method.prepare is not None:
-            server = method.prepare(env, server, ids, rows)
+        server = reader.prepare(env, server, ids, rows)
     reported = r.participation.reports(stage_key(state, DROP), ids, dropout)
     ctx = contexts(r, env, stage_key(state, TRAIN), ids, state.t)
     observed: Tree = ()
@@ -153,13 +162,11 @@ def orders(r: Round, env: Env, state: State, dropout: Array, rows: Tree = None) 
     if control is not None:
         observed, available = watch_cohort(r, env, server, state.clients, ctx)
         keys = jax.vmap(jax.random.fold_in, (None, 0))(stage_key(state, ACT), ids)
-        actions, info = jax.vmap(lambda o, k, a: r.agent.act(state.agent, o, k, a))(observed, keys, available)
-        plan = jax.vmap(lambda a, c: control.plan(env, a, server, c))(actions, ctx)
-    elif method.plan is not None:
-        make = method.plan
-        plan = jax.vmap(lambda c: make(env, server, c))(ctx)
+        agent = control.make_agent(env)
+        actions, info = jax.vmap(lambda o, k, a: agent.act(state.agent, o, k, a))(observed, keys, available)
+        plan = jax.vmap(lambda a, c: control.plan_of(env, a, server, c))(actions, ctx)
     else:
-        plan = jax.vmap(lambda c: full_plan(env, c.epochs))(ctx)
+        plan = jax.vmap(lambda c: method.plan(env, server, c))(ctx)
     active = invited & reported
     share = r.participation.share_of_work(stage_key(state, SLOW), ids).astype(env.dtype)
     ctx = ctx._replace(epochs=jnp.where(active, plan.epochs * share, 0))
@@ -169,12 +176,10 @@ def orders(r: Round, env: Env, state: State, dropout: Array, rows: Tree = None) 
 
 def watch_cohort(r: Round, env: Env, server: Tree, clients: Client, ctx: Ctx) -> tuple[Array, Array | None]:
     """(observations [M, S], available actions [M, A] or None) of the controller."""
-    control = r.method.control
-    assert control is not None
-    may = control.available
 
     def one(env: Env, server: Tree, client: Client, ctx: Ctx) -> tuple[Array, Array | None]:
-        return control.observe(env, server, client, ctx), None if may is None else may(env, server, client, ctx)
+        control = env.method
+        return control.observe(env, server, client, ctx), control.available(env, server, client, ctx)
 
     return pass_over.each_in_cohort(env, r.layout, one, server, clients, ctx, r.row_of(ctx.id))
 
@@ -182,7 +187,7 @@ def watch_cohort(r: Round, env: Env, server: Tree, clients: Client, ctx: Ctx) ->
 # ---- local training -----------------------------------------------------------------------------------------------
 def one_client(r: Round, env: Env, server: Tree, client: Client, slot: Slot) -> Work:
     """ONE client's round: receive, train, and a guard that gives a diverged upload the weight 0."""
-    method, ctx = r.method, slot.ctx
+    method, ctx = env.method, slot.ctx
     taking, net = method.receive(env, server, client._replace(spent=jnp.zeros(2, jnp.int32)), slot.plan, ctx)
     if env.bn_local:
         net = {**net, "batch_stats": client.batch_stats}
@@ -212,10 +217,10 @@ def one_client(r: Round, env: Env, server: Tree, client: Client, slot: Slot) -> 
     if r.probe:
         hits = lambda net: score_client(env, lambda x: predict_net(env, net, x), ctx, r.split).correct
         report |= dict(before=hits(net), after=hits(held), probed=env.fed.size[r.split][ctx.id])
-        if method.global_model is not None:
+        if method.has_global_model:
             report["gaps"] = group_gaps(env, held, method.global_model(env, server))
     sent = clean(up.net)
-    stacked = sent if "stack" in method.needs else ()
+    stacked = sent if r.keeps_uploads else ()
     return Work(after, sent, weight * (slot.plan.send > 0), clean(up.sums), report, stacked, spent[1])
 
 
@@ -259,7 +264,7 @@ def aggregate(r: Round, env: Env, state: State, orders: Orders, outcome: Outcome
         key=stage_key(state, SERVER),
         nets=outcome.stacked,
     )
-    combine = lambda: r.method.aggregate(dataclasses.replace(env, rows=orders.rows), orders.server, cohort)
+    combine = lambda: env.method.aggregate(dataclasses.replace(env, rows=orders.rows), orders.server, cohort)
     # nobody reported: as if the round had not been, preparation included. A conditional, not a selection: what a server only
     # hands on, such as a large encoder, is not copied
     typed = lambda: jax.tree.map(lambda new, old: jnp.asarray(new, old.dtype), combine(), state.server)
@@ -291,16 +296,14 @@ def aggregate(r: Round, env: Env, state: State, orders: Orders, outcome: Outcome
     if "gaps" in reports:  # how far the participants went from the model that the round started from
         far = jnp.where(cohort.ok[:, None], reports["gaps"], 0).sum(0) / jnp.maximum(cohort.count, 1)
         log |= {f"layer_dist_{name}": far[g] for g, name in enumerate(env.model.groups)}
-    if r.method.log:
-        log |= r.method.log(env, state.server, server, cohort)
-    return server, cohort, log
+    return server, cohort, log | env.method.log(env, state.server, server, cohort)
 
 
 def learn(
     r: Round, env: Env, state: State, orders: Orders, server: Tree, clients: Client, cohort: Cohort
 ) -> tuple[Tree, dict]:
     """The controller's reward and update; transitions exist only after aggregation."""
-    control = r.method.control
+    control = env.method.ask(Controlled)
     if control is None:
         return state.agent, {}
     from agents.types import Transition
@@ -310,20 +313,19 @@ def learn(
     reward = jax.vmap(lambda n, a, c: control.reward(env, state.server, server, n, a, c))(
         cohort.reports, orders.actions, ctx
     )
-    if control.combine is not None:
-        reward = control.combine(env, state.server, server, reward, cohort)
+    reward = control.combine(env, state.server, server, reward, cohort)
     after, may = watch_cohort(r, env, server, clients, ctx)
     done = jnp.broadcast_to((state.t + 1 >= env.rounds) if env.rounds else False, reward.shape)
     transition = Transition(orders.observed, orders.actions, reward, after, done, cohort.ok, orders.info, may, ctx.id)
-    update = lambda agent: r.agent.update(agent, transition, stage_key(state, LEARN))
+    learner = control.make_agent(env)
+    update = lambda agent: learner.update(agent, transition, stage_key(state, LEARN))
     losses_like = jax.eval_shape(update, state.agent)[1]
     nothing = lambda agent: (agent, jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), losses_like))
     # a conditional, not a selection: the agent's memory is written in place
     agent, losses = lax.cond(cohort.count > 0, update, nothing, state.agent)
     log = {f"agent_{name}": value for name, value in losses.items()}
     log["reward"] = jnp.where(cohort.ok, reward, 0).sum() / jnp.maximum(cohort.count, 1)
-    if control.log is not None:
-        log |= control.log(env, orders.actions, orders.slots.active, ctx)
+    log |= control.log_actions(env, orders.actions, orders.slots.active, ctx)
     plan = orders.slots.plan  # client by client: `runner.recorder` puts them into clients.npz
     log |= dict(
         acted_ids=jnp.where(cohort.ok, cohort.ids, -1),
@@ -354,5 +356,11 @@ def make_data(r: Round, fed: Federation) -> Data:
         rows[real].astype(np.int32),
         np.nonzero(real)[0].astype(np.int32),
         np.asarray(r.participation.dropout, r.env.dtype),
-        numbers_of(r.method, r.env, r.lr),
+        numbers_of(r),
     )
+
+
+def numbers_of(r: Round) -> Numbers:
+    """The real settings of a run, as arrays of its precision."""
+    made = Numbers(r.method, r.env.optimizer, r.lr if isinstance(r.lr, Schedule) else ())
+    return jax.tree.map(lambda value: np.asarray(value, r.env.dtype), made)
