@@ -90,9 +90,7 @@ class OnPolicyAgent(Agent):
     rounds: ClassVar[int] = 1
     cohort: ClassVar[int] = 1
 
-    def learn(
-        self, learner: Learner, batch: Transition, target: Array, advantage: Array
-    ) -> tuple[Learner, schedule.Losses]:
+    def learn(self, learner: Learner, batch: Transition, target: Array, advantage: Array) -> tuple[Learner, schedule.Losses]:
         """The learner after batch [B], its targets [B] and advantages [B]."""
         raise NotImplementedError
 
@@ -172,18 +170,13 @@ class GradientAgent(OnPolicyAgent):
         """Of ONE row: new log π(a|S), old log π_old(a|S), advantage Â."""
         raise NotImplementedError
 
-    def learn(
-        self, learner: Learner, batch: Transition, target: Array, advantage: Array
-    ) -> tuple[Learner, schedule.Losses]:
+    def learn(self, learner: Learner, batch: Transition, target: Array, advantage: Array) -> tuple[Learner, schedule.Losses]:
         both, rule = self.networks, self.rule
 
         def loss(params: Params) -> tuple[Array, schedule.Losses]:
             policy = both.policy(params.policy, batch.observation, batch.info.available)
             each = jax.vmap(self.policy_loss)(policy.log_prob(batch.action), batch.info.log_probability, advantage)
-            values = {
-                "policy": losses.masked_mean(each, batch.mask),
-                "value": value_loss(both, params.value, batch, target),
-            }
+            values = {"policy": losses.masked_mean(each, batch.mask), "value": value_loss(both, params.value, batch, target)}
             entropy = losses.masked_mean(policy.entropy(), batch.mask)
             total = values["policy"] + self.number(self.value_weight) * values["value"]
             return total - self.number(self.entropy_weight) * entropy, values

@@ -74,7 +74,7 @@ def is_leaf(one: dataclasses.Field, value: Any) -> bool:
     return not (limits_of(one).off and isinstance(value, (int, float)) and value == 0)
 
 
-@dataclass_transform(frozen_default=True, field_specifiers=(field,))
+@dataclass_transform(frozen_default=True)
 class Node:
     """A frozen dataclass that is a pytree; its values are checked when it is made.
 
@@ -140,7 +140,7 @@ class Node:
         return tuple(leaves), (tuple(names), tuple(facts))
 
     @classmethod
-    def _unflatten(cls: type[T], static: tuple, leaves: tuple) -> T:
+    def _unflatten(cls: type[T], static: Any, leaves: Any) -> T:
         node = object.__new__(cls)
         for name, value in (*zip(static[0], leaves, strict=True), *static[1]):
             object.__setattr__(node, name, value)
@@ -168,5 +168,7 @@ def allowed_range(limits: Limits) -> str:
     ('0 or more', 'a number above 0 to 100', '0 to 1e+06')
     """
     if limits.le is not None:
-        return f"a number above {limits.gt:g} to {limits.le:g}" if limits.gt is not None else f"{limits.ge:g} to {limits.le:g}"
+        return (
+            f"a number above {limits.gt:g} to {limits.le:g}" if limits.gt is not None else f"{limits.ge:g} to {limits.le:g}"
+        )
     return f"a number above {limits.gt:g}" if limits.gt is not None else f"{limits.ge:g} or more"

@@ -58,7 +58,7 @@ class ReplayAgent(Agent):
 
     def check(self) -> None:
         super().check()
-        if self.batch > self.capacity:
+        if self.capacity is not None and self.batch > self.capacity:
             raise ValueError(f"batch {self.batch} can never be reached by a replay of capacity {self.capacity}")
 
     @property

@@ -101,9 +101,7 @@ class TRPO(OnPolicyAgent):
         numbers = {name: self.number(getattr(self, name)) for name in ("max_kl", "damping", "shrink")}
         return numbers | dict(iterations=self.cg_iterations, backtracks=self.backtracks)
 
-    def learn(
-        self, learner: Learner, batch: Transition, target: Array, advantage: Array
-    ) -> tuple[Learner, schedule.Losses]:
+    def learn(self, learner: Learner, batch: Transition, target: Array, advantage: Array) -> tuple[Learner, schedule.Losses]:
         both, rule = self.networks, self.rule
         start, unravel = ravel_pytree(learner.params.policy)
         policy_at = lambda flat: both.policy(unravel(flat), batch.observation, batch.info.available)

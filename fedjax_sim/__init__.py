@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from fedjax_sim.data.sources import register_dataset
     from fedjax_sim.engine.simulation import simulate
     from fedjax_sim.errors import UserError
+    from fedjax_sim.fields import Real, field
+    from fedjax_sim.hooks import Method
     from fedjax_sim.methods import make_method, register
     from fedjax_sim.models import build, from_module, register_model
     from fedjax_sim.notebook.compare import Comparison, compare
@@ -57,6 +59,9 @@ _HOME = {
     "Step": "notebook.rounds",
     "rounds": "notebook.rounds",
     "sweep": "notebook.sweep",
+    "Method": "hooks",
+    "Real": "fields",
+    "field": "fields",
     "Result": "runner.execute",
     "resume": "runner.execute",
     "run": "runner.execute",
@@ -72,6 +77,8 @@ __all__ = [
     "Config",
     "Exported",
     "Federation",
+    "Method",
+    "Real",
     "Result",
     "Segment",
     "Sink",
@@ -81,6 +88,7 @@ __all__ = [
     "compare",
     "export",
     "federate",
+    "field",
     "from_module",
     "load_model",
     "make_method",
@@ -101,10 +109,16 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    from fedjax_sim.methods import CLASSES
+
+    if name in CLASSES:  # FedProx, …
+        return getattr(importlib.import_module(f"fedjax_sim.methods.{CLASSES[name]}"), name)
     if name not in _HOME:
         raise AttributeError(f"module 'fedjax_sim' has no attribute '{name}'")
     return getattr(importlib.import_module(f"fedjax_sim.{_HOME[name]}"), name)
 
 
 def __dir__() -> list[str]:
-    return [*__all__, "__version__"]
+    from fedjax_sim.methods import CLASSES
+
+    return [*__all__, *CLASSES, "__version__"]

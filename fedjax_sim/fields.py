@@ -20,7 +20,7 @@ def epochs(default: float, help: str = "") -> Any:
     return field(default, ge=0, le=MOST_EPOCHS, help=help)
 
 
-@dataclass_transform(frozen_default=True, field_specifiers=(field, epochs))
+@dataclass_transform(frozen_default=True)
 class Node(Base):
     """A frozen dataclass that is a pytree; see `agents.node`. What is wrong with a value is said in one sentence."""
 

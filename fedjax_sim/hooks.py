@@ -1,4 +1,4 @@
-"""What a method is: a frozen record of its options, and hooks that say what exists, what a client does, what the server does.
+"""What a method is: a frozen record of its options, with hooks that say what exists, what a client and the server do.
 
 Hooks marked ONE client are mapped over the cohort by the engine and may look at nobody else; the others are the server's.
 Order of a round:
@@ -45,6 +45,7 @@ class Method(Node):
 
     name: ClassVar[str] = "method"
     weights = "size"  # of the average: 'size' (n_k) or 'uniform'
+    adapts = False  # `personal` of a `Personal` method trains (fine-tuning): run at --personal-every
 
     # ---- what it is like; a class attribute, or a property where it depends on the options ------------------------
     @property
@@ -129,7 +130,7 @@ class Method(Node):
 class Personal:
     """Clients have models of their own, as they are evaluated."""
 
-    adapts = False  # `personal` trains (fine-tuning): run at --personal-every
+    adapts = False
 
     def personal(self, env: Env, server: Any, client: Client, ctx: Ctx) -> Tree:
         """ONE client: its own predictor: a net, or whatever `predict` reads. By default what it last held."""
@@ -143,7 +144,7 @@ class Personal:
 class Peers:
     """A round reads stored rows of other clients; they are in `env.rows` [K, …]."""
 
-    def peers(self, env: Env, server: Any, ids: Array) -> Array:
+    def peer_ids(self, env: Env, server: Any, ids: Array) -> Array:
         """ids [M] of the cohort -> [K] client numbers whose stored rows the round reads; K never changes."""
         raise NotImplementedError
 
@@ -189,7 +190,7 @@ class Controlled:
         """ONE client: the plan that an action stands for."""
         raise NotImplementedError
 
-    def reward(self, env: Env, old: Any, server: Any, report: Any, action: Array, ctx: Ctx) -> Array:
+    def reward_of(self, env: Env, old: Any, server: Any, report: Any, action: Array, ctx: Ctx) -> Array:
         """ONE client: what its action was worth, []."""
         raise NotImplementedError
 

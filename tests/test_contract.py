@@ -20,6 +20,7 @@ from tiny import M, N, assert_close, same_bits, simulation, start
 from fedjax_sim.engine.loop_backend import LoopBackend
 from fedjax_sim.errors import UserError
 from fedjax_sim.methods import METHODS
+from fedjax_sim.methods.fedavg import FedAvg
 
 ALL = {**CASES, **DUMMY_CASES}
 
@@ -207,10 +208,15 @@ def test_private_group_stays_and_counts():
     assert not np.isclose(personal, plain)[took_part].any() and np.allclose(personal[~took_part], plain[~took_part])
 
 
+class Typo(FedAvg):
+    name = "fedavg"
+    needs = frozenset({"residents"})
+
+
 def test_a_typo_in_needs_is_an_error():
     sim = simulation("fedavg")
     with pytest.raises(UserError, match=r"word in needs of method 'fedavg': 'residents' .did you mean 'resident'"):
-        dataclasses.replace(sim.stages, method=sim.method._replace(needs=frozenset({"residents"})))
+        dataclasses.replace(sim.stages, method=Typo())
 
 
 def test_scaffold_first_step_is_fedavg():

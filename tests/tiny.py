@@ -43,7 +43,7 @@ def simulation(
     fed = federation()
     method = DUMMIES[name]() if name in DUMMIES else make_method(name, **options)
     net_of = build(model, fed.shape, fed.classes, **({"hidden": (5,)} if model == "mlp" else {}))
-    net_of = method.extend(net_of) if method.extend else net_of
+    net_of = method.extend(net_of)
     made = losses.make_loss(loss, CLASSES)
     env = Env(
         net_of,

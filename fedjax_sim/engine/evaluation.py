@@ -34,10 +34,7 @@ def client_split(fed: Federation) -> str:
 
 def check_evaluations(method: Method, evaluations: tuple[str, ...], bn_local: bool) -> None:
     """Refuse modes that do not exist, and those that this method has no model for ('global' then shows as a dash)."""
-    possible = {
-        "global@clients": method.has_global_model,
-        "personal@global": method.ask(Personal) is not None or bn_local,
-    }
+    possible = {"global@clients": method.has_global_model, "personal@global": method.ask(Personal) is not None or bn_local}
     for mode in evaluations:
         if mode not in EVALUATIONS:
             raise unknown("evaluation", mode, EVALUATIONS)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,7 @@ from fedjax_sim.engine.cohort import Outcome, Slot, Work
 from fedjax_sim.engine.layout import Layout
 from fedjax_sim.engine.mesh import copy_rows
 from fedjax_sim.engine.participation import Participation
+from fedjax_sim.errors import UserError
 from fedjax_sim.hooks import Controlled, Method, Peers, check_method
 from fedjax_sim.local import steps_for
 from fedjax_sim.local.optim import Schedule, Sgd
@@ -137,7 +138,7 @@ def sample(r: Round, state: State) -> tuple[Array, Array]:
 def peer_ids(r: Round, env: Env, state: State) -> Array:
     """[K] whose stored rows the coming round reads."""
     method = env.method.ask(Peers)
-    return jnp.zeros(0, jnp.int32) if method is None else method.peers(env, state.server, sample(r, state)[0])
+    return jnp.zeros(0, jnp.int32) if method is None else method.peer_ids(env, state.server, sample(r, state)[0])
 
 
 def orders(r: Round, env: Env, state: State, dropout: Array, rows: Tree = None) -> Orders:
@@ -310,7 +311,7 @@ def learn(
 
     ctx = orders.slots.ctx
     env = dataclasses.replace(env, rows=orders.rows)
-    reward = jax.vmap(lambda n, a, c: control.reward(env, state.server, server, n, a, c))(
+    reward = jax.vmap(lambda n, a, c: control.reward_of(env, state.server, server, n, a, c))(
         cohort.reports, orders.actions, ctx
     )
     reward = control.combine(env, state.server, server, reward, cohort)
@@ -339,10 +340,16 @@ def learn(
 
 def one_round(r: Round, env: Env, state: State, dropout: Array, rows: Tree = None) -> tuple[State, dict, Outcome, Array]:
     """(the next State, the log, what training produced, ids [M]); rows as in `orders`."""
-    told = orders(r, env, state, dropout, rows)
-    outcome = train(r, env, state, told)
-    server, cohort, log = aggregate(r, env, state, told, outcome)
-    agent, more = learn(r, env, state, told, server, outcome.clients, cohort)
+    try:
+        told = orders(r, env, state, dropout, rows)
+        outcome = train(r, env, state, told)
+        server, cohort, log = aggregate(r, env, state, told, outcome)
+        agent, more = learn(r, env, state, told, server, outcome.clients, cohort)
+    except jax.errors.ConcretizationTypeError as problem:
+        raise UserError(
+            f"method '{r.method.name}' asks for a value that is not known while its round is compiled; annotate the field by "
+            f"which it decides as float, not Real ({', '.join(r.method.numbers)}): {str(problem).splitlines()[0]}"
+        ) from problem
     return State(state.t + 1, state.key, server, outcome.clients, agent), log | more, outcome, cohort.ids
 
 

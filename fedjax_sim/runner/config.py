@@ -79,7 +79,7 @@ class Config:
     bn_stats: str = "average"
     start_from: str | None = None  # RUN:PART,PART: parts of another run's state; read once, its path is not kept
     started_with: str = ""  # what was read: the parts and their checksum
-    own_method: str = ""  # a method given as an object: its plain values, e.g. "local.mu=5.0"
+    own_method: str = ""  # a method given as an object: as it is printed, e.g. "MyProx(mu=5.0)"
     own_model: bool = False  # given as an object
     model_shapes: str = ""  # checksum of the names, shapes and types of its weights
     initial_weights: str = ""  # checksum of the weights that `init` or the caller gave

@@ -20,7 +20,7 @@ import jax
 
 from fedjax_sim.engine import layout as layouts
 from fedjax_sim.errors import UserError
-from fedjax_sim.hooks import Method
+from fedjax_sim.hooks import Controlled, Method
 from fedjax_sim.methods.controllers import learns
 from fedjax_sim.options import names as list_names
 from fedjax_sim.options import shown
@@ -80,7 +80,7 @@ def set_up(
     """A run as `run` takes it, prepared. load: reads the data that the options name (default: afresh)."""
     own = not isinstance(method, str)
     if own and not isinstance(method, Method):
-        raise UserError(f"method is a name or a Method, such as fedjax_sim.make_method returns, not {shown(repr(method))}")
+        raise UserError(f"method is a name or a Method, such as fedjax_sim.FedProx(mu=0.1), not {shown(repr(method))}")
     if isinstance(model, str):
         options, model = {**options, "model": model}, None
     config = Config(method=method.name if own else method, **sorted_out(method, fed, model, options))
@@ -206,8 +206,9 @@ def extension(setup: Setup, planned: int) -> str:
     changes = []
     if config.schedule.startswith("cosine"):
         changes.append(f"the learning rate stays laid over {config.schedule_rounds} rounds")
-    agent = setup.simulation.stages.agent
-    if agent is not None and learns(agent.name):
+    sim = setup.simulation
+    control = sim.method.ask(Controlled)
+    if control is not None and learns(control.make_agent(sim.open(sim.data)).name):
         changes.append(
             f"what the agent takes from the number of rounds (the decay of its exploration, the end of its episode) "
             f"refers to {rounds} from here on, so a run planned with {rounds} differs"

@@ -21,7 +21,7 @@ from fedjax_sim.engine.evaluation import check_evaluations
 from fedjax_sim.engine.participation import Participation, parse_participation, unseen_clients
 from fedjax_sim.engine.simulation import Simulation, simulate
 from fedjax_sim.errors import UserError
-from fedjax_sim.hooks import Method
+from fedjax_sim.hooks import Method, Peers
 from fedjax_sim.local import losses, optim
 from fedjax_sim.methods import make_method
 from fedjax_sim.runner import autotune, checkpoint, interrupts, provenance, weights
@@ -191,8 +191,7 @@ def _prepare(
     config = dataclasses.replace(config, model_shapes=provenance.shapes_of(model))
     if going_on:
         provenance.check_same(stored, config, fed, method)
-    if method.extend:
-        model = method.extend(model)
+    model = method.extend(model)
     unseen = unseen_clients(config.unseen, fed.num_clients, config.data_seed)
     seen = tuple(i for i in range(fed.num_clients) if i not in set(unseen))
     config = with_cohorts(config, cohorts, fed.num_clients, unseen)
@@ -227,7 +226,7 @@ def _prepare(
     resolved: dict[str, Any] = {}
     if layout is None:
         # timed on a cohort's rows alone: the stopwatch needs no second copy of everybody's
-        some = "all" if method.peers else "cohort"
+        some = "all" if method.ask(Peers) is not None else "cohort"
         layout, resolved = resolve_layout(
             config, env, fed, net, participation, lambda layout: on(layout, some), say, measure
         )

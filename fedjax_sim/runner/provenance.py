@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import hashlib
 import json
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from fedjax_sim import models
 from fedjax_sim.data.federation import Federation
 from fedjax_sim.errors import UserError
 from fedjax_sim.hooks import Method
+from fedjax_sim.methods import make_method, options_in
 from fedjax_sim.options import shown
 from fedjax_sim.runner.config import OWN, Config
 
@@ -36,54 +36,11 @@ def with_data(config: Config, fed: Federation, own: bool) -> Config:
 
 
 def with_method(config: Config, method: Method) -> Config:
-    """`config` of a method given as an object."""
-    return dataclasses.replace(config, method=method.name, options={}, own_method=plain_values(method) or "no options")
-
-
-def plain_values(method: Method) -> str:
-    """The numbers and words that a method's functions carry: what its options became.
-
-    >>> from fedjax_sim.methods.fedprox import fedprox
-    >>> plain_values(fedprox(mu=5.0))
-    "local.mu=5.0, local.weights='size'"
-    """
-    found: list[str] = []
-    seen: set[int] = set()
-
-    def look(name: str, value: Any) -> None:
-        if isinstance(value, (bool, int, float, str)) or (
-            isinstance(value, (tuple, frozenset)) and all(isinstance(v, (bool, int, float, str)) for v in value)
-        ):
-            found.append(f"{name}={sorted(value) if isinstance(value, frozenset) else value!r}")
-            return
-        if id(value) in seen:
-            return
-        seen.add(id(value))
-        if isinstance(value, functools.partial):
-            look(name, value.func)
-            for key, inner in [*enumerate(value.args), *value.keywords.items()]:
-                look(f"{name}.{key}", inner)
-        elif isinstance(value, dict):
-            for key, inner in value.items():
-                look(f"{name}.{key}", inner)
-        elif isinstance(value, tuple):
-            for key, inner in zip(getattr(value, "_fields", range(len(value))), value, strict=True):
-                look(f"{name}.{key}", inner)
-        elif callable(value) and getattr(value, "__closure__", None):
-            for key, cell in zip(value.__code__.co_freevars, value.__closure__, strict=True):
-                try:
-                    look(f"{name}.{key}", cell.cell_contents)
-                except ValueError:  # not filled yet
-                    pass
-
-    for field, hook in method._asdict().items():
-        if (
-            field not in ("name", "prefers", "replaces", "made")
-            and hook is not None
-            and hook != Method._field_defaults.get(field)
-        ):
-            look(field, hook)
-    return ", ".join(found)
+    """`config` of a method given as an object: by its name and options, where these are enough to build it again."""
+    options = options_in(method)
+    if options is not None and make_method(method.name, **options) == method:
+        return dataclasses.replace(config, method=method.name, options=options, own_method="")
+    return dataclasses.replace(config, method=method.name, options={}, own_method=repr(method))
 
 
 def shapes_of(model: models.Model) -> str:
