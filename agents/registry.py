@@ -71,6 +71,8 @@ def register(name: str, kind: type[Agent], description: str = "", *, discrete: b
     (<bound method Fixed.act of Fixed(action=0)>, True, False)
     >>> del ENTRIES["calm"], DESCRIPTIONS["calm"]
     """
+    if kind.name == kind.__name__:  # it has not said its name
+        kind.name = name
     text = description or (kind.__doc__ or "").strip().split("\n")[0]
     ENTRIES[name] = Entry("", "", text, discrete, learns, kind)
     DESCRIPTIONS[name] = text

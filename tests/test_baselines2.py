@@ -19,11 +19,12 @@ from fedjax_sim.engine.layout import Layout
 from fedjax_sim.engine.participation import Participation
 from fedjax_sim.engine.simulation import Simulation, simulate
 from fedjax_sim.hooks import Method
-from fedjax_sim.local import descend, losses, optim, upload
+from fedjax_sim.local import descend, losses, optim
 from fedjax_sim.methods import make_method
 from fedjax_sim.methods.fedfomo import hold_out
 from fedjax_sim.methods.fedpac import mixing
 from fedjax_sim.methods.fedprox import pull
+from fedjax_sim.methods.local_only import LocalOnly
 from fedjax_sim.methods.simplex import project, simplex_qp
 from fedjax_sim.types import Ctx, Env
 
@@ -34,7 +35,7 @@ def engine(method: Method, cohort: tuple[int, ...], model: str = "mlp", chunk: i
     """The tiny federation with one fixed cohort."""
     options = {"hidden": (5,)} if model == "mlp" else {}
     net_of = models.build(model, federation().shape, tiny.CLASSES, **options)
-    net_of = method.extend(net_of) if method.extend else net_of
+    net_of = method.extend(net_of)
     loss = losses.make_loss("ce", tiny.CLASSES)
     env = Env(net_of, loss, optim.Sgd(0.9, 5e-4), N, len(cohort), tiny.BATCH, 2.0, 2.0, rounds=8, **env_options)
     who = Participation(len(cohort), len(cohort), tuple(range(N)), schedule=(cohort,))
@@ -52,12 +53,15 @@ def scattered(state, scale: float):
 @functools.cache
 def alone(cohort: tuple[int, ...], strength: float = 0.0) -> Simulation:
     """Local training, with a proximal pull to where each client starts."""
+    return engine(Pulled(strength=strength), cohort)
 
-    def local(env, net, server, client, ctx):
-        client, done = descend(env, net, client, ctx, adjust=pull(strength, net["params"]))
-        return client, upload(env, ctx, done)
 
-    return engine(make_method("local")._replace(local=local), cohort)
+class Pulled(LocalOnly):
+    strength: float = 0.0
+
+    def local(self, env, net, server, client, ctx):
+        client, done = descend(env, net, client, ctx, adjust=pull(self.strength, net["params"]))
+        return client, self.upload(env, ctx, done)
 
 
 # ---- the quadratic program ----------------------------------------------------------------------------------------

@@ -201,7 +201,10 @@ def test_mistakes_are_one_sentence(capsys, tmp_path, options, sentence):
         (["run", "ditto", *SMALL, "--set", "ditto.personal_epochs=nan"], "personal_epochs 'nan' is not a finite number"),
         (["run", "ditto", *SMALL, "--set", "ditto.personal_epochs=1e30"], "use a number from 0 to 1e+06"),
         (["run", "fedavg_ft", *SMALL, "--set", "fedavg_ft.ft_epochs=inf"], "ft_epochs 'inf' is not a finite number"),
-        (["run", "fedavg_ft", *SMALL, "--set", "fedavg_ft.ft_epochs=-1"], "fedavg_ft.ft_epochs -1 is not allowed"),
+        (
+            ["run", "fedavg_ft", *SMALL, "--set", "fedavg_ft.ft_epochs=-1"],
+            "fedavg_ft.ft_epochs=-1 is not allowed; use 0 to 1e+06",
+        ),
         (["run", "fedprox", *SMALL, "--set", "fedprox.mu=nan"], "fedprox.mu 'nan' is not a finite number"),
         (["resume", "~nosuchuser/x"], "'~nosuchuser/x' is not a path"),
         (["list", "metods"], "(did you mean 'methods'?)"),

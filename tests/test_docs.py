@@ -67,11 +67,11 @@ def python_blocks(page: pathlib.Path) -> list[str]:
 @pytest.mark.parametrize("page", [str(p.relative_to(ROOT)) for p in PAGES if python_blocks(p)])
 def test_documented_python_runs(page, tmp_path, monkeypatch):
     """Every Python block of the README and of docs/; those of one page one after another, as one would type them."""
-    from fedjax_sim.methods import _OWN
+    from fedjax_sim.methods import _KINDS
 
     monkeypatch.chdir(tmp_path)
     path = ROOT / page
-    known, own = dict(METHODS), dict(_OWN)
+    known, own = dict(METHODS), dict(_KINDS)
     names: dict = {"__name__": "docs"}
     try:
         for number, block in enumerate(python_blocks(path), 1):
@@ -79,7 +79,7 @@ def test_documented_python_runs(page, tmp_path, monkeypatch):
         for name in set(METHODS) - set(known):  # to be registered is not yet to work
             fedjax_sim.run(name, model="mlp", clients=4, participation="1", rounds=1, epochs=1, devices="1", chunk="1")
     finally:  # what a page registers is not a method of the project
-        for table, before in ((METHODS, known), (_OWN, own)):
+        for table, before in ((METHODS, known), (_KINDS, own)):
             table.clear()
             table.update(before)
 

@@ -327,11 +327,11 @@ def test_own_batch_statistics():
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"tau": 0.0}, r"fedpam has lam=30, tau=0; allowed: finite numbers, lam at least 0, tau above 0"),
-        ({"tau": -1.0}, "tau=-1; allowed"),
+        ({"tau": 0.0}, r"fedpam.tau=0 is not allowed; use a number above 0"),
+        ({"tau": -1.0}, "fedpam.tau=-1 is not allowed"),
         ({"tau": math.nan}, "fedpam.tau 'nan' is not a finite number"),
         ({"tau": math.inf}, "fedpam.tau 'inf' is not a finite number"),
-        ({"lam": -1.0}, "lam=-1, tau=0.5; allowed"),
+        ({"lam": -1.0}, "fedpam.lam=-1 is not allowed; use 0 or more"),
         ({"lam": math.nan}, "fedpam.lam 'nan' is not a finite number"),
         ({"lam": "inf"}, "fedpam.lam 'inf' is not a finite number"),
         ({"m": -3}, r"m=-3 is no width of features; allowed: 0 \(the model's own\), or a whole number to 32768"),

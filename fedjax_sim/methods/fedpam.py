@@ -48,7 +48,7 @@ class FedPAM(Personal, FedAvg):
 
     lam: Real = field(30.0, ge=0, off=True, help="λ, weight of the contrast")
     tau: Real = field(0.5, gt=0, help="τ, its temperature")
-    m: int = field(0, ge=0, help="width of the features (0: the model's own)")
+    m: int = field(0, help="width of the features (0: the model's own)")
     variant: str = field("full", choices=VARIANTS, help="pcl: P_k stays the identity; pam: no contrast")
     infer: str = field("dot", choices=INFER, help="cosine: no bias, over τ")
 

@@ -68,4 +68,4 @@ class PrivateHead(Personal, FedAvg):
 class FedPer(PrivateHead):
     """A common backbone, private heads, trained together."""
 
-    layers: int = field(1, ge=0, help="K_P, groups of parameters that stay private (1: the head)")
+    layers: int = field(1, help="K_P, groups of parameters that stay private (1: the head)")
