@@ -121,7 +121,7 @@ def test_an_agents_numbers_are_its_methods():
 # ---- records --------------------------------------------------------------------------------------------------------
 def test_a_method_is_a_frozen_record():
     made = FedProx(0.1)
-    assert repr(made) == "FedProx(mu=0.1, weights='size')" and made == FedProx(mu="0.1") != FedProx(mu=0.2)
+    assert repr(made) == "FedProx(weights='size', mu=0.1)" and made == FedProx(mu="0.1") != FedProx(mu=0.2)
     assert dataclasses.replace(made, mu=1).mu == 1.0 and fs.FedProx is FedProx
     with pytest.raises(dataclasses.FrozenInstanceError):
         made.mu = 0.2

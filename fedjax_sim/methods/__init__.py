@@ -96,7 +96,7 @@ def make_method(name: str, /, **options: Any) -> Method:
     """Build a method by name; options may be strings, as the command line gives them.
 
     >>> make_method("fedprox", mu="0.1")
-    FedProx(mu=0.1, weights='size')
+    FedProx(weights='size', mu=0.1)
     >>> make_method("fedpolicy", **{"agent": "ppo", "agent.lr": "0.01"}).agent.lr
     0.01
     """
