@@ -347,8 +347,8 @@ def one_round(r: Round, env: Env, state: State, dropout: Array, rows: Tree = Non
         agent, more = learn(r, env, state, told, server, outcome.clients, cohort)
     except jax.errors.ConcretizationTypeError as problem:
         raise UserError(
-            f"method '{r.method.name}' asks for a value that is not known while its round is compiled; annotate the field by "
-            f"which it decides as float, not Real ({', '.join(r.method.numbers)}): {str(problem).splitlines()[0]}"
+            f"method '{r.method.name}' asks for a value that is not known while its round is compiled; annotate the field "
+            f"by which it decides as float, not Real ({', '.join(r.method.numbers)}): {str(problem).splitlines()[0]}"
         ) from problem
     return State(state.t + 1, state.key, server, outcome.clients, agent), log | more, outcome, cohort.ids
 
