@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from fedjax_sim.platform import target
 from fedjax_sim.types import Array, Tree
 
 
@@ -19,6 +20,23 @@ def scaled_add(a: Tree, scale: Array | float, b: Tree) -> Tree:
 
 def square_norm(a: Tree) -> Array:
     return sum((jnp.vdot(x, x) for x in jax.tree.leaves(a)), start=jnp.zeros(()))
+
+
+def finite(a: Tree) -> Array:
+    """[] whether all of its real numbers are."""
+    reals = [x for x in jax.tree.leaves(a) if jnp.issubdtype(jnp.asarray(x).dtype, jnp.inexact)]
+    return jnp.isfinite(sum((_witness(x) for x in reals), start=jnp.zeros(())))
+
+
+def _witness(x: Array) -> Array:
+    """[] a number that is finite if all of x is (and x is not astronomically large).
+
+    A TPU reduces a matrix to a number eight times more slowly than it multiplies with it: there the columns are added up by
+    a product, whose left side has several rows because XLA makes a sum of a product with one.
+    """
+    if target() == "tpu" and jnp.ndim(x) == 2:
+        x = jnp.ones((8, x.shape[0]), x.dtype) @ x
+    return jnp.vdot(x, x)
 
 
 def zeros_like(a: Tree) -> Tree:

@@ -124,6 +124,9 @@ class Env:
     shuffle: bool = _fact(default=True)  # False: minibatches in the order of the client's rows
     dtype: Any = _fact(default=jnp.float32)
     lanes: int = _fact(default=1)  # clients trained side by side (vmap width); 1 = no vmap, no masking
+    even: bool = _fact(default=False)  # all clients have equally many minibatches per epoch
+    full: bool = _fact(default=False)  # and all of these are whole
+    same_epochs: bool = _fact(default=False)  # whoever works in a round works for max_epochs
     fed: Federation = None  # type: ignore[assignment]   # filled in inside the compiled program
     counts: Array = None  # [N, C] training labels per client
     rows: Tree = ()  # Client [K, …]: stored rows of the round's peers, as they were at its start

@@ -23,6 +23,7 @@ from jax import lax
 from fedjax_sim.engine.layout import CLIENTS, Layout
 from fedjax_sim.engine.mesh import NOWHERE, at_home, collect, found_rows, gather_rows, over_mesh, put, scatter_rows, take
 from fedjax_sim.local import LANES
+from fedjax_sim.platform import target
 from fedjax_sim.types import Array, Client, Ctx, Env, Plan, Tree
 
 UNROLLED = 16  # lanes added up in straight-line code; more of them in a loop
@@ -49,8 +50,9 @@ class Totals(NamedTuple):
 class Work(NamedTuple):
     """What ONE client's round produced; see `round.one_client`."""
 
-    client: Client
-    net: Tree  # zeros where not ok: 0·nan is nan
+    client: Client  # to be written where ok
+    ok: Array  # []  took part, and all of it is finite; it counts for nothing otherwise
+    net: Tree
     weights: Array  # [G]
     sums: Tree
     report: Tree  # small, stacked
@@ -91,7 +93,7 @@ def deal(layout: Layout, steps: Array, capacity: int) -> tuple[Array, Array]:
     order = jnp.where(steps[order] > 0, order, size)
     order = jnp.pad(order, (0, -size % chunk), constant_values=size).reshape(-1, chunk)  # [units, chunk]
     if devices == 1:
-        return order[None], jnp.sum(order[:, 0] < size)[None]
+        return order[None], (jnp.sum(order[:, 0] < size) if target() == "cpu" else jnp.int32(len(order)))[None]
     bound = jnp.where(order[:, 0] < size, steps[jnp.minimum(order[:, 0], size - 1)], 0)
 
     def give(carry, unit):
@@ -114,8 +116,23 @@ def deal(layout: Layout, steps: Array, capacity: int) -> tuple[Array, Array]:
 # ---- one device's share -----------------------------------------------------------------------------------------
 def add_client(totals: Totals, groups: Tree, work: Work) -> Totals:
     """Running sums with ONE more client."""
-    net = jax.tree.map(lambda g, a, b: a + work.weights[g].astype(a.dtype) * b, groups, totals.net, work.net)
-    return totals._replace(net=net, weight=totals.weight + work.weights, sums=jax.tree.map(jnp.add, totals.sums, work.sums))
+    clean = lambda b: jnp.where(work.ok, b, 0)  # 0·nan is nan
+    net = jax.tree.map(lambda g, a, b: a + work.weights[g].astype(a.dtype) * clean(b), groups, totals.net, work.net)
+    sums = jax.tree.map(lambda a, b: a + clean(b), totals.sums, work.sums)
+    return totals._replace(net=net, weight=totals.weight + work.weights, sums=sums)
+
+
+def add_chunk(totals: Totals, groups: Tree, work: Work) -> Totals:
+    """Running sums with `chunk` more clients at once, `work` [chunk, …]: one reduction per array, for accelerators."""
+
+    def reduce(weights: Array, b: Array) -> Array:
+        wide = lambda a: a.reshape(-1, *[1] * (b.ndim - 1))
+        return jnp.where(wide(work.ok), wide(weights.astype(b.dtype)) * b, 0).sum(0)
+
+    net = jax.tree.map(lambda g, a, b: a + reduce(work.weights[:, g], b), groups, totals.net, work.net)
+    one = jnp.ones(work.ok.shape)
+    sums = jax.tree.map(lambda a, b: a + reduce(one, b), totals.sums, work.sums)
+    return totals._replace(net=net, weight=totals.weight + work.weights.sum(0), sums=sums)
 
 
 def no_totals(shape: Work) -> Totals:
@@ -144,19 +161,35 @@ def work_through(
         slot = slot._replace(active=slot.active & (where < size))
         rows = place_of(where)
         work = many(take(stored, rows), slot)
-        small = work._replace(client=(), stacked=())
-        lane_of = lambda lane: jax.tree.map(lambda a: a[lane], small)
-        if chunk <= UNROLLED:
-            for lane in range(chunk):
-                totals = add_client(totals, groups, lane_of(lane))
-        else:
-            totals = lax.fori_loop(0, chunk, lambda lane, t: add_client(t, groups, lane_of(lane)), totals)
-        totals = totals._replace(executed=totals.executed + work.steps.max() * chunk)
-        stored = put(stored, jnp.where(where < size, rows, NOWHERE), work.client)
+        totals = add_up(totals, groups, work)
+        stored = put(stored, jnp.where(work.ok, rows, NOWHERE), work.client)  # a diverged client keeps what it had
         return totals, put(reports, where, work.report), put(stacked, where, work.stacked), stored
 
     start = (no_totals(shape), zeros(shape.report, (size,)), zeros(shape.stacked, (size,)), stored)
     return Outcome(*lax.fori_loop(0, units, unit, start))
+
+
+def add_up(totals: Totals, groups: Tree, work: Work) -> Totals:
+    """Running sums with a chunk, `work` [chunk, …]. On a CPU client by client: a sum over the stack is slower than training."""
+    small, chunk = work._replace(client=(), stacked=(), report=()), work.ok.shape[0]
+    lane_of = lambda lane: jax.tree.map(lambda a: a[lane], small)
+    if target() != "cpu":
+        totals = add_chunk(totals, groups, small)
+    elif chunk <= UNROLLED:
+        for lane in range(chunk):
+            totals = add_client(totals, groups, lane_of(lane))
+    else:
+        totals = lax.fori_loop(0, chunk, lambda lane, t: add_client(t, groups, lane_of(lane)), totals)
+    return totals._replace(executed=totals.executed + work.steps.max() * chunk)
+
+
+def at_once(env: Env, one: Callable, slots: Slot, stored: Client) -> Outcome:
+    """The whole cohort side by side on one device, in the order it was drawn: nothing is sorted, dealt out or looped over."""
+    env = dataclasses.replace(env, lanes=slots.row.shape[0])
+    work = side_by_side(env.lanes, lambda client, slot: one(env, client, slot))(take(stored, slots.row), slots)
+    shape = jax.eval_shape(lambda w: jax.tree.map(lambda a: a[0], w), work)
+    totals = add_up(no_totals(shape), env.group_of(shape.net), work)
+    return Outcome(totals, work.report, work.stacked, put(stored, jnp.where(work.ok, slots.row, NOWHERE), work.client))
 
 
 # ---- the whole cohort -------------------------------------------------------------------------------------------
@@ -164,6 +197,8 @@ def client_pass(
     env: Env, layout: Layout, one: Callable, server: Tree, clients: Client, slots: Slot, steps: Array
 ) -> Outcome:
     """Train the cohort. `one(env, server, client, slot) -> Work` for ONE client; see `work_through`."""
+    if target() != "cpu" and layout.mesh is None and layout.chunk >= slots.row.shape[0]:
+        return at_once(env, lambda env, client, slot: one(env, server, client, slot), slots, clients)
     units = -(-slots.row.shape[0] // layout.chunk)
     stateful = bool(jax.tree.leaves(clients))
     capacity = -(-units // layout.devices)
@@ -231,19 +266,37 @@ def each_client(env: Env, layout: Layout, fn: Callable, server: Tree, clients: C
     return jax.tree.map(lambda a: a[:total], results), clients
 
 
+def in_chunks(width: int, one: Callable, index: Array) -> Tree:
+    """`one(i)` for every i of index [M], `width` of them side by side; [M, …]."""
+    size = index.shape[0]
+    if width == 1:
+        return lax.map(one, index)
+    many = jax.vmap(one, axis_name=LANES)
+    if size <= width:
+        return many(index)
+    chunks = jnp.pad(index, (0, -size % width), mode="edge").reshape(-1, width)
+    return jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:])[:size], lax.map(many, chunks))
+
+
 def each_in_cohort(env: Env, layout: Layout, fn: Callable, server: Tree, clients: Client, ctx: Ctx, row: Array) -> Tree:
     """`fn(env, server, client, ctx) -> small tree` for the cohort, each where its row lives: results travel, rows do not.
 
     ctx: [M, …]; row: [M] where each one's state is in `clients`. Returns [M, …].
     """
     everyone = jnp.arange(ctx.id.shape[0])
+    width = 1 if target() == "cpu" else min(layout.chunk, everyone.shape[0])  # a CPU is faster one by one
+    env = dataclasses.replace(env, lanes=width)
     if layout.mesh is None or not jax.tree.leaves(clients):
-        return lax.map(lambda i: fn(env, server, take(clients, row[i]), take(ctx, i)), everyone)
+        return in_chunks(width, lambda i: fn(env, server, take(clients, row[i]), take(ctx, i)), everyone)
 
     def share(everywhere: tuple, shard: Client) -> tuple[Tree, tuple]:
         env, server, ctx, row = everywhere
         place, here = at_home(shard, row)
         read = lambda i: fn(env, server, take(shard, place[i]), take(ctx, i))
+        if width > 1:
+            results = in_chunks(width, read, everyone)
+            wide = lambda a: here.reshape(-1, *[1] * (a.ndim - 1))
+            return collect(layout, jax.tree.map(lambda a: jnp.where(wide(a), a, 0).astype(a.dtype), results)), ()
         shape = jax.eval_shape(read, everyone[0])
         results = lax.map(lambda i: lax.cond(here[i], read, lambda i: zeros(shape), i), everyone)
         return collect(layout, results), ()

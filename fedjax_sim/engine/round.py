@@ -26,11 +26,12 @@ from fedjax_sim.hooks import Controlled, Method, Peers, check_method
 from fedjax_sim.local import steps_for
 from fedjax_sim.local.optim import Schedule, Sgd
 from fedjax_sim.local.score import predict_net, score_client
-from fedjax_sim.tree import square_norm, subtract
-from fedjax_sim.types import Array, Client, Cohort, Ctx, Env, State, Tree
+from fedjax_sim.platform import target
+from fedjax_sim.tree import finite, square_norm, subtract
+from fedjax_sim.types import Array, Client, Cohort, Ctx, Env, Plan, State, Tree
 
 # stages: every random draw of a round is keyed by (seed, round, stage[, client id])
-SAMPLE, TRAIN, DROP, SLOW, ACT, LEARN, PERSONAL, SETUP, SERVER = range(9)
+SAMPLE, TRAIN, DROP, SLOW, ACT, LEARN, PERSONAL, SETUP, SERVER = STAGES = range(9)
 
 
 class Numbers(NamedTuple):
@@ -44,12 +45,20 @@ class Numbers(NamedTuple):
 class Data(NamedTuple):
     """Everything the compiled program reads: an argument, never a constant."""
 
-    fed: Federation
+    fed: Federation  # its pool two-dimensional, a row per example
     counts: Array  # [N, C] training labels per client
     flat_rows: Array  # [R] evaluation rows of all clients, one after another
     flat_owner: Array  # [R] whose they are
     dropout: Array  # []  chance that a participant fails to report
     numbers: Numbers  # leaves []
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class Known:
+    """What is known of a round while it is written down: part of the program, no array."""
+
+    same_epochs: bool  # whoever works in it works for Env.max_epochs
 
 
 class Orders(NamedTuple):
@@ -63,6 +72,7 @@ class Orders(NamedTuple):
     info: Tree  # [M] what the agent wants back with the transition
     server: Tree  # the server's state of this round: prepared, where the method prepares
     rows: Tree  # Client [K, …]: the peers' rows, () without peers
+    known: Known
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,7 +116,9 @@ def seed_key(seed: int) -> np.ndarray:
 
 
 def stage_key(state: State, which: int) -> Array:
-    return jax.random.fold_in(jax.random.fold_in(state.key, state.t), which)
+    """The key of one stage of the coming round. All stages' keys are written as one draw, which XLA then makes once."""
+    now = jax.random.fold_in(state.key, state.t)
+    return jax.vmap(jax.random.fold_in, (None, 0))(now, jnp.arange(len(STAGES)))[which]
 
 
 def open_env(r: Round, data: Data) -> Env:
@@ -165,14 +177,29 @@ def orders(r: Round, env: Env, state: State, dropout: Array, rows: Tree = None) 
         keys = jax.vmap(jax.random.fold_in, (None, 0))(stage_key(state, ACT), ids)
         agent = control.make_agent(env)
         actions, info = jax.vmap(lambda o, k, a: agent.act(state.agent, o, k, a))(observed, keys, available)
-        plan = jax.vmap(lambda a, c: control.plan_of(env, a, server, c))(actions, ctx)
+        make = lambda a, c: control.plan_of(env, a, server, c)
     else:
-        plan = jax.vmap(lambda c: method.plan(env, server, c))(ctx)
+        make = lambda _, c: method.plan(env, server, c)
+    plan, known = plans(r, make, actions, ctx)
     active = invited & reported
     share = r.participation.share_of_work(stage_key(state, SLOW), ids).astype(env.dtype)
     ctx = ctx._replace(epochs=jnp.where(active, plan.epochs * share, 0))
     slots = Slot(r.row_of(ids), active, plan, ctx)
-    return Orders(slots, invited, reported, observed, actions, info, server, rows)
+    return Orders(slots, invited, reported, observed, actions, info, server, rows, known)
+
+
+def plans(r: Round, make: Callable, actions: Tree, ctx: Ctx) -> tuple[Plan, Known]:
+    """(the plans [M] that `make(action, ctx)` gives each client, whether all of them leave the run's epochs as they are)."""
+    kept = []
+
+    def one(action: Tree, ctx: Ctx) -> Plan:
+        plan = make(action, ctx)
+        kept.append(plan.epochs is ctx.epochs)
+        return plan
+
+    made = jax.vmap(one)(actions, ctx)
+    no_stragglers = r.participation.slow[0] <= 0
+    return made, Known(all(kept) and no_stragglers and r.env.epochs == r.env.max_epochs)
 
 
 def watch_cohort(r: Round, env: Env, server: Tree, clients: Client, ctx: Ctx) -> tuple[Array, Array | None]:
@@ -187,7 +214,7 @@ def watch_cohort(r: Round, env: Env, server: Tree, clients: Client, ctx: Ctx) ->
 
 # ---- local training -----------------------------------------------------------------------------------------------
 def one_client(r: Round, env: Env, server: Tree, client: Client, slot: Slot) -> Work:
-    """ONE client's round: receive, train, and a guard that gives a diverged upload the weight 0."""
+    """ONE client's round: receive, train, and a look whether all of it is finite; `cohort` counts only those that are ok."""
     method, ctx = env.method, slot.ctx
     taking, net = method.receive(env, server, client._replace(spent=jnp.zeros(2, jnp.int32)), slot.plan, ctx)
     if env.bn_local:
@@ -195,21 +222,19 @@ def one_client(r: Round, env: Env, server: Tree, client: Client, slot: Slot) -> 
     after, up = method.local(env, net, server, taking, ctx)
     spent, after = after.spent, after._replace(spent=())
     kept = (after.own, after.confusion, up.held)
-    finite = jnp.isfinite(square_norm([a for a in jax.tree.leaves((up.net, up.sums, up.weight, kept)) if is_float(a)]))
-    ok = slot.active & finite
+    sound = finite((up.net, up.sums, up.weight, kept))
+    ok = slot.active & sound
     held = up.net if up.held is None else up.held
     if jax.tree.leaves(client.resident):
         after = after._replace(resident=held)
     if env.bn_local:
         after = after._replace(batch_stats=held["batch_stats"])
-    after = jax.tree.map(lambda a, b: jnp.where(ok, a, b), after, client)
-    clean = lambda tree: jax.tree.map(lambda a: jnp.where(ok, a, 0), tree)
     weight = jnp.where(ok, up.weight, 0).astype(env.dtype)
     steps = jnp.where(slot.active, spent, 0)
     report = dict(
         method=up.report,
         ok=ok,
-        diverged=slot.active & ~finite,
+        diverged=slot.active & ~sound,
         weight=weight,
         steps=steps[0],
         loss=jnp.asarray(up.loss, env.dtype),
@@ -220,9 +245,8 @@ def one_client(r: Round, env: Env, server: Tree, client: Client, slot: Slot) -> 
         report |= dict(before=hits(net), after=hits(held), probed=env.fed.size[r.split][ctx.id])
         if method.has_global_model:
             report["gaps"] = group_gaps(env, held, method.global_model(env, server))
-    sent = clean(up.net)
-    stacked = sent if r.keeps_uploads else ()
-    return Work(after, sent, weight * (slot.plan.send > 0), clean(up.sums), report, stacked, spent[1])
+    stacked = jax.tree.map(lambda a: jnp.where(ok, a, 0), up.net) if r.keeps_uploads else ()
+    return Work(after, ok, up.net, weight * (slot.plan.send > 0), up.sums, report, stacked, spent[1])
 
 
 def group_gaps(env: Env, a: Tree, b: Tree) -> Array:
@@ -231,14 +255,10 @@ def group_gaps(env: Env, a: Tree, b: Tree) -> Array:
     return jnp.sqrt(jnp.stack([square_norm(apart[g]) for g in env.model.groups]))
 
 
-def is_float(a: Array) -> bool:
-    return jnp.issubdtype(jnp.asarray(a).dtype, jnp.inexact)
-
-
 def train(r: Round, env: Env, state: State, orders: Orders) -> Outcome:
     """The cohort's local training: the hot path."""
     slots = orders.slots
-    env = dataclasses.replace(env, rows=orders.rows)
+    env = dataclasses.replace(env, rows=orders.rows, same_epochs=orders.known.same_epochs)
     steps = jax.vmap(lambda i, e: steps_for(env, env.fed.size["train"][i], e))(slots.ctx.id, slots.ctx.epochs)
     steps = jnp.where(slots.active, jnp.maximum(steps, 1), 0)  # a client without data still reports
     task = lambda env, server, client, slot: one_client(r, env, server, client, slot)
@@ -266,11 +286,12 @@ def aggregate(r: Round, env: Env, state: State, orders: Orders, outcome: Outcome
         nets=outcome.stacked,
     )
     combine = lambda: env.method.aggregate(dataclasses.replace(env, rows=orders.rows), orders.server, cohort)
-    # nobody reported: as if the round had not been, preparation included. A conditional, not a selection: what a server only
-    # hands on, such as a large encoder, is not copied
     typed = lambda: jax.tree.map(lambda new, old: jnp.asarray(new, old.dtype), combine(), state.server)
-    server = lax.cond(cohort.count > 0, typed, lambda: state.server)
-    average = lambda v: jnp.where(cohort.ok, v, 0).sum() / jnp.maximum(cohort.count, 1)
+    # nobody reported: as if the round had not been, preparation included
+    server = either(cohort.count > 0, typed, state.server)
+    average = jnp.where(cohort.ok, jnp.stack([reports["loss"], reports["accuracy"]]), 0).sum(1) / jnp.maximum(
+        cohort.count, 1
+    )
     invited, failed = orders.invited, reports["diverged"]
     log = dict(
         round=state.t + 1,
@@ -280,12 +301,12 @@ def aggregate(r: Round, env: Env, state: State, orders: Orders, outcome: Outcome
         down=invited.sum(),
         up=cohort.count,
         diverged_id=jnp.where(failed.any(), cohort.ids[failed.argmax()], -1),
-        taken=invited.astype(jnp.int32) @ (slots.plan.take > 0).astype(jnp.int32),
-        sent=cohort.ok.astype(jnp.int32) @ (slots.plan.send > 0).astype(jnp.int32),
+        taken=(invited[:, None] & (slots.plan.take > 0)).sum(0),
+        sent=(cohort.ok[:, None] & (slots.plan.send > 0)).sum(0),
         steps_needed=jnp.where(slots.active, reports["steps"], 0).sum(),
         steps_executed=totals.executed,
-        train_loss=average(reports["loss"]),
-        train_accuracy=average(reports["accuracy"]),
+        train_loss=average[0],
+        train_accuracy=average[1],
     )
     if r.probe:
         log |= dict(
@@ -298,6 +319,17 @@ def aggregate(r: Round, env: Env, state: State, orders: Orders, outcome: Outcome
         far = jnp.where(cohort.ok[:, None], reports["gaps"], 0).sum(0) / jnp.maximum(cohort.count, 1)
         log |= {f"layer_dist_{name}": far[g] for g, name in enumerate(env.model.groups)}
     return server, cohort, log | env.method.log(env, state.server, server, cohort)
+
+
+def either(yes: Array, make: Callable[[], Tree], old: Tree) -> Tree:
+    """`make()` if yes, else `old`.
+
+    On a CPU a conditional, not a selection: what is only handed on, such as a large encoder, is not copied. On accelerators
+    a selection of what differs: a GPU asks the host which branch to take, and a TPU lays out a branch's arguments anew.
+    """
+    if target() == "cpu":
+        return lax.cond(yes, make, lambda: old)
+    return jax.tree.map(lambda new, old: old if new is old else jnp.where(yes, new, old), make(), old)
 
 
 def learn(
@@ -353,12 +385,22 @@ def one_round(r: Round, env: Env, state: State, dropout: Array, rows: Tree = Non
     return State(state.t + 1, state.key, server, outcome.clients, agent), log | more, outcome, cohort.ids
 
 
+def flat_pool(fed: Federation) -> np.ndarray:
+    """The pool as `local.gather` reads it: [D, H·W·C], a row per example.
+
+    A TPU stores rows that are no multiple of its 128 lanes column by column, and would turn the whole pool round in every
+    call: there they are filled up.
+    """
+    x = np.asarray(fed.x).reshape(len(fed.x), -1)
+    return np.pad(x, ((0, 0), (0, -x.shape[1] % 128))) if target() == "tpu" else x
+
+
 def make_data(r: Round, fed: Federation) -> Data:
     """What the compiled program reads, on the host."""
     rows, size = np.asarray(fed.rows[r.split]), np.asarray(fed.size[r.split])
     real = np.arange(rows.shape[1]) < size[:, None]
     return Data(
-        fed,
+        dataclasses.replace(fed, x=flat_pool(fed)),
         fed.label_counts().astype(r.env.dtype),
         rows[real].astype(np.int32),
         np.nonzero(real)[0].astype(np.int32),

@@ -8,8 +8,11 @@ from fedjax_sim.local.batches import (
     epoch_orders,
     gather,
     longest,
+    most_steps,
+    repeat,
     steps_for,
     stream,
+    turns,
 )
 from fedjax_sim.local.descend import Aux, Trained, descend, forward, local_loss, supervised, upload
 
@@ -26,8 +29,11 @@ __all__ = [
     "gather",
     "local_loss",
     "longest",
+    "most_steps",
+    "repeat",
     "steps_for",
     "stream",
     "supervised",
+    "turns",
     "upload",
 ]

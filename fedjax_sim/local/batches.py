@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from fedjax_sim.local.augment import AUGMENTATIONS
@@ -41,6 +42,13 @@ def steps_for(env: Env, n: Array, epochs: Array | float) -> Array:
     return jnp.where((n > 0) & (epochs > 0), jnp.maximum(steps, 1), 0)
 
 
+def most_steps(env: Env, epochs: float | None) -> tuple[int, bool]:
+    """(the most steps a client can have, whether all that work have just as many) of `epochs`; None: of a Plan's."""
+    largest = -(-env.fed.rows["train"].shape[1] // env.batch_size)
+    number = np.asarray(env.max_epochs if epochs is None else epochs, env.dtype)  # rounds as `steps_for` does
+    return max(1, int(np.round(number * np.asarray(largest, env.dtype)))), env.even and (epochs is not None or env.same_epochs)
+
+
 WORD_PLACES = 12  # bits for the place in a word that is sorted as one; the others are random
 
 
@@ -49,23 +57,71 @@ def epoch_orders(key: Array, n: Array, padded: int, epochs: int) -> Array:
 
     A function of (key, n) alone: neither `padded`, which follows the largest client, nor `epochs` changes an order.
     """
+    if epochs == 1:  # without an axis of length 1, which a TPU would fill up to 128
+        return _orders(key, jnp.uint32(0), n, padded)[None]
+    return _orders(key, jnp.arange(epochs, dtype=jnp.uint32)[:, None], n, padded)
+
+
+def _orders(key: Array, epoch: Array, n: Array, padded: int) -> Array:
+    """[*, padded] for epochs [] or [E, 1]."""
     place = jnp.arange(padded, dtype=jnp.uint32)
-    noise = counter_bits(key, jnp.arange(epochs, dtype=jnp.uint32)[:, None], place[None]) >> 1
+    noise = counter_bits(key, epoch, place) >> 1
     noise = jnp.where(place < n, noise, jnp.uint32(0xFFFFFFFF))  # padding sorts last
     coarse = noise >> WORD_PLACES << WORD_PLACES
     place = jnp.broadcast_to(place, noise.shape)
     if padded <= 2**WORD_PLACES:
         # random number and place in one word: XLA-CPU sorts one array 7 times faster than two. 19 random bits are left;
         # equal ones keep their order, as in a stable sort
-        word = lax.sort(coarse | place, dimension=1, is_stable=False)
+        word = lax.sort(coarse | place, dimension=-1, is_stable=False)
         return (word & jnp.uint32(2**WORD_PLACES - 1)).astype(jnp.int32)
     noise = jnp.where(n > 2**WORD_PLACES, noise, coarse)  # a small client's order is the one it has among small ones
-    return lax.sort((noise, place), dimension=1, num_keys=1)[1].astype(jnp.int32)
+    return lax.sort((noise, place), dimension=-1, num_keys=1)[1].astype(jnp.int32)
 
 
 def longest(env: Env, steps: Array) -> Array:
     """The bound of a loop over the lanes of a chunk: an unbatched scalar, so nothing is selected away."""
     return lax.pmax(steps, LANES) if env.lanes > 1 else steps
+
+
+LEAST_BLOCK, MOST_BLOCKS = 8, 16  # turns of a block of `repeat`, and blocks of one call, on accelerators
+
+
+class Turns(NamedTuple):
+    """How many turns a loop over the lanes of a chunk takes: `blocks` times `length`."""
+
+    blocks: Array | int  # []  an unbatched scalar; a Python number where the compiler is to know it
+    length: int
+    masked: bool  # a lane may have fewer turns of its own
+
+    @property
+    def total(self) -> Array | int:
+        return self.blocks * self.length
+
+
+def turns(env: Env, count: Array, most: int, exact: bool = False) -> Turns:
+    """Turns of a loop whose lane takes `count` [] of them and no lane more than `most`; exact: every lane whose result
+    counts takes `most`.
+
+    A CPU leaves the loop after the longest lane. A GPU asks the host before every turn of a loop whose number of turns it
+    does not know, and a TPU cannot plan ahead: there the number is known where all clients have equally much to do, and
+    otherwise the loop is cut into at most MOST_BLOCKS blocks of known length.
+    """
+    if target() == "cpu":
+        return Turns(longest(env, count), 1, env.lanes > 1)
+    if exact or most <= LEAST_BLOCK:
+        return Turns(1, most, not exact)
+    length = max(LEAST_BLOCK, -(-most // MOST_BLOCKS))
+    return Turns(-(-longest(env, count) // length), length, True)
+
+
+def repeat(planned: Turns, body: Callable[[Array, Any], Any], start: Any) -> Any:
+    """`body(k, carry)` for k = 0, 1, …: a lane's turns from its `count` on are computed for nothing, and masked by `body`."""
+    if planned.length == 1:
+        return lax.fori_loop(0, planned.blocks, body, start)
+    if isinstance(planned.blocks, int) and planned.blocks == 1:
+        return lax.fori_loop(0, planned.length, body, start)
+    inner = lambda i, carry: lax.fori_loop(0, planned.length, lambda j, c: body(i * planned.length + j, c), carry)
+    return lax.fori_loop(0, planned.blocks, inner, start)
 
 
 def by_itself(make: Callable[[], Array], counter: Array) -> Array:
@@ -84,9 +140,9 @@ def by_itself(make: Callable[[], Array], counter: Array) -> Array:
 def gather(env: Env, rows: Array, counter: Array) -> tuple[Array, Array]:
     """Examples of the pool, normalised: (x [B, H, W, C], y [B]); `counter` as in `by_itself`."""
     fed = env.fed
-    # one row = one flat slice: the gather stays a copy of contiguous bytes
-    x = by_itself(lambda: fed.x.reshape(fed.x.shape[0], -1)[rows], counter)
-    x = x.reshape(*rows.shape, *fed.x.shape[1:]).astype(env.dtype)
+    # the pool is two-dimensional on the device: a row is one flat slice, and nothing touches the pool as a whole
+    x = by_itself(lambda: fed.x.reshape(fed.x.shape[0], -1)[rows], counter)[..., : math.prod(env.model.shape)]
+    x = x.reshape(*rows.shape, *env.model.shape).astype(env.dtype)
     x = (x * fed.scale.astype(env.dtype) - fed.mean.astype(env.dtype)) / fed.std.astype(env.dtype)
     return x, fed.y[rows]
 
@@ -98,24 +154,32 @@ def stream(
 
     rows [S], n []: draw from the first n of these rows of the pool instead of the client's whole split.
     """
+    even = env.even and split == "train" and rows is None and n is None
     rows = env.fed.rows[split][ctx.id] if rows is None else rows
     n = env.fed.size[split][ctx.id] if n is None else n
-    per_epoch, size = batches_per_epoch(env, n), env.batch_size
+    per_epoch, size = jnp.maximum(batches_per_epoch(env, n), 1), env.batch_size
     padded = -(-rows.shape[0] // size) * size
     number = max(1, math.ceil(epochs - 1e-9))
     if env.shuffle:
         order = epoch_orders(key, n, padded, number)
     else:
         order = jnp.broadcast_to(jnp.arange(padded, dtype=jnp.int32), (number, padded))
-    # [epochs, padded] rows of the pool; padding repeats the client's own first row: nothing of others is ever read,
+    if even:
+        order = order.reshape(-1, size)
+    else:  # a step's places side by side, because all lanes are at the same step but not in the same epoch
+        step = jnp.arange(number * (padded // size))[:, None]
+        place = (step % per_epoch) * size + jnp.arange(size)
+        order = order[jnp.minimum(step // per_epoch, number - 1), place]
+    # [steps, B] rows of the pool; padding repeats the client's own first row: nothing of others is ever read,
     # so that a NaN in somebody else's data (0·nan is nan) stays with its owner
     table = rows[jnp.where(order < n, order, 0)]
     augment = AUGMENTATIONS[env.fed.augment]
 
     def draw(step: Array) -> Batch:
-        epoch, start = step // jnp.maximum(per_epoch, 1), (step % jnp.maximum(per_epoch, 1)) * size
-        x, y = gather(env, lax.dynamic_slice(table, (epoch, start), (1, size))[0], step)
+        start = (step % per_epoch) * size
+        x, y = gather(env, lax.dynamic_index_in_dim(table, step, keepdims=False), step)
         step_key = jax.random.fold_in(key, step)
-        return Batch(augment(step_key, x), y, start + jnp.arange(size) < n, step_key)
+        mask = jnp.ones(size, bool) if even and env.full and target() != "cpu" else start + jnp.arange(size) < n
+        return Batch(augment(step_key, x), y, mask, step_key)
 
     return draw

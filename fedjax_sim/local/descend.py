@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fedjax_sim.local.batches import Batch, longest, steps_for, stream
+from fedjax_sim.local.batches import Batch, most_steps, repeat, steps_for, stream, turns
 from fedjax_sim.local.losses import update_confusion
 from fedjax_sim.local.optim import Sgd
 from fedjax_sim.models.randomness import randomness
@@ -112,11 +112,13 @@ def descend(
     lr = ctx.lr if lr is None else jnp.asarray(lr, env.dtype)
     draw = stream(env, ctx, jax.random.fold_in(ctx.key, salt), env.max_epochs if epochs is None else epochs)
     steps = steps_for(env, env.fed.size["train"][ctx.id], ctx.epochs if epochs is None else epochs)
+    planned = turns(env, steps, *most_steps(env, epochs))
+    rate_of = lambda k: jnp.where(k < steps, lr, 0) if planned.masked else lr  # a finished lane stands still
     frozen = {} if trainable is None else {g: p for g, p in net["params"].items() if g not in trainable}
     moving = {g: p for g, p in net["params"].items() if g not in frozen}
 
     def step(k: Array, carry):
-        params, stats, opt_state, confusion, running, totals = carry
+        params, stats, opt_state, confusion, running, totals, rate = carry
         own = (running,) if jax.tree.leaves(running) else ()
 
         def value(params, batch):
@@ -131,25 +133,25 @@ def descend(
             (loss, aux), grads, batch = gradient(grad_of, params, k, draw, running)
         force = grads if adjust is None else adjust(grads, params)
         direction, opt_state = rule.update(force, opt_state, params)
-        rate = lr if env.lanes == 1 else jnp.where(k < steps, lr, 0)  # a finished lane stands still
         keep = (
-            (lambda new, old: new)
-            if env.lanes == 1
-            else (lambda new, old: jax.tree.map(lambda a, b: jnp.where(k < steps, a, b), new, old))
+            (lambda new, old: jax.tree.map(lambda a, b: jnp.where(k < steps, a, b), new, old))
+            if planned.masked
+            else (lambda new, old: new)
         )
         params = jax.tree.map(lambda p, d: p - rate * d, params, direction)
         if project is not None:
             params = keep(project(params), params)
         then = aux.carry if after is None else after(aux.carry, grads, params)
-        seen = batch.mask.astype(env.dtype) if env.lanes == 1 else batch.mask * (k < steps).astype(env.dtype)
+        seen = batch.mask * (k < steps).astype(env.dtype) if planned.masked else batch.mask.astype(env.dtype)
         n = seen.sum()
         hits = ((aux.logits.argmax(-1) == batch.y) * seen).sum()
-        totals = (totals[0] + loss * n, totals[1] + hits, totals[2] + n)
-        return (params, keep(aux.batch_stats, stats), opt_state, keep(aux.confusion, confusion), keep(then, running), totals)
+        totals = totals + jnp.stack([loss * n, hits, n])
+        kept = keep(aux.batch_stats, stats), opt_state, keep(aux.confusion, confusion), keep(then, running)
+        return params, *kept, totals, rate_of(k + 1)
 
-    zero = jnp.zeros((), env.dtype)
-    start = (moving, net["batch_stats"], rule.init(moving), client.confusion, carry, (zero, zero, zero))
-    params, stats, _, confusion, carry, (loss, hits, n) = lax.fori_loop(0, longest(env, steps), step, start)
+    # the rate of a step is known before it: XLA then writes w − lr·v where it computes a gradient
+    start = (moving, net["batch_stats"], rule.init(moving), client.confusion, carry, jnp.zeros(3, env.dtype), rate_of(0))
+    params, stats, _, confusion, carry, (loss, hits, n), _ = repeat(planned, step, start)
     done = Trained(
         {"params": {**frozen, **params}, "batch_stats": stats},
         loss / jnp.maximum(n, 1),
@@ -158,7 +160,7 @@ def descend(
         carry,
     )
     if jax.tree.leaves(client.spent):
-        client = client._replace(spent=client.spent + jnp.stack([steps, longest(env, steps)]))
+        client = client._replace(spent=client.spent + jnp.stack([steps, jnp.int32(planned.total)]))
     return (client._replace(confusion=confusion) if track else client), done
 
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fedjax_sim.local.batches import gather, longest
+from fedjax_sim.local.batches import gather, repeat, turns
 from fedjax_sim.types import Array, Env, Tree
 
 ROWS = 64  # rows of a client passed through the model at once
@@ -43,7 +43,7 @@ def class_statistics(env: Env, net: Tree, client: Array, full: bool) -> Statisti
         square = jnp.einsum("bc,bi,bj->cij", member, features, features) if full else member.T @ jnp.square(features)
         return Statistics(sums.count + member.sum(0), sums.total + member.T @ features, sums.square + square)
 
-    return lax.fori_loop(0, longest(env, -(-n // batch)), add, zero_statistics(env, full))
+    return repeat(turns(env, -(-n // batch), padded.shape[0] // batch), add, zero_statistics(env, full))
 
 
 def client_features(env: Env, net: Tree, client: Array) -> tuple[Array, Array, Array]:
@@ -58,7 +58,7 @@ def client_features(env: Env, net: Tree, client: Array) -> tuple[Array, Array, A
         return lax.dynamic_update_slice_in_dim(features, env.model.features(net, x, train=False)[0], i * batch, 0)
 
     empty = jnp.zeros((padded.shape[0], env.model.width), env.dtype)
-    features = lax.fori_loop(0, longest(env, -(-n // batch)), fill, empty)
+    features = repeat(turns(env, -(-n // batch), padded.shape[0] // batch), fill, empty)
     return jnp.where(real[:, None], features, 0), env.fed.y[padded], real
 
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from fedjax_sim.local import gather, longest
+from fedjax_sim.local import gather, repeat, turns
 from fedjax_sim.types import Array, Ctx, Env, Tree
 
 EVAL_BATCH = 250  # rows of a server-held set evaluated at once
@@ -45,7 +45,8 @@ def score_rows(env: Env, predict: Callable[[Array], Array], rows: Array, n: Arra
         return Score(total.correct + (hit * real).sum(), total.loss + jnp.where(real > 0, loss, 0).sum(), total.count)
 
     zero = jnp.zeros((), env.dtype)
-    total = lax.fori_loop(0, longest(env, -(-n // batch)), body, Score(zero, zero, zero))
+    planned = turns(env, -(-n // batch), padded.shape[0] // batch)
+    total = repeat(planned, body, Score(zero, zero, zero))
     return total._replace(count=n.astype(env.dtype))
 
 

@@ -21,7 +21,7 @@ from jax import lax
 
 from fedjax_sim.fields import Real, field
 from fedjax_sim.hooks import Personal, Server
-from fedjax_sim.local import batches_per_epoch, forward, local_loss, longest, stream
+from fedjax_sim.local import batches_per_epoch, forward, local_loss, longest, most_steps, repeat, stream, turns
 from fedjax_sim.methods import register
 from fedjax_sim.methods.fedavg import FedAvg
 from fedjax_sim.plans import with_own_statistics
@@ -87,7 +87,7 @@ class FedALA(Personal, FedAvg):
                 w = jax.tree.map(lambda a, g, d: jnp.where(on, move(a, g, d), a), w, slope, apart)
                 return w, jnp.where(on, loss, last)
 
-            return lax.fori_loop(0, longest(env, batches), step, (w, jnp.zeros((), env.dtype)))
+            return repeat(turns(env, batches, most_steps(env, 1)[0]), step, (w, jnp.zeros((), env.dtype)))
 
         def again(carry: tuple) -> tuple:
             w, losses, passes, running = carry

@@ -18,11 +18,10 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import optax
-from jax import lax
 
 from fedjax_sim.fields import Real, field
 from fedjax_sim.hooks import Method, Personal, Server
-from fedjax_sim.local import Aux, Batch, batches_per_epoch, descend, forward, longest, stream
+from fedjax_sim.local import Aux, Batch, batches_per_epoch, descend, forward, most_steps, repeat, stream, turns
 from fedjax_sim.local.features import class_statistics
 from fedjax_sim.local.optim import Sgd
 from fedjax_sim.methods import register
@@ -56,7 +55,7 @@ def fisher_trace(env: Env, net: Tree, ctx: Ctx) -> Array:
 
         return total + jnp.where(k < batches, square_norm(jax.grad(loss)(net["params"])), 0).astype(env.dtype)
 
-    return lax.fori_loop(0, longest(env, batches), add, jnp.zeros((), env.dtype))
+    return repeat(turns(env, batches, *most_steps(env, 1)), add, jnp.zeros((), env.dtype))
 
 
 @register("fedas")

@@ -3,11 +3,12 @@
 Every form gives the same values (tests compare them in float64); `conv=` selects one for a whole model:
 
 * `lax`: XLA's convolution. The reference. On CPU inside a loop 15-30x slower than the others.
+* `select`: XLA's convolution, and 2x2 pooling whose gradient is one elementwise pass.
 * `patches`: shifted maps side by side and one GEMM. With kernels that differ per client (`vmap`) this is a
   batched GEMM, where `lax` becomes a grouped convolution with a slow backward pass.
 * `block`: 2x2 pooling folded into the patches; layers without pooling take `patches`.
 * `winograd`: fewer multiplications; layers it cannot do (strides, 1x1, 7x7) take `patches`.
-* `auto`: the fastest measured per layer shape on CPU, `patches` on accelerators.
+* `auto`: the fastest measured per layer shape on CPU; on accelerators what their compilers estimate best, `ON_DEVICE`.
 
 `docs/performance.md` tells what was measured, what did not pay, and how to measure again.
 """
@@ -22,20 +23,26 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim.models.conv_forms import block_pool, lax_conv, pad_map, patches_conv
-from fedjax_sim.models.pool import lax_pool, pool2, pool3
+from fedjax_sim.models.pool import lax_pool, pool2, pool3, select_pool2
 from fedjax_sim.models.products import dense_product
 from fedjax_sim.models.small_maps import fits_tiles, tiles_conv
 from fedjax_sim.models.winograd import winograd_pool
 from fedjax_sim.platform import target
 
-FORMS = ("auto", "lax", "patches", "block", "winograd")
+FORMS = ("auto", "lax", "select", "patches", "block", "winograd")
+XLAS_OWN = ("lax", "select")  # the convolution itself is XLA's
+ON_DEVICE = {"tpu": "lax", "gpu": "select"}  # what `auto` is on accelerators, by their compilers' figures
+
+
+def device_form(conv: str) -> str:
+    """`auto` as it is on an accelerator; on a CPU it is chosen layer by layer."""
+    return ON_DEVICE.get(target(), conv) if conv == "auto" else conv
 
 
 def pooled_form(conv: str, k: int, ci: int, co: int) -> str:
     """The form of `relu(max_pool2(conv))` for a k x k kernel from ci to co channels."""
+    conv = device_form(conv)
     if conv == "auto":
-        if target() != "cpu":
-            return "patches"
         return "winograd" if (k == 5 and ci >= 16) or (k == 3 and ci >= 4) else "block"
     if (conv == "block" and k % 2 == 0) or (conv == "winograd" and k not in (3, 5)):
         return "patches"
@@ -50,7 +57,9 @@ def conv_relu_pool(x: jax.Array, w: jax.Array, b: jax.Array, *, pad: int = 0, co
     """
     form = pooled_form(conv, w.shape[0], w.shape[2], w.shape[3])
     if form == "lax":
-        return lax_pool(lax_conv(x, w, 1, pad) + b, 2, 2, 0)
+        return lax_pool(lax_conv(x, w, 1, pad), 2, 2, 0, b)
+    if form == "select":
+        return select_pool2(lax_conv(x, w, 1, pad), b)
     if form == "patches":
         return pool2(patches_conv(x, w, 1, pad), b)
     return (block_pool if form == "block" else winograd_pool)(pad_map(x, pad), w, b)
@@ -70,7 +79,7 @@ def kaiming_fan_out(key, shape, dtype):
 
 def pool3_relu(x: jax.Array, conv: str) -> jax.Array:
     """ReLU and max-pool 3x3, stride 2, padding 1."""
-    return lax_pool(x, 3, 2, 1) if conv == "lax" else pool3(x)
+    return lax_pool(x, 3, 2, 1) if device_form(conv) in XLAS_OWN else pool3(x)
 
 
 class Linear(nn.Module):
@@ -113,10 +122,11 @@ def plain_conv(x: jax.Array, w: jax.Array, stride: int, pad: int, conv: str) -> 
     >>> plain_conv(jnp.ones((1, 2, 2, 1)), jnp.ones((3, 3, 1, 1)), 1, 1, "auto").ravel().tolist()
     [4.0, 4.0, 4.0, 4.0]
     """
-    if conv == "lax":
+    conv = device_form(conv)
+    if conv in XLAS_OWN:
         return lax_conv(x, w, stride, pad)
     # with few channels the transforms of a large map outweigh everything
-    tiles = conv == "winograd" or (conv == "auto" and target() == "cpu" and (x.shape[1] <= 4 or x.shape[3] >= 32))
+    tiles = conv == "winograd" or (conv == "auto" and (x.shape[1] <= 4 or x.shape[3] >= 32))
     if tiles and fits_tiles(x, w.shape[0], stride, pad):
         return tiles_conv(x, w)
     return patches_conv(x, w, stride, pad)

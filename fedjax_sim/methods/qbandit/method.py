@@ -28,13 +28,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from agents.registry import DISCRETE
 from fedjax_sim.errors import UserError
 from fedjax_sim.fields import Real, field
 from fedjax_sim.hooks import Method, Personal, into_resident
-from fedjax_sim.local import batches_per_epoch, descend, longest, stream
+from fedjax_sim.local import batches_per_epoch, descend, most_steps, repeat, stream, turns
 from fedjax_sim.local.score import client_accuracy, predict_net
 from fedjax_sim.methods import register
 from fedjax_sim.methods.controllers import Steered
@@ -76,7 +75,7 @@ def round_accuracy(env: Env, net: Tree, ctx: Ctx, steps: Array) -> Array:
         return total[0] + hit.sum(), total[1] + seen.sum()
 
     nothing = jnp.zeros((), env.dtype)
-    hits, count = lax.fori_loop(0, longest(env, steps), add, (nothing, nothing))
+    hits, count = repeat(turns(env, steps, *most_steps(env, 1.0)), add, (nothing, nothing))
     return hits / jnp.maximum(count, 1)
 
 
