@@ -335,7 +335,7 @@ def test_a_run_of_the_old_format_is_refused(capsys, copy):
     for file in (copy / "config.json", copy / "checkpoints" / "00000004" / "meta.json"):
         file.write_text(json.dumps({**json.loads(file.read_text()), "format": 1, "version": "0.1.0"}))
     before = contents(copy)
-    both = f"was written by fedjax_sim 0.1.0 in format 1; this is version {__version__}, which reads format 3"
+    both = f"was written by fedjax_sim 0.1.0 in format 1; this is version {__version__}, which reads format 4"
     assert both in refused(capsys, "resume", str(copy))
     assert both in refused(capsys, "run", "fedavg", *SMALL, "--start-from", f"{copy}:server", "--out", "new")
     assert contents(copy) == before and not pathlib.Path("new").exists()

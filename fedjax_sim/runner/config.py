@@ -12,7 +12,7 @@ from typing import Any
 from fedjax_sim import __version__, options
 from fedjax_sim.errors import UserError
 
-FORMAT = 3  # of config.json and of checkpoints
+FORMAT = 4  # of config.json and of checkpoints
 
 FULL = "full"  # batch size: a client's whole data
 BACKENDS = ("auto", "loop", "chunked", "vmap", "sharded")
