@@ -108,7 +108,7 @@ def test_method_objects_keep_their_own_options(tmp_path):
     whole = run(OwnProx(mu=5.0), fed, rounds=3, out=tmp_path / "whole", **HALF)
     run(OwnProx(mu=5.0), fed, rounds=2, out=tmp_path / "cut", **HALF)
     refused(lambda: resume(tmp_path / "cut", 3, fed=fed), "a method given as an object (OwnProx)", "method=…")
-    refused(lambda: resume(tmp_path / "cut", 3, fed=fed, method=OwnProx(mu=1.0)), "OwnProx(mu=5.0", "OwnProx(mu=1.0")
+    refused(lambda: resume(tmp_path / "cut", 3, fed=fed, method=OwnProx(mu=1.0)), "mu=5.0", "mu=1.0")
     rest = resume(tmp_path / "cut", 3, fed=fed, method=OwnProx(mu=5.0))
     assert tiny.same_bits(rest.state, whole.state)
     named = run("fedprox", fed, rounds=3, mu=5.0, **HALF)  # the option by its name

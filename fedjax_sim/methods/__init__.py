@@ -116,7 +116,7 @@ def options_in(method: Method) -> dict[str, Any] | None:
     >>> options_in(make_method("fedprox", mu=0.1)), options_in(make_method("fedavg"))
     ({'mu': 0.1}, {})
     """
-    if _KINDS.get(method.name) is not type(method):
+    if method.name not in METHODS or method_class(method.name) is not type(method):
         return None
     fields: Any = dataclasses.fields(method)  # type: ignore[arg-type]
     changed = {f.name: value for f in fields if (value := getattr(method, f.name)) != f.default and f.name != "agent"}
