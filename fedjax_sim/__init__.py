@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from fedjax_sim.runner.sinks import Segment, Sink
     from fedjax_sim.runner.values import run_values
     from fedjax_sim.runner.weights import save_net
+    from fedjax_sim.transforms import register_transform
 
 # imported on first use: the command line's help must not wait for JAX
 _HOME = {
@@ -46,6 +47,7 @@ _HOME = {
     "UserError": "errors",
     "make_method": "methods",
     "register": "methods",
+    "register_transform": "transforms",
     "build": "models",
     "from_module": "models",
     "register_model": "models",
@@ -97,6 +99,7 @@ __all__ = [
     "register_agent",
     "register_dataset",
     "register_model",
+    "register_transform",
     "resume",
     "rounds",
     "run",
@@ -108,17 +111,20 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    from fedjax_sim.methods import CLASSES
+def _classes() -> dict[str, str]:
+    """FedProx, Clip, … -> the module of each."""
+    from fedjax_sim.methods import CLASSES as methods
+    from fedjax_sim.transforms import CLASSES as transforms
 
-    if name in CLASSES:  # FedProx, …
-        return getattr(importlib.import_module(f"fedjax_sim.methods.{CLASSES[name]}"), name)
-    if name not in _HOME:
+    return {n: f"methods.{m}" for n, m in methods.items()} | {n: f"transforms.{m}" for n, m in transforms.items()}
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME.get(name) or (_classes().get(name) if name[:1].isupper() else None)
+    if home is None:
         raise AttributeError(f"module 'fedjax_sim' has no attribute '{name}'")
-    return getattr(importlib.import_module(f"fedjax_sim.{_HOME[name]}"), name)
+    return getattr(importlib.import_module(f"fedjax_sim.{home}"), name)
 
 
 def __dir__() -> list[str]:
-    from fedjax_sim.methods import CLASSES
-
-    return [*__all__, *CLASSES, "__version__"]
+    return [*__all__, *_classes(), "__version__"]

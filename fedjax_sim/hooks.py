@@ -19,7 +19,7 @@ from fedjax_sim.errors import unknown
 from fedjax_sim.fields import Node
 from fedjax_sim.local.descend import Trained, descend, upload
 from fedjax_sim.local.score import predict_net
-from fedjax_sim.plans import blend, full_plan, merge
+from fedjax_sim.plans import Wire, blend, floats_on_wire, full_plan, merge
 from fedjax_sim.types import Array, Client, Cohort, Ctx, Env, Plan, Tree, Upload
 
 if TYPE_CHECKING:
@@ -38,6 +38,13 @@ class Server(NamedTuple):
     """The least a server keeps; methods with more state have a record of their own with a field `net`."""
 
     net: Tree  # Θ
+
+
+class Around(NamedTuple):
+    """The server's state of a transform; see `transforms.base`."""
+
+    inner: Any  # of the method inside
+    mine: Tree
 
 
 class Method(Node):
@@ -74,6 +81,16 @@ class Method(Node):
         return ()
 
     @property
+    def payload(self) -> frozenset[str]:
+        """Which of an Upload's `sums` and `report` the server works with; the others are for the log and the reward."""
+        return NOTHING
+
+    def refusal(self, transform: str) -> str:
+        """Why a transform would break what it does; empty: it would not."""
+        reads = self.ask(Peers) is not None
+        return "its clients read each other's stored models, which no transform passes" if reads else ""
+
+    @property
     def max_epochs(self) -> float:
         """The largest epochs its Plans ask for, if above the run's."""
         return 0.0
@@ -98,6 +115,10 @@ class Method(Node):
     def extra_floats(self, env: Env, net: Tree) -> tuple[int, int]:
         """Floats on the wire beside the model, per participant: (down, up)."""
         return 0, 0
+
+    def wire(self, env: Env, net: Tree) -> Wire:
+        """Bits on the wire per participant."""
+        return floats_on_wire(env.group_floats(net), self.extra_floats(env, net))
 
     def extend(self, model: Model) -> Model:
         """The run's model, perhaps with further parameters or groups; see `models.with_group`."""

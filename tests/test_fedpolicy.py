@@ -23,7 +23,7 @@ from fedjax_sim.methods import make_method
 from fedjax_sim.methods.fedpolicy import STATES, observation_size
 from fedjax_sim.methods.fedpolicy.actions import subset_masks
 from fedjax_sim.models import build
-from fedjax_sim.plans import payload_bytes
+from fedjax_sim.plans import floats_on_wire, payload_bytes
 
 
 def rounds_of(sim, count=2):
@@ -115,7 +115,7 @@ def test_blocks_move_the_papers_bytes():
         action = ("full", "backbone", "head").index(agent)
         plan = control.plan_of(env, action, None, tiny_ctx())
         taken, sent = (10 * (np.asarray(mask) > 0)[None] for mask in (plan.take, plan.send))
-        down, up = payload_bytes(taken, sent, floats, (0, 0), np.array([10]), np.array([10]))
+        down, up = payload_bytes(taken, sent, floats_on_wire(floats), np.array([10]), np.array([10]))
         assert round(float(down[0] + up[0]) / 2**30, 4) == want
 
 

@@ -32,19 +32,37 @@ ALLOWED: dict[str, set[str]] = {
     "hooks": BASICS | {"plans", "local"},
     "local": BASICS | {"plans", "models", "platform"},
     "methods": ONE_CLIENT | {"agents.registry"},
+    "transforms": ONE_CLIENT,
     "engine": ONE_CLIENT | {"platform"},
-    "runner": ONE_CLIENT | {"data", "engine", "methods", "platform", "__init__"},
+    "runner": ONE_CLIENT | {"data", "engine", "methods", "transforms", "platform", "__init__"},
     "presets": {"errors"},
     "report": {"errors", "options", "runner.files", "runner.figures", "__init__"},
-    "cli": ONE_CLIENT | {"data", "engine", "methods", "platform", "runner", "report", "presets", "agents", "__init__"},
+    "cli": ONE_CLIENT
+    | {"data", "engine", "methods", "transforms", "platform", "runner", "report", "presets", "agents", "__init__"},
     "notebook": BASICS | {"data", "engine", "runner", "report", "cli", "__init__"},
     "__main__": {"cli"},
     "__init__": BASICS
-    | {"data", "engine", "hooks", "methods", "models", "notebook", "runner"},  # the public names, and the version
+    | {
+        "data",
+        "engine",
+        "hooks",
+        "methods",
+        "models",
+        "notebook",
+        "runner",
+        "transforms",
+    },  # the public names, and the version
     "agents": set(),
 }
 INSIDE_FUNCTIONS: dict[str, set[str]] = {"methods": {"agents"}, "engine": {"agents"}, "runner": {"agents", "notebook"}}
-WITHOUT_JAX = ("report", "errors", "cli.main", "methods.__init__", "agents.registry")  # they answer at once
+WITHOUT_JAX = (
+    "report",
+    "errors",
+    "cli.main",
+    "methods.__init__",
+    "transforms.__init__",
+    "agents.registry",
+)  # they answer at once
 
 
 class Import(NamedTuple):

@@ -164,6 +164,15 @@ def add_training(train: Any) -> None:
         help="option of a method, of its agent ({agents}), of the model, or of the loss, e.g. fedavg.weights=uniform, "
         "fedpolicy.agent.lr=0.01, model.stem=cifar, loss.gamma=1; may be repeated",
     )
+    train.add_argument(
+        "--transform",
+        action="append",
+        default=[],
+        metavar="NAME[:VALUE,…]",
+        dest="transforms",
+        help="a transform around the method: {transforms}, e.g. clip:1.0 or server_optimizer:rule=adam,lr=0.01; may be "
+        "repeated, the first one nearest to the method",
+    )
 
 
 def add_seeds(train: Any) -> None:

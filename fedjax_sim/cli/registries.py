@@ -16,6 +16,7 @@ import fedjax_sim
 # what -> (module, variable)
 REGISTRIES = {
     "methods": ("fedjax_sim.methods", "METHODS"),
+    "transforms": ("fedjax_sim.transforms", "TRANSFORMS"),
     "datasets": ("fedjax_sim.data.sources", "DATASETS"),
     "models": ("fedjax_sim.models.registry", "MODELS"),
     "partitions": ("fedjax_sim.data.partition", "PARTITIONS"),
@@ -28,8 +29,20 @@ REGISTRIES = {
     "logs": ("fedjax_sim.runner.sinks", "SINKS"),
     "convolutions": ("fedjax_sim.models.layers", "FORMS"),
 }
-LISTED = ("methods", "datasets", "models", "partitions", "protocols", "losses", "agents", "evaluations", "presets", "logs")
-LIGHT = ("methods", "models", "agents", "presets")  # importing these costs nothing
+LISTED = (
+    "methods",
+    "transforms",
+    "datasets",
+    "models",
+    "partitions",
+    "protocols",
+    "losses",
+    "agents",
+    "evaluations",
+    "presets",
+    "logs",
+)
+LIGHT = ("methods", "transforms", "models", "agents", "presets")  # importing these costs nothing
 
 
 def names(what: str) -> list[str]:

@@ -15,7 +15,9 @@ from fedjax_sim.runner.config import FOUND, Config
 MOST_SEEDS = 10_000
 
 # fields of Config that are not an option of the same name
-NOT_OPTIONS = {"method", "options", "model_options", "loss_options", "evaluations", "schedule_rounds", "cohorts"} | FOUND
+NOT_OPTIONS = FOUND | {
+    *("method", "options", "transforms", "model_options", "loss_options", "evaluations", "schedule_rounds", "cohorts")
+}
 
 
 def split_sets(sets: list[str], methods: list[str]) -> tuple[dict[str, dict[str, str]], dict, dict]:
@@ -55,7 +57,8 @@ def make_config(args: argparse.Namespace, method: str, methods: list[str]) -> Co
     modes = options.names(args.evaluations)
     if not modes:
         raise UserError("--evaluate names no mode; write for example --evaluate global,personal")
-    config = Config(method=method, options=per[method], model_options=model, loss_options=loss, evaluations=modes, **values)
+    values |= dict(transforms=tuple(args.transforms), evaluations=modes)
+    config = Config(method=method, options=per[method], model_options=model, loss_options=loss, **values)
     return for_seeds(config, args.seeds, args.seeds_mode)
 
 

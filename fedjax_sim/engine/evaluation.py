@@ -14,7 +14,7 @@ from fedjax_sim.engine.cohort import each_client
 from fedjax_sim.engine.mesh import split_rows
 from fedjax_sim.engine.round import PERSONAL, SERVER, Data, Round, contexts, stage_key
 from fedjax_sim.errors import UserError, unknown
-from fedjax_sim.hooks import Finishes, Method, Personal
+from fedjax_sim.hooks import Around, Finishes, Method, Personal
 from fedjax_sim.local import score
 from fedjax_sim.types import Array, Client, Ctx, Env, State, Tree
 
@@ -118,6 +118,8 @@ def own_model(env: Env) -> Personal | None:
 
 def with_own_statistics(env: Env, server: Tree, client: Client) -> Tree:
     """The server's state as ONE client uses it: its net with the client's BatchNorm statistics, where these stay local."""
+    if isinstance(server, Around):
+        return server._replace(inner=with_own_statistics(env, server.inner, client))
     if not env.bn_local or not hasattr(server, "net"):
         return server
     return server._replace(net={**server.net, "batch_stats": client.batch_stats})

@@ -75,10 +75,8 @@ def register(name: str, description: str = "") -> Callable[[M], M]:
 
 def method_class(name: str) -> type[Method]:
     """The class of the method called `name`."""
-    if name not in _KINDS:
-        module, _, _ = lookup("method", name, _TABLE | dict.fromkeys(_KINDS, ("", "", "")))
-        importlib.import_module(f"fedjax_sim.methods.{module}")
-    return _KINDS[name]
+    module, kind, _ = lookup("method", name, dict.fromkeys(_KINDS, ("", "", "")) | _TABLE)
+    return getattr(importlib.import_module(f"fedjax_sim.methods.{module}"), kind) if module else _KINDS[name]
 
 
 def options_of(name: str) -> dict[str, Any]:

@@ -98,6 +98,7 @@ class CCVR(Finishes, FedAvg):
     samples: int = field(128, ge=1, help="features drawn per class")
     head_lr: Real = field(0.01, ge=0, help="learning rate of the calibration")
     head_epochs: int = field(1, ge=1, le=MOST_EPOCHS, help="epochs of the calibration")
+    payload = frozenset({"sums"})
 
     @property
     def every_round(self) -> bool:

@@ -62,6 +62,7 @@ class FedCA(Method):
     weights = "uniform"
     needs = frozenset({"confusion", "stack"})
     loss = "c3e"
+    payload = frozenset({"report"})
 
     def local(self, env: Env, net: Tree, server: Server, client: Client, ctx: Ctx) -> tuple[Client, Upload]:
         client, done = descend(env, net, client, ctx)

@@ -83,6 +83,7 @@ class FedFA(FedAvg):
     """Channel statistics of feature maps are varied as they vary over clients."""
 
     p: Real = field(0.5, ge=0, le=1, help="chance that a layer is active in a batch")
+    payload = frozenset({"report"})
 
     def init(self, env: Env, net: Tree) -> tuple[Server, Tree]:
         if not env.model.stages:

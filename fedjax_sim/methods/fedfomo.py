@@ -61,6 +61,7 @@ class FedFomo(Peers, Personal, Method):
     models: int = field(5, ge=1, help="how many models each participant receives")
     has_global_model = False
     needs = frozenset({"resident"})
+    payload = frozenset({"report"})
 
     def few(self, env: Env) -> int:
         return min(self.models, env.num_clients)

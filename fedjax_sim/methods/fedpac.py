@@ -68,6 +68,7 @@ class FedPAC(Personal, FedAvg):
     lam: Real = field(1.0, ge=0, help="λ of the alignment")
     head_epochs: float = epochs(1.0, "of the pass over the head")
     head_lr: Real = field(0.1, ge=0, help="its learning rate")
+    payload = frozenset({"sums", "report"})
 
     def init(self, env: Env, net: Tree) -> tuple[Server, tuple]:
         classes, width = env.model.classes, env.model.width

@@ -56,6 +56,7 @@ class Config:
 
     method: str = "fedavg"
     options: dict[str, Any] = dataclasses.field(default_factory=dict)  # of the method
+    transforms: tuple[str, ...] = ()  # around it, e.g. "clip:1.0"; the first one nearest to it
     # data
     dataset: str = "digits"
     partition: str = "dirichlet:0.3"
@@ -118,7 +119,7 @@ class Config:
 
     def to_json(self) -> dict[str, Any]:
         out = dataclasses.asdict(self)
-        out["evaluations"] = list(self.evaluations)
+        out["evaluations"], out["transforms"] = list(self.evaluations), list(self.transforms)
         out["cohorts"] = [list(ids) for ids in self.cohorts]
         del out["start_from"]
         return out
@@ -129,8 +130,12 @@ class Config:
         extra = sorted(set(data) - known)
         if extra:
             raise UserError(f"the configuration has an unknown entry '{extra[0]}'; it was written by another version")
-        evaluations = tuple(data.get("evaluations", ("global", "personal")))
-        return cls(**{**data, "evaluations": evaluations, "cohorts": tuple(map(tuple, data.get("cohorts", ())))})
+        lists = dict(
+            evaluations=tuple(data.get("evaluations", ("global", "personal"))),
+            transforms=tuple(data.get("transforms", ())),
+            cohorts=tuple(map(tuple, data.get("cohorts", ()))),
+        )
+        return cls(**{**data, **lists})
 
     def hash(self) -> str:
         """Twelve hex digits over everything that decides the numbers (paths, chunk, devices, rounds do not).
@@ -144,6 +149,8 @@ class Config:
             kept.pop("schedule_rounds")
         if self.shuffle == Config.shuffle:  # as before there was the option
             kept.pop("shuffle")
+        if not self.transforms:
+            kept.pop("transforms")
         kept["dataset"] = without_folders(self.dataset)
         return hashlib.sha256(json.dumps(canonical(kept), sort_keys=True).encode()).hexdigest()[:12]
 

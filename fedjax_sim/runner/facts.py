@@ -10,7 +10,6 @@ import numpy as np
 from fedjax_sim.data import memory
 from fedjax_sim.errors import UserError
 from fedjax_sim.hooks import Controlled, Peers
-from fedjax_sim.plans import BYTES_PER_PARAMETER
 from fedjax_sim.runner.prepare import Setup
 from fedjax_sim.types import Ctx
 
@@ -54,7 +53,7 @@ def facts(setup: Setup) -> dict[str, Any]:
     per_epoch = -(-steps // env.batch_size)
     needed = np.maximum(np.round(env.epochs * per_epoch), 1).mean()
     needed *= (setup.participation.low + setup.participation.high) / 2
-    extra = method.extra_floats(env, setup.net)
+    wire = method.wire(env, setup.net)
     floats = env.group_floats(setup.net)
     # a plan may be drawn at random: the mean over some draws
     start = jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), server)
@@ -94,8 +93,8 @@ def facts(setup: Setup) -> dict[str, Any]:
         + copied * sim.layout.devices
         + tree_bytes(net) * (2 * sim.layout.devices)
         + (several * per_client if sim.layout.devices > 1 else 0),
-        down=BYTES_PER_PARAMETER * several * (float(np.asarray(floats) @ take) + extra[0]),
-        up=BYTES_PER_PARAMETER * several * (float(np.asarray(floats) @ send) + extra[1]),
+        down=several * (float(np.asarray(wire.down) @ take) + wire.beside_down) / 8,
+        up=several * (float(np.asarray(wire.up) @ send) + wire.beside_up) / 8,
         steps=float(needed),
         controlled=control is not None,
     )

@@ -28,6 +28,7 @@ from fedjax_sim.runner import autotune, checkpoint, interrupts, provenance, weig
 from fedjax_sim.runner.config import FULL, UNSAID, Config, Unsaid, check, straggler_terms
 from fedjax_sim.runner.start import host_devices_missing, start_jax, want_host_devices
 from fedjax_sim.runner.weights import initial_net, load_net, save_net
+from fedjax_sim.transforms import transformed
 from fedjax_sim.types import Env, State, Tree
 
 
@@ -175,7 +176,7 @@ def _prepare(
     config = dataclasses.replace(config, schedule_rounds=config.schedule_rounds or config.rounds)
     if method is not None:
         config = provenance.with_method(config, method)
-    method = method or make_method(config.method, **config.options)
+    method = method or transformed(make_method(config.method, **config.options), config.transforms)
     config = dataclasses.replace(config, loss=method.loss if config.loss == "auto" else config.loss)
     unsaid: dict[str, Any] = {
         k: float(dict(method.prefers).get(k, v)) for k in UNSAID if isinstance(v := getattr(config, k), Unsaid)
@@ -190,7 +191,7 @@ def _prepare(
         model = models.build(config.model, fed.shape, fed.classes, dtype=dtype, conv=config.conv, **config.model_options)
     config = dataclasses.replace(config, model_shapes=provenance.shapes_of(model))
     if going_on:
-        provenance.check_same(stored, config, fed, method)
+        provenance.check_same(stored, config, fed)
     model = method.extend(model)
     unseen = unseen_clients(config.unseen, fed.num_clients, config.data_seed)
     seen = tuple(i for i in range(fed.num_clients) if i not in set(unseen))

@@ -18,6 +18,7 @@ from fedjax_sim.hooks import Method
 from fedjax_sim.methods import make_method, options_in
 from fedjax_sim.options import shown
 from fedjax_sim.runner.config import OWN, Config
+from fedjax_sim.transforms import innermost, texts_of, transformed
 
 DATA_WORDS = ("dataset", "partition", "protocol", "norm", "clients", "server_val", "val_fraction", "data_dir", "download")
 
@@ -37,10 +38,13 @@ def with_data(config: Config, fed: Federation, own: bool) -> Config:
 
 def with_method(config: Config, method: Method) -> Config:
     """`config` of a method given as an object: by its name and options, where these are enough to build it again."""
-    options = options_in(method)
-    if options is not None and make_method(method.name, **options) == method:
-        return dataclasses.replace(config, method=method.name, options=options, own_method="")
-    return dataclasses.replace(config, method=method.name, options={}, own_method=repr(method))
+    base, texts = innermost(method), texts_of(method)
+    options = options_in(base)
+    if options is not None and texts is not None and transformed(make_method(base.name, **options), texts) == method:
+        known = dict(method=base.name, options=options, transforms=tuple(texts), own_method="")
+    else:
+        known = dict(method=base.name, options={}, transforms=(), own_method=repr(method))
+    return dataclasses.replace(config, **known)  # type: ignore[arg-type]
 
 
 def shapes_of(model: models.Model) -> str:
@@ -99,18 +103,18 @@ def _whole(value: Any) -> int:
 
 
 # ---- going on -----------------------------------------------------------------------------------------------------
-def check_same(stored: Config, now: Config, fed: Federation, method: Method) -> None:
+def check_same(stored: Config, now: Config, fed: Federation) -> None:
     """Refuse to go on with other data, another method or another model than the run began with."""
     if stored.data_fingerprint != fed.fingerprint():
         raise UserError(
             f"the data are not those of the run: it was made on '{stored.data}' (content "
             f"{stored.data_fingerprint[:12]}), and this is '{fed.description}' (content {fed.fingerprint()[:12]})"
         )
-    if stored.method != method.name or stored.own_method != now.own_method:
+    if stored.method != now.method or stored.own_method != now.own_method:
         tell = lambda name, values: f"'{name}'" + (f" with {values}" if values else "")
         raise UserError(
             f"the method is not that of the run: it was {tell(stored.method, stored.own_method)}, "
-            f"and this is {tell(method.name, now.own_method)}"
+            f"and this is {tell(now.method, now.own_method)}"
         )
     if stored.model != now.model or stored.model_shapes != now.model_shapes:
         raise UserError(

@@ -25,8 +25,7 @@ class Recorder:
         self.clients: dict[str, list[Any]] = {}
         self.said: set[str] = set()  # warnings are given once
         env, net = setup.simulation.env, setup.net
-        self.floats = env.group_floats(net)
-        self.extra = setup.simulation.method.extra_floats(env, net)
+        self.wire = setup.simulation.method.wire(env, net)
         self.restart_totals()
 
     def restart_totals(self) -> None:
@@ -44,7 +43,7 @@ class Recorder:
 
     def add_rounds(self, logs: dict[str, np.ndarray], count: int) -> None:
         logs = {k: v[:count] for k, v in logs.items()}
-        down, up = payload_bytes(logs["taken"], logs["sent"], self.floats, self.extra, logs["down"], logs["up"])
+        down, up = payload_bytes(logs["taken"], logs["sent"], self.wire, logs["down"], logs["up"])
         for i in range(count):
             row: dict[str, Any] = {"round": int(logs["round"][i])}
             for name, values in logs.items():

@@ -18,6 +18,7 @@ from fedjax_sim.runner.config import Config, check
 from fedjax_sim.runner.directory import RunDirectory
 from fedjax_sim.runner.driver import Result, drive
 from fedjax_sim.runner.prepare import Setup
+from fedjax_sim.transforms import innermost, transformed
 
 OF_THE_RUN = ("lr", "momentum", "weight_decay")
 
@@ -25,7 +26,7 @@ OF_THE_RUN = ("lr", "momentum", "weight_decay")
 def allowed(setup: Setup) -> dict[str, str]:
     """Settings whose values can run side by side: as they are called -> the option of the run or of the method."""
     numbers, before = setup.simulation.data.numbers, f"{setup.config.method}."
-    own = {} if setup.config.own_method else dict.fromkeys(numbers.method.numbers)
+    own = {} if setup.config.own_method else dict.fromkeys(innermost(numbers.method).numbers)
     run = [name for name in OF_THE_RUN if name == "lr" or name in numbers.optimizer.numbers]
     return {name: name for name in own} | {before + name: name for name in own} | {name: name for name in run}
 
@@ -53,7 +54,7 @@ def numbers_for(setup: Setup, config: Config) -> Numbers:
     """The numbers of `config`, which differs from that of `setup` in a number alone."""
     r, method = setup.simulation.stages, setup.simulation.method
     if not config.own_method:
-        method = make_method(config.method, **config.options)
+        method = transformed(make_method(config.method, **config.options), config.transforms)
     rule = r.env.optimizer._replace(momentum=config.momentum, weight_decay=config.weight_decay)
     rates = optim.schedule(config.schedule, config.lr, config.schedule_rounds)
     return numbers_of(dataclasses.replace(r, method=method, env=dataclasses.replace(r.env, optimizer=rule), lr=rates))
