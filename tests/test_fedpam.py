@@ -244,12 +244,12 @@ def test_predictions_use_the_client_s_matrix(infer):
 def test_variants_differ_as_stated():
     """pcl keeps nothing private; full, with its matrices put back to the identity, decides as pcl does."""
     full, pcl = simulation("fedpam"), simulation("fedpam", variant="pcl")
-    (state, data), (frozen, _) = start(full), start(pcl)
-    assert frozen.clients.own == () and not same_bits(full.examine(state, data)[3], pcl.examine(frozen, data)[3])
-    after, log, *_ = pcl.examine(frozen, data)
+    (state, data), (frozen, same) = start(full), start(pcl)
+    assert frozen.clients.own == () and not same_bits(full.examine(state, data)[3], pcl.examine(frozen, same)[3])
+    after, log, *_ = pcl.examine(frozen, same)
     assert int(log["private_parameters"]) == 0 and "adjust_distance" not in log
     again = state._replace(server=after.server)
-    assert_close(full.evaluate(again, data)["personal"], pcl.evaluate(after, data)["personal"])
+    assert_close(full.evaluate(again, data)["personal"], pcl.evaluate(after, same)["personal"])
 
 
 def test_another_width():

@@ -123,6 +123,9 @@ def stage_key(state: State, which: int) -> Array:
 
 def open_env(r: Round, data: Data) -> Env:
     """The environment with what the compiled program reads."""
+    given: Any = jax.tree.structure(data.numbers.method)
+    if given != jax.tree.structure(r.method):
+        raise UserError(f"these data are of a run of {data.numbers.method}, not of {r.method}; take the simulation's own")
     read = dict(fed=data.fed, counts=data.counts, method=data.numbers.method, optimizer=data.numbers.optimizer)
     return dataclasses.replace(r.env, **read, lr=data.numbers.lr)
 
