@@ -3,12 +3,12 @@
 Hooks marked ONE client are mapped over the cohort by the engine and may look at nobody else; the others are the server's.
 Order of a round:
 
-    sample → peers → prepare → (observe → available → act) → plan → [receive → local]ᵢ → aggregate → (reward → learn)
+    select → peers → prepare → (observe → available → act) → plan → [receive → local]ᵢ → aggregate → (reward → learn)
 
 A method inherits from `Method` (or from a method it varies) and overrides what it decides. What not every method has is a
-class of its own, inherited beside it: `Personal`, `Peers`, `Controlled`, `SetsUp`, `Finishes`. The engine asks for them
-with `method.ask(Personal)`. By convention a server state is a NamedTuple with the common model in `net`; the defaults below
-rely on it.
+class of its own, inherited beside it: `Personal`, `Peers`, `Controlled`, `Selects`, `SetsUp`, `Finishes`. The engine asks
+for them with `method.ask(Personal)`. By convention a server state is a NamedTuple with the common model in `net`; the
+defaults below rely on it.
 """
 
 from __future__ import annotations
@@ -172,6 +172,21 @@ class Peers:
     def prepare(self, env: Env, server: Any, ids: Array, rows: Client) -> Any:
         """Work on the peers' rows [K, …] before training (embeddings, attention, …): the server state of this round."""
         return server
+
+
+class Stats(NamedTuple):
+    """What is known of all clients when participants are chosen."""
+
+    size: Array  # [N] training examples
+    eligible: Array  # [N] bool: may take part
+
+
+class Selects:
+    """It says who takes part; otherwise the participants are drawn uniformly."""
+
+    def select(self, env: Env, server: Any, t: Array, key: Array, stats: Stats) -> Array:
+        """[M] different client numbers, all eligible; where a round has fewer participants, the first ones of them."""
+        raise NotImplementedError
 
 
 class SetsUp:

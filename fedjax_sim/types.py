@@ -71,6 +71,7 @@ class Cohort(NamedTuple):
     t: Array  # []  rounds completed before this one
     key: Array  # []  PRNG key of the server's own draws in this round
     nets: Tree = ()  # [M, …] all uploads, only for methods with "stack" in `needs`
+    losses: Array = ()  # [M] Upload.loss, 0 where not ok
 
 
 class Client(NamedTuple):

@@ -32,7 +32,7 @@ ALLOWED: dict[str, set[str]] = {
     "hooks": BASICS | {"plans", "local"},
     "local": BASICS | {"plans", "models", "platform"},
     "methods": ONE_CLIENT | {"agents.registry"},
-    "transforms": ONE_CLIENT,
+    "transforms": ONE_CLIENT | {"agents.registry"},
     "engine": ONE_CLIENT | {"platform"},
     "runner": ONE_CLIENT | {"data", "engine", "methods", "transforms", "platform", "__init__"},
     "presets": {"errors"},
@@ -54,7 +54,12 @@ ALLOWED: dict[str, set[str]] = {
     },  # the public names, and the version
     "agents": set(),
 }
-INSIDE_FUNCTIONS: dict[str, set[str]] = {"methods": {"agents"}, "engine": {"agents"}, "runner": {"agents", "notebook"}}
+INSIDE_FUNCTIONS: dict[str, set[str]] = {
+    "methods": {"agents"},
+    "transforms": {"agents"},
+    "engine": {"agents"},
+    "runner": {"agents", "notebook"},
+}
 WITHOUT_JAX = (
     "report",
     "errors",

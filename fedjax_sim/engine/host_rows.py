@@ -50,7 +50,12 @@ class HostRows:
             raise UserError("state-on host is not possible with several processes; allowed: device")
         self.sim, self.layout, self.clients = sim, sim.layout, sim.env.num_clients
         r = sim.stages
-        self.ids = jax.jit(lambda s, d: (sample(r, s)[0], peer_ids(r, open_env(r, d), s)))
+
+        def ids(state: State, data: Data) -> tuple:
+            env = open_env(r, data)
+            return sample(r, env, state)[0], peer_ids(r, env, state)
+
+        self.ids = jax.jit(ids)
         self.one_round = jax.jit(lambda s, d, rows: one_round(r, open_env(r, d), s, d.dropout, rows)[:2], donate_argnums=0)
         self.score_server = jax.jit(lambda s, d: score_server(r, open_env(r, d), s, d))
         self.set_up = jax.jit(lambda s, d, who: set_up(r, open_env(r, d), s, who))

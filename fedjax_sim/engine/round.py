@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,7 @@ from fedjax_sim.engine.layout import Layout
 from fedjax_sim.engine.mesh import copy_rows
 from fedjax_sim.engine.participation import Participation
 from fedjax_sim.errors import UserError
-from fedjax_sim.hooks import Controlled, Method, Peers, check_method
+from fedjax_sim.hooks import Controlled, Method, Peers, Selects, Stats, check_method
 from fedjax_sim.local import steps_for
 from fedjax_sim.local.optim import Schedule, Sgd
 from fedjax_sim.local.score import predict_net, score_client
@@ -145,15 +145,22 @@ def contexts(r: Round, env: Env, key: Array, ids: Array, t: Array, trained: Arra
 
 
 # ---- before training ----------------------------------------------------------------------------------------------
-def sample(r: Round, state: State) -> tuple[Array, Array]:
+def sample(r: Round, env: Env, state: State) -> tuple[Array, Array]:
     """(ids [M], takes part [M]) of the coming round."""
-    return r.participation.sample(stage_key(state, SAMPLE), state.t)
+    key = stage_key(state, SAMPLE)
+    ids, invited = r.participation.sample(key, state.t)
+    chooser = env.method.ask(Selects)
+    if chooser is None or r.participation.schedule:
+        return ids, invited
+    eligible = jnp.zeros(env.num_clients, bool).at[jnp.asarray(np.asarray(r.participation.seen, np.int32))].set(True)
+    stats = Stats(env.fed.size["train"], eligible)
+    return chooser.select(env, state.server, state.t, jax.random.fold_in(key, 1), stats).astype(ids.dtype), invited
 
 
 def peer_ids(r: Round, env: Env, state: State) -> Array:
     """[K] whose stored rows the coming round reads."""
     method = env.method.ask(Peers)
-    return jnp.zeros(0, jnp.int32) if method is None else method.peer_ids(env, state.server, sample(r, state)[0])
+    return jnp.zeros(0, jnp.int32) if method is None else method.peer_ids(env, state.server, sample(r, env, state)[0])
 
 
 def orders(r: Round, env: Env, state: State, dropout: Array, rows: Tree = None) -> Orders:
@@ -162,7 +169,7 @@ def orders(r: Round, env: Env, state: State, dropout: Array, rows: Tree = None) 
     rows: the peers' rows [K, …], where the State does not hold them.
     """
     method, reader, control = env.method, env.method.ask(Peers), env.method.ask(Controlled)
-    ids, invited = sample(r, state)
+    ids, invited = sample(r, env, state)
     server = state.server
     if reader is None:
         rows = ()
@@ -287,6 +294,7 @@ def aggregate(r: Round, env: Env, state: State, orders: Orders, outcome: Outcome
         t=state.t,
         key=stage_key(state, SERVER),
         nets=outcome.stacked,
+        losses=jnp.where(reports["ok"], reports["loss"], 0),
     )
     combine = lambda: env.method.aggregate(dataclasses.replace(env, rows=orders.rows), orders.server, cohort)
     typed = lambda: jax.tree.map(lambda new, old: jnp.asarray(new, old.dtype), combine(), state.server)

@@ -25,6 +25,8 @@ _TABLE: dict[str, tuple[str, str, str]] = {
     "clip": ("clip", "Clip", "what a client sends is no longer than `norm`"),
     "topk": ("topk", "TopK", "only the largest `share` of an update is sent, the rest is remembered"),
     "server_optimizer": ("server_optimizer", "ServerOptimizer", "the server steps along the mean update by a rule of optax"),
+    "power_of_choice": ("power_of_choice", "PowerOfChoice", "of some clients drawn, those with the largest loss take part"),
+    "agent_selection": ("agent_selection", "AgentSelection", "an agent decides who takes part"),
     "fedavgm": ("server_optimizer", "FedAvgM", "server_optimizer with momentum"),
     "fedadam": ("server_optimizer", "FedAdam", "server_optimizer with Adam"),
     "fedyogi": ("server_optimizer", "FedYogi", "server_optimizer with Yogi"),

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from fedjax_sim.errors import UserError
 from fedjax_sim.fields import field
-from fedjax_sim.hooks import Around, Controlled, Finishes, Kind, Method, Peers, Personal, SetsUp
+from fedjax_sim.hooks import Around, Controlled, Finishes, Kind, Method, Peers, Personal, Selects, SetsUp, Stats
 from fedjax_sim.plans import Wire
 from fedjax_sim.types import Array, Client, Cohort, Ctx, Env, Plan, Tree, Upload
 
@@ -45,15 +45,17 @@ def env_inside(env: Env) -> Env:
     return dataclasses.replace(env, rows=inside(env.rows)) if isinstance(env.rows, Client) else env
 
 
-class Transform(Personal, Peers, Controlled, SetsUp, Finishes, Method):
+class Transform(Personal, Peers, Controlled, Selects, SetsUp, Finishes, Method):
     """A method around `inner`; a subclass overrides the hooks of the first part, and wire."""
+
+    alters = True  # what is sent, or what is made of it: a method may refuse that
 
     if TYPE_CHECKING:
         inner: Method = field(None)
 
-    def __init_subclass__(cls, **more: Any) -> None:
-        """`inner` is a field after those of the transform itself: Clip(1.0, FedAvg())."""
-        if not any("inner" in getattr(base, "__dataclass_fields__", ()) for base in cls.__mro__[1:]):
+    def __init_subclass__(cls, abstract: bool = False, **more: Any) -> None:
+        """`inner` is a field after those of the transform itself: Clip(1.0, FedAvg()). abstract: a base of transforms."""
+        if not abstract and not any("inner" in getattr(base, "__dataclass_fields__", ()) for base in cls.__mro__[1:]):
             cls.__annotations__ = {**vars(cls).get("__annotations__", {}), "inner": "Method"}
             cls.inner = field(None)
         super().__init_subclass__(**more)
@@ -75,14 +77,14 @@ class Transform(Personal, Peers, Controlled, SetsUp, Finishes, Method):
         """ONE client: (private state, what it sends). start: the net it began with; mask [G] bool: groups that travel."""
         return mine, sent
 
-    def step(self, env: Env, mine: Tree, old: Any, new: Any) -> tuple[Tree, Any]:
+    def step(self, env: Env, mine: Tree, old: Any, new: Any, cohort: Cohort) -> tuple[Tree, Any]:
         """The server: (private state, its state) from the inner method's states before and after aggregation."""
         return mine, new
 
     def check(self) -> None:
         if not isinstance(self.inner, Method):
             raise UserError(f"transform '{self.name}' goes around a method, not {self.inner!r}; e.g. inner=FedAvg()")
-        why = self.inner.refusal(self.name)
+        why = self.inner.refusal(self.name) if self.alters else ""
         if why:
             raise UserError(f"method '{self.inner.name}' refuses transform '{self.name}': {why}")
 
@@ -126,7 +128,7 @@ class Transform(Personal, Peers, Controlled, SetsUp, Finishes, Method):
 
     def aggregate(self, env: Env, server: Around, cohort: Cohort) -> Around:
         new = self.inner.aggregate(env_inside(env), server.inner, cohort)
-        mine, new = self.step(env, server.mine, server.inner, new)
+        mine, new = self.step(env, server.mine, server.inner, new, cohort)
         return Around(new, mine)
 
     # ---- hooks that are the inner method's ------------------------------------------------------------------------
@@ -153,6 +155,9 @@ class Transform(Personal, Peers, Controlled, SetsUp, Finishes, Method):
 
     def predict(self, env: Env, predictor: Tree, x: Array) -> Array:
         return self._inner.predict(env, predictor, x)
+
+    def select(self, env: Env, server: Around, t: Array, key: Array, stats: Stats) -> Array:
+        return self._inner.select(env, server.inner, t, key, stats)
 
     def peer_ids(self, env: Env, server: Around, ids: Array) -> Array:
         return self._inner.peer_ids(env, server.inner, ids)

@@ -21,7 +21,7 @@ from fedjax_sim.errors import UserError
 from fedjax_sim.fields import Real, field
 from fedjax_sim.transforms import register_transform
 from fedjax_sim.transforms.base import Transform
-from fedjax_sim.types import Env, Tree
+from fedjax_sim.types import Cohort, Env, Tree
 
 RULES = ("sgd", "momentum", "adam", "yogi", "adagrad")
 
@@ -57,7 +57,7 @@ class ServerOptimizer(Transform):
     def begin_server(self, env: Env, net: Tree) -> Tree:
         return self.rule_of_optax.init(net["params"])
 
-    def step(self, env: Env, mine: Tree, old: Any, new: Any) -> tuple[Tree, Any]:
+    def step(self, env: Env, mine: Tree, old: Any, new: Any, cohort: Cohort) -> tuple[Tree, Any]:
         params, mean = (self.inner.global_model(env, server)["params"] for server in (old, new))
         slope = jax.tree.map(jnp.subtract, params, mean)
         change, mine = self.rule_of_optax.update(slope, mine, params)
