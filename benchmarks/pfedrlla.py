@@ -37,7 +37,6 @@ from benchmarks.fedpolicy import Stepper
 from benchmarks.pfedrlla_landscape import landscape
 from fedjax_sim.engine import layout as layouts
 from fedjax_sim.errors import UserError
-from fedjax_sim.hooks import Controlled
 from fedjax_sim.runner.config import Config
 from fedjax_sim.runner.directory import RunDirectory
 from fedjax_sim.runner.execute import execute
@@ -303,7 +302,7 @@ def within(setup: Setup, minutes: float, most: int, evaluate_every: int) -> dict
             break
     row = dict(rounds=len(seconds), round_seconds=statistics.median(seconds[1:] or seconds), start_seconds=started)
     row |= {k: v for k, v in curve[-1].items() if k != "round"} | dict(curve=curve)
-    if sim.method.ask(Controlled) is not None:
+    if sim.agent() is not None:
         row["landscape"] = landscape(setup, state, label_groups(setup))
     if sim.method.adapts:  # fine-tuned at evaluation: once, at the end, outside the budget
         score = layouts.as_numpy(sim.adapt(state, data))["personal"]

@@ -34,11 +34,13 @@ ALLOWED: dict[str, set[str]] = {
     "methods": ONE_CLIENT | {"agents.registry"},
     "transforms": ONE_CLIENT | {"agents.registry"},
     "engine": ONE_CLIENT | {"platform"},
-    "runner": ONE_CLIENT | {"data", "engine", "methods", "transforms", "platform", "__init__"},
+    "accelerators": {"errors", "platform", "types", "engine"},
+    "runner": ONE_CLIENT | {"data", "engine", "methods", "transforms", "platform", "accelerators", "__init__"},
     "presets": {"errors"},
     "report": {"errors", "options", "runner.files", "runner.figures", "__init__"},
     "cli": ONE_CLIENT
-    | {"data", "engine", "methods", "transforms", "platform", "runner", "report", "presets", "agents", "__init__"},
+    | {"data", "engine", "methods", "transforms", "platform", "accelerators", "runner", "report", "presets", "agents"}
+    | {"__init__"},
     "notebook": BASICS | {"data", "engine", "runner", "report", "cli", "__init__"},
     "__main__": {"cli"},
     "__init__": BASICS

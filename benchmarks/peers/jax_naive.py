@@ -7,6 +7,8 @@ because that is what one static program for a round needs.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +22,8 @@ from benchmarks.workloads import Workload, make_data, padded_batches, plan, step
 PACKAGES = ("jax", "jaxlib", "numpy")
 
 
-def prepare(workload: Workload) -> Peer:
+def build(workload: Workload) -> tuple[Callable, Callable, dict[str, Any]]:
+    """(the program, its arguments for round `index`, the weights it starts from), not compiled."""
     data = make_data(workload)
     images, labels = jnp.asarray(data.images()), jnp.asarray(data.labels.astype(np.int32))
     state = {"weights": jax_models.to_jax(init_weights(workload), workload)}
@@ -39,7 +42,6 @@ def prepare(workload: Workload) -> Peer:
         (params, _, stats), _ = jax.lax.scan(step, start, (rows, mask))
         return {name: params[name] if name in params else stats[name] for name in weights}
 
-    @jax.jit
     def program(weights, images, labels, rows, mask, shares):  # rows, mask [K, steps, B]; shares [K]
         trained = jax.vmap(client, (None, None, None, 0, 0))(weights, images, labels, rows, mask)
         return jax.tree.map(lambda stack: jnp.tensordot(shares, stack, 1), trained)
@@ -50,8 +52,13 @@ def prepare(workload: Workload) -> Peer:
         rows, mask = padded_batches(work, steps, workload.batch)
         return state["weights"], images, labels, rows, mask, shares / shares.sum()
 
+    return program, arguments, state
+
+
+def prepare(workload: Workload) -> Peer:
+    program, arguments, state = build(workload)
     started = time.perf_counter()
-    compiled = program.lower(*arguments(0)).compile()
+    compiled = jax.jit(program).lower(*arguments(0)).compile()
     compile_s = time.perf_counter() - started
 
     def one_round(index: int) -> None:

@@ -28,9 +28,9 @@ PACKAGES = ("fedjax-sim", "jax", "jaxlib", "flax", "optax", "numpy")
 SCHEDULED = 64  # rounds whose cohorts are laid down; later ones repeat them
 
 
-def configuration(workload: Workload) -> Config:
+def configuration(workload: Workload, method: str = "fedavg", **more: Any) -> Config:
     return Config(
-        "fedavg",
+        method,
         model=workload.model,
         clients=workload.clients,
         rounds=10**6,
@@ -41,22 +41,38 @@ def configuration(workload: Workload) -> Config:
         lr=workload.lr,
         momentum=workload.momentum,
         weight_decay=workload.weight_decay,
-        evaluations=(),
+        evaluations=more.pop("evaluations", ()),
         chunk=os.environ.get("FEDJAX_SIM_CHUNK", "auto"),
         devices=os.environ.get("FEDJAX_SIM_DEVICES", "auto"),
+        **more,
     )
 
 
-def federation(workload: Workload) -> tuple[Federation, list[list[int]]]:
+def federation(
+    workload: Workload, pool_times: int = 1, tests: int = 1, validation: bool = False
+) -> tuple[Federation, list[list[int]]]:
+    """The workload's data and cohorts.
+
+    pool_times: a pool so many times as large, of rows that nobody owns. validation: a tenth more rows for every client, to
+    validate on, and 1,000 for the server; nobody trains on them.
+    """
     data = make_data(workload)
-    rows = [np.arange(data.start[k], data.start[k + 1]) for k in range(workload.clients)]
+    rows = {"train": [np.arange(data.start[k], data.start[k + 1]) for k in range(workload.clients)]}
+    size, more = len(data.labels), 0
+    if validation:
+        each = [max(1, len(own) // 10) for own in rows["train"]]
+        ends = size + np.cumsum(each)
+        rows["val"] = [np.arange(end - n, end) for n, end in zip(each, ends, strict=True)]
+        more = sum(each) + 1000
     cohorts = [[work.client for work in plan(workload, data, index)] for index in range(SCHEDULED)]
+    repeated = lambda a, n: a if n == len(a) else np.resize(a, (n, *a.shape[1:]))
     # peers see pixels / 127.5 − 1: (x/255 − 0.5)/0.5
     return Federation.from_arrays(
-        data.pixels,
-        data.labels,
-        {"train": rows},
-        test=(data.pixels[:1], data.labels[:1]),
+        repeated(data.pixels, pool_times * size + more),
+        repeated(data.labels, pool_times * size + more),
+        rows,
+        test=(repeated(data.pixels, tests), repeated(data.labels, tests)),
+        server_val=np.arange(size + more - 1000, size + more) if validation else None,
         classes=workload.classes,
         mean=0.5,
         std=0.5,
@@ -78,8 +94,8 @@ def with_shared_weights(workload: Workload, net: Any) -> Any:
     return jax.tree_util.tree_map_with_path(lambda path, leaf: shared[torch_name(path)].astype(leaf.dtype), net)
 
 
-def prepare(workload: Workload) -> Peer:
-    config = configuration(workload)
+def prepare(workload: Workload, method: str = "fedavg") -> Peer:
+    config = configuration(workload, method)
     want_host_devices(config)
     fed, cohorts = federation(workload)
     setup = set_up(config, fed=fed, capacity=1, cohorts=tuple(map(tuple, cohorts)))

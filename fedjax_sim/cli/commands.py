@@ -38,6 +38,8 @@ def start(config: Config, args: argparse.Namespace | None = None) -> None:
     """Before JAX's backend starts: host devices, the other processes, the compilation cache."""
     global _for_programs
     _for_programs = getattr(args, "json", False)
+    if args is not None and getattr(args, "device", ""):
+        foresee(args)
     from fedjax_sim.runner.cache import use_compilation_cache
     from fedjax_sim.runner.prepare import want_host_devices
 
@@ -58,6 +60,19 @@ def start(config: Config, args: argparse.Namespace | None = None) -> None:
     elif number is not None or which is not None:
         raise UserError("--num-processes and --process-id need --coordinator HOST:PORT")
     use_compilation_cache()
+
+
+def foresee(args: argparse.Namespace) -> None:
+    """--device: everything here stays on the CPU, and another device's compiler is asked."""
+    from fedjax_sim import accelerators
+
+    accelerators.parse(args.device)
+    if not args.dry_run:
+        raise UserError("--device foretells with --dry-run; a run takes the devices that JAX sees, --devices of them")
+    accelerators.quiet_environment()
+    import jax
+
+    jax.config.update("jax_platforms", "cpu")
 
 
 def passed_on(args: argparse.Namespace) -> list[str]:
@@ -81,14 +96,18 @@ def foretell(setup: Any, args: argparse.Namespace, data: bool = True) -> None:
 
     say(describe.report(setup))
     if args.dry_run:
+        found: dict[str, Any] = describe.facts(setup)
+        if args.device:
+            from fedjax_sim.runner.ahead import fits
+
+            found["on_device"] = fits(setup, args.device)
+            say(describe.fits_line(found["on_device"]))
         say(setup.fed.describe() if data else "")
         if getattr(args, "json", False) and first_process():
             from fedjax_sim.runner.progress import told
 
             config = setup.config
-            print(
-                told("dry-run", method=config.method, seed=config.seed, config_hash=config.hash(), **describe.facts(setup))
-            )
+            print(told("dry-run", method=config.method, seed=config.seed, config_hash=config.hash(), **found))
 
 
 def tables(summaries: list[dict[str, Any]], seeds: int) -> None:
@@ -197,6 +216,14 @@ def profile(args: argparse.Namespace) -> int:
     from fedjax_sim.runner.profile import stage_seconds
 
     repeats = 3
+    if args.device:
+        from fedjax_sim.cli.several import foreseen
+        from fedjax_sim.runner.config import check
+        from fedjax_sim.runner.prepare import load_federation
+
+        check(config)
+        foretell(foreseen(config, args, load_federation(config), note), args)
+        return 0
     setup = prepare(config, say=note, measure=not args.dry_run)
     check_reach(setup)
     if args.dry_run:

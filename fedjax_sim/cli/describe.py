@@ -71,6 +71,19 @@ def report(setup: Setup) -> str:
     )
 
 
+def fits_line(found: dict[str, Any]) -> str:
+    """What `runner.ahead.fits` found."""
+    where = f"each of {found['devices']} x {found['title']}" if found["devices"] > 1 else found["title"]
+    has, word = size(found["memory"]), "fits" if found["fits"] else "does not fit"
+    if found["arguments"] is None:
+        needs = f"its compiler needs {size(found['needed'])}" if found["needed"] else "its compiler finds no room"
+        return f"  {word} {where}: {needs}, of {has}"
+    return (
+        f"  {word} {where}: {size(found['needed'])} of {has} (arguments {size(found['arguments'])} + scratch "
+        f"{size(found['scratch'])} + results {size(found['results'])} - given away {size(found['given_away'])})"
+    )
+
+
 def stage_table(setup: Setup, seconds: dict[str, float], repeats: int) -> str:
     """Seconds and bytes of each part of a round; see `runner.profile`."""
     sizes, whole = facts(setup), seconds["round (fused, no evaluation)"]
@@ -236,6 +249,7 @@ def speed_line(s: dict[str, Any]) -> str:
 
 __all__ = [
     "facts",
+    "fits_line",
     "gains",
     "gains_line",
     "report",

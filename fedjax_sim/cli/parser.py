@@ -211,6 +211,8 @@ def add_computation(how: Any) -> None:
     _add(how, "state_on", str, "clients' stored rows: device, or host (only the cohort's travel to the device)")
     add_processes(how)
     how.add_argument("--dry-run", action="store_true", help="print sizes, bytes, memory and steps, and stop")
+    text = "with --dry-run: whether it fits this device, which need not be there: {accelerators}, or a mesh such as v5e:2x4"
+    how.add_argument("--device", default="", metavar="D", help=text)
 
 
 def add_saving(how: Any) -> None:

@@ -28,6 +28,7 @@ REGISTRIES = {
     "presets": ("fedjax_sim.presets", "PRESETS"),
     "logs": ("fedjax_sim.runner.sinks", "SINKS"),
     "convolutions": ("fedjax_sim.models.layers", "FORMS"),
+    "accelerators": ("fedjax_sim.accelerators", "DEVICES"),
 }
 LISTED = (
     "methods",

@@ -44,10 +44,25 @@ def set_ups(config: Config, args: argparse.Namespace, feds: Federations, say: Ca
     out = []
     for one in configs:
         check(one)
+        if args.device:
+            out.append(foreseen(one, args, feds.of(one), say))
+            continue
         setup = prepare(one, fed=feds.of(one), loaded=True, say=say, measure=not args.dry_run)
         check_reach(setup)
         out.append(setup)
     return out
+
+
+def foreseen(config: Config, args: argparse.Namespace, fed: Any, say: Callable[[str], None]) -> Any:
+    """The run as it would be set up on --device."""
+    from fedjax_sim.runner.ahead import prepare_for
+    from fedjax_sim.runner.facts import check_counters
+
+    if getattr(args, "vmap", "") or (args.seeds > 1 and args.seeds_mode == "vmap"):
+        raise UserError("--device foretells one run, not several side by side; leave --vmap and --seeds-mode vmap out")
+    setup = prepare_for(args.device, config, fed, say)
+    check_counters(setup)
+    return setup
 
 
 def execute_all(setups: list[Any], args: argparse.Namespace, out: pathlib.Path, **more: Any) -> list[Any]:

@@ -20,7 +20,7 @@ from fedjax_sim.options import shown
 
 # of the whole command, never of one run among several
 OF_THE_COMMAND = frozenset(
-    {"out", "dry-run", "quiet", "json", "seeds", "seeds-mode", "set", "preset", "import", "log"}
+    {"out", "dry-run", "device", "quiet", "json", "seeds", "seeds-mode", "set", "preset", "import", "log"}
     | {"coordinator", "num-processes", "process-id"}
 )
 ONE_PROCESS = frozenset({"dtype", "precision"})  # of everything that a process computes

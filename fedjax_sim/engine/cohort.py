@@ -93,7 +93,7 @@ def deal(layout: Layout, steps: Array, capacity: int) -> tuple[Array, Array]:
     order = jnp.where(steps[order] > 0, order, size)
     order = jnp.pad(order, (0, -size % chunk), constant_values=size).reshape(-1, chunk)  # [units, chunk]
     if devices == 1:
-        return order[None], (jnp.sum(order[:, 0] < size) if target() == "cpu" else jnp.int32(len(order)))[None]
+        return order[None], jnp.sum(order[:, 0] < size)[None]
     bound = jnp.where(order[:, 0] < size, steps[jnp.minimum(order[:, 0], size - 1)], 0)
 
     def give(carry, unit):
@@ -140,7 +140,7 @@ def no_totals(shape: Work) -> Totals:
 
 
 def work_through(
-    env: Env, one: Callable, slots: Slot, stored: Client, place_of: Callable, table: Array, units: Array
+    env: Env, one: Callable, slots: Slot, stored: Client, place_of: Callable, table: Array, units: Array | int
 ) -> Outcome:
     """All units of one device, in order.
 
@@ -202,15 +202,18 @@ def client_pass(
     units = -(-slots.row.shape[0] // layout.chunk)
     stateful = bool(jax.tree.leaves(clients))
     capacity = -(-units // layout.devices)
-    if layout.devices > 1 and not stateful:
+    equal = env.even and env.same_epochs
+    if layout.devices > 1 and not stateful and not equal:
         capacity = min(units, 2 * capacity)  # room to balance very unequal clients
+    # an accelerator is told how many units there are: on one device all, on a mesh where nobody has more than the others
+    counted = target() != "cpu" and (equal or layout.devices == 1)
 
     def share(everywhere: tuple, shard: Client) -> tuple[tuple, Client]:
         env, server, slots, steps = everywhere
         task = lambda env, client, slot: one(env, server, client, slot)
         tables, units = deal(layout, steps, capacity)  # every device deals for all: cheaper than telling each other
         me = 0 if layout.mesh is None else lax.axis_index(CLIENTS)
-        table, count = tables[me], units[me]
+        table, count = tables[me], capacity if counted else units[me]
         if layout.mesh is None or not stateful:
             home = lambda i: slots.row.at[i].get(mode="clip")
             done = work_through(env, task, slots, shard, home, table, count)

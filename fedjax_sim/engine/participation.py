@@ -64,16 +64,17 @@ def few_of_many(key: Array, few: int, many: int) -> Array:
     step = jnp.arange(few, dtype=jnp.int32)
     other = jax.random.randint(key, (few,), step, many, jnp.int32)  # step i: places i and other[i] ≥ i change their numbers
 
-    def one(i: Array, found: tuple[Array, Array]) -> tuple[Array, Array]:
-        moved, picked = found  # [few] what step s put into place other[s]; the numbers that ended in places 0, 1, …
+    def latest(place: Array) -> Array:
+        """[few] the last step before step i that put something into place[i], −1 if none did."""
+        return jnp.where((other == place[:, None]) & (step < step[:, None]), step, -1).max(1)
 
-        def number_at(place: Array) -> Array:
-            latest = jnp.where((other == place) & (step < i), step, -1).max()
-            return jnp.where(latest >= 0, moved[latest], place)
-
-        return moved.at[i].set(number_at(i)), picked.at[i].set(number_at(other[i]))
-
-    return jax.lax.fori_loop(0, few, one, (step, step))[1]
+    # what step s puts into place other[s] is the number at place s, which an earlier step may have put there: to the first of
+    # such a chain by doubling, not one step after another
+    origin = jnp.where(latest(step) >= 0, latest(step), step)
+    for _ in range(few.bit_length()):
+        origin = origin[origin]
+    before = latest(other)
+    return jnp.where(before >= 0, origin[before], other)
 
 
 def _number(text: str, what: str) -> float:

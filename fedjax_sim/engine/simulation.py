@@ -66,6 +66,11 @@ class Simulation:
         """The environment with its method: what can be asked before anything is compiled."""
         return dataclasses.replace(self.env, method=self.method)
 
+    def agent(self) -> Any:
+        """The agent that steers the method, sized for this run; None without one."""
+        control = self.method.ask(Controlled)
+        return None if control is None else control.make_agent(self.open(self.data))
+
     def orders(self, state: State, data: Data) -> Orders:
         """The coming round as it is announced; not compiled."""
         return orders(self.stages, self.open(data), state, data.dropout)

@@ -20,7 +20,7 @@ import jax
 
 from fedjax_sim.engine import layout as layouts
 from fedjax_sim.errors import UserError
-from fedjax_sim.hooks import Controlled, Method
+from fedjax_sim.hooks import Method
 from fedjax_sim.methods.controllers import learns
 from fedjax_sim.options import names as list_names
 from fedjax_sim.options import shown
@@ -206,9 +206,8 @@ def extension(setup: Setup, planned: int) -> str:
     changes = []
     if config.schedule.startswith("cosine"):
         changes.append(f"the learning rate stays laid over {config.schedule_rounds} rounds")
-    sim = setup.simulation
-    control = sim.method.ask(Controlled)
-    if control is not None and learns(control.make_agent(sim.open(sim.data)).name):
+    agent = setup.simulation.agent()
+    if agent is not None and learns(agent.name):
         changes.append(
             f"what the agent takes from the number of rounds (the decay of its exploration, the end of its episode) "
             f"refers to {rounds} from here on, so a run planned with {rounds} differs"

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedjax_sim.data import memory
 from fedjax_sim.errors import UserError
-from fedjax_sim.hooks import Controlled, Peers
+from fedjax_sim.hooks import Peers
 from fedjax_sim.runner.prepare import Setup
 from fedjax_sim.types import Ctx
 
@@ -33,8 +33,7 @@ def facts(setup: Setup) -> dict[str, Any]:
     net = jax.eval_shape(lambda: setup.net)
     server, client = sim.shapes(net)
     per_client = tree_bytes(client)
-    control = method.ask(Controlled)
-    agent = control.make_agent(sim.open(sim.data)) if control is not None else None
+    agent = sim.agent()
     controller = tree_bytes(jax.eval_shape(agent.init, jax.eval_shape(lambda: jax.random.key(0)))) if agent else 0
     state = per_client * env.num_clients + tree_bytes(server) + controller
     lanes = min(sim.layout.chunk * sim.layout.devices, env.cohort)
@@ -96,12 +95,12 @@ def facts(setup: Setup) -> dict[str, Any]:
         down=several * (float(np.asarray(wire.down) @ take) + wire.beside_down) / 8,
         up=several * (float(np.asarray(wire.up) @ send) + wire.beside_up) / 8,
         steps=float(needed),
-        controlled=control is not None,
+        controlled=agent is not None,
     )
 
 
-def check_reach(setup: Setup) -> None:
-    """Refuse, before anything is allocated, what 32-bit counters or this machine's memory cannot hold."""
+def check_counters(setup: Setup) -> None:
+    """Refuse what 32-bit counters cannot hold."""
     env, size = setup.simulation.env, int(np.asarray(setup.fed.size["train"]).max())
     counted = {n: getattr(setup.config, n) for n in ("rounds", "eval_every", "personal_every", "checkpoint_every")}
     for name, value in {**counted, "batch_size": env.batch_size}.items():
@@ -111,11 +110,16 @@ def check_reach(setup: Setup) -> None:
     if steps > MOST_STEPS:
         most = MOST_STEPS // -(-size // env.batch_size)
         raise UserError(f"epochs {env.max_epochs:g} are too many steps for the largest client; allowed: {most} or less")
+
+
+def check_reach(setup: Setup) -> None:
+    """Refuse, before anything is allocated, what 32-bit counters or this machine's memory cannot hold."""
+    check_counters(setup)
     if jax.default_backend() != "cpu":
         return  # the arrays are in the accelerator's memory, whose size nobody can ask for beforehand
     sizes = facts(setup)
     memory.refuse_if_too_large(
         int(sizes["peak"] - sizes["runtime"]),  # the runtime is there already
-        f"this run ({setup.config.method}, {setup.fed.num_clients} clients, model {env.model.name})",
+        f"this run ({setup.config.method}, {setup.fed.num_clients} clients, model {setup.simulation.env.model.name})",
         "use fewer clients, a smaller model, batch, chunk or eval-every, or state-on host",
     )
