@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from fedjax_sim.fields import Real, field
     from fedjax_sim.hooks import Method
     from fedjax_sim.methods import make_method, register
+    from fedjax_sim.metrics import register_metric
     from fedjax_sim.models import build, from_module, register_model
     from fedjax_sim.notebook.compare import Comparison, compare
     from fedjax_sim.notebook.rounds import Step, rounds
@@ -51,6 +52,7 @@ _HOME = {
     "build": "models",
     "from_module": "models",
     "register_model": "models",
+    "register_metric": "metrics",
     "register_dataset": "data.sources",
     "register_agent": "runner.own",
     "Exported": "runner.export",
@@ -98,6 +100,7 @@ __all__ = [
     "register",
     "register_agent",
     "register_dataset",
+    "register_metric",
     "register_model",
     "register_transform",
     "resume",

@@ -33,13 +33,26 @@ ALLOWED: dict[str, set[str]] = {
     "local": BASICS | {"plans", "models", "platform"},
     "methods": ONE_CLIENT | {"agents.registry"},
     "transforms": ONE_CLIENT | {"agents.registry"},
+    "metrics": ONE_CLIENT,
     "engine": ONE_CLIENT | {"platform"},
     "accelerators": {"errors", "platform", "types", "engine"},
-    "runner": ONE_CLIENT | {"data", "engine", "methods", "transforms", "platform", "accelerators", "__init__"},
+    "runner": ONE_CLIENT | {"data", "engine", "methods", "metrics", "transforms", "platform", "accelerators", "__init__"},
     "presets": {"errors"},
     "report": {"errors", "options", "runner.files", "runner.figures", "__init__"},
     "cli": ONE_CLIENT
-    | {"data", "engine", "methods", "transforms", "platform", "accelerators", "runner", "report", "presets", "agents"}
+    | {
+        "data",
+        "engine",
+        "methods",
+        "metrics",
+        "transforms",
+        "platform",
+        "accelerators",
+        "runner",
+        "report",
+        "presets",
+        "agents",
+    }
     | {"__init__"},
     "notebook": BASICS | {"data", "engine", "runner", "report", "cli", "__init__"},
     "__main__": {"cli"},
@@ -49,6 +62,7 @@ ALLOWED: dict[str, set[str]] = {
         "engine",
         "hooks",
         "methods",
+        "metrics",
         "models",
         "notebook",
         "runner",
@@ -68,6 +82,7 @@ WITHOUT_JAX = (
     "cli.main",
     "methods.__init__",
     "transforms.__init__",
+    "metrics.__init__",
     "agents.registry",
 )  # they answer at once
 

@@ -193,6 +193,9 @@ def add_evaluation(score: Any) -> None:
         dest="evaluations",
         help=f"comma list of {{evaluations}} (default: {','.join(DEFAULT.evaluations)})",
     )
+    score.add_argument(
+        "--metrics", default="", metavar="NAMES", help="comma list of {metrics}, measured beside accuracy and loss"
+    )
     _add(score, "probe", bool, "record participants' accuracy before and after local training")
 
 

@@ -24,6 +24,7 @@ REGISTRIES = {
     "losses": ("fedjax_sim.local.losses", "LOSSES"),
     "agents": ("agents", "DESCRIPTIONS"),
     "evaluations": ("fedjax_sim.engine.evaluation", "EVALUATIONS"),
+    "metrics": ("fedjax_sim.metrics", "METRICS"),
     "schedules": ("fedjax_sim.local.optim", "SCHEDULES"),
     "presets": ("fedjax_sim.presets", "PRESETS"),
     "logs": ("fedjax_sim.runner.sinks", "SINKS"),
@@ -40,10 +41,11 @@ LISTED = (
     "losses",
     "agents",
     "evaluations",
+    "metrics",
     "presets",
     "logs",
 )
-LIGHT = ("methods", "transforms", "models", "agents", "presets")  # importing these costs nothing
+LIGHT = ("methods", "transforms", "metrics", "models", "agents", "presets")  # importing these costs nothing
 
 
 def names(what: str) -> list[str]:

@@ -16,7 +16,8 @@ MOST_SEEDS = 10_000
 
 # fields of Config that are not an option of the same name
 NOT_OPTIONS = FOUND | {
-    *("method", "options", "transforms", "model_options", "loss_options", "evaluations", "schedule_rounds", "cohorts")
+    *("method", "options", "transforms", "model_options", "loss_options"),
+    *("evaluations", "metrics", "schedule_rounds", "cohorts"),
 }
 
 
@@ -57,7 +58,7 @@ def make_config(args: argparse.Namespace, method: str, methods: list[str]) -> Co
     modes = options.names(args.evaluations)
     if not modes:
         raise UserError("--evaluate names no mode; write for example --evaluate global,personal")
-    values |= dict(transforms=tuple(args.transforms), evaluations=modes)
+    values |= dict(transforms=tuple(args.transforms), evaluations=modes, metrics=options.names(args.metrics))
     config = Config(method=method, options=per[method], model_options=model, loss_options=loss, **values)
     return for_seeds(config, args.seeds, args.seeds_mode)
 

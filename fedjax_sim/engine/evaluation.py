@@ -16,6 +16,7 @@ from fedjax_sim.engine.round import PERSONAL, SERVER, Data, Round, contexts, sta
 from fedjax_sim.errors import UserError, unknown
 from fedjax_sim.hooks import Around, Finishes, Method, Personal
 from fedjax_sim.local import score
+from fedjax_sim.local.metrics import sums_over
 from fedjax_sim.types import Array, Client, Ctx, Env, State, Tree
 
 EVALUATIONS = {
@@ -73,6 +74,10 @@ def score_server(r: Round, env: Env, state: State, data: Data) -> dict[str, Tree
         out["global@clients"] = dict(correct=add(hit[-1]), loss=add(loss[-1]), count=count)
     if same and "personal" in r.evaluations:
         out["personal"] = out["global@clients"]
+    if r.metrics and "test" in held:
+        rows = env.fed.held["test"]
+        predict = lambda x: score.predict_net(env, net, x)
+        out["global_metrics"] = sums_over(env, r.metrics, predict, rows, jnp.int32(rows.shape[0]))
     return out
 
 
@@ -98,13 +103,34 @@ def score_stored(r: Round, env: Env, state: State, who: Array, adapting: bool = 
         for mode in ("personal", "personal@global"):
             if mode in r.evaluations:
                 out[mode] = score_each(r, env, state, who, own_model, mode == "personal@global")
+    scored = own or (CommonModel() if env.method.has_global_model else None)
+    if r.metrics and "personal" in r.evaluations and scored is not None and scored.adapts == adapting:
+        out["personal_metrics"] = metrics_of_each(r, env, state, who)
     if "resident" in r.evaluations and not adapting:
         out["resident"] = score_each(r, env, state, who, lambda env: Personal(), False)
     return out
 
 
+def metrics_of_each(r: Round, env: Env, state: State, who: Array) -> Tree:
+    """{metric: {name: sums [B, …]}} of each client's own predictor on its own rows."""
+
+    def fn(env: Env, server: Tree, client: Client, ctx: Ctx) -> tuple[Tree, None]:
+        own = own_model(env) or CommonModel()
+        predictor = own.personal(env, with_own_statistics(env, server, client), client, ctx)
+        rows, n = env.fed.rows[r.split][ctx.id], env.fed.size[r.split][ctx.id]
+        return sums_over(env, r.metrics, lambda x: own.predict(env, predictor, x), rows, n), None
+
+    return each_client(env, r.layout, fn, state.server, state.clients, after_training(r, env, state, who))[0]
+
+
+def after_training(r: Round, env: Env, state: State, who: Array) -> Ctx:
+    """[B] contexts of clients when they are scored: fine-tuning goes on at the rate of the last round trained."""
+    last = jnp.maximum(state.t - 1, 0)
+    return contexts(r, env, stage_key(state, PERSONAL), who, state.t, trained=last)
+
+
 class CommonModel(Personal):
-    """Where BatchNorm statistics are the client's own, its model is the global one with them."""
+    """A client's model is the global one, with its own BatchNorm statistics where these stay with it."""
 
     def personal(self, env: Env, server: Tree, client: Client, ctx: Ctx) -> Tree:
         return env.method.global_model(env, server)
@@ -139,6 +165,5 @@ def score_each(
             return score.score_rows(env, logits, rows, jnp.int32(rows.shape[0]), score.EVAL_BATCH), None
         return score.score_client(env, logits, ctx, r.split), None
 
-    last = jnp.maximum(state.t - 1, 0)  # fine-tuning goes on at the rate of the last round trained
-    ctxs = contexts(r, env, stage_key(state, PERSONAL), who, state.t, trained=last)
+    ctxs = after_training(r, env, state, who)
     return each_client(env, r.layout, fn, state.server, state.clients, ctxs)[0]._asdict()

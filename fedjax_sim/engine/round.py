@@ -24,6 +24,7 @@ from fedjax_sim.engine.participation import Participation
 from fedjax_sim.errors import UserError
 from fedjax_sim.hooks import Controlled, Method, Peers, Selects, Stats, check_method
 from fedjax_sim.local import steps_for
+from fedjax_sim.local.metrics import Metric
 from fedjax_sim.local.optim import Schedule, Sgd
 from fedjax_sim.local.score import predict_net, score_client
 from fedjax_sim.platform import target
@@ -86,6 +87,7 @@ class Round:
     lr: Callable[[Array], Array]  # learning rate as a function of the rounds completed
     evaluations: tuple[str, ...] = ("global", "personal")
     split: str = "test"  # rows on which clients are scored
+    metrics: tuple[Metric, ...] = ()  # beside accuracy and loss
     probe: bool = False  # record participants' scores before and after local training, and how far they went
     stacks: bool = False  # the outcome has every upload, whether the method needs them or not
     stored: str = "all"  # "all": a State holds the rows of all clients; "cohort": only the cohort's, in its order

@@ -33,6 +33,7 @@ from fedjax_sim.engine.round import (
 )
 from fedjax_sim.hooks import Controlled, Method, SetsUp
 from fedjax_sim.local.losses import init_confusion
+from fedjax_sim.local.metrics import Metric
 from fedjax_sim.platform import run_once
 from fedjax_sim.types import Array, Client, Env, State, Tree
 
@@ -106,6 +107,7 @@ def simulate(
     evaluations: tuple[str, ...] = ("global", "personal"),
     eval_every: int = 1,
     capacity: int = 32,
+    metrics: tuple[Metric, ...] = (),
     probe: bool = False,
     stored: str = "all",
 ) -> Simulation:
@@ -123,6 +125,7 @@ def simulate(
         lr=lr,
         evaluations=evaluations,
         split=evaluation.client_split(fed),
+        metrics=metrics,
         probe=probe,
         stored=stored,
     )

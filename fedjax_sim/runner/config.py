@@ -105,6 +105,7 @@ class Config:
     # evaluation
     eval_every: int = 1
     evaluations: tuple[str, ...] = ("global", "personal")
+    metrics: tuple[str, ...] = ()  # beside accuracy and loss
     personal_every: int = 0  # for methods that fine-tune at evaluation; 0: only at the end
     probe: bool = False
     # computation
@@ -119,7 +120,7 @@ class Config:
 
     def to_json(self) -> dict[str, Any]:
         out = dataclasses.asdict(self)
-        out["evaluations"], out["transforms"] = list(self.evaluations), list(self.transforms)
+        out |= {name: list(getattr(self, name)) for name in ("evaluations", "transforms", "metrics")}
         out["cohorts"] = [list(ids) for ids in self.cohorts]
         del out["start_from"]
         return out
@@ -133,6 +134,7 @@ class Config:
         lists = dict(
             evaluations=tuple(data.get("evaluations", ("global", "personal"))),
             transforms=tuple(data.get("transforms", ())),
+            metrics=tuple(data.get("metrics", ())),
             cohorts=tuple(map(tuple, data.get("cohorts", ()))),
         )
         return cls(**{**data, **lists})
@@ -151,6 +153,8 @@ class Config:
             kept.pop("shuffle")
         if not self.transforms:
             kept.pop("transforms")
+        if not self.metrics:
+            kept.pop("metrics")
         kept["dataset"] = without_folders(self.dataset)
         return hashlib.sha256(json.dumps(canonical(kept), sort_keys=True).encode()).hexdigest()[:12]
 

@@ -76,6 +76,11 @@ def typed(name: str, value: Any) -> Any:
     wrong = lambda wanted: UserError(f"{what} {shown(repr(value))} is not {wanted}")
     if name == "cohorts":
         return value if value is not None else ()  # checked with the data
+    if name == "metrics":
+        value = names(value) if isinstance(value, str) else value
+        if not isinstance(value, (list, tuple)) or not all(isinstance(v, str) for v in value):
+            raise wrong("a list of metrics, such as ('recall', 'calibration')")
+        return tuple(value)
     if name == "evaluations":
         value = names(value) if isinstance(value, str) else value
         if not isinstance(value, (list, tuple)) or not all(isinstance(v, str) for v in value) or not value:

@@ -24,6 +24,7 @@ from fedjax_sim.errors import UserError
 from fedjax_sim.hooks import Method, Peers
 from fedjax_sim.local import losses, optim
 from fedjax_sim.methods import make_method
+from fedjax_sim.metrics import make_metrics
 from fedjax_sim.runner import autotune, checkpoint, interrupts, provenance, weights
 from fedjax_sim.runner.config import FULL, UNSAID, Config, Unsaid, check, straggler_terms
 from fedjax_sim.runner.start import host_devices_missing, start_jax, want_host_devices
@@ -207,6 +208,7 @@ def _prepare(
         net = initial_net(model, config.seed)
     env = make_env(config, fed, model, method, dtype, high, len(unseen))
     check_evaluations(method, config.evaluations, env.bn_local)
+    make_metrics(config.metrics, fed.classes)
     host_devices_missing(config)
 
     def on(layout: layouts.Layout, stored: str) -> Simulation:
@@ -219,6 +221,7 @@ def _prepare(
             evaluations=config.evaluations,
             lr=optim.schedule(config.schedule, config.lr, config.schedule_rounds),
             eval_every=config.eval_every,
+            metrics=make_metrics(config.metrics, fed.classes),
             probe=config.probe,
             stored=stored,
             capacity=max(1, min(capacity, -(-config.rounds // config.eval_every))),
