@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import sys
 from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar, dataclass_transform
 
 import jax
@@ -94,6 +95,8 @@ class Node:
         super().__init_subclass__(**more)
         if "name" not in vars(cls):
             cls.name = cls.__name__
+        if cls.__module__ not in sys.modules:  # made by text that is executed; dataclasses ask for the module
+            cls.__module__ = __name__
         dataclasses.dataclass(frozen=True)(cls)
         keyed = lambda node: node._flatten(lambda name, value: (jax.tree_util.GetAttrKey(name), value))
         jax.tree_util.register_pytree_with_keys(cls, keyed, cls._unflatten, lambda node: node._flatten())

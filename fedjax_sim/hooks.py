@@ -13,6 +13,7 @@ defaults below rely on it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 from fedjax_sim.errors import unknown
@@ -128,6 +129,15 @@ class Method(Node):
         """Numbers for rounds.csv."""
         return {}
 
+    @property
+    def panels(self) -> dict[str, tuple[str, str, bool]]:
+        """What the report draws of its log: column -> (title, name of the axis, whether it is added up over rounds)."""
+        return {}
+
+    def complaints(self, rounds: Sequence[dict[str, Any]]) -> list[str]:
+        """Sentences about what the rounds so far, rows of rounds.csv, show to be wrong; each is said once."""
+        return []
+
     # ---- ONE client ----------------------------------------------------------------------------------------------
     def plan(self, env: Env, server: Any, ctx: Ctx) -> Plan:
         """ONE client: what it gets, gives and does in this round."""
@@ -208,7 +218,13 @@ class Finishes:
 
 
 class Controlled:
-    """An agent of `agents/` decides on the clients' plans, and learns from what comes of them."""
+    """An agent of `agents/` decides on the clients' plans, and learns from what comes of them.
+
+    `fedjax-sim train` trains it for later runs: with `training` as options of the method; they take over `hands_over`.
+    """
+
+    training: ClassVar[tuple[tuple[str, str], ...]] = ()
+    hands_over: ClassVar[tuple[str, ...]] = ("agent",)  # parts of a State
 
     def make_agent(self, env: Env) -> Any:
         """The agent, sized for this run; only sizes and names of `env.fed` are looked at."""

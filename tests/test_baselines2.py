@@ -171,11 +171,11 @@ def test_fedamp_far_apart_is_local_training_with_a_pull_to_itself():
     cohort, options = (0, 2, 5), dict(lam=0.2, alpha=0.5, sigma=0.1)
     sim, base = engine(make_method("fedamp", **options), cohort), alone(cohort, 0.4)
     uploaded = lambda s: s._replace(server=s.server._replace(last=s.server.last + 1))
-    (state, data), (other, _) = start(sim), start(base)
+    (state, data), (other, same) = start(sim), start(base)
     far = sim.examine(uploaded(scattered(state, 3.0)), data)[0]
-    assert_close(far.clients.resident, base.examine(scattered(other, 3.0), data)[0].clients.resident, 1e-6)
+    assert_close(far.clients.resident, base.examine(scattered(other, 3.0), same)[0].clients.resident, 1e-6)
     near = sim.examine(uploaded(scattered(state, 0.02)), data)[0]
-    want = base.examine(scattered(other, 0.02), data)[0]
+    want = base.examine(scattered(other, 0.02), same)[0]
     assert not tiny.close(near.clients.resident, want.clients.resident, 1e-4)  # they do attract each other when close
     strangers = sim.examine(scattered(state, 0.02), data)[0]  # but not before they have uploaded
     assert_close(strangers.clients.resident, want.clients.resident, 1e-6)
@@ -206,7 +206,7 @@ def test_fedfomo_without_gain_keeps_its_own():
     cohort = (1, 2, 4)
     sim, base = engine(make_method("fedfomo", models=4), cohort), alone(cohort)
     spoil = lambda a: jnp.where(jnp.isin(jnp.arange(N), jnp.array(cohort)).reshape(-1, *[1] * (a.ndim - 1)), a, 50 * a + 9)
-    (state, data), (other, _) = start(sim), start(base)
+    (state, data), (other, same) = start(sim), start(base)
     worse = lambda s: s._replace(
         clients=s.clients._replace(resident=jax.tree.map(spoil, scattered(s, 0.5).clients.resident))
     )
@@ -215,7 +215,7 @@ def test_fedfomo_without_gain_keeps_its_own():
     state = uploaded(worse(state))
     state = state._replace(server=state.server._replace(affinity=affinity))
     after = sim.examine(state, data)[0]
-    assert_close(after.clients.resident, base.examine(worse(other), data)[0].clients.resident, 1e-6)
+    assert_close(after.clients.resident, base.examine(worse(other), same)[0].clients.resident, 1e-6)
     change = np.asarray(after.server.affinity - affinity)
     assert (change <= 0).all() and not change.diagonal().any()
     assert ((change < 0).sum(1) == np.where(np.isin(np.arange(N), cohort), 3, 0)).all()
@@ -230,7 +230,7 @@ def test_fedfomo_candidates_do_not_depend_on_how_rows_are_held():
         state, data = start(sim)
         state = uploaded(scattered(state, 0.5))
         state = state._replace(server=state.server._replace(affinity=affinity))
-        assert len(sim.method.peers(sim.open(data), state.server, jnp.arange(sim.env.cohort))) == (4 if sim is few else N)
+        assert len(sim.method.peer_ids(sim.open(data), state.server, jnp.arange(sim.env.cohort))) == (4 if sim is few else N)
         ends.append(sim.examine(state, data)[0])
     both = lambda s: jax.tree.map(lambda a: a[jnp.array([4, 1])], (s.clients, s.server.affinity))
     assert_close(both(ends[0]), both(ends[1]), 1e-6)

@@ -430,7 +430,7 @@ def test_help_is_quick_and_imports_no_jax():
 
 
 @pytest.mark.parametrize(
-    "command", ["", "run", "compare", "sweep", "pretrain", "profile", "resume", "report", "export", "list"]
+    "command", ["", "run", "compare", "sweep", "train", "profile", "resume", "report", "export", "list"]
 )
 def test_help_fits_80_columns(capsys, monkeypatch, command):
     monkeypatch.setenv("COLUMNS", "80")

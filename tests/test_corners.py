@@ -79,8 +79,8 @@ def test_a_predictor_of_its_own_gets_the_clients_statistics():
             return predict_net(env, predictor["inner"], x)
 
     sim, state, data = run(Wrapped(), model=tiny_bn(fed.shape, fed.classes), bn_local=True)
-    plain, other, _ = run(make_method("fedavg"), model=tiny_bn(fed.shape, fed.classes), bn_local=True)
-    want, got = plain.evaluate(other, data)["personal"]["loss"], sim.evaluate(state, data)["personal"]["loss"]
+    plain, other, same = run(make_method("fedavg"), model=tiny_bn(fed.shape, fed.classes), bn_local=True)
+    want, got = plain.evaluate(other, same)["personal"]["loss"], sim.evaluate(state, data)["personal"]["loss"]
     np.testing.assert_allclose(want, got, rtol=1e-5)
     assert seen
 

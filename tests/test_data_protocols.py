@@ -120,6 +120,7 @@ def test_norms():
 
 
 ROWS = {  # sha256 over the leaves of federate("digits", "dirichlet:0.3", clients=10, protocol=...), before val_fraction
+    "standard": "1387a2a4964d5c0766ea2defc06500877222e46ddb54df3394d1f5a4922cf233",
     "fedpolicy": "1387a2a4964d5c0766ea2defc06500877222e46ddb54df3394d1f5a4922cf233",
     "pfllib": "5b980494eff62a94a100f0b029f7d6a6b4d3877d0d99279c92d10cba5e5b9eda",
     "pfedrlla": "8bfb8da4b437b0686d73f03407b78ba4df54f89840563ccefdb458901a9f22cb",

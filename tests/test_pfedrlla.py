@@ -315,14 +315,14 @@ def test_second_model_moves_when_the_agent_has_learned():
 
 
 def test_a_pretrained_agent_is_fine_tuned(tmp_path, capsys):
-    """pretrain writes a run directory; run takes agent and encoder over and says what is missing."""
+    """train writes a run directory; run takes agent and encoder over and says what is missing."""
     common = "--model mlp --set model.hidden=5 --clients 6 --participation 0.5 --epochs 1 --protocol pfedrlla --quiet "
     common += "--devices 1 --chunk 1 --dataset synthetic:shape=6x6x1,classes=3,train=120,test=30 --evaluate resident "
     common += (
         "--set pfedrlla.side=4 --set pfedrlla.embedding=6 --set pfedrlla.agent.batch=4 --set pfedrlla.agent.capacity=64"
     )
     first, second = tmp_path / "first", tmp_path / "second"
-    words = f"pretrain pfedrlla --rounds 4 --set pfedrlla.random_rounds=2 --out {first} {common}"
+    words = f"train pfedrlla --rounds 4 --set pfedrlla.random_rounds=2 --out {first} {common}"
     assert main(words.split()) == 0
     assert f"--start-from {first}:agent,server.encoder" in capsys.readouterr().out
     words = f"run pfedrlla --rounds 2 --set pfedrlla.random_rounds=2 --out {second} {common} --start-from {first}"
@@ -334,8 +334,8 @@ def test_a_pretrained_agent_is_fine_tuned(tmp_path, capsys):
     assert result.state.clients.own.second == ()  # fine-tuning compares real models, on resume too
     assert main([*words.replace(str(second), str(tmp_path / "third")).split()[:-1], f"{first}:agent"]) == 2
     assert "not the encoder that the agent sees through; allowed: RUN:agent,server.encoder" in capsys.readouterr().err
-    assert main(["pretrain", "fedavg"]) == 2
-    assert "has nothing to pre-train; allowed: pfedrlla" in capsys.readouterr().err
+    assert main(["train", "fedavg"]) == 2
+    assert "has no agent to train; allowed: fedpolicy, qbandit, pfedrlla" in capsys.readouterr().err
 
 
 def test_mistakes_are_sentences():

@@ -96,7 +96,7 @@ def output_directory(args: argparse.Namespace, stem: str, config: Config) -> pat
     out = own_path(args.out) if args.out else free_directory(f"{stem}-{word}-s{config.seed}")
     unfinished = args.command == "compare" and not exists(out / "config.json") and is_comparison(out)
     if exists(out) and not args.dry_run and not unfinished:
-        hint = f", or resume it with fedjax-sim resume {out}" if args.command in ("run", "pretrain") else ""
+        hint = f", or resume it with fedjax-sim resume {out}" if args.command in ("run", "train") else ""
         raise UserError(f"output directory '{options.shown(str(out))}' exists already; choose another --out{hint}")
     return out
 

@@ -18,6 +18,7 @@ Logged: private_parameters of a client, live_features (share of the common model
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -35,6 +36,7 @@ from fedjax_sim.methods.fedavg import FedAvg
 from fedjax_sim.models.projection import check_width, with_projection
 from fedjax_sim.types import Array, Client, Cohort, Ctx, Env, Tree, Upload
 
+SILENT, SILENT_FOR = 0.4, 10  # rounds with a smaller share of live features are worth a word; healthy ones had 0.5
 PRIVATE = "adjust"  # where P_k stands among the parameters while a client trains; no group of the model
 VARIANTS = ("full", "pcl", "pam")
 INFER = ("dot", "cosine")
@@ -122,6 +124,15 @@ class FedPAM(Personal, FedAvg):
         if self.infer == "cosine":
             return unit(z) @ unit(self.anchors(env, net, private).T).T / self.tau
         return self.adjusted(env, net, private, z)
+
+    def complaints(self, rounds: Sequence[dict[str, Any]]) -> list[str]:
+        last = [r.get("live_features", 1) for r in rounds[-SILENT_FOR:]]
+        if len(last) < SILENT_FOR or max(last) >= SILENT:
+            return []
+        return [
+            f"features of the common model have fallen silent: {100 * (1 - last[-1]):.0f} % are 0 for every image that was "
+            "looked at and learn nothing more; try a smaller --momentum, --lr or weight of its own loss (fedpam.lam)"
+        ]
 
     def log(self, env: Env, old: Server, server: Server, cohort: Cohort) -> dict[str, Array]:
         out = {"private_parameters": jnp.int32(env.model.width**2 if self.adjusts else 0)}  # of ONE client

@@ -60,7 +60,7 @@ class Config:
     # data
     dataset: str = "digits"
     partition: str = "dirichlet:0.3"
-    protocol: str = "fedpolicy"
+    protocol: str = "standard"
     norm: str = "dataset"
     clients: int | None = None  # None: 20, or one per value of a client column
     unseen: float = 0.0
@@ -97,7 +97,7 @@ class Config:
     momentum: float = Unsaid(0.9)
     weight_decay: float = 5e-4
     decay_groups: str = "all"
-    loss: str = "auto"  # auto: the method's own (ce, or c3e for fedpolicy)
+    loss: str = "auto"  # auto: the method's own (mostly ce)
     loss_options: dict[str, Any] = dataclasses.field(default_factory=dict)
     dropout: float = 0.0
     stragglers: str = "0"  # "p" or "p:least": chance of being slow, least share of the work done

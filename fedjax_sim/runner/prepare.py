@@ -235,6 +235,7 @@ def _prepare(
             config, env, fed, net, participation, lambda layout: on(layout, some), say, measure
         )
     resolved["prefers"] = {k: v for k, v in method.prefers if getattr(config, k) == v}  # in force
+    resolved["panels"] = {name: list(panel) for name, panel in method.panels.items()}  # what the report draws of its log
     resolved["replaces"] = dict(method.replaces)  # beside what was asked for: what the method does instead
     simulation = host_rows.on_host(on(layout, "cohort")) if config.state_on == "host" else on(layout, "all")
     return Setup(config, fed, simulation, net, participation, unseen, resolved, given_net, parts)

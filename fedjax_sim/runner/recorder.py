@@ -63,7 +63,7 @@ class Recorder:
                 self.clients.setdefault("acted_rounds", []).append(np.int64(row["round"]))
                 for name in (n for n in logs if n.startswith("acted_")):
                     self.clients.setdefault(name, []).append(logs[name][i])
-            for sentence in figures.complaints(self.rounds):
+            for sentence in figures.complaints(self.rounds) + self.setup.simulation.method.complaints(self.rounds):
                 if sentence.split(":")[0] not in self.said:
                     self.said.add(sentence.split(":")[0])
                     log.warning("%s, round %d: %s", self.setup.config.method, row["round"], sentence)

@@ -95,6 +95,7 @@ class Transform(Personal, Peers, Controlled, Selects, SetsUp, Finishes, Method):
     prefers = property(lambda self: self.inner.prefers)  # type: ignore[assignment]
     replaces = property(lambda self: self.inner.replaces)  # type: ignore[assignment]
     payload = property(lambda self: self.inner.payload)  # type: ignore[assignment]
+    panels = property(lambda self: self.inner.panels)  # type: ignore[assignment]
     max_epochs = property(lambda self: self.inner.max_epochs)  # type: ignore[assignment]
     adapts = property(lambda self: self.inner.adapts)  # type: ignore[assignment]
     setup_trains = property(lambda self: self.inner.setup_trains)  # type: ignore[assignment]
@@ -149,6 +150,9 @@ class Transform(Personal, Peers, Controlled, Selects, SetsUp, Finishes, Method):
 
     def log(self, env: Env, old: Around, server: Around, cohort: Cohort) -> dict[str, Array]:
         return self.inner.log(env, old.inner, server.inner, cohort)
+
+    def complaints(self, rounds: Any) -> list[str]:
+        return self.inner.complaints(rounds)
 
     def personal(self, env: Env, server: Around, client: Client, ctx: Ctx) -> Tree:
         return self._inner.personal(env, server.inner, inside(client), ctx)

@@ -32,6 +32,9 @@ FREE = ("body", "head", "head_layers", "initial_training", "agent")  # say somet
 class Settings(Steered, Method):
     """The options."""
 
+    training = (("regime", "pretrain"),)
+    hands_over = ("agent", "server.encoder")
+
     regime: str = field(
         "auto", choices=REGIMES, help="auto: finetune after --start-from RUN:agent,server.encoder, else scratch"
     )

@@ -23,7 +23,7 @@ divergence (mean d_k), pairwise_distance, seen_accuracy (mean a_k).
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -103,6 +103,13 @@ class QBandit(Steered, Personal, Method):
     lam_comm: Real = field(2.0, ge=0, help="λ of exceeded layers")
     lam_dist: Real = field(0.01, ge=0, help="λ of the divergence")
     needs = frozenset({"resident", "stack"})
+    panels: ClassVar[dict[str, tuple[str, str, bool]]] = {  # type: ignore[misc]
+        "exceed_compute": ("beyond the budget of computation", "client-rounds so far", True),
+        "exceed_comm": ("beyond the budget of communication", "client-rounds so far", True),
+        "depth": ("layers shared, mean over clients", "layers", False),
+        "epochs": ("local epochs, mean over clients", "epochs", False),
+        "pairwise_distance": ("mean distance between clients' models", "distance", False),
+    }
 
     def agents_allowed(self) -> Iterable[str]:
         return choosers()
