@@ -425,7 +425,7 @@ def fill(node: Node, steps: int, units: int = 1) -> int:
         each = fill(loop.body, steps, units)
         if not holds_training(loop.body):
             loop.role, guess, why = "other", 1, "unknown, counted once"
-        elif each < steps:
+        elif each < steps or loop.body.trains:
             loop.role = "steps" if each == 1 else "block"
             guess, why = -(-steps // max(each, 1)), "steps of the workload" if each == 1 else f"blocks of {each} steps"
         else:

@@ -131,7 +131,10 @@ def test_does_not_fit(stand_in, monkeypatch):
     config = config_of()
     setup = ahead.prepare_for("v5e", config, load_federation(config))
     stats = types.SimpleNamespace(
-        argument_size_in_bytes=10 << 30, temp_size_in_bytes=7 << 30, output_size_in_bytes=9 << 30, alias_size_in_bytes=9 << 30
+        argument_size_in_bytes=10 << 30,
+        temp_size_in_bytes=7 << 30,
+        output_size_in_bytes=9 << 30,
+        alias_size_in_bytes=9 << 30,
     )
     compiled = types.SimpleNamespace(memory_analysis=lambda: stats)
     monkeypatch.setattr(accelerators, "compile_for", lambda *a: compiled)
@@ -139,7 +142,9 @@ def test_does_not_fit(stand_in, monkeypatch):
     assert (found["needed"], found["fits"]) == (17 << 30, False)
 
     def refuse(*a):
-        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: the total memory required for HLO temporaries (22.00G) exceeds")
+        raise jax.errors.JaxRuntimeError(
+            "RESOURCE_EXHAUSTED: the total memory required for HLO temporaries (22.00G) exceeds"
+        )
 
     monkeypatch.setattr(accelerators, "compile_for", refuse)
     found = ahead.fits(setup, "v5e")

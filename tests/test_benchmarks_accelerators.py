@@ -165,6 +165,16 @@ def test_the_dearest_instructions():
     assert (first["op"], first["shape"], first["mb"]) == ("fusion", "f32[8,16]{1,0}", 1192 / 1e6)
 
 
+def test_a_single_step_is_still_a_step():
+    """One step per round: the loop that holds it is a loop over steps, the one around it runs over units."""
+    root = read("gpu", steps=1)
+    assert [one[2] for one in loops(root)] == ["units", "steps", "other"]
+    unknown = bare(COUNTED, PLUS_ONE, "tuple(%zero, %w, %gone)")
+    hlo.fill(unknown, 1)
+    assert loops(unknown) == [(None, 1, "steps", 1)]
+    assert hlo.step(unknown, 1)[1] == 1
+
+
 def test_units_of_clients_around_known_steps():
     """The steps are known, the loop around them is not: it runs once."""
     text = (GOLDEN / "hlo_gpu.txt").read_text().replace('known_trip_count":{"n":"4"', 'known_trip_count":{"n":"45"')

@@ -38,7 +38,7 @@ def start(config: Config, args: argparse.Namespace | None = None) -> None:
     """Before JAX's backend starts: host devices, the other processes, the compilation cache."""
     global _for_programs
     _for_programs = getattr(args, "json", False)
-    if args is not None and getattr(args, "device", ""):
+    if args is not None and getattr(args, "device", None):
         foresee(args)
     from fedjax_sim.runner.cache import use_compilation_cache
     from fedjax_sim.runner.prepare import want_host_devices

@@ -170,8 +170,8 @@ def work_through(
 
 
 def add_up(totals: Totals, groups: Tree, work: Work) -> Totals:
-    """Running sums with a chunk, `work` [chunk, …]. On a CPU client by client: a sum over the stack is slower than training."""
-    small, chunk = work._replace(client=(), stacked=(), report=()), work.ok.shape[0]
+    """Running sums with a chunk, `work` [chunk, …]; on a CPU client by client: there a sum over the stack is slow."""
+    small, chunk = work._replace(client=Client(), stacked=(), report=()), work.ok.shape[0]
     lane_of = lambda lane: jax.tree.map(lambda a: a[lane], small)
     if target() != "cpu":
         totals = add_chunk(totals, groups, small)
@@ -184,7 +184,7 @@ def add_up(totals: Totals, groups: Tree, work: Work) -> Totals:
 
 
 def at_once(env: Env, one: Callable, slots: Slot, stored: Client) -> Outcome:
-    """The whole cohort side by side on one device, in the order it was drawn: nothing is sorted, dealt out or looped over."""
+    """The whole cohort side by side on one device, in the order it was drawn: nothing is sorted, dealt out or looped."""
     env = dataclasses.replace(env, lanes=slots.row.shape[0])
     work = side_by_side(env.lanes, lambda client, slot: one(env, client, slot))(take(stored, slots.row), slots)
     shape = jax.eval_shape(lambda w: jax.tree.map(lambda a: a[0], w), work)

@@ -68,8 +68,8 @@ def few_of_many(key: Array, few: int, many: int) -> Array:
         """[few] the last step before step i that put something into place[i], −1 if none did."""
         return jnp.where((other == place[:, None]) & (step < step[:, None]), step, -1).max(1)
 
-    # what step s puts into place other[s] is the number at place s, which an earlier step may have put there: to the first of
-    # such a chain by doubling, not one step after another
+    # what step s puts into place other[s] is the number at place s, which an earlier step may have put there: to the
+    # first of such a chain by doubling, not one step after another
     origin = jnp.where(latest(step) >= 0, latest(step), step)
     for _ in range(few.bit_length()):
         origin = origin[origin]

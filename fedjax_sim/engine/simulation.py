@@ -116,7 +116,7 @@ def simulate(
     stored: "all": a State holds the rows of all clients; "cohort": only the cohort's, in its order, and somebody else
     (`host_rows`) keeps the others, brings and fetches them.
     """
-    env = dataclasses.replace(env, **equal_work(env, fed))
+    env = equal_work(env, fed)
     r = Round(
         method=method,
         env=env,
@@ -155,12 +155,12 @@ def simulate(
     )
 
 
-def equal_work(env: Env, fed: Federation) -> dict[str, bool]:
-    """`Env.even` and `Env.full`: what is known of everybody's minibatches before any round."""
+def equal_work(env: Env, fed: Federation) -> Env:
+    """With `Env.even` and `Env.full`: what is known of everybody's minibatches before any round."""
     size = np.asarray(fed.size["train"])
     batches = -(-size // env.batch_size)
     even = bool((batches == max(1, -(-fed.rows["train"].shape[1] // env.batch_size))).all())
-    return dict(even=even, full=even and bool((size % env.batch_size == 0).all()))
+    return dataclasses.replace(env, even=even, full=even and bool((size % env.batch_size == 0).all()))
 
 
 def everyone(r: Round) -> Array:

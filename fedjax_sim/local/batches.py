@@ -46,7 +46,9 @@ def most_steps(env: Env, epochs: float | None) -> tuple[int, bool]:
     """(the most steps a client can have, whether all that work have just as many) of `epochs`; None: of a Plan's."""
     largest = -(-env.fed.rows["train"].shape[1] // env.batch_size)
     number = np.asarray(env.max_epochs if epochs is None else epochs, env.dtype)  # rounds as `steps_for` does
-    return max(1, int(np.round(number * np.asarray(largest, env.dtype)))), env.even and (epochs is not None or env.same_epochs)
+    return max(1, int(np.round(number * np.asarray(largest, env.dtype)))), env.even and (
+        epochs is not None or env.same_epochs
+    )
 
 
 WORD_PLACES = 12  # bits for the place in a word that is sorted as one; the others are random
@@ -115,7 +117,7 @@ def turns(env: Env, count: Array, most: int, exact: bool = False) -> Turns:
 
 
 def repeat(planned: Turns, body: Callable[[Array, Any], Any], start: Any) -> Any:
-    """`body(k, carry)` for k = 0, 1, …: a lane's turns from its `count` on are computed for nothing, and masked by `body`."""
+    """`body(k, carry)` for k = 0, 1, …; `body` masks the turns that a lane does not have."""
     if planned.length == 1:
         return lax.fori_loop(0, planned.blocks, body, start)
     if isinstance(planned.blocks, int) and planned.blocks == 1:
