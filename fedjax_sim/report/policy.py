@@ -120,7 +120,7 @@ def heat_maps(groups: Sequence[Group], path: pathlib.Path) -> list[pathlib.Path]
 
 def panels_of(groups: Sequence[Group]) -> dict[str, tuple[str, str, bool]]:
     """What the methods themselves want drawn: column -> (title, name of the axis, whether it is added up over rounds)."""
-    wanted = [run.summary.get("panels") or {} for g in groups for run in g.runs]
+    wanted = [run.resolved.get("panels", {}) for g in groups for run in g.runs]
     return {name: (title, unit, added) for panels in wanted for name, (title, unit, added) in panels.items()}
 
 
