@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import pathlib
 
 import jax
 import jax.numpy as jnp
@@ -131,6 +132,14 @@ def test_a_method_is_a_frozen_record():
         FedProx(weights="sizes")
     with pytest.raises(UserError, match=r"fedprox.mu 'big' is not a number"):
         FedProx(mu="big")
+
+
+def test_editors_know_every_class():
+    from fedjax_sim import methods, transforms
+
+    source = pathlib.Path(fs.__file__).read_text()
+    for kind in (*methods.CLASSES, *transforms.CLASSES):
+        assert f" import {kind} as {kind}\n" in source and kind in dir(fs) and getattr(fs, kind).__name__ == kind
 
 
 def test_vmap_over_methods_is_a_sweep():
