@@ -60,10 +60,11 @@ def measure(workload: Workload, method: str, program: str, device: Any, options:
 
 
 def pool_check(row: Row, larger: Row, times: int) -> Row:
-    """How much a step grows with the pool."""
+    """How much a step grows with the pool. Where the compiler tells cycles they decide: its bytes also say what it keeps
+    in the core's own memory, which a pool that does not fit in there changes for the others."""
     least = {"cycles_per_step": 1e4, "mb_per_step": 1.0}  # less is noise
     growth = {name: (larger[name] - row[name]) / max(row[name], few) for name, few in least.items() if row[name] is not None}
-    return {"times": times, **growth, "ok": all(abs(value) <= UNCHANGED for value in growth.values())}
+    return {"times": times, **growth, "ok": next(iter(growth.values())) <= UNCHANGED}
 
 
 def time_it(workload: Workload, method: str, program: str, name: str) -> Row:

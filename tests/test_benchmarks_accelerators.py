@@ -231,8 +231,8 @@ def test_a_pool_that_a_step_feels():
     same = accelerators.pool_check(row, {"cycles_per_step": 1.01e6, "mb_per_step": 100.0}, 10)
     grown = accelerators.pool_check(row, {"cycles_per_step": 1.03e6, "mb_per_step": 100.0}, 10)
     assert (same["ok"], grown["ok"]) == (True, False)
-    gpu = accelerators.pool_check(row | {"cycles_per_step": None}, {"mb_per_step": 90.0}, 10)
-    assert gpu == {"times": 10, "mb_per_step": pytest.approx(-0.1), "ok": False}
+    gpu = accelerators.pool_check(row | {"cycles_per_step": None}, {"mb_per_step": 110.0}, 10)
+    assert gpu == {"times": 10, "mb_per_step": pytest.approx(0.1), "ok": False}
 
 
 def test_the_naive_program_is_fedavg_on_one_device():
