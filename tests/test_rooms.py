@@ -24,7 +24,7 @@ ALLOWED: dict[str, set[str]] = {
     "options": {"errors"},
     "types": {"errors", "options"},
     "fields": {"errors", "options", "agents.node"},
-    "tree": {"types"},
+    "tree": {"types", "platform"},
     "platform": {"errors", "options"},
     "data": {"errors", "options"},
     "models": {"errors", "options", "platform"},
