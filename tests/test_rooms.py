@@ -214,6 +214,31 @@ def later():
 """
 
 
+# words of the methods' names that may stand elsewhere: the default method, and split protocols called after papers
+ELSEWHERE = {
+    "runner.config": {"fedavg"},
+    "runner.execute": {"fedavg"},
+    "notebook.rounds": {"fedavg"},
+    "data.protocols": {"fedpolicy", "pfedrlla", "qbandit"},
+}
+COMMON_WORDS = {"local", "full", "backbone", "head", "random"}
+
+
+def test_no_methods_name_outside_methods():
+    """No code decides by the name of a method: what is special about one is in its class."""
+    from fedjax_sim.methods import METHODS
+
+    found = []
+    for name, file in modules().items():
+        place = name.removeprefix("fedjax_sim.")
+        if name.startswith("agents") or place.split(".")[0] in ("methods", "presets"):
+            continue
+        words = {n.value for n in ast.walk(ast.parse(file.read_text())) if isinstance(n, ast.Constant)}
+        named = {w for w in words if isinstance(w, str)} & set(METHODS) - COMMON_WORDS - ELSEWHERE.get(place, set())
+        found += [f"{name}: {word}" for word in sorted(named)]
+    assert not found, found
+
+
 def test_the_reader_sees_every_kind_of_import():
     seen = [(one.module, one.lazy) for one in imports_of(SAMPLE, "fedjax_sim.methods") if "typing" not in one.module]
     assert seen == [
