@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import distrax
 import jax
@@ -12,18 +12,8 @@ import optax
 
 from agents import diagnostics, losses, nets, schedule
 from agents import replay as ring
-from agents.types import (
-    Agent,
-    Array,
-    Info,
-    Transition,
-    blank,
-    check_sizes,
-    clean_transitions,
-    finite,
-    numbers,
-    usable_actions,
-)
+from agents.node import Real, field
+from agents.types import Agent, Array, Info, Transition, blank, clean_transitions, finite, usable_actions
 
 
 class Params(NamedTuple):
@@ -52,11 +42,7 @@ class Networks(NamedTuple):
     value: Callable[[Any, Array], Array]  # (params, [..., S]) -> [...]
 
 
-Learn = Callable[[Learner, Transition, Array, Array], tuple[Learner, schedule.Losses]]
-
-
 def networks(observation_size: int, num_actions: int, hidden: tuple[int, ...], dtype: Any) -> Networks:
-    check_sizes(hidden=hidden)
     init_policy, apply_policy = nets.mlp(hidden, num_actions, dtype)
     init_value, apply_value = nets.mlp(hidden, 1, dtype)
 
@@ -86,102 +72,85 @@ def value_loss(nets_: Networks, value_params: Any, batch: Transition, target: Ar
     return losses.masked_mean((nets_.value(value_params, batch.observation) - target) ** 2, batch.mask)
 
 
-def gradient_learner(
-    nets_: Networks,
-    optimiser: optax.GradientTransformation,
-    policy_loss: Callable[[Array, Array, Array], Array],
-    *,
-    epochs: int,
-    value_weight: Array,
-    entropy_weight: Array,
-) -> Learn:
-    """`epochs` steps on policy loss + value_weight · value loss − entropy_weight · H (A2C, PPO).
-
-    policy_loss(log π(a|S), log π_old(a|S), Â), all of ONE row.
-    """
-
-    def learn(learner: Learner, batch: Transition, target: Array, advantage: Array) -> tuple[Learner, schedule.Losses]:
-        def loss(params: Params) -> tuple[Array, schedule.Losses]:
-            policy = nets_.policy(params.policy, batch.observation, batch.info.available)
-            each = jax.vmap(policy_loss)(policy.log_prob(batch.action), batch.info.log_probability, advantage)
-            values = {
-                "policy": losses.masked_mean(each, batch.mask),
-                "value": value_loss(nets_, params.value, batch, target),
-            }
-            entropy = losses.masked_mean(policy.entropy(), batch.mask)
-            return values["policy"] + value_weight * values["value"] - entropy_weight * entropy, values
-
-        def epoch(learner: Learner, _: None) -> tuple[Learner, schedule.Losses]:
-            (_, values), gradient = jax.value_and_grad(loss, has_aux=True)(learner.params)
-            return Learner(*nets.descend(optimiser, learner.params, gradient, learner.optimiser)), values
-
-        return schedule.many_steps(epoch, learner, None, epochs)
-
-    return learn
-
-
-def on_policy_agent(
-    name: str,
-    observation_size: int,
-    num_actions: int,
-    *,
-    nets_: Networks,
-    init_optimiser: Callable[[Params], Any],
-    learn: Learn,
-    gamma: Any,
-    advantage_decay: Any,
-    normalise: bool,
-    dtype: Any,
-    rounds: int = 1,
-    cohort: int = 1,
-) -> Agent:
+class OnPolicyAgent(Agent):
     """An agent that learns, once per round, from the transitions of the last `rounds` rounds.
 
-    learn(learner, batch, targets [B], advantages [B]) -> (learner, losses). `cohort` is the largest batch of
-    one round: it sizes the memory of earlier rounds. Advantages are standardised with statistics over rounds:
-    those of one round would remove what its rewards have in common.
+    A subclass says `learn` and `start_optimiser`. `cohort` is the largest batch of one round: it sizes the memory of earlier
+    rounds. Advantages are standardised with statistics over rounds: those of one round would remove what its rewards have
+    in common.
     """
-    gamma, advantage_decay = numbers(dtype, 0, 1, gamma=gamma, advantage_decay=advantage_decay)
-    check_sizes(observation_size=observation_size, num_actions=num_actions, rounds=rounds, cohort=cohort)
-    capacity = cohort * (rounds - 1)
 
-    def init(key: Array) -> OnPolicyState:
-        params = nets_.init(key)
-        row = (blank(observation_size, num_actions, dtype), jnp.zeros((), jnp.int32))
+    hidden: tuple[int, ...] = field((64,), kw_only=True)
+    optimizer: str = field("adam", choices=tuple(nets.RULES), kw_only=True)
+    lr: Real = field(1e-3, ge=1e-12, le=1e6, kw_only=True)
+    max_grad_norm: Real = field(1.0, ge=1e-12, le=1e6, kw_only=True)
+    gamma: Real = field(0.9, ge=0, le=1, kw_only=True)
+    advantage_decay: Real = field(0.95, ge=0, le=1, kw_only=True)
+    normalise: bool = field(True, kw_only=True)
+    rounds: ClassVar[int] = 1
+    cohort: ClassVar[int] = 1
+
+    def learn(self, learner: Learner, batch: Transition, target: Array, advantage: Array) -> tuple[Learner, schedule.Losses]:
+        """The learner after batch [B], its targets [B] and advantages [B]."""
+        raise NotImplementedError
+
+    def start_optimiser(self, params: Params) -> Any:
+        return self.rule.init(params)
+
+    @property
+    def networks(self) -> Networks:
+        return networks(self.observation_size, self.num_actions, self.hidden, self.dtype)
+
+    @property
+    def rule(self) -> optax.GradientTransformation:
+        return nets.optimiser(self.optimizer, self.lr, self.max_grad_norm, self.dtype)
+
+    @property
+    def remembered(self) -> int:
+        """Rows of earlier rounds."""
+        return self.cohort * (self.rounds - 1)
+
+    def init(self, key: Array) -> OnPolicyState:
+        params, size = self.networks.init(key), self.observation_size
+        row = (blank(size, self.num_actions, self.dtype), jnp.zeros((), jnp.int32))
         return OnPolicyState(
-            Learner(params, init_optimiser(params)),
-            ring.empty(row, capacity) if capacity else None,
-            nets.no_statistics(observation_size, dtype) if normalise else None,
-            losses.no_moments(dtype),
+            Learner(params, self.start_optimiser(params)),
+            ring.empty(row, self.remembered) if self.remembered else None,
+            nets.no_statistics(size, self.dtype) if self.normalise else None,
+            losses.no_moments(self.dtype),
             jnp.zeros((), jnp.int32),
         )
 
-    def act(state: OnPolicyState, observation: Array, key: Array, available: Array | None = None) -> tuple[Array, Info]:
-        usable = usable_actions(available, num_actions)
-        x = schedule.see(state.statistics, observation, observation_size, dtype)
-        params = state.learner.params
-        return schedule.sample(nets_.policy(params.policy, x, usable), nets_.value(params.value, x), usable, key)
+    def act(
+        self, state: OnPolicyState, observation: Array, key: Array, available: Array | None = None
+    ) -> tuple[Array, Info]:
+        usable = usable_actions(available, self.num_actions)
+        x = schedule.see(state.statistics, observation, self.observation_size, self.dtype)
+        params, both = state.learner.params, self.networks
+        return schedule.sample(both.policy(params.policy, x, usable), both.value(params.value, x), usable, key)
 
-    def update(state: OnPolicyState, transitions: Transition, key: Array) -> tuple[OnPolicyState, schedule.Losses]:
-        fresh = clean_transitions(transitions, observation_size, num_actions, dtype)
+    def update(self, state: OnPolicyState, transitions: Transition, key: Array) -> tuple[OnPolicyState, schedule.Losses]:
+        fresh = clean_transitions(transitions, self.observation_size, self.num_actions, self.dtype)
         statistics = schedule.watch(state.statistics, fresh)
         batch, memory = fresh, state.memory
         if memory is not None:  # the fresh rows [B], then the remembered ones, of which only the recent are unmasked
             old, since = memory.rows
-            recent = (jnp.arange(capacity) < memory.size) & (state.rounds - since < rounds)
+            recent = (jnp.arange(self.remembered) < memory.size) & (state.rounds - since < self.rounds)
             batch = jax.tree.map(lambda new, kept: jnp.concatenate([new, kept]), fresh, old._replace(mask=recent))
             memory = ring.add(memory, (fresh, jnp.full(fresh.mask.shape, state.rounds)), fresh.mask)
         batch = schedule.scaled(batch, statistics)
-        target, error = targets_and_errors(nets_, state.learner.params.value, batch, gamma)
-        advantages = losses.follow(state.advantages, error[: len(fresh.mask)], fresh.mask, advantage_decay)
+        target, error = targets_and_errors(self.networks, state.learner.params.value, batch, self.number(self.gamma))
+        decay = self.number(self.advantage_decay)
+        advantages = losses.follow(state.advantages, error[: len(fresh.mask)], fresh.mask, decay)
         advantage = losses.standardise(error, state.advantages, advantages)
-        learner, values = schedule.when(fresh.mask.any(), lambda old: learn(old, batch, target, advantage), state.learner)
-        values |= {"value_error": losses.masked_mean(jnp.abs(error), batch.mask)} | report(learner.params, batch)
+        go = lambda old: self.learn(old, batch, target, advantage)
+        learner, values = schedule.when(fresh.mask.any(), go, state.learner)
+        values |= {"value_error": losses.masked_mean(jnp.abs(error), batch.mask)} | self.report(learner.params, batch)
         return OnPolicyState(learner, memory, statistics, advantages, state.rounds + 1), finite(values)
 
-    def report(params: Params, batch: Transition) -> schedule.Losses:
+    def report(self, params: Params, batch: Transition) -> schedule.Losses:
         x, usable, mask = batch.observation, batch.info.available, batch.mask
-        chosen, free = (nets_.policy(params.policy, x, a).probs for a in (usable, jnp.ones_like(usable)))
+        chosen, free = (self.networks.policy(params.policy, x, a).probs for a in (usable, jnp.ones_like(usable)))
         return {
             "live_policy": diagnostics.live_units(params.policy, x, mask),
             "live_critic": diagnostics.live_units(params.value, x, mask),
@@ -189,4 +158,31 @@ def on_policy_agent(
             "sensitivity": diagnostics.sensitivity(free, mask),
         }
 
-    return Agent(name, init, act, update)
+
+class GradientAgent(OnPolicyAgent):
+    """`epochs` steps on policy loss + value_weight · value loss − entropy_weight · H (A2C, PPO)."""
+
+    value_weight: Real = field(0.5, ge=0, le=1e6, kw_only=True)
+    entropy_weight: Real = field(0.01, ge=0, le=1e6, kw_only=True)
+    epochs: ClassVar[int] = 1
+
+    def policy_loss(self, new: Array, old: Array, advantage: Array) -> Array:
+        """Of ONE row: new log π(a|S), old log π_old(a|S), advantage Â."""
+        raise NotImplementedError
+
+    def learn(self, learner: Learner, batch: Transition, target: Array, advantage: Array) -> tuple[Learner, schedule.Losses]:
+        both, rule = self.networks, self.rule
+
+        def loss(params: Params) -> tuple[Array, schedule.Losses]:
+            policy = both.policy(params.policy, batch.observation, batch.info.available)
+            each = jax.vmap(self.policy_loss)(policy.log_prob(batch.action), batch.info.log_probability, advantage)
+            values = {"policy": losses.masked_mean(each, batch.mask), "value": value_loss(both, params.value, batch, target)}
+            entropy = losses.masked_mean(policy.entropy(), batch.mask)
+            total = values["policy"] + self.number(self.value_weight) * values["value"]
+            return total - self.number(self.entropy_weight) * entropy, values
+
+        def epoch(learner: Learner, _: None) -> tuple[Learner, schedule.Losses]:
+            (_, values), gradient = jax.value_and_grad(loss, has_aux=True)(learner.params)
+            return Learner(*nets.descend(rule, learner.params, gradient, learner.optimiser)), values
+
+        return schedule.many_steps(epoch, learner, None, self.epochs)

@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import optax
 
 from agents import diagnostics, losses, nets, schedule
-from agents.replay_agent import Experience, replay_agent
-from agents.types import Agent, Array, Info, check_sizes, numbers
+from agents.node import Real, field
+from agents.replay_agent import Experience, ReplayAgent
+from agents.types import Array, Info
 
 ACTIONS = ("simplex", "box")
 
@@ -25,32 +26,7 @@ class Learner(NamedTuple):
     steps: Array  # [] int32, gradient steps so far
 
 
-def ddpg(
-    observation_size: int,
-    action_size: int,
-    *,
-    actions: str = "simplex",
-    bootstrap: bool = False,
-    hidden: tuple[int, ...] = (256, 256),
-    capacity: int = 20_000,
-    batch: int = 32,
-    gradient_steps: int = 5,
-    update_every: int = 1,
-    random_rounds: int = 0,
-    tanh_logits: bool = False,
-    critic_steps: int = 0,
-    action_scale: Any = 1.0,
-    logit_penalty: Any = 0.0,
-    optimizer: str = "adam",
-    lr: Any = 1e-3,
-    critic_lr: Any = None,
-    max_grad_norm: Any = 1.0,
-    gamma: Any = 0.99,
-    tau: Any = 0.04,
-    noise: Any = 0.03,
-    normalise: bool = False,
-    dtype: Any = jnp.float32,
-) -> Agent:
+class DDPG(ReplayAgent):
     """A deterministic actor μ trained through a critic.
 
         y = r                                              (bootstrap=False: one-step episodes)
@@ -70,113 +46,131 @@ def ddpg(
     `batch` transitions are stored. The default capacity holds every transition of the longest published run
     (11,000) at a fifth of the memory of the published 100,000 rows; without bootstrap the next observations
     are not stored at all.
-    Static: the int, bool, str and tuple options and dtype. All other options may be traced.
 
-    >>> agent = ddpg(observation_size=2, action_size=3)
+    >>> agent = DDPG(observation_size=2, num_actions=3)
     >>> action, info = agent.act(agent.init(jax.random.key(0)), jnp.zeros(2), jax.random.key(1))
     >>> print(action.shape, round(float(action.sum()), 4))
     (3,) 1.0
     """
-    check_sizes(hidden=hidden, update_every=update_every)
-    if actions not in ACTIONS:
-        raise ValueError(f"unknown kind of actions {actions!r} (allowed: {', '.join(ACTIONS)})")
-    gamma, tau = numbers(dtype, 0, 1, gamma=gamma, tau=tau)
-    noise, action_scale, logit_penalty, _, _ = numbers(
-        dtype,
-        0,
-        1e9,
-        noise=noise,
-        action_scale=action_scale,
-        logit_penalty=logit_penalty,
-        random_rounds=random_rounds,
-        critic_steps=critic_steps,
-    )
-    init_actor, apply_actor = nets.mlp(hidden, action_size, dtype)
-    init_critic, apply_critic = nets.mlp(hidden, 1, dtype)
-    actor_optimiser = nets.optimiser(optimizer, lr, max_grad_norm, dtype)
-    critic_optimiser = nets.optimiser(optimizer, lr if critic_lr is None else critic_lr, max_grad_norm, dtype)
-    simplex = actions == "simplex"
 
-    def mu(params: Any, observation: Array, available: Array) -> Array:
+    name = "ddpg"
+    continuous = True
+    actions: str = field("simplex", choices=ACTIONS, kw_only=True)
+    bootstrap: bool = field(False, kw_only=True)
+    hidden: tuple[int, ...] = field((256, 256), kw_only=True)
+    capacity: int = field(20_000, kw_only=True)
+    batch: int = field(32, kw_only=True)
+    gradient_steps: int = field(5, kw_only=True)
+    update_every: int = field(1, kw_only=True)
+    random_rounds: int = field(0, ge=0, le=1e9, kw_only=True)
+    tanh_logits: bool = field(False, kw_only=True)
+    critic_steps: int = field(0, ge=0, le=1e9, kw_only=True)
+    action_scale: Real = field(1.0, ge=0, le=1e9, kw_only=True)
+    logit_penalty: Real = field(0.0, ge=0, le=1e9, kw_only=True)
+    critic_lr: Real | None = field(None, ge=1e-12, le=1e6, help="None: lr", kw_only=True)
+    gamma: Real = field(0.99, ge=0, le=1, kw_only=True)
+    tau: Real = field(0.04, ge=0, le=1, kw_only=True)
+    noise: Real = field(0.03, ge=0, le=1e9, kw_only=True)
+    normalise: bool = field(False, kw_only=True)
+
+    @property
+    def bootstraps(self) -> bool:
+        return self.bootstrap
+
+    @property
+    def actor(self) -> tuple:
+        """(init, apply) of the network S → A."""
+        return nets.mlp(self.hidden, self.num_actions, self.dtype)
+
+    @property
+    def critic(self) -> tuple:
+        """(init, apply) of the network S + A → 1."""
+        return nets.mlp(self.hidden, 1, self.dtype)
+
+    def mu(self, params: Any, observation: Array, available: Array) -> Array:
         """The noise-free action [..., A]."""
-        raw = apply_actor(params, observation)
-        if not simplex:
+        raw = self.actor[1](params, observation)
+        if self.actions == "box":
             return jnp.where(jnp.isfinite(raw), jnp.tanh(raw), 0)
-        return jax.nn.softmax(nets.mask_logits(jnp.tanh(raw) if tanh_logits else raw, available))
+        return jax.nn.softmax(nets.mask_logits(jnp.tanh(raw) if self.tanh_logits else raw, available))
 
-    def pair(observation: Array, action: Array) -> Array:
-        return jnp.concatenate([observation, action_scale * action], -1)
+    def pair(self, observation: Array, action: Array) -> Array:
+        return jnp.concatenate([observation, self.number(self.action_scale) * action], -1)
 
-    def value(params: Any, observation: Array, action: Array) -> Array:
-        return apply_critic(params, pair(observation, action))[..., 0]
+    def value(self, params: Any, observation: Array, action: Array) -> Array:
+        return self.critic[1](params, self.pair(observation, action))[..., 0]
 
-    def init(key: Array) -> Learner:
+    def start(self, key: Array) -> Learner:
         actor_key, critic_key = jax.random.split(key)
-        actor = init_actor(actor_key, jnp.zeros(observation_size, dtype))
-        critic = init_critic(critic_key, jnp.zeros(observation_size + action_size, dtype))
+        actor = self.actor[0](actor_key, jnp.zeros(self.observation_size, self.dtype))
+        critic = self.critic[0](critic_key, jnp.zeros(self.observation_size + self.num_actions, self.dtype))
         twins = jax.tree.map(jnp.copy, (actor, critic))
-        return Learner(
-            actor, critic, twins[0], twins[1], actor_optimiser.init(actor), critic_optimiser.init(critic), jnp.int32(0)
-        )
+        states = self.rule().init(actor), self.rule(self.critic_lr).init(critic)
+        return Learner(actor, critic, twins[0], twins[1], *states, jnp.int32(0))
 
-    def on_simplex(weights: Array, fallback: Array) -> Array:
-        """Clipped at 0 and renormalised; `fallback` if nothing positive is left."""
-        weights = jnp.maximum(weights, 0)
-        total = weights.sum()
-        return jnp.where(total > 0, weights / jnp.where(total > 0, total, 1), fallback)
-
-    def choose(learner: Learner, x: Array, usable: Array, rounds: Array, key: Array) -> tuple[Array, Info]:
-        wanted = mu(learner.actor, x, usable)
+    def choose(self, learner: Learner, x: Array, usable: Array, rounds: Array, key: Array) -> tuple[Array, Info]:
+        wanted = self.mu(learner.actor, x, usable)
         noise_key, uniform_key = jax.random.split(key)
-        shaken = wanted + noise * jax.random.normal(noise_key, wanted.shape, dtype)
-        drawn = jax.random.uniform(uniform_key, wanted.shape, dtype)
-        if simplex:
+        shaken = wanted + self.number(self.noise) * jax.random.normal(noise_key, wanted.shape, self.dtype)
+        drawn = jax.random.uniform(uniform_key, wanted.shape, self.dtype)
+        if self.actions == "simplex":
             explored, blind = on_simplex(shaken * usable, wanted), on_simplex(drawn * usable, wanted)
         else:
             explored, blind = jnp.clip(shaken, -1, 1), 2 * drawn - 1
-        action = jnp.where(rounds < random_rounds, blind, explored)
-        return action, Info(jnp.zeros((), dtype), value(learner.critic, x, wanted), wanted, usable)
+        action = jnp.where(rounds < self.random_rounds, blind, explored)
+        return action, Info(jnp.zeros((), self.dtype), self.value(learner.critic, x, wanted), wanted, usable)
 
-    def step(learner: Learner, rows: Experience) -> tuple[Learner, dict[str, Array]]:
-        target = rows.reward
-        if bootstrap:
-            next_action = mu(learner.target_actor, rows.next_observation, rows.next_available)
-            next_value = value(learner.target_critic, rows.next_observation, next_action)
-            target = jax.vmap(losses.td_target, (0, 0, 0, None))(rows.reward, rows.done, next_value, gamma)
+    def target(self, learner: Learner, rows: Experience) -> Array:
+        """y [batch]."""
+        if not self.bootstrap:
+            return rows.reward
+        next_action = self.mu(learner.target_actor, rows.next_observation, rows.next_available)
+        next_value = self.value(learner.target_critic, rows.next_observation, next_action)
+        return jax.vmap(losses.td_target, (0, 0, 0, None))(rows.reward, rows.done, next_value, self.number(self.gamma))
+
+    def step(self, learner: Learner, rows: Experience) -> tuple[Learner, dict[str, Array]]:
+        target = self.target(learner, rows)
 
         def critic_loss(critic: Any) -> tuple[Array, Array]:
-            error = value(critic, rows.observation, rows.action) - target
+            error = self.value(critic, rows.observation, rows.action) - target
             return (error**2).mean(), jnp.abs(error).mean()
 
         (critic_value, error), gradient = jax.value_and_grad(critic_loss, has_aux=True)(learner.critic)
-        critic, critic_state = nets.descend(critic_optimiser, learner.critic, gradient, learner.critic_optimiser)
+        rule = self.rule(self.critic_lr)
+        critic, critic_state = nets.descend(rule, learner.critic, gradient, learner.critic_optimiser)
 
         def actor_loss(actor: Any) -> tuple[Array, Array]:
-            worth = value(critic, rows.observation, mu(actor, rows.observation, rows.available)).mean()
-            return logit_penalty * jnp.square(apply_actor(actor, rows.observation)).mean() - worth, -worth
+            worth = self.value(critic, rows.observation, self.mu(actor, rows.observation, rows.available)).mean()
+            penalty = self.number(self.logit_penalty) * jnp.square(self.actor[1](actor, rows.observation)).mean()
+            return penalty - worth, -worth
 
         gradient, actor_value = jax.grad(actor_loss, has_aux=True)(learner.actor)
-        moved = nets.descend(actor_optimiser, learner.actor, gradient, learner.actor_optimiser)
-        ready = learner.steps >= critic_steps
+        moved = nets.descend(self.rule(), learner.actor, gradient, learner.actor_optimiser)
+        ready = learner.steps >= self.critic_steps
         actor, actor_state = jax.tree.map(
             lambda new, old: jnp.where(ready, new, old), moved, (learner.actor, learner.actor_optimiser)
         )
-        twins = optax.incremental_update((actor, critic), (learner.target_actor, learner.target_critic), tau)
+        old = (learner.target_actor, learner.target_critic)
+        twins = optax.incremental_update((actor, critic), old, self.number(self.tau))
         learner = Learner(actor, critic, twins[0], twins[1], actor_state, critic_state, learner.steps + 1)
         return learner, {"critic": critic_value, "actor": actor_value, "value_error": error}
 
-    def report(learner: Learner, rows: Experience, mask: Array, rounds: Array) -> schedule.Losses:
-        pairs = pair(rows.observation, rows.action)
+    def policy(self, learner: Learner, x: Array, usable: Array, rounds: Array) -> Array:
+        return self.mu(learner.actor, x, usable)
+
+    def report(self, learner: Learner, rows: Experience, mask: Array, rounds: Array) -> schedule.Losses:
+        pairs = self.pair(rows.observation, rows.action)
         return {
             "live_policy": diagnostics.live_units(learner.actor, rows.observation, mask),
             "live_critic": diagnostics.live_units(learner.critic, pairs, mask),
         }
 
-    def due(rounds: Array) -> Array:
-        return (rounds > random_rounds) & (rounds % update_every == 0)
+    def due(self, rounds: Array) -> Array:
+        return (rounds > self.random_rounds) & (rounds % self.update_every == 0)
 
-    memory: dict[str, Any] = dict(capacity=capacity, batch=batch, gradient_steps=gradient_steps, normalise=normalise)
-    policy = lambda learner, x, usable, rounds: mu(learner.actor, x, usable)
-    functions: dict[str, Any] = dict(init=init, choose=choose, step=step, policy=policy, report=report, due=due)
-    kind: dict[str, Any] = dict(continuous=True, bootstrap=bootstrap, dtype=dtype)
-    return replay_agent("ddpg", observation_size, action_size, **functions, **memory, **kind)
+
+def on_simplex(weights: Array, fallback: Array) -> Array:
+    """Clipped at 0 and renormalised; `fallback` if nothing positive is left."""
+    weights = jnp.maximum(weights, 0)
+    total = weights.sum()
+    return jnp.where(total > 0, weights / jnp.where(total > 0, total, 1), fallback)

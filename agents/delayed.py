@@ -8,7 +8,8 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from agents.types import Agent, Array, Transition, blank, check_sizes, clean_transitions
+from agents.node import field
+from agents.types import Agent, Array, Transition, blank, clean_transitions
 
 
 class DelayedState(NamedTuple):
@@ -16,40 +17,38 @@ class DelayedState(NamedTuple):
     pending: Transition  # leaves [N, …]: what each actor did last; `mask` says whether it did anything yet
 
 
-def delayed(
-    agent: Agent,
-    num_actors: int,
-    observation_size: int,
-    num_actions: int,
-    continuous: bool = False,
-    dtype: Any = jnp.float32,
-) -> Agent:
-    """The same agent, taught (S, a, r, S') with S' = what is observed of the actor when it acts the next time.
+class Delayed(Agent):
+    """The agent `inner`, taught (S, a, r, S') with S' = what is observed of the actor when it acts the next time.
 
     `update` is given the transitions as they are known right after a round, with `actor` [B]: an actor's last action,
     its reward and its info wait until the actor is seen again; its new observation completes them and the new
     action takes their place. An actor appears at most once in a batch. A row whose mask is False (it acted, but nothing
     came of it) completes nothing. The last actions of a run are never completed: nothing is decided after them.
 
-    >>> from agents.sac import sac
-    >>> late = delayed(sac(2, 3), num_actors=5, observation_size=2, num_actions=3)
+    >>> from agents.sac import SAC
+    >>> late = Delayed(inner=SAC(2, 3), num_actors=5)
     >>> late.init(jax.random.key(0)).pending.reward.shape
     (5,)
     """
-    check_sizes(num_actors=num_actors, observation_size=observation_size, num_actions=num_actions)
 
-    def init(key: Array) -> DelayedState:
-        row = blank(observation_size, num_actions, dtype, continuous)
-        everybody = jax.tree.map(lambda x: jnp.broadcast_to(x, (num_actors, *x.shape)), row)
-        return DelayedState(agent.init(key), everybody)
+    inner: Agent = field(Agent(), kw_only=True)
+    num_actors: int = field(1, ge=1, kw_only=True)
 
-    def act(state: DelayedState, observation: Array, key: Array, available: Array | None = None) -> Any:
-        return agent.act(state.agent, observation, key, available)
+    def init(self, key: Array) -> DelayedState:
+        inner = self.inner
+        row = blank(inner.observation_size, inner.num_actions, inner.dtype, getattr(inner, "continuous", False))
+        everybody = jax.tree.map(lambda x: jnp.broadcast_to(x, (self.num_actors, *x.shape)), row)
+        return DelayedState(inner.init(key), everybody)
 
-    def update(state: DelayedState, transitions: Transition, key: Array) -> tuple[DelayedState, dict[str, Array]]:
+    def act(self, state: DelayedState, observation: Array, key: Array, available: Array | None = None) -> Any:
+        return self.inner.act(state.agent, observation, key, available)
+
+    def update(self, state: DelayedState, transitions: Transition, key: Array) -> tuple[DelayedState, dict[str, Array]]:
+        inner = self.inner
         chex.assert_shape(transitions.actor, transitions.reward.shape)
         actor = jnp.asarray(transitions.actor, jnp.int32)
-        fresh = clean_transitions(transitions, observation_size, num_actions, dtype, continuous=continuous)
+        sizes = inner.observation_size, inner.num_actions, inner.dtype
+        fresh = clean_transitions(transitions, *sizes, continuous=getattr(inner, "continuous", False))
         before = jax.tree.map(lambda x: x[actor], state.pending)
         complete = before._replace(
             next_observation=fresh.observation,
@@ -57,9 +56,7 @@ def delayed(
             done=jnp.zeros_like(fresh.done),
             mask=before.mask & fresh.mask,
         )
-        inner, losses = agent.update(state.agent, complete, key)
-        at = jnp.where(fresh.mask, actor, num_actors)  # the others are written nowhere
+        learned, losses = inner.update(state.agent, complete, key)
+        at = jnp.where(fresh.mask, actor, self.num_actors)  # the others are written nowhere
         pending = jax.tree.map(lambda x, new: x.at[at].set(new, mode="drop"), state.pending, fresh)
-        return DelayedState(inner, pending), losses
-
-    return Agent(agent.name, init, act, update)
+        return DelayedState(learned, pending), losses

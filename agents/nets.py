@@ -10,10 +10,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from agents.types import Array, numbers
+from agents.types import Array
 
 OUTPUT_SCALE = 0.01  # the last layer starts small: a near-uniform policy, values near 0
 UNAVAILABLE = -1e9  # a logit whose probability is exactly 0, while its gradients stay finite
+RULES = {"adam": optax.scale_by_adam, "sgd": optax.identity}
 CLIP_OBSERVATION = 10.0  # normalised observations are cut at this many standard deviations
 
 
@@ -67,11 +68,8 @@ def epsilon_greedy(values: Array, available: Array, epsilon: Array) -> Array:
 
 def optimiser(name: str, lr: Any, max_grad_norm: Any, dtype: Any) -> optax.GradientTransformation:
     """Adam or plain gradient descent behind a clip of the global gradient norm; both numbers may be traced."""
-    rules = {"adam": optax.scale_by_adam, "sgd": optax.identity}
-    if name not in rules:
-        raise ValueError(f"unknown optimizer {name!r} (allowed: {', '.join(rules)})")
-    lr, max_grad_norm = numbers(dtype, 1e-12, 1e6, lr=lr, max_grad_norm=max_grad_norm)
-    return optax.chain(optax.clip_by_global_norm(max_grad_norm), rules[name](), optax.scale(-lr))
+    lr, max_grad_norm = jnp.asarray(lr, dtype), jnp.asarray(max_grad_norm, dtype)
+    return optax.chain(optax.clip_by_global_norm(max_grad_norm), RULES[name](), optax.scale(-lr))
 
 
 def descend(optimiser: optax.GradientTransformation, params: Any, gradient: Any, state: Any) -> tuple[Any, Any]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import importlib
-import inspect
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,23 +16,23 @@ class Entry(NamedTuple):
     """Where an agent is built, and what kind it is: nobody else needs to keep lists of agents."""
 
     module: str
-    builder: str
+    kind: str  # the class
     description: str
     discrete: bool = True  # its actions are indices; otherwise vectors
     learns: bool = True
-    build: Callable[..., Agent] | None = None  # given by `register`, instead of module and builder
+    made: type[Agent] | None = None  # given by `register`, instead of module and kind
 
 
 ENTRIES: dict[str, Entry] = {
-    "sac": Entry("sac", "sac", "discrete soft actor-critic: twin critics, exact sums, tuned temperature"),
-    "dqn": Entry("dqn", "dqn", "double deep Q-learning: Huber loss, target copies, linear epsilon"),
-    "a2c": Entry("a2c", "a2c", "advantage actor-critic: one policy-gradient step per round"),
-    "ppo": Entry("ppo", "ppo", "proximal policy optimisation: clipped ratio, re-uses the last rounds"),
-    "trpo": Entry("trpo", "trpo", "trust region: natural gradient step inside a KL ball, with line search"),
-    "ddpg": Entry("ddpg", "ddpg", "deterministic actor-critic for continuous actions (simplex or box)", discrete=False),
-    "q_bandit": Entry("q_bandit", "q_bandit", "epsilon-greedy neural contextual bandit, no bootstrap"),
-    "random": Entry("fixed", "random", "uniformly random action, learns nothing", learns=False),
-    "fixed": Entry("fixed", "constant", "always the same action (option `action`), learns nothing", learns=False),
+    "sac": Entry("sac", "SAC", "discrete soft actor-critic: twin critics, exact sums, tuned temperature"),
+    "dqn": Entry("dqn", "DQN", "double deep Q-learning: Huber loss, target copies, linear epsilon"),
+    "a2c": Entry("a2c", "A2C", "advantage actor-critic: one policy-gradient step per round"),
+    "ppo": Entry("ppo", "PPO", "proximal policy optimisation: clipped ratio, re-uses the last rounds"),
+    "trpo": Entry("trpo", "TRPO", "trust region: natural gradient step inside a KL ball, with line search"),
+    "ddpg": Entry("ddpg", "DDPG", "deterministic actor-critic for continuous actions (simplex or box)", discrete=False),
+    "q_bandit": Entry("q_bandit", "QBandit", "epsilon-greedy neural contextual bandit, no bootstrap"),
+    "random": Entry("fixed", "Uniform", "uniformly random action, learns nothing", learns=False),
+    "fixed": Entry("fixed", "Fixed", "always the same action (option `action`), learns nothing", learns=False),
 }
 
 
@@ -62,18 +62,19 @@ LEARNERS = Names(lambda entry: entry.learns)
 DESCRIPTIONS: dict[str, str] = {name: entry.description for name, entry in ENTRIES.items()}
 
 
-def register(
-    name: str, build: Callable[..., Agent], description: str = "", *, discrete: bool = True, learns: bool = True
-) -> None:
-    """Make an agent of your own known by name: build(observation_size, num_actions, *, dtype, **options) -> Agent.
+def register(name: str, kind: type[Agent], description: str = "", *, discrete: bool = True, learns: bool = True) -> None:
+    """Make an agent of your own, a subclass of `Agent`, known by name.
 
-    >>> register("calm", lambda n, a, *, dtype=None: make("fixed", n, a), "never moves", learns=False)
-    >>> make("calm", 4, 3).name, "calm" in DISCRETE, "calm" in LEARNERS
-    ('fixed', True, False)
+    >>> from agents.fixed import Fixed
+    >>> register("calm", Fixed, "never moves", learns=False)
+    >>> make("calm", 4, 3).act, "calm" in DISCRETE, "calm" in LEARNERS         # doctest: +ELLIPSIS
+    (<bound method Fixed.act of Fixed(action=0)>, True, False)
     >>> del ENTRIES["calm"], DESCRIPTIONS["calm"]
     """
-    text = description or (build.__doc__ or "").strip().split("\n")[0]
-    ENTRIES[name] = Entry("", "", text, discrete, learns, build)
+    if kind.name == kind.__name__:  # it has not said its name
+        kind.name = name
+    text = description or (kind.__doc__ or "").strip().split("\n")[0]
+    ENTRIES[name] = Entry("", "", text, discrete, learns, kind)
     DESCRIPTIONS[name] = text
 
 
@@ -85,12 +86,12 @@ def _unknown(kind: str, name: object, allowed: Iterable[str]) -> ValueError:
     return ValueError(f"unknown {kind} {name!r}{hint} (allowed: {', '.join(allowed)})")
 
 
-def builder(name: str) -> Callable[..., Agent]:
-    """The function that builds the agent called `name`."""
+def kind(name: str) -> type[Agent]:
+    """The class of the agent called `name`."""
     if name not in ENTRIES:
         raise _unknown("agent", name, NAMES)
     entry = ENTRIES[name]
-    return entry.build or getattr(importlib.import_module(f"agents.{entry.module}"), entry.builder)
+    return entry.made or getattr(importlib.import_module(f"agents.{entry.module}"), entry.kind)
 
 
 def options(name: str) -> dict[str, Any]:
@@ -99,12 +100,12 @@ def options(name: str) -> dict[str, Any]:
     >>> options("a2c")["gamma"]
     0.9
     """
-    parameters = inspect.signature(builder(name)).parameters.values()
-    return {p.name: p.default for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
+    sizes = ("observation_size", "num_actions", "dtype")
+    return {one.name: one.default for one in dataclasses.fields(kind(name)) if one.name not in sizes}
 
 
-def make(name: str, observation_size: int, num_actions: int, **hyper: Any) -> Agent:
-    """The agent called `name`; `num_actions` is the width of the action vector for `ddpg`.
+def make(name: str, observation_size: int = 0, num_actions: int = 0, *, dtype: Any = None, **hyper: Any) -> Agent:
+    """The agent called `name`, sized if sizes are given; `num_actions` is the width of the action vector for `ddpg`.
 
     >>> make("q_bandit", 13, 36, hidden=(64, 64)).name
     'q_bandit'
@@ -112,8 +113,8 @@ def make(name: str, observation_size: int, num_actions: int, **hyper: Any) -> Ag
     Traceback (most recent call last):
     ValueError: unknown agent 'sca'; did you mean 'sac'? (allowed: a2c, ddpg, dqn, fixed, ppo, q_bandit, ...)
     """
-    build, allowed = builder(name), options(name)
+    made, allowed = kind(name), options(name)
     for option in hyper:
         if option not in allowed:
             raise _unknown(f"option of agent {name!r}:", option, allowed)
-    return build(observation_size, num_actions, **hyper)
+    return made(**hyper).sized(observation_size, num_actions, **({} if dtype is None else {"dtype": dtype}))

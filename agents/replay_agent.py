@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from agents import diagnostics, nets, schedule
 from agents import replay as ring
-from agents.types import Agent, Array, Info, Transition, blank, check_sizes, clean_transitions, finite, usable_actions
+from agents.node import Real, field
+from agents.types import Agent, Array, Info, Transition, blank, clean_transitions, finite, usable_actions
 
 
 class Experience(NamedTuple):
@@ -38,67 +39,88 @@ def experience(clean: Transition, bootstrap: bool) -> Experience:
     return Experience(clean.observation, clean.action, clean.reward, clean.info.available, *following)
 
 
-def replay_agent(
-    name: str,
-    observation_size: int,
-    num_actions: int,
-    *,
-    init: Callable[[Array], Any],
-    choose: Callable[[Any, Array, Array, Array, Array], tuple[Array, Info]],
-    step: Callable[[Any, Experience], tuple[Any, schedule.Losses]],
-    policy: Callable[[Any, Array, Array, Array], Array],
-    report: Callable[[Any, Experience, Array, Array], schedule.Losses],
-    capacity: int,
-    batch: int,
-    gradient_steps: int,
-    normalise: bool,
-    dtype: Any,
-    continuous: bool = False,
-    bootstrap: bool = True,
-    due: Callable[[Array], Any] = lambda rounds: True,
-) -> Agent:
-    """An agent out of five pure functions of its `learner`.
+class ReplayAgent(Agent):
+    """An agent out of a few pure functions of its `learner`. Observations arrive normalised if `normalise` is on.
 
-    init(key) -> learner; choose(learner, x [S], usable [A], rounds, key) -> (action, Info);
-    step(learner, rows [batch, ...]) -> (learner, losses), one gradient step;
-    policy(learner, x [B, S], usable [B, A], rounds) -> [B, A], the probabilities (or the noise-free action);
-    report(learner, rows, mask, rounds) -> more numbers for the log, such as the live units on a minibatch.
-    `due(rounds)` says in which rounds it learns.
-    Observations arrive normalised if `normalise` is on.
+    A subclass has fields hidden, capacity, batch, gradient_steps and normalise, and says `start`, `choose`, `step`,
+    `policy` and `report`.
     """
-    sizes = dict(observation_size=observation_size, num_actions=num_actions)
-    check_sizes(**sizes, capacity=capacity, batch=batch, gradient_steps=gradient_steps)
-    if batch > capacity:
-        raise ValueError(f"batch {batch} can never be reached by a replay of capacity {capacity}")
 
-    def start(key: Array) -> ReplayState:
-        row = experience(blank(observation_size, num_actions, dtype, continuous), bootstrap)
+    hidden: tuple[int, ...] = field((64,), kw_only=True)
+    capacity: int = field(10_000, kw_only=True)
+    batch: int = field(64, kw_only=True)
+    gradient_steps: int = field(10, kw_only=True)
+    optimizer: str = field("adam", choices=tuple(nets.RULES), kw_only=True)
+    lr: Real = field(1e-3, ge=1e-12, le=1e6, kw_only=True)
+    max_grad_norm: Real = field(1.0, ge=1e-12, le=1e6, kw_only=True)
+    normalise: bool = field(True, kw_only=True)
+    continuous = False
+
+    def check(self) -> None:
+        super().check()
+        if self.capacity is not None and self.batch > self.capacity:
+            raise ValueError(f"batch {self.batch} can never be reached by a replay of capacity {self.capacity}")
+
+    @property
+    def bootstraps(self) -> bool:
+        return True
+
+    def rule(self, lr: Any = None) -> optax.GradientTransformation:
+        return nets.optimiser(self.optimizer, self.lr if lr is None else lr, self.max_grad_norm, self.dtype)
+
+    # ---- what a subclass says -------------------------------------------------------------------------------------
+    def start(self, key: Array) -> Any:
+        """The learner before anything is learned."""
+        raise NotImplementedError
+
+    def choose(self, learner: Any, x: Array, usable: Array, rounds: Array, key: Array) -> tuple[Array, Info]:
+        """An action for ONE observation x [S]; usable [A]."""
+        raise NotImplementedError
+
+    def step(self, learner: Any, rows: Experience) -> tuple[Any, schedule.Losses]:
+        """One gradient step on rows [batch, ...]."""
+        raise NotImplementedError
+
+    def policy(self, learner: Any, x: Array, usable: Array, rounds: Array) -> Array:
+        """[B, A] of x [B, S]: the probabilities, or the noise-free action."""
+        raise NotImplementedError
+
+    def report(self, learner: Any, rows: Experience, mask: Array, rounds: Array) -> schedule.Losses:
+        """More numbers for the log, such as the live units on a minibatch."""
+        raise NotImplementedError
+
+    def due(self, rounds: Array) -> Any:
+        """Whether it learns in this round."""
+        return True
+
+    # ---- an agent -------------------------------------------------------------------------------------------------
+    def init(self, key: Array) -> ReplayState:
+        row = experience(blank(self.observation_size, self.num_actions, self.dtype, self.continuous), self.bootstraps)
         return ReplayState(
-            init(key),
-            ring.empty(row, capacity),
-            nets.no_statistics(observation_size, dtype) if normalise else None,
+            self.start(key),
+            ring.empty(row, self.capacity),
+            nets.no_statistics(self.observation_size, self.dtype) if self.normalise else None,
             jnp.zeros((), jnp.int32),
         )
 
-    def act(state: ReplayState, observation: Array, key: Array, available: Array | None = None) -> tuple[Array, Info]:
-        usable = usable_actions(available, num_actions)
-        x = schedule.see(state.statistics, observation, observation_size, dtype)
-        return choose(state.learner, x, usable, state.rounds, key)
+    def act(self, state: ReplayState, observation: Array, key: Array, available: Array | None = None) -> tuple[Array, Info]:
+        usable = usable_actions(available, self.num_actions)
+        x = schedule.see(state.statistics, observation, self.observation_size, self.dtype)
+        return self.choose(state.learner, x, usable, state.rounds, key)
 
-    def update(state: ReplayState, transitions: Transition, key: Array) -> tuple[ReplayState, schedule.Losses]:
-        clean = clean_transitions(transitions, observation_size, num_actions, dtype, continuous=continuous)
+    def update(self, state: ReplayState, transitions: Transition, key: Array) -> tuple[ReplayState, schedule.Losses]:
+        sizes = self.observation_size, self.num_actions, self.dtype
+        clean = clean_transitions(transitions, *sizes, continuous=self.continuous)
         statistics = schedule.watch(state.statistics, clean)
-        replay = ring.add(state.replay, experience(clean, bootstrap), clean.mask)
-        rows = schedule.scaled(ring.sample(replay, key, (gradient_steps, batch)), statistics)
-        ready = clean.mask.any() & (replay.size >= batch) & due(state.rounds + 1)
-        learner, values = schedule.when(ready, lambda old: schedule.many_steps(step, old, rows), state.learner)
-        minibatch, stored = jax.tree.map(lambda x: x[0], rows), jnp.broadcast_to(replay.size > 0, (batch,))
-        values |= report(learner, minibatch, stored, state.rounds)
+        replay = ring.add(state.replay, experience(clean, self.bootstraps), clean.mask)
+        rows = schedule.scaled(ring.sample(replay, key, (self.gradient_steps, self.batch)), statistics)
+        ready = clean.mask.any() & (replay.size >= self.batch) & self.due(state.rounds + 1)
+        learner, values = schedule.when(ready, lambda old: schedule.many_steps(self.step, old, rows), state.learner)
+        minibatch, stored = jax.tree.map(lambda x: x[0], rows), jnp.broadcast_to(replay.size > 0, (self.batch,))
+        values |= self.report(learner, minibatch, stored, state.rounds)
         x, usable = schedule.scaled(clean, statistics).observation, clean.info.available
-        chosen, free = (policy(learner, x, a, state.rounds) for a in (usable, jnp.ones_like(usable)))
+        chosen, free = (self.policy(learner, x, a, state.rounds) for a in (usable, jnp.ones_like(usable)))
         values |= {"sensitivity": diagnostics.sensitivity(free, clean.mask)}
-        if not continuous:
+        if not self.continuous:
             values |= {"entropy": diagnostics.entropy(chosen, usable, clean.mask)}
         return ReplayState(learner, replay, statistics, state.rounds + 1), finite(values)
-
-    return Agent(name, start, act, update)

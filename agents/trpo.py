@@ -11,8 +11,9 @@ from jax.flatten_util import ravel_pytree
 from jax.scipy.sparse.linalg import cg
 
 from agents import actor_critic, losses, nets, schedule
-from agents.actor_critic import Learner, Params
-from agents.types import Agent, Array, Transition, check_sizes, numbers
+from agents.actor_critic import Learner, OnPolicyAgent, Params
+from agents.node import Real, field
+from agents.types import Array, Transition
 
 
 def fisher_vector_product(kl: Callable[[Array], Array], params: Array, vector: Array) -> Array:
@@ -68,25 +69,7 @@ def trust_region_step(
     return jnp.where(found & (curvature > 0), candidate, params)
 
 
-def trpo(
-    observation_size: int,
-    num_actions: int,
-    *,
-    hidden: tuple[int, ...] = (64,),
-    cg_iterations: int = 10,
-    backtracks: int = 10,
-    value_steps: int = 5,
-    max_kl: Any = 0.01,
-    damping: Any = 0.1,
-    shrink: Any = 0.8,
-    optimizer: str = "adam",
-    lr: Any = 1e-3,
-    max_grad_norm: Any = 1.0,
-    gamma: Any = 0.9,
-    advantage_decay: Any = 0.95,
-    normalise: bool = True,
-    dtype: Any = jnp.float32,
-) -> Agent:
+class TRPO(OnPolicyAgent):
     """A natural-gradient step inside a KL ball, once per round on the round's transitions.
 
         maximise mean ρ Â   subject to   mean KL(π_old ‖ π) ≤ max_kl
@@ -94,23 +77,34 @@ def trpo(
     Conjugate gradient on Fisher-vector products gives the direction, a backtracking line search its length
     (see `trust_region_step`). The value network takes `value_steps` Adam steps on the targets of A2C; `lr`
     and `max_grad_norm` concern only the value network.
-    Static: hidden, cg_iterations, backtracks, value_steps, normalise, dtype. All other options may be traced.
 
-    >>> agent = trpo(observation_size=2, num_actions=3)
+    >>> agent = TRPO(observation_size=2, num_actions=3)
     >>> action, info = agent.act(agent.init(jax.random.key(0)), jnp.zeros(2), jax.random.key(1))
     >>> 0 <= int(action) < 3
     True
     """
-    check_sizes(cg_iterations=cg_iterations, backtracks=backtracks, value_steps=value_steps)
-    (shrink,) = numbers(dtype, 0, 1, shrink=shrink)
-    max_kl, damping = numbers(dtype, 1e-12, 1e6, max_kl=max_kl, damping=damping)
-    networks = actor_critic.networks(observation_size, num_actions, hidden, dtype)
-    optimiser = nets.optimiser(optimizer, lr, max_grad_norm, dtype)
-    region = dict(max_kl=max_kl, damping=damping, iterations=cg_iterations, backtracks=backtracks, shrink=shrink)
 
-    def learn(learner: Learner, batch: Transition, target: Array, advantage: Array) -> tuple[Learner, schedule.Losses]:
+    name = "trpo"
+    cg_iterations: int = field(10, kw_only=True)
+    backtracks: int = field(10, kw_only=True)
+    value_steps: int = field(5, kw_only=True)
+    max_kl: Real = field(0.01, ge=1e-12, le=1e6, kw_only=True)
+    damping: Real = field(0.1, ge=1e-12, le=1e6, kw_only=True)
+    shrink: Real = field(0.8, ge=0, le=1, kw_only=True)
+
+    def start_optimiser(self, params: Params) -> Any:
+        return self.rule.init(params.value)
+
+    @property
+    def region(self) -> dict[str, Any]:
+        """How a step is bounded, see `trust_region_step`."""
+        numbers = {name: self.number(getattr(self, name)) for name in ("max_kl", "damping", "shrink")}
+        return numbers | dict(iterations=self.cg_iterations, backtracks=self.backtracks)
+
+    def learn(self, learner: Learner, batch: Transition, target: Array, advantage: Array) -> tuple[Learner, schedule.Losses]:
+        both, rule = self.networks, self.rule
         start, unravel = ravel_pytree(learner.params.policy)
-        policy_at = lambda flat: networks.policy(unravel(flat), batch.observation, batch.info.available)
+        policy_at = lambda flat: both.policy(unravel(flat), batch.observation, batch.info.available)
         old = policy_at(start)
         old_log_probability = old.log_prob(batch.action)
 
@@ -124,24 +118,11 @@ def trpo(
 
         def value_step(carry: tuple[Any, Any], _: None) -> tuple[tuple[Any, Any], schedule.Losses]:
             params, state = carry
-            value, gradient = jax.value_and_grad(lambda p: actor_critic.value_loss(networks, p, batch, target))(params)
-            return nets.descend(optimiser, params, gradient, state), {"value": value}
+            value, gradient = jax.value_and_grad(lambda p: actor_critic.value_loss(both, p, batch, target))(params)
+            return nets.descend(rule, params, gradient, state), {"value": value}
 
-        flat = trust_region_step(objective, kl, start, **region)
+        flat = trust_region_step(objective, kl, start, **self.region)
         value_carry = learner.params.value, learner.optimiser
-        (value_params, state), values = schedule.many_steps(value_step, value_carry, None, value_steps)
+        (value_params, state), values = schedule.many_steps(value_step, value_carry, None, self.value_steps)
         values |= {"policy": objective(start) - objective(flat), "kl": kl(flat)}
         return Learner(Params(unravel(flat), value_params), state), values
-
-    return actor_critic.on_policy_agent(
-        "trpo",
-        observation_size,
-        num_actions,
-        nets_=networks,
-        learn=learn,
-        init_optimiser=lambda params: optimiser.init(params.value),
-        gamma=gamma,
-        advantage_decay=advantage_decay,
-        normalise=normalise,
-        dtype=dtype,
-    )

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Self
 
 import chex
 import jax
 import jax.numpy as jnp
+
+from agents.node import Node, field
 
 Array = jax.Array
 
@@ -35,10 +38,10 @@ class Transition(NamedTuple):
     actor: Any = None  # [B] int32, whose transition it is, from 0; only `delayed` asks
 
 
-class Agent(NamedTuple):
-    """A learning policy as three pure functions; everything that changes is in its state (a typed pytree).
+class Agent(Node):
+    """A learning policy: hyper-parameters as fields, three pure functions; everything that changes is in its state.
 
-    init:   key -> state
+    init:   key -> state (a typed pytree)
     act:    (state, observation [S], key, available=None) -> (action, Info), for ONE observation: vmap it.
             `available` [A] bool forbids actions. Forbidding all of them forbids none.
     update: (state, Transition, key) -> (state, losses), the work of one whole round. `losses` (and diagnostics:
@@ -46,12 +49,42 @@ class Agent(NamedTuple):
             are masked, not finite, or carry an impossible action are ignored; if no row is left, nothing changes
             but the round counter (and ε, which follows it).
             A wrong shape raises an AssertionError when the function is traced.
+
+    An agent is made with its hyper-parameters and `sized` when what it sees and decides is known; `agents.make` does both.
     """
 
-    name: str
-    init: Callable[[Array], Any]
-    act: Callable[..., tuple[Array, Info]]
-    update: Callable[[Any, Transition, Array], tuple[Any, dict[str, Array]]]
+    observation_size: int = field(0, repr=False)  # S
+    num_actions: int = field(0, repr=False)  # A, or the width of a continuous action
+    dtype: Any = field(jnp.float32, repr=False, kw_only=True)
+
+    def sized(self: Self, observation_size: int, num_actions: int, dtype: Any = jnp.float32) -> Self:
+        """The same agent for observations [S] and A actions."""
+        check_sizes(observation_size=observation_size, num_actions=num_actions)
+        if jax.dtypes.canonicalize_dtype(dtype) != jnp.dtype(dtype):
+            raise ValueError(f"dtype {jnp.dtype(dtype).name} needs jax_enable_x64")
+        return dataclasses.replace(self, observation_size=observation_size, num_actions=num_actions, dtype=dtype)
+
+    def check(self) -> None:
+        check_sizes(**{name: value for name in SIZES if (value := getattr(self, name, None)) is not None})
+
+    def number(self, value: Any) -> Array:
+        """A hyper-parameter in the agent's dtype, so that the state never changes its dtype."""
+        return jnp.asarray(value, self.dtype)
+
+    def init(self, key: Array) -> Any:
+        raise NotImplementedError
+
+    def act(self, state: Any, observation: Array, key: Array, available: Array | None = None) -> tuple[Array, Info]:
+        raise NotImplementedError
+
+    def update(self, state: Any, transitions: Transition, key: Array) -> tuple[Any, dict[str, Array]]:
+        raise NotImplementedError
+
+
+SIZES = (
+    *("hidden", "capacity", "batch", "gradient_steps", "target_every", "update_every"),
+    *("rounds", "cohort", "epochs", "cg_iterations", "backtracks", "value_steps"),
+)  # fields that must be positive whole numbers
 
 
 def check_sizes(**sizes: Any) -> None:
@@ -60,19 +93,6 @@ def check_sizes(**sizes: Any) -> None:
         for size in value if isinstance(value, (tuple, list)) else (value,):
             if isinstance(size, bool) or not isinstance(size, int) or size < 1:
                 raise ValueError(f"{name} must be a positive whole number, or a tuple of them, got {value!r}")
-
-
-def numbers(dtype: Any, low: float, high: float, **values: Any) -> tuple[Array, ...]:
-    """Hyper-parameters in the agent's dtype, so that the state never changes its dtype.
-
-    Plain numbers must lie in [low, high]; traced ones (a learning rate under vmap) cannot be looked at.
-    """
-    if jax.dtypes.canonicalize_dtype(dtype) != jnp.dtype(dtype):
-        raise ValueError(f"dtype {jnp.dtype(dtype).name} needs jax_enable_x64")
-    for name, value in values.items():
-        if isinstance(value, (int, float)) and not low <= value <= high:  # also refuses NaN
-            raise ValueError(f"{name} must lie between {low} and {high}, got {value!r}")
-    return tuple(jnp.asarray(value, dtype) for value in values.values())
 
 
 def usable_actions(available: Array | None, num_actions: int) -> Array:

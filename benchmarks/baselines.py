@@ -28,7 +28,6 @@ from fedjax_sim.data.protocols import federate
 from fedjax_sim.data.sources import Dataset, load
 from fedjax_sim.errors import UserError
 from fedjax_sim.methods import METHODS
-from fedjax_sim.plans import BYTES_PER_PARAMETER
 from fedjax_sim.runner.config import UNSAID, Config
 from fedjax_sim.runner.facts import facts
 from fedjax_sim.runner.files import write_json
@@ -72,7 +71,7 @@ def run_method(name: str, args: argparse.Namespace, fed: Any) -> dict[str, Any]:
     sizes = facts(setup)
     results = run_seeds(setup, args.seeds, None)
     accuracy = np.stack([r.clients["personal_correct"][-1] / np.maximum(r.clients["personal_count"], 1) for r in results])
-    extra = setup.simulation.method.extra_floats(setup.simulation.env, setup.net)
+    wire = setup.simulation.method.wire(setup.simulation.env, setup.net)
     several = setup.participation.high
     total = [sizes["down"] / several, sizes["up"] / several]
     return dict(
@@ -80,8 +79,8 @@ def run_method(name: str, args: argparse.Namespace, fed: Any) -> dict[str, Any]:
         lr=setup.config.lr,
         momentum=setup.config.momentum,
         accuracy=accuracy,
-        down=total[0] - BYTES_PER_PARAMETER * extra[0],
-        up=total[1] - BYTES_PER_PARAMETER * extra[1],
+        down=total[0] - wire.beside_down // 8,
+        up=total[1] - wire.beside_up // 8,
         down_total=total[0],
         up_total=total[1],
         client_state=sizes["per_client"],

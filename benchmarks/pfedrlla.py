@@ -302,7 +302,7 @@ def within(setup: Setup, minutes: float, most: int, evaluate_every: int) -> dict
             break
     row = dict(rounds=len(seconds), round_seconds=statistics.median(seconds[1:] or seconds), start_seconds=started)
     row |= {k: v for k, v in curve[-1].items() if k != "round"} | dict(curve=curve)
-    if sim.stages.agent is not None:
+    if sim.agent() is not None:
         row["landscape"] = landscape(setup, state, label_groups(setup))
     if sim.method.adapts:  # fine-tuned at evaluation: once, at the end, outside the budget
         score = layouts.as_numpy(sim.adapt(state, data))["personal"]

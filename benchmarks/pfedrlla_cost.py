@@ -61,7 +61,7 @@ def pieces(setup: Setup, side: int, embedding: int) -> dict[str, float]:
     """Processor seconds per round of each piece."""
     sim = setup.simulation
     state, data = layouts.place(sim.layout, setup.first_state(), sim.data)
-    agent, env, m = sim.stages.agent, sim.open(data), sim.env.cohort
+    agent, env, m = sim.agent(), sim.open(data), sim.env.cohort
     groups, functions = sim.env.model.dense, mhae(side, embedding)
     server, clients, learner = state.server, state.clients, state.agent
     heads, use = jnp.ones((m, clients.own.features.shape[1], side**2)) / side, jnp.ones(m, bool)

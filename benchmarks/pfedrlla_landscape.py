@@ -25,7 +25,6 @@ from fedjax_sim.engine import layout as layouts
 from fedjax_sim.methods.pfedrlla.control import make_plan, usable
 from fedjax_sim.methods.pfedrlla.method import val_accuracy
 from fedjax_sim.methods.pfedrlla.reward import preferred, terms
-from fedjax_sim.methods.pfedrlla.settings import Settings
 from fedjax_sim.plans import mix
 from fedjax_sim.runner.prepare import Setup
 
@@ -45,9 +44,7 @@ def candidates(policy: np.ndarray, wanted: np.ndarray, may: np.ndarray, same: np
 def landscape(setup: Setup, state: Any, group: np.ndarray | None = None) -> list[dict[str, Any]]:
     """One row per rule: means over the participants of r1, r2, r3, their sum as the run weighs them, and the weights."""
     sim = setup.simulation
-    fields = {f.name for f in dataclasses.fields(Settings)}
-    given = {k: v for k, v in setup.config.options.items() if k in fields}
-    s = Settings(**given)
+    s: Any = sim.method
     state, data = layouts.place(sim.layout, jax.tree.map(jnp.copy, state), sim.data)
 
     def announced(state: Any, data: Any) -> tuple:

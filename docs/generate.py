@@ -13,6 +13,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))  # this checkout's package, whatever else is installed
 
 import fedjax_sim  # noqa: E402
+from agents.node import allowed_range, limits_of  # noqa: E402
 from fedjax_sim import methods  # noqa: E402
 
 METHODS_HEAD = """# The methods
@@ -42,8 +43,7 @@ def methods_page() -> str:
 
 
 def module_of(name: str):
-    made = methods.builder(name)
-    return inspect.getmodule(getattr(made, "func", made))
+    return inspect.getmodule(methods.method_class(name))
 
 
 def section(names: list[str]) -> str:
@@ -51,14 +51,23 @@ def section(names: list[str]) -> str:
     text = inspect.cleandoc(module_of(names[0]).__doc__ or "")
     lines = [f"## {', '.join(f'`{name}`' for name in names)}", "", "```text", text, "```", ""]
     for name in names:
-        made = methods.builder(name)
-        known = methods.options_of(name)
-        shown = ", ".join(f"`{option}={default}`" for option, default in known.items()) or "none"
-        lines.append(f"* `{name}`: {methods.METHODS[name]}. Options: {shown}.")
-        about = inspect.getdoc(getattr(made, "func", made))
-        if about and known:
-            lines.append(f"  {' '.join(about.split())}")
+        made = methods.method_class(name)
+        shown = ", ".join(option(one) for one in dataclasses.fields(made)) or "none"
+        lines.append(f"* `{name}`, in Python `fs.{made.__name__}`: {methods.METHODS[name]}. Options: {shown}.")
+        more = (inspect.getdoc(made) or "").split("\n\n", 1)[1:]
+        if more:
+            lines.append(f"  {' '.join(more[0].split())}")
     return "\n".join([*lines, ""])
+
+
+def option(one: dataclasses.Field) -> str:
+    """An option with its default, what it means and what it may be."""
+    limits = limits_of(one)
+    words = [limits.help, " or ".join(limits.choices)]
+    if any(bound is not None for bound in (limits.ge, limits.gt, limits.le)):
+        words.append(allowed_range(limits))
+    told = "; ".join(word for word in words if word)
+    return f"`{one.name}={one.default}`" + (f" ({told})" if told else "")
 
 
 # ---- api.md -----------------------------------------------------------------------------------------------------

@@ -9,12 +9,13 @@ import numpy as np
 
 import agents
 import fedjax_sim as fs
-from fedjax_sim.methods.fedprox import fedprox
 
 
-def gentle(mu: float = 0.5):
+@fs.register("gentle")
+class Gentle(fs.FedProx):
     """FedProx with a strong pull towards the received model."""
-    return fedprox(mu)
+
+    mu: fs.Real = fs.field(0.5, ge=0)
 
 
 def narrow(shape, classes, *, dtype, conv, width: int = 16):
@@ -22,9 +23,8 @@ def narrow(shape, classes, *, dtype, conv, width: int = 16):
     return fs.build("mlp", shape, classes, dtype=dtype, conv=conv, hidden=(width,))
 
 
-def coin(observation_size, num_actions, *, dtype):
-    """Chooses at random; write (init, act, update) of your own here, see agents/README.md."""
-    return agents.make("random", observation_size, num_actions, dtype=dtype)
+class Coin(agents.Uniform):
+    """Chooses at random; write `init`, `act` and `update` of your own here, see agents/README.md."""
 
 
 def stripes():
@@ -37,7 +37,6 @@ def stripes():
     return x[:1000], y[:1000], x[1000:], y[1000:]
 
 
-fs.register("gentle", gentle)
 fs.register_model("narrow", narrow)
-fs.register_agent("coin", coin)
+fs.register_agent("coin", Coin)
 fs.register_dataset("stripes", stripes)

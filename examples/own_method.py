@@ -5,19 +5,18 @@ import sys
 import jax.numpy as jnp
 
 import fedjax_sim as fs
-from fedjax_sim.local import descend, upload
-from fedjax_sim.methods.fedavg import fedavg
+from fedjax_sim.local import descend
 
 
-def by_loss(power: float = 1.0):
+class ByLoss(fs.Method):
     """FedAvg that weighs clients by their training loss: who is worst off counts most (power 0: everybody alike)."""
 
-    def local(env, net, server, client, ctx):  # ONE client
-        client, done = descend(env, net, client, ctx)
-        return client, upload(env, ctx, done)._replace(weight=jnp.maximum(done.loss, 1e-6) ** power)
+    power: fs.Real = fs.field(1.0, ge=0)
 
-    return fedavg()._replace(name=f"by_loss({power:g})", local=local)
+    def local(self, env, net, server, client, ctx):  # ONE client
+        client, done = descend(env, net, client, ctx)
+        return client, self.upload(env, ctx, done)._replace(weight=jnp.maximum(done.loss, 1e-6) ** self.power)
 
 
 rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 20
-print(fs.compare("fedavg", by_loss(1.0), model="mlp", clients=10, partition="dirichlet:0.1", rounds=rounds, epochs=1))
+print(fs.compare("fedavg", ByLoss(1.0), model="mlp", clients=10, partition="dirichlet:0.1", rounds=rounds, epochs=1))

@@ -12,15 +12,53 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # for editors and type checkers; classes of methods and transforms are found by `_classes`
     from fedjax_sim.data.federation import Federation
     from fedjax_sim.data.protocols import federate
     from fedjax_sim.data.sources import register_dataset
     from fedjax_sim.engine.simulation import simulate
     from fedjax_sim.errors import UserError
+    from fedjax_sim.fields import Real, field
+    from fedjax_sim.hooks import Method
     from fedjax_sim.methods import make_method, register
+    from fedjax_sim.methods.apfl import APFL as APFL
+    from fedjax_sim.methods.ccvr import CCVR as CCVR
+    from fedjax_sim.methods.ditto import Ditto as Ditto
+    from fedjax_sim.methods.fedala import FedALA as FedALA
+    from fedjax_sim.methods.fedamp import FedAMP as FedAMP
+    from fedjax_sim.methods.fedas import FedAS as FedAS
+    from fedjax_sim.methods.fedavg import FedAvg as FedAvg
+    from fedjax_sim.methods.fedavg import FedAvgFT as FedAvgFT
+    from fedjax_sim.methods.fedbabu import FedBABU as FedBABU
+    from fedjax_sim.methods.fedca import FedCA as FedCA
+    from fedjax_sim.methods.fedcp import FedCP as FedCP
+    from fedjax_sim.methods.fedfa import FedFA as FedFA
+    from fedjax_sim.methods.fedfa_freq import FedFAFreq as FedFAFreq
+    from fedjax_sim.methods.fedfomo import FedFomo as FedFomo
+    from fedjax_sim.methods.fedntd import FedNTD as FedNTD
+    from fedjax_sim.methods.fedpac import FedPAC as FedPAC
+    from fedjax_sim.methods.fedpam import FedPAM as FedPAM
+    from fedjax_sim.methods.fedper import FedPer as FedPer
+    from fedjax_sim.methods.fedphp import FedPHP as FedPHP
+    from fedjax_sim.methods.fedpolicy import FedPolicy as FedPolicy
+    from fedjax_sim.methods.fedprox import FedProx as FedProx
+    from fedjax_sim.methods.fedrep import FedRep as FedRep
+    from fedjax_sim.methods.fedrod import FedRoD as FedRoD
+    from fedjax_sim.methods.fedsam import FedSAM as FedSAM
+    from fedjax_sim.methods.local_only import LocalOnly as LocalOnly
+    from fedjax_sim.methods.perfedavg import PerFedAvg as PerFedAvg
+    from fedjax_sim.methods.pfedfda import PFedFDA as PFedFDA
+    from fedjax_sim.methods.pfedme import PFedMe as PFedMe
+    from fedjax_sim.methods.pfedrlla import PFedRLLA as PFedRLLA
+    from fedjax_sim.methods.qbandit import QBandit as QBandit
+    from fedjax_sim.methods.redistribute import Backbone as Backbone
+    from fedjax_sim.methods.redistribute import Full as Full
+    from fedjax_sim.methods.redistribute import Head as Head
+    from fedjax_sim.methods.redistribute import Random as Random
+    from fedjax_sim.methods.scaffold import Scaffold as Scaffold
+    from fedjax_sim.metrics import register_metric
     from fedjax_sim.models import build, from_module, register_model
     from fedjax_sim.notebook.compare import Comparison, compare
     from fedjax_sim.notebook.rounds import Step, rounds
@@ -34,6 +72,16 @@ if TYPE_CHECKING:
     from fedjax_sim.runner.sinks import Segment, Sink
     from fedjax_sim.runner.values import run_values
     from fedjax_sim.runner.weights import save_net
+    from fedjax_sim.transforms import register_transform
+    from fedjax_sim.transforms.agent_selection import AgentSelection as AgentSelection
+    from fedjax_sim.transforms.clip import Clip as Clip
+    from fedjax_sim.transforms.power_of_choice import PowerOfChoice as PowerOfChoice
+    from fedjax_sim.transforms.server_optimizer import FedAdagrad as FedAdagrad
+    from fedjax_sim.transforms.server_optimizer import FedAdam as FedAdam
+    from fedjax_sim.transforms.server_optimizer import FedAvgM as FedAvgM
+    from fedjax_sim.transforms.server_optimizer import FedYogi as FedYogi
+    from fedjax_sim.transforms.server_optimizer import ServerOptimizer as ServerOptimizer
+    from fedjax_sim.transforms.topk import TopK as TopK
 
 # imported on first use: the command line's help must not wait for JAX
 _HOME = {
@@ -44,9 +92,11 @@ _HOME = {
     "UserError": "errors",
     "make_method": "methods",
     "register": "methods",
+    "register_transform": "transforms",
     "build": "models",
     "from_module": "models",
     "register_model": "models",
+    "register_metric": "metrics",
     "register_dataset": "data.sources",
     "register_agent": "runner.own",
     "Exported": "runner.export",
@@ -57,6 +107,9 @@ _HOME = {
     "Step": "notebook.rounds",
     "rounds": "notebook.rounds",
     "sweep": "notebook.sweep",
+    "Method": "hooks",
+    "Real": "fields",
+    "field": "fields",
     "Result": "runner.execute",
     "resume": "runner.execute",
     "run": "runner.execute",
@@ -72,6 +125,8 @@ __all__ = [
     "Config",
     "Exported",
     "Federation",
+    "Method",
+    "Real",
     "Result",
     "Segment",
     "Sink",
@@ -81,6 +136,7 @@ __all__ = [
     "compare",
     "export",
     "federate",
+    "field",
     "from_module",
     "load_model",
     "make_method",
@@ -88,7 +144,9 @@ __all__ = [
     "register",
     "register_agent",
     "register_dataset",
+    "register_metric",
     "register_model",
+    "register_transform",
     "resume",
     "rounds",
     "run",
@@ -100,11 +158,20 @@ __all__ = [
 ]
 
 
+def _classes() -> dict[str, str]:
+    """FedProx, Clip, … -> the module of each."""
+    from fedjax_sim.methods import CLASSES as methods
+    from fedjax_sim.transforms import CLASSES as transforms
+
+    return {n: f"methods.{m}" for n, m in methods.items()} | {n: f"transforms.{m}" for n, m in transforms.items()}
+
+
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
+    home = _HOME.get(name) or (_classes().get(name) if name[:1].isupper() else None)
+    if home is None:
         raise AttributeError(f"module 'fedjax_sim' has no attribute '{name}'")
-    return getattr(importlib.import_module(f"fedjax_sim.{_HOME[name]}"), name)
+    return getattr(importlib.import_module(f"fedjax_sim.{home}"), name)
 
 
 def __dir__() -> list[str]:
-    return [*__all__, "__version__"]
+    return [*__all__, *_classes(), "__version__"]

@@ -242,7 +242,7 @@ def state_like(sim: Any, net: Any) -> Any:
     rows = sim.layout.padded(sim.stages.num_stored)
     clients = jax.tree.map(lambda a: jax.ShapeDtypeStruct((rows, *a.shape), a.dtype), one)
     key = jax.ShapeDtypeStruct((2,), jnp.uint32)
-    agent = sim.stages.agent
+    agent = sim.agent()
     return State(
         jax.ShapeDtypeStruct((), jnp.int32), key, server, clients, () if agent is None else jax.eval_shape(agent.init, key)
     )

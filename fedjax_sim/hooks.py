@@ -1,30 +1,38 @@
-"""What a method may decide: its hooks, one protocol each, and what happens where it decides nothing.
+"""What a method is: a frozen record of its options, with hooks that say what exists, what a client and the server do.
 
-A method is a record of pure functions. Hooks written for ONE client are mapped over the cohort by the engine and may
-look at nobody else; the others are the server's. Order of a round:
+Hooks marked ONE client are mapped over the cohort by the engine and may look at nobody else; the others are the server's.
+Order of a round:
 
-    sample → peers → prepare → (observe → available → act) → plan → [receive → local]ᵢ → aggregate → (reward → learn)
+    select → peers → prepare → (observe → available → act) → plan → [receive → local]ᵢ → aggregate → (reward → learn)
 
-By convention a server state is a NamedTuple with the common model in `net`; the defaults below rely on it.
+A method inherits from `Method` (or from a method it varies) and overrides what it decides. What not every method has is a
+class of its own, inherited beside it: `Personal`, `Peers`, `Controlled`, `Selects`, `SetsUp`, `Finishes`. The engine asks
+for them with `method.ask(Personal)`. By convention a server state is a NamedTuple with the common model in `net`; the
+defaults below rely on it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 from fedjax_sim.errors import unknown
-from fedjax_sim.plans import blend, merge
+from fedjax_sim.fields import Node
+from fedjax_sim.local.descend import Trained, descend, upload
+from fedjax_sim.local.score import predict_net
+from fedjax_sim.plans import Wire, blend, floats_on_wire, full_plan, merge
 from fedjax_sim.types import Array, Client, Cohort, Ctx, Env, Plan, Tree, Upload
 
 if TYPE_CHECKING:
     from fedjax_sim.models import Model
 
+Kind = TypeVar("Kind")
 NEEDS = {
     "resident": "every client's last held net is stored",
     "confusion": "every client's running soft confusion is tracked",
     "stack": "aggregate sees all uploads of the cohort at once",
 }
+NOTHING: frozenset[str] = frozenset()
 
 
 class Server(NamedTuple):
@@ -33,198 +41,223 @@ class Server(NamedTuple):
     net: Tree  # Θ
 
 
-# ---- the server's hooks -------------------------------------------------------------------------------------------
-class Init(Protocol):
-    def __call__(self, env: Env, net: Tree, /) -> tuple[Tree, Tree]:
+class Around(NamedTuple):
+    """The server's state of a transform; see `transforms.base`."""
+
+    inner: Any  # of the method inside
+    mine: Tree
+
+
+class Method(Node):
+    """A federated method; as it stands FedAvg, weighted by the clients' numbers of examples."""
+
+    name: ClassVar[str] = "method"
+    weights = "size"  # of the average: 'size' (n_k) or 'uniform'
+    adapts = False  # `personal` of a `Personal` method trains (fine-tuning): run at --personal-every
+
+    # ---- what it is like; a class attribute, or a property where it depends on the options ------------------------
+    @property
+    def needs(self) -> frozenset[str]:
+        """Words of NEEDS."""
+        return NOTHING
+
+    @property
+    def has_global_model(self) -> bool:
+        """Whether there is a common model to evaluate."""
+        return True
+
+    @property
+    def loss(self) -> str:
+        """The local loss unless the run names one."""
+        return "ce"
+
+    @property
+    def prefers(self) -> tuple[tuple[str, float], ...]:
+        """lr, momentum: its own values, unless the run names one."""
+        return ()
+
+    @property
+    def replaces(self) -> tuple[tuple[str, str], ...]:
+        """Options of the run that it sets itself: (name, value and why)."""
+        return ()
+
+    @property
+    def payload(self) -> frozenset[str]:
+        """Which of an Upload's `sums` and `report` the server works with; the others are for the log and the reward."""
+        return NOTHING
+
+    def refusal(self, transform: str) -> str:
+        """Why a transform would break what it does; empty: it would not."""
+        reads = self.ask(Peers) is not None
+        return "its clients read each other's stored models, which no transform passes" if reads else ""
+
+    @property
+    def max_epochs(self) -> float:
+        """The largest epochs its Plans ask for, if above the run's."""
+        return 0.0
+
+    def ask(self, kind: type[Kind]) -> Kind | None:
+        """Itself, if it has the capability `kind`, such as Personal; else None."""
+        return self if isinstance(self, kind) else None
+
+    # ---- the server ----------------------------------------------------------------------------------------------
+    def init(self, env: Env, net: Tree) -> tuple[Any, Tree]:
         """The start: (server state, ONE client's own state, which is repeated for all)."""
+        return Server(net), ()
 
-
-class Peers(Protocol):
-    def __call__(self, env: Env, server: Any, ids: Array, /) -> Array:
-        """ids [M] of the cohort -> [K] client numbers whose stored rows the round reads; K never changes."""
-
-
-class Prepare(Protocol):
-    def __call__(self, env: Env, server: Any, ids: Array, rows: Client, /) -> Any:
-        """Work on the peers' rows [K, …] before training (embeddings, attention, …): the server state of this round."""
-
-
-class Aggregate(Protocol):
-    def __call__(self, env: Env, server: Any, cohort: Cohort, /) -> Any:
+    def aggregate(self, env: Env, server: Any, cohort: Cohort) -> Any:
         """The server state after the round; the engine keeps the old one if nobody reported."""
+        return server._replace(net=merge(env, cohort, server.net))
 
-
-class GlobalModel(Protocol):
-    def __call__(self, env: Env, server: Any, /) -> Tree:
+    def global_model(self, env: Env, server: Any) -> Tree:
         """The common net, as it is evaluated."""
+        return server.net
 
-
-class Finish(Protocol):
-    def __call__(self, env: Env, server: Any, key: Array, /) -> Tree:
-        """The net that is handed over after the last planned round, instead of `global_model`."""
-
-
-class ExtraFloats(Protocol):
-    def __call__(self, env: Env, net: Tree, /) -> tuple[int, int]:
+    def extra_floats(self, env: Env, net: Tree) -> tuple[int, int]:
         """Floats on the wire beside the model, per participant: (down, up)."""
+        return 0, 0
 
+    def wire(self, env: Env, net: Tree) -> Wire:
+        """Bits on the wire per participant."""
+        return floats_on_wire(env.group_floats(net), self.extra_floats(env, net))
 
-class Extend(Protocol):
-    def __call__(self, model: Model, /) -> Model:
-        """The run's model with further parameters or groups; see `models.with_group`."""
+    def extend(self, model: Model) -> Model:
+        """The run's model, perhaps with further parameters or groups; see `models.with_group`."""
+        return model
 
-
-class Log(Protocol):
-    def __call__(self, env: Env, old: Any, server: Any, cohort: Cohort, /) -> dict[str, Array]:
+    def log(self, env: Env, old: Any, server: Any, cohort: Cohort) -> dict[str, Array]:
         """Numbers for rounds.csv."""
+        return {}
 
+    @property
+    def panels(self) -> dict[str, tuple[str, str, bool]]:
+        """What the report draws of its log: column -> (title, name of the axis, whether it is added up over rounds)."""
+        return {}
 
-# ---- ONE client's hooks -------------------------------------------------------------------------------------------
-class MakePlan(Protocol):
-    def __call__(self, env: Env, server: Any, ctx: Ctx, /) -> Plan:
+    def complaints(self, rounds: Sequence[dict[str, Any]]) -> list[str]:
+        """Sentences about what the rounds so far, rows of rounds.csv, show to be wrong; each is said once."""
+        return []
+
+    # ---- ONE client ----------------------------------------------------------------------------------------------
+    def plan(self, env: Env, server: Any, ctx: Ctx) -> Plan:
         """ONE client: what it gets, gives and does in this round."""
+        return full_plan(env, ctx.epochs)
 
-
-class Receive(Protocol):
-    def __call__(self, env: Env, server: Any, client: Client, plan: Plan, ctx: Ctx, /) -> tuple[Client, Tree]:
+    def receive(self, env: Env, server: Any, client: Client, plan: Plan, ctx: Ctx) -> tuple[Client, Tree]:
         """ONE client: (itself, the net it starts from)."""
+        return client, server.net
 
-
-class Local(Protocol):
-    def __call__(self, env: Env, net: Tree, server: Any, client: Client, ctx: Ctx, /) -> tuple[Client, Upload]:
+    def local(self, env: Env, net: Tree, server: Any, client: Client, ctx: Ctx) -> tuple[Client, Upload]:
         """ONE client: its work of a round, from `net`; (itself afterwards, what it hands over)."""
+        client, done = descend(env, net, client, ctx)
+        return client, self.upload(env, ctx, done)
+
+    def upload(self, env: Env, ctx: Ctx, done: Trained, **more: Any) -> Upload:
+        """ONE client: its trained net, weighted as the method weighs."""
+        return upload(env, ctx, done, self.weights, **more)
 
 
-class Personal(Protocol):
-    def __call__(self, env: Env, server: Any, client: Client, ctx: Ctx, /) -> Tree:
-        """ONE client: its own predictor: a net, or whatever `predict` reads."""
+# ---- capabilities -------------------------------------------------------------------------------------------------
+class Personal:
+    """Clients have models of their own, as they are evaluated."""
 
+    adapts = False
 
-class Predict(Protocol):
-    def __call__(self, env: Env, predictor: Tree, x: Array, /) -> Array:
+    def personal(self, env: Env, server: Any, client: Client, ctx: Ctx) -> Tree:
+        """ONE client: its own predictor: a net, or whatever `predict` reads. By default what it last held."""
+        return client.resident
+
+    def predict(self, env: Env, predictor: Tree, x: Array) -> Array:
         """ONE client: logits [B, C] of its predictor for images x [B, H, W, C]."""
+        return predict_net(env, predictor, x)
 
 
-class SetUp(Protocol):
-    def __call__(self, env: Env, server: Any, client: Client, ctx: Ctx, /) -> Client:
+class Peers:
+    """A round reads stored rows of other clients; they are in `env.rows` [K, …]."""
+
+    def peer_ids(self, env: Env, server: Any, ids: Array) -> Array:
+        """ids [M] of the cohort -> [K] client numbers whose stored rows the round reads; K never changes."""
+        raise NotImplementedError
+
+    def prepare(self, env: Env, server: Any, ids: Array, rows: Client) -> Any:
+        """Work on the peers' rows [K, …] before training (embeddings, attention, …): the server state of this round."""
+        return server
+
+
+class Stats(NamedTuple):
+    """What is known of all clients when participants are chosen."""
+
+    size: Array  # [N] training examples
+    eligible: Array  # [N] bool: may take part
+
+
+class Selects:
+    """It says who takes part; otherwise the participants are drawn uniformly."""
+
+    def select(self, env: Env, server: Any, t: Array, key: Array, stats: Stats) -> Array:
+        """[M] different client numbers, all eligible; where a round has fewer participants, the first ones of them."""
+        raise NotImplementedError
+
+
+class SetsUp:
+    """Something happens on every client before round 1."""
+
+    setup_trains = False  # it is long: worth a full compilation
+
+    def setup(self, env: Env, server: Any, client: Client, ctx: Ctx) -> Client:
         """ONE client: once before round 1."""
+        raise NotImplementedError
 
 
-# ---- the controller's hooks ---------------------------------------------------------------------------------------
-class MakeAgent(Protocol):
-    def __call__(self, env: Env, /) -> Any:
-        """An agent of `agents/`; env.fed is concrete here, for sizes and checks."""
+class Finishes:
+    """The net that is handed over after the last planned round is not `global_model`."""
+
+    def finish(self, env: Env, server: Any, key: Array) -> Tree:
+        """The net that is handed over."""
+        raise NotImplementedError
 
 
-class Observe(Protocol):
-    def __call__(self, env: Env, server: Any, client: Client, ctx: Ctx, /) -> Array:
+class Controlled:
+    """An agent of `agents/` decides on the clients' plans, and learns from what comes of them.
+
+    `fedjax-sim train` trains it for later runs: with `training` as options of the method; they take over `hands_over`.
+    """
+
+    training: ClassVar[tuple[tuple[str, str], ...]] = ()
+    hands_over: ClassVar[tuple[str, ...]] = ("agent",)  # parts of a State
+
+    def make_agent(self, env: Env) -> Any:
+        """The agent, sized for this run; only sizes and names of `env.fed` are looked at."""
+        raise NotImplementedError
+
+    def observe(self, env: Env, server: Any, client: Client, ctx: Ctx) -> Array:
         """ONE client: what the agent sees of it, [S]."""
+        raise NotImplementedError
 
+    def available(self, env: Env, server: Any, client: Client, ctx: Ctx) -> Array | None:
+        """ONE client: which of the agent's actions may be chosen for it now, [A] bool; None: every action, always."""
+        return None
 
-class Available(Protocol):
-    def __call__(self, env: Env, server: Any, client: Client, ctx: Ctx, /) -> Array:
-        """ONE client: which of the agent's actions may be chosen for it now, [A] bool."""
-
-
-class PlanOf(Protocol):
-    def __call__(self, env: Env, action: Array, server: Any, ctx: Ctx, /) -> Plan:
+    def plan_of(self, env: Env, action: Array, server: Any, ctx: Ctx) -> Plan:
         """ONE client: the plan that an action stands for."""
+        raise NotImplementedError
 
-
-class Reward(Protocol):
-    def __call__(self, env: Env, old: Any, server: Any, report: Any, action: Array, ctx: Ctx, /) -> Array:
+    def reward_of(self, env: Env, old: Any, server: Any, report: Any, action: Array, ctx: Ctx) -> Array:
         """ONE client: what its action was worth, []."""
+        raise NotImplementedError
 
-
-class Combine(Protocol):
-    def __call__(self, env: Env, old: Any, server: Any, rewards: Array, cohort: Cohort, /) -> Array:
+    def combine(self, env: Env, old: Any, server: Any, rewards: Array, cohort: Cohort) -> Array:
         """All rewards [M] at once -> [M]: shared sums, divergence terms, leave-one-out shares."""
+        return rewards
 
-
-class ControlLog(Protocol):
-    def __call__(self, env: Env, actions: Array, active: Array, ctx: Ctx, /) -> dict[str, Array]:
+    def log_actions(self, env: Env, actions: Array, active: Array, ctx: Ctx) -> dict[str, Array]:
         """Numbers for rounds.csv from actions [M, …], who was active [M], and the contexts [M]."""
+        return {}
 
 
-class Control(NamedTuple):
-    """The glue between one method and any agent of `agents/` with a matching action shape."""
-
-    agent: MakeAgent
-    observe: Observe
-    plan: PlanOf
-    reward: Reward
-    available: Available | None = None  # None: every action, always
-    combine: Combine | None = None
-    log: ControlLog | None = None
-
-
-# ---- what happens by default --------------------------------------------------------------------------------------
-def only_a_model(env: Env, net: Tree) -> tuple[Server, tuple[()]]:
-    return Server(net), ()
-
-
-def whole_net(env: Env, server: Any, client: Client, plan: Plan, ctx: Ctx) -> tuple[Client, Tree]:
-    return client, server.net
-
-
-def into_resident(env: Env, server: Any, client: Client, plan: Plan, ctx: Ctx) -> tuple[Client, Tree]:
-    """A `receive`: the groups that the plan takes come from the server, the others are as the client left them."""
-    return client, blend(env, plan.take, server.net, client.resident)
-
-
-def averaged(env: Env, server: Any, cohort: Cohort) -> Any:
-    return server._replace(net=merge(env, cohort, server.net))
-
-
-def server_net(env: Env, server: Any) -> Tree:
-    return server.net
-
-
-def resident_net(env: Env, server: Any, client: Client, ctx: Ctx) -> Tree:
-    """A `personal` for methods whose clients are judged by what they last held."""
-    return client.resident
-
-
-def nothing_extra(env: Env, net: Tree) -> tuple[int, int]:
-    return 0, 0
-
-
-class Made(NamedTuple):
-    """How `make_method` built a method, so that the engine can build it again with other real options."""
-
-    method: Any  # as it was built; a hook that was exchanged since is left alone
-    build: Callable[..., Any]  # (**numbers) -> Method
-    numbers: Mapping[str, float]  # its options annotated Real, but for those that are 0 or that shape the program
-
-
-class Method(NamedTuple):
-    """A federated method: what exists, what a client starts from, does, and uploads, and what the server makes of it."""
-
-    name: str
-    local: Local
-    init: Init = only_a_model
-    peers: Peers | None = None  # None: nobody else's rows are read
-    prepare: Prepare | None = None
-    plan: MakePlan | None = None  # None: everything both ways
-    receive: Receive = whole_net
-    aggregate: Aggregate = averaged
-    personal: Personal | None = None  # None: the global model
-    predict: Predict | None = None  # None: a predictor is a net
-    global_model: GlobalModel | None = server_net  # None: the method has no global model
-    finish: Finish | None = None
-    setup: SetUp | None = None
-    setup_trains: bool = False  # it is long: worth a full compilation
-    control: Control | None = None
-    extra_floats: ExtraFloats = nothing_extra
-    extend: Extend | None = None
-    log: Log | None = None
-    needs: frozenset[str] = frozenset()  # of NEEDS
-    adapts: bool = False  # `personal` trains (fine-tuning): run at --personal-every
-    loss: str = "ce"  # the local loss unless the run names one
-    prefers: tuple[tuple[str, float], ...] = ()  # lr, momentum: its own values, unless the run names one
-    replaces: tuple[tuple[str, str], ...] = ()  # options of the run that it sets itself: (name, value and why)
-    max_epochs: float = 0.0  # the largest epochs its Plans ask for, if above the run's
-    made: Made | None = None  # None: its options are constants of the compiled program
+def into_resident(env: Env, server: Any, client: Client, plan: Plan) -> Tree:
+    """The groups that the plan takes come from the server, the others are as the client left them."""
+    return blend(env, plan.take, server.net, client.resident)
 
 
 def check_method(method: Method) -> Method:

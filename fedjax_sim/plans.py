@@ -5,13 +5,24 @@ All of it is algebra over the ordered, named parameter groups of a model.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.types import Array, Client, Cohort, Env, Plan, Tree
 
-BYTES_PER_PARAMETER = 4  # the papers' accounting: float32 on the wire, whatever precision the run computes in
+BITS_PER_PARAMETER = 32  # the papers' accounting: float32 on the wire, whatever precision the run computes in
+
+
+class Wire(NamedTuple):
+    """Bits on the wire per participant: of each parameter group, and of what travels beside the model."""
+
+    down: tuple[int, ...]  # [G]
+    up: tuple[int, ...]  # [G]
+    beside_down: int = 0
+    beside_up: int = 0
 
 
 def merge(env: Env, cohort: Cohort, keep: Tree) -> Tree:
@@ -75,19 +86,28 @@ def masked_plan(env: Env, epochs: Array | float, take: tuple[str, ...], send: tu
     return Plan(mask(take), mask(send), jnp.asarray(epochs, env.dtype))
 
 
+def floats_on_wire(floats: tuple[int, ...], extra: tuple[int, int] = (0, 0)) -> Wire:
+    """Whole groups of so many parameters, and `extra` floats beside them (down, up).
+
+    >>> floats_on_wire((10, 2), (0, 1))
+    Wire(down=(320, 64), up=(320, 64), beside_down=0, beside_up=32)
+    """
+    groups = tuple(BITS_PER_PARAMETER * n for n in floats)
+    return Wire(groups, groups, BITS_PER_PARAMETER * extra[0], BITS_PER_PARAMETER * extra[1])
+
+
 def payload_bytes(
-    taken: np.ndarray, sent: np.ndarray, floats: tuple[int, ...], extra: tuple[int, int], down: np.ndarray, up: np.ndarray
+    taken: np.ndarray, sent: np.ndarray, wire: Wire, down: np.ndarray, up: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Bytes down and up per round, in 64 bit on the host.
 
-    taken, sent: [T, G] how many clients took / sent each group; down, up: [T] how many clients received / reported;
-    floats: parameters per group; extra: further floats per client (down, up).
+    taken, sent: [T, G] how many clients took / sent each group; down, up: [T] how many clients received / reported.
     """
-    per_group = np.asarray(floats, np.int64)
-    return (
-        BYTES_PER_PARAMETER * (taken.astype(np.int64) @ per_group + down.astype(np.int64) * extra[0]),
-        BYTES_PER_PARAMETER * (sent.astype(np.int64) @ per_group + up.astype(np.int64) * extra[1]),
+    bits = lambda groups, per_group, clients, beside: (
+        groups.astype(np.int64) @ np.asarray(per_group, np.int64) + clients.astype(np.int64) * beside
     )
+    received, reported = bits(taken, wire.down, down, wire.beside_down), bits(sent, wire.up, up, wire.beside_up)
+    return -(-received // 8), -(-reported // 8)
 
 
 def with_own_statistics(env: Env, net: Tree, client: Client) -> Tree:

@@ -10,8 +10,7 @@ What a method does with these is in `hooks`.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,26 +23,6 @@ if TYPE_CHECKING:
 
 Tree = Any
 Array = Any  # a jax.Array, a tracer, or a numpy array on its way in
-Numbers: TypeAlias = Mapping[str, Array]  # real settings by name, such as "lr" and "fedprox.mu"
-Real = Annotated[float, "Real"]  # of a method's option: the compiled round takes it as an argument; see `engine.numbers`
-
-
-def concrete(*values: Any) -> bool:
-    """Whether all are numbers now: a method checks its options once, not while a program is written down for any value.
-
-    >>> concrete(0.1, 3), concrete(jnp.ones(()))
-    (True, False)
-    """
-    return all(isinstance(value, (int, float)) for value in values)
-
-
-def is_off(value: Any) -> bool:
-    """Whether a real option is 0, and leaves its term out of the program; what is an argument of it never does.
-
-    >>> is_off(0.0), is_off(0.1), is_off(jnp.zeros(()))
-    (True, False, False)
-    """
-    return concrete(value) and value == 0
 
 
 class Ctx(NamedTuple):
@@ -92,6 +71,7 @@ class Cohort(NamedTuple):
     t: Array  # []  rounds completed before this one
     key: Array  # []  PRNG key of the server's own draws in this round
     nets: Tree = ()  # [M, …] all uploads, only for methods with "stack" in `needs`
+    losses: Array = ()  # [M] Upload.loss, 0 where not ok
 
 
 class Client(NamedTuple):
@@ -151,7 +131,8 @@ class Env:
     fed: Federation = None  # type: ignore[assignment]   # filled in inside the compiled program
     counts: Array = None  # [N, C] training labels per client
     rows: Tree = ()  # Client [K, …]: stored rows of the round's peers, as they were at its start
-    numbers: Numbers = _argument(default_factory=dict)  # real settings by name; {}: those it was made with
+    lr: Any = ()  # Schedule of the learning rate
+    method: Any = None  # the run's method, whose real fields are arguments too
 
     @property
     def population(self) -> int:

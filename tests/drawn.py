@@ -30,7 +30,10 @@ def write_run(
     folder.mkdir(parents=True)
     said = dict(method=method, options=options or {}, seed=seed, data_seed=0, rounds=rounds)
     said |= dict(dataset="digits", partition="dirichlet:0.3", clients=CLIENTS, participation="0.5", model="lenet5", lr=0.02)
-    (folder / "config.json").write_text(json.dumps({"config": said | config}))
+    panels = {"exceed_compute": ("computation", "so far", True), "exceed_comm": ("communication", "so far", True)}
+    panels |= {"depth": ("layers shared", "layers", False)}
+    resolved = {"panels": panels} if budgets else {}
+    (folder / "config.json").write_text(json.dumps({"config": said | config, "resolved": resolved}))
     t = np.arange(1, rounds + 1)
     acc = np.clip(best * (1 - np.exp(-t / 7)) + 0.02 * rng.standard_normal(rounds), 0, 1)
     counts = rng.multinomial(10, actions, rounds) if actions else np.zeros((rounds, 0), int)

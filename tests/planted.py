@@ -34,6 +34,7 @@ from fedjax_sim.engine.simulation import Simulation, simulate
 from fedjax_sim.hooks import Method
 from fedjax_sim.local import losses, optim
 from fedjax_sim.methods import make_method
+from fedjax_sim.methods.fedpolicy import FedPolicy
 from fedjax_sim.methods.fedpolicy.actions import BLOCKS
 from fedjax_sim.models import Model
 from fedjax_sim.types import Env
@@ -131,17 +132,28 @@ KINDS = ("misled", "teacher", "loner")
 
 def by_kind() -> Method:
     """A static policy that treats all clients of a kind alike; the agent's state is its table [3]: kind -> block."""
-    method = make_method("fedpolicy", agent="full")
     kinds = jnp.array([KINDS.index(kind(client)) for client in range(N)], jnp.int32)
     nothing = jnp.zeros(())
 
-    def act(table, observation, key, available):
-        action = jnp.where(available.all(), table[observation[0].astype(int)], 0)  # everything at a first participation
-        return action, Info(nothing, nothing, jax.nn.one_hot(action, 3), available)
+    class Table(Agent):
+        def init(self, key):
+            return jnp.zeros(3, jnp.int32)
 
-    agent = Agent("by_kind", lambda key: jnp.zeros(3, jnp.int32), act, lambda table, transitions, key: (table, {}))
-    see = lambda env, server, client, ctx: kinds[ctx.id][None].astype(float)
-    return method._replace(control=method.control._replace(agent=lambda env: agent, observe=see))
+        def act(self, table, observation, key, available):
+            action = jnp.where(available.all(), table[observation[0].astype(int)], 0)  # everything at a first participation
+            return action, Info(nothing, nothing, jax.nn.one_hot(action, 3), available)
+
+        def update(self, table, transitions, key):
+            return table, {}
+
+    class ByKind(FedPolicy):
+        def make_agent(self, env):
+            return Table()
+
+        def observe(self, env, server, client, ctx):
+            return kinds[ctx.id][None].astype(float)
+
+    return ByKind(agent="full")
 
 
 def all_policies() -> np.ndarray:

@@ -19,11 +19,12 @@ from fedjax_sim.engine.layout import Layout
 from fedjax_sim.engine.participation import Participation
 from fedjax_sim.engine.simulation import Simulation, simulate
 from fedjax_sim.hooks import Method
-from fedjax_sim.local import descend, losses, optim, upload
+from fedjax_sim.local import descend, losses, optim
 from fedjax_sim.methods import make_method
 from fedjax_sim.methods.fedfomo import hold_out
 from fedjax_sim.methods.fedpac import mixing
 from fedjax_sim.methods.fedprox import pull
+from fedjax_sim.methods.local_only import LocalOnly
 from fedjax_sim.methods.simplex import project, simplex_qp
 from fedjax_sim.types import Ctx, Env
 
@@ -34,7 +35,7 @@ def engine(method: Method, cohort: tuple[int, ...], model: str = "mlp", chunk: i
     """The tiny federation with one fixed cohort."""
     options = {"hidden": (5,)} if model == "mlp" else {}
     net_of = models.build(model, federation().shape, tiny.CLASSES, **options)
-    net_of = method.extend(net_of) if method.extend else net_of
+    net_of = method.extend(net_of)
     loss = losses.make_loss("ce", tiny.CLASSES)
     env = Env(net_of, loss, optim.Sgd(0.9, 5e-4), N, len(cohort), tiny.BATCH, 2.0, 2.0, rounds=8, **env_options)
     who = Participation(len(cohort), len(cohort), tuple(range(N)), schedule=(cohort,))
@@ -52,12 +53,15 @@ def scattered(state, scale: float):
 @functools.cache
 def alone(cohort: tuple[int, ...], strength: float = 0.0) -> Simulation:
     """Local training, with a proximal pull to where each client starts."""
+    return engine(Pulled(strength=strength), cohort)
 
-    def local(env, net, server, client, ctx):
-        client, done = descend(env, net, client, ctx, adjust=pull(strength, net["params"]))
-        return client, upload(env, ctx, done)
 
-    return engine(make_method("local")._replace(local=local), cohort)
+class Pulled(LocalOnly):
+    strength: float = 0.0
+
+    def local(self, env, net, server, client, ctx):
+        client, done = descend(env, net, client, ctx, adjust=pull(self.strength, net["params"]))
+        return client, self.upload(env, ctx, done)
 
 
 # ---- the quadratic program ----------------------------------------------------------------------------------------
@@ -167,11 +171,11 @@ def test_fedamp_far_apart_is_local_training_with_a_pull_to_itself():
     cohort, options = (0, 2, 5), dict(lam=0.2, alpha=0.5, sigma=0.1)
     sim, base = engine(make_method("fedamp", **options), cohort), alone(cohort, 0.4)
     uploaded = lambda s: s._replace(server=s.server._replace(last=s.server.last + 1))
-    (state, data), (other, _) = start(sim), start(base)
+    (state, data), (other, same) = start(sim), start(base)
     far = sim.examine(uploaded(scattered(state, 3.0)), data)[0]
-    assert_close(far.clients.resident, base.examine(scattered(other, 3.0), data)[0].clients.resident, 1e-6)
+    assert_close(far.clients.resident, base.examine(scattered(other, 3.0), same)[0].clients.resident, 1e-6)
     near = sim.examine(uploaded(scattered(state, 0.02)), data)[0]
-    want = base.examine(scattered(other, 0.02), data)[0]
+    want = base.examine(scattered(other, 0.02), same)[0]
     assert not tiny.close(near.clients.resident, want.clients.resident, 1e-4)  # they do attract each other when close
     strangers = sim.examine(scattered(state, 0.02), data)[0]  # but not before they have uploaded
     assert_close(strangers.clients.resident, want.clients.resident, 1e-6)
@@ -202,7 +206,7 @@ def test_fedfomo_without_gain_keeps_its_own():
     cohort = (1, 2, 4)
     sim, base = engine(make_method("fedfomo", models=4), cohort), alone(cohort)
     spoil = lambda a: jnp.where(jnp.isin(jnp.arange(N), jnp.array(cohort)).reshape(-1, *[1] * (a.ndim - 1)), a, 50 * a + 9)
-    (state, data), (other, _) = start(sim), start(base)
+    (state, data), (other, same) = start(sim), start(base)
     worse = lambda s: s._replace(
         clients=s.clients._replace(resident=jax.tree.map(spoil, scattered(s, 0.5).clients.resident))
     )
@@ -211,7 +215,7 @@ def test_fedfomo_without_gain_keeps_its_own():
     state = uploaded(worse(state))
     state = state._replace(server=state.server._replace(affinity=affinity))
     after = sim.examine(state, data)[0]
-    assert_close(after.clients.resident, base.examine(worse(other), data)[0].clients.resident, 1e-6)
+    assert_close(after.clients.resident, base.examine(worse(other), same)[0].clients.resident, 1e-6)
     change = np.asarray(after.server.affinity - affinity)
     assert (change <= 0).all() and not change.diagonal().any()
     assert ((change < 0).sum(1) == np.where(np.isin(np.arange(N), cohort), 3, 0)).all()
@@ -226,7 +230,7 @@ def test_fedfomo_candidates_do_not_depend_on_how_rows_are_held():
         state, data = start(sim)
         state = uploaded(scattered(state, 0.5))
         state = state._replace(server=state.server._replace(affinity=affinity))
-        assert len(sim.method.peers(sim.open(data), state.server, jnp.arange(sim.env.cohort))) == (4 if sim is few else N)
+        assert len(sim.method.peer_ids(sim.open(data), state.server, jnp.arange(sim.env.cohort))) == (4 if sim is few else N)
         ends.append(sim.examine(state, data)[0])
     both = lambda s: jax.tree.map(lambda a: a[jnp.array([4, 1])], (s.clients, s.server.affinity))
     assert_close(both(ends[0]), both(ends[1]), 1e-6)

@@ -21,13 +21,14 @@ from fedjax_sim.engine.participation import Participation
 from fedjax_sim.engine.simulation import Simulation, simulate
 from fedjax_sim.errors import UserError
 from fedjax_sim.hooks import Method
-from fedjax_sim.local import descend, losses, optim, stream, upload
+from fedjax_sim.local import descend, losses, optim, stream
 from fedjax_sim.local.score import predict_net
 from fedjax_sim.methods import fedas as fedas_file
 from fedjax_sim.methods import make_method
 from fedjax_sim.methods.fedas import alignment, fisher_trace
 from fedjax_sim.methods.fedcp import context, gates
 from fedjax_sim.methods.fedprox import pull
+from fedjax_sim.methods.local_only import LocalOnly
 from fedjax_sim.methods.pfedfda import Gaussians, fit, lda, surface
 from fedjax_sim.types import Ctx, Env, State
 
@@ -38,7 +39,7 @@ def engine(method: Method, cohort: tuple[int, ...], model: str = "mlp", chunk: i
     """The tiny federation with one fixed cohort."""
     options = {"hidden": (5,)} if model == "mlp" else {}
     net_of = models.build(model, federation().shape, tiny.CLASSES, **options)
-    net_of = method.extend(net_of) if method.extend else net_of
+    net_of = method.extend(net_of)
     loss = losses.make_loss("ce", tiny.CLASSES)
     env = Env(net_of, loss, optim.Sgd(0.9, 5e-4), N, len(cohort), tiny.BATCH, 2.0, 2.0, rounds=8, **env_options)
     who = Participation(len(cohort), len(cohort), tuple(range(N)), schedule=(cohort,))
@@ -56,12 +57,15 @@ def scattered(state, scale: float):
 @functools.cache
 def alone(cohort: tuple[int, ...], strength: float = 0.0) -> Simulation:
     """Local training, with a proximal pull to where each client starts."""
+    return engine(Pulled(strength=strength), cohort)
 
-    def local(env, net, server, client, ctx):
-        client, done = descend(env, net, client, ctx, adjust=pull(strength, net["params"]))
-        return client, upload(env, ctx, done)
 
-    return engine(make_method("local")._replace(local=local), cohort)
+class Pulled(LocalOnly):
+    strength: float = 0.0
+
+    def local(self, env, net, server, client, ctx):
+        client, done = descend(env, net, client, ctx, adjust=pull(self.strength, net["params"]))
+        return client, self.upload(env, ctx, done)
 
 
 # ---- FedAS --------------------------------------------------------------------------------------------------------
@@ -237,7 +241,7 @@ def test_default_options_learn(name):
     """Ten rounds: four of five test examples right (local training: 0.95), where a guess is right in one of four."""
     fed, method = skewed(), make_method(name)
     model = models.build("mlp", fed.shape, 4, hidden=(16,))
-    model = method.extend(model) if method.extend else model
+    model = method.extend(model)
     env = Env(model, losses.make_loss("ce", 4), optim.Sgd(0.9, 5e-4), N, 4, 10, 2.0, 2.0, rounds=10)
     who, lr = Participation(4, 4, tuple(range(N))), optim.schedule("constant", 0.05, 10)
     sim = simulate(method, env, fed, who, lr=lr, evaluations=("personal",), eval_every=10, capacity=1)
@@ -319,7 +323,7 @@ def shapes_of(sim: Simulation, net):
     ],
 )
 def test_bad_options_are_named(name, options):
-    with pytest.raises(
-        UserError, match=rf"{name}.*{next(iter(options))}(=.*; allowed: | .*is not a finite number; default)"
-    ):
+    option = next(iter(options))
+    of_numbers = rf"{name}.{option}(=.* is not allowed; use | .*is not a finite number; default)"
+    with pytest.raises(UserError, match=rf"{option} of {name} .*; allowed: |{of_numbers}"):
         make_method(name, **options)

@@ -75,7 +75,7 @@ def engine(name: str, options: Mapping[str, Any]) -> Simulation:
     fed, method = federation(), make_method(name, **options)
     model = models.build("mlp", fed.shape, fed.classes, dtype=jnp.float64, hidden=(settings.WIDTH,))
     env = Env(
-        model=method.extend(model) if method.extend else model,
+        model=method.extend(model),
         loss=losses.make_loss("ce", fed.classes),
         optimizer=optim.Sgd(settings.MOMENTUM, settings.DECAY),
         num_clients=N,

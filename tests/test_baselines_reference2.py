@@ -64,9 +64,14 @@ def built(case: Case) -> tuple[Simulation, dict]:
     method = make_method(case.method, **case.options)
     if case.inside:
         name, value = case.inside
-        method = method._replace(log=lambda env, old, server, cohort: {name: value(cohort)})
+
+        class Logged(type(method)):
+            def log(self, env, old, server, cohort):
+                return {name: value(cohort)}
+
+        method = Logged(**case.options)
     model = models.build("mlp", settings.SHAPE, settings.CLASSES, hidden=(settings.WIDTH,), dtype=jnp.float64)
-    model = method.extend(model) if method.extend else model
+    model = method.extend(model)
     env = Env(
         model,
         losses.make_loss("ce", settings.CLASSES),

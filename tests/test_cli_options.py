@@ -65,7 +65,7 @@ def commands(work: pathlib.Path) -> dict[str, list[list[str]]]:
     return {
         "run": both("run", "fedavg"),
         "compare": both("compare", "fedavg", "local"),
-        "pretrain": [["pretrain", "pfedrlla", *TINY, "--protocol", "pfedrlla", "--dry-run"]],
+        "train": [["train", "pfedrlla", *TINY, "--protocol", "pfedrlla", "--dry-run"]],
         "profile": [["profile", "fedavg", *TINY, "--dry-run"], ["profile", "fedavg", *TINY, "--out", str(work / "p")]],
         "sweep": [["sweep", grid, "--out", str(work / "grid")], ["sweep", grid, "--out", str(work / "grid"), "--task", "0"]],
         "resume": [["resume", run]],
@@ -75,9 +75,9 @@ def commands(work: pathlib.Path) -> dict[str, list[list[str]]]:
     }
 
 
-# read before a command starts (`main`), or, for pretrain's dry run, by what `run` does after it
+# read before a command starts (`main`), or, for train's dry run, by what `run` does after it
 ELSEWHERE = {"command", "imports", "preset"}
-LATER = {"pretrain": {"json", "log", "quiet", "seeds_mode"}}
+LATER = {"train": {"json", "log", "quiet", "seeds_mode"}}
 
 
 def test_commands_are_all_tried():

@@ -20,6 +20,8 @@ from tiny import M, N, assert_close, same_bits, simulation, start
 from fedjax_sim.engine.loop_backend import LoopBackend
 from fedjax_sim.errors import UserError
 from fedjax_sim.methods import METHODS
+from fedjax_sim.methods.fedavg import FedAvg
+from fedjax_sim.transforms.base import Transform
 
 ALL = {**CASES, **DUMMY_CASES}
 
@@ -134,6 +136,21 @@ def test_printed_client_bytes_are_the_real_ones(sim):
     assert N * tree_bytes(one) == sum(np.asarray(a).nbytes for a in jax.tree.leaves(state.clients))
 
 
+def test_a_neutral_transform_is_the_plain_run(sim):
+    """Bit for bit: uploads, states, logs; also of methods that refuse every other transform."""
+    name = sim.method.name
+    inside = simulation(name, model=ALL[name].model, around=Neutral, **ALL[name].options)
+    (want, data), (got, _) = start(sim), start(inside)
+    for _ in range(2):
+        want, logged, ids, sent = sim.examine(want, data)
+        got, log, who, uploads = inside.examine(got, start(inside)[1])
+        assert same_bits((ids, sent, logged), (who, uploads, log))
+    assert same_bits((want.server, want.agent), (got.server.inner, got.agent))
+    assert same_bits(want.clients, got.clients._replace(own=got.clients.own.inner))
+    net = sim.env.model.init(jax.random.key(0))
+    assert inside.method.wire(inside.env, net) == sim.method.wire(sim.env, net)
+
+
 def test_two_lanes_are_one_lane(sim):
     """Two clients side by side give what each gives alone."""
     name = sim.method.name
@@ -207,10 +224,22 @@ def test_private_group_stays_and_counts():
     assert not np.isclose(personal, plain)[took_part].any() and np.allclose(personal[~took_part], plain[~took_part])
 
 
+class Neutral(Transform):
+    """Changes nothing."""
+
+    def __init__(self, inner):
+        object.__setattr__(self, "inner", inner)
+
+
+class Typo(FedAvg):
+    name = "fedavg"
+    needs = frozenset({"residents"})
+
+
 def test_a_typo_in_needs_is_an_error():
     sim = simulation("fedavg")
     with pytest.raises(UserError, match=r"word in needs of method 'fedavg': 'residents' .did you mean 'resident'"):
-        dataclasses.replace(sim.stages, method=sim.method._replace(needs=frozenset({"residents"})))
+        dataclasses.replace(sim.stages, method=Typo())
 
 
 def test_scaffold_first_step_is_fedavg():

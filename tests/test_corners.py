@@ -18,6 +18,7 @@ from fedjax_sim.engine.participation import Participation, few_of_many
 from fedjax_sim.engine.round import make_data, seed_key
 from fedjax_sim.engine.simulation import simulate
 from fedjax_sim.errors import UserError
+from fedjax_sim.hooks import Method, Personal
 from fedjax_sim.local import epoch_orders, optim
 from fedjax_sim.local.score import predict_net
 from fedjax_sim.local.threefry import counter_bits
@@ -69,16 +70,17 @@ def test_a_predictor_of_its_own_gets_the_clients_statistics():
     fed = tiny.federation()
     seen = {}
 
-    def predict(env, predictor, x):
-        seen["stats"] = predictor["inner"]["batch_stats"]
-        return predict_net(env, predictor["inner"], x)
+    class Wrapped(Personal, Method):
+        def personal(self, env, server, client, ctx):
+            return {"inner": server.net}
 
-    wrapped = make_method("fedavg")._replace(
-        personal=lambda env, server, client, ctx: {"inner": server.net}, predict=predict
-    )
-    sim, state, data = run(wrapped, model=tiny_bn(fed.shape, fed.classes), bn_local=True)
-    plain, other, _ = run(make_method("fedavg"), model=tiny_bn(fed.shape, fed.classes), bn_local=True)
-    want, got = plain.evaluate(other, data)["personal"]["loss"], sim.evaluate(state, data)["personal"]["loss"]
+        def predict(self, env, predictor, x):
+            seen["stats"] = predictor["inner"]["batch_stats"]
+            return predict_net(env, predictor["inner"], x)
+
+    sim, state, data = run(Wrapped(), model=tiny_bn(fed.shape, fed.classes), bn_local=True)
+    plain, other, same = run(make_method("fedavg"), model=tiny_bn(fed.shape, fed.classes), bn_local=True)
+    want, got = plain.evaluate(other, same)["personal"]["loss"], sim.evaluate(state, data)["personal"]["loss"]
     np.testing.assert_allclose(want, got, rtol=1e-5)
     assert seen
 

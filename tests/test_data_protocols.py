@@ -23,6 +23,7 @@ def used(fed, split):
 
 
 SHARES = {
+    "standard": {"train": 0.9, "val": 0.1},
     "fedpolicy": {"train": 0.9, "val": 0.1},
     "pfllib": {"train": 0.75, "test": 0.25},
     "pfedrlla": {"train": 0.65, "val": 0.15, "test": 0.20},
@@ -47,12 +48,12 @@ def test_fractions_cover_and_no_leak(protocol, partition):
         assert sorted(fed.held["test"].tolist()) == sorted(used(fed, "test").tolist())
     else:
         assert fed.held["test"].tolist() == list(range(4000, 5000))
-        server = fed.held["val"].tolist() if protocol == "fedpolicy" else []
+        server = fed.held["val"].tolist() if protocol in ("standard", "fedpolicy") else []
         assert sorted([*rows.tolist(), *server]) == list(range(4000))
     tested = set(fed.held["test"].tolist()) | set(used(fed, "test").tolist() if "test" in fed.rows else [])
     for split in set(fed.rows) - {"test"}:
         assert not tested & set(used(fed, split).tolist())
-    assert ("val" in fed.held) == (protocol == "fedpolicy")
+    assert ("val" in fed.held) == (protocol in ("standard", "fedpolicy"))
     if "val" in fed.held:
         assert not tested & set(fed.held["val"].tolist())
 
@@ -120,6 +121,7 @@ def test_norms():
 
 
 ROWS = {  # sha256 over the leaves of federate("digits", "dirichlet:0.3", clients=10, protocol=...), before val_fraction
+    "standard": "1387a2a4964d5c0766ea2defc06500877222e46ddb54df3394d1f5a4922cf233",
     "fedpolicy": "1387a2a4964d5c0766ea2defc06500877222e46ddb54df3394d1f5a4922cf233",
     "pfllib": "5b980494eff62a94a100f0b029f7d6a6b4d3877d0d99279c92d10cba5e5b9eda",
     "pfedrlla": "8bfb8da4b437b0686d73f03407b78ba4df54f89840563ccefdb458901a9f22cb",
@@ -163,7 +165,7 @@ def test_description_and_fingerprint_of_a_federation(tmp_path):
     make = lambda **more: federate(**dict(dataset="digits", partition="iid", clients=5) | more)
     fed = make()
     assert fed.description == (
-        "digits, iid, 5 clients, fedpolicy, server_val 144, norm dataset, data_seed 0, 1797 examples 28x28x1"
+        "digits, iid, 5 clients, standard, server_val 144, norm dataset, data_seed 0, 1797 examples 28x28x1"
     )
     assert make().fingerprint() == fed.fingerprint() and make().description == fed.description
     others = [dict(data_seed=1), dict(partition="shards:2"), dict(clients=6), dict(norm="none"), dict(val_fraction=0.2)]

@@ -67,21 +67,23 @@ def python_blocks(page: pathlib.Path) -> list[str]:
 @pytest.mark.parametrize("page", [str(p.relative_to(ROOT)) for p in PAGES if python_blocks(p)])
 def test_documented_python_runs(page, tmp_path, monkeypatch):
     """Every Python block of the README and of docs/; those of one page one after another, as one would type them."""
-    from fedjax_sim.methods import _OWN
+    from fedjax_sim import metrics, transforms
+    from fedjax_sim.methods import _KINDS
 
     monkeypatch.chdir(tmp_path)
     path = ROOT / page
-    known, own = dict(METHODS), dict(_OWN)
+    tables = (METHODS, _KINDS, transforms.TRANSFORMS, transforms._KINDS, metrics.METRICS, metrics._MADE)
+    before = [dict(table) for table in tables]
     names: dict = {"__name__": "docs"}
     try:
         for number, block in enumerate(python_blocks(path), 1):
             exec(compile(block, f"{page}, Python block {number}", "exec"), names)
-        for name in set(METHODS) - set(known):  # to be registered is not yet to work
+        for name in set(METHODS) - set(before[0]):  # to be registered is not yet to work
             fedjax_sim.run(name, model="mlp", clients=4, participation="1", rounds=1, epochs=1, devices="1", chunk="1")
     finally:  # what a page registers is not a method of the project
-        for table, before in ((METHODS, known), (_OWN, own)):
+        for table, content in zip(tables, before, strict=True):
             table.clear()
-            table.update(before)
+            table.update(content)
 
 
 def test_readme_shows_python_in_ten_lines():

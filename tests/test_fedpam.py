@@ -34,7 +34,6 @@ from fedjax_sim.models import build, from_module, parameter_counts
 from fedjax_sim.models.batch_norm import BatchNorm
 from fedjax_sim.models.projection import with_projection
 from fedjax_sim.runner.config import Config
-from fedjax_sim.runner.figures import complaints
 from fedjax_sim.runner.prepare import prepare
 from fedjax_sim.types import Client, Ctx, Env
 
@@ -215,7 +214,7 @@ def test_silent_features_are_counted_and_told():
     for shift in (-1.0, -3.0, -5.0):
         got = live_features(env, with_first(kernel, jnp.full(5, shift)), jnp.array([0, 3, 5]))
         np.testing.assert_allclose(got, ((z + shift) > 0).any(0).mean(), rtol=1e-6)
-    rounds = [dict(round=t, live_features=0.3) for t in range(10)]
+    rounds, complaints = [dict(round=t, live_features=0.3) for t in range(10)], make_method("fedpam").complaints
     assert "70 % are 0" in complaints(rounds)[0] and not complaints(rounds[:9]) and not complaints([{}] * 30)
     assert not complaints([*rounds[:-1], dict(round=9, live_features=0.9)])
 
@@ -244,12 +243,12 @@ def test_predictions_use_the_client_s_matrix(infer):
 def test_variants_differ_as_stated():
     """pcl keeps nothing private; full, with its matrices put back to the identity, decides as pcl does."""
     full, pcl = simulation("fedpam"), simulation("fedpam", variant="pcl")
-    (state, data), (frozen, _) = start(full), start(pcl)
-    assert frozen.clients.own == () and not same_bits(full.examine(state, data)[3], pcl.examine(frozen, data)[3])
-    after, log, *_ = pcl.examine(frozen, data)
+    (state, data), (frozen, same) = start(full), start(pcl)
+    assert frozen.clients.own == () and not same_bits(full.examine(state, data)[3], pcl.examine(frozen, same)[3])
+    after, log, *_ = pcl.examine(frozen, same)
     assert int(log["private_parameters"]) == 0 and "adjust_distance" not in log
     again = state._replace(server=after.server)
-    assert_close(full.evaluate(again, data)["personal"], pcl.evaluate(after, data)["personal"])
+    assert_close(full.evaluate(again, data)["personal"], pcl.evaluate(after, same)["personal"])
 
 
 def test_another_width():
@@ -327,11 +326,11 @@ def test_own_batch_statistics():
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"tau": 0.0}, r"fedpam has lam=30, tau=0; allowed: finite numbers, lam at least 0, tau above 0"),
-        ({"tau": -1.0}, "tau=-1; allowed"),
+        ({"tau": 0.0}, r"fedpam.tau=0 is not allowed; use a number above 0"),
+        ({"tau": -1.0}, "fedpam.tau=-1 is not allowed"),
         ({"tau": math.nan}, "fedpam.tau 'nan' is not a finite number"),
         ({"tau": math.inf}, "fedpam.tau 'inf' is not a finite number"),
-        ({"lam": -1.0}, "lam=-1, tau=0.5; allowed"),
+        ({"lam": -1.0}, "fedpam.lam=-1 is not allowed; use 0 or more"),
         ({"lam": math.nan}, "fedpam.lam 'nan' is not a finite number"),
         ({"lam": "inf"}, "fedpam.lam 'inf' is not a finite number"),
         ({"m": -3}, r"m=-3 is no width of features; allowed: 0 \(the model's own\), or a whole number to 32768"),

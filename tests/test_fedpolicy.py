@@ -16,13 +16,14 @@ from fedjax_sim.data.federation import Federation
 from fedjax_sim.engine.participation import Participation
 from fedjax_sim.engine.simulation import simulate
 from fedjax_sim.errors import UserError
+from fedjax_sim.hooks import Method
 from fedjax_sim.local import descend, upload
 from fedjax_sim.local.optim import schedule
 from fedjax_sim.methods import make_method
 from fedjax_sim.methods.fedpolicy import STATES, observation_size
 from fedjax_sim.methods.fedpolicy.actions import subset_masks
 from fedjax_sim.models import build
-from fedjax_sim.plans import payload_bytes
+from fedjax_sim.plans import floats_on_wire, payload_bytes
 
 
 def rounds_of(sim, count=2):
@@ -41,25 +42,24 @@ def test_full_policy_is_fedavg_with_uniform_weights():
 def keeps(private: str):
     """A static policy in its own words: one group is the client's, the server averages all and knows no blocks or plans."""
 
-    def init(env, net):
-        return net["params"], net["params"][private]
+    class Keeps(Method):
+        needs = frozenset({"resident"})
+        has_global_model = False
 
-    def receive(env, server, client, plan, ctx):
-        return client, {"params": {**server, private: client.own}, "batch_stats": {}}
+        def init(self, env, net):
+            return net["params"], net["params"][private]
 
-    def local(env, net, server, client, ctx):
-        client, done = descend(env, net, client, ctx)
-        return client._replace(own=done.net["params"][private]), upload(env, ctx, done, "uniform")
+        def receive(self, env, server, client, plan, ctx):
+            return client, {"params": {**server, private: client.own}, "batch_stats": {}}
 
-    return make_method("fedavg")._replace(
-        name="keeps",
-        init=init,
-        receive=receive,
-        local=local,
-        aggregate=lambda env, server, cohort: cohort.mean["params"],
-        needs=frozenset({"resident"}),
-        global_model=None,
-    )
+        def local(self, env, net, server, client, ctx):
+            client, done = descend(env, net, client, ctx)
+            return client._replace(own=done.net["params"][private]), upload(env, ctx, done, "uniform")
+
+        def aggregate(self, env, server, cohort):
+            return cohort.mean["params"]
+
+    return Keeps()
 
 
 @pytest.mark.parametrize("block, private", [("backbone", "fc"), ("head", "fc1")])
@@ -111,11 +111,11 @@ def test_blocks_move_the_papers_bytes():
     floats = env.group_floats(jax.eval_shape(model.init, jax.random.key(0)))
     assert (sum(floats[:-1]), floats[-1]) == (11_176_512, 5_130)
     for agent, want in (("full", 0.8331), ("backbone", 0.8329), ("head", 0.4167)):
-        control = make_method("fedpolicy", agent=agent).control
+        control = make_method("fedpolicy", agent=agent)
         action = ("full", "backbone", "head").index(agent)
-        plan = control.plan(env, action, None, tiny_ctx())
+        plan = control.plan_of(env, action, None, tiny_ctx())
         taken, sent = (10 * (np.asarray(mask) > 0)[None] for mask in (plan.take, plan.send))
-        down, up = payload_bytes(taken, sent, floats, (0, 0), np.array([10]), np.array([10]))
+        down, up = payload_bytes(taken, sent, floats_on_wire(floats), np.array([10]), np.array([10]))
         assert round(float(down[0] + up[0]) / 2**30, 4) == want
 
 
@@ -208,15 +208,15 @@ def test_state_subsets_change_the_observation():
     state, data = start(simulation("fedpolicy", **{"agent.batch": 4}))
     env, ctx = simulation("fedpolicy", **{"agent.batch": 4}).open(data), tiny_ctx()
     client = jax.tree.map(lambda a: a[0], state.clients)
-    everything = make_method("fedpolicy").control.observe(env, state.server, client, ctx)
+    everything = make_method("fedpolicy").observe(env, state.server, client, ctx)
     c2 = CLASSES**2
     keep = dict(
         all=range(c2 + 3), ncf=range(c2, c2 + 3), ncfnla=(c2 + 1, c2 + 2), ocmla=range(c2 + 2), opd=(*range(c2 + 1), c2 + 2)
     )
     for name in STATES:
-        seen = make_method("fedpolicy", state=name).control.observe(env, state.server, client, ctx)
+        seen = make_method("fedpolicy", state=name).observe(env, state.server, client, ctx)
         np.testing.assert_array_equal(seen, everything[jnp.array(list(keep[name]))])
-    raw = make_method("fedpolicy", state_scaling="raw").control.observe(env, state.server, client, ctx)
+    raw = make_method("fedpolicy", state_scaling="raw").observe(env, state.server, client, ctx)
     np.testing.assert_allclose(raw[:c2], np.ravel(client.confusion.conf))
 
 
@@ -225,7 +225,7 @@ def test_rewards():
 
     zero = jnp.float32(0)
     report, old, new = Report(jnp.float32(0.5), jnp.float32(0.7), zero, zero, zero), Server((), 0.4), Server((), 0.8)
-    reward = lambda **options: float(make_method("fedpolicy", **options).control.reward(None, old, new, report, 0, None))
+    reward = lambda **options: float(make_method("fedpolicy", **options).reward_of(None, old, new, report, 0, None))
     assert reward() == pytest.approx(0.2 + 0.25 * 0.4)
     assert reward(lam="1") == pytest.approx(0.6)
     assert reward(reward="local") == pytest.approx(0.2)

@@ -7,8 +7,7 @@ import pytest
 from fedjax_sim.cli.main import main
 from fedjax_sim.engine import host_rows
 from fedjax_sim.errors import UserError
-from fedjax_sim.hooks import Server
-from fedjax_sim.methods import make_method
+from fedjax_sim.hooks import Method, Server, SetsUp
 from fedjax_sim.runner import checkpoint
 from fedjax_sim.runner import execute as runner
 from fedjax_sim.runner.config import Config
@@ -73,22 +72,20 @@ def test_controllers_observe_the_cohorts_rows():
 def test_setup_is_streamed(monkeypatch):
     """A method that counts up in its own state: by its client number before round 1, by one per participation."""
 
-    def with_setup():
-        plain = make_method("fedavg")
+    class Counting(SetsUp, Method):
+        def init(self, env, net):
+            return Server(net), np.float32(0)
 
-        def local(env, net, server, client, ctx):
-            after, up = plain.local(env, net, server, client, ctx)
+        def setup(self, env, server, client, ctx):
+            return client._replace(own=client.own + 100 * (ctx.id + 1))
+
+        def local(self, env, net, server, client, ctx):
+            after, up = super().local(env, net, server, client, ctx)
             return after._replace(own=client.own + 1), up
-
-        return plain._replace(
-            init=lambda env, net: (Server(net), np.float32(0)),
-            local=local,
-            setup=lambda env, server, client, ctx: client._replace(own=client.own + 100 * (ctx.id + 1)),
-        )
 
     monkeypatch.setattr(host_rows, "BLOCK", 4 * 4)  # four rows of one float at a time: 4 + 2 clients
     setup = prepare(
-        config("fedavg", evaluations=("global",), state_on="host", participation="1"), fed=federation(), method=with_setup()
+        config("fedavg", evaluations=("global",), state_on="host", participation="1"), fed=federation(), method=Counting()
     )
     result = runner.execute(setup, None)
     np.testing.assert_array_equal(result.state.clients.own, 100.0 * np.arange(1, N + 1) + 4)

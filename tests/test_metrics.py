@@ -8,7 +8,7 @@ import types
 import numpy as np
 import pytest
 
-from fedjax_sim.plans import payload_bytes
+from fedjax_sim.plans import floats_on_wire, payload_bytes
 from fedjax_sim.runner.figures import (
     client_figures,
     convergence,
@@ -98,7 +98,9 @@ def test_payload_bytes_beyond_32_bit():
     """500 clients of an 11-million-parameter model: 22 GB a round."""
     floats = (10_000_000, 1_181_642)
     taken, sent = np.array([[500, 500], [500, 0]], np.int32), np.array([[500, 0], [499, 499]], np.int32)
-    down, up = payload_bytes(taken, sent, floats, (7, 3), np.array([500, 500], np.int32), np.array([500, 499], np.int32))
+    down, up = payload_bytes(
+        taken, sent, floats_on_wire(floats, (7, 3)), np.array([500, 500], np.int32), np.array([500, 499], np.int32)
+    )
     assert down.tolist() == [4 * (500 * sum(floats) + 500 * 7), 4 * (500 * floats[0] + 500 * 7)]
     assert up.tolist() == [4 * (500 * floats[0] + 500 * 3), 4 * (499 * sum(floats) + 499 * 3)]
     assert down.dtype == np.int64 and down[0] > 2**34
@@ -141,7 +143,7 @@ def test_probe_figures_are_over_those_who_can_take_part():
 def fake_setup(split="test", seen=(0, 1), unseen=()):
     """As much of a Setup as a Recorder looks at: two groups of 3 and 2 floats, one float beside them each way."""
     env = types.SimpleNamespace(group_floats=lambda net: (3, 2))
-    method = types.SimpleNamespace(extra_floats=lambda env, net: (1, 1), adapts=False)
+    method = types.SimpleNamespace(wire=lambda env, net: floats_on_wire(env.group_floats(net), (1, 1)), adapts=False)
     simulation = types.SimpleNamespace(env=env, method=method, client_split=split)
     config = types.SimpleNamespace(evaluations=("global", "personal", "resident"), eval_every=2, personal_every=0)
     participation = types.SimpleNamespace(seen=seen)

@@ -16,13 +16,14 @@ FILE = '''
 import numpy as np
 import agents
 import fedjax_sim as fs
-from fedjax_sim.methods.fedprox import fedprox
 from helper import SIDE
 
 
-def my_prox(mu: float = 0.5):
+@fs.register("my_prox")
+class MyProx(fs.FedProx):
     """FedProx with another default."""
-    return fedprox(mu)._replace(name="my_prox")
+
+    mu: fs.Real = fs.field(0.5, ge=0)
 
 
 def tiny_net(shape, classes, *, dtype, conv, width: int = 5):
@@ -37,15 +38,15 @@ def stripes():
     return x[:180], y[:180], x[180:], y[180:]
 
 
-def lazy(observation_size, num_actions, *, dtype, lr=0.1):
+class Lazy(agents.Uniform):
     """Chooses at random."""
-    return agents.make("random", observation_size, num_actions, dtype=dtype)
+
+    lr: fs.Real = 0.1
 
 
-fs.register("my_prox", my_prox)
 fs.register_model("tiny_net", tiny_net)
 fs.register_dataset("stripes", stripes)
-fs.register_agent("lazy", lazy)
+fs.register_agent("lazy", Lazy)
 '''
 
 
@@ -54,10 +55,10 @@ def own(tmp_path):
     """The file; what it registers is forgotten afterwards."""
     from agents import registry
     from fedjax_sim.data.sources import DATASETS
-    from fedjax_sim.methods import _OWN, METHODS
+    from fedjax_sim.methods import _KINDS, METHODS
     from fedjax_sim.models import MODELS, REGISTRY
 
-    tables = (METHODS, _OWN, MODELS, REGISTRY, DATASETS, registry.ENTRIES, registry.DESCRIPTIONS)
+    tables = (METHODS, _KINDS, MODELS, REGISTRY, DATASETS, registry.ENTRIES, registry.DESCRIPTIONS)
     before = [dict(table) for table in tables]
     (tmp_path / "helper.py").write_text("SIDE = 6\n")
     file = tmp_path / "own.py"

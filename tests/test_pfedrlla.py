@@ -16,9 +16,10 @@ from fedjax_sim.engine.layout import Layout, make_layout
 from fedjax_sim.engine.participation import Participation
 from fedjax_sim.engine.simulation import simulate
 from fedjax_sim.errors import UserError
+from fedjax_sim.hooks import Controlled
 from fedjax_sim.local import losses, optim
 from fedjax_sim.methods import make_method
-from fedjax_sim.methods.pfedrlla import RULES, part_weights
+from fedjax_sim.methods.pfedrlla import RULES, PFedRLLA, part_weights
 from fedjax_sim.methods.pfedrlla.regimes import Schedule
 from fedjax_sim.methods.pfedrlla.reward import preferred, terms
 from fedjax_sim.models import build
@@ -31,12 +32,27 @@ def forced(method, weights):
     """The method with an agent that always says weights(observation) [m+1], and learns nothing."""
     from agents.types import Agent, Info
 
-    def act(state, observation, key, available=None):
-        action = weights(observation)
-        return action, Info(jnp.zeros(()), jnp.zeros(()), action, available)
+    class Saying(Agent):
+        def init(self, key):
+            return ()
 
-    agent = Agent("forced", lambda key: (), act, lambda state, transitions, key: (state, {}))
-    return method._replace(control=method.control._replace(agent=lambda env: agent))
+        def act(self, state, observation, key, available=None):
+            action = weights(observation)
+            return action, Info(jnp.zeros(()), jnp.zeros(()), action, available)
+
+        def update(self, state, transitions, key):
+            return state, {}
+
+    class Forced(PFedRLLA):
+        def make_agent(self, env):
+            return Saying()
+
+    return varied(Forced, method)
+
+
+def varied(kind, method):
+    """The same options in another class."""
+    return kind(**{one.name: getattr(method, one.name) for one in dataclasses.fields(method)})
 
 
 def simulation(method=None, participants: int = M, chunk: int = 1, devices: int = 1, stored="all", started=(), **options):
@@ -170,15 +186,15 @@ def test_size_weights_everywhere_are_the_weighted_rule():
     """An agent that says n_j / Σ n for the whole net does what body = head = weighted does without an agent."""
     weighted = simulation(make_method("pfedrlla", body="weighted", head="weighted"))
     asked = make_method("pfedrlla", **{**SMALL, "body": "agent"})
-    plan = asked.control.plan
 
-    def by_size(env, action, server, ctx):
-        sizes = env.fed.size["train"][jnp.append(server.previous, ctx.id)].astype(env.dtype)
-        return plan(env, sizes / sizes.sum(), server, ctx)
+    class BySize(PFedRLLA):
+        def plan_of(self, env, action, server, ctx):
+            sizes = env.fed.size["train"][jnp.append(server.previous, ctx.id)].astype(env.dtype)
+            return super().plan_of(env, sizes / sizes.sum(), server, ctx)
 
-    asked = asked._replace(control=asked.control._replace(plan=by_size))
+    asked = varied(BySize, asked)
     (mine, sent), (theirs, want) = rounds_of(simulation(asked)), rounds_of(weighted)
-    assert weighted.method.control is None and theirs.server.encoder == ()
+    assert weighted.method.ask(Controlled) is None and theirs.server.encoder == ()
     assert_close(want, sent, 1e-6)
     assert_close(theirs.clients.resident, mine.clients.resident, 1e-6)
 
@@ -299,14 +315,14 @@ def test_second_model_moves_when_the_agent_has_learned():
 
 
 def test_a_pretrained_agent_is_fine_tuned(tmp_path, capsys):
-    """pretrain writes a run directory; run takes agent and encoder over and says what is missing."""
+    """train writes a run directory; run takes agent and encoder over and says what is missing."""
     common = "--model mlp --set model.hidden=5 --clients 6 --participation 0.5 --epochs 1 --protocol pfedrlla --quiet "
     common += "--devices 1 --chunk 1 --dataset synthetic:shape=6x6x1,classes=3,train=120,test=30 --evaluate resident "
     common += (
         "--set pfedrlla.side=4 --set pfedrlla.embedding=6 --set pfedrlla.agent.batch=4 --set pfedrlla.agent.capacity=64"
     )
     first, second = tmp_path / "first", tmp_path / "second"
-    words = f"pretrain pfedrlla --rounds 4 --set pfedrlla.random_rounds=2 --out {first} {common}"
+    words = f"train pfedrlla --rounds 4 --set pfedrlla.random_rounds=2 --out {first} {common}"
     assert main(words.split()) == 0
     assert f"--start-from {first}:agent,server.encoder" in capsys.readouterr().out
     words = f"run pfedrlla --rounds 2 --set pfedrlla.random_rounds=2 --out {second} {common} --start-from {first}"
@@ -318,8 +334,8 @@ def test_a_pretrained_agent_is_fine_tuned(tmp_path, capsys):
     assert result.state.clients.own.second == ()  # fine-tuning compares real models, on resume too
     assert main([*words.replace(str(second), str(tmp_path / "third")).split()[:-1], f"{first}:agent"]) == 2
     assert "not the encoder that the agent sees through; allowed: RUN:agent,server.encoder" in capsys.readouterr().err
-    assert main(["pretrain", "fedavg"]) == 2
-    assert "has nothing to pre-train; allowed: pfedrlla" in capsys.readouterr().err
+    assert main(["train", "fedavg"]) == 2
+    assert "has no agent to train; allowed: fedpolicy, qbandit, pfedrlla" in capsys.readouterr().err
 
 
 def test_mistakes_are_sentences():

@@ -14,7 +14,7 @@ import tiny
 import fedjax_sim as fs
 from fedjax_sim.cli.main import main
 from fedjax_sim.errors import UserError
-from fedjax_sim.methods.fedprox import fedprox
+from fedjax_sim.methods.fedprox import FedProx
 from fedjax_sim.runner.config import Config
 from fedjax_sim.runner.execute import resume, run
 from fedjax_sim.runner.prepare import prepare, save_net
@@ -82,13 +82,34 @@ def test_a_changed_data_file_is_refused_and_a_moved_one_is_not(tmp_path):
     refused(lambda: resume(tmp_path / "run", 2), "the data are not those of the run", "mine.npz")
 
 
+class OwnProx(FedProx):
+    """A method without a name of its own."""
+
+
+def test_a_method_with_a_name_is_a_run_by_that_name(tmp_path):
+    """Given as an object: the same configuration, so that it goes on and is exported without it."""
+    import fedjax_sim as fs
+    from agents import SAC
+
+    fed = tiny.federation()
+    config = run(fs.FedProx(mu=5.0), fed, rounds=1, out=tmp_path / "run", **HALF).setup.config
+    assert (config.method, config.options, config.own_method) == ("fedprox", {"mu": 5.0}, "")
+    named = run("fedprox", fed, rounds=2, mu=5.0, **HALF)
+    assert config.hash() == named.setup.config.hash()
+    assert tiny.same_bits(resume(tmp_path / "run", 2, fed=fed).state, named.state)
+    of = lambda method: prepare(Config("fedavg", **HALF), fed=fed, method=method).config.options
+    assert of(fs.FedPolicy()) == {}
+    assert of(fs.FedPolicy(agent=SAC(lr=0.01, capacity=None), lam=0.5)) == {"lam": 0.5, "agent": "sac", "agent.lr": 0.01}
+    assert of(fs.FedPolicy(agent="full")) == {"agent": "full"}
+
+
 def test_method_objects_keep_their_own_options(tmp_path):
     fed = tiny.federation()
-    whole = run(fedprox(mu=5.0), fed, rounds=3, out=tmp_path / "whole", **HALF)
-    run(fedprox(mu=5.0), fed, rounds=2, out=tmp_path / "cut", **HALF)
-    refused(lambda: resume(tmp_path / "cut", 3, fed=fed), "a method given as an object (fedprox)", "method=…")
-    refused(lambda: resume(tmp_path / "cut", 3, fed=fed, method=fedprox(mu=1.0)), "local.mu=5.0", "local.mu=1.0")
-    rest = resume(tmp_path / "cut", 3, fed=fed, method=fedprox(mu=5.0))
+    whole = run(OwnProx(mu=5.0), fed, rounds=3, out=tmp_path / "whole", **HALF)
+    run(OwnProx(mu=5.0), fed, rounds=2, out=tmp_path / "cut", **HALF)
+    refused(lambda: resume(tmp_path / "cut", 3, fed=fed), "a method given as an object (OwnProx)", "method=…")
+    refused(lambda: resume(tmp_path / "cut", 3, fed=fed, method=OwnProx(mu=1.0)), "mu=5.0", "mu=1.0")
+    rest = resume(tmp_path / "cut", 3, fed=fed, method=OwnProx(mu=5.0))
     assert tiny.same_bits(rest.state, whole.state)
     named = run("fedprox", fed, rounds=3, mu=5.0, **HALF)  # the option by its name
     assert tiny.same_bits(named.state.server, whole.state.server) and named.setup.config.options == {"mu": 5.0}
@@ -100,7 +121,7 @@ def test_unknown_keywords_are_a_sentence():
         lambda: run("fedprox", tiny.federation(), muh=1.0, **HALF), "option of a run or of method 'fedprox' 'muh'", "'mu'"
     )
     refused(lambda: run("fedavg", tiny.federation(), roundz=1, **HALF), "did you mean 'rounds'")
-    refused(lambda: run(fedprox(), tiny.federation(), mu=1.0, **HALF), "'mu' is not an option of a run")
+    refused(lambda: run(FedProx(), tiny.federation(), mu=1.0, **HALF), "'mu' is not an option of a run")
     refused(lambda: run("fedavg", tiny.federation(), own_data=True, **HALF), "'own_data'")
 
 

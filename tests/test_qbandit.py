@@ -221,7 +221,7 @@ def test_round_scope_shares_the_sum_of_those_who_reported():
     ok, cohort, server = cohort_of_second_round()
     rewards, env = jnp.linspace(-3.0, 2.0, N), default().env
     own, shared = (
-        np.asarray(make_method("qbandit", scope=scope).control.combine(env, server, server, rewards, cohort))
+        np.asarray(make_method("qbandit", scope=scope).combine(env, server, server, rewards, cohort))
         for scope in ("client", "round")
     )
     assert (own < np.asarray(rewards))[ok].all() and own[2] == rewards[2]
@@ -240,15 +240,15 @@ def test_single_controls_drop_the_other_budget(control, width, actions, action, 
     """Who affords half an epoch and one layer is told three layers and 1 epoch, or the run's 2 where not steered."""
     env = dataclasses.replace(default().env, fed=tiny.federation())
     method = make_method("qbandit", control=control, budgets=((0.5, 1),) * N)
-    agent, hooks = method.control.agent(env), method.control
+    agent, hooks = method.make_agent(env), method
     server, own = method.init(env, env.model.init(jax.random.key(0)))
     ctx = Ctx(jnp.int32(0), jax.random.key(0), jnp.int32(0), jnp.float32(2), jnp.float32(0.1))
     seen = hooks.observe(env, server, Client(own), ctx)
     assert seen.shape == (width,)
     assert agent.act(agent.init(jax.random.key(0)), seen, jax.random.key(0))[1].policy.shape == (actions,)
-    plan = hooks.plan(env, action, server, ctx)
+    plan = hooks.plan_of(env, action, server, ctx)
     assert float(plan.take.sum()) == float(plan.send.sum()) == 3 and float(plan.epochs) == epochs
-    got = hooks.reward(env, server, server, Report(jnp.float32(0.75)), action, ctx)
+    got = hooks.reward_of(env, server, server, Report(jnp.float32(0.75)), action, ctx)
     np.testing.assert_allclose(got, reward, atol=1e-6)
 
 
@@ -385,14 +385,14 @@ def test_mistakes_are_one_sentence(options, says, tmp_path):
         options = options | {"budgets": write(tmp_path, budgets.removeprefix("FILE:"))}
     env = dataclasses.replace(default().env, fed=tiny.federation())
     with pytest.raises(UserError, match=says):
-        make_method("qbandit", **options).control.agent(env)
+        make_method("qbandit", **options).make_agent(env)
 
 
 def test_heldout_needs_validation_rows():
     fed = tiny.federation()
     fed = dataclasses.replace(fed, rows={"train": fed.rows["train"]}, size={"train": fed.size["train"]})
     with pytest.raises(UserError, match=r"heldout needs validation rows .* --val-fraction"):
-        make_method("qbandit", accuracy="heldout").control.agent(dataclasses.replace(default().env, fed=fed))
+        make_method("qbandit", accuracy="heldout").make_agent(dataclasses.replace(default().env, fed=fed))
 
 
 # ---- it learns --------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ from fedjax_sim.data.federation import Federation
 from fedjax_sim.engine.layout import Layout, make_layout, place
 from fedjax_sim.engine.participation import Participation
 from fedjax_sim.engine.simulation import Simulation, simulate
+from fedjax_sim.hooks import Method
 from fedjax_sim.local import losses, optim
 from fedjax_sim.methods import make_method
 from fedjax_sim.models import build
@@ -38,12 +40,20 @@ def federation() -> Federation:
 
 @functools.cache
 def simulation(
-    name: str, chunk: int = 1, devices: int = 1, loss: str = "ce", model: str = "mlp", stored: str = "all", **options
+    name: str,
+    chunk: int = 1,
+    devices: int = 1,
+    loss: str = "ce",
+    model: str = "mlp",
+    stored: str = "all",
+    around: Callable[[Method], Method] = lambda method: method,
+    **options,
 ) -> Simulation:
+    """around: what is put around the method."""
     fed = federation()
-    method = DUMMIES[name]() if name in DUMMIES else make_method(name, **options)
+    method = around(DUMMIES[name]() if name in DUMMIES else make_method(name, **options))
     net_of = build(model, fed.shape, fed.classes, **({"hidden": (5,)} if model == "mlp" else {}))
-    net_of = method.extend(net_of) if method.extend else net_of
+    net_of = method.extend(net_of)
     made = losses.make_loss(loss, CLASSES)
     env = Env(
         net_of,

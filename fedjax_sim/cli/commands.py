@@ -10,7 +10,7 @@ from typing import Any
 from fedjax_sim.cli import registries
 from fedjax_sim.cli.settings import for_values, make_config, output_directory, own_path
 from fedjax_sim.errors import UserError, lookup, unknown
-from fedjax_sim.methods import METHODS, options_of
+from fedjax_sim.methods import METHODS, controlled, method_class
 from fedjax_sim.options import names, shown
 from fedjax_sim.runner.config import Config
 
@@ -155,20 +155,23 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def pretrain(args: argparse.Namespace) -> int:
-    """`run` in the regime that trains the method's agent and encoder."""
+def train(args: argparse.Namespace) -> int:
+    """`run` for the sake of the method's agent, and what that run is good for."""
+    from fedjax_sim.hooks import Controlled
+
     lookup("method", args.method, METHODS)
-    if "regime" not in options_of(args.method):
-        able = ", ".join(name for name in METHODS if "regime" in options_of(name))
-        raise UserError(f"method '{args.method}' has nothing to pre-train; allowed: {able}")
-    args.sets = [*args.sets, f"{args.method}.regime=pretrain"]
-    args.out = args.out or str(
-        output_directory(args, f"pretrain-{args.method}", make_config(args, args.method, [args.method]))
-    )
+    if not controlled(args.method):
+        able = ", ".join(name for name in METHODS if controlled(name))
+        raise UserError(f"method '{args.method}' has no agent to train; allowed: {able}")
+    kind = method_class(args.method)
+    assert issubclass(kind, Controlled)
+    args.sets = [*args.sets, *(f"{args.method}.{option}={value}" for option, value in kind.training)]
+    config = make_config(args, args.method, [args.method])
+    args.out = args.out or str(output_directory(args, f"train-{args.method}", config))
     done = run(args)
     if not args.dry_run:
         first = args.out if args.seeds == 1 else f"{args.out}/seed-{args.seed}"
-        say(f"use it with: fedjax-sim run {args.method} --start-from {first}:agent,server.encoder")
+        say(f"use it with: fedjax-sim run {args.method} --start-from {first}:{','.join(kind.hands_over)}")
     return done
 
 
@@ -277,7 +280,7 @@ COMMANDS = {
     "run": run,
     "compare": compare,
     "sweep": sweep,
-    "pretrain": pretrain,
+    "train": train,
     "resume": resume,
     "profile": profile,
     "report": report,

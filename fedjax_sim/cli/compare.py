@@ -45,10 +45,11 @@ def compare(args: argparse.Namespace) -> int:
     from fedjax_sim.cli import describe
     from fedjax_sim.methods import make_method
     from fedjax_sim.runner.config import check
+    from fedjax_sim.transforms import transformed
 
     for _, config, _ in told:  # what is wrong in itself is said before any data are read
         check(config)
-        make_method(config.method, **config.options)
+        transformed(make_method(config.method, **config.options), config.transforms)
     feds, speech = Federations(), commands.talk(args)
     ready = [(entry, set_ups(config, own, feds, commands.note)) for entry, config, own in told]  # all, before one trains
     results: list[Any] = []

@@ -15,7 +15,7 @@ from fedjax_sim.errors import UserError
 from fedjax_sim.runner.config import BACKENDS, FULL, Config
 
 DEFAULT = Config()
-PRETRAINING = 600  # rounds
+TRAINING = 600  # rounds
 EXAMPLES = """examples:
   fedjax-sim run fedavg                        the embedded job: real digits
   fedjax-sim run fedprox --set fedprox.mu=0.1 --rounds 50 --out runs/prox
@@ -164,6 +164,15 @@ def add_training(train: Any) -> None:
         help="option of a method, of its agent ({agents}), of the model, or of the loss, e.g. fedavg.weights=uniform, "
         "fedpolicy.agent.lr=0.01, model.stem=cifar, loss.gamma=1; may be repeated",
     )
+    train.add_argument(
+        "--transform",
+        action="append",
+        default=[],
+        metavar="NAME[:VALUE,…]",
+        dest="transforms",
+        help="a transform around the method: {transforms}, e.g. clip:1.0 or server_optimizer:rule=adam,lr=0.01; may be "
+        "repeated, the first one nearest to the method",
+    )
 
 
 def add_seeds(train: Any) -> None:
@@ -183,6 +192,9 @@ def add_evaluation(score: Any) -> None:
         metavar="MODES",
         dest="evaluations",
         help=f"comma list of {{evaluations}} (default: {','.join(DEFAULT.evaluations)})",
+    )
+    score.add_argument(
+        "--metrics", default="", metavar="NAMES", help="comma list of {metrics}, measured beside accuracy and loss"
     )
     _add(score, "probe", bool, "record participants' accuracy before and after local training")
 
@@ -271,20 +283,20 @@ def make_parser() -> argparse.ArgumentParser:
     compare.add_argument("methods", metavar="METHOD[:OPTION=VALUE,…]", nargs="+", help=text)
     profile = add("profile", "seconds and bytes of each part of a round")
     profile.add_argument("method", metavar="METHOD", nargs="?", help="{methods}")
-    pretrain = add("pretrain", "train a method's agent for later runs, which take it over with --start-from")
-    pretrain.add_argument("method", metavar="METHOD", nargs="?", help="a method with a regime for it: pfedrlla")
+    train = add("train", "train a method's agent for later runs, which take it over with --start-from")
+    train.add_argument("method", metavar="METHOD", nargs="?", help="a method that an agent steers")
     text = "also write profile.json there; report draws it (default: only print)"
     profile.add_argument("--out", default=None, metavar="DIR", help=text)
-    for sub in (run, compare, profile, pretrain):
+    for sub in (run, compare, profile, train):
         add_options(sub, whole_run=sub is not profile)
         text = "settings of a published experiment, each of which may be given as well: {presets}"
         sub.add_argument("--preset", default=None, metavar="NAME", help=text)
-    for sub in (run, compare, pretrain):
+    for sub in (run, compare, train):
         add_speech(sub)
-    for sub in (run, pretrain):
+    for sub in (run, train):
         text = "also draw who has how many examples of which class, as .png, .pdf or .svg (see also --dry-run)"
         sub.add_argument("--labels", default=None, metavar="FILE", help=text)
-    pretrain.set_defaults(rounds=PRETRAINING, vmap="")
+    train.set_defaults(rounds=TRAINING, vmap="")
     sweep = add("sweep", "run a grid of settings; the same command again goes on")
     add_sweep(sweep)
     resume = add("resume", "continue a run directory")
@@ -306,6 +318,6 @@ def make_parser() -> argparse.ArgumentParser:
     export.add_argument("--data-dir", default=None, metavar="DIR", help="where the dataset is now, if it moved")
     listing = add("list", "what there is, by name")
     listing.add_argument("what", nargs="?", default="all", metavar="WHAT", help=", ".join(registries.LISTED))
-    for sub in (run, compare, profile, pretrain, sweep, resume, export, listing):
+    for sub in (run, compare, profile, train, sweep, resume, export, listing):
         add_import(sub)
     return parser

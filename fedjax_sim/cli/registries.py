@@ -16,6 +16,7 @@ import fedjax_sim
 # what -> (module, variable)
 REGISTRIES = {
     "methods": ("fedjax_sim.methods", "METHODS"),
+    "transforms": ("fedjax_sim.transforms", "TRANSFORMS"),
     "datasets": ("fedjax_sim.data.sources", "DATASETS"),
     "models": ("fedjax_sim.models.registry", "MODELS"),
     "partitions": ("fedjax_sim.data.partition", "PARTITIONS"),
@@ -23,14 +24,28 @@ REGISTRIES = {
     "losses": ("fedjax_sim.local.losses", "LOSSES"),
     "agents": ("agents", "DESCRIPTIONS"),
     "evaluations": ("fedjax_sim.engine.evaluation", "EVALUATIONS"),
+    "metrics": ("fedjax_sim.metrics", "METRICS"),
     "schedules": ("fedjax_sim.local.optim", "SCHEDULES"),
     "presets": ("fedjax_sim.presets", "PRESETS"),
     "logs": ("fedjax_sim.runner.sinks", "SINKS"),
     "convolutions": ("fedjax_sim.models.layers", "FORMS"),
     "accelerators": ("fedjax_sim.accelerators", "DEVICES"),
 }
-LISTED = ("methods", "datasets", "models", "partitions", "protocols", "losses", "agents", "evaluations", "presets", "logs")
-LIGHT = ("methods", "models", "agents", "presets")  # importing these costs nothing
+LISTED = (
+    "methods",
+    "transforms",
+    "datasets",
+    "models",
+    "partitions",
+    "protocols",
+    "losses",
+    "agents",
+    "evaluations",
+    "metrics",
+    "presets",
+    "logs",
+)
+LIGHT = ("methods", "transforms", "metrics", "models", "agents", "presets")  # importing these costs nothing
 
 
 def names(what: str) -> list[str]:

@@ -15,7 +15,10 @@ from fedjax_sim.runner.config import FOUND, Config
 MOST_SEEDS = 10_000
 
 # fields of Config that are not an option of the same name
-NOT_OPTIONS = {"method", "options", "model_options", "loss_options", "evaluations", "schedule_rounds", "cohorts"} | FOUND
+NOT_OPTIONS = FOUND | {
+    *("method", "options", "transforms", "model_options", "loss_options"),
+    *("evaluations", "metrics", "schedule_rounds", "cohorts"),
+}
 
 
 def split_sets(sets: list[str], methods: list[str]) -> tuple[dict[str, dict[str, str]], dict, dict]:
@@ -55,7 +58,8 @@ def make_config(args: argparse.Namespace, method: str, methods: list[str]) -> Co
     modes = options.names(args.evaluations)
     if not modes:
         raise UserError("--evaluate names no mode; write for example --evaluate global,personal")
-    config = Config(method=method, options=per[method], model_options=model, loss_options=loss, evaluations=modes, **values)
+    values |= dict(transforms=tuple(args.transforms), evaluations=modes, metrics=options.names(args.metrics))
+    config = Config(method=method, options=per[method], model_options=model, loss_options=loss, **values)
     return for_seeds(config, args.seeds, args.seeds_mode)
 
 
@@ -92,7 +96,7 @@ def output_directory(args: argparse.Namespace, stem: str, config: Config) -> pat
     out = own_path(args.out) if args.out else free_directory(f"{stem}-{word}-s{config.seed}")
     unfinished = args.command == "compare" and not exists(out / "config.json") and is_comparison(out)
     if exists(out) and not args.dry_run and not unfinished:
-        hint = f", or resume it with fedjax-sim resume {out}" if args.command in ("run", "pretrain") else ""
+        hint = f", or resume it with fedjax-sim resume {out}" if args.command in ("run", "train") else ""
         raise UserError(f"output directory '{options.shown(str(out))}' exists already; choose another --out{hint}")
     return out
 

@@ -38,11 +38,14 @@ class Protocol:
 
 
 PROTOCOLS: dict[str, Protocol] = {
-    "fedpolicy": Protocol(
+    "standard": Protocol(
         "server validation out of official train, clients 90/10 train/val, official test is global",
         merge=False,
         fractions={"val": 0.10},
         server_validation=True,
+    ),
+    "fedpolicy": Protocol(
+        "the standard split, as FedPolicy's paper has it", merge=False, fractions={"val": 0.10}, server_validation=True
     ),
     "pfllib": Protocol("official train and test merged, clients 75/25 train/test", merge=True, fractions={"test": 0.25}),
     "pfedrlla": Protocol(
@@ -108,7 +111,7 @@ def federate(
     dataset: str | os.PathLike[str] | Dataset = "digits",
     partition: str = "dirichlet:0.3",
     clients: int | None = None,
-    protocol: str = "fedpolicy",
+    protocol: str = "standard",
     data_seed: int = 0,
     *,
     data_dir: str | None = None,
@@ -122,7 +125,7 @@ def federate(
 
     clients: where not given 20, or under column:NAME one for each value. norm: "dataset" (published mean and std, else
     computed from the clients' training rows), "pfllib" (0.5, 0.5) or "none". server_val: examples of the official
-    training set kept by the server (protocol fedpolicy only), default min(1000, 10 % of them), 0 for none.
+    training set kept by the server (protocol standard only), default min(1000, 10 % of them), 0 for none.
     val_fraction: None for what the protocol says; a number f replaces the protocol's own validation share, and under a
     protocol without one every client holds back f of its training part (at least one example where it has two), the
     test rows being the same; 0 for none. batch_size: only enters the smallest client of a Dirichlet or unbalanced

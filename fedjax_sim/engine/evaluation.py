@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -11,8 +14,9 @@ from fedjax_sim.engine.cohort import each_client
 from fedjax_sim.engine.mesh import split_rows
 from fedjax_sim.engine.round import PERSONAL, SERVER, Data, Round, contexts, stage_key
 from fedjax_sim.errors import UserError, unknown
-from fedjax_sim.hooks import Method, Personal, Predict, resident_net
+from fedjax_sim.hooks import Around, Finishes, Method, Personal
 from fedjax_sim.local import score
+from fedjax_sim.local.metrics import sums_over
 from fedjax_sim.types import Array, Client, Ctx, Env, State, Tree
 
 EVALUATIONS = {
@@ -31,10 +35,7 @@ def client_split(fed: Federation) -> str:
 
 def check_evaluations(method: Method, evaluations: tuple[str, ...], bn_local: bool) -> None:
     """Refuse modes that do not exist, and those that this method has no model for ('global' then shows as a dash)."""
-    possible = {
-        "global@clients": method.global_model is not None,
-        "personal@global": method.personal is not None or bn_local,
-    }
+    possible = {"global@clients": method.has_global_model, "personal@global": method.ask(Personal) is not None or bn_local}
     for mode in evaluations:
         if mode not in EVALUATIONS:
             raise unknown("evaluation", mode, EVALUATIONS)
@@ -48,15 +49,16 @@ def check_evaluations(method: Method, evaluations: tuple[str, ...], bn_local: bo
 def score_server(r: Round, env: Env, state: State, data: Data) -> dict[str, Tree]:
     """What is measured with the server's model: acc and loss, or correct, loss, count per client."""
     out: dict[str, Tree] = {}
-    method = r.method
-    net = method.global_model(env, state.server) if method.global_model else None
-    finish = method.finish
-    if finish is not None:  # the model that is handed over, made once
-        net = lax.cond(state.t >= env.rounds, lambda: finish(env, state.server, stage_key(state, SERVER)), lambda: net)
-    if net is None:
+    method = env.method
+    if not method.has_global_model:
         return out
+    net = method.global_model(env, state.server)
+    last = method.ask(Finishes)
+    if last is not None:  # the model that is handed over, made once
+        done = lambda: last.finish(env, state.server, stage_key(state, SERVER))
+        net = lax.cond(state.t >= env.rounds, done, lambda: net)
     held = [name for name in ("test", "val") if name in env.fed.held] if "global" in r.evaluations else []
-    same = method.personal is None and not env.bn_local
+    same = method.ask(Personal) is None and not env.bn_local
     clients = "global@clients" in r.evaluations or (same and "personal" in r.evaluations)
     wanted = [env.fed.held[name] for name in held] + ([data.flat_rows] if clients else [])
     if not wanted:
@@ -72,6 +74,10 @@ def score_server(r: Round, env: Env, state: State, data: Data) -> dict[str, Tree
         out["global@clients"] = dict(correct=add(hit[-1]), loss=add(loss[-1]), count=count)
     if same and "personal" in r.evaluations:
         out["personal"] = out["global@clients"]
+    if r.metrics and "test" in held:
+        rows = env.fed.held["test"]
+        predict = lambda x: score.predict_net(env, net, x)
+        out["global_metrics"] = sums_over(env, r.metrics, predict, rows, jnp.int32(rows.shape[0]))
     return out
 
 
@@ -92,45 +98,72 @@ def score_stored(r: Round, env: Env, state: State, who: Array, adapting: bool = 
     adapting: the models of methods that fine-tune at evaluation, and only these.
     """
     out: dict[str, Tree] = {}
-    own = own_model(r)
-    if own is not None and r.method.adapts == adapting:
+    own = own_model(env)
+    if own is not None and own.adapts == adapting:
         for mode in ("personal", "personal@global"):
             if mode in r.evaluations:
-                predict = r.method.predict or score.predict_net
-                out[mode] = score_each(r, env, state, who, own, predict, mode == "personal@global")
+                out[mode] = score_each(r, env, state, who, own_model, mode == "personal@global")
+    scored = own or (CommonModel() if env.method.has_global_model else None)
+    if r.metrics and "personal" in r.evaluations and scored is not None and scored.adapts == adapting:
+        out["personal_metrics"] = metrics_of_each(r, env, state, who)
     if "resident" in r.evaluations and not adapting:
-        out["resident"] = score_each(r, env, state, who, resident_net, score.predict_net, False)
+        out["resident"] = score_each(r, env, state, who, lambda env: Personal(), False)
     return out
 
 
-def own_model(r: Round) -> Personal | None:
-    """What a client predicts with: the method's `personal`, or, where BatchNorm statistics are its own, the global model."""
-    common = r.method.global_model
-    if r.method.personal is not None or common is None or not r.env.bn_local:
-        return r.method.personal
-    return lambda env, server, client, ctx: common(env, server)
+def metrics_of_each(r: Round, env: Env, state: State, who: Array) -> Tree:
+    """{metric: {name: sums [B, …]}} of each client's own predictor on its own rows."""
+
+    def fn(env: Env, server: Tree, client: Client, ctx: Ctx) -> tuple[Tree, None]:
+        own = own_model(env) or CommonModel()
+        predictor = own.personal(env, with_own_statistics(env, server, client), client, ctx)
+        rows, n = env.fed.rows[r.split][ctx.id], env.fed.size[r.split][ctx.id]
+        return sums_over(env, r.metrics, lambda x: own.predict(env, predictor, x), rows, n), None
+
+    return each_client(env, r.layout, fn, state.server, state.clients, after_training(r, env, state, who))[0]
+
+
+def after_training(r: Round, env: Env, state: State, who: Array) -> Ctx:
+    """[B] contexts of clients when they are scored: fine-tuning goes on at the rate of the last round trained."""
+    last = jnp.maximum(state.t - 1, 0)
+    return contexts(r, env, stage_key(state, PERSONAL), who, state.t, trained=last)
+
+
+class CommonModel(Personal):
+    """A client's model is the global one, with its own BatchNorm statistics where these stay with it."""
+
+    def personal(self, env: Env, server: Tree, client: Client, ctx: Ctx) -> Tree:
+        return env.method.global_model(env, server)
+
+
+def own_model(env: Env) -> Personal | None:
+    """What a client predicts with: the method, where it is `Personal`."""
+    own = env.method.ask(Personal)
+    return CommonModel() if own is None and env.method.has_global_model and env.bn_local else own
 
 
 def with_own_statistics(env: Env, server: Tree, client: Client) -> Tree:
     """The server's state as ONE client uses it: its net with the client's BatchNorm statistics, where these stay local."""
+    if isinstance(server, Around):
+        return server._replace(inner=with_own_statistics(env, server.inner, client))
     if not env.bn_local or not hasattr(server, "net"):
         return server
     return server._replace(net={**server.net, "batch_stats": client.batch_stats})
 
 
 def score_each(
-    r: Round, env: Env, state: State, who: Array, predictor_of: Personal, predict: Predict, on_global: bool
+    r: Round, env: Env, state: State, who: Array, model_of: Callable[[Env], Any], on_global: bool
 ) -> dict[str, Array]:
-    """Each client's own predictor, on its own rows or on the global test set."""
+    """Each client's own predictor, on its own rows or on the global test set. model_of: (env) -> Personal."""
 
     def fn(env: Env, server: Tree, client: Client, ctx: Ctx) -> tuple[Tree, None]:
-        predictor = predictor_of(env, with_own_statistics(env, server, client), client, ctx)
-        logits = lambda x: predict(env, predictor, x)
+        own = model_of(env)
+        predictor = own.personal(env, with_own_statistics(env, server, client), client, ctx)
+        logits = lambda x: own.predict(env, predictor, x)
         if on_global:
             rows = env.fed.held["test"]
             return score.score_rows(env, logits, rows, jnp.int32(rows.shape[0]), score.EVAL_BATCH), None
         return score.score_client(env, logits, ctx, r.split), None
 
-    last = jnp.maximum(state.t - 1, 0)  # fine-tuning goes on at the rate of the last round trained
-    ctxs = contexts(r, env, stage_key(state, PERSONAL), who, state.t, trained=last)
+    ctxs = after_training(r, env, state, who)
     return each_client(env, r.layout, fn, state.server, state.clients, ctxs)[0]._asdict()

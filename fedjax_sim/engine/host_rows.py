@@ -22,6 +22,7 @@ from fedjax_sim.engine.evaluation import score_server, score_stored
 from fedjax_sim.engine.round import Data, one_round, open_env, peer_ids, sample
 from fedjax_sim.engine.simulation import Simulation, drive, set_up
 from fedjax_sim.errors import UserError
+from fedjax_sim.hooks import SetsUp
 from fedjax_sim.types import Client, State, Tree
 
 BLOCK = 64 * 2**20  # bytes of rows streamed at once by evaluation; a few copies of a block are in memory
@@ -49,7 +50,12 @@ class HostRows:
             raise UserError("state-on host is not possible with several processes; allowed: device")
         self.sim, self.layout, self.clients = sim, sim.layout, sim.env.num_clients
         r = sim.stages
-        self.ids = jax.jit(lambda s, d: (sample(r, s)[0], peer_ids(r, open_env(r, d), s)))
+
+        def ids(state: State, data: Data) -> tuple:
+            env = open_env(r, data)
+            return sample(r, env, state)[0], peer_ids(r, env, state)
+
+        self.ids = jax.jit(ids)
         self.one_round = jax.jit(lambda s, d, rows: one_round(r, open_env(r, d), s, d.dropout, rows)[:2], donate_argnums=0)
         self.score_server = jax.jit(lambda s, d: score_server(r, open_env(r, d), s, d))
         self.set_up = jax.jit(lambda s, d, who: set_up(r, open_env(r, d), s, who))
@@ -75,7 +81,7 @@ class HostRows:
             return stored
 
         state = state._replace(clients=jax.tree.map(repeat, state.clients))
-        if self.sim.method.setup is not None:
+        if self.sim.method.ask(SetsUp) is not None:
             data = layouts.everywhere(self.layout, self.sim.data)
             for who, real in self.blocks(state):
                 put_back(state.clients, who[:real], self.set_up(self.with_rows(state, who), data, who))

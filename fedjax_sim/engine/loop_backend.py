@@ -45,9 +45,17 @@ class LoopBackend:
 
         # ONE client's stages; env with the peers' rows
         here = lambda d, o: dataclasses.replace(open_env(r, d), rows=o.rows)
+
+        def receive(d: Any, o: Orders, client: Any, slot: Any) -> Tree:
+            env = here(d, o)
+            return env.method.receive(env, o.server, client, slot.plan, slot.ctx)[1]
+
+        def local(d: Any, o: Orders, net: Tree, client: Any, slot: Any) -> Tree:
+            env = here(d, o)
+            return env.method.local(env, net, o.server, client, slot.ctx)[1].net
+
         self.task = jax.jit(lambda d, o, c, slot: stages.one_client(r, here(d, o), o.server, c, slot))
-        self.receive = jax.jit(lambda d, o, c, slot: r.method.receive(here(d, o), o.server, c, slot.plan, slot.ctx)[1])
-        self.local = jax.jit(lambda d, o, net, c, slot: r.method.local(here(d, o), net, o.server, c, slot.ctx)[1].net)
+        self.receive, self.local = jax.jit(receive), jax.jit(local)
 
     def step(self, state: State, data: Any) -> tuple[State, dict]:
         orders = self.orders(state, data)

@@ -14,6 +14,7 @@ from fedjax_sim.engine.evaluation import own_model, with_own_statistics
 from fedjax_sim.engine.round import PERSONAL, SERVER, contexts, stage_key
 from fedjax_sim.engine.simulation import Simulation
 from fedjax_sim.errors import UserError
+from fedjax_sim.hooks import Finishes, Personal
 from fedjax_sim.local import score
 from fedjax_sim.platform import run_once
 from fedjax_sim.types import Client, State, Tree
@@ -25,15 +26,15 @@ def without_clients(state: State) -> State:
 
 def global_net(sim: Simulation, state: State) -> Tree:
     """The common net as it is evaluated: after the last planned round the one that the method hands over."""
-    method = sim.method
-    if method.global_model is None:
-        raise UserError(f"method '{method.name}' has no global model; ask for a client's own with client=k")
+    if not sim.method.has_global_model:
+        raise UserError(f"method '{sim.method.name}' has no global model; ask for a client's own with client=k")
 
     def make(state: State, data: Any) -> Tree:
         env = sim.open(data)
-        if method.finish is not None and done:
-            return method.finish(env, state.server, stage_key(state, SERVER))
-        return method.global_model(env, state.server)  # type: ignore[misc]
+        last = env.method.ask(Finishes)
+        if last is not None and done:
+            return last.finish(env, state.server, stage_key(state, SERVER))
+        return env.method.global_model(env, state.server)
 
     state = without_clients(state)
     done = int(state.t) >= sim.env.rounds
@@ -54,15 +55,17 @@ def personal(sim: Simulation, state: State, client: int) -> Tree:
     have the global one.
     """
     client = check_client(sim, client)
-    r, own = sim.stages, own_model(sim.stages)
-    if own is None:
+    r = sim.stages
+    if own_model(sim.described) is None:
         return global_net(sim, state)
 
     def make(state: State, row: Client, data: Any) -> Tree:
         env, last = sim.open(data), jnp.maximum(state.t - 1, 0)
         ctxs = contexts(r, env, stage_key(state, PERSONAL), jnp.array([client]), state.t, trained=last)
         ctx = jax.tree.map(lambda a: a[0], ctxs)
-        return own(env, with_own_statistics(env, state.server, row), row, ctx)  # type: ignore[misc]
+        own = own_model(env)
+        assert own is not None
+        return own.personal(env, with_own_statistics(env, state.server, row), row, ctx)
 
     row = jax.tree.map(lambda a: np.asarray(a[client]), state.clients)
     return layouts.as_numpy(run_once(make, without_clients(state), row, sim.data))
@@ -80,8 +83,13 @@ def normalised(fed: Federation, x: np.ndarray, dtype: Any) -> np.ndarray:
 
 def logits(sim: Simulation, predictor: Tree, x: np.ndarray, own: bool) -> np.ndarray:
     """[B, classes] of normalised images, a block at a time; own: the predictor is a client's, not the global net."""
-    predict = (sim.method.predict if own and own_model(sim.stages) is not None else None) or score.predict_net
-    run = jax.jit(lambda predictor, x, data: predict(sim.open(data), predictor, x))
+    theirs = own and own_model(sim.described) is not None
+
+    def predict(predictor: Tree, x: Any, data: Any) -> Any:
+        env = sim.open(data)
+        return ((own_model(env) if theirs else None) or Personal()).predict(env, predictor, x)
+
+    run = jax.jit(predict)
     size = min(score.EVAL_BATCH, max(1, len(x)))
     blocks = [x[i : i + size] for i in range(0, len(x), size)]
     pad = lambda block: np.pad(block, ((0, size - len(block)), *[(0, 0)] * (x.ndim - 1)))

@@ -20,19 +20,27 @@ from fedjax_sim.engine import cohort as pass_over
 from fedjax_sim.engine.cohort import Outcome, Slot, Work
 from fedjax_sim.engine.layout import Layout
 from fedjax_sim.engine.mesh import copy_rows
-from fedjax_sim.engine.numbers import numbers_of, with_numbers
 from fedjax_sim.engine.participation import Participation
-from fedjax_sim.hooks import Method, check_method
+from fedjax_sim.errors import UserError
+from fedjax_sim.hooks import Controlled, Method, Peers, Selects, Stats, check_method
 from fedjax_sim.local import steps_for
-from fedjax_sim.local.optim import Schedule
+from fedjax_sim.local.metrics import Metric
+from fedjax_sim.local.optim import Schedule, Sgd
 from fedjax_sim.local.score import predict_net, score_client
-from fedjax_sim.plans import full_plan
 from fedjax_sim.platform import target
 from fedjax_sim.tree import finite, square_norm, subtract
-from fedjax_sim.types import Array, Client, Cohort, Ctx, Env, Numbers, Plan, State, Tree
+from fedjax_sim.types import Array, Client, Cohort, Ctx, Env, Plan, State, Tree
 
 # stages: every random draw of a round is keyed by (seed, round, stage[, client id])
 SAMPLE, TRAIN, DROP, SLOW, ACT, LEARN, PERSONAL, SETUP, SERVER = STAGES = range(9)
+
+
+class Numbers(NamedTuple):
+    """Every real setting of a run, in the records that use them: their leaves are arguments of the compiled program."""
+
+    method: Method
+    optimizer: Sgd
+    lr: Schedule | tuple[()]  # () for a rate that is a function of the user's own
 
 
 class Data(NamedTuple):
@@ -43,7 +51,7 @@ class Data(NamedTuple):
     flat_rows: Array  # [R] evaluation rows of all clients, one after another
     flat_owner: Array  # [R] whose they are
     dropout: Array  # []  chance that a participant fails to report
-    numbers: Numbers  # [] each: real settings by name, see `numbers`
+    numbers: Numbers  # leaves []
 
 
 @jax.tree_util.register_static
@@ -77,10 +85,11 @@ class Round:
     participation: Participation
     layout: Layout
     lr: Callable[[Array], Array]  # learning rate as a function of the rounds completed
-    agent: Any = None  # of agents/, for methods with a controller
     evaluations: tuple[str, ...] = ("global", "personal")
     split: str = "test"  # rows on which clients are scored
+    metrics: tuple[Metric, ...] = ()  # beside accuracy and loss
     probe: bool = False  # record participants' scores before and after local training, and how far they went
+    stacks: bool = False  # the outcome has every upload, whether the method needs them or not
     stored: str = "all"  # "all": a State holds the rows of all clients; "cohort": only the cohort's, in its order
 
     def __post_init__(self) -> None:
@@ -89,6 +98,10 @@ class Round:
     @property
     def keeps_resident(self) -> bool:
         return "resident" in self.method.needs or "resident" in self.evaluations
+
+    @property
+    def keeps_uploads(self) -> bool:
+        return self.stacks or "stack" in self.method.needs
 
     @property
     def num_stored(self) -> int:
@@ -112,14 +125,18 @@ def stage_key(state: State, which: int) -> Array:
 
 def open_env(r: Round, data: Data) -> Env:
     """The environment with what the compiled program reads."""
-    return with_numbers(dataclasses.replace(r.env, fed=data.fed, counts=data.counts), data.numbers)
+    given: Any = jax.tree.structure(data.numbers.method)
+    if given != jax.tree.structure(r.method):
+        raise UserError(f"these data are of a run of {data.numbers.method}, not of {r.method}; take the simulation's own")
+    read = dict(fed=data.fed, counts=data.counts, method=data.numbers.method, optimizer=data.numbers.optimizer)
+    return dataclasses.replace(r.env, **read, lr=data.numbers.lr)
 
 
 def contexts(r: Round, env: Env, key: Array, ids: Array, t: Array, trained: Array | None = None) -> Ctx:
     """[B] contexts of the clients `ids` [B], with the run's epochs and the learning rate of round `trained` (default: t)."""
     size, dtype = ids.shape, env.dtype
     trained = t if trained is None else trained
-    rate = r.lr.bound(env.numbers) if isinstance(r.lr, Schedule) else r.lr
+    rate = env.lr if isinstance(env.lr, Schedule) else r.lr
     return Ctx(
         ids,
         jax.vmap(jax.random.fold_in, (None, 0))(key, ids),
@@ -130,16 +147,22 @@ def contexts(r: Round, env: Env, key: Array, ids: Array, t: Array, trained: Arra
 
 
 # ---- before training ----------------------------------------------------------------------------------------------
-def sample(r: Round, state: State) -> tuple[Array, Array]:
+def sample(r: Round, env: Env, state: State) -> tuple[Array, Array]:
     """(ids [M], takes part [M]) of the coming round."""
-    return r.participation.sample(stage_key(state, SAMPLE), state.t)
+    key = stage_key(state, SAMPLE)
+    ids, invited = r.participation.sample(key, state.t)
+    chooser = env.method.ask(Selects)
+    if chooser is None or r.participation.schedule:
+        return ids, invited
+    eligible = jnp.zeros(env.num_clients, bool).at[jnp.asarray(np.asarray(r.participation.seen, np.int32))].set(True)
+    stats = Stats(env.fed.size["train"], eligible)
+    return chooser.select(env, state.server, state.t, jax.random.fold_in(key, 1), stats).astype(ids.dtype), invited
 
 
 def peer_ids(r: Round, env: Env, state: State) -> Array:
     """[K] whose stored rows the coming round reads."""
-    if r.method.peers is None:
-        return jnp.zeros(0, jnp.int32)
-    return r.method.peers(env, state.server, sample(r, state)[0])
+    method = env.method.ask(Peers)
+    return jnp.zeros(0, jnp.int32) if method is None else method.peer_ids(env, state.server, sample(r, env, state)[0])
 
 
 def orders(r: Round, env: Env, state: State, dropout: Array, rows: Tree = None) -> Orders:
@@ -147,16 +170,15 @@ def orders(r: Round, env: Env, state: State, dropout: Array, rows: Tree = None) 
 
     rows: the peers' rows [K, …], where the State does not hold them.
     """
-    method, control = r.method, r.method.control
-    ids, invited = sample(r, state)
+    method, reader, control = env.method, env.method.ask(Peers), env.method.ask(Controlled)
+    ids, invited = sample(r, env, state)
     server = state.server
-    if method.peers is None:
+    if reader is None:
         rows = ()
     else:
         rows = copy_rows(r.layout, state.clients, peer_ids(r, env, state)) if rows is None else rows
         env = dataclasses.replace(env, rows=rows)
-        if method.prepare is not None:
-            server = method.prepare(env, server, ids, rows)
+        server = reader.prepare(env, server, ids, rows)
     reported = r.participation.reports(stage_key(state, DROP), ids, dropout)
     ctx = contexts(r, env, stage_key(state, TRAIN), ids, state.t)
     observed: Tree = ()
@@ -165,13 +187,11 @@ def orders(r: Round, env: Env, state: State, dropout: Array, rows: Tree = None) 
     if control is not None:
         observed, available = watch_cohort(r, env, server, state.clients, ctx)
         keys = jax.vmap(jax.random.fold_in, (None, 0))(stage_key(state, ACT), ids)
-        actions, info = jax.vmap(lambda o, k, a: r.agent.act(state.agent, o, k, a))(observed, keys, available)
-        make = lambda a, c: control.plan(env, a, server, c)
-    elif method.plan is not None:
-        hook = method.plan
-        make = lambda _, c: hook(env, server, c)
+        agent = control.make_agent(env)
+        actions, info = jax.vmap(lambda o, k, a: agent.act(state.agent, o, k, a))(observed, keys, available)
+        make = lambda a, c: control.plan_of(env, a, server, c)
     else:
-        make = lambda _, c: full_plan(env, c.epochs)
+        make = lambda _, c: method.plan(env, server, c)
     plan, known = plans(r, make, actions, ctx)
     active = invited & reported
     share = r.participation.share_of_work(stage_key(state, SLOW), ids).astype(env.dtype)
@@ -196,12 +216,10 @@ def plans(r: Round, make: Callable, actions: Tree, ctx: Ctx) -> tuple[Plan, Know
 
 def watch_cohort(r: Round, env: Env, server: Tree, clients: Client, ctx: Ctx) -> tuple[Array, Array | None]:
     """(observations [M, S], available actions [M, A] or None) of the controller."""
-    control = r.method.control
-    assert control is not None
-    may = control.available
 
     def one(env: Env, server: Tree, client: Client, ctx: Ctx) -> tuple[Array, Array | None]:
-        return control.observe(env, server, client, ctx), None if may is None else may(env, server, client, ctx)
+        control = env.method
+        return control.observe(env, server, client, ctx), control.available(env, server, client, ctx)
 
     return pass_over.each_in_cohort(env, r.layout, one, server, clients, ctx, r.row_of(ctx.id))
 
@@ -209,7 +227,7 @@ def watch_cohort(r: Round, env: Env, server: Tree, clients: Client, ctx: Ctx) ->
 # ---- local training -----------------------------------------------------------------------------------------------
 def one_client(r: Round, env: Env, server: Tree, client: Client, slot: Slot) -> Work:
     """ONE client's round: receive, train, and a look whether all of it is finite; `cohort` counts only those that are ok."""
-    method, ctx = r.method, slot.ctx
+    method, ctx = env.method, slot.ctx
     taking, net = method.receive(env, server, client._replace(spent=jnp.zeros(2, jnp.int32)), slot.plan, ctx)
     if env.bn_local:
         net = {**net, "batch_stats": client.batch_stats}
@@ -237,9 +255,9 @@ def one_client(r: Round, env: Env, server: Tree, client: Client, slot: Slot) -> 
     if r.probe:
         hits = lambda net: score_client(env, lambda x: predict_net(env, net, x), ctx, r.split).correct
         report |= dict(before=hits(net), after=hits(held), probed=env.fed.size[r.split][ctx.id])
-        if method.global_model is not None:
+        if method.has_global_model:
             report["gaps"] = group_gaps(env, held, method.global_model(env, server))
-    stacked = jax.tree.map(lambda a: jnp.where(ok, a, 0), up.net) if "stack" in method.needs else ()
+    stacked = jax.tree.map(lambda a: jnp.where(ok, a, 0), up.net) if r.keeps_uploads else ()
     return Work(after, ok, up.net, weight * (slot.plan.send > 0), up.sums, report, stacked, spent[1])
 
 
@@ -278,8 +296,9 @@ def aggregate(r: Round, env: Env, state: State, orders: Orders, outcome: Outcome
         t=state.t,
         key=stage_key(state, SERVER),
         nets=outcome.stacked,
+        losses=jnp.where(reports["ok"], reports["loss"], 0),
     )
-    combine = lambda: r.method.aggregate(dataclasses.replace(env, rows=orders.rows), orders.server, cohort)
+    combine = lambda: env.method.aggregate(dataclasses.replace(env, rows=orders.rows), orders.server, cohort)
     typed = lambda: jax.tree.map(lambda new, old: jnp.asarray(new, old.dtype), combine(), state.server)
     # nobody reported: as if the round had not been, preparation included
     server = either(cohort.count > 0, typed, state.server)
@@ -312,9 +331,7 @@ def aggregate(r: Round, env: Env, state: State, orders: Orders, outcome: Outcome
     if "gaps" in reports:  # how far the participants went from the model that the round started from
         far = jnp.where(cohort.ok[:, None], reports["gaps"], 0).sum(0) / jnp.maximum(cohort.count, 1)
         log |= {f"layer_dist_{name}": far[g] for g, name in enumerate(env.model.groups)}
-    if r.method.log:
-        log |= r.method.log(env, state.server, server, cohort)
-    return server, cohort, log
+    return server, cohort, log | env.method.log(env, state.server, server, cohort)
 
 
 def either(yes: Array, make: Callable[[], Tree], old: Tree) -> Tree:
@@ -332,30 +349,29 @@ def learn(
     r: Round, env: Env, state: State, orders: Orders, server: Tree, clients: Client, cohort: Cohort
 ) -> tuple[Tree, dict]:
     """The controller's reward and update; transitions exist only after aggregation."""
-    control = r.method.control
+    control = env.method.ask(Controlled)
     if control is None:
         return state.agent, {}
     from agents.types import Transition
 
     ctx = orders.slots.ctx
     env = dataclasses.replace(env, rows=orders.rows)
-    reward = jax.vmap(lambda n, a, c: control.reward(env, state.server, server, n, a, c))(
+    reward = jax.vmap(lambda n, a, c: control.reward_of(env, state.server, server, n, a, c))(
         cohort.reports, orders.actions, ctx
     )
-    if control.combine is not None:
-        reward = control.combine(env, state.server, server, reward, cohort)
+    reward = control.combine(env, state.server, server, reward, cohort)
     after, may = watch_cohort(r, env, server, clients, ctx)
     done = jnp.broadcast_to((state.t + 1 >= env.rounds) if env.rounds else False, reward.shape)
     transition = Transition(orders.observed, orders.actions, reward, after, done, cohort.ok, orders.info, may, ctx.id)
-    update = lambda agent: r.agent.update(agent, transition, stage_key(state, LEARN))
+    learner = control.make_agent(env)
+    update = lambda agent: learner.update(agent, transition, stage_key(state, LEARN))
     losses_like = jax.eval_shape(update, state.agent)[1]
     nothing = lambda agent: (agent, jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), losses_like))
     # a conditional, not a selection: the agent's memory is written in place
     agent, losses = lax.cond(cohort.count > 0, update, nothing, state.agent)
     log = {f"agent_{name}": value for name, value in losses.items()}
     log["reward"] = jnp.where(cohort.ok, reward, 0).sum() / jnp.maximum(cohort.count, 1)
-    if control.log is not None:
-        log |= control.log(env, orders.actions, orders.slots.active, ctx)
+    log |= control.log_actions(env, orders.actions, orders.slots.active, ctx)
     plan = orders.slots.plan  # client by client: `runner.recorder` puts them into clients.npz
     log |= dict(
         acted_ids=jnp.where(cohort.ok, cohort.ids, -1),
@@ -369,10 +385,16 @@ def learn(
 
 def one_round(r: Round, env: Env, state: State, dropout: Array, rows: Tree = None) -> tuple[State, dict, Outcome, Array]:
     """(the next State, the log, what training produced, ids [M]); rows as in `orders`."""
-    told = orders(r, env, state, dropout, rows)
-    outcome = train(r, env, state, told)
-    server, cohort, log = aggregate(r, env, state, told, outcome)
-    agent, more = learn(r, env, state, told, server, outcome.clients, cohort)
+    try:
+        told = orders(r, env, state, dropout, rows)
+        outcome = train(r, env, state, told)
+        server, cohort, log = aggregate(r, env, state, told, outcome)
+        agent, more = learn(r, env, state, told, server, outcome.clients, cohort)
+    except jax.errors.ConcretizationTypeError as problem:
+        raise UserError(
+            f"method '{r.method.name}' asks for a value that is not known while its round is compiled; annotate the field "
+            f"by which it decides as float, not Real ({', '.join(r.method.numbers)}): {str(problem).splitlines()[0]}"
+        ) from problem
     return State(state.t + 1, state.key, server, outcome.clients, agent), log | more, outcome, cohort.ids
 
 
@@ -396,5 +418,11 @@ def make_data(r: Round, fed: Federation) -> Data:
         rows[real].astype(np.int32),
         np.nonzero(real)[0].astype(np.int32),
         np.asarray(r.participation.dropout, r.env.dtype),
-        numbers_of(r.method, r.env, r.lr),
+        numbers_of(r),
     )
+
+
+def numbers_of(r: Round) -> Numbers:
+    """The real settings of a run, as arrays of its precision."""
+    made = Numbers(r.method, r.env.optimizer, r.lr if isinstance(r.lr, Schedule) else ())
+    return jax.tree.map(lambda value: np.asarray(value, r.env.dtype), made)

@@ -16,11 +16,11 @@ from fedjax_sim.engine import evaluation
 from fedjax_sim.engine import layout as layouts
 from fedjax_sim.engine.cohort import each_client, zeros
 from fedjax_sim.engine.layout import Layout
-from fedjax_sim.engine.numbers import late
 from fedjax_sim.engine.participation import Participation
 from fedjax_sim.engine.round import (
     SETUP,
     Data,
+    Numbers,
     Orders,
     Round,
     contexts,
@@ -31,10 +31,11 @@ from fedjax_sim.engine.round import (
     seed_key,
     stage_key,
 )
-from fedjax_sim.hooks import Method
+from fedjax_sim.hooks import Controlled, Method, SetsUp
 from fedjax_sim.local.losses import init_confusion
+from fedjax_sim.local.metrics import Metric
 from fedjax_sim.platform import run_once
-from fedjax_sim.types import Array, Client, Env, Numbers, State, Tree
+from fedjax_sim.types import Array, Client, Env, State, Tree
 
 LOGGED = 4096  # rounds whose logs one call of `run` can hold
 
@@ -61,12 +62,22 @@ class Simulation:
         """The environment as the compiled program sees it."""
         return open_env(self.stages, data)
 
+    @property
+    def described(self) -> Env:
+        """The environment with its method: what can be asked before anything is compiled."""
+        return dataclasses.replace(self.env, method=self.method)
+
+    def agent(self) -> Any:
+        """The agent that steers the method, sized for this run; None without one."""
+        control = self.method.ask(Controlled)
+        return None if control is None else control.make_agent(self.open(self.data))
+
     def orders(self, state: State, data: Data) -> Orders:
         """The coming round as it is announced; not compiled."""
         return orders(self.stages, self.open(data), state, data.dropout)
 
     def with_numbers(self, numbers: Numbers) -> Simulation:
-        """The same programs for other real settings; see `numbers`."""
+        """The same programs for other real settings."""
         data = self.data._replace(numbers=numbers)
         return dataclasses.replace(self, data=data, init=lambda seed, net: start(self.stages, data, seed, net))
 
@@ -96,6 +107,7 @@ def simulate(
     evaluations: tuple[str, ...] = ("global", "personal"),
     eval_every: int = 1,
     capacity: int = 32,
+    metrics: tuple[Metric, ...] = (),
     probe: bool = False,
     stored: str = "all",
 ) -> Simulation:
@@ -104,8 +116,6 @@ def simulate(
     stored: "all": a State holds the rows of all clients; "cohort": only the cohort's, in its order, and somebody else
     (`host_rows`) keeps the others, brings and fetches them.
     """
-    method = late(method)
-    control = method.control
     env = equal_work(env, fed)
     r = Round(
         method=method,
@@ -113,14 +123,16 @@ def simulate(
         participation=participation,
         layout=layout or Layout(),
         lr=lr,
-        agent=control.agent(dataclasses.replace(env, fed=fed)) if control else None,
         evaluations=evaluations,
         split=evaluation.client_split(fed),
+        metrics=metrics,
         probe=probe,
         stored=stored,
     )
+    if (control := method.ask(Controlled)) is not None:
+        control.make_agent(dataclasses.replace(env, fed=fed))  # what is wrong is said before anything is built
     data = make_data(r, fed)
-    stacking = with_uploads(r)
+    stacking = dataclasses.replace(r, stacks=True)
 
     def examine(state: State, data: Data) -> tuple[State, dict, Array, Tree]:
         state, log, outcome, ids = one_round(stacking, open_env(r, data), state, data.dropout)
@@ -151,11 +163,6 @@ def equal_work(env: Env, fed: Federation) -> Env:
     return dataclasses.replace(env, even=even, full=even and bool((size % env.batch_size == 0).all()))
 
 
-def with_uploads(r: Round) -> Round:
-    """The same round, whose outcome has every upload."""
-    return dataclasses.replace(r, method=r.method._replace(needs=r.method.needs | {"stack"}))
-
-
 def everyone(r: Round) -> Array:
     return jnp.arange(r.env.num_clients, dtype=jnp.int32)
 
@@ -163,17 +170,16 @@ def everyone(r: Round) -> Array:
 # ---- the start ----------------------------------------------------------------------------------------------------
 def set_up(r: Round, env: Env, state: State, who: Array) -> Client:
     """The clients before round 1; `state` holds the rows of `who` [B]."""
-    hook = r.method.setup
-    if hook is None:
+    if env.method.ask(SetsUp) is None:
         return state.clients
     ctxs = contexts(r, env, stage_key(state, SETUP), who, state.t)
-    one = lambda env, server, client, ctx: ((), hook(env, server, client, ctx))
+    one = lambda env, server, client, ctx: ((), env.method.setup(env, server, client, ctx))
     return each_client(env, r.layout, one, state.server, state.clients, ctxs)[1]
 
 
 def beginnings(r: Round, env: Env, net: Tree) -> tuple[Tree, Client]:
     """(the server's state, ONE client's) before anything happened."""
-    server, own = r.method.init(env, net)
+    server, own = env.method.init(env, net)
     one = Client(
         own,
         init_confusion(env.fed.classes, env.dtype) if env.track_confusion else (),
@@ -185,7 +191,8 @@ def beginnings(r: Round, env: Env, net: Tree) -> tuple[Tree, Client]:
 
 def start(r: Round, data: Data, seed: int, net: Tree) -> State:
     """The State before round 1; client rows are born where they live."""
-    later = r.method.setup_trains
+    setting_up = r.method.ask(SetsUp)
+    later = setting_up is not None and setting_up.setup_trains
 
     def build(key: Array, net: Tree, data: Data) -> State:
         env = open_env(r, data)
@@ -193,8 +200,8 @@ def start(r: Round, data: Data, seed: int, net: Tree) -> State:
         rows = r.layout.padded(r.num_stored)
         clients = jax.tree.map(lambda a: jnp.broadcast_to(a, (rows, *jnp.shape(a))), one)
         state = State(jnp.int32(0), key, server, clients, ())
-        if r.agent is not None:
-            state = state._replace(agent=r.agent.init(stage_key(state, SETUP)))
+        if (control := env.method.ask(Controlled)) is not None:
+            state = state._replace(agent=control.make_agent(env).init(stage_key(state, SETUP)))
         return state if later or r.stored != "all" else ready(state, data)
 
     def ready(state: State, data: Data) -> State:

@@ -9,52 +9,40 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import optax
 
 from fedjax_sim.errors import UserError, unknown
+from fedjax_sim.fields import Node, Real, field
 from fedjax_sim.options import real
-from fedjax_sim.types import Array, Numbers, Real, is_off
+from fedjax_sim.types import Array
 
 
-@jax.tree_util.register_pytree_node_class
-@dataclasses.dataclass(frozen=True)
-class Sgd:
-    """The local optimiser as a record: a method changes it by `env.optimizer._replace(momentum=0.0)`.
+class Sgd(Node):
+    """The local optimiser as a record: a method changes it by `env.optimizer._replace(momentum=0.0)`."""
 
-    A pytree of its numbers that are not 0: those are arguments of the compiled program, while 0 means that there is no
-    such term.
-    """
-
-    momentum: Real = 0.0
-    weight_decay: Real = 0.0
+    momentum: Real = field(0.0, off=True)
+    weight_decay: Real = field(0.0, off=True)
     groups: tuple[str, ...] | None = None  # parameter groups that decay; None: all
-
-    @property
-    def numbers(self) -> dict[str, Real]:
-        return {name: getattr(self, name) for name in ("momentum", "weight_decay") if not is_off(getattr(self, name))}
 
     def _replace(self, **changes: Any) -> Sgd:
         return dataclasses.replace(self, **changes)
 
-    def tree_flatten(self) -> tuple[tuple, tuple]:
-        return tuple(self.numbers.values()), (tuple(self.numbers), self.groups)
-
-    @classmethod
-    def tree_unflatten(cls, facts: tuple, numbers: tuple) -> Sgd:
-        return cls(**dict(zip(facts[0], numbers, strict=True)), groups=facts[1])
-
     def transform(self) -> optax.GradientTransformation:
         """The direction v of a step, as optax does it."""
         parts = []
-        if "weight_decay" in self.numbers:
+        if not is_off(self.weight_decay):
             names = self.groups
             mask = None if names is None else (lambda params: {g: g in names for g in params})
             parts.append(optax.add_decayed_weights(self.weight_decay, mask=mask))
-        if "momentum" in self.numbers:
+        if not is_off(self.momentum):
             parts.append(optax.trace(decay=self.momentum))
         return optax.chain(*parts) if parts else optax.identity()
+
+
+def is_off(value: Any) -> bool:
+    """Whether a number is 0, and leaves its term out of the program; what is an argument of it never does."""
+    return isinstance(value, (int, float)) and value == 0
 
 
 def decay_groups(text: str, groups: tuple[str, ...]) -> tuple[str, ...] | None:
@@ -82,11 +70,10 @@ SCHEDULES = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class Schedule:
+class Schedule(Node):
     """The learning rate as a function of the round, from 0."""
 
-    name: str
+    kind: str
     lr: Real
     rounds: int  # over which a cosine is laid
     every: Real = 30.0
@@ -94,21 +81,12 @@ class Schedule:
     end: Real = 0.0
 
     def __call__(self, t: Array) -> Array:
-        if self.name == "step":
+        if self.kind == "step":
             return self.lr * jnp.power(self.gamma, jnp.floor(t / self.every))
-        if self.name == "cosine":
+        if self.kind == "cosine":
             part = jnp.minimum(t / max(self.rounds, 1), 1.0)
             return self.end + (self.lr - self.end) * 0.5 * (1 + jnp.cos(jnp.pi * part))
         return jnp.full((), self.lr)
-
-    @property
-    def numbers(self) -> dict[str, Real]:
-        return {"lr": self.lr} | {f"schedule.{name}": getattr(self, name) for name in OPTIONS[self.name]}
-
-    def bound(self, numbers: Numbers) -> Schedule:
-        """The same with other numbers, where there are any."""
-        found = {name: numbers[name] for name in self.numbers if name in numbers}
-        return dataclasses.replace(self, **{name.rpartition(".")[2]: value for name, value in found.items()})
 
 
 OPTIONS: dict[str, tuple[str, ...]] = {"constant": (), "step": ("every", "gamma"), "cosine": ("end",)}

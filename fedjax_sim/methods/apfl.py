@@ -19,11 +19,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fedjax_sim.errors import UserError
-from fedjax_sim.hooks import Method, Server
-from fedjax_sim.local import Aux, Batch, descend, supervised, upload
-from fedjax_sim.methods.fedavg import fedavg
-from fedjax_sim.types import Array, Client, Ctx, Env, Real, Tree, Upload, concrete
+from fedjax_sim.fields import Real, field
+from fedjax_sim.hooks import Personal, Server
+from fedjax_sim.local import Aux, Batch, descend, supervised
+from fedjax_sim.methods import register
+from fedjax_sim.methods.fedavg import FedAvg
+from fedjax_sim.types import Array, Client, Ctx, Env, Tree, Upload
 
 SHRINK = 0.02  # pull of α towards 0
 
@@ -44,15 +45,17 @@ def half(both: Tree, which: int) -> Tree:
     return {kind: {name: two[which] for name, two in groups.items()} for kind, groups in both.items()}
 
 
-def apfl(alpha: Real = 1.0, learn_alpha: bool = True, weights: str = "size") -> Method:
-    """alpha: α⁰; learn_alpha: whether α moves; weights: 'size' or 'uniform'."""
-    if concrete(alpha) and not 0 <= alpha <= 1:
-        raise UserError(f"apfl has alpha={alpha:g}; allowed: 0 to 1")
+@register("apfl")
+class APFL(Personal, FedAvg):
+    """The personal model is a learned mixture of a local and the global one."""
 
-    def init(env: Env, net: Tree):
-        return Server(net), Own(net, jnp.asarray(alpha, env.dtype))
+    alpha: Real = field(1.0, ge=0, le=1, help="α⁰")
+    learn_alpha: bool = field(True, help="whether α moves")
 
-    def local(env: Env, net: Tree, server: Server, client: Client, ctx: Ctx) -> tuple[Client, Upload]:
+    def init(self, env: Env, net: Tree) -> tuple[Server, Own]:
+        return Server(net), Own(net, jnp.asarray(self.alpha, env.dtype))
+
+    def local(self, env: Env, net: Tree, server: Server, client: Client, ctx: Ctx) -> tuple[Client, Upload]:
         plain = supervised(env, ctx)
 
         def objective(both: Tree, batch: Batch, confusion: Tree, alpha: Array) -> tuple[Array, Aux]:
@@ -77,14 +80,12 @@ def apfl(alpha: Real = 1.0, learn_alpha: bool = True, weights: str = "size") -> 
             client,
             ctx,
             objective=objective,
-            after=weigh if learn_alpha else None,
+            after=weigh if self.learn_alpha else None,
             carry=kept.alpha,
         )
         w, v, alpha = half(done.net, 0), half(done.net, 1), done.carry
         mixed = jax.tree.map(lambda w, v: (1 - alpha) * w + alpha * v, w, v)
-        return client._replace(own=Own(mixed, alpha)), upload(env, ctx, done._replace(net=w), weights)
+        return client._replace(own=Own(mixed, alpha)), self.upload(env, ctx, done._replace(net=w))
 
-    def personal(env: Env, server: Server, client: Client, ctx: Ctx) -> Tree:
+    def personal(self, env: Env, server: Server, client: Client, ctx: Ctx) -> Tree:
         return client.own.net
-
-    return fedavg(weights)._replace(name="apfl", init=init, local=local, personal=personal)

@@ -24,14 +24,15 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from fedjax_sim.errors import UserError
-from fedjax_sim.hooks import Method
-from fedjax_sim.local import descend, epoch_orders, upload
+from fedjax_sim.fields import MOST_EPOCHS, Real, field
+from fedjax_sim.hooks import Finishes, Kind
+from fedjax_sim.local import descend, epoch_orders
 from fedjax_sim.local.features import Statistics, class_statistics, gaussians, zero_statistics
 from fedjax_sim.local.optim import Sgd
-from fedjax_sim.methods.fedavg import fedavg
+from fedjax_sim.methods import register
+from fedjax_sim.methods.fedavg import FedAvg
 from fedjax_sim.plans import merge
-from fedjax_sim.types import Array, Client, Cohort, Ctx, Env, Real, Tree, Upload, concrete
+from fedjax_sim.types import Array, Client, Cohort, Ctx, Env, Tree, Upload
 
 MODES = ("per_round_diag", "post_full")
 HEAD_BATCH, HEAD_MOMENTUM = 256, 0.9
@@ -89,34 +90,41 @@ def calibrate(env: Env, net: Tree, key: Array, sums: Statistics, samples: int, l
     return {**net, "params": {**net["params"], head: params}}
 
 
-def ccvr(
-    mode: str = "per_round_diag", samples: int = 128, head_lr: Real = 0.01, head_epochs: int = 1, weights: str = "size"
-) -> Method:
-    """mode: see above; samples per class, learning rate and epochs of the calibration; weights: 'size' or 'uniform'."""
-    if mode not in MODES:
-        raise UserError(f"unknown mode of ccvr '{mode}'; allowed: {', '.join(MODES)}")
-    if concrete(head_lr) and (samples < 1 or head_epochs < 1 or head_lr < 0):
-        raise UserError(
-            f"ccvr has samples={samples}, head_epochs={head_epochs}, head_lr={head_lr:g}; "
-            f"allowed: at least 1, at least 1, at least 0"
-        )
-    every_round = mode == "per_round_diag"
+@register("ccvr")
+class CCVR(Finishes, FedAvg):
+    """FedAvg, its classifier refitted on features drawn from class Gaussians."""
 
-    def init(env: Env, net: Tree):
-        return Server(net, () if every_round else jnp.zeros(env.num_clients, bool)), ()
+    mode: str = field("per_round_diag", choices=MODES, help="when the classifier is refitted")
+    samples: int = field(128, ge=1, help="features drawn per class")
+    head_lr: Real = field(0.01, ge=0, help="learning rate of the calibration")
+    head_epochs: int = field(1, ge=1, le=MOST_EPOCHS, help="epochs of the calibration")
+    payload = frozenset({"sums"})
 
-    def local(env: Env, net: Tree, server: Server, client: Client, ctx: Ctx) -> tuple[Client, Upload]:
+    @property
+    def every_round(self) -> bool:
+        return self.mode == "per_round_diag"
+
+    def ask(self, kind: type[Kind]) -> Kind | None:
+        return None if kind is Finishes and self.every_round else super().ask(kind)
+
+    def calibrated(self, env: Env, net: Tree, key: Array, sums: Statistics) -> Tree:
+        return calibrate(env, net, key, sums, self.samples, self.head_lr, self.head_epochs)
+
+    def init(self, env: Env, net: Tree) -> tuple[Server, tuple]:
+        return Server(net, () if self.every_round else jnp.zeros(env.num_clients, bool)), ()
+
+    def local(self, env: Env, net: Tree, server: Server, client: Client, ctx: Ctx) -> tuple[Client, Upload]:
         client, done = descend(env, net, client, ctx)
-        sums: Tree = class_statistics(env, done.net, ctx.id, full=False) if every_round else ()
-        return client, upload(env, ctx, done, weights, sums=sums)
+        sums: Tree = class_statistics(env, done.net, ctx.id, full=False) if self.every_round else ()
+        return client, self.upload(env, ctx, done, sums=sums)
 
-    def aggregate(env: Env, server: Server, cohort: Cohort) -> Server:
+    def aggregate(self, env: Env, server: Server, cohort: Cohort) -> Server:
         net = merge(env, cohort, server.net)
-        if every_round:
-            return server._replace(net=calibrate(env, net, cohort.key, cohort.sums, samples, head_lr, head_epochs))
+        if self.every_round:
+            return server._replace(net=self.calibrated(env, net, cohort.key, cohort.sums))
         return Server(net, server.joined.at[cohort.ids].max(cohort.ok))
 
-    def finish(env: Env, server: Server, key: Array) -> Tree:
+    def finish(self, env: Env, server: Server, key: Array) -> Tree:
         def add(i: Array, sums: Statistics) -> Statistics:
             more = lax.cond(
                 server.joined[i],
@@ -126,16 +134,7 @@ def ccvr(
             return jax.tree.map(jnp.add, sums, more)
 
         sums = lax.fori_loop(0, env.num_clients, add, zero_statistics(env, full=True))
-        return calibrate(env, server.net, key, sums, samples, head_lr, head_epochs)
+        return self.calibrated(env, server.net, key, sums)
 
-    def extra_floats(env: Env, net: Tree) -> tuple[int, int]:
-        return 0, env.model.classes * (2 * env.model.width + 1) if every_round else 0
-
-    return fedavg(weights)._replace(
-        name="ccvr",
-        init=init,
-        local=local,
-        aggregate=aggregate,
-        finish=None if every_round else finish,
-        extra_floats=extra_floats,
-    )
+    def extra_floats(self, env: Env, net: Tree) -> tuple[int, int]:
+        return 0, env.model.classes * (2 * env.model.width + 1) if self.every_round else 0

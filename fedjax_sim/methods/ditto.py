@@ -8,33 +8,38 @@ The two branches see independent shuffles.  Wire: |w| down, |w| up.  State: v_k.
 
 from __future__ import annotations
 
-from fedjax_sim.hooks import Method, Server
-from fedjax_sim.local import descend, upload
-from fedjax_sim.methods.fedavg import fedavg
+from fedjax_sim.fields import Real, epochs, field
+from fedjax_sim.hooks import Personal, Server
+from fedjax_sim.local import descend
+from fedjax_sim.methods import register
+from fedjax_sim.methods.fedavg import FedAvg
 from fedjax_sim.methods.fedprox import pull
-from fedjax_sim.types import Client, Ctx, Env, Real, Tree, Upload
+from fedjax_sim.types import Client, Ctx, Env, Tree, Upload
 
 
-def ditto(lam: Real = 0.5, personal_epochs: float = 0.0, weights: str = "size") -> Method:
-    """lam: λ; personal_epochs: E_p (0: as many as the global branch); weights: 'size' or 'uniform'."""
+@register("ditto")
+class Ditto(Personal, FedAvg):
+    """FedAvg and a private model pulled towards it."""
 
-    def init(env: Env, net: Tree):
+    lam: Real = field(0.5, ge=0, help="λ")
+    personal_epochs: float = epochs(0.0, "E_p (0: as many as the global branch)")
+
+    def init(self, env: Env, net: Tree) -> tuple[Server, Tree]:
         return Server(net), net
 
-    def local(env: Env, net: Tree, server: Server, client: Client, ctx: Ctx) -> tuple[Client, Upload]:
+    def local(self, env: Env, net: Tree, server: Server, client: Client, ctx: Ctx) -> tuple[Client, Upload]:
         client, mine = descend(
             env,
             client.own,
             client,
             ctx,
-            adjust=pull(lam, server.net["params"]),
-            epochs=personal_epochs or None,
+            adjust=pull(self.lam, server.net["params"]),
+            epochs=self.personal_epochs or None,
             salt=1,
             track=False,
         )
         client, done = descend(env, net, client, ctx)
-        return client._replace(own=mine.net), upload(env, ctx, done, weights)
+        return client._replace(own=mine.net), self.upload(env, ctx, done)
 
-    return fedavg(weights)._replace(
-        name="ditto", init=init, local=local, personal=lambda env, server, client, ctx: client.own
-    )
+    def personal(self, env: Env, server: Server, client: Client, ctx: Ctx) -> Tree:
+        return client.own

@@ -14,21 +14,20 @@ Wire: |w| down (u_i), |w| up.  State: w_i (the resident model).  Evaluated: w_i 
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fedjax_sim.errors import UserError
-from fedjax_sim.hooks import Method, resident_net
-from fedjax_sim.local import descend, upload
-from fedjax_sim.methods.fedavg import fedavg
+from fedjax_sim.fields import Real, field
+from fedjax_sim.hooks import Method, Peers, Personal
+from fedjax_sim.local import descend
+from fedjax_sim.methods import register
 from fedjax_sim.methods.fedprox import pull
 from fedjax_sim.plans import mix
 from fedjax_sim.tree import square_norm, subtract
-from fedjax_sim.types import Array, Client, Cohort, Ctx, Env, Real, Tree, Upload, concrete
+from fedjax_sim.types import Array, Client, Cohort, Ctx, Env, Plan, Tree, Upload
 
 
 class Server(NamedTuple):
@@ -46,43 +45,39 @@ def attention(env: Env, own: Tree, others: Array, alpha: float, sigma: float) ->
     return jnp.append(weights, 1 - weights.sum())
 
 
-def fedamp(lam: Real = 5e-7, alpha: Real = 5e-3, sigma: Real = 0.1, peers: int = 0) -> Method:
-    """lam: λ; alpha: α_k; sigma: σ of the attention; peers: how many models it reaches (0: all)."""
-    if concrete(lam, alpha, sigma) and not (0 <= lam < math.inf and 0 < alpha < math.inf and 0 < sigma < math.inf):
-        raise UserError(
-            f"fedamp has lam={lam:g}, alpha={alpha:g}, sigma={sigma:g}; allowed: finite, lam at least 0, the others above 0"
-        )
-    if peers < 0:
-        raise UserError(f"fedamp has peers={peers}; allowed: 0 for all, or a number of clients")
+@register("fedamp")
+class FedAMP(Peers, Personal, Method):
+    """Personal cloud models: attention over clients with similar weights."""
 
-    def reached(env: Env, server: Server, ids: Array = None) -> Array:
+    lam: Real = field(5e-7, ge=0, help="λ")
+    alpha: Real = field(5e-3, gt=0, help="α_k")
+    sigma: Real = field(0.1, gt=0, help="σ of the attention")
+    peers: int = field(0, ge=0, help="how many models it reaches (0: all)")
+    has_global_model = False
+    needs = frozenset({"resident"})
+
+    def reached(self, env: Env, server: Server) -> Array:
         """[K] who uploaded last; the lower number first among equals."""
-        few = min(peers or env.num_clients, env.num_clients)
+        few = min(self.peers or env.num_clients, env.num_clients)
         return lax.top_k(server.last, few)[1] if few < env.num_clients else jnp.arange(few, dtype=jnp.int32)
 
-    def init(env: Env, net: Tree):
+    def peer_ids(self, env: Env, server: Server, ids: Array) -> Array:
+        return self.reached(env, server)
+
+    def init(self, env: Env, net: Tree) -> tuple[Server, tuple]:
         return Server(jnp.zeros(env.num_clients, jnp.int32)), ()
 
-    def local(env: Env, net: Tree, server: Server, client: Client, ctx: Ctx) -> tuple[Client, Upload]:
+    def local(self, env: Env, net: Tree, server: Server, client: Client, ctx: Ctx) -> tuple[Client, Upload]:
         own = {"params": net["params"]}
-        who = reached(env, server)
-        weights = attention(env, own["params"], (server.last[who] > 0) & (who != ctx.id), alpha, sigma)
+        who = self.reached(env, server)
+        weights = attention(env, own["params"], (server.last[who] > 0) & (who != ctx.id), self.alpha, self.sigma)
         everywhere = jnp.broadcast_to(weights, (env.num_groups, weights.shape[0]))
         cloud = mix(env, everywhere, {"params": env.rows.resident["params"]}, own)
-        client, done = descend(env, net, client, ctx, adjust=pull(lam / alpha, cloud["params"]))
-        return client, upload(env, ctx, done)
+        client, done = descend(env, net, client, ctx, adjust=pull(self.lam / self.alpha, cloud["params"]))
+        return client, self.upload(env, ctx, done)
 
-    def aggregate(env: Env, server: Server, cohort: Cohort) -> Server:
+    def aggregate(self, env: Env, server: Server, cohort: Cohort) -> Server:
         return Server(server.last.at[cohort.ids].max(jnp.where(cohort.ok, cohort.t + 1, 0)))
 
-    return fedavg()._replace(
-        name="fedamp",
-        init=init,
-        peers=reached,
-        receive=lambda env, server, client, plan, ctx: (client, client.resident),
-        local=local,
-        aggregate=aggregate,
-        personal=resident_net,
-        global_model=None,
-        needs=frozenset({"resident"}),
-    )
+    def receive(self, env: Env, server: Server, client: Client, plan: Plan, ctx: Ctx) -> tuple[Client, Tree]:
+        return client, client.resident

@@ -14,21 +14,20 @@ Wire: |w| down, |w| + 1 up.  State: φ_k, ψ_k (the resident model).  Evaluated:
 from __future__ import annotations
 
 import dataclasses
-import math
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_sim.errors import UserError
-from fedjax_sim.hooks import Method, Server
-from fedjax_sim.local import Aux, Batch, batches_per_epoch, descend, forward, most_steps, repeat, stream, turns, upload
+from fedjax_sim.fields import Real, field
+from fedjax_sim.hooks import Method, Personal, Server
+from fedjax_sim.local import Aux, Batch, batches_per_epoch, descend, forward, most_steps, repeat, stream, turns
 from fedjax_sim.local.features import class_statistics
 from fedjax_sim.local.optim import Sgd
-from fedjax_sim.methods.fedavg import fedavg
+from fedjax_sim.methods import register
 from fedjax_sim.plans import with_own_statistics
 from fedjax_sim.tree import square_norm
-from fedjax_sim.types import Array, Client, Ctx, Env, Plan, Real, Tree, Upload, concrete
+from fedjax_sim.types import Array, Client, Ctx, Env, Plan, Tree, Upload
 
 ALIGN, FISHER = 3, 4  # tell the shuffles of the passes apart
 
@@ -59,18 +58,19 @@ def fisher_trace(env: Env, net: Tree, ctx: Ctx) -> Array:
     return repeat(turns(env, batches, *most_steps(env, 1)), add, jnp.zeros((), env.dtype))
 
 
-def fedas(align_lr: Real = 0.01, align_batch: int = 16) -> Method:
-    """align_lr, align_batch: learning rate and batch of the alignment."""
-    if concrete(align_lr) and (not 0 <= align_lr < math.inf or align_batch < 1):
-        raise UserError(
-            f"fedas has align_lr={align_lr:g}, align_batch={align_batch}; allowed: finite and at least 0, 1 or more"
-        )
+@register("fedas")
+class FedAS(Personal, Method):
+    """The received backbone is aligned to local features; Fisher-weighted averages."""
 
-    def with_head(env: Env, net: Tree, client: Client) -> Tree:
+    align_lr: Real = field(0.01, ge=0, help="learning rate of the alignment")
+    align_batch: int = field(16, ge=1, help="batch of the alignment")
+    needs = frozenset({"resident"})
+
+    def with_head(self, env: Env, net: Tree, client: Client) -> Tree:
         head = env.model.head_group
         return {**net, "params": {**net["params"], head: client.resident["params"][head]}}
 
-    def receive(env: Env, server: Server, client: Client, plan: Plan, ctx: Ctx) -> tuple[Client, Tree]:
+    def receive(self, env: Env, server: Server, client: Client, plan: Plan, ctx: Ctx) -> tuple[Client, Tree]:
         old = with_own_statistics(env, client.resident, client)
         sums = class_statistics(env, old, ctx.id, full=False)
         goal = sums.total / jnp.maximum(sums.count, 1)[:, None]  # p [C, d]
@@ -81,7 +81,7 @@ def fedas(align_lr: Real = 0.01, align_batch: int = 16) -> Method:
             return loss, Aux(logits, stats, confusion)
 
         body = tuple(g for g in env.model.groups if g != env.model.head_group)
-        small = dataclasses.replace(env, batch_size=align_batch)
+        small = dataclasses.replace(env, batch_size=self.align_batch)
         new = with_own_statistics(env, server.net, client)
         _, aligned = descend(
             small,
@@ -92,21 +92,18 @@ def fedas(align_lr: Real = 0.01, align_batch: int = 16) -> Method:
             trainable=body,
             epochs=1.0,
             optimizer=Sgd(),
-            lr=jnp.asarray(align_lr),
+            lr=jnp.asarray(self.align_lr),
             salt=ALIGN,
             track=False,
         )
-        return client, with_head(env, aligned.net, client)
+        return client, self.with_head(env, aligned.net, client)
 
-    def local(env: Env, net: Tree, server: Server, client: Client, ctx: Ctx) -> tuple[Client, Upload]:
+    def local(self, env: Env, net: Tree, server: Server, client: Client, ctx: Ctx) -> tuple[Client, Upload]:
         client, done = descend(env, net, client, ctx)
-        return client, upload(env, ctx, done)._replace(weight=fisher_trace(env, done.net, ctx))
+        return client, self.upload(env, ctx, done)._replace(weight=fisher_trace(env, done.net, ctx))
 
-    return fedavg()._replace(
-        name="fedas",
-        receive=receive,
-        local=local,
-        personal=lambda env, server, client, ctx: with_head(env, server.net, client),
-        extra_floats=lambda env, net: (0, 1),
-        needs=frozenset({"resident"}),
-    )
+    def personal(self, env: Env, server: Server, client: Client, ctx: Ctx) -> Tree:
+        return self.with_head(env, server.net, client)
+
+    def extra_floats(self, env: Env, net: Tree) -> tuple[int, int]:
+        return 0, 1

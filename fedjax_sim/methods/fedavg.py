@@ -11,21 +11,20 @@ Wire: |w| down, |w| up.  State: none.  Evaluated: global (FedAvg), personal (Fed
 
 from __future__ import annotations
 
-from fedjax_sim.hooks import Method, Server
-from fedjax_sim.local import descend, upload
-from fedjax_sim.types import Client, Ctx, Env, Tree, Upload
+from fedjax_sim.fields import epochs, field
+from fedjax_sim.hooks import Method, Personal, Server
+from fedjax_sim.local import descend
+from fedjax_sim.methods import register
+from fedjax_sim.types import Client, Ctx, Env, Tree
 
 FINE_TUNE = 1000  # tells the shuffles of fine-tuning from those of training
 
 
-def fedavg(weights: str = "size") -> Method:
-    """weights: 'size' (n_k) or 'uniform'."""
+@register("fedavg")
+class FedAvg(Method):
+    """Clients train from the common model, the server averages."""
 
-    def local(env: Env, net: Tree, server: Server, client: Client, ctx: Ctx) -> tuple[Client, Upload]:
-        client, done = descend(env, net, client, ctx)
-        return client, upload(env, ctx, done, weights)
-
-    return Method("fedavg", local)
+    weights: str = field("size", choices=("size", "uniform"), help="of the average: by n_k, or all alike", kw_only=True)
 
 
 def fine_tuned(env: Env, net: Tree, client: Client, ctx: Ctx, epochs: float) -> Tree:
@@ -33,10 +32,12 @@ def fine_tuned(env: Env, net: Tree, client: Client, ctx: Ctx, epochs: float) -> 
     return descend(env, net, client, ctx, epochs=epochs, salt=FINE_TUNE, track=False)[1].net
 
 
-def fedavg_ft(weights: str = "size", ft_epochs: float = 5.0) -> Method:
-    """weights: 'size' or 'uniform'; ft_epochs: epochs of fine-tuning at evaluation."""
+@register("fedavg_ft")
+class FedAvgFT(Personal, FedAvg):
+    """FedAvg, fine-tuned on local data when it is evaluated."""
 
-    def personal(env: Env, server: Server, client: Client, ctx: Ctx) -> Tree:
-        return fine_tuned(env, server.net, client, ctx, ft_epochs)
+    ft_epochs: float = epochs(5.0, "of fine-tuning at evaluation")
+    adapts = True
 
-    return fedavg(weights)._replace(name="fedavg_ft", personal=personal, adapts=True)
+    def personal(self, env: Env, server: Server, client: Client, ctx: Ctx) -> Tree:
+        return fine_tuned(env, server.net, client, ctx, self.ft_epochs)

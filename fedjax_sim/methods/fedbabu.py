@@ -10,30 +10,29 @@ Wire: |φ| down, |φ| up.  State: none.  Evaluated: personal, the fine-tuned cop
 
 from __future__ import annotations
 
-import math
-
-from fedjax_sim.errors import UserError
-from fedjax_sim.hooks import Method, Server
-from fedjax_sim.local import descend, upload
-from fedjax_sim.methods.fedavg import fedavg, fine_tuned
+from fedjax_sim.fields import epochs
+from fedjax_sim.hooks import Personal, Server
+from fedjax_sim.local import descend
+from fedjax_sim.methods import register
+from fedjax_sim.methods.fedavg import FedAvg, fine_tuned
 from fedjax_sim.methods.fedper import body_groups
 from fedjax_sim.plans import masked_plan
 from fedjax_sim.types import Client, Ctx, Env, Plan, Tree, Upload
 
 
-def fedbabu(ft_epochs: float = 5.0, weights: str = "size") -> Method:
-    """ft_epochs: F, epochs of fine-tuning at evaluation; weights: 'size' or 'uniform'."""
-    if not 0 <= ft_epochs < math.inf:
-        raise UserError(f"fedbabu has ft_epochs={ft_epochs:g}; allowed: 0 or more")
+@register("fedbabu")
+class FedBABU(Personal, FedAvg):
+    """Only the body is trained, against a fixed head; fine-tuned at evaluation."""
 
-    def plan(env: Env, server: Server, ctx: Ctx) -> Plan:
+    ft_epochs: float = epochs(5.0, "F, of fine-tuning at evaluation")
+    adapts = True
+
+    def plan(self, env: Env, server: Server, ctx: Ctx) -> Plan:
         return masked_plan(env, ctx.epochs, body_groups(env), body_groups(env))
 
-    def local(env: Env, net: Tree, server: Server, client: Client, ctx: Ctx) -> tuple[Client, Upload]:
+    def local(self, env: Env, net: Tree, server: Server, client: Client, ctx: Ctx) -> tuple[Client, Upload]:
         client, done = descend(env, net, client, ctx, trainable=body_groups(env))
-        return client, upload(env, ctx, done, weights)
+        return client, self.upload(env, ctx, done)
 
-    def personal(env: Env, server: Server, client: Client, ctx: Ctx) -> Tree:
-        return fine_tuned(env, server.net, client, ctx, ft_epochs)
-
-    return fedavg(weights)._replace(name="fedbabu", plan=plan, local=local, personal=personal, adapts=True)
+    def personal(self, env: Env, server: Server, client: Client, ctx: Ctx) -> Tree:
+        return fine_tuned(env, server.net, client, ctx, self.ft_epochs)

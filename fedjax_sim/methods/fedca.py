@@ -16,11 +16,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fedjax_sim.errors import UserError
+from fedjax_sim.fields import field
 from fedjax_sim.hooks import Method, Server
-from fedjax_sim.local import descend, upload
+from fedjax_sim.local import descend
 from fedjax_sim.local.losses import Confusion
-from fedjax_sim.methods.fedavg import fedavg
+from fedjax_sim.methods import register
 from fedjax_sim.types import Array, Client, Cohort, Ctx, Env, Tree, Upload
 
 
@@ -54,30 +54,28 @@ def priority_weights(struggles: Array, ok: Array, p: int) -> Array:
     return jnp.where(total > 0, skill / jnp.where(total > 0, total, 1), uniform).mean(1)
 
 
-def fedca(priorities: int = 0) -> Method:
-    """priorities: p, the number of classes that are averaged for (0: by the number of classes)."""
-    if priorities < 0:
-        raise UserError(f"fedca has priorities={priorities}; allowed: 1 or more, or 0 for the default")
+@register("fedca")
+class FedCA(Method):
+    """Averages that favour clients good at the worst classes."""
 
-    def local(env: Env, net: Tree, server: Server, client: Client, ctx: Ctx) -> tuple[Client, Upload]:
+    priorities: int = field(0, ge=0, help="p, the classes that are averaged for (0: by the number of classes)")
+    weights = "uniform"
+    needs = frozenset({"confusion", "stack"})
+    loss = "c3e"
+    payload = frozenset({"report"})
+
+    def local(self, env: Env, net: Tree, server: Server, client: Client, ctx: Ctx) -> tuple[Client, Upload]:
         client, done = descend(env, net, client, ctx)
-        return client, upload(env, ctx, done, "uniform", report=struggle(client.confusion))
+        return client, self.upload(env, ctx, done, report=struggle(client.confusion))
 
-    def aggregate(env: Env, server: Server, cohort: Cohort) -> Server:
-        p = min(priorities or priorities_for(env.model.classes), env.model.classes)
+    def aggregate(self, env: Env, server: Server, cohort: Cohort) -> Server:
+        p = min(self.priorities or priorities_for(env.model.classes), env.model.classes)
         weights = priority_weights(cohort.reports, cohort.ok, p)
         return Server(jax.tree.map(lambda nets: jnp.tensordot(weights.astype(nets.dtype), nets, 1), cohort.nets))
 
-    def log(env: Env, old: Server, server: Server, cohort: Cohort) -> dict[str, Array]:
+    def log(self, env: Env, old: Server, server: Server, cohort: Cohort) -> dict[str, Array]:
         shares = jnp.where(cohort.ok[:, None], cohort.reports, 0).sum(0) / jnp.maximum(cohort.count, 1)
         return dict(struggle_mean=shares.mean(), struggle_worst=shares.max())
 
-    return fedavg()._replace(
-        name="fedca",
-        local=local,
-        aggregate=aggregate,
-        log=log,
-        extra_floats=lambda env, net: (0, env.model.classes),
-        loss="c3e",
-        needs=frozenset({"confusion", "stack"}),
-    )
+    def extra_floats(self, env: Env, net: Tree) -> tuple[int, int]:
+        return 0, env.model.classes

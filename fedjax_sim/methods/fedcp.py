@@ -19,14 +19,15 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fedjax_sim.errors import UserError
-from fedjax_sim.hooks import Method, Server
-from fedjax_sim.local import Aux, Batch, descend, local_loss, upload
+from fedjax_sim.fields import Real, field
+from fedjax_sim.hooks import Personal, Server
+from fedjax_sim.local import Aux, Batch, descend, local_loss
 from fedjax_sim.local.mmd import mmd_rbf
-from fedjax_sim.methods.fedavg import fedavg
+from fedjax_sim.methods import register
+from fedjax_sim.methods.fedavg import FedAvg
 from fedjax_sim.models import Model, with_group
 from fedjax_sim.plans import with_own_statistics
-from fedjax_sim.types import Array, Client, Ctx, Env, Plan, Real, Tree, Upload, concrete
+from fedjax_sim.types import Array, Client, Ctx, Env, Plan, Tree, Upload
 
 GROUP = "policy"
 GATES = ("gumbel", "soft")
@@ -54,15 +55,15 @@ def gates(policy: Tree, z: Array, v: Array, key: Array | None) -> tuple[Array, A
     return pair[:, 0], pair[:, 1]
 
 
-def fedcp(lam: Real = 5.0, gate: str = "gumbel", test_gate: str = "soft", weights: str = "size") -> Method:
-    """lam: λ of MMD; gate, test_gate: 'gumbel' or 'soft', in training and in tests; weights: 'size' or 'uniform'."""
-    if concrete(lam) and not 0 <= lam < math.inf:
-        raise UserError(f"fedcp has lam={lam:g}; allowed: finite and at least 0")
-    for option, value in (("gate", gate), ("test_gate", test_gate)):
-        if value not in GATES:
-            raise UserError(f"fedcp.{option}={value} is unknown; allowed: {', '.join(GATES)}")
+@register("fedcp")
+class FedCP(Personal, FedAvg):
+    """A policy splits each feature vector between a global and a private head."""
 
-    def extend(model: Model) -> Model:
+    lam: Real = field(5.0, ge=0, help="λ of MMD")
+    gate: str = field("gumbel", choices=GATES, help="noise of the gates in training")
+    test_gate: str = field("soft", choices=GATES, help="and in tests")
+
+    def extend(self, model: Model) -> Model:
         dtype = jax.tree.leaves(jax.eval_shape(model.init, jax.random.key(0))["params"])[0].dtype
         d = model.width
 
@@ -74,49 +75,42 @@ def fedcp(lam: Real = 5.0, gate: str = "gumbel", test_gate: str = "soft", weight
 
         return with_group(model, GROUP, start)
 
-    def with_head(env: Env, net: Tree, head: Tree) -> Tree:
+    def with_head(self, env: Env, net: Tree, head: Tree) -> Tree:
         return {**net, "params": {**net["params"], env.model.head_group: head}}
 
-    def logits_of(env: Env, net: Tree, common: Tree, z: Array, v: Array, key: Array | None) -> Array:
+    def logits_of(self, env: Env, net: Tree, common: Tree, z: Array, v: Array, key: Array | None) -> Array:
         """net with the private head, `common` with the global one."""
         r, s = gates(net["params"][GROUP], z, v, key)
         return env.model.head(net, r * z) + env.model.head(common, s * z)
 
-    def receive(env: Env, server: Server, client: Client, plan: Plan, ctx: Ctx) -> tuple[Client, Tree]:
-        return client, with_head(env, server.net, client.own)
+    def receive(self, env: Env, server: Server, client: Client, plan: Plan, ctx: Ctx) -> tuple[Client, Tree]:
+        return client, self.with_head(env, server.net, client.own)
 
-    def local(env: Env, net: Tree, server: Server, client: Client, ctx: Ctx) -> tuple[Client, Upload]:
+    def local(self, env: Env, net: Tree, server: Server, client: Client, ctx: Ctx) -> tuple[Client, Upload]:
         head, received, v = env.model.head_group, net, context(env, net)
 
         def objective(now: Tree, batch: Batch, confusion: Tree) -> tuple[Array, Aux]:
             z, stats = env.model.features(now, batch.x, train=True, mask=batch.mask)
-            key = jax.random.fold_in(batch.key, NOISE) if gate == "gumbel" else None
-            logits = logits_of(env, now, server.net, z, v, key)
+            key = jax.random.fold_in(batch.key, NOISE) if self.gate == "gumbel" else None
+            logits = self.logits_of(env, now, server.net, z, v, key)
             loss, confusion = local_loss(env, ctx, logits, batch, confusion)
             theirs = lax.stop_gradient(env.model.features(received, batch.x, train=False)[0])
-            return loss + lam * mmd_rbf(z, theirs, batch.mask), Aux(logits, stats, confusion)
+            return loss + self.lam * mmd_rbf(z, theirs, batch.mask), Aux(logits, stats, confusion)
 
         client, done = descend(env, net, client, ctx, objective=objective)
         own = done.net["params"][head]
         middle = jax.tree.map(lambda a, b: (a + b) / 2, own, server.net["params"][head])
-        sent = done._replace(net=with_head(env, done.net, middle))
-        return client._replace(own=own), upload(env, ctx, sent, weights, held=done.net)
+        sent = done._replace(net=self.with_head(env, done.net, middle))
+        return client._replace(own=own), self.upload(env, ctx, sent, held=done.net)
 
-    def personal(env: Env, server: Server, client: Client, ctx: Ctx) -> Tree:
-        net = with_own_statistics(env, with_head(env, server.net, client.own), client)
+    def personal(self, env: Env, server: Server, client: Client, ctx: Ctx) -> Tree:
+        net = with_own_statistics(env, self.with_head(env, server.net, client.own), client)
         return net, server.net, context(env, net), jax.random.key_data(ctx.key)
 
-    def predict(env: Env, predictor: Tree, x: Array) -> Array:
+    def predict(self, env: Env, predictor: Tree, x: Array) -> Array:
         net, common, v, key = predictor
         z = env.model.features(net, x, train=False)[0]
-        return logits_of(env, net, common, z, v, jax.random.wrap_key_data(key) if test_gate == "gumbel" else None)
+        return self.logits_of(env, net, common, z, v, jax.random.wrap_key_data(key) if self.test_gate == "gumbel" else None)
 
-    return fedavg(weights)._replace(
-        name="fedcp",
-        extend=extend,
-        init=lambda env, net: (Server(net), net["params"][env.model.head_group]),
-        receive=receive,
-        local=local,
-        personal=personal,
-        predict=predict,
-    )
+    def init(self, env: Env, net: Tree) -> tuple[Server, Tree]:
+        return Server(net), net["params"][env.model.head_group]

@@ -22,11 +22,12 @@ import jax.numpy as jnp
 from jax import lax
 
 from fedjax_sim.errors import UserError
-from fedjax_sim.hooks import Method
-from fedjax_sim.local import Aux, Batch, descend, forward, local_loss, upload
-from fedjax_sim.methods.fedavg import fedavg
+from fedjax_sim.fields import Real, field
+from fedjax_sim.local import Aux, Batch, descend, forward, local_loss
+from fedjax_sim.methods import register
+from fedjax_sim.methods.fedavg import FedAvg
 from fedjax_sim.plans import merge
-from fedjax_sim.types import Array, Client, Cohort, Ctx, Env, Real, Tree, Upload, concrete
+from fedjax_sim.types import Array, Client, Cohort, Ctx, Env, Tree, Upload
 
 EPSILON, KEEP = 1e-6, 0.99
 NOISE = 2000  # tells these draws from those of data augmentation
@@ -77,12 +78,14 @@ def augment_features(x: Array, mask: Array, spread: Moments, noise: Array) -> tu
     return (scale / std)[:, None, None] * around + shift[:, None, None], Moments(mean_of, std_of)
 
 
-def fedfa(p: Real = 0.5, weights: str = "size") -> Method:
-    """p: chance that a layer is active in a batch; weights: 'size' or 'uniform'."""
-    if concrete(p) and not 0 <= p <= 1:
-        raise UserError(f"fedfa has p={p:g}; allowed: 0 to 1")
+@register("fedfa")
+class FedFA(FedAvg):
+    """Channel statistics of feature maps are varied as they vary over clients."""
 
-    def init(env: Env, net: Tree):
+    p: Real = field(0.5, ge=0, le=1, help="chance that a layer is active in a batch")
+    payload = frozenset({"report"})
+
+    def init(self, env: Env, net: Tree) -> tuple[Server, Tree]:
         if not env.model.stages:
             raise UserError(
                 f"fedfa augments feature maps, and model '{env.model.name}' has none; allowed: a model with convolutions"
@@ -91,7 +94,7 @@ def fedfa(p: Real = 0.5, weights: str = "size") -> Method:
         spread = {name: Moments(one(channels), one(channels)) for name, channels in env.model.stages}
         return Server(net, spread), {name: Moments(0 * m.mean, m.std) for name, m in spread.items()}
 
-    def local(env: Env, net: Tree, server: Server, client: Client, ctx: Ctx) -> tuple[Client, Upload]:
+    def local(self, env: Env, net: Tree, server: Server, client: Client, ctx: Ctx) -> tuple[Client, Upload]:
         stage = {name: i for i, (name, _) in enumerate(env.model.stages)}
 
         def objective(net: Tree, batch: Batch, confusion: Tree, running: dict[str, Moments]) -> tuple[Array, Aux]:
@@ -99,7 +102,7 @@ def fedfa(p: Real = 0.5, weights: str = "size") -> Method:
 
             def tap(name: str, x: Array) -> Array:
                 coin, normal = jax.random.split(jax.random.fold_in(batch.key, NOISE + stage[name]))
-                active = jax.random.bernoulli(coin, p)
+                active = jax.random.bernoulli(coin, self.p)
                 noise = jax.random.normal(normal, (2, x.shape[0], x.shape[-1]), x.dtype)
                 new, now = augment_features(x, batch.mask, server.spread[name], noise)
                 after[name] = jax.tree.map(
@@ -114,14 +117,12 @@ def fedfa(p: Real = 0.5, weights: str = "size") -> Method:
             return loss, Aux(logits, stats, confusion, after)
 
         client, done = descend(env, net, client, ctx, objective=objective, carry=client.own)
-        return client._replace(own=done.carry), upload(env, ctx, done, weights, report=done.carry)
+        return client._replace(own=done.carry), self.upload(env, ctx, done, report=done.carry)
 
-    def aggregate(env: Env, server: Server, cohort: Cohort) -> Server:
+    def aggregate(self, env: Env, server: Server, cohort: Cohort) -> Server:
         spread = jax.tree.map(lambda values: masked_moments(values, cohort.ok)[1], cohort.reports)
         return Server(merge(env, cohort, server.net), spread)
 
-    def extra_floats(env: Env, net: Tree) -> tuple[int, int]:
+    def extra_floats(self, env: Env, net: Tree) -> tuple[int, int]:
         channels = sum(channels for _, channels in env.model.stages)
         return 2 * channels, 2 * channels
-
-    return fedavg(weights)._replace(name="fedfa", init=init, local=local, aggregate=aggregate, extra_floats=extra_floats)

@@ -13,11 +13,12 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.errors import UserError
-from fedjax_sim.hooks import Method, Server
-from fedjax_sim.local import Batch, descend, epoch_orders, supervised, upload
-from fedjax_sim.methods.fedavg import fedavg
-from fedjax_sim.types import Array, Client, Ctx, Env, Real, Tree, Upload, concrete
+from fedjax_sim.fields import Real, field
+from fedjax_sim.hooks import Server
+from fedjax_sim.local import Batch, descend, epoch_orders, supervised
+from fedjax_sim.methods import register
+from fedjax_sim.methods.fedavg import FedAvg
+from fedjax_sim.types import Array, Client, Ctx, Env, Tree, Upload
 
 NOISE = 2000  # tells these draws from those of data augmentation
 
@@ -40,21 +41,21 @@ def partners(key: Array, mask: Array) -> Array:
     return epoch_orders(key, mask.sum(), mask.shape[0], 1)[0]
 
 
-def fedfa_freq(p: Real = 0.5, lam: Real = 0.3, weights: str = "size") -> Method:
-    """p: chance that a batch is mixed; lam: share λ of the other image; weights: 'size' or 'uniform'."""
-    if concrete(p, lam) and not (0 <= p <= 1 and 0 <= lam <= 1):
-        raise UserError(f"fedfa_freq has p={p:g}, lam={lam:g}; allowed: both from 0 to 1")
+@register("fedfa_freq")
+class FedFAFreq(FedAvg):
+    """Images of a batch swap parts of their amplitude spectra."""
 
-    def local(env: Env, net: Tree, server: Server, client: Client, ctx: Ctx) -> tuple[Client, Upload]:
+    p: Real = field(0.5, ge=0, le=1, help="chance that a batch is mixed")
+    lam: Real = field(0.3, ge=0, le=1, help="share λ of the other image")
+
+    def local(self, env: Env, net: Tree, server: Server, client: Client, ctx: Ctx) -> tuple[Client, Upload]:
         plain = supervised(env, ctx)
 
         def objective(net: Tree, batch: Batch, confusion: Tree):
             coin, shuffle = jax.random.split(jax.random.fold_in(batch.key, NOISE))
-            mixed = mix_amplitudes(batch.x, partners(shuffle, batch.mask), lam)
-            x = jnp.where(jax.random.bernoulli(coin, p), mixed, batch.x)
+            mixed = mix_amplitudes(batch.x, partners(shuffle, batch.mask), self.lam)
+            x = jnp.where(jax.random.bernoulli(coin, self.p), mixed, batch.x)
             return plain(net, batch._replace(x=x), confusion)
 
         client, done = descend(env, net, client, ctx, objective=objective)
-        return client, upload(env, ctx, done, weights)
-
-    return fedavg(weights)._replace(name="fedfa_freq", local=local)
+        return client, self.upload(env, ctx, done)

@@ -24,14 +24,14 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fedjax_sim.errors import UserError
-from fedjax_sim.hooks import Method, resident_net
-from fedjax_sim.local import descend, upload
+from fedjax_sim.fields import field
+from fedjax_sim.hooks import Method, Peers, Personal
+from fedjax_sim.local import descend
 from fedjax_sim.local.score import CLIENT_EVAL_BATCH, predict_net, score_rows
-from fedjax_sim.methods.fedavg import fedavg
+from fedjax_sim.methods import register
 from fedjax_sim.plans import with_own_statistics
 from fedjax_sim.tree import scaled_add, square_norm, subtract
-from fedjax_sim.types import Array, Client, Cohort, Ctx, Env, Tree, Upload
+from fedjax_sim.types import Array, Client, Cohort, Ctx, Env, Plan, Tree, Upload
 
 EPSILON = 1e-5
 HELD_OUT = 0.2  # of the training rows, where there is no validation split
@@ -54,37 +54,41 @@ def hold_out(env: Env, ctx: Ctx) -> tuple[Env, Array, Array]:
     return dataclasses.replace(env, fed=dataclasses.replace(fed, size={**fed.size, "train": kept})), rows, held[ctx.id]
 
 
-def fedfomo(models: int = 5) -> Method:
-    """models: how many models each participant receives."""
-    if models < 1:
-        raise UserError(f"fedfomo has models={models}; allowed: 1 or more")
+@register("fedfomo")
+class FedFomo(Peers, Personal, Method):
+    """Others' models, weighted by what each gains on own validation rows."""
 
-    def few(env: Env) -> int:
-        return min(models, env.num_clients)
+    models: int = field(5, ge=1, help="how many models each participant receives")
+    has_global_model = False
+    needs = frozenset({"resident"})
+    payload = frozenset({"report"})
 
-    def candidates(env: Env, server: Server, me: Array) -> Array:
+    def few(self, env: Env) -> int:
+        return min(self.models, env.num_clients)
+
+    def candidates(self, env: Env, server: Server, me: Array) -> Array:
         """[few] client numbers with the largest affinity; the lower number first among equals."""
-        return lax.top_k(jnp.where(server.uploaded, server.affinity[me], -jnp.inf), few(env))[1]
+        return lax.top_k(jnp.where(server.uploaded, server.affinity[me], -jnp.inf), self.few(env))[1]
 
-    def everybody(env: Env) -> bool:
-        return env.cohort * few(env) >= env.num_clients
+    def everybody(self, env: Env) -> bool:
+        return env.cohort * self.few(env) >= env.num_clients
 
-    def init(env: Env, net: Tree):
+    def init(self, env: Env, net: Tree) -> tuple[Server, tuple]:
         n = env.num_clients
         return Server(jnp.eye(n, dtype=env.dtype), jnp.zeros(n, bool), jnp.arange(env.cohort, dtype=jnp.int32)), ()
 
-    def peers(env: Env, server: Server, ids: Array) -> Array:
-        if everybody(env):
+    def peer_ids(self, env: Env, server: Server, ids: Array) -> Array:
+        if self.everybody(env):
             return jnp.arange(env.num_clients, dtype=jnp.int32)
-        return jax.vmap(lambda i: candidates(env, server, i))(ids).reshape(-1)
+        return jax.vmap(lambda i: self.candidates(env, server, i))(ids).reshape(-1)
 
-    def prepare(env: Env, server: Server, ids: Array, rows: Client) -> Server:
+    def prepare(self, env: Env, server: Server, ids: Array, rows: Client) -> Server:
         return server._replace(ids=ids.astype(jnp.int32))
 
-    def local(env: Env, net: Tree, server: Server, client: Client, ctx: Ctx) -> tuple[Client, Upload]:
-        chosen = candidates(env, server, ctx.id)
+    def local(self, env: Env, net: Tree, server: Server, client: Client, ctx: Ctx) -> tuple[Client, Upload]:
+        chosen = self.candidates(env, server, ctx.id)
         slot = jnp.argmax(server.ids == ctx.id)
-        place = chosen if everybody(env) else slot * few(env) + jnp.arange(few(env))
+        place = chosen if self.everybody(env) else slot * self.few(env) + jnp.arange(self.few(env))
         env_of, rows, n = hold_out(env, ctx)
         stored = lambda j: with_own_statistics(env, jax.tree.map(lambda a: a[place[j]], env.rows.resident), client)
 
@@ -101,15 +105,15 @@ def fedfomo(models: int = 5) -> Method:
 
         # its own model gains nothing, exactly: a rounding error over 1e-5 would be a weight
         counts = server.uploaded[chosen] & (chosen != ctx.id)
-        omega = jnp.where(counts, lax.map(gain, jnp.arange(few(env))), 0).astype(env.dtype)  # [few]
+        omega = jnp.where(counts, lax.map(gain, jnp.arange(self.few(env))), 0).astype(env.dtype)  # [few]
         good = jnp.maximum(omega, 0)
         share = good / jnp.where(good.sum() > 0, good.sum(), 1)
         start = jax.tree.map(lambda a: jnp.where(good.sum() > 0, 0, a), net)
-        start = lax.fori_loop(0, few(env), lambda j, total: scaled_add(total, share[j], stored(j)), start)
+        start = lax.fori_loop(0, self.few(env), lambda j, total: scaled_add(total, share[j], stored(j)), start)
         client, done = descend(env_of, with_own_statistics(env, start, client), client, ctx)
-        return client, upload(env, ctx, done, report=(chosen, omega))
+        return client, self.upload(env, ctx, done, report=(chosen, omega))
 
-    def aggregate(env: Env, server: Server, cohort: Cohort) -> Server:
+    def aggregate(self, env: Env, server: Server, cohort: Cohort) -> Server:
         chosen, omega = cohort.reports
         omega = jnp.where(cohort.ok[:, None], omega, 0)
         return server._replace(
@@ -117,19 +121,8 @@ def fedfomo(models: int = 5) -> Method:
             uploaded=server.uploaded.at[cohort.ids].max(cohort.ok),
         )
 
-    def extra_floats(env: Env, net: Tree) -> tuple[int, int]:
-        return (few(env) - 1) * sum(env.group_floats(net)), few(env)
+    def extra_floats(self, env: Env, net: Tree) -> tuple[int, int]:
+        return (self.few(env) - 1) * sum(env.group_floats(net)), self.few(env)
 
-    return fedavg()._replace(
-        name="fedfomo",
-        init=init,
-        peers=peers,
-        prepare=prepare,
-        receive=lambda env, server, client, plan, ctx: (client, client.resident),
-        local=local,
-        aggregate=aggregate,
-        personal=resident_net,
-        global_model=None,
-        extra_floats=extra_floats,
-        needs=frozenset({"resident"}),
-    )
+    def receive(self, env: Env, server: Server, client: Client, plan: Plan, ctx: Ctx) -> tuple[Client, Tree]:
+        return client, client.resident

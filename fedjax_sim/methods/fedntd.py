@@ -14,11 +14,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fedjax_sim.errors import UserError
-from fedjax_sim.hooks import Method, Server
-from fedjax_sim.local import Aux, Batch, descend, forward, local_loss, upload
-from fedjax_sim.methods.fedavg import fedavg
-from fedjax_sim.types import Array, Client, Ctx, Env, Real, Tree, Upload, concrete
+from fedjax_sim.fields import Real, field
+from fedjax_sim.hooks import Server
+from fedjax_sim.local import Aux, Batch, descend, forward, local_loss
+from fedjax_sim.methods import register
+from fedjax_sim.methods.fedavg import FedAvg
+from fedjax_sim.types import Array, Client, Ctx, Env, Tree, Upload
 
 
 def not_true_divergence(teacher: Array, student: Array, labels: Array, mask: Array, tau: float) -> Array:
@@ -41,20 +42,20 @@ def not_true_divergence(teacher: Array, student: Array, labels: Array, mask: Arr
     return jnp.where(mask, each, 0).sum() / jnp.maximum(mask.sum(), 1).astype(each.dtype)
 
 
-def fedntd(beta: Real = 1.0, tau: Real = 1.0, weights: str = "size") -> Method:
-    """beta: weight of the distillation; tau: its temperature; weights: 'size' or 'uniform'."""
-    if concrete(beta, tau) and (beta < 0 or tau <= 0):
-        raise UserError(f"fedntd has beta={beta:g}, tau={tau:g}; allowed: beta at least 0, tau above 0")
+@register("fedntd")
+class FedNTD(FedAvg):
+    """Distils the received model on the logits of the classes that are not true."""
 
-    def local(env: Env, net: Tree, server: Server, client: Client, ctx: Ctx) -> tuple[Client, Upload]:
+    beta: Real = field(1.0, ge=0, help="weight of the distillation")
+    tau: Real = field(1.0, gt=0, help="its temperature")
+
+    def local(self, env: Env, net: Tree, server: Server, client: Client, ctx: Ctx) -> tuple[Client, Upload]:
         def objective(now: Tree, batch: Batch, confusion: Tree) -> tuple[Array, Aux]:
             logits, _, stats = forward(env, now, batch)
             loss, confusion = local_loss(env, ctx, logits, batch, confusion)
             teacher = lax.stop_gradient(forward(env, net, batch, train=False)[0])
-            held = not_true_divergence(teacher, logits, batch.y, batch.mask, tau)
-            return loss + beta * tau**2 * held, Aux(logits, stats, confusion)
+            held = not_true_divergence(teacher, logits, batch.y, batch.mask, self.tau)
+            return loss + self.beta * self.tau**2 * held, Aux(logits, stats, confusion)
 
         client, done = descend(env, net, client, ctx, objective=objective)
-        return client, upload(env, ctx, done, weights)
-
-    return fedavg(weights)._replace(name="fedntd", local=local)
+        return client, self.upload(env, ctx, done)

@@ -20,21 +20,21 @@ Wire: |w| + Cd down, |w| + 2Cd + 1 up.  State: ψ_k.  Evaluated: φ with ψ_k (p
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fedjax_sim.errors import UserError
-from fedjax_sim.hooks import Method
-from fedjax_sim.local import Aux, Batch, descend, forward, local_loss, upload
+from fedjax_sim.fields import Real, epochs, field
+from fedjax_sim.hooks import Personal
+from fedjax_sim.local import Aux, Batch, descend, forward, local_loss
 from fedjax_sim.local.features import class_statistics
-from fedjax_sim.methods.fedavg import fedavg
+from fedjax_sim.methods import register
+from fedjax_sim.methods.fedavg import FedAvg
 from fedjax_sim.methods.simplex import simplex_qp
 from fedjax_sim.plans import merge
-from fedjax_sim.types import Array, Client, Cohort, Ctx, Env, Plan, Real, Tree, Upload, concrete
+from fedjax_sim.types import Array, Client, Cohort, Ctx, Env, Plan, Tree, Upload
 
 SMALLEST = 1e-3  # weights below do not count
 HEAD_PASS = 1  # tells the shuffles of the two passes apart
@@ -61,34 +61,36 @@ def mixing(variance: Array, shares: Array, ok: Array) -> Array:
     return lax.map(one, jnp.arange(ok.shape[0]))
 
 
-def fedpac(lam: Real = 1.0, head_epochs: float = 1.0, head_lr: Real = 0.1, weights: str = "size") -> Method:
-    """lam: λ of the alignment; head_epochs, head_lr: the pass over the head; weights of φ: 'size' or 'uniform'."""
-    if concrete(lam, head_lr) and not (0 <= lam < math.inf and 0 <= head_epochs < math.inf and 0 <= head_lr < math.inf):
-        raise UserError(
-            f"fedpac has lam={lam:g}, head_epochs={head_epochs:g}, head_lr={head_lr:g}; allowed: finite, at least 0"
-        )
+@register("fedpac")
+class FedPAC(Personal, FedAvg):
+    """Features aligned to class centroids, heads combined by a quadratic program."""
 
-    def init(env: Env, net: Tree):
+    lam: Real = field(1.0, ge=0, help="λ of the alignment")
+    head_epochs: float = epochs(1.0, "of the pass over the head")
+    head_lr: Real = field(0.1, ge=0, help="its learning rate")
+    payload = frozenset({"sums", "report"})
+
+    def init(self, env: Env, net: Tree) -> tuple[Server, tuple]:
         classes, width = env.model.classes, env.model.width
         repeat = lambda a: jnp.broadcast_to(a, (env.num_clients, *a.shape))
         heads = jax.tree.map(repeat, net["params"][env.model.head_group])
         return Server(net, heads, jnp.zeros((classes, width), env.dtype), jnp.zeros(classes, bool)), ()
 
-    def with_head(env: Env, server: Server, me: Array) -> Tree:
+    def with_head(self, env: Env, server: Server, me: Array) -> Tree:
         own = jax.tree.map(lambda a: a[me], server.heads)
         return {**server.net, "params": {**server.net["params"], env.model.head_group: own}}
 
-    def receive(env: Env, server: Server, client: Client, plan: Plan, ctx: Ctx) -> tuple[Client, Tree]:
-        return client, with_head(env, server, ctx.id)
+    def receive(self, env: Env, server: Server, client: Client, plan: Plan, ctx: Ctx) -> tuple[Client, Tree]:
+        return client, self.with_head(env, server, ctx.id)
 
-    def local(env: Env, net: Tree, server: Server, client: Client, ctx: Ctx) -> tuple[Client, Upload]:
+    def local(self, env: Env, net: Tree, server: Server, client: Client, ctx: Ctx) -> tuple[Client, Upload]:
         head = env.model.head_group
         sums = class_statistics(env, net, ctx.id, full=False)
         n = jnp.maximum(sums.count.sum(), 1)
         mean, prior = sums.total / jnp.maximum(sums.count, 1)[:, None], sums.count / n
         variance = (sums.square.sum() / n - (prior**2 * jnp.square(mean).sum(1)).sum()) / n
         goal = jnp.where(server.known[:, None], server.centroids, mean)
-        strength = jnp.where(server.known.any(), lam, 0).astype(env.dtype)
+        strength = jnp.where(server.known.any(), self.lam, 0).astype(env.dtype)
 
         def objective(net: Tree, batch: Batch, confusion: Tree) -> tuple[Array, Aux]:
             logits, features, stats = forward(env, net, batch)
@@ -97,19 +99,19 @@ def fedpac(lam: Real = 1.0, head_epochs: float = 1.0, head_lr: Real = 0.1, weigh
             far = far.sum() / jnp.maximum(batch.mask.sum(), 1)
             return loss + strength * far, Aux(logits, stats, confusion)
 
-        if head_epochs:
-            rate = jnp.asarray(head_lr)
+        if self.head_epochs:
+            rate = jnp.asarray(self.head_lr)
             _, tuned = descend(
-                env, net, client, ctx, trainable=(head,), epochs=head_epochs, lr=rate, salt=HEAD_PASS, track=False
+                env, net, client, ctx, trainable=(head,), epochs=self.head_epochs, lr=rate, salt=HEAD_PASS, track=False
             )
             net = tuned.net
         body = tuple(g for g in env.model.groups if g != head)
         client, done = descend(env, net, client, ctx, objective=objective, trainable=body)
         after = class_statistics(env, done.net, ctx.id, full=False)
         report = dict(head=done.net["params"][head], variance=variance, shares=prior[:, None] * mean)
-        return client, upload(env, ctx, done, weights, sums=(after.total, after.count), report=report)
+        return client, self.upload(env, ctx, done, sums=(after.total, after.count), report=report)
 
-    def aggregate(env: Env, server: Server, cohort: Cohort) -> Server:
+    def aggregate(self, env: Env, server: Server, cohort: Cohort) -> Server:
         ok, report = cohort.ok, cohort.reports
         alpha = mixing(report["variance"], report["shares"].reshape(ok.shape[0], -1), ok)
         to = jnp.where(ok, cohort.ids, env.num_clients)  # out of range: not written
@@ -126,16 +128,9 @@ def fedpac(lam: Real = 1.0, head_epochs: float = 1.0, head_lr: Real = 0.1, weigh
             server.known | (count > 0),
         )
 
-    def extra_floats(env: Env, net: Tree) -> tuple[int, int]:
+    def personal(self, env: Env, server: Server, client: Client, ctx: Ctx) -> Tree:
+        return self.with_head(env, server, ctx.id)
+
+    def extra_floats(self, env: Env, net: Tree) -> tuple[int, int]:
         size = env.model.classes * env.model.width
         return size, 2 * size + 1
-
-    return fedavg(weights)._replace(
-        name="fedpac",
-        init=init,
-        receive=receive,
-        local=local,
-        aggregate=aggregate,
-        personal=lambda env, server, client, ctx: with_head(env, server, ctx.id),
-        extra_floats=extra_floats,
-    )

@@ -18,21 +18,25 @@ Logged: private_parameters of a client, live_features (share of the common model
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.errors import UserError, unknown
-from fedjax_sim.hooks import Method, Server
-from fedjax_sim.local import Aux, Batch, descend, forward, local_loss, upload
+from fedjax_sim.errors import UserError
+from fedjax_sim.fields import Real, field
+from fedjax_sim.hooks import Personal, Server
+from fedjax_sim.local import Aux, Batch, descend, forward, local_loss
 from fedjax_sim.local.contrast import anchor_contrast, unit
 from fedjax_sim.local.features import live_features
-from fedjax_sim.methods.fedavg import fedavg
+from fedjax_sim.local.optim import is_off
+from fedjax_sim.methods import register
+from fedjax_sim.methods.fedavg import FedAvg
 from fedjax_sim.models.projection import check_width, with_projection
-from fedjax_sim.types import Array, Client, Cohort, Ctx, Env, Real, Tree, Upload, concrete, is_off
+from fedjax_sim.types import Array, Client, Cohort, Ctx, Env, Tree, Upload
 
+SILENT, SILENT_FOR = 0.4, 10  # rounds with a smaller share of live features are worth a word; healthy ones had 0.5
 PRIVATE = "adjust"  # where P_k stands among the parameters while a client trains; no group of the model
 VARIANTS = ("full", "pcl", "pam")
 INFER = ("dot", "cosine")
@@ -40,21 +44,28 @@ INFER = ("dot", "cosine")
 PREFERRED = (("lr", 0.005), ("momentum", 0.5))
 
 
-def fedpam(
-    lam: Real = 30.0, tau: Real = 0.5, m: int = 0, variant: str = "full", infer: str = "dot", weights: str = "size"
-) -> Method:
-    """lam: λ, weight of the contrast; tau: τ, its temperature; m: width of the features (0: the model's own);
-    variant: 'full', 'pcl' (P_k stays the identity) or 'pam' (no contrast); infer: 'dot' or 'cosine' (no bias, over τ);
-    weights: 'size' or 'uniform'."""
-    if concrete(lam, tau) and not (0 <= lam < math.inf and 0 < tau < math.inf):
-        raise UserError(f"fedpam has lam={lam:g}, tau={tau:g}; allowed: finite numbers, lam at least 0, tau above 0")
-    for name, value, allowed in (("variant", variant, VARIANTS), ("infer", infer, INFER)):
-        if value not in allowed:
-            raise unknown(f"{name} of fedpam", value, allowed)
-    check_width(m)
-    adjusts = variant != "pcl"
+@register("fedpam")
+class FedPAM(Personal, FedAvg):
+    """A private matrix turns the shared head into each client's own."""
 
-    def extend(model: Any) -> Any:
+    lam: Real = field(30.0, ge=0, off=True, help="λ, weight of the contrast")
+    tau: Real = field(0.5, gt=0, help="τ, its temperature")
+    m: int = field(0, help="width of the features (0: the model's own)")
+    variant: str = field("full", choices=VARIANTS, help="pcl: P_k stays the identity; pam: no contrast")
+    infer: str = field("dot", choices=INFER, help="cosine: no bias, over τ")
+
+    def check(self) -> None:
+        check_width(self.m)
+
+    @property
+    def adjusts(self) -> bool:
+        return self.variant != "pcl"
+
+    @property
+    def prefers(self) -> tuple[tuple[str, float], ...]:
+        return () if is_off(self.lam) or self.variant == "pam" else PREFERRED
+
+    def extend(self, model: Any) -> Any:
         if PRIVATE in model.groups:
             raise UserError(f"fedpam needs the group name '{PRIVATE}', which model '{model.name}' has; rename that group")
         head = jax.eval_shape(model.init, jax.random.key(0))["params"][model.head_group]
@@ -63,69 +74,69 @@ def fedpam(
                 f"fedpam needs a linear head with a kernel [{model.width}, {model.classes}] and at most a bias; "
                 f"that of model '{model.name}' has {', '.join(head)}"
             )
-        return with_projection(model, m)
+        return with_projection(model, self.m)
 
-    def init(env: Env, net: Tree) -> tuple[Server, Tree]:
-        return Server(net), jnp.eye(env.model.width, dtype=env.dtype) if adjusts else ()
+    def init(self, env: Env, net: Tree) -> tuple[Server, Tree]:
+        return Server(net), jnp.eye(env.model.width, dtype=env.dtype) if self.adjusts else ()
 
-    def anchors(env: Env, net: Tree, private: Tree) -> Array:
+    def anchors(self, env: Env, net: Tree, private: Tree) -> Array:
         """(W P_k)ᵀ [m, C]; the head's kernel is Wᵀ."""
         kernel = net["params"][env.model.head_group]["kernel"]
-        return private.T @ kernel if adjusts else kernel
+        return private.T @ kernel if self.adjusts else kernel
 
-    def adjusted(env: Env, net: Tree, private: Tree, z: Array) -> Array:
+    def adjusted(self, env: Env, net: Tree, private: Tree, z: Array) -> Array:
         """W P_k z + b, [B, C]."""
-        return z @ anchors(env, net, private) + net["params"][env.model.head_group].get("bias", 0)
+        return z @ self.anchors(env, net, private) + net["params"][env.model.head_group].get("bias", 0)
 
-    def local(env: Env, net: Tree, server: Server, client: Client, ctx: Ctx) -> tuple[Client, Upload]:
+    def local(self, env: Env, net: Tree, server: Server, client: Client, ctx: Ctx) -> tuple[Client, Upload]:
         def objective(now: Tree, batch: Batch, confusion: Tree) -> tuple[Array, Aux]:
             logits, z, stats = forward(env, now, batch)
             loss, confusion = local_loss(env, ctx, logits, batch, confusion)
             private = now["params"].get(PRIVATE)
-            if variant == "pam":
-                own = adjusted(env, now, private, z)
+            if self.variant == "pam":
+                own = self.adjusted(env, now, private, z)
                 loss = loss + env.loss.value(own, batch.y, batch.mask, env.counts[ctx.id], confusion)
-            elif not is_off(lam):
-                loss = loss + lam * anchor_contrast(z, anchors(env, now, private).T, batch.y, batch.mask, tau)
+            elif not is_off(self.lam):
+                loss = loss + self.lam * anchor_contrast(z, self.anchors(env, now, private).T, batch.y, batch.mask, self.tau)
             return loss, Aux(logits, stats, confusion)
 
-        start = {**net, "params": {**net["params"], PRIVATE: client.own}} if adjusts else net
+        start = {**net, "params": {**net["params"], PRIVATE: client.own}} if self.adjusts else net
         decaying = env.model.groups if env.optimizer.groups is None else env.optimizer.groups
         client, done = descend(
             env, start, client, ctx, objective=objective, optimizer=env.optimizer._replace(groups=decaying)
         )
-        if not adjusts:
-            return client, upload(env, ctx, done, weights)
+        if not self.adjusts:
+            return client, self.upload(env, ctx, done)
         params = dict(done.net["params"])
         private = params.pop(PRIVATE)
         moved = jnp.linalg.norm(private - jnp.eye(env.model.width, dtype=env.dtype))
         # for the log only; as a sum it is also guarded: a client whose P_k is not finite has diverged
-        up = upload(env, ctx, done._replace(net={**done.net, "params": params}), weights, sums=moved)
+        up = self.upload(env, ctx, done._replace(net={**done.net, "params": params}), sums=moved)
         return client._replace(own=private), up
 
-    def personal(env: Env, server: Server, client: Client, ctx: Ctx) -> tuple[Tree, Tree]:
+    def personal(self, env: Env, server: Server, client: Client, ctx: Ctx) -> tuple[Tree, Tree]:
         net = {**server.net, "batch_stats": client.batch_stats} if env.bn_local else server.net
         return net, client.own
 
-    def predict(env: Env, predictor: tuple[Tree, Tree], x: Array) -> Array:
+    def predict(self, env: Env, predictor: tuple[Tree, Tree], x: Array) -> Array:
         net, private = predictor
         z, _ = env.model.features(net, x, train=False)
-        if infer == "cosine":
-            return unit(z) @ unit(anchors(env, net, private).T).T / tau
-        return adjusted(env, net, private, z)
+        if self.infer == "cosine":
+            return unit(z) @ unit(self.anchors(env, net, private).T).T / self.tau
+        return self.adjusted(env, net, private, z)
 
-    def log(env: Env, old: Server, server: Server, cohort: Cohort) -> dict[str, Array]:
-        out = {"private_parameters": jnp.int32(env.model.width**2 if adjusts else 0)}  # of ONE client
+    def complaints(self, rounds: Sequence[dict[str, Any]]) -> list[str]:
+        last = [r.get("live_features", 1) for r in rounds[-SILENT_FOR:]]
+        if len(last) < SILENT_FOR or max(last) >= SILENT:
+            return []
+        return [
+            f"features of the common model have fallen silent: {100 * (1 - last[-1]):.0f} % are 0 for every image that was "
+            "looked at and learn nothing more; try a smaller --momentum, --lr or weight of its own loss (fedpam.lam)"
+        ]
+
+    def log(self, env: Env, old: Server, server: Server, cohort: Cohort) -> dict[str, Array]:
+        out = {"private_parameters": jnp.int32(env.model.width**2 if self.adjusts else 0)}  # of ONE client
         out["live_features"] = live_features(env, server.net, cohort.ids)
-        return out | {"adjust_distance": cohort.sums / jnp.maximum(cohort.count, 1)} if adjusts else out  # mean ‖P_k − I‖
-
-    return fedavg(weights)._replace(
-        name="fedpam",
-        extend=extend,
-        init=init,
-        local=local,
-        personal=personal,
-        predict=predict,
-        log=log,
-        prefers=() if is_off(lam) or variant == "pam" else PREFERRED,
-    )
+        if self.adjusts:
+            out["adjust_distance"] = cohort.sums / jnp.maximum(cohort.count, 1)  # mean ‖P_k − I‖
+        return out

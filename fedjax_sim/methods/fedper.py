@@ -11,8 +11,10 @@ Wire: |φ| down, |φ| up.  State: ψ_k.  Evaluated: personal, the latest Φ with
 from __future__ import annotations
 
 from fedjax_sim.errors import UserError
-from fedjax_sim.hooks import Method, Server, server_net
-from fedjax_sim.methods.fedavg import fedavg
+from fedjax_sim.fields import field
+from fedjax_sim.hooks import Personal, Server
+from fedjax_sim.methods import register
+from fedjax_sim.methods.fedavg import FedAvg
 from fedjax_sim.plans import masked_plan, overlay, part
 from fedjax_sim.types import Client, Ctx, Env, Plan, Tree, Upload
 
@@ -35,33 +37,35 @@ def body_groups(env: Env, layers: int = 1) -> tuple[str, ...]:
     return tuple(name for name in env.model.groups if name not in own)
 
 
-def fedper(layers: int = 1, weights: str = "size") -> Method:
-    """layers: K_P, groups of parameters that stay private (1: the head); weights: 'size' or 'uniform'."""
-    base = fedavg(weights)
+class PrivateHead(Personal, FedAvg):
+    """The last `layers` groups stay on the client."""
 
-    def init(env: Env, net: Tree):
-        return Server(net), part(net, last_groups(env, layers))
+    layers = 1
 
-    def plan(env: Env, server: Server, ctx: Ctx) -> Plan:
-        shared = body_groups(env, layers)
+    @property
+    def has_global_model(self) -> bool:
+        return self.layers == 0  # Θ's head is never trained
+
+    def init(self, env: Env, net: Tree) -> tuple[Server, Tree]:
+        return Server(net), part(net, last_groups(env, self.layers))
+
+    def plan(self, env: Env, server: Server, ctx: Ctx) -> Plan:
+        shared = body_groups(env, self.layers)
         return masked_plan(env, ctx.epochs, shared, shared)
 
-    def own_net(env: Env, server: Server, client: Client, ctx: Ctx) -> Tree:
+    def receive(self, env: Env, server: Server, client: Client, plan: Plan, ctx: Ctx) -> tuple[Client, Tree]:
+        return client, self.personal(env, server, client, ctx)
+
+    def local(self, env: Env, net: Tree, server: Server, client: Client, ctx: Ctx) -> tuple[Client, Upload]:
+        client, up = super().local(env, net, server, client, ctx)
+        return client._replace(own=part(up.net, last_groups(env, self.layers))), up
+
+    def personal(self, env: Env, server: Server, client: Client, ctx: Ctx) -> Tree:
         return overlay(server.net, client.own)
 
-    def receive(env: Env, server: Server, client: Client, plan: Plan, ctx: Ctx) -> tuple[Client, Tree]:
-        return client, own_net(env, server, client, ctx)
 
-    def local(env: Env, net: Tree, server: Server, client: Client, ctx: Ctx) -> tuple[Client, Upload]:
-        client, up = base.local(env, net, server, client, ctx)
-        return client._replace(own=part(up.net, last_groups(env, layers))), up
+@register("fedper")
+class FedPer(PrivateHead):
+    """A common backbone, private heads, trained together."""
 
-    return base._replace(
-        name="fedper",
-        init=init,
-        plan=plan,
-        receive=receive,
-        local=local,
-        personal=own_net,
-        global_model=None if layers else server_net,  # Θ's head is never trained
-    )
+    layers: int = field(1, help="K_P, groups of parameters that stay private (1: the head)")

@@ -14,23 +14,26 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fedjax_sim.errors import UserError
-from fedjax_sim.hooks import Method, Server
-from fedjax_sim.local import Aux, Batch, descend, forward, local_loss, upload
+from fedjax_sim.fields import Real, field
+from fedjax_sim.hooks import Personal, Server
+from fedjax_sim.local import Aux, Batch, descend, forward, local_loss
 from fedjax_sim.local.mmd import mmd_rbf
-from fedjax_sim.methods.fedavg import fedavg
-from fedjax_sim.types import Array, Client, Ctx, Env, Real, Tree, Upload, concrete
+from fedjax_sim.methods import register
+from fedjax_sim.methods.fedavg import FedAvg
+from fedjax_sim.types import Array, Client, Ctx, Env, Tree, Upload
 
 
-def fedphp(lam: Real = 0.1, mu: Real = 0.1, weights: str = "size") -> Method:
-    """lam: λ, share of the features' discrepancy; mu: μ, share of the past at the end; weights: 'size' or 'uniform'."""
-    if concrete(lam, mu) and not (0 <= lam <= 1 and 0 <= mu <= 1):
-        raise UserError(f"fedphp has lam={lam:g}, mu={mu:g}; allowed: both 0 to 1")
+@register("fedphp")
+class FedPHP(Personal, FedAvg):
+    """Past personal models teach their features to the new one."""
 
-    def init(env: Env, net: Tree):
+    lam: Real = field(0.1, ge=0, le=1, help="λ, share of the features' discrepancy")
+    mu: Real = field(0.1, ge=0, le=1, help="μ, share of the past at the end")
+
+    def init(self, env: Env, net: Tree) -> tuple[Server, Tree]:
         return Server(net), net
 
-    def local(env: Env, net: Tree, server: Server, client: Client, ctx: Ctx) -> tuple[Client, Upload]:
+    def local(self, env: Env, net: Tree, server: Server, client: Client, ctx: Ctx) -> tuple[Client, Upload]:
         past = client.own
 
         def objective(now: Tree, batch: Batch, confusion: Tree) -> tuple[Array, Aux]:
@@ -38,14 +41,12 @@ def fedphp(lam: Real = 0.1, mu: Real = 0.1, weights: str = "size") -> Method:
             loss, confusion = local_loss(env, ctx, logits, batch, confusion)
             taught = lax.stop_gradient(env.model.features(past, batch.x, train=False)[0])
             apart = mmd_rbf(features, taught, batch.mask)
-            return (1 - lam) * loss + lam * apart, Aux(logits, stats, confusion)
+            return (1 - self.lam) * loss + self.lam * apart, Aux(logits, stats, confusion)
 
         client, done = descend(env, net, client, ctx, objective=objective)
-        share = mu * jnp.minimum((ctx.t + 1).astype(env.dtype) / max(env.rounds, 1), 1)  # μ_t
+        share = self.mu * jnp.minimum((ctx.t + 1).astype(env.dtype) / max(env.rounds, 1), 1)  # μ_t
         own = jax.tree.map(lambda new, old: (1 - share) * new + share * old, done.net, past)
-        return client._replace(own=own), upload(env, ctx, done, weights)
+        return client._replace(own=own), self.upload(env, ctx, done)
 
-    def personal(env: Env, server: Server, client: Client, ctx: Ctx) -> Tree:
+    def personal(self, env: Env, server: Server, client: Client, ctx: Ctx) -> Tree:
         return client.own
-
-    return fedavg(weights)._replace(name="fedphp", init=init, local=local, personal=personal)

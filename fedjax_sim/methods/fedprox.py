@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import jax
 
-from fedjax_sim.hooks import Method, Server
-from fedjax_sim.local import descend, upload
-from fedjax_sim.methods.fedavg import fedavg
-from fedjax_sim.types import Client, Ctx, Env, Real, Tree, Upload
+from fedjax_sim.fields import Real, field
+from fedjax_sim.hooks import Server
+from fedjax_sim.local import descend
+from fedjax_sim.methods import register
+from fedjax_sim.methods.fedavg import FedAvg
+from fedjax_sim.types import Client, Ctx, Env, Tree, Upload
 
 
 def pull(mu: float, anchor: Tree):
@@ -24,11 +26,12 @@ def pull(mu: float, anchor: Tree):
     return adjust
 
 
-def fedprox(mu: Real = 0.01, weights: str = "size") -> Method:
-    """mu: strength of the proximal term; weights: 'size' or 'uniform'."""
+@register("fedprox")
+class FedProx(FedAvg):
+    """FedAvg with a proximal term to the received model."""
 
-    def local(env: Env, net: Tree, server: Server, client: Client, ctx: Ctx) -> tuple[Client, Upload]:
-        client, done = descend(env, net, client, ctx, adjust=pull(mu, server.net["params"]))
-        return client, upload(env, ctx, done, weights)
+    mu: Real = field(0.01, ge=0, help="strength of the proximal term")
 
-    return fedavg(weights)._replace(name="fedprox", local=local)
+    def local(self, env: Env, net: Tree, server: Server, client: Client, ctx: Ctx) -> tuple[Client, Upload]:
+        client, done = descend(env, net, client, ctx, adjust=pull(self.mu, server.net["params"]))
+        return client, self.upload(env, ctx, done)

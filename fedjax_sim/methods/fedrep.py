@@ -12,29 +12,28 @@ Wire: |φ| down, |φ| up.  State: ψ_k.  Evaluated: personal, the latest Φ with
 
 from __future__ import annotations
 
-import math
-
-from fedjax_sim.errors import UserError
-from fedjax_sim.hooks import Method, Server
-from fedjax_sim.local import descend, upload
-from fedjax_sim.methods.fedper import body_groups, fedper
+from fedjax_sim.fields import epochs, field
+from fedjax_sim.hooks import Server
+from fedjax_sim.local import descend
+from fedjax_sim.methods import register
+from fedjax_sim.methods.fedper import PrivateHead, body_groups
 from fedjax_sim.plans import part
 from fedjax_sim.types import Client, Ctx, Env, Tree, Upload
 
 HEAD = 1  # tells the shuffles of the head's epochs from those of the body's
 
 
-def fedrep(head_epochs: float = 5.0, freeze_head: bool = True, weights: str = "size") -> Method:
-    """head_epochs: E_h; freeze_head: whether ψ_k stands still while φ is trained; weights: 'size' or 'uniform'."""
-    if not 0 <= head_epochs < math.inf:
-        raise UserError(f"fedrep has head_epochs={head_epochs:g}; allowed: 0 or more")
+@register("fedrep")
+class FedRep(PrivateHead):
+    """As FedPer, but the head first and then the backbone."""
 
-    def local(env: Env, net: Tree, server: Server, client: Client, ctx: Ctx) -> tuple[Client, Upload]:
+    head_epochs: float = epochs(5.0, "E_h")
+    freeze_head: bool = field(True, help="whether ψ_k stands still while φ is trained")
+
+    def local(self, env: Env, net: Tree, server: Server, client: Client, ctx: Ctx) -> tuple[Client, Upload]:
         head = (env.model.head_group,)
-        if head_epochs:
-            client, fitted = descend(env, net, client, ctx, trainable=head, epochs=head_epochs, salt=HEAD)
+        if self.head_epochs:
+            client, fitted = descend(env, net, client, ctx, trainable=head, epochs=self.head_epochs, salt=HEAD)
             net = fitted.net
-        client, done = descend(env, net, client, ctx, trainable=body_groups(env) if freeze_head else None)
-        return client._replace(own=part(done.net, head)), upload(env, ctx, done, weights)
-
-    return fedper(weights=weights)._replace(name="fedrep", local=local)
+        client, done = descend(env, net, client, ctx, trainable=body_groups(env) if self.freeze_head else None)
+        return client._replace(own=part(done.net, head)), self.upload(env, ctx, done)

@@ -16,9 +16,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fedjax_sim.hooks import Method, Server
-from fedjax_sim.local import Aux, Batch, descend, forward, local_loss, upload
-from fedjax_sim.methods.fedavg import fedavg
+from fedjax_sim.hooks import Personal, Server
+from fedjax_sim.local import Aux, Batch, descend, forward, local_loss
+from fedjax_sim.methods import register
+from fedjax_sim.methods.fedavg import FedAvg
 from fedjax_sim.types import Array, Client, Ctx, Env, Tree, Upload
 
 ABSENT = 1e-8  # examples of a class that the client does not have
@@ -29,13 +30,14 @@ def with_head(env: Env, net: Tree, head: Tree) -> Tree:
     return {**net, "params": {**net["params"], env.model.head_group: head}}
 
 
-def fedrod(weights: str = "size") -> Method:
-    """weights: 'size' or 'uniform'."""
+@register("fedrod")
+class FedRoD(Personal, FedAvg):
+    """A class-balanced common head and a private residual head."""
 
-    def init(env: Env, net: Tree):
+    def init(self, env: Env, net: Tree) -> tuple[Server, Tree]:
         return Server(net), net["params"][env.model.head_group]
 
-    def local(env: Env, net: Tree, server: Server, client: Client, ctx: Ctx) -> tuple[Client, Upload]:
+    def local(self, env: Env, net: Tree, server: Server, client: Client, ctx: Ctx) -> tuple[Client, Upload]:
         prior = jnp.log(env.counts[ctx.id] + ABSENT)  # [C]
 
         def objective(both: Tree, batch: Batch, confusion: Tree) -> tuple[Array, Aux]:
@@ -53,10 +55,8 @@ def fedrod(weights: str = "size") -> Method:
         client, done = descend(env, start, client, ctx, objective=objective, optimizer=optimizer)
         params = dict(done.net["params"])
         head = params.pop(OWN)
-        return client._replace(own=head), upload(env, ctx, done._replace(net={**done.net, "params": params}), weights)
+        return client._replace(own=head), self.upload(env, ctx, done._replace(net={**done.net, "params": params}))
 
-    def personal(env: Env, server: Server, client: Client, ctx: Ctx) -> Tree:
+    def personal(self, env: Env, server: Server, client: Client, ctx: Ctx) -> Tree:
         head = server.net["params"][env.model.head_group]
         return with_head(env, server.net, jax.tree.map(jnp.add, head, client.own))  # linear: a sum of heads is a head
-
-    return fedavg(weights)._replace(name="fedrod", init=init, local=local, personal=personal)

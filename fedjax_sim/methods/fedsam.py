@@ -13,12 +13,13 @@ from collections.abc import Callable
 
 import optax
 
-from fedjax_sim.errors import UserError
-from fedjax_sim.hooks import Method, Server
-from fedjax_sim.local import descend, upload
-from fedjax_sim.methods.fedavg import fedavg
+from fedjax_sim.fields import Real, field
+from fedjax_sim.hooks import Server
+from fedjax_sim.local import descend
+from fedjax_sim.methods import register
+from fedjax_sim.methods.fedavg import FedAvg
 from fedjax_sim.tree import scaled_add
-from fedjax_sim.types import Array, Client, Ctx, Env, Real, Tree, Upload, concrete
+from fedjax_sim.types import Array, Client, Ctx, Env, Tree, Upload
 
 TINY = 1e-12
 
@@ -36,13 +37,12 @@ def sharpness_aware(rho: float) -> Callable:
     return gradient
 
 
-def fedsam(rho: Real = 0.05, weights: str = "size") -> Method:
-    """rho: radius of the perturbation; weights: 'size' or 'uniform'."""
-    if concrete(rho) and rho < 0:
-        raise UserError(f"fedsam has rho={rho:g}; allowed: 0 or more")
+@register("fedsam")
+class FedSAM(FedAvg):
+    """Sharpness-aware local steps look for flat minima."""
 
-    def local(env: Env, net: Tree, server: Server, client: Client, ctx: Ctx) -> tuple[Client, Upload]:
-        client, done = descend(env, net, client, ctx, gradient=sharpness_aware(rho))
-        return client, upload(env, ctx, done, weights)
+    rho: Real = field(0.05, ge=0, help="radius of the perturbation")
 
-    return fedavg(weights)._replace(name="fedsam", local=local)
+    def local(self, env: Env, net: Tree, server: Server, client: Client, ctx: Ctx) -> tuple[Client, Upload]:
+        client, done = descend(env, net, client, ctx, gradient=sharpness_aware(self.rho))
+        return client, self.upload(env, ctx, done)

@@ -7,19 +7,29 @@ Wire: 0 down, 0 up.  State: w_k (the resident model).  Evaluated: personal.
 
 from __future__ import annotations
 
-from fedjax_sim.hooks import Method, resident_net
-from fedjax_sim.methods.fedavg import fedavg
+from typing import Any
+
+from fedjax_sim.hooks import Method, Personal
+from fedjax_sim.methods import register
 from fedjax_sim.plans import masked_plan
+from fedjax_sim.types import Client, Cohort, Ctx, Env, Plan, Tree
 
 
-def local_only() -> Method:
-    return fedavg()._replace(
-        name="local",
-        init=lambda env, net: ((), ()),
-        plan=lambda env, server, ctx: masked_plan(env, ctx.epochs, (), ()),
-        receive=lambda env, server, client, plan, ctx: (client, client.resident),
-        aggregate=lambda env, server, cohort: server,
-        personal=resident_net,
-        global_model=None,
-        needs=frozenset({"resident"}),
-    )
+@register("local")
+class LocalOnly(Personal, Method):
+    """No exchange at all: the lower bound."""
+
+    has_global_model = False
+    needs = frozenset({"resident"})
+
+    def init(self, env: Env, net: Tree) -> tuple[tuple, tuple]:
+        return (), ()
+
+    def plan(self, env: Env, server: Any, ctx: Ctx) -> Plan:
+        return masked_plan(env, ctx.epochs, (), ())
+
+    def receive(self, env: Env, server: Any, client: Client, plan: Plan, ctx: Ctx) -> tuple[Client, Tree]:
+        return client, client.resident
+
+    def aggregate(self, env: Env, server: Any, cohort: Cohort) -> Any:
+        return server

@@ -13,44 +13,46 @@ Wire: |w| down, |w| up.  State: none.  Evaluated: personal, after the one step; 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.errors import UserError
-from fedjax_sim.hooks import Method, Server
-from fedjax_sim.local import descend, stream, upload
+from fedjax_sim.fields import Real, field
+from fedjax_sim.hooks import Personal, Server
+from fedjax_sim.local import descend, stream
 from fedjax_sim.local.optim import Sgd
-from fedjax_sim.methods.fedavg import FINE_TUNE, fedavg
+from fedjax_sim.methods import register
+from fedjax_sim.methods.fedavg import FINE_TUNE, FedAvg
 from fedjax_sim.tree import scaled_add
-from fedjax_sim.types import Array, Client, Ctx, Env, Real, Tree, Upload, concrete
+from fedjax_sim.types import Array, Client, Ctx, Env, Tree, Upload
 
 INNER = 1  # tells the shuffles of b₁ from those of b₂
 ONE_STEP = 1e-6  # of an epoch: fractions are counted in steps, and any work is at least one
 
 
-def rate(option: str, value: Real | str) -> Real | None:
+def rate(value: Any) -> Any:
     """A learning rate as an option: a number, or None for the word 'lr', the run's own."""
-    if not isinstance(value, str) and not concrete(value):
-        return value
-    try:
-        number = None if value == "lr" else float(value)
-    except ValueError:
-        number = math.nan
-    if number is not None and not 0 <= number < math.inf:
-        raise UserError(f"perfedavg has {option}={value}; allowed: 0 or more, or lr for the run's learning rate")
-    return number
+    return None if isinstance(value, str) else value
 
 
-def perfedavg(alpha: Real | str = "lr", beta: Real | str = "lr", plain: bool = True, weights: str = "size") -> Method:
-    """alpha: α, the inner step, beta: β, the outer one ('lr': the run's); plain: no momentum, no weight decay in the outer
-    step; weights: 'size' or 'uniform'."""
-    inner, outer = rate("alpha", alpha), rate("beta", beta)
+@register("perfedavg")
+class PerFedAvg(Personal, FedAvg):
+    """A common start that is good after one local gradient step."""
 
-    def local(env: Env, net: Tree, server: Server, client: Client, ctx: Ctx) -> tuple[Client, Upload]:
-        length = ctx.lr if inner is None else jnp.asarray(inner, env.dtype)
+    alpha: Real | str = field("lr", words=("lr",), ge=0, help="α, the inner step (lr: the run's)")
+    beta: Real | str = field("lr", words=("lr",), ge=0, help="β, the outer one (lr: the run's)")
+    plain: bool = field(True, help="no momentum, no weight decay in the outer step")
+    adapts = True
+
+    @property
+    def replaces(self) -> tuple[tuple[str, str], ...]:
+        why = "0: its steps are plain, as its equations say (plain=false: the run's)"
+        return (("momentum", why), ("weight_decay", why)) if self.plain else ()
+
+    def local(self, env: Env, net: Tree, server: Server, client: Client, ctx: Ctx) -> tuple[Client, Upload]:
+        length = ctx.lr if isinstance(self.alpha, str) else jnp.asarray(self.alpha, env.dtype)
         first_batches = stream(env, ctx, jax.random.fold_in(ctx.key, INNER), env.max_epochs)
 
         def gradient(grad_of: Callable, params: Tree, step: Array, draw: Callable, carry: Tree):
@@ -59,15 +61,11 @@ def perfedavg(alpha: Real | str = "lr", beta: Real | str = "lr", plain: bool = T
             _, grads = grad_of(scaled_add(params, -length, grads), draw(step))
             return first, grads, batch
 
-        optimizer = Sgd() if plain else env.optimizer
-        client, done = descend(env, net, client, ctx, gradient=gradient, optimizer=optimizer, lr=outer)
-        return client, upload(env, ctx, done, weights)
+        optimizer = Sgd() if self.plain else env.optimizer
+        client, done = descend(env, net, client, ctx, gradient=gradient, optimizer=optimizer, lr=rate(self.beta))
+        return client, self.upload(env, ctx, done)
 
-    def personal(env: Env, server: Server, client: Client, ctx: Ctx) -> Tree:
+    def personal(self, env: Env, server: Server, client: Client, ctx: Ctx) -> Tree:
         return descend(
-            env, server.net, client, ctx, epochs=ONE_STEP, optimizer=Sgd(), lr=inner, salt=FINE_TUNE, track=False
+            env, server.net, client, ctx, epochs=ONE_STEP, optimizer=Sgd(), lr=rate(self.alpha), salt=FINE_TUNE, track=False
         )[1].net
-
-    why = "0: its steps are plain, as its equations say (plain=false: the run's)"
-    replaced = (("momentum", why), ("weight_decay", why)) if plain else ()
-    return fedavg(weights)._replace(name="perfedavg", local=local, personal=personal, adapts=True, replaces=replaced)

@@ -24,14 +24,15 @@ import optax
 from jax import lax
 from jax.scipy.linalg import cho_factor, cho_solve
 
-from fedjax_sim.errors import UserError
-from fedjax_sim.hooks import Method, Server
-from fedjax_sim.local import Aux, Batch, descend, local_loss, upload
+from fedjax_sim.fields import field
+from fedjax_sim.hooks import Personal, Server
+from fedjax_sim.local import Aux, Batch, descend, local_loss
 from fedjax_sim.local.features import client_features
-from fedjax_sim.methods.fedavg import fedavg
+from fedjax_sim.methods import register
+from fedjax_sim.methods.fedavg import FedAvg
 from fedjax_sim.models import Model, with_group
 from fedjax_sim.plans import masked_plan, with_own_statistics
-from fedjax_sim.types import Array, Client, Ctx, Env, Tree, Upload
+from fedjax_sim.types import Array, Client, Ctx, Env, Plan, Tree, Upload
 
 GROUP = "gaussians"
 SHRINK = 1e-4  # ε
@@ -105,12 +106,16 @@ def surface(
     return (fold(odd) + fold(~odd)) / jnp.maximum(real.sum(), 1)
 
 
-def pfedfda(grid: int = 21, cov_jitter: bool = False, weights: str = "size") -> Method:
-    """grid: values of each β; cov_jitter: 1e-4 on every entry of the local covariance, as in the authors' code."""
-    if grid < 2:
-        raise UserError(f"pfedfda has grid={grid}; allowed: 2 or more")
+@register("pfedfda")
+class PFedFDA(Personal, FedAvg):
+    """Class Gaussians as the classifier, interpolated between global and local."""
 
-    def extend(model: Model) -> Model:
+    grid: int = field(21, ge=2, help="values of each β")
+    cov_jitter: bool = field(False, help="1e-4 on every entry of the local covariance, as in the authors' code")
+    has_global_model = False
+    adapts = True
+
+    def extend(self, model: Model) -> Model:
         dtype = jax.tree.leaves(jax.eval_shape(model.init, jax.random.key(0))["params"])[0].dtype
         start = lambda key: {
             "mean": jax.random.uniform(key, (model.classes, model.width), dtype),
@@ -118,28 +123,28 @@ def pfedfda(grid: int = 21, cov_jitter: bool = False, weights: str = "size") -> 
         }
         return with_group(model, GROUP, start)
 
-    def shared(env: Env) -> tuple[str, ...]:
+    def shared(self, env: Env) -> tuple[str, ...]:
         return tuple(g for g in env.model.groups if g != env.model.head_group)
 
-    def common(net: Tree) -> Gaussians:
+    def common(self, net: Tree) -> Gaussians:
         return Gaussians(**net["params"][GROUP])
 
-    def prior_of(env: Env, ctx: Ctx) -> Array:
+    def prior_of(self, env: Env, ctx: Ctx) -> Array:
         counts = env.counts[ctx.id].astype(env.dtype)
         return counts / jnp.maximum(counts.sum(), 1) + PRIOR
 
-    def adapted(env: Env, net: Tree, server: Server, ctx: Ctx) -> tuple[Array, Gaussians]:
+    def adapted(self, env: Env, net: Tree, server: Server, ctx: Ctx) -> tuple[Array, Gaussians]:
         """(β, the interpolated Gaussians) of ONE client's training rows under the backbone of `net`."""
         features, labels, real = client_features(env, net, ctx.id)
-        betas = jnp.linspace(0, 1, grid, dtype=env.dtype)
-        losses = surface(features, labels, real, common(server.net), prior_of(env, ctx), betas, cov_jitter)
+        betas = jnp.linspace(0, 1, self.grid, dtype=env.dtype)
+        losses = surface(features, labels, real, self.common(server.net), self.prior_of(env, ctx), betas, self.cov_jitter)
         best = jnp.argmin(losses)  # ties: the smaller β_μ, then the smaller β_Σ
-        beta = jnp.stack([betas[best // grid], betas[best % grid]])
-        local = fit(features, labels, real, common(server.net).mean, cov_jitter)
-        return beta, blended(beta, local, common(server.net))
+        beta = jnp.stack([betas[best // self.grid], betas[best % self.grid]])
+        local = fit(features, labels, real, self.common(server.net).mean, self.cov_jitter)
+        return beta, blended(beta, local, self.common(server.net))
 
-    def local(env: Env, net: Tree, server: Server, client: Client, ctx: Ctx) -> tuple[Client, Upload]:
-        coef, bias = lda(common(server.net), prior_of(env, ctx))
+    def local(self, env: Env, net: Tree, server: Server, client: Client, ctx: Ctx) -> tuple[Client, Upload]:
+        coef, bias = lda(self.common(server.net), self.prior_of(env, ctx))
 
         def objective(net: Tree, batch: Batch, confusion: Tree) -> tuple[Array, Aux]:
             features, stats = env.model.features(net, batch.x, train=True, mask=batch.mask)
@@ -147,28 +152,22 @@ def pfedfda(grid: int = 21, cov_jitter: bool = False, weights: str = "size") -> 
             loss, confusion = local_loss(env, ctx, logits, batch, confusion)
             return loss, Aux(logits, stats, confusion)
 
-        body = tuple(g for g in shared(env) if g != GROUP)
+        body = tuple(g for g in self.shared(env) if g != GROUP)
         client, done = descend(env, net, client, ctx, objective=objective, trainable=body)
-        beta, own = adapted(env, done.net, server, ctx)
+        beta, own = self.adapted(env, done.net, server, ctx)
         sent = {**done.net, "params": {**done.net["params"], GROUP: own._asdict()}}
-        return client._replace(own=beta), upload(env, ctx, done._replace(net=sent), weights)
+        return client._replace(own=beta), self.upload(env, ctx, done._replace(net=sent))
 
-    def personal(env: Env, server: Server, client: Client, ctx: Ctx) -> Tree:
+    def personal(self, env: Env, server: Server, client: Client, ctx: Ctx) -> Tree:
         net = with_own_statistics(env, server.net, client)
-        return net, lda(adapted(env, net, server, ctx)[1], prior_of(env, ctx))
+        return net, lda(self.adapted(env, net, server, ctx)[1], self.prior_of(env, ctx))
 
-    def predict(env: Env, predictor: Tree, x: Array) -> Array:
+    def predict(self, env: Env, predictor: Tree, x: Array) -> Array:
         net, (coef, bias) = predictor
         return env.model.features(net, x, train=False)[0] @ coef.T + bias
 
-    return fedavg(weights)._replace(
-        name="pfedfda",
-        extend=extend,
-        init=lambda env, net: (Server(net), jnp.full(2, 0.5, env.dtype)),
-        plan=lambda env, server, ctx: masked_plan(env, ctx.epochs, shared(env), shared(env)),
-        local=local,
-        personal=personal,
-        predict=predict,
-        global_model=None,
-        adapts=True,
-    )
+    def init(self, env: Env, net: Tree) -> tuple[Server, Array]:
+        return Server(net), jnp.full(2, 0.5, env.dtype)
+
+    def plan(self, env: Env, server: Server, ctx: Ctx) -> Plan:
+        return masked_plan(env, ctx.epochs, self.shared(env), self.shared(env))

@@ -13,12 +13,33 @@ Wire: |block| down, |w| up.  State: the resident model.  Evaluated: global; pers
 
 from __future__ import annotations
 
-from fedjax_sim.hooks import Method
-from fedjax_sim.methods.fedpolicy import fedpolicy
+from fedjax_sim.methods import register
+from fedjax_sim.methods.fedpolicy import Redistribution
 
 
-def redistribute(policy: str = "full", weights: str = "uniform", first: str = "full") -> Method:
-    """policy: full, backbone, head or random; weights: 'uniform' or 'size'.
-    first: full (everything at a client's first participation) or any (the policy's block, beside parts of Θ⁰).
-    """
-    return fedpolicy(policy, weights=weights, first=first)._replace(name=policy)
+@register("full")
+class Full(Redistribution):
+    """Every client gets the full aggregate back."""
+
+    agent = "full"
+
+
+@register("backbone")
+class Backbone(Redistribution):
+    """Clients keep their heads."""
+
+    agent = "backbone"
+
+
+@register("head")
+class Head(Redistribution):
+    """Clients keep their backbones."""
+
+    agent = "head"
+
+
+@register("random")
+class Random(Redistribution):
+    """Full, backbone or head at random."""
+
+    agent = "random"

@@ -16,12 +16,13 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedjax_sim.fields import Real, field
 from fedjax_sim.hooks import Method
-from fedjax_sim.local import descend, upload
-from fedjax_sim.methods.fedavg import fedavg
+from fedjax_sim.local import descend
+from fedjax_sim.methods import register
 from fedjax_sim.plans import merge
 from fedjax_sim.tree import subtract, zeros_like
-from fedjax_sim.types import Client, Cohort, Ctx, Env, Real, Tree, Upload
+from fedjax_sim.types import Client, Cohort, Ctx, Env, Tree, Upload
 
 
 class Server(NamedTuple):
@@ -29,14 +30,20 @@ class Server(NamedTuple):
     control: Tree  # c, shaped like the parameters
 
 
-def scaffold(server_lr: Real = 1.0) -> Method:
-    """server_lr: η_g."""
+@register("scaffold")
+class Scaffold(Method):
+    """Control variates cancel each client's gradient bias."""
 
-    def init(env: Env, net: Tree):
+    server_lr: Real = field(1.0, ge=0, help="η_g")
+    weights = "uniform"
+    replaces = (("momentum", "0: it would invalidate the control variates"),)
+    payload = frozenset({"sums"})
+
+    def init(self, env: Env, net: Tree) -> tuple[Server, Tree]:
         zero = zeros_like(net["params"])
         return Server(net, zero), zero
 
-    def local(env: Env, net: Tree, server: Server, client: Client, ctx: Ctx) -> tuple[Client, Upload]:
+    def local(self, env: Env, net: Tree, server: Server, client: Client, ctx: Ctx) -> tuple[Client, Upload]:
         mine = client.own  # c_k
         correct = lambda grads, params: jax.tree.map(lambda g, ck, c: g - ck + c, grads, mine, server.control)
         client, done = descend(env, net, client, ctx, adjust=correct, optimizer=env.optimizer._replace(momentum=0.0))
@@ -44,22 +51,13 @@ def scaffold(server_lr: Real = 1.0) -> Method:
         new = jax.tree.map(
             lambda ck, c, start, end: ck - c + scale * (start - end), mine, server.control, net["params"], done.net["params"]
         )
-        return client._replace(own=new), upload(env, ctx, done, "uniform", sums=subtract(new, mine))
+        return client._replace(own=new), self.upload(env, ctx, done, sums=subtract(new, mine))
 
-    def aggregate(env: Env, server: Server, cohort: Cohort) -> Server:
+    def aggregate(self, env: Env, server: Server, cohort: Cohort) -> Server:
         mean = merge(env, cohort, server.net)
-        net = jax.tree.map(lambda old, new: old + server_lr * (new - old), server.net, mean)
+        net = jax.tree.map(lambda old, new: old + self.server_lr * (new - old), server.net, mean)
         return Server(net, jax.tree.map(lambda c, d: c + d / env.population, server.control, cohort.sums))
 
-    def extra_floats(env: Env, net: Tree) -> tuple[int, int]:
+    def extra_floats(self, env: Env, net: Tree) -> tuple[int, int]:
         control = sum(env.group_floats(net))
         return control, control
-
-    return fedavg()._replace(
-        name="scaffold",
-        init=init,
-        local=local,
-        aggregate=aggregate,
-        extra_floats=extra_floats,
-        replaces=(("momentum", "0: it would invalidate the control variates"),),
-    )

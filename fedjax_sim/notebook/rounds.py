@@ -13,7 +13,6 @@ import numpy as np
 from fedjax_sim.engine import layout as layouts
 from fedjax_sim.engine import predictor
 from fedjax_sim.engine.round import one_round
-from fedjax_sim.engine.simulation import with_uploads
 from fedjax_sim.errors import UserError
 from fedjax_sim.runner.execute import set_up
 from fedjax_sim.runner.prepare import Setup
@@ -76,7 +75,7 @@ def rounds(method: Any = "fedavg", fed: Any = None, **options: Any) -> Iterator[
 
 def steps_of(setup: Setup) -> Iterator[Step]:
     sim, recorder = setup.simulation, Recorder(setup)
-    r = with_uploads(sim.stages)
+    r = dataclasses.replace(sim.stages, stacks=True)
 
     def advance(state: State, data: Any) -> tuple:
         state, log, outcome, ids = one_round(r, sim.open(data), state, data.dropout)

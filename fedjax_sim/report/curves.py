@@ -30,13 +30,14 @@ PLACES: dict[str, Place] = {
 
 
 def measured(groups: Sequence[Group]) -> list[str]:
-    """The accuracies that any run has."""
-    return [c for c in ACCURACIES if any(len(run.points(c)[0]) for g in groups for run in g.runs)]
+    """The accuracies and metrics that any run has."""
+    own = dict.fromkeys(name for g in groups for run in g.runs for name in run.summary.get("metrics", {}))
+    return [c for c in (*ACCURACIES, *own) if any(len(run.points(c)[0]) for g in groups for run in g.runs)]
 
 
 def title_of(column: str, groups: Sequence[Group]) -> str:
     trained = column == "client_mean" and any("client_on_train_rows" in run.metrics for g in groups for run in g.runs)
-    return ACCURACIES[column] + (" (training rows)" if trained else "")
+    return ACCURACIES.get(column, column.replace("_", " ")) + (" (training rows)" if trained else "")
 
 
 def along(place: str, groups: Sequence[Group], column: str) -> tuple[str, float]:

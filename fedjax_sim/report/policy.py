@@ -118,20 +118,16 @@ def heat_maps(groups: Sequence[Group], path: pathlib.Path) -> list[pathlib.Path]
     return style.save(plt, figure, path)
 
 
-# what resource-aware controllers log -> (title, name of the axis, whether it is added up over rounds)
-BUDGETS = {
-    "exceed_compute": ("beyond the budget of computation", "client-rounds so far", True),
-    "exceed_comm": ("beyond the budget of communication", "client-rounds so far", True),
-    "depth": ("layers shared, mean over clients", "layers", False),
-    "epochs": ("local epochs, mean over clients", "epochs", False),
-    "pairwise_distance": ("mean distance between clients' models", "distance", False),
-}
+def panels_of(groups: Sequence[Group]) -> dict[str, tuple[str, str, bool]]:
+    """What the methods themselves want drawn: column -> (title, name of the axis, whether it is added up over rounds)."""
+    wanted = [run.resolved.get("panels", {}) for g in groups for run in g.runs]
+    return {name: (title, unit, added) for panels in wanted for name, (title, unit, added) in panels.items()}
 
 
 def budgeted(groups: Sequence[Group]) -> list[tuple[str, str]]:
     """(scene, what) that can be drawn."""
     has = lambda scene, name: any(g.scene == scene and all(r.counted(name) is not None for r in g.runs) for g in groups)
-    return [(scene, name) for scene in scenes(groups) for name in BUDGETS if has(scene, name)]
+    return [(scene, name) for scene in scenes(groups) for name in panels_of(groups) if has(scene, name)]
 
 
 def accumulated(run: Run, name: str, added: bool) -> np.ndarray:
@@ -140,12 +136,12 @@ def accumulated(run: Run, name: str, added: bool) -> np.ndarray:
 
 
 def budgets(groups: Sequence[Group], path: pathlib.Path) -> list[pathlib.Path]:
-    """How often budgets were exceeded, and what was chosen, over rounds; mean and ± band over seeds."""
+    """What the methods declare of their logs, over rounds; mean and ± band over seeds."""
     plt, look = style.drawing(), style.looks(labels(groups))
     which = budgeted(groups)
     figure, axes = style.panels(plt, len(which))
     for axis, (scene, name) in zip(axes, which, strict=True):
-        title, unit, added = BUDGETS[name]
+        title, unit, added = panels_of(groups)[name]
         for g in (g for g in groups if g.scene == scene and all(r.counted(name) is not None for r in g.runs)):
             x, mean, std = g.per_round(lambda run: accumulated(run, name, added))
             axis.plot(x, mean, label=style.safe(g.label), **look[g.label])

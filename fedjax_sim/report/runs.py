@@ -32,6 +32,7 @@ class Run:
     metrics: Table
     timings: Table = dataclasses.field(default_factory=dict)
     stored: dict[str, Any] = dataclasses.field(default_factory=dict)  # summary.json; {}: the run has not ended
+    resolved: dict[str, Any] = dataclasses.field(default_factory=dict)  # of config.json: what was decided at its start
 
     @property
     def actions(self) -> Table:
@@ -161,17 +162,18 @@ def load_run(path: str | pathlib.Path) -> Run:
     """Read one run directory; a sentence says what is missing."""
     path = pathlib.Path(path)
     try:
-        config = json.loads((path / "config.json").read_text())["config"]
+        told = json.loads((path / "config.json").read_text())
+        config, resolved = told["config"], told.get("resolved", {})
         rounds, metrics = table(path / "rounds.csv"), table(path / "metrics.csv")
         timings = table(path / "timings.csv") if (path / "timings.csv").exists() else {}
         stored = json.loads((path / "summary.json").read_text()) if (path / "summary.json").exists() else {}
-        if not (isinstance(config["method"], str) and isinstance(stored, dict)):
+        if not (isinstance(config["method"], str) and isinstance(stored, dict) and isinstance(resolved, dict)):
             raise ValueError("its config.json or summary.json is none")
     except (OSError, ValueError, KeyError, TypeError) as problem:
         raise UserError(f"'{shown(str(path), 200)}' is not a finished run directory: {problem}") from None
     if "round" not in rounds or "round" not in metrics:
         raise UserError(f"'{shown(str(path), 200)}' holds no round yet")
-    return Run(path, config, rounds, metrics, timings, stored)
+    return Run(path, config, rounds, metrics, timings, stored, resolved)
 
 
 def run_folders(path: pathlib.Path) -> Iterator[pathlib.Path]:

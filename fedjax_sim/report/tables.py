@@ -73,8 +73,10 @@ def shown_columns(groups: Sequence[Group]) -> list[Column]:
     from fedjax_sim.report.costs import reached
 
     known = {name for g in groups for name in statistics(g)}
+    better = {name: way for g in groups for run in g.runs for name, way in run.summary.get("metrics_better", {}).items()}
+    own = [Column(f"metrics.{n}", n.replace("_", " "), 1 if way == "larger" else -1, "percent") for n, way in better.items()]
     goals = [Column(f"rounds_to.{x}", f"rounds to {x} %", -1, "rounds") for x in reached(groups)]
-    return [c for c in (*COLUMNS, *goals) if c.key in known]
+    return [c for c in (*COLUMNS, *own, *goals) if c.key in known]
 
 
 def best_of(groups: Sequence[Group], column: Column, scene: str) -> float | None:

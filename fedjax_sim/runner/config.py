@@ -12,7 +12,7 @@ from typing import Any
 from fedjax_sim import __version__, options
 from fedjax_sim.errors import UserError
 
-FORMAT = 3  # of config.json and of checkpoints
+FORMAT = 4  # of config.json and of checkpoints
 
 FULL = "full"  # batch size: a client's whole data
 BACKENDS = ("auto", "loop", "chunked", "vmap", "sharded")
@@ -56,10 +56,11 @@ class Config:
 
     method: str = "fedavg"
     options: dict[str, Any] = dataclasses.field(default_factory=dict)  # of the method
+    transforms: tuple[str, ...] = ()  # around it, e.g. "clip:1.0"; the first one nearest to it
     # data
     dataset: str = "digits"
     partition: str = "dirichlet:0.3"
-    protocol: str = "fedpolicy"
+    protocol: str = "standard"
     norm: str = "dataset"
     clients: int | None = None  # None: 20, or one per value of a client column
     unseen: float = 0.0
@@ -79,7 +80,7 @@ class Config:
     bn_stats: str = "average"
     start_from: str | None = None  # RUN:PART,PART: parts of another run's state; read once, its path is not kept
     started_with: str = ""  # what was read: the parts and their checksum
-    own_method: str = ""  # a method given as an object: its plain values, e.g. "local.mu=5.0"
+    own_method: str = ""  # a method given as an object: as it is printed, e.g. "MyProx(mu=5.0)"
     own_model: bool = False  # given as an object
     model_shapes: str = ""  # checksum of the names, shapes and types of its weights
     initial_weights: str = ""  # checksum of the weights that `init` or the caller gave
@@ -96,7 +97,7 @@ class Config:
     momentum: float = Unsaid(0.9)
     weight_decay: float = 5e-4
     decay_groups: str = "all"
-    loss: str = "auto"  # auto: the method's own (ce, or c3e for fedpolicy)
+    loss: str = "auto"  # auto: the method's own (mostly ce)
     loss_options: dict[str, Any] = dataclasses.field(default_factory=dict)
     dropout: float = 0.0
     stragglers: str = "0"  # "p" or "p:least": chance of being slow, least share of the work done
@@ -104,6 +105,7 @@ class Config:
     # evaluation
     eval_every: int = 1
     evaluations: tuple[str, ...] = ("global", "personal")
+    metrics: tuple[str, ...] = ()  # beside accuracy and loss
     personal_every: int = 0  # for methods that fine-tune at evaluation; 0: only at the end
     probe: bool = False
     # computation
@@ -118,7 +120,7 @@ class Config:
 
     def to_json(self) -> dict[str, Any]:
         out = dataclasses.asdict(self)
-        out["evaluations"] = list(self.evaluations)
+        out |= {name: list(getattr(self, name)) for name in ("evaluations", "transforms", "metrics")}
         out["cohorts"] = [list(ids) for ids in self.cohorts]
         del out["start_from"]
         return out
@@ -129,8 +131,13 @@ class Config:
         extra = sorted(set(data) - known)
         if extra:
             raise UserError(f"the configuration has an unknown entry '{extra[0]}'; it was written by another version")
-        evaluations = tuple(data.get("evaluations", ("global", "personal")))
-        return cls(**{**data, "evaluations": evaluations, "cohorts": tuple(map(tuple, data.get("cohorts", ())))})
+        lists = dict(
+            evaluations=tuple(data.get("evaluations", ("global", "personal"))),
+            transforms=tuple(data.get("transforms", ())),
+            metrics=tuple(data.get("metrics", ())),
+            cohorts=tuple(map(tuple, data.get("cohorts", ()))),
+        )
+        return cls(**{**data, **lists})
 
     def hash(self) -> str:
         """Twelve hex digits over everything that decides the numbers (paths, chunk, devices, rounds do not).
@@ -144,6 +151,10 @@ class Config:
             kept.pop("schedule_rounds")
         if self.shuffle == Config.shuffle:  # as before there was the option
             kept.pop("shuffle")
+        if not self.transforms:
+            kept.pop("transforms")
+        if not self.metrics:
+            kept.pop("metrics")
         kept["dataset"] = without_folders(self.dataset)
         return hashlib.sha256(json.dumps(canonical(kept), sort_keys=True).encode()).hexdigest()[:12]
 

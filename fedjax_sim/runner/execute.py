@@ -80,7 +80,7 @@ def set_up(
     """A run as `run` takes it, prepared. load: reads the data that the options name (default: afresh)."""
     own = not isinstance(method, str)
     if own and not isinstance(method, Method):
-        raise UserError(f"method is a name or a Method, such as fedjax_sim.make_method returns, not {shown(repr(method))}")
+        raise UserError(f"method is a name or a Method, such as fedjax_sim.FedProx(mu=0.1), not {shown(repr(method))}")
     if isinstance(model, str):
         options, model = {**options, "model": model}, None
     config = Config(method=method.name if own else method, **sorted_out(method, fed, model, options))
@@ -206,7 +206,7 @@ def extension(setup: Setup, planned: int) -> str:
     changes = []
     if config.schedule.startswith("cosine"):
         changes.append(f"the learning rate stays laid over {config.schedule_rounds} rounds")
-    agent = setup.simulation.stages.agent
+    agent = setup.simulation.agent()
     if agent is not None and learns(agent.name):
         changes.append(
             f"what the agent takes from the number of rounds (the decay of its exploration, the end of its episode) "

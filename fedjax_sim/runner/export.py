@@ -21,7 +21,7 @@ from fedjax_sim import __version__, models
 from fedjax_sim.engine import evaluation
 from fedjax_sim.engine.round import SERVER, contexts, stage_key
 from fedjax_sim.errors import UserError
-from fedjax_sim.local import score
+from fedjax_sim.hooks import Finishes, Personal
 from fedjax_sim.methods import make_method
 from fedjax_sim.runner import checkpoint, provenance
 from fedjax_sim.runner.directory import RunDirectory
@@ -56,9 +56,10 @@ def global_net(setup: Setup, state: State) -> Tree:
     """The model that the server hands over."""
     sim = setup.simulation
     method, env = sim.method, sim.open(sim.data)
-    if method.finish is not None and int(state.t) >= env.rounds:
-        return method.finish(env, state.server, stage_key(state, SERVER))
-    if method.global_model is None:
+    last = method.ask(Finishes)
+    if last is not None and int(state.t) >= env.rounds:
+        return last.finish(env, state.server, stage_key(state, SERVER))
+    if not method.has_global_model:
         raise UserError(f"'{method.name}' has no global model; name a client with --client 0 to {setup.fed.num_clients - 1}")
     return method.global_model(env, state.server)
 
@@ -66,7 +67,7 @@ def global_net(setup: Setup, state: State) -> Tree:
 def client_predictor(setup: Setup, state: State, client: int) -> Tree:
     """What ONE client predicts with: its net (fine-tuned where the method does that), or what `predict` reads."""
     sim = setup.simulation
-    own = evaluation.own_model(sim.stages)
+    own = evaluation.own_model(sim.described)
     if not 0 <= client < setup.fed.num_clients:
         raise UserError(f"client {client} is not there; allowed: 0 to {setup.fed.num_clients - 1}")
     if own is None:
@@ -77,7 +78,7 @@ def client_predictor(setup: Setup, state: State, client: int) -> Tree:
         last = jnp.maximum(state.t - 1, 0)
         ctx = contexts(sim.stages, env, stage_key(state, evaluation.PERSONAL), k[None], state.t, trained=last)
         one = jax.tree.map(lambda a: a[0], ctx)
-        return own(env, evaluation.with_own_statistics(env, state.server, mine), mine, one)
+        return own.personal(env, evaluation.with_own_statistics(env, state.server, mine), mine, one)
 
     return jax.jit(predictor)(state, sim.data, jnp.int32(client))
 
@@ -188,11 +189,11 @@ def load_model(path: str | pathlib.Path) -> Exported:
         about["model"], tuple(about["shape"]), about["classes"], dtype=dtype, conv=about["conv"], **about["model_options"]
     )
     method = make_method(about["method"], **about["options"])
-    model = method.extend(model) if method.extend else model
-    env = Env(model, None, None, 1, 1, 1, 1.0, 1.0, dtype=dtype)  # type: ignore[arg-type]   # prediction needs no more
-    hook = (method.predict if about["client"] is not None else None) or score.predict_net
+    model = method.extend(model)
+    env = Env(model, None, None, 1, 1, 1, 1.0, 1.0, dtype=dtype, method=method)  # type: ignore[arg-type]   # prediction needs no more
+    own = method.ask(Personal) if about["client"] is not None else None
     net = jax.tree.map(jnp.asarray, rebuilt(about["tree"], arrays))
-    return Exported(net, model, about, jax.jit(lambda net, x: hook(env, net, x)))
+    return Exported(net, model, about, jax.jit(lambda net, x: (own or Personal()).predict(env, net, x)))
 
 
 EXAMPLE = '''"""How to use {name}: images in, labels out."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedjax_sim.data import memory
 from fedjax_sim.errors import UserError
-from fedjax_sim.plans import BYTES_PER_PARAMETER
+from fedjax_sim.hooks import Peers
 from fedjax_sim.runner.prepare import Setup
 from fedjax_sim.types import Ctx
 
@@ -33,7 +33,7 @@ def facts(setup: Setup) -> dict[str, Any]:
     net = jax.eval_shape(lambda: setup.net)
     server, client = sim.shapes(net)
     per_client = tree_bytes(client)
-    agent = sim.stages.agent
+    agent = sim.agent()
     controller = tree_bytes(jax.eval_shape(agent.init, jax.eval_shape(lambda: jax.random.key(0)))) if agent else 0
     state = per_client * env.num_clients + tree_bytes(server) + controller
     lanes = min(sim.layout.chunk * sim.layout.devices, env.cohort)
@@ -52,24 +52,20 @@ def facts(setup: Setup) -> dict[str, Any]:
     per_epoch = -(-steps // env.batch_size)
     needed = np.maximum(np.round(env.epochs * per_epoch), 1).mean()
     needed *= (setup.participation.low + setup.participation.high) / 2
-    extra = method.extra_floats(env, setup.net)
+    wire = method.wire(env, setup.net)
     floats = env.group_floats(setup.net)
-    if method.plan is not None:
-        # a plan may be drawn at random: the mean over some draws
-        start = jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), server)
-        number = lambda v: np.asarray(v, env.dtype)
-        key = lambda i: jax.random.key_data(jax.random.key(i))
-        ctx = lambda i: Ctx(np.int32(0), key(i), np.int32(0), number(env.epochs), number(config.lr))
-        opened = sim.open(sim.data)
-        draws = [method.plan(opened, start, ctx(i)) for i in range(24)]
-        take, send = (np.mean([np.asarray(getattr(p, side)) > 0 for p in draws], 0) for side in ("take", "send"))
-    else:
-        take = send = np.ones(len(floats))
+    # a plan may be drawn at random: the mean over some draws
+    start = jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), server)
+    number = lambda v: np.asarray(v, env.dtype)
+    key = lambda i: jax.random.key_data(jax.random.key(i))
+    ctx = lambda i: Ctx(np.int32(0), key(i), np.int32(0), number(env.epochs), number(config.lr))
+    draws = [method.plan(sim.open(sim.data), start, ctx(i)) for i in range(24)]
+    take, send = (np.mean([np.asarray(getattr(p, side)) > 0 for p in draws], 0) for side in ("take", "send"))
     several = setup.participation.high
     ids = jax.ShapeDtypeStruct((several,), np.int32)
     copied = 0  # bytes of the rows that a round reads beside the cohort's
-    if (named := method.peers) is not None:
-        peers = jax.eval_shape(lambda d, s, i: named(sim.open(d), s, i), sim.data, server, ids)
+    if (reader := method.ask(Peers)) is not None:
+        peers = jax.eval_shape(lambda d, s, i: reader.peer_ids(sim.open(d), s, i), sim.data, server, ids)
         copied = per_client * peers.shape[0]
     per_round = 4 * (20 + 4 * len(floats) + (4 * several if config.probe else 0))  # a row of the log
     scored = 3 * len(config.evaluations) * env.num_clients * np.dtype(env.dtype).itemsize
@@ -96,10 +92,10 @@ def facts(setup: Setup) -> dict[str, Any]:
         + copied * sim.layout.devices
         + tree_bytes(net) * (2 * sim.layout.devices)
         + (several * per_client if sim.layout.devices > 1 else 0),
-        down=BYTES_PER_PARAMETER * several * (float(np.asarray(floats) @ take) + extra[0]),
-        up=BYTES_PER_PARAMETER * several * (float(np.asarray(floats) @ send) + extra[1]),
+        down=several * (float(np.asarray(wire.down) @ take) + wire.beside_down) / 8,
+        up=several * (float(np.asarray(wire.up) @ send) + wire.beside_up) / 8,
         steps=float(needed),
-        controlled=method.control is not None,
+        controlled=agent is not None,
     )
 
 

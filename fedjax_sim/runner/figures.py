@@ -65,12 +65,10 @@ def recent_shares(rounds: Sequence[dict[str, Any]], window: int = 10) -> dict[st
 
 
 DEAD_FOR, BLIND_FOR, BLIND = 10, 25, 1e-3  # rounds, rounds, and the share of π that moves with the state
-SILENT = 0.4  # a smaller share of live features is worth a word; healthy dense networks were seen with 0.5
 
 
 def complaints(rounds: Sequence[dict[str, Any]]) -> list[str]:
-    """Sentences about what cannot have learned: a controller without live units, a policy that is blind to the state, silent
-    features of the common model.
+    """Sentences about what cannot have learned: a controller without live units, a policy that is blind to the state.
 
     >>> complaints([{"round": t, "agent_live_policy": 0.0} for t in range(1, 11)])
     ['the controller has no live unit in its policy network: it answers every state alike; try a smaller agent.lr']
@@ -85,12 +83,6 @@ def complaints(rounds: Sequence[dict[str, Any]]) -> list[str]:
     last = [r.get("agent_sensitivity", 1) for r in rounds[-BLIND_FOR:]]
     if len(last) == BLIND_FOR and max(last) < BLIND:
         out.append(f"the controller's policy has not depended on the state for {BLIND_FOR} rounds")
-    last = [r.get("live_features", 1) for r in rounds[-DEAD_FOR:]]
-    if len(last) == DEAD_FOR and max(last) < SILENT:
-        out.append(
-            f"features of the common model have fallen silent: {100 * (1 - last[-1]):.0f} % are 0 for every image that was "
-            "looked at and learn nothing more; try a smaller --momentum, --lr or weight of its own loss (fedpam.lam)"
-        )
     return out
 
 

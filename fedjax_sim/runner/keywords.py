@@ -17,7 +17,7 @@ from fedjax_sim.runner.provenance import DATA_WORDS
 DEFAULTS = {name: value for name, value in vars(Config()).items() if name not in FOUND | {"method"}}
 FIELDS = frozenset(DEFAULTS) | {"options"}
 TEXT_OR_NONE = ("init", "data_dir", "start_from")
-OF_COMMAND = {"evaluate": "evaluations"}  # names on the command line that differ
+OF_COMMAND = {"evaluate": "evaluations", "transform": "transforms"}  # names on the command line that differ
 
 
 def sorted_out(method: Any, fed: Any, model: Any, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -76,10 +76,20 @@ def typed(name: str, value: Any) -> Any:
     wrong = lambda wanted: UserError(f"{what} {shown(repr(value))} is not {wanted}")
     if name == "cohorts":
         return value if value is not None else ()  # checked with the data
+    if name == "metrics":
+        value = names(value) if isinstance(value, str) else value
+        if not isinstance(value, (list, tuple)) or not all(isinstance(v, str) for v in value):
+            raise wrong("a list of metrics, such as ('recall', 'calibration')")
+        return tuple(value)
     if name == "evaluations":
         value = names(value) if isinstance(value, str) else value
         if not isinstance(value, (list, tuple)) or not all(isinstance(v, str) for v in value) or not value:
             raise wrong("a list of evaluation modes, such as ('global', 'personal')")
+        return tuple(value)
+    if name == "transforms":
+        value = (value,) if isinstance(value, str) else value
+        if not isinstance(value, (list, tuple)) or not all(isinstance(v, str) for v in value):
+            raise wrong("a list of transforms, such as ('clip:1.0', 'topk:0.01')")
         return tuple(value)
     if (name, value) in (("batch_size", FULL), ("data_seed", "follow")):
         return value

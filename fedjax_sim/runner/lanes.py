@@ -60,16 +60,21 @@ def stack_states(setups: Sequence[Setup], states: Sequence[State]) -> State:
 def stack_data(several: Sequence[Data]) -> Data:
     """The data, which are the same for all, with the numbers of each."""
     one = several[0]
-    values = {name: [data.numbers[name] for data in several] for name in one.numbers}
-    return one._replace(numbers={name: stack(v) if differ(v) else v[0] for name, v in values.items()})
+    together = lambda *values: jnp.stack(values) if differ(values) else values[0]
+    return one._replace(numbers=jax.tree.map(together, *(data.numbers for data in several)))
 
 
 def side_by_side(setups: Sequence[Setup], run: Callable) -> Any:
     """`run` of one simulation for all of them, not yet compiled."""
-    state, data = state_axes(setups), setups[0].simulation.data
-    numbers = {name: 0 if differ([s.simulation.data.numbers[name] for s in setups]) else None for name in data.numbers}
-    read = Data(*(None for _ in data))._replace(numbers=numbers)  # type: ignore[arg-type]
-    many = jax.vmap(getattr(run, "__wrapped__", run), in_axes=(state, read, None, None), out_axes=(state, 0, 0))
+    state, one = state_axes(setups), getattr(run, "__wrapped__", run)
+    each = zip(*(jax.tree.leaves(s.simulation.data.numbers) for s in setups), strict=True)
+    axes = [0 if differ(values) else None for values in each]
+
+    def many(states: State, data: Data, rounds: Any, ends: Any) -> Any:
+        leaves, tree = jax.tree.flatten(data.numbers)
+        lane = lambda s, own: one(s, data._replace(numbers=jax.tree.unflatten(tree, own)), rounds, ends)
+        return jax.vmap(lane, in_axes=(state, axes), out_axes=(state, 0, 0))(states, leaves)
+
     return jax.jit(many, donate_argnums=0)
 
 

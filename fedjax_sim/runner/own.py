@@ -6,18 +6,17 @@ import importlib.util
 import pathlib
 import sys
 import traceback
-from collections.abc import Callable
 from typing import Any
 
 from fedjax_sim.errors import UserError
 from fedjax_sim.options import shown
 
 
-def register_agent(name: str, build: Callable[..., Any], help: str = "", *, discrete: bool = True) -> None:
-    """Make an agent of your own known by name: build(observation_size, num_actions, *, dtype, **options) -> agents.Agent."""
+def register_agent(name: str, kind: Any, help: str = "", *, discrete: bool = True) -> None:
+    """Make an agent of your own known by name: a subclass of agents.Agent, with its hyper-parameters as fields."""
     from agents import register
 
-    register(name, build, help, discrete=discrete)
+    register(name, kind, help, discrete=discrete)
 
 
 def load_file(text: str) -> None:

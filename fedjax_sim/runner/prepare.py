@@ -21,13 +21,15 @@ from fedjax_sim.engine.evaluation import check_evaluations
 from fedjax_sim.engine.participation import Participation, parse_participation, unseen_clients
 from fedjax_sim.engine.simulation import Simulation, simulate
 from fedjax_sim.errors import UserError
-from fedjax_sim.hooks import Method
+from fedjax_sim.hooks import Method, Peers
 from fedjax_sim.local import losses, optim
 from fedjax_sim.methods import make_method
+from fedjax_sim.metrics import make_metrics
 from fedjax_sim.runner import autotune, checkpoint, interrupts, provenance, weights
 from fedjax_sim.runner.config import FULL, UNSAID, Config, Unsaid, check, straggler_terms
 from fedjax_sim.runner.start import host_devices_missing, start_jax, want_host_devices
 from fedjax_sim.runner.weights import initial_net, load_net, save_net
+from fedjax_sim.transforms import transformed
 from fedjax_sim.types import Env, State, Tree
 
 
@@ -175,7 +177,7 @@ def _prepare(
     config = dataclasses.replace(config, schedule_rounds=config.schedule_rounds or config.rounds)
     if method is not None:
         config = provenance.with_method(config, method)
-    method = method or make_method(config.method, **config.options)
+    method = method or transformed(make_method(config.method, **config.options), config.transforms)
     config = dataclasses.replace(config, loss=method.loss if config.loss == "auto" else config.loss)
     unsaid: dict[str, Any] = {
         k: float(dict(method.prefers).get(k, v)) for k in UNSAID if isinstance(v := getattr(config, k), Unsaid)
@@ -190,9 +192,8 @@ def _prepare(
         model = models.build(config.model, fed.shape, fed.classes, dtype=dtype, conv=config.conv, **config.model_options)
     config = dataclasses.replace(config, model_shapes=provenance.shapes_of(model))
     if going_on:
-        provenance.check_same(stored, config, fed, method)
-    if method.extend:
-        model = method.extend(model)
+        provenance.check_same(stored, config, fed)
+    model = method.extend(model)
     unseen = unseen_clients(config.unseen, fed.num_clients, config.data_seed)
     seen = tuple(i for i in range(fed.num_clients) if i not in set(unseen))
     config = with_cohorts(config, cohorts, fed.num_clients, unseen)
@@ -207,6 +208,7 @@ def _prepare(
         net = initial_net(model, config.seed)
     env = make_env(config, fed, model, method, dtype, high, len(unseen))
     check_evaluations(method, config.evaluations, env.bn_local)
+    make_metrics(config.metrics, fed.classes)
     host_devices_missing(config)
 
     def on(layout: layouts.Layout, stored: str) -> Simulation:
@@ -219,6 +221,7 @@ def _prepare(
             evaluations=config.evaluations,
             lr=optim.schedule(config.schedule, config.lr, config.schedule_rounds),
             eval_every=config.eval_every,
+            metrics=make_metrics(config.metrics, fed.classes),
             probe=config.probe,
             stored=stored,
             capacity=max(1, min(capacity, -(-config.rounds // config.eval_every))),
@@ -227,11 +230,12 @@ def _prepare(
     resolved: dict[str, Any] = {}
     if layout is None:
         # timed on a cohort's rows alone: the stopwatch needs no second copy of everybody's
-        some = "all" if method.peers else "cohort"
+        some = "all" if method.ask(Peers) is not None else "cohort"
         layout, resolved = resolve_layout(
             config, env, fed, net, participation, lambda layout: on(layout, some), say, measure
         )
     resolved["prefers"] = {k: v for k, v in method.prefers if getattr(config, k) == v}  # in force
+    resolved["panels"] = {name: list(panel) for name, panel in method.panels.items()}  # what the report draws of its log
     resolved["replaces"] = dict(method.replaces)  # beside what was asked for: what the method does instead
     simulation = host_rows.on_host(on(layout, "cohort")) if config.state_on == "host" else on(layout, "all")
     return Setup(config, fed, simulation, net, participation, unseen, resolved, given_net, parts)

@@ -15,6 +15,7 @@ import jax
 from fedjax_sim.engine import layout as layouts
 from fedjax_sim.engine import round as stages
 from fedjax_sim.errors import UserError
+from fedjax_sim.hooks import Controlled
 from fedjax_sim.runner.prepare import Setup
 
 
@@ -45,7 +46,7 @@ def stage_seconds(setup: Setup, repeats: int = 3) -> dict[str, float]:
     seconds["local"], outcome = best_of(lambda: train(state, data, orders), repeats)
     seconds["aggregation"], (server, cohort, _) = best_of(lambda: aggregate(state, data, orders, outcome), repeats)
     seconds["controller"], _ = best_of(lambda: learn(state, data, orders, server, outcome.clients, cohort), repeats)
-    if sim.method.control is None:
+    if sim.method.ask(Controlled) is None:
         seconds["controller"] = 0.0
     seconds["evaluation"], _ = best_of(lambda: sim.evaluate(state, data), repeats)
     whole = jax.jit(sim.round)

@@ -1,6 +1,6 @@
 """Compiled programs of this process: what is written down in the same words is compiled once.
 
-Runs that differ in real settings alone (see `engine.numbers`) lower to the same text, so `compare`, a notebook's loop or a
+Runs that differ in real settings alone (`engine.round.Numbers`) lower to the same text, so `compare`, a notebook's loop or a
 second `run` takes over the executable. The text has everything, constants included, and is the key: nothing that differs
 can be mistaken for the same. Other processes find it in the compilation cache on disk.
 """

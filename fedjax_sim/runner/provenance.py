@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import hashlib
 import json
 from collections.abc import Callable
@@ -16,8 +15,10 @@ from fedjax_sim import models
 from fedjax_sim.data.federation import Federation
 from fedjax_sim.errors import UserError
 from fedjax_sim.hooks import Method
+from fedjax_sim.methods import make_method, options_in
 from fedjax_sim.options import shown
 from fedjax_sim.runner.config import OWN, Config
+from fedjax_sim.transforms import innermost, texts_of, transformed
 
 DATA_WORDS = ("dataset", "partition", "protocol", "norm", "clients", "server_val", "val_fraction", "data_dir", "download")
 
@@ -36,54 +37,14 @@ def with_data(config: Config, fed: Federation, own: bool) -> Config:
 
 
 def with_method(config: Config, method: Method) -> Config:
-    """`config` of a method given as an object."""
-    return dataclasses.replace(config, method=method.name, options={}, own_method=plain_values(method) or "no options")
-
-
-def plain_values(method: Method) -> str:
-    """The numbers and words that a method's functions carry: what its options became.
-
-    >>> from fedjax_sim.methods.fedprox import fedprox
-    >>> plain_values(fedprox(mu=5.0))
-    "local.mu=5.0, local.weights='size'"
-    """
-    found: list[str] = []
-    seen: set[int] = set()
-
-    def look(name: str, value: Any) -> None:
-        if isinstance(value, (bool, int, float, str)) or (
-            isinstance(value, (tuple, frozenset)) and all(isinstance(v, (bool, int, float, str)) for v in value)
-        ):
-            found.append(f"{name}={sorted(value) if isinstance(value, frozenset) else value!r}")
-            return
-        if id(value) in seen:
-            return
-        seen.add(id(value))
-        if isinstance(value, functools.partial):
-            look(name, value.func)
-            for key, inner in [*enumerate(value.args), *value.keywords.items()]:
-                look(f"{name}.{key}", inner)
-        elif isinstance(value, dict):
-            for key, inner in value.items():
-                look(f"{name}.{key}", inner)
-        elif isinstance(value, tuple):
-            for key, inner in zip(getattr(value, "_fields", range(len(value))), value, strict=True):
-                look(f"{name}.{key}", inner)
-        elif callable(value) and getattr(value, "__closure__", None):
-            for key, cell in zip(value.__code__.co_freevars, value.__closure__, strict=True):
-                try:
-                    look(f"{name}.{key}", cell.cell_contents)
-                except ValueError:  # not filled yet
-                    pass
-
-    for field, hook in method._asdict().items():
-        if (
-            field not in ("name", "prefers", "replaces", "made")
-            and hook is not None
-            and hook != Method._field_defaults.get(field)
-        ):
-            look(field, hook)
-    return ", ".join(found)
+    """`config` of a method given as an object: by its name and options, where these are enough to build it again."""
+    base, texts = innermost(method), texts_of(method)
+    options = options_in(base)
+    if options is not None and texts is not None and transformed(make_method(base.name, **options), texts) == method:
+        known = dict(method=base.name, options=options, transforms=tuple(texts), own_method="")
+    else:
+        known = dict(method=base.name, options={}, transforms=(), own_method=repr(method))
+    return dataclasses.replace(config, **known)  # type: ignore[arg-type]
 
 
 def shapes_of(model: models.Model) -> str:
@@ -142,18 +103,18 @@ def _whole(value: Any) -> int:
 
 
 # ---- going on -----------------------------------------------------------------------------------------------------
-def check_same(stored: Config, now: Config, fed: Federation, method: Method) -> None:
+def check_same(stored: Config, now: Config, fed: Federation) -> None:
     """Refuse to go on with other data, another method or another model than the run began with."""
     if stored.data_fingerprint != fed.fingerprint():
         raise UserError(
             f"the data are not those of the run: it was made on '{stored.data}' (content "
             f"{stored.data_fingerprint[:12]}), and this is '{fed.description}' (content {fed.fingerprint()[:12]})"
         )
-    if stored.method != method.name or stored.own_method != now.own_method:
+    if stored.method != now.method or stored.own_method != now.own_method:
         tell = lambda name, values: f"'{name}'" + (f" with {values}" if values else "")
         raise UserError(
             f"the method is not that of the run: it was {tell(stored.method, stored.own_method)}, "
-            f"and this is {tell(method.name, now.own_method)}"
+            f"and this is {tell(now.method, now.own_method)}"
         )
     if stored.model != now.model or stored.model_shapes != now.model_shapes:
         raise UserError(

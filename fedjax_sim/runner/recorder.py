@@ -24,9 +24,9 @@ class Recorder:
         self.rows: list[dict[str, Any]] = []
         self.clients: dict[str, list[Any]] = {}
         self.said: set[str] = set()  # warnings are given once
+        self.better: dict[str, int] = {}  # columns of metrics -> 1: larger is better, -1: smaller
         env, net = setup.simulation.env, setup.net
-        self.floats = env.group_floats(net)
-        self.extra = setup.simulation.method.extra_floats(env, net)
+        self.wire = setup.simulation.method.wire(env, net)
         self.restart_totals()
 
     def restart_totals(self) -> None:
@@ -44,7 +44,7 @@ class Recorder:
 
     def add_rounds(self, logs: dict[str, np.ndarray], count: int) -> None:
         logs = {k: v[:count] for k, v in logs.items()}
-        down, up = payload_bytes(logs["taken"], logs["sent"], self.floats, self.extra, logs["down"], logs["up"])
+        down, up = payload_bytes(logs["taken"], logs["sent"], self.wire, logs["down"], logs["up"])
         for i in range(count):
             row: dict[str, Any] = {"round": int(logs["round"][i])}
             for name, values in logs.items():
@@ -63,7 +63,7 @@ class Recorder:
                 self.clients.setdefault("acted_rounds", []).append(np.int64(row["round"]))
                 for name in (n for n in logs if n.startswith("acted_")):
                     self.clients.setdefault(name, []).append(logs[name][i])
-            for sentence in figures.complaints(self.rounds):
+            for sentence in figures.complaints(self.rounds) + self.setup.simulation.method.complaints(self.rounds):
                 if sentence.split(":")[0] not in self.said:
                     self.said.add(sentence.split(":")[0])
                     log.warning("%s, round %d: %s", self.setup.config.method, row["round"], sentence)
@@ -93,6 +93,7 @@ class Recorder:
             self.clients.setdefault(f"{mode.replace('@', '_at_')}_correct", []).append(correct)
             self.clients[f"{mode.replace('@', '_at_')}_count"] = [count]
             self.clients.setdefault(f"{mode.replace('@', '_at_')}_rounds", []).append(np.int64(row["round"]))
+        row |= self.metric_figures(scores, seen)
         if log is not None and "probe_ids" in log:
             row |= figures.probe_figures(log, scores.get("resident"), seen)
         if self.setup.simulation.client_split == "train" and "client_mean" in row:
@@ -103,6 +104,19 @@ class Recorder:
             bytes_down=self.bytes_down, bytes_up=self.bytes_up, train_loss=recent[-1]["train_loss"] if recent else math.nan
         )
         self.rows.append(row)
+
+    def metric_figures(self, scores: dict[str, Any], seen: list[int]) -> dict[str, float]:
+        """Columns of the run's metrics, of the global model and of the clients' own on all of their rows."""
+        row: dict[str, float] = {}
+        for key, prefix, together in (
+            ("global_metrics", "global", lambda a: np.asarray(a, np.float64)),
+            ("personal_metrics", "client", lambda a: np.asarray(a, np.float64)[seen].sum(0)),
+        ):
+            for metric in self.setup.simulation.stages.metrics if key in scores else ():
+                sums = {name: together(value) for name, value in scores[key][metric.name].items()}
+                row |= {f"{prefix}_{name}": value for name, value in metric.finish(sums).items()}
+                self.better |= {f"{prefix}_{name}": metric.better for name in metric.finish(sums)}
+        return row
 
     def truncate(self, round_: int, rounds: bool = True) -> None:
         """Forget everything after `round_`; rounds=False: only the evaluations."""

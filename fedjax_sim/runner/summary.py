@@ -38,6 +38,13 @@ def layer_distances(setup: Setup, recorder: Recorder) -> dict[str, float] | None
     return {name: last[f"layer_dist_{name}"] for name in groups}
 
 
+def metric_figures(recorder: Recorder) -> dict[str, Any]:
+    """The last value of every metric's column, and which way is better."""
+    found = {name: next((r[name] for r in reversed(recorder.rows) if name in r), math.nan) for name in recorder.better}
+    words = {1: "larger", -1: "smaller"}
+    return dict(metrics=found, metrics_better={n: words[b] for n, b in recorder.better.items()}) if found else {}
+
+
 def summarise(setup: Setup, recorder: Recorder, timings: list[dict[str, Any]], compile_seconds: float) -> dict[str, Any]:
     """The figures of a run. `best_global` is the best over rounds on test data: the papers' figure, not a fair one."""
     config = setup.config
@@ -59,6 +66,7 @@ def summarise(setup: Setup, recorder: Recorder, timings: list[dict[str, Any]], c
         client_acc_worst10=last.get("client_worst10"),
         client_split=setup.simulation.client_split,
         **({"client_acc_note": TRAINING_NOTE} if setup.simulation.client_split == "train" else {}),
+        **metric_figures(recorder),
         layer_dist=layer_distances(setup, recorder),
         rounds=recorder.rounds[-1]["round"] if recorder.rounds else 0,
         seconds_per_round=seconds,

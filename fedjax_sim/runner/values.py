@@ -7,7 +7,9 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
-from fedjax_sim.engine.numbers import numbers_of
+import jax
+
+from fedjax_sim.engine.round import Numbers, numbers_of
 from fedjax_sim.errors import UserError, unknown
 from fedjax_sim.local import optim
 from fedjax_sim.methods import make_method
@@ -16,17 +18,17 @@ from fedjax_sim.runner.config import Config, check
 from fedjax_sim.runner.directory import RunDirectory
 from fedjax_sim.runner.driver import Result, drive
 from fedjax_sim.runner.prepare import Setup
-from fedjax_sim.types import Numbers
+from fedjax_sim.transforms import innermost, transformed
 
 OF_THE_RUN = ("lr", "momentum", "weight_decay")
 
 
 def allowed(setup: Setup) -> dict[str, str]:
-    """Settings whose values can run side by side: as they are called -> their name among the run's numbers."""
+    """Settings whose values can run side by side: as they are called -> the option of the run or of the method."""
     numbers, before = setup.simulation.data.numbers, f"{setup.config.method}."
-    own = [name for name in numbers if name.startswith(before)] if not setup.config.own_method else []
-    short = {name.removeprefix(before): name for name in own}
-    return short | {name: name for name in own} | {name: name for name in OF_THE_RUN if name in numbers}
+    own = {} if setup.config.own_method else dict.fromkeys(innermost(numbers.method).numbers)
+    run = [name for name in OF_THE_RUN if name == "lr" or name in numbers.optimizer.numbers]
+    return {name: name for name in own} | {before + name: name for name in own} | {name: name for name in run}
 
 
 def with_value(setup: Setup, name: str, value: Any) -> Setup:
@@ -35,29 +37,27 @@ def with_value(setup: Setup, name: str, value: Any) -> Setup:
     name = flag if flag in OF_THE_RUN else name
     if name not in known:
         raise unknown("setting for values side by side", shown(name), known)
-    option, config = known[name].rpartition(".")[2], setup.config
-    if known[name] in OF_THE_RUN:
+    option, config = known[name], setup.config
+    if name in OF_THE_RUN:
         config = dataclasses.replace(config, **{option: like(name, value, 0.0)})
     else:
         config = dataclasses.replace(config, options={**config.options, option: value})
     check(config)
     numbers = numbers_for(setup, config)
-    if numbers is None:
+    same: Any = jax.tree.structure(setup.simulation.data.numbers)
+    if jax.tree.structure(numbers) != same:
         raise UserError(f"{name} {value} is another program than the other values (0 leaves a term out); run it by itself")
     return dataclasses.replace(setup, config=config, simulation=setup.simulation.with_numbers(numbers))
 
 
-def numbers_for(setup: Setup, config: Config) -> Numbers | None:
-    """The numbers of `config`, which differs from that of `setup` in a number alone; None where the program differs."""
-    env, method = setup.simulation.env, setup.simulation.method
+def numbers_for(setup: Setup, config: Config) -> Numbers:
+    """The numbers of `config`, which differs from that of `setup` in a number alone."""
+    r, method = setup.simulation.stages, setup.simulation.method
     if not config.own_method:
-        method = make_method(config.method, **config.options)
-    rule = env.optimizer._replace(momentum=config.momentum, weight_decay=config.weight_decay)
+        method = transformed(make_method(config.method, **config.options), config.transforms)
+    rule = r.env.optimizer._replace(momentum=config.momentum, weight_decay=config.weight_decay)
     rates = optim.schedule(config.schedule, config.lr, config.schedule_rounds)
-    numbers = numbers_of(method, dataclasses.replace(env, optimizer=rule), rates)
-    shape = lambda m: (m.needs, m.adapts, m.setup_trains, m.loss, m.replaces, m.max_epochs)
-    same = numbers.keys() == setup.simulation.data.numbers.keys() and shape(method) == shape(setup.simulation.method)
-    return numbers if same else None
+    return numbers_of(dataclasses.replace(r, method=method, env=dataclasses.replace(r.env, optimizer=rule), lr=rates))
 
 
 def run_values(
@@ -71,7 +71,8 @@ def run_values(
 ) -> list[Result]:
     """Runs that differ in one real setting, side by side in one program; directories out/NAME=VALUE.
 
-    name: lr, momentum, weight_decay, or an option of the method that is annotated Real. progress, more: see `driver.drive`.
+    name: lr, momentum, weight_decay, or a field of the method, or of its agent, that is annotated Real. progress, more: see
+    `driver.drive`.
 
     >>> from fedjax_sim import Config, prepare
     >>> setup = prepare(Config("fedprox", model="mlp", clients=4, rounds=1, epochs=1, devices="1"))

@@ -1,20 +1,21 @@
-"""`delayed`: a transition ends with the actor's next observation, whoever learns from it."""
+"""`Delayed`: a transition ends with the actor's next observation, whoever learns from it."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from agents.delayed import delayed
+from agents.delayed import Delayed
 from agents.types import Agent, Info, Transition
 
 
-def listener():
-    """An agent that keeps the last batch that it was taught."""
+class Listener(Agent):
+    """Keeps the last batch that it was taught."""
 
-    def update(state, batch, key):
+    def init(self, key):
+        return None
+
+    def update(self, state, batch, key):
         return batch, {}
-
-    return Agent("listener", lambda key: None, lambda state, x, key, available=None: (jnp.int32(0), None), update)
 
 
 def batch(actors, first, reported):
@@ -28,7 +29,7 @@ def batch(actors, first, reported):
 
 
 def test_what_waits_is_completed_by_the_same_actor_only():
-    agent = delayed(listener(), num_actors=6, observation_size=1, num_actions=3)
+    agent = Delayed(inner=Listener(1, 3), num_actors=6)
     state = agent.init(jax.random.key(0))
     key = jax.random.key(1)
     state, _ = agent.update(state, batch([4, 1], 1, [True, True]), key)

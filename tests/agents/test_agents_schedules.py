@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import agents
-from agents.fixed import fixed, uniform
+from agents.fixed import Fixed, Uniform
 from agents.registry import options
 
 
@@ -118,14 +118,14 @@ def test_ddpg_random_rounds_and_intervals():
 
 
 def test_fixed_policies():
-    constant = fixed(2, num_actions=4)
+    constant = Fixed(action=2, num_actions=4)
     state = constant.init(jax.random.key(0))
     key = jax.random.key(0)
     assert int(constant.act(state, jnp.zeros(1), key)[0]) == 2
     assert int(constant.act(state, jnp.zeros(1), key, jnp.array([False, True, False, True]))[0]) == 1
     mixture = jnp.array([0.2, 0.8])
-    np.testing.assert_array_equal(fixed(mixture).act(state, jnp.zeros(1), key)[0], mixture)
-    anything = uniform(4)
+    np.testing.assert_array_equal(Fixed(action=mixture).act(state, jnp.zeros(1), key)[0], mixture)
+    anything = Uniform(num_actions=4)
     act = jax.jit(jax.vmap(lambda k, available: anything.act(state, jnp.zeros(1), k, available)[0], (0, None)))
     drawn = np.bincount(act(jax.random.split(key, 4000), jnp.array([True, False, True, True])), minlength=4)
     assert drawn[1] == 0 and (abs(drawn[[0, 2, 3]] - 4000 / 3) < 4 * np.sqrt(4000 * 2 / 9)).all()

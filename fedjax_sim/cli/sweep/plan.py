@@ -32,6 +32,7 @@ from fedjax_sim.methods import make_method
 from fedjax_sim.options import shown
 from fedjax_sim.presets import preset
 from fedjax_sim.runner.config import NOT_HASHED, Config, check
+from fedjax_sim.transforms import transformed
 
 PARTS = ("preset", "methods", "seeds", "settings", "grid")
 MOST_RUNS = 100_000
@@ -109,7 +110,7 @@ def jobs_of(data: Mapping[str, Any]) -> list[Job]:
         args = applied(start, words(method, told, OF_THE_COMMAND, others))
         config = make_config(args, method, [method])
         check(config)
-        make_method(method, **config.options)
+        transformed(make_method(method, **config.options), config.transforms)
         # what the hash leaves out decides nothing, unless somebody sweeps over it
         also = {name: str(getattr(config, name)) for name in NOT_HASHED & {n.replace("-", "_") for n in point}}
         facts = json.dumps([config.hash(), config.start_from, also], sort_keys=True)

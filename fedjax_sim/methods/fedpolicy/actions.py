@@ -7,6 +7,7 @@ mix         a ∈ [−1, 1]^G, take = (a + 1)/2                             init
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -117,16 +118,25 @@ def _mix() -> Actions:
 ACTIONS: dict[str, Callable[[], Actions]] = {"blocks": _blocks, "layerwise": _layerwise, "mix": _mix}
 
 
+@functools.cache
 def oracle_agent(dtype: Any) -> Any:
     """The allowed action with the lowest entry of the observation, which holds every candidate's validation loss."""
     from agents.types import Agent, Info, usable_actions
 
-    def act(state: Any, observation: Array, key: Array, available: Array | None = None) -> tuple[Array, Info]:
-        usable = usable_actions(available, observation.shape[0])
-        best = jnp.argmin(jnp.where(jnp.isnan(observation) | ~usable, jnp.inf, observation)).astype(jnp.int32)
-        best = jnp.where(usable[best], best, jnp.argmax(usable))  # no candidate has a finite loss
-        sure = jax.nn.one_hot(best, observation.shape[0], dtype=dtype)
-        nothing = jnp.zeros((), dtype)
-        return best, Info(nothing, -observation[best], sure, usable)
+    class Oracle(Agent):
+        name = "oracle"
 
-    return Agent("oracle", lambda key: (), act, lambda state, transitions, key: (state, {}))
+        def init(self, key: Array) -> tuple:
+            return ()
+
+        def act(self, state: Any, observation: Array, key: Array, available: Array | None = None) -> tuple[Array, Info]:
+            usable = usable_actions(available, observation.shape[0])
+            best = jnp.argmin(jnp.where(jnp.isnan(observation) | ~usable, jnp.inf, observation)).astype(jnp.int32)
+            best = jnp.where(usable[best], best, jnp.argmax(usable))  # no candidate has a finite loss
+            sure = jax.nn.one_hot(best, observation.shape[0], dtype=dtype)
+            return best, Info(jnp.zeros((), dtype), -observation[best], sure, usable)
+
+        def update(self, state: Any, transitions: Any, key: Array) -> tuple[Any, dict]:
+            return state, {}
+
+    return Oracle(dtype=dtype)

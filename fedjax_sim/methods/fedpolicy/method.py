@@ -22,25 +22,26 @@ State: the resident model, C_k, acc, whether it took part.  Evaluated: global; p
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterable
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from agents.registry import DISCRETE
-from fedjax_sim.errors import UserError, lookup
-from fedjax_sim.hooks import Control, Method, resident_net
-from fedjax_sim.local import descend, upload
+from fedjax_sim.errors import UserError
+from fedjax_sim.fields import Real, field
+from fedjax_sim.hooks import Method, Personal, SetsUp
+from fedjax_sim.local import descend
 from fedjax_sim.local.score import client_accuracy, held_accuracy
-from fedjax_sim.methods.controllers import check_agent, make_agent
-from fedjax_sim.methods.fedavg import fedavg
-from fedjax_sim.methods.fedpolicy.actions import ACTIONS, BLOCKS, block_masks, oracle_agent
+from fedjax_sim.methods import register
+from fedjax_sim.methods.controllers import Steered
+from fedjax_sim.methods.fedpolicy.actions import ACTIONS, BLOCKS, Actions, block_masks, oracle_agent
 from fedjax_sim.methods.fedpolicy.contribution import contributions
 from fedjax_sim.methods.fedpolicy.state import STATES, Own, Server, candidate_losses, gaps, observation_size, observe
 from fedjax_sim.plans import blend, merge
 from fedjax_sim.tree import square_norm, subtract
-from fedjax_sim.types import Array, Client, Cohort, Ctx, Env, Plan, Real, Tree, Upload, concrete
+from fedjax_sim.types import Array, Client, Cohort, Ctx, Env, Plan, Tree, Upload
 
 REWARDS = ("combined", "local", "global", "contribution", "mixture")
 STATIC = (*BLOCKS, "random")  # learn nothing, so that they look at nothing
@@ -83,133 +84,119 @@ def check_run(env: Env) -> None:
         )
 
 
-def fedpolicy(
-    agent: str = "auto",
-    actions: str = "blocks",
-    state: str = "all",
-    state_scaling: str = "normalised",
-    reward: str = "combined",
-    lam: Real = 0.25,
-    next_state: str = "aggregation",
-    first: str = "full",
-    weights: str = "uniform",
-    agent_options: Mapping[str, Any] | None = None,
-) -> Method:
-    """agent: auto (sac, or ddpg for mix), sac, trpo, a2c, ppo, dqn, q_bandit, random, full, backbone, head, oracle, ddpg.
-    actions: blocks, layerwise (a mask over the parameter groups) or mix (an interpolation per group).
-    state: all, ncf (no confusion), ncfnla (nor local accuracy), ocmla (no distance), opd (no server accuracy).
-    state_scaling: normalised or raw.
-    reward: combined, local, global, contribution or mixture.  lam: λ of combined and mixture.
-    next_state: aggregation or participation.  first: full or any, what a first participation allows.
-    weights: of the average, uniform or size.
-    agent_options: hyper-parameters of the agent; on the command line --set fedpolicy.agent.lr=0.01.
-    """
-    space = lookup("actions of fedpolicy", actions, ACTIONS)()
-    agent = agent if agent != "auto" else "ddpg" if space.continuous else "sac"
-    chosen = dict(agent_options or {})
-    check_agent(
-        "fedpolicy",
-        agent,
-        ("ddpg",) if space.continuous else (*choosers(), *(BLOCKS if actions == "blocks" else ())),
-        chosen,
-    )
-    lookup("state of fedpolicy", state, STATES)
-    lookup("state_scaling of fedpolicy", state_scaling, dict.fromkeys(("normalised", "raw")))
-    lookup("reward of fedpolicy", reward, dict.fromkeys(REWARDS))
-    lookup("next_state of fedpolicy", next_state, dict.fromkeys(("aggregation", "participation")))
-    lookup("first of fedpolicy", first, dict.fromkeys(("full", "any")))
-    static = agent in STATIC
-    for name, value, default in (("state", state, "all"), ("state_scaling", state_scaling, "normalised")):
-        if static and value != default:
-            raise UserError(f"fedpolicy.{name}={value} has no effect with agent '{agent}', which looks at no state")
-    if next_state != "aggregation" and (static or agent == "oracle"):
-        raise UserError(f"fedpolicy.next_state={next_state} has no effect with agent '{agent}', which learns nothing")
-    if concrete(lam) and not lam >= 0:
-        raise UserError(f"fedpolicy.lam={lam:g} is not allowed; use 0 or more")
+class Redistribution(Steered, Personal, SetsUp, Method):
+    """Somebody decides which block of the aggregate a participant gets back; static policies look at nothing."""
 
-    share = reward in ("contribution", "mixture")
+    weights: str = field("uniform", choices=("size", "uniform"), help="of the average", kw_only=True)
+    first: str = field("full", choices=("full", "any"), help="what a first participation allows", kw_only=True)
+    agent: ClassVar[Any] = "full"
+    actions = "blocks"
+    state = "all"
+    state_scaling = "normalised"
+    reward = "combined"
+    next_state = "aggregation"
+    lam: ClassVar[Any] = 0.25
+    loss = "c3e"
 
-    def takes(env: Env) -> Array:
-        return jax.vmap(lambda a: space.take(env, a))(jnp.arange(space.size(env)))
+    @property
+    def space(self) -> Actions:
+        return ACTIONS[self.actions]()
 
-    def make(env: Env) -> Any:
-        block_masks(env)  # a head to tell from a backbone
-        if not static or share:
-            check_run(env)
-        if static:
-            known = {} if agent == "random" else {"action": BLOCKS.index(agent)}
-            return make_agent("random" if agent == "random" else "fixed", 1, space.size(env), known, {}, env.dtype)
-        size, choices = observation_size(state, env.model.classes), space.size(env)
-        if agent == "oracle":
-            return oracle_agent(env.dtype)
-        defaults: dict[str, Any] = dict(
-            horizon=env.rounds or 105, cohort=env.cohort, hidden=(64,), capacity=10_000 if size <= WIDE else 2_000
-        )
-        if space.continuous:
-            defaults |= dict(actions="box", bootstrap=True, noise=0.2)
-        made = make_agent(agent, size, choices, chosen, defaults, env.dtype)
-        if next_state == "aggregation":
-            return made
-        from agents.delayed import delayed
+    @property
+    def static(self) -> bool:
+        return self.agent_name in STATIC
 
-        return delayed(made, env.num_clients, size, choices, space.continuous, env.dtype)
+    @property
+    def shares(self) -> bool:
+        """Whether the reward asks what each upload was worth to the aggregate."""
+        return self.reward in ("contribution", "mixture")
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset({"resident", *([] if self.static else ["confusion"]), *(["stack"] if self.shares else [])})
 
     # ---- the controller's side ------------------------------------------------------------------------------------
-    def watch(env: Env, server: Server, client: Client, ctx: Ctx) -> Array:
-        if static:
+    def make_agent(self, env: Env) -> Any:
+        from agents.delayed import Delayed
+        from agents.fixed import Fixed, Uniform
+
+        block_masks(env)  # a head to tell from a backbone
+        if not self.static or self.shares:
+            check_run(env)
+        choices = self.space.size(env)
+        if self.static:
+            policy = Uniform() if self.agent_name == "random" else Fixed(action=BLOCKS.index(self.agent_name))
+            return policy.sized(1, choices, env.dtype)
+        size = observation_size(self.state, env.model.classes)
+        if self.agent == "oracle":
+            return oracle_agent(env.dtype)
+        wide = 10_000 if size <= WIDE else 2_000
+        made = self.for_run(size, choices, env, horizon=env.rounds or 105, cohort=env.cohort, capacity=wide)
+        return made if self.next_state == "aggregation" else Delayed(inner=made, num_actors=env.num_clients)
+
+    def observe(self, env: Env, server: Server, client: Client, ctx: Ctx) -> Array:
+        if self.static:
             return jnp.zeros(1, env.dtype)
-        if agent == "oracle":
-            return candidate_losses(env, server, client, ctx, takes(env))
-        return observe(env, server, client, state, state_scaling)
+        if self.agent == "oracle":
+            takes = jax.vmap(lambda a: self.space.take(env, a))(jnp.arange(self.space.size(env)))
+            return candidate_losses(env, server, client, ctx, takes)
+        return observe(env, server, client, self.state, self.state_scaling)
 
-    def available(env: Env, server: Server, client: Client, ctx: Ctx) -> Array:
-        return client.own.joined | (jnp.arange(space.size(env)) == space.full(env))
+    def available(self, env: Env, server: Server, client: Client, ctx: Ctx) -> Array | None:
+        if self.space.continuous or self.first == "any":
+            return None
+        return client.own.joined | (jnp.arange(self.space.size(env)) == self.space.full(env))
 
-    def plan(env: Env, action: Array, server: Server, ctx: Ctx) -> Plan:
-        return Plan(space.take(env, action), jnp.ones(env.num_groups), ctx.epochs)
+    def plan_of(self, env: Env, action: Array, server: Server, ctx: Ctx) -> Plan:
+        return Plan(self.space.take(env, action), jnp.ones(env.num_groups), ctx.epochs)
 
-    def reward_of(env: Env, old: Server, new: Server, report: Report, action: Array, ctx: Ctx) -> Array:
-        own, common = report.after - report.before, new.acc - old.acc
-        return {"combined": own + lam * common, "global": common}.get(reward, own)
+    def reward_of(self, env: Env, old: Server, server: Server, report: Report, action: Array, ctx: Ctx) -> Array:
+        own, common = report.after - report.before, server.acc - old.acc
+        return {"combined": own + self.lam * common, "global": common}.get(self.reward, own)
 
-    def combine(env: Env, old: Server, server: Server, own: Array, cohort: Cohort) -> Array:
+    def combine(self, env: Env, old: Server, server: Server, rewards: Array, cohort: Cohort) -> Array:
+        if not self.shares:
+            return rewards
         share = contributions(env, old.net, server.acc, cohort)
-        return share if reward == "contribution" else own + lam * share
+        return share if self.reward == "contribution" else rewards + self.lam * share
+
+    def log_actions(self, env: Env, actions: Array, active: Array, ctx: Ctx) -> dict[str, Array]:
+        return self.space.log(env, actions, active, ctx)
 
     # ---- the federated side ---------------------------------------------------------------------------------------
-    def server_accuracy(env: Env, net: Tree) -> Array:
+    def server_accuracy(self, env: Env, net: Tree) -> Array:
         return held_accuracy(env, net) if scored(env) else jnp.full((), jnp.nan, env.dtype)
 
-    def own_accuracy(env: Env, net: Tree, ctx: Ctx) -> Array:
+    def own_accuracy(self, env: Env, net: Tree, ctx: Ctx) -> Array:
         return client_accuracy(env, net, ctx) if scored(env) else jnp.zeros((), env.dtype)
 
-    def init(env: Env, net: Tree) -> tuple[Server, Own]:
-        return Server(net, server_accuracy(env, net)), Own(jnp.zeros((), env.dtype), jnp.zeros((), bool))
+    def init(self, env: Env, net: Tree) -> tuple[Server, Own]:
+        return Server(net, self.server_accuracy(env, net)), Own(jnp.zeros((), env.dtype), jnp.zeros((), bool))
 
-    def setup(env: Env, server: Server, client: Client, ctx: Ctx) -> Client:
-        return client._replace(own=client.own._replace(acc=own_accuracy(env, server.net, ctx)))
+    def setup(self, env: Env, server: Server, client: Client, ctx: Ctx) -> Client:
+        return client._replace(own=client.own._replace(acc=self.own_accuracy(env, server.net, ctx)))
 
-    def receive(env: Env, server: Server, client: Client, plan: Plan, ctx: Ctx) -> tuple[Client, Tree]:
+    def receive(self, env: Env, server: Server, client: Client, plan: Plan, ctx: Ctx) -> tuple[Client, Tree]:
         take = plan.take
-        if space.continuous and first == "full":  # an interpolation has no availability to forbid it
+        if self.space.continuous and self.first == "full":  # an interpolation has no availability to forbid it
             take = jnp.where(client.own.joined, take, 1)
         return client, blend(env, take, server.net, client.resident)
 
-    def local(env: Env, net: Tree, server: Server, client: Client, ctx: Ctx) -> tuple[Client, Upload]:
+    def local(self, env: Env, net: Tree, server: Server, client: Client, ctx: Ctx) -> tuple[Client, Upload]:
         backbone, head = gaps(env, server.net, client.resident)
         moved = subtract(net["params"], server.net["params"])
         before = client.own.acc
         client, done = descend(env, net, client, ctx)
-        after = own_accuracy(env, done.net, ctx)
+        after = self.own_accuracy(env, done.net, ctx)
         report = Report(before, after, jnp.sqrt(backbone), jnp.sqrt(head), square_norm(moved))
         client = client._replace(own=Own(after, jnp.ones((), bool)))
-        return client, upload(env, ctx, done, weights, sums=moved, report=report)
+        return client, self.upload(env, ctx, done, sums=moved, report=report)
 
-    def aggregate(env: Env, server: Server, cohort: Cohort) -> Server:
+    def aggregate(self, env: Env, server: Server, cohort: Cohort) -> Server:
         net = merge(env, cohort, server.net)
-        return Server(net, server_accuracy(env, net))
+        return Server(net, self.server_accuracy(env, net))
 
-    def log(env: Env, old: Server, server: Server, cohort: Cohort) -> dict[str, Array]:
+    def log(self, env: Env, old: Server, server: Server, cohort: Cohort) -> dict[str, Array]:
         count = jnp.maximum(cohort.count, 1)
         mean = jax.tree.map(lambda a: jnp.where(cohort.ok, a, 0).sum() / count, cohort.reports)
         centre = square_norm(jax.tree.map(lambda a: a / count, cohort.sums))
@@ -218,17 +205,39 @@ def fedpolicy(
             backbone_mismatch=mean.backbone_gap, head_mismatch=mean.head_gap, init_drift=jnp.maximum(mean.moved - centre, 0)
         )
 
-    may = None if space.continuous or first == "any" else available
-    return fedavg(weights)._replace(
-        name="fedpolicy",
-        init=init,
-        setup=setup,
-        receive=receive,
-        local=local,
-        aggregate=aggregate,
-        log=log,
-        personal=resident_net,
-        control=Control(make, watch, plan, reward_of, may, combine if share else None, space.log),
-        needs=frozenset({"resident", *([] if static else ["confusion"]), *(["stack"] if share else [])}),
-        loss="c3e",
-    )
+
+@register("fedpolicy")
+class FedPolicy(Redistribution):
+    """An agent decides which block of the model each client gets back.
+
+    agent: auto (sac, or ddpg for mix), sac, trpo, a2c, ppo, dqn, q_bandit, random, full, backbone, head, oracle, ddpg, or an
+    agent of `agents/`; its hyper-parameters on the command line: --set fedpolicy.agent.lr=0.01.
+    """
+
+    agent: Any = field("auto", help="an agent, or its name")  # type: ignore[misc]
+    actions: str = field("blocks", choices=tuple(ACTIONS), help="blocks, a mask or an interpolation per parameter group")
+    state: str = field("all", choices=tuple(STATES), help="ncf no confusion, ncfnla nor accuracy, ocmla no distance, opd …")
+    state_scaling: str = field("normalised", choices=("normalised", "raw"), help="of confusion and distance")
+    reward: str = field("combined", choices=REWARDS)
+    lam: Real = field(0.25, ge=0, help="λ of combined and mixture")  # type: ignore[misc]
+    next_state: str = field("aggregation", choices=("aggregation", "participation"), help="when a transition is complete")
+
+    def agents_allowed(self) -> Iterable[str]:
+        if self.space.continuous:
+            return ("ddpg",)
+        return (*choosers(), *(BLOCKS if self.actions == "blocks" else ()))
+
+    def agent_defaults(self, name: str) -> dict[str, Any]:
+        usual: dict[str, Any] = dict(horizon=None, cohort=None, capacity=None, hidden=(64,))
+        return usual | (dict(actions="box", bootstrap=True, noise=0.2) if self.space.continuous else {})
+
+    def check(self) -> None:
+        self.resolve_agent("ddpg" if self.space.continuous else "sac")
+        name = self.agent_name
+        for option, usual in (("state", "all"), ("state_scaling", "normalised")):
+            if self.static and (value := getattr(self, option)) != usual:
+                raise UserError(f"fedpolicy.{option}={value} has no effect with agent '{name}', which looks at no state")
+        if self.next_state != "aggregation" and (self.static or name == "oracle"):
+            raise UserError(
+                f"fedpolicy.next_state={self.next_state} has no effect with agent '{name}', which learns nothing"
+            )

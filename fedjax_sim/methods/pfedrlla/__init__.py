@@ -2,8 +2,8 @@
 
 from fedjax_sim.methods.pfedrlla.control import Report, Server
 from fedjax_sim.methods.pfedrlla.encoder import Encoder, mhae, pca, project
-from fedjax_sim.methods.pfedrlla.method import pfedrlla
+from fedjax_sim.methods.pfedrlla.method import PFedRLLA
 from fedjax_sim.methods.pfedrlla.mixing import RULES, part_weights
 from fedjax_sim.methods.pfedrlla.regimes import REGIMES, Own
 
-__all__ = ["REGIMES", "RULES", "Encoder", "Own", "Report", "Server", "mhae", "part_weights", "pca", "pfedrlla", "project"]
+__all__ = ["REGIMES", "RULES", "Encoder", "Own", "PFedRLLA", "Report", "Server", "mhae", "part_weights", "pca", "project"]

@@ -8,17 +8,13 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim.errors import UserError
-from fedjax_sim.hooks import Control
-from fedjax_sim.methods.controllers import make_agent
+from fedjax_sim.hooks import Controlled, Kind
 from fedjax_sim.methods.pfedrlla import reward as rewards
 from fedjax_sim.methods.pfedrlla.mixing import RULES, part_weights
 from fedjax_sim.methods.pfedrlla.regimes import Schedule
 from fedjax_sim.methods.pfedrlla.settings import Settings
 from fedjax_sim.types import Array, Client, Cohort, Ctx, Env, Plan, Tree
 
-# With 1e-3 for both networks and nothing else, as published, the critic does not see the few weights beside 1,408 numbers of
-# state, and the actor runs into a corner of the simplex, where a softmax has no gradient: all clients copy one model.
-ALIVE = dict(lr=1e-4, critic_lr=1e-3, logit_penalty=1e-3, gamma=0.9)
 HEAD_START = 250  # gradient steps of the critic before the actor moves; a fifth where updates are ten times rarer
 STILL = 1e-3  # an entry of the embedding that varies less than this over a cohort says nothing
 
@@ -55,9 +51,9 @@ def make_plan(s: Settings, env: Env, action: Array, server: Server, ctx: Ctx) ->
     return Plan(travels, travels, ctx.epochs, jnp.stack([parts[rule] for rule in rules]))
 
 
-def ddpg_defaults(timing: Schedule, size: int) -> dict[str, Any]:
-    """What pFedRLLA gives DDPG unless told otherwise; size: m + 1 weights."""
-    return ALIVE | dict(
+def for_the_run(timing: Schedule, size: int) -> dict[str, Any]:
+    """What pFedRLLA gives DDPG in this run unless told otherwise; size: m + 1 weights."""
+    return dict(
         random_rounds=timing.random_rounds,
         update_every=timing.every,
         critic_steps=HEAD_START if timing.regime == "pretrain" else HEAD_START // 5,
@@ -65,38 +61,45 @@ def ddpg_defaults(timing: Schedule, size: int) -> dict[str, Any]:
     )
 
 
-def make_control(s: Settings) -> Control:
-    def agent(env: Env) -> Any:
+class Mixer(Settings):
+    """The hooks of the controller."""
+
+    def ask(self, kind: type[Kind]) -> Kind | None:
+        return None if kind is Controlled and not self.steered else super().ask(kind)
+
+    def make_agent(self, env: Env) -> Any:
         if "val" not in env.fed.rows:
             raise UserError(
                 f"pfedrlla rewards mixtures on validation rows of every client and '{env.fed.name}' was split without; "
                 f"allowed: --protocol pfedrlla, or --val-fraction above 0"
             )
         size = env.cohort + 1
-        return make_agent("ddpg", s.embedding * size, size, dict(s.agent), ddpg_defaults(s.timing(env), size), env.dtype)
+        return self.for_run(self.embedding * size, size, env, **for_the_run(self.timing(env), size))
 
-    def observe(env: Env, server: Server, client: Client, ctx: Ctx) -> Array:
-        own = s.embedded(env, server, s.resident_features(env, server, client))
+    def observe(self, env: Env, server: Server, client: Client, ctx: Ctx) -> Array:
+        own = self.embedded(env, server, self.resident_features(env, server, client))
         others = jnp.where(server.reported[:, None], server.embedded, 0)
         return jnp.concatenate([others.reshape(-1), own])
 
-    def reward(env: Env, old: Server, server: Server, report: Report, action: Array, ctx: Ctx) -> Array:
-        found = rewards.terms(report.mixed, report.before, action, report.wanted, s.acc_tar, s.r3)
-        return s.beta1 * found[0] + s.beta2 * found[1] + s.beta3 * found[2]
+    def available(self, env: Env, server: Server, client: Client, ctx: Ctx) -> Array:
+        return usable(server)
 
-    def centred(env: Env, old: Server, server: Server, values: Array, cohort: Cohort) -> Array:
-        """r1 = exp(acc − acc_tar) − its mean over the round, instead of − 1."""
-        gains = jnp.where(cohort.ok, jnp.exp(cohort.reports.mixed - s.acc_tar), 0)
-        return values + s.beta1 * (1 - gains.sum() / jnp.maximum(cohort.count, 1))
+    def plan_of(self, env: Env, action: Array, server: Server, ctx: Ctx) -> Plan:
+        return make_plan(self, env, action, server, ctx)
 
-    return Control(
-        agent,
-        observe,
-        lambda env, action, server, ctx: make_plan(s, env, action, server, ctx),
-        reward,
-        available=lambda env, server, client, ctx: usable(server),
-        combine=centred if s.reward_baseline else None,
-    )
+    def reward_of(self, env: Env, old: Server, server: Server, report: Report, action: Array, ctx: Ctx) -> Array:
+        found = rewards.terms(report.mixed, report.before, action, report.wanted, self.acc_tar, self.r3)
+        return self.beta1 * found[0] + self.beta2 * found[1] + self.beta3 * found[2]
+
+    def combine(self, env: Env, old: Server, server: Server, values: Array, cohort: Cohort) -> Array:
+        """With a baseline r1 = exp(acc − acc_tar) − its mean over the round, instead of − 1."""
+        if not self.reward_baseline:
+            return values
+        gains = jnp.where(cohort.ok, jnp.exp(cohort.reports.mixed - self.acc_tar), 0)
+        return values + self.beta1 * (1 - gains.sum() / jnp.maximum(cohort.count, 1))
+
+    def log(self, env: Env, old: Server, server: Server, cohort: Cohort) -> dict[str, Array]:
+        return diagnostics(self, env, old, server, cohort) if self.steered else {}
 
 
 def diagnostics(s: Settings, env: Env, old: Server, server: Server, cohort: Cohort) -> dict[str, Array]:

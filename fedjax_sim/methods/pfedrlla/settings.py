@@ -3,51 +3,88 @@
 from __future__ import annotations
 
 import dataclasses
-import math
+from collections.abc import Iterable
 from typing import Any
 
 import jax
 from jax import lax
 
-from fedjax_sim.errors import UserError, lookup
-from fedjax_sim.methods.controllers import check_agent
+from fedjax_sim.errors import UserError
+from fedjax_sim.fields import Real, field
+from fedjax_sim.hooks import Method
+from fedjax_sim.methods.controllers import Named, Steered
 from fedjax_sim.methods.pfedrlla.encoder import BASES, RATE, Functions, features, mhae, placed
 from fedjax_sim.methods.pfedrlla.mixing import RULES
 from fedjax_sim.methods.pfedrlla.regimes import REGIMES, Schedule, schedule
 from fedjax_sim.methods.pfedrlla.reward import FORMS
-from fedjax_sim.types import Array, Client, Env, Real, Tree, concrete
+from fedjax_sim.types import Array, Client, Env, Tree
 
 HEADS = ("all_fc", "last")
 BEFORE = ("before", "previous")
 SCHEDULED = ("random_rounds", "update_every")  # of the agent: the encoder keeps step with them
+MANY = 2**30
+# With 1e-3 for both networks and nothing else, as published, the critic does not see the few weights beside 1,408 numbers of
+# state, and the actor runs into a corner of the simplex, where a softmax has no gradient: all clients copy one model.
+ALIVE = dict(lr=1e-4, critic_lr=1e-3, logit_penalty=1e-3, gamma=0.9)
+FREE = ("body", "head", "head_layers", "initial_training", "agent")  # say something without an agent, or nothing
 
 
-@dataclasses.dataclass(frozen=True)
-class Settings:
-    """See `pfedrlla` for what they mean."""
+class Settings(Steered, Method):
+    """The options."""
 
-    regime: str = "auto"
-    body: str = "auto"
-    head: str = "agent"
-    head_layers: str = "all_fc"
-    beta1: Real = 1.0
-    beta2: Real = 1.0
-    beta3: Real = 2.0
-    acc_tar: Real = 1.0
-    acc_pre: str = "before"
-    r3: str = "paper"
-    reward_baseline: bool = False
-    initial_training: bool = True
-    random_rounds: int = 50
-    every: int = 0
-    basis: str = "shared"
-    side: int = 32
-    embedding: int = 128
-    encoder_lr: Real = RATE
-    agent: tuple[tuple[str, Any], ...] = ()  # options of DDPG
+    training = (("regime", "pretrain"),)
+    hands_over = ("agent", "server.encoder")
 
-    def __post_init__(self) -> None:
-        check(self)
+    regime: str = field(
+        "auto", choices=REGIMES, help="auto: finetune after --start-from RUN:agent,server.encoder, else scratch"
+    )
+    body: str = field("auto", choices=("auto", *RULES), help="how it is mixed; auto: weighted, or local in pretrain")
+    head: str = field("agent", choices=tuple(RULES), help="how it is mixed")
+    head_layers: str = field("all_fc", choices=HEADS, help="all fully connected layers, or the classifier alone")
+    beta1: Real = field(1.0, ge=0, help="weight of r1")
+    beta2: Real = field(1.0, ge=0, help="weight of r2")
+    beta3: Real = field(2.0, ge=0, help="weight of r3")
+    acc_tar: Real = field(1.0, ge=0, help="target of the reward")
+    acc_pre: str = field("before", choices=BEFORE, help="the mixture, or the client's previous one")
+    r3: str = field("paper", choices=FORMS)
+    reward_baseline: bool = field(False, help="exp(acc − acc_tar) counts from its mean over the round instead of from 1")
+    initial_training: bool = field(True, help="every client trains before round 1")
+    random_rounds: int = field(50, ge=0, le=MANY, help="an agent's first rounds, with random weights")
+    every: int = field(0, ge=0, le=MANY, help="rounds between updates of agent and encoder (0: 1 in pretrain, else 10)")
+    basis: str = field("shared", choices=BASES, help="one basis per run from the first cohort, or each head's own")
+    side: int = field(32, ge=2, le=256, help="layers are projected to side × side")
+    embedding: int = field(128, ge=1, le=4096, help="heads are embedded to so many numbers")
+    encoder_lr: Real = field(RATE, gt=0, help="of the MHAE")
+    agent: Any = field("ddpg", help="its hyper-parameters: --set pfedrlla.agent.noise=0.03")  # type: ignore[misc]
+
+    def agents_allowed(self) -> Iterable[str]:
+        return ("ddpg",)
+
+    def agent_defaults(self, name: str) -> dict[str, Any]:
+        return ALIVE | dict(random_rounds=None, update_every=None, critic_steps=None, action_scale=None)
+
+    def check(self) -> None:
+        given = dict(self.agent.options) if isinstance(self.agent, Named) else {}
+        for name, ours in zip(SCHEDULED, ("random_rounds", "every"), strict=True):
+            if name in given:
+                raise UserError(f"agent.{name} is set by pfedrlla.{ours}, which the encoder follows too; use that")
+        self.resolve_agent("ddpg")
+        agent = dataclasses.replace(
+            self.agent, **dict.fromkeys(SCHEDULED)
+        )  # given as an object: these are ours all the same
+        object.__setattr__(self, "agent", agent)
+        if self.steered:
+            return
+        changed = [
+            one.name
+            for one in dataclasses.fields(self)
+            if one.name not in FREE and not isinstance(value := getattr(self, one.name), jax.Array) and value != one.default
+        ]
+        for name in [*changed, *(["agent"] if given else [])]:
+            raise UserError(
+                f"pfedrlla.{name} is the agent's, and body={self.body_rule}, head={self.head} ask no agent; "
+                f"leave it out, or use head=agent"
+            )
 
     @property
     def body_rule(self) -> str:
@@ -90,39 +127,3 @@ class Settings:
         if self.basis == "own":
             return own.features
         return lax.cond(own.known, lambda: own.features, lambda: self.projected(env, client.resident, server.frame))
-
-
-def check(s: Settings) -> None:
-    for name, allowed in (
-        ("regime", REGIMES),
-        ("body", ("auto", *RULES)),
-        ("head", tuple(RULES)),
-        ("head_layers", HEADS),
-        ("acc_pre", BEFORE),
-        ("r3", FORMS),
-        ("basis", BASES),
-    ):
-        lookup(f"{name} of pfedrlla", getattr(s, name), dict.fromkeys(allowed))
-    for name in ("beta1", "beta2", "beta3", "acc_tar"):
-        if concrete(getattr(s, name)) and not 0 <= getattr(s, name) < math.inf:
-            raise UserError(f"pfedrlla.{name}={getattr(s, name):g} is not allowed; use 0 or more")
-    if concrete(s.encoder_lr) and not 0 < s.encoder_lr < math.inf:
-        raise UserError(f"pfedrlla.encoder_lr={s.encoder_lr:g} is not allowed; use a number above 0")
-    for name, least, most in (("random_rounds", 0, 2**30), ("every", 0, 2**30), ("side", 2, 256), ("embedding", 1, 4096)):
-        if not least <= getattr(s, name) <= most:
-            raise UserError(f"pfedrlla.{name}={getattr(s, name)} is not allowed; use {least} to {most}")
-    given = dict(s.agent)
-    for name, ours in zip(SCHEDULED, ("random_rounds", "every"), strict=True):
-        if name in given:
-            raise UserError(f"agent.{name} is set by pfedrlla.{ours}, which the encoder follows too; use that")
-    check_agent("pfedrlla", "ddpg", ("ddpg",), given)
-    if s.steered:
-        return
-    free = ("body", "head", "head_layers", "initial_training")
-    for field in dataclasses.fields(s):
-        value = getattr(s, field.name)
-        if field.name not in free and not isinstance(value, jax.Array) and value != field.default:
-            raise UserError(
-                f"pfedrlla.{field.name} is the agent's, and body={s.body_rule}, head={s.head} ask no agent; "
-                f"leave it out, or use head=agent"
-            )

@@ -22,24 +22,26 @@ divergence (mean d_k), pairwise_distance, seen_accuracy (mean a_k).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterable
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from agents.registry import DISCRETE
-from fedjax_sim.errors import UserError, lookup
-from fedjax_sim.hooks import Control, Method, into_resident
-from fedjax_sim.local import batches_per_epoch, descend, most_steps, repeat, stream, turns, upload
+from fedjax_sim.errors import UserError
+from fedjax_sim.fields import Real, field
+from fedjax_sim.hooks import Method, Personal, into_resident
+from fedjax_sim.local import batches_per_epoch, descend, most_steps, repeat, stream, turns
 from fedjax_sim.local.score import client_accuracy, predict_net
-from fedjax_sim.methods.controllers import check_agent, make_agent
+from fedjax_sim.methods import register
+from fedjax_sim.methods.controllers import Steered
 from fedjax_sim.methods.qbandit.actions import CONTROLS, MENU, Actions, prefix, read_menu
 from fedjax_sim.methods.qbandit.budgets import Budgets, budgets_now, read_budgets, read_vary
 from fedjax_sim.methods.qbandit.distance import divergence, pairwise_distance
-from fedjax_sim.options import shown
 from fedjax_sim.plans import blend
-from fedjax_sim.types import Array, Client, Cohort, Ctx, Env, Plan, Real, Tree, Upload, concrete
+from fedjax_sim.types import Array, Client, Cohort, Ctx, Env, Plan, Tree, Upload
 
 
 def choosers() -> tuple[str, ...]:
@@ -77,107 +79,145 @@ def round_accuracy(env: Env, net: Tree, ctx: Ctx, steps: Array) -> Array:
     return hits / jnp.maximum(count, 1)
 
 
-def qbandit(
-    agent: str = "q_bandit",
-    control: str = "joint",
-    scope: str = "client",
-    budgets: Any = "table1",
-    vary: str = "0",
-    clip: bool = False,
-    accuracy: str = "train",
-    depths: tuple[int, ...] = (),
-    menu: str = MENU,
-    lam_comp: Real = 1.0,
-    lam_comm: Real = 2.0,
-    lam_dist: Real = 0.01,
-    agent_options: Mapping[str, Any] | None = None,
-) -> Method:
-    """agent: q_bandit, another discrete agent of `agents/`, random, full (FedAvg) or compliant (oracle).
-    control: joint, layers or epochs.  scope: whose reward a client's action gets: client (its own terms) or round (the
-    paper's sum over all).  budgets: table1 (the paper's ten clients, in turn for other numbers) or a .csv file with the
-    columns epochs,layers and a line per client.  vary: v or v:period, budgets that swing by the share v.
-    clip: cut actions to the budgets.  accuracy: train or heldout (validation rows).  depths: choices of L_k such as
-    1x3x6, default all.  menu: choices of E_k.  lam_comp, lam_comm, lam_dist: λ of the reward.
-    agent_options: hyper-parameters of the agent; on the command line --set qbandit.agent.lr=0.01.
-    """
-    chosen = dict(agent_options or {})
-    check_agent("qbandit", agent, choosers(), chosen)
-    steers = lookup("control of qbandit", shown(str(control)), CONTROLS)
-    lookup("scope of qbandit", shown(str(scope)), dict.fromkeys(("client", "round")))
-    lookup("accuracy of qbandit", shown(str(accuracy)), dict.fromkeys(("train", "heldout")))
-    space = Actions(agent, steers, tuple(depths), read_menu(menu), bool(clip))
-    works = "epochs" in steers and agent != "full"  # the run's epochs are not used
-    swing = read_vary(vary)
-    for name, value in (("lam_comp", lam_comp), ("lam_comm", lam_comm), ("lam_dist", lam_dist)):
-        if concrete(value) and not value >= 0:
-            raise UserError(f"qbandit.{name}={value:g} is not allowed; use 0 or more")
-    for name, given, word in (("depths", bool(depths), "layers"), ("menu", menu != MENU, "epochs")):
-        if given and (agent == "full" or word not in steers):
-            raise UserError(f"qbandit.{name} says nothing with agent={agent} and control={control}; leave it out")
+@register("qbandit")
+class QBandit(Steered, Personal, Method):
+    """A bandit decides how many layers each client shares and how long it trains.
 
-    def limits(env: Env, server: Server, id: Array, t: Array) -> Budgets:
+    agent: q_bandit, another discrete agent of `agents/`, random, full (FedAvg) or compliant (oracle); its hyper-parameters
+    on the command line: --set qbandit.agent.lr=0.01.
+    scope: whose reward a client's action gets: client (its own terms) or round (the paper's sum over all).
+    budgets: table1 (the paper's ten clients, in turn for other numbers), a .csv file with the columns epochs,layers and a
+    line per client, or pairs of numbers.
+    """
+
+    agent: Any = field("q_bandit", help="an agent, or its name")  # type: ignore[misc]
+    control: str = field("joint", choices=tuple(CONTROLS), help="what is decided at all")
+    scope: str = field("client", choices=("client", "round"), help="whose reward an action gets")
+    budgets: Any = field("table1", help="table1, a .csv file, or pairs (epochs, layers)")
+    vary: str = field("0", help="v or v:period, budgets that swing by the share v")
+    clip: bool = field(False, help="cut actions to the budgets")
+    accuracy: str = field("train", choices=("train", "heldout"), help="a_k on the round's minibatches, or validation rows")
+    depths: tuple[int, ...] = field((), help="choices of L_k such as 1x3x6 (none: all)")
+    menu: Any = field(MENU, help="choices of E_k")
+    lam_comp: Real = field(1.0, ge=0, help="λ of exceeded epochs")
+    lam_comm: Real = field(2.0, ge=0, help="λ of exceeded layers")
+    lam_dist: Real = field(0.01, ge=0, help="λ of the divergence")
+    needs = frozenset({"resident", "stack"})
+    panels: ClassVar[dict[str, tuple[str, str, bool]]] = {  # type: ignore[misc]
+        "exceed_compute": ("beyond the budget of computation", "client-rounds so far", True),
+        "exceed_comm": ("beyond the budget of communication", "client-rounds so far", True),
+        "depth": ("layers shared, mean over clients", "layers", False),
+        "epochs": ("local epochs, mean over clients", "epochs", False),
+        "pairwise_distance": ("mean distance between clients' models", "distance", False),
+    }
+
+    def agents_allowed(self) -> Iterable[str]:
+        return choosers()
+
+    def agent_defaults(self, name: str) -> dict[str, Any]:
+        return dict(horizon=None, cohort=None)
+
+    def check(self) -> None:
+        self.resolve_agent("q_bandit")
+        if isinstance(self.budgets, (list, tuple, np.ndarray)):  # a fact of the program has to be comparable
+            object.__setattr__(self, "budgets", tuple(tuple(pair) for pair in np.asarray(self.budgets, object).tolist()))
+        read_menu(self.menu)
+        read_vary(self.vary)
+        for name, given, word in (("depths", bool(self.depths), "layers"), ("menu", self.menu != MENU, "epochs")):
+            if given and (self.agent_name == "full" or word not in self.steers):
+                raise UserError(
+                    f"qbandit.{name} says nothing with agent={self.agent_name} and control={self.control}; leave it out"
+                )
+
+    @property
+    def steers(self) -> tuple[str, ...]:
+        return CONTROLS[self.control]
+
+    @property
+    def space(self) -> Actions:
+        return Actions(self.agent_name, self.steers, tuple(self.depths), read_menu(self.menu), self.clip)
+
+    @property
+    def works(self) -> bool:
+        """Whether the run's epochs are not used."""
+        return "epochs" in self.steers and self.agent_name != "full"
+
+    @property
+    def max_epochs(self) -> float:
+        return max(self.space.works) if self.works else 0.0
+
+    @property
+    def replaces(self) -> tuple[tuple[str, str], ...]:
+        chosen = "x".join(f"{e:g}" for e in self.space.works)
+        return (("epochs", f"what {self.agent_name} chooses among {chosen}"),) if self.works else ()
+
+    def limits(self, env: Env, server: Server, id: Array, t: Array) -> Budgets:
         """ONE client's budgets in the round after t completed ones."""
-        return budgets_now(env, server.budgets, id, t, swing)
+        return budgets_now(env, server.budgets, id, t, read_vary(self.vary))
 
     # ---- the controller's side ------------------------------------------------------------------------------------
-    def make(env: Env) -> Any:
-        layers, epochs = space.choices(env)
-        read_budgets(budgets, env.num_clients, env.num_groups)  # what is wrong with them is said before anything is built
-        if accuracy == "heldout" and "val" not in env.fed.rows:
+    def make_agent(self, env: Env) -> Any:
+        from agents.fixed import Fixed
+
+        layers, epochs = self.space.choices(env)
+        read_budgets(self.budgets, env.num_clients, env.num_groups)  # what is wrong with them is said first
+        if self.accuracy == "heldout" and "val" not in env.fed.rows:
             raise UserError(
                 f"qbandit.accuracy=heldout needs validation rows on every client and '{env.fed.name}' was split without; "
                 f"allowed: --val-fraction above 0, or --protocol fedpolicy"
             )
-        size, count = env.num_clients + 1 + len(steers), len(layers) * len(epochs)
-        if agent in ("full", "compliant"):
-            return make_agent("fixed", size, count, {"action": 0}, {}, env.dtype)
-        return make_agent(agent, size, count, chosen, dict(horizon=env.rounds or 100, cohort=env.cohort), env.dtype)
+        size, count = env.num_clients + 1 + len(self.steers), len(layers) * len(epochs)
+        if self.agent_name in ("full", "compliant"):
+            return Fixed().sized(size, count, env.dtype)
+        return self.for_run(size, count, env, horizon=env.rounds or 100, cohort=env.cohort)
 
-    def observe(env: Env, server: Server, client: Client, ctx: Ctx) -> Array:
-        most = limits(env, server, ctx.id, ctx.t)
-        scaled = dict(layers=most.layers / env.num_groups, epochs=jnp.minimum(most.epochs / max(space.choices(env)[1]), 1))
-        parts = [jax.nn.one_hot(ctx.id, env.num_clients), client.own.accuracy[None], *(scaled[w][None] for w in steers)]
-        return jnp.concatenate([part.astype(env.dtype) for part in parts])
+    def observe(self, env: Env, server: Server, client: Client, ctx: Ctx) -> Array:
+        most = self.limits(env, server, ctx.id, ctx.t)
+        longest_work = max(self.space.choices(env)[1])
+        scaled = dict(layers=most.layers / env.num_groups, epochs=jnp.minimum(most.epochs / longest_work, 1))
+        own = [jax.nn.one_hot(ctx.id, env.num_clients), client.own.accuracy[None]]
+        return jnp.concatenate([part.astype(env.dtype) for part in (*own, *(scaled[w][None] for w in self.steers))])
 
-    def plan(env: Env, action: Array, server: Server, ctx: Ctx) -> Plan:
-        told = space.order(env, action, limits(env, server, ctx.id, ctx.t))
+    def plan_of(self, env: Env, action: Array, server: Server, ctx: Ctx) -> Plan:
+        told = self.space.order(env, action, self.limits(env, server, ctx.id, ctx.t))
         shared = prefix(env, told.layers)
         return Plan(shared, shared, told.epochs)
 
-    def reward(env: Env, old: Server, server: Server, report: Report, action: Array, ctx: Ctx) -> Array:
-        most = limits(env, server, ctx.id, ctx.t)
-        told = space.order(env, action, most)
-        weights = dict(epochs=lam_comp, layers=lam_comm)
-        over = sum(weights[w] * jnp.maximum(getattr(told, w) - getattr(most, w), 0) for w in steers)
+    def reward_of(self, env: Env, old: Server, server: Server, report: Report, action: Array, ctx: Ctx) -> Array:
+        most = self.limits(env, server, ctx.id, ctx.t)
+        told = self.space.order(env, action, most)
+        weights = dict(epochs=self.lam_comp, layers=self.lam_comm)
+        over = sum(weights[w] * jnp.maximum(getattr(told, w) - getattr(most, w), 0) for w in self.steers)
         return report.accuracy - over
 
-    def combine(env: Env, old: Server, server: Server, rewards: Array, cohort: Cohort) -> Array:
-        rewards = rewards - lam_dist * divergence(env, cohort)
-        if scope == "client":
+    def combine(self, env: Env, old: Server, server: Server, rewards: Array, cohort: Cohort) -> Array:
+        rewards = rewards - self.lam_dist * divergence(env, cohort)
+        if self.scope == "client":
             return rewards
         return jnp.broadcast_to(jnp.where(cohort.ok, rewards, 0).sum(), rewards.shape)
 
     # ---- the federated side ---------------------------------------------------------------------------------------
-    def init(env: Env, net: Tree) -> tuple[Server, Own]:
-        given = read_budgets(budgets, env.num_clients, env.num_groups)
+    def init(self, env: Env, net: Tree) -> tuple[Server, Own]:
+        given = read_budgets(self.budgets, env.num_clients, env.num_groups)
         given = Budgets(jnp.asarray(given.epochs, env.dtype), jnp.asarray(given.layers))
         return Server(net, given), Own(jnp.zeros((), env.dtype), jnp.int32(env.num_groups))
 
-    def receive(env: Env, server: Server, client: Client, plan: Plan, ctx: Ctx) -> tuple[Client, Tree]:
+    def receive(self, env: Env, server: Server, client: Client, plan: Plan, ctx: Ctx) -> tuple[Client, Tree]:
         depth = (plan.take > 0).sum().astype(jnp.int32)
-        return into_resident(env, server, client._replace(own=client.own._replace(depth=depth)), plan, ctx)
+        return client._replace(own=client.own._replace(depth=depth)), into_resident(env, server, client, plan)
 
-    def local(env: Env, net: Tree, server: Server, client: Client, ctx: Ctx) -> tuple[Client, Upload]:
+    def local(self, env: Env, net: Tree, server: Server, client: Client, ctx: Ctx) -> tuple[Client, Upload]:
         client, done = descend(env, net, client, ctx)
-        seen = round_accuracy(env, done.net, ctx, done.steps) if accuracy == "train" else client_accuracy(env, done.net, ctx)
+        train = self.accuracy == "train"
+        seen = round_accuracy(env, done.net, ctx, done.steps) if train else client_accuracy(env, done.net, ctx)
         client = client._replace(own=client.own._replace(accuracy=seen))
-        return client, upload(env, ctx, done, report=Report(seen))
+        return client, self.upload(env, ctx, done, report=Report(seen))
 
-    def personal(env: Env, server: Server, client: Client, ctx: Ctx) -> Tree:
+    def personal(self, env: Env, server: Server, client: Client, ctx: Ctx) -> Tree:
         return blend(env, prefix(env, client.own.depth), server.net, client.resident)
 
-    def log(env: Env, old: Server, server: Server, cohort: Cohort) -> dict[str, Array]:
-        most = jax.vmap(lambda id: limits(env, server, id, cohort.t))(cohort.ids)
+    def log(self, env: Env, old: Server, server: Server, cohort: Cohort) -> dict[str, Array]:
+        most = jax.vmap(lambda id: self.limits(env, server, id, cohort.t))(cohort.ids)
         depth = (cohort.plan.take > 0).sum(1)
         each = lambda values: jnp.zeros(env.num_clients, values.dtype).at[cohort.ids].set(jnp.where(cohort.ok, values, 0))
         mean = lambda values: jnp.where(cohort.ok, values, 0).sum() / jnp.maximum(cohort.count, 1)
@@ -190,16 +230,3 @@ def qbandit(
             pairwise_distance=pairwise_distance(env, cohort),
             seen_accuracy=mean(cohort.reports.accuracy),
         )
-
-    return Method(
-        name="qbandit",
-        local=local,
-        init=init,
-        receive=receive,
-        personal=personal,
-        control=Control(make, observe, plan, reward, combine=combine),
-        log=log,
-        needs=frozenset({"resident", "stack"}),
-        max_epochs=max(space.works) if works else 0.0,
-        replaces=(("epochs", f"what {agent} chooses among {'x'.join(f'{e:g}' for e in space.works)}"),) if works else (),
-    )

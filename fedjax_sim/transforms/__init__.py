@@ -1,0 +1,106 @@
+"""Transforms, by name: methods around methods. In order: the first one listed is nearest to the method.
+
+--transform clip:1.0 --transform topk:0.01        TopK(0.01, Clip(1.0, FedAvg()))
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import re
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from fedjax_sim.errors import UserError, lookup, unknown
+from fedjax_sim.options import shown
+
+if TYPE_CHECKING:  # the names are listed by the command line, which must not wait for JAX
+    from fedjax_sim.hooks import Method
+    from fedjax_sim.transforms.base import Transform
+
+T = TypeVar("T", bound=type)
+
+# name -> (module, class, one line)
+_TABLE: dict[str, tuple[str, str, str]] = {
+    "clip": ("clip", "Clip", "what a client sends is no longer than `norm`"),
+    "topk": ("topk", "TopK", "only the largest `share` of an update is sent, the rest is remembered"),
+    "server_optimizer": ("server_optimizer", "ServerOptimizer", "the server steps along the mean update by a rule of optax"),
+    "power_of_choice": ("power_of_choice", "PowerOfChoice", "of some clients drawn, those with the largest loss take part"),
+    "agent_selection": ("agent_selection", "AgentSelection", "an agent decides who takes part"),
+    "fedavgm": ("server_optimizer", "FedAvgM", "server_optimizer with momentum"),
+    "fedadam": ("server_optimizer", "FedAdam", "server_optimizer with Adam"),
+    "fedyogi": ("server_optimizer", "FedYogi", "server_optimizer with Yogi"),
+    "fedadagrad": ("server_optimizer", "FedAdagrad", "server_optimizer with Adagrad"),
+}
+TRANSFORMS: dict[str, str] = {name: line for name, (_, _, line) in _TABLE.items()}
+CLASSES: dict[str, str] = {kind: module for module, kind, _ in _TABLE.values()}  # class -> its module
+_KINDS: dict[str, type[Transform]] = {}  # what `register_transform` saw
+
+
+def register_transform(name: str, description: str = "") -> Callable[[T], T]:
+    """A decorator: this class is the transform called `name`."""
+
+    def known(kind: T) -> T:
+        kind.name = name  # type: ignore[attr-defined]
+        _KINDS[name] = kind
+        TRANSFORMS.setdefault(name, description or (kind.__doc__ or "").strip().split("\n")[0])
+        return kind
+
+    return known
+
+
+def transform_class(name: str) -> type[Transform]:
+    """The class of the transform called `name`."""
+    module, kind, _ = lookup("transform", name, dict.fromkeys(_KINDS, ("", "", "")) | _TABLE)
+    return getattr(importlib.import_module(f"fedjax_sim.transforms.{module}"), kind) if module else _KINDS[name]
+
+
+def transformed(method: Method, texts: Sequence[str]) -> Method:
+    """The method inside the transforms that the texts name: NAME, NAME:VALUE,… or NAME:OPTION=VALUE,….
+
+    >>> from fedjax_sim.methods import make_method
+    >>> transformed(make_method("fedprox"), ["clip:2", "topk:share=0.1"])
+    TopK(share=0.1, inner=Clip(norm=2.0, inner=FedProx(weights='size', mu=0.01)))
+    """
+    for text in texts:
+        name, _, rest = text.partition(":")
+        kind: Any = transform_class(name)
+        known = [one.name for one in dataclasses.fields(kind) if one.name != "inner"]
+        values = {}
+        for place, part in enumerate(re.split(",", rest) if rest else []):
+            option, equals, value = part.partition("=")
+            if not equals:
+                if place >= len(known):
+                    raise UserError(f"transform '{shown(text)}' has more values than options; allowed: {', '.join(known)}")
+                option, value = known[place], part
+            if option not in known:
+                raise unknown(f"option of transform '{name}'", shown(option), known)
+            values[option] = value
+        method = kind(**values, inner=method)
+    return method
+
+
+def texts_of(method: Method) -> list[str] | None:
+    """The texts under which `transformed` builds the transforms around a method; None where one has no name.
+
+    >>> from fedjax_sim.methods import make_method
+    >>> texts_of(transformed(make_method("fedavg"), ["clip:2", "topk"]))
+    ['clip:norm=2.0', 'topk']
+    """
+    texts: list[str] = []
+    while hasattr(method, "inner"):
+        if method.name not in TRANSFORMS or transform_class(method.name) is not type(method):
+            return None
+        fields: Any = dataclasses.fields(method)  # type: ignore[arg-type]
+        changed = [f for f in fields if f.name != "inner" and getattr(method, f.name) != f.default]
+        options = ",".join(f"{f.name}={getattr(method, f.name)}" for f in changed)
+        texts.insert(0, f"{method.name}:{options}" if options else method.name)
+        method = method.inner
+    return texts
+
+
+def innermost(method: Method) -> Method:
+    """The method inside all transforms."""
+    while hasattr(method, "inner"):
+        method = method.inner
+    return method
