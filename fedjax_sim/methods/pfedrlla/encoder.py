@@ -197,6 +197,7 @@ def lstm(cell: Tree, x: Array, nudge: Array | None = None) -> Array:
     writes the four gates' matrices side by side at every step, and their gradients apart again.
     """
     out: list[Array] = []
+    c: Array | None = None
     for t in range(x.shape[-2]):
         entering = []
         for k, gate in enumerate(GATES):
@@ -206,7 +207,7 @@ def lstm(cell: Tree, x: Array, nudge: Array | None = None) -> Array:
             entering.append(z if nudge is None else z + nudge[t, k])
         i, f, o = (jax.nn.sigmoid(entering[k]) for k in (0, 1, 3))
         new = i * jnp.tanh(entering[2])
-        c = f * c + new if out else new
+        c = new if c is None else f * c + new
         out.append(o * jnp.tanh(c))
     return jnp.stack(out, -2)
 
@@ -230,7 +231,7 @@ def slopes(params: Tree, x: Array) -> tuple[Array, list[Array], list[Array]]:
 
 
 def outer(a: Array, b: Array) -> Array:
-    """aᵀ b of a few rows [T, I] and [T, O], entry by entry: whoever reads the product computes it, and it is never stored."""
+    """aᵀ b of a few rows [T, I] and [T, O], entry by entry: who reads the product computes it, and it is never stored."""
     if not 0 < a.shape[0] <= FEW:
         return a.T @ b
     return sum((a[t][:, None] * b[t] for t in range(1, a.shape[0])), a[0][:, None] * b[0])
