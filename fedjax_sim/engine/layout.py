@@ -37,12 +37,28 @@ def make_layout(chunk: int, devices: int) -> Layout:
     return Layout(chunk, jax.make_mesh((devices,), (CLIENTS,), axis_types=(AxisType.Auto,), devices=jax.devices()[:devices]))
 
 
+def one_machine(mesh: Mesh) -> bool:
+    """Whether the devices are cores of one machine, which share its memory and call each other for nothing."""
+    return all(d.platform == "cpu" and d.process_index == mesh.devices.flat[0].process_index for d in mesh.devices.flat)
+
+
 def shardings(layout: Layout, state: Any) -> Any:
-    """Where a State's leaves live: client rows spread over the mesh, everything else everywhere."""
+    """Where a State's leaves live: client rows spread over the mesh, everything else everywhere.
+
+    A part of the server's state with `shared_out(devices) -> [leaf: by columns?]` is split as it says on one machine, whose
+    cores would all do the same work on copies of it otherwise.
+    """
     assert layout.mesh is not None
     everywhere = NamedSharding(layout.mesh, PartitionSpec())
     rows = NamedSharding(layout.mesh, PartitionSpec(CLIENTS))
-    return jax.tree.map(lambda _: everywhere, state)._replace(clients=jax.tree.map(lambda _: rows, state.clients))
+    columns = NamedSharding(layout.mesh, PartitionSpec(None, CLIENTS))
+    whole = jax.tree.map(lambda _: everywhere, state)._replace(clients=jax.tree.map(lambda _: rows, state.clients))
+    if not one_machine(layout.mesh):
+        return whole
+    asks = lambda node: hasattr(node, "shared_out")
+    parts = lambda node: node.shared_out(layout.devices) if asks(node) else False
+    where = lambda node: jax.tree.map(lambda split: columns if split else everywhere, parts(node))
+    return whole._replace(server=jax.tree.map(where, state.server, is_leaf=asks))
 
 
 def spread(tree: Tree, where: Any) -> Tree:

@@ -40,6 +40,7 @@ FOLLOWED = 0.1  # how much of centre and spread a round renews
 RATE, DECAY = 5e-3, 1e-5
 LAYERS = 2  # of both LSTMs
 GATES = "ifgo"  # input, forget, cell, output, as Flax names them
+WIDE = 2**20  # entries of a matrix that is better shared out over the cores of a machine than kept by each
 FEW = 8  # rows whose outer products are cheaper to compute twice than to store
 
 
@@ -267,6 +268,14 @@ class Encoder(NamedTuple):
     optimiser: Tree
     rounds: Array  # []  int32, rounds it has seen; the agent's counter beside it
     loss: Array  # []  mean reconstruction loss when it was last trained
+
+    def shared_out(self, devices: int) -> Tree:
+        """[leaf: by columns?] for `layout.shardings`: the decoder's matrices and their moments, which are read in training
+        only and are nearly all there is; small ones are not worth the messages."""
+        rows, columns = self.params["params"]["up_0"]["cell"]["hi"]["kernel"].shape
+        worth = rows * columns >= WIDE and columns % devices == 0
+        decoder = lambda path: any(str(getattr(step, "key", "")).startswith("up_") for step in path)
+        return jax.tree_util.tree_map_with_path(lambda path, a: worth and a.ndim == 2 and decoder(path), self)
 
 
 class Functions(NamedTuple):
