@@ -361,6 +361,24 @@ def test_two_devices_and_host_rows_give_the_same(moved):
     assert {a.shape[0] for a in jax.tree.leaves(announced(sim)(near, data)[0].rows)} == {M}
 
 
+def test_devices_share_out_the_decoder(monkeypatch):
+    """Half of its columns each, round after round, and the same encoder as on one device; another one is whole on both."""
+    from fedjax_sim.methods.pfedrlla import encoder as module
+
+    one, whole = simulation(), start(simulation(devices=2))[0].server.encoder
+    monkeypatch.setattr(module, "WIDE", 1)
+    two = simulation(devices=2)
+    states = [start(sim) for sim in (one, two)]
+    for _ in range(3):
+        states = [(sim.run(state, data, 1)[0], data) for sim, (state, data) in zip((one, two), states, strict=True)]
+    near, far = (state.server.encoder for state, _ in states)
+    assert_close(near.params, numpy_tree(far.params), 1e-4)
+    held = lambda encoder: encoder.params["params"]["up_0"]["cell"]["hi"]["kernel"].addressable_shards[1].data.shape
+    assert held(whole) == (16, 16) and held(far) == (16, 8)
+    moments = far.optimiser[1].nu["params"]["up_1"]["cell"]["ho"]["kernel"]
+    assert moments.addressable_shards[0].data.shape == (16, 8)
+
+
 def test_a_round_needs_the_state_and_the_rows_it_reads():
     """Beside a bank of 120 models, a compiled round holds room for a few of them: no second bank, no copy of the first."""
     fed = prepare_many(120)
