@@ -148,13 +148,13 @@ def test_training_needs_no_room_beside_its_state():
 
 @pytest.mark.parametrize("side, devices, shared", [(32, 2, True), (32, 4, True), (32, 3, False), (16, 2, False)])
 def test_what_of_an_encoder_is_shared_out(side, devices, shared):
-    """The decoder's 16 matrices and both moments of each, where they are large and can be cut evenly; nothing else."""
+    """The decoder's 16 matrices, 8 biases and both moments of each, where they are large and can be cut evenly."""
     encoder = jax.eval_shape(lambda: mhae(side).init(2))
     split = encoder.shared_out(devices)
     assert jax.tree.structure(split) == jax.tree.structure(encoder)
     chosen = [a.shape for a, yes in zip(jax.tree.leaves(encoder), jax.tree.leaves(split), strict=True) if yes]
     assert chosen.count((1024, 1024)) == 36 * shared and chosen.count((128, 1024)) == 12 * shared
-    assert len(chosen) == 48 * shared
+    assert chosen.count((1024,)) == 24 * shared and len(chosen) == 72 * shared
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from jax import lax
 from fedjax_sim.data.federation import Federation
 from fedjax_sim.engine import cohort as pass_over
 from fedjax_sim.engine.cohort import Outcome, Slot, Work
-from fedjax_sim.engine.layout import Layout
+from fedjax_sim.engine.layout import Layout, stay
 from fedjax_sim.engine.mesh import copy_rows
 from fedjax_sim.engine.numbers import numbers_of, with_numbers
 from fedjax_sim.engine.participation import Participation
@@ -341,6 +341,7 @@ def one_round(r: Round, env: Env, state: State, dropout: Array, rows: Tree = Non
     outcome = train(r, env, state, told)
     server, cohort, log = aggregate(r, env, state, told, outcome)
     agent, more = learn(r, env, state, told, server, outcome.clients, cohort)
+    server = stay(r.layout, server)
     return State(state.t + 1, state.key, server, outcome.clients, agent), log | more, outcome, cohort.ids
 
 

@@ -270,12 +270,12 @@ class Encoder(NamedTuple):
     loss: Array  # []  mean reconstruction loss when it was last trained
 
     def shared_out(self, devices: int) -> Tree:
-        """[leaf: by columns?] for `layout.shardings`: the decoder's matrices and their moments, which are read in training
-        only and are nearly all there is; small ones are not worth the messages."""
+        """[leaf: whether] for `layout.server_shardings`: the decoder and its moments, which are read in training only and
+        are nearly all there is; a small one is not worth the messages."""
         rows, columns = self.params["params"]["up_0"]["cell"]["hi"]["kernel"].shape
         worth = rows * columns >= WIDE and columns % devices == 0
         decoder = lambda path: any(str(getattr(step, "key", "")).startswith("up_") for step in path)
-        return jax.tree_util.tree_map_with_path(lambda path, a: worth and a.ndim == 2 and decoder(path), self)
+        return jax.tree_util.tree_map_with_path(lambda path, _: worth and decoder(path), self)
 
 
 class Functions(NamedTuple):
