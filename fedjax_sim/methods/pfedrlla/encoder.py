@@ -272,7 +272,7 @@ class Encoder(NamedTuple):
     def shared_out(self, devices: int) -> Tree:
         """[leaf: whether] for `layout.server_shardings`: the decoder and its moments, which are read in training only and
         are nearly all there is; a small one is not worth the messages."""
-        rows, columns = self.params["params"]["up_0"]["cell"]["hi"]["kernel"].shape
+        *_, rows, columns = self.params["params"]["up_0"]["cell"]["hi"]["kernel"].shape
         worth = rows * columns >= WIDE and columns % devices == 0
         decoder = lambda path: any(str(getattr(step, "key", "")).startswith("up_") for step in path)
         return jax.tree_util.tree_map_with_path(lambda path, _: worth and decoder(path), self)
