@@ -377,6 +377,25 @@ def test_two_devices_and_host_rows_give_the_same(moved):
     assert {a.shape[0] for a in jax.tree.leaves(announced(sim)(near, data)[0].rows)} == {M}
 
 
+def test_devices_share_out_the_decoder(monkeypatch):
+    """Half of its columns each, round after round, and the same encoder as on one device; another one is whole on both."""
+    from fedjax_sim.methods.pfedrlla import encoder as module
+
+    one, whole = simulation(), start(simulation(devices=2))[0].server.encoder
+    monkeypatch.setattr(module, "WIDE", 1)
+    two = simulation(devices=2)
+    states = [start(sim) for sim in (one, two)]
+    place = jax.tree.map(lambda a: a.sharding, states[1][0].server)
+    for _ in range(3):
+        states = [(sim.run(state, data, 1)[0], data) for sim, (state, data) in zip((one, two), states, strict=True)]
+    near, far = (state.server.encoder for state, _ in states)
+    assert_close(near.params, numpy_tree(far.params), 1e-4)
+    held = lambda encoder: encoder.params["params"]["up_0"]["cell"]["hi"]["kernel"].addressable_shards[1].data.shape
+    assert held(whole) == (16, 16) and held(far) == (16, 8)
+    same_place = lambda a, where: a.sharding.is_equivalent_to(where, a.ndim)
+    assert all(jax.tree.leaves(jax.tree.map(same_place, states[1][0].server, place)))  # as the compiled program takes it
+
+
 def test_a_round_needs_the_state_and_the_rows_it_reads():
     """Beside a bank of 120 models, a compiled round holds room for a few of them: no second bank, no copy of the first."""
     fed = prepare_many(120)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
+from fedjax_sim.methods.pfedrlla import encoder as module
 from fedjax_sim.methods.pfedrlla import mhae, pca, project
-from fedjax_sim.methods.pfedrlla.encoder import features, follow, make_frame, placed
+from fedjax_sim.methods.pfedrlla.encoder import DECAY, RATE, Mhae, features, follow, make_frame, placed
 
 SIDE, WIDE = 8, 24
 
@@ -106,6 +108,53 @@ def test_default_sizes_are_the_papers():
     assert sum(a.size for a in jax.tree.leaves(encoder.params)) == want
     shape = jax.eval_shape(functions.embed, encoder, jax.ShapeDtypeStruct((10, 2, 1024), jnp.float32)).shape
     assert shape == (10, 128)
+
+
+def by_flax(params, x):
+    """The loss of ONE client's features by Flax's LSTMs."""
+    return jnp.square(Mhae(8, x.shape[-1]).apply(params, x) - x).mean(-1).sum()
+
+
+@pytest.mark.parametrize("layers, few", [(1, 8), (2, 8), (3, 8), (3, 1)])
+def test_training_is_adam_on_flaxs_gradient(layers, few, monkeypatch):
+    """One step per client in use, in order; gradients as outer products of a few rows, or as matrix products of many."""
+    monkeypatch.setattr(module, "FEW", few)
+    functions, rng = mhae(4, 8), np.random.default_rng(layers)
+    x, use = jnp.asarray(rng.standard_normal((5, layers, 16)), jnp.float32), jnp.array([True, False, True, True, False])
+    start = functions.init(layers)
+    params, total = start.params, 0.0
+    rule = optax.chain(optax.add_decayed_weights(DECAY), optax.adam(RATE))
+    state, slope = rule.init(params), jax.jit(jax.value_and_grad(by_flax))
+    for one in x[np.asarray(use)]:
+        value, found = slope(params, one)
+        change, state = rule.update(found, state, params)
+        params, total = optax.apply_updates(params, change), total + value
+    got = jax.jit(functions.train)(start, x, use)
+    for want, have in zip(jax.tree.leaves(params), jax.tree.leaves(got.params), strict=True):
+        np.testing.assert_allclose(have, want, atol=2e-5)  # of steps of 5e-3
+    np.testing.assert_allclose(got.loss, total / 3, rtol=1e-5)
+    np.testing.assert_allclose(functions.loss(params, x[0]), by_flax(params, x[0]), rtol=1e-5)
+
+
+def test_training_needs_no_room_beside_its_state():
+    """Neither a gradient nor a copy of the weights is ever written: 3.9 MB of them, and less than a tenth is needed."""
+    functions = mhae(16, 64)
+    x, use = jax.ShapeDtypeStruct((5, 2, 256), jnp.float32), jax.ShapeDtypeStruct((5,), bool)
+    encoder = jax.eval_shape(lambda: functions.init(2))
+    used = jax.jit(functions.train, donate_argnums=0).lower(encoder, x, use).compile().memory_analysis()
+    size = sum(a.size * 4 for a in jax.tree.leaves(encoder.params))
+    assert used.temp_size_in_bytes < 0.1 * size, used.temp_size_in_bytes / size
+
+
+@pytest.mark.parametrize("side, devices, shared", [(32, 2, True), (32, 4, True), (32, 3, False), (16, 2, False)])
+def test_what_of_an_encoder_is_shared_out(side, devices, shared):
+    """The decoder's 16 matrices, 8 biases and both moments of each, where they are large and can be cut evenly."""
+    encoder = jax.eval_shape(lambda: mhae(side).init(2))
+    split = encoder.shared_out(devices)
+    assert jax.tree.structure(split) == jax.tree.structure(encoder)
+    chosen = [a.shape for a, yes in zip(jax.tree.leaves(encoder), jax.tree.leaves(split), strict=True) if yes]
+    assert chosen.count((1024, 1024)) == 36 * shared and chosen.count((128, 1024)) == 12 * shared
+    assert chosen.count((1024,)) == 24 * shared and len(chosen) == 72 * shared
 
 
 @pytest.fixture(scope="module")

@@ -37,12 +37,43 @@ def make_layout(chunk: int, devices: int) -> Layout:
     return Layout(chunk, jax.make_mesh((devices,), (CLIENTS,), axis_types=(AxisType.Auto,), devices=jax.devices()[:devices]))
 
 
+def one_machine(mesh: Mesh) -> bool:
+    """Whether the devices are cores of one machine, which share its memory and call each other for nothing."""
+    return all(d.platform == "cpu" and d.process_index == mesh.devices.flat[0].process_index for d in mesh.devices.flat)
+
+
+def asks(node: Any) -> bool:
+    return hasattr(node, "shared_out")
+
+
+def server_shardings(layout: Layout, server: Tree) -> Any:
+    """Where the leaves of a server's state live: everywhere.
+
+    But a part of it with `shared_out(devices) -> [leaf: whether]` is split along the last axis of these leaves on one
+    machine, whose cores would all do the same work on copies of them otherwise.
+    """
+    assert layout.mesh is not None
+    mesh, near = layout.mesh, one_machine(layout.mesh)
+    last = lambda a, split: PartitionSpec(*[None] * (a.ndim - 1), CLIENTS) if split else PartitionSpec()
+    parts = lambda node: node.shared_out(layout.devices) if near and asks(node) else jax.tree.map(lambda _: False, node)
+    where = lambda node: jax.tree.map(lambda a, split: NamedSharding(mesh, last(a, split)), node, parts(node))
+    return jax.tree.map(where, server, is_leaf=asks)
+
+
 def shardings(layout: Layout, state: Any) -> Any:
-    """Where a State's leaves live: client rows spread over the mesh, everything else everywhere."""
+    """Where a State's leaves live: client rows spread over the mesh, everything else everywhere; see `server_shardings`."""
     assert layout.mesh is not None
     everywhere = NamedSharding(layout.mesh, PartitionSpec())
     rows = NamedSharding(layout.mesh, PartitionSpec(CLIENTS))
-    return jax.tree.map(lambda _: everywhere, state)._replace(clients=jax.tree.map(lambda _: rows, state.clients))
+    whole = jax.tree.map(lambda _: everywhere, state._replace(server=()))
+    return whole._replace(clients=jax.tree.map(lambda _: rows, state.clients), server=server_shardings(layout, state.server))
+
+
+def stay(layout: Layout, server: Tree) -> Tree:
+    """A server's new state where the old one was; only one with shared parts has to be told."""
+    if layout.mesh is None or not any(asks(node) for node in jax.tree.leaves(server, is_leaf=asks)):
+        return server
+    return jax.lax.with_sharding_constraint(server, server_shardings(layout, server))
 
 
 def spread(tree: Tree, where: Any) -> Tree:

@@ -18,7 +18,7 @@ from jax import lax
 from fedjax_sim.data.federation import Federation
 from fedjax_sim.engine import cohort as pass_over
 from fedjax_sim.engine.cohort import Outcome, Slot, Work
-from fedjax_sim.engine.layout import Layout
+from fedjax_sim.engine.layout import Layout, stay
 from fedjax_sim.engine.mesh import copy_rows
 from fedjax_sim.engine.participation import Participation
 from fedjax_sim.errors import UserError
@@ -395,6 +395,7 @@ def one_round(r: Round, env: Env, state: State, dropout: Array, rows: Tree = Non
             f"method '{r.method.name}' asks for a value that is not known while its round is compiled; annotate the field "
             f"by which it decides as float, not Real ({', '.join(r.method.numbers)}): {str(problem).splitlines()[0]}"
         ) from problem
+    server = stay(r.layout, server)
     return State(state.t + 1, state.key, server, outcome.clients, agent), log | more, outcome, cohort.ids
 
 

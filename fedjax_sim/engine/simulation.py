@@ -254,7 +254,8 @@ def run(
     last = first + rounds  # no sum with eval_every, which may be the largest number there is
     blocks = last // eval_every - first // eval_every + (last % eval_every != 0)
     buffers = zeros(log_shape, (most_rounds(eval_every, capacity),)), zeros(eval_shape, (capacity,))
-    return lax.fori_loop(0, blocks, block, (state, *buffers))
+    state, logs, scores = lax.fori_loop(0, blocks, block, (state, *buffers))
+    return state._replace(server=layouts.stay(r.layout, state.server)), logs, scores
 
 
 def most_rounds(eval_every: int, capacity: int) -> int:

@@ -30,6 +30,7 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
+from fedjax_sim.platform import target
 from fedjax_sim.types import Array, Tree
 
 BASES = ("shared", "own")
@@ -38,6 +39,9 @@ ROUNDING = 1e-10  # a spread below this share of the centre's square is none
 FOLLOWED = 0.1  # how much of centre and spread a round renews
 RATE, DECAY = 5e-3, 1e-5
 LAYERS = 2  # of both LSTMs
+GATES = "ifgo"  # input, forget, cell, output, as Flax names them
+WIDE = 2**20  # entries of a matrix that is better shared out over the cores of a machine than kept by each
+FEW = 8  # rows whose outer products are cheaper to compute twice than to store
 
 
 # ---- the projection -----------------------------------------------------------------------------------------------
@@ -165,7 +169,7 @@ def features(params: Tree, groups: tuple[str, ...], side: int, frame: Any = ()) 
 
 # ---- the autoencoder ----------------------------------------------------------------------------------------------
 class Mhae(nn.Module):
-    """A sequence of projected layers [L, W] -> (encodings [L, E], reconstructions [L, W])."""
+    """The weights of the four LSTMs, as Flax names and draws them; what is computed with them is below."""
 
     embedding: int
     width: int
@@ -176,16 +180,85 @@ class Mhae(nn.Module):
         self.down = [cell(self.embedding) for _ in range(LAYERS)]
         self.up = [cell(self.width) for _ in range(LAYERS)]
 
-    def encode(self, x: Array) -> Array:
-        for layer in self.down:
+    def __call__(self, x: Array) -> Array:
+        for layer in (*self.down, *self.up):
             x = layer(x)
         return x
 
-    def __call__(self, x: Array) -> tuple[Array, Array]:
-        codes = out = self.encode(x)
-        for layer in self.up:
-            out = layer(out)
-        return codes, out
+
+def cells(params: Tree, *names: str) -> list[Tree]:
+    """The weights of the named LSTMs, layer by layer."""
+    return [params["params"][f"{name}_{i}"]["cell"] for name in names for i in range(LAYERS)]
+
+
+def lstm(cell: Tree, x: Array, nudge: Array | None = None) -> Array:
+    """[..., L, H] out of a sequence x [..., L, I] by ONE layer; nudge [L, 4, H] is added to what enters the gates.
+
+    Nothing is multiplied with the state before the first step, which is 0. Vectors meet each matrix where it lies: Flax
+    writes the four gates' matrices side by side at every step, and their gradients apart again.
+    """
+    out: list[Array] = []
+    c: Array | None = None
+    for t in range(x.shape[-2]):
+        entering = []
+        for k, gate in enumerate(GATES):
+            z = cell[f"h{gate}"]["bias"]
+            z = out[-1] @ cell[f"h{gate}"]["kernel"] + z if out else z
+            z = z + x[..., t, :] @ cell[f"i{gate}"]["kernel"]
+            entering.append(z if nudge is None else z + nudge[t, k])
+        i, f, o = (jax.nn.sigmoid(entering[k]) for k in (0, 1, 3))
+        new = i * jnp.tanh(entering[2])
+        c = new if c is None else f * c + new
+        out.append(o * jnp.tanh(c))
+    return jnp.stack(out, -2)
+
+
+def reconstruct(params: Tree, nudges: list, x: Array) -> tuple[Array, list[Array]]:
+    """(the loss of ONE client's features x [L, W], [x, and what each LSTM makes of it])."""
+    seen = [x]
+    for cell, nudge in zip(cells(params, "down", "up"), nudges, strict=True):
+        seen.append(lstm(cell, seen[-1], nudge))
+    return jnp.square(seen[-1] - x).mean(-1).sum(), seen
+
+
+def slopes(params: Tree, x: Array) -> tuple[Array, list[Array], list[Array]]:
+    """(loss, what each LSTM read and at last wrote, the loss's slopes [L, 4, H] at the gates of each): ONE client.
+
+    All that its gradient is made of: few numbers beside it.
+    """
+    nudges = [jnp.zeros((x.shape[0], len(GATES), c["hi"]["bias"].shape[0]), x.dtype) for c in cells(params, "down", "up")]
+    (value, seen), found = jax.value_and_grad(reconstruct, 1, has_aux=True)(params, nudges, x)
+    return value, seen, found
+
+
+def outer(a: Array, b: Array) -> Array:
+    """aᵀ b of a few rows [T, I] and [T, O], entry by entry: who reads the product computes it, and it is never stored."""
+    if not 0 < a.shape[0] <= FEW:
+        return a.T @ b
+    return sum((a[t][:, None] * b[t] for t in range(1, a.shape[0])), a[0][:, None] * b[0])
+
+
+def gradient(seen: list[Array], found: list[Array]) -> Tree:
+    """The gradient with respect to the weights, from `slopes`."""
+    out = {}
+    names = [f"{name}_{i}" for name in ("down", "up") for i in range(LAYERS)]
+    for name, x, h, slope in zip(names, seen[:-1], seen[1:], found, strict=True):
+        cell: dict[str, Tree] = {}
+        for k, gate in enumerate(GATES):
+            cell[f"i{gate}"] = {"kernel": outer(x, slope[:, k])}
+            cell[f"h{gate}"] = {"kernel": outer(h[:-1], slope[1:, k]), "bias": slope[:, k].sum(0)}
+        out[name] = {"cell": cell}
+    return {"params": out}
+
+
+def before_writing(sure: Array, read: Callable, *arguments: Any) -> Any:
+    """read(*arguments); `sure` is always true. On the CPU a conditional: the compiler knows no order between what is read of
+    the weights and their update, and would copy all of them to be safe."""
+    if target() != "cpu":
+        return read(*arguments)
+    shapes = jax.eval_shape(read, *arguments)
+    nothing = lambda *_: jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
+    return lax.cond(sure, read, nothing, *arguments)
 
 
 class Encoder(NamedTuple):
@@ -195,6 +268,14 @@ class Encoder(NamedTuple):
     optimiser: Tree
     rounds: Array  # []  int32, rounds it has seen; the agent's counter beside it
     loss: Array  # []  mean reconstruction loss when it was last trained
+
+    def shared_out(self, devices: int) -> Tree:
+        """[leaf: whether] for `layout.server_shardings`: the decoder and its moments, which are read in training only and
+        are nearly all there is; a small one is not worth the messages."""
+        *_, rows, columns = self.params["params"]["up_0"]["cell"]["hi"]["kernel"].shape
+        worth = rows * columns >= WIDE and columns % devices == 0
+        decoder = lambda path: any(str(getattr(step, "key", "")).startswith("up_") for step in path)
+        return jax.tree_util.tree_map_with_path(lambda path, _: worth and decoder(path), self)
 
 
 class Functions(NamedTuple):
@@ -206,9 +287,11 @@ class Functions(NamedTuple):
     train: Callable  # (encoder, features [M, L, W], use [M]) -> Encoder, one step per client in use
 
 
-def embed(network: Mhae, params: Tree, x: Array) -> Array:
+def embed(params: Tree, x: Array) -> Array:
     """e = Σ_l h_l of features [..., L, W]."""
-    return network.apply(params, x, method="encode").sum(-2)  # type: ignore[union-attr]
+    for cell in cells(params, "down"):
+        x = lstm(cell, x)
+    return x.sum(-2)
 
 
 def mhae(side: int = 32, embedding: int = 128, rate: float = RATE, dtype: type = jnp.float32) -> Functions:
@@ -221,17 +304,13 @@ def mhae(side: int = 32, embedding: int = 128, rate: float = RATE, dtype: type =
         params = network.init(jax.random.key(0), jnp.zeros((layers, side * side), dtype))
         return Encoder(params, rule.init(params), jnp.int32(0), jnp.zeros((), dtype))
 
-    def loss(params: Tree, x: Array) -> Array:
-        _, found = network.apply(params, x)  # type: ignore[misc]
-        return jnp.square(found - x).mean(-1).sum()
-
     def train(encoder: Encoder, x: Array, use: Array) -> Encoder:
         order, count = jnp.argsort(~use, stable=True), use.sum()
 
         def step(i: Array, carry: tuple) -> tuple:
             params, state, total = carry
-            value, gradient = jax.value_and_grad(loss)(params, x[order[i]])
-            change, state = rule.update(gradient, state, params)
+            value, *found = before_writing(i < count, slopes, params, x[order[i]])
+            change, state = rule.update(gradient(*found), state, params)
             return optax.apply_updates(params, change), state, total + value
 
         def learn(encoder: Encoder) -> Encoder:
@@ -242,7 +321,8 @@ def mhae(side: int = 32, embedding: int = 128, rate: float = RATE, dtype: type =
         # a conditional around the loop: without it a round in which nothing is learned copies the 168 MB of the loop's state
         return lax.cond(count > 0, learn, lambda same: same, encoder)
 
-    return Functions(init, lambda encoder, x: embed(network, encoder.params, x), loss, train)
+    loss = lambda params, x: reconstruct(params, [None] * 2 * LAYERS, x)[0]
+    return Functions(init, lambda encoder, x: embed(encoder.params, x), loss, train)
 
 
 # ---- what it is compared with -------------------------------------------------------------------------------------
