@@ -15,7 +15,7 @@ from fedjax_sim.engine.round import PERSONAL, SERVER, contexts, stage_key
 from fedjax_sim.engine.simulation import Simulation
 from fedjax_sim.errors import UserError
 from fedjax_sim.local import score
-from fedjax_sim.platform import run_once
+from fedjax_sim.platform import multiplying, run_once
 from fedjax_sim.types import Client, State, Tree
 
 
@@ -37,7 +37,7 @@ def global_net(sim: Simulation, state: State) -> Tree:
 
     state = without_clients(state)
     done = int(state.t) >= sim.env.rounds
-    return layouts.as_numpy(run_once(make, state, sim.data))
+    return layouts.as_numpy(run_once(multiplying(sim.stages.precision, make), state, sim.data))
 
 
 def check_client(sim: Simulation, client: Any) -> int:
@@ -65,7 +65,7 @@ def personal(sim: Simulation, state: State, client: int) -> Tree:
         return own(env, with_own_statistics(env, state.server, row), row, ctx)  # type: ignore[misc]
 
     row = jax.tree.map(lambda a: np.asarray(a[client]), state.clients)
-    return layouts.as_numpy(run_once(make, without_clients(state), row, sim.data))
+    return layouts.as_numpy(run_once(multiplying(r.precision, make), without_clients(state), row, sim.data))
 
 
 def normalised(fed: Federation, x: np.ndarray, dtype: Any) -> np.ndarray:
@@ -81,7 +81,8 @@ def normalised(fed: Federation, x: np.ndarray, dtype: Any) -> np.ndarray:
 def logits(sim: Simulation, predictor: Tree, x: np.ndarray, own: bool) -> np.ndarray:
     """[B, classes] of normalised images, a block at a time; own: the predictor is a client's, not the global net."""
     predict = (sim.method.predict if own and own_model(sim.stages) is not None else None) or score.predict_net
-    run = jax.jit(lambda predictor, x, data: predict(sim.open(data), predictor, x))
+    made = lambda predictor, x, data: predict(sim.open(data), predictor, x)
+    run = jax.jit(multiplying(sim.stages.precision, made))
     size = min(score.EVAL_BATCH, max(1, len(x)))
     blocks = [x[i : i + size] for i in range(0, len(x), size)]
     pad = lambda block: np.pad(block, ((0, size - len(block)), *[(0, 0)] * (x.ndim - 1)))

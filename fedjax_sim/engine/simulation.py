@@ -24,6 +24,7 @@ from fedjax_sim.engine.round import (
     Orders,
     Round,
     contexts,
+    in_its_precision,
     make_data,
     one_round,
     open_env,
@@ -98,11 +99,12 @@ def simulate(
     capacity: int = 32,
     probe: bool = False,
     stored: str = "all",
+    precision: str = "default",
 ) -> Simulation:
     """Compose a method, a federation and a layout into compiled functions; see `Simulation`.
 
     stored: "all": a State holds the rows of all clients; "cohort": only the cohort's, in its order, and somebody else
-    (`host_rows`) keeps the others, brings and fetches them.
+    (`host_rows`) keeps the others, brings and fetches them. precision: of float32 products on accelerators.
     """
     method = late(method)
     control = method.control
@@ -118,6 +120,7 @@ def simulate(
         split=evaluation.client_split(fed),
         probe=probe,
         stored=stored,
+        precision=precision,
     )
     data = make_data(r, fed)
     stacking = with_uploads(r)
@@ -161,6 +164,7 @@ def everyone(r: Round) -> Array:
 
 
 # ---- the start ----------------------------------------------------------------------------------------------------
+@in_its_precision
 def set_up(r: Round, env: Env, state: State, who: Array) -> Client:
     """The clients before round 1; `state` holds the rows of `who` [B]."""
     hook = r.method.setup
@@ -171,6 +175,7 @@ def set_up(r: Round, env: Env, state: State, who: Array) -> Client:
     return each_client(env, r.layout, one, state.server, state.clients, ctxs)[1]
 
 
+@in_its_precision
 def beginnings(r: Round, env: Env, net: Tree) -> tuple[Tree, Client]:
     """(the server's state, ONE client's) before anything happened."""
     server, own = r.method.init(env, net)

@@ -23,6 +23,7 @@ from fedjax_sim.engine.round import SERVER, contexts, stage_key
 from fedjax_sim.errors import UserError
 from fedjax_sim.local import score
 from fedjax_sim.methods import make_method
+from fedjax_sim.platform import multiplying
 from fedjax_sim.runner import checkpoint, provenance
 from fedjax_sim.runner.directory import RunDirectory
 from fedjax_sim.runner.files import npz_bytes, write_bytes
@@ -132,7 +133,7 @@ def export(
     setup, state = stored_state(path, fed, method, model, data_dir)
     config, data = setup.config, setup.fed
     tree = global_net(setup, state) if client is None else client_predictor(setup, state, client)
-    kept = ("method", "options", "model", "model_options", "conv", "dtype")
+    kept = ("method", "options", "model", "model_options", "conv", "dtype", "activations", "precision")
     about = {name: getattr(config, name) for name in kept} | dict(
         version=__version__,
         shape=list(data.shape),
@@ -184,15 +185,15 @@ def load_model(path: str | pathlib.Path) -> Exported:
             f"'{path}' is of a model or method given as an object; take its arrays and use them with that object"
         )
     dtype = jnp.dtype(about["dtype"])
-    model = models.build(
-        about["model"], tuple(about["shape"]), about["classes"], dtype=dtype, conv=about["conv"], **about["model_options"]
-    )
+    how = dict(dtype=dtype, conv=about["conv"], activations=about.get("activations"))
+    model = models.build(about["model"], tuple(about["shape"]), about["classes"], **how, **about["model_options"])
     method = make_method(about["method"], **about["options"])
     model = method.extend(model) if method.extend else model
     env = Env(model, None, None, 1, 1, 1, 1.0, 1.0, dtype=dtype)  # type: ignore[arg-type]   # prediction needs no more
     hook = (method.predict if about["client"] is not None else None) or score.predict_net
     net = jax.tree.map(jnp.asarray, rebuilt(about["tree"], arrays))
-    return Exported(net, model, about, jax.jit(lambda net, x: hook(env, net, x)))
+    precision = about.get("precision", "default")
+    return Exported(net, model, about, jax.jit(multiplying(precision, lambda net, x: hook(env, net, x))))
 
 
 EXAMPLE = '''"""How to use {name}: images in, labels out."""
