@@ -87,15 +87,15 @@ def pool3_relu(x: jax.Array, conv: str) -> jax.Array:
     return lax_pool(x, 3, 2, 1) if device_form(conv) in XLAS_OWN else pool3(x)
 
 
-def narrow_conv(x: jax.Array, w: jax.Array, stride: int, pad: int, conv: str) -> jax.Array:
+def narrow_conv(x: jax.Array, w: jax.Array, stride: int, pad: int, conv: str, out: Any = narrow.NARROW) -> jax.Array:
     """Convolution of bfloat16 maps for ONE client: a CPU takes the form `conv` says, in float32."""
     if target() != "cpu":
-        return narrow.conv(x, w, stride, pad)
+        return narrow.conv(x, w, stride, pad, out)
     return narrow.narrow(plain_conv(narrow.wide(x), narrow.rounded(w), stride, pad, conv))
 
 
 def narrow_pool2(y: jax.Array, conv: str) -> jax.Array:
-    """2x2 max-pooling of bfloat16 maps, without bias and ReLU."""
+    """2x2 max-pooling, without bias and ReLU."""
     return lax_max(y, 2, 2, 0) if device_form(conv) == "lax" else select_max2(y)
 
 
@@ -133,9 +133,11 @@ class ConvRelu(nn.Module):
         kernel = self.param("kernel", init, (self.k, self.k, x.shape[-1], self.channels), self.dtype)
         bias = self.param("bias", init, (self.channels,), self.dtype)
         if self.activations is not None:
-            y = narrow_conv(x, kernel, 1, self.pad, self.conv)
+            # a TPU's vector unit knows float32 alone: it packs and unpacks a map that is bfloat16 before the pooling
+            out = narrow.WIDE if target() == "tpu" else narrow.NARROW
+            y = narrow_conv(x, kernel, 1, self.pad, self.conv, out)
             y = narrow_pool2(y, self.conv) if self.pool else y
-            return narrow.narrow(nn.relu(narrow.wide(y) + bias))
+            return narrow.narrow(nn.relu(narrow.full(y) + bias))
         if self.pool:
             return conv_relu_pool(x, kernel, bias, pad=self.pad, conv=self.conv)
         return nn.relu(plain_conv(x, kernel, 1, self.pad, self.conv) + bias)

@@ -1,9 +1,10 @@
 """Activations in bfloat16: what travels between layers has half the bytes; weights, their gradients and sums stay float32.
 
-Rounded to bfloat16, in the same places on every device:
+Rounded to bfloat16:
 
 * the operands of a product or a convolution, which adds up in float32;
-* what a layer hands on, after bias and ReLU or BatchNorm, and the map before a pooling; what comes back through them.
+* what a layer hands on, after bias and ReLU or BatchNorm, and what comes back through it; on GPU and CPU also the map
+  before a pooling.
 
 The gradient of a weight is float32 as it was added up, and so are biases, logits, losses and BatchNorm's statistics. A CPU
 computes in float32 with numbers that were rounded: it shows what the option does to a model, and is no faster for it.
@@ -109,25 +110,25 @@ _product.defvjp(_product_forward, _product_backward)
 
 
 # ---- convolutions, on accelerators --------------------------------------------------------------------------------
-@partial(jax.custom_vjp, nondiff_argnums=(2, 3))
-def conv(x: jax.Array, w: jax.Array, stride: int, pad: int) -> jax.Array:
-    """XLA's convolution of bfloat16 `x [B,H,W,ci]` and float32 weights `[k,k,ci,co]`, as bfloat16.
+@partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
+def conv(x: jax.Array, w: jax.Array, stride: int, pad: int, out: Any = NARROW) -> jax.Array:
+    """XLA's convolution of bfloat16 `x [B,H,W,ci]` and float32 weights `[k,k,ci,co]`, as `out`.
 
     >>> w = jnp.ones((3, 3, 1, 1))
     >>> g = jax.grad(lambda w: conv(jnp.ones((1, 4, 4, 1), NARROW), w, 1, 0).astype(WIDE).sum())(w)
     >>> g.dtype.name, g.ravel()[:2].tolist()
     ('float32', [4.0, 4.0])
     """
-    return _conv_forward(x, w, stride, pad)[0]
+    return _conv_forward(x, w, stride, pad, out)[0]
 
 
-def _conv_forward(x, w, stride, pad):
+def _conv_forward(x, w, stride, pad, out):
     w = w.astype(NARROW)
-    return lax_conv(x, w, stride, pad), (x, w)
+    return lax_conv(x, w, stride, pad, out), (x, w)
 
 
-def _conv_backward(stride, pad, residual, g):
-    x, w = residual
+def _conv_backward(stride, pad, out, residual, g):
+    (x, w), g = residual, g.astype(NARROW)
     (back,) = jax.linear_transpose(lambda x: lax_conv(x, w, stride, pad), x)(g)
     return back, kernel_gradient(x, g, w.shape[0], stride, pad)
 
@@ -136,17 +137,20 @@ conv.defvjp(_conv_forward, _conv_backward)
 
 
 def kernel_gradient(x: jax.Array, g: jax.Array, k: int, stride: int, pad: int) -> jax.Array:
-    """`[k,k,ci,co]` in float32: XLA's own gradient of a convolution would have the operands' type.
+    """`[k,k,ci,co]` in float32: the map convolved with its gradient; channels are the batch, and the batch is added up.
 
-    The map convolved with its gradient, where channels are the batch and the batch is what is added up.
+    JAX's own gradient has the operands' type. On a GPU this one had it too before it became float32: cuDNN gives no other,
+    and XLA would rather write both operands down once more as float32.
     """
+    type_there = NARROW if target() == "gpu" else WIDE
     ends = [k - 1 - size - pad + stride * (out - 1) + 1 for size, out in zip(x.shape[1:3], g.shape[1:3], strict=True)]
-    return lax.conv_general_dilated(
+    summed = lax.conv_general_dilated(
         x,
         g,
         (1, 1),
         [(pad, end) for end in ends],
         rhs_dilation=(stride, stride),
         dimension_numbers=("CHWN", "IHWO", "HWNC"),
-        preferred_element_type=WIDE,
+        preferred_element_type=type_there,
     )
+    return summed.astype(WIDE)
