@@ -7,6 +7,7 @@ traced. `jax.default_backend()` is the wrong question there: `jax.export` can lo
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any
@@ -57,6 +58,25 @@ def lowering_for(platform: str) -> Iterator[None]:
         yield
     finally:
         _override.reset(token)
+
+
+def multiplying(precision: str, fn: Callable) -> Callable:
+    """`fn`, whose float32 products have this precision on accelerators: `default`, `high`, `highest`.
+
+    A property of what is traced, not of the process: what is traced before, after or around it keeps its own.
+    """
+
+    @functools.wraps(fn)
+    def in_precision(*arguments: Any, **options: Any) -> Any:
+        with jax.default_matmul_precision(None if precision == "default" else precision):
+            return fn(*arguments, **options)
+
+    return in_precision
+
+
+def exact(fn: Callable) -> Callable:
+    """`fn` with float32 products as they are on a CPU: for sums that must not be rounded, whatever the run's precision."""
+    return fn if target() == "cpu" else multiplying("highest", fn)
 
 
 def run_once(fn: Callable, *arguments: Any, **options: Any) -> Any:

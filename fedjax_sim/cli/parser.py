@@ -207,7 +207,14 @@ def add_cadence(score: Any) -> None:
 
 def add_computation(how: Any) -> None:
     _add(how, "dtype", str, "float32 or float64")
-    _add(how, "precision", str, "matmul precision on accelerators: default (TF32 on NVIDIA), high, highest")
+    _add(
+        how,
+        "precision",
+        str,
+        "float32 products on accelerators: default (one bfloat16 pass on TPU, TF32 on NVIDIA), high, highest",
+    )
+    text = "between layers: auto (as --dtype), float32, or bfloat16, where weights, their gradients and sums stay float32"
+    _add(how, "activations", str, text)
     _add(how, "chunk", str, "clients side by side on one device: auto, or a number", "n")
     _add(how, "devices", str, "devices to share the cohort: auto (one per core on a CPU), or a number", "n")
     _add(how, "backend", str, f"{', '.join(BACKENDS)}; loop is for debugging and names the failing client")

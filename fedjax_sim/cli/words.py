@@ -23,7 +23,7 @@ OF_THE_COMMAND = frozenset(
     {"out", "dry-run", "device", "quiet", "json", "seeds", "seeds-mode", "set", "preset", "import", "log"}
     | {"coordinator", "num-processes", "process-id"}
 )
-ONE_PROCESS = frozenset({"dtype", "precision"})  # of everything that a process computes
+ONE_PROCESS = frozenset({"dtype"})  # of everything that a process computes
 
 
 @functools.cache

@@ -12,7 +12,7 @@ from jax import lax
 from fedjax_sim.data.federation import Federation
 from fedjax_sim.engine.cohort import each_client
 from fedjax_sim.engine.mesh import split_rows
-from fedjax_sim.engine.round import PERSONAL, SERVER, Data, Round, contexts, stage_key
+from fedjax_sim.engine.round import PERSONAL, SERVER, Data, Round, contexts, in_its_precision, stage_key
 from fedjax_sim.errors import UserError, unknown
 from fedjax_sim.hooks import Around, Finishes, Method, Personal
 from fedjax_sim.local import score
@@ -46,6 +46,7 @@ def check_evaluations(method: Method, evaluations: tuple[str, ...], bn_local: bo
 
 
 # ---- the server's model -------------------------------------------------------------------------------------------
+@in_its_precision
 def score_server(r: Round, env: Env, state: State, data: Data) -> dict[str, Tree]:
     """What is measured with the server's model: acc and loss, or correct, loss, count per client."""
     out: dict[str, Tree] = {}
@@ -92,6 +93,7 @@ def hits(r: Round, env: Env, net: Tree, rows: Array) -> tuple[Array, Array]:
 
 
 # ---- the clients' models ------------------------------------------------------------------------------------------
+@in_its_precision
 def score_stored(r: Round, env: Env, state: State, who: Array, adapting: bool = False) -> dict[str, Tree]:
     """What is measured client by client on the stored rows, which are those of `who` [B]: correct, loss, count [B].
 

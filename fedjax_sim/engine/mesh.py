@@ -78,7 +78,7 @@ def gather_rows(layout: Layout, tree: Tree, after: Tree = ()) -> Tree:
 def scatter_rows(tree: Tree) -> Tree:
     """Rows summed over the mesh, each device keeping its share of them; inside a mesh only.
 
-    Everybody sends everybody else's share: a TPU makes an all-reduce of `psum_scatter`, and moves every row twice to everyone.
+    Everybody sends everybody else's share: a TPU makes an all-reduce of `psum_scatter`, which moves every row to everyone.
     """
     devices = lax.axis_size(CLIENTS)
     share = lambda a: lax.all_to_all(a.reshape(devices, -1, *a.shape[1:]), CLIENTS, 0, 0).sum(0)

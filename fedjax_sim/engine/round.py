@@ -7,6 +7,7 @@ round:  sample → peers → prepare → (observe → act) → plan → [receive
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -27,7 +28,7 @@ from fedjax_sim.local import steps_for
 from fedjax_sim.local.metrics import Metric
 from fedjax_sim.local.optim import Schedule, Sgd
 from fedjax_sim.local.score import predict_net, score_client
-from fedjax_sim.platform import target
+from fedjax_sim.platform import exact, multiplying, target
 from fedjax_sim.tree import finite, square_norm, subtract
 from fedjax_sim.types import Array, Client, Cohort, Ctx, Env, Plan, State, Tree
 
@@ -90,6 +91,7 @@ class Round:
     metrics: tuple[Metric, ...] = ()  # beside accuracy and loss
     probe: bool = False  # record participants' scores before and after local training, and how far they went
     stacks: bool = False  # the outcome has every upload, whether the method needs them or not
+    precision: str = "default"  # of float32 products on accelerators: part of what is traced, no state of the process
     stored: str = "all"  # "all": a State holds the rows of all clients; "cohort": only the cohort's, in its order
 
     def __post_init__(self) -> None:
@@ -110,6 +112,16 @@ class Round:
     def row_of(self, ids: Array) -> Array:
         """Where the rows of the cohort `ids` [M] are in a State's clients."""
         return ids if self.stored == "all" else jnp.arange(ids.shape[0], dtype=jnp.int32)
+
+
+def in_its_precision(stage: Callable) -> Callable:
+    """A function of (Round, …) that multiplies in the precision of its Round."""
+
+    @functools.wraps(stage)
+    def precise(r: Round, *arguments: Any, **more: Any) -> Any:
+        return multiplying(r.precision, stage)(r, *arguments, **more)
+
+    return precise
 
 
 def seed_key(seed: int) -> np.ndarray:
@@ -159,12 +171,14 @@ def sample(r: Round, env: Env, state: State) -> tuple[Array, Array]:
     return chooser.select(env, state.server, state.t, jax.random.fold_in(key, 1), stats).astype(ids.dtype), invited
 
 
+@in_its_precision
 def peer_ids(r: Round, env: Env, state: State) -> Array:
     """[K] whose stored rows the coming round reads."""
     method = env.method.ask(Peers)
     return jnp.zeros(0, jnp.int32) if method is None else method.peer_ids(env, state.server, sample(r, env, state)[0])
 
 
+@in_its_precision
 def orders(r: Round, env: Env, state: State, dropout: Array, rows: Tree = None) -> Orders:
     """Who takes part and what each is told: plans are made before the cohort is sorted by steps.
 
@@ -178,7 +192,7 @@ def orders(r: Round, env: Env, state: State, dropout: Array, rows: Tree = None) 
     else:
         rows = copy_rows(r.layout, state.clients, peer_ids(r, env, state)) if rows is None else rows
         env = dataclasses.replace(env, rows=rows)
-        server = reader.prepare(env, server, ids, rows)
+        server = exact(reader.prepare)(env, server, ids, rows)
     reported = r.participation.reports(stage_key(state, DROP), ids, dropout)
     ctx = contexts(r, env, stage_key(state, TRAIN), ids, state.t)
     observed: Tree = ()
@@ -225,6 +239,7 @@ def watch_cohort(r: Round, env: Env, server: Tree, clients: Client, ctx: Ctx) ->
 
 
 # ---- local training -----------------------------------------------------------------------------------------------
+@in_its_precision
 def one_client(r: Round, env: Env, server: Tree, client: Client, slot: Slot) -> Work:
     """ONE client's round: receive, train, and a look whether all of it is finite; `cohort` counts only those that are ok."""
     method, ctx = env.method, slot.ctx
@@ -267,6 +282,7 @@ def group_gaps(env: Env, a: Tree, b: Tree) -> Array:
     return jnp.sqrt(jnp.stack([square_norm(apart[g]) for g in env.model.groups]))
 
 
+@in_its_precision
 def train(r: Round, env: Env, state: State, orders: Orders) -> Outcome:
     """The cohort's local training: the hot path."""
     slots = orders.slots
@@ -278,6 +294,7 @@ def train(r: Round, env: Env, state: State, orders: Orders) -> Outcome:
 
 
 # ---- after training -----------------------------------------------------------------------------------------------
+@in_its_precision
 def aggregate(r: Round, env: Env, state: State, orders: Orders, outcome: Outcome) -> tuple[Tree, Cohort, dict]:
     """The server's new state, what it saw, and the log of the round."""
     slots, totals, reports = orders.slots, outcome.totals, outcome.reports
@@ -298,7 +315,8 @@ def aggregate(r: Round, env: Env, state: State, orders: Orders, outcome: Outcome
         nets=outcome.stacked,
         losses=jnp.where(reports["ok"], reports["loss"], 0),
     )
-    combine = lambda: env.method.aggregate(dataclasses.replace(env, rows=orders.rows), orders.server, cohort)
+    # what the server adds up is never rounded to the operands of fast products
+    combine = lambda: exact(env.method.aggregate)(dataclasses.replace(env, rows=orders.rows), orders.server, cohort)
     typed = lambda: jax.tree.map(lambda new, old: jnp.asarray(new, old.dtype), combine(), state.server)
     # nobody reported: as if the round had not been, preparation included
     server = either(cohort.count > 0, typed, state.server)
@@ -345,6 +363,7 @@ def either(yes: Array, make: Callable[[], Tree], old: Tree) -> Tree:
     return jax.tree.map(lambda new, old: old if new is old else jnp.where(yes, new, old), make(), old)
 
 
+@in_its_precision
 def learn(
     r: Round, env: Env, state: State, orders: Orders, server: Tree, clients: Client, cohort: Cohort
 ) -> tuple[Tree, dict]:

@@ -24,6 +24,7 @@ from fedjax_sim.engine.round import (
     Orders,
     Round,
     contexts,
+    in_its_precision,
     make_data,
     one_round,
     open_env,
@@ -110,11 +111,12 @@ def simulate(
     metrics: tuple[Metric, ...] = (),
     probe: bool = False,
     stored: str = "all",
+    precision: str = "default",
 ) -> Simulation:
     """Compose a method, a federation and a layout into compiled functions; see `Simulation`.
 
     stored: "all": a State holds the rows of all clients; "cohort": only the cohort's, in its order, and somebody else
-    (`host_rows`) keeps the others, brings and fetches them.
+    (`host_rows`) keeps the others, brings and fetches them. precision: of float32 products on accelerators.
     """
     env = equal_work(env, fed)
     r = Round(
@@ -128,6 +130,7 @@ def simulate(
         metrics=metrics,
         probe=probe,
         stored=stored,
+        precision=precision,
     )
     if (control := method.ask(Controlled)) is not None:
         control.make_agent(dataclasses.replace(env, fed=fed))  # what is wrong is said before anything is built
@@ -168,6 +171,7 @@ def everyone(r: Round) -> Array:
 
 
 # ---- the start ----------------------------------------------------------------------------------------------------
+@in_its_precision
 def set_up(r: Round, env: Env, state: State, who: Array) -> Client:
     """The clients before round 1; `state` holds the rows of `who` [B]."""
     if env.method.ask(SetsUp) is None:
@@ -177,6 +181,7 @@ def set_up(r: Round, env: Env, state: State, who: Array) -> Client:
     return each_client(env, r.layout, one, state.server, state.clients, ctxs)[1]
 
 
+@in_its_precision
 def beginnings(r: Round, env: Env, net: Tree) -> tuple[Tree, Client]:
     """(the server's state, ONE client's) before anything happened."""
     server, own = env.method.init(env, net)

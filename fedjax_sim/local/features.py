@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from fedjax_sim.local.batches import gather, repeat, turns
+from fedjax_sim.platform import exact
 from fedjax_sim.types import Array, Env, Tree
 
 ROWS = 64  # rows of a client passed through the model at once
@@ -40,8 +41,12 @@ def class_statistics(env: Env, net: Tree, client: Array, full: bool) -> Statisti
         real = i * batch + jnp.arange(batch) < n
         features = jnp.where(real[:, None], env.model.features(net, x, train=False)[0], 0)  # [B, d]
         member = jax.nn.one_hot(y, env.model.classes, dtype=env.dtype) * real[:, None]  # [B, C]
-        square = jnp.einsum("bc,bi,bj->cij", member, features, features) if full else member.T @ jnp.square(features)
-        return Statistics(sums.count + member.sum(0), sums.total + member.T @ features, sums.square + square)
+        product = exact(jnp.matmul)  # `gaussians` takes the difference of such sums
+        if full:
+            square = exact(jnp.einsum)("bc,bi,bj->cij", member, features, features)
+        else:
+            square = product(member.T, jnp.square(features))
+        return Statistics(sums.count + member.sum(0), sums.total + product(member.T, features), sums.square + square)
 
     return repeat(turns(env, -(-n // batch), padded.shape[0] // batch), add, zero_statistics(env, full))
 

@@ -8,6 +8,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from fedjax_sim.platform import exact
+
 EPSILON, MOMENTUM = 1e-5, 0.1
 
 
@@ -25,8 +27,9 @@ def batch_moments(x: jax.Array, weights: jax.Array | None) -> tuple[jax.Array, j
         weights = jnp.ones(x.shape[0], x.dtype)
     n = weights.sum()
     share = weights / jnp.maximum(n, 1)
-    mean = share @ x
-    return n, mean, share @ jnp.square(x - mean)
+    add = exact(jnp.matmul)  # a rounded 1/n would shift all means alike
+    mean = add(share, x)
+    return n, mean, add(share, jnp.square(x - mean))
 
 
 class BatchNorm(nn.Module):

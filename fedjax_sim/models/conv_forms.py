@@ -5,6 +5,8 @@ All functions are for ONE client: `x [B,H,W,ci]`, kernel `w [k,k,ci,co]`, as in 
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -18,14 +20,19 @@ def pad_map(x: jax.Array, pad: int) -> jax.Array:
     return jnp.pad(x, ((0, 0), (pad, pad), (pad, pad), (0, 0))) if pad else x
 
 
-def lax_conv(x: jax.Array, w: jax.Array, stride: int = 1, pad: int = 0) -> jax.Array:
-    """The reference, XLA's own convolution.
+def lax_conv(x: jax.Array, w: jax.Array, stride: int = 1, pad: int = 0, out: Any = None) -> jax.Array:
+    """The reference, XLA's own convolution; out: the result's type where it is not that of the operands.
 
     >>> lax_conv(jnp.ones((1, 4, 4, 1)), jnp.ones((3, 3, 1, 1)))[0, 0, 0].tolist()
     [9.0]
     """
     return lax.conv_general_dilated(
-        x, w, (stride, stride), ((pad, pad), (pad, pad)), dimension_numbers=("NHWC", "HWIO", "NHWC")
+        x,
+        w,
+        (stride, stride),
+        ((pad, pad), (pad, pad)),
+        dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        preferred_element_type=out,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 from typing import Any
 
@@ -14,22 +15,55 @@ from fedjax_sim.models.nets import PlainNet, plain_groups
 from fedjax_sim.models.own import as_model
 from fedjax_sim.models.record import Model, from_module
 from fedjax_sim.models.registry import REGISTRY, check_options, too_small
-from fedjax_sim.options import like
+from fedjax_sim.options import like, shown
 
 LARGEST = 2**30  # weights of one layer: more is refused before it is allocated
 
 
+def narrow_or_none(dtype: Any, activations: Any) -> Any:
+    """The type of the activations where it is not that of the weights: bfloat16, or None.
+
+    >>> narrow_or_none("float32", "bfloat16").name, narrow_or_none("float32", "float32")
+    ('bfloat16', None)
+    """
+    if activations is None or activations == "auto":
+        return None
+    try:
+        asked, weights = jnp.dtype(activations), jnp.dtype(dtype)
+    except TypeError:
+        asked = None
+    if asked == weights:
+        return None
+    if asked != jnp.bfloat16 or weights != jnp.float32:
+        raise UserError(
+            f"activations {shown(str(activations))} do not go with {jnp.dtype(dtype).name} weights; "
+            f"allowed: {'float32, bfloat16' if jnp.dtype(dtype) == jnp.float32 else jnp.dtype(dtype).name}"
+        )
+    return asked
+
+
 def build(
-    name: str, shape: tuple[int, int, int], classes: int, /, *, dtype: Any = jnp.float32, conv: str = "auto", **options: Any
+    name: str,
+    shape: tuple[int, int, int],
+    classes: int,
+    /,
+    *,
+    dtype: Any = jnp.float32,
+    conv: str = "auto",
+    activations: Any = None,
+    **options: Any,
 ) -> Model:
     """The model `name` for images `shape = (H, W, C)`; parameters and arithmetic in `dtype`.
 
+    activations: "bfloat16" for what travels between layers and the operands of products; weights, their gradients, logits
+    and statistics stay float32 (`narrow.py`).
     `conv` selects how convolutions are computed (see `layers.py`; equal values). `registry.py` lists the options.
 
     >>> build("mlp", (28, 28, 1), 10, hidden=(200, 100)).groups
     ('fc1', 'fc2', 'fc')
     """
     options = check_options(name, options)
+    activations = narrow_or_none(dtype, activations)
     if jnp.dtype(dtype) == jnp.float64 and not jax.config.jax_enable_x64:  # type: ignore[attr-defined]
         raise UserError(
             f"model '{name}' in float64 needs JAX's 64-bit mode; call jax.config.update('jax_enable_x64', True) before"
@@ -45,11 +79,17 @@ def build(
     if name == "resnet18":
         from fedjax_sim.models.resnet import build_resnet18
 
-        return build_resnet18(shape, classes, dtype=dtype, conv=conv, **options)
+        return build_resnet18(shape, classes, dtype=dtype, conv=conv, activations=activations, **options)
 
     entry = REGISTRY[name]
     if entry.build is not None:
         values = {k: like(f"model.{k}", v, entry.options[k]) for k, v in options.items()}
+        if activations is not None:
+            if "activations" not in inspect.signature(entry.build).parameters:
+                raise UserError(
+                    f"model '{name}' cannot have {activations.name} activations: its builder takes no argument 'activations'"
+                )
+            values["activations"] = activations
         try:
             made = entry.build(shape, classes, dtype=dtype, conv=conv, **values)
         except (TypeError, ValueError) as problem:  # in code of somebody's own
@@ -76,7 +116,7 @@ def build(
     names, dense = plain_groups(convs, hidden)
     return from_module(
         name,
-        PlainNet(convs, hidden, classes, conv, dtype),
+        PlainNet(convs, hidden, classes, conv, dtype, activations),
         shape=shape,
         groups=names + dense,
         dense=dense,
@@ -84,4 +124,5 @@ def build(
         classes=classes,
         dtype=dtype,
         stages=tuple((n, c[0]) for n, c in zip(names, convs, strict=True)),
+        activations=activations,
     )

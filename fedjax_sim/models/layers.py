@@ -10,6 +10,8 @@ Every form gives the same values (tests compare them in float64); `conv=` select
 * `winograd`: fewer multiplications; layers it cannot do (strides, 1x1, 7x7) take `patches`.
 * `auto`: the fastest measured per layer shape on CPU; on accelerators what their compilers estimate best, `ON_DEVICE`.
 
+With `activations=jnp.bfloat16` (`narrow.py`) pooling stands apart from the convolution, which is XLA's own on accelerators.
+
 `docs/performance.md` tells what was measured, what did not pay, and how to measure again.
 """
 
@@ -22,8 +24,9 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from fedjax_sim.models import narrow
 from fedjax_sim.models.conv_forms import block_pool, lax_conv, pad_map, patches_conv
-from fedjax_sim.models.pool import lax_pool, pool2, pool3, select_pool2
+from fedjax_sim.models.pool import lax_max, lax_pool, pool2, pool3, select_max2, select_pool2
 from fedjax_sim.models.products import dense_product
 from fedjax_sim.models.small_maps import fits_tiles, tiles_conv
 from fedjax_sim.models.winograd import winograd_pool
@@ -79,20 +82,37 @@ def kaiming_fan_out(key, shape, dtype):
 
 def pool3_relu(x: jax.Array, conv: str) -> jax.Array:
     """ReLU and max-pool 3x3, stride 2, padding 1."""
+    if x.dtype == narrow.NARROW and target() == "cpu":
+        return narrow.narrow(pool3_relu(narrow.wide(x), conv))
     return lax_pool(x, 3, 2, 1) if device_form(conv) in XLAS_OWN else pool3(x)
 
 
+def narrow_conv(x: jax.Array, w: jax.Array, stride: int, pad: int, conv: str, out: Any = narrow.NARROW) -> jax.Array:
+    """Convolution of bfloat16 maps for ONE client: a CPU takes the form `conv` says, in float32."""
+    if target() != "cpu":
+        return narrow.conv(x, w, stride, pad, out)
+    return narrow.narrow(plain_conv(narrow.wide(x), narrow.rounded(w), stride, pad, conv))
+
+
+def narrow_pool2(y: jax.Array, conv: str) -> jax.Array:
+    """2x2 max-pooling, without bias and ReLU."""
+    return lax_max(y, 2, 2, 0) if device_form(conv) == "lax" else select_max2(y)
+
+
 class Linear(nn.Module):
-    """`x @ kernel + bias`, kernel `[in, out]`."""
+    """`x @ kernel + bias`, kernel `[in, out]`; never less than float32."""
 
     width: int
     dtype: Any = jnp.float32
+    activations: Any = None  # bfloat16, or None: as dtype
 
     @nn.compact
     def __call__(self, x):
         init = uniform_fan_in(x.shape[-1])
         kernel = self.param("kernel", init, (x.shape[-1], self.width), self.dtype)
         bias = self.param("bias", init, (self.width,), self.dtype)
+        if self.activations is not None:
+            return narrow.product(x if x.dtype == narrow.NARROW else narrow.narrow(x), kernel) + bias
         return dense_product(x, kernel) + bias
 
 
@@ -105,12 +125,19 @@ class ConvRelu(nn.Module):
     pool: bool = True
     conv: str = "auto"
     dtype: Any = jnp.float32
+    activations: Any = None
 
     @nn.compact
     def __call__(self, x):
         init = uniform_fan_in(self.k * self.k * x.shape[-1])
         kernel = self.param("kernel", init, (self.k, self.k, x.shape[-1], self.channels), self.dtype)
         bias = self.param("bias", init, (self.channels,), self.dtype)
+        if self.activations is not None:
+            # a TPU's vector unit knows float32 alone: it packs and unpacks a map that is bfloat16 before the pooling
+            out = narrow.WIDE if target() == "tpu" else narrow.NARROW
+            y = narrow_conv(x, kernel, 1, self.pad, self.conv, out)
+            y = narrow_pool2(y, self.conv) if self.pool else y
+            return narrow.narrow(nn.relu(narrow.full(y) + bias))
         if self.pool:
             return conv_relu_pool(x, kernel, bias, pad=self.pad, conv=self.conv)
         return nn.relu(plain_conv(x, kernel, 1, self.pad, self.conv) + bias)
@@ -141,9 +168,11 @@ class Conv(nn.Module):
     pad: int = 0
     conv: str = "auto"
     dtype: Any = jnp.float32
+    activations: Any = None
 
     @nn.compact
     def __call__(self, x):
         shape = (self.k, self.k, x.shape[-1], self.channels)
         kernel = self.param("kernel", kaiming_fan_out, shape, self.dtype)
-        return plain_conv(x, kernel, self.stride, self.pad, self.conv)
+        convolve = plain_conv if self.activations is None else narrow_conv
+        return convolve(x, kernel, self.stride, self.pad, self.conv)

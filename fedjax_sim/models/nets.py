@@ -8,6 +8,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 
 from fedjax_sim.models.layers import ConvRelu, Linear
+from fedjax_sim.models.narrow import full, kept
 
 
 class PlainNet(nn.Module):
@@ -21,25 +22,26 @@ class PlainNet(nn.Module):
     classes: int
     conv: str = "auto"
     dtype: Any = jnp.float32
+    activations: Any = None  # bfloat16, or None: as dtype
 
     def setup(self):
         for i, (channels, k, pad, pool) in enumerate(self.convs, 1):
-            setattr(self, f"conv{i}", ConvRelu(channels, k, pad, pool, self.conv, self.dtype))
+            setattr(self, f"conv{i}", ConvRelu(channels, k, pad, pool, self.conv, self.dtype, self.activations))
         for i, width in enumerate(self.hidden, 1):
-            setattr(self, f"fc{i}", Linear(width, self.dtype))
-        self.fc = Linear(self.classes, self.dtype)
+            setattr(self, f"fc{i}", Linear(width, self.dtype, self.activations))
+        self.fc = Linear(self.classes, self.dtype, self.activations)
 
     def features(self, x, train=False, mask=None, tap=None):
         """`[B,H,W,C] -> [B,d]`; there is no BatchNorm, so `train` and `mask` change nothing."""
-        x = x.astype(self.dtype)
+        x = kept(x.astype(self.dtype), self.activations)
         for i in range(1, len(self.convs) + 1):
             x = getattr(self, f"conv{i}")(x)
             if tap is not None:
-                x = tap(f"conv{i}", x)
+                x = kept(tap(f"conv{i}", full(x)), self.activations)
         x = x.reshape(x.shape[0], -1)
         for i in range(1, len(self.hidden) + 1):
-            x = nn.relu(getattr(self, f"fc{i}")(x))
-        return x
+            x = kept(nn.relu(getattr(self, f"fc{i}")(x)), self.activations)
+        return full(x)
 
     def head(self, features):
         """`[B,d] -> [B,classes]`."""

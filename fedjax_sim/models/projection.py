@@ -10,6 +10,7 @@ import jax
 
 from fedjax_sim.errors import UserError
 from fedjax_sim.models.layers import Linear
+from fedjax_sim.models.narrow import full, kept
 from fedjax_sim.models.record import Model
 
 PROJECT = "project"
@@ -59,8 +60,8 @@ def with_projection(model: Model, width: int) -> Model:
         net: dict, x: jax.Array, *, train: bool = False, mask: jax.Array | None = None, tap: Callable | None = None
     ) -> tuple[jax.Array, dict]:
         z, stats = model.features(net, x, train=train, mask=mask, tap=tap)
-        projected: Any = Linear(width, z.dtype).apply({"params": net["params"][PROJECT]}, z)
-        return nn.relu(projected), stats
+        projected: Any = Linear(width, z.dtype, model.activations).apply({"params": net["params"][PROJECT]}, z)
+        return full(kept(nn.relu(projected), model.activations)), stats
 
     groups = (*model.groups[:place], PROJECT, *model.groups[place:])
     dense = tuple(name for g in model.dense for name in ((PROJECT, g) if g == model.head_group else (g,)))

@@ -33,6 +33,7 @@ class Model(NamedTuple):
     classes: int
     shape: tuple[int, int, int]  # H, W, C
     stages: tuple[tuple[str, int], ...]  # (name, channels) of the maps given to `tap(name, x [B,h,w,c]) -> x`
+    activations: Any = None  # their type where it is not that of the weights; features and logits have that of the weights
 
 
 def from_module(
@@ -47,6 +48,7 @@ def from_module(
     stages: tuple[tuple[str, int], ...] = (),
     dtype: Any = jnp.float32,
     head_group: str | None = None,
+    activations: Any = None,
 ) -> Model:
     """A flax module as a Model, for images `shape` = (H, W, C).
 
@@ -55,7 +57,7 @@ def from_module(
     `__call__` is told whether it trains; Dropout gets its random numbers; BatchNorm leaves padding out.
     A module with methods `features(x, train, mask, tap)` and `head(features)` says itself where the head begins: then
     give groups, dense, width and classes (and stages, the maps that it shows to `tap`); `head_group` is the one that
-    `head` uses (default: the last).
+    `head` uses (default: the last), `activations` the type that travels between its layers, if it is another than dtype.
 
     >>> class Net(nn.Module):
     ...     @nn.compact
@@ -98,7 +100,7 @@ def from_module(
         logits: Any = module.apply({"params": net["params"]}, features, method="head")
         return logits
 
-    return Model(name, init, features, head, groups, head_group, dense, width, classes, shape, stages)
+    return Model(name, init, features, head, groups, head_group, dense, width, classes, shape, stages, activations)
 
 
 def with_group(model: Model, name: str, init: Callable[[jax.Array], dict]) -> Model:

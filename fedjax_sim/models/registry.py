@@ -66,13 +66,17 @@ def too_small(name: str, shape: tuple[int, int, int]) -> UserError:
     return UserError(f"images of {shape[0]}x{shape[1]} are too small for model '{name}'")
 
 
+GIVEN = ("dtype", "conv", "activations")  # arguments of a builder that are options of the run
+
+
 def register_model(name: str, build: Callable[..., Any], help: str = "") -> None:
     """Make a model of your own known by name: build(shape, classes, *, dtype, conv, **options) -> Model.
 
-    What it takes beside these, with a default, is an option (`--set model.OPTION=VALUE`); see `models.from_module`.
+    What it takes beside these, with a default, is an option (`--set model.OPTION=VALUE`); see `models.from_module`. With an
+    argument `activations=None` it can be asked for `--activations bfloat16`.
     """
     taken = inspect.signature(build).parameters.values()
-    options = {p.name: p.default for p in taken if p.default is not p.empty and p.name not in ("dtype", "conv")}
+    options = {p.name: p.default for p in taken if p.default is not p.empty and p.name not in GIVEN}
     REGISTRY[name] = Entry(help or (build.__doc__ or "").strip().split("\n")[0], options, build=build)
     MODELS[name] = _line(REGISTRY[name])
 

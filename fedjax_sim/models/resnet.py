@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from fedjax_sim.errors import unknown
 from fedjax_sim.models.batch_norm import BatchNorm
 from fedjax_sim.models.layers import Conv, Linear, pool3_relu
+from fedjax_sim.models.narrow import full, kept
 from fedjax_sim.models.record import Model, from_module
 from fedjax_sim.models.registry import too_small
 
@@ -23,12 +24,13 @@ class Stem(nn.Module):
     stem: str
     conv: str
     dtype: Any
+    activations: Any
 
     @nn.compact
     def __call__(self, x, train, rows):
         k, stride, pad = (7, 2, 3) if self.stem == "imagenet" else (3, 1, 1)
-        x = Conv(64, k, stride, pad, self.conv, self.dtype, name="conv")(x)
-        x = BatchNorm(self.dtype, name="bn")(x, train, rows(x))
+        x = Conv(64, k, stride, pad, self.conv, self.dtype, self.activations, name="conv")(x)
+        x = kept(BatchNorm(self.dtype, name="bn")(full(x), train, rows(x)), self.activations)
         return pool3_relu(x, self.conv) if self.stem == "imagenet" else nn.relu(x)
 
 
@@ -39,18 +41,19 @@ class Block(nn.Module):
     stride: int
     conv: str
     dtype: Any
+    activations: Any
 
     @nn.compact
     def __call__(self, x, train, rows):
         def conv_bn(x, k, stride, name):
-            x = Conv(self.channels, k, stride, k // 2, self.conv, self.dtype, name=f"conv{name}")(x)
-            return BatchNorm(self.dtype, name=f"bn{name}")(x, train, rows(x))
+            x = Conv(self.channels, k, stride, k // 2, self.conv, self.dtype, self.activations, name=f"conv{name}")(x)
+            return kept(BatchNorm(self.dtype, name=f"bn{name}")(full(x), train, rows(x)), self.activations)
 
         y = nn.relu(conv_bn(x, 3, self.stride, "1"))
         y = conv_bn(y, 3, 1, "2")
         if self.stride > 1 or x.shape[-1] != self.channels:
             x = conv_bn(x, 1, self.stride, "_shortcut")
-        return nn.relu(y + x)
+        return kept(nn.relu(full(y) + full(x)), self.activations)
 
 
 class Stage(nn.Module):
@@ -60,11 +63,12 @@ class Stage(nn.Module):
     stride: int
     conv: str
     dtype: Any
+    activations: Any
 
     @nn.compact
     def __call__(self, x, train, rows):
-        x = Block(self.channels, self.stride, self.conv, self.dtype, name="block1")(x, train, rows)
-        return Block(self.channels, 1, self.conv, self.dtype, name="block2")(x, train, rows)
+        x = Block(self.channels, self.stride, self.conv, self.dtype, self.activations, name="block1")(x, train, rows)
+        return Block(self.channels, 1, self.conv, self.dtype, self.activations, name="block2")(x, train, rows)
 
 
 class ResNet18(nn.Module):
@@ -74,25 +78,26 @@ class ResNet18(nn.Module):
     stem_kind: str = "imagenet"
     conv: str = "auto"
     dtype: Any = jnp.float32
+    activations: Any = None  # bfloat16, or None: as dtype
 
     def setup(self):
-        self.stem = Stem(self.stem_kind, self.conv, self.dtype)
+        self.stem = Stem(self.stem_kind, self.conv, self.dtype, self.activations)
         for i, channels in enumerate(WIDTHS, 1):
-            setattr(self, f"stage{i}", Stage(channels, 1 if i == 1 else 2, self.conv, self.dtype))
-        self.fc = Linear(self.classes, self.dtype)
+            setattr(self, f"stage{i}", Stage(channels, 1 if i == 1 else 2, self.conv, self.dtype, self.activations))
+        self.fc = Linear(self.classes, self.dtype, self.activations)
 
     def features(self, x, train=False, mask=None, tap=None):
         """`[B,H,W,C] -> [B,512]`."""
 
         def rows(x):  # the mask repeated over the map: [B·h·w]
-            return None if mask is None else jnp.repeat(mask.astype(x.dtype), x.shape[1] * x.shape[2])
+            return None if mask is None else jnp.repeat(mask.astype(self.dtype), x.shape[1] * x.shape[2])
 
-        x = x.astype(self.dtype)
+        x = kept(x.astype(self.dtype), self.activations)
         for name in ("stem", *(f"stage{i}" for i in range(1, 5))):
             x = getattr(self, name)(x, train, rows)
             if tap is not None:
-                x = tap(name, x)
-        return x.mean((1, 2))
+                x = kept(tap(name, full(x)), self.activations)
+        return full(x).mean((1, 2))
 
     def head(self, features):
         """`[B,512] -> [B,classes]`."""
@@ -102,7 +107,9 @@ class ResNet18(nn.Module):
         return self.head(self.features(x))
 
 
-def build_resnet18(shape: tuple[int, int, int], classes: int, *, dtype: Any, conv: str, stem: str = "imagenet") -> Model:
+def build_resnet18(
+    shape: tuple[int, int, int], classes: int, *, dtype: Any, conv: str, activations: Any = None, stem: str = "imagenet"
+) -> Model:
     """The record of ResNet-18; `build("resnet18", …)` calls this."""
     if stem not in STEMS:
         raise unknown("stem of resnet18", stem, STEMS)
@@ -111,7 +118,7 @@ def build_resnet18(shape: tuple[int, int, int], classes: int, *, dtype: Any, con
     stages = (("stem", 64), *((f"stage{i}", c) for i, c in enumerate(WIDTHS, 1)))
     return from_module(
         "resnet18",
-        ResNet18(classes, stem, conv, dtype),
+        ResNet18(classes, stem, conv, dtype, activations),
         shape=shape,
         groups=(*(name for name, _ in stages), "fc"),
         dense=("fc",),
@@ -119,4 +126,5 @@ def build_resnet18(shape: tuple[int, int, int], classes: int, *, dtype: Any, con
         classes=classes,
         stages=stages,
         dtype=dtype,
+        activations=activations,
     )

@@ -77,7 +77,7 @@ def key_of(config: Config, cohort: int, floats: int, step_flops: float) -> str:
         config.batch_size,
         cohort,
         floats,
-        config.dtype,
+        config.activation_type,
         config.devices,
         config.backend,
         round(step_flops),

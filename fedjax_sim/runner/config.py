@@ -111,12 +111,17 @@ class Config:
     # computation
     dtype: str = "float32"
     precision: str = "default"
+    activations: str = "auto"  # auto: as dtype
     chunk: str = "auto"
     devices: str = "auto"
     backend: str = "auto"
     state_on: str = "device"  # or host: clients' stored rows in host memory, the cohort's travel
     checkpoint_every: int = 0  # rounds; 0: about once a minute, and at the end
     keep: int = 2
+
+    @property
+    def activation_type(self) -> str:
+        return self.dtype if self.activations == "auto" else self.activations
 
     def to_json(self) -> dict[str, Any]:
         out = dataclasses.asdict(self)
@@ -155,6 +160,8 @@ class Config:
             kept.pop("transforms")
         if not self.metrics:
             kept.pop("metrics")
+        if self.activation_type == self.dtype:
+            kept.pop("activations")
         kept["dataset"] = without_folders(self.dataset)
         return hashlib.sha256(json.dumps(canonical(kept), sort_keys=True).encode()).hexdigest()[:12]
 
@@ -233,11 +240,14 @@ def check(config: Config) -> None:
         ("dtype", ("float32", "float64")),
         ("bn_stats", ("average", "local")),
         ("precision", ("default", "high", "highest")),
+        ("activations", ("auto", "float32", "bfloat16")),
         ("state_on", ("device", "host")),
         ("shuffle", ("on", "off")),
         ("backend", BACKENDS),
     ):
         options.choice(name.replace("_", "-"), getattr(config, name), allowed)
+    if config.dtype == "float64" and config.activation_type != "float64":
+        raise UserError(f"activations {config.activations} do not go with dtype float64; leave one of them out")
     if config.state_on == "host" and config.backend == "loop":
         raise UserError("state-on host is not possible with backend 'loop'; allowed: auto, chunked, vmap, sharded")
     for name in ("chunk", "devices"):

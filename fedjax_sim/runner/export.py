@@ -23,6 +23,7 @@ from fedjax_sim.engine.round import SERVER, contexts, stage_key
 from fedjax_sim.errors import UserError
 from fedjax_sim.hooks import Finishes, Personal
 from fedjax_sim.methods import make_method
+from fedjax_sim.platform import multiplying
 from fedjax_sim.runner import checkpoint, provenance
 from fedjax_sim.runner.directory import RunDirectory
 from fedjax_sim.runner.files import npz_bytes, write_bytes
@@ -133,7 +134,7 @@ def export(
     setup, state = stored_state(path, fed, method, model, data_dir)
     config, data = setup.config, setup.fed
     tree = global_net(setup, state) if client is None else client_predictor(setup, state, client)
-    kept = ("method", "options", "model", "model_options", "conv", "dtype")
+    kept = ("method", "options", "model", "model_options", "conv", "dtype", "activations", "precision")
     about = {name: getattr(config, name) for name in kept} | dict(
         version=__version__,
         shape=list(data.shape),
@@ -185,15 +186,15 @@ def load_model(path: str | pathlib.Path) -> Exported:
             f"'{path}' is of a model or method given as an object; take its arrays and use them with that object"
         )
     dtype = jnp.dtype(about["dtype"])
-    model = models.build(
-        about["model"], tuple(about["shape"]), about["classes"], dtype=dtype, conv=about["conv"], **about["model_options"]
-    )
+    how = dict(dtype=dtype, conv=about["conv"], activations=about.get("activations"))
+    model = models.build(about["model"], tuple(about["shape"]), about["classes"], **how, **about["model_options"])
     method = make_method(about["method"], **about["options"])
     model = method.extend(model)
     env = Env(model, None, None, 1, 1, 1, 1.0, 1.0, dtype=dtype, method=method)  # type: ignore[arg-type]   # prediction needs no more
     own = method.ask(Personal) if about["client"] is not None else None
     net = jax.tree.map(jnp.asarray, rebuilt(about["tree"], arrays))
-    return Exported(net, model, about, jax.jit(lambda net, x: (own or Personal()).predict(env, net, x)))
+    predict = lambda net, x: (own or Personal()).predict(env, net, x)
+    return Exported(net, model, about, jax.jit(multiplying(about.get("precision", "default"), predict)))
 
 
 EXAMPLE = '''"""How to use {name}: images in, labels out."""

@@ -167,7 +167,6 @@ def _prepare(
     if parts is not None:
         config = dataclasses.replace(config, started_with=parts.fingerprint())
     dtype = float_type(config)
-    jax.config.update("jax_default_matmul_precision", None if config.precision == "default" else config.precision)
     own_data = fed is not None and not loaded and not (going_on and not config.own_data)
     if fed is None:
         fed = load_federation(config)
@@ -184,12 +183,18 @@ def _prepare(
     }
     config = dataclasses.replace(config, **unsaid)
     if model is not None:
+        if config.activation_type != config.dtype:
+            raise UserError(
+                f"activations {config.activations} are for models known by name, and model= is an object; build it so: "
+                f"fedjax_sim.build(…, activations='{config.activations}'), or a flax module with a dtype of its own"
+            )
         model = models.as_model(model, fed.shape, fed.classes, dtype)
         provenance.check_model(model, fed, dtype)
         config = dataclasses.replace(config, model=model.name, own_model=True)
     else:
         models.check_options(config.model, config.model_options)
-        model = models.build(config.model, fed.shape, fed.classes, dtype=dtype, conv=config.conv, **config.model_options)
+        how = dict(dtype=dtype, conv=config.conv, activations=config.activation_type)
+        model = models.build(config.model, fed.shape, fed.classes, **how, **config.model_options)
     config = dataclasses.replace(config, model_shapes=provenance.shapes_of(model))
     if going_on:
         provenance.check_same(stored, config, fed)
@@ -224,6 +229,7 @@ def _prepare(
             metrics=make_metrics(config.metrics, fed.classes),
             probe=config.probe,
             stored=stored,
+            precision=config.precision,
             capacity=max(1, min(capacity, -(-config.rounds // config.eval_every))),
         )
 
