@@ -6,8 +6,9 @@ Rounded to bfloat16:
 * what a layer hands on, after bias and ReLU or BatchNorm, and what comes back through it; on GPU and CPU also the map
   before a pooling.
 
-The gradient of a weight is float32 as it was added up, and so are biases, logits, losses and BatchNorm's statistics. A CPU
-computes in float32 with numbers that were rounded: it shows what the option does to a model, and is no faster for it.
+The gradient of a weight is float32 as it was added up (see `kernel_gradient` for GPUs), and so are biases, logits, losses
+and BatchNorm's statistics. A CPU computes in float32 with numbers that were rounded: it shows what the option does to a
+model, and is slower for it.
 All for ONE client.
 """
 
