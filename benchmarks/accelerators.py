@@ -26,6 +26,9 @@ from benchmarks.device_programs import ROOT, library
 from benchmarks.workloads import WORKLOADS, Workload
 
 PROGRAMS = ("ours", "naive")
+# our program with one setting changed, by the name that --against takes
+VARIANTS: dict[str, dict[str, str]] = {form: {"conv": form} for form in ("lax", "select", "patches", "block", "winograd")}
+VARIANTS["bfloat16"] = {"activations": "bfloat16"}
 UNCHANGED = 0.02  # a step's cycles and bytes, with a larger pool
 Row = dict[str, Any]
 
@@ -37,7 +40,7 @@ def say(text: str) -> None:
 # ---- rows ---------------------------------------------------------------------------------------------------------
 def measure(workload: Workload, method: str, program: str, device: Any, options: argparse.Namespace) -> Row:
     """One row: compile and read."""
-    more = {"conv": "lax"} if program == "lax" else {}
+    more = VARIANTS.get(program, {})
     row = {"device": device.name, "workload": workload.name, "method": method, "program": program}
     started = time.perf_counter()
     if program == "naive":
@@ -113,7 +116,7 @@ def write(options: argparse.Namespace, result: Row) -> None:
 def programs(options: argparse.Namespace, method: str, mesh: bool, timed: bool) -> list[str]:
     """What there is of a method: the naive program is FedAvg's, on one device."""
     found = ["ours"] if "ours" in options.programs.split(",") else []
-    found += ["lax"] if options.against == "lax" and not timed else []
+    found += [options.against] if options.against in VARIANTS and not timed else []
     return found + (["naive"] if "naive" in options.programs.split(",") and method == "fedavg" and not mesh else [])
 
 
@@ -239,8 +242,8 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--workloads", default="W1,W2,W4", help=f"comma-separated: {', '.join(WORKLOADS)}")
     p.add_argument("--methods", default="fedavg", help="comma-separated")
     p.add_argument("--programs", default=",".join(PROGRAMS), help=f"comma-separated: {', '.join(PROGRAMS)}")
-    text = "also our program with conv=lax, or with the library of another revision"
-    p.add_argument("--against", default="", metavar="lax|REVISION", help=text)
+    text = "also our program with another form of convolution, bfloat16 activations, or the library of another revision"
+    p.add_argument("--against", default="", metavar=f"{'|'.join(VARIANTS)}|REVISION", help=text)
     text = "also with a pool so many times as large: a step must not change"
     p.add_argument("--pool-times", type=int, default=1, metavar="K", help=text)
     p.add_argument("--top", type=int, default=0, metavar="K", help="the K most expensive instructions of a step")
@@ -270,13 +273,14 @@ def arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[Work
             library().parse(name)
     except ValueError as problem:
         asked.error(str(problem))
-    if options.against not in ("", "lax"):
+    if options.against not in ("", *VARIANTS):
         found = subprocess.run(
             ["git", "-C", str(ROOT), "rev-parse", "--verify", "--quiet", f"{options.against}^{{commit}}"],
             capture_output=True,
         )
         if found.returncode:
-            asked.error(f"--against '{options.against}' is no revision that git knows here; allowed: lax, or a revision")
+            allowed = f"{', '.join(VARIANTS)}, or a revision"
+            asked.error(f"--against '{options.against}' is no revision that git knows here; allowed: {allowed}")
     if options.hlo:
         pathlib.Path(options.hlo).mkdir(parents=True, exist_ok=True)
     return options, [WORKLOADS[name] for name in options.workloads.split(",")]
@@ -289,7 +293,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     result: Row = {"rows": [], "absent": []}
     try:
         all_rows(options, chosen, result)
-        if options.against not in ("", "lax"):
+        if options.against not in ("", *VARIANTS):
             other = of_revision(options)
             result = {part: result[part] + other[part] for part in result}
             write(options, result)

@@ -31,7 +31,7 @@ ALLOWED: dict[str, set[str]] = {
     "plans": BASICS,
     "hooks": BASICS | {"plans", "local"},
     "local": BASICS | {"plans", "models", "platform"},
-    "methods": ONE_CLIENT | {"agents.registry"},
+    "methods": ONE_CLIENT | {"agents.registry", "platform"},
     "transforms": ONE_CLIENT | {"agents.registry"},
     "metrics": ONE_CLIENT,
     "engine": ONE_CLIENT | {"platform"},
