@@ -113,12 +113,15 @@ def test_actions_and_rewards_of_every_client_are_written_and_survive_a_resume(tm
 
 
 def test_a_dead_or_blind_controller_is_said_once(caplog):
+    from fedjax_sim.methods import make_method
+    from fedjax_sim.plans import floats_on_wire
     from fedjax_sim.runner.recorder import Recorder
 
     recorder = Recorder.__new__(Recorder)  # what `add_rounds` needs, without a simulation
     recorder.rounds, recorder.clients, recorder.said = [], {}, set()
-    recorder.floats, recorder.extra = (5,), (0, 0)
-    recorder.setup = types.SimpleNamespace(config=types.SimpleNamespace(method="fedpolicy"))
+    recorder.wire = floats_on_wire((5,))
+    simulation = types.SimpleNamespace(method=make_method("fedpolicy"))
+    recorder.setup = types.SimpleNamespace(config=types.SimpleNamespace(method="fedpolicy"), simulation=simulation)
     count = 60
     names = dict(agent_live_policy=np.zeros(count), agent_live_critic=np.ones(count), agent_sensitivity=np.zeros(count))
     names["agent_live_policy"][:3] = 0.5
