@@ -290,7 +290,9 @@ def test_resnet_with_local_statistics_traces(name):
         def predictions(state, data, sim=sim):
             client, ctx = jax.tree.map(lambda a: a[0], state.clients), ctx_of(sim, state, data)
             predictor = sim.method.personal(sim.open(data), state.server, client, ctx)
-            return (sim.method.predict or predict_net)(sim.open(data), predictor, data.fed.x[:3].reshape(3, *sim.env.model.shape))
+            return (sim.method.predict or predict_net)(
+                sim.open(data), predictor, data.fed.x[:3].reshape(3, *sim.env.model.shape)
+            )
 
         assert jax.eval_shape(predictions, state, sim.data).shape == (3, tiny.CLASSES)
         assert jax.tree.map(lambda a: (a.shape, a.dtype), after) == jax.tree.map(lambda a: (a.shape, a.dtype), state)

@@ -143,7 +143,8 @@ def test_probe_figures_are_over_those_who_can_take_part():
 def fake_setup(split="test", seen=(0, 1), unseen=()):
     """As much of a Setup as a Recorder looks at: two groups of 3 and 2 floats, one float beside them each way."""
     env = types.SimpleNamespace(group_floats=lambda net: (3, 2))
-    method = types.SimpleNamespace(wire=lambda env, net: floats_on_wire(env.group_floats(net), (1, 1)), adapts=False)
+    wire = lambda env, net: floats_on_wire(env.group_floats(net), (1, 1))
+    method = types.SimpleNamespace(wire=wire, adapts=False, complaints=lambda rounds: [])
     simulation = types.SimpleNamespace(env=env, method=method, client_split=split)
     config = types.SimpleNamespace(evaluations=("global", "personal", "resident"), eval_every=2, personal_every=0)
     participation = types.SimpleNamespace(seen=seen)

@@ -233,9 +233,9 @@ def products_of(name, platform, conv="auto"):
 
 def test_an_export_for_an_accelerator_holds_its_forms_and_not_the_cpus():
     assert target() == jax.default_backend()
-    cuda = products_of("lenet5", "cuda")
-    assert cuda == products_of("lenet5", "tpu") == products_of("lenet5", "cuda", "patches") <= 3 * 5
-    assert products_of("lenet5", "cpu") > cuda  # spreads a pool's gradient by products
+    cuda = products_of("lenet5", "cuda")  # of its dense layers alone: convolutions are XLA's
+    assert cuda == products_of("lenet5", "tpu") <= 3 * 3 < products_of("lenet5", "cuda", "patches") <= 3 * 5
+    assert products_of("lenet5", "cpu") > 3 * 5  # spreads a pool's gradient by products
     assert products_of("cnn4", "cpu") > 2 * 36 > products_of("cnn4", "cuda")  # Winograd's, forward and backward
     with pytest.raises(ZeroDivisionError), lowering_for("tpu"):
         assert target() == "tpu"

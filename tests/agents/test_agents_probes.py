@@ -8,6 +8,7 @@ both         reward +1 if the action agrees with the observation    the action f
 """
 
 import functools
+import types
 
 import jax
 import jax.numpy as jnp
@@ -104,7 +105,8 @@ def test_normalisation_makes_badly_scaled_observations_learnable(name):
     def far_away(agent):
         """The same agent in a world whose observations are 1000 ± 0.1."""
         shift = lambda x: 1000 + 0.1 * x
-        return agent._replace(
+        return types.SimpleNamespace(
+            init=agent.init,
             act=lambda s, x, k: agent.act(s, shift(x), k),
             update=lambda s, b, k: agent.update(
                 s, b._replace(observation=shift(b.observation), next_observation=shift(b.next_observation)), k
