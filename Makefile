@@ -21,11 +21,11 @@ $(VENV)/.stamp-report: $(VENV)/.stamp-core
 
 DEMO := runs/demo-$(shell date +%Y%m%d-%H%M%S)
 
-# side=16: at the published 32 pFedRLLA's encoder has 13.8 million weights, 270 times as many as this net, and takes a step of
-# Adam for each of ten clients in every round: no more than 10 rounds/s on two cores. In these 15 rounds its weights are random
-# draws, so accuracies are the same with either.
+# side=8: at the published 32 pFedRLLA's encoder has 13.8 million weights, 270 times as many as this net, and a step of Adam for
+# each of ten clients in every round allows no 20 rounds/s on two cores (docs/results/pfedrlla.md). The agent's weights are
+# random in its first 50 rounds: accuracies are the same with either.
 demo: $(VENV)/.stamp-report   ## four systems beside FedAvg and local training, on embedded real data
-	$(BIN)/fedjax-sim compare fedavg local fedpolicy pfedrlla:side=16 fedpam qbandit --model mlp --rounds 15 --out $(DEMO)
+	$(BIN)/fedjax-sim compare fedavg local fedpolicy pfedrlla:side=8 fedpam qbandit --model mlp --rounds 15 --out $(DEMO)
 	$(BIN)/fedjax-sim report $(DEMO) > /dev/null
 	@echo "report: $(DEMO)/report.html"
 

@@ -221,6 +221,7 @@ def reconstruct(params: Tree, nudges: list, x: Array) -> tuple[Array, list[Array
     return jnp.square(seen[-1] - x).mean(-1).sum(), seen
 
 
+@jax.jit  # traced once, however often a round is
 def slopes(params: Tree, x: Array) -> tuple[Array, list[Array], list[Array]]:
     """(loss, what each LSTM read and at last wrote, the loss's slopes [L, 4, H] at the gates of each): ONE client.
 
@@ -287,6 +288,7 @@ class Functions(NamedTuple):
     train: Callable  # (encoder, features [M, L, W], use [M]) -> Encoder, one step per client in use
 
 
+@jax.jit
 def embed(params: Tree, x: Array) -> Array:
     """e = Σ_l h_l of features [..., L, W]."""
     for cell in cells(params, "down"):
