@@ -110,7 +110,7 @@ class Env:
     """The facts of a run, as one argument: static ones, and what the compiled program reads (`optimizer`, `fed`, …)."""
 
     model: Model = _fact()
-    loss: Loss = _fact()
+    loss: Loss = _argument()
     optimizer: Sgd = _argument()
     num_clients: int = _fact()  # N
     cohort: int = _fact()  # M: the most clients that can take part in one round

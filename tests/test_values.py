@@ -141,3 +141,14 @@ def test_the_command_refuses(words, sentence, capsys):
 
 def test_other_commands_do_not_know_it(capsys):
     assert "--vmap" in refused(capsys, "compare", "fedavg", "fedprox", "--vmap", "lr=1,2")
+
+
+def test_numbers_of_a_loss_run_side_by_side():
+    """Two values of an option of the local loss are one program, and each is the run by itself."""
+    setup = setup_of("fedavg", loss="focal")
+    both = run_values(setup, "loss.gamma", [1.0, 3.0])
+    for gamma, result in zip((1.0, 3.0), both, strict=True):
+        alone = fs.run("fedavg", tiny.federation(), **{**SMALL, "loss": "focal", "loss_options": {"gamma": gamma}})
+        assert result.setup.config.loss_options == {"gamma": gamma}
+        np.testing.assert_allclose(result.net["params"]["fc"]["kernel"], alone.net["params"]["fc"]["kernel"], atol=1e-5)
+    assert not np.allclose(*(result.net["params"]["fc"]["kernel"] for result in both), atol=1e-5)

@@ -25,6 +25,7 @@ from fedjax_sim.engine.participation import Participation
 from fedjax_sim.errors import UserError
 from fedjax_sim.hooks import Controlled, Method, Peers, Selects, Stats, check_method
 from fedjax_sim.local import steps_for
+from fedjax_sim.local.losses import Loss
 from fedjax_sim.local.metrics import Metric
 from fedjax_sim.local.optim import Schedule, Sgd
 from fedjax_sim.local.score import predict_net, score_client
@@ -40,6 +41,7 @@ class Numbers(NamedTuple):
     """Every real setting of a run, in the records that use them: their leaves are arguments of the compiled program."""
 
     method: Method
+    loss: Loss
     optimizer: Sgd
     lr: Schedule | tuple[()]  # () for a rate that is a function of the user's own
 
@@ -140,8 +142,8 @@ def open_env(r: Round, data: Data) -> Env:
     given: Any = jax.tree.structure(data.numbers.method)
     if given != jax.tree.structure(r.method):
         raise UserError(f"these data are of a run of {data.numbers.method}, not of {r.method}; take the simulation's own")
-    read = dict(fed=data.fed, counts=data.counts, method=data.numbers.method, optimizer=data.numbers.optimizer)
-    return dataclasses.replace(r.env, **read, lr=data.numbers.lr)
+    numbers = data.numbers._asdict()  # method, loss, optimizer, lr
+    return dataclasses.replace(r.env, fed=data.fed, counts=data.counts, **numbers)
 
 
 def contexts(r: Round, env: Env, key: Array, ids: Array, t: Array, trained: Array | None = None) -> Ctx:
@@ -444,5 +446,5 @@ def make_data(r: Round, fed: Federation) -> Data:
 
 def numbers_of(r: Round) -> Numbers:
     """The real settings of a run, as arrays of its precision."""
-    made = Numbers(r.method, r.env.optimizer, r.lr if isinstance(r.lr, Schedule) else ())
+    made = Numbers(r.method, r.env.loss, r.env.optimizer, r.lr if isinstance(r.lr, Schedule) else ())
     return jax.tree.map(lambda value: np.asarray(value, r.env.dtype), made)

@@ -11,7 +11,7 @@ C classes, n_c the client's number of training examples of class c.
 | fedlc | CE on z_c − τ · max(n_c, 1e-8)^(−1/4)                                               |
 | cb    | w_y · CE, w_c ∝ (1 − β)/(1 − β^{n_c}) with Σ_c w_c = C and w_c = 0 where n_c = 0    |
 | ls    | cross-entropy with target 1 − s on y and s/(C − 1) elsewhere                        |
-| c3e   | λ_μ · L_log + λ_ν · L_conf, see `_c3e`                                              |
+| c3e   | λ_μ · L_log + λ_ν · L_conf, see `C3E`                                               |
 
 >>> import jax.numpy as jnp
 >>> loss = make_loss("focal", 3, gamma=0.0)      # γ = 0 is plain cross-entropy
@@ -22,15 +22,17 @@ C classes, n_c the client's number of training examples of class c.
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from fedjax_sim.errors import UserError, lookup, unknown
+from fedjax_sim.fields import Node, Real, field
 from fedjax_sim.options import shown
 
 Array = jax.Array
@@ -56,13 +58,27 @@ class Confusion(NamedTuple):
     seen: Array  # [] warm-up counter of C3E: half the batch size per mini-batch
 
 
-class Loss(NamedTuple):
-    """A local loss with its constants bound."""
+class Loss(Node):
+    """A local loss: its constants as fields, arguments of the compiled program where they are annotated Real."""
 
-    name: str
-    value: Callable[..., Array]  # (logits [B, C], labels [B], mask [B], counts [C], confusion | ()) -> []
-    uses_confusion: bool
-    decay: float  # μ, the EMA momentum of the confusion, used whenever it is tracked
+    uses_confusion: ClassVar[bool] = False
+    decay: Real = field(0.95, ge=0, help="momentum of the running confusion, used whenever it is tracked", kw_only=True)
+
+    def value(self, logits: Array, labels: Array, mask: Array, counts: Array, confusion: Any = ()) -> Array:
+        """[] the mean over the examples that the mask [B] lets in; logits [B, C], labels [B], counts [C]."""
+        if self.uses_confusion and not isinstance(confusion, Confusion):
+            raise UserError(f"loss '{self.name}' needs the client's running confusion, and none is being tracked")
+        logits, labels, on = _masked(logits, labels, mask)
+        return _mean(self.per_example(logits, labels, jnp.asarray(counts, logits.dtype), confusion), on)
+
+    def _read(self, one: dataclasses.Field, value: Any) -> Any:
+        return (
+            value if isinstance(value, float) and value == math.inf else super()._read(one, value)
+        )  # a warm-up without end
+
+    def per_example(self, logits: Array, labels: Array, counts: Array, confusion: Any) -> Array:
+        """[B] of clean rows."""
+        raise NotImplementedError
 
 
 # ---- the soft confusion -----------------------------------------------------------------------------------
@@ -133,30 +149,40 @@ def _unit_off_diagonal(matrix: Array) -> Array:
 # ---- the losses: per-example values, given (logits, labels, counts, confusion) of clean rows --------------
 
 
-def _ce() -> Callable[..., Array]:
-    return lambda logits, labels, counts, confusion: _cross_entropy(logits, labels)
+class CE(Loss):
+    """Cross-entropy."""
+
+    name = "ce"
+
+    def per_example(self, logits: Array, labels: Array, counts: Array, confusion: Any) -> Array:
+        return _cross_entropy(logits, labels)
 
 
-def _focal(gamma: float) -> Callable[..., Array]:
-    if gamma == 0:
-        return _ce()
+class Focal(Loss):
+    """Easy examples count less."""
 
-    def per_example(logits, labels, counts, confusion):
+    name = "focal"
+    gamma: Real = field(2.0, ge=0, off=True, help="how much less; 0 is cross-entropy")
+
+    def per_example(self, logits: Array, labels: Array, counts: Array, confusion: Any) -> Array:
         ce = _cross_entropy(logits, labels)
+        if isinstance(self.gamma, float) and self.gamma == 0:
+            return ce
         # 1 − p_y without cancellation; the floor keeps the slope of x^γ finite at p_y = 1 when γ < 1
         wrong = jnp.maximum(-jnp.expm1(-ce), jnp.finfo(ce.dtype).eps)
-        return wrong**gamma * ce
-
-    return per_example
+        return wrong**self.gamma * ce
 
 
-def _fedlc(tau: float) -> Callable[..., Array]:
-    def per_example(logits, labels, counts, confusion):
+class FedLC(Loss):
+    """Logit calibration by the client's class counts."""
+
+    name = "fedlc"
+    tau: Real = field(0.5, ge=0, help="strength of the calibration")
+
+    def per_example(self, logits: Array, labels: Array, counts: Array, confusion: Any) -> Array:
         # an absent class gets −100 τ: the client does not push classes down that it never sees
-        shift = tau * jnp.maximum(counts, PRIOR_FLOOR) ** -0.25
+        shift = self.tau * jnp.maximum(counts, PRIOR_FLOOR) ** -0.25
         return _cross_entropy(logits - shift, labels)
-
-    return per_example
 
 
 def class_balanced_weights(counts: Array, beta: float) -> Array:
@@ -174,25 +200,32 @@ def class_balanced_weights(counts: Array, beta: float) -> Array:
     return jnp.where(total > 0, weights * counts.shape[0] / jnp.where(total > 0, total, 1), 0)
 
 
-def _cb(beta: float) -> Callable[..., Array]:
-    def per_example(logits, labels, counts, confusion):
-        return class_balanced_weights(counts, beta)[labels] * _cross_entropy(logits, labels)
+class CB(Loss):
+    """Class-balanced cross-entropy by effective numbers of examples."""
 
-    return per_example
+    name = "cb"
+    beta: float = field(
+        0.9999, ge=0, help="how fast examples of a class repeat each other"
+    )  # a constant: log β needs all digits
+
+    def per_example(self, logits: Array, labels: Array, counts: Array, confusion: Any) -> Array:
+        return class_balanced_weights(counts, self.beta)[labels] * _cross_entropy(logits, labels)
 
 
-def _ls(smoothing: float, classes: int) -> Callable[..., Array]:
-    def per_example(logits, labels, counts, confusion):
+class LS(Loss):
+    """Label smoothing."""
+
+    name = "ls"
+    smoothing: Real = field(0.1, ge=0, help="probability that is spread over the other classes")
+
+    def per_example(self, logits: Array, labels: Array, counts: Array, confusion: Any) -> Array:
+        classes = logits.shape[-1]
         onehot = jax.nn.one_hot(labels, classes, dtype=logits.dtype)
-        target = onehot * (1 - smoothing) + (1 - onehot) * (smoothing / max(classes - 1, 1))
+        target = onehot * (1 - self.smoothing) + (1 - onehot) * (self.smoothing / max(classes - 1, 1))
         return optax.softmax_cross_entropy(logits, target)
 
-    return per_example
 
-
-def _c3e(
-    b: float, beta_c: float, lam_mu: float, lam_nu: float, warmup: float, prior: bool, row_norm: bool
-) -> Callable[..., Array]:
+class C3E(Loss):
     """Confusion-calibrated cross-entropy.
 
     z'_j   = z_j + b · log π_j · exp(Conf_yj / ΣConf),  π = Count / ΣCount ≥ 1e-8       (`prior`; else z' = z)
@@ -206,39 +239,39 @@ def _c3e(
     no gradient flows through them.
     """
 
-    def per_example(logits, labels, counts, confusion):
+    name = "c3e"
+    uses_confusion = True
+    b: Real = field(0.95, ge=0, help="strength of the prior")
+    beta_c: Real = field(0.5, ge=0, help="strength of the margin")
+    lam_mu: Real = field(0.95, ge=0, help="weight of the calibrated part")
+    lam_nu: Real = field(0.05, ge=0, help="weight of the confusing part")
+    warmup: Real = field(1000.0, ge=0, help="examples before the confusion is used")
+    prior: bool = field(True, help="class priors in the logits")
+    row_norm: bool = field(True, help="rows of the confusion sum to 1")
+
+    def per_example(self, logits: Array, labels: Array, counts: Array, confusion: Any) -> Array:
         confusion = jax.tree.map(lambda a: jax.lax.stop_gradient(a).astype(logits.dtype), confusion)
         conf, count, seen = confusion
-        warm = (seen >= warmup).astype(logits.dtype)
+        warm = (seen >= self.warmup).astype(logits.dtype)
         tiny = jnp.finfo(logits.dtype).tiny
         between = (conf + conf.T) / 2  # A [C, C]
         adjusted = logits
-        if prior:
+        if self.prior:
             log_prior = jnp.log(jnp.maximum(count / jnp.maximum(count.sum(), tiny), PRIOR_FLOOR))  # [C]
             factor = jnp.exp(conf / jnp.maximum(conf.sum(), tiny))  # [C, C]
-            adjusted = logits + b * log_prior * factor[labels]  # [B, C]
-        rows = between / jnp.maximum(between.sum(1, keepdims=True), tiny) if row_norm else between
+            adjusted = logits + self.b * log_prior * factor[labels]  # [B, C]
+        rows = between / jnp.maximum(between.sum(1, keepdims=True), tiny) if self.row_norm else between
         cost = warm * _unit_off_diagonal(rows)  # Δ [C, C]
         margin = _unit_off_diagonal(jax.nn.softmax(between, axis=1))  # M [C, C]
         # Δ_yy = 0, so L_log is cross-entropy on the logits with the cost added
         calibrated = _cross_entropy(adjusted + cost[labels], labels)
-        confusing = _cross_entropy(logits - beta_c * margin[labels], labels)
-        return lam_mu * calibrated + lam_nu * warm * confusing
-
-    return per_example
+        confusing = _cross_entropy(logits - self.beta_c * margin[labels], labels)
+        return self.lam_mu * calibrated + self.lam_nu * warm * confusing
 
 
 # ---- the registry -----------------------------------------------------------------------------------------
 
-_DEFAULTS: dict[str, dict[str, Any]] = {
-    "ce": {},
-    "focal": {"gamma": 2.0},
-    "fedlc": {"tau": 0.5},
-    "cb": {"beta": 0.9999},
-    "ls": {"smoothing": 0.1},
-    "c3e": {"b": 0.95, "beta_c": 0.5, "lam_mu": 0.95, "lam_nu": 0.05, "warmup": 1000.0, "prior": True, "row_norm": True},
-}
-_DECAY = 0.95  # μ per mini-batch
+CLASSES: dict[str, type[Loss]] = {made.name: made for made in (CE, Focal, FedLC, CB, LS, C3E)}
 # Values that differ on one data set; everything not named here is as above.
 _PER_DATASET: dict[str, dict[str, dict[str, Any]]] = {
     "cifar100": {"c3e": {"b": 0.85, "beta_c": 0.85, "lam_mu": 0.9, "lam_nu": 0.9, "warmup": 2000.0}}
@@ -274,8 +307,8 @@ def loss_defaults(name: str, dataset: str = "") -> dict[str, Any]:
     """
     lookup("loss", name, LOSSES)
     key = _dataset_key(dataset)
-    special = _PER_DATASET.get(key, {}).get(name, {})
-    return {**_DEFAULTS[name], **special, "decay": _DECAY_PER_DATASET.get(key, _DECAY)}
+    made = {one.name: one.default for one in dataclasses.fields(CLASSES[name]) if one.name != "decay"}
+    return {**made, **_PER_DATASET.get(key, {}).get(name, {}), "decay": _DECAY_PER_DATASET.get(key, Loss.decay)}
 
 
 def _checked(loss: str, option: str, value: Any, default: Any) -> Any:
@@ -309,22 +342,4 @@ def make_loss(name: str, classes: int, dataset: str = "", /, **options: Any) -> 
         if option not in defaults:
             raise unknown(f"option of loss '{name}'", shown(option), defaults)
     bound = {option: _checked(name, option, options.get(option, default), default) for option, default in defaults.items()}
-    decay = bound.pop("decay")
-    build: dict[str, Callable[..., Callable[..., Array]]] = {
-        "ce": _ce,
-        "focal": _focal,
-        "fedlc": _fedlc,
-        "cb": _cb,
-        "c3e": _c3e,
-        "ls": lambda smoothing: _ls(smoothing, classes),
-    }
-    per_example = build[name](**bound)
-    uses_confusion = name == "c3e"
-
-    def value(logits: Array, labels: Array, mask: Array, counts: Array, confusion: Any = ()) -> Array:
-        if uses_confusion and not isinstance(confusion, Confusion):
-            raise UserError(f"loss '{name}' needs the client's running confusion, and none is being tracked")
-        logits, labels, on = _masked(logits, labels, mask)
-        return _mean(per_example(logits, labels, jnp.asarray(counts, logits.dtype), confusion), on)
-
-    return Loss(name, value, uses_confusion, decay)
+    return CLASSES[name](**bound)

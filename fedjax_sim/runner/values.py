@@ -12,6 +12,7 @@ import jax
 from fedjax_sim.engine.round import Numbers, numbers_of
 from fedjax_sim.errors import UserError, unknown
 from fedjax_sim.local import optim
+from fedjax_sim.local.losses import make_loss
 from fedjax_sim.methods import make_method
 from fedjax_sim.options import like, shown
 from fedjax_sim.runner.config import Config, check
@@ -21,6 +22,7 @@ from fedjax_sim.runner.prepare import Setup
 from fedjax_sim.transforms import innermost, transformed
 
 OF_THE_RUN = ("lr", "momentum", "weight_decay")
+LOSS = "loss."  # before an option of the local loss
 
 
 def allowed(setup: Setup) -> dict[str, str]:
@@ -28,6 +30,7 @@ def allowed(setup: Setup) -> dict[str, str]:
     numbers, before = setup.simulation.data.numbers, f"{setup.config.method}."
     own = {} if setup.config.own_method else dict.fromkeys(innermost(numbers.method).numbers)
     run = [name for name in OF_THE_RUN if name == "lr" or name in numbers.optimizer.numbers]
+    run += [LOSS + name for name in numbers.loss.numbers]
     return {name: name for name in own} | {before + name: name for name in own} | {name: name for name in run}
 
 
@@ -40,6 +43,9 @@ def with_value(setup: Setup, name: str, value: Any) -> Setup:
     option, config = known[name], setup.config
     if name in OF_THE_RUN:
         config = dataclasses.replace(config, **{option: like(name, value, 0.0)})
+    elif name.startswith(LOSS):
+        number = like(name, value, 0.0)
+        config = dataclasses.replace(config, loss_options={**config.loss_options, name.removeprefix(LOSS): number})
     else:
         config = dataclasses.replace(config, options={**config.options, option: value})
     check(config)
@@ -57,7 +63,9 @@ def numbers_for(setup: Setup, config: Config) -> Numbers:
         method = transformed(make_method(config.method, **config.options), config.transforms)
     rule = r.env.optimizer._replace(momentum=config.momentum, weight_decay=config.weight_decay)
     rates = optim.schedule(config.schedule, config.lr, config.schedule_rounds)
-    return numbers_of(dataclasses.replace(r, method=method, env=dataclasses.replace(r.env, optimizer=rule), lr=rates))
+    loss = make_loss(config.loss, setup.fed.classes, setup.fed.name, **config.loss_options)
+    env = dataclasses.replace(r.env, optimizer=rule, loss=loss)
+    return numbers_of(dataclasses.replace(r, method=method, env=env, lr=rates))
 
 
 def run_values(
@@ -71,8 +79,8 @@ def run_values(
 ) -> list[Result]:
     """Runs that differ in one real setting, side by side in one program; directories out/NAME=VALUE.
 
-    name: lr, momentum, weight_decay, or a field of the method, or of its agent, that is annotated Real. progress, more: see
-    `driver.drive`.
+    name: lr, momentum, weight_decay, loss.OPTION, or a field of the method, or of its agent, that is annotated Real.
+    progress, more: see `driver.drive`.
 
     >>> from fedjax_sim import Config, prepare
     >>> setup = prepare(Config("fedprox", model="mlp", clients=4, rounds=1, epochs=1, devices="1"))
