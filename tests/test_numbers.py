@@ -30,15 +30,15 @@ def options(name: str) -> dict:
     return {**CASES[name].options, **GIVEN.get(name, {})}
 
 
-def halved(method: Method) -> Method:
-    """The same method with half of every number."""
-    return jax.tree.map(lambda value: value / 2, method)
+def halved(record):
+    """The same method, loss or schedule with half of every number."""
+    return jax.tree.map(lambda value: value / 2, record)
 
 
 def two(name: str, **layout) -> tuple[Simulation, Simulation]:
     """(a method's simulation, the same with half of every real setting)."""
     one = tiny.simulation(name, model=CASES[name].model, **layout, **options(name))
-    env = dataclasses.replace(one.env, optimizer=optim.Sgd(0.45, 2.5e-4))
+    env = dataclasses.replace(one.env, optimizer=optim.Sgd(0.45, 2.5e-4), loss=halved(one.env.loss))
     rates = halved(optim.schedule("constant", 0.05, 8))
     who = Participation(tiny.M, tiny.M, tuple(range(tiny.N)))
     more = dict(lr=rates, eval_every=one.eval_every, capacity=one.capacity, evaluations=one.stages.evaluations)
@@ -47,7 +47,7 @@ def two(name: str, **layout) -> tuple[Simulation, Simulation]:
 
 def compiled_in(sim: Simulation):
     """A round whose numbers are constants of the program."""
-    made = Numbers(sim.method, sim.env.optimizer, sim.stages.lr)
+    made = Numbers(sim.method, sim.env.loss, sim.env.optimizer, sim.stages.lr)
     return jax.jit(lambda state, data: sim.round(state, data._replace(numbers=made)))
 
 
