@@ -25,8 +25,8 @@ from fedjax_sim.hooks import Method, Peers
 from fedjax_sim.local import losses, optim
 from fedjax_sim.methods import make_method
 from fedjax_sim.metrics import make_metrics
-from fedjax_sim.runner import autotune, checkpoint, interrupts, provenance, weights
-from fedjax_sim.runner.config import FULL, UNSAID, Config, Unsaid, check, straggler_terms
+from fedjax_sim.runner import autotune, checkpoint, interrupts, provenance, training, weights
+from fedjax_sim.runner.config import FULL, Config, check, straggler_terms
 from fedjax_sim.runner.start import host_devices_missing, start_jax, want_host_devices
 from fedjax_sim.runner.weights import initial_net, load_net, save_net
 from fedjax_sim.transforms import transformed
@@ -82,13 +82,21 @@ def batch_size(config: Config, fed: Federation) -> int:
 
 
 def make_env(
-    config: Config, fed: Federation, model: models.Model, method: Method, dtype: Any, high: int, kept_out: int
+    config: Config,
+    fed: Federation,
+    model: models.Model,
+    method: Method,
+    dtype: Any,
+    high: int,
+    kept_out: int,
+    optimizer: Any = None,
 ) -> Env:
     loss = losses.make_loss(config.loss, fed.classes, fed.name, **config.loss_options)
     return Env(
         model=model,
         loss=loss,
-        optimizer=optim.Sgd(config.momentum, config.weight_decay, optim.decay_groups(config.decay_groups, model.groups)),
+        optimizer=training.make_optimizer(config, model.groups, optimizer),
+        keeps_optimizer=config.optimizer_state == "client",
         num_clients=fed.num_clients,
         cohort=high,
         batch_size=batch_size(config, fed),
@@ -126,6 +134,7 @@ def prepare(
     model: Any = None,
     net: Tree | None = None,
     method: Method | None = None,
+    optimizer: Any = None,
     layout: layouts.Layout | None = None,
     capacity: int = 32,
     cohorts: tuple[tuple[int, ...], ...] = (),
@@ -134,7 +143,7 @@ def prepare(
     loaded: bool = False,
     going_on: bool = False,
 ) -> Setup:
-    """Everything a run needs. Own data, model, initial weights or method may be given instead of names.
+    """Everything a run needs. Own data, model, initial weights, method or optimiser may be given instead of names.
 
     cohorts: fixed participants round by round (an availability trace), repeated when it ends, instead of drawn ones;
     the same as `Config.cohorts`. measure: whether `--chunk auto` may time layouts for a long run. loaded: `fed` is what
@@ -144,7 +153,9 @@ def prepare(
     check(config)
     start_jax(config)
     with interrupts.guard():
-        return _prepare(config, fed, model, net, method, layout, capacity, cohorts, say, measure, loaded, going_on)
+        return _prepare(
+            config, fed, model, net, method, optimizer, layout, capacity, cohorts, say, measure, loaded, going_on
+        )
 
 
 def _prepare(
@@ -153,6 +164,7 @@ def _prepare(
     model: Any,
     net: Tree | None,
     method: Method | None,
+    optimizer: Any,
     layout: layouts.Layout | None,
     capacity: int,
     cohorts: tuple[tuple[int, ...], ...],
@@ -178,10 +190,7 @@ def _prepare(
         config = provenance.with_method(config, method)
     method = method or transformed(make_method(config.method, **config.options), config.transforms)
     config = dataclasses.replace(config, loss=method.loss if config.loss == "auto" else config.loss)
-    unsaid: dict[str, Any] = {
-        k: float(dict(method.prefers).get(k, v)) for k in UNSAID if isinstance(v := getattr(config, k), Unsaid)
-    }
-    config = dataclasses.replace(config, **unsaid)
+    config = training.settled(config, method, optimizer)
     if model is not None:
         if config.activation_type != config.dtype:
             raise UserError(
@@ -211,7 +220,9 @@ def _prepare(
         config = dataclasses.replace(config, initial_weights=weights.checksum(net))
     else:
         net = initial_net(model, config.seed)
-    env = make_env(config, fed, model, method, dtype, high, len(unseen))
+    env = make_env(config, fed, model, method, dtype, high, len(unseen), optimizer)
+    training.check_method(method, config, env.optimizer)
+    check_kept_state(config, env, net)
     check_evaluations(method, config.evaluations, env.bn_local)
     make_metrics(config.metrics, fed.classes)
     host_devices_missing(config)
@@ -240,11 +251,17 @@ def _prepare(
         layout, resolved = resolve_layout(
             config, env, fed, net, participation, lambda layout: on(layout, some), say, measure
         )
-    resolved["prefers"] = {k: v for k, v in method.prefers if getattr(config, k) == v}  # in force
+    prefers = method.prefers if isinstance(env.optimizer, optim.Sgd) else ()  # numbers of SGD
+    resolved["prefers"] = {k: v for k, v in prefers if getattr(config, k) == v}  # in force
     resolved["panels"] = {name: list(panel) for name, panel in method.panels.items()}  # what the report draws of its log
     resolved["replaces"] = dict(method.replaces)  # beside what was asked for: what the method does instead
     simulation = host_rows.on_host(on(layout, "cohort")) if config.state_on == "host" else on(layout, "all")
     return Setup(config, fed, simulation, net, participation, unseen, resolved, given_net, parts)
+
+
+def check_kept_state(config: Config, env: Env, net: Tree) -> None:
+    if env.keeps_optimizer and not jax.tree.leaves(jax.eval_shape(env.optimizer.init, net["params"])):
+        raise UserError(f"optimizer-state client means nothing here: optimizer {config.optimizer} has no state to keep")
 
 
 def with_cohorts(config: Config, cohorts: tuple[tuple[int, ...], ...], clients: int, unseen: tuple[int, ...]) -> Config:
