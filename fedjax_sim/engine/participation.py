@@ -106,12 +106,12 @@ def parse_participation(text: str, clients: int, seen: int) -> tuple[int, int]:
             raise UserError(f"participation '{text}' asks for {n:g} clients per round; allowed: 1 to {seen}")
         return int(n), int(n)
     parts = [_number(part, "participation") for part in text.split(":")]
-    allowed = [0 < r <= 1 or (r == int(r) and 1 < r <= seen) for r in parts]
+    allowed = [0 < r <= 1 or (1 < r <= seen and r == int(r)) for r in parts]
     ends = [fraction(r) if r <= 1 else int(r) for r in parts] if all(allowed) else []
     if len(parts) > 2 or not all(allowed) or ends != sorted(ends):
         raise UserError(
-            f"participation '{text}' is not allowed: use a fraction in (0, 1], a number of clients from 2 to {seen}, a range "
-            f"low:high of two such numbers, or n/{clients}"
+            f"participation '{text}' is not allowed: use a fraction in (0, 1], a number of clients from 2 to {seen}, "
+            f"a range low:high of two such numbers, or n/{clients}"
         )
     return ends[0], ends[-1]
 
