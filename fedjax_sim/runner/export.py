@@ -45,7 +45,7 @@ def stored_state(
     config, _, _ = directory.read_config()
     provenance.check_given(path, config, fed, method, model, optimizer)
     simple: dict[str, Any] = dict(
-        chunk="1", devices="1", backend="auto", state_on="device"
+        chunk=1, devices=1, backend="auto", state_on="device"
     )  # what computes nothing needs no more
     config = dataclasses.replace(config, **simple, data_dir=data_dir or config.data_dir)
     start_jax(config)

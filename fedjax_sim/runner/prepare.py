@@ -25,6 +25,7 @@ from fedjax_sim.hooks import Method, Peers
 from fedjax_sim.local import losses, optim
 from fedjax_sim.methods import make_method
 from fedjax_sim.metrics import make_metrics
+from fedjax_sim.metrics.base import described
 from fedjax_sim.runner import autotune, checkpoint, interrupts, provenance, training, weights
 from fedjax_sim.runner.config import FULL, Config, check, straggler_terms
 from fedjax_sim.runner.start import host_devices_missing, start_jax, want_host_devices
@@ -224,7 +225,7 @@ def _prepare(
     training.check_method(method, config, env.optimizer)
     check_kept_state(config, env, net)
     check_evaluations(method, config.evaluations, env.bn_local)
-    make_metrics(config.metrics, fed.classes)
+    metrics = make_metrics(config.metrics, fed.classes)
     host_devices_missing(config)
 
     def on(layout: layouts.Layout, stored: str) -> Simulation:
@@ -237,7 +238,7 @@ def _prepare(
             evaluations=config.evaluations,
             lr=optim.schedule(config.schedule, config.lr, config.schedule_rounds),
             eval_every=config.eval_every,
-            metrics=make_metrics(config.metrics, fed.classes),
+            metrics=metrics,
             probe=config.probe,
             stored=stored,
             precision=config.precision,
@@ -255,6 +256,7 @@ def _prepare(
     resolved["prefers"] = {k: v for k, v in prefers if getattr(config, k) == v}  # in force
     resolved["panels"] = {name: list(panel) for name, panel in method.panels.items()}  # what the report draws of its log
     resolved["replaces"] = dict(method.replaces)  # beside what was asked for: what the method does instead
+    resolved |= described(metrics, config.evaluations)  # what is measured, and how it is read
     simulation = host_rows.on_host(on(layout, "cohort")) if config.state_on == "host" else on(layout, "all")
     return Setup(config, fed, simulation, net, participation, unseen, resolved, given_net, parts)
 
