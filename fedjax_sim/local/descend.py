@@ -21,6 +21,7 @@ from fedjax_sim.local.batches import Batch, most_steps, repeat, steps_for, strea
 from fedjax_sim.local.losses import update_confusion
 from fedjax_sim.local.optim import Optimizer
 from fedjax_sim.models.randomness import randomness
+from fedjax_sim.tasks import task_called
 from fedjax_sim.types import Array, Client, Ctx, Env, Tree, Upload
 
 
@@ -145,7 +146,7 @@ def descend(
                called as objective(net, batch, confusion, carry); the new ones are in `Aux.carry`.
     """
     objective = objective or supervised(env, ctx)
-    rule = optimizer or env.optimizer
+    rule, task = optimizer or env.optimizer, task_called(env.fed.task)
     lr = ctx.lr if lr is None else jnp.asarray(lr, env.dtype)
     draw = stream(env, ctx, jax.random.fold_in(ctx.key, salt), env.max_epochs if epochs is None else epochs)
     steps = steps_for(env, env.fed.size["train"][ctx.id], ctx.epochs if epochs is None else epochs)
@@ -186,7 +187,7 @@ def descend(
         then = aux.carry if after is None else after(aux.carry, grads, params)
         seen = batch.mask * (k < steps).astype(env.dtype) if planned.masked else batch.mask.astype(env.dtype)
         n = seen.sum()
-        hits = ((aux.logits.argmax(-1) == batch.y) * seen).sum()
+        hits = (task.hits(aux.logits, batch.y) * seen).sum()
         totals = totals + jnp.stack([loss * n, hits, n])
         kept = keep(aux.batch_stats, stats), opt_state, keep(aux.confusion, confusion), keep(then, running)
         return params, *kept, totals, rate_of(k + 1)

@@ -30,6 +30,7 @@ FOUND = frozenset(
         "own_method",
         "own_model",
         "own_optimizer",
+        "own_loss",
         "model_shapes",
         "initial_weights",
     }
@@ -113,6 +114,7 @@ class Config:
     weight_decay: float = Unsaid(5e-4)
     decay_groups: str = "all"
     loss: str = "auto"  # auto: the method's own (mostly ce)
+    own_loss: str = ""  # the name of a function given as the loss
     loss_options: dict[str, Any] = dataclasses.field(default_factory=dict)
     dropout: float = 0.0
     stragglers: str = "0"  # "p" or "p:least": chance of being slow, least share of the work done
@@ -171,7 +173,7 @@ class Config:
             kept.pop("schedule_rounds")
         if self.shuffle == Config.shuffle:  # as before there was the option
             kept.pop("shuffle")
-        for name in ("optimizer", "own_optimizer", "optimizer_state", "clip_norm", "local_schedule"):
+        for name in ("optimizer", "own_optimizer", "own_loss", "optimizer_state", "clip_norm", "local_schedule"):
             if getattr(self, name) == getattr(Config, name):
                 kept.pop(name)
         if not self.transforms:

@@ -48,6 +48,7 @@ def run(
     model: Any = None,
     net: Any = None,
     optimizer: Any = None,
+    loss: Any = None,
     **options: Any,
 ) -> Result:
     """Run one method and return its Result; the Python form of `fedjax-sim run`.
@@ -65,7 +66,7 @@ def run(
     {'mu': 0.1}
     """
     sinks = sinks_of(callback, log)
-    setup = set_up(method, fed, model=model, net=net, optimizer=optimizer, **options)
+    setup = set_up(method, fed, model=model, net=net, optimizer=optimizer, loss=loss, **options)
     directory = RunDirectory(pathlib.Path(out)) if out is not None else None
     return execute(setup, directory, progress=progress, sinks=sinks)
 
@@ -77,6 +78,7 @@ def set_up(
     model: Any = None,
     net: Any = None,
     optimizer: Any = None,
+    loss: Any = None,
     load: Callable[[Config], Any] | None = None,
     **options: Any,
 ) -> Setup:
@@ -88,6 +90,8 @@ def set_up(
         options, model = {**options, "model": model}, None
     if isinstance(optimizer, str):
         options, optimizer = {**options, "optimizer": optimizer}, None
+    if isinstance(loss, str):
+        options, loss = {**options, "loss": loss}, None
     config = Config(method=method.name if own else method, **sorted_out(method, fed, model, options))
     loaded = fed is None and load is not None
     if fed is None and load is not None:
@@ -95,7 +99,7 @@ def set_up(
         start_jax(config)
         fed = load(config)
     setup = prepare(
-        config, fed=fed, model=model, net=net, method=method if own else None, optimizer=optimizer, loaded=loaded
+        config, fed=fed, model=model, net=net, method=method if own else None, optimizer=optimizer, loss=loss, loaded=loaded
     )
     check_reach(setup)
     return setup
@@ -124,12 +128,13 @@ def resume(
     method: Any = None,
     model: Any = None,
     optimizer: Any = None,
+    loss: Any = None,
     data_dir: str | None = None,
     say: Callable[[str], None] | None = None,
 ) -> Result:
     """Continue a run directory from its newest checkpoint; `rounds` may extend it.
 
-    fed, method, model, optimizer: what was given as an object when the run was started; it must be the same. On fewer
+    fed, method, model, optimizer, loss: what was given as an object when the run was started; it must be the same. On fewer
     devices than before the run goes on with other rounding. say: where remarks go (default: the standard error stream).
     """
     say = say or (lambda text: print(text, file=sys.stderr))
@@ -137,12 +142,14 @@ def resume(
     if not directory.path.is_dir():
         raise UserError(f"there is no run directory '{path}'")
     config, resolved, _ = directory.read_config()
-    provenance.check_given(path, config, fed, method, model, optimizer)
+    provenance.check_given(path, config, fed, method, model, optimizer, loss)
     start_jax(dataclasses.replace(config, devices=str(resolved.get("devices", config.devices))))
     if jax.process_index() == 0:
         directory.lock.take()
     try:
-        return _resume(directory, rounds, progress, sinks_of(callback, log), fed, method, model, optimizer, data_dir, say)
+        return _resume(
+            directory, rounds, progress, sinks_of(callback, log), fed, method, model, optimizer, loss, data_dir, say
+        )
     finally:
         directory.lock.release()
 
@@ -156,6 +163,7 @@ def _resume(
     method: Any,
     model: Any,
     optimizer: Any,
+    loss: Any,
     data_dir: str | None,
     say: Callable[[str], None],
 ) -> Result:
@@ -172,7 +180,7 @@ def _resume(
         devices=str(devices_now(config, resolved, say)),
         data_dir=data_dir or config.data_dir,
     )
-    setup = prepare(config, fed=fed, method=method, model=model, optimizer=optimizer, going_on=True, say=say)
+    setup = prepare(config, fed=fed, method=method, model=model, optimizer=optimizer, loss=loss, going_on=True, say=say)
     changes = extension(setup, planned) if total != planned else ""
     if changes and jax.process_index() == 0:
         say(changes)

@@ -36,20 +36,22 @@ FORMATS = (".npz", ".msgpack")
 
 
 def stored_state(
-    path: pathlib.Path, fed: Any, method: Any, model: Any, optimizer: Any, data_dir: str | None
+    path: pathlib.Path, fed: Any, method: Any, model: Any, optimizer: Any, loss: Any, data_dir: str | None
 ) -> tuple[Setup, State]:
     """The newest State of a run, and the set-up it belongs to, on one device."""
     directory = RunDirectory(path)
     if not path.is_dir():
         raise UserError(f"there is no run directory '{path}'")
     config, _, _ = directory.read_config()
-    provenance.check_given(path, config, fed, method, model, optimizer)
+    provenance.check_given(path, config, fed, method, model, optimizer, loss)
     simple: dict[str, Any] = dict(
         chunk=1, devices=1, backend="auto", state_on="device"
     )  # what computes nothing needs no more
     config = dataclasses.replace(config, **simple, data_dir=data_dir or config.data_dir)
     start_jax(config)
-    setup = prepare(config, fed=fed, method=method, model=model, optimizer=optimizer, going_on=True, measure=False)
+    setup = prepare(
+        config, fed=fed, method=method, model=model, optimizer=optimizer, loss=loss, going_on=True, measure=False
+    )
     state = setup.simulation.init(config.seed, setup.net)
     found = checkpoint.latest(path / "checkpoints")
     return setup, checkpoint.load(found, state, config.hash(), setup.fed.num_clients)
@@ -124,6 +126,7 @@ def export(
     method: Any = None,
     model: Any = None,
     optimizer: Any = None,
+    loss: Any = None,
     data_dir: str | None = None,
 ) -> pathlib.Path:
     """Write the model of a run directory to `out` (.npz or .msgpack; default: in the run directory); returns the file.
@@ -134,7 +137,7 @@ def export(
     file = pathlib.Path(out) if out is not None else path / ("global.npz" if client is None else f"client-{client}.npz")
     if file.suffix not in FORMATS:
         raise UserError(f"'{file}' is neither .npz nor .msgpack; choose one of these endings")
-    setup, state = stored_state(path, fed, method, model, optimizer, data_dir)
+    setup, state = stored_state(path, fed, method, model, optimizer, loss, data_dir)
     config, data = setup.config, setup.fed
     tree = global_net(setup, state) if client is None else client_predictor(setup, state, client)
     kept = ("method", "options", "model", "model_options", "conv", "dtype", "activations", "precision")

@@ -22,7 +22,7 @@ from fedjax_sim.engine.participation import Participation, parse_participation, 
 from fedjax_sim.engine.simulation import Simulation, simulate
 from fedjax_sim.errors import UserError
 from fedjax_sim.hooks import Method, Peers
-from fedjax_sim.local import losses, optim
+from fedjax_sim.local import optim
 from fedjax_sim.methods import make_method
 from fedjax_sim.metrics import make_metrics
 from fedjax_sim.metrics.base import described
@@ -30,6 +30,7 @@ from fedjax_sim.runner import autotune, checkpoint, interrupts, provenance, trai
 from fedjax_sim.runner.config import FULL, Config, check, straggler_terms
 from fedjax_sim.runner.start import host_devices_missing, start_jax, want_host_devices
 from fedjax_sim.runner.weights import initial_net, load_net, save_net
+from fedjax_sim.tasks import TOKENS, task_called
 from fedjax_sim.transforms import transformed
 from fedjax_sim.types import Env, State, Tree
 
@@ -91,8 +92,9 @@ def make_env(
     high: int,
     kept_out: int,
     optimizer: Any = None,
+    given_loss: Any = None,
 ) -> Env:
-    loss = losses.make_loss(config.loss, fed.classes, fed.name, **config.loss_options)
+    loss = training.make_loss(config, fed, given_loss)
     return Env(
         model=model,
         loss=loss,
@@ -117,12 +119,15 @@ def make_env(
 
 def step_flops(env: Env, fed: Federation, net: Tree) -> float:
     """Floating-point operations of one gradient step, from the unoptimised program; nothing is compiled or run."""
-    x = jax.ShapeDtypeStruct((env.batch_size, *fed.shape), env.dtype)
-    y = jax.ShapeDtypeStruct((env.batch_size,), jnp.int32)
+    x = models.batch_of(fed.shape, env.batch_size, env.dtype)
+    y = jax.ShapeDtypeStruct((env.batch_size, *fed.y.shape[1:]), fed.y.dtype)
 
     def loss(params, x, y):
         features, _ = env.model.features({**net, "params": params}, x, train=True)
-        return optax.softmax_cross_entropy_with_integer_labels(env.model.head({**net, "params": params}, features), y).mean()
+        outputs = env.model.head({**net, "params": params}, features)
+        if fed.task != "classification":
+            return jnp.square(outputs).mean()
+        return optax.softmax_cross_entropy_with_integer_labels(outputs, y).mean()
 
     cost = jax.jit(jax.grad(loss)).lower(jax.eval_shape(lambda: net["params"]), x, y).cost_analysis()
     return float((cost or {}).get("flops", 0.0))
@@ -136,6 +141,7 @@ def prepare(
     net: Tree | None = None,
     method: Method | None = None,
     optimizer: Any = None,
+    loss: Any = None,
     layout: layouts.Layout | None = None,
     capacity: int = 32,
     cohorts: tuple[tuple[int, ...], ...] = (),
@@ -155,7 +161,7 @@ def prepare(
     start_jax(config)
     with interrupts.guard():
         return _prepare(
-            config, fed, model, net, method, optimizer, layout, capacity, cohorts, say, measure, loaded, going_on
+            config, fed, model, net, method, optimizer, loss, layout, capacity, cohorts, say, measure, loaded, going_on
         )
 
 
@@ -166,6 +172,7 @@ def _prepare(
     net: Tree | None,
     method: Method | None,
     optimizer: Any,
+    loss: Any,
     layout: layouts.Layout | None,
     capacity: int,
     cohorts: tuple[tuple[int, ...], ...],
@@ -190,7 +197,7 @@ def _prepare(
     if method is not None:
         config = provenance.with_method(config, method)
     method = method or transformed(make_method(config.method, **config.options), config.transforms)
-    config = dataclasses.replace(config, loss=method.loss if config.loss == "auto" else config.loss)
+    config = training.with_loss(config, method, fed, loss)
     config = training.settled(config, method, optimizer)
     if model is not None:
         if config.activation_type != config.dtype:
@@ -198,12 +205,14 @@ def _prepare(
                 f"activations {config.activations} are for models known by name, and model= is an object; build it so: "
                 f"fedjax_sim.build(…, activations='{config.activations}'), or a flax module with a dtype of its own"
             )
-        model = models.as_model(model, fed.shape, fed.classes, dtype)
+        model = models.as_model(model, fed.shape, fed.classes, dtype, places=task_called(fed.task).target == TOKENS)
         provenance.check_model(model, fed, dtype)
         config = dataclasses.replace(config, model=model.name, own_model=True)
     else:
         models.check_options(config.model, config.model_options)
         how = dict(dtype=dtype, conv=config.conv, activations=config.activation_type)
+        if len(fed.shape) == 1:
+            how |= dict(vocabulary=int(np.max(fed.x)) + 1, places=task_called(fed.task).target == TOKENS)
         model = models.build(config.model, fed.shape, fed.classes, **how, **config.model_options)
     config = dataclasses.replace(config, model_shapes=provenance.shapes_of(model))
     if going_on:
@@ -221,11 +230,12 @@ def _prepare(
         config = dataclasses.replace(config, initial_weights=weights.checksum(net))
     else:
         net = initial_net(model, config.seed)
-    env = make_env(config, fed, model, method, dtype, high, len(unseen), optimizer)
+    env = make_env(config, fed, model, method, dtype, high, len(unseen), optimizer, loss)
+    training.check_task(method, fed, env)
     training.check_method(method, config, env.optimizer)
     check_kept_state(config, env, net)
     check_evaluations(method, config.evaluations, env.bn_local)
-    metrics = make_metrics(config.metrics, fed.classes)
+    metrics = make_metrics(config.metrics, fed.classes, task_called(fed.task).metrics)
     host_devices_missing(config)
 
     def on(layout: layouts.Layout, stored: str) -> Simulation:

@@ -126,12 +126,15 @@ def check_same(stored: Config, now: Config, fed: Federation) -> None:
         )
 
 
-def check_given(path: Any, config: Config, fed: Any, method: Any, model: Any, optimizer: Any = None) -> None:
+def check_given(
+    path: Any, config: Config, fed: Any, method: Any, model: Any, optimizer: Any = None, loss: Any = None
+) -> None:
     """What was given from Python must be given again."""
     given: list[tuple[bool, Any, str, Callable[[], str]]] = [
         (config.own_data, fed, "fed", lambda: f"data given from Python ({config.data})"),
         (bool(config.own_method), method, "method", lambda: f"a method given as an object ({config.method})"),
         (bool(config.own_optimizer), optimizer, "optimizer", lambda: "an optimiser given as an object"),
+        (bool(config.own_loss), loss, "loss", lambda: f"a loss given as an object ({config.own_loss})"),
         (config.own_model, model, "model", lambda: f"a model given as an object ({config.model})"),
     ]
     missing = [(name, what()) for own, value, name, what in given if own and value is None]

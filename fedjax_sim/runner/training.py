@@ -1,4 +1,4 @@
-"""The run's optimiser: from the words of a Config, or an object of the user's, to a record of `local.optim`."""
+"""The run's optimiser and loss: from the words of a Config, or objects of the user's, to records of `local`."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ import dataclasses
 import hashlib
 from typing import Any
 
+from fedjax_sim.data.federation import Federation
 from fedjax_sim.errors import UserError
 from fedjax_sim.hooks import Method
-from fedjax_sim.local import optim, optimizers
+from fedjax_sim.local import losses, optim, optimizers
 from fedjax_sim.options import convert, real, shown
 from fedjax_sim.runner.config import UNSAID, Config, Unsaid
+from fedjax_sim.tasks import CLASS, task_called
+from fedjax_sim.types import Env
 
 SGD = "sgd"
 OWN_RATE = 1.0  # of an object that has its learning rate inside
@@ -100,3 +103,42 @@ def check_method(method: Method, config: Config, rule: optim.Optimizer) -> None:
             else f"local-schedule {config.local_schedule}"
         )
         raise UserError(f"method '{method.name}' does not go with {what}: {method.needs_sgd}; use plain sgd")
+
+
+# ---- the loss and the task ------------------------------------------------------------------------------------------
+def with_loss(config: Config, method: Method, fed: Federation, given: Any = None) -> Config:
+    """`config` with its loss: the method's own unless it names one, or the task's where that is of no use there."""
+    task = task_called(fed.task)
+    if given is not None:
+        if config.loss not in ("auto", "own"):
+            raise UserError(f"loss '{shown(config.loss)}' and a loss as an object are two; leave one out")
+        if not callable(given) and not isinstance(given, losses.Loss):
+            raise UserError(f"loss= is {shown(repr(given))}, neither a name nor a function (outputs, targets) -> [B]")
+        return dataclasses.replace(config, loss="own", own_loss=getattr(given, "__name__", repr(given)))
+    if config.loss != "auto":
+        return config
+    usable = task.target in losses.CLASSES[method.loss].targets and (task.name == "classification" or method.loss != "ce")
+    return dataclasses.replace(config, loss=method.loss if usable else task.loss)
+
+
+def make_loss(config: Config, fed: Federation, given: Any = None) -> losses.Loss:
+    """The local loss, made for the task of the data."""
+    if given is None:
+        made = losses.make_loss(config.loss, fed.classes, fed.name, **config.loss_options)
+    else:
+        made = given if isinstance(given, losses.Loss) else losses.OwnLoss(function=given)
+    losses.check_task(made, task_called(fed.task))
+    return made
+
+
+def check_task(method: Method, fed: Federation, env: Env) -> None:
+    """Refuse a method whose equations are about classes where the task has none."""
+    task = task_called(fed.task)
+    why = method.needs_classes if task.target != CLASS else ""
+    if env.track_confusion and not task.has_classes:
+        why = why or "it reads the confusion of classes"
+    if why:
+        raise UserError(
+            f"method '{method.name}' is for classification with one class and one vector of logits per example, and the task "
+            f"of '{shown(fed.name)}' is {task.name}: {why}"
+        )

@@ -12,14 +12,13 @@ import jax
 from fedjax_sim.engine.round import Numbers, numbers_of
 from fedjax_sim.errors import UserError, unknown
 from fedjax_sim.local import optim, optimizers
-from fedjax_sim.local.losses import make_loss
 from fedjax_sim.methods import make_method
 from fedjax_sim.options import like, shown
 from fedjax_sim.runner.config import Config, check
 from fedjax_sim.runner.directory import RunDirectory
 from fedjax_sim.runner.driver import Result, drive
 from fedjax_sim.runner.prepare import Setup
-from fedjax_sim.runner.training import make_optimizer
+from fedjax_sim.runner.training import make_loss, make_optimizer
 from fedjax_sim.transforms import innermost, transformed
 
 OF_THE_RUN = ("lr", "momentum", "weight_decay", "clip_norm")
@@ -73,7 +72,7 @@ def numbers_for(setup: Setup, config: Config) -> Numbers:
     if not isinstance(rule, optimizers.Own):
         rule = make_optimizer(config, r.env.model.groups)
     rates = optim.schedule(config.schedule, config.lr, config.schedule_rounds)
-    loss = make_loss(config.loss, setup.fed.classes, setup.fed.name, **config.loss_options)
+    loss = r.env.loss if config.loss == "own" else make_loss(config, setup.fed)
     env = dataclasses.replace(r.env, optimizer=rule, loss=loss)
     return numbers_of(dataclasses.replace(r, method=method, env=env, lr=rates))
 
