@@ -194,7 +194,10 @@ def add_evaluation(score: Any) -> None:
         help=f"comma list of {{evaluations}} (default: {','.join(DEFAULT.evaluations)})",
     )
     score.add_argument(
-        "--metrics", default="", metavar="NAMES", help="comma list of {metrics}, measured beside accuracy, loss and worst_decile"
+        "--metrics",
+        default="",
+        metavar="NAMES",
+        help="comma list of {metrics}, measured beside accuracy, loss and worst_decile",
     )
     _add(score, "probe", bool, "record participants' accuracy before and after local training")
 
