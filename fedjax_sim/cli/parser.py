@@ -167,8 +167,8 @@ def add_training(train: Any) -> None:
         default=[],
         metavar="NAME.OPTION=VALUE",
         dest="sets",
-        help="option of a method, of its agent ({agents}), of a transform around it, of the model, or of the loss, e.g. "
-        "fedavg.weights=uniform, fedpolicy.agent.lr=0.01, clip.norm=0.5, model.stem=cifar, loss.gamma=1; may be repeated",
+        help="option of a method, of its agent ({agents}), of the model, or of the loss, e.g. fedavg.weights=uniform, "
+        "fedpolicy.agent.lr=0.01, model.stem=cifar, loss.gamma=1; may be repeated",
     )
     train.add_argument(
         "--transform",
@@ -200,10 +200,7 @@ def add_evaluation(score: Any) -> None:
         help=f"comma list of {{evaluations}} (default: {','.join(DEFAULT.evaluations)})",
     )
     score.add_argument(
-        "--metrics",
-        default="",
-        metavar="NAMES",
-        help="comma list of {metrics}, measured beside accuracy, loss and worst_decile",
+        "--metrics", default="", metavar="NAMES", help="comma list of {metrics}, beside accuracy, loss and worst_decile"
     )
     _add(score, "probe", bool, "record participants' accuracy before and after local training")
 
