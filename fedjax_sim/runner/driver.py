@@ -21,7 +21,7 @@ from fedjax_sim.engine import host_rows
 from fedjax_sim.engine import layout as layouts
 from fedjax_sim.engine.loop_backend import LoopBackend
 from fedjax_sim.errors import UserError
-from fedjax_sim.runner import checkpoint, interrupts
+from fedjax_sim.runner import checkpoint, interrupts, manifest
 from fedjax_sim.runner import lanes as lanes_of
 from fedjax_sim.runner.config import Config
 from fedjax_sim.runner.directory import RunDirectory
@@ -174,11 +174,11 @@ def begin(
         return reopen(lane, resume_from, say)
     for lane in lanes:
         if lane.directory is not None and writes():
-            lane.directory.check_free()
+            lane.directory.check_free(lane.setup.config)
     states = [lane.setup.first_state() for lane in lanes]
     for lane in lanes:
         if lane.directory is not None and writes():
-            lane.directory.create(lane.setup.config, lane.setup.resolved)
+            lane.directory.create(lane.setup.config, lane.setup.resolved, say)
             lane.directory.write_labels(lane.setup.fed.label_counts())
     return lanes_of.stack_states([lane.setup for lane in lanes], states), []
 
@@ -197,7 +197,7 @@ def reopen(lane: Lane, resume_from: pathlib.Path, say: Callable[[str], None]) ->
         raise UserError(f"checkpoint '{resume_from}' is of round {round_}; restore its name to resume")
     timings = directory.read(lane.recorder, files, round_)
     if writes():
-        changed = directory.changed()
+        changed = manifest.changed(directory.path)
         if changed:
             say(
                 f"{', '.join(changed)} in '{directory.path}' were changed, or cut short by a kill; written anew from the "
