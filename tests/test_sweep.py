@@ -14,7 +14,7 @@ import tomllib
 import types
 
 import pytest
-from drawn import write_run
+from drawn import sign, write_run
 from test_cli import empty_folder, refused
 
 from fedjax_sim.cli.main import main
@@ -152,6 +152,8 @@ class Pretend:
             write_run(self.folder.run(handle.job), handle.job.config.method, handle.job.config.seed, rounds=2)
             file = self.folder.run(handle.job) / "summary.json"
             file.write_text(json.dumps(json.loads(file.read_text()) | {"rounds": 2}))
+            sign(file.parent)
+            self.folder.own(handle.job)
         return code, "round 3" if code == -9 else ""
 
     def stop(self, handle):
@@ -258,6 +260,8 @@ def test_slurm_script_and_submission(capsys, tmp_path, monkeypatch):
     write_run(ended.run(jobs[1]), "fedavg", 1, rounds=2)
     told = ended.run(jobs[1]) / "summary.json"
     told.write_text(json.dumps(json.loads(told.read_text()) | {"rounds": 2}))
+    sign(told.parent)
+    ended.own(jobs[1])
     assert main(command) == 0
     said = capsys.readouterr()
     assert "as job 4711" in said.err and "--gather" in said.err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pathlib
 import shutil
 
@@ -163,3 +164,33 @@ def test_seeds_go_on_with_the_same_command(tmp_path, capsys):
     first = figures(tmp_path / "out" / "seed-0")
     assert main(command) == 0
     assert figures(tmp_path / "out" / "seed-0") == first and (tmp_path / "out" / "seed-1" / "summary.json").exists()
+
+
+# ---- the end of a resumed run -----------------------------------------------------------------------------------------
+CLOCK = ("seconds_per_round", "rounds_per_second", "compile_seconds", "peak_rss_mb", "time_min_to", "convergence_seconds")
+
+
+def without_clock(out: pathlib.Path) -> str:
+    told = json.loads((out / "summary.json").read_text())
+    return json.dumps({name: value for name, value in told.items() if name not in CLOCK})
+
+
+@pytest.mark.parametrize("method, more", [("fedavg", {}), ("fedavg_ft", dict(personal_every=2)), ("local", {})])
+def test_the_summary_is_the_same_after_a_resume(tmp_path, method, more):
+    """Killed after round 4 of 5 and gone on, or lost and made again: every figure to the last bit, but for the clock's."""
+    options = OPTIONS | dict(rounds=5, eval_every=1, checkpoint_every=2) | more
+    evaluate = dict(evaluations=("personal",)) if method == "local" else {}
+    run(method, tiny.federation(), out=tmp_path / "whole", **options, **evaluate)
+    with pytest.MonkeyPatch.context() as patch:
+        real = driver.save
+        patch.setattr(driver, "save", lambda lanes, state, pick: (killed if int(state.t) == 5 else real)(lanes, state, pick))
+        with pytest.raises(Killed):
+            run(method, tiny.federation(), out=tmp_path / "cut", **options, **evaluate)
+    resume(tmp_path / "cut", fed=tiny.federation())
+    assert without_clock(tmp_path / "cut") == without_clock(tmp_path / "whole")
+    before = (tmp_path / "whole" / "summary.json").read_bytes()
+    resume(tmp_path / "whole", fed=tiny.federation())
+    assert (tmp_path / "whole" / "summary.json").read_bytes() == before  # nothing ran: not even the clock has moved
+    (tmp_path / "whole" / "summary.json").unlink()
+    resume(tmp_path / "whole", fed=tiny.federation())
+    assert without_clock(tmp_path / "whole") == without_clock(tmp_path / "cut")

@@ -214,7 +214,7 @@ def profile(args: argparse.Namespace) -> int:
     start(config, args)
     from fedjax_sim.cli import describe
     from fedjax_sim.runner.facts import check_reach
-    from fedjax_sim.runner.files import write_json
+    from fedjax_sim.runner.files import checksum, write_json
     from fedjax_sim.runner.prepare import prepare
     from fedjax_sim.runner.profile import stage_seconds
 
@@ -236,7 +236,8 @@ def profile(args: argparse.Namespace) -> int:
     say(describe.stage_table(setup, seconds, repeats))
     if args.out and first_process():
         out.mkdir(parents=True)
-        write_json(out / "profile.json", {"method": config.method, "config": setup.config.to_json(), "seconds": seconds})
+        found = {"method": config.method, "config": setup.config.to_json(), "seconds": seconds}
+        write_json(out / "profile.json", found | {"checksum": checksum(found)})
         say(f"written: {out / 'profile.json'}")
     return 0
 

@@ -11,7 +11,6 @@ import contextlib
 import csv
 import io
 import json
-import math
 import pathlib
 from collections.abc import Callable
 from typing import Any
@@ -32,6 +31,7 @@ from fedjax_sim.runner.files import (
     number,
     reason,
     stamp,
+    value,
     write_bytes,
 )
 from fedjax_sim.runner.lock import Lock
@@ -46,6 +46,7 @@ class RunDirectory:
         self.lock = Lock(path)
         self.rows: dict[str, bytes] = {}  # the files of rows, as last written
         self.stamps: dict[str, dict[str, Any]] = {}  # size and checksum of every file
+        self.ended: dict[str, Any] | None = None  # the summary of a run that had all of its rounds when it was opened
 
     def check_free(self, config: Config) -> None:
         """Nothing is there, or nothing but what the same run left before its first checkpoint."""
@@ -100,6 +101,12 @@ class RunDirectory:
             with contextlib.suppress(OSError):
                 left.unlink()
 
+    def read_end(self, rounds: int) -> None:
+        """Keep the summary of a run that has ended after `rounds`, if every file is as it was written."""
+        with contextlib.suppress(UserError, ValueError, KeyError, TypeError, RecursionError):
+            told = json.loads(manifest.verified(self.path)[manifest.SUMMARY])
+            self.ended = told if told["rounds"] == rounds else None
+
     # ---- the configuration ---------------------------------------------------------------------------------------
     def write_config(self, config: Config, resolved: dict[str, Any]) -> None:
         data = dict(
@@ -122,7 +129,9 @@ class RunDirectory:
             if isinstance(problem, UserError):
                 raise
             if manifest.empty(self.path):
-                raise UserError(f"'{self.path}' is not a run directory: it is empty; repeat the command that made it") from None
+                raise UserError(
+                    f"'{self.path}' is not a run directory: it is empty; repeat the command that made it"
+                ) from None
             raise UserError(f"'{self.path}' is not a run directory: its config.json cannot be read") from None
         if changed:
             raise UserError(
@@ -159,7 +168,6 @@ class RunDirectory:
 
     def read(self, recorder: Recorder, files: dict[str, bytes], round_: int) -> list[dict[str, Any]]:
         """Bring a recorder back to what it was at `round_`, from the rows that the checkpoint kept; returns the timings."""
-        value = lambda text: math.nan if text == "" else int(text) if text.lstrip("-").isdigit() else float(text)
 
         def rows(name: str) -> list[dict[str, Any]]:
             lines = csv.DictReader(io.StringIO(files[name].decode(), newline="")) if name in files else ()

@@ -6,6 +6,7 @@ has its own recorder and its own directory, written as the run goes on, so a lan
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import pathlib
 import sys
@@ -25,6 +26,7 @@ from fedjax_sim.runner import checkpoint, interrupts, manifest
 from fedjax_sim.runner import lanes as lanes_of
 from fedjax_sim.runner.config import Config
 from fedjax_sim.runner.directory import RunDirectory
+from fedjax_sim.runner.files import as_stored
 from fedjax_sim.runner.prepare import Setup
 from fedjax_sim.runner.programs import compile_once
 from fedjax_sim.runner.progress import progress_sink
@@ -196,6 +198,8 @@ def reopen(lane: Lane, resume_from: pathlib.Path, say: Callable[[str], None]) ->
     if resume_from.name != f"{round_:08d}":
         raise UserError(f"checkpoint '{resume_from}' is of round {round_}; restore its name to resume")
     timings = directory.read(lane.recorder, files, round_)
+    if round_ == setup.config.rounds:
+        directory.read_end(round_)
     if writes():
         changed = manifest.changed(directory.path)
         if changed:
@@ -307,7 +311,10 @@ def finish(
     lane: Lane, state: State, timings: list[dict[str, Any]], compile_seconds: float, program: Callable | None
 ) -> Result:
     recorder, directory = lane.recorder, lane.directory
-    summary = summarise(lane.setup, recorder, timings, compile_seconds)
+    told = copy.copy(recorder)  # as the files have it: a resumed run knows no more digits, and gets the same figures
+    told.rows, told.rounds = ([as_stored(row) for row in rows] for rows in (recorder.rows, recorder.rounds))
+    kept = directory.ended if directory is not None else None  # nothing was left to do: not even the clock has moved
+    summary = kept or summarise(lane.setup, told, [as_stored(row) for row in timings], compile_seconds)
     if directory is not None and writes():
         directory.write_summary(summary)
     out = directory.path if directory else None

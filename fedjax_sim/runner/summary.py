@@ -79,7 +79,7 @@ def summarise(setup: Setup, recorder: Recorder, timings: list[dict[str, Any]], c
         bytes_up=end.get("bytes_up", 0),
         dropped=sum(r["dropped"] for r in recorder.rounds),
         **figures.divergence_figures(recorder.rounds),
-        final_loss_finite=math.isnan(end.get("global_acc", math.nan)) or math.isfinite(end["global_loss"]),
+        final_loss_finite=math.isnan(end.get("global_acc", math.nan)) or math.isfinite(end.get("global_loss", math.nan)),
         peak_rss_mb=peak_rss_mb(),
         peak_rss_note="of the process since it started",
         seed=config.seed,
