@@ -128,7 +128,7 @@ def test_report_never_shows_other_figures(swept, tmp_path, kind):
         refused += 1
         assert [r.path.name for r in runs] == ["fedavg-s1"] and len(said) == 1, (name, said)
         assert said[0].startswith(f"left out: '{run}'") and "\n" not in said[0]
-        with pytest.raises(UserError, match="damaged|not a run directory"):
+        with pytest.raises(UserError, match=r"damaged|not a run directory"):
             load_runs([run])
     assert refused >= len(NAMES) - 1
 
@@ -191,7 +191,7 @@ def test_a_manifest_names_only_files_of_the_run(swept, tmp_path):
     (tmp_path / "secret").write_text("x")
     manifest.write(run, told["files"] | {"../secret": {"size": 1, "sha256": "0"}})
     assert manifest.changed(run) == ["manifest.json"]
-    with pytest.raises(UserError, match="manifest.json is not as written"):
+    with pytest.raises(UserError, match=r"manifest\.json is not as written"):
         load_run(run)
 
 

@@ -22,7 +22,6 @@ from fedjax_sim.cli.sweep import local, on_ray, queue
 from fedjax_sim.cli.sweep.jobs import Folder, pending, write_results
 from fedjax_sim.cli.sweep.plan import jobs_of
 from fedjax_sim.cli.sweep.table import Table, results
-from fedjax_sim.errors import UserError
 from fedjax_sim.report.runs import load_runs
 from fedjax_sim.runner.lock import Lock
 

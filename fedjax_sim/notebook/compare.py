@@ -95,7 +95,8 @@ def compare(
     for entry, setups in ready.items():
         if folder is not None:
             args = argparse.Namespace(seeds=seeds, seeds_mode="loop")
-            runs = execute_all(setups, args, folder / folder_of(entry), progress=progress, sinks=sinks, say=print)
+            more: dict[str, Any] = dict(progress=progress, sinks=sinks, say=print, again="the same call of compare")
+            runs = execute_all(setups, args, folder / folder_of(entry), **more)
         elif len(setups) > 1:
             runs = [execute(s, None, progress=progress, sinks=sinks) for s in setups]
         else:

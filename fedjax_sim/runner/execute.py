@@ -116,11 +116,13 @@ def resume(
     model: Any = None,
     data_dir: str | None = None,
     say: Callable[[str], None] | None = None,
+    again: str = "",
 ) -> Result:
     """Continue a run directory from its newest checkpoint, or from its start where it has none yet; `rounds` may extend it.
 
     fed, method, model: what was given as an object when the run was started; it must be the same. On fewer devices than
-    before the run goes on with other rounding. say: where remarks go (default: the standard error stream).
+    before the run goes on with other rounding. say: where remarks go (default: the standard error stream). again: what goes
+    on after an interrupt with all that was asked for (default: this run's own command).
     """
     say = say or (lambda text: print(text, file=sys.stderr))
     directory = RunDirectory(pathlib.Path(path))
@@ -132,7 +134,7 @@ def resume(
     if jax.process_index() == 0:
         directory.lock.take()
     try:
-        return _resume(directory, rounds, progress, sinks_of(callback, log), fed, method, model, data_dir, say)
+        return _resume(directory, rounds, progress, sinks_of(callback, log), fed, method, model, data_dir, say, again)
     finally:
         directory.lock.release()
 
@@ -147,6 +149,7 @@ def _resume(
     model: Any,
     data_dir: str | None,
     say: Callable[[str], None],
+    again: str,
 ) -> Result:
     config, resolved, _ = directory.read_config()  # again: nobody else changes it now
     begun = manifest.unfinished(directory.path)  # killed before its first checkpoint
@@ -168,7 +171,7 @@ def _resume(
     changes = extension(setup, planned) if total != planned else ""
     if changes and jax.process_index() == 0:
         say(changes)
-    return execute(setup, directory, progress=progress, sinks=sinks, resume_from=found, say=say)
+    return execute(setup, directory, progress=progress, sinks=sinks, resume_from=found, say=say, again=again)
 
 
 def with_first_weights(setup: Setup, path: pathlib.Path) -> Setup:
@@ -185,7 +188,13 @@ def with_first_weights(setup: Setup, path: pathlib.Path) -> Setup:
 
 
 def gone_on(
-    setup: Setup, path: pathlib.Path, *, progress: bool = False, sinks: Sequence[Sink] = (), say: Callable[[str], None]
+    setup: Setup,
+    path: pathlib.Path,
+    *,
+    progress: bool = False,
+    sinks: Sequence[Sink] = (),
+    say: Callable[[str], None],
+    again: str = "",
 ) -> Result | None:
     """A run that was begun in `path` to its end, from its newest checkpoint; None where nothing is left to go on from."""
     if not exists(path) or manifest.empty(path):
@@ -198,7 +207,8 @@ def gone_on(
             f"'{path}' has ended, or is damaged, and has no checkpoint to go on from; it is left as it is: move it away, or "
             f"choose another --out"
         )
-    return resume(path, setup.config.rounds, progress=progress, log=sinks, say=say, data_dir=setup.config.data_dir)
+    more: dict[str, Any] = dict(progress=progress, log=sinks, say=say, again=again)
+    return resume(path, setup.config.rounds, data_dir=setup.config.data_dir, **more)
 
 
 def devices_now(config: Config, resolved: dict[str, Any], say: Callable[[str], None]) -> Any:
@@ -234,9 +244,12 @@ def execute(
     resume_from: pathlib.Path | None = None,
     say: Callable[[str], None] | None = None,
     program: Callable | None = None,
+    again: str = "",
 ) -> Result:
     """Drive one prepared run to its end; see `driver.drive`."""
-    more: dict[str, Any] = dict(progress=progress, sinks=sinks, resume_from=resume_from, say=say, program=program)
+    more: dict[str, Any] = dict(
+        progress=progress, sinks=sinks, resume_from=resume_from, say=say, program=program, again=again
+    )
     (result,) = drive([setup], [directory], **more)
     return result
 

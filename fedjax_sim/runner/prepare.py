@@ -143,7 +143,7 @@ def prepare(
     """
     check(config)
     start_jax(config)
-    with interrupts.guard():
+    with interrupts.guard(), interrupts.at_once():
         return _prepare(config, fed, model, net, method, layout, capacity, cohorts, say, measure, loaded, going_on)
 
 
