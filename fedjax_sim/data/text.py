@@ -5,8 +5,8 @@
 options       `text:PATH,window=64,unit=characters` (or bytes); for a .csv also speaker=COLUMN and text=COLUMN.
 
 A client's text is cut into windows that do not overlap; a window predicts each of its tokens from those before it. The end
-of a text that does not fill a window is padded, and the padding does not count. Every fifth window of each client, in a fixed
-random order, is for testing.
+of a text that does not fill a window is padded, and the padding does not count. Every fifth window of each client, in a
+fixed random order, is for testing.
 """
 
 from __future__ import annotations

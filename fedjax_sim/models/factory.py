@@ -86,12 +86,13 @@ def build(
         raise UserError(f"the input shape of a model is (height, width, channels), all at least 1, not {tuple(shape)}")
     if classes < 1:
         raise UserError(f"a model needs at least 1 class, not {classes}")
-    shape = tuple(int(n) for n in shape)
-    height, width, channels = shape if len(shape) == 3 else (1, 1, 1)
+    sides = tuple(int(n) for n in shape)
+    height, width, channels = sides if len(sides) == 3 else (1, 1, 1)
+    shape, image = sides, (height, width, channels)
     if name == "resnet18":
         from fedjax_sim.models.resnet import build_resnet18
 
-        return build_resnet18(shape, classes, dtype=dtype, conv=conv, activations=activations, **options)
+        return build_resnet18(image, classes, dtype=dtype, conv=conv, activations=activations, **options)
 
     entry = REGISTRY[name]
     if entry.build is not None:
@@ -120,7 +121,7 @@ def build(
         height, width = ((n + 2 * pad - k + 1) // (2 if pool else 1) for n in (height, width))
         channels = co
         if min(height, width) < 1:
-            raise too_small(name, shape)
+            raise too_small(name, image)
     widths = (height * width * channels, *hidden, classes)
     for a, b in itertools.pairwise(widths):
         if a * b > LARGEST:

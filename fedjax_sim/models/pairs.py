@@ -47,7 +47,8 @@ def nnx_model(given: Any, shape: tuple[int, ...], dtype: Any, places: bool) -> M
     """Of an NNX module (whose weights are drawn anew from the run's seed) or a class that takes `rngs` alone."""
     module = given(rngs=nnx.Rngs(0)) if isinstance(given, type) else given
     name = type(module).__name__
-    graph, params, rest = nnx.split(module, nnx.Param, ...)
+    split: Any = nnx.split(module, nnx.Param, ...)
+    graph, params, rest = split
     if jax.tree.leaves(rest):
         kept = ", ".join(
             sorted({type(v).__name__ for v in jax.tree.leaves(rest, is_leaf=lambda a: isinstance(a, nnx.Variable))})

@@ -1,7 +1,7 @@
 """Models of tokens: `lstm` and a small causal `transformer`, as functions of one client's weights.
 
 x [B, T] of whole numbers below the vocabulary -> features [B, T, d], each of what stands there and before it, and the linear
-head `fc` makes logits [B, T, C] of them; for one target per example (`places=False`) the features are those of the last place.
+head `fc` makes logits [B, T, C] of them; for one target per example (`places=False`) the features are of the last place.
 
 Small vocabularies are embedded by a product with one-hot rows, whose gradient is a product too: no scatter, and all clients'
 tables side by side in one operation. The LSTM's weights get their gradient from one product over all places after the scan

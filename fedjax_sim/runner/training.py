@@ -139,6 +139,6 @@ def check_task(method: Method, fed: Federation, env: Env) -> None:
         why = why or "it reads the confusion of classes"
     if why:
         raise UserError(
-            f"method '{method.name}' is for classification with one class and one vector of logits per example, and the task "
-            f"of '{shown(fed.name)}' is {task.name}: {why}"
+            f"method '{method.name}' is for classification with one class and one vector of logits per example, and the "
+            f"task of '{shown(fed.name)}' is {task.name}: {why}"
         )

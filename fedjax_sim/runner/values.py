@@ -19,7 +19,7 @@ from fedjax_sim.runner.directory import RunDirectory
 from fedjax_sim.runner.driver import Result, drive
 from fedjax_sim.runner.prepare import Setup
 from fedjax_sim.runner.training import make_loss, make_optimizer
-from fedjax_sim.transforms import innermost, transformed
+from fedjax_sim.transforms import innermost, names_of, transformed, with_option
 
 OF_THE_RUN = ("lr", "momentum", "weight_decay", "clip_norm")
 LOSS = "loss."  # before an option of the local loss
@@ -34,7 +34,17 @@ def allowed(setup: Setup) -> dict[str, str]:
     run += [LOSS + name for name in numbers.loss.numbers]
     if isinstance(numbers.optimizer, optimizers.Rule):
         run += [RULE + name for name in numbers.optimizer.values.numbers]
-    return {name: name for name in own} | {before + name: name for name in own} | {name: name for name in run}
+    around = [
+        f"{name}.{option}" for name in names_of(setup.config.transforms) for option in numbers_around(numbers.method, name)
+    ]
+    return {name: name for name in own} | {before + name: name for name in own} | {name: name for name in (*run, *around)}
+
+
+def numbers_around(method: Any, name: str) -> list[str]:
+    """Real options of the transform `name` around a method."""
+    while getattr(method, "inner", None) is not None and method.name != name:
+        method = method.inner
+    return [option for option in method.numbers if not option.startswith("inner.")]
 
 
 def with_value(setup: Setup, name: str, value: Any) -> Setup:
@@ -53,6 +63,9 @@ def with_value(setup: Setup, name: str, value: Any) -> Setup:
         rule, options = optimizers.parse(config.optimizer)
         options |= {name.removeprefix(RULE): str(value)}
         config = dataclasses.replace(config, optimizer=f"{rule}:{','.join(f'{k}={v}' for k, v in options.items())}")
+    elif (owner := name.partition(".")[0]) in names_of(config.transforms):
+        texts = with_option(config.transforms, owner, name.partition(".")[2], value)
+        config = dataclasses.replace(config, transforms=texts)
     else:
         config = dataclasses.replace(config, options={**config.options, option: value})
     check(config)
@@ -88,8 +101,8 @@ def run_values(
 ) -> list[Result]:
     """Runs that differ in one real setting, side by side in one program; directories out/NAME=VALUE.
 
-    name: lr, momentum, weight_decay, clip_norm, optimizer.OPTION, loss.OPTION, or a field of the method, or of its agent,
-    that is annotated Real.
+    name: lr, momentum, weight_decay, clip_norm, optimizer.OPTION, loss.OPTION, or a field of the method, of its agent, or
+    TRANSFORM.OPTION of a transform around it, that is annotated Real.
     progress, more: see `driver.drive`.
 
     >>> from fedjax_sim import Config, prepare
