@@ -117,9 +117,13 @@ def task_of(x: np.ndarray, y: Any) -> str:
     """
     if y is None:
         return "sequence"
-    kind, x = np.asarray(y), np.asarray(x)
+    try:
+        kind = np.asarray(y)
+    except ValueError:  # ragged: said where it is looked at
+        return "classification"
     if kind.dtype.kind == "f":
         return "regression"
-    if kind.ndim == 2 and kind.shape == x.shape and x.dtype.kind in "iu":
-        return "sequence"
-    return "multilabel" if kind.ndim == 2 else "classification"
+    if kind.ndim != 2:
+        return "classification"
+    x = np.asarray(x)
+    return "sequence" if kind.shape == x.shape and x.dtype.kind in "iu" else "multilabel"

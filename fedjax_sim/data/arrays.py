@@ -9,7 +9,7 @@ import numpy as np
 
 from fedjax_sim.data.spec import shown
 from fedjax_sim.errors import UserError
-from fedjax_sim.tasks import CLASS, REAL, TOKENS, task_called
+from fedjax_sim.tasks import CLASS, LABELS, REAL, TOKENS, task_called
 
 MOST_CLASSES = 100_000  # a table of clients x classes must stay a table
 BLOCK = 1 << 22  # values looked at together: no copy of a large pool
@@ -100,6 +100,14 @@ def _ids(values: np.ndarray, what: str, least: int) -> np.ndarray:
         wrong = values[(values < least) | (values >= MOST_CLASSES)][0]
         raise UserError(f"{what} must be tokens from {least} to {MOST_CLASSES - 1}, but has {wrong}")
     return values.astype(np.int32)
+
+
+def outputs_of(task: str, x: np.ndarray, y: np.ndarray) -> int:
+    """What a model of these data has to tell apart: classes, numbers, labels, or tokens."""
+    target = task_called(task).target
+    if target in (REAL, LABELS):
+        return int(y.shape[1])
+    return max(int(y.max(initial=-1)), int(x.max()) if target == TOKENS and x.ndim == 2 else -1) + 1
 
 
 def blocks(x: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:

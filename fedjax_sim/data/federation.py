@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedjax_sim.data.arrays import MOST_CLASSES, check_inputs, check_targets
+from fedjax_sim.data.arrays import MOST_CLASSES, check_inputs, check_targets, outputs_of
 from fedjax_sim.data.provenance import Origin, fingerprint
 from fedjax_sim.data.spec import shown
 from fedjax_sim.errors import UserError
@@ -241,14 +241,6 @@ def _next_tokens(x: Any, y: Any, test: Any, task: str) -> tuple[Any, Any, Any]:
     if isinstance(test, tuple) and len(test) == 2 and test[1] is None:
         test = (np.asarray(test[0])[:, :-1], np.asarray(test[0])[:, 1:])
     return x[:, :-1], x[:, 1:], test
-
-
-def outputs_of(task: str, x: np.ndarray, y: np.ndarray) -> int:
-    """What a model of these data has to tell apart: classes, numbers, labels, or tokens."""
-    target = task_called(task).target
-    if target in (REAL, LABELS):
-        return int(y.shape[1])
-    return max(int(y.max(initial=-1)), int(x.max()) if target == TOKENS and x.ndim == 2 else -1) + 1
 
 
 def pad_rows(per_client: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:

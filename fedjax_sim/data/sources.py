@@ -14,8 +14,7 @@ import numpy as np
 from fedjax_sim.data import digits
 from fedjax_sim.data import synthetic as synthetic_images
 from fedjax_sim.data import text as texts
-from fedjax_sim.data.arrays import check_inputs, check_labels, check_targets
-from fedjax_sim.data.federation import outputs_of
+from fedjax_sim.data.arrays import check_inputs, check_labels, check_targets, outputs_of
 from fedjax_sim.data.folder import exists, read_idx_folder, read_named, read_npz, user_path
 from fedjax_sim.data.images import resize_bilinear, to_uint8
 from fedjax_sim.data.npz import reason
