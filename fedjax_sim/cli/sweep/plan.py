@@ -46,6 +46,9 @@ class Job:
     name: str  # of its folder: method, seed, and the first digits of what it is
     config: Config
     point: dict[str, str]  # the grid's settings that it has
+    before: Job | None = None  # the run that it starts from …
+    parts: str = ""  # … and what of its state
+    kind: str = "run"  # or profile: the parts of a round are timed
 
 
 def read(path: pathlib.Path) -> dict[str, Any]:
