@@ -1,5 +1,7 @@
-"""A table of cells as people read it: rows and columns, ours ± sd beside the published figure, Kendall's τ, footnotes; as text,
-Markdown and JSON. Knows nothing of papers: a sweep prints its results with it too."""
+"""A table of cells as people read it: ours ± sd beside the published figure, Kendall's τ, footnotes; text, Markdown, JSON.
+
+Knows nothing of papers: a sweep prints its results with it too.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +26,7 @@ class Cell:
     digits: int = 2
     better: int = 1
     reading: str = ""
+    figure: str = ""  # cells of one figure are ranked together
     note: str = ""  # why there is nothing
 
     @property
@@ -82,11 +85,11 @@ class Pivot:
         return any(cell.theirs is not None for cell in self.cells.values())
 
     def taus(self) -> dict[tuple[str, str], tuple[float, int]]:
-        """(line across which is compared, reading) -> (Kendall's τ of ours and the published, how many)."""
+        """(line across which is compared, figure) -> (Kendall's τ of ours and the published, how many)."""
         found: dict[tuple[str, str], list[Cell]] = {}
         for (row, col), cell in self.cells.items():
             if cell.theirs is not None and cell.mean is not None:
-                found.setdefault((col if self.rank == "rows" else row, cell.reading), []).append(cell)
+                found.setdefault((col if self.rank == "rows" else row, cell.figure), []).append(cell)
         tau = lambda cells: kendall([c.mean or 0.0 for c in cells], [c.theirs or 0.0 for c in cells])
         return {key: (tau(cells), len(cells)) for key, cells in found.items() if len(cells) > 2}
 
@@ -120,8 +123,8 @@ class Pivot:
     def grid(self) -> list[list[str]]:
         """Head and rows of text; Kendall's τ below or beside."""
         taus = self.taus()
-        readings = list(dict.fromkeys(reading for _, reading in taus))
-        shown = lambda key: ", ".join(f"{taus[key, r][0]:.2f}" for r in readings if (key, r) in taus)
+        figures = list(dict.fromkeys(figure for _, figure in taus))
+        shown = lambda key: ", ".join(f"{taus[key, f][0]:.2f}" for f in figures if (key, f) in taus)
         head = ["", *(label for _, label in self.cols)]
         body = [[label, *(self.text_of(self.cells.get((row, col))) for col, _ in self.cols)] for row, label in self.rows]
         if taus and self.rank == "rows":
@@ -146,8 +149,8 @@ class Pivot:
         above, below = self.sentences()
         rows = self.grid()
         widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-        lines = ["  ".join([row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))]).rstrip()
-                 for row in rows]  # fmt: skip
+        padded = lambda row: [row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))]
+        lines = ["  ".join(padded(row)).rstrip() for row in rows]
         return "\n".join([self.title, *above, "", *lines, *([""] if below else []), *below])
 
     def as_markdown(self) -> str:
@@ -179,7 +182,7 @@ class Pivot:
             )
             for (row, col), cell in self.cells.items()
         ]
-        taus = [dict(line=line, reading=reading, tau=clean(tau), of=n) for (line, reading), (tau, n) in self.taus().items()]
+        taus = [dict(line=line, figure=figure, tau=clean(tau), of=n) for (line, figure), (tau, n) in self.taus().items()]
         above, below = self.sentences()
         return dict(
             title=self.title, rows=dict(self.rows), cols=dict(self.cols), cells=cells, kendall=taus, said=[*above, *below]

@@ -1,11 +1,11 @@
 """How a figure is read from a run: KIND or KIND:ARGUMENT:…, as the tables name it. Accuracies in %.
 
-last:COLUMN          at the last evaluation that has it              best:COLUMN      the best over rounds, on test data
-last10:COLUMN        mean of the last ten evaluations                by_val:COLUMN    at the round best on the server's validation rows
-rounds_to:X:COLUMN   first round with at least X %; gb_to and minutes_to: what it had cost by then (GB: 2^30 bytes, down and up)
-sum:COLUMN           over all rounds, of rounds.csv                  share:ACTION     of all decisions
-seconds, seconds_per_round: of running                               converged:COLUMN seconds until the curve stays where it is
-stage:NAME           of a profile, seconds per round                 megabytes:up     of a profile, 10^6 bytes per participant and round
+last:COLUMN          at the last evaluation that has it         best:COLUMN       the best over rounds, on test data
+last10:COLUMN        mean of the last ten evaluations           by_val:COLUMN     at the round best on the server's val rows
+rounds_to:X:COLUMN   first round with at least X %              gb_to, minutes_to what it had cost by then (2^30 bytes)
+sum:COLUMN           over all rounds, of rounds.csv             share:ACTION      of all decisions
+seconds, seconds_per_round: of running                          converged:COLUMN  seconds until the curve stays
+stage:NAME           of a profile, seconds per round            megabytes:up      of a profile, per participant and round
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ COLUMNS = {
     "resident_mean": "the mean over clients of the accuracy of the model that each holds",
     "resident_pooled": "the accuracy of the models that the clients hold, on all of their rows together",
     "before_all_mean": "the mean over clients of the accuracy of what each holds before the round's participants train",
-    "before_all_pooled": "the accuracy of what the clients hold before the round's participants train, on all of their rows together",
+    "before_all_pooled": "the accuracy of what the clients hold before the round's participants train, on all rows together",
     "global_at_clients_pooled": "the global model's accuracy on all clients' rows together",
     "personal_at_global_mean": "the mean over clients of the accuracy of each client's own model on the test set",
     "exceed_comm": "pairs of client and round with more layers than the budget",
@@ -144,7 +144,8 @@ READINGS: dict[str, Reading] = {
     "converged": Reading(settled, lambda c: f"seconds until {told(c)} stays where it is", 1, -1),
     "stage": Reading(lambda p, name: p.seconds.get(name, math.nan), lambda name: f"seconds per round: {name}", 3, -1),
     "megabytes": Reading(
-        lambda p, way: p.bytes.get(way, math.nan) / 1e6, lambda way: f"MB (10^6 bytes) {way} per participant and round", 3, -1
+        lambda p, way: p.bytes.get(way, math.nan) / 1e6,
+        lambda way: f"MB (10^6 bytes) {way} per participant and round", 3, -1,
     ),
 }  # fmt: skip
 

@@ -1,17 +1,18 @@
 """The papers' tables and figures as data, read with the package: presets/papers/PAPER.toml.
 
-title, about                  of the paper
-[settings]                    of all of its runs; a run's settings are, the later the stronger: the preset's, those of the paper, of
-                              the table, of the row, of the column; then what the scale changes, in the same order; then `always`
-[smoke] [small]               what these scales change, everywhere; `seeds` among them
-[before.NAME]                 a run that others start from: start_from = "@NAME:PART,PART"
-[lines.ID]                    a row or a column: label, method, preset, read, settings; smoke, small; always: what no scale changes
-[tables.T2]                   title, preset, read, seeds, settings; published: a block of text, its head the columns, its lines the rows
-                              (82.51±.38, × never reached, – not given, ? lost; ^ab: footnotes a and b of `notes`)
-                              or, without figures, rows and cols; rank = "cols" where the columns are what is compared
-                              extra: more of what is compared, not published, run when named
-[tables.F3]                   the same with draw = ["accuracy"]: a figure
+title, about        of the paper
+[settings]          of all of its runs. A run's settings are, the later the stronger: the preset's, those of the paper, the
+                    table, the row, the column; then what the scale changes, in the same order; then `always`
+[smoke] [small]     what these scales change, everywhere; `seeds` among them
+[before.NAME]       a run that others start from: "METHOD.start_from" = "@NAME" or "@NAME:PART,PART" (another cell: "@row ID:…")
+[lines.ID]          a row or a column: label, method, preset, read, settings; smoke, small; always: what no scale changes
+[tables.T2]         title, preset, read, seeds, settings; published: a block of text, columns above and rows before the figures
+                    (82.51±.38, × never reached, – not given, ? lost; ^ab: footnotes a and b of `notes`)
+                    or, without figures, rows and cols; rank = "cols" where the columns are what is compared
+                    extra: more of what is compared, not published, run when named
+[tables.F3]         the same with draw = ["accuracy"]: a figure
 
+METHOD.OPTION is for that method alone, whether it is an option of the method or of the run; '' takes it back.
 A name in `rows`, `cols` or the block is an ID, or ID+ID: both joined, the second the stronger.
 """
 
@@ -30,8 +31,10 @@ from fedjax_sim.options import shown
 
 SCALES = ("smoke", "small", "paper")
 OF_A_LINE = ("label", "method", "preset", "read", "settings", "always", *SCALES[:2])
-OF_A_TABLE = ("title", "about", "preset", "read", "also", "seeds", "published", "rows", "cols", "extra", "rank", "draw", "client", "kind",
-              "notes", "settings", *SCALES[:2])  # fmt: skip
+OF_A_TABLE = (
+    *("title", "about", "preset", "read", "also", "seeds", "published", "rows", "cols", "extra", "rank", "draw", "client"),
+    *("kind", "notes", "settings", *SCALES[:2]),
+)
 OF_A_PAPER = ("title", "about", "settings", "before", "lines", "tables", *SCALES[:2])
 KINDS = ("run", "profile")
 CELL = re.compile(r"(?P<value>×|–|\?|α?Σ[^^]*|-?\d*\.?\d+)(±(?P<sd>\d*\.?\d+))?(\^(?P<marks>[a-z]+))?")
@@ -46,6 +49,7 @@ class Line:
     method: str = ""
     preset: str = ""
     read: str = ""
+    figure: str = ""  # what is ranked apart: the reading of a line that is no method
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     scales: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
     always: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -58,6 +62,7 @@ class Line:
             other.method or self.method,
             other.preset or self.preset,
             other.read or self.read,
+            other.figure or self.figure,
             {**self.settings, **other.settings},
             {s: {**self.scales.get(s, {}), **other.scales.get(s, {})} for s in SCALES},
             {**self.always, **other.always},
@@ -153,6 +158,7 @@ def line_of(where: str, key: str, data: Mapping[str, Any]) -> Line:
     return Line(
         key,
         label,
+        figure="" if words["method"] else words["read"],
         settings=dict(data.get("settings", {})),
         scales=scales_of(data),
         always=dict(data.get("always", {})),

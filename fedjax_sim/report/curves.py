@@ -66,8 +66,10 @@ def target(groups: Sequence[Group], column: str) -> float | None:
 def accuracy(
     groups: Sequence[Group], path: pathlib.Path, place: str = "rounds", columns: Sequence[str] | None = None
 ) -> list[pathlib.Path]:
-    """Accuracy against `place`: a panel per scene and kind of accuracy (`columns`; None: all there are), mean line and ± band
-    over seeds."""
+    """Accuracy against `place`: a panel per scene and kind of accuracy, mean line and ± band over seeds.
+
+    columns: which accuracies; None: all there are.
+    """
     plt, look = style.drawing(), style.looks(labels(groups))
     there = measured(groups) if columns is None else list(columns)
     shown = there[: 8 if place == "rounds" else 2]

@@ -59,6 +59,7 @@ def figure_of(table: Table, cell: Cell, found: Found) -> pivot.Cell:
         digits=kind.digits,
         better=kind.better,
         reading=cell.reading,
+        figure=cell.col.figure or cell.row.figure,
         note="failed" if failed is not None else "",
     )
 
@@ -72,7 +73,7 @@ def pivot_of(table: Table, choice: Choice, cells: Sequence[Cell], found: Found) 
         head = [f"Scale {choice.scale}.", *(f"{labels_of(one, cells, table)}: {reading.words(one)}." for one in readings)]
     marked = {m for one in table.published.values() for m in one.marks}
     foot = [note for mark, note in table.notes.items() if mark not in marked]
-    foot += smaller_of(cells, table)
+    foot += smaller_of(cells)
     failed = {job.name: found.folder.why(job) for cell in cells for job in cell.jobs if found.folder.status(job) == FAILED}
     foot += [f"failed: {name}: {why}" for name, why in failed.items()]
     return pivot.Pivot(
@@ -99,18 +100,25 @@ def labels_of(one: str, cells: Sequence[Cell], table: Table) -> str:
                                     cell.row if table.rank == "rows" else cell.col).label for cell in mine))  # fmt: skip
 
 
-def smaller_of(cells: Sequence[Cell], table: Table) -> list[str]:
-    """What is not as published: (in brackets) the published setting; said once where all cells have it."""
+def smaller_of(cells: Sequence[Cell]) -> list[str]:
+    """What is not as published, the published setting in brackets; everywhere, or in which lines."""
     real = [cell for cell in cells if cell.jobs]
-    every = [text for text in dict.fromkeys(t for c in real for t in c.smaller) if all(text in c.smaller for c in real)]
-    out = [f"Not as published (in brackets) in any cell: {', '.join(every)}."] if every else []
-    across = (lambda c: c.col.label) if table.rank == "rows" else (lambda c: c.row.label)
-    rest: dict[str, dict[str, None]] = {}
-    for cell in real:
-        for text in cell.smaller:
-            if text not in every:
-                rest.setdefault(text, {})[across(cell)] = None
-    return out + [f"Not as published in {', '.join(where)}: {text}." for text, where in rest.items()]
+    places: dict[tuple[str, ...], list[str]] = {}
+    for text in dict.fromkeys(t for cell in real for t in cell.smaller):
+        places.setdefault(where([cell for cell in real if text in cell.smaller], real), []).append(text)
+    name = lambda place: f" in {', '.join(place)}" if place else " in any cell"
+    return [f"Not as published (in brackets){name(place)}: {', '.join(texts)}." for place, texts in places.items()]
+
+
+def where(some: Sequence[Cell], every: Sequence[Cell]) -> tuple[str, ...]:
+    """The cells' columns, or rows, where they are all of these; () for all cells."""
+    if len(some) == len(every):
+        return ()
+    for line in (lambda cell: cell.col, lambda cell: cell.row):
+        keys = {line(cell).key for cell in some}
+        if len(some) == sum(line(cell).key in keys for cell in every):
+            return tuple(dict.fromkeys(line(cell).label for cell in some))
+    return tuple(f"{cell.row.label} / {cell.col.label}" for cell in some)
 
 
 def also(table: Table, cells: Sequence[Cell], found: Found) -> list[dict[str, Any]]:
