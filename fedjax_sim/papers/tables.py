@@ -4,9 +4,9 @@ title, about        of the paper
 [settings]          of all of its runs. A run's settings are, the later the stronger: the preset's, those of the paper, the
                     table, the row, the column; then what the scale changes, in the same order; then `always`
 [smoke] [small]     what these scales change, everywhere; `seeds` among them
-[before.NAME]       a run that others start from: "METHOD.start_from" = "@NAME" or "@NAME:PART,PART" (another cell: "@row ID:…")
+[before.NAME]       a run that others start from: "METHOD.start_from" = "@NAME" or "@NAME:PART,PART"; a cell: "@row ID:…"
 [lines.ID]          a row or a column: label, method, preset, read, settings; smoke, small; always: what no scale changes
-[tables.T2]         title, preset, read, seeds, settings; published: a block of text, columns above and rows before the figures
+[tables.T2]         title, preset, read, seeds, settings; published: a block of text, columns above, rows in front
                     (82.51±.38, × never reached, – not given, ? lost; ^ab: footnotes a and b of `notes`)
                     or, without figures, rows and cols; rank = "cols" where the columns are what is compared
                     extra: more of what is compared, not published, run when named
