@@ -549,3 +549,19 @@ def test_segments_off_the_grid_are_not_evaluated_for_nothing(more, monkeypatch):
         always = sim.run.lower(sim.init(4, setup.net), sim.data, np.int32(1)).compile()
         branches = lambda program: program.as_text().count(" conditional(")
         assert branches(whole.program) == branches(always) + 1
+
+
+@pytest.mark.filterwarnings("error:Explicitly requested dtype")
+def test_a_run_leaves_nothing_behind_in_the_process():
+    """A, B, A: after a run in double precision, or with other products, the first one gives its own bits again."""
+    small = dict(model="mlp", model_options={"hidden": (8,)}, clients=4, participation=1, rounds=2, epochs=1, devices=1)
+    before = dict(jax.config.values)
+    first = fs.run("fedavg", **small)
+    other = fs.run("fedavg", dtype="float64", precision="highest", **small)
+    assert {np.asarray(leaf).dtype for leaf in jax.tree.leaves(other.net)} == {np.dtype("float64")}
+    assert other.predict(other.setup.fed.x[:2], logits=True).dtype == np.float64
+    steps = fs.rounds("fedavg", dtype="float64", **small)
+    assert next(steps).net["params"]["fc"]["bias"].dtype == np.float64 and not jax.config.jax_enable_x64
+    again = fs.run("fedavg", **small)
+    assert again.rows == first.rows and tiny.same_bits(again.state, first.state)
+    assert dict(jax.config.values) == before

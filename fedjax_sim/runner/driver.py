@@ -21,6 +21,7 @@ from fedjax_sim.engine import host_rows
 from fedjax_sim.engine import layout as layouts
 from fedjax_sim.engine.loop_backend import LoopBackend
 from fedjax_sim.errors import UserError
+from fedjax_sim.platform import floats
 from fedjax_sim.runner import checkpoint, interrupts
 from fedjax_sim.runner import lanes as lanes_of
 from fedjax_sim.runner.config import Config
@@ -68,7 +69,7 @@ def drive(
     say = say or (lambda text: print(text, file=sys.stderr))
     told = [Files(), *([progress_sink()] if progress else []), *sinks] if writes() else []
     try:
-        with interrupts.guard():
+        with interrupts.guard(), floats(setups[0].config.dtype):
             return _drive(lanes, told, resume_from, say, program)
     finally:
         for sink in told:

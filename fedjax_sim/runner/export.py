@@ -23,7 +23,7 @@ from fedjax_sim.engine.round import SERVER, contexts, stage_key
 from fedjax_sim.errors import UserError
 from fedjax_sim.hooks import Finishes, Personal
 from fedjax_sim.methods import make_method
-from fedjax_sim.platform import multiplying
+from fedjax_sim.platform import floats, multiplying
 from fedjax_sim.runner import checkpoint, provenance
 from fedjax_sim.runner.directory import RunDirectory
 from fedjax_sim.runner.files import npz_bytes, write_bytes
@@ -43,14 +43,15 @@ def stored_state(path: pathlib.Path, fed: Any, method: Any, model: Any, data_dir
     config, _, _ = directory.read_config()
     provenance.check_given(path, config, fed, method, model)
     simple: dict[str, Any] = dict(
-        chunk="1", devices="1", backend="auto", state_on="device"
+        chunk=1, devices=1, backend="auto", state_on="device"
     )  # what computes nothing needs no more
     config = dataclasses.replace(config, **simple, data_dir=data_dir or config.data_dir)
     start_jax(config)
     setup = prepare(config, fed=fed, method=method, model=model, going_on=True, measure=False)
-    state = setup.simulation.init(config.seed, setup.net)
     found = checkpoint.latest(path / "checkpoints")
-    return setup, checkpoint.load(found, state, config.hash(), setup.fed.num_clients)
+    with floats(config.dtype):
+        state = setup.simulation.init(config.seed, setup.net)
+        return setup, checkpoint.load(found, state, config.hash(), setup.fed.num_clients)
 
 
 def global_net(setup: Setup, state: State) -> Tree:
@@ -133,7 +134,8 @@ def export(
         raise UserError(f"'{file}' is neither .npz nor .msgpack; choose one of these endings")
     setup, state = stored_state(path, fed, method, model, data_dir)
     config, data = setup.config, setup.fed
-    tree = global_net(setup, state) if client is None else client_predictor(setup, state, client)
+    with floats(config.dtype):
+        tree = global_net(setup, state) if client is None else client_predictor(setup, state, client)
     kept = ("method", "options", "model", "model_options", "conv", "dtype", "activations", "precision")
     about = {name: getattr(config, name) for name in kept} | dict(
         version=__version__,
