@@ -120,6 +120,7 @@ def add_data(data: Any) -> None:
     _add(data, "dataset", str, "{datasets}, or a .npz file; some take options: NAME:key=value", "D")
     _add(data, "partition", str, "{partitions}; with options as in dirichlet:0.1 or shards:2", "P")
     _add(data, "protocol", str, "train/val/test protocol: {protocols}", "S")
+    _add(data, "task", str, "{tasks}, or auto: what the data look like")
     _add(data, "norm", str, "normalisation: dataset, pfllib (0.5, 0.5) or none")
     _add(data, "clients", WHOLE, "number of clients N (default: 20, or the values of a client column)", "N")
     _add(data, "unseen", REAL, "clients kept out of training but evaluated: a fraction, or a number from 1 up", "U")

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from fedjax_sim.data.arrays import check_targets, outputs_of
 from fedjax_sim.data.federation import Federation
 from fedjax_sim.data.partition import clients_of
 from fedjax_sim.data.partition import partition as share_out
@@ -21,6 +22,7 @@ log = logging.getLogger(__name__)
 TRAIN_ONLY = ("tiny_imagenet",)  # merged protocols use its training folder alone
 CLIENTS = 20  # where nobody says how many
 PARTITION = "dirichlet:0.3"  # where nobody says
+AUTO = "auto"  # the task that the data look like
 NORMS = ("dataset", "pfllib", "none")
 
 
@@ -122,16 +124,18 @@ def federate(
     batch_size: int = BATCH,
     server_val: int | None = None,
     val_fraction: float | None = None,
+    task: str = AUTO,
 ) -> Federation:
     """Load, hold back, partition and split: from names to a `Federation`, deterministic in `data_seed`.
 
     clients: where not given 20, or under column:NAME one for each value. norm: "dataset" (published mean and std, else
     computed from the clients' training rows), "pfllib" (0.5, 0.5) or "none". server_val: examples of the official
     training set kept by the server (protocol standard only), default min(1000, 10 % of them), 0 for none.
-    val_fraction: None for what the protocol says; a number f replaces the protocol's own validation share, and under a
-    protocol without one every client holds back f of its training part (at least one example where it has two), the
-    test rows being the same; 0 for none. batch_size: only enters the smallest client of a Dirichlet or unbalanced
-    pathological split under pfllib and pfedrlla, min(batch / held-back share, n / N / 2).
+    task: what the data look like, unless it is named. val_fraction: None for what the protocol says; a number f replaces
+    the protocol's own validation share, and under a protocol without one every client holds back f of its training part
+    (at least one example where it has two), the test rows being the same; 0 for none. batch_size: only enters the
+    smallest client of a Dirichlet or unbalanced pathological split under pfllib and pfedrlla, min(batch / held-back
+    share, n / N / 2).
 
     >>> fed = federate("digits", "dirichlet:0.3", clients=10)
     >>> sorted(fed.rows), fed.num_clients, len(fed.held["val"]), len(fed.held["test"])
@@ -146,6 +150,7 @@ def federate(
     data_seed = check_whole("data_seed", data_seed)
     batch_size = check_whole("batch_size", batch_size, 1)
     data = dataset if isinstance(dataset, Dataset) else load(dataset, data_dir, download)
+    data = data if task == AUTO else as_task(data, task)
     official = len(data.y_train)
     y = np.concatenate([data.y_train, data.y_test])
     classes = strata(data, y)
@@ -207,6 +212,14 @@ def federate(
 
 
 BY_CLASS = ("dirichlet", "shards", "pathological", "fixed", "mnist_star", "omniglot")
+
+
+def as_task(data: Dataset, task: str) -> Dataset:
+    """The same examples under a task that somebody names; their targets must fit it."""
+    told = {name: check_targets(getattr(data, name), f"{data.name}: {name}", task) for name in ("y_train", "y_test")}
+    both = np.concatenate([data.x_train, data.x_test]), np.concatenate(list(told.values()))
+    same = task_called(task).target == task_called(data.task).target
+    return dataclasses.replace(data, **told, task=task, classes=data.classes if same else outputs_of(task, *both))
 
 
 def strata(data: Dataset, y: np.ndarray) -> np.ndarray:

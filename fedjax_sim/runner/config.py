@@ -73,6 +73,7 @@ class Config:
     partition: str = "dirichlet:0.3"
     protocol: str = "standard"
     norm: str = "dataset"
+    task: str = "auto"  # what the data look like
     clients: int | None = None  # None: 20, or one per value of a client column
     unseen: float = 0.0
     data_seed: int = 0
@@ -173,7 +174,7 @@ class Config:
             kept.pop("schedule_rounds")
         if self.shuffle == Config.shuffle:  # as before there was the option
             kept.pop("shuffle")
-        for name in ("optimizer", "own_optimizer", "own_loss", "optimizer_state", "clip_norm", "local_schedule"):
+        for name in ("task", "optimizer", "own_optimizer", "own_loss", "optimizer_state", "clip_norm", "local_schedule"):
             if getattr(self, name) == getattr(Config, name):
                 kept.pop(name)
         if not self.transforms:

@@ -81,6 +81,7 @@ def load_federation(config: Config) -> Federation:
         batch_size=BATCH if config.batch_size == FULL else int(config.batch_size),
         server_val=config.server_val,
         val_fraction=config.val_fraction,
+        task=config.task,
     )
 
 

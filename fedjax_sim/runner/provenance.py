@@ -20,7 +20,18 @@ from fedjax_sim.options import shown
 from fedjax_sim.runner.config import OWN, Config
 from fedjax_sim.transforms import innermost, texts_of, transformed
 
-DATA_WORDS = ("dataset", "partition", "protocol", "norm", "clients", "server_val", "val_fraction", "data_dir", "download")
+DATA_WORDS = (
+    "dataset",
+    "partition",
+    "protocol",
+    "norm",
+    "task",
+    "clients",
+    "server_val",
+    "val_fraction",
+    "data_dir",
+    "download",
+)
 
 
 def with_data(config: Config, fed: Federation, own: bool) -> Config:
@@ -32,7 +43,7 @@ def with_data(config: Config, fed: Federation, own: bool) -> Config:
         words = dict(
             partition=OWN, protocol=OWN, norm=OWN, server_val=None, val_fraction=None, data_dir=None, download=False
         )
-        facts |= words | dict(dataset=fed.name)
+        facts |= words | dict(dataset=fed.name, task=Config.task)
     return dataclasses.replace(config, **facts)
 
 
