@@ -52,7 +52,7 @@ def test_who_is_alone_contributed_the_whole_step():
 
 def test_next_state_at_the_next_participation():
     """Three rounds: what the agent learns from ends with what it saw of the same client when that came back."""
-    sim = simulation("fedpolicy", next_state="participation", **{"agent.batch": 4})
+    sim = simulation("fedpolicy", next_state="participation", first="any", **{"agent.batch": 4})
     state, data = start(sim)
     seen, want = {}, []
     for _ in range(3):
@@ -77,7 +77,7 @@ def test_next_state_at_the_next_participation():
 def test_every_agent_learns_inside_the_engine(agent):
     """Two rounds of the compiled program change what it knows; SAC and DDPG do so above. Its diagnostics are in the log."""
     options = {"agent.batch": 4} if "batch" in registry_options(agent) else {}
-    sim = simulation("fedpolicy", agent=agent, **options)
+    sim = simulation("fedpolicy", agent=agent, first="any", **options)
     state, data = start(sim)
     old = jax.tree.map(np.asarray, state.agent)
     state = sim.examine(state, data)[0]

@@ -336,6 +336,21 @@ def test_budgets_that_vary():
     assert budgets_now(env, given, jnp.int32(1), jnp.int32(5), (0.0, 10.0)) == (2.0, 3)
 
 
+def test_the_next_state_has_the_next_budgets():
+    """Of an agent that bootstraps, with budgets that swing once in three rounds."""
+    sim = three_layers(agent="dqn", vary="0.9:3", budgets=LOW)
+    state, data = start(sim)
+    for t in range(2):
+        told = jax.jit(sim.orders)(state, data)
+        state = sim.examine(state, data)[0]
+        ids = told.slots.ctx.id
+        rows = one(state.agent.replay.rows, slice(t * N, (t + 1) * N))
+        for when, seen in ((t, rows.observation), (t + 1, rows.next_observation)):
+            limits = jax.vmap(lambda k, when=when: sim.method.limits(sim.env, state.server, k, jnp.int32(when)))(ids)
+            np.testing.assert_allclose(seen[:, -2], limits.layers / 3, rtol=1e-5)
+            np.testing.assert_allclose(seen[:, -1], np.minimum(limits.epochs / 5, 1), rtol=1e-5)
+
+
 def test_clipped_learner_stays_within_budgets_that_vary():
     sim = three_layers(clip=True, vary="0.9:3", budgets=LOW)
     state, data = start(sim)

@@ -147,6 +147,11 @@ class Redistribution(Steered, Personal, SetsUp, Method):
             return None
         return client.own.joined | (jnp.arange(self.space.size(env)) == self.space.full(env))
 
+    def imposed(self, env: Env, server: Server, client: Client, ctx: Ctx) -> tuple[Array, Array] | None:
+        if not self.space.continuous or self.first == "any":
+            return None
+        return ~client.own.joined, jnp.ones(self.space.size(env), env.dtype)  # takes everything
+
     def plan_of(self, env: Env, action: Array, server: Server, ctx: Ctx) -> Plan:
         return Plan(self.space.take(env, action), jnp.ones(env.num_groups), ctx.epochs)
 
@@ -177,10 +182,7 @@ class Redistribution(Steered, Personal, SetsUp, Method):
         return client._replace(own=client.own._replace(acc=self.own_accuracy(env, server.net, ctx)))
 
     def receive(self, env: Env, server: Server, client: Client, plan: Plan, ctx: Ctx) -> tuple[Client, Tree]:
-        take = plan.take
-        if self.space.continuous and self.first == "full":  # an interpolation has no availability to forbid it
-            take = jnp.where(client.own.joined, take, 1)
-        return client, blend(env, take, server.net, client.resident)
+        return client, blend(env, plan.take, server.net, client.resident)
 
     def local(self, env: Env, net: Tree, server: Server, client: Client, ctx: Ctx) -> tuple[Client, Upload]:
         backbone, head = gaps(env, server.net, client.resident)
