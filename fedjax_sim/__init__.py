@@ -2,7 +2,7 @@
 
 >>> import fedjax_sim as fs
 >>> fed = fs.federate("digits", "dirichlet:0.3", clients=4)
->>> result = fs.run("fedavg", fed, model="mlp", participation="1", rounds=2, epochs=1)
+>>> result = fs.run("fedavg", fed, model="mlp", participation=1, rounds=2, epochs=1)
 >>> result.summary["rounds"]
 2
 """
