@@ -225,7 +225,11 @@ class Controlled:
     """
 
     training: ClassVar[tuple[tuple[str, str], ...]] = ()
-    hands_over: ClassVar[tuple[str, ...]] = ("agent",)  # parts of a State
+
+    @property
+    def hands_over(self) -> tuple[str, ...]:
+        """Parts of a State."""
+        return ("agent",)
 
     def make_agent(self, env: Env) -> Any:
         """The agent, sized for this run; only sizes and names of `env.fed` are looked at."""

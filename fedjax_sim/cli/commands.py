@@ -10,7 +10,7 @@ from typing import Any
 from fedjax_sim.cli import registries
 from fedjax_sim.cli.settings import for_values, make_config, output_directory, own_path
 from fedjax_sim.errors import UserError, lookup, unknown
-from fedjax_sim.methods import METHODS, controlled, method_class
+from fedjax_sim.methods import METHODS, controlled, make_method, method_class
 from fedjax_sim.options import names, shown
 from fedjax_sim.runner.config import Config
 
@@ -171,7 +171,10 @@ def train(args: argparse.Namespace) -> int:
     done = run(args)
     if not args.dry_run:
         first = args.out if args.seeds == 1 else f"{args.out}/seed-{args.seed}"
-        say(f"use it with: fedjax-sim run {args.method} --start-from {first}:{','.join(kind.hands_over)}")
+        made = make_method(config.method, **config.options)
+        assert isinstance(made, Controlled)
+        parts = made.hands_over
+        say(f"use it with: fedjax-sim run {args.method} --start-from {first}:{','.join(parts)}")
     return done
 
 
