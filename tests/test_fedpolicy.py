@@ -291,6 +291,18 @@ def test_forced_choices_are_not_remembered():
     assert int(second.agent.replay.size) == int(second.agent.statistics.seen) == count > 0
 
 
+def test_greedy_takes_what_the_agent_thinks_best():
+    """The same learned agent, drawing and not: in place of a draw, the most probable available block; nothing is learned."""
+    draws, picks = (simulation("fedpolicy", greedy=greedy, **{"agent.batch": 4}) for greedy in (False, True))
+    state, data = start(draws)
+    for _ in range(3):
+        state = draws.examine(state, data)[0]
+    own = start(picks)[1]  # its settings are among its data
+    told, sure = jax.jit(draws.orders)(state, data), jax.jit(picks.orders)(state, own)
+    np.testing.assert_array_equal(sure.actions, np.asarray(told.info.policy).argmax(-1))
+    assert same_bits(picks.examine(state, own)[0].agent, state.agent)
+
+
 def test_oracle_takes_the_candidate_with_the_lowest_validation_loss():
     sim = simulation("fedpolicy", agent="oracle")
     state, data = start(sim)
@@ -342,6 +354,7 @@ def test_agent_options_arrive():
         ({"first": "x"}, "unknown first of fedpolicy 'x'"),
         ({"agent": "full", "state": "ncf"}, "state=ncf has no effect with agent 'full'"),
         ({"agent": "oracle", "next_state": "participation"}, "no effect with agent 'oracle'"),
+        ({"agent": "random", "greedy": "true"}, "no effect with agent 'random'"),
         ({"agent.lr": "fast"}, "agent.lr 'fast' is not a number"),
         ({"agent.gamma": "2"}, "agent 'sac': gamma must lie between 0 and 1"),
     ],
