@@ -70,7 +70,7 @@ def base_config(args: argparse.Namespace) -> Config:
 
 def accuracy(score: dict[str, Any]) -> dict[str, float]:
     """Over clients: the mean, the deviation, and of all examples together."""
-    correct, count = np.asarray(score["correct"], np.float64), np.asarray(score["count"], np.float64)
+    correct, count = (np.asarray(score["accuracy"][name], np.float64) for name in ("correct", "count"))
     each = correct / np.maximum(count, 1)
     return dict(mean=float(each.mean()), std=float(each.std()), pooled=float(correct.sum() / count.sum()))
 

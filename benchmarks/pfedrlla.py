@@ -289,10 +289,11 @@ def within(setup: Setup, minutes: float, most: int, evaluate_every: int) -> dict
         log = layouts.as_numpy(log)
         seconds.append(time.perf_counter() - began)
         who = log["probe_ids"] >= 0
-        before[log["probe_ids"][who]], count[log["probe_ids"][who]] = log["probe_before"][who], log["probe_count"][who]
+        ids = log["probe_ids"][who]
+        before[ids], count[ids] = log["probe_before_correct"][who], log["probe_before_count"][who]
         last = len(seconds) == most or sum(seconds[1:]) + seconds[-1] > 60 * minutes
         if last or len(seconds) % evaluate_every == 0:
-            score = layouts.as_numpy(sim.evaluate(state, data))["resident"]
+            score = layouts.as_numpy(sim.evaluate(state, data))["resident"]["accuracy"]
             point = {f"ap_{k}": v for k, v in both(score["correct"], score["count"]).items()}
             point |= {f"bp_{k}": v for k, v in both(before, count).items()}
             extra = {k: float(log[k]) for k in DIAGNOSTICS if k in log}
@@ -305,7 +306,7 @@ def within(setup: Setup, minutes: float, most: int, evaluate_every: int) -> dict
     if sim.agent() is not None:
         row["landscape"] = landscape(setup, state, label_groups(setup))
     if sim.method.adapts:  # fine-tuned at evaluation: once, at the end, outside the budget
-        score = layouts.as_numpy(sim.adapt(state, data))["personal"]
+        score = layouts.as_numpy(sim.adapt(state, data))["personal"]["accuracy"]
         row["adapted"] = {f"ap_{k}": v for k, v in both(score["correct"], score["count"]).items()}
     return row
 

@@ -59,6 +59,7 @@ if TYPE_CHECKING:  # for editors and type checkers; classes of methods and trans
     from fedjax_sim.methods.redistribute import Random as Random
     from fedjax_sim.methods.scaffold import Scaffold as Scaffold
     from fedjax_sim.metrics import register_metric
+    from fedjax_sim.metrics.base import Metric
     from fedjax_sim.models import build, from_module, register_model
     from fedjax_sim.notebook.compare import Comparison, compare
     from fedjax_sim.notebook.rounds import Step, rounds
@@ -97,6 +98,7 @@ _HOME = {
     "from_module": "models",
     "register_model": "models",
     "register_metric": "metrics",
+    "Metric": "metrics.base",
     "register_dataset": "data.sources",
     "register_agent": "runner.own",
     "Exported": "runner.export",
@@ -126,6 +128,7 @@ __all__ = [
     "Exported",
     "Federation",
     "Method",
+    "Metric",
     "Real",
     "Result",
     "Segment",

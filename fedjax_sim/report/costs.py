@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
+from fedjax_sim.options import shown
 from fedjax_sim.report import style
 from fedjax_sim.report.groups import ASIDE, Group, flat, labels, scenes, text_of
+from fedjax_sim.runner.files import checksum
 
 # what a threshold costs, and its units: (name, how much of what the summary counts in)
 COSTS = {
@@ -64,16 +66,21 @@ def thresholds(groups: Sequence[Group], path: pathlib.Path) -> list[pathlib.Path
     return style.save(plt, figure, path)
 
 
-def read_profiles(paths: Sequence[str | pathlib.Path]) -> list[dict[str, Any]]:
-    """What `fedjax-sim profile --out` wrote, anywhere below `paths`."""
+def read_profiles(
+    paths: Sequence[str | pathlib.Path], say: Callable[[str], None] = lambda text: None
+) -> list[dict[str, Any]]:
+    """What `fedjax-sim profile --out` wrote, anywhere below `paths`; what is not as it was written is left out and said."""
     out = []
     for path in map(pathlib.Path, paths):
         for file in sorted(path.rglob("profile.json")):
             try:
-                told = json.loads(file.read_text())
-                out.append({"method": str(told["method"]), "seconds": {k: float(told["seconds"][k]) for k in STAGES}})
-            except (OSError, ValueError, KeyError, TypeError):
-                continue  # of somebody else
+                told = json.loads(file.read_bytes())
+                one = {"method": str(told["method"]), "seconds": {k: float(told["seconds"][k]) for k in STAGES}}
+                if told["checksum"] != checksum(told):
+                    raise ValueError
+                out.append(one)
+            except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+                say(f"left out: '{shown(str(file), 200)}' is not as fedjax-sim profile writes it")
     return out
 
 
@@ -135,13 +142,15 @@ def settings(groups: Sequence[Group], path: pathlib.Path) -> list[pathlib.Path]:
     figure, axes = style.panels(plt, len(found))
     for axis, (name, curves) in zip(axes, found.items(), strict=True):
         everyone = [g for told in curves.values() for _, g in told]
-        figure_name = "best_global" if all(len(g.figure("best_global")) for g in everyone) else "client_acc_mean"
+        primary = everyone[0].runs[0].primary
+        best = all(len(g.figure("best_global")) for g in everyone)
+        figure_name = "best_global" if best else primary.of_clients("mean")
         titles = []
         for i, (key, told) in enumerate(curves.items()):
             rest = json.loads(key)
             different = [k for k in rest if len({json.loads(other).get(k) for other in curves}) > 1]
             titles.append(", ".join([rest["method"], *(f"{k} {rest[k]}" for k in different if k != "method")]))
-            values = [100 * g.figure(figure_name) for _, g in told]
+            values = [primary.about.scale * g.figure(figure_name) for _, g in told]
             mean, std = (
                 [v.mean() if len(v) else np.nan for v in values],
                 [v.std(ddof=1) if len(v) > 1 else 0 for v in values],
@@ -153,7 +162,7 @@ def settings(groups: Sequence[Group], path: pathlib.Path) -> list[pathlib.Path]:
         spans = [x for told in curves.values() for x, _ in told]
         if min(spans) > 0 and max(spans) / min(spans) > 20:
             axis.set_xscale("log")
-        style.title(axis, f"accuracy against {name}")
-        axis.set(xlabel=style.safe(name), ylabel="best accuracy (%)" if figure_name == "best_global" else "client mean (%)")
+        style.title(axis, f"{primary.label} against {name}")
+        axis.set(xlabel=style.safe(name), ylabel=f"{'best' if best else 'client mean'} {primary.about.axis}")
     style.legend(figure, axes)
     return style.save(plt, figure, path)

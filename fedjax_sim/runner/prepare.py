@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -25,6 +26,8 @@ from fedjax_sim.hooks import Method, Peers
 from fedjax_sim.local import losses, optim
 from fedjax_sim.methods import make_method
 from fedjax_sim.metrics import make_metrics
+from fedjax_sim.metrics.base import described
+from fedjax_sim.platform import floats
 from fedjax_sim.runner import autotune, checkpoint, interrupts, provenance, weights
 from fedjax_sim.runner.config import FULL, UNSAID, Config, Unsaid, check, straggler_terms
 from fedjax_sim.runner.start import host_devices_missing, start_jax, want_host_devices
@@ -53,11 +56,15 @@ class Setup:
         return state if self.parts is None else checkpoint.load_parts(self.parts, state)
 
 
-def float_type(config: Config) -> Any:
-    if config.dtype == "float64":
-        jax.config.update("jax_enable_x64", True)
-        return jnp.float64
-    return jnp.float32
+def in_its_floats(fn: Callable) -> Callable:
+    """`fn(setup, …)` with JAX's 64-bit mode as the run wants it."""
+
+    @functools.wraps(fn)
+    def inside(setup: Setup, *rest: Any) -> Any:
+        with floats(setup.config.dtype):
+            return fn(setup, *rest)
+
+    return inside
 
 
 def load_federation(config: Config) -> Federation:
@@ -143,7 +150,7 @@ def prepare(
     """
     check(config)
     start_jax(config)
-    with interrupts.guard():
+    with interrupts.guard(), interrupts.at_once(), floats(config.dtype):
         return _prepare(config, fed, model, net, method, layout, capacity, cohorts, say, measure, loaded, going_on)
 
 
@@ -166,7 +173,7 @@ def _prepare(
     parts = checkpoint.find_parts(config.start_from) if config.start_from else None
     if parts is not None:
         config = dataclasses.replace(config, started_with=parts.fingerprint())
-    dtype = float_type(config)
+    dtype = jnp.dtype(config.dtype).type
     own_data = fed is not None and not loaded and not (going_on and not config.own_data)
     if fed is None:
         fed = load_federation(config)
@@ -213,7 +220,7 @@ def _prepare(
         net = initial_net(model, config.seed)
     env = make_env(config, fed, model, method, dtype, high, len(unseen))
     check_evaluations(method, config.evaluations, env.bn_local)
-    make_metrics(config.metrics, fed.classes)
+    metrics = make_metrics(config.metrics, fed.classes)
     host_devices_missing(config)
 
     def on(layout: layouts.Layout, stored: str) -> Simulation:
@@ -226,7 +233,7 @@ def _prepare(
             evaluations=config.evaluations,
             lr=optim.schedule(config.schedule, config.lr, config.schedule_rounds),
             eval_every=config.eval_every,
-            metrics=make_metrics(config.metrics, fed.classes),
+            metrics=metrics,
             probe=config.probe,
             stored=stored,
             precision=config.precision,
@@ -243,6 +250,7 @@ def _prepare(
     resolved["prefers"] = {k: v for k, v in method.prefers if getattr(config, k) == v}  # in force
     resolved["panels"] = {name: list(panel) for name, panel in method.panels.items()}  # what the report draws of its log
     resolved["replaces"] = dict(method.replaces)  # beside what was asked for: what the method does instead
+    resolved |= described(metrics, config.evaluations)  # what is measured, and how it is read
     simulation = host_rows.on_host(on(layout, "cohort")) if config.state_on == "host" else on(layout, "all")
     return Setup(config, fed, simulation, net, participation, unseen, resolved, given_net, parts)
 
