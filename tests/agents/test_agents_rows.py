@@ -7,6 +7,7 @@ import pytest
 from test_agents_contract import ROWS, A, S, close, differs, every_agent, programs, situation
 
 import agents
+from agents.delayed import Delayed
 from agents.q_learning import Units, in_units
 from agents.types import Info, Transition
 
@@ -37,6 +38,20 @@ def test_forced_choices_teach_nothing(name):
     close(plain, mixed, 1e-4 if name == "trpo" else 1e-6)
     alone = update(state, forced, jax.random.key(5))[0]
     close(alone._replace(rounds=state.rounds), state, 0)
+
+
+def test_a_forced_turn_that_is_completed_later_teaches_nothing():
+    """Of two actors one had no choice at its first turn; both come back twice."""
+    agent = Delayed(inner=agents.make("sac", 1, 3, batch=2, capacity=8), num_actors=2)
+    state, sizes = agent.init(jax.random.key(0)), []
+    for turn in range(3):
+        free = np.array([[True, turn > 0, turn > 0], [True] * 3])
+        x, two = np.ones((2, 1), np.float32), np.ones(2, np.float32)
+        info = Info(-two, two, np.full((2, 3), 1 / 3, np.float32), free)
+        rows = Transition(x, np.zeros(2, int), 10 * two, x, 0 * two, two > 0, info, actor=np.arange(2))
+        state, _ = jax.jit(agent.update)(state, rows, jax.random.key(1))
+        sizes.append(int(state.agent.replay.size))
+    assert sizes == [0, 1, 3]
 
 
 def game(agent, rounds, key, forced):
