@@ -56,7 +56,7 @@ ALLOWED: dict[str, set[str]] = {
         "agents",
     }
     | {"__init__"},
-    "notebook": BASICS | {"data", "engine", "runner", "report", "cli", "__init__"},
+    "notebook": BASICS | {"data", "engine", "platform", "runner", "report", "cli", "__init__"},
     "__main__": {"cli"},
     "__init__": BASICS
     | {
