@@ -212,6 +212,19 @@ def test_mistakes_are_one_sentence(capsys, tmp_path, options, sentence):
         (["list", "metods"], "(did you mean 'methods'?)"),
         (["resume", "nowhere"], "no run directory 'nowhere'"),
         (["resume", "."], "'.' is not a run directory"),
+        *(
+            ([*command, f"--{option}=--"], f"--{option} '--' is not a value")
+            for command, option in (
+                (["run", "fedavg"], "lr"),
+                (["run", "fedavg"], "set"),
+                (["run", "fedavg"], "evaluate"),
+                (["compare", "fedavg", "fedprox"], "clients"),
+                (["report", "."], "out"),
+                (["sweep", "grid.toml"], "workers"),
+                (["run"], "preset"),
+            )
+        ),
+        (["compare", "fedavg:lr=--", "fedprox"], "--lr '--' is not a value"),
         (["rum"], "invalid choice: 'rum'"),
         ([], "required: COMMAND"),
     ],

@@ -37,6 +37,9 @@ class Parser(argparse.ArgumentParser):
         raise UserError(f"{options.shown(message, 400)} (see {self.prog} --help)")
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        for word in args or ():
+            if re.fullmatch(r"--[\w-]+=--", word):  # argparse would take the value away
+                raise UserError(f"{word[:-3]} '--' is not a value (see {self.prog} --help)")
         told, rest = self.parse_known_args(args, namespace)
         if rest:
             command = f"{self.prog} {getattr(told, 'command', '')}".strip()
