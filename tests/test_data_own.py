@@ -215,6 +215,21 @@ def test_docs_run(tmp_path, monkeypatch, capsys):
     assert "arrays" in capsys.readouterr().out and pathlib.Path("labels.png").exists()
 
 
+def test_pictures_are_resized_on_request(tmp_path):
+    """Of differing size, grey: the size that was asked for, and the same picture where it has it already."""
+    for i in range(10):
+        draw(tmp_path / "a,b" / f"class{i % 2}" / f"{i}.png", 10 * i, size=(5 + i, 4 + 2 * i))
+    data = load(f"folder:{tmp_path / 'a,b'},size=8x6")
+    assert data.x_train.shape[1:] == (8, 6, 1) and data.name == "a,b"
+    assert sorted({int(v) for v in np.unique(data.x_train)} | {int(v) for v in np.unique(data.x_test)}) == list(range(0, 100, 10))
+    assert load(f"folder:{tmp_path / 'a,b'},size=9").x_test.shape[1:] == (9, 9, 1)
+    with refused("folder:PATH,size=32 resizes them"):
+        load(f"folder:{tmp_path / 'a,b'}")
+    for text in ("", "0", "8x", "8x8x3", "-3", "99999", "²"):
+        with refused("cannot be read; write size=32"):
+            load(f"folder:{tmp_path / 'a,b'},size={text}")
+
+
 # ---- what cannot be meant ---------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     "given, sentence",
