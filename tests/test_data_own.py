@@ -221,7 +221,9 @@ def test_pictures_are_resized_on_request(tmp_path):
         draw(tmp_path / "a,b" / f"class{i % 2}" / f"{i}.png", 10 * i, size=(5 + i, 4 + 2 * i))
     data = load(f"folder:{tmp_path / 'a,b'},size=8x6")
     assert data.x_train.shape[1:] == (8, 6, 1) and data.name == "a,b"
-    assert sorted({int(v) for v in np.unique(data.x_train)} | {int(v) for v in np.unique(data.x_test)}) == list(range(0, 100, 10))
+    assert sorted({int(v) for v in np.unique(data.x_train)} | {int(v) for v in np.unique(data.x_test)}) == list(
+        range(0, 100, 10)
+    )
     assert load(f"folder:{tmp_path / 'a,b'},size=9").x_test.shape[1:] == (9, 9, 1)
     with refused("folder:PATH,size=32 resizes them"):
         load(f"folder:{tmp_path / 'a,b'}")

@@ -325,6 +325,7 @@ def make_parser() -> argparse.ArgumentParser:
     report = add("report", "figures (PNG, PDF) and one page (report.html) from run directories")
     report.add_argument("directories", metavar="DIR", nargs="+", help="run directories, or folders of compare and sweep")
     report.add_argument("--out", default=None, metavar="DIR", help="where the figures go (default: the first directory)")
+    report.add_argument("--no-titles", action="store_true", help="no titles above the panels, for papers")
     export = add("export", "a run's model as a file, with an example that loads it")
     export.add_argument("directory", metavar="RUN")
     text = "what client k predicts with (default: the global model)"

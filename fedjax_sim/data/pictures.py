@@ -29,7 +29,9 @@ def picture_size(text: str) -> tuple[int, int]:
     parts = text.split("x")
     sides = [int(part) for part in parts if part.isascii() and part.isdigit() and 1 <= len(part) <= 4]
     if len(sides) != len(parts) or len(parts) > 2 or not all(1 <= side <= LARGEST for side in sides):
-        raise UserError(f"size '{shown(text)}' cannot be read; write size=32, or size=32x48 (height x width), 1 to {LARGEST}")
+        raise UserError(
+            f"size '{shown(text)}' cannot be read; write size=32, or size=32x48 (height x width), 1 to {LARGEST}"
+        )
     return sides[0], sides[-1]
 
 
