@@ -197,6 +197,12 @@ def sweep(args: argparse.Namespace) -> int:
     return sweep(args)
 
 
+def paper(args: argparse.Namespace) -> int:
+    from fedjax_sim.cli.paper.command import paper
+
+    return paper(args)
+
+
 def resume(args: argparse.Namespace) -> int:
     from fedjax_sim.runner.directory import RunDirectory
 
@@ -292,6 +298,7 @@ COMMANDS = {
     "run": run,
     "compare": compare,
     "sweep": sweep,
+    "paper": paper,
     "train": train,
     "resume": resume,
     "profile": profile,

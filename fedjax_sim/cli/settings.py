@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import pathlib
+from collections.abc import Sequence
 from typing import Any
 
 from fedjax_sim import options
 from fedjax_sim.errors import UserError, unknown
 from fedjax_sim.models import check_options
 from fedjax_sim.runner.config import FOUND, Config
+from fedjax_sim.transforms import names_of, with_option
 
 MOST_SEEDS = 10_000
 
@@ -21,7 +23,9 @@ NOT_OPTIONS = FOUND | {
 }
 
 
-def split_sets(sets: list[str], methods: list[str]) -> tuple[dict[str, dict[str, str]], dict, dict]:
+def split_sets(
+    sets: list[str], methods: list[str], around: Sequence[str] = ()
+) -> tuple[dict[str, dict[str, str]], dict, dict]:
     """--set NAME.OPTION=VALUE -> (options per method, model options, loss options).
 
     >>> split_sets(["fedprox.mu=0.1", "model.hidden=64x32", "loss.gamma=1"], ["fedprox"])
@@ -44,13 +48,22 @@ def split_sets(sets: list[str], methods: list[str]) -> tuple[dict[str, dict[str,
         elif owner in per:
             per[owner][option] = value
         else:
-            raise unknown("name in --set", options.shown(owner), ["model", "loss", *methods])
+            raise unknown("name in --set", options.shown(owner), ["model", "loss", *methods, *around])
     return per, model, loss
 
 
 def make_config(args: argparse.Namespace, method: str, methods: list[str]) -> Config:
     """One method's Config; `methods` are all whose options may stand in --set."""
-    per, model, loss = split_sets(args.sets, methods)
+    around = names_of(args.transforms)
+    texts, rest = tuple(args.transforms), []
+    for item in args.sets:
+        left, equals, value = item.partition("=")
+        owner, _, option = left.partition(".")
+        if equals and option and owner in around and owner not in methods:
+            texts = with_option(texts, owner, option, value)
+        else:
+            rest.append(item)
+    per, model, loss = split_sets(rest, methods, around)
     check_options(args.model, model)  # also what `build` is told by others: its dtype, its shape
     values = {f.name: getattr(args, f.name) for f in dataclasses.fields(Config) if f.name not in NOT_OPTIONS}
     if values["data_seed"] == "follow":
@@ -58,7 +71,7 @@ def make_config(args: argparse.Namespace, method: str, methods: list[str]) -> Co
     modes = options.names(args.evaluations)
     if not modes:
         raise UserError("--evaluate names no mode; write for example --evaluate global,personal")
-    values |= dict(transforms=tuple(args.transforms), evaluations=modes, metrics=options.names(args.metrics))
+    values |= dict(transforms=texts, evaluations=modes, metrics=options.names(args.metrics))
     config = Config(method=method, options=per[method], model_options=model, loss_options=loss, **values)
     return for_seeds(config, args.seeds, args.seeds_mode)
 

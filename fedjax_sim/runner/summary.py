@@ -17,9 +17,6 @@ def peak_rss_mb() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-TRAINING_NOTE = "on training rows: the clients have no validation or test rows"
-
-
 def clean(value: Any) -> Any:
     """What is not a finite number is null in the file.
 
@@ -37,6 +34,13 @@ def layer_distances(setup: Setup, recorder: Recorder) -> dict[str, float] | None
     if f"layer_dist_{groups[0]}" not in last:
         return None
     return {name: last[f"layer_dist_{name}"] for name in groups}
+
+
+def training_note(setup: Setup, primary: Primary) -> dict[str, str]:
+    """What the figures over clients are worth where nothing was kept apart."""
+    if setup.simulation.client_split != "train":
+        return {}
+    return {primary.of_clients("note"): f"training {primary.label}: the clients have no validation or test rows"}
 
 
 def scored_globally(setup: Setup) -> bool:
@@ -73,7 +77,7 @@ def summarise(setup: Setup, recorder: Recorder, timings: list[dict[str, Any]], c
         **figures.progress_figures(recorder.rows, timings, config.eval_every, primary),
         best_global_note="best over rounds on test data, as the papers report it",
         client_split=setup.simulation.client_split,
-        **({"client_acc_note": TRAINING_NOTE} if setup.simulation.client_split == "train" else {}),
+        **training_note(setup, primary),
         **metric_figures(setup, recorder),
         layer_dist=layer_distances(setup, recorder),
         rounds=recorder.rounds[-1]["round"] if recorder.rounds else 0,

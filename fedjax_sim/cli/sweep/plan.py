@@ -50,6 +50,9 @@ class Job:
     config: Config
     point: dict[str, str]  # the grid's settings that it has
     digits: str = ""  # of everything that decides what it is
+    before: Job | None = None  # the run that it starts from …
+    parts: str = ""  # … and what of its state
+    kind: str = "run"  # or profile: the parts of a round are timed
 
 
 def read(path: pathlib.Path) -> dict[str, Any]:
