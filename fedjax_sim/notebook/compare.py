@@ -108,8 +108,8 @@ def compare(
     for entry, setups in ready.items():
         if folder is not None:
             args = argparse.Namespace(seeds=seeds, seeds_mode="loop")
-            more: dict[str, Any] = dict(progress=progress, sinks=sinks, say=print, again="the same call of compare")
-            runs = execute_all(setups, args, folder / folder_of(entry), **more)
+            speech: dict[str, Any] = dict(progress=progress, sinks=sinks, say=print, again="the same call of compare")
+            runs = execute_all(setups, args, folder / folder_of(entry), **speech)
         elif len(setups) > 1:
             runs = [execute(s, None, progress=progress, sinks=sinks) for s in setups]
         else:
