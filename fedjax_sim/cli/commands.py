@@ -251,7 +251,7 @@ def profile(args: argparse.Namespace) -> int:
     if args.dry_run:
         foretell(setup, args)
         return 0
-    seconds = stage_seconds(setup, repeats)
+    seconds = stage_seconds(setup, repeats, note)
     say(describe.stage_table(setup, seconds, repeats))
     if args.out and first_process():
         out.mkdir(parents=True)
@@ -264,7 +264,8 @@ def profile(args: argparse.Namespace) -> int:
 def report(args: argparse.Namespace) -> int:
     from fedjax_sim.report.figures import report
 
-    for path in report([own_path(d) for d in args.directories], own_path(args.out) if args.out else None, note):
+    out = own_path(args.out) if args.out else None
+    for path in report([own_path(d) for d in args.directories], out, note, titles=not args.no_titles):
         print(path)
     return 0
 

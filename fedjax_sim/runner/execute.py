@@ -40,7 +40,7 @@ def run(
     fed: Any = None,
     *,
     out: str | pathlib.Path | None = None,
-    progress: bool = False,
+    progress: bool | None = None,
     callback: Callable[[Segment], Any] | None = None,
     log: str | Sequence[Any] = (),
     model: Any = None,
@@ -51,7 +51,8 @@ def run(
 
     options: fields of `Config`, and options of the method by their names. method, model: names or objects of your own;
     fed: data of your own, instead of `dataset` and what belongs to it; net: initial weights; cohorts: the participants
-    of every round, taken in turn, instead of drawn ones. callback: called with every `Segment` (its rounds, its rows);
+    of every round, taken in turn, instead of drawn ones. progress: a bar or lines (default: a line only where compiling
+    takes long). callback: called with every `Segment` (its rounds, its rows);
     log: where else the numbers go, names as in `--log` ("tensorboard,wandb") or sinks of your own.
 
     >>> result = run("fedavg", model="mlp", clients=4, participation=1, rounds=2, epochs=1)    # digits
@@ -108,7 +109,7 @@ def resume(
     path: str | pathlib.Path,
     rounds: int | None = None,
     *,
-    progress: bool = False,
+    progress: bool | None = None,
     callback: Callable[[Segment], Any] | None = None,
     log: str | Sequence[Any] = (),
     fed: Any = None,
@@ -142,7 +143,7 @@ def resume(
 def _resume(
     directory: RunDirectory,
     rounds: int | None,
-    progress: bool,
+    progress: bool | None,
     sinks: Sequence[Sink],
     fed: Any,
     method: Any,
@@ -191,7 +192,7 @@ def gone_on(
     setup: Setup,
     path: pathlib.Path,
     *,
-    progress: bool = False,
+    progress: bool | None = False,
     sinks: Sequence[Sink] = (),
     say: Callable[[str], None],
     again: str = "",
@@ -239,7 +240,7 @@ def execute(
     setup: Setup,
     directory: RunDirectory | None,
     *,
-    progress: bool = False,
+    progress: bool | None = False,
     sinks: Sequence[Sink] = (),
     resume_from: pathlib.Path | None = None,
     say: Callable[[str], None] | None = None,
