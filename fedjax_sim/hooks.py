@@ -83,6 +83,16 @@ class Method(Node):
         return ()
 
     @property
+    def needs_classes(self) -> str:
+        """Why it works with one class and one vector of logits per example alone; empty: with any task."""
+        return ""
+
+    @property
+    def needs_sgd(self) -> str:
+        """Why its equations hold for steps of plain SGD alone; empty: it trains by any optimiser."""
+        return ""
+
+    @property
     def payload(self) -> frozenset[str]:
         """Which of an Upload's `sums` and `report` the server works with; the others are for the log and the reward."""
         return NOTHING

@@ -52,6 +52,7 @@ def report(setup: Setup) -> str:
             + (f", {len(setup.unseen)} kept out of training" if setup.unseen else "")
             + f"), model {sim.env.model.name}, "
             f"{config.rounds} rounds, seed {config.seed}, config {config.hash()}",
+            *task_lines(setup),
             f"  parameters: {f['parameters']:,} ({groups})",
             f"  client state: {size(f['client_state'])} (N x {size(f['per_client'])}); estimated peak memory: "
             f"{size(f['peak'])} (runtime {size(f['runtime'])}, program {size(f['program'])}, state {size(f['state'])}, "
@@ -70,6 +71,20 @@ def report(setup: Setup) -> str:
             ),
         ]
     )
+
+
+def task_lines(setup: Setup) -> list[str]:
+    """What a run's task is, where it is not classification, and its vocabulary; what trains, where it is not SGD."""
+    fed, config = setup.fed, setup.config
+    lines = []
+    if fed.task != "classification":
+        lines.append(f"  task: {fed.task}, {'x'.join(map(str, fed.shape))} in, {fed.classes} out, loss {config.loss}")
+    if fed.vocabulary:
+        lines.append(f"  vocabulary of {len(fed.vocabulary)}: {shown(''.join(fed.vocabulary), 300)}")
+    if config.optimizer != "sgd":
+        kept = ", its state stays with the client" if config.optimizer_state == "client" else ""
+        lines.append(f"  optimizer: {config.optimizer}, lr {config.lr:g}{kept}")
+    return lines
 
 
 def fits_line(found: dict[str, Any]) -> str:

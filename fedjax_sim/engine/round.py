@@ -25,8 +25,9 @@ from fedjax_sim.engine.participation import Participation
 from fedjax_sim.errors import UserError
 from fedjax_sim.hooks import Controlled, Method, Peers, Selects, Stats, check_method
 from fedjax_sim.local import steps_for
+from fedjax_sim.local.descend import put_away
 from fedjax_sim.local.losses import Loss
-from fedjax_sim.local.optim import Schedule, Sgd
+from fedjax_sim.local.optim import Optimizer, Schedule
 from fedjax_sim.local.score import predict_net, primary, score_client
 from fedjax_sim.platform import exact, multiplying, target
 from fedjax_sim.tree import finite, square_norm, subtract
@@ -41,7 +42,7 @@ class Numbers(NamedTuple):
 
     method: Method
     loss: Loss
-    optimizer: Sgd
+    optimizer: Optimizer
     lr: Schedule | tuple[()]  # () for a rate that is a function of the user's own
 
 
@@ -252,8 +253,9 @@ def one_client(r: Round, env: Env, server: Tree, client: Client, slot: Slot) -> 
     if env.bn_local:
         net = {**net, "batch_stats": client.batch_stats}
     after, up = method.local(env, net, server, taking, ctx)
+    after = put_away(after, client)
     spent, after = after.spent, after._replace(spent=())
-    kept = (after.own, after.confusion, up.held)
+    kept = (after.own, after.confusion, after.optimizer, up.held)
     sound = finite((up.net, up.sums, up.weight, kept))
     ok = slot.active & sound
     held = up.net if up.held is None else up.held

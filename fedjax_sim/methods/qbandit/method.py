@@ -93,6 +93,8 @@ class QBandit(Steered, Personal, Method):
     line per client, or pairs of numbers.
     """
 
+    needs_classes = "its rewards are accuracies of classes"
+
     agent: Any = field("q_bandit", help="an agent, or its name")  # type: ignore[misc]
     control: str = field("joint", choices=tuple(CONTROLS), help="what is decided at all")
     scope: str = field("client", choices=("client", "round"), help="whose reward an action gets")
