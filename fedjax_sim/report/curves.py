@@ -17,6 +17,7 @@ OVER_CLIENTS = {
     "client": "clients' own models, mean",
     "resident": "models that clients hold, mean",
     "personal_at_global": "clients' own models on the test set, mean",
+    "personal_at_train": "clients' own models on their training rows, mean",
     "global_at_clients": "global model on clients' rows, mean",
     "before": "participants before local training",
     "after": "participants after local training",
@@ -106,7 +107,7 @@ def accuracy(
         (scene, column, mine)
         for scene in scenes(groups)
         for column in shown
-        if measured(mine := [g for g in groups if g.scene == scene]).count(column)
+        if any(len(run.points(column)[0]) for g in (mine := [g for g in groups if g.scene == scene]) for run in g.runs)
     ]
     figure, axes = style.panels(plt, len(which), most=max(2, min(3, len(shown))))
     for axis, (scene, column, mine) in zip(axes, which, strict=True):
