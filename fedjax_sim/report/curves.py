@@ -103,12 +103,9 @@ def accuracy(
     plt, look = style.drawing(), style.looks(labels(groups))
     there = measured(groups) if columns is None else list(columns)
     shown = there[: 8 if place == "rounds" else 2]
-    which = [
-        (scene, column, mine)
-        for scene in scenes(groups)
-        for column in shown
-        if any(len(run.points(column)[0]) for g in (mine := [g for g in groups if g.scene == scene]) for run in g.runs)
-    ]
+    here = {scene: [g for g in groups if g.scene == scene] for scene in scenes(groups)}
+    has = lambda mine, column: any(len(run.points(column)[0]) for g in mine for run in g.runs)
+    which = [(scene, column, mine) for scene, mine in here.items() for column in shown if has(mine, column)]
     figure, axes = style.panels(plt, len(which), most=max(2, min(3, len(shown))))
     for axis, (scene, column, mine) in zip(axes, which, strict=True):
         name, scale = along(place, mine, column)

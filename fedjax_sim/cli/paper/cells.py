@@ -46,7 +46,7 @@ class Choice:
 def merged(paper: Paper, table: Table | None, lines: Sequence[Line], scale: str, typed: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of one cell, the later the stronger; `seeds` among them."""
     name = next((line.preset for line in reversed(lines) if line.preset), table.preset if table else "")
-    holders = [paper, *([table] if table else []), *lines]
+    holders: list[Any] = [paper, *([table] if table else []), *lines]
     out: dict[str, Any] = dict(preset(name).settings) if name else {}
     for holder in holders:
         out |= holder.settings

@@ -63,7 +63,8 @@ class Worker:
 
     def __init__(self, folder: Cells, args: argparse.Namespace):
         self.folder, self.args = folder, args
-        self.feds, self.data = Federations(), None
+        self.feds = Federations()
+        self.data: tuple | None = None
 
     def do(self, job: Job) -> None:
         own, config = option_parser().parse_args([]), started(job, self.folder)
