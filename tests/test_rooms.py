@@ -38,7 +38,7 @@ ALLOWED: dict[str, set[str]] = {
     "accelerators": {"errors", "platform", "types", "engine"},
     "runner": ONE_CLIENT | {"data", "engine", "methods", "metrics", "transforms", "platform", "accelerators", "__init__"},
     "presets": {"errors"},
-    "report": {"errors", "options", "metrics.base", "runner.files", "runner.figures", "__init__"},
+    "report": {"errors", "options", "metrics.base", "runner.files", "runner.figures", "runner.manifest", "__init__"},
     "papers": {"errors", "options", "presets", "report", "runner.files", "runner.figures"},
     "cli": ONE_CLIENT
     | {

@@ -123,14 +123,17 @@ def test_run_directory_holds_every_file(rich):
 def test_metrics_columns_and_rounds(rich):
     rows = table(rich.out / "metrics.csv")
     assert [r["round"] for r in rows] == ["2", "4", "5"]  # every second, and the last
-    assert list(rows[0])[:14] == [
+    named = [name for name in rows[0] if not name.startswith(("resident_", "personal_at_", "global_at_"))]
+    assert named[:16] == [
         "round",
         "global_acc",
         "global_loss",
         "val_acc",
+        "val_loss",
         "client_mean",
         "client_pooled",
         "client_std",
+        "client_loss",
         "client_worst10",
         "bytes_down",
         "bytes_up",
@@ -450,7 +453,7 @@ def test_interrupted_seeds_name_every_directory(tmp_path, monkeypatch, capsys):
     with pytest.raises(KeyboardInterrupt):
         run_seeds(small_setup(rounds=2), 2, tmp_path / "s", "vmap")
     err = capsys.readouterr().err
-    assert "interrupted after round 0, saved at round 0; continue with: fedjax-sim resume" in err
+    assert "interrupted before the first round was done, nothing had to be saved; continue with: fedjax-sim resume" in err
     assert {p.name for p in (tmp_path / "s").iterdir()} == {"seed-4", "seed-5"}
     assert all(f"resume {tmp_path / 's' / name}" in err for name in ("seed-4", "seed-5"))
     monkeypatch.undo()

@@ -199,7 +199,7 @@ def test_lines_where_there_is_no_terminal_and_json_for_programs(capsys, tmp_path
 
 def lane(method="fedavg", seed=0, rounds=100):
     config = types.SimpleNamespace(method=method, seed=seed, rounds=rounds)
-    return types.SimpleNamespace(setup=types.SimpleNamespace(config=config), directory=None)
+    return types.SimpleNamespace(setup=types.SimpleNamespace(config=config, resolved={}), directory=None)
 
 
 def test_a_terminal_gets_a_bar_that_says_when_it_compiles(monkeypatch):

@@ -6,7 +6,7 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any, TextIO
 
-from fedjax_sim.metrics.base import About, Primary
+from fedjax_sim.metrics.base import Primary
 from fedjax_sim.runner.figures import last_value
 from fedjax_sim.runner.sinks import Segment, Sink, name_of
 from fedjax_sim.runner.summary import clean
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from fedjax_sim.runner.driver import Lane
 
 
-def measured(lane: Lane, segment: Segment) -> tuple[About, float]:
-    """(how it is read, the last value) of the run's primary metric; NaN for none."""
+def measured(lane: Lane, segment: Segment) -> tuple[Primary, float]:
+    """(the run's primary metric, its last value); NaN for none."""
     primary = Primary.read(lane.setup.resolved)
-    return primary.about, last_value(segment.rows, primary)
+    return primary, last_value(segment.rows, primary)
 
 
 def left(segment: Segment) -> str:
@@ -49,8 +49,8 @@ class Lines(Sink):
 
     def segment(self, lane: Lane, segment: Segment, timings: list[dict[str, Any]]) -> None:
         each = segment.seconds / (segment.last - segment.first + 1)
-        about, value = measured(lane, segment)
-        shown = f", {about.label} {about.text(value, sign=True)}" if value == value else ""
+        primary, value = measured(lane, segment)
+        shown = f", {primary.label} {primary.about.text(value, sign=True)}" if value == value else ""
         rest = f", {left(segment)}" if segment.last < segment.total else ""
         self.say(f"{name_of(lane)}: round {segment.last} of {segment.total}{shown}, {each:.3g} s/round{rest}")
 
@@ -87,13 +87,14 @@ class Bar(Sink):
         self.bar.unpause()  # the time left is that of the rounds alone
 
     def segment(self, lane: Lane, segment: Segment, timings: list[dict[str, Any]]) -> None:
-        about, self.last[id(lane)] = measured(lane, segment)
+        primary, self.last[id(lane)] = measured(lane, segment)
         if lane is not self.lanes[-1]:
             return
         self.bar.update(segment.last - segment.first + 1)
         values = [v for v in self.last.values() if v == v]
         if values:
-            self.bar.set_postfix({about.label: about.text(sum(values) / len(values)) + about.sign.strip()})
+            mean = primary.about.text(sum(values) / len(values), sign=True).replace(" ", "")
+            self.bar.set_postfix({primary.figure: mean})
 
     def close(self) -> None:
         if self.bar is not None:
