@@ -77,6 +77,7 @@ class Worker:
             self.profile(setups[0], self.folder.run(job))
         else:
             execute_all(setups, own, self.folder.run(job), **commands.talk(self.args))
+            self.folder.own(job)
 
     def profile(self, setup: Any, place: pathlib.Path) -> None:
         from fedjax_sim.runner.facts import facts
