@@ -312,6 +312,19 @@ def _fill(
     return jax.tree.unflatten(tree, leaves)
 
 
+def arrays(path: pathlib.Path, names: Sequence[str]) -> dict[str, np.ndarray]:
+    """Some leaves of a checkpoint by their names, on the host; those that are not there are left out."""
+    found: dict[str, np.ndarray] = {}
+    reader = _checkpointer()
+    small = reader.restore((path / "state").absolute())
+    for record in (r for r in read_meta(path)["leaves"] if r["name"] in names):
+        name = record["name"]
+        blocks = sorted((path / "rows").glob(f"{name}-*")) if record["large"] else []
+        parts = [np.asarray(reader.restore(block.absolute())["rows"]) for block in blocks]
+        found[name] = np.concatenate(parts) if parts else np.asarray(small[name]).reshape(record["shape"])
+    return found
+
+
 # ---- parts of another run -----------------------------------------------------------------------------------------
 @dataclasses.dataclass(frozen=True)
 class Parts:
