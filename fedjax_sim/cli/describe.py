@@ -152,11 +152,14 @@ def on_rows(summaries: list[dict[str, Any]]) -> str:
 
 
 def results_table(summaries: list[dict[str, Any]]) -> str:
+    """What `results_cells` has, as text, and below it what a reader must not miss."""
+    return "\n".join([columns(results_cells(summaries)), *(line for s in summaries for line in warnings(s))])
+
+
+def results_cells(summaries: list[dict[str, Any]]) -> list[list[str]]:
     """The primary metric (accuracies in percent) and others asked for.
 
-    'best' is over rounds on test data (the papers' figure); 'by val' is the fair choice.
-
-    Below it, what a reader must not miss: training accuracies, replaced options, diverged clients.
+    'best' is over rounds on test data (the papers' figure); 'by val' is the fair choice. The head first.
     """
     diverged = any(s.get("diverged") for s in summaries)
     title = lambda name: name + (on_rows(summaries) if name in ("client mean", "pooled", "worst 10 %") else "")
@@ -173,7 +176,7 @@ def results_table(summaries: list[dict[str, Any]]) -> str:
         ]
         for s in summaries
     ]
-    return "\n".join([columns([head, *rows]), *(line for s in summaries for line in warnings(s))])
+    return [head, *rows]
 
 
 def own_values(method: str, values: dict[str, float]) -> list[str]:

@@ -37,6 +37,9 @@ class Parser(argparse.ArgumentParser):
         raise UserError(f"{options.shown(message, 400)} (see {self.prog} --help)")
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        for word in args or ():
+            if re.fullmatch(r"--[\w-]+=--", word):  # argparse would take the value away
+                raise UserError(f"{word[:-3]} '--' is not a value (see {self.prog} --help)")
         told, rest = self.parse_known_args(args, namespace)
         if rest:
             command = f"{self.prog} {getattr(told, 'command', '')}".strip()
@@ -361,6 +364,7 @@ def make_parser() -> argparse.ArgumentParser:
     report = add("report", "figures (PNG, PDF) and one page (report.html) from run directories")
     report.add_argument("directories", metavar="DIR", nargs="+", help="run directories, or folders of compare and sweep")
     report.add_argument("--out", default=None, metavar="DIR", help="where the figures go (default: the first directory)")
+    report.add_argument("--no-titles", action="store_true", help="no titles above the panels, for papers")
     export = add("export", "a run's model as a file, with an example that loads it")
     export.add_argument("directory", metavar="RUN")
     text = "what client k predicts with (default: the global model)"

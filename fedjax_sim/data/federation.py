@@ -17,7 +17,7 @@ import numpy as np
 
 from fedjax_sim.data.arrays import MOST_CLASSES, check_inputs, check_targets, outputs_of
 from fedjax_sim.data.provenance import Origin, fingerprint
-from fedjax_sim.data.spec import shown
+from fedjax_sim.data.spec import check_whole, shown
 from fedjax_sim.errors import UserError
 from fedjax_sim.tasks import CLASS, LABELS, REAL, TOKENS, task_called, task_of
 
@@ -165,6 +165,13 @@ class Federation:
         tokens = pool_x.ndim == 2
         if len(pool_x) != len(pool_y):
             raise UserError(f"x has {len(pool_x)} examples but y has {len(pool_y)}")
+        if not isinstance(rows, Mapping):
+            raise UserError(f"rows must be {{'train': [rows of client 0, rows of client 1, …]}}, got {shown(repr(rows))}")
+        for what, text in (("name", name), ("augment", augment), ("description", description)):
+            if not isinstance(text, str):
+                raise UserError(f"{what} must be text, got {shown(repr(text))}")
+        if classes is not None:
+            classes = check_whole("classes", classes, 1)
         if "train" not in rows or set(rows) - set(SPLITS):
             raise UserError(f"rows must have 'train' and may have 'val' and 'test'; got {', '.join(rows) or 'none'}")
         limit = len(pool_x)

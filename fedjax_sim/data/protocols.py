@@ -56,9 +56,9 @@ PROTOCOLS: dict[str, Protocol] = {
         "official train and test merged, clients 65/15/20 train/val/test", merge=True, fractions={"val": 0.15, "test": 0.20}
     ),
     "qbandit": Protocol(
-        "official train partitioned, clients 19:1 train/test, official test is global",
+        "official train partitioned, clients 19:1 train/val (for the reward), official test is global",
         merge=False,
-        fractions={"test": 0.05},
+        fractions={"val": 0.05},
         augment={"cifar10": "crop_flip"},
     ),
 }

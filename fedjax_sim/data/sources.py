@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import os
 import pathlib
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -18,7 +19,7 @@ from fedjax_sim.data.arrays import check_inputs, check_labels, check_targets, ou
 from fedjax_sim.data.folder import exists, read_idx_folder, read_named, read_npz, user_path
 from fedjax_sim.data.images import resize_bilinear, to_uint8
 from fedjax_sim.data.npz import reason
-from fedjax_sim.data.pictures import read_pictures
+from fedjax_sim.data.pictures import picture_size, read_pictures
 from fedjax_sim.data.spec import (
     Converter,
     image_shape,
@@ -281,15 +282,18 @@ def _from_arrays(name: str, arrays: Mapping[str, np.ndarray], classes: int | Non
     )
 
 
-def _at(kind: str, read: Callable[[pathlib.Path], Mapping[str, np.ndarray]]) -> Callable[..., Dataset]:
-    """The maker of a dataset that is a folder of the user's."""
+def _at(kind: str, read: Callable[..., Mapping[str, np.ndarray]], resizes: bool = False) -> Callable[..., Dataset]:
+    """The maker of a dataset that is a folder of the user's; resizes: `read` takes the size that all are to have."""
 
     def make(data_dir: Folder, download: bool, path: str = "") -> Dataset:
-        folder = user_path(path)
+        folder, more = user_path(path), {}
+        if resizes and not exists(folder, pathlib.Path.is_dir) and (told := re.fullmatch(r"(.*),size=([^,]*)", path)):
+            folder, more = user_path(told[1]), {"size": picture_size(told[2])}
         if not path or not exists(folder, pathlib.Path.is_dir):
-            raise UserError(f"'{shown(path)}' is not a folder; write {kind}:FOLDER")
+            hint = f", or {kind}:FOLDER,size=32 to resize its pictures" if resizes else ""
+            raise UserError(f"'{shown(path)}' is not a folder; write {kind}:FOLDER{hint}")
         try:
-            return _from_arrays(shown(folder.resolve().name), read(folder))
+            return _from_arrays(shown(folder.resolve().name), read(folder, **more))
         except OSError as error:
             raise UserError(f"'{shown(path)}' cannot be read ({reason(error)})") from None
 
@@ -330,7 +334,11 @@ DATASETS: dict[str, Source] = {
     "mnist_m": _named("mnist_m", "MNIST over photographs, 28x28x3, 10 classes, about 59,000 + 9,000"),
     "omniglot": _named("omniglot", "drawn characters, 105x105x1, 50 alphabets, 19,280 + 13,180, 20 drawers"),
     "mnist_star": Source("MNIST + USPS + MNIST-M, all 28x28x3, 10 classes, three domains", _mnist_star),
-    "folder": Source("folder:PATH, pictures in one subfolder per class", _at("folder", read_pictures), by_path=True),
+    "folder": Source(
+        "folder:PATH, pictures in one subfolder per class; folder:PATH,size=32 or size=32x48 (height x width) resizes them",
+        _at("folder", read_pictures, resizes=True),
+        by_path=True,
+    ),
     "idx": Source("idx:PATH, the four idx files of MNIST's kind, gzipped or not", _at("idx", read_idx_folder), by_path=True),
 }
 

@@ -14,6 +14,7 @@ from fedjax_sim.errors import UserError
 
 FORMAT = 4  # of config.json and of checkpoints
 
+MOST = 2**31 - 1  # of what is counted in 32 bits
 FULL = "full"  # batch size: a client's whole data
 BACKENDS = ("auto", "loop", "chunked", "vmap", "sharded")
 # these say where and how fast a run is computed, or how long; they do not change what it is
@@ -239,6 +240,9 @@ def check(config: Config) -> None:
     )
     for name in ("rounds", "eval_every", "keep", *counted):
         positive(name)
+    for name in ("rounds", "eval_every", *(n for n in counted if n != "clients")):
+        if getattr(config, name) > MOST:
+            raise UserError(f"{name.replace('_', '-')} {getattr(config, name)} is too large; allowed: {MOST} or less")
     for name in ("epochs", "lr", "weight_decay", "clip_norm", "unseen", "dropout"):
         if not math.isfinite(getattr(config, name)):
             raise UserError(f"{name.replace('_', '-')} {getattr(config, name)} is not allowed; use a finite number")

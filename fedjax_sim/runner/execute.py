@@ -40,7 +40,7 @@ def run(
     fed: Any = None,
     *,
     out: str | pathlib.Path | None = None,
-    progress: bool = False,
+    progress: bool | None = None,
     callback: Callable[[Segment], Any] | None = None,
     log: str | Sequence[Any] = (),
     model: Any = None,
@@ -54,7 +54,8 @@ def run(
     options: fields of `Config`, and options of the method by their names. method, model, optimizer: names or objects of
     your own, such as optax.adamw(1e-3);
     fed: data of your own, instead of `dataset` and what belongs to it; net: initial weights; cohorts: the participants
-    of every round, taken in turn, instead of drawn ones. callback: called with every `Segment` (its rounds, its rows);
+    of every round, taken in turn, instead of drawn ones. progress: a bar or lines (default: a line only where compiling
+    takes long). callback: called with every `Segment` (its rounds, its rows);
     log: where else the numbers go, names as in `--log` ("tensorboard,wandb") or sinks of your own.
 
     >>> result = run("fedavg", model="mlp", clients=4, participation=1, rounds=2, epochs=1)    # digits
@@ -119,7 +120,7 @@ def resume(
     path: str | pathlib.Path,
     rounds: int | None = None,
     *,
-    progress: bool = False,
+    progress: bool | None = None,
     callback: Callable[[Segment], Any] | None = None,
     log: str | Sequence[Any] = (),
     fed: Any = None,
@@ -156,7 +157,7 @@ def resume(
 def _resume(
     directory: RunDirectory,
     rounds: int | None,
-    progress: bool,
+    progress: bool | None,
     sinks: Sequence[Sink],
     fed: Any,
     method: Any,
@@ -207,7 +208,7 @@ def gone_on(
     setup: Setup,
     path: pathlib.Path,
     *,
-    progress: bool = False,
+    progress: bool | None = False,
     sinks: Sequence[Sink] = (),
     say: Callable[[str], None],
     again: str = "",
@@ -255,7 +256,7 @@ def execute(
     setup: Setup,
     directory: RunDirectory | None,
     *,
-    progress: bool = False,
+    progress: bool | None = False,
     sinks: Sequence[Sink] = (),
     resume_from: pathlib.Path | None = None,
     say: Callable[[str], None] | None = None,

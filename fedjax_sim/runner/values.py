@@ -96,7 +96,7 @@ def run_values(
     values: Sequence[Any],
     out: str | pathlib.Path | None = None,
     *,
-    progress: bool = False,
+    progress: bool | None = None,
     **more: Any,
 ) -> list[Result]:
     """Runs that differ in one real setting, side by side in one program; directories out/NAME=VALUE.

@@ -187,6 +187,9 @@ class Transform(Personal, Peers, Controlled, Selects, SetsUp, Finishes, Method):
     def available(self, env: Env, server: Around, client: Client, ctx: Ctx) -> Array | None:
         return self._inner.available(env_inside(env), server.inner, inside(client), ctx)
 
+    def imposed(self, env: Env, server: Around, client: Client, ctx: Ctx) -> tuple[Array, Array] | None:
+        return self._inner.imposed(env_inside(env), server.inner, inside(client), ctx)
+
     def plan_of(self, env: Env, action: Array, server: Around, ctx: Ctx) -> Plan:
         return self._inner.plan_of(env_inside(env), action, server.inner, ctx)
 
