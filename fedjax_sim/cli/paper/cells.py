@@ -14,7 +14,7 @@ from fedjax_sim.cli.sweep.plan import Job
 from fedjax_sim.cli.words import OF_THE_COMMAND, applied, as_text, option_parser, run_options, words
 from fedjax_sim.errors import UserError, lookup
 from fedjax_sim.hooks import Controlled
-from fedjax_sim.methods import METHODS, make_method, method_class, options_in
+from fedjax_sim.methods import METHODS, make_method, options_in
 from fedjax_sim.papers.tables import Line, Paper, Table, papers
 from fedjax_sim.presets import preset
 from fedjax_sim.runner.config import Config, check
@@ -150,12 +150,12 @@ class Planner:
 
 
 def handed_over(before: Job) -> str:
-    kind = method_class(before.config.method)
-    if not issubclass(kind, Controlled) or not kind.hands_over:
+    made = make_method(before.config.method, **before.config.options)
+    if not isinstance(made, Controlled) or not made.hands_over:
         raise UserError(
             f"start_from: a run of {before.config.method} hands nothing over by itself; name parts as in @NAME:server"
         )
-    return ",".join(kind.hands_over)
+    return ",".join(made.hands_over)
 
 
 def differences(method: str, used: Mapping[str, Any], theirs: Mapping[str, Any]) -> Iterator[str]:
