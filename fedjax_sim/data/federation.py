@@ -243,7 +243,7 @@ def _next_tokens(x: Any, y: Any, test: Any, task: str) -> tuple[Any, Any, Any]:
     if y is not None:
         return x, y, test
     x = np.asarray(x)
-    if task_called(task).target != TOKENS or x.ndim != 2 or x.shape[1] < 2:
+    if task_called(task).target != TOKENS or x.dtype.kind not in "iu" or x.ndim != 2 or x.shape[1] < 2:
         raise UserError(f"y may be left out for tokens [D, T] with T >= 2 alone; x has the shape {x.shape}, task {task}")
     if isinstance(test, tuple) and len(test) == 2 and test[1] is None:
         test = (np.asarray(test[0])[:, :-1], np.asarray(test[0])[:, 1:])

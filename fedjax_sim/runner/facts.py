@@ -108,7 +108,8 @@ def sums_shape(setup: Setup) -> Tree:
     env, fed = setup.simulation.env, setup.fed
 
     def some(net: Tree, y: Array) -> Tree:
-        x = jnp.zeros((1, *fed.shape), env.dtype)
+        like = batch_of(fed.shape, 1, env.dtype)
+        x = jnp.zeros(like.shape, like.dtype)
         one = jnp.ones(1, env.dtype)
         return counted(sums_of(env.metrics, predict_net(env, net, x), y, one), one[0])
 
