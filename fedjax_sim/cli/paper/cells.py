@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from fedjax_sim.cli.settings import make_config
-from fedjax_sim.cli.sweep.plan import Job
+from fedjax_sim.cli.sweep.plan import Job, digits_of, handed_over
 from fedjax_sim.cli.words import OF_THE_COMMAND, applied, as_text, option_parser, run_options, words
-from fedjax_sim.errors import UserError, lookup
-from fedjax_sim.hooks import Controlled
-from fedjax_sim.methods import METHODS, make_method, method_class, options_in
+from fedjax_sim.errors import lookup
+from fedjax_sim.methods import METHODS, make_method, options_in
 from fedjax_sim.papers.tables import Line, Paper, Table, papers
 from fedjax_sim.presets import preset
 from fedjax_sim.runner.config import Config, check
@@ -89,8 +86,7 @@ def config_of(method: str, settings: Mapping[str, Any]) -> Config:
 
 # ---- runs ---------------------------------------------------------------------------------------------------------
 def job_of(config: Config, kind: str = "run", before: Job | None = None, parts: str = "") -> Job:
-    facts = [config.hash(), config.rounds, kind, before.name if before else "", parts]
-    digits = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:8]
+    digits = digits_of([config.hash(), config.rounds, kind, before.name if before else "", parts])
     data = re.sub(r"[^\w.-]+", "_", f"{config.dataset.partition(':')[0].rpartition('/')[2]}-{config.partition}")
     name = f"{config.method}-{data}-s{config.seed}-{digits}"
     return Job(0, name, config, {}, digits, before=before, parts=parts, kind=kind)
@@ -147,15 +143,6 @@ class Planner:
         pairs = [(r, c) for c in cols for r in rows] if self.table.rank == "rows" else [(r, c) for r in rows for c in cols]
         for row, col in pairs:
             yield self.cell(row, col)
-
-
-def handed_over(before: Job) -> str:
-    kind = method_class(before.config.method)
-    if not issubclass(kind, Controlled) or not kind.hands_over:
-        raise UserError(
-            f"start_from: a run of {before.config.method} hands nothing over by itself; name parts as in @NAME:server"
-        )
-    return ",".join(kind.hands_over)
 
 
 def differences(method: str, used: Mapping[str, Any], theirs: Mapping[str, Any]) -> Iterator[str]:
