@@ -113,13 +113,16 @@ class Planner:
         return job_of(config, kind, before, parts or handed_over(before))
 
     def before(self, name: str, seed: int, across: Line | None) -> Job:
-        """The run that another one starts from: one of the paper's [before], or another cell of the same column (or row)."""
+        """The run that another one starts from: one of the paper's [before], or another cell of the same column (or row).
+
+        Of the same seed: weights that were trained from another initial model have nothing in common with these.
+        """
         if name.startswith("row ") and across is not None:
             line = self.line(name.removeprefix("row "))
             pair = (line, across) if self.table.rank == "rows" else (across, line)
             return self.run(line.method, self.settings(pair, self.table, self.choice.scale), seed, across)
         line = lookup(f"run before others in {self.paper.key}", name, self.paper.before)
-        return self.run(line.method, self.settings([line], None, self.choice.scale), 0, None)
+        return self.run(line.method, self.settings([line], None, self.choice.scale), seed, None)
 
     def line(self, key: str) -> Line:
         lines = self.table.rows if self.table.rank == "rows" else self.table.cols

@@ -34,7 +34,7 @@ from typing import Any
 from fedjax_sim.cli.settings import MOST_SEEDS, make_config
 from fedjax_sim.cli.words import OF_THE_COMMAND, applied, as_text, option_parser, read_entry, words
 from fedjax_sim.errors import UserError, lookup, unknown
-from fedjax_sim.methods import METHODS, make_method, method_class
+from fedjax_sim.methods import METHODS, make_method
 from fedjax_sim.options import shown
 from fedjax_sim.presets import preset
 from fedjax_sim.runner.config import NOT_HASHED, Config, check
@@ -116,12 +116,11 @@ def config_of(method: str, told: Mapping[str, Any], others: Collection[str]) -> 
 
 def handed_over(before: Job) -> str:
     """What another run takes over of this one unless it names parts."""
-    from fedjax_sim.hooks import Controlled
-
-    kind = method_class(before.config.method)
-    if not issubclass(kind, Controlled) or not kind.hands_over:
-        raise UserError(f"a run of {before.config.method} hands nothing over by itself; name parts, as in @NAME:server")
-    return ",".join(kind.hands_over)
+    config = before.config
+    parts = getattr(make_method(config.method, **config.options), "hands_over", ())
+    if not parts:
+        raise UserError(f"a run of {config.method} hands nothing over by itself; name parts, as in @NAME:server")
+    return ",".join(parts)
 
 
 def befores(data: Mapping[str, Any], base: Mapping[str, Any], others: Collection[str]) -> dict[str, Job]:
