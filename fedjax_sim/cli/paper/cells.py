@@ -99,8 +99,8 @@ class Planner:
         self.table, self.choice = table, choice
         self.paper = papers()[table.paper]
 
-    def settings(self, lines: Sequence[Line], table: Table | None, scale: str) -> dict[str, Any]:
-        return merged(self.paper, table, lines, scale, self.choice.typed if scale == self.choice.scale else {})
+    def settings(self, lines: Sequence[Line], table: Table | None) -> dict[str, Any]:
+        return merged(self.paper, table, lines, self.choice.scale, self.choice.typed)
 
     def run(self, method: str, settings: Mapping[str, Any], seed: int, across: Line | None, kind: str = "run") -> Job:
         told = scoped(method, settings)
@@ -120,9 +120,9 @@ class Planner:
         if name.startswith("row ") and across is not None:
             line = self.line(name.removeprefix("row "))
             pair = (line, across) if self.table.rank == "rows" else (across, line)
-            return self.run(line.method, self.settings(pair, self.table, self.choice.scale), seed, across)
+            return self.run(line.method, self.settings(pair, self.table), seed, across)
         line = lookup(f"run before others in {self.paper.key}", name, self.paper.before)
-        return self.run(line.method, self.settings([line], None, self.choice.scale), seed, None)
+        return self.run(line.method, self.settings([line], None), seed, None)
 
     def line(self, key: str) -> Line:
         lines = self.table.rows if self.table.rank == "rows" else self.table.cols
@@ -134,7 +134,7 @@ class Planner:
         if not method:
             return Cell(row, col, reading)
         lookup("method", method, METHODS)
-        used, theirs = (self.settings((row, col), self.table, s) for s in (self.choice.scale, "paper"))
+        used, theirs = self.settings((row, col), self.table), merged(self.paper, self.table, (row, col), "paper", {})
         seeds = self.choice.seeds or int(used.get("seeds", self.table.seeds))
         across = col if self.table.rank == "rows" else row
         jobs = tuple(self.run(method, used, seed, across, self.table.kind) for seed in range(seeds))
