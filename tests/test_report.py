@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import pathlib
 import re
@@ -184,9 +185,7 @@ def test_methods_stand_in_the_order_typed(tmp_path):
 def test_lines_differ_beside_colours():
     look = style.looks([f"method {i}" for i in range(40)])
     values = list(look.values())
-    assert all(
-        a["color"] != b["color"] and a["linestyle"] != b["linestyle"] for a, b in zip(values, values[1:], strict=False)
-    )
+    assert all(a["color"] != b["color"] and a["linestyle"] != b["linestyle"] for a, b in itertools.pairwise(values))
     assert len({str(one) for one in values}) == 40
 
 
