@@ -13,9 +13,10 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 from jax import lax
 
-from fedjax_sim.local.batches import Batch, most_steps, repeat, steps_for, stream, turns
+from fedjax_sim.local.batches import Batch, Turns, most_steps, repeat, steps_for, stream, turns
 from fedjax_sim.local.losses import update_confusion
 from fedjax_sim.local.optim import Sgd
 from fedjax_sim.models.randomness import randomness
@@ -71,6 +72,63 @@ def supervised(env: Env, ctx: Ctx, penalty: Callable[[Tree], Array] | None = Non
 
 
 # ---- the loop ---------------------------------------------------------------------------------------------------
+class Plugs(NamedTuple):
+    """What a method does otherwise in a step; see `descend`."""
+
+    objective: Callable
+    gradient: Callable | None
+    adjust: Callable | None
+    project: Callable | None
+    after: Callable | None
+
+
+def one_step(
+    env: Env,
+    plugs: Plugs,
+    rule: optax.GradientTransformation,
+    draw: Callable[[Array], Batch],
+    frozen: Tree,
+    steps: Array,
+    planned: Turns,
+    rate_of: Callable[[Array], Array],
+) -> Callable:
+    """(k, carry) -> carry: the k-th step of `descend`."""
+
+    def step(k: Array, carry):
+        params, stats, opt_state, confusion, running, totals, rate = carry
+        own = (running,) if jax.tree.leaves(running) else ()
+
+        def value(params, batch):
+            with randomness(batch.key):  # dropout inside the model
+                return plugs.objective({"params": {**frozen, **params}, "batch_stats": stats}, batch, confusion, *own)
+
+        grad_of = jax.value_and_grad(value, has_aux=True)
+        if plugs.gradient is None:
+            batch = draw(k)
+            (loss, aux), grads = grad_of(params, batch)
+        else:
+            (loss, aux), grads, batch = plugs.gradient(grad_of, params, k, draw, running)
+        force = grads if plugs.adjust is None else plugs.adjust(grads, params)
+        direction, opt_state = rule.update(force, opt_state, params)
+        keep = (
+            (lambda new, old: jax.tree.map(lambda a, b: jnp.where(k < steps, a, b), new, old))
+            if planned.masked
+            else (lambda new, old: new)
+        )
+        params = jax.tree.map(lambda p, d: p - rate * d, params, direction)
+        if plugs.project is not None:
+            params = keep(plugs.project(params), params)
+        then = aux.carry if plugs.after is None else plugs.after(aux.carry, grads, params)
+        seen = batch.mask * (k < steps).astype(env.dtype) if planned.masked else batch.mask.astype(env.dtype)
+        n = seen.sum()
+        hits = ((aux.logits.argmax(-1) == batch.y) * seen).sum()
+        totals = totals + jnp.stack([loss * n, hits, n])
+        kept = keep(aux.batch_stats, stats), opt_state, keep(aux.confusion, confusion), keep(then, running)
+        return params, *kept, totals, rate_of(k + 1)
+
+    return step
+
+
 def descend(
     env: Env,
     net: Tree,
@@ -117,38 +175,7 @@ def descend(
     frozen = {} if trainable is None else {g: p for g, p in net["params"].items() if g not in trainable}
     moving = {g: p for g, p in net["params"].items() if g not in frozen}
 
-    def step(k: Array, carry):
-        params, stats, opt_state, confusion, running, totals, rate = carry
-        own = (running,) if jax.tree.leaves(running) else ()
-
-        def value(params, batch):
-            with randomness(batch.key):  # dropout inside the model
-                return objective({"params": {**frozen, **params}, "batch_stats": stats}, batch, confusion, *own)
-
-        grad_of = jax.value_and_grad(value, has_aux=True)
-        if gradient is None:
-            batch = draw(k)
-            (loss, aux), grads = grad_of(params, batch)
-        else:
-            (loss, aux), grads, batch = gradient(grad_of, params, k, draw, running)
-        force = grads if adjust is None else adjust(grads, params)
-        direction, opt_state = rule.update(force, opt_state, params)
-        keep = (
-            (lambda new, old: jax.tree.map(lambda a, b: jnp.where(k < steps, a, b), new, old))
-            if planned.masked
-            else (lambda new, old: new)
-        )
-        params = jax.tree.map(lambda p, d: p - rate * d, params, direction)
-        if project is not None:
-            params = keep(project(params), params)
-        then = aux.carry if after is None else after(aux.carry, grads, params)
-        seen = batch.mask * (k < steps).astype(env.dtype) if planned.masked else batch.mask.astype(env.dtype)
-        n = seen.sum()
-        hits = ((aux.logits.argmax(-1) == batch.y) * seen).sum()
-        totals = totals + jnp.stack([loss * n, hits, n])
-        kept = keep(aux.batch_stats, stats), opt_state, keep(aux.confusion, confusion), keep(then, running)
-        return params, *kept, totals, rate_of(k + 1)
-
+    step = one_step(env, Plugs(objective, gradient, adjust, project, after), rule, draw, frozen, steps, planned, rate_of)
     # the rate of a step is known before it: XLA then writes w − lr·v where it computes a gradient
     start = (moving, net["batch_stats"], rule.init(moving), client.confusion, carry, jnp.zeros(3, env.dtype), rate_of(0))
     params, stats, _, confusion, carry, (loss, hits, n), _ = repeat(planned, step, start)

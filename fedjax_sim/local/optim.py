@@ -31,18 +31,13 @@ class Sgd(Node):
     def transform(self) -> optax.GradientTransformation:
         """The direction v of a step, as optax does it."""
         parts = []
-        if not is_off(self.weight_decay):
+        if self.has("weight_decay"):
             names = self.groups
             mask = None if names is None else (lambda params: {g: g in names for g in params})
             parts.append(optax.add_decayed_weights(self.weight_decay, mask=mask))
-        if not is_off(self.momentum):
+        if self.has("momentum"):
             parts.append(optax.trace(decay=self.momentum))
         return optax.chain(*parts) if parts else optax.identity()
-
-
-def is_off(value: Any) -> bool:
-    """Whether a number is 0, and leaves its term out of the program; what is an argument of it never does."""
-    return isinstance(value, (int, float)) and value == 0
 
 
 def decay_groups(text: str, groups: tuple[str, ...]) -> tuple[str, ...] | None:

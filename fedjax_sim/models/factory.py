@@ -74,31 +74,44 @@ def build(
         raise UserError(f"the input shape of a model is (height, width, channels), all at least 1, not {tuple(shape)}")
     if classes < 1:
         raise UserError(f"a model needs at least 1 class, not {classes}")
-    height, width, channels = (int(n) for n in shape)
-    shape = (height, width, channels)
+    shape = (int(shape[0]), int(shape[1]), int(shape[2]))
     if name == "resnet18":
         from fedjax_sim.models.resnet import build_resnet18
 
         return build_resnet18(shape, classes, dtype=dtype, conv=conv, activations=activations, **options)
 
+    how = dict(dtype=dtype, conv=conv, activations=activations)
+    return (_plain if REGISTRY[name].build is None else _registered)(name, shape, classes, options, **how)
+
+
+def _registered(
+    name: str, shape: tuple[int, int, int], classes: int, options: dict[str, Any], *, dtype: Any, conv: str, activations: Any
+) -> Model:
+    """By a builder of somebody's own."""
     entry = REGISTRY[name]
-    if entry.build is not None:
-        values = {k: like(f"model.{k}", v, entry.options[k]) for k, v in options.items()}
-        if activations is not None:
-            if "activations" not in inspect.signature(entry.build).parameters:
-                raise UserError(
-                    f"model '{name}' cannot have {activations.name} activations: its builder takes no argument 'activations'"
-                )
-            values["activations"] = activations
-        try:
-            made = entry.build(shape, classes, dtype=dtype, conv=conv, **values)
-        except (TypeError, ValueError) as problem:  # in code of somebody's own
-            first = (str(problem).splitlines() or [""])[0]
-            raise UserError(f"the builder of model '{name}' failed: {type(problem).__name__}: {first}") from problem
-        return as_model(
-            made, shape, classes, dtype, f"the builder of model '{name}' returned {type(made).__name__},"
-        )._replace(name=name)
-    hidden = options["hidden"]
+    make: Any = entry.build
+    values = {k: like(f"model.{k}", v, entry.options[k]) for k, v in options.items()}
+    if activations is not None:
+        if "activations" not in inspect.signature(make).parameters:
+            raise UserError(
+                f"model '{name}' cannot have {activations.name} activations: its builder takes no argument 'activations'"
+            )
+        values["activations"] = activations
+    try:
+        made = make(shape, classes, dtype=dtype, conv=conv, **values)
+    except (TypeError, ValueError) as problem:  # in code of somebody's own
+        first = (str(problem).splitlines() or [""])[0]
+        raise UserError(f"the builder of model '{name}' failed: {type(problem).__name__}: {first}") from problem
+    told = f"the builder of model '{name}' returned {type(made).__name__},"
+    return as_model(made, shape, classes, dtype, told)._replace(name=name)
+
+
+def _plain(
+    name: str, shape: tuple[int, int, int], classes: int, options: dict[str, Any], *, dtype: Any, conv: str, activations: Any
+) -> Model:
+    """Convolutions, then dense layers, as the registry lists them."""
+    entry, hidden = REGISTRY[name], options["hidden"]
+    height, width, channels = shape
     convs = tuple((co, *form) for co, form in zip(options.get("channels", ()), entry.convs, strict=True))
     for co, k, pad, pool in convs:
         if k * k * channels * co > LARGEST:

@@ -115,22 +115,13 @@ def _drive(
             seconds = time.perf_counter() - began
             speed = agreed(seconds / ask)
             timings.append(dict(first_round=done + 1, last_round=done + ask, seconds=seconds, seconds_per_round=speed))
-            logs, scores = layouts.as_numpy(logs), layouts.as_numpy(scores)
-            for i, lane in enumerate(lanes):
-                of_lane = lambda tree: lanes_of.pick(tree, i, len(lanes))
-                here = lambda: (of_state(state, i), data._replace(numbers=lane.setup.simulation.data.numbers))
-                collect(lane, here, of_lane(logs), of_lane(scores), done, ask)
+            collect_all(lanes, of_state, state, data, layouts.as_numpy((logs, scores)), done, ask)
             done += ask
             # before the checkpoint: it keeps a copy of the files
             tell(
                 sinks, lanes, lambda sink, lane: sink.segment(lane, segment_of(lane, done - ask + 1, done, seconds), timings)
             )
-            due = (
-                done - max(saved_round, 0) >= config.checkpoint_every
-                if config.checkpoint_every
-                else agreed(time.perf_counter() - saved_at) > CHECKPOINT_SECONDS
-            )
-            if due or done >= config.rounds:
+            if save_due(config, done, saved_round, saved_at) or done >= config.rounds:
                 save(lanes, state, of_state)
                 saved_at, saved_round = time.perf_counter(), done
     except (KeyboardInterrupt, SystemExit):
@@ -243,6 +234,23 @@ def segment_length(config: Config, capacity: int, done: int, speed: float | None
 def evaluated(config: Config, done: int) -> np.bool_:
     """Whether a segment that ends after round `done`, perhaps off the evaluation grid, needs an evaluation there."""
     return np.bool_(done == config.rounds or bool(config.personal_every and done % config.personal_every == 0))
+
+
+def save_due(config: Config, done: int, saved_round: int, saved_at: float) -> bool:
+    """Whether it is time for a checkpoint: after so many rounds, or after some time; all processes agree."""
+    if config.checkpoint_every:
+        return done - max(saved_round, 0) >= config.checkpoint_every
+    return agreed(time.perf_counter() - saved_at) > CHECKPOINT_SECONDS
+
+
+def collect_all(
+    lanes: Sequence[Lane], of_state: Callable, state: State, data: Any, told: tuple[dict, dict], done: int, count: int
+) -> None:
+    """`collect` for every lane; told: logs and scores of all of them."""
+    for i, lane in enumerate(lanes):
+        logs, scores = (lanes_of.pick(tree, i, len(lanes)) for tree in told)
+        here = lambda i=i, lane=lane: (of_state(state, i), data._replace(numbers=lane.setup.simulation.data.numbers))
+        collect(lane, here, logs, scores, done, count)
 
 
 def collect(lane: Lane, here: Callable[[], tuple], logs: dict, scores: dict, done: int, count: int) -> None:
