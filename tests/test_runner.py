@@ -453,7 +453,7 @@ def test_interrupted_seeds_name_every_directory(tmp_path, monkeypatch, capsys):
     with pytest.raises(KeyboardInterrupt):
         run_seeds(small_setup(rounds=2), 2, tmp_path / "s", "vmap")
     err = capsys.readouterr().err
-    assert "interrupted after round 0, saved at round 0; continue with: fedjax-sim resume" in err
+    assert "interrupted before the first round was done, nothing had to be saved; continue with: fedjax-sim resume" in err
     assert {p.name for p in (tmp_path / "s").iterdir()} == {"seed-4", "seed-5"}
     assert all(f"resume {tmp_path / 's' / name}" in err for name in ("seed-4", "seed-5"))
     monkeypatch.undo()

@@ -102,21 +102,36 @@ def for_values(config: Config, args: argparse.Namespace) -> Config:
 
 
 def output_directory(args: argparse.Namespace, stem: str, config: Config) -> pathlib.Path:
-    """--out, or a new name under runs/; an existing one is refused, unless it is a comparison that goes on."""
+    """--out, or a new name under runs/; an existing one is refused, unless it is empty or what stands there goes on."""
     from fedjax_sim.runner.files import exists  # brings NumPy, which the help must not wait for
 
     word = pathlib.Path(config.dataset.split(":")[0]).stem[:60]
     out = own_path(args.out) if args.out else free_directory(f"{stem}-{word}-s{config.seed}")
-    unfinished = args.command == "compare" and not exists(out / "config.json") and is_comparison(out)
-    if exists(out) and not args.dry_run and not unfinished:
+    if exists(out) and not args.dry_run and not can_go_on(args, out):
         hint = f", or resume it with fedjax-sim resume {out}" if args.command in ("run", "train") else ""
         raise UserError(f"output directory '{options.shown(str(out))}' exists already; choose another --out{hint}")
     return out
 
 
+def can_go_on(args: argparse.Namespace, out: pathlib.Path) -> bool:
+    """Whether the command may write into `out`, which is there; whether the same run began there is asked later."""
+    from fedjax_sim.runner import manifest
+
+    if args.command not in ("run", "train", "compare"):
+        return False
+    if args.command == "compare" or args.seeds > 1:
+        return manifest.empty(out) or (not (out / manifest.CONFIG).exists() and is_comparison(out))
+    return manifest.empty(out) or manifest.unfinished(out)
+
+
 def is_comparison(folder: pathlib.Path) -> bool:
-    """Whether run directories stand in it, as `compare` writes them."""
-    return any(folder.glob("*/config.json")) or any(folder.glob("*/seed-*/config.json"))
+    """Whether run directories stand in it, as `compare` and `--seeds` write them, or nothing but folders for them."""
+    from fedjax_sim.runner import manifest
+
+    if any(folder.glob("*/config.json")) or any(folder.glob("*/seed-*/config.json")):
+        return True
+    made = lambda path: path.is_dir() and all(map(manifest.empty, path.iterdir()))  # a kill before the first file
+    return made(folder) or (folder.is_dir() and all(map(made, folder.iterdir())))
 
 
 def free_directory(stem: str) -> pathlib.Path:

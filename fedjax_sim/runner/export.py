@@ -199,23 +199,23 @@ def load_model(path: str | pathlib.Path) -> Exported:
     return Exported(net, model, about, jax.jit(multiplying(about.get("precision", "default"), predict)))
 
 
-EXAMPLE = '''"""How to use {name}: images in, labels out."""
+EXAMPLE = '''"""How to use an exported model: images in, labels out."""
 
 import numpy as np
-
 import fedjax_sim as fs
 
-model = fs.load_model("{name}")
+file = {name}
+model = fs.load_model(file)
 images = np.zeros((2, *model.about["shape"]))  # as they are stored: {range}
 print("labels:", np.asarray(model(images)).argmax(-1))
-print("arrays:", sorted(np.load("{name}").files)[:3] if "{name}".endswith(".npz") else model.model.groups)
+print("arrays:", sorted(np.load(file).files)[:3] if file.endswith(".npz") else model.model.groups)
 '''
 
 
 def example(file: pathlib.Path) -> str:
     """Ten lines that load the file, to be run in its folder."""
     about = json.loads(read_arrays(file)[1])
-    return EXAMPLE.format(name=file.name, range="0 to 255" if about["scale"] != 1 else "floats")
+    return EXAMPLE.format(name=ascii(file.name), range="0 to 255" if about["scale"] != 1 else "floats")
 
 
 __all__ = ["Exported", "as_bytes", "example", "export", "load_model"]

@@ -150,7 +150,7 @@ def prepare(
     """
     check(config)
     start_jax(config)
-    with interrupts.guard(), floats(config.dtype):
+    with interrupts.guard(), interrupts.at_once(), floats(config.dtype):
         return _prepare(config, fed, model, net, method, layout, capacity, cohorts, say, measure, loaded, going_on)
 
 

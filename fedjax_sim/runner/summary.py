@@ -43,6 +43,12 @@ def training_note(setup: Setup, primary: Primary) -> dict[str, str]:
     return {primary.of_clients("note"): f"training {primary.label}: the clients have no validation or test rows"}
 
 
+def scored_globally(setup: Setup) -> bool:
+    """Whether the server's model was scored on the test set: then there is a loss, finite or not."""
+    asked = setup.simulation.method.has_global_model and "global" in setup.config.evaluations
+    return asked and len(setup.fed.held.get("test", ())) > 0
+
+
 def metric_figures(setup: Setup, recorder: Recorder) -> dict[str, Any]:
     """The last figures over clients of the primary metric, and the last value of every column of the others."""
     primary, about = Primary.read(setup.resolved), setup.resolved.get("metrics_about", {})
@@ -85,7 +91,7 @@ def summarise(setup: Setup, recorder: Recorder, timings: list[dict[str, Any]], c
         bytes_up=end.get("bytes_up", 0),
         dropped=sum(r["dropped"] for r in recorder.rounds),
         **figures.divergence_figures(recorder.rounds),
-        final_loss_finite=not len(setup.fed.held.get("test", ())) or math.isfinite(end.get("global_loss", 0)),
+        final_loss_finite=not scored_globally(setup) or math.isfinite(end.get("global_loss", math.nan)),
         peak_rss_mb=peak_rss_mb(),
         peak_rss_note="of the process since it started",
         seed=config.seed,
