@@ -90,3 +90,12 @@ def test_methods_share_what_they_read(monkeypatch):
     monkeypatch.setattr(prepare, "load_federation", lambda c: read.append(c.partition) or real(c))
     assert main(["compare", "fedavg", "fedprox", "fedavg:partition=iid", *SMALL, "--dry-run"]) == 0
     assert read == ["dirichlet:0.3", "iid"]
+
+
+def test_the_order_typed_is_kept(tmp_path):
+    """In the files of the comparison, and by `report` of its folder."""
+    from fedjax_sim.report.groups import grouped, labels
+    from fedjax_sim.report.runs import load_runs
+
+    assert main(["compare", "fedprox:mu=1", "fedavg", "ccvr", *SMALL, *ROUNDS, "--out", "out"]) == 0
+    assert labels(grouped(load_runs(["out"]))) == ["fedprox", "fedavg", "ccvr"]

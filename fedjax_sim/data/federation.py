@@ -15,10 +15,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedjax_sim.data.arrays import MOST_CLASSES, check_images, check_labels
+from fedjax_sim.data.arrays import MOST_CLASSES, check_inputs, check_targets, outputs_of
 from fedjax_sim.data.provenance import Origin, fingerprint
-from fedjax_sim.data.spec import shown
+from fedjax_sim.data.spec import check_whole, shown
 from fedjax_sim.errors import UserError
+from fedjax_sim.tasks import CLASS, LABELS, REAL, TOKENS, task_called, task_of
 
 Array = Any  # np.ndarray at construction, jax.Array (or a tracer) inside a compiled round
 SPLITS = ("train", "val", "test")
@@ -43,8 +44,8 @@ class Federation:
     [[1, 1], [1, 0]]
     """
 
-    x: Array  # [D, H, W, C] uint8 (or float)
-    y: Array  # [D] int32
+    x: Array  # [D, H, W, C] uint8 (or float), or tokens [D, T] int32
+    y: Array  # [D] int32; or what the task has: [D, K] float or uint8, [D, T] int32
     rows: dict[str, Array]  # split -> [N, S_split] int32, padded with row 0 (a valid row)
     size: dict[str, Array]  # split -> [N] int32, true lengths
     held: dict[str, Array]  # server-side rows [R] int32: "test" always, "val" only if the protocol has it
@@ -54,12 +55,14 @@ class Federation:
     classes: int = dataclasses.field(metadata={"static": True})
     name: str = dataclasses.field(default="arrays", metadata={"static": True})
     augment: str = dataclasses.field(default="", metadata={"static": True})  # "" or "crop_flip": the engine applies it
+    task: str = dataclasses.field(default="classification", metadata={"static": True})
     origin: Origin = dataclasses.field(default=Origin("arrays"), metadata={"static": True})  # equal to every other one
 
     def __repr__(self) -> str:
         sides = "x".join(map(str, getattr(self.x, "shape", ())))  # inside JAX the leaves may be anything
         clients = (*getattr(self.size.get("train"), "shape", ()), "?")[0] if isinstance(self.size, dict) else "?"
-        return f"Federation({self.name}: examples {sides}, {self.classes} classes, {clients} clients; {self.description})"
+        what = "classes" if self.task == "classification" else f"outputs of a {self.task} task"
+        return f"Federation({self.name}: examples {sides}, {self.classes} {what}, {clients} clients; {self.description})"
 
     @property
     def description(self) -> str:
@@ -79,18 +82,33 @@ class Federation:
         return int(self.size["train"].shape[0])
 
     @property
-    def shape(self) -> tuple[int, int, int]:
-        """(H, W, C) of one example."""
-        height, width, channels = self.x.shape[1:]
-        return int(height), int(width), int(channels)
+    def shape(self) -> tuple[int, ...]:
+        """(H, W, C) of one example, or (T,) of tokens."""
+        return tuple(int(side) for side in self.x.shape[1:])
+
+    @property
+    def vocabulary(self) -> tuple[str, ...]:
+        """What each token stands for, where the data are text."""
+        return self.origin.vocabulary
 
     def client_rows(self, client: int, split: str = "train") -> np.ndarray:
         """The unpadded rows of ONE client, on the host."""
         return np.asarray(self.rows[split])[client, : int(np.asarray(self.size[split])[client])]
 
     def label_counts(self, split: str = "train") -> np.ndarray:
-        """[N, classes] int64: how many examples of each class each client holds in `split`."""
+        """[N, classes] int64: how many examples of each class each client holds in `split`.
+
+        Of a sequence its tokens, of labels those that are 1, of regression the examples, for every output.
+        """
         rows, size, y = np.asarray(self.rows[split]), np.asarray(self.size[split]), np.asarray(self.y)
+        target = task_called(self.task).target
+        if target == REAL:
+            return np.repeat(size[:, None].astype(np.int64), self.classes, 1)
+        if target != CLASS:
+            each = [y[rows[i, : size[i]]] for i in range(len(size))]
+            if target == LABELS:
+                return np.stack([own.sum(0, dtype=np.int64) for own in each])
+            return np.stack([np.bincount(own[own >= 0], minlength=self.classes) for own in each])
         owner, _ = np.nonzero(np.arange(rows.shape[1]) < size[:, None])  # row-major, as the boolean gather below
         labels = y[rows[np.arange(rows.shape[1]) < size[:, None]]]
         flat = np.bincount(owner * self.classes + labels, minlength=self.num_clients * self.classes)
@@ -114,7 +132,7 @@ class Federation:
     def from_arrays(
         cls,
         x: Array,
-        y: Array,
+        y: Array | None,
         rows: Mapping[str, Sequence[Any]],
         *,
         test: Any = None,
@@ -125,6 +143,8 @@ class Federation:
         name: str = "arrays",
         augment: str = "",
         description: str = "arrays",
+        task: str = "",
+        vocabulary: Sequence[str] = (),
     ) -> Federation:
         """A federation from your own arrays and explicit row lists.
 
@@ -134,39 +154,52 @@ class Federation:
         append to the pool; without it, the union of the clients' test rows. server_val: rows the server may validate
         on. mean, std: per channel, after scaling; computed from the clients' training rows when left out. A test row
         that is also a training or validation row is an error. description: how it was made, for the records of a run.
+
+        task: classification, regression, multilabel, sequence or one of your own; by default what x and y look like: a
+        float y is regression, y [D, K] of 0 and 1 multilabel, whole numbers x [D, T] tokens, and without y (None) they are
+        to be predicted, each from those before it. mean and std of tables are per column; tokens are never normalised.
         """
-        pool_x, pool_y = check_images(x, "x"), check_labels(y, "y")
+        task = task or task_of(x, y)
+        x, y, test = _next_tokens(x, y, test, task)
+        pool_x, pool_y = check_inputs(x, "x", task), check_targets(y, "y", task)
         if len(pool_x) != len(pool_y):
             raise UserError(f"x has {len(pool_x)} examples but y has {len(pool_y)}")
+        _check_text(name=name, augment=augment, description=description)
+        if classes is not None:
+            classes = check_whole("classes", classes, 1)
         limit = len(pool_x)
         lists = _client_lists(rows, limit)
-        pool_x, pool_y, tested = _with_test(pool_x, pool_y, test, lists)
+        pool_x, pool_y, tested = _with_test(pool_x, pool_y, test, lists, task)
         held = {"test": tested}
         if server_val is not None:
             held["val"] = _row_list(server_val, limit, "server_val")
         _refuse_leaks(lists, held, len(pool_x))
-
-        classes = _classes(pool_y, classes)
+        classes = _classes(outputs_of(task, pool_x, pool_y), classes)
         scale = 1.0 / 255.0 if pool_x.dtype == np.uint8 else 1.0
-        if mean is None or std is None:
-            computed = channel_moments(pool_x[np.unique(np.concatenate(lists["train"]))], scale)
-            mean, std = (computed[0] if mean is None else mean), (computed[1] if std is None else std)
-        channels = pool_x.shape[-1]
+        mean, std = _moments(pool_x, lists["train"], scale, mean, std)
         padded = {split: pad_rows(per_client) for split, per_client in lists.items()}
+        facts: dict[str, Any] = dict(classes=classes, name=name, augment=augment, task=task, held=held)
+        facts |= dict(mean=mean, std=std, scale=np.asarray(scale))
         return cls(
             x=pool_x,
             y=pool_y,
             rows={split: table for split, (table, _) in padded.items()},
             size={split: length for split, (_, length) in padded.items()},
-            held=held,
-            mean=_per_channel(mean, channels, "mean"),
-            std=_per_channel(std, channels, "std"),
-            scale=np.asarray(scale),
-            classes=classes,
-            name=name,
-            augment=augment,
-            origin=Origin(shown(description, 1000)),
+            origin=Origin(shown(description, 1000), tuple(vocabulary)),
+            **facts,
         )
+
+
+def _next_tokens(x: Any, y: Any, test: Any, task: str) -> tuple[Any, Any, Any]:
+    """Without targets, tokens are predicted from those before them: x without its last, y without its first place."""
+    if y is not None:
+        return x, y, test
+    x = np.asarray(x)
+    if task_called(task).target != TOKENS or x.ndim != 2 or x.shape[1] < 2:
+        raise UserError(f"y may be left out for tokens [D, T] with T >= 2 alone; x has the shape {x.shape}, task {task}")
+    if isinstance(test, tuple) and len(test) == 2 and test[1] is None:
+        test = (np.asarray(test[0])[:, :-1], np.asarray(test[0])[:, 1:])
+    return x[:, :-1], x[:, 1:], test
 
 
 def pad_rows(per_client: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
@@ -220,18 +253,27 @@ def _row_list(rows: Any, limit: int, what: str) -> np.ndarray:
     return table.astype(np.int32)
 
 
-def _classes(y: np.ndarray, classes: int | None) -> int:
-    """How many classes there are: as many as were said, or as the labels need."""
-    needed = int(y.max()) + 1
-    if classes is not None and not needed <= classes <= MOST_CLASSES:
-        raise UserError(
-            f"classes={classes} but the labels go up to {needed - 1}, and at most {MOST_CLASSES} classes are allowed"
-        )
-    return needed if classes is None else int(classes)
+def _check_text(**given: Any) -> None:
+    for what, text in given.items():
+        if not isinstance(text, str):
+            raise UserError(f"{what} must be text, got {shown(repr(text))}")
 
 
-def _client_lists(rows: Mapping[str, Sequence[Any]], limit: int) -> dict[str, list[np.ndarray]]:
+def _moments(x: np.ndarray, trained: list[np.ndarray], scale: float, mean: Any, std: Any) -> tuple[Any, Any]:
+    """Mean and deviation per channel: as given, or of the clients' training rows; tokens are taken as they are."""
+    if x.ndim == 2:
+        mean, std = 0.0, 1.0
+    elif mean is None or std is None:
+        computed = channel_moments(x[np.unique(np.concatenate(trained))], scale)
+        mean, std = (computed[0] if mean is None else mean), (computed[1] if std is None else std)
+    channels = 1 if x.ndim == 2 else x.shape[-1]
+    return _per_channel(mean, channels, "mean"), _per_channel(std, channels, "std")
+
+
+def _client_lists(rows: Any, limit: int) -> dict[str, list[np.ndarray]]:
     """Rows of every client, split by split, checked."""
+    if not isinstance(rows, Mapping):
+        raise UserError(f"rows must be {{'train': [rows of client 0, rows of client 1, …]}}, got {shown(repr(rows))}")
     if "train" not in rows or set(rows) - set(SPLITS):
         raise UserError(f"rows must have 'train' and may have 'val' and 'test'; got {', '.join(rows) or 'none'}")
     lists = {split: _row_lists(rows[split], limit, split) for split in SPLITS if split in rows}
@@ -247,11 +289,13 @@ def _client_lists(rows: Mapping[str, Sequence[Any]], limit: int) -> dict[str, li
     return lists
 
 
-def _with_test(x: np.ndarray, y: np.ndarray, test: Any, lists: Mapping[str, list[np.ndarray]]) -> tuple[np.ndarray, ...]:
+def _with_test(
+    x: np.ndarray, y: np.ndarray, test: Any, lists: Mapping[str, list[np.ndarray]], task: str
+) -> tuple[np.ndarray, ...]:
     """(the pool's x and y, to which a test set of its own is appended; the rows of the test set)."""
     found = np.zeros(0, np.int32)
     if isinstance(test, tuple) and len(test) == 2 and np.ndim(test[0]) >= 2:
-        test_x, test_y = check_images(test[0], "test x"), check_labels(test[1], "test y")
+        test_x, test_y = check_inputs(test[0], "test x", task), check_targets(test[1], "test y", task)
         if test_x.shape[1:] != x.shape[1:] or test_x.dtype != x.dtype or len(test_x) != len(test_y):
             raise UserError(
                 f"test images {test_x.shape} {test_x.dtype} with {len(test_y)} labels do not fit the pool {x.shape} "
@@ -266,6 +310,15 @@ def _with_test(x: np.ndarray, y: np.ndarray, test: Any, lists: Mapping[str, list
     if len(found) == 0:
         raise UserError("a federation needs a test set: pass test=(x, y), test=rows or rows['test']")
     return x, y, found
+
+
+def _classes(needed: int, classes: int | None) -> int:
+    """How many classes there are: as many as were said, or as the labels need."""
+    if classes is not None and not needed <= classes <= MOST_CLASSES:
+        raise UserError(
+            f"classes={classes} but the labels go up to {needed - 1}, and at most {MOST_CLASSES} classes are allowed"
+        )
+    return needed if classes is None else int(classes)
 
 
 def _refuse_leaks(lists: Mapping[str, list[np.ndarray]], held: Mapping[str, np.ndarray], total: int) -> None:
@@ -299,10 +352,14 @@ def _per_channel(value: Any, channels: int, what: str) -> np.ndarray:
     return np.broadcast_to(array, (channels,)).copy()
 
 
+shown_text = shown
+
+
 def _describe(fed: Federation, shown: int = 10, widest: int = 20) -> str:
     counts = fed.label_counts()
+    words = "classes" if fed.task == "classification" else f"outputs ({fed.task})"
     lines = [
-        f"{fed.name}: {len(fed.x)} examples {'x'.join(map(str, fed.shape))}, {fed.classes} classes, "
+        f"{fed.name}: {len(fed.x)} examples {'x'.join(map(str, fed.shape))}, {fed.classes} {words}, "
         f"{fed.num_clients} clients"
     ]
     for split in SPLITS:
@@ -310,8 +367,10 @@ def _describe(fed: Federation, shown: int = 10, widest: int = 20) -> str:
             n = np.asarray(fed.size[split])
             lines.append(f"  {split:<5} per client min {n.min()}  mean {n.mean():.1f}  max {n.max()}  total {n.sum()}")
     lines.append("  server " + ", ".join(f"{key} {len(rows)}" for key, rows in sorted(fed.held.items())))
-    share = counts / counts.sum(1, keepdims=True)
-    overall = counts.sum(0) / counts.sum()
+    if fed.vocabulary:
+        lines.append(f"  vocabulary of {len(fed.vocabulary)}: {shown_text(''.join(fed.vocabulary), 400)}")
+    share = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+    overall = counts.sum(0) / max(counts.sum(), 1)
     lines.append(
         f"  label skew: {(counts > 0).sum(1).mean():.1f} classes per client, "
         f"mean total variation from the overall labels {0.5 * np.abs(share - overall).sum(1).mean():.3f}"

@@ -10,16 +10,20 @@ from typing import Any
 
 import numpy as np
 
+from fedjax_sim.data.arrays import check_targets, outputs_of
 from fedjax_sim.data.federation import Federation
 from fedjax_sim.data.partition import clients_of
 from fedjax_sim.data.partition import partition as share_out
 from fedjax_sim.data.sources import DATASETS, Dataset, load
 from fedjax_sim.data.spec import check_whole, shown
 from fedjax_sim.errors import UserError, lookup
+from fedjax_sim.tasks import CLASS, task_called
 
 log = logging.getLogger(__name__)
 TRAIN_ONLY = ("tiny_imagenet",)  # merged protocols use its training folder alone
 CLIENTS = 20  # where nobody says how many
+PARTITION = "dirichlet:0.3"  # where nobody says
+AUTO = "auto"  # the task that the data look like
 NORMS = ("dataset", "pfllib", "none")
 
 
@@ -53,9 +57,9 @@ PROTOCOLS: dict[str, Protocol] = {
         "official train and test merged, clients 65/15/20 train/val/test", merge=True, fractions={"val": 0.15, "test": 0.20}
     ),
     "qbandit": Protocol(
-        "official train partitioned, clients 19:1 train/test, official test is global",
+        "official train partitioned, clients 19:1 train/val (for the reward), official test is global",
         merge=False,
-        fractions={"test": 0.05},
+        fractions={"val": 0.05},
         augment={"cifar10": "crop_flip"},
     ),
 }
@@ -115,6 +119,15 @@ def _check_words(norm: str, val_fraction: float | None) -> None:
         raise UserError(f"val_fraction must be between 0 and 1 (1 excluded), got {shown(val_fraction)}")
 
 
+def _facts(data: Dataset, rule: Protocol, norm: str) -> dict[str, Any]:
+    """What a federation has of its dataset."""
+    mean, std = {"dataset": (data.mean, data.std), "pfllib": (0.5, 0.5), "none": (0.0, 1.0)}[norm]
+    augment = rule.augment.get(data.name, "")
+    return dict(
+        classes=data.classes, name=data.name, augment=augment, task=data.task, vocabulary=data.vocabulary, mean=mean, std=std
+    )
+
+
 def _held_back(rule: Protocol, name: str, y: np.ndarray, server_val: int | None, rng: np.random.Generator) -> np.ndarray:
     """Rows of the official training set that the server keeps for validation."""
     if not rule.server_validation:
@@ -151,7 +164,7 @@ def _split(
 
 def federate(
     dataset: str | os.PathLike[str] | Dataset = "digits",
-    partition: str = "dirichlet:0.3",
+    partition: str = PARTITION,
     clients: int | None = None,
     protocol: str = "standard",
     data_seed: int = 0,
@@ -162,16 +175,18 @@ def federate(
     batch_size: int = BATCH,
     server_val: int | None = None,
     val_fraction: float | None = None,
+    task: str = AUTO,
 ) -> Federation:
     """Load, hold back, partition and split: from names to a `Federation`, deterministic in `data_seed`.
 
     clients: where not given 20, or under column:NAME one for each value. norm: "dataset" (published mean and std, else
     computed from the clients' training rows), "pfllib" (0.5, 0.5) or "none". server_val: examples of the official
     training set kept by the server (protocol standard only), default min(1000, 10 % of them), 0 for none.
-    val_fraction: None for what the protocol says; a number f replaces the protocol's own validation share, and under a
-    protocol without one every client holds back f of its training part (at least one example where it has two), the
-    test rows being the same; 0 for none. batch_size: only enters the smallest client of a Dirichlet or unbalanced
-    pathological split under pfllib and pfedrlla, min(batch / held-back share, n / N / 2).
+    task: what the data look like, unless it is named. val_fraction: None for what the protocol says; a number f replaces
+    the protocol's own validation share, and under a protocol without one every client holds back f of its training part
+    (at least one example where it has two), the test rows being the same; 0 for none. batch_size: only enters the
+    smallest client of a Dirichlet or unbalanced pathological split under pfllib and pfedrlla, min(batch / held-back
+    share, n / N / 2).
 
     >>> fed = federate("digits", "dirichlet:0.3", clients=10)
     >>> sorted(fed.rows), fed.num_clients, len(fed.held["val"]), len(fed.held["test"])
@@ -182,33 +197,60 @@ def federate(
     clients = clients if clients is None else check_whole("clients", clients, 1)
     data_seed, batch_size = check_whole("data_seed", data_seed), check_whole("batch_size", batch_size, 1)
     data = dataset if isinstance(dataset, Dataset) else load(dataset, data_dir, download)
+    data = data if task == AUTO else as_task(data, task)
     official = len(data.y_train)
     y = np.concatenate([data.y_train, data.y_test])
+    classes = strata(data, y)
+    partition = natural_partition(data, partition)
     if not rule.merge:
         _check_official_test(data, protocol)
     # One random stream per stage: changing the server's set does not reshuffle the clients' own splits.
     held_rng, partition_rng, split_rng = (np.random.default_rng([data_seed, stage]) for stage in range(3))
-
     pool = np.arange(len(y) if rule.merge and data.name not in TRAIN_ONLY else official)
-    validation = _held_back(rule, data.name, y[:official], server_val, held_rng)
+    validation = _held_back(rule, data.name, classes[:official], server_val, held_rng)
     pool = np.setdiff1d(pool, validation, assume_unique=True)
+    fractions, val_share = _fractions(rule, val_fraction)
     extra = {key: values[pool] for key, values in data.extra.items()}
     clients = clients or clients_of(partition, extra) or CLIENTS
     spec = _with_pfllib_minimum(partition, rule, batch_size, len(pool), clients)
-    fractions, val_share = _fractions(rule, val_fraction)
-    shares = share_out(spec, y[pool], clients, partition_rng, extra, least=1 + len(fractions))
+    shares = share_out(spec, classes[pool], clients, partition_rng, extra, least=1 + len(fractions))
     rows = _split([pool[own] for own in shares], fractions, split_rng, val_share, protocol)
     own = "" if val_fraction is None else f" with val_fraction {val_fraction:g}"
     told = f"{_told(dataset)}, {spec}, {clients} clients, {protocol}{own}, server_val {len(validation)}, norm {norm}"
-    test = np.concatenate(rows["test"]) if rule.merge else np.arange(official, len(y))
-    mean, std = {"dataset": (data.mean, data.std), "pfllib": (0.5, 0.5), "none": (0.0, 1.0)}[norm]
-    x = np.concatenate([data.x_train, data.x_test])
-    facts: dict[str, Any] = dict(
-        classes=data.classes, name=data.name, augment=rule.augment.get(data.name, ""), mean=mean, std=std
-    )
     told += f", data_seed {data_seed}, {len(y)} examples {'x'.join(map(str, data.x_train.shape[1:]))}"
-    server = validation if len(validation) else None
-    return Federation.from_arrays(x, y, rows, test=test, server_val=server, description=told, **facts)
+    told += f", vocabulary of {len(data.vocabulary)}" if data.vocabulary else ""
+    test = np.concatenate(rows["test"]) if rule.merge else np.arange(official, len(y))
+    x, server = np.concatenate([data.x_train, data.x_test]), validation if len(validation) else None
+    return Federation.from_arrays(x, y, rows, test=test, server_val=server, description=told, **_facts(data, rule, norm))
+
+
+BY_CLASS = ("dirichlet", "shards", "pathological", "fixed", "mnist_star", "omniglot")
+
+
+def as_task(data: Dataset, task: str) -> Dataset:
+    """The same examples under a task that somebody names; their targets must fit it."""
+    told = {name: check_targets(getattr(data, name), f"{data.name}: {name}", task) for name in ("y_train", "y_test")}
+    both = np.concatenate([data.x_train, data.x_test]), np.concatenate(list(told.values()))
+    same = task_called(task).target == task_called(data.task).target
+    return dataclasses.replace(data, **told, task=task, classes=data.classes if same else outputs_of(task, *both))
+
+
+def strata(data: Dataset, y: np.ndarray) -> np.ndarray:
+    """[n] the class of every example, by which it is held back and shared out; one for all where there are none."""
+    return y if task_called(data.task).target == CLASS else np.zeros(len(y), np.int32)
+
+
+def natural_partition(data: Dataset, partition: str) -> str:
+    """A partition by classes, where nobody asked for another, means nothing without classes: the clients that the data
+    have, else equal parts."""
+    if task_called(data.task).target == CLASS or partition.partition(":")[0].strip() not in BY_CLASS:
+        return partition
+    if partition == PARTITION:
+        return "column:client" if "client" in data.extra else "iid"
+    raise UserError(
+        f"the partition '{shown(partition)}' shares out classes, and {shown(data.name)} is a {data.task} task without them; "
+        f"allowed: iid, column:NAME"
+    )
 
 
 def _told(dataset: str | os.PathLike[str] | Dataset) -> str:
@@ -238,7 +280,7 @@ def _with_pfllib_minimum(spec: str, rule: Protocol, batch_size: int, total: int,
 def _check_official_test(data: Dataset, protocol: str) -> None:
     if len(data.y_test) == 0:
         raise UserError(f"{data.name} has no official test set, which {protocol} needs; use pfllib or pfedrlla")
-    if not np.isin(data.y_test, data.y_train).any():
+    if task_called(data.task).target == CLASS and not np.isin(data.y_test, data.y_train).any():
         raise UserError(
             f"the official test set of {data.name} has no class of its training set, so the protocol "
             f"{protocol} cannot be measured; use pfllib or pfedrlla"

@@ -25,6 +25,7 @@ EVALUATIONS = {
     "global@clients": "the server's model on every client's own split",
     "personal": "each client's own model on its own split",
     "personal@global": "each client's own model on the global test set",
+    "personal@train": "each client's own model on its own training rows",
     "resident": "what each client last held, on its own split",
 }
 
@@ -36,7 +37,8 @@ def client_split(fed: Federation) -> str:
 
 def check_evaluations(method: Method, evaluations: tuple[str, ...], bn_local: bool) -> None:
     """Refuse modes that do not exist, and those that this method has no model for ('global' then shows as a dash)."""
-    possible = {"global@clients": method.has_global_model, "personal@global": method.ask(Personal) is not None or bn_local}
+    own = method.ask(Personal) is not None or bn_local
+    possible = {"global@clients": method.has_global_model, "personal@global": own, "personal@train": own}
     for mode in evaluations:
         if mode not in EVALUATIONS:
             raise unknown("evaluation", mode, EVALUATIONS)
@@ -104,6 +106,8 @@ def score_stored(r: Round, env: Env, state: State, who: Array, adapting: bool = 
         for mode in ("personal", "personal@global"):
             if mode in r.evaluations:
                 out[mode] = score_each(r, env, state, who, own_model, mode == "personal@global")
+        if "personal@train" in r.evaluations:
+            out["personal@train"] = score_each(r, env, state, who, own_model, False, "train")
     if "resident" in r.evaluations and not adapting:
         out["resident"] = score_each(r, env, state, who, lambda env: Personal(), False)
     return out
@@ -138,9 +142,9 @@ def with_own_statistics(env: Env, server: Tree, client: Client) -> Tree:
 
 
 def score_each(
-    r: Round, env: Env, state: State, who: Array, model_of: Callable[[Env], Any], on_global: bool
+    r: Round, env: Env, state: State, who: Array, model_of: Callable[[Env], Any], on_global: bool, split: str = ""
 ) -> score.Scores:
-    """Each client's own predictor, on its own rows or on the global test set. model_of: (env) -> Personal."""
+    """Each client's own predictor, on its own rows (of `split`) or on the global test set. model_of: (env) -> Personal."""
 
     def fn(env: Env, server: Tree, client: Client, ctx: Ctx) -> tuple[Tree, None]:
         own = model_of(env)
@@ -149,7 +153,7 @@ def score_each(
         if on_global:
             rows = env.fed.held["test"]
             return score.score_rows(env, logits, rows, jnp.int32(rows.shape[0]), score.EVAL_BATCH), None
-        return score.score_client(env, logits, ctx, r.split), None
+        return score.score_client(env, logits, ctx, split or r.split), None
 
     ctxs = after_training(r, env, state, who)
     return each_client(env, r.layout, fn, state.server, state.clients, ctxs)[0]

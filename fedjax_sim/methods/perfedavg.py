@@ -51,6 +51,12 @@ class PerFedAvg(Personal, FedAvg):
         why = "0: its steps are plain, as its equations say (plain=false: the run's)"
         return (("momentum", why), ("weight_decay", why)) if self.plain else ()
 
+    @property
+    def needs_sgd(self) -> str:
+        return "both of its steps are plain (plain=false with alpha a number: the outer one is the run's)" * (
+            self.plain or isinstance(self.alpha, str)
+        )
+
     def local(self, env: Env, net: Tree, server: Server, client: Client, ctx: Ctx) -> tuple[Client, Upload]:
         length = ctx.lr if isinstance(self.alpha, str) else jnp.asarray(self.alpha, env.dtype)
         first_batches = stream(env, ctx, jax.random.fold_in(ctx.key, INNER), env.max_epochs)

@@ -14,7 +14,8 @@ from fedjax_sim.models.layers import FORMS
 from fedjax_sim.models.nets import PlainNet, plain_groups
 from fedjax_sim.models.own import as_model
 from fedjax_sim.models.record import Model, from_module
-from fedjax_sim.models.registry import REGISTRY, check_options, too_small
+from fedjax_sim.models.registry import REGISTRY, check_inputs, check_options, too_small
+from fedjax_sim.models.sequence import build_tokens_model
 from fedjax_sim.options import like, shown
 
 LARGEST = 2**30  # weights of one layer: more is refused before it is allocated
@@ -44,19 +45,22 @@ def narrow_or_none(dtype: Any, activations: Any) -> Any:
 
 def build(
     name: str,
-    shape: tuple[int, int, int],
+    shape: tuple[int, ...],
     classes: int,
     /,
     *,
     dtype: Any = jnp.float32,
     conv: str = "auto",
     activations: Any = None,
+    vocabulary: int | None = None,
+    places: bool = True,
     **options: Any,
 ) -> Model:
     """The model `name` for images `shape = (H, W, C)`; parameters and arithmetic in `dtype`.
 
     activations: "bfloat16" for what travels between layers and the operands of products; weights, their gradients, logits
     and statistics stay float32 (`narrow.py`).
+    For tokens the shape is (T,); vocabulary: how many there are (default: classes), places: logits for every place.
     `conv` selects how convolutions are computed (see `layers.py`; equal values). `registry.py` lists the options.
 
     >>> build("mlp", (28, 28, 1), 10, hidden=(200, 100)).groups
@@ -70,22 +74,42 @@ def build(
         )
     if conv not in FORMS:
         raise unknown("convolution form", conv, FORMS)
-    if len(shape) != 3 or min(shape) < 1:
+    check_inputs(name, shape)
+    if REGISTRY[name].tokens:
+        if activations is not None:
+            raise UserError(f"model '{name}' has no {activations.name} activations; leave --activations out")
+        values = {k: like(f"model.{k}", v, REGISTRY[name].options[k]) for k, v in options.items()}
+        return build_tokens_model(
+            name, (int(shape[0]),), classes, values, dtype=dtype, vocabulary=vocabulary or classes, places=places
+        )
+    if REGISTRY[name].build is None and (len(shape) != 3 or min(shape) < 1):
         raise UserError(f"the input shape of a model is (height, width, channels), all at least 1, not {tuple(shape)}")
     if classes < 1:
         raise UserError(f"a model needs at least 1 class, not {classes}")
-    shape = (int(shape[0]), int(shape[1]), int(shape[2]))
+    sides = tuple(int(n) for n in shape)
+    height, width, channels = sides if len(sides) == 3 else (1, 1, 1)
+    image = (height, width, channels)
     if name == "resnet18":
         from fedjax_sim.models.resnet import build_resnet18
 
-        return build_resnet18(shape, classes, dtype=dtype, conv=conv, activations=activations, **options)
+        return build_resnet18(image, classes, dtype=dtype, conv=conv, activations=activations, **options)
 
-    how = dict(dtype=dtype, conv=conv, activations=activations)
-    return (_plain if REGISTRY[name].build is None else _registered)(name, shape, classes, options, **how)
+    how: dict[str, Any] = dict(dtype=dtype, conv=conv, activations=activations)
+    if REGISTRY[name].build is not None:
+        return _registered(name, sides, classes, options, places=places, **how)
+    return _plain(name, image, sides, classes, options, **how)
 
 
 def _registered(
-    name: str, shape: tuple[int, int, int], classes: int, options: dict[str, Any], *, dtype: Any, conv: str, activations: Any
+    name: str,
+    shape: tuple[int, ...],
+    classes: int,
+    options: dict[str, Any],
+    *,
+    places: Any,
+    dtype: Any,
+    conv: str,
+    activations: Any,
 ) -> Model:
     """By a builder of somebody's own."""
     entry = REGISTRY[name]
@@ -102,16 +126,25 @@ def _registered(
     except (TypeError, ValueError) as problem:  # in code of somebody's own
         first = (str(problem).splitlines() or [""])[0]
         raise UserError(f"the builder of model '{name}' failed: {type(problem).__name__}: {first}") from problem
-    told = f"the builder of model '{name}' returned {type(made).__name__},"
-    return as_model(made, shape, classes, dtype, told)._replace(name=name)
+    return as_model(
+        made, shape, classes, dtype, places=places, what=f"the builder of model '{name}' returned {type(made).__name__},"
+    )._replace(name=name)
 
 
 def _plain(
-    name: str, shape: tuple[int, int, int], classes: int, options: dict[str, Any], *, dtype: Any, conv: str, activations: Any
+    name: str,
+    image: tuple[int, int, int],
+    shape: tuple[int, ...],
+    classes: int,
+    options: dict[str, Any],
+    *,
+    dtype: Any,
+    conv: str,
+    activations: Any,
 ) -> Model:
     """Convolutions, then dense layers, as the registry lists them."""
-    entry, hidden = REGISTRY[name], options["hidden"]
-    height, width, channels = shape
+    entry, (height, width, channels) = REGISTRY[name], image
+    hidden = options.get("hidden", ())
     convs = tuple((co, *form) for co, form in zip(options.get("channels", ()), entry.convs, strict=True))
     for co, k, pad, pool in convs:
         if k * k * channels * co > LARGEST:
@@ -121,7 +154,7 @@ def _plain(
         height, width = ((n + 2 * pad - k + 1) // (2 if pool else 1) for n in (height, width))
         channels = co
         if min(height, width) < 1:
-            raise too_small(name, shape)
+            raise too_small(name, image)
     widths = (height * width * channels, *hidden, classes)
     for a, b in itertools.pairwise(widths):
         if a * b > LARGEST:
@@ -133,7 +166,7 @@ def _plain(
         shape=shape,
         groups=names + dense,
         dense=dense,
-        width=hidden[-1],
+        width=widths[-2],
         classes=classes,
         dtype=dtype,
         stages=tuple((n, c[0]) for n, c in zip(names, convs, strict=True)),

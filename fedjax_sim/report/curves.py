@@ -17,6 +17,7 @@ OVER_CLIENTS = {
     "client": "clients' own models, mean",
     "resident": "models that clients hold, mean",
     "personal_at_global": "clients' own models on the test set, mean",
+    "personal_at_train": "clients' own models on their training rows, mean",
     "global_at_clients": "global model on clients' rows, mean",
     "before": "participants before local training",
     "after": "participants after local training",
@@ -102,12 +103,9 @@ def accuracy(
     plt, look = style.drawing(), style.looks(labels(groups))
     there = measured(groups) if columns is None else list(columns)
     shown = there[: 8 if place == "rounds" else 2]
-    which = [
-        (scene, column, mine)
-        for scene in scenes(groups)
-        for column in shown
-        if measured(mine := [g for g in groups if g.scene == scene]).count(column)
-    ]
+    here = {scene: [g for g in groups if g.scene == scene] for scene in scenes(groups)}
+    has = lambda mine, column: any(len(run.points(column)[0]) for g in mine for run in g.runs)
+    which = [(scene, column, mine) for scene, mine in here.items() for column in shown if has(mine, column)]
     figure, axes = style.panels(plt, len(which), most=max(2, min(3, len(shown))))
     for axis, (scene, column, mine) in zip(axes, which, strict=True):
         name, scale = along(place, mine, column)

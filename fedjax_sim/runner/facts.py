@@ -12,6 +12,7 @@ from fedjax_sim.data import memory
 from fedjax_sim.errors import UserError
 from fedjax_sim.hooks import Peers
 from fedjax_sim.local.score import counted, predict_net, sums_of
+from fedjax_sim.models import batch_of
 from fedjax_sim.runner.prepare import Setup, in_its_floats
 from fedjax_sim.types import Array, Ctx, Tree
 
@@ -90,10 +91,10 @@ def facts(setup: Setup) -> dict[str, Any]:
 def lane_bytes(setup: Setup, net: Tree) -> int:
     """What training ONE client takes beside its state: what the backward pass keeps, gradients, the optimiser's memory."""
     env = setup.simulation.env
-    x = jax.ShapeDtypeStruct((env.batch_size, *setup.fed.shape), env.dtype)
+    x = batch_of(setup.fed.shape, env.batch_size, env.dtype)
     mask = jax.ShapeDtypeStruct((env.batch_size,), bool)
 
-    def residuals(net: Tree, x: Array, mask: Array) -> Tree:  # what the backward pass keeps from the forward pass
+    def residuals(net, x, mask):  # what the backward pass keeps from the forward pass
         features = lambda p: env.model.head(
             {**net, "params": p}, env.model.features({**net, "params": p}, x, train=True, mask=mask)[0]
         )

@@ -140,7 +140,7 @@ class Recorder:
         if round_ % config.eval_every and not adapted:
             self.truncate(round_ - 1, rounds=False)
         elif adapts and not adapted:
-            for mode, prefix in (("personal", "client"), ("personal_at_global", "personal_at_global")):
+            for mode, prefix in (("personal", "client"), *((m, m) for m in ("personal_at_global", "personal_at_train"))):
                 self.drop_clients(mode, round_ - 1)
                 for name in [n for n in self.rows[-1] if n.removeprefix("unseen_").startswith(f"{prefix}_")]:
                     del self.rows[-1][name]
