@@ -229,7 +229,9 @@ BY_CLASS = ("dirichlet", "shards", "pathological", "fixed", "mnist_star", "omnig
 
 def as_task(data: Dataset, task: str) -> Dataset:
     """The same examples under a task that somebody names; their targets must fit it."""
-    told = {name: check_targets(getattr(data, name), f"{data.name}: {name}", task) for name in ("y_train", "y_test")}
+    told: dict[str, Any] = {
+        name: check_targets(getattr(data, name), f"{data.name}: {name}", task) for name in ("y_train", "y_test")
+    }
     both = np.concatenate([data.x_train, data.x_test]), np.concatenate(list(told.values()))
     same = task_called(task).target == task_called(data.task).target
     return dataclasses.replace(data, **told, task=task, classes=data.classes if same else outputs_of(task, *both))

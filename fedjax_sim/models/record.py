@@ -86,7 +86,7 @@ def from_module(
     return Model(name, init, features, head, groups, head_group, dense, width, classes, shape, stages, activations)
 
 
-def functions_of(module: nn.Module, shape: tuple[int, int, int], groups: tuple[str, ...], dtype: Any) -> tuple:
+def functions_of(module: nn.Module, shape: tuple[int, ...], groups: tuple[str, ...], dtype: Any) -> tuple:
     """(init, features, head) of a module with methods `features` and `head`, as a Model has them."""
 
     def init(key: jax.Array) -> dict:
