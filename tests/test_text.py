@@ -92,6 +92,7 @@ def test_on_the_command_line(tmp_path, capsys):
     )
     assert main([*words.split(), "--participation", "3/18", "--dry-run"]) == 0
     told = capsys.readouterr().out
+    assert "fedavg on plays (column:client, 18 clients, 3 per round)" in told
     assert "task: sequence, 16 in, 60 out, loss ce" in told and "vocabulary of 60: \\n !'" in told
     assert main(["list", "tasks"]) == 0
     assert "multilabel" in capsys.readouterr().out

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from fedjax_sim import models
 from fedjax_sim.data.federation import Federation
+from fedjax_sim.data.protocols import PARTITION
 from fedjax_sim.errors import UserError
 from fedjax_sim.hooks import Method
 from fedjax_sim.methods import make_method, options_in
@@ -44,6 +45,8 @@ def with_data(config: Config, fed: Federation, own: bool) -> Config:
             partition=OWN, protocol=OWN, norm=OWN, server_val=None, val_fraction=None, data_dir=None, download=False
         )
         facts |= words | dict(dataset=fed.name, task=Config.task)
+    elif config.partition == PARTITION:  # data without classes have others: as their description says it
+        facts["partition"] = next((p for p in ("column:client", "iid") if f", {p}, " in fed.description), config.partition)
     return dataclasses.replace(config, **facts)
 
 
