@@ -80,9 +80,7 @@ def ours(job: Job) -> Callable[[int], None]:
 
     import fedjax_sim as fs
     from fedjax_sim.runner.execute import set_up
-    from fedjax_sim.runner.start import want_host_devices
 
-    want_host_devices(cores())
     x, y = make_data(job)
     rows = {"train": [range(i * job.examples, (i + 1) * job.examples) for i in range(job.clients)]}
     fed = fs.Federation.from_arrays(x, y, rows, test=(x[:1], y[:1]), mean=0.0, std=1.0, task=job.task)
