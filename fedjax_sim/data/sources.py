@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_sim.data import digits
+from fedjax_sim.data import digits, frames
 from fedjax_sim.data import synthetic as synthetic_images
 from fedjax_sim.data import text as texts
 from fedjax_sim.data.arrays import check_inputs, check_labels, check_targets, outputs_of
@@ -381,8 +381,12 @@ def load(name: str | os.PathLike[str], data_dir: Folder = None, download: bool =
             path = user_path(text)
             return _from_arrays(shown(path.stem), read(_without_options(text, path, options)))
     base, body = split_spec(text)
+    if base not in DATASETS and frames.is_frame(text):
+        file, written = frames.parse(text)
+        path = user_path(file)
+        return _from_arrays(shown(path.stem), frames.read_frame(path, {**written, **options}))
     if base not in DATASETS:
-        raise unknown("dataset", shown(text), [*DATASETS, "the path of a .npz or .csv file"])
+        raise unknown("dataset", shown(text), [*DATASETS, "the path of a .npz, .csv or .parquet file"])
     source = DATASETS[base]
     if source.by_path:
         return source.make(data_dir, download, path=body)

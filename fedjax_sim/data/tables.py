@@ -23,8 +23,9 @@ def read_csv(path: pathlib.Path) -> Arrays:
     """x_*, y_* and one pair FACT_train, FACT_test for every column that is not a feature.
 
     The first line names the columns; they are separated by commas, semicolons or tabs. `label` or `y`: whole numbers
-    from 0 up, or words, which are numbered in alphabetical order. `split` (optional): train or test. Columns of words
-    and those called client, user, group, domain or id are facts. All others are features, float32 [n, F].
+    from 0 up, or words, which are numbered in alphabetical order; other numbers are a target of regression. `split`
+    (optional): train or test. Columns of words and those called client, user, group, domain or id are
+    facts. All others are features, float32 [n, F].
     """
     try:
         refuse_if_too_large(20 * path.stat().st_size, f"'{shown(path)}'", "use a .npz file")
@@ -77,6 +78,7 @@ def held_out(y: np.ndarray) -> np.ndarray:
     >>> int(held_out(np.zeros(10, int)).sum()), int(held_out(np.zeros(4, int)).sum())
     (2, 0)
     """
+    y = y if y.ndim == 1 and y.dtype.kind != "f" else np.zeros(len(y), int)  # no classes: of all rows
     order = np.random.default_rng(0).permutation(len(y))  # fixed: the split is part of the dataset
     order = order[np.argsort(y[order], kind="stable")]
     _, start, count = np.unique(y[order], return_index=True, return_counts=True)
@@ -86,7 +88,7 @@ def held_out(y: np.ndarray) -> np.ndarray:
 
 
 def _classes(where: str, cells: Sequence[str]) -> np.ndarray:
-    """Whole numbers as they are; words numbered in alphabetical order."""
+    """Whole numbers as they are, other numbers for regression; words numbered in alphabetical order."""
     words = [cell.strip() for cell in cells]
     if "" in words:
         raise UserError(f"'{where}': row {words.index('')} has no label")
@@ -96,7 +98,9 @@ def _classes(where: str, cells: Sequence[str]) -> np.ndarray:
         float(words[0])
     except ValueError:
         return np.unique(words, return_inverse=True)[1]
-    raise UserError(f"'{where}': labels must be whole numbers from 0 up, or words, got '{shown(words[0])}' and others")
+    if all(map(_is_number, words)):  # a target of regression
+        return np.array([float(word) for word in words], np.float32)
+    raise UserError(f"'{where}': labels must be numbers, or words, got '{shown(words[0])}' and others")
 
 
 def _is_test(where: str, cells: Sequence[str]) -> np.ndarray:
