@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import distrax
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
+from distrax import Categorical
 
 from agents.types import Array
 
@@ -19,12 +19,9 @@ RULES = {"adam": optax.scale_by_adam, "sgd": optax.identity}
 CLIP_OBSERVATION = 10.0  # normalised observations are cut at this many standard deviations
 
 
-Categorical = distrax.Categorical
-
-
 def categorical(logits: Array | None = None, probs: Array | None = None) -> Categorical:
     """A distribution over actions [..., A]: sampling, log-probabilities, entropy. The one place that makes one."""
-    return distrax.Categorical(logits=logits, probs=probs)
+    return Categorical(logits=logits, probs=probs)
 
 
 class MLP(nn.Module):
