@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, NamedTuple
 
-import distrax
 import jax
 import jax.numpy as jnp
 import optax
@@ -78,7 +77,7 @@ class QAgent(ReplayAgent):
         value = (
             learner.units.centre + learner.units.scale * nets.mask_logits(self.network[1](learner.online, x), usable).max()
         )
-        return schedule.sample(distrax.Categorical(probs=self.policy(learner, x, usable, rounds)), value, usable, key)
+        return schedule.sample(nets.categorical(probs=self.policy(learner, x, usable, rounds)), value, usable, key)
 
     def goal(self, learner: Learner, rows: Experience) -> Array:
         """y [batch], in the units of the rewards."""
