@@ -50,7 +50,7 @@ def test_rows_and_columns_are_two_settings(capsys):
 
 
 def test_the_settings_that_are_left_make_a_table_each():
-    cell = lambda value: Cell((value,), (2,), 2)
+    cell = lambda value: Cell((value,), rounds=(2,), planned=2)
     made = Pivot("t", [("a", "a")], [("x", "x"), ("y", "y")], {("a", "x"): cell(1.0), ("a", "y"): cell(2.0)})
     assert made.as_text().splitlines()[-1].split() == ["a", "1.00", "2.00"] and made.same() == "2 rounds, 1 seed"
 
