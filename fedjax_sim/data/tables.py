@@ -98,9 +98,9 @@ def _classes(where: str, cells: Sequence[str]) -> np.ndarray:
         float(words[0])
     except ValueError:
         return np.unique(words, return_inverse=True)[1]
-    if all(map(_is_number, words)):  # a target of regression
+    if all(map(_is_number, words)) and not all(float(word).is_integer() for word in words):  # a target of regression
         return np.array([float(word) for word in words], np.float32)
-    raise UserError(f"'{where}': labels must be numbers, or words, got '{shown(words[0])}' and others")
+    raise UserError(f"'{where}': labels must be whole numbers from 0 up, or words, got '{shown(words[0])}' and others")
 
 
 def _is_test(where: str, cells: Sequence[str]) -> np.ndarray:
