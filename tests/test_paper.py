@@ -222,7 +222,16 @@ FEW = {
 }
 
 
-@pytest.mark.parametrize("name", FEW)
+QUICK = (
+    "fedpolicy:T2",
+    "fedpolicy:T11",
+    "pfedrlla:T6",
+    "fedpam:T1",
+)  # of the first tier: a run, a profile, a run before others
+TRIED = [pytest.param(name, marks=() if name in QUICK else pytest.mark.full) for name in FEW]
+
+
+@pytest.mark.parametrize("name", TRIED)
 def test_a_few_cells_of_every_table(name, out, capsys):
     rows, cols = FEW[name]
     assert paper(out, name, "--rows", rows, "--cols", cols) == 0
@@ -367,6 +376,7 @@ DRAWN = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", DRAWN)
 def test_every_figure_is_drawn(name, out):
     rows, cols = DRAWN[name]
@@ -379,8 +389,10 @@ def test_all_figures_are_tried():
     assert set(DRAWN) == {table.name for table in TABLES if table.draw}
 
 
+@pytest.mark.full
 def test_any_clients_picture(out, capsys):
     words = ("qbandit:F3", "--rows", "E1", "--cols", "mnista1")
+    assert paper(out, *words) == 0
     assert paper(out, *words, "--client", "7", what="show") == 0
     before = (out / "qbandit" / "F3-smoke.png").read_bytes()
     assert paper(out, *words, "--client", "1", what="show") == 0
