@@ -1,18 +1,14 @@
 """pFedRLLA: the evidence, part by part. Finished rows go to FOLDER/PART.jsonl and are not computed again.
 
-    python -m benchmarks.pfedrlla --part heatmap,embeddings,alive,cost,table,three_seeds --out FOLDER [--data-dir DATA]
+    python -m benchmarks.pfedrlla --part heatmap,embeddings,alive,cost --out FOLDER [--data-dir DATA]
 
 heatmap      9 designed clients in 3 groups: the agent's weights after pre-training, r3 beside uniform weights, reward curve,
              and what other weights would have been worth (`pfedrlla_landscape`)
 embeddings   heads of 5 designed groups: silhouettes of MHAE and of PCA, scatter, reconstruction loss
 alive        DDPG as published and as shipped on the designed groups: live units, entropy, dependence on the state
 cost         the server's parts (agent, MHAE, projections) and validation as shares of local training, CIFAR-10, cnn4
-table        CIFAR-10, pathological s = 2 and 5, N = 100, 10 %, E = 1: local, fedavg, fedavg_ft and pfedrlla (pre-trained on
-             s = 4), --minutes each, beside the published figures of 500 rounds; curves; the reward's landscape at its end
-three_seeds  the pre-trained agent against data-size weights and even weights on the head, seeds 0, 1, 2, --rounds each
 
-Accuracy is that of the resident models on the clients' own test rows; BP: after the mixture, before local training, of each
-client's last participation.
+The paper's tables: `fedjax-sim paper list pfedrlla`.
 """
 
 from __future__ import annotations
@@ -23,11 +19,9 @@ import dataclasses
 import pathlib
 import statistics
 import sys
-import time
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import numpy as np
 
 from benchmarks import ledger
@@ -35,26 +29,10 @@ from benchmarks import pfedrlla_cost as costs
 from benchmarks import pfedrlla_designed as designed
 from benchmarks.fedpolicy import Stepper
 from benchmarks.pfedrlla_landscape import landscape
-from fedjax_sim.engine import layout as layouts
 from fedjax_sim.errors import UserError
 from fedjax_sim.runner.config import Config
-from fedjax_sim.runner.directory import RunDirectory
-from fedjax_sim.runner.execute import execute
 from fedjax_sim.runner.prepare import Setup, load_federation, prepare, want_host_devices
 
-# accuracy after 500 rounds, %, E = 1 where the paper has it (s = 5, its Table 3), else E = 5 (Table 1)
-PUBLISHED: dict[tuple[int, str], tuple[float, int]] = {
-    (2, "local"): (82.88, 5),
-    (2, "fedavg"): (86.26, 5),
-    (2, "fedavg_ft"): (89.61, 5),
-    (2, "pfedrlla"): (90.81, 5),
-    (5, "local"): (61.17, 5),
-    (5, "fedavg"): (77.46, 1),
-    (5, "fedavg_ft"): (78.35, 1),
-    (5, "pfedrlla"): (80.14, 1),
-}
-SEEDS = (0, 1, 2)
-PRETRAINED = "agent.learner,agent.rounds,server.encoder,server.frame"
 AS_PUBLISHED = {"lr": 1e-3, "critic_lr": 1e-3, "logit_penalty": 0.0, "action_scale": 1.0, "critic_steps": 0}
 
 
@@ -248,144 +226,6 @@ def of_agent(args: argparse.Namespace) -> dict[str, Any]:
     return {"side": args.side, "embedding": args.embedding, "random_rounds": min(50, args.pretrain_rounds // 3)}
 
 
-def pretrained(args: argparse.Namespace, out: pathlib.Path, seed: int) -> str:
-    """The run directory of the pre-training (s = 4, bodies at home), made once for each seed: RUN:PARTS.
-
-    From the same initial weights as the run: heads of another start have nothing in common with what the agent has seen.
-    """
-    folder = out / f"pretrain-seed{seed}"
-    if not (folder / "summary.json").exists():
-        options = {**of_agent(args), "regime": "pretrain", "agent.gradient_steps": args.pretrain_steps}
-        config = base_config(args, 4, method="pfedrlla", options=options, probe=False)
-        config = dataclasses.replace(config, rounds=args.pretrain_rounds, eval_every=args.pretrain_rounds, seed=seed)
-        done = execute(prepare(config, measure=False), RunDirectory(folder))
-        found = landscape(done.setup, done.state, label_groups(done.setup))
-        Rows(out, "landscape").get(f"pre-training, s = 4, seed {seed}", lambda: dict(rules=found))
-    return f"{folder}:{PRETRAINED}"
-
-
-def both(correct: Any, count: Any) -> dict[str, float]:
-    correct, count = np.asarray(correct, np.float64), np.asarray(count, np.float64)
-    seen = count > 0
-    return dict(mean=float((correct[seen] / count[seen]).mean()), pooled=float(correct.sum() / count.sum()))
-
-
-def label_groups(setup: Setup) -> np.ndarray:
-    """[N] clients with the same classes have the same number."""
-    held = setup.fed.label_counts() > 0
-    return np.unique(held, axis=0, return_inverse=True)[1].reshape(-1)
-
-
-def within(setup: Setup, minutes: float, most: int, evaluate_every: int) -> dict[str, Any]:
-    """Rounds until the time is up, at least one; the start of the run and compilation are not in it."""
-    sim, method = setup.simulation, setup.config.method
-    began = time.perf_counter()
-    state, data = layouts.place(sim.layout, setup.first_state(), sim.data)
-    step = jax.jit(sim.round, donate_argnums=0)
-    started = time.perf_counter() - began
-    before, count = np.zeros(sim.env.num_clients), np.zeros(sim.env.num_clients)
-    seconds: list[float] = []
-    curve: list[dict[str, Any]] = []
-    while len(seconds) < most:
-        began = time.perf_counter()
-        state, log = step(state, data)
-        log = layouts.as_numpy(log)
-        seconds.append(time.perf_counter() - began)
-        who = log["probe_ids"] >= 0
-        ids = log["probe_ids"][who]
-        before[ids], count[ids] = log["probe_before_correct"][who], log["probe_before_count"][who]
-        last = len(seconds) == most or sum(seconds[1:]) + seconds[-1] > 60 * minutes
-        if last or len(seconds) % evaluate_every == 0:
-            score = layouts.as_numpy(sim.evaluate(state, data))["resident"]["accuracy"]
-            point = {f"ap_{k}": v for k, v in both(score["correct"], score["count"]).items()}
-            point |= {f"bp_{k}": v for k, v in both(before, count).items()}
-            extra = {k: float(log[k]) for k in DIAGNOSTICS if k in log}
-            curve.append(dict(round=len(seconds), seconds=sum(seconds), **point, **extra))
-            print(f"{method} {curve[-1]}", file=sys.stderr, flush=True)
-        if last:
-            break
-    row = dict(rounds=len(seconds), round_seconds=statistics.median(seconds[1:] or seconds), start_seconds=started)
-    row |= {k: v for k, v in curve[-1].items() if k != "round"} | dict(curve=curve)
-    if sim.agent() is not None:
-        row["landscape"] = landscape(setup, state, label_groups(setup))
-    if sim.method.adapts:  # fine-tuned at evaluation: once, at the end, outside the budget
-        score = layouts.as_numpy(sim.adapt(state, data))["personal"]["accuracy"]
-        row["adapted"] = {f"ap_{k}": v for k, v in both(score["correct"], score["count"]).items()}
-    return row
-
-
-def label(args: argparse.Namespace, classes: int, name: str) -> dict[str, Any]:
-    """What the paper has beside a row."""
-    accuracy, epochs = PUBLISHED.get((classes, name), (None, None)) if args.dataset == "cifar10" else (None, None)
-    return dict(published_500=accuracy, published_epochs=epochs)
-
-
-def table(args: argparse.Namespace, out: pathlib.Path) -> None:
-    rows, methods = Rows(out, "table"), args.methods.split(",")
-    if "fedavg_ft" in methods:
-        methods = [m for m in methods if m != "fedavg"]
-    for classes in args.classes:
-        fed = None
-        for name in methods:
-            if f"s={classes} {name}" in rows.done:
-                continue
-            config = base_config(args, classes, method=name)
-            if config.method == "fedavg_ft":
-                config = dataclasses.replace(config, evaluations=("resident", "personal"))
-            if name == "pfedrlla":
-                config = dataclasses.replace(config, options=of_agent(args), start_from=pretrained(args, out, config.seed))
-            fed = fed or load_federation(config)
-            setup = prepare(config, fed=fed, loaded=True, measure=False)
-            found = within(setup, args.minutes, args.rounds, args.evaluate_every)
-            adapted = found.pop("adapted", {})
-            if name == "fedavg_ft":  # trains as FedAvg does: one run, two rows
-                rows.get(f"s={classes} fedavg", lambda found=found: found | label(args, classes, "fedavg"))
-            rows.get(f"s={classes} {name}", lambda found=found: found | adapted | label(args, classes, name))
-    columns = ["rounds", "ap_mean", "ap_pooled", "bp_mean", "bp_pooled", "published_500", "published_epochs"]
-    rows.table([*columns, "round_seconds", "start_seconds"])
-    for name, row in Rows(out, "landscape").done.items():
-        show_landscape(name, row["rules"])
-    show_landscapes(rows)
-
-    def draw(axes: Any) -> None:
-        for axis, classes in zip(np.atleast_1d(axes), args.classes, strict=True):
-            for method in args.methods.split(","):  # in one order: a method has one colour
-                row = rows.done.get(f"s={classes} {method}")
-                if row and method != "fedavg_ft":  # until its end that is FedAvg's curve
-                    line = [(p["round"], 100 * p["ap_mean"]) for p in row["curve"]]
-                    axis.plot(*zip(*line, strict=True), label=method)
-            axis.set(title=f"s = {classes}", xlabel="round", ylabel="accuracy of resident models, %")
-            axis.legend()
-
-    figure(out / "table.png", draw, len(args.classes))
-
-
-def three_seeds(args: argparse.Namespace, out: pathlib.Path) -> None:
-    """Same cohorts, weights and first training; only the weights of the heads differ."""
-    rows = Rows(out, "three_seeds")
-    for seed in args.seeds:
-        for head in args.heads.split(","):
-            name = f"s={args.classes[0]} head={head} seed={seed}"
-            if name in rows.done:
-                continue
-            options: dict[str, Any] = {"head": head} if head != "agent" else of_agent(args)
-            config = base_config(args, args.classes[0], method="pfedrlla", options=options, seed=seed)
-            if head == "agent":
-                config = dataclasses.replace(config, start_from=pretrained(args, out, seed))
-            setup = prepare(config, measure=False)
-            rows.get(name, lambda setup=setup: within(setup, args.minutes, args.rounds, args.evaluate_every))
-    rows.table(["rounds", "ap_mean", "ap_pooled", "bp_mean", "bp_pooled", *DIAGNOSTICS])
-    show_landscapes(rows)
-    for other in ("weighted", "even"):
-        pairs = [
-            (row["ap_mean"] - theirs["ap_mean"], row["bp_mean"] - theirs["bp_mean"])
-            for name, row in rows.done.items()
-            if "head=agent" in name and (theirs := rows.done.get(name.replace("head=agent", f"head={other}")))
-        ]
-        ap, bp = np.array(pairs).reshape(-1, 2).T * 100
-        print(f"agent minus {other}, points by seed: AP {ap.round(2).tolist()} BP {bp.round(2).tolist()}")
-
-
 def cost(args: argparse.Namespace, out: pathlib.Path) -> None:
     """The regime finetune: what agent, encoder and projections add to a round, and what validation adds."""
     rows = Rows(out, "cost")
@@ -413,9 +253,7 @@ def cost(args: argparse.Namespace, out: pathlib.Path) -> None:
     rows.table(sorted({k for row in rows.done.values() for k in row if k != "name"}))
 
 
-PARTS = dict(
-    heatmap=heatmap, embeddings=embeddings, alive=alive, cost=cost, table=table, three_seeds=three_seeds
-)  # by name, in this order
+PARTS = dict(heatmap=heatmap, embeddings=embeddings, alive=alive, cost=cost)  # by name, in this order
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -427,17 +265,8 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--model", default="cnn4")
     parser.add_argument("--clients", type=int, default=100)
     parser.add_argument("--classes", type=int, nargs="+", default=[2, 5], help="classes per client")
-    parser.add_argument("--methods", default="local,fedavg,fedavg_ft,pfedrlla")
     parser.add_argument("--lr", type=float, default=0.01)
-    parser.add_argument("--minutes", type=float, default=20.0, help="per method")
-    parser.add_argument("--rounds", type=int, default=500, help="at most, per method")
-    parser.add_argument("--evaluate-every", type=int, default=10, metavar="K")
     parser.add_argument("--pretrain-rounds", type=int, default=150, help="the paper: 600")
-    parser.add_argument("--pretrain-steps", type=int, default=5, help="gradient steps of the agent per round of it")
-    parser.add_argument("--heads", default="agent,weighted,even", help="rules of the head in three_seeds")
-    parser.add_argument(
-        "--seeds", type=int, nargs="+", default=list(SEEDS), choices=SEEDS, help="of the three that are fixed"
-    )
     parser.add_argument("--designed-rounds", type=int, default=300, help="of heatmap and alive")
     parser.add_argument("--encoder-steps", type=int, default=60, help="passes over the heads in embeddings, at most")
     parser.add_argument("--cost-rounds", type=int, default=5, help="timed rounds, at most 8 lie between two updates")

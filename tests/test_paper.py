@@ -96,6 +96,10 @@ def test_every_cell_is_a_run_at_every_scale(table):
 def test_mistakes_in_the_data_are_sentences():
     with pytest.raises(UserError, match="'8x' is not a published figure"):
         cell_of("here", "8x")
+    with pytest.raises(UserError, match="reading 'best' cannot be read; use best:COLUMN"):
+        reading.words("best")
+    with pytest.raises(UserError, match="use rounds_to:X:COLUMN"):
+        reading.words("rounds_to:20")
     with pytest.raises(UserError, match="the line 'a' has 1 figures for 2 columns"):
         block_of("here", "x y\na 1")
     data = {
@@ -196,6 +200,8 @@ FEW = {
     "fedpolicy:T10": ("lam0.25", "c10.1"),
     "fedpolicy:T11": ("fedavg", "c10.1+local,c10.1+controller"),
     "fedpolicy:shares": ("sac", "c10.1+share-full,c10.1+share-head"),
+    "fedpolicy:fmnist": ("random,sac,sac-greedy", "fm.1"),
+    "more:baselines": ("local,fedavg", "mean,worst"),
     "pfedrlla:T1": ("local,fedavg,fedavg-ft,fedavg-global,pfedrlla", "c10s2"),
     "pfedrlla:T2": ("s10", "none+BP,none+AP"),
     "pfedrlla:T3": ("c10s5e1", "local,fedavg,pfedrlla"),
@@ -216,7 +222,16 @@ FEW = {
 }
 
 
-@pytest.mark.parametrize("name", FEW)
+QUICK = (
+    "fedpolicy:T2",
+    "fedpolicy:T11",
+    "pfedrlla:T6",
+    "fedpam:T1",
+)  # of the first tier: a run, a profile, a run before others
+TRIED = [pytest.param(name, marks=() if name in QUICK else pytest.mark.full) for name in FEW]
+
+
+@pytest.mark.parametrize("name", TRIED)
 def test_a_few_cells_of_every_table(name, out, capsys):
     rows, cols = FEW[name]
     assert paper(out, name, "--rows", rows, "--cols", cols) == 0
@@ -230,6 +245,17 @@ def test_a_few_cells_of_every_table(name, out, capsys):
 
 def test_every_table_is_tried():
     assert set(FEW) == {table.name for table in TABLES if not table.draw}
+
+
+def test_differences_are_paired_by_seed(out, capsys):
+    words = ("more:baselines", "--rows", "local,fedavg", "--cols", "mean", "--seeds", "2")
+    assert paper(out, *words) == 0
+    found, printed = told(out, "more:baselines"), capsys.readouterr().out
+    local, fedavg = (c["values"] for c in found["cells"])
+    gaps = [b - a for a, b in zip(local, fedavg, strict=True)]
+    assert found["paired"] == [dict(row="fedavg", col="mean", values=gaps)]
+    line = next(line for line in printed.splitlines()[::-1] if line.startswith("fedavg"))
+    assert f"{sum(gaps) / 2:+.2f}" in line and "minus local" in printed
 
 
 def test_exceedances_of_the_baseline_follow_from_the_budgets(out):
@@ -350,6 +376,7 @@ DRAWN = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", DRAWN)
 def test_every_figure_is_drawn(name, out):
     rows, cols = DRAWN[name]
@@ -362,8 +389,10 @@ def test_all_figures_are_tried():
     assert set(DRAWN) == {table.name for table in TABLES if table.draw}
 
 
+@pytest.mark.full
 def test_any_clients_picture(out, capsys):
     words = ("qbandit:F3", "--rows", "E1", "--cols", "mnista1")
+    assert paper(out, *words) == 0
     assert paper(out, *words, "--client", "7", what="show") == 0
     before = (out / "qbandit" / "F3-smoke.png").read_bytes()
     assert paper(out, *words, "--client", "1", what="show") == 0

@@ -45,12 +45,12 @@ def test_rows_and_columns_are_two_settings(capsys):
     )
     assert "names no rows and columns" in refused(capsys, "sweep", str(file), "--out", "s", "--pivot", "method")
     assert "it needs --pivot" in refused(capsys, "sweep", str(file), "--out", "s", "--read", "last:client_mean")
-    words = ("sweep", str(file), "--out", "s", "--gather", "--pivot", "method,lr", "--read", "least:global_acc")
-    assert "unknown reading 'least'" in refused(capsys, *words)
+    words = ("sweep", str(file), "--out", "s", "--gather", "--pivot", "method,lr", "--read", "smallest:global_acc")
+    assert "unknown reading 'smallest'" in refused(capsys, *words)
 
 
 def test_the_settings_that_are_left_make_a_table_each():
-    cell = lambda value: Cell((value,), (2,), 2)
+    cell = lambda value: Cell((value,), rounds=(2,), planned=2)
     made = Pivot("t", [("a", "a")], [("x", "x"), ("y", "y")], {("a", "x"): cell(1.0), ("a", "y"): cell(2.0)})
     assert made.as_text().splitlines()[-1].split() == ["a", "1.00", "2.00"] and made.same() == "2 rounds, 1 seed"
 

@@ -18,6 +18,7 @@ class Cell:
     """One figure, of so many seeds after so many rounds, and what was published."""
 
     values: tuple[float, ...] = ()  # a seed each; nan: not there, inf: never reached
+    seeds: tuple[int, ...] = ()  # which
     rounds: tuple[int, ...] = ()
     planned: int = 0  # rounds that the runs have when they have ended; 0: no run belongs to it
     published: str = ""  # as it was printed
@@ -55,7 +56,7 @@ class Cell:
         """
         mean, several = self.mean, len(self.known)
         if mean is None:
-            return self.note
+            return self.note or ("–" if self.values else "")
         if math.isinf(mean):
             return "×"
         text = f"{mean:.{self.digits}f}"
@@ -79,6 +80,7 @@ class Pivot:
     head: Sequence[str] = ()  # sentences above it
     notes: Mapping[str, str] = dataclasses.field(default_factory=dict)
     foot: Sequence[str] = ()  # sentences below it
+    reference: str = ""  # what the others are compared with, seed by seed
 
     @property
     def compared(self) -> bool:
@@ -92,6 +94,30 @@ class Pivot:
                 found.setdefault((col if self.rank == "rows" else row, cell.figure), []).append(cell)
         tau = lambda cells: kendall([c.mean or 0.0 for c in cells], [c.theirs or 0.0 for c in cells])
         return {key: (tau(cells), len(cells)) for key, cells in found.items() if len(cells) > 2}
+
+    def paired(self) -> dict[tuple[str, str], Cell]:
+        """Every cell minus the reference of its line, seed by seed; of figures that both have."""
+        out = {}
+        for (row, col), cell in self.cells.items():
+            other = self.cells.get((self.reference, col) if self.rank == "rows" else (row, self.reference))
+            if other is None or other is cell:
+                continue
+            theirs = dict(zip(other.seeds, other.values, strict=False))
+            both = [(v, theirs[s]) for s, v in zip(cell.seeds, cell.values, strict=False) if s in theirs]
+            gaps = tuple(a - b for a, b in both if math.isfinite(a) and math.isfinite(b))
+            if gaps:
+                out[row, col] = Cell(gaps, digits=cell.digits)
+        return out
+
+    def differences(self) -> list[list[str]]:
+        """Head and rows of text of `paired`; [] for none."""
+        found = self.paired()
+        if not found:
+            return []
+        label = dict([*self.rows, *self.cols])[self.reference]
+        signed = lambda cell: "" if cell is None else cell.ours if cell.ours.startswith("-") else f"+{cell.ours}"
+        lines = [[name, *(signed(found.get((row, col))) for col, _ in self.cols)] for row, name in self.rows]
+        return [[f"minus {label}", *(name for _, name in self.cols)], *(line for line in lines if any(line[1:]))]
 
     # ---- text ----------------------------------------------------------------------------------------------------
     def same(self) -> str:
@@ -147,19 +173,19 @@ class Pivot:
 
     def as_text(self) -> str:
         above, below = self.sentences()
-        rows = self.grid()
-        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-        padded = lambda row: [row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))]
-        lines = ["  ".join(padded(row)).rstrip() for row in rows]
-        return "\n".join([self.title, *above, "", *lines, *([""] if below else []), *below])
+        more = self.differences()
+        apart = ["", "Differences, seed by seed:", *aligned(more)] if more else []
+        return "\n".join([self.title, *above, "", *aligned(self.grid()), *apart, *([""] if below else []), *below])
 
     def as_markdown(self) -> str:
         above, below = self.sentences()
         safe = lambda text: text.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;")
         line = lambda cells: "| " + " | ".join(map(safe, cells)) + " |"
-        head, *body = self.grid()
-        rule = "|---|" + "---:|" * (len(head) - 1)
-        parts = [f"## {self.title}", "", *above, "", line(head), rule, *map(line, body)]
+        rule = lambda head: "|---|" + "---:|" * (len(head) - 1)
+        block = lambda rows: [line(rows[0]), rule(rows[0]), *map(line, rows[1:])]
+        parts = [f"## {self.title}", "", *above, "", *block(self.grid())]
+        if more := self.differences():
+            parts += ["", "Differences, seed by seed:", "", *block(more)]
         return "\n".join([*parts, *([""] if below else []), *(f"* {text}" for text in below)]) + "\n"
 
     def as_json(self) -> dict[str, Any]:
@@ -184,9 +210,20 @@ class Pivot:
         ]
         taus = [dict(line=line, figure=figure, tau=clean(tau), of=n) for (line, figure), (tau, n) in self.taus().items()]
         above, below = self.sentences()
-        return dict(
-            title=self.title, rows=dict(self.rows), cols=dict(self.cols), cells=cells, kendall=taus, said=[*above, *below]
-        )
+        paired = [dict(row=row, col=col, values=list(c.values)) for (row, col), c in self.paired().items()]
+        said = dict(kendall=taus, reference=self.reference, paired=paired, said=[*above, *below])
+        return dict(title=self.title, rows=dict(self.rows), cols=dict(self.cols), cells=cells, **said)
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of text, a column below the other.
+
+    >>> aligned([["", "x"], ["name", "1.0"]])
+    ['        x', 'name  1.0']
+    """
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    padded = lambda row: [row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))]
+    return ["  ".join(padded(row)).rstrip() for row in rows]
 
 
 def counted(number: int, what: str) -> str:

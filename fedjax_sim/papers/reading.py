@@ -4,6 +4,7 @@ last:COLUMN          at the last evaluation that has it         best:COLUMN     
 last10:COLUMN        mean of the last ten evaluations           by_val:COLUMN     at the round best on the server's val rows
 rounds_to:X:COLUMN   first round with at least X %              gb_to, minutes_to what it had cost by then (2^30 bytes)
 sum:COLUMN           over all rounds, of rounds.csv             share:ACTION      of all decisions
+mean:, least:, end:COLUMN   of rounds.csv: over rounds, the last      gigabytes         of the run (2^30, both ways)
 seconds, seconds_per_round: of running                          converged:COLUMN  seconds until the curve stays
 stage:NAME           of a profile, seconds per round            megabytes:up      of a profile, per participant and round
 """
@@ -11,6 +12,7 @@ stage:NAME           of a profile, seconds per round            megabytes:up    
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
 import math
 import pathlib
@@ -19,7 +21,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_sim.errors import lookup
+from fedjax_sim.errors import UserError, lookup
+from fedjax_sim.options import shown
 from fedjax_sim.report.runs import Run
 from fedjax_sim.runner.figures import convergence, rounds_to
 
@@ -100,6 +103,11 @@ def summed(run: Run, column: str) -> float:
     return float(np.nansum(run.rounds[column])) if column in run.rounds else math.nan
 
 
+def of_rounds(run: Run, column: str, how: Callable[[np.ndarray], Any]) -> float:
+    found = run.rounds.get(column, np.zeros(0))
+    return float(how(found)) if len(found) and not np.isnan(found).all() else math.nan
+
+
 def settled(run: Run, column: str) -> float:
     rounds, values = run.points(column)
     if len(rounds) < 2:
@@ -136,6 +144,12 @@ READINGS: dict[str, Reading] = {
         lambda x, c: f"minutes of running to {x} % of {told(c)}", 1, -1,
     ),
     "sum": Reading(summed, lambda c: told(c), 0, -1),
+    "mean": Reading(lambda run, c: of_rounds(run, c, np.nanmean), lambda c: f"{told(c)}, mean over rounds", 3),
+    "least": Reading(lambda run, c: of_rounds(run, c, np.nanmin), lambda c: f"{told(c)}, least over rounds", 3),
+    "end": Reading(lambda run, c: of_rounds(run, c, lambda v: v[-1]), lambda c: f"{told(c)}, in the last round", 3),
+    "gigabytes": Reading(
+        lambda run: float(run.bytes_at(run.rounds["round"][-1])) / GB, lambda: "GB (2^30 bytes, down and up)", 3, -1
+    ),
     "share": Reading(share, lambda a: f"share of the action {a}, %", 1),
     "seconds": Reading(running, lambda: "seconds of running", 1, -1),
     "seconds_per_round": Reading(
@@ -152,7 +166,12 @@ READINGS: dict[str, Reading] = {
 
 def split(text: str) -> tuple[Reading, list[str]]:
     kind, *arguments = text.split(":")
-    return lookup("reading", kind, READINGS), arguments
+    reading = lookup("reading", kind, READINGS)
+    wanted = list(inspect.signature(reading.text).parameters)
+    if len(wanted) != len(arguments) or not all(arguments):
+        form = ":".join([kind, *({"x": "X", "c": "COLUMN"}.get(name, name.upper()) for name in wanted)])
+        raise UserError(f"reading '{shown(text)}' cannot be read; use {form}")
+    return reading, arguments
 
 
 def value(text: str, source: Any) -> float:

@@ -9,7 +9,7 @@ title, about        of the paper
 [tables.T2]         title, preset, read, seeds, settings; published: a block of text, columns above, rows in front
                     (82.51±.38, × never reached, – not given, ? lost; ^ab: footnotes a and b of `notes`)
                     or, without figures, rows and cols; rank = "cols" where the columns are what is compared
-                    extra: more of what is compared, not published, run when named
+                    extra: more of what is compared, not published, run when named; reference: what it is compared with
 [tables.F3]         the same with draw = ["accuracy"]: a figure
 
 METHOD.OPTION is for that method alone, whether it is an option of the method or of the run; '' takes it back.
@@ -33,9 +33,10 @@ SCALES = ("smoke", "small", "paper")
 OF_A_LINE = ("label", "method", "preset", "read", "settings", "always", *SCALES[:2])
 OF_A_TABLE = (
     *("title", "about", "preset", "read", "also", "seeds", "published", "rows", "cols", "extra", "rank", "draw", "client"),
-    *("kind", "notes", "settings", *SCALES[:2]),
+    *("reference", "kind", "notes", "settings", *SCALES[:2]),
 )
 OF_A_PAPER = ("title", "about", "settings", "before", "lines", "tables", *SCALES[:2])
+SOME = ("preset", "read", "seeds", "rank", "reference", "kind", "client", "about")  # that a table may leave out
 KINDS = ("run", "profile")
 CELL = re.compile(r"(?P<value>×|–|\?|α?Σ[^^]*|-?\d*\.?\d+)(±(?P<sd>\d*\.?\d+))?(\^(?P<marks>[a-z]+))?")
 
@@ -97,6 +98,7 @@ class Table:
     also: tuple[str, ...] = ()
     seeds: int = 1
     rank: str = "rows"  # what is compared
+    reference: str = ""  # the line that the others are compared with, seed by seed
     kind: str = "run"
     draw: tuple[str, ...] = ()
     client: int = 0  # whose picture is drawn
@@ -207,7 +209,7 @@ def table_of(paper: str, key: str, data: Mapping[str, Any], lines: Mapping[str, 
         )
     lookup(f"kind of {where}", data.get("kind", "run"), dict.fromkeys(KINDS, ""))
     lookup(f"rank of {where}", data.get("rank", "rows"), {"rows": "", "cols": ""})
-    some = {name: data[name] for name in ("preset", "read", "seeds", "rank", "kind", "client", "about") if name in data}
+    some = {name: data[name] for name in SOME if name in data}
     named = lambda names: tuple(joined(f"line in {where}", name, lines) for name in names)
     return Table(
         paper,

@@ -44,13 +44,15 @@ class Found:
 
 
 def figure_of(table: Table, cell: Cell, found: Found) -> pivot.Cell:
-    sources = [s for job in cell.jobs if (s := found.of(job)) is not None]
+    there = [(job, s) for job in cell.jobs if (s := found.of(job)) is not None]
+    sources = [s for _, s in there]
     printed = table.published.get((cell.row.key, cell.col.key))
     kind, _ = reading.split(cell.reading)
     failed = next((job for job in cell.jobs if found.folder.status(job) == FAILED), None)
     rounds = tuple(int(s.rounds["round"][-1]) if isinstance(s, Run) else 0 for s in sources)
     return pivot.Cell(
         tuple(reading.value(cell.reading, s) for s in sources),
+        tuple(job.config.seed for job, _ in there),
         rounds,
         planned=cell.jobs[0].config.rounds if cell.jobs and table.kind == "run" else 0,
         published=printed.text + (f"±{printed.sd:g}" if printed.sd else "") if printed else "",
@@ -85,6 +87,7 @@ def pivot_of(table: Table, choice: Choice, cells: Sequence[Cell], found: Found) 
         head,
         table.notes,
         foot,
+        table.reference,
     )
 
 

@@ -70,7 +70,7 @@ def table(title: str, jobs: dict[tuple[str, str], list[Job]], loaded: dict[str, 
         runs = [loaded[job.name] for job in several if job.name in loaded]
         cells[place] = Cell(
             tuple(reading.value(read, run) for run in runs),
-            tuple(int(run.rounds["round"][-1]) for run in runs),
+            rounds=tuple(int(run.rounds["round"][-1]) for run in runs),
             planned=several[0].config.rounds,
             digits=kind.digits,
             reading=read,
