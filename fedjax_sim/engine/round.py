@@ -23,12 +23,12 @@ from fedjax_sim.engine.layout import Layout, stay
 from fedjax_sim.engine.mesh import copy_rows
 from fedjax_sim.engine.participation import Participation
 from fedjax_sim.errors import UserError
-from fedjax_sim.hooks import Controlled, Method, Peers, Selects, Stats, check_method
+from fedjax_sim.hooks import Controlled, Method, Peers, Personal, Selects, Stats, check_method
 from fedjax_sim.local import steps_for
 from fedjax_sim.local.losses import Loss
 from fedjax_sim.local.metrics import Metric
 from fedjax_sim.local.optim import Schedule, Sgd
-from fedjax_sim.local.score import predict_net, score_client
+from fedjax_sim.local.score import score_client
 from fedjax_sim.platform import exact, multiplying, target
 from fedjax_sim.tree import finite, square_norm, subtract
 from fedjax_sim.types import Array, Client, Cohort, Ctx, Env, Plan, State, Tree
@@ -270,12 +270,20 @@ def one_client(r: Round, env: Env, server: Tree, client: Client, slot: Slot) -> 
         accuracy=jnp.asarray(up.accuracy, env.dtype),
     )
     if r.probe:
-        hits = lambda net: score_client(env, lambda x: predict_net(env, net, x), ctx, r.split).correct
-        report |= dict(before=hits(net), after=hits(held), probed=env.fed.size[r.split][ctx.id])
+        probed = dict(before=probe(r, env, server, taking, net, ctx), after=probe(r, env, server, after, held, ctx))
+        report |= dict(**probed, probed=env.fed.size[r.split][ctx.id])
         if method.has_global_model:
             report["gaps"] = group_gaps(env, held, method.global_model(env, server))
     stacked = jax.tree.map(lambda a: jnp.where(ok, a, 0), up.net) if r.keeps_uploads else ()
     return Work(after, ok, up.net, weight * (slot.plan.send > 0), up.sums, report, stacked, spent[1])
+
+
+def probe(r: Round, env: Env, server: Tree, client: Client, net: Tree, ctx: Ctx) -> Array:
+    """[] what ONE client gets right with `net` as its method predicts; where that would train, with the plain net."""
+    own = env.method.ask(Personal)
+    own = own if own is not None and not own.adapts else Personal()
+    predictor = own.held(env, server, client._replace(resident=net), ctx)
+    return score_client(env, lambda x: own.predict(env, predictor, x), ctx, r.split).correct
 
 
 def group_gaps(env: Env, a: Tree, b: Tree) -> Array:

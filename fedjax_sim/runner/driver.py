@@ -19,6 +19,7 @@ import numpy as np
 
 from fedjax_sim.engine import host_rows
 from fedjax_sim.engine import layout as layouts
+from fedjax_sim.engine.evaluation import adapted_modes
 from fedjax_sim.engine.loop_backend import LoopBackend
 from fedjax_sim.errors import UserError
 from fedjax_sim.runner import checkpoint, interrupts
@@ -251,7 +252,7 @@ def collect(lane: Lane, here: Callable[[], tuple], logs: dict, scores: dict, don
     """
     config, sim = lane.setup.config, lane.setup.simulation
     lane.recorder.add_rounds(logs, count)
-    adapts = sim.method.adapts and "personal" in config.evaluations
+    adapts = bool(adapted_modes(sim.method, config.evaluations))
     for i in range(len(scores["round"])):
         at = int(scores["round"][i])
         if not done < at <= done + count:

@@ -8,11 +8,20 @@ from typing import Any
 
 import numpy as np
 
+from fedjax_sim.engine.evaluation import adapted_modes
 from fedjax_sim.plans import payload_bytes
 from fedjax_sim.runner import figures
 from fedjax_sim.runner.prepare import Setup
 
 log = logging.getLogger(__name__)
+
+# evaluation modes over clients -> how their columns begin
+PREFIXES = {
+    "personal": "client",
+    "global@clients": "global_at_clients",
+    "resident": "resident",
+    "personal@global": "personal_at_global",
+}
 
 
 class Recorder:
@@ -78,12 +87,7 @@ class Recorder:
                 if held == "global":
                     row["global_loss"] = float(scores[held]["loss"])
         seen, unseen = list(self.setup.participation.seen), list(self.setup.unseen)
-        for mode, prefix in (
-            ("personal", "client"),
-            ("global@clients", "global_at_clients"),
-            ("resident", "resident"),
-            ("personal@global", "personal_at_global"),
-        ):
+        for mode, prefix in PREFIXES.items():
             if mode not in scores or (mode == "global@clients" and mode not in self.setup.config.evaluations):
                 continue
             correct, count = (np.asarray(scores[mode][k], np.float64) for k in ("correct", "count"))
@@ -95,7 +99,9 @@ class Recorder:
             self.clients.setdefault(f"{mode.replace('@', '_at_')}_rounds", []).append(np.int64(row["round"]))
         row |= self.metric_figures(scores, seen)
         if log is not None and "probe_ids" in log:
-            row |= figures.probe_figures(log, scores.get("resident"), seen)
+            # the probe does not fine-tune: of a method that does, it is not to be mixed with what the others hold
+            held = None if self.setup.simulation.method.adapts else scores.get("resident")
+            row |= figures.probe_figures(log, held, seen)
         if self.setup.simulation.client_split == "train" and "client_mean" in row:
             row["client_on_train_rows"] = 1  # nobody has validation or test rows: a training accuracy
         for name in ("participants", "dropped", "diverged"):
@@ -132,12 +138,12 @@ class Recorder:
         config, method = self.setup.config, self.setup.simulation.method
         if not self.rows or self.rows[-1]["round"] != round_:
             return
-        adapts = method.adapts and "personal" in config.evaluations
-        adapted = adapts and config.personal_every and round_ % config.personal_every == 0
+        adapts = adapted_modes(method, config.evaluations)
+        adapted = bool(adapts) and config.personal_every and round_ % config.personal_every == 0
         if round_ % config.eval_every and not adapted:
             self.truncate(round_ - 1, rounds=False)
         elif adapts and not adapted:
-            for mode, prefix in (("personal", "client"), ("personal_at_global", "personal_at_global")):
+            for mode, prefix in ((m.replace("@", "_at_"), PREFIXES[m]) for m in adapts):
                 self.drop_clients(mode, round_ - 1)
                 for name in [n for n in self.rows[-1] if n.removeprefix("unseen_").startswith(f"{prefix}_")]:
                     del self.rows[-1][name]
