@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
 import numpy as np
 
 from fedjax_sim.options import shown
+from fedjax_sim.runner.config import FOUND, NOT_HASHED, Config
 from fedjax_sim.runner.facts import facts
 from fedjax_sim.runner.figures import relative_gain
 from fedjax_sim.runner.prepare import Setup
@@ -161,6 +163,39 @@ def own_values(method: str, values: dict[str, float]) -> list[str]:
     return [f"{method}: {name} {value:g} is the method's own (--{name} names another)" for name, value in values.items()]
 
 
+APART = ("method", "options", "seed", "data_seed", "schedule_rounds")  # of a Config: named by the entry, or counted on
+
+
+def differing(setups: dict[str, Setup]) -> dict[str, dict[str, Any]]:
+    """{setting: {entry: value}} of what compared entries do not have in common, named by anybody or not.
+
+    Settings of the run, whoever chose them, and the options of methods of one kind.
+    """
+    names = [f.name for f in dataclasses.fields(Config) if f.name not in {*APART, *NOT_HASHED, *FOUND}]
+    told = {name: {entry: getattr(setup.config, name) for entry, setup in setups.items()} for name in names}
+    methods = {entry: setup.simulation.method for entry, setup in setups.items()}
+    for kind in dict.fromkeys(map(type, methods.values())):
+        alike = {entry: method for entry, method in methods.items() if type(method) is kind}
+        for one in dataclasses.fields(kind):  # type: ignore[arg-type]
+            told.setdefault(f"{kind.name}.{one.name}", {e: getattr(m, one.name) for e, m in alike.items()})
+    return {name: values for name, values in told.items() if len(set(map(repr, values.values()))) > 1}
+
+
+def differing_lines(found: dict[str, dict[str, Any]]) -> list[str]:
+    """
+    >>> differing_lines({"lr": {"fedavg": 0.02, "fedpam": 0.005}})
+    ['compared with different settings: lr 0.02 (fedavg), 0.005 (fedpam)']
+    """
+
+    def line(name: str, values: dict[str, Any]) -> str:
+        entries: dict[str, list[str]] = {}
+        for entry, value in values.items():
+            entries.setdefault(f"{value:g}" if isinstance(value, float) else str(value), []).append(entry)
+        return f"{name} " + ", ".join(f"{value} ({', '.join(who)})" for value, who in entries.items())
+
+    return [f"compared with different settings: {line(name, values)}" for name, values in found.items()]
+
+
 def warnings(s: dict[str, Any]) -> list[str]:
     """Sentences about one run that its accuracies do not tell."""
     out = own_values(s["method"], s.get("prefers", {}))
@@ -248,6 +283,8 @@ def speed_line(s: dict[str, Any]) -> str:
 
 
 __all__ = [
+    "differing",
+    "differing_lines",
     "facts",
     "fits_line",
     "gains",

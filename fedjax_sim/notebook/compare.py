@@ -33,7 +33,15 @@ class Comparison:
     out: pathlib.Path | None = None
 
     def __repr__(self) -> str:
-        return describe.results_table([r.summary | {"method": e} for e, r in zip(self.entries, self.results, strict=True)])
+        told = list(zip(self.entries, self.results, strict=True))
+        return "\n".join(
+            [describe.results_table([r.summary | {"method": e} for e, r in told]), *describe.differing_lines(self.differs)]
+        )
+
+    @property
+    def differs(self) -> dict[str, dict[str, Any]]:
+        """{setting: {entry: value}} of what the entries do not have in common, whoever chose it."""
+        return describe.differing({e: r.setup for e, r in zip(self.entries, self.results, strict=True)})
 
     def table(self) -> Rows:
         """A row per entry and seed: every figure of its summary."""
@@ -103,7 +111,8 @@ def compare(
         results += runs
     if folder is not None:
         summaries = [r.summary | {"method": e} for e, r in zip(entries, results, strict=True)]
-        write(folder, [r.out for r in results], summaries)
+        differs = describe.differing({entry: setups[0] for entry, setups in ready.items()})
+        write(folder, [r.out for r in results], summaries, differs)
     return Comparison(entries, results, folder)
 
 
