@@ -7,12 +7,13 @@ heatmap      9 designed clients in 3 groups: the agent's weights after pre-train
 embeddings   heads of 5 designed groups: silhouettes of MHAE and of PCA, scatter, reconstruction loss
 alive        DDPG as published and as shipped on the designed groups: live units, entropy, dependence on the state
 cost         the server's parts (agent, MHAE, projections) and validation as shares of local training, CIFAR-10, cnn4
-table        CIFAR-10, pathological s = 2 and 5, N = 100, 10 %, E = 1: local, fedavg, fedavg_ft and pfedrlla (pre-trained on
-             s = 4), --minutes each, beside the published figures of 500 rounds; curves; the reward's landscape at its end
+table        CIFAR-10, pathological s = 2 and 5, N = 100, 10 %, E = 1: local, fedavg and pfedrlla (pre-trained on s = 4), or
+             any --methods, --minutes each, beside the published figures of 500 rounds, before and after local training; curves; the reward's landscape at its end
 three_seeds  the pre-trained agent against data-size weights and even weights on the head, seeds 0, 1, 2, --rounds each
 
-Accuracy is that of the resident models on the clients' own test rows; BP: after the mixture, before local training, of each
-client's last participation.
+Accuracy (AP) is of all clients with what each holds, as its method predicts (evaluation `resident`), on their own test rows.
+BP: the same after the round's participants have got their models and before they train, as the authors measure it. Methods
+that fine-tune at evaluation do so at the end: what their clients hold (AP), and the common model (FT).
 """
 
 from __future__ import annotations
@@ -30,29 +31,19 @@ from typing import Any
 import jax
 import numpy as np
 
-from benchmarks import ledger
+from benchmarks import ledger, published
 from benchmarks import pfedrlla_cost as costs
 from benchmarks import pfedrlla_designed as designed
 from benchmarks.fedpolicy import Stepper
 from benchmarks.pfedrlla_landscape import landscape
 from fedjax_sim.engine import layout as layouts
 from fedjax_sim.errors import UserError
+from fedjax_sim.methods import make_method
 from fedjax_sim.runner.config import Config
 from fedjax_sim.runner.directory import RunDirectory
 from fedjax_sim.runner.execute import execute
 from fedjax_sim.runner.prepare import Setup, load_federation, prepare, want_host_devices
 
-# accuracy after 500 rounds, %, E = 1 where the paper has it (s = 5, its Table 3), else E = 5 (Table 1)
-PUBLISHED: dict[tuple[int, str], tuple[float, int]] = {
-    (2, "local"): (82.88, 5),
-    (2, "fedavg"): (86.26, 5),
-    (2, "fedavg_ft"): (89.61, 5),
-    (2, "pfedrlla"): (90.81, 5),
-    (5, "local"): (61.17, 5),
-    (5, "fedavg"): (77.46, 1),
-    (5, "fedavg_ft"): (78.35, 1),
-    (5, "pfedrlla"): (80.14, 1),
-}
 SEEDS = (0, 1, 2)
 PRETRAINED = "agent,server.encoder"
 AS_PUBLISHED = {"lr": 1e-3, "critic_lr": 1e-3, "logit_penalty": 0.0, "action_scale": 1.0, "critic_steps": 0}
@@ -261,7 +252,7 @@ def pretrained(args: argparse.Namespace, out: pathlib.Path) -> str:
     return f"{folder}:{PRETRAINED}"
 
 
-def both(correct: Any, count: Any) -> dict[str, float]:
+def over_clients(correct: Any, count: Any) -> dict[str, float]:
     correct, count = np.asarray(correct, np.float64), np.asarray(count, np.float64)
     seen = count > 0
     return dict(mean=float((correct[seen] / count[seen]).mean()), pooled=float(correct.sum() / count.sum()))
@@ -280,7 +271,6 @@ def within(setup: Setup, minutes: float, most: int, evaluate_every: int) -> dict
     state, data = layouts.place(sim.layout, setup.first_state(), sim.data)
     step = jax.jit(sim.round, donate_argnums=0)
     started = time.perf_counter() - began
-    before, count = np.zeros(sim.env.num_clients), np.zeros(sim.env.num_clients)
     seconds: list[float] = []
     curve: list[dict[str, Any]] = []
     while len(seconds) < most:
@@ -288,13 +278,9 @@ def within(setup: Setup, minutes: float, most: int, evaluate_every: int) -> dict
         state, log = step(state, data)
         log = layouts.as_numpy(log)
         seconds.append(time.perf_counter() - began)
-        who = log["probe_ids"] >= 0
-        before[log["probe_ids"][who]], count[log["probe_ids"][who]] = log["probe_before"][who], log["probe_count"][who]
         last = len(seconds) == most or sum(seconds[1:]) + seconds[-1] > 60 * minutes
         if last or len(seconds) % evaluate_every == 0:
-            score = layouts.as_numpy(sim.evaluate(state, data))["resident"]
-            point = {f"ap_{k}": v for k, v in both(score["correct"], score["count"]).items()}
-            point |= {f"bp_{k}": v for k, v in both(before, count).items()}
+            point = accuracies(setup, state, data, log) if last or not sim.method.adapts else {}
             extra = {k: float(log[k]) for k in DIAGNOSTICS if k in log}
             curve.append(dict(round=len(seconds), seconds=sum(seconds), **point, **extra))
             print(f"{method} {curve[-1]}", file=sys.stderr, flush=True)
@@ -304,40 +290,50 @@ def within(setup: Setup, minutes: float, most: int, evaluate_every: int) -> dict
     row |= {k: v for k, v in curve[-1].items() if k != "round"} | dict(curve=curve)
     if sim.agent() is not None:
         row["landscape"] = landscape(setup, state, label_groups(setup))
-    if sim.method.adapts:  # fine-tuned at evaluation: once, at the end, outside the budget
-        score = layouts.as_numpy(sim.adapt(state, data))["personal"]
-        row["adapted"] = {f"ap_{k}": v for k, v in both(score["correct"], score["count"]).items()}
     return row
 
 
+def accuracies(setup: Setup, state: Any, data: Any, log: dict[str, Any]) -> dict[str, float]:
+    """AP, BP and FT (see above) over all clients: their mean, and of all test rows together."""
+    sim = setup.simulation
+    scores = layouts.as_numpy((sim.adapt if sim.method.adapts else sim.evaluate)(state, data))
+    held = scores["resident"]
+    out = {f"ap_{k}": v for k, v in over_clients(held["correct"], held["count"]).items()}
+    if sim.method.adapts:  # the probe does not fine-tune
+        common = scores["personal"]
+        return out | {f"ft_{k}": v for k, v in over_clients(common["correct"], common["count"]).items()}
+    before, who = np.array(held["correct"]), log["probe_ids"] >= 0
+    before[log["probe_ids"][who]] = log["probe_before"][who]
+    return out | {f"bp_{k}": v for k, v in over_clients(before, held["count"]).items()}
+
+
 def label(args: argparse.Namespace, classes: int, name: str) -> dict[str, Any]:
-    """What the paper has beside a row."""
-    accuracy, epochs = PUBLISHED.get((classes, name), (None, None)) if args.dataset == "cifar10" else (None, None)
-    return dict(published_500=accuracy, published_epochs=epochs)
+    """What the paper has beside a row, of 500 rounds: (accuracy, its local epochs) for AP and for BP."""
+    found = {}
+    for column, when in (("ap", "after"), ("bp", "before")):
+        accuracy, epochs = published.pfedrlla(name, args.dataset, classes, when)
+        found |= {f"published_{column}": accuracy, f"published_{column}_epochs": epochs}
+    return found
 
 
 def table(args: argparse.Namespace, out: pathlib.Path) -> None:
     rows, methods = Rows(out, "table"), args.methods.split(",")
-    if "fedavg_ft" in methods:
-        methods = [m for m in methods if m != "fedavg"]
     for classes in args.classes:
         fed = None
         for name in methods:
             if f"s={classes} {name}" in rows.done:
                 continue
             config = base_config(args, classes, method=name)
-            if config.method == "fedavg_ft":
+            if make_method(name).adapts:
                 config = dataclasses.replace(config, evaluations=("resident", "personal"))
             if name == "pfedrlla":
                 config = dataclasses.replace(config, options=of_agent(args), start_from=pretrained(args, out))
             fed = fed or load_federation(config)
             setup = prepare(config, fed=fed, loaded=True, measure=False)
             found = within(setup, args.minutes, args.rounds, args.evaluate_every)
-            adapted = found.pop("adapted", {})
-            if name == "fedavg_ft":  # trains as FedAvg does: one run, two rows
-                rows.get(f"s={classes} fedavg", lambda found=found: found | label(args, classes, "fedavg"))
-            rows.get(f"s={classes} {name}", lambda found=found: found | adapted | label(args, classes, name))
-    columns = ["rounds", "ap_mean", "ap_pooled", "bp_mean", "bp_pooled", "published_500", "published_epochs"]
+            rows.get(f"s={classes} {name}", lambda found=found: found | label(args, classes, name))
+    told = [f"published_{column}" for column in ("ap", "ap_epochs", "bp", "bp_epochs")]
+    columns = ["rounds", "ap_mean", "ap_pooled", "bp_mean", "bp_pooled", "ft_mean", "ft_pooled", *told]
     rows.table([*columns, "round_seconds", "start_seconds"])
     for name, row in Rows(out, "landscape").done.items():
         show_landscape(name, row["rules"])
@@ -347,10 +343,10 @@ def table(args: argparse.Namespace, out: pathlib.Path) -> None:
         for axis, classes in zip(np.atleast_1d(axes), args.classes, strict=True):
             for method in args.methods.split(","):  # in one order: a method has one colour
                 row = rows.done.get(f"s={classes} {method}")
-                if row and method != "fedavg_ft":  # until its end that is FedAvg's curve
-                    line = [(p["round"], 100 * p["ap_mean"]) for p in row["curve"]]
-                    axis.plot(*zip(*line, strict=True), label=method)
-            axis.set(title=f"s = {classes}", xlabel="round", ylabel="accuracy of resident models, %")
+                line = [(p["round"], 100 * p["ap_mean"]) for p in row["curve"] if "ap_mean" in p] if row else []
+                if line:  # a method that fine-tunes has its end alone
+                    axis.plot(*zip(*line, strict=True), label=method, marker=".")
+            axis.set(title=f"s = {classes}", xlabel="round", ylabel="accuracy of what clients hold, %")
             axis.legend()
 
     figure(out / "table.png", draw, len(args.classes))
@@ -423,7 +419,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--model", default="cnn4")
     parser.add_argument("--clients", type=int, default=100)
     parser.add_argument("--classes", type=int, nargs="+", default=[2, 5], help="classes per client")
-    parser.add_argument("--methods", default="local,fedavg,fedavg_ft,pfedrlla")
+    parser.add_argument("--methods", default="local,fedavg,pfedrlla")
     parser.add_argument("--lr", type=float, default=0.01)
     parser.add_argument("--minutes", type=float, default=20.0, help="per method")
     parser.add_argument("--rounds", type=int, default=500, help="at most, per method")

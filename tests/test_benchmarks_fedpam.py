@@ -24,6 +24,17 @@ def test_table_beside_the_published_and_goes_on_where_it_was(tmp_path, capsys):
     assert json.loads((tmp_path / "fedpam.json").read_text())["runs"][0]["method"] == "fedavg"
 
 
+def test_every_method_of_its_table(tmp_path, capsys):
+    """Without a common model, with fine-tuning at evaluation, with server states of all kinds: a row each."""
+    words = "--dataset digits --clients 3 --model mlp --rounds 1 --minutes 1 --large-rounds 0 --devices 1 --methods all"
+    assert fedpam.main([*words.split(), "--out", str(tmp_path)]) == 0
+    runs = json.loads((tmp_path / "fedpam.json").read_text())["runs"]
+    assert [r["method"] for r in runs] == [*fedpam.BASELINES, "fedpam"] and len(runs) == 15
+    assert all(0 <= r["rows"][-1]["personal_mean"] <= 1 for r in runs)
+    without = {r["method"] for r in runs if r["rows"][-1]["global_mean"] is None}
+    assert without == {"fedamp", "fedper", "fedrep", "fedfomo", "pfedfda"} and "fedfomo" in capsys.readouterr().out
+
+
 def test_mistakes_are_one_sentence(capsys):
     assert fedpam.main(["--set", "fedpan.lam=1"]) == 2
     assert "fedpan.lam=1" in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 
 import numpy as np
@@ -39,6 +40,23 @@ def test_table_beside_the_published(tmp_path, capsys):
     assert set(rows) == {"s=4 local", "s=4 pfedrlla"}
     assert all(0 <= row[k] <= 1 for row in rows.values() for k in ("ap_mean", "ap_pooled", "bp_mean", "bp_pooled"))
     assert "reward" in rows["s=4 pfedrlla"]["curve"][-1] and "s=4 pfedrlla" in capsys.readouterr().out
+
+
+def test_every_method_is_scored_by_what_its_clients_predict_with(tmp_path, monkeypatch):
+    """Fine-tuned copies, and private models; the published figures beside the scores that they are."""
+    monkeypatch.setattr(pfedrlla, "label", lambda args, classes, name, of=pfedrlla.label: of(
+        argparse.Namespace(dataset="cifar10"), 2, name
+    ))  # fmt: skip
+    words = [*TINY.split(), *SMALL.split(), "--methods", "fedavg,fedbabu,ditto,fedavg_ft"]
+    assert pfedrlla.main(["--part", "table", "--out", str(tmp_path), *words]) == 0
+    rows = {row["name"]: row for row in map(json.loads, (tmp_path / "table.jsonl").read_text().splitlines())}
+    average, tuned, private, copies = (rows[f"s=4 {m}"] for m in ("fedavg", "fedbabu", "ditto", "fedavg_ft"))
+    assert (average["published_bp"], average["published_ap"]) == (86.26, 89.61)  # FedAvg and FedAvg+FT of the table
+    assert (tuned["published_ap"], private["published_ap"], copies["published_ap"]) == (89.8, 89.4, None)
+    assert private["ap_mean"] != average["ap_mean"]
+    assert {"ft_mean", "ap_mean"} <= set(tuned) and "bp_mean" not in tuned and "ft_mean" not in average
+    # one of ten clients is trained in a round: the others hold what they held
+    assert abs(average["bp_mean"] - average["ap_mean"]) <= 0.1
 
 
 def test_cost_is_shares_of_local_training(tmp_path):

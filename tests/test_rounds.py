@@ -58,9 +58,7 @@ def test_every_upload_is_that_of_a_numpy_loop(fed, batch, chunk):
 def test_the_two_minibatches_of_a_meta_step_differ_without_shuffling(fed):
     """Per-FedAvg: b₂ in the order of the rows, b₁ the minibatch after it, after the last the first one."""
     lr, client, size = 0.3, 1, 4
-    (step,) = fs.rounds(
-        "perfedavg", fed, cohorts=[[client]], rounds=1, batch_size=size, shuffle="off", **{**HOW, "lr": lr}
-    )
+    (step,) = fs.rounds("perfedavg", fed, cohorts=[[client]], rounds=1, batch_size=size, shuffle="off", **{**HOW, "lr": lr})
     images, labels = ((np.asarray(fed.x) - fed.mean) / fed.std).astype(np.float32), np.asarray(fed.y)
     rows, model = fed.client_rows(client), step.setup.simulation.env.model
     batches = [rows[i : i + size] for i in range(0, len(rows), size)]

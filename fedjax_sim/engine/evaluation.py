@@ -111,7 +111,9 @@ def score_stored(r: Round, env: Env, state: State, who: Array, adapting: bool = 
     if r.metrics and "personal" in r.evaluations and scored is not None and scored.adapts == adapting:
         out["personal_metrics"] = metrics_of_each(r, env, state, who)
     if "resident" in r.evaluations and holder(env).adapts == adapting:
-        out["resident"] = score_each(r, env, state, who, holder, False)
+        own = holder(env)
+        same = type(own).personal is Personal.personal and type(own).held is Personal.held and "personal" in out
+        out["resident"] = out["personal"] if same else score_each(r, env, state, who, holder, False)
     return out
 
 
