@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test lint fuzz slow clean
+.PHONY: demo test lint fuzz slow docs clean
 
 $(VENV)/.stamp-core: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -17,6 +17,10 @@ $(VENV)/.stamp-test: $(VENV)/.stamp-core
 
 $(VENV)/.stamp-report: $(VENV)/.stamp-core
 	$(PIP) -e '.[report]'
+	touch $@
+
+$(VENV)/.stamp-docs: $(VENV)/.stamp-core
+	$(PIP) -e '.[docs]'
 	touch $@
 
 DEMO := runs/demo-$(shell date +%Y%m%d-%H%M%S)
@@ -43,6 +47,11 @@ fuzz: $(VENV)/.stamp-test   ## thousands of random inputs: bad specs, files, arr
 
 slow: $(VENV)/.stamp-test   ## long checks: learning curves of the agents, long runs
 	$(BIN)/python -m pytest -q -m slow
+
+docs: $(VENV)/.stamp-docs   ## the documentation site; a link that leads nowhere is an error
+	$(BIN)/python docs/generate.py
+	$(BIN)/sphinx-build -q -W --keep-going -b html docs build/docs
+	@echo "site: build/docs/index.html"
 
 clean:
 	rm -rf $(VENV) runs build *.egg-info

@@ -4,10 +4,10 @@
 
 N = 20, Dirichlet 0.1, cnn4, official train and test merged and 75/25 per client, everybody in every round, B = 10,
 lr 0.005, momentum 0.5 (the paper gives no value), E = 1. `all` are FedPAM and the 14 baselines of its table, each scored by
-the models that its clients predict with; methods that fine-tune at evaluation do so at the end only. Every method gets `--minutes` of the clock for its rounds and
-evaluations (compilation is not in it), at least one round, and runs the same partition, initial weights and shuffles. The
-published figures are of 200 rounds; the rounds that were run are printed beside ours. Then `--large-rounds` rounds with
-`--large-clients` clients.
+the models that its clients predict with; methods that fine-tune at evaluation do so at the end only. Every method gets
+`--minutes` of the clock for its rounds and evaluations (compilation is not in it), at least one round, and runs the same
+partition, initial weights and shuffles. The published figures are of 200 rounds; the rounds that were run are printed
+beside ours. Then `--large-rounds` rounds with `--large-clients` clients.
 Writes FOLDER/runs.jsonl (a line per finished method: started again, it does what is missing), FOLDER/fedpam.json
 (everything) and FOLDER/fedpam.csv (a row per evaluated round).
 """
@@ -71,7 +71,7 @@ def percent(value: float | None) -> str:
 
 def accuracy(score: dict[str, Any]) -> dict[str, float]:
     """Over clients: the mean, the deviation, and of all examples together."""
-    correct, count = np.asarray(score["correct"], np.float64), np.asarray(score["count"], np.float64)
+    correct, count = (np.asarray(score["accuracy"][name], np.float64) for name in ("correct", "count"))
     each = correct / np.maximum(count, 1)
     return dict(mean=float(each.mean()), std=float(each.std()), pooled=float(correct.sum() / count.sum()))
 
@@ -106,7 +106,7 @@ def trained(setup: Setup, minutes: float, most: int, evaluate_every: int) -> dic
     began = time.perf_counter()
     step = jax.jit(sim.round, donate_argnums=0).lower(state, data).compile()
     score = sim.evaluate.lower(state, data).compile() if evaluate_every else None  # type: ignore[attr-defined]
-    adapt = sim.adapt.lower(state, data).compile() if evaluate_every and sim.method.adapts else None  # type: ignore[attr-defined]
+    adapt = sim.adapt if evaluate_every and sim.method.adapts else None
     compiled, began = time.perf_counter() - began, time.perf_counter()
     images = some_images(setup)
     rows: list[dict[str, Any]] = []

@@ -8,7 +8,8 @@ embeddings   heads of 5 designed groups: silhouettes of MHAE and of PCA, scatter
 alive        DDPG as published and as shipped on the designed groups: live units, entropy, dependence on the state
 cost         the server's parts (agent, MHAE, projections) and validation as shares of local training, CIFAR-10, cnn4
 table        CIFAR-10, pathological s = 2 and 5, N = 100, 10 %, E = 1: local, fedavg and pfedrlla (pre-trained on s = 4), or
-             any --methods, --minutes each, beside the published figures of 500 rounds, before and after local training; curves; the reward's landscape at its end
+             any --methods, --minutes each, beside the published figures of 500 rounds, before and after local
+             training; curves; the reward's landscape at its end
 three_seeds  the pre-trained agent against data-size weights and even weights on the head, seeds 0, 1, 2, --rounds each
 
 Accuracy (AP) is of all clients with what each holds, as its method predicts (evaluation `resident`), on their own test rows.
@@ -297,13 +298,13 @@ def accuracies(setup: Setup, state: Any, data: Any, log: dict[str, Any]) -> dict
     """AP, BP and FT (see above) over all clients: their mean, and of all test rows together."""
     sim = setup.simulation
     scores = layouts.as_numpy((sim.adapt if sim.method.adapts else sim.evaluate)(state, data))
-    held = scores["resident"]
+    held = scores["resident"]["accuracy"]
     out = {f"ap_{k}": v for k, v in over_clients(held["correct"], held["count"]).items()}
     if sim.method.adapts:  # the probe does not fine-tune
-        common = scores["personal"]
+        common = scores["personal"]["accuracy"]
         return out | {f"ft_{k}": v for k, v in over_clients(common["correct"], common["count"]).items()}
     before, who = np.array(held["correct"]), log["probe_ids"] >= 0
-    before[log["probe_ids"][who]] = log["probe_before"][who]
+    before[log["probe_ids"][who]] = log["probe_before_correct"][who]
     return out | {f"bp_{k}": v for k, v in over_clients(before, held["count"]).items()}
 
 

@@ -83,10 +83,12 @@ PFEDRLLA_ROWS = {
     "FedALA": ("fedala", "after"),
     "pFedRLLA": ("pfedrlla", "after"),
 }
+PFEDRLLA_TWO = (82.88, 86.26, 89.61, 89.40, 89.43, 88.44, 89.80, 83.47, 88.34, 88.28, 74.97, 89.38, 90.81)
+PFEDRLLA_FIVE = (61.17, 79.43, 80.26, 80.00, 80.10, 75.63, 79.17, 64.78, 76.80, 79.67, 75.27, 79.04, 81.76)
 PFEDRLLA = {  # classes per client -> row -> its Table 1, E = 5
-    2: dict(zip(PFEDRLLA_ROWS, (82.88, 86.26, 89.61, 89.40, 89.43, 88.44, 89.80, 83.47, 88.34, 88.28, 74.97, 89.38, 90.81), strict=True)),
-    5: dict(zip(PFEDRLLA_ROWS, (61.17, 79.43, 80.26, 80.00, 80.10, 75.63, 79.17, 64.78, 76.80, 79.67, 75.27, 79.04, 81.76), strict=True)),
-}  # fmt: skip
+    2: dict(zip(PFEDRLLA_ROWS, PFEDRLLA_TWO, strict=True)),
+    5: dict(zip(PFEDRLLA_ROWS, PFEDRLLA_FIVE, strict=True)),
+}
 PFEDRLLA_ONE_EPOCH = {  # its Table 3, E = 1
     5: {"FedAvg": 77.46, "FedAvg+FT": 78.35, "APFL": 77.86, "FedBABU": 78.55, "FedALA": 77.57, "pFedRLLA": 80.14}
 }

@@ -23,4 +23,4 @@ rows = {
     "val": [range(900, 930), range(930, 960), range(960, 1000)],
 }
 by_hand = fs.Federation.from_arrays(x, y, rows, test=range(1000, 1200), name="mine")
-print(fs.run("fedavg", by_hand, model="mlp", participation="1", rounds=rounds))
+print(fs.run("fedavg", by_hand, model="mlp", participation=1, rounds=rounds))

@@ -2,7 +2,7 @@
 
 >>> import fedjax_sim as fs
 >>> fed = fs.federate("digits", "dirichlet:0.3", clients=4)
->>> result = fs.run("fedavg", fed, model="mlp", participation="1", rounds=2, epochs=1)
+>>> result = fs.run("fedavg", fed, model="mlp", participation=1, rounds=2, epochs=1)
 >>> result.summary["rounds"]
 2
 """
@@ -59,6 +59,7 @@ if TYPE_CHECKING:  # for editors and type checkers; classes of methods and trans
     from fedjax_sim.methods.redistribute import Random as Random
     from fedjax_sim.methods.scaffold import Scaffold as Scaffold
     from fedjax_sim.metrics import register_metric
+    from fedjax_sim.metrics.base import Metric
     from fedjax_sim.models import build, from_module, register_model
     from fedjax_sim.notebook.compare import Comparison, compare
     from fedjax_sim.notebook.rounds import Step, rounds
@@ -97,6 +98,7 @@ _HOME = {
     "from_module": "models",
     "register_model": "models",
     "register_metric": "metrics",
+    "Metric": "metrics.base",
     "register_dataset": "data.sources",
     "register_agent": "runner.own",
     "Exported": "runner.export",
@@ -126,6 +128,7 @@ __all__ = [
     "Exported",
     "Federation",
     "Method",
+    "Metric",
     "Real",
     "Result",
     "Segment",

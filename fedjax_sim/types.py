@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from fedjax_sim.data.federation import Federation
     from fedjax_sim.local.losses import Loss
     from fedjax_sim.local.optim import Sgd
+    from fedjax_sim.metrics.base import Metric
     from fedjax_sim.models import Model
 
 Tree = Any
@@ -128,6 +129,7 @@ class Env:
     even: bool = _fact(default=False)  # all clients have equally many minibatches per epoch
     full: bool = _fact(default=False)  # and all of these are whole
     same_epochs: bool = _fact(default=False)  # whoever works in a round works for max_epochs
+    metrics: tuple[Metric, ...] = _fact(default=())  # what is measured, the primary one first; (): `metrics.DEFAULT`
     fed: Federation = None  # type: ignore[assignment]   # filled in inside the compiled program
     counts: Array = None  # [N, C] training labels per client
     rows: Tree = ()  # Client [K, …]: stored rows of the round's peers, as they were at its start

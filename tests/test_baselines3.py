@@ -249,9 +249,9 @@ def test_default_options_learn(name):
     score = sim.adapt if method.adapts else sim.evaluate
     before = score(state, data)["personal"]
     after = score(sim.run(state, data, jnp.int32(10))[0], data)["personal"]
-    rate = lambda s: float(np.sum(s["correct"]) / np.sum(s["count"]))
+    rate = lambda s: float(np.sum(s["accuracy"]["correct"]) / np.sum(s["accuracy"]["count"]))
     assert rate(after) > max(0.8, rate(before)), (rate(before), rate(after))
-    assert float(np.sum(after["loss"])) < float(np.sum(before["loss"]))
+    assert float(np.sum(after["loss"]["total"])) < float(np.sum(before["loss"]["total"]))
 
 
 @pytest.mark.parametrize("name", ["fedamp", "fedfomo", "fedala", "fedas"])

@@ -98,6 +98,8 @@ MISTAKES = [  # options of `run fedavg`, what the sentence must say
     (["--participation", "10/50", "--clients", "20"], "is of 50 clients, but there are 20"),
     (["--participation", "0"], "participation '0' is not allowed"),
     (["--participation", "1.5"], "participation '1.5' is not allowed"),
+    (["--participation", "11", "--clients", "10"], "a number of clients from 2 to 10"),
+    (["--participation", "5:2"], "participation '5:2' is not allowed"),
     (["--participation", "1:0.5"], "participation '1:0.5' is not allowed"),
     (["--participation", "inf/6"], "asks for inf clients"),
     (["--participation", "nan"], "participation 'nan' is not allowed"),

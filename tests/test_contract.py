@@ -227,8 +227,8 @@ def test_private_group_stays_and_counts():
     own = np.asarray(after.clients.own["by"])
     took_part = np.isin(np.arange(N), np.asarray(ids))
     assert (own[took_part] != 1).any(1).all() and (own[~took_part] == 1).all()
-    personal = np.asarray(sim.evaluate(after, data)["personal"]["loss"])
-    plain = np.asarray(sim.evaluate(after._replace(clients=state.clients), data)["personal"]["loss"])
+    personal = np.asarray(sim.evaluate(after, data)["personal"]["loss"]["total"])
+    plain = np.asarray(sim.evaluate(after._replace(clients=state.clients), data)["personal"]["loss"]["total"])
     assert not np.isclose(personal, plain)[took_part].any() and np.allclose(personal[~took_part], plain[~took_part])
 
 

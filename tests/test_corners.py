@@ -62,7 +62,7 @@ def test_clients_are_scored_with_their_own_statistics(name):
         rows = fed.client_rows(k, "test")
         logits = predict_net(env, {**state.server.net, "batch_stats": own}, jnp.asarray(fed.x[rows]))
         loss = -jax.nn.log_softmax(logits)[jnp.arange(len(rows)), fed.y[rows]].sum()
-        np.testing.assert_allclose(scores["loss"][k], loss, rtol=1e-4)
+        np.testing.assert_allclose(scores["loss"]["total"][k], loss, rtol=1e-4)
 
 
 def test_a_predictor_of_its_own_gets_the_clients_statistics():
@@ -80,7 +80,10 @@ def test_a_predictor_of_its_own_gets_the_clients_statistics():
 
     sim, state, data = run(Wrapped(), model=tiny_bn(fed.shape, fed.classes), bn_local=True)
     plain, other, same = run(make_method("fedavg"), model=tiny_bn(fed.shape, fed.classes), bn_local=True)
-    want, got = plain.evaluate(other, same)["personal"]["loss"], sim.evaluate(state, data)["personal"]["loss"]
+    want, got = (
+        plain.evaluate(other, same)["personal"]["loss"]["total"],
+        sim.evaluate(state, data)["personal"]["loss"]["total"],
+    )
     np.testing.assert_allclose(want, got, rtol=1e-5)
     assert seen
 
@@ -91,7 +94,10 @@ def test_fine_tuning_uses_the_rate_of_the_last_round():
     lr = optim.schedule("cosine", 0.05, 3)
     sim, state, data = run(make_method("fedavg_ft"), lr=lr, evaluations=("global", "global@clients", "personal"))
     assert float(lr(jnp.float32(3))) == 0 and float(lr(jnp.float32(2))) > 0
-    tuned, plain = sim.adapt(state, data)["personal"]["loss"], sim.evaluate(state, data)["global@clients"]["loss"]
+    tuned, plain = (
+        sim.adapt(state, data)["personal"]["loss"]["total"],
+        sim.evaluate(state, data)["global@clients"]["loss"]["total"],
+    )
     assert (np.abs(np.asarray(tuned) - np.asarray(plain)) > 1e-4).all()
 
 

@@ -179,7 +179,7 @@ def test_without_contrast_it_is_fedavg():
     assert_close(a[3], b[3], 1e-6)
     assert (np.asarray(b[0].clients.own) == np.eye(5)).all()
     scores = other.evaluate(b[0], other.data)
-    assert_close(scores["personal"]["loss"], scores["global@clients"]["loss"], 1e-5)
+    assert_close(scores["personal"]["loss"]["total"], scores["global@clients"]["loss"]["total"], 1e-5)
 
 
 def test_matrices_are_private():
@@ -235,9 +235,11 @@ def test_predictions_use_the_client_s_matrix(infer):
         if infer == "cosine":
             length = np.maximum(np.linalg.norm(z, axis=1, keepdims=True), 1e-8) * np.linalg.norm(anchors, axis=1)
             logits = z @ anchors.T / length / 0.5
-        assert int(scores["correct"][k]) == (logits.argmax(1) == np.asarray(fed.y)[rows]).sum()
+        assert int(scores["accuracy"]["correct"][k]) == (logits.argmax(1) == np.asarray(fed.y)[rows]).sum()
         log_p = np.asarray(jax.nn.log_softmax(logits))
-        np.testing.assert_allclose(scores["loss"][k], -log_p[np.arange(len(rows)), np.asarray(fed.y)[rows]].sum(), rtol=1e-4)
+        np.testing.assert_allclose(
+            scores["loss"]["total"][k], -log_p[np.arange(len(rows)), np.asarray(fed.y)[rows]].sum(), rtol=1e-4
+        )
 
 
 def test_variants_differ_as_stated():
@@ -320,7 +322,7 @@ def test_own_batch_statistics():
         fc = net["params"]["fc"]
         logits = z @ (fc["kernel"].T @ mine.own).T + fc["bias"]
         loss = -jax.nn.log_softmax(logits)[np.arange(len(rows)), np.asarray(fed.y)[rows]].sum()
-        np.testing.assert_allclose(scores["loss"][k], loss, rtol=1e-4)
+        np.testing.assert_allclose(scores["loss"]["total"][k], loss, rtol=1e-4)
 
 
 @pytest.mark.parametrize(

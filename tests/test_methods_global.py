@@ -225,7 +225,7 @@ def test_ccvr_post_hoc_only_touches_the_head_at_the_end():
     assert set(np.nonzero(np.asarray(state.server.joined))[0]) == set(np.asarray(ids).tolist())
     early, last = (sim.evaluate(state._replace(t=jnp.int32(t)), data) for t in (7, 8))  # 8 rounds are planned
     assert close(early["global"], base.evaluate(plain, start(base)[1])["global"], 1e-6)
-    assert not close(early["global"]["loss"], last["global"]["loss"], 1e-4)
+    assert not close(early["global"]["loss"]["total"], last["global"]["loss"]["total"], 1e-4)
     net = sim.method.finish(sim.open(data), state.server, jax.random.PRNGKey(0))
     assert close(net["params"]["fc1"], plain.server.net["params"]["fc1"], 1e-6)
     assert not close(net["params"]["fc"], plain.server.net["params"]["fc"], 1e-4)

@@ -8,9 +8,10 @@ import types
 import numpy as np
 import pytest
 
+from fedjax_sim.metrics import make_metrics
+from fedjax_sim.metrics.base import Metric, Primary, columns_of, described, over_clients, value_of
 from fedjax_sim.plans import floats_on_wire, payload_bytes
 from fedjax_sim.runner.figures import (
-    client_figures,
     convergence,
     divergence_figures,
     probe_figures,
@@ -22,6 +23,14 @@ from fedjax_sim.runner.figures import (
 from fedjax_sim.runner.files import number, read_csv, write_csv
 from fedjax_sim.runner.recorder import Recorder
 from fedjax_sim.runner.summary import clean
+
+METRICS = make_metrics((), 3)
+ACCURACY = METRICS[0]
+
+
+def client_figures(correct, count):
+    sums = dict(accuracy=dict(correct=correct, count=count), loss=dict(total=correct, count=count))
+    return over_clients(METRICS, sums, range(len(count)))
 
 
 def test_client_figures():
@@ -79,19 +88,20 @@ def test_probe_figures():
     """Participants 3, 1 and an empty seat; client 2 has no examples."""
     log = dict(
         probe_ids=np.array([3, 1, -1, 2]),
-        probe_before=np.array([1.0, 2.0, 9.0, 0.0]),
-        probe_after=np.array([4.0, 3.0, 9.0, 0.0]),
-        probe_count=np.array([4.0, 4.0, 9.0, 0.0]),
+        probe_before_correct=np.array([1.0, 2.0, 9.0, 0.0]),
+        probe_after_correct=np.array([4.0, 3.0, 9.0, 0.0]),
+        probe_before_count=np.array([4.0, 4.0, 9.0, 0.0]),
+        probe_after_count=np.array([4.0, 4.0, 9.0, 0.0]),
     )
-    got = probe_figures(log, None)
+    got = probe_figures(log, None, ACCURACY)
     assert got == dict(before_mean=pytest.approx((1 / 4 + 2 / 4) / 2), after_mean=pytest.approx((1 + 3 / 4) / 2))
     resident = dict(correct=np.array([5.0, 0.0, 0.0, 0.0]), count=np.array([10.0, 4.0, 0.0, 4.0]))
-    got = probe_figures(log, resident)
+    got = probe_figures(log, resident, ACCURACY)
     assert got["before_all_mean"] == pytest.approx((5 / 10 + 2 / 4 + 1 / 4) / 3)
     assert got["before_all_pooled"] == pytest.approx((5 + 2 + 1) / 18)
     assert resident["correct"][1] == 0  # not changed in place
     empty = {k: v[2:3] for k, v in log.items()}
-    assert math.isnan(probe_figures(empty, None)["before_mean"])
+    assert math.isnan(probe_figures(empty, None, ACCURACY)["before_mean"])
 
 
 def test_payload_bytes_beyond_32_bit():
@@ -131,18 +141,17 @@ def test_numbers_survive_the_csv(tmp_path):
 
 def test_probe_figures_are_over_those_who_can_take_part():
     """Client 0 is kept out of training: it is in neither the BP nor the AP figures."""
-    log = dict(
-        probe_ids=np.array([1]), probe_before=np.array([2.0]), probe_after=np.array([3.0]), probe_count=np.array([4.0])
-    )
+    sums = dict(probe_before_correct=2.0, probe_before_count=4.0, probe_after_correct=3.0, probe_after_count=4.0)
+    log = dict(probe_ids=np.array([1])) | {name: np.array([value]) for name, value in sums.items()}
     resident = dict(correct=np.array([10.0, 3.0, 1.0]), count=np.array([10.0, 4.0, 4.0]))
-    got = probe_figures(log, resident, seen=(1, 2))
+    got = probe_figures(log, resident, ACCURACY, seen=(1, 2))
     assert got["before_all_mean"] == pytest.approx((2 / 4 + 1 / 4) / 2)
     assert got["before_all_pooled"] == pytest.approx(3 / 8)
 
 
 def fake_setup(split="test", seen=(0, 1), unseen=()):
     """As much of a Setup as a Recorder looks at: two groups of 3 and 2 floats, one float beside them each way."""
-    env = types.SimpleNamespace(group_floats=lambda net: (3, 2))
+    env = types.SimpleNamespace(group_floats=lambda net: (3, 2), metrics=METRICS)
     wire = lambda env, net: floats_on_wire(env.group_floats(net), (1, 1))
     method = types.SimpleNamespace(wire=wire, adapts=False, complaints=lambda rounds: [])
     simulation = types.SimpleNamespace(env=env, method=method, client_split=split)
@@ -207,12 +216,15 @@ def test_each_round_is_counted_once():
 
 
 def test_training_accuracy_is_named_and_unseen_clients_are_apart():
-    scores = dict(round=2, personal=dict(correct=np.array([1.0, 4.0]), count=np.array([4.0, 4.0])))
+    count = np.array([4.0, 4.0])
+    sums = dict(accuracy=dict(correct=np.array([1.0, 4.0]), count=count), loss=dict(total=np.array([2.0, 3.0]), count=count))
+    scores = dict(round=2, personal=sums)
     recorder = Recorder(fake_setup("train", (0,), (1,)))
     recorder.add_rounds(some_rounds(1, 2), 2)
     recorder.add_evaluation(scores, None)
     (row,) = recorder.rows
     assert row["client_on_train_rows"] == 1 and row["client_mean"] == 0.25 and row["unseen_client_mean"] == 1.0
+    assert row["client_loss"] == 0.5 and recorder.clients["personal_correct"][0].tolist() == [1.0, 4.0]
     tested = Recorder(fake_setup("test"))
     tested.add_rounds(some_rounds(1, 2), 2)
     tested.add_evaluation(scores, None)
@@ -254,3 +266,48 @@ def test_divergence_figures():
 
 def test_what_is_not_finite_is_null():
     assert clean(dict(a=math.inf, b=dict(c=math.nan, d=2.0), e="x")) == dict(a=None, b=dict(c=None, d=2.0), e="x")
+
+
+# ---- a metric that is no accuracy: smaller is better, a plain number, more than a ratio -------------------------------
+RMSE = Metric(
+    "rmse",
+    lambda says, truth, real: dict(square=((says - truth) ** 2 * real).sum(), count=real.sum()),
+    lambda found: dict(rmse=(found["square"] / found["count"]) ** 0.5),
+    better=-1,
+    label="RMSE",
+    unit="number",
+    over="rmse_",
+)
+OTHER = (RMSE, METRICS[1], METRICS[2])
+
+
+def test_another_primary_metric_names_its_columns():
+    sums = dict(square=np.array([4.0, 36.0, 0.0, 1.0]), count=np.array([1.0, 4.0, 0.0, 1.0]))
+    loss = dict(total=np.ones(4), count=sums["count"])
+    got = over_clients(OTHER, dict(rmse=sums, loss=loss), range(4))
+    assert got["rmse_mean"] == pytest.approx((2 + 3 + 1) / 3) and got["rmse_pooled"] == pytest.approx((41 / 6) ** 0.5)
+    assert got["rmse_worst10"] == 3  # the largest: smaller is better
+    assert {f"client_{name}" for name in got} <= set(columns_of(OTHER, ("global", "personal")))
+    assert float(value_of(RMSE, dict(square=np.float32(0), count=np.float32(0)))) == 0
+
+
+def test_another_primary_metric_is_read_by_summary_progress_and_files():
+    primary = Primary.read(described(OTHER, ("global", "personal")))
+    assert primary.columns == ("global_rmse", "client_rmse_mean") and primary.of_clients("worst10") == "client_rmse_worst10"
+    rows = [dict(round=r, global_rmse=v, bytes_down=0, bytes_up=0) for r, v in ((1, 3.0), (2, 1.0), (3, 2.0))]
+    got = summary_figures(rows, primary)
+    assert got["best_global"] == 1.0 and got["best_global_round"] == 2 and got["last_global"] == 2.0
+    assert progress_figures(rows, [], primary=primary)["rounds_to"] == {} and primary.about.text(2.0) == "2"
+    setup = fake_setup()
+    setup.simulation.env.metrics = OTHER
+    recorder = Recorder(setup)
+    recorder.add_rounds(some_rounds(1, 2), 2)
+    sums = dict(square=np.array([4.0, 36.0]), count=np.array([1.0, 4.0]))
+    found = dict(rmse=sums, loss=dict(total=np.ones(2), count=sums["count"]))
+    recorder.add_evaluation(
+        dict(round=2, personal=found, **{"global": {k: {n: v[0] for n, v in s.items()} for k, s in found.items()}}), None
+    )
+    assert recorder.rows[0]["global_rmse"] == 2.0 and recorder.rows[0]["client_rmse_worst10"] == 3.0
+    assert recorder.arrays()["personal_values"].tolist() == [[2.0, 3.0]]  # no ratio of two sums: kept for the report
+    recorder.drop_clients("personal", 1)
+    assert recorder.clients["personal_values"] == [] == recorder.clients["personal_square"]

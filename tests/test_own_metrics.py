@@ -17,7 +17,6 @@ import fedjax_sim as fs
 from fedjax_sim import metrics
 from fedjax_sim.cli.main import main
 from fedjax_sim.engine.layout import as_numpy
-from fedjax_sim.local.metrics import Metric
 from fedjax_sim.metrics import make_metrics
 
 __all__ = ["empty_folder"]  # used by every test
@@ -51,12 +50,9 @@ def test_the_global_models_by_hand():
     own = np.concatenate([fed.client_rows(k, "test") for k in range(tiny.N)])  # clients predict with the common model
     assert last["client_recall_mean"] == pytest.approx(np.mean(recalls(logits_of(result, own), fed.y[own])))
     assert result.summary["metrics"]["global_ece"] == last["global_ece"]
-    assert result.summary["metrics_better"] == {
-        **dict.fromkeys(["global_recall_mean", "global_recall_worst"], "larger"),
-        "global_ece": "smaller",
-        **dict.fromkeys(["client_recall_mean", "client_recall_worst"], "larger"),
-        "client_ece": "smaller",
-    }
+    better = {name: about["better"] for name, about in result.summary["metrics_about"].items() if about["tabled"]}
+    for prefix in ("global", "client"):
+        assert [better[f"{prefix}_{name}"] for name in ("recall_mean", "recall_worst", "ece")] == [1, 1, -1]
 
 
 @pytest.mark.parametrize("how", [dict(state_on="host"), dict(devices="2")])
@@ -78,7 +74,7 @@ def test_own_models_and_layouts(how):
 def test_what_is_not_asked_for_costs_nothing():
     setup = fs.prepare(fs.Config("fedavg", **MORE), fed=tiny.federation())
     scores = setup.simulation.evaluate(setup.simulation.init(0, setup.net), setup.simulation.data)
-    assert not any("metrics" in name for name in as_numpy(scores))
+    assert {name for mode in as_numpy(scores).values() for name in mode} == {"accuracy", "loss"}
 
 
 def test_fine_tuned_models_are_measured_when_they_are_made():
@@ -98,7 +94,7 @@ def test_one_of_ones_own(monkeypatch, capsys):
             best = jax.lax.top_k(logits, 2)[1]
             return dict(hit=((best == labels[:, None]).any(1) * real).sum(), count=real.sum())
 
-        return Metric("top2", sums, lambda s: dict(top2=float(s["hit"] / max(s["count"], 1))))
+        return fs.Metric("top2", sums, lambda s: dict(top2=float(s["hit"] / max(s["count"], 1))))
 
     assert main(["run", "fedavg", *SMALL, "--rounds", "1", "--metrics", "top2", "--out", "o"]) == 0
     row = next(csv.DictReader(pathlib.Path("o/metrics.csv").read_text().splitlines()))
@@ -114,4 +110,4 @@ def test_mistakes_are_sentences(capsys):
     )
     with pytest.raises(fs.UserError, match=r"metrics 3 is not a list of metrics"):
         fs.run("fedavg", tiny.federation(), metrics=3, **MORE)
-    assert [metric.better for metric in make_metrics(["recall", "calibration"], 3)] == [1, -1]
+    assert [metric.better for metric in make_metrics(["recall", "calibration"], 3, default=())] == [1, -1]

@@ -125,3 +125,17 @@ def test_unseen_clients():
     for amount in (-1, 20, 21, 1.5, 0.99):
         with pytest.raises(UserError):
             unseen_clients(amount, 20, 0)
+
+
+def test_natural_values_from_python():
+    """Numbers and pairs are the same runs as their texts."""
+    import fedjax_sim as fs
+
+    small = dict(model="mlp", model_options={"hidden": (4,)}, clients=6, rounds=2, epochs=0.5)
+    pairs = [
+        (dict(participation=0.5, devices=1, chunk=1), dict(participation="3/6", devices="1", chunk="1")),
+        (dict(participation=3, shuffle=False), dict(participation="3", shuffle="off")),
+        (dict(participation=(2, 4)), dict(participation="2:4")),
+    ]
+    for natural, text in pairs:
+        assert fs.run("fedavg", **small, **natural).rows == fs.run("fedavg", **small, **text).rows

@@ -280,8 +280,9 @@ def test_personal_model_is_composed_of_server_and_own_layers():
         depth, own = int(log["depth"][client]), one(after.clients.resident, client)
         layers = {g: (after.server.net if i < depth else own)["params"][g] for i, g in enumerate(("fc1", "fc2", "fc"))}
         want = accuracy({"params": layers}, test)
-        np.testing.assert_allclose(scores["personal@global"]["correct"][client] / len(test), want, atol=1e-6)
-    np.testing.assert_allclose(scores["global"]["acc"], accuracy(after.server.net, test), atol=1e-6)
+        np.testing.assert_allclose(scores["personal@global"]["accuracy"]["correct"][client] / len(test), want, atol=1e-6)
+    tested = scores["global"]["accuracy"]
+    np.testing.assert_allclose(tested["correct"] / tested["count"], accuracy(after.server.net, test), atol=1e-6)
 
 
 def six_layers(policy, clip=False, **more):

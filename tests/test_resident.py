@@ -1,4 +1,4 @@
-"""The evaluation `resident`: every client with what it holds, as its method predicts, nothing sent to it for the occasion."""
+"""The evaluation `resident`: every client with what it holds, as its method predicts, nothing sent for the occasion."""
 
 from __future__ import annotations
 
@@ -77,9 +77,9 @@ def test_what_is_held_is_used_as_the_method_predicts(name):
     clients, model = state.clients, sim.env.model
     want = losses(lambda k, x: HOW[name](model, client(clients.resident, k), client(clients.own, k), x))
     found = sim.evaluate(state, data)
-    np.testing.assert_allclose(found["resident"]["loss"], want, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(found["resident"]["loss"]["total"], want, rtol=1e-4, atol=1e-5)
     if name in ("fedpam", "fedrod", "fedcp"):  # some hold an old model: not the evaluation `personal`
-        assert not np.allclose(found["personal"]["loss"], want, rtol=1e-3)
+        assert not np.allclose(found["personal"]["loss"]["total"], want, rtol=1e-3)
 
 
 @pytest.mark.parametrize("name", ["fedbabu", "fedavg_ft"])
@@ -90,14 +90,14 @@ def test_fine_tuned_copies_are_looked_at(name):
     assert "resident" not in sim.evaluate(state, data)
     found = sim.adapt(state, data)
     held = losses(lambda k, x: plain(sim.env.model, client(state.clients.resident, k), x))
-    assert not np.allclose(found["resident"]["loss"], held, rtol=1e-2)
-    assert not np.allclose(found["resident"]["loss"], found["personal"]["loss"], rtol=1e-2)
+    assert not np.allclose(found["resident"]["loss"]["total"], held, rtol=1e-2)
+    assert not np.allclose(found["resident"]["loss"]["total"], found["personal"]["loss"]["total"], rtol=1e-2)
 
 
 def test_a_transform_changes_nothing():
     sim = simulation("fedpam")
     around = simulation("fedpam", around=lambda inner: transformed(inner, ["clip:1000000"]))
-    one, two = (s.evaluate(*after_two_rounds(s))["resident"]["loss"] for s in (sim, around))
+    one, two = (s.evaluate(*after_two_rounds(s))["resident"]["loss"]["total"] for s in (sim, around))
     np.testing.assert_allclose(one, two, rtol=1e-5)
 
 
@@ -120,5 +120,5 @@ def test_the_probe_predicts_as_the_method_does(name):
     for _ in range(2):
         state, log, _, _ = sim.examine(state, data)
     ids = np.asarray(log["probe_ids"])
-    held = sim.evaluate(state, data)["resident"]["correct"]
-    np.testing.assert_array_equal(np.asarray(log["probe_after"]), np.asarray(held)[ids])
+    held = sim.evaluate(state, data)["resident"]["accuracy"]["correct"]
+    np.testing.assert_array_equal(np.asarray(log["probe_after_correct"]), np.asarray(held)[ids])

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from fedjax_sim.metrics.base import About, Primary
 from fedjax_sim.options import shown
 from fedjax_sim.runner.config import FOUND, NOT_HASHED, Config
 from fedjax_sim.runner.facts import facts
@@ -100,15 +101,6 @@ def stage_table(setup: Setup, seconds: dict[str, float], repeats: int) -> str:
     return "\n".join(rows)
 
 
-def percent(value: float | None) -> str:
-    """A fraction as percent, a dash for none.
-
-    >>> percent(0.5), percent(None)
-    ('50.00', '–')
-    """
-    return "–" if value is None or math.isnan(value) else f"{100 * value:.2f}"
-
-
 def columns(rows: list[list[str]]) -> str:
     """Rows of equal length below their head, the first column flush left, the others flush right."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
@@ -116,15 +108,29 @@ def columns(rows: list[list[str]]) -> str:
     return "\n".join([line(rows[0]), line(["-" * w for w in widths]), *map(line, rows[1:])])
 
 
-ACCURACIES = {
-    "best": "best_global",
-    "by val": "best_by_val",
-    "last": "last_global",
-    "mean last 10": "mean_last10",
-    "client mean": "client_acc_mean",
-    "pooled": "client_acc_pooled",
-    "worst 10 %": "client_acc_worst10",
-}
+def compared(summaries: list[dict[str, Any]]) -> dict[str, tuple[str, About]]:
+    """Columns of the table: title -> (key of the summary, how it is read). The primary metric's, then others asked for.
+
+    >>> list(compared([{}]))
+    ['best', 'by val', 'last', 'mean last 10', 'client mean', 'pooled', 'worst 10 %']
+    """
+    primary = Primary.read(summaries[0])
+    keys = {"best": "best_global", "by val": "best_by_val", "last": "last_global", "mean last 10": "mean_last10"}
+    over = {"client mean": "mean", "pooled": "pooled", "worst 10 %": "worst10"}
+    keys |= {title: primary.of_clients(name) for title, name in over.items()}
+    out = {title: (key, primary.about) for title, key in keys.items()}
+    for s in summaries:
+        for column, told in s.get("metrics_about", {}).items():
+            about = About(**told)
+            if about.tabled and column in s.get("metrics", {}) and column.startswith(("global_", "client_")):
+                out[column.replace("_", " ")] = (f"metrics.{column}", about)
+    return out
+
+
+def figure_of(summary: dict[str, Any], key: str) -> float | None:
+    """A figure of a summary; metrics.NAME: of the table inside it."""
+    table, dot, name = key.partition(".")
+    return summary.get(table, {}).get(name) if dot else summary.get(key)
 
 
 def on_rows(summaries: list[dict[str, Any]]) -> str:
@@ -133,17 +139,20 @@ def on_rows(summaries: list[dict[str, Any]]) -> str:
 
 
 def results_table(summaries: list[dict[str, Any]]) -> str:
-    """Accuracies in percent. 'best' is over rounds on test data (the papers' figure); 'by val' is the fair choice.
+    """The primary metric (accuracies in percent) and others asked for.
+
+    'best' is over rounds on test data (the papers' figure); 'by val' is the fair choice.
 
     Below it, what a reader must not miss: training accuracies, replaced options, diverged clients.
     """
     diverged = any(s.get("diverged") for s in summaries)
     title = lambda name: name + (on_rows(summaries) if name in ("client mean", "pooled", "worst 10 %") else "")
-    head = ["method", *map(title, ACCURACIES), "down", "up", "s/round", *(["diverged"] if diverged else [])]
+    measured = compared(summaries)
+    head = ["method", *map(title, measured), "down", "up", "s/round", *(["diverged"] if diverged else [])]
     rows = [
         [
             s["method"],
-            *(percent(s[key]) for key in ACCURACIES.values()),
+            *(about.text(figure_of(s, key)) for key, about in measured.values()),
             size(s["bytes_down"]),
             size(s["bytes_up"]),
             f"{s['seconds_per_round']:.3f}",
@@ -177,7 +186,9 @@ def differing(setups: dict[str, Setup]) -> dict[str, dict[str, Any]]:
     for kind in dict.fromkeys(map(type, methods.values())):
         alike = {entry: method for entry, method in methods.items() if type(method) is kind}
         for one in dataclasses.fields(kind):  # type: ignore[arg-type]
-            told.setdefault(f"{kind.name}.{one.name}", {e: getattr(m, one.name) for e, m in alike.items()})
+            told.setdefault(
+                f"{next(iter(alike.values())).name}.{one.name}", {e: getattr(m, one.name) for e, m in alike.items()}
+            )
     return {name: values for name, values in told.items() if len(set(map(repr, values.values()))) > 1}
 
 
@@ -239,18 +250,21 @@ def targets_table(summaries: list[dict[str, Any]]) -> str:
 def gains(summaries: list[dict[str, Any]]) -> dict[str, float]:
     """Each method's relative gain in percent over the best of the others, averaged over its seeds.
 
-    Of the best global accuracy, or where a method has none of the clients' mean, for all alike.
+    Of the best global value of the primary metric, or where a method has none of the clients' mean, for all alike.
 
     >>> gains([{"method": "a", "best_global": 0.6}, {"method": "b", "best_global": 0.5}])
     {'a': 20.0, 'b': -16.67}
     """
     names = list(dict.fromkeys(s["method"] for s in summaries))
-    key = next((k for k in ("best_global", "client_acc_mean") if all(s.get(k) is not None for s in summaries)), None)
+    primary = Primary.read(summaries[0])
+    key = next(
+        (k for k in ("best_global", primary.of_clients("mean")) if all(s.get(k) is not None for s in summaries)), None
+    )
     if key is None or len(names) < 2:
         return {}
     mean = {n: float(np.mean([s[key] for s in summaries if s["method"] == n])) for n in names}
-    best = {n: max(v for other, v in mean.items() if other != n) for n in names}
-    return {n: round(relative_gain(mean[n], best[n]), 2) for n in names if best[n] > 0}
+    best = {n: primary.better * max(primary.better * v for other, v in mean.items() if other != n) for n in names}
+    return {n: round(primary.better * relative_gain(mean[n], best[n]), 2) for n in names if best[n] > 0}
 
 
 def gains_line(summaries: list[dict[str, Any]]) -> str:
@@ -265,12 +279,14 @@ def seeds_line(summaries: list[dict[str, Any]]) -> str:
     ...             {"best_global": 0.6, "last_global": 0.4, "client_acc_mean": None}])
     'over 2 seeds: best 55.00 ± 7.07, last 40.00 ± 0.00'
     """
-    parts = []
-    named = (("best", "best_global"), ("last", "last_global"), (f"client mean{on_rows(summaries)}", "client_acc_mean"))
+    parts, primary = [], Primary.read(summaries[0])
+    of_clients = (f"client mean{on_rows(summaries)}", primary.of_clients("mean"))
+    named = (("best", "best_global"), ("last", "last_global"), of_clients)
     for name, key in named:
         values = [s[key] for s in summaries if s.get(key) is not None and not math.isnan(s[key])]
         if len(values) == len(summaries):
-            parts.append(f"{name} {100 * np.mean(values):.2f} ± {100 * np.std(values, ddof=1):.2f}")
+            text = primary.about.text
+            parts.append(f"{name} {text(float(np.mean(values)))} ± {text(float(np.std(values, ddof=1)))}")
     return f"over {len(summaries)} seeds: {', '.join(parts)}"
 
 

@@ -140,7 +140,13 @@ def add_model(model: Any) -> None:
 
 
 def add_training(train: Any) -> None:
-    _add(train, "participation", str, "per round: a fraction 0.1, a range 0.5:1, or n of N as 10/50", "r")
+    _add(
+        train,
+        "participation",
+        str,
+        "per round: a fraction 0.1, a number of clients 10, a range 0.5:1 or 5:20, or n of N as 10/50",
+        "r",
+    )
     _add(train, "rounds", COUNT, "rounds T", "T")
     _add(train, "epochs", REAL, "local epochs E; fractions are counted in steps", "E")
     _add(train, "batch_size", BATCH, "batch size B, or full: a client's whole data in one batch", "B")
@@ -194,7 +200,7 @@ def add_evaluation(score: Any) -> None:
         help=f"comma list of {{evaluations}} (default: {','.join(DEFAULT.evaluations)})",
     )
     score.add_argument(
-        "--metrics", default="", metavar="NAMES", help="comma list of {metrics}, measured beside accuracy and loss"
+        "--metrics", default="", metavar="NAMES", help="comma list of {metrics}, beside accuracy, loss and worst_decile"
     )
     _add(score, "probe", bool, "record participants' accuracy before and after local training")
 

@@ -1,10 +1,12 @@
-"""Evaluation modes: which model, on whose rows, for all N clients. Scores are counts; the host makes figures of them."""
+"""Evaluation modes: which model, on whose rows, for all N clients. Scores are the metrics' sums; the host makes figures."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -16,7 +18,6 @@ from fedjax_sim.engine.round import PERSONAL, SERVER, Data, Round, contexts, in_
 from fedjax_sim.errors import UserError, unknown
 from fedjax_sim.hooks import Around, Finishes, Method, Personal
 from fedjax_sim.local import score
-from fedjax_sim.local.metrics import sums_over
 from fedjax_sim.types import Array, Client, Ctx, Env, State, Tree
 
 EVALUATIONS = {
@@ -50,7 +51,7 @@ def check_evaluations(method: Method, evaluations: tuple[str, ...], bn_local: bo
 # ---- the server's model -------------------------------------------------------------------------------------------
 @in_its_precision
 def score_server(r: Round, env: Env, state: State, data: Data) -> dict[str, Tree]:
-    """What is measured with the server's model: acc and loss, or correct, loss, count per client."""
+    """What is measured with the server's model, {mode: {metric: {name: sums}}}: of a set, or [N, …] per client."""
     out: dict[str, Tree] = {}
     method = env.method
     if not method.has_global_model:
@@ -67,29 +68,27 @@ def score_server(r: Round, env: Env, state: State, data: Data) -> dict[str, Tree
     if not wanted:
         return out
     # all rows in one pass: a model is compiled once, not once per set
-    cuts = np.cumsum([len(rows) for rows in wanted])[:-1].tolist()
-    hit, loss = (jnp.split(values, cuts) for values in hits(r, env, net, jnp.concatenate(wanted)))
+    edges = np.cumsum([0, *(len(rows) for rows in wanted)]).tolist()
+    found = row_by_row(r, env, net, jnp.concatenate(wanted))
+    parts = [jax.tree.map(lambda a, one=one: a[slice(*one)], found) for one in itertools.pairwise(edges)]
     for i, name in enumerate(held):
-        out["global" if name == "test" else name] = dict(acc=hit[i].mean(), loss=loss[i].mean())
+        out["global" if name == "test" else name] = score.counted(
+            jax.tree.map(lambda a: a.sum(0), parts[i]), jnp.asarray(len(wanted[i]), env.dtype)
+        )
     if clients:
-        add = lambda v: score.by_owner(v, data.flat_owner, env.num_clients)
-        count = env.fed.size[r.split].astype(env.dtype)
-        out["global@clients"] = dict(correct=add(hit[-1]), loss=add(loss[-1]), count=count)
+        found = score.by_owner(parts[-1], data.flat_owner, env.num_clients)
+        out["global@clients"] = score.counted(found, env.fed.size[r.split].astype(env.dtype))
     if same and "personal" in r.evaluations:
         out["personal"] = out["global@clients"]
-    if r.metrics and "test" in held:
-        rows = env.fed.held["test"]
-        predict = lambda x: score.predict_net(env, net, x)
-        out["global_metrics"] = sums_over(env, r.metrics, predict, rows, jnp.int32(rows.shape[0]))
     return out
 
 
-def hits(r: Round, env: Env, net: Tree, rows: Array) -> tuple[Array, Array]:
-    """(correct [R], loss [R]) of one net, row by row, the rows shared out over the devices."""
+def row_by_row(r: Round, env: Env, net: Tree, rows: Array) -> score.Scores:
+    """{metric: {name: [R, …]}} of one net, the rows shared out over the devices."""
 
-    def fn(everywhere: tuple, rows: Array) -> tuple[Array, Array]:
+    def fn(everywhere: tuple, rows: Array) -> score.Scores:
         env, net = everywhere
-        return score.hits_per_row(env, lambda x: score.predict_net(env, net, x), rows)
+        return score.score_each_row(env, lambda x: score.predict_net(env, net, x), rows)
 
     return split_rows(r.layout, fn, (env, net), rows)
 
@@ -97,7 +96,7 @@ def hits(r: Round, env: Env, net: Tree, rows: Array) -> tuple[Array, Array]:
 # ---- the clients' models ------------------------------------------------------------------------------------------
 @in_its_precision
 def score_stored(r: Round, env: Env, state: State, who: Array, adapting: bool = False) -> dict[str, Tree]:
-    """What is measured client by client on the stored rows, which are those of `who` [B]: correct, loss, count [B].
+    """What is measured client by client on the stored rows, which are those of `who` [B]: sums [B, …].
 
     adapting: the models of methods that fine-tune at evaluation, and only these.
     """
@@ -107,26 +106,11 @@ def score_stored(r: Round, env: Env, state: State, who: Array, adapting: bool = 
         for mode in ("personal", "personal@global"):
             if mode in r.evaluations:
                 out[mode] = score_each(r, env, state, who, own_model, mode == "personal@global")
-    scored = own or (CommonModel() if env.method.has_global_model else None)
-    if r.metrics and "personal" in r.evaluations and scored is not None and scored.adapts == adapting:
-        out["personal_metrics"] = metrics_of_each(r, env, state, who)
     if "resident" in r.evaluations and holder(env).adapts == adapting:
         own = holder(env)
         same = type(own).personal is Personal.personal and type(own).held is Personal.held and "personal" in out
         out["resident"] = out["personal"] if same else score_each(r, env, state, who, holder, False)
     return out
-
-
-def metrics_of_each(r: Round, env: Env, state: State, who: Array) -> Tree:
-    """{metric: {name: sums [B, …]}} of each client's own predictor on its own rows."""
-
-    def fn(env: Env, server: Tree, client: Client, ctx: Ctx) -> tuple[Tree, None]:
-        own = own_model(env) or CommonModel()
-        predictor = own.personal(env, with_own_statistics(env, server, client), client, ctx)
-        rows, n = env.fed.rows[r.split][ctx.id], env.fed.size[r.split][ctx.id]
-        return sums_over(env, r.metrics, lambda x: own.predict(env, predictor, x), rows, n), None
-
-    return each_client(env, r.layout, fn, state.server, state.clients, after_training(r, env, state, who))[0]
 
 
 def after_training(r: Round, env: Env, state: State, who: Array) -> Ctx:
@@ -169,7 +153,7 @@ def with_own_statistics(env: Env, server: Tree, client: Client) -> Tree:
 
 def score_each(
     r: Round, env: Env, state: State, who: Array, model_of: Callable[[Env], Any], on_global: bool
-) -> dict[str, Array]:
+) -> score.Scores:
     """Each client's own predictor, on its own rows or on the global test set. model_of: (env) -> Personal."""
 
     def fn(env: Env, server: Tree, client: Client, ctx: Ctx) -> tuple[Tree, None]:
@@ -183,4 +167,4 @@ def score_each(
         return score.score_client(env, logits, ctx, r.split), None
 
     ctxs = after_training(r, env, state, who)
-    return each_client(env, r.layout, fn, state.server, state.clients, ctxs)[0]._asdict()
+    return each_client(env, r.layout, fn, state.server, state.clients, ctxs)[0]

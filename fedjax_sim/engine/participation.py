@@ -87,13 +87,17 @@ def _number(text: str, what: str) -> float:
 
 
 def parse_participation(text: str, clients: int, seen: int) -> tuple[int, int]:
-    """'0.1' | '0.5:1' | '10/50' -> (low, high) participants among `seen` clients.
+    """'0.1' | '10' | '0.5:1' | '5:20' | '10/50' -> (low, high) participants among `seen` clients.
+
+    Numbers up to 1 are fractions, so 1 is everybody; larger ones count clients.
 
     >>> parse_participation("0.1", 100, 100), parse_participation("0.5:1", 20, 20), parse_participation("10/50", 50, 50)
     ((10, 10), (10, 20), (10, 10))
+    >>> parse_participation("10", 100, 100), parse_participation("5:20", 100, 100), parse_participation("1", 100, 100)
+    ((10, 10), (5, 20), (100, 100))
     """
     text = str(text)
-    at_least_one = lambda r: max(1, math.ceil(r * seen - 1e-9))
+    fraction = lambda r: max(1, math.ceil(r * seen - 1e-9))
     if "/" in text:
         n, total = (_number(part, "participation") for part in text.split("/", 1))
         if total != clients:
@@ -102,12 +106,14 @@ def parse_participation(text: str, clients: int, seen: int) -> tuple[int, int]:
             raise UserError(f"participation '{text}' asks for {n:g} clients per round; allowed: 1 to {seen}")
         return int(n), int(n)
     parts = [_number(part, "participation") for part in text.split(":")]
-    if len(parts) > 2 or not all(0 < r <= 1 for r in parts) or parts != sorted(parts):
+    allowed = [0 < r <= 1 or (1 < r <= seen and r == int(r)) for r in parts]
+    ends = [fraction(r) if r <= 1 else int(r) for r in parts] if all(allowed) else []
+    if len(parts) > 2 or not all(allowed) or ends != sorted(ends):
         raise UserError(
-            f"participation '{text}' is not allowed: use a fraction in (0, 1], a range low:high of two "
-            f"such fractions, or n/N"
+            f"participation '{text}' is not allowed: use a fraction in (0, 1], a number of clients from 2 to {seen}, "
+            f"a range low:high of two such numbers, or n/{clients}"
         )
-    return at_least_one(parts[0]), at_least_one(parts[-1])
+    return ends[0], ends[-1]
 
 
 def unseen_clients(amount: float, clients: int, data_seed: int) -> tuple[int, ...]:

@@ -26,9 +26,8 @@ from fedjax_sim.errors import UserError
 from fedjax_sim.hooks import Controlled, Method, Peers, Personal, Selects, Stats, check_method
 from fedjax_sim.local import steps_for
 from fedjax_sim.local.losses import Loss
-from fedjax_sim.local.metrics import Metric
 from fedjax_sim.local.optim import Schedule, Sgd
-from fedjax_sim.local.score import score_client
+from fedjax_sim.local.score import primary, score_client
 from fedjax_sim.platform import exact, multiplying, target
 from fedjax_sim.tree import finite, square_norm, subtract
 from fedjax_sim.types import Array, Client, Cohort, Ctx, Env, Plan, State, Tree
@@ -90,7 +89,6 @@ class Round:
     lr: Callable[[Array], Array]  # learning rate as a function of the rounds completed
     evaluations: tuple[str, ...] = ("global", "personal")
     split: str = "test"  # rows on which clients are scored
-    metrics: tuple[Metric, ...] = ()  # beside accuracy and loss
     probe: bool = False  # record participants' scores before and after local training, and how far they went
     stacks: bool = False  # the outcome has every upload, whether the method needs them or not
     precision: str = "default"  # of float32 products on accelerators: part of what is traced, no state of the process
@@ -270,8 +268,7 @@ def one_client(r: Round, env: Env, server: Tree, client: Client, slot: Slot) -> 
         accuracy=jnp.asarray(up.accuracy, env.dtype),
     )
     if r.probe:
-        probed = dict(before=probe(r, env, server, taking, net, ctx), after=probe(r, env, server, after, held, ctx))
-        report |= dict(**probed, probed=env.fed.size[r.split][ctx.id])
+        report |= dict(before=probe(r, env, server, taking, net, ctx), after=probe(r, env, server, after, held, ctx))
         if method.has_global_model:
             report["gaps"] = group_gaps(env, held, method.global_model(env, server))
     stacked = jax.tree.map(lambda a: jnp.where(ok, a, 0), up.net) if r.keeps_uploads else ()
@@ -279,11 +276,12 @@ def one_client(r: Round, env: Env, server: Tree, client: Client, slot: Slot) -> 
 
 
 def probe(r: Round, env: Env, server: Tree, client: Client, net: Tree, ctx: Ctx) -> Array:
-    """[] what ONE client gets right with `net` as its method predicts; where that would train, with the plain net."""
+    """Sums of the primary metric of ONE client with `net`, as its method predicts; where that would train, plainly."""
     own = env.method.ask(Personal)
     own = own if own is not None and not own.adapts else Personal()
     predictor = own.held(env, server, client._replace(resident=net), ctx)
-    return score_client(env, lambda x: own.predict(env, predictor, x), ctx, r.split).correct
+    metric = primary(env)
+    return score_client(env, lambda x: own.predict(env, predictor, x), ctx, r.split, (metric,))[metric.name]
 
 
 def group_gaps(env: Env, a: Tree, b: Tree) -> Array:
@@ -350,12 +348,8 @@ def aggregate(r: Round, env: Env, state: State, orders: Orders, outcome: Outcome
         train_accuracy=average[1],
     )
     if r.probe:
-        log |= dict(
-            probe_ids=jnp.where(cohort.ok, cohort.ids, -1),
-            probe_before=reports["before"],
-            probe_after=reports["after"],
-            probe_count=reports["probed"],
-        )
+        log["probe_ids"] = jnp.where(cohort.ok, cohort.ids, -1)
+        log |= {f"probe_{when}_{name}": sums for when in ("before", "after") for name, sums in reports[when].items()}
     if "gaps" in reports:  # how far the participants went from the model that the round started from
         far = jnp.where(cohort.ok[:, None], reports["gaps"], 0).sum(0) / jnp.maximum(cohort.count, 1)
         log |= {f"layer_dist_{name}": far[g] for g, name in enumerate(env.model.groups)}

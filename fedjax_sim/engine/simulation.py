@@ -34,7 +34,8 @@ from fedjax_sim.engine.round import (
 )
 from fedjax_sim.hooks import Controlled, Method, SetsUp
 from fedjax_sim.local.losses import init_confusion
-from fedjax_sim.local.metrics import Metric
+from fedjax_sim.metrics import make_metrics
+from fedjax_sim.metrics.base import Metric
 from fedjax_sim.platform import run_once
 from fedjax_sim.types import Array, Client, Env, State, Tree
 
@@ -118,7 +119,7 @@ def simulate(
     stored: "all": a State holds the rows of all clients; "cohort": only the cohort's, in its order, and somebody else
     (`host_rows`) keeps the others, brings and fetches them. precision: of float32 products on accelerators.
     """
-    env = equal_work(env, fed)
+    env = dataclasses.replace(equal_work(env, fed), metrics=metrics or make_metrics((), fed.classes))
     r = Round(
         method=method,
         env=env,
@@ -127,7 +128,6 @@ def simulate(
         lr=lr,
         evaluations=evaluations,
         split=evaluation.client_split(fed),
-        metrics=metrics,
         probe=probe,
         stored=stored,
         precision=precision,

@@ -1,27 +1,38 @@
-"""Accuracy and loss of predictors on rows of the pool: for ONE client on its own split, or on a server-held set."""
+"""Sums of the run's metrics for predictors on rows of the pool: of ONE client's split, or of a server-held set."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 from jax import lax
 
 from fedjax_sim.local import gather, repeat, turns
+from fedjax_sim.metrics import make_metrics
+from fedjax_sim.metrics.base import Metric, value_of
 from fedjax_sim.types import Array, Ctx, Env, Tree
 
 EVAL_BATCH = 250  # rows of a server-held set evaluated at once
 CLIENT_EVAL_BATCH = 64  # rows of one client's split evaluated at once
 
+Scores = dict[str, dict[str, Array]]  # {metric: {name: sum}}
 
-class Score(NamedTuple):
-    correct: Array  # []  number of correct predictions
-    loss: Array  # []  summed cross-entropy
-    count: Array  # type: ignore[assignment]   # []  examples
+
+def measured(env: Env) -> tuple[Metric, ...]:
+    """The run's metrics, the primary one first."""
+    return env.metrics or make_metrics((), env.fed.classes)
+
+
+def primary(env: Env) -> Metric:
+    """The metric by which models are compared: accuracy in classification."""
+    return measured(env)[0]
+
+
+def loss_metric(env: Env) -> Metric:
+    """The metric called `loss`, which every task has."""
+    return next(metric for metric in measured(env) if metric.name == "loss")
 
 
 def predict_net(env: Env, net: Tree, x: Array) -> Array:
@@ -30,63 +41,84 @@ def predict_net(env: Env, net: Tree, x: Array) -> Array:
     return env.model.head(net, features)
 
 
-def score_rows(env: Env, predict: Callable[[Array], Array], rows: Array, n: Array, batch: int) -> Score:
-    """Score of one predictor on the first n of `rows` [S]; costs ⌈n/batch⌉ forward passes."""
+def sums_of(metrics: tuple[Metric, ...], prediction: Array, target: Array, real: Array) -> Scores:
+    return {metric.name: metric.sums(prediction, target, real) for metric in metrics if metric.sums is not None}
+
+
+def counted(scores: Scores, count: Array) -> Scores:
+    """With the number of rows, where a metric does not count by itself."""
+    return {name: {"count": count, **sums} for name, sums in scores.items()}
+
+
+def score_rows(
+    env: Env, predict: Callable[[Array], Array], rows: Array, n: Array, batch: int, metrics: tuple[Metric, ...] | None = None
+) -> Scores:
+    """Sums of one predictor over the first n of `rows` [S]; costs ⌈n/batch⌉ forward passes. metrics: None: the run's."""
     size = rows.shape[0]
     batch = max(1, min(batch, size))
     padded = jnp.pad(rows, (0, -size % batch))
+    metrics = measured(env) if metrics is None else metrics
 
-    def body(i: Array, total: Score) -> Score:
+    def some(i: Array) -> Scores:
         x, y = gather(env, lax.dynamic_slice(padded, (i * batch,), (batch,)), i)
-        real = (i * batch + jnp.arange(batch) < n).astype(env.dtype)
-        logits = predict(x)
-        hit = (logits.argmax(-1) == y).astype(env.dtype)
-        loss = optax.softmax_cross_entropy_with_integer_labels(logits, y)
-        return Score(total.correct + (hit * real).sum(), total.loss + jnp.where(real > 0, loss, 0).sum(), total.count)
+        return sums_of(metrics, predict(x), y, (i * batch + jnp.arange(batch) < n).astype(env.dtype))
 
-    zero = jnp.zeros((), env.dtype)
+    zero = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), jax.eval_shape(some, jnp.int32(0)))
     planned = turns(env, -(-n // batch), padded.shape[0] // batch)
-    total = repeat(planned, body, Score(zero, zero, zero))
-    return total._replace(count=n.astype(env.dtype))
+    total = repeat(planned, lambda i, total: jax.tree.map(jnp.add, total, some(i)), zero)
+    return counted(total, n.astype(env.dtype))
 
 
-def score_client(env: Env, predict: Callable[[Array], Array], ctx: Ctx, split: str) -> Score:
-    """Score of ONE client's predictor on its own rows of `split`."""
-    return score_rows(env, predict, env.fed.rows[split][ctx.id], env.fed.size[split][ctx.id], CLIENT_EVAL_BATCH)
+def score_client(
+    env: Env, predict: Callable[[Array], Array], ctx: Ctx, split: str, metrics: tuple[Metric, ...] | None = None
+) -> Scores:
+    """Sums of ONE client's predictor over its own rows of `split`."""
+    return score_rows(env, predict, env.fed.rows[split][ctx.id], env.fed.size[split][ctx.id], CLIENT_EVAL_BATCH, metrics)
 
 
-def accuracy(score: Score) -> Array:
-    return score.correct / jnp.maximum(score.count, 1)
+def merit(env: Env, net: Tree, rows: Array, n: Array, batch: int) -> Array:
+    """The primary metric of a plain net on the first n of `rows`, larger is better: accuracy; 0 without rows."""
+    metric = primary(env)
+    found = score_rows(env, lambda x: predict_net(env, net, x), rows, n, batch, (metric,))
+    value = value_of(metric, found[metric.name])
+    return value if metric.better > 0 else -value
 
 
-def client_accuracy(env: Env, net: Tree, ctx: Ctx, split: str = "val") -> Array:
-    """Accuracy of a plain net on ONE client's own rows; what observations and rewards are made of."""
-    return accuracy(score_client(env, lambda x: predict_net(env, net, x), ctx, split))
+def client_merit(env: Env, net: Tree, ctx: Ctx, split: str = "val") -> Array:
+    """`merit` of a plain net on ONE client's own rows; what observations and rewards are made of."""
+    return merit(env, net, env.fed.rows[split][ctx.id], env.fed.size[split][ctx.id], CLIENT_EVAL_BATCH)
 
 
-def held_accuracy(env: Env, net: Tree, split: str = "val") -> Array:
-    """Accuracy of a plain net on a server-held set (validation, never test, inside a method)."""
+def held_merit(env: Env, net: Tree, split: str = "val") -> Array:
+    """`merit` of a plain net on a server-held set (validation, never test, inside a method)."""
     rows = env.fed.held[split]
-    alone = dataclasses.replace(env, lanes=1)
-    return accuracy(score_rows(alone, lambda x: predict_net(env, net, x), rows, jnp.int32(rows.shape[0]), EVAL_BATCH))
+    return merit(dataclasses.replace(env, lanes=1), net, rows, jnp.int32(rows.shape[0]), EVAL_BATCH)
 
 
-def hits_per_row(env: Env, predict: Callable[[Array], Array], rows: Array) -> tuple[Array, Array]:
-    """(correct [R], loss [R]) of ONE predictor, row by row: one model scored for many clients at once."""
+def mean_loss(env: Env, net: Tree, rows: Array, n: Array) -> Array:
+    """The mean loss of a plain net on the first n of ONE client's `rows`; 0 without rows."""
+    metric = loss_metric(env)
+    found = score_rows(env, lambda x: predict_net(env, net, x), rows, n, CLIENT_EVAL_BATCH, (metric,))
+    return value_of(metric, found[metric.name])
+
+
+def score_each_row(env: Env, predict: Callable[[Array], Array], rows: Array) -> Scores:
+    """{metric: {name: [R, …]}} of ONE predictor, row by row, not `counted`: one model scored for many clients at once."""
     size = rows.shape[0]
     batch = max(1, min(EVAL_BATCH, size))
     blocks = jnp.pad(rows, (0, -size % batch)).reshape(-1, batch)
+    real = jnp.ones(1, env.dtype)
+    alone = jax.vmap(lambda says, y: sums_of(measured(env), says[None], y[None], real))
 
-    def block(numbered: tuple[Array, Array]) -> tuple[Array, Array]:
+    def block(numbered: tuple[Array, Array]) -> Scores:
         i, rows = numbered
         x, y = gather(env, rows, i)
-        logits = predict(x)
-        return ((logits.argmax(-1) == y).astype(env.dtype), optax.softmax_cross_entropy_with_integer_labels(logits, y))
+        return alone(predict(x), y)
 
-    hit, loss = lax.map(block, (jnp.arange(blocks.shape[0]), blocks))
-    return hit.reshape(-1)[:size], loss.reshape(-1)[:size]
+    found = lax.map(block, (jnp.arange(blocks.shape[0]), blocks))
+    return jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:])[:size], found)
 
 
-def by_owner(values: Array, owner: Array, num_clients: int) -> Array:
-    """[R] values of rows -> [N] sums per client."""
-    return jax.ops.segment_sum(values, owner, num_clients)
+def by_owner(values: Tree, owner: Array, num_clients: int) -> Tree:
+    """[R, …] values of rows -> [N, …] sums per client."""
+    return jax.tree.map(lambda a: jax.ops.segment_sum(a, owner, num_clients), values)

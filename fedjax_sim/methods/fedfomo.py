@@ -27,7 +27,7 @@ from jax import lax
 from fedjax_sim.fields import field
 from fedjax_sim.hooks import Method, Peers, Personal
 from fedjax_sim.local import descend
-from fedjax_sim.local.score import CLIENT_EVAL_BATCH, predict_net, score_rows
+from fedjax_sim.local.score import mean_loss
 from fedjax_sim.methods import register
 from fedjax_sim.plans import with_own_statistics
 from fedjax_sim.tree import scaled_add, square_norm, subtract
@@ -92,10 +92,7 @@ class FedFomo(Peers, Personal, Method):
         env_of, rows, n = hold_out(env, ctx)
         stored = lambda j: with_own_statistics(env, jax.tree.map(lambda a: a[place[j]], env.rows.resident), client)
 
-        def loss(net: Tree) -> Array:
-            score = score_rows(env, lambda x: predict_net(env, net, x), rows, n, CLIENT_EVAL_BATCH)
-            return score.loss / jnp.maximum(score.count, 1)
-
+        loss = lambda net: mean_loss(env, net, rows, n)
         before = loss(net)
 
         def gain(j: Array) -> Array:

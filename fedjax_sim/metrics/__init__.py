@@ -1,12 +1,14 @@
-"""Metrics, by name: `--metrics recall,calibration`. Accuracy, loss and the worst tenth of the clients are always measured.
+"""Metrics, by name: `DEFAULT` are always measured, `--metrics recall,calibration` adds to them.
 
-A metric is one function of the number of classes that returns a `local.metrics.Metric`: named sums over rows and the figures
-made of them. Each figure is a column of metrics.csv for the global model on the test set (global_NAME) and for the clients'
-own models on their own rows, all together (client_NAME); the last ones stand in summary.json and in the report.
+A metric is one function of the number of classes that returns a `metrics.base.Metric` (whose module says all of it): named
+sums over rows and the figures made of them. Each figure is a column of metrics.csv for the global model on the server-held
+sets (global_NAME, val_NAME) and, for every evaluation mode of clients, over these (client_NAME, resident_NAME, …); the last
+ones stand in summary.json, in tables and in the report.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -14,11 +16,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from fedjax_sim.errors import lookup
 
 if TYPE_CHECKING:  # the names are listed by the command line, which must not wait for JAX
-    from fedjax_sim.local.metrics import Metric
+    from fedjax_sim.metrics.base import Metric
 
 F = TypeVar("F", bound=Callable[[int], Any])
 
+DEFAULT = ("accuracy", "loss", "worst_decile")  # of classification; the first is the primary one
 METRICS: dict[str, str] = {
+    "accuracy": "the share of rows whose class is recognised",
+    "loss": "mean cross-entropy",
+    "worst_decile": "the primary metric's mean over the worst tenth of the clients",
     "recall": "per-class recall: its mean over classes, and the worst class",
     "calibration": "expected calibration error over 15 bins of confidence",
 }
@@ -36,14 +42,21 @@ def register_metric(name: str, description: str = "") -> Callable[[F], F]:
     return known
 
 
-def make_metrics(names: Sequence[str], classes: int) -> tuple[Metric, ...]:
-    """The metrics called so.
+def make_metrics(names: Sequence[str], classes: int, default: Sequence[str] = DEFAULT) -> tuple[Metric, ...]:
+    """The metrics of a task and those called so, each once; the first is the primary one.
 
     >>> [metric.name for metric in make_metrics(["recall"], 10)]
-    ['recall']
+    ['accuracy', 'loss', 'worst_decile', 'recall']
     """
-    for name in names:
+    wanted = tuple(dict.fromkeys((*default, *names)))
+    for name in wanted:
         lookup("metric", name, METRICS)
         if name not in _MADE:
             importlib.import_module(f"fedjax_sim.metrics.{name}")
-    return tuple(_MADE[name](classes) for name in names)
+    return tuple(_made(_MADE[name], classes) for name in wanted)
+
+
+@functools.cache
+def _made(make: Callable[[int], Metric], classes: int) -> Metric:
+    """The same metric is the same object: it is a static part of programs."""
+    return make(classes)

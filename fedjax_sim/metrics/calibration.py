@@ -5,15 +5,14 @@ ECE = Σ_b (n_b/n) |accuracy of bin b − mean confidence of bin b|          bin
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.local.metrics import Metric
 from fedjax_sim.metrics import register_metric
+from fedjax_sim.metrics.base import Metric
 from fedjax_sim.types import Array
 
 BINS = 15
@@ -31,7 +30,6 @@ def calibration(classes: int) -> Metric:
         return dict(count=member.sum(0), hit=hit @ member, sure=confidence.astype(real.dtype) @ member)
 
     def finish(found: dict[str, Any]) -> dict[str, float]:
-        total = found["count"].sum()
-        return dict(ece=float(np.abs(found["hit"] - found["sure"]).sum() / total) if total else math.nan)
+        return dict(ece=float(np.abs(found["hit"] - found["sure"]).sum() / found["count"].sum()))
 
-    return Metric("calibration", sums, finish, better=-1)
+    return Metric("calibration", sums, finish, better=-1, figures=("ece",), label="calibration error")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import jax
 import numpy as np
 
-from fedjax_sim.local.metrics import Metric
 from fedjax_sim.metrics import register_metric
+from fedjax_sim.metrics.base import Metric
 from fedjax_sim.types import Array
 
 
@@ -23,9 +22,7 @@ def recall(classes: int) -> Metric:
 
     def finish(found: dict[str, Any]) -> dict[str, float]:
         there = found["count"] > 0
-        if not there.any():
-            return dict(recall_mean=math.nan, recall_worst=math.nan)
         each = found["hit"][there] / found["count"][there]
         return dict(recall_mean=float(np.mean(each)), recall_worst=float(np.min(each)))
 
-    return Metric("recall", sums, finish)
+    return Metric("recall", sums, finish, figures=("recall_mean", "recall_worst"))

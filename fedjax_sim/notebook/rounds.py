@@ -63,7 +63,7 @@ def rounds(method: Any = "fedavg", fed: Any = None, **options: Any) -> Iterator[
     The arguments are those of `run`, and so are the numbers; nothing is written or evaluated. All uploads of a round are
     in memory at once.
 
-    >>> steps = list(rounds("fedavg", model="mlp", clients=4, participation="1", rounds=2, epochs=1))
+    >>> steps = list(rounds("fedavg", model="mlp", clients=4, participation=1, rounds=2, epochs=1))
     >>> [step.round for step in steps], steps[0].uploads["params"]["fc"]["bias"].shape
     ([1, 2], (4, 10))
     """

@@ -135,13 +135,15 @@ def settings(groups: Sequence[Group], path: pathlib.Path) -> list[pathlib.Path]:
     figure, axes = style.panels(plt, len(found))
     for axis, (name, curves) in zip(axes, found.items(), strict=True):
         everyone = [g for told in curves.values() for _, g in told]
-        figure_name = "best_global" if all(len(g.figure("best_global")) for g in everyone) else "client_acc_mean"
+        primary = everyone[0].runs[0].primary
+        best = all(len(g.figure("best_global")) for g in everyone)
+        figure_name = "best_global" if best else primary.of_clients("mean")
         titles = []
         for i, (key, told) in enumerate(curves.items()):
             rest = json.loads(key)
             different = [k for k in rest if len({json.loads(other).get(k) for other in curves}) > 1]
             titles.append(", ".join([rest["method"], *(f"{k} {rest[k]}" for k in different if k != "method")]))
-            values = [100 * g.figure(figure_name) for _, g in told]
+            values = [primary.about.scale * g.figure(figure_name) for _, g in told]
             mean, std = (
                 [v.mean() if len(v) else np.nan for v in values],
                 [v.std(ddof=1) if len(v) > 1 else 0 for v in values],
@@ -153,7 +155,7 @@ def settings(groups: Sequence[Group], path: pathlib.Path) -> list[pathlib.Path]:
         spans = [x for told in curves.values() for x, _ in told]
         if min(spans) > 0 and max(spans) / min(spans) > 20:
             axis.set_xscale("log")
-        style.title(axis, f"accuracy against {name}")
-        axis.set(xlabel=style.safe(name), ylabel="best accuracy (%)" if figure_name == "best_global" else "client mean (%)")
+        style.title(axis, f"{primary.label} against {name}")
+        axis.set(xlabel=style.safe(name), ylabel=f"{'best' if best else 'client mean'} {primary.about.axis}")
     style.legend(figure, axes)
     return style.save(plt, figure, path)

@@ -7,19 +7,20 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from fedjax_sim.metrics.base import About
 from fedjax_sim.report import style
 from fedjax_sim.report.groups import Group, labels, scenes
 from fedjax_sim.report.runs import Run
 
-ACCURACIES = {
-    "global_acc": "global model, test set",
-    "client_mean": "clients' own models, mean",
-    "resident_mean": "models that clients hold, mean",
-    "personal_at_global_mean": "clients' own models on the test set, mean",
-    "global_at_clients_mean": "global model on clients' rows, mean",
-    "before_mean": "participants before local training",
-    "after_mean": "participants after local training",
-    "unseen_client_mean": "clients kept out of training, mean",
+GLOBAL = "global model, test set"
+OVER_CLIENTS = {
+    "client": "clients' own models, mean",
+    "resident": "models that clients hold, mean",
+    "personal_at_global": "clients' own models on the test set, mean",
+    "global_at_clients": "global model on clients' rows, mean",
+    "before": "participants before local training",
+    "after": "participants after local training",
+    "unseen_client": "clients kept out of training, mean",
 }
 Place = Callable[[Run, np.ndarray], np.ndarray]
 PLACES: dict[str, Place] = {
@@ -29,15 +30,37 @@ PLACES: dict[str, Place] = {
 }
 
 
+def compared(groups: Sequence[Group]) -> dict[str, tuple[str, About]]:
+    """Columns of the runs' primary metrics: (title, how it is read)."""
+    out: dict[str, tuple[str, About]] = {}
+    for primary in dict.fromkeys(run.primary for g in groups for run in g.runs):
+        out[primary.columns[0]] = (GLOBAL, primary.about)
+        out |= {f"{prefix}_{primary.over}mean": (title, primary.about) for prefix, title in OVER_CLIENTS.items()}
+    return out
+
+
+def others(groups: Sequence[Group]) -> dict[str, tuple[str, About]]:
+    """Columns of the other metrics: those asked for first."""
+    told = {name: about for g in groups for run in g.runs for name, about in run.others.items()}
+    told = {name: about for name, about in told.items() if about.tabled or name.startswith(("global_", "client_"))}
+    order = sorted(told, key=lambda name: not told[name].tabled)
+    return {name: (name.replace("_", " "), told[name]) for name in order}
+
+
 def measured(groups: Sequence[Group]) -> list[str]:
-    """The accuracies and metrics that any run has."""
-    own = dict.fromkeys(name for g in groups for run in g.runs for name in run.summary.get("metrics", {}))
-    return [c for c in (*ACCURACIES, *own) if any(len(run.points(c)[0]) for g in groups for run in g.runs)]
+    """The columns of metrics that any run has, the primary's first."""
+    known = {**compared(groups), **others(groups)}
+    return [c for c in known if any(len(run.points(c)[0]) for g in groups for run in g.runs)]
 
 
 def title_of(column: str, groups: Sequence[Group]) -> str:
-    trained = column == "client_mean" and any("client_on_train_rows" in run.metrics for g in groups for run in g.runs)
-    return ACCURACIES.get(column, column.replace("_", " ")) + (" (training rows)" if trained else "")
+    trained = column.startswith("client_") and any("client_on_train_rows" in r.metrics for g in groups for r in g.runs)
+    known = {**others(groups), **compared(groups)}
+    return known.get(column, (column.replace("_", " "),))[0] + (" (training rows)" if trained else "")
+
+
+def about_of(column: str, groups: Sequence[Group]) -> About:
+    return {**others(groups), **compared(groups)}.get(column, ("", About()))[1]
 
 
 def along(place: str, groups: Sequence[Group], column: str) -> tuple[str, float]:
@@ -55,7 +78,13 @@ def along(place: str, groups: Sequence[Group], column: str) -> tuple[str, float]
 
 
 def target(groups: Sequence[Group], column: str) -> float | None:
-    """The highest multiple of ten percent that half of several curves reach: where each does is marked."""
+    """The highest multiple of ten percent that half of several curves reach: where each does is marked.
+
+    Only of shares of which more is better.
+    """
+    about = about_of(column, groups)
+    if about.unit != "percent" or about.better < 0:
+        return None
     best = sorted((float(mean.max()) for _, mean, _ in (g.series(column, PLACES["rounds"]) for g in groups) if len(mean)))
     if len(best) < 2:
         return None
@@ -64,7 +93,7 @@ def target(groups: Sequence[Group], column: str) -> float | None:
 
 
 def accuracy(groups: Sequence[Group], path: pathlib.Path, place: str = "rounds") -> list[pathlib.Path]:
-    """Accuracy against `place`: a panel per scene and kind of accuracy, mean line and ± band over seeds."""
+    """What was measured against `place`: a panel per scene and column, mean line and ± band over seeds."""
     plt, look = style.drawing(), style.looks(labels(groups))
     shown = measured(groups)[: 8 if place == "rounds" else 2]
     which = [
@@ -76,18 +105,18 @@ def accuracy(groups: Sequence[Group], path: pathlib.Path, place: str = "rounds")
     figure, axes = style.panels(plt, len(which), most=max(2, min(3, len(shown))))
     for axis, (scene, column, mine) in zip(axes, which, strict=True):
         name, scale = along(place, mine, column)
-        goal = target(mine, column)
+        goal, about = target(mine, column), about_of(column, mine)
         for g in mine:
             x, mean, std = g.series(column, PLACES[place])
             if len(x):
-                style.band(axis, x / scale, 100 * mean, 100 * std, g.label, look[g.label])
+                style.band(axis, x / scale, about.scale * mean, about.scale * std, g.label, look[g.label])
                 if goal is not None and (first := np.flatnonzero(100 * mean >= goal)).size:
                     axis.plot(x[first[0]] / scale, 100 * mean[first[0]], "o", markersize=7, markerfacecolor="none",
                               markeredgecolor=look[g.label]["color"], zorder=5)  # fmt: skip
         if goal is not None:
             axis.axhline(goal, color="0.45", linewidth=0.9, linestyle=(0, (2, 2)), label=f"○ {goal:g} % first reached")
         style.title(axis, scene, title_of(column, mine))
-        axis.set_ylabel("accuracy (%)")
+        axis.set_ylabel(about.axis)
         style.rounds_axis(axis) if place == "rounds" else axis.set_xlabel(name)
         if place == "time":
             style.far_apart(axis, [g.series(column, PLACES[place])[0] / scale for g in mine])

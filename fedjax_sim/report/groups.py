@@ -87,11 +87,11 @@ def varying(configs: Sequence[dict[str, Any]], names: Sequence[str]) -> list[str
 def share(text: str) -> str:
     """Who takes part, for a title.
 
-    >>> share("0.5"), share("10/50"), share("0.5:1")
-    ('50 %', '10/50', '0.5:1')
+    >>> share("0.5"), share("10/50"), share("0.5:1"), share("10")
+    ('50 %', '10/50', '0.5:1', '10')
     """
     try:
-        return f"{100 * float(text):g} %"
+        return f"{100 * float(text):g} %" if float(text) <= 1 else text
     except ValueError:
         return text
 

@@ -28,16 +28,17 @@ def brief(values: Any) -> list[float | None]:
 
 
 def lines(groups: Sequence[Group]) -> list[dict[str, Any]]:
-    """Every accuracy curve: mean and std at rounds, with bytes and seconds until then."""
+    """Every curve: mean and std at rounds, with bytes and seconds until then."""
     out = []
     for g in groups:
         for column in curves.measured([g]):
+            scale = curves.about_of(column, [g]).scale
             rounds, mean, std = g.series(column, curves.PLACES["rounds"])
             sent, _, _ = g.series(column, curves.PLACES["bytes"])
             timed = all(run.timings or run.virtual for run in g.runs)
             seconds = g.series(column, curves.PLACES["time"])[0] if timed else np.zeros(0)
             one = dict(label=g.label, scene=g.scene, metric=column, rounds=brief(rounds), bytes=brief(sent))
-            out.append(one | dict(time=brief(seconds), mean=brief(100 * mean), std=brief(100 * std)))
+            out.append(one | dict(time=brief(seconds), mean=brief(scale * mean), std=brief(scale * std)))
     return out
 
 
@@ -71,11 +72,16 @@ def content(groups: Sequence[Group]) -> dict[str, Any]:
             c._asdict() | dict(zip(("unit", "scale", "digits"), tables.scale_of(groups, c), strict=True)) for c in columns
         ],
         rows=rows,
-        metrics=[dict(key=c, title=curves.title_of(c, groups)) for c in curves.measured(groups)],
+        metrics=[
+            dict(key=c, title=curves.title_of(c, groups), axis=curves.about_of(c, groups).axis)
+            for c in curves.measured(groups)
+        ],
+        primary=groups[0].runs[0].primary.label,
+        axis=groups[0].runs[0].primary.about.axis,
         lines=lines(groups),
         virtual=any(run.virtual for g in groups for run in g.runs),
         clients=[
-            dict(label=g.label, scene=g.scene, values=brief(100 * np.sort(people.accuracies(g))))
+            dict(label=g.label, scene=g.scene, values=brief(np.sort(people.last_values(g))))
             for g in people.with_clients(groups)
         ],
     )

@@ -7,30 +7,27 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from fedjax_sim.metrics.base import About, worst_tenth
 from fedjax_sim.report import style
 from fedjax_sim.report.groups import Group, labels, scenes
 from fedjax_sim.report.groups import spread as deviation
-from fedjax_sim.report.runs import Run
 
 MOST_PANELS = 12  # methods whose clients are drawn one by one
 MOST_BUBBLES = 60  # clients in a picture of labels
 
 
 def with_clients(groups: Sequence[Group]) -> list[Group]:
-    return [g for g in groups if all(len(run.client_accuracies()[1]) for run in g.runs)]
+    return [g for g in groups if all(len(run.last_of_clients()[1]) for run in g.runs)]
 
 
-def accuracies(group: Group) -> np.ndarray:
-    """Every client's last accuracy, all seeds together."""
-    return np.concatenate([run.client_accuracies()[1] for run in group.runs])
+def about(group: Group) -> About:
+    """How the primary metric is read."""
+    return group.runs[0].primary.about
 
 
-def worst_tenth(values: np.ndarray) -> float:
-    """
-    >>> round(worst_tenth(np.array([0.9] * 9 + [0.1])), 6)
-    0.1
-    """
-    return float(np.sort(values)[: max(1, int(np.ceil(0.1 * len(values))))].mean())
+def last_values(group: Group) -> np.ndarray:
+    """The primary metric of every client at the end (accuracies in percent), all seeds together."""
+    return about(group).scale * np.concatenate([run.last_of_clients()[1] for run in group.runs])
 
 
 def spread(groups: Sequence[Group], path: pathlib.Path) -> list[pathlib.Path]:
@@ -41,20 +38,22 @@ def spread(groups: Sequence[Group], path: pathlib.Path) -> list[pathlib.Path]:
     figure, axes = style.panels(plt, 2 * len(where), width=5.0, most=2)
     for scene, boxes, steps in zip(where, axes[::2], axes[1::2], strict=True):
         here = [g for g in mine if g.scene == scene]
-        values = [100 * accuracies(g) for g in here]
+        values, read = [last_values(g) for g in here], about(here[0])
         drawn = boxes.boxplot(values, vert=False, widths=0.6, patch_artist=True, medianprops=dict(color="black"),
                               flierprops=dict(markersize=2.5, alpha=0.5))  # fmt: skip
         for g, box, v, at in zip(here, drawn["boxes"], values, range(1, len(here) + 1), strict=True):
             box.set(facecolor=look[g.label]["color"], alpha=0.55, linewidth=0.8)
-            boxes.plot(worst_tenth(v), at, "D", color=look[g.label]["color"], markeredgecolor="black", markersize=5)
+            boxes.plot(
+                worst_tenth(v, read.better), at, "D", color=look[g.label]["color"], markeredgecolor="black", markersize=5
+            )
             x = np.sort(v)
             steps.step(x, np.arange(1, len(x) + 1) / len(x) * 100, where="post", label=style.safe(g.label), **look[g.label])
         boxes.set_yticks(range(1, len(here) + 1), [style.safe(g.label) for g in here])
         boxes.invert_yaxis()
-        style.title(boxes, scene, "last accuracy of each client, ◆ mean of the worst 10 %")
-        boxes.set_xlabel("accuracy (%)")
-        style.title(steps, scene, "clients with at most this accuracy")
-        steps.set(xlabel="accuracy (%)", ylabel="share of clients (%)", ylim=(0, 101))
+        style.title(boxes, scene, f"last {read.label} of each client, ◆ mean of the worst 10 %")
+        boxes.set_xlabel(read.axis)
+        style.title(steps, scene, f"clients with at most this {read.label}")
+        steps.set(xlabel=read.axis, ylabel="share of clients (%)", ylim=(0, 101))
     style.legend(figure, axes[1::2])
     return style.save(plt, figure, path)
 
@@ -66,16 +65,18 @@ def over_rounds(groups: Sequence[Group], path: pathlib.Path) -> list[pathlib.Pat
     figure, axes = style.panels(plt, len(mine))
     for axis, g in zip(axes, mine, strict=True):
         run = g.runs[0]
-        mode, _ = run.client_accuracies()
-        count = run.clients[f"{mode}_count"]
+        mode, read = run.last_of_clients()[0], about(g)
         rounds = run.clients[f"{mode}_rounds"]
-        values = 100 * run.clients[f"{mode}_correct"][:, count > 0] / count[count > 0]  # [E, N]
+        values = read.scale * np.asarray(run.of_clients(mode))  # [E, N]
+        values = values[:, np.isfinite(values).all(0)]
         colour = look[g.label]["color"]
         axis.plot(rounds, values, color=colour, alpha=max(0.05, min(0.35, 6 / values.shape[1])), linewidth=0.7)
         axis.plot(rounds, np.median(values, 1), color=colour, linewidth=2, label="median client")
-        axis.plot(rounds, [worst_tenth(v) for v in values], "--", color="black", linewidth=1.3, label="worst 10 %")
+        axis.plot(
+            rounds, [worst_tenth(v, read.better) for v in values], "--", color="black", linewidth=1.3, label="worst 10 %"
+        )
         style.title(axis, g.label, g.scene)
-        axis.set(ylabel="accuracy of each client (%)", ylim=(-2, 102))
+        axis.set(ylabel=f"each client's {read.axis}", **(dict(ylim=(-2, 102)) if read.unit == "percent" else {}))
         style.rounds_axis(axis)
     style.legend(figure, axes)
     return style.save(plt, figure, path)
@@ -92,7 +93,7 @@ MODES = {
 
 def one_by_one(groups: Sequence[Group]) -> list[tuple[str, str]]:
     """(scene, mode) where clients were scored one by one; nothing unless that was done in two ways at least."""
-    has = lambda scene, mode: any(g.scene == scene and f"{mode}_correct" in g.runs[0].clients for g in groups)
+    has = lambda scene, mode: any(g.scene == scene and g.runs[0].of_clients(mode) is not None for g in groups)
     found = [(scene, mode) for scene in scenes(groups) for mode in MODES if has(scene, mode)]
     return found if len({mode for _, mode in found}) > 1 else []
 
@@ -103,23 +104,18 @@ def one_client(groups: Sequence[Group], path: pathlib.Path, client: int = 0) -> 
     which = one_by_one(groups)
     figure, axes = style.panels(plt, len(which), most=max(2, min(3, len({mode for _, mode in which}))))
     for axis, (scene, mode) in zip(axes, which, strict=True):
-        for g in (g for g in groups if g.scene == scene and all(f"{mode}_correct" in r.clients for r in g.runs)):
-            told = [100 * r.clients[f"{mode}_correct"][:, client] / max(1, scored(r, mode)[client]) for r in g.runs]
+        drawn = [g for g in groups if g.scene == scene and all(r.of_clients(mode) is not None for r in g.runs)]
+        for g in drawn:
+            told = [about(g).scale * np.nan_to_num(np.asarray(r.of_clients(mode))[:, client]) for r in g.runs]
             least = min(map(len, told))
             values = np.stack([t[:least] for t in told])
             style.band(axis, g.runs[0].clients[f"{mode}_rounds"][:least], values.mean(0), deviation(values), g.label,
                        look[g.label])  # fmt: skip
         style.title(axis, scene, f"client {client}: {MODES[mode]}")
-        axis.set_ylabel("accuracy (%)")
+        axis.set_ylabel(about(drawn[0]).axis)
         style.rounds_axis(axis)
     style.legend(figure, axes)
     return style.save(plt, figure, path)
-
-
-def scored(run: Run, mode: str) -> np.ndarray:
-    """[N] on how many rows each client was scored."""
-    count = run.clients[f"{mode}_count"]
-    return np.broadcast_to(count, (run.clients[f"{mode}_correct"].shape[1],))
 
 
 def label_counts(groups: Sequence[Group]) -> dict[str, np.ndarray]:

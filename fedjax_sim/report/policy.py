@@ -40,10 +40,12 @@ def evolution(groups: Sequence[Group], path: pathlib.Path) -> list[pathlib.Path]
         axis.grid(False)
         style.rounds_axis(axis)
         right = axis.twinx()
-        column = "global_acc" if len(run.points("global_acc")[0]) else "client_mean"
-        when, values = run.points(column)
-        right.plot(when, 100 * values, color="black", label="test accuracy" if column == "global_acc" else "client accuracy")
-        right.set(ylabel="accuracy (%)", ylim=(0, 100))
+        (of_server, of_clients), about = run.primary.columns, run.primary.about
+        tested = len(run.points(of_server)[0]) > 0
+        when, values = run.points(of_server if tested else of_clients)
+        label = f"{'test' if tested else 'client'} {about.label}"
+        right.plot(when, about.scale * values, color="black", label=label)
+        right.set(ylabel=about.axis, **(dict(ylim=(0, 100)) if about.unit == "percent" else {}))
         right.grid(False)
         right.spines["right"].set_visible(True)
         rights.append(right)

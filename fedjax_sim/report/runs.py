@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_sim.errors import UserError
+from fedjax_sim.metrics.base import About, Primary
 from fedjax_sim.options import shown
 from fedjax_sim.runner.figures import progress_figures, seconds_at, summary_figures
 from fedjax_sim.runner.files import read_csv
@@ -111,6 +112,17 @@ class Run:
         return [dict(zip(self.timings, row, strict=True)) for row in zip(*self.timings.values(), strict=True)]
 
     @functools.cached_property
+    def primary(self) -> Primary:
+        """The metric by which the run is compared with others."""
+        return Primary.read(self.stored if "primary" in self.stored else self.resolved)
+
+    @functools.cached_property
+    def others(self) -> dict[str, About]:
+        """Columns of the other metrics, and how they are read."""
+        told = self.stored.get("metrics_about") or self.resolved.get("metrics_about") or {}
+        return {name: About(**about) for name, about in told.items()}
+
+    @functools.cached_property
     def summary(self) -> dict[str, Any]:
         """summary.json; of a run that has not ended, what its rows tell so far."""
         if self.stored:
@@ -119,12 +131,16 @@ class Run:
         for row in rows:
             row |= dict(round=int(row["round"]), bytes_down=float(self.bytes_at(row["round"])), bytes_up=0.0)
         seen = self.segments if "seconds" in self.timings else []
-        last = {name: self.points(f"client_{name}")[1][-1:].tolist() for name in ("mean", "pooled", "std", "worst10")}
+        primary = self.primary
+        over = ("mean", "pooled", "std", "worst10")
+        last = {name: self.points(f"client_{primary.over}{name}")[1][-1:].tolist() for name in over}
         spans = sum(s["last_round"] - s["first_round"] + 1 for s in seen)
         return {
-            **summary_figures(rows),
-            **progress_figures(rows, seen),
-            **{f"client_acc_{name}": value[0] if value else None for name, value in last.items()},
+            **summary_figures(rows, primary),
+            **progress_figures(rows, seen, primary=primary),
+            **{primary.of_clients(name): value[0] if value else None for name, value in last.items()},
+            **{k: self.resolved[k] for k in ("primary", "metrics_about") if k in self.resolved},
+            "metrics": {name: float(v[-1]) for name in self.others if len(v := self.points(name)[1])},
             "rounds": int(self.rounds["round"][-1]),
             "seconds_per_round": sum(s["seconds"] for s in seen) / spans if spans else None,
             "bytes_down": float(self.rounds["bytes_down"].sum()),
@@ -143,12 +159,22 @@ class Run:
                 continue
         return out
 
-    def client_accuracies(self) -> tuple[str, np.ndarray]:
-        """(evaluation mode, [N] accuracies at the last evaluation); of the clients that have examples. '' for none."""
+    def of_clients(self, mode: str) -> np.ndarray | None:
+        """[E, N] the primary metric client by client at each evaluation, NaN for clients without rows; None: not kept."""
+        count = self.clients.get(f"{mode}_count")
+        kept = [n for n in self.clients if re.fullmatch(rf"{mode}_(?!at_|count$|rounds$)\w+", n)]
+        if count is None or not kept:
+            return None
+        if f"{mode}_values" in kept:
+            return self.clients[f"{mode}_values"]
+        return self.clients[kept[0]] / np.where(count > 0, count, np.nan)
+
+    def last_of_clients(self) -> tuple[str, np.ndarray]:
+        """(evaluation mode, the primary metric of each client at the last evaluation); of those with rows. '' for none."""
         for mode in ("personal", "resident", "global_at_clients"):
-            correct, count = self.clients.get(f"{mode}_correct"), self.clients.get(f"{mode}_count")
-            if correct is not None and count is not None and len(correct) and (count > 0).any():
-                return mode, correct[-1][count > 0] / count[count > 0]
+            values = self.of_clients(mode)
+            if values is not None and len(values) and np.isfinite(values[-1]).any():
+                return mode, values[-1][np.isfinite(values[-1])]
         return "", np.zeros(0)
 
 

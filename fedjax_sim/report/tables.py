@@ -18,17 +18,17 @@ class Column(NamedTuple):
     key: str
     title: str
     better: int  # 1: the largest is best, -1: the smallest
-    kind: str  # percent, bytes, seconds, rounds
+    kind: str  # percent, number, bytes, seconds, rounds
 
 
-COLUMNS = (
+COLUMNS = (  # percent: of the primary metric, by whose figure {} is named and read
     Column("best_global", "best", 1, "percent"),
     Column("best_by_val", "by val", 1, "percent"),
     Column("last_global", "last", 1, "percent"),
     Column("mean_last10", "mean last 10", 1, "percent"),
-    Column("client_acc_mean", "client mean", 1, "percent"),
-    Column("client_acc_pooled", "pooled", 1, "percent"),
-    Column("client_acc_worst10", "worst 10 %", 1, "percent"),
+    Column("client_{}_mean", "client mean", 1, "percent"),
+    Column("client_{}_pooled", "pooled", 1, "percent"),
+    Column("client_{}_worst10", "worst 10 %", 1, "percent"),
     Column("bytes_down", "down", -1, "bytes"),
     Column("bytes_up", "up", -1, "bytes"),
     Column("seconds_per_round", "s/round", -1, "seconds"),
@@ -73,10 +73,14 @@ def shown_columns(groups: Sequence[Group]) -> list[Column]:
     from fedjax_sim.report.costs import reached
 
     known = {name for g in groups for name in statistics(g)}
-    better = {name: way for g in groups for run in g.runs for name, way in run.summary.get("metrics_better", {}).items()}
-    own = [Column(f"metrics.{n}", n.replace("_", " "), 1 if way == "larger" else -1, "percent") for n, way in better.items()]
+    about = {n: told for g in groups for run in g.runs for n, told in run.others.items() if told.tabled}
+    shown = {n: told for n, told in about.items() if n.startswith(("global_", "client_"))}
+    own = [Column(f"metrics.{n}", n.replace("_", " "), told.better, told.unit) for n, told in shown.items()]
+    primary = groups[0].runs[0].primary
+    read = lambda c: c._replace(key=c.key.format(primary.figure), better=primary.better, kind=primary.unit)
+    always = [read(c) if c.kind == "percent" else c for c in COLUMNS]
     goals = [Column(f"rounds_to.{x}", f"rounds to {x} %", -1, "rounds") for x in reached(groups)]
-    return [c for c in (*COLUMNS, *own, *goals) if c.key in known]
+    return [c for c in (*always, *own, *goals) if c.key in known]
 
 
 def best_of(groups: Sequence[Group], column: Column, scene: str) -> float | None:
@@ -90,7 +94,7 @@ def scale_of(groups: Sequence[Group], column: Column) -> tuple[str, float, int]:
     if column.kind == "bytes":
         largest = [s[column.key].mean for g in groups if column.key in (s := statistics(g))]
         return *style.unit(largest, style.BYTES), 2
-    return {"percent": ("%", 0.01, 2), "seconds": ("s", 1.0, 3), "rounds": ("", 1.0, 1)}[column.kind]
+    return {"percent": ("%", 0.01, 2), "number": ("", 1.0, 4), "seconds": ("s", 1.0, 3), "rounds": ("", 1.0, 1)}[column.kind]
 
 
 def number(cell: Cell | None, scale: float, digits: int, plus: str, seeds: int) -> str:

@@ -105,7 +105,7 @@ class Config:
     # evaluation
     eval_every: int = 1
     evaluations: tuple[str, ...] = ("global", "personal")
-    metrics: tuple[str, ...] = ()  # beside accuracy and loss
+    metrics: tuple[str, ...] = ()  # beside `metrics.DEFAULT`
     personal_every: int = 0  # for methods that fine-tune at evaluation; 0: only at the end
     probe: bool = False
     # computation

@@ -19,7 +19,6 @@ import numpy as np
 
 from fedjax_sim import __version__
 from fedjax_sim.errors import UserError
-from fedjax_sim.runner import figures
 from fedjax_sim.runner.config import FORMAT, Config, other_format
 from fedjax_sim.runner.files import (
     PARTIAL,
@@ -111,7 +110,7 @@ class RunDirectory:
     def write(self, recorder: Recorder, timings: list[dict[str, Any]]) -> None:
         table = lambda rows: [{k: number(v) for k, v in row.items()} for row in rows]
         columns = lambda rows, first: first + sorted({k for row in rows for k in row} - set(first))
-        rows = {"metrics.csv": csv_bytes(columns(recorder.rows, figures.COLUMNS), table(recorder.rows))}
+        rows = {"metrics.csv": csv_bytes(columns(recorder.rows, recorder.columns), table(recorder.rows))}
         if recorder.rounds:
             rows["rounds.csv"] = csv_bytes(columns(recorder.rounds, ["round"]), table(recorder.rounds))
         spans = ["first_round", "last_round", "seconds", "seconds_per_round"]

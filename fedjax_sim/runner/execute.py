@@ -56,7 +56,7 @@ def run(
     of every round, taken in turn, instead of drawn ones. callback: called with every `Segment` (its rounds, its rows);
     log: where else the numbers go, names as in `--log` ("tensorboard,wandb") or sinks of your own.
 
-    >>> result = run("fedavg", model="mlp", clients=4, participation="1", rounds=2, epochs=1)    # digits
+    >>> result = run("fedavg", model="mlp", clients=4, participation=1, rounds=2, epochs=1)    # digits
     >>> [row["round"] for row in result.rows]
     [1, 2]
     >>> run("fedprox", model="mlp", clients=4, cohorts=[[0, 1], [2, 3]], rounds=1, mu=0.1).setup.config.options

@@ -43,7 +43,7 @@ def stored_state(path: pathlib.Path, fed: Any, method: Any, model: Any, data_dir
     config, _, _ = directory.read_config()
     provenance.check_given(path, config, fed, method, model)
     simple: dict[str, Any] = dict(
-        chunk="1", devices="1", backend="auto", state_on="device"
+        chunk=1, devices=1, backend="auto", state_on="device"
     )  # what computes nothing needs no more
     config = dataclasses.replace(config, **simple, data_dir=data_dir or config.data_dir)
     start_jax(config)

@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.data import memory
 from fedjax_sim.errors import UserError
 from fedjax_sim.hooks import Peers
+from fedjax_sim.local.score import counted, predict_net, sums_of
 from fedjax_sim.runner.prepare import Setup
-from fedjax_sim.types import Ctx
+from fedjax_sim.types import Array, Ctx, Tree
 
 MB = 2**20
 RUNTIME = 330 * MB  # Python, JAX and XLA with nothing in them, and the tables of a small federation
@@ -68,7 +70,7 @@ def facts(setup: Setup) -> dict[str, Any]:
         peers = jax.eval_shape(lambda d, s, i: reader.peer_ids(sim.open(d), s, i), sim.data, server, ids)
         copied = per_client * peers.shape[0]
     per_round = 4 * (20 + 4 * len(floats) + (4 * several if config.probe else 0))  # a row of the log
-    scored = 3 * len(config.evaluations) * env.num_clients * np.dtype(env.dtype).itemsize
+    scored = len(config.evaluations) * env.num_clients * tree_bytes(sums_shape(setup))
     logs = sim.most_rounds * per_round + sim.capacity * scored
     program = PROGRAM + PER_GROUP * len(floats) + (WITH_AGENT if agent else 0)
     return dict(
@@ -97,6 +99,18 @@ def facts(setup: Setup) -> dict[str, Any]:
         steps=float(needed),
         controlled=agent is not None,
     )
+
+
+def sums_shape(setup: Setup) -> Tree:
+    """Shapes of the metrics' sums of one model on some rows."""
+    env, fed = setup.simulation.env, setup.fed
+
+    def some(net: Tree, y: Array) -> Tree:
+        x = jnp.zeros((1, *fed.shape), env.dtype)
+        one = jnp.ones(1, env.dtype)
+        return counted(sums_of(env.metrics, predict_net(env, net, x), y, one), one[0])
+
+    return jax.eval_shape(some, setup.net, np.asarray(fed.y[:1]))
 
 
 def check_counters(setup: Setup) -> None:

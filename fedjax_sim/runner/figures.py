@@ -1,8 +1,8 @@
 """Figures of a run: plain numbers made on the host from the program's logs and scores. Accuracies are fractions in [0, 1].
 
-Four rooms deal with results, each with one step: `local.score` counts what ONE predictor gets right on given rows;
-`engine.evaluation` says which model is scored on whose rows (the modes); this module makes means, thresholds and bests
-of those counts; `report` draws them.
+Five rooms deal with results, each with one step: `metrics` says what is summed up over rows and what is made of the sums;
+`local.score` adds up for ONE predictor on given rows; `engine.evaluation` says which model is scored on whose rows (the
+modes); this module makes thresholds and bests over rounds; `report` draws them.
 """
 
 from __future__ import annotations
@@ -13,43 +13,9 @@ from typing import Any
 
 import numpy as np
 
-COLUMNS = [
-    "round",
-    "global_acc",
-    "global_loss",
-    "val_acc",
-    "client_mean",
-    "client_pooled",
-    "client_std",
-    "client_worst10",
-    "bytes_down",
-    "bytes_up",
-    "participants",
-    "dropped",
-    "diverged",
-    "train_loss",
-]
+from fedjax_sim.metrics.base import Metric, Primary, Sums, over_clients
 
-
-def client_figures(correct: np.ndarray, count: np.ndarray) -> dict[str, float]:
-    """mean, pooled, std, worst10 over clients that have examples. correct, count: [N].
-
-    worst10: mean accuracy of the worst tenth of the clients (at least one).
-
-    >>> client_figures(np.array([1., 0., 3.]), np.array([2., 2., 4.]))["pooled"]
-    0.5
-    """
-    real = count > 0
-    if not real.any():
-        return dict(mean=math.nan, pooled=math.nan, std=math.nan, worst10=math.nan)
-    acc = correct[real].astype(np.float64) / count[real]
-    worst = np.sort(acc)[: max(1, math.ceil(0.1 * len(acc)))]
-    return dict(
-        mean=float(acc.mean()),
-        pooled=float(correct[real].astype(np.float64).sum() / count[real].sum()),
-        std=float(acc.std()),
-        worst10=float(worst.mean()),
-    )
+COUNTED = ["bytes_down", "bytes_up", "participants", "dropped", "diverged", "train_loss"]  # of every evaluated row
 
 
 def recent_shares(rounds: Sequence[dict[str, Any]], window: int = 10) -> dict[str, float]:
@@ -87,26 +53,41 @@ def complaints(rounds: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def probe_figures(
-    log: dict[str, np.ndarray], resident: dict[str, np.ndarray] | None, seen: Sequence[int] | None = None
+    log: dict[str, np.ndarray], resident: Sums | None, metric: Metric, seen: Sequence[int] | None = None
 ) -> dict[str, float]:
-    """BP and AP: before and after local training of the round's participants.
+    """BP and AP: the primary metric before and after local training of the round's participants.
 
-    Over the participants; with the `resident` evaluation also over all clients that can take part (`seen`; None: all N),
-    where those who did not hold what they held: the population of the `resident` figures, so that the two may be compared.
+    Over the participants; with the `resident` evaluation (its sums [N]) also over all clients that can take part (`seen`;
+    None: all N), where those who did not hold what they held: the population of the `resident` figures, so that the two may
+    be compared.
     """
-    real = (log["probe_ids"] >= 0) & (log["probe_count"] > 0)
-    ids, count = log["probe_ids"][real], np.maximum(log["probe_count"][real], 1)
-    out = dict(
-        before_mean=float((log["probe_before"][real] / count).mean()) if real.any() else math.nan,
-        after_mean=float((log["probe_after"][real] / count).mean()) if real.any() else math.nan,
-    )
+    taken = {when: {n.removeprefix(f"probe_{when}_"): v for n, v in log.items() if n.startswith(f"probe_{when}_")}
+             for when in ("before", "after")}  # fmt: skip
+    there = log["probe_ids"] >= 0
+    of_them = {when: metric.values({k: v[there] for k, v in sums.items()}) for when, sums in taken.items()}
+    over = metric.over or ""
+    out = {f"{when}_{over}mean": float(v.mean()) if len(v) else math.nan for when, v in of_them.items()}
     if resident is not None:
-        before = resident["correct"].copy()
-        before[ids] = log["probe_before"][real]
-        who = slice(None) if seen is None else list(seen)
-        everyone = client_figures(before[who], resident["count"][who])
-        out |= dict(before_all_mean=everyone["mean"], before_all_pooled=everyone["pooled"])
+        before = {k: np.array(v, np.float64) for k, v in resident.items()}
+        real = there & (taken["before"]["count"] > 0)
+        for name, sums in before.items():
+            sums[log["probe_ids"][real]] = taken["before"][name][real]
+        who = range(len(before["count"])) if seen is None else seen
+        everyone = over_clients([metric], {metric.name: before}, who)
+        out |= {f"before_all_{over}{name}": everyone[f"{over}{name}"] for name in ("mean", "pooled")}
     return out
+
+
+def last_value(rows: Sequence[dict[str, Any]], primary: Primary) -> float:
+    """The primary metric as it was last measured: of the global model, or the clients' mean; NaN for none.
+
+    >>> last_value([{"global_acc": 0.25, "client_mean": 0.5}], Primary())
+    0.25
+    """
+    if not rows:
+        return math.nan
+    of_server, of_clients = primary.columns
+    return rows[-1].get(of_server, rows[-1].get(of_clients, math.nan))
 
 
 def rounds_to(rounds: Sequence[int], values: Sequence[float], threshold: float) -> int | None:
@@ -146,17 +127,22 @@ def seconds_at(round_: int, timings: Sequence[dict[str, Any]]) -> float:
 
 
 def progress_figures(
-    rows: Sequence[dict[str, Any]], timings: Sequence[dict[str, Any]], eval_every: int = 1
+    rows: Sequence[dict[str, Any]],
+    timings: Sequence[dict[str, Any]],
+    eval_every: int = 1,
+    primary: Primary = Primary(),  # noqa: B008 - a constant
 ) -> dict[str, Any]:
     """When each accuracy of `TARGETS` was first reached, in rounds, GB (2^30, down and up) and minutes; convergence.
 
-    Of the global model's accuracy, or of the clients' mean where there is no global model. None: never.
+    Of the global model's primary metric, or of the clients' mean where there is no global model; targets only where it is a
+    share of which more is better. None: never.
     """
-    column = next((c for c in ("global_acc", "client_mean") if any(r.get(c, math.nan) == r.get(c) for r in rows)), "")
+    column = next((c for c in primary.columns if any(r.get(c, math.nan) == r.get(c) for r in rows)), "")
     scored = [r for r in rows if not math.isnan(r.get(column, math.nan))]
     rounds, values = [r["round"] for r in scored], [r[column] for r in scored]
     cost = {r["round"]: r["bytes_down"] + r["bytes_up"] for r in scored}
-    first = {f"{100 * x:.0f}": rounds_to(rounds, values, x) for x in TARGETS}
+    targets = TARGETS if primary.unit == "percent" and primary.better > 0 else ()
+    first = {f"{100 * x:.0f}": rounds_to(rounds, values, x) for x in targets}
     settled = convergence(rounds, values, max(2, round(WINDOW / eval_every)))
     return dict(
         targets_of=column or None,
@@ -194,24 +180,19 @@ def relative_gain(ours: float, best: float) -> float:
     return 100 * (ours - best) / best
 
 
-def summary_figures(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def summary_figures(rows: Sequence[dict[str, Any]], primary: Primary = Primary()) -> dict[str, Any]:  # noqa: B008
     """The papers' figures from evaluated rows: best over rounds on test, best by validation, last, mean of last 10."""
-    acc = [
-        (r["round"], r["global_acc"], r.get("val_acc", math.nan))
-        for r in rows
-        if not math.isnan(r.get("global_acc", math.nan))
-    ]
+    column, by = f"global_{primary.figure}", f"val_{primary.figure}"
+    found = [(r["round"], r[column], r.get(by, math.nan)) for r in rows if not math.isnan(r.get(column, math.nan))]
     none = dict(best_global=None, best_global_round=None, best_by_val=None, last_global=None, mean_last10=None)
-    if not acc:
+    if not found:
         return none
-    values = [a for _, a, _ in acc]
-    best = int(np.argmax(values))
-    val = [v for _, _, v in acc]
-    by_val = values[int(np.argmax(val))] if not any(math.isnan(v) for v in val) else None
+    rounds, values, val = zip(*found, strict=True)
+    best = lambda told: int(np.argmax(primary.better * np.array(told)))
     return dict(
-        best_global=values[best],
-        best_global_round=acc[best][0],
-        best_by_val=by_val,
+        best_global=values[best(values)],
+        best_global_round=rounds[best(values)],
+        best_by_val=values[best(val)] if not any(math.isnan(v) for v in val) else None,
         last_global=values[-1],
         mean_last10=float(np.mean(values[-10:])),
     )

@@ -17,6 +17,7 @@ from fedjax_sim.runner.provenance import DATA_WORDS
 DEFAULTS = {name: value for name, value in vars(Config()).items() if name not in FOUND | {"method"}}
 FIELDS = frozenset(DEFAULTS) | {"options"}
 TEXT_OR_NONE = ("init", "data_dir", "start_from")
+RANGES = ("participation", "stragglers")  # text such as "5:20", in Python also a pair
 OF_COMMAND = {"evaluate": "evaluations", "transform": "transforms"}  # names on the command line that differ
 
 
@@ -66,6 +67,8 @@ def typed(name: str, value: Any) -> Any:
 
     >>> typed("rounds", "5"), typed("participation", 0.5), typed("evaluations", "global,resident")
     (5, '0.5', ('global', 'resident'))
+    >>> typed("participation", (5, 20)), typed("shuffle", False), typed("devices", 2)
+    ('5:20', 'off', '2')
     >>> typed("rounds", 2.5)
     Traceback (most recent call last):
     fedjax_sim.errors.UserError: rounds '2.5' is not a whole number; default: 30
@@ -93,6 +96,8 @@ def typed(name: str, value: Any) -> Any:
         return tuple(value)
     if (name, value) in (("batch_size", FULL), ("data_seed", "follow")):
         return value
+    if name in RANGES and isinstance(value, (list, tuple)) and len(value) == 2:  # (5, 20), or (0.3, 0.2)
+        return ":".join(str(typed(name, bound)) for bound in value)
     if name == "shuffle" and isinstance(value, bool):
         return "on" if value else "off"
     if isinstance(default, dict):

@@ -25,6 +25,7 @@ from fedjax_sim.hooks import Method, Peers
 from fedjax_sim.local import losses, optim
 from fedjax_sim.methods import make_method
 from fedjax_sim.metrics import make_metrics
+from fedjax_sim.metrics.base import described
 from fedjax_sim.runner import autotune, checkpoint, interrupts, provenance, weights
 from fedjax_sim.runner.config import FULL, UNSAID, Config, Unsaid, check, straggler_terms
 from fedjax_sim.runner.start import host_devices_missing, start_jax, want_host_devices
@@ -213,7 +214,7 @@ def _prepare(
         net = initial_net(model, config.seed)
     env = make_env(config, fed, model, method, dtype, high, len(unseen))
     check_evaluations(method, config.evaluations, env.bn_local)
-    make_metrics(config.metrics, fed.classes)
+    metrics = make_metrics(config.metrics, fed.classes)
     host_devices_missing(config)
 
     def on(layout: layouts.Layout, stored: str) -> Simulation:
@@ -226,7 +227,7 @@ def _prepare(
             evaluations=config.evaluations,
             lr=optim.schedule(config.schedule, config.lr, config.schedule_rounds),
             eval_every=config.eval_every,
-            metrics=make_metrics(config.metrics, fed.classes),
+            metrics=metrics,
             probe=config.probe,
             stored=stored,
             precision=config.precision,
@@ -243,6 +244,7 @@ def _prepare(
     resolved["prefers"] = {k: v for k, v in method.prefers if getattr(config, k) == v}  # in force
     resolved["panels"] = {name: list(panel) for name, panel in method.panels.items()}  # what the report draws of its log
     resolved["replaces"] = dict(method.replaces)  # beside what was asked for: what the method does instead
+    resolved |= described(metrics, config.evaluations)  # what is measured, and how it is read
     simulation = host_rows.on_host(on(layout, "cohort")) if config.state_on == "host" else on(layout, "all")
     return Setup(config, fed, simulation, net, participation, unseen, resolved, given_net, parts)
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
 from typing import TYPE_CHECKING, Any, TextIO
 
+from fedjax_sim.metrics.base import About, Primary
+from fedjax_sim.runner.figures import last_value
 from fedjax_sim.runner.sinks import Segment, Sink, name_of
 from fedjax_sim.runner.summary import clean
 
@@ -14,10 +15,10 @@ if TYPE_CHECKING:
     from fedjax_sim.runner.driver import Lane
 
 
-def accuracy(segment: Segment) -> float:
-    """The last accuracy of a segment, NaN for none."""
-    values = [row.get("global_acc", row.get("client_mean", math.nan)) for row in segment.rows]
-    return values[-1] if values else math.nan
+def measured(lane: Lane, segment: Segment) -> tuple[About, float]:
+    """(how it is read, the last value) of the run's primary metric; NaN for none."""
+    primary = Primary.read(lane.setup.resolved)
+    return primary.about, last_value(segment.rows, primary)
 
 
 def left(segment: Segment) -> str:
@@ -48,8 +49,8 @@ class Lines(Sink):
 
     def segment(self, lane: Lane, segment: Segment, timings: list[dict[str, Any]]) -> None:
         each = segment.seconds / (segment.last - segment.first + 1)
-        acc = accuracy(segment)
-        shown = f", accuracy {100 * acc:.2f} %" if acc == acc else ""
+        about, value = measured(lane, segment)
+        shown = f", {about.label} {about.text(value, sign=True)}" if value == value else ""
         rest = f", {left(segment)}" if segment.last < segment.total else ""
         self.say(f"{name_of(lane)}: round {segment.last} of {segment.total}{shown}, {each:.3g} s/round{rest}")
 
@@ -86,13 +87,13 @@ class Bar(Sink):
         self.bar.unpause()  # the time left is that of the rounds alone
 
     def segment(self, lane: Lane, segment: Segment, timings: list[dict[str, Any]]) -> None:
-        self.last[id(lane)] = accuracy(segment)
+        about, self.last[id(lane)] = measured(lane, segment)
         if lane is not self.lanes[-1]:
             return
         self.bar.update(segment.last - segment.first + 1)
         values = [v for v in self.last.values() if v == v]
         if values:
-            self.bar.set_postfix(acc=f"{100 * sum(values) / len(values):.2f}%")
+            self.bar.set_postfix({about.label: about.text(sum(values) / len(values)) + about.sign.strip()})
 
     def close(self) -> None:
         if self.bar is not None:

@@ -9,19 +9,12 @@ from typing import Any
 import numpy as np
 
 from fedjax_sim.engine.evaluation import adapted_modes
+from fedjax_sim.metrics.base import OF_CLIENTS, OF_SERVER, Metric, columns_of, over_clients
 from fedjax_sim.plans import payload_bytes
 from fedjax_sim.runner import figures
 from fedjax_sim.runner.prepare import Setup
 
 log = logging.getLogger(__name__)
-
-# evaluation modes over clients -> how their columns begin
-PREFIXES = {
-    "personal": "client",
-    "global@clients": "global_at_clients",
-    "resident": "resident",
-    "personal@global": "personal_at_global",
-}
 
 
 class Recorder:
@@ -33,7 +26,6 @@ class Recorder:
         self.rows: list[dict[str, Any]] = []
         self.clients: dict[str, list[Any]] = {}
         self.said: set[str] = set()  # warnings are given once
-        self.better: dict[str, int] = {}  # columns of metrics -> 1: larger is better, -1: smaller
         env, net = setup.simulation.env, setup.net
         self.wire = setup.simulation.method.wire(env, net)
         self.restart_totals()
@@ -81,28 +73,19 @@ class Recorder:
         row: dict[str, Any] = {"round": int(scores["round"])}
         last = self.rows[-1]["round"] if self.rows else 0
         recent = self.count_to(row["round"], last)
-        for held, prefix in (("global", "global_"), ("val", "val_")):
-            if held in scores:
-                row[f"{prefix}acc"] = float(scores[held]["acc"])
-                if held == "global":
-                    row["global_loss"] = float(scores[held]["loss"])
-        seen, unseen = list(self.setup.participation.seen), list(self.setup.unseen)
-        for mode, prefix in PREFIXES.items():
-            if mode not in scores or (mode == "global@clients" and mode not in self.setup.config.evaluations):
-                continue
-            correct, count = (np.asarray(scores[mode][k], np.float64) for k in ("correct", "count"))
-            row |= {f"{prefix}_{k}": v for k, v in figures.client_figures(correct[seen], count[seen]).items()}
-            if unseen:
-                row[f"unseen_{prefix}_mean"] = figures.client_figures(correct[unseen], count[unseen])["mean"]
-            self.clients.setdefault(f"{mode.replace('@', '_at_')}_correct", []).append(correct)
-            self.clients[f"{mode.replace('@', '_at_')}_count"] = [count]
-            self.clients.setdefault(f"{mode.replace('@', '_at_')}_rounds", []).append(np.int64(row["round"]))
-        row |= self.metric_figures(scores, seen)
+        metrics = self.metrics
+        for held, prefix in OF_SERVER.items():
+            for metric in metrics if held in scores else ():
+                row |= {f"{prefix}_{name}": v for name, v in metric.of_rows(scores[held].get(metric.name, {})).items()}
+        for mode, prefix in OF_CLIENTS.items():
+            if mode in scores and (mode != "global@clients" or mode in self.setup.config.evaluations):
+                row |= self.of_clients(mode, prefix, scores[mode], row["round"])
         if log is not None and "probe_ids" in log:
             # the probe does not fine-tune: of a method that does, it is not to be mixed with what the others hold
-            held = None if self.setup.simulation.method.adapts else scores.get("resident")
-            row |= figures.probe_figures(log, held, seen)
-        if self.setup.simulation.client_split == "train" and "client_mean" in row:
+            mixed = "resident" in scores and not self.setup.simulation.method.adapts
+            resident = scores["resident"][metrics[0].name] if mixed else None
+            row |= figures.probe_figures(log, resident, metrics[0], self.setup.participation.seen)
+        if self.setup.simulation.client_split == "train" and any(name.startswith("client_") for name in row):
             row["client_on_train_rows"] = 1  # nobody has validation or test rows: a training accuracy
         for name in ("participants", "dropped", "diverged"):
             row[name] = sum(r[name] for r in recent)
@@ -111,17 +94,34 @@ class Recorder:
         )
         self.rows.append(row)
 
-    def metric_figures(self, scores: dict[str, Any], seen: list[int]) -> dict[str, float]:
-        """Columns of the run's metrics, of the global model and of the clients' own on all of their rows."""
-        row: dict[str, float] = {}
-        for key, prefix, together in (
-            ("global_metrics", "global", lambda a: np.asarray(a, np.float64)),
-            ("personal_metrics", "client", lambda a: np.asarray(a, np.float64)[seen].sum(0)),
-        ):
-            for metric in self.setup.simulation.stages.metrics if key in scores else ():
-                sums = {name: together(value) for name, value in scores[key][metric.name].items()}
-                row |= {f"{prefix}_{name}": value for name, value in metric.finish(sums).items()}
-                self.better |= {f"{prefix}_{name}": metric.better for name in metric.finish(sums)}
+    @property
+    def columns(self) -> list[str]:
+        """What metrics.csv begins with: the columns that the run's metrics fill, then what every run counts."""
+        measured = columns_of(self.metrics, ("global", "personal", *self.setup.config.evaluations))
+        return ["round", *measured, *figures.COUNTED]
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        """What the run measures, the primary metric first."""
+        return self.setup.simulation.env.metrics
+
+    def of_clients(self, mode: str, prefix: str, found: dict[str, Any], round_: int) -> dict[str, float]:
+        """Columns of one evaluation mode over clients; the primary metric's sums client by client are kept."""
+        seen, unseen, first = self.setup.participation.seen, self.setup.unseen, self.metrics[0]
+        row = {f"{prefix}_{name}": value for name, value in over_clients(self.metrics, found, seen).items()}
+        if unseen:
+            mean = f"{first.over or ''}mean"
+            row[f"unseen_{prefix}_{mean}"] = over_clients([first], found, unseen)[mean]
+        place = mode.replace("@", "_at_")
+        sums = {name: np.asarray(value, np.float64) for name, value in found[first.name].items()}
+        self.clients[f"{place}_count"] = [sums["count"]]
+        kept = {name: value for name, value in sums.items() if name != "count"}
+        real = sums["count"] > 0
+        if len(kept) > 1 or not np.array_equal(first.values(sums), next(iter(kept.values()))[real] / sums["count"][real]):
+            kept["values"] = np.full(len(real), np.nan)  # more than a ratio: readers of the file cannot know
+            kept["values"][real] = first.values(sums)
+        for name, value in (kept | dict(rounds=np.int64(round_))).items():
+            self.clients.setdefault(f"{place}_{name}", []).append(value)
         return row
 
     def truncate(self, round_: int, rounds: bool = True) -> None:
@@ -143,7 +143,7 @@ class Recorder:
         if round_ % config.eval_every and not adapted:
             self.truncate(round_ - 1, rounds=False)
         elif adapts and not adapted:
-            for mode, prefix in ((m.replace("@", "_at_"), PREFIXES[m]) for m in adapts):
+            for mode, prefix in ((m.replace("@", "_at_"), OF_CLIENTS[m]) for m in adapts):
                 self.drop_clients(mode, round_ - 1)
                 for name in [n for n in self.rows[-1] if n.removeprefix("unseen_").startswith(f"{prefix}_")]:
                     del self.rows[-1][name]
@@ -151,10 +151,9 @@ class Recorder:
     def drop_clients(self, mode: str, round_: int) -> None:
         """Forget the per-client counts of one evaluation mode after `round_`; mode 'acted': what they were told."""
         keep = [int(r) <= round_ for r in self.clients.get(f"{mode}_rounds", ())]
-        parts = ("rounds", "correct") if mode != "acted" else ("rounds", "ids", "actions", "rewards", "takes", "epochs")
-        for name in (f"{mode}_{part}" for part in parts):
-            if name in self.clients:
-                self.clients[name] = [v for v, k in zip(self.clients[name], keep, strict=True) if k]
+        parts = {name: name.removeprefix(f"{mode}_") for name in self.clients if name.startswith(f"{mode}_")}
+        for name in (n for n, part in parts.items() if part != "count" and not part.startswith("at_")):
+            self.clients[name] = [v for v, k in zip(self.clients[name], keep, strict=True) if k]
 
     def arrays(self) -> dict[str, np.ndarray]:
         return {k: v[0] if k.endswith("_count") else np.asarray(v) for k, v in self.clients.items()}

@@ -13,6 +13,7 @@ import numpy as np
 from fedjax_sim.data.arrays import check_images
 from fedjax_sim.engine import predictor
 from fedjax_sim.errors import lookup
+from fedjax_sim.metrics.base import Primary
 from fedjax_sim.runner.prepare import Setup
 from fedjax_sim.runner.weights import save_net
 from fedjax_sim.types import State, Tree
@@ -33,8 +34,10 @@ class Result:
 
     def __repr__(self) -> str:
         s = self.summary
-        found = {"global": s.get("last_global"), "clients": s.get("client_acc_mean")}
-        told = ", ".join(f"{name} {100 * value:.2f} %" for name, value in found.items() if value is not None)
+        primary = Primary.read(s)
+        found = {"global": s.get("last_global"), "clients": s.get(primary.of_clients("mean"))}
+        shown = ", ".join(f"{name} {primary.about.text(v, sign=True)}" for name, v in found.items() if v is not None)
+        told = shown if primary.label == "accuracy" else f"{primary.label} {shown}" if shown else ""
         what = f"{s['method']} on {s['dataset']}, {s['rounds']} rounds, seed {s['seed']}"
         return f"Result({what}: {told or 'nothing measured'}{f', in {str(self.out)!r}' if self.out else ''})"
 

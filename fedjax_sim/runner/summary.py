@@ -6,6 +6,7 @@ import math
 import resource
 from typing import Any
 
+from fedjax_sim.metrics.base import Primary
 from fedjax_sim.runner import figures
 from fedjax_sim.runner.prepare import Setup
 from fedjax_sim.runner.recorder import Recorder
@@ -16,7 +17,7 @@ def peak_rss_mb() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-TRAINING_NOTE = "training accuracy: the clients have no validation or test rows"
+TRAINING_NOTE = "on training rows: the clients have no validation or test rows"
 
 
 def clean(value: Any) -> Any:
@@ -38,17 +39,22 @@ def layer_distances(setup: Setup, recorder: Recorder) -> dict[str, float] | None
     return {name: last[f"layer_dist_{name}"] for name in groups}
 
 
-def metric_figures(recorder: Recorder) -> dict[str, Any]:
-    """The last value of every metric's column, and which way is better."""
-    found = {name: next((r[name] for r in reversed(recorder.rows) if name in r), math.nan) for name in recorder.better}
-    words = {1: "larger", -1: "smaller"}
-    return dict(metrics=found, metrics_better={n: words[b] for n, b in recorder.better.items()}) if found else {}
+def metric_figures(setup: Setup, recorder: Recorder) -> dict[str, Any]:
+    """The last figures over clients of the primary metric, and the last value of every column of the others."""
+    primary, about = Primary.read(setup.resolved), setup.resolved.get("metrics_about", {})
+    last: dict[str, Any] = next((r for r in reversed(recorder.rows) if primary.columns[1] in r), {})
+    over = {name: last.get(f"client_{primary.over}{name}") for name in ("mean", "pooled", "std", "worst10")}
+    others = {name: next((r[name] for r in reversed(recorder.rows) if name in r), None) for name in about}
+    return dict(
+        **{primary.of_clients(name): value for name, value in over.items()},
+        metrics={name: value for name, value in others.items() if value is not None},
+    )
 
 
 def summarise(setup: Setup, recorder: Recorder, timings: list[dict[str, Any]], compile_seconds: float) -> dict[str, Any]:
     """The figures of a run. `best_global` is the best over rounds on test data: the papers' figure, not a fair one."""
     config = setup.config
-    last: dict[str, Any] = next((r for r in reversed(recorder.rows) if "client_mean" in r), {})
+    primary = Primary.read(setup.resolved)
     steady = timings[1:] or timings
     rounds = sum(t["last_round"] - t["first_round"] + 1 for t in steady)
     seconds = sum(t["seconds"] for t in steady) / max(rounds, 1)
@@ -57,16 +63,12 @@ def summarise(setup: Setup, recorder: Recorder, timings: list[dict[str, Any]], c
     end = recorder.rows[-1] if recorder.rows else {}
     out = dict(
         method=config.method,
-        **figures.summary_figures(recorder.rows),
-        **figures.progress_figures(recorder.rows, timings, config.eval_every),
+        **figures.summary_figures(recorder.rows, primary),
+        **figures.progress_figures(recorder.rows, timings, config.eval_every, primary),
         best_global_note="best over rounds on test data, as the papers report it",
-        client_acc_mean=last.get("client_mean"),
-        client_acc_pooled=last.get("client_pooled"),
-        client_acc_std=last.get("client_std"),
-        client_acc_worst10=last.get("client_worst10"),
         client_split=setup.simulation.client_split,
         **({"client_acc_note": TRAINING_NOTE} if setup.simulation.client_split == "train" else {}),
-        **metric_figures(recorder),
+        **metric_figures(setup, recorder),
         layer_dist=layer_distances(setup, recorder),
         rounds=recorder.rounds[-1]["round"] if recorder.rounds else 0,
         seconds_per_round=seconds,
@@ -79,7 +81,7 @@ def summarise(setup: Setup, recorder: Recorder, timings: list[dict[str, Any]], c
         bytes_up=end.get("bytes_up", 0),
         dropped=sum(r["dropped"] for r in recorder.rounds),
         **figures.divergence_figures(recorder.rounds),
-        final_loss_finite=math.isnan(end.get("global_acc", math.nan)) or math.isfinite(end["global_loss"]),
+        final_loss_finite=not len(setup.fed.held.get("test", ())) or math.isfinite(end.get("global_loss", 0)),
         peak_rss_mb=peak_rss_mb(),
         peak_rss_note="of the process since it started",
         seed=config.seed,
@@ -88,7 +90,7 @@ def summarise(setup: Setup, recorder: Recorder, timings: list[dict[str, Any]], c
         dataset=config.dataset,
         partition=config.partition,
         model=setup.simulation.env.model.name,
-        **{f"unseen_{k}": v for k, v in (("client_mean", end.get("unseen_client_mean")),) if v is not None},
+        **{k: v for k, v in ((k, end.get(k)) for k in (f"unseen_{primary.columns[1]}",)) if v is not None},
         **setup.resolved,
     )
     return clean(out)

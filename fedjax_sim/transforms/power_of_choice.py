@@ -19,7 +19,7 @@ from jax import lax
 from fedjax_sim.errors import UserError
 from fedjax_sim.fields import field
 from fedjax_sim.hooks import Around, Kind, Selects, Stats
-from fedjax_sim.local.score import CLIENT_EVAL_BATCH, predict_net, score_rows
+from fedjax_sim.local.score import mean_loss
 from fedjax_sim.plans import BITS_PER_PARAMETER, Wire
 from fedjax_sim.transforms import register_transform
 from fedjax_sim.transforms.base import Transform
@@ -73,9 +73,7 @@ class PowerOfChoice(Selection):
     def loss_of(self, env: Env, server: Around, who: Array) -> Array:
         """Mean loss of the common model on ONE client's training rows."""
         net, fed = self.inner.global_model(env, server.inner), env.fed
-        rows, n = fed.rows["train"][who], fed.size["train"][who]
-        score = score_rows(env, lambda x: predict_net(env, net, x), rows, n, CLIENT_EVAL_BATCH)
-        return score.loss / jnp.maximum(score.count, 1)
+        return mean_loss(env, net, fed.rows["train"][who], fed.size["train"][who])
 
     def step(self, env: Env, mine: Tree, old: Any, new: Any, cohort: Cohort) -> tuple[Tree, Any]:
         to = jnp.where(cohort.ok, cohort.ids, env.num_clients)  # out of range: not written

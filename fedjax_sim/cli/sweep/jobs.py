@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedjax_sim.cli.sweep.plan import Job
+from fedjax_sim.metrics.base import Primary
 from fedjax_sim.runner.files import csv_bytes, read_csv, write_bytes, write_json
 
 DONE, FAILED, BEGUN, WAITING = "done", "failed", "begun", "waiting"
@@ -58,12 +59,20 @@ class Folder:
             return FAILED
         return BEGUN if (self.run(job) / "config.json").exists() else WAITING
 
+    def primary(self, job: Job) -> Primary:
+        """The metric by which the run is read."""
+        try:
+            return Primary.read(json.loads((self.run(job) / "config.json").read_text()).get("resolved"))
+        except (OSError, ValueError, AttributeError):
+            return Primary()
+
     def progress(self, job: Job) -> tuple[int, float | None]:
-        """(rounds done, last accuracy) of a run that goes on."""
+        """(rounds done, last value of the primary metric) of a run that goes on."""
         try:
             rows = read_csv(self.run(job) / "metrics.csv")
             last = rows[-1]
-            text = last.get("global_acc") or last.get("client_mean") or ""
+            of_server, of_clients = self.primary(job).columns
+            text = last.get(of_server) or last.get(of_clients) or ""
             return int(last["round"]), float(text) if text else None
         except (OSError, ValueError, KeyError, IndexError, TypeError):
             return 0, None

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from fedjax_sim.cli.describe import columns, duration, percent
+from fedjax_sim.cli.describe import columns, duration
 from fedjax_sim.cli.sweep.jobs import DONE, FAILED, Folder
 from fedjax_sim.cli.sweep.plan import Job
 from fedjax_sim.runner.progress import told
@@ -54,16 +54,17 @@ class Table:
         status = now[job.name]
         more = f": {self.folder.why(job)}" if status == FAILED else ""
         if status == DONE:
-            more = f", accuracy {percent(self.folder.progress(job)[1])} %"
+            about = self.folder.primary(job).about
+            more = f", {about.label} {about.text(self.folder.progress(job)[1])}{about.sign}"
         return f"{job.name} {status}{more} ({self.counts(now)})"
 
     def rows(self, running: Sequence[Job], now: dict[str, str]) -> list[str]:
         shown = []
         for job in running[:MOST_ROWS]:
-            done, accuracy = self.folder.progress(job)
+            (done, value), about = self.folder.progress(job), self.folder.primary(job).about
             point = ", ".join(f"{k} {v}" for k, v in job.point.items())
-            shown.append([job.name, point, f"{done} / {job.config.rounds}", percent(accuracy)])
-        table = columns([["running", "setting", "round", "accuracy"], *shown]).splitlines() if shown else []
+            shown.append([job.name, point, f"{done} / {job.config.rounds}", about.text(value)])
+        table = columns([["running", "setting", "round", about.label], *shown]).splitlines() if shown else []
         return [self.counts(now), *table]
 
     def redraw(self, lines: Sequence[str]) -> None:

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fedjax_sim.local.score import held_accuracy
+from fedjax_sim.local.score import held_merit
 from fedjax_sim.types import Array, Cohort, Env, Tree
 
 
@@ -33,7 +33,7 @@ def contributions(env: Env, old: Tree, acc: Array, cohort: Cohort) -> Array:
     """[M] contribution_k; 0 for who did not report. acc: ACC(Θ⁺); old: Θ, the net before the round."""
 
     def one(upload: tuple[Tree, Array]) -> Array:
-        return acc - held_accuracy(env, without(env, cohort, old, *upload))
+        return acc - held_merit(env, without(env, cohort, old, *upload))
 
     each = lax.map(one, (cohort.nets, cohort.weights), batch_size=env.lanes if env.lanes > 1 else None)
     return jnp.where(cohort.ok, each, 0)

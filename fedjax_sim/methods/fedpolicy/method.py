@@ -33,7 +33,7 @@ from fedjax_sim.errors import UserError
 from fedjax_sim.fields import Real, field
 from fedjax_sim.hooks import Method, Personal, SetsUp
 from fedjax_sim.local import descend
-from fedjax_sim.local.score import client_accuracy, held_accuracy
+from fedjax_sim.local.score import client_merit, held_merit
 from fedjax_sim.methods import register
 from fedjax_sim.methods.controllers import Steered
 from fedjax_sim.methods.fedpolicy.actions import ACTIONS, BLOCKS, Actions, block_masks, oracle_agent
@@ -165,10 +165,10 @@ class Redistribution(Steered, Personal, SetsUp, Method):
 
     # ---- the federated side ---------------------------------------------------------------------------------------
     def server_accuracy(self, env: Env, net: Tree) -> Array:
-        return held_accuracy(env, net) if scored(env) else jnp.full((), jnp.nan, env.dtype)
+        return held_merit(env, net) if scored(env) else jnp.full((), jnp.nan, env.dtype)
 
     def own_accuracy(self, env: Env, net: Tree, ctx: Ctx) -> Array:
-        return client_accuracy(env, net, ctx) if scored(env) else jnp.zeros((), env.dtype)
+        return client_merit(env, net, ctx) if scored(env) else jnp.zeros((), env.dtype)
 
     def init(self, env: Env, net: Tree) -> tuple[Server, Own]:
         return Server(net, self.server_accuracy(env, net)), Own(jnp.zeros((), env.dtype), jnp.zeros((), bool))

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import lax
 
-from fedjax_sim.local.score import predict_net, score_client
+from fedjax_sim.local.score import mean_loss
 from fedjax_sim.plans import blend
 from fedjax_sim.tree import square_norm, subtract
 from fedjax_sim.types import Array, Client, Ctx, Env, Tree
@@ -70,7 +70,6 @@ def candidate_losses(env: Env, server: Server, client: Client, ctx: Ctx, takes: 
         net = blend(env, take, server.net, client.resident)
         if env.bn_local:
             net = {**net, "batch_stats": client.batch_stats}
-        score = score_client(env, lambda x: predict_net(env, net, x), ctx, "val")
-        return score.loss / jnp.maximum(score.count, 1)
+        return mean_loss(env, net, env.fed.rows["val"][ctx.id], env.fed.size["val"][ctx.id])
 
     return lax.map(loss, takes)

@@ -30,7 +30,7 @@ from jax import lax
 
 from fedjax_sim.hooks import Peers, Personal, SetsUp
 from fedjax_sim.local import descend
-from fedjax_sim.local.score import accuracy, predict_net, score_rows
+from fedjax_sim.local.score import merit
 from fedjax_sim.methods import register
 from fedjax_sim.methods.pfedrlla.control import Mixer, Report, Server, make_plan, usable
 from fedjax_sim.methods.pfedrlla.encoder import follow, make_frame, no_frame, placed
@@ -48,7 +48,7 @@ def val_accuracy(env: Env, net: Tree, ctx: Ctx) -> Array:
     """Of ONE client, in as few and as even pieces as possible: every row of padding is paid for twice a round."""
     rows, n = env.fed.rows["val"][ctx.id], env.fed.size["val"][ctx.id]
     pieces = max(1, -(-rows.shape[0] // VAL_ROWS))
-    return accuracy(score_rows(env, lambda x: predict_net(env, net, x), rows, n, -(-rows.shape[0] // pieces)))
+    return merit(env, net, rows, n, -(-rows.shape[0] // pieces))
 
 
 @register("pfedrlla")

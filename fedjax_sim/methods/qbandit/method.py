@@ -34,7 +34,7 @@ from fedjax_sim.errors import UserError
 from fedjax_sim.fields import Real, field
 from fedjax_sim.hooks import Method, Personal, into_resident
 from fedjax_sim.local import batches_per_epoch, descend, most_steps, repeat, stream, turns
-from fedjax_sim.local.score import client_accuracy, predict_net
+from fedjax_sim.local.score import client_merit, predict_net
 from fedjax_sim.methods import register
 from fedjax_sim.methods.controllers import Steered
 from fedjax_sim.methods.qbandit.actions import CONTROLS, MENU, Actions, prefix, read_menu
@@ -209,7 +209,7 @@ class QBandit(Steered, Personal, Method):
     def local(self, env: Env, net: Tree, server: Server, client: Client, ctx: Ctx) -> tuple[Client, Upload]:
         client, done = descend(env, net, client, ctx)
         train = self.accuracy == "train"
-        seen = round_accuracy(env, done.net, ctx, done.steps) if train else client_accuracy(env, done.net, ctx)
+        seen = round_accuracy(env, done.net, ctx, done.steps) if train else client_merit(env, done.net, ctx)
         client = client._replace(own=client.own._replace(accuracy=seen))
         return client, self.upload(env, ctx, done, report=Report(seen))
 

@@ -1,6 +1,6 @@
 """FedALA. From round 2 on a participant learns where to start: on the top layers θ̂ = θ_old + (Θ − θ_old) ⊙ W, elsewhere
-θ̂ = Θ, and W ← clip(W − η_w ∇f(θ̂) ⊙ (Θ − θ_old), 0, 1): one pass, the first time more than ten, until the last ten losses have
-a standard deviation below the threshold. Then E epochs from θ̂; Θ ← Σ (n_k/Σn) θ_k. Evaluated: θ_k as it was left.
+θ̂ = Θ, and W ← clip(W − η_w ∇f(θ̂) ⊙ (Θ − θ_old), 0, 1): one pass, the first time more than ten, until the last ten losses
+have a standard deviation below the threshold. Then E epochs from θ̂; Θ ← Σ (n_k/Σn) θ_k. Evaluated: θ_k as it was left.
 """
 
 from __future__ import annotations

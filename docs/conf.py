@@ -1,0 +1,15 @@
+"""The documentation site: `make docs`. Pages are Markdown; `python docs/generate.py` writes methods.md and api.md."""
+
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+project = "fedjax_sim"
+version = release = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+extensions = ["myst_parser"]
+root_doc = "index"  # README.md and the tables of contents, which a code host would show as text
+exclude_patterns = ["_build", "README.md"]
+myst_heading_anchors = 3  # links to headings, as on a code host
+html_theme = "furo"
+html_title = f"fedjax_sim {version}"
