@@ -54,6 +54,7 @@ def report(setup: Setup) -> str:
             + (f", {len(setup.unseen)} kept out of training" if setup.unseen else "")
             + f"), model {sim.env.model.name}, "
             f"{config.rounds} rounds, seed {config.seed}, config {config.hash()}",
+            *([f"  columns of {shown(setup.fed.name)}: {setup.fed.origin.columns}"] if setup.fed.origin.columns else []),
             f"  parameters: {f['parameters']:,} ({groups})",
             f"  client state: {size(f['client_state'])} (N x {size(f['per_client'])}); estimated peak memory: "
             f"{size(f['peak'])} (runtime {size(f['runtime'])}, program {size(f['program'])}, state {size(f['state'])}, "

@@ -287,7 +287,8 @@ def _describe(fed: Federation, shown: int = 10, widest: int = 20) -> str:
     counts = fed.label_counts()
     lines = [
         f"{fed.name}: {len(fed.x)} examples {'x'.join(map(str, fed.shape))}, {fed.classes} classes, "
-        f"{fed.num_clients} clients"
+        f"{fed.num_clients} clients",
+        *([f"  columns: {fed.origin.columns}"] if fed.origin.columns else []),
     ]
     for split in SPLITS:
         if split in fed.size:

@@ -12,8 +12,9 @@ import numpy as np
 from fedjax_sim.data.federation import Federation
 from fedjax_sim.data.partition import clients_of
 from fedjax_sim.data.partition import partition as share_out
-from fedjax_sim.data.sources import DATASETS, Dataset, load
-from fedjax_sim.data.spec import check_whole, shown
+from fedjax_sim.data.provenance import Origin
+from fedjax_sim.data.sources import DATASETS, Dataset, is_csv, load
+from fedjax_sim.data.spec import check_whole, shown, split_spec
 from fedjax_sim.errors import UserError, lookup
 
 log = logging.getLogger(__name__)
@@ -143,7 +144,9 @@ def federate(
     clients = clients if clients is None else check_whole("clients", clients, 1)
     data_seed = check_whole("data_seed", data_seed)
     batch_size = check_whole("batch_size", batch_size, 1)
-    data = dataset if isinstance(dataset, Dataset) else load(dataset, data_dir, download)
+    data = (
+        dataset if isinstance(dataset, Dataset) else load(dataset, data_dir, download, **_client_column(dataset, partition))
+    )
     official = len(data.y_train)
     y = np.concatenate([data.y_train, data.y_test])
     if not rule.merge:
@@ -180,7 +183,7 @@ def federate(
     rows = {name: [parts[name] for parts in splits] for name in splits[0]}
     test = np.concatenate(rows["test"]) if rule.merge else np.arange(official, len(y))
     mean, std = {"dataset": (data.mean, data.std), "pfllib": (0.5, 0.5), "none": (0.0, 1.0)}[norm]
-    return Federation.from_arrays(
+    fed = Federation.from_arrays(
         np.concatenate([data.x_train, data.x_test]),
         y,
         rows,
@@ -197,6 +200,16 @@ def federate(
             f"norm {norm}, data_seed {data_seed}, {len(y)} examples {'x'.join(map(str, data.x_train.shape[1:]))}"
         ),
     )
+    return dataclasses.replace(fed, origin=Origin(fed.origin.text, data.columns))
+
+
+def _client_column(dataset: str | os.PathLike[str], partition: str) -> dict[str, str]:
+    """The column of a table that the partition makes clients of: no feature, whatever it is called."""
+    name, body = split_spec(partition)
+    if name != "column" or not is_csv(os.fspath(dataset)):
+        return {}
+    column = body.split(",")[0].removeprefix("name=").strip()
+    return {"client": column} if column else {}
 
 
 def _told(dataset: str | os.PathLike[str] | Dataset) -> str:

@@ -23,8 +23,9 @@ class Origin:
     (True, False)
     """
 
-    def __init__(self, text: str):
+    def __init__(self, text: str, columns: str = ""):
         self.text = text
+        self.columns = columns  # of a table: which is what
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Origin)
