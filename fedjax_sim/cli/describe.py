@@ -220,6 +220,13 @@ def warnings(s: dict[str, Any]) -> list[str]:
             f"{s['method']}: {s['diverged']} client updates ({100 * s['diverged_share']:.1f} %) diverged and weigh nothing, "
             f"the first of client {first['client']} in round {first['round']}; try a smaller --lr"
         )
+    if s.get("exploding"):
+        few = lambda numbers: ", ".join(map(str, numbers[:SHOWN])) + (", …" if len(numbers) > SHOWN else "")
+        out.append(
+            f"{s['method']}: {s['exploding']} finite client updates exploded and are averaged in, of clients "
+            f"{few(s['exploding_clients'])} in rounds {few(s['exploding_rounds'])}; look at their data, or use --transform "
+            f"clip:NORM or a smaller --lr"
+        )
     without, rounds = s.get("rounds_without_upload", 0), s.get("rounds", 0)
     if without and without == rounds:
         out.append(f"{s['method']}: nothing was uploaded in any of the {rounds} rounds; the server's model is the first one")

@@ -15,7 +15,7 @@ import numpy as np
 
 from fedjax_sim.metrics.base import Metric, Primary, Sums, over_clients
 
-COUNTED = ["bytes_down", "bytes_up", "participants", "dropped", "diverged", "train_loss"]  # of every evaluated row
+COUNTED = ["bytes_down", "bytes_up", "participants", "dropped", "diverged", "exploding", "train_loss"]  # of every evaluated row
 
 
 def recent_shares(rounds: Sequence[dict[str, Any]], window: int = 10) -> dict[str, float]:
@@ -40,6 +40,13 @@ def complaints(rounds: Sequence[dict[str, Any]]) -> list[str]:
     ['the controller has no live unit in its policy network: it answers every state alike; try a smaller agent.lr']
     """
     out = []
+    if rounds[-1].get("exploding"):
+        now = rounds[-1]
+        out.append(
+            f"an update exploded, finite as it is, and is averaged in: client {now['exploding_id']} in round {now['round']} "
+            f"({now['exploding']} of them), norm {now['update_norm_max']:.2g} where the median of the round is "
+            f"{now['update_norm']:.2g}; look at its data, use --transform clip:NORM, or a smaller --lr"
+        )
     for name, what in (("agent_live_policy", "policy network"), ("agent_live_critic", "critic")):
         last = [r.get(name, 1) for r in rounds[-DEAD_FOR:]]
         if len(last) == DEAD_FOR and max(last) == 0:
@@ -151,6 +158,22 @@ def progress_figures(
         time_min_to={x: None if r is None else seconds_at(r, timings) / 60 for x, r in first.items()},
         convergence_round=None if settled is None else int(settled),
         convergence_seconds=None if settled is None else seconds_at(int(settled), timings),
+    )
+
+
+def explosion_figures(rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """How many finite updates exploded (see `engine.round.watched`), and the longest of each such round: client, round.
+
+    >>> explosion_figures([dict(round=1, exploding=0, exploding_id=-1), dict(round=2, exploding=2, exploding_id=7)])
+    {'exploding': 2, 'exploding_first': {'round': 2, 'client': 7}, 'exploding_clients': [7], 'exploding_rounds': [2]}
+    """
+    seen = [r for r in rounds if r.get("exploding")]
+    first = dict(round=seen[0]["round"], client=seen[0]["exploding_id"]) if seen else None
+    return dict(
+        exploding=sum(r["exploding"] for r in seen),
+        exploding_first=first,
+        exploding_clients=sorted({r["exploding_id"] for r in seen}),
+        exploding_rounds=[r["round"] for r in seen],
     )
 
 

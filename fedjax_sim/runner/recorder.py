@@ -87,8 +87,8 @@ class Recorder:
             row |= figures.probe_figures(log, resident, metrics[0], self.setup.participation.seen)
         if self.setup.simulation.client_split == "train" and any(name.startswith("client_") for name in row):
             row["client_on_train_rows"] = 1  # nobody has validation or test rows: a training accuracy
-        for name in ("participants", "dropped", "diverged"):
-            row[name] = sum(r[name] for r in recent)
+        for name in ("participants", "dropped", "diverged", "exploding"):
+            row[name] = sum(r.get(name, 0) for r in recent)
         row |= dict(
             bytes_down=self.bytes_down, bytes_up=self.bytes_up, train_loss=recent[-1]["train_loss"] if recent else math.nan
         )

@@ -81,6 +81,7 @@ def summarise(setup: Setup, recorder: Recorder, timings: list[dict[str, Any]], c
         bytes_up=end.get("bytes_up", 0),
         dropped=sum(r["dropped"] for r in recorder.rounds),
         **figures.divergence_figures(recorder.rounds),
+        **figures.explosion_figures(recorder.rounds),
         final_loss_finite=not len(setup.fed.held.get("test", ())) or math.isfinite(end.get("global_loss", 0)),
         peak_rss_mb=peak_rss_mb(),
         peak_rss_note="of the process since it started",
