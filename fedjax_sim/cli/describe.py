@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_sim.metrics.base import About, Primary
+from fedjax_sim.metrics.base import About, Primary, on_rows
 from fedjax_sim.options import shown
 from fedjax_sim.runner.config import FOUND, NOT_HASHED, Config
 from fedjax_sim.runner.facts import facts
@@ -67,10 +67,8 @@ def report(setup: Setup) -> str:
                 f"  {config.method} replaces {option} {getattr(config, option, '')} by {why}"
                 for option, why in sim.method.replaces
             ),
-            *(
-                ["  client accuracies are training accuracies: nobody has validation or test rows"]
-                * (sim.client_split == "train")
-            ),
+            f"  clients are scored on {on_rows(setup.resolved)}"
+            + (": training accuracies, nobody has validation or test rows" if sim.client_split == "train" else ""),
         ]
     )
 
@@ -134,9 +132,26 @@ def figure_of(summary: dict[str, Any], key: str) -> float | None:
     return summary.get(table, {}).get(name) if dot else summary.get(key)
 
 
-def on_rows(summaries: list[dict[str, Any]]) -> str:
-    """What stands behind 'client mean': nothing, or that it is training accuracy."""
-    return " (train)" if any(s.get("client_split") == "train" for s in summaries) else ""
+def on_splits(summaries: list[dict[str, Any]]) -> str:
+    """What stands behind 'client mean': the split on which clients are scored.
+
+    >>> on_splits([{"client_split": "val"}, {"client_split": "train"}]), on_splits([{}])
+    (' (val/train)', '')
+    """
+    found = list(dict.fromkeys(s["client_split"] for s in summaries if s.get("client_split")))
+    return f" ({'/'.join(found)})" if found else ""
+
+
+def rows_lines(summaries: list[dict[str, Any]]) -> list[str]:
+    """How many rows the figures over clients stand on."""
+    told: dict[str, list[str]] = {}
+    for s in summaries:
+        if on_rows(s):
+            told.setdefault(on_rows(s), []).append(s["method"])
+    one = len(told) == 1
+    return [
+        f"client figures{'' if one else ' of ' + ', '.join(dict.fromkeys(who))}: on {text}" for text, who in told.items()
+    ]
 
 
 def results_table(summaries: list[dict[str, Any]]) -> str:
@@ -147,7 +162,7 @@ def results_table(summaries: list[dict[str, Any]]) -> str:
     Below it, what a reader must not miss: training accuracies, replaced options, diverged clients.
     """
     diverged = any(s.get("diverged") for s in summaries)
-    title = lambda name: name + (on_rows(summaries) if name in ("client mean", "pooled", "worst 10 %") else "")
+    title = lambda name: name + (on_splits(summaries) if name in ("client mean", "pooled", "worst 10 %") else "")
     measured = compared(summaries)
     head = ["method", *map(title, measured), "down", "up", "s/round", *(["diverged"] if diverged else [])]
     rows = [
@@ -161,7 +176,8 @@ def results_table(summaries: list[dict[str, Any]]) -> str:
         ]
         for s in summaries
     ]
-    return "\n".join([columns([head, *rows]), *(line for s in summaries for line in warnings(s))])
+    told = [*rows_lines(summaries), *(line for s in summaries for line in warnings(s))]
+    return "\n".join([columns([head, *rows]), *told])
 
 
 def own_values(method: str, values: dict[str, float]) -> list[str]:
@@ -288,7 +304,7 @@ def seeds_line(summaries: list[dict[str, Any]]) -> str:
     'over 2 seeds: best 55.00 ± 7.07, last 40.00 ± 0.00'
     """
     parts, primary = [], Primary.read(summaries[0])
-    of_clients = (f"client mean{on_rows(summaries)}", primary.of_clients("mean"))
+    of_clients = (f"client mean{on_splits(summaries)}", primary.of_clients("mean"))
     named = (("best", "best_global"), ("last", "last_global"), of_clients)
     for name, key in named:
         values = [s[key] for s in summaries if s.get(key) is not None and not math.isnan(s[key])]

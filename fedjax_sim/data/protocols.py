@@ -28,22 +28,25 @@ class Protocol:
     """merge: official train + test are partitioned together; the global test set is the clients' union.
 
     fractions: what each client holds back of its examples, at least one example each; the rest is training
-    data.
+    data. least: at least so many validation rows, but no more than a third of what the client has: an accuracy on a
+    handful of rows says nothing.
     """
 
     help: str
     merge: bool
     fractions: Mapping[str, float]
     server_validation: bool = False
+    least: int = 0
     augment: Mapping[str, str] = dataclasses.field(default_factory=dict)  # dataset -> augmentation of training batches
 
 
 PROTOCOLS: dict[str, Protocol] = {
     "standard": Protocol(
-        "server validation out of official train, clients 90/10 train/val, official test is global",
+        "server validation out of official train, clients 90/10 train/val (at least 20 val rows), official test is global",
         merge=False,
         fractions={"val": 0.10},
         server_validation=True,
+        least=20,
     ),
     "fedpolicy": Protocol(
         "the standard split, as FedPolicy's paper has it", merge=False, fractions={"val": 0.10}, server_validation=True
@@ -81,12 +84,15 @@ def stratified(y: np.ndarray, number: int, rng: np.random.Generator) -> np.ndarr
 
 
 def split_client(
-    rows: np.ndarray, fractions: Mapping[str, float], rng: np.random.Generator, val_share: float = 0.0
+    rows: np.ndarray, fractions: Mapping[str, float], rng: np.random.Generator, val_share: float = 0.0, least: int = 0
 ) -> dict[str, np.ndarray]:
     """The rows of ONE client, shuffled and cut: round(fraction n), at least 1, each; the rest is train.
 
-    val_share: of the rest, this share becomes "val", at least 1 of it but never the last training example.
+    val_share: of the rest, this share becomes "val", at least 1 of it but never the last training example. least: of
+    "val", at least so many, where they are no more than a third of all.
 
+    >>> [len(split_client(np.arange(n), {"val": 0.1}, np.random.default_rng(0), least=20)["val"]) for n in (9, 80, 500)]
+    [3, 20, 50]
     >>> parts = split_client(np.arange(20), {"test": 0.25}, np.random.default_rng(0), val_share=0.2)
     >>> {name: len(part) for name, part in parts.items()}
     {'train': 12, 'test': 5, 'val': 3}
@@ -95,6 +101,8 @@ def split_client(
     parts, start = {}, 0
     for name, fraction in fractions.items():
         number = max(1, int(np.floor(fraction * len(rows) + 0.5)))
+        if name == "val":
+            number = max(number, min(least, len(rows) // 3))
         parts[name] = order[start : start + number]
         start += number
     if val_share:
@@ -173,7 +181,8 @@ def federate(
     clients = clients or clients_of(partition, extra) or CLIENTS
     spec = _with_pfllib_minimum(partition, rule, batch_size, len(pool), clients)
     shares = share_out(spec, y[pool], clients, partition_rng, extra, least=1 + len(fractions))
-    splits = [split_client(pool[rows], fractions, split_rng, val_share) for rows in shares]
+    least = rule.least if val_fraction is None else 0
+    splits = [split_client(pool[rows], fractions, split_rng, val_share, least) for rows in shares]
     starved = [i for i, parts in enumerate(splits) if len(parts["train"]) == 0]
     if starved:
         raise UserError(

@@ -23,7 +23,7 @@ from fedjax_sim.types import Array, Client, Ctx, Env, State, Tree
 EVALUATIONS = {
     "global": "the server's model on the global test set",
     "global@clients": "the server's model on every client's own split",
-    "personal": "each client's own model on its own split",
+    "personal": "the model that each client uses, its own or else the global one, on its own split",
     "personal@global": "each client's own model on the global test set",
     "resident": "each client with what it last held, nothing sent to it, as its method predicts; on its own split",
 }

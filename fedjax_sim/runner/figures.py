@@ -15,7 +15,15 @@ import numpy as np
 
 from fedjax_sim.metrics.base import Metric, Primary, Sums, over_clients
 
-COUNTED = ["bytes_down", "bytes_up", "participants", "dropped", "diverged", "exploding", "train_loss"]  # of every evaluated row
+COUNTED = [
+    "bytes_down",
+    "bytes_up",
+    "participants",
+    "dropped",
+    "diverged",
+    "exploding",
+    "train_loss",
+]  # of every evaluated row
 
 
 def recent_shares(rounds: Sequence[dict[str, Any]], window: int = 10) -> dict[str, float]:
@@ -85,16 +93,16 @@ def probe_figures(
     return out
 
 
-def last_value(rows: Sequence[dict[str, Any]], primary: Primary) -> float:
-    """The primary metric as it was last measured: of the global model, or the clients' mean; NaN for none.
+def last_value(rows: Sequence[dict[str, Any]], primary: Primary) -> tuple[str, float]:
+    """(whose, the primary metric as it was last measured): of the global model, or the clients' mean; ('', NaN) for none.
 
-    >>> last_value([{"global_acc": 0.25, "client_mean": 0.5}], Primary())
-    0.25
+    >>> last_value([{"global_acc": 0.25, "client_mean": 0.5}], Primary()), last_value([{"client_mean": 0.5}], Primary())
+    (('global', 0.25), ('client mean', 0.5))
     """
-    if not rows:
-        return math.nan
-    of_server, of_clients = primary.columns
-    return rows[-1].get(of_server, rows[-1].get(of_clients, math.nan))
+    for whose, column in zip(("global", "client mean"), primary.columns, strict=True):
+        if rows and column in rows[-1]:
+            return whose, rows[-1][column]
+    return "", math.nan
 
 
 def rounds_to(rounds: Sequence[int], values: Sequence[float], threshold: float) -> int | None:

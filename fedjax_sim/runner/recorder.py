@@ -85,8 +85,12 @@ class Recorder:
             mixed = "resident" in scores and not self.setup.simulation.method.adapts
             resident = scores["resident"][metrics[0].name] if mixed else None
             row |= figures.probe_figures(log, resident, metrics[0], self.setup.participation.seen)
-        if self.setup.simulation.client_split == "train" and any(name.startswith("client_") for name in row):
-            row["client_on_train_rows"] = 1  # nobody has validation or test rows: a training accuracy
+        on_their_rows = next((scores[mode] for mode in OF_CLIENTS if mode in scores and mode != "personal@global"), None)
+        if on_their_rows is not None:
+            counts = np.asarray(on_their_rows[metrics[0].name]["count"])[list(self.setup.participation.seen)]
+            row |= dict(client_rows_least=float(counts.min()), client_rows_mean=float(counts.mean()))
+            if self.setup.simulation.client_split == "train":
+                row["client_on_train_rows"] = 1  # nobody has validation or test rows: a training accuracy
         for name in ("participants", "dropped", "diverged", "exploding"):
             row[name] = sum(r.get(name, 0) for r in recent)
         row |= dict(

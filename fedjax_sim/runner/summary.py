@@ -17,7 +17,7 @@ def peak_rss_mb() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-TRAINING_NOTE = "on training rows: the clients have no validation or test rows"
+TRAINING_NOTE = "training accuracy: the clients have no validation or test rows"
 
 
 def clean(value: Any) -> Any:
