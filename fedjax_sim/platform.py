@@ -60,6 +60,22 @@ def lowering_for(platform: str) -> Iterator[None]:
         _override.reset(token)
 
 
+@contextlib.contextmanager
+def floats(dtype: Any) -> Iterator[None]:
+    """JAX's 64-bit mode as numbers of this type need it, and afterwards as it was: no run changes the next one.
+
+    >>> with floats("float64"):
+    ...     str(jax.numpy.zeros(1).dtype)
+    'float64'
+    """
+    before = jax.config.values["jax_enable_x64"]
+    jax.config.update("jax_enable_x64", jax.numpy.dtype(dtype) == jax.numpy.float64)
+    try:
+        yield
+    finally:
+        jax.config.update("jax_enable_x64", before)
+
+
 def multiplying(precision: str, fn: Callable) -> Callable:
     """`fn`, whose float32 products have this precision on accelerators: `default`, `high`, `highest`.
 

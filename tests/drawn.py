@@ -7,6 +7,9 @@ import pathlib
 
 import numpy as np
 
+from fedjax_sim.runner import manifest
+from fedjax_sim.runner.files import stamp
+
 CLASSES, CLIENTS = 10, 20
 
 
@@ -83,6 +86,13 @@ def write_run(
         summary |= dict(rounds_to=reached, comm_gb_to=cost(0.0015), time_min_to=cost(0.05), seconds_per_round=3.0)
         summary |= dict(bytes_down=int(np.sum(table["bytes_down"])), bytes_up=800_000 * rounds)
         (folder / "summary.json").write_text(json.dumps(summary))
+    return sign(folder)
+
+
+def sign(folder: pathlib.Path) -> pathlib.Path:
+    """A manifest of what is there."""
+    there = [name for name in manifest.FILES if (folder / name).exists()]
+    manifest.write(folder, {name: stamp((folder / name).read_bytes()) for name in there})
     return folder
 
 

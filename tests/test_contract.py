@@ -24,7 +24,10 @@ from fedjax_sim.methods.fedavg import FedAvg
 from fedjax_sim.transforms.base import Transform
 
 ALL = {**CASES, **DUMMY_CASES}
-ROUNDS_OTHERWISE = {"pfedfda"}  # the same operations, which the compiler fuses otherwise around its factorisations
+# With the tests' flags (no optimisation) the compiler joins one or the other product of β·μ + (1−β)·μ_g with the addition,
+# in each program as it likes: some uploaded means differ in the last bit. As people run it they are the same bits:
+# `test_production_flags.py` (neutral_pfedfda).
+LAST_BIT = {"pfedfda": 1e-6}
 
 
 def test_every_method_has_a_case():
@@ -145,8 +148,8 @@ def test_a_neutral_transform_is_the_plain_run(sim):
     (want, data), (got, _) = start(sim), start(inside)
 
     def check(plain, wrapped):
-        if name in ROUNDS_OTHERWISE:
-            assert_close(plain, wrapped, 1e-5)
+        if name in LAST_BIT:
+            assert_close(plain, wrapped, LAST_BIT[name])
         else:
             assert same_bits(plain, wrapped)
 

@@ -66,6 +66,15 @@ def test_the_example_runs_and_is_short(runs, capsys):
     assert "labels: [" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("name", ["a\"b'c.npz", 'x""" + oops + """.npz', "back\\slash\n{name}.npz", "é\u202e.msgpack"])
+def test_the_example_says_any_file_name(runs, name, capsys):
+    """What stands in a file name is text in the example, never code."""
+    assert main(["export", str(runs / "fedavg"), "--out", name]) == 0
+    (example,) = pathlib.Path().glob("use_*.py")
+    exec(compile(example.read_text(), "example", "exec"), {})
+    assert "labels: [" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("ending", ["npz", "msgpack"])
 def test_a_run_starts_from_it(runs, ending):
     file = fs.export(runs / "fedavg", f"start.{ending}")

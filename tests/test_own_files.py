@@ -92,7 +92,8 @@ def test_own_things_by_name_in_every_command(own, capsys, tmp_path):
     toml.write_text('methods = ["my_prox"]\n[grid]\nmu = [0.1, 1]\n[settings]\ndataset = "stripes"\nmodel = "tiny_net"\n')
     capsys.readouterr()
     assert main(["sweep", str(toml), "--dry-run", "--import", own]) == 0
-    assert capsys.readouterr().out.count("my_prox-s0-") == 2
+    said = capsys.readouterr().out
+    assert "my_prox-mu0.1-s0" in said and "my_prox-mu1-s0" in said
 
 
 def test_without_the_file_the_names_are_unknown(own, capsys, tmp_path):

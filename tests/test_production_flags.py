@@ -19,7 +19,7 @@ import traceback
 import pytest
 
 HERE = pathlib.Path(__file__).resolve().parent
-CHECKS = ("golden_fedavg", "golden_scaffold", "convolutions", "resume")
+CHECKS = ("golden_fedavg", "golden_scaffold", "convolutions", "resume", "neutral_pfedfda")
 
 
 # ---- in the process of its own ----------------------------------------------------------------------------------
@@ -84,6 +84,23 @@ def resume() -> None:
         back = checkpoint.load(checkpoint.save(pathlib.Path(folder), half, "h"), start(sim)[0], "h")
     assert not same_bits(whole.server, back.server)
     assert same_bits(whole, sim.run(back, data, jnp.int32(2))[0])
+
+
+def neutral_pfedfda() -> None:
+    """A transform that changes nothing gives the same bits; the one method for which the contract cannot ask for that."""
+    import test_contract as contract
+    from tiny import same_bits, simulation, start
+
+    case = contract.ALL["pfedfda"]
+    plain, inside = (
+        simulation("pfedfda", model=case.model, **more, **case.options) for more in ({}, {"around": contract.Neutral})
+    )
+    (want, data), (got, same) = start(plain), start(inside)
+    for _ in range(2):
+        want, *told = plain.examine(want, data)
+        got, *other = inside.examine(got, same)
+        assert same_bits(told, other)
+    assert same_bits((want.server, want.clients), (got.server.inner, got.clients._replace(own=got.clients.own.inner)))
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ import subprocess
 
 import numpy as np
 import pytest
-from drawn import CLIENTS, write_comparison, write_run
+from drawn import CLIENTS, sign, write_comparison, write_run
 
 from fedjax_sim.cli.main import main
 from fedjax_sim.errors import UserError
@@ -18,6 +18,7 @@ from fedjax_sim.report import costs, curves, style, tables
 from fedjax_sim.report.figures import possible
 from fedjax_sim.report.groups import grouped, labels, scenes
 from fedjax_sim.report.runs import load_run, load_runs
+from fedjax_sim.runner.files import checksum
 
 HOSTILE = "fedavg</script><img src=x onerror=alert(1)>$x_1$"
 
@@ -30,7 +31,8 @@ def drawn(tmp_path_factory) -> tuple[pathlib.Path, list[str]]:
     write_run(root / "runs" / "hostile", HOSTILE, best=0.5, ended=False, budgets=True)
     (root / "runs" / "profiled").mkdir()
     seconds = dict(orders=0.01, local=1.0, aggregation=0.02, controller=0.0, evaluation=0.3)
-    (root / "runs" / "profiled" / "profile.json").write_text(json.dumps({"method": "fedavg", "seconds": seconds}))
+    profile = {"method": "fedavg", "seconds": seconds}
+    (root / "runs" / "profiled" / "profile.json").write_text(json.dumps(profile | {"checksum": checksum(profile)}))
     said: list[str] = []
     from fedjax_sim.report.figures import report
 
@@ -50,10 +52,10 @@ def test_folders_of_runs_are_searched(tmp_path):
     (avg,) = [g for g in groups if g.label == "fedavg" and "0.3" in g.scene]
     assert [run.config["seed"] for run in avg.runs] == [0, 1, 5]
     assert len(said) == 1 and "notes" in said[0]  # no run
-    with pytest.raises(UserError, match="no finished run"):
+    with pytest.raises(UserError, match="no run directory that can be read"):
         (tmp_path / "empty").mkdir()
         load_runs([tmp_path / "empty"])
-    with pytest.raises(UserError, match="not a finished run directory"):
+    with pytest.raises(UserError, match="not a run directory"):
         load_runs([tmp_path / "sweep" / "notes"])
 
 
@@ -97,6 +99,7 @@ def test_weights_of_a_controller_become_a_matrix(tmp_path):
         [[[0.1, 0.2, 0.7], [0.3, 0.3, 0.4]], [[0.5, 0.2, 0.3], [0.6, 0.1, 0.3]], [[0, 0, 1], [0.2, 0.3, 0.5]]]
     )
     np.savez(folder / "clients.npz", **arrays, acted_ids=ids, acted_actions=weights)
+    sign(folder)
     mixed = load_run(folder).matrices["weights"]
     assert mixed.shape == (3, 3, 3)
     np.testing.assert_allclose(mixed[0, 0], [0.8, np.nan, 0.2])  # the first round: its own participants, itself twice
@@ -104,8 +107,9 @@ def test_weights_of_a_controller_become_a_matrix(tmp_path):
     np.testing.assert_allclose(mixed[1, 1], [0.6, 0.3, 0.1])
     np.testing.assert_allclose(mixed[2, 0], [0.5, 0.3, 0.2])
     assert np.isnan(mixed[2, 1:]).all()
-    assert "weights" in [name for name, _, _ in possible(grouped(load_runs([folder])), [folder])]
+    assert "weights" in [name for name, _, _ in possible(grouped(load_runs([folder])))]
     np.savez(folder / "clients.npz", **arrays, acted_ids=ids, acted_actions=weights[:, :, 0])  # indices: no weights
+    sign(folder)
     assert load_run(folder).matrices == {}
 
 
@@ -153,8 +157,8 @@ def test_what_has_no_data_is_not_drawn(tmp_path):
     folder = write_run(tmp_path / "a", "fedavg", best=0.1)
     for name in ("clients.npz", "labels.npz", "timings.csv"):
         (folder / name).unlink()
-    (folder / "clients.npz").write_bytes(b"cut")
-    names = [name for name, _, _ in possible(grouped(load_runs([folder])), [folder])]
+    sign(folder)
+    names = [name for name, _, _ in possible(grouped(load_runs([folder])))]
     assert names == ["accuracy", "accuracy_bytes", "communication"]
 
 

@@ -38,7 +38,8 @@ ALLOWED: dict[str, set[str]] = {
     "accelerators": {"errors", "platform", "types", "engine"},
     "runner": ONE_CLIENT | {"data", "engine", "methods", "metrics", "transforms", "platform", "accelerators", "__init__"},
     "presets": {"errors"},
-    "report": {"errors", "options", "metrics.base", "runner.files", "runner.figures", "__init__"},
+    "report": {"errors", "options", "metrics.base", "runner.files", "runner.figures", "runner.manifest", "__init__"},
+    "papers": {"errors", "options", "presets", "report", "runner.files", "runner.figures"},
     "cli": ONE_CLIENT
     | {
         "data",
@@ -51,10 +52,11 @@ ALLOWED: dict[str, set[str]] = {
         "runner",
         "report",
         "presets",
+        "papers",
         "agents",
     }
     | {"__init__"},
-    "notebook": BASICS | {"data", "engine", "runner", "report", "cli", "__init__"},
+    "notebook": BASICS | {"data", "engine", "platform", "runner", "report", "cli", "__init__"},
     "__main__": {"cli"},
     "__init__": BASICS
     | {
@@ -78,6 +80,7 @@ INSIDE_FUNCTIONS: dict[str, set[str]] = {
 }
 WITHOUT_JAX = (
     "report",
+    "papers",
     "errors",
     "cli.main",
     "methods.__init__",

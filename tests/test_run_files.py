@@ -275,6 +275,27 @@ def test_files_can_be_read_by_whom_the_mask_allows(tmp_path):
         assert stat.S_IMODE((tmp_path / f"{mask}").stat().st_mode) == mode
 
 
+def test_temporary_files_are_never_others(tmp_path, monkeypatch):
+    """Made under a name that nobody foresees, and only if it is new: no link that lies there is followed."""
+    asked = []
+    real = os.open
+
+    def heard(path, flags, *more, **named):
+        asked.append((pathlib.Path(path).name, bool(flags & os.O_EXCL)))
+        return real(path, flags, *more, **named)
+
+    monkeypatch.setattr(files_module.os, "open", heard)
+    for _ in range(2):
+        files_module.write_bytes(tmp_path / "a.json", b"x")
+    (one, first), (other, second) = asked
+    assert first and second and one != other
+    (tmp_path / "victim").write_text("mine")
+    monkeypatch.setattr(files_module.secrets, "token_hex", lambda _: "foreseen")
+    (tmp_path / ".a.json.foreseen.partial").symlink_to(tmp_path / "victim")
+    refused(lambda: files_module.write_bytes(tmp_path / "a.json", b"y"), "cannot be written: File exists")
+    assert (tmp_path / "victim").read_text() == "mine" and (tmp_path / "a.json").read_bytes() == b"x"
+
+
 def test_killed_deletions_are_cleared_by_the_next_save(tmp_path, monkeypatch):
     state = tiny.start(tiny.simulation("fedavg"))[0]
     at = lambda t: state._replace(t=jnp.int32(t))

@@ -123,14 +123,17 @@ def test_run_directory_holds_every_file(rich):
 def test_metrics_columns_and_rounds(rich):
     rows = table(rich.out / "metrics.csv")
     assert [r["round"] for r in rows] == ["2", "4", "5"]  # every second, and the last
-    assert list(rows[0])[:14] == [
+    named = [name for name in rows[0] if not name.startswith(("resident_", "personal_at_", "global_at_"))]
+    assert named[:16] == [
         "round",
         "global_acc",
         "global_loss",
         "val_acc",
+        "val_loss",
         "client_mean",
         "client_pooled",
         "client_std",
+        "client_loss",
         "client_worst10",
         "bytes_down",
         "bytes_up",
@@ -450,7 +453,7 @@ def test_interrupted_seeds_name_every_directory(tmp_path, monkeypatch, capsys):
     with pytest.raises(KeyboardInterrupt):
         run_seeds(small_setup(rounds=2), 2, tmp_path / "s", "vmap")
     err = capsys.readouterr().err
-    assert "interrupted after round 0, saved at round 0; continue with: fedjax-sim resume" in err
+    assert "interrupted before the first round was done, nothing had to be saved; continue with: fedjax-sim resume" in err
     assert {p.name for p in (tmp_path / "s").iterdir()} == {"seed-4", "seed-5"}
     assert all(f"resume {tmp_path / 's' / name}" in err for name in ("seed-4", "seed-5"))
     monkeypatch.undo()
@@ -549,3 +552,19 @@ def test_segments_off_the_grid_are_not_evaluated_for_nothing(more, monkeypatch):
         always = sim.run.lower(sim.init(4, setup.net), sim.data, np.int32(1)).compile()
         branches = lambda program: program.as_text().count(" conditional(")
         assert branches(whole.program) == branches(always) + 1
+
+
+@pytest.mark.filterwarnings("error:Explicitly requested dtype")
+def test_a_run_leaves_nothing_behind_in_the_process():
+    """A, B, A: after a run in double precision, or with other products, the first one gives its own bits again."""
+    small = dict(model="mlp", model_options={"hidden": (8,)}, clients=4, participation=1, rounds=2, epochs=1, devices=1)
+    before = dict(jax.config.values)
+    first = fs.run("fedavg", **small)
+    other = fs.run("fedavg", dtype="float64", precision="highest", **small)
+    assert {np.asarray(leaf).dtype for leaf in jax.tree.leaves(other.net)} == {np.dtype("float64")}
+    assert other.predict(other.setup.fed.x[:2], logits=True).dtype == np.float64
+    steps = fs.rounds("fedavg", dtype="float64", **small)
+    assert next(steps).net["params"]["fc"]["bias"].dtype == np.float64 and not jax.config.jax_enable_x64
+    again = fs.run("fedavg", **small)
+    assert again.rows == first.rows and tiny.same_bits(again.state, first.state)
+    assert dict(jax.config.values) == before

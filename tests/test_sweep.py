@@ -6,6 +6,7 @@ import csv
 import json
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 import time
@@ -13,7 +14,7 @@ import tomllib
 import types
 
 import pytest
-from drawn import write_run
+from drawn import sign, write_run
 from test_cli import empty_folder, refused
 
 from fedjax_sim.cli.main import main
@@ -21,7 +22,6 @@ from fedjax_sim.cli.sweep import local, on_ray, queue
 from fedjax_sim.cli.sweep.jobs import Folder, pending, write_results
 from fedjax_sim.cli.sweep.plan import jobs_of
 from fedjax_sim.cli.sweep.table import Table, results
-from fedjax_sim.errors import UserError
 from fedjax_sim.report.runs import load_runs
 from fedjax_sim.runner.lock import Lock
 
@@ -151,6 +151,8 @@ class Pretend:
             write_run(self.folder.run(handle.job), handle.job.config.method, handle.job.config.seed, rounds=2)
             file = self.folder.run(handle.job) / "summary.json"
             file.write_text(json.dumps(json.loads(file.read_text()) | {"rounds": 2}))
+            sign(file.parent)
+            self.folder.own(handle.job)
         return code, "round 3" if code == -9 else ""
 
     def stop(self, handle):
@@ -257,6 +259,8 @@ def test_slurm_script_and_submission(capsys, tmp_path, monkeypatch):
     write_run(ended.run(jobs[1]), "fedavg", 1, rounds=2)
     told = ended.run(jobs[1]) / "summary.json"
     told.write_text(json.dumps(json.loads(told.read_text()) | {"rounds": 2}))
+    sign(told.parent)
+    ended.own(jobs[1])
     assert main(command) == 0
     said = capsys.readouterr()
     assert "as job 4711" in said.err and "--gather" in said.err
@@ -336,29 +340,36 @@ def test_a_second_sweep_in_the_folder_is_refused(capsys):
 
 def test_a_run_that_another_process_has_begun_is_not_begun_again(capsys):
     """Before its first checkpoint it has nothing to go on from, but it is not for others to throw away."""
-    file = toml('methods = ["fedavg"]\n' + TINY)
-    job = jobs_of(tomllib.loads(file.read_text()))[0]
-    directory = Folder(pathlib.Path("out")).run(job)
-    write_run(directory, "fedavg", 0, rounds=2, ended=False)
-    told = json.loads((directory / "config.json").read_text())
-    from fedjax_sim.runner import execute
     from fedjax_sim.runner.directory import RunDirectory
     from fedjax_sim.runner.prepare import prepare
 
+    file = toml('methods = ["fedavg"]\n' + TINY)
+    job = jobs_of(tomllib.loads(file.read_text()))[0]
+    directory = Folder(pathlib.Path("out")).run(job)
     setup = prepare(job.config)
-    stored = setup.config
-    patch = pytest.MonkeyPatch()
-    patch.setattr(RunDirectory, "read_config", lambda self: (stored, {}, {}))
-    lock = Lock(directory)
-    lock.take()
-    try:
-        with pytest.raises(UserError, match="is in use by another process"):
-            execute.gone_on(setup, directory, say=print)
-        assert json.loads((directory / "config.json").read_text()) == told
-        lock.release()
-        assert execute.gone_on(setup, directory, say=print) is None and not directory.exists()
-    finally:
-        patch.undo()
+    begun = RunDirectory(directory)
+    begun.create(setup.config, setup.resolved)
+    (directory / "mine.txt").write_text("mine")
+    before = {p.name: p.read_bytes() for p in directory.iterdir()}
+    task = ["sweep", str(file), "--out", "out", "--task", "0", "--quiet"]
+    assert "is in use by another process" in refused(capsys, *task)
+    assert {p.name: p.read_bytes() for p in directory.iterdir()} == before
+    begun.lock.release()
+    assert main(task) == 0 and (directory / "mine.txt").read_text() == "mine"
+    assert "had no checkpoint yet and begins again; removed what it had: config.json" in capsys.readouterr().err
+
+
+def test_a_task_leaves_a_finished_run_without_checkpoints_alone(capsys):
+    """Its summary was lost, and nothing is there to go on from: it is refused, not begun again."""
+    file = toml('methods = ["fedavg"]\n' + TINY)
+    task = ["sweep", str(file), "--out", "out", "--task", "0", "--quiet"]
+    assert main(task) == 0
+    (run,) = pathlib.Path("out/runs").iterdir()
+    shutil.rmtree(run / "checkpoints")
+    (run / "summary.json").unlink()
+    before = {p.name: p.read_bytes() for p in run.iterdir()}
+    assert "it is left as it is" in refused(capsys, *task)
+    assert {p.name: p.read_bytes() for p in run.iterdir()} == before
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel tells a process only there that its parent is gone")

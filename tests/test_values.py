@@ -152,3 +152,29 @@ def test_numbers_of_a_loss_run_side_by_side():
         assert result.setup.config.loss_options == {"gamma": gamma}
         np.testing.assert_allclose(result.net["params"]["fc"]["kernel"], alone.net["params"]["fc"]["kernel"], atol=1e-5)
     assert not np.allclose(*(result.net["params"]["fc"]["kernel"] for result in both), atol=1e-5)
+
+
+def test_numbers_of_a_transform_side_by_side(capsys, tmp_path):
+    """--vmap clip.norm=…: each lane is the run of its value; --set and Python name the option alike."""
+    more = ["--transform", "clip:1.0", "--transform", "topk:0.5"]
+    assert main([*COMMAND, *more, "--vmap", "clip.norm=0.01,0.5", "--out", "o"]) == 0
+    assert main([*COMMAND, *more, "--set", "clip.norm=0.01", "--devices", "1", "--out", "alone"]) == 0
+    config = lambda folder: json.loads(pathlib.Path(folder, "config.json").read_text())
+    assert table(pathlib.Path("o/clip.norm=0.01/metrics.csv")) != table(pathlib.Path("o/clip.norm=0.5/metrics.csv"))
+    alone, lane = config("alone"), config("o/clip.norm=0.01")
+    assert lane["config"]["transforms"] == alone["config"]["transforms"] == ["clip:norm=0.01", "topk:0.5"]
+    assert lane["config_hash"] == alone["config_hash"]
+    rows = [table(pathlib.Path(folder, "metrics.csv"))[-1] for folder in ("o/clip.norm=0.01", "alone")]
+    assert float(rows[0]["global_loss"]) == pytest.approx(float(rows[1]["global_loss"]), rel=1e-5)
+    said = refused(capsys, *COMMAND, "--transform", "clip", "--vmap", "clip.nrm=1,2")
+    assert "unknown setting for values side by side 'clip.nrm' (did you mean 'clip.norm'?)" in said
+    said = refused(capsys, *COMMAND, "--transform", "clip", "--transform", "clip", "--set", "clip.norm=1")
+    assert "'clip' is there 2 times" in said
+    assert "unknown name in --set 'topk'" in refused(capsys, *COMMAND, "--transform", "clip", "--set", "topk.share=1")
+
+
+def test_options_of_a_transform_from_python():
+    setup = fs.runner.execute.set_up("fedavg", None, model="mlp", transforms=["clip"], **{"clip.norm": 0.5})
+    assert setup.config.transforms == ("clip:norm=0.5",)
+    with pytest.raises(fs.UserError, match="'clip' is there 0 times"):
+        fs.runner.execute.set_up("fedavg", None, model="mlp", **{"clip.norm": 0.5})

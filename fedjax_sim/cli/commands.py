@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import shlex
 import sys
 from typing import Any
 
@@ -90,6 +91,12 @@ def talk(args: argparse.Namespace) -> dict[str, Any]:
     return dict(progress=not args.quiet and not args.json, say=note, sinks=told)
 
 
+def the_same(args: argparse.Namespace, out: Any) -> str:
+    """The command line again, with the directory that it took: it goes on with everything."""
+    words = [*args.words, *([] if args.out else ["--out", str(out)])]
+    return shlex.join(["fedjax-sim", *words])
+
+
 def foretell(setup: Any, args: argparse.Namespace, data: bool = True) -> None:
     """What is said before a run; with --dry-run also who has which data (`data`), and for programs the same as numbers."""
     from fedjax_sim.cli import describe
@@ -142,7 +149,8 @@ def run(args: argparse.Namespace) -> int:
         say(f"written: {args.labels}")
     if args.dry_run:
         return 0
-    results = execute_all(setups, args, out, **speech)
+    several_runs = args.seeds > 1 and not args.vmap
+    results = execute_all(setups, args, out, again=the_same(args, out) if several_runs else "", **speech)
     label = lambda i: f"{args.method} {name}={several[i % len(several)]}" if args.vmap else args.method
     tables([r.summary | {"method": label(i)} for i, r in enumerate(results)], args.seeds)
     if args.seeds > 1 and not args.vmap:
@@ -167,7 +175,9 @@ def train(args: argparse.Namespace) -> int:
     assert issubclass(kind, Controlled)
     args.sets = [*args.sets, *(f"{args.method}.{option}={value}" for option, value in kind.training)]
     config = make_config(args, args.method, [args.method])
-    args.out = args.out or str(output_directory(args, f"train-{args.method}", config))
+    if not args.out:
+        args.out = str(output_directory(args, f"train-{args.method}", config))
+        args.words = [*args.words, "--out", args.out]
     done = run(args)
     if not args.dry_run:
         first = args.out if args.seeds == 1 else f"{args.out}/seed-{args.seed}"
@@ -185,6 +195,12 @@ def sweep(args: argparse.Namespace) -> int:
     from fedjax_sim.cli.sweep.command import sweep
 
     return sweep(args)
+
+
+def paper(args: argparse.Namespace) -> int:
+    from fedjax_sim.cli.paper.command import paper
+
+    return paper(args)
 
 
 def resume(args: argparse.Namespace) -> int:
@@ -214,7 +230,7 @@ def profile(args: argparse.Namespace) -> int:
     start(config, args)
     from fedjax_sim.cli import describe
     from fedjax_sim.runner.facts import check_reach
-    from fedjax_sim.runner.files import write_json
+    from fedjax_sim.runner.files import checksum, write_json
     from fedjax_sim.runner.prepare import prepare
     from fedjax_sim.runner.profile import stage_seconds
 
@@ -236,7 +252,8 @@ def profile(args: argparse.Namespace) -> int:
     say(describe.stage_table(setup, seconds, repeats))
     if args.out and first_process():
         out.mkdir(parents=True)
-        write_json(out / "profile.json", {"method": config.method, "config": setup.config.to_json(), "seconds": seconds})
+        found = {"method": config.method, "config": setup.config.to_json(), "seconds": seconds}
+        write_json(out / "profile.json", found | {"checksum": checksum(found)})
         say(f"written: {out / 'profile.json'}")
     return 0
 
@@ -280,6 +297,7 @@ COMMANDS = {
     "run": run,
     "compare": compare,
     "sweep": sweep,
+    "paper": paper,
     "train": train,
     "resume": resume,
     "profile": profile,

@@ -62,7 +62,7 @@ def compare(args: argparse.Namespace) -> int:
         seen.append(fed)
         if args.dry_run:
             continue
-        runs = execute_all(setups, args, out / folder_of(entry), **speech)
+        runs = execute_all(setups, args, out / folder_of(entry), again=commands.the_same(args, out), **speech)
         results += runs
         summaries += [r.summary | {"method": entry} for r in runs]
         if args.seeds > 1:

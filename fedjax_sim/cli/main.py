@@ -72,6 +72,7 @@ def main(argv: list[str] | None = None) -> int:
             args = make_parser().parse_args(with_preset(argv, args))
         if "method" in args and args.method is None:
             raise UserError(f"{args.command} needs a METHOD or a --preset (see fedjax-sim {args.command} --help)")
+        args.words = argv
         return COMMANDS[args.command](args)
     except KeyboardInterrupt:
         return 130

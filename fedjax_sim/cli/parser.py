@@ -76,6 +76,7 @@ def read(converter: Callable[[str], Any]) -> Callable[[str], Any]:
 
 WHOLE, REAL = read(options.whole), read(options.real)
 COUNT = read(options.at_most(2**31 - 1, options.whole))  # what is counted in 32 bits
+POSITIVE = read(options.at_least(1, options.at_most(2**31 - 1, options.whole)))
 
 
 BATCH = read(lambda text: text if text == FULL else options.at_most(2**31 - 1, options.whole)(text))
@@ -283,6 +284,35 @@ def add_sweep(sweep: Any) -> None:
     add_speech(sweep)
 
 
+def add_paper(paper: Any) -> None:
+    kinds = paper.add_subparsers(dest="what", required=True, metavar="list|run|show", parser_class=Parser)
+    add = lambda name, text: kinds.add_parser(name, help=text, formatter_class=Help)
+    listing = add("list", "papers and their tables; of a table its rows and columns")
+    listing.add_argument("tables", metavar="PAPER[:TABLE]", nargs="*")
+    for one in (add("run", "run what is missing of a table, and show it"), add("show", "what there is of a table")):
+        one.add_argument("tables", metavar="PAPER:TABLE", nargs="+", help="as in fedpolicy:T5; see fedjax-sim paper list")
+        text = "smoke (seconds a cell, embedded data), small (minutes), or paper: as published (default: paper)"
+        one.add_argument("--scale", default="paper", metavar="S", help=text)
+        text = "comma list of rows (default: those that were published; all: also the extra ones)"
+        one.add_argument("--rows", default="", metavar="NAMES", help=text)
+        one.add_argument("--cols", default="", metavar="NAMES", help="comma list of columns, likewise")
+        one.add_argument(
+            "--seeds", type=POSITIVE, default=None, metavar="K", help="seeds 0 … K-1 (default: as the table says)"
+        )
+        text = "a setting of all runs, e.g. model=lenet5 or fedprox.mu=0.1; may be repeated"
+        one.add_argument("--set", action="append", default=[], dest="sets", metavar="NAME=VALUE", help=text)
+        one.add_argument("--rounds", type=COUNT, default=None, metavar="T", help="rounds of all runs")
+        one.add_argument("--out", default=None, metavar="DIR", help="where the papers' folders are (default: runs/papers)")
+        one.add_argument("--client", type=COUNT, default=None, metavar="k", help="whose picture, where it is of one client")
+        text = "folder with NAME.npz files; also the environment variable FEDJAX_SIM_DATA"
+        one.add_argument("--data-dir", default=None, metavar="DIR", help=text)
+        one.add_argument("--devices", default=None, metavar="n", help="devices to share the cohort")
+        one.add_argument("--chunk", default=None, metavar="n", help="clients side by side on one device")
+        one.add_argument("--dry-run", action="store_true", help="list the runs and stop")
+        one.add_argument("--quiet", action="store_true", help="no progress")
+        add_speech(one)
+
+
 def make_parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="fedjax-sim",
@@ -318,6 +348,7 @@ def make_parser() -> argparse.ArgumentParser:
     train.set_defaults(rounds=TRAINING, vmap="")
     sweep = add("sweep", "run a grid of settings; the same command again goes on")
     add_sweep(sweep)
+    add_paper(add("paper", "published tables and figures, ours beside theirs: paper list | run | show"))
     resume = add("resume", "continue a run directory")
     resume.add_argument("directory", metavar="DIR")
     resume.add_argument("--rounds", type=COUNT, default=None, metavar="T", help="new total, to extend the run")

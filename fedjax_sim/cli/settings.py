@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import pathlib
+from collections.abc import Sequence
 from typing import Any
 
 from fedjax_sim import options
 from fedjax_sim.errors import UserError, unknown
 from fedjax_sim.models import check_options
 from fedjax_sim.runner.config import FOUND, Config
+from fedjax_sim.transforms import names_of, with_option
 
 MOST_SEEDS = 10_000
 
@@ -21,7 +23,9 @@ NOT_OPTIONS = FOUND | {
 }
 
 
-def split_sets(sets: list[str], methods: list[str]) -> tuple[dict[str, dict[str, str]], dict, dict]:
+def split_sets(
+    sets: list[str], methods: list[str], around: Sequence[str] = ()
+) -> tuple[dict[str, dict[str, str]], dict, dict]:
     """--set NAME.OPTION=VALUE -> (options per method, model options, loss options).
 
     >>> split_sets(["fedprox.mu=0.1", "model.hidden=64x32", "loss.gamma=1"], ["fedprox"])
@@ -44,13 +48,22 @@ def split_sets(sets: list[str], methods: list[str]) -> tuple[dict[str, dict[str,
         elif owner in per:
             per[owner][option] = value
         else:
-            raise unknown("name in --set", options.shown(owner), ["model", "loss", *methods])
+            raise unknown("name in --set", options.shown(owner), ["model", "loss", *methods, *around])
     return per, model, loss
 
 
 def make_config(args: argparse.Namespace, method: str, methods: list[str]) -> Config:
     """One method's Config; `methods` are all whose options may stand in --set."""
-    per, model, loss = split_sets(args.sets, methods)
+    around = names_of(args.transforms)
+    texts, rest = tuple(args.transforms), []
+    for item in args.sets:
+        left, equals, value = item.partition("=")
+        owner, _, option = left.partition(".")
+        if equals and option and owner in around and owner not in methods:
+            texts = with_option(texts, owner, option, value)
+        else:
+            rest.append(item)
+    per, model, loss = split_sets(rest, methods, around)
     check_options(args.model, model)  # also what `build` is told by others: its dtype, its shape
     values = {f.name: getattr(args, f.name) for f in dataclasses.fields(Config) if f.name not in NOT_OPTIONS}
     if values["data_seed"] == "follow":
@@ -58,7 +71,7 @@ def make_config(args: argparse.Namespace, method: str, methods: list[str]) -> Co
     modes = options.names(args.evaluations)
     if not modes:
         raise UserError("--evaluate names no mode; write for example --evaluate global,personal")
-    values |= dict(transforms=tuple(args.transforms), evaluations=modes, metrics=options.names(args.metrics))
+    values |= dict(transforms=texts, evaluations=modes, metrics=options.names(args.metrics))
     config = Config(method=method, options=per[method], model_options=model, loss_options=loss, **values)
     return for_seeds(config, args.seeds, args.seeds_mode)
 
@@ -89,21 +102,36 @@ def for_values(config: Config, args: argparse.Namespace) -> Config:
 
 
 def output_directory(args: argparse.Namespace, stem: str, config: Config) -> pathlib.Path:
-    """--out, or a new name under runs/; an existing one is refused, unless it is a comparison that goes on."""
+    """--out, or a new name under runs/; an existing one is refused, unless it is empty or what stands there goes on."""
     from fedjax_sim.runner.files import exists  # brings NumPy, which the help must not wait for
 
     word = pathlib.Path(config.dataset.split(":")[0]).stem[:60]
     out = own_path(args.out) if args.out else free_directory(f"{stem}-{word}-s{config.seed}")
-    unfinished = args.command == "compare" and not exists(out / "config.json") and is_comparison(out)
-    if exists(out) and not args.dry_run and not unfinished:
+    if exists(out) and not args.dry_run and not can_go_on(args, out):
         hint = f", or resume it with fedjax-sim resume {out}" if args.command in ("run", "train") else ""
         raise UserError(f"output directory '{options.shown(str(out))}' exists already; choose another --out{hint}")
     return out
 
 
+def can_go_on(args: argparse.Namespace, out: pathlib.Path) -> bool:
+    """Whether the command may write into `out`, which is there; whether the same run began there is asked later."""
+    from fedjax_sim.runner import manifest
+
+    if args.command not in ("run", "train", "compare"):
+        return False
+    if args.command == "compare" or args.seeds > 1:
+        return manifest.empty(out) or (not (out / manifest.CONFIG).exists() and is_comparison(out))
+    return manifest.empty(out) or manifest.unfinished(out)
+
+
 def is_comparison(folder: pathlib.Path) -> bool:
-    """Whether run directories stand in it, as `compare` writes them."""
-    return any(folder.glob("*/config.json")) or any(folder.glob("*/seed-*/config.json"))
+    """Whether run directories stand in it, as `compare` and `--seeds` write them, or nothing but folders for them."""
+    from fedjax_sim.runner import manifest
+
+    if any(folder.glob("*/config.json")) or any(folder.glob("*/seed-*/config.json")):
+        return True
+    made = lambda path: path.is_dir() and all(map(manifest.empty, path.iterdir()))  # a kill before the first file
+    return made(folder) or (folder.is_dir() and all(map(made, folder.iterdir())))
 
 
 def free_directory(stem: str) -> pathlib.Path:

@@ -17,6 +17,7 @@ from fedjax_sim.cli.parser import Parser, add_options
 from fedjax_sim.errors import UserError, lookup, unknown
 from fedjax_sim.methods import METHODS, controlled, options_of
 from fedjax_sim.options import shown
+from fedjax_sim.transforms import TRANSFORMS
 
 # of the whole command, never of one run among several
 OF_THE_COMMAND = frozenset(
@@ -91,7 +92,7 @@ def words(
             out += [f"--{flag}"] if text == "true" else []
         elif flag in switches:
             out.append(f"--{flag}={text}")
-        elif owner in ("model", "loss") and inner:
+        elif owner in ("model", "loss", *TRANSFORMS) and inner:
             out.append(f"--set={name}={text}")
         elif belongs(name, method):
             out.append(f"--set={method}.{name.removeprefix(f'{method}.')}={text}")

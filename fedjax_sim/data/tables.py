@@ -6,7 +6,7 @@ import csv
 import logging
 import pathlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -100,7 +100,7 @@ class Roles(NamedTuple):
 
 def _roles(
     where: str,
-    columns: dict[str, Sequence[str]],
+    columns: Mapping[str, Sequence[str]],
     label: str | None,
     client: str | None,
     split: str | None,
@@ -139,7 +139,7 @@ def _roles(
     )
 
 
-def _arrays(columns: dict[str, Sequence[str]], roles: Roles, is_test: np.ndarray) -> Arrays:
+def _arrays(columns: Mapping[str, Sequence[str]], roles: Roles, is_test: np.ndarray) -> Arrays:
     facts = {name: _fact(columns[name]) for name in roles.facts if name not in ("x", "y")}
     pairs = {"x": np.stack(list(roles.features.values()), axis=1), "y": roles.y} | facts  # x [n, F]
     return {

@@ -16,7 +16,7 @@ from fedjax_sim.engine.simulation import Simulation
 from fedjax_sim.errors import UserError
 from fedjax_sim.hooks import Finishes, Personal
 from fedjax_sim.local import score
-from fedjax_sim.platform import multiplying, run_once
+from fedjax_sim.platform import floats, multiplying, run_once
 from fedjax_sim.types import Client, State, Tree
 
 
@@ -38,7 +38,8 @@ def global_net(sim: Simulation, state: State) -> Tree:
 
     state = without_clients(state)
     done = int(state.t) >= sim.env.rounds
-    return layouts.as_numpy(run_once(multiplying(sim.stages.precision, make), state, sim.data))
+    with floats(sim.env.dtype):
+        return layouts.as_numpy(run_once(multiplying(sim.stages.precision, make), state, sim.data))
 
 
 def check_client(sim: Simulation, client: Any) -> int:
@@ -68,7 +69,8 @@ def personal(sim: Simulation, state: State, client: int) -> Tree:
         return own.personal(env, with_own_statistics(env, state.server, row), row, ctx)
 
     row = jax.tree.map(lambda a: np.asarray(a[client]), state.clients)
-    return layouts.as_numpy(run_once(multiplying(r.precision, make), without_clients(state), row, sim.data))
+    with floats(sim.env.dtype):
+        return layouts.as_numpy(run_once(multiplying(r.precision, make), without_clients(state), row, sim.data))
 
 
 def normalised(fed: Federation, x: np.ndarray, dtype: Any) -> np.ndarray:
@@ -93,4 +95,5 @@ def logits(sim: Simulation, predictor: Tree, x: np.ndarray, own: bool) -> np.nda
     size = min(score.EVAL_BATCH, max(1, len(x)))
     blocks = [x[i : i + size] for i in range(0, len(x), size)]
     pad = lambda block: np.pad(block, ((0, size - len(block)), *[(0, 0)] * (x.ndim - 1)))
-    return np.concatenate([np.asarray(run(predictor, pad(b), sim.data))[: len(b)] for b in blocks])
+    with floats(sim.env.dtype):
+        return np.concatenate([np.asarray(run(predictor, pad(b), sim.data))[: len(b)] for b in blocks])

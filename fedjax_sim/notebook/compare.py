@@ -17,6 +17,7 @@ from fedjax_sim.errors import UserError
 from fedjax_sim.notebook import plot
 from fedjax_sim.notebook.rows import Rows
 from fedjax_sim.report.tables import figures_of
+from fedjax_sim.runner import manifest
 from fedjax_sim.runner.execute import execute, set_up, sinks_of
 from fedjax_sim.runner.files import exists
 from fedjax_sim.runner.result import Result
@@ -83,7 +84,7 @@ def compare(
     if isinstance(seeds, bool) or not isinstance(seeds, int) or seeds < 1:
         raise UserError(f"seeds {seeds!r} is not allowed; use a whole number of 1 or more")
     folder = pathlib.Path(out) if out is not None else None
-    if folder is not None and exists(folder) and not is_comparison(folder):
+    if folder is not None and exists(folder) and not manifest.empty(folder) and not is_comparison(folder):
         raise UserError(f"output directory '{folder}' exists already; choose another out")
     feds, sinks = Federations(), sinks_of(callback, log)
     ready: dict[str, list[Any]] = {}
@@ -102,7 +103,8 @@ def compare(
     for entry, setups in ready.items():
         if folder is not None:
             args = argparse.Namespace(seeds=seeds, seeds_mode="loop")
-            runs = execute_all(setups, args, folder / folder_of(entry), progress=progress, sinks=sinks, say=print)
+            more: dict[str, Any] = dict(progress=progress, sinks=sinks, say=print, again="the same call of compare")
+            runs = execute_all(setups, args, folder / folder_of(entry), **more)
         elif len(setups) > 1:
             runs = [execute(s, None, progress=progress, sinks=sinks) for s in setups]
         else:

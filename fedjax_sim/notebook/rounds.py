@@ -14,6 +14,7 @@ from fedjax_sim.engine import layout as layouts
 from fedjax_sim.engine import predictor
 from fedjax_sim.engine.round import one_round
 from fedjax_sim.errors import UserError
+from fedjax_sim.platform import floats
 from fedjax_sim.runner.execute import set_up
 from fedjax_sim.runner.prepare import Setup
 from fedjax_sim.runner.recorder import Recorder
@@ -82,9 +83,11 @@ def steps_of(setup: Setup) -> Iterator[Step]:
         return state, log, ids, outcome.reports["ok"], outcome.reports["weight"], outcome.stacked
 
     program = jax.jit(advance)
-    state, data = layouts.place(sim.layout, setup.first_state(), sim.data)
+    with floats(setup.config.dtype):
+        state, data = layouts.place(sim.layout, setup.first_state(), sim.data)
     for number in range(1, setup.config.rounds + 1):
-        state, *told = program(state, data)
+        with floats(setup.config.dtype):  # not around the yield: what the caller does there is its own
+            state, *told = program(state, data)
         log, ids, ok, weights, nets = layouts.as_numpy(told)
         recorder.add_rounds({name: value[None] for name, value in log.items()}, 1)
         uploads = jax.tree.map(lambda a: a[ok], nets)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
+from fedjax_sim.options import shown
 from fedjax_sim.report import style
 from fedjax_sim.report.groups import ASIDE, Group, flat, labels, scenes, text_of
+from fedjax_sim.runner.files import checksum
 
 # what a threshold costs, and its units: (name, how much of what the summary counts in)
 COSTS = {
@@ -64,16 +66,21 @@ def thresholds(groups: Sequence[Group], path: pathlib.Path) -> list[pathlib.Path
     return style.save(plt, figure, path)
 
 
-def read_profiles(paths: Sequence[str | pathlib.Path]) -> list[dict[str, Any]]:
-    """What `fedjax-sim profile --out` wrote, anywhere below `paths`."""
+def read_profiles(
+    paths: Sequence[str | pathlib.Path], say: Callable[[str], None] = lambda text: None
+) -> list[dict[str, Any]]:
+    """What `fedjax-sim profile --out` wrote, anywhere below `paths`; what is not as it was written is left out and said."""
     out = []
     for path in map(pathlib.Path, paths):
         for file in sorted(path.rglob("profile.json")):
             try:
-                told = json.loads(file.read_text())
-                out.append({"method": str(told["method"]), "seconds": {k: float(told["seconds"][k]) for k in STAGES}})
-            except (OSError, ValueError, KeyError, TypeError):
-                continue  # of somebody else
+                told = json.loads(file.read_bytes())
+                one = {"method": str(told["method"]), "seconds": {k: float(told["seconds"][k]) for k in STAGES}}
+                if told["checksum"] != checksum(told):
+                    raise ValueError
+                out.append(one)
+            except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+                say(f"left out: '{shown(str(file), 200)}' is not as fedjax-sim profile writes it")
     return out
 
 

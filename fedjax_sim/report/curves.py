@@ -96,10 +96,16 @@ def target(groups: Sequence[Group], column: str) -> float | None:
     return float(goal) if goal > 0 else None
 
 
-def accuracy(groups: Sequence[Group], path: pathlib.Path, place: str = "rounds") -> list[pathlib.Path]:
-    """What was measured against `place`: a panel per scene and column, mean line and ± band over seeds."""
+def accuracy(
+    groups: Sequence[Group], path: pathlib.Path, place: str = "rounds", columns: Sequence[str] | None = None
+) -> list[pathlib.Path]:
+    """What was measured against `place`: a panel per scene and column, mean line and ± band over seeds.
+
+    columns: which of them; None: all there are.
+    """
     plt, look = style.drawing(), style.looks(labels(groups))
-    shown = measured(groups)[: 8 if place == "rounds" else 2]
+    there = measured(groups) if columns is None else list(columns)
+    shown = there[: 8 if place == "rounds" else 2]
     which = [
         (scene, column, mine)
         for scene in scenes(groups)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import pathlib
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from fedjax_sim.report import costs, curves, page, people, policy
 from fedjax_sim.report.groups import Group, grouped
@@ -13,7 +14,7 @@ from fedjax_sim.report.runs import load_runs
 Drawn = tuple[str, str, Callable[[pathlib.Path], list[pathlib.Path]]]  # file, title, how
 
 
-def possible(groups: Sequence[Group], paths: Sequence[str | pathlib.Path]) -> Iterator[Drawn]:
+def possible(groups: Sequence[Group], profiles: Sequence[dict[str, Any]] = ()) -> Iterator[Drawn]:
     """The figures for which there are data, in the order of the page."""
     for place, title in (("rounds", "rounds"), ("bytes", "communication"), ("time", "time")):
         if curves.measured(groups) and (place != "time" or all(run.timings for g in groups for run in g.runs)):
@@ -42,7 +43,6 @@ def possible(groups: Sequence[Group], paths: Sequence[str | pathlib.Path]) -> It
         yield "weights", "Mixing weights", lambda path: policy.heat_maps(groups, path)
     if any(all(run.layers for run in g.runs) for g in groups):
         yield "layers", "Distances of layers", lambda path: curves.layers(groups, path)
-    profiles = costs.read_profiles(paths)
     if profiles:
         yield "time", "Parts of a round", lambda path: costs.breakdown(profiles, path)
 
@@ -56,6 +56,6 @@ def report(
     groups = grouped(load_runs(paths, say), say)
     folder = pathlib.Path(out) if out is not None else pathlib.Path(paths[0])
     folder.mkdir(parents=True, exist_ok=True)
-    drawn = [(title, draw(folder / name)) for name, title, draw in possible(groups, paths)]
+    drawn = [(title, draw(folder / name)) for name, title, draw in possible(groups, costs.read_profiles(paths, say))]
     made = [file for _, files in drawn for file in files]
     return [*made, page.write(groups, [(title, files[0]) for title, files in drawn], folder / "report.html")]

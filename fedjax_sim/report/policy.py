@@ -94,8 +94,8 @@ def summary(groups: Sequence[Group], path: pathlib.Path) -> list[pathlib.Path]:
     return style.save(plt, figure, path)
 
 
-def heat_maps(groups: Sequence[Group], path: pathlib.Path) -> list[pathlib.Path]:
-    """Left of each pair: a matrix of weights, mean of the last half. Right: those for client 0 over rounds; first seed."""
+def heat_maps(groups: Sequence[Group], path: pathlib.Path, client: int = 0) -> list[pathlib.Path]:
+    """Left of each pair: a matrix of weights, mean of the last half. Right: those for one client over rounds; first seed."""
     plt = style.drawing()
     found = [(g, name, values) for g in groups for name, values in g.runs[0].matrices.items()]
     figure, axes = style.panels(plt, 2 * len(found), width=4.8, most=2)
@@ -110,11 +110,13 @@ def heat_maps(groups: Sequence[Group], path: pathlib.Path) -> list[pathlib.Path]
         style.title(picture, f"{g.label}: {name}, last {len(late)} rounds")
         picture.set(xlabel="of client", ylabel="for client (white: never)")
         for j in range(min(values.shape[2], len(style.COLOURS))):
-            told = ~np.isnan(values[:, 0, j])
+            told = ~np.isnan(values[:, client, j])
             few = "o" if told.sum() < 0.8 * len(told) else None
             rounds = g.runs[0].rounds["round"][: len(told)][told]
-            lines.plot(rounds, values[told, 0, j], color=style.COLOURS[j], label=f"of client {j}", marker=few, markersize=3)
-        style.title(lines, f"{name} for client 0", g.scene)
+            lines.plot(
+                rounds, values[told, client, j], color=style.COLOURS[j], label=f"of client {j}", marker=few, markersize=3
+            )
+        style.title(lines, f"{name} for client {client}", g.scene)
         style.rounds_axis(lines)
     style.legend(figure, axes[1::2])
     return style.save(plt, figure, path)

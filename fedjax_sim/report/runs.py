@@ -16,8 +16,9 @@ import numpy as np
 from fedjax_sim.errors import UserError
 from fedjax_sim.metrics.base import About, Primary
 from fedjax_sim.options import shown
+from fedjax_sim.runner import manifest
 from fedjax_sim.runner.figures import progress_figures, seconds_at, summary_figures
-from fedjax_sim.runner.files import read_csv
+from fedjax_sim.runner.files import csv_rows
 
 ORDER = ("full", "backbone", "head")  # as in the paper, not as the columns are sorted
 Table = dict[str, np.ndarray]  # a column per name; empty cells are NaN
@@ -178,35 +179,35 @@ class Run:
         return "", np.zeros(0)
 
 
-def table(path: pathlib.Path) -> Table:
-    rows = read_csv(path)
+def table(content: bytes) -> Table:
+    rows = csv_rows(content)
     number = lambda text: float(text) if text not in ("", None) else np.nan
     return {name: np.array([number(row[name]) for row in rows]) for name in (rows[0] if rows else {})}
 
 
 def load_run(path: str | pathlib.Path) -> Run:
-    """Read one run directory; a sentence says what is missing."""
+    """Read one run directory, every file as its manifest says; a sentence says what is missing or damaged."""
     path = pathlib.Path(path)
+    files = manifest.verified(path)
     try:
-        told = json.loads((path / "config.json").read_text())
+        told = json.loads(files[manifest.CONFIG])
         config, resolved = told["config"], told.get("resolved", {})
-        rounds, metrics = table(path / "rounds.csv"), table(path / "metrics.csv")
-        timings = table(path / "timings.csv") if (path / "timings.csv").exists() else {}
-        stored = json.loads((path / "summary.json").read_text()) if (path / "summary.json").exists() else {}
+        stored = json.loads(files.get(manifest.SUMMARY, b"{}"))
+        rounds, metrics, timings = (table(files.get(f"{name}.csv", b"")) for name in ("rounds", "metrics", "timings"))
         if not (isinstance(config["method"], str) and isinstance(stored, dict) and isinstance(resolved, dict)):
             raise ValueError("its config.json or summary.json is none")
-    except (OSError, ValueError, KeyError, TypeError) as problem:
-        raise UserError(f"'{shown(str(path), 200)}' is not a finished run directory: {problem}") from None
+    except (ValueError, KeyError, TypeError, RecursionError) as problem:
+        raise UserError(f"'{shown(str(path), 200)}' is not a run directory: {shown(str(problem), 200)}") from None
     if "round" not in rounds or "round" not in metrics:
         raise UserError(f"'{shown(str(path), 200)}' holds no round yet")
     return Run(path, config, rounds, metrics, timings, stored, resolved)
 
 
 def run_folders(path: pathlib.Path) -> Iterator[pathlib.Path]:
-    """`path` if it is a run directory, else those below it, in the order of their names; what is inside one is its own."""
+    """`path` if it is a run directory, or what is left of one, else those below it; what is inside one is its own."""
     for folder, inside, files in os.walk(path):
         inside.sort()
-        if "config.json" in files:
+        if {manifest.CONFIG, manifest.MANIFEST, "rounds.csv"} & set(files):
             inside.clear()
             yield pathlib.Path(folder)
 
@@ -217,7 +218,7 @@ def load_runs(paths: Sequence[str | pathlib.Path], say: Callable[[str], None] = 
     seen: set[pathlib.Path] = set()
     for path in map(pathlib.Path, paths):
         if not path.is_dir():
-            raise UserError(f"'{shown(str(path), 200)}' is not a finished run directory: there is no such folder")
+            raise UserError(f"'{shown(str(path), 200)}' is not a run directory: there is no such folder")
         for folder in run_folders(path):
             if folder.resolve() in seen:
                 continue
@@ -227,9 +228,9 @@ def load_runs(paths: Sequence[str | pathlib.Path], say: Callable[[str], None] = 
             except UserError as problem:
                 if folder == path:
                     raise
-                say(f"skipped: {problem}")
+                say(f"left out: {problem}")
     if not runs:
-        raise UserError(f"there is no finished run directory in {', '.join(shown(str(p), 200) for p in paths)}")
+        raise UserError(f"there is no run directory that can be read in {', '.join(shown(str(p), 200) for p in paths)}")
     return runs
 
 

@@ -28,6 +28,7 @@ import numpy as np
 
 from fedjax_sim import __version__, options
 from fedjax_sim.errors import UserError
+from fedjax_sim.runner import manifest
 from fedjax_sim.runner.config import FORMAT, other_format
 from fedjax_sim.runner.files import PARTIAL, checksum, reason, stamp, write_bytes, write_json
 from fedjax_sim.types import State
@@ -176,16 +177,14 @@ def clear(folder: pathlib.Path) -> None:
     """Remove what runs left that were killed while they wrote or deleted a checkpoint."""
     if folder.is_dir():
         for path in folder.iterdir():
-            half = path.name.isdigit() and not (path / "meta.json").is_file()
-            if half or (path.name.startswith(".") and path.name.endswith(PARTIAL)):
+            half = manifest.is_checkpoint(path) and not (path / "meta.json").is_file()
+            if half or manifest.leftover(path):
                 shutil.rmtree(path, ignore_errors=True)
 
 
 def rounds(folder: pathlib.Path) -> list[int]:
     """Rounds with a complete checkpoint, ascending."""
-    if not folder.is_dir():
-        return []
-    return sorted(int(p.name) for p in folder.iterdir() if p.name.isdigit() and (p / "meta.json").is_file())
+    return manifest.saved_rounds(folder)
 
 
 def read_meta(path: pathlib.Path) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """The files of one run directory; every one is whole or absent.
 
 `manifest.json` has the size and checksum of every file. The checkpoints keep copies of the rows as they were, so a run
-goes on from those: a file that was cut, edited or exchanged is said and written anew.
+goes on from those: a file that was cut, edited or exchanged is said and written anew. A run that was killed before its
+first checkpoint is begun again in its directory; nothing is ever removed there but what it wrote itself.
 """
 
 from __future__ import annotations
@@ -10,15 +11,15 @@ import contextlib
 import csv
 import io
 import json
-import math
 import pathlib
-import shutil
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from fedjax_sim import __version__
 from fedjax_sim.errors import UserError
+from fedjax_sim.runner import checkpoint, manifest
 from fedjax_sim.runner.config import FORMAT, Config, other_format
 from fedjax_sim.runner.files import (
     PARTIAL,
@@ -30,13 +31,11 @@ from fedjax_sim.runner.files import (
     number,
     reason,
     stamp,
+    value,
     write_bytes,
-    write_json,
 )
 from fedjax_sim.runner.lock import Lock
 from fedjax_sim.runner.recorder import Recorder
-
-MANIFEST = "manifest.json"
 
 
 class RunDirectory:
@@ -47,27 +46,52 @@ class RunDirectory:
         self.lock = Lock(path)
         self.rows: dict[str, bytes] = {}  # the files of rows, as last written
         self.stamps: dict[str, dict[str, Any]] = {}  # size and checksum of every file
+        self.ended: dict[str, Any] | None = None  # the summary of a run that had all of its rounds when it was opened
 
-    def check_free(self) -> None:
-        if exists(self.path):
+    def check_free(self, config: Config) -> None:
+        """Nothing is there, or nothing but what the same run left before its first checkpoint."""
+        if not exists(self.path) or manifest.empty(self.path):
+            return
+        if not manifest.unfinished(self.path):
             raise UserError(
                 f"output directory '{self.path}' exists already; choose another --out, or resume it with "
                 f"fedjax-sim resume {self.path}"
             )
+        self.check_same(config)
 
-    def create(self, config: Config, resolved: dict[str, Any]) -> None:
-        """Make it and keep others out."""
-        self.check_free()
+    def check_same(self, config: Config) -> None:
+        """What was begun here is the run with `config`."""
+        stored = self.read_config()[2]
+        if stored != config.hash():
+            raise UserError(
+                f"'{self.path}' holds another configuration (hash {stored}, this command: {config.hash()}); "
+                f"choose another --out, or repeat the command that began it"
+            )
+
+    def create(self, config: Config, resolved: dict[str, Any], say: Callable[[str], None] = lambda text: None) -> None:
+        """Make it, or take it over from a run that had not come to its first checkpoint, and keep others out."""
+        self.check_free(config)
         try:
-            self.path.mkdir(parents=True)
+            self.path.mkdir(parents=True, exist_ok=True)
         except OSError as problem:
             raise UserError(f"output directory '{self.path}' cannot be made: {reason(problem)}") from None
+        mine = False
         try:
             self.lock.take()
+            self.check_free(config)  # again: nobody else changes it now
+            mine = True
+            checkpoint.clear(self.path / manifest.CHECKPOINTS)
+            gone = manifest.clear(self.path)
+            if gone:
+                say(f"'{self.path}' had no checkpoint yet and begins again; removed what it had: {', '.join(gone)}")
             self.write_config(config, resolved)
         except BaseException:
+            with contextlib.suppress(OSError):
+                if mine:
+                    manifest.clear(self.path)
             self.lock.release()
-            shutil.rmtree(self.path, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                self.path.rmdir()  # if nothing else is in it
             raise
 
     def open(self) -> None:
@@ -76,6 +100,12 @@ class RunDirectory:
         for left in self.path.glob(f".*{PARTIAL}"):
             with contextlib.suppress(OSError):
                 left.unlink()
+
+    def read_end(self, rounds: int) -> None:
+        """Keep the summary of a run that has ended after `rounds`, if every file is as it was written."""
+        with contextlib.suppress(UserError, ValueError, KeyError, TypeError, RecursionError):
+            told = json.loads(manifest.verified(self.path)[manifest.SUMMARY])
+            self.ended = told if told["rounds"] == rounds else None
 
     # ---- the configuration ---------------------------------------------------------------------------------------
     def write_config(self, config: Config, resolved: dict[str, Any]) -> None:
@@ -98,6 +128,10 @@ class RunDirectory:
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as problem:
             if isinstance(problem, UserError):
                 raise
+            if manifest.empty(self.path):
+                raise UserError(
+                    f"'{self.path}' is not a run directory: it is empty; repeat the command that made it"
+                ) from None
             raise UserError(f"'{self.path}' is not a run directory: its config.json cannot be read") from None
         if changed:
             raise UserError(
@@ -130,29 +164,10 @@ class RunDirectory:
             write_bytes(self.path / name, contents[name])
         if new:
             self.stamps |= fresh
-            write_json(self.path / MANIFEST, dict(format=FORMAT, files=dict(sorted(self.stamps.items()))))
-
-    def changed(self) -> list[str]:
-        """Files that are not as the manifest says: after an edit, or a kill between two files."""
-        file = self.path / MANIFEST
-        if not file.is_file():
-            return []
-        try:
-            told = {str(name): dict(entry) for name, entry in json.loads(file.read_text())["files"].items()}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            return [MANIFEST]
-        out = []
-        for name, entry in told.items():
-            try:
-                same = stamp((self.path / name).read_bytes()) == entry
-            except (OSError, ValueError):
-                same = False
-            out += [] if same else [name]
-        return out
+            manifest.write(self.path, self.stamps)
 
     def read(self, recorder: Recorder, files: dict[str, bytes], round_: int) -> list[dict[str, Any]]:
         """Bring a recorder back to what it was at `round_`, from the rows that the checkpoint kept; returns the timings."""
-        value = lambda text: math.nan if text == "" else int(text) if text.lstrip("-").isdigit() else float(text)
 
         def rows(name: str) -> list[dict[str, Any]]:
             lines = csv.DictReader(io.StringIO(files[name].decode(), newline="")) if name in files else ()

@@ -6,8 +6,10 @@ has its own recorder and its own directory, written as the run goes on, so a lan
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import pathlib
+import shlex
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -22,10 +24,12 @@ from fedjax_sim.engine import layout as layouts
 from fedjax_sim.engine.evaluation import adapted_modes
 from fedjax_sim.engine.loop_backend import LoopBackend
 from fedjax_sim.errors import UserError
-from fedjax_sim.runner import checkpoint, interrupts
+from fedjax_sim.platform import floats
+from fedjax_sim.runner import checkpoint, interrupts, manifest
 from fedjax_sim.runner import lanes as lanes_of
 from fedjax_sim.runner.config import Config
 from fedjax_sim.runner.directory import RunDirectory
+from fedjax_sim.runner.files import as_stored
 from fedjax_sim.runner.prepare import Setup
 from fedjax_sim.runner.programs import compile_once
 from fedjax_sim.runner.progress import progress_sink
@@ -58,19 +62,21 @@ def drive(
     resume_from: pathlib.Path | None = None,
     say: Callable[[str], None] | None = None,
     program: Callable | None = None,
+    again: str = "",
 ) -> list[Result]:
     """Drive prepared runs that share one simulation to their end.
 
     sinks: who else is told of every segment; progress: a bar or lines among them. resume_from: the checkpoint from which
-    a single lane goes on. program: compiled rounds of an earlier run of the same simulation, for a single lane.
+    a single lane goes on. program: compiled rounds of an earlier run of the same simulation, for a single lane. again:
+    what goes on with all that was asked for, of which these runs are a part; said after an interrupt.
     """
     lanes_of.check(setups)
     lanes = [Lane(s, d, Recorder(s)) for s, d in zip(setups, directories, strict=True)]
     say = say or (lambda text: print(text, file=sys.stderr))
     told = [Files(), *([progress_sink()] if progress else []), *sinks] if writes() else []
     try:
-        with interrupts.guard():
-            return _drive(lanes, told, resume_from, say, program)
+        with interrupts.guard(), floats(setups[0].config.dtype):
+            return _drive(lanes, told, resume_from, say, program, again)
     finally:
         for sink in told:
             sink.close()
@@ -85,6 +91,7 @@ def _drive(
     resume_from: pathlib.Path | None,
     say: Callable[[str], None],
     program: Callable | None,
+    again: str,
 ) -> list[Result]:
     config, sim = lanes[0].setup.config, lanes[0].setup.simulation
     state, timings = begin(lanes, resume_from, say)
@@ -96,6 +103,7 @@ def _drive(
     of_state = lambda state, i: lanes_of.pick_state(axes, state, i)
     tell(sinks, lanes, lambda sink, lane: sink.begin(lane, done))
     stopped = False  # by a signal, and all processes know
+    adapt: Callable | None = None
     try:
         began = time.perf_counter()
         step = program
@@ -109,6 +117,8 @@ def _drive(
                 interrupts.check()
                 raise KeyboardInterrupt  # another process was asked
             ask = min(segment_length(config, sim.capacity, done, speed), sim.most_rounds)
+            if adapt is None and adapts_after(sim, config, done + ask):  # before the segment: what is done can be saved
+                adapt = compiled_alone(sim.adapt, of_state(state, 0), data_of(lanes[0], data))
             began = time.perf_counter()
             state, logs, scores = step(state, data, jnp.int32(ask), evaluated(config, done + ask))
             jax.block_until_ready(state)
@@ -118,8 +128,8 @@ def _drive(
             logs, scores = layouts.as_numpy(logs), layouts.as_numpy(scores)
             for i, lane in enumerate(lanes):
                 of_lane = lambda tree: lanes_of.pick(tree, i, len(lanes))
-                here = lambda: (of_state(state, i), data._replace(numbers=lane.setup.simulation.data.numbers))
-                collect(lane, here, of_lane(logs), of_lane(scores), done, ask)
+                tuned = lambda: adapt(of_state(state, i), data_of(lane, data)) if adapt is not None else {}
+                collect(lane, tuned, of_lane(logs), of_lane(scores), done, ask)
             done += ask
             # before the checkpoint: it keeps a copy of the files
             tell(
@@ -134,12 +144,13 @@ def _drive(
                 save(lanes, state, of_state)
                 saved_at, saved_round = time.perf_counter(), done
     except (KeyboardInterrupt, SystemExit):
-        if saved_round != done and (stopped or jax.process_count() == 1) and complete(state, done):
+        needed = done > 0 or any(lane.setup.given_net and not lane.setup.config.init for lane in lanes)
+        if needed and saved_round != done and (stopped or jax.process_count() == 1) and complete(state, done):
             tell([s for s in sinks if isinstance(s, Files)], lanes, lambda sink, lane: sink.write(lane, timings))
             save(lanes, state, of_state)
             saved_round = done
         if writes():
-            interrupted(lanes, done, saved_round, say)
+            interrupted(lanes, done, saved_round, say, again)
         raise
     results = [finish(lane, of_state(state, i), timings, compile_seconds, step) for i, lane in enumerate(lanes)]
     for lane, result in zip(lanes, results, strict=True):
@@ -175,11 +186,11 @@ def begin(
         return reopen(lane, resume_from, say)
     for lane in lanes:
         if lane.directory is not None and writes():
-            lane.directory.check_free()
+            lane.directory.check_free(lane.setup.config)
     states = [lane.setup.first_state() for lane in lanes]
     for lane in lanes:
         if lane.directory is not None and writes():
-            lane.directory.create(lane.setup.config, lane.setup.resolved)
+            lane.directory.create(lane.setup.config, lane.setup.resolved, say)
             lane.directory.write_labels(lane.setup.fed.label_counts())
     return lanes_of.stack_states([lane.setup for lane in lanes], states), []
 
@@ -197,8 +208,10 @@ def reopen(lane: Lane, resume_from: pathlib.Path, say: Callable[[str], None]) ->
     if resume_from.name != f"{round_:08d}":
         raise UserError(f"checkpoint '{resume_from}' is of round {round_}; restore its name to resume")
     timings = directory.read(lane.recorder, files, round_)
+    if round_ == setup.config.rounds:
+        directory.read_end(round_)
     if writes():
-        changed = directory.changed()
+        changed = manifest.changed(directory.path)
         if changed:
             say(
                 f"{', '.join(changed)} in '{directory.path}' were changed, or cut short by a kill; written anew from the "
@@ -218,10 +231,33 @@ def compiled(setups: Sequence[Setup], state: State, data: Any) -> Callable:
     if len(setups) > 1:
         run = lanes_of.side_by_side(setups, run)
     elif config.backend == "loop":
-        return LoopBackend(setups[0].simulation).run
+        return first_aside(LoopBackend(setups[0].simulation).run)
     elif config.state_on == "host":
-        return run  # compiles in its first round
-    return compile_once(run.lower(state, data, jnp.int32(1), np.bool_(True)))  # type: ignore[attr-defined]
+        return first_aside(run)
+    return compiled_alone(run, state, data, jnp.int32(1), np.bool_(True))
+
+
+def compiled_alone(function: Callable, *args: Any) -> Callable:
+    """A jitted function, ready to be called; tracing and compiling it may be broken off by a signal."""
+    if not hasattr(function, "lower"):
+        return function  # of rows on the host: compiles when it is called
+    with interrupts.at_once():
+        lowered = function.lower(*args)
+    return compile_once(lowered)
+
+
+def first_aside(run: Callable) -> Callable:
+    """`run`, which compiles in its first call."""
+    calls = iter((interrupts.aside,))
+
+    def called(*args: Any) -> Any:
+        return next(calls, lambda call: call())(lambda: run(*args))
+
+    return called
+
+
+def data_of(lane: Lane, data: Any) -> Any:
+    return data._replace(numbers=lane.setup.simulation.data.numbers)
 
 
 # ---- one segment --------------------------------------------------------------------------------------------------
@@ -245,25 +281,30 @@ def evaluated(config: Config, done: int) -> np.bool_:
     return np.bool_(done == config.rounds or bool(config.personal_every and done % config.personal_every == 0))
 
 
-def collect(lane: Lane, here: Callable[[], tuple], logs: dict, scores: dict, done: int, count: int) -> None:
+def adapts_after(sim: Any, config: Config, at: int) -> bool:
+    """Whether clients fine-tune for their evaluation after round `at`."""
+    if not adapted_modes(sim.method, config.evaluations):
+        return False
+    return at == config.rounds or bool(config.personal_every and at % config.personal_every == 0)
+
+
+def collect(lane: Lane, tuned: Callable[[], dict], logs: dict, scores: dict, done: int, count: int) -> None:
     """Rows of one segment; off the grid only the evaluations that `evaluated` asked for are there.
 
-    here: () -> the lane's (state, data).
+    tuned: () -> the evaluation for which the lane's clients fine-tune.
     """
     config, sim = lane.setup.config, lane.setup.simulation
     lane.recorder.add_rounds(logs, count)
-    adapts = bool(adapted_modes(sim.method, config.evaluations))
     for i in range(len(scores["round"])):
         at = int(scores["round"][i])
         if not done < at <= done + count:
             continue
-        last = at == config.rounds
-        personal_due = adapts and (last or (config.personal_every and at % config.personal_every == 0))
-        if at % config.eval_every and not last and not personal_due:
+        personal_due = adapts_after(sim, config, at)
+        if at % config.eval_every and at != config.rounds and not personal_due:
             continue
         score = jax.tree.map(lambda a: a[i], scores)
         if personal_due and at == done + count:
-            score |= layouts.as_numpy(sim.adapt(*here()))
+            score |= layouts.as_numpy(tuned())
         lane.recorder.add_evaluation(score, {k: v[at - done - 1] for k, v in logs.items()})
 
 
@@ -308,20 +349,22 @@ def finish(
     lane: Lane, state: State, timings: list[dict[str, Any]], compile_seconds: float, program: Callable | None
 ) -> Result:
     recorder, directory = lane.recorder, lane.directory
-    summary = summarise(lane.setup, recorder, timings, compile_seconds)
+    told = copy.copy(recorder)  # as the files have it: a resumed run knows no more digits, and gets the same figures
+    told.rows, told.rounds = ([as_stored(row) for row in rows] for rows in (recorder.rows, recorder.rounds))
+    kept = directory.ended if directory is not None else None  # nothing was left to do: not even the clock has moved
+    summary = kept or summarise(lane.setup, told, [as_stored(row) for row in timings], compile_seconds)
     if directory is not None and writes():
         directory.write_summary(summary)
     out = directory.path if directory else None
     return Result(summary, recorder.rows, recorder.rounds, recorder.arrays(), state, lane.setup, out, program)
 
 
-def interrupted(lanes: Sequence[Lane], done: int, saved_round: int, say: Callable[[str], None]) -> None:
-    """Say how to go on."""
+def interrupted(lanes: Sequence[Lane], done: int, saved_round: int, say: Callable[[str], None], again: str) -> None:
+    """Say what is saved, and how to go on."""
     paths = [str(lane.directory.path) for lane in lanes if lane.directory is not None]
     if not paths:
         return
-    if saved_round < 0:
-        say(f"interrupted after round {done}, before the first checkpoint")
-        return
-    commands = "; ".join(f"fedjax-sim resume {path}" for path in paths)
-    say(f"interrupted after round {done}, saved at round {saved_round}; continue with: {commands}")
+    saved = f"saved at round {saved_round}" if saved_round >= 0 else "nothing had to be saved"
+    when = f"after round {done}" if done else "before the first round was done"
+    commands = again or "; ".join(shlex.join(["fedjax-sim", "resume", path]) for path in paths)
+    say(f"interrupted {when}, {saved}; continue with: {commands}")

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
-import shutil
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -24,14 +23,13 @@ from fedjax_sim.hooks import Method
 from fedjax_sim.methods.controllers import learns
 from fedjax_sim.options import names as list_names
 from fedjax_sim.options import shown
-from fedjax_sim.runner import checkpoint, provenance
+from fedjax_sim.runner import checkpoint, manifest, provenance, weights
 from fedjax_sim.runner.config import Config, check
 from fedjax_sim.runner.directory import RunDirectory
 from fedjax_sim.runner.driver import Result, drive
 from fedjax_sim.runner.facts import check_reach
 from fedjax_sim.runner.files import exists
 from fedjax_sim.runner.keywords import sorted_out
-from fedjax_sim.runner.lock import Lock
 from fedjax_sim.runner.prepare import Setup, prepare
 from fedjax_sim.runner.sinks import SINKS, Callback, Segment, Sink, named
 from fedjax_sim.runner.start import start_jax
@@ -118,11 +116,13 @@ def resume(
     model: Any = None,
     data_dir: str | None = None,
     say: Callable[[str], None] | None = None,
+    again: str = "",
 ) -> Result:
-    """Continue a run directory from its newest checkpoint; `rounds` may extend it.
+    """Continue a run directory from its newest checkpoint, or from its start where it has none yet; `rounds` may extend it.
 
     fed, method, model: what was given as an object when the run was started; it must be the same. On fewer devices than
-    before the run goes on with other rounding. say: where remarks go (default: the standard error stream).
+    before the run goes on with other rounding. say: where remarks go (default: the standard error stream). again: what goes
+    on after an interrupt with all that was asked for (default: this run's own command).
     """
     say = say or (lambda text: print(text, file=sys.stderr))
     directory = RunDirectory(pathlib.Path(path))
@@ -134,7 +134,7 @@ def resume(
     if jax.process_index() == 0:
         directory.lock.take()
     try:
-        return _resume(directory, rounds, progress, sinks_of(callback, log), fed, method, model, data_dir, say)
+        return _resume(directory, rounds, progress, sinks_of(callback, log), fed, method, model, data_dir, say, again)
     finally:
         directory.lock.release()
 
@@ -149,10 +149,12 @@ def _resume(
     model: Any,
     data_dir: str | None,
     say: Callable[[str], None],
+    again: str,
 ) -> Result:
     config, resolved, _ = directory.read_config()  # again: nobody else changes it now
-    found = checkpoint.latest(directory.path / "checkpoints")
-    start = checkpoint.read_meta(found)["round"]
+    begun = manifest.unfinished(directory.path)  # killed before its first checkpoint
+    found = None if begun else checkpoint.latest(directory.path / manifest.CHECKPOINTS)
+    start = 0 if found is None else checkpoint.read_meta(found)["round"]
     planned, total = config.rounds, config.rounds if rounds is None else rounds
     if total < start:
         raise UserError(f"rounds {total} is less than the {start} rounds already done in '{directory.path}'")
@@ -164,31 +166,49 @@ def _resume(
         data_dir=data_dir or config.data_dir,
     )
     setup = prepare(config, fed=fed, method=method, model=model, going_on=True, say=say)
+    if found is None:
+        setup = with_first_weights(setup, directory.path)
     changes = extension(setup, planned) if total != planned else ""
     if changes and jax.process_index() == 0:
         say(changes)
-    return execute(setup, directory, progress=progress, sinks=sinks, resume_from=found, say=say)
+    return execute(setup, directory, progress=progress, sinks=sinks, resume_from=found, say=say, again=again)
+
+
+def with_first_weights(setup: Setup, path: pathlib.Path) -> Setup:
+    """A run that begins again, with the weights that it began with where these do not come from its seed."""
+    config = setup.config
+    if not config.initial_weights:
+        return setup
+    like = jax.eval_shape(setup.simulation.env.model.init, jax.random.key(0))
+    net = weights.load_net(config.init, like) if config.init else None
+    if net is None or weights.checksum(net) != config.initial_weights:
+        what = f"other weights than '{config.init}' holds now" if net is not None else "weights given from Python"
+        raise UserError(f"'{path}' has no checkpoint yet and was begun with {what}; begin it again with these")
+    return dataclasses.replace(setup, net=net, given_net=True)
 
 
 def gone_on(
-    setup: Setup, path: pathlib.Path, *, progress: bool = False, sinks: Sequence[Sink] = (), say: Callable[[str], None]
+    setup: Setup,
+    path: pathlib.Path,
+    *,
+    progress: bool = False,
+    sinks: Sequence[Sink] = (),
+    say: Callable[[str], None],
+    again: str = "",
 ) -> Result | None:
     """A run that was begun in `path` to its end, from its newest checkpoint; None where nothing is left to go on from."""
-    if not exists(path):
+    if not exists(path) or manifest.empty(path):
         return None
-    stored = RunDirectory(path).read_config()[0]
-    if stored.hash() != setup.config.hash():
+    RunDirectory(path).check_same(setup.config)
+    if manifest.unfinished(path):  # killed before its first checkpoint: begun again
+        return None
+    if not checkpoint.rounds(path / manifest.CHECKPOINTS):
         raise UserError(
-            f"'{path}' holds another configuration (hash {stored.hash()}, this command: {setup.config.hash()}); "
-            f"choose another --out, or repeat the command that began it"
+            f"'{path}' has ended, or is damaged, and has no checkpoint to go on from; it is left as it is: move it away, or "
+            f"choose another --out"
         )
-    if not checkpoint.rounds(path / "checkpoints"):  # killed before its first checkpoint: begun again
-        lock = Lock(path)
-        lock.take()  # or is it still before its first checkpoint, in another process?
-        shutil.rmtree(path)
-        lock.release()
-        return None
-    return resume(path, setup.config.rounds, progress=progress, log=sinks, say=say, data_dir=setup.config.data_dir)
+    more: dict[str, Any] = dict(progress=progress, log=sinks, say=say, again=again)
+    return resume(path, setup.config.rounds, data_dir=setup.config.data_dir, **more)
 
 
 def devices_now(config: Config, resolved: dict[str, Any], say: Callable[[str], None]) -> Any:
@@ -224,9 +244,12 @@ def execute(
     resume_from: pathlib.Path | None = None,
     say: Callable[[str], None] | None = None,
     program: Callable | None = None,
+    again: str = "",
 ) -> Result:
     """Drive one prepared run to its end; see `driver.drive`."""
-    more: dict[str, Any] = dict(progress=progress, sinks=sinks, resume_from=resume_from, say=say, program=program)
+    more: dict[str, Any] = dict(
+        progress=progress, sinks=sinks, resume_from=resume_from, say=say, program=program, again=again
+    )
     (result,) = drive([setup], [directory], **more)
     return result
 

@@ -23,7 +23,7 @@ from fedjax_sim.engine.round import SERVER, contexts, stage_key
 from fedjax_sim.errors import UserError
 from fedjax_sim.hooks import Finishes, Personal
 from fedjax_sim.methods import make_method
-from fedjax_sim.platform import multiplying
+from fedjax_sim.platform import floats, multiplying
 from fedjax_sim.runner import checkpoint, provenance
 from fedjax_sim.runner.directory import RunDirectory
 from fedjax_sim.runner.files import npz_bytes, write_bytes
@@ -48,9 +48,10 @@ def stored_state(path: pathlib.Path, fed: Any, method: Any, model: Any, data_dir
     config = dataclasses.replace(config, **simple, data_dir=data_dir or config.data_dir)
     start_jax(config)
     setup = prepare(config, fed=fed, method=method, model=model, going_on=True, measure=False)
-    state = setup.simulation.init(config.seed, setup.net)
     found = checkpoint.latest(path / "checkpoints")
-    return setup, checkpoint.load(found, state, config.hash(), setup.fed.num_clients)
+    with floats(config.dtype):
+        state = setup.simulation.init(config.seed, setup.net)
+        return setup, checkpoint.load(found, state, config.hash(), setup.fed.num_clients)
 
 
 def global_net(setup: Setup, state: State) -> Tree:
@@ -133,7 +134,8 @@ def export(
         raise UserError(f"'{file}' is neither .npz nor .msgpack; choose one of these endings")
     setup, state = stored_state(path, fed, method, model, data_dir)
     config, data = setup.config, setup.fed
-    tree = global_net(setup, state) if client is None else client_predictor(setup, state, client)
+    with floats(config.dtype):
+        tree = global_net(setup, state) if client is None else client_predictor(setup, state, client)
     kept = ("method", "options", "model", "model_options", "conv", "dtype", "activations", "precision")
     about = {name: getattr(config, name) for name in kept} | dict(
         version=__version__,
@@ -197,23 +199,23 @@ def load_model(path: str | pathlib.Path) -> Exported:
     return Exported(net, model, about, jax.jit(multiplying(about.get("precision", "default"), predict)))
 
 
-EXAMPLE = '''"""How to use {name}: images in, labels out."""
+EXAMPLE = '''"""How to use an exported model: images in, labels out."""
 
 import numpy as np
-
 import fedjax_sim as fs
 
-model = fs.load_model("{name}")
+file = {name}
+model = fs.load_model(file)
 images = np.zeros((2, *model.about["shape"]))  # as they are stored: {range}
 print("labels:", np.asarray(model(images)).argmax(-1))
-print("arrays:", sorted(np.load("{name}").files)[:3] if "{name}".endswith(".npz") else model.model.groups)
+print("arrays:", sorted(np.load(file).files)[:3] if file.endswith(".npz") else model.model.groups)
 '''
 
 
 def example(file: pathlib.Path) -> str:
     """Ten lines that load the file, to be run in its folder."""
     about = json.loads(read_arrays(file)[1])
-    return EXAMPLE.format(name=file.name, range="0 to 255" if about["scale"] != 1 else "floats")
+    return EXAMPLE.format(name=ascii(file.name), range="0 to 255" if about["scale"] != 1 else "floats")
 
 
 __all__ = ["Exported", "as_bytes", "example", "export", "load_model"]

@@ -12,7 +12,7 @@ from fedjax_sim.data import memory
 from fedjax_sim.errors import UserError
 from fedjax_sim.hooks import Peers
 from fedjax_sim.local.score import counted, predict_net, sums_of
-from fedjax_sim.runner.prepare import Setup
+from fedjax_sim.runner.prepare import Setup, in_its_floats
 from fedjax_sim.types import Array, Ctx, Tree
 
 MB = 2**20
@@ -28,6 +28,7 @@ def tree_bytes(tree: Any) -> int:
     return sum(int(np.prod(a.shape)) * a.dtype.itemsize for a in jax.tree.leaves(tree))
 
 
+@in_its_floats
 def facts(setup: Setup) -> dict[str, Any]:
     """Sizes of a run from shapes alone; nothing is computed."""
     sim, config = setup.simulation, setup.config

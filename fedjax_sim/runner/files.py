@@ -7,8 +7,10 @@ import csv
 import hashlib
 import io
 import json
+import math
 import os
 import pathlib
+import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -42,9 +44,13 @@ def exists(path: pathlib.Path) -> bool:
 
 
 def write_bytes(path: pathlib.Path, content: bytes) -> None:
-    name = path.parent / f".{path.name}.{os.getpid()}{PARTIAL}"
+    # a name that nobody can foresee, and never a file or a link that is there already
+    name = path.parent / f".{path.name[:100]}.{secrets.token_hex(8)}{PARTIAL}"
     try:
-        handle = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)  # less what the user's mask forbids
+        handle = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)  # less what the user's mask forbids
+    except OSError as problem:
+        raise UserError(f"'{path}' cannot be written: {reason(problem)}") from None
+    try:
         with os.fdopen(handle, "wb") as file:
             file.write(content)
             file.flush()
@@ -94,8 +100,15 @@ def write_csv(path: pathlib.Path, columns: Sequence[str], rows: Iterable[Mapping
 
 
 def read_csv(path: pathlib.Path) -> list[dict[str, str]]:
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
+    return csv_rows(path.read_bytes())
+
+
+def csv_rows(content: bytes) -> list[dict[str, str]]:
+    """The rows of a CSV file; ValueError for what is none."""
+    try:
+        return list(csv.DictReader(io.StringIO(content.decode(), newline="")))
+    except csv.Error as problem:
+        raise ValueError(str(problem)) from None
 
 
 def npz_bytes(arrays: Mapping[str, np.ndarray]) -> bytes:
@@ -116,3 +129,17 @@ def number(value: Any) -> str:
     if value != value:
         return ""
     return f"{value + 0.0:.8g}"  # + 0: minus zero is written as zero, as it is read back
+
+
+def value(text: str) -> int | float:
+    """What `number` wrote."""
+    return math.nan if text == "" else int(text) if text.lstrip("-").isdigit() else float(text)
+
+
+def as_stored(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row as a CSV gives it back, without the cells that are empty there.
+
+    >>> as_stored({"round": 3, "global_acc": 0.12345678901, "val_acc": math.nan})
+    {'round': 3, 'global_acc': 0.12345679}
+    """
+    return {name: value(text) for name, text in ((k, number(v)) for k, v in row.items()) if text}

@@ -4,10 +4,14 @@ An exception raised while XLA compiles or runs may strike inside code that canno
 leaves a note; `check`, called between native calls, and the end of the guard raise it: KeyboardInterrupt for Ctrl-C,
 SystemExit(143) for SIGTERM. A second signal, at least a second after the first, ends the process at once, also in the
 middle of native code. Handlers that the program itself has put there are left alone.
+
+Compilation may take minutes and leaves nothing to save: `aside` runs it in another thread, and a signal does not wait for
+it; inside `at_once` (Python code that only reads or traces) it is raised where the code stands.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import signal
@@ -15,13 +19,18 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn, TypeVar
 
 APART = 1.0  # seconds between two signals that are meant as two: launchers pass one on twice
 _USUAL: dict[int, Any] = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+WAIT = 0.1  # seconds between two looks at what runs aside
+T = TypeVar("T")
 _depth = 0
 _noted: int | None = None
+_quick = 0  # how many `at_once` and `aside` are open
+_left: list[threading.Thread] = []  # native code that nobody waits for any more
+_last: int | None = None  # the signal that was raised last
 
 
 def pending() -> int | None:
@@ -36,6 +45,8 @@ def check() -> None:
 
 
 def leave(number: int) -> NoReturn:
+    global _last
+    _last = number
     if number == signal.SIGTERM:
         raise SystemExit(128 + number)
     raise KeyboardInterrupt
@@ -44,6 +55,58 @@ def leave(number: int) -> NoReturn:
 def _note(number: int, frame: Any) -> None:
     global _noted
     _noted = _noted or number
+    if _quick:
+        leave(number)
+
+
+@contextlib.contextmanager
+def at_once() -> Iterator[None]:
+    """A signal inside is raised where the code stands, not at the next safe point."""
+    global _quick
+    check()
+    _quick += 1
+    try:
+        yield
+    finally:
+        _quick -= 1
+
+
+def aside(call: Callable[[], T]) -> T:
+    """`call()`, native code that changes nothing, in a thread of its own: after a signal nobody waits for it."""
+    if threading.current_thread() is not threading.main_thread():
+        return call()
+    done: list[T] = []
+    failed: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            done.append(call())
+        except BaseException as problem:
+            failed.append(problem)
+
+    thread = threading.Thread(target=work, daemon=True)
+    try:
+        with at_once():
+            thread.start()
+            while thread.is_alive():
+                thread.join(WAIT)
+    except (KeyboardInterrupt, SystemExit):
+        if not _left:
+            atexit.register(_end_now)
+        _left.append(thread)
+        raise
+    if failed:
+        raise failed[0]
+    return done[0]
+
+
+def _end_now() -> None:
+    """At the end of the program: native code that still runs must not meet what is taken down around it."""
+    if any(thread.is_alive() for thread in _left):
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):
+                stream.flush()
+        os._exit(128 + (_last or signal.SIGINT))
 
 
 def _watch(receiver: socket.socket) -> None:
@@ -56,6 +119,8 @@ def _watch(receiver: socket.socket) -> None:
             os._exit(128 + data[0])
         if first is None:
             first = time.monotonic()
+            if _quick or _last is not None:
+                continue  # it is raised already
             with contextlib.suppress(Exception):
                 print("\nstopping at the next safe point; once more to stop at once", file=sys.stderr, flush=True)
 
@@ -63,7 +128,7 @@ def _watch(receiver: socket.socket) -> None:
 @contextlib.contextmanager
 def guard() -> Iterator[None]:
     """Signals are noted inside and raised at the end, or by `check`. Guards may be nested; only the main thread's count."""
-    global _depth, _noted
+    global _depth, _noted, _last
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -81,7 +146,7 @@ def guard() -> Iterator[None]:
     for number in taken:
         signal.signal(number, _note)
     threading.Thread(target=_watch, args=(receiver,), daemon=True).start()
-    _depth, _noted = 1, None
+    _depth, _noted, _last = 1, None, None
     try:
         yield
         check()

@@ -13,6 +13,7 @@ from fedjax_sim.methods import METHODS, controlled, options_of
 from fedjax_sim.options import convert, like, names, plain, real, shown, whole
 from fedjax_sim.runner.config import FOUND, FULL, Config
 from fedjax_sim.runner.provenance import DATA_WORDS
+from fedjax_sim.transforms import TRANSFORMS, with_option
 
 DEFAULTS = {name: value for name, value in vars(Config()).items() if name not in FOUND | {"method"}}
 FIELDS = frozenset(DEFAULTS) | {"options"}
@@ -25,6 +26,7 @@ def sorted_out(method: Any, fed: Any, model: Any, given: Mapping[str, Any]) -> d
     """Keywords of `run` as fields of Config: what is none of them is an option of the method, or of `model.` or `loss.`."""
     fields: dict[str, Any] = {}
     rest: dict[str, Any] = {}
+    around: list[tuple[str, str, Any]] = []  # options of transforms
     for key, value in given.items():
         name = OF_COMMAND.get(key, key.replace("-", "_"))
         owner, dot, inner = key.partition(".")
@@ -32,8 +34,12 @@ def sorted_out(method: Any, fed: Any, model: Any, given: Mapping[str, Any]) -> d
             fields[name] = typed(name, value)
         elif dot and owner in ("model", "loss"):
             fields[f"{owner}_options"] = {**fields.get(f"{owner}_options", {}), inner: value}
+        elif dot and owner in TRANSFORMS:
+            around.append((owner, inner, value))
         else:
             rest[key] = value
+    for owner, option, value in around:
+        fields["transforms"] = with_option(fields.get("transforms", ()), owner, option, value)
     if "loss_options" in fields:
         fields["loss_options"] = {k: plain(v) if isinstance(v, str) else v for k, v in fields["loss_options"].items()}
     if fields.get("data_seed") == "follow":

@@ -18,6 +18,10 @@ except ImportError:  # no such locks on this system
 NAME = ".lock"
 
 
+class InUse(UserError):
+    """Another process holds the lock."""
+
+
 class Lock:
     """The lock of one directory, held from `take` to `release`; both may be called again."""
 
@@ -39,7 +43,7 @@ class Lock:
             except OSError as problem:
                 os.close(handle)
                 if problem.errno in (errno.EAGAIN, errno.EACCES):
-                    raise UserError(
+                    raise InUse(
                         f"'{self.folder}' is in use by another process; wait for it to end, or use another directory"
                     ) from None
                 return  # a file system without locks: as before there were any

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -26,6 +27,7 @@ from fedjax_sim.local import losses, optim
 from fedjax_sim.methods import make_method
 from fedjax_sim.metrics import make_metrics
 from fedjax_sim.metrics.base import described
+from fedjax_sim.platform import floats
 from fedjax_sim.runner import autotune, checkpoint, interrupts, provenance, weights
 from fedjax_sim.runner.config import FULL, UNSAID, Config, Unsaid, check, straggler_terms
 from fedjax_sim.runner.start import host_devices_missing, start_jax, want_host_devices
@@ -54,11 +56,15 @@ class Setup:
         return state if self.parts is None else checkpoint.load_parts(self.parts, state)
 
 
-def float_type(config: Config) -> Any:
-    if config.dtype == "float64":
-        jax.config.update("jax_enable_x64", True)
-        return jnp.float64
-    return jnp.float32
+def in_its_floats(fn: Callable) -> Callable:
+    """`fn(setup, …)` with JAX's 64-bit mode as the run wants it."""
+
+    @functools.wraps(fn)
+    def inside(setup: Setup, *rest: Any) -> Any:
+        with floats(setup.config.dtype):
+            return fn(setup, *rest)
+
+    return inside
 
 
 def load_federation(config: Config) -> Federation:
@@ -144,7 +150,7 @@ def prepare(
     """
     check(config)
     start_jax(config)
-    with interrupts.guard():
+    with interrupts.guard(), interrupts.at_once(), floats(config.dtype):
         return _prepare(config, fed, model, net, method, layout, capacity, cohorts, say, measure, loaded, going_on)
 
 
@@ -167,7 +173,7 @@ def _prepare(
     parts = checkpoint.find_parts(config.start_from) if config.start_from else None
     if parts is not None:
         config = dataclasses.replace(config, started_with=parts.fingerprint())
-    dtype = float_type(config)
+    dtype = jnp.dtype(config.dtype).type
     own_data = fed is not None and not loaded and not (going_on and not config.own_data)
     if fed is None:
         fed = load_federation(config)

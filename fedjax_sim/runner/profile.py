@@ -16,7 +16,7 @@ from fedjax_sim.engine import layout as layouts
 from fedjax_sim.engine import round as stages
 from fedjax_sim.errors import UserError
 from fedjax_sim.hooks import Controlled
-from fedjax_sim.runner.prepare import Setup
+from fedjax_sim.runner.prepare import Setup, in_its_floats
 
 
 def best_of(fn: Callable[[], Any], repeats: int) -> tuple[float, Any]:
@@ -30,6 +30,7 @@ def best_of(fn: Callable[[], Any], repeats: int) -> tuple[float, Any]:
     return least, out
 
 
+@in_its_floats
 def stage_seconds(setup: Setup, repeats: int = 3) -> dict[str, float]:
     """Seconds of: orders (sampling, observing, acting), local, aggregation, controller, evaluation, and a whole round."""
     sim = setup.simulation

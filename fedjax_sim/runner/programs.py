@@ -12,6 +12,8 @@ from typing import Any
 
 import jax
 
+from fedjax_sim.runner import interrupts
+
 MOST = 8  # programs kept
 _kept: dict[tuple, Any] = {}
 
@@ -25,10 +27,10 @@ def compile_once(program: Any) -> Any:
     True
     """
     if jax.config.values.get("jax_use_simplified_jaxpr_constants"):  # constants then travel beside the text
-        return program.compile()
+        return interrupts.aside(program.compile)
     text = hashlib.sha256(program.as_text().encode()).hexdigest()
     key = (text, program.in_tree, program.out_tree, *jax.devices())
-    compiled = _kept.pop(key, None) or program.compile()
+    compiled = _kept.pop(key, None) or interrupts.aside(program.compile)
     _kept[key] = compiled  # the newest last
     while len(_kept) > MOST:
         del _kept[next(iter(_kept))]

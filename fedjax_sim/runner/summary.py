@@ -17,9 +17,6 @@ def peak_rss_mb() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-TRAINING_NOTE = "training accuracy: the clients have no validation or test rows"
-
-
 def clean(value: Any) -> Any:
     """What is not a finite number is null in the file.
 
@@ -37,6 +34,19 @@ def layer_distances(setup: Setup, recorder: Recorder) -> dict[str, float] | None
     if f"layer_dist_{groups[0]}" not in last:
         return None
     return {name: last[f"layer_dist_{name}"] for name in groups}
+
+
+def training_note(setup: Setup, primary: Primary) -> dict[str, str]:
+    """What the figures over clients are worth where nothing was kept apart."""
+    if setup.simulation.client_split != "train":
+        return {}
+    return {primary.of_clients("note"): f"training {primary.label}: the clients have no validation or test rows"}
+
+
+def scored_globally(setup: Setup) -> bool:
+    """Whether the server's model was scored on the test set: then there is a loss, finite or not."""
+    asked = setup.simulation.method.has_global_model and "global" in setup.config.evaluations
+    return asked and len(setup.fed.held.get("test", ())) > 0
 
 
 def metric_figures(setup: Setup, recorder: Recorder) -> dict[str, Any]:
@@ -67,7 +77,7 @@ def summarise(setup: Setup, recorder: Recorder, timings: list[dict[str, Any]], c
         **figures.progress_figures(recorder.rows, timings, config.eval_every, primary),
         best_global_note="best over rounds on test data, as the papers report it",
         client_split=setup.simulation.client_split,
-        **({"client_acc_note": TRAINING_NOTE} if setup.simulation.client_split == "train" else {}),
+        **training_note(setup, primary),
         **metric_figures(setup, recorder),
         layer_dist=layer_distances(setup, recorder),
         rounds=recorder.rounds[-1]["round"] if recorder.rounds else 0,
@@ -82,7 +92,7 @@ def summarise(setup: Setup, recorder: Recorder, timings: list[dict[str, Any]], c
         dropped=sum(r["dropped"] for r in recorder.rounds),
         **figures.divergence_figures(recorder.rounds),
         **figures.explosion_figures(recorder.rounds),
-        final_loss_finite=not len(setup.fed.held.get("test", ())) or math.isfinite(end.get("global_loss", 0)),
+        final_loss_finite=not scored_globally(setup) or math.isfinite(end.get("global_loss", math.nan)),
         peak_rss_mb=peak_rss_mb(),
         peak_rss_note="of the process since it started",
         seed=config.seed,

@@ -19,7 +19,7 @@ from fedjax_sim.runner.config import Config, check
 from fedjax_sim.runner.directory import RunDirectory
 from fedjax_sim.runner.driver import Result, drive
 from fedjax_sim.runner.prepare import Setup
-from fedjax_sim.transforms import innermost, transformed
+from fedjax_sim.transforms import innermost, names_of, transformed, with_option
 
 OF_THE_RUN = ("lr", "momentum", "weight_decay")
 LOSS = "loss."  # before an option of the local loss
@@ -31,7 +31,17 @@ def allowed(setup: Setup) -> dict[str, str]:
     own = {} if setup.config.own_method else dict.fromkeys(innermost(numbers.method).numbers)
     run = [name for name in OF_THE_RUN if name == "lr" or name in numbers.optimizer.numbers]
     run += [LOSS + name for name in numbers.loss.numbers]
-    return {name: name for name in own} | {before + name: name for name in own} | {name: name for name in run}
+    around = [
+        f"{name}.{option}" for name in names_of(setup.config.transforms) for option in numbers_around(numbers.method, name)
+    ]
+    return {name: name for name in own} | {before + name: name for name in own} | {name: name for name in (*run, *around)}
+
+
+def numbers_around(method: Any, name: str) -> list[str]:
+    """Real options of the transform `name` around a method."""
+    while getattr(method, "inner", None) is not None and method.name != name:
+        method = method.inner
+    return [option for option in method.numbers if not option.startswith("inner.")]
 
 
 def with_value(setup: Setup, name: str, value: Any) -> Setup:
@@ -46,6 +56,9 @@ def with_value(setup: Setup, name: str, value: Any) -> Setup:
     elif name.startswith(LOSS):
         number = like(name, value, 0.0)
         config = dataclasses.replace(config, loss_options={**config.loss_options, name.removeprefix(LOSS): number})
+    elif (owner := name.partition(".")[0]) in names_of(config.transforms):
+        texts = with_option(config.transforms, owner, name.partition(".")[2], value)
+        config = dataclasses.replace(config, transforms=texts)
     else:
         config = dataclasses.replace(config, options={**config.options, option: value})
     check(config)
@@ -79,7 +92,8 @@ def run_values(
 ) -> list[Result]:
     """Runs that differ in one real setting, side by side in one program; directories out/NAME=VALUE.
 
-    name: lr, momentum, weight_decay, loss.OPTION, or a field of the method, or of its agent, that is annotated Real.
+    name: lr, momentum, weight_decay, loss.OPTION, or a field of the method, of its agent, or TRANSFORM.OPTION of a transform
+    around it, that is annotated Real.
     progress, more: see `driver.drive`.
 
     >>> from fedjax_sim import Config, prepare

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -63,21 +62,48 @@ def transformed(method: Method, texts: Sequence[str]) -> Method:
     TopK(share=0.1, inner=Clip(norm=2.0, inner=FedProx(weights='size', mu=0.01)))
     """
     for text in texts:
-        name, _, rest = text.partition(":")
-        kind: Any = transform_class(name)
-        known = [one.name for one in dataclasses.fields(kind) if one.name != "inner"]
-        values = {}
-        for place, part in enumerate(re.split(",", rest) if rest else []):
-            option, equals, value = part.partition("=")
-            if not equals:
-                if place >= len(known):
-                    raise UserError(f"transform '{shown(text)}' has more values than options; allowed: {', '.join(known)}")
-                option, value = known[place], part
-            if option not in known:
-                raise unknown(f"option of transform '{name}'", shown(option), known)
-            values[option] = value
+        kind, values = read(text)
         method = kind(**values, inner=method)
     return method
+
+
+def read(text: str) -> tuple[Any, dict[str, str]]:
+    """(the class, its options as they are written) of NAME, NAME:VALUE,… or NAME:OPTION=VALUE,…."""
+    name, _, rest = text.partition(":")
+    kind: Any = transform_class(name)
+    known = [one.name for one in dataclasses.fields(kind) if one.name != "inner"]
+    values = {}
+    for place, part in enumerate(rest.split(",") if rest else []):
+        option, equals, value = part.partition("=")
+        if not equals:
+            if place >= len(known):
+                raise UserError(f"transform '{shown(text)}' has more values than options; allowed: {', '.join(known)}")
+            option, value = known[place], part
+        if option not in known:
+            raise unknown(f"option of transform '{name}'", shown(option), known)
+        values[option] = value
+    return kind, values
+
+
+def names_of(texts: Sequence[str]) -> list[str]:
+    """What the transforms are called."""
+    return [text.partition(":")[0] for text in texts]
+
+
+def with_option(texts: Sequence[str], name: str, option: str, value: Any) -> tuple[str, ...]:
+    """The texts with another value of an option of the transform `name`, which is among them once.
+
+    >>> with_option(["clip:1.0", "topk"], "clip", "norm", 0.5)
+    ('clip:norm=0.5', 'topk')
+    """
+    places = [i for i, known in enumerate(names_of(texts)) if known == name]
+    if len(places) != 1:
+        raise UserError(f"'{name}.{shown(option)}' names one transform, and '{name}' is there {len(places)} times; use 1")
+    _, values = read(texts[places[0]])
+    options = ",".join(f"{o}={v}" for o, v in {**values, option: value}.items())
+    changed = f"{name}:{options}"
+    read(changed)  # what is wrong is said here
+    return (*texts[: places[0]], changed, *texts[places[0] + 1 :])
 
 
 def texts_of(method: Method) -> list[str] | None:

@@ -11,7 +11,7 @@ from fedjax_sim.cli import commands
 from fedjax_sim.cli.settings import own_path
 from fedjax_sim.cli.several import Federations, execute_all, set_ups
 from fedjax_sim.cli.sweep import plan, slurm
-from fedjax_sim.cli.sweep.jobs import DONE, FAILED, Folder, pending, write_results
+from fedjax_sim.cli.sweep.jobs import DAMAGED, DONE, FAILED, Folder, pending, write_results
 from fedjax_sim.cli.sweep.local import Local
 from fedjax_sim.cli.sweep.on_ray import OnRay
 from fedjax_sim.cli.sweep.plan import Job
@@ -83,12 +83,19 @@ def sweep(args: argparse.Namespace) -> int:
                 lock.release()
     written, status = write_results(folder, jobs), [folder.status(job) for job in jobs]
     if args.json:
-        tell("end", runs=len(jobs), done=status.count(DONE), failed=status.count(FAILED), results=str(written))
+        tell(
+            "end",
+            runs=len(jobs),
+            done=status.count(DONE),
+            failed=status.count(FAILED),
+            damaged=status.count(DAMAGED),
+            results=str(written),
+        )
     else:
         print(
             "\n".join(filter(None, [results(jobs, folder), f"written: {written}; figures: fedjax-sim report {folder.path}"]))
         )
-    return 1 if FAILED in status else 0
+    return 1 if FAILED in status or DAMAGED in status else 0
 
 
 def begin(file: pathlib.Path, folder: Folder) -> None:
@@ -116,6 +123,7 @@ def run_task(args: argparse.Namespace, jobs: list[Job], folder: Folder) -> int:
         setups = set_ups(job.config, own, Federations(), commands.note)
         folder.run(job).parent.mkdir(parents=True, exist_ok=True)
         execute_all(setups, own, folder.run(job), **commands.talk(args))
+        folder.own(job)  # not before: another configuration there is refused
     except Exception as problem:
         from fedjax_sim.cli.main import expected
 

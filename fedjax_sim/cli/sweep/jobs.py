@@ -1,4 +1,8 @@
-"""What the folder of a sweep tells: which runs have ended, how far the others are, which failed; results.csv."""
+"""What the folder of a sweep tells: which runs have ended, how far the others are, which failed; results.csv.
+
+A run has ended when its directory is as its manifest says, has all rounds, and was begun for this run of the sweep file:
+what was edited, cut or renamed is said and has no figures here.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +10,31 @@ import dataclasses
 import json
 import pathlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedjax_sim.cli.sweep.plan import Job
+from fedjax_sim.errors import UserError
 from fedjax_sim.metrics.base import Primary
+from fedjax_sim.options import shown
+from fedjax_sim.runner import manifest
 from fedjax_sim.runner.files import csv_bytes, read_csv, write_bytes, write_json
 
-DONE, FAILED, BEGUN, WAITING = "done", "failed", "begun", "waiting"
+DONE, FAILED, DAMAGED, BEGUN, WAITING = "done", "failed", "damaged", "begun", "waiting"
+
+
+class End(NamedTuple):
+    """What a run directory says of its end."""
+
+    summary: dict[str, Any]  # {}: it has not come
+    problem: str = ""  # why it cannot be taken
 
 
 @dataclasses.dataclass(frozen=True)
 class Folder:
-    """The folder of a sweep: sweep.toml, runs/NAME, logs/NAME.txt, failed/NAME.json, results.csv."""
+    """The folder of a sweep: sweep.toml, runs/NAME, ended/NAME.json, logs/NAME.txt, failed/NAME.json, results.csv."""
 
     path: pathlib.Path
+    _seen: dict[str, tuple[Any, End]] = dataclasses.field(default_factory=dict, compare=False, repr=False)
 
     def run(self, job: Job) -> pathlib.Path:
         return self.path / "runs" / job.name
@@ -38,25 +53,82 @@ class Folder:
         self._failed(job).unlink(missing_ok=True)
 
     def why(self, job: Job) -> str:
-        """The sentence of a run that failed; '' for none."""
+        """The sentence of a run that failed or is damaged; '' for none."""
+        return self._said(job) or self.end(job).problem
+
+    def _said(self, job: Job) -> str:
         try:
             return str(json.loads(self._failed(job).read_text())["why"])
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return ""
+
+    def own(self, job: Job) -> None:
+        """Write down that the directory, which has ended, is of this run of the sweep file."""
+        self._owned(job).parent.mkdir(parents=True, exist_ok=True)
+        config = json.loads((self.run(job) / manifest.CONFIG).read_bytes())
+        write_json(self._owned(job), {"run": job.name, "digits": job.digits, "config_hash": config.get("config_hash")})
+
+    def _owned(self, job: Job) -> pathlib.Path:
+        return self.path / "ended" / f"{job.name}.json"
+
+    def _other(self, job: Job) -> str:
+        """Why what lies in the run's directory is not of this run; '' if it is."""
+        try:
+            told = json.loads(self._owned(job).read_text())
+            config = json.loads((self.run(job) / manifest.CONFIG).read_bytes())
+            same = (told["digits"], told["config_hash"]) == (job.digits, config.get("config_hash"))
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            same = False
+        name = shown(str(self.run(job)), 200)
+        return "" if same else f"'{name}' has not been run with the settings of this sweep file; choose another --out"
 
     def summary(self, job: Job) -> dict[str, Any]:
         """summary.json of a run that has all of its rounds; {} otherwise."""
+        return self.end(job).summary
+
+    def end(self, job: Job) -> End:
+        """The end of a run, looked at again when one of its files has changed."""
+        run, looked_at = (
+            self.run(job),
+            {self._owned(job), *(self.run(job) / n for n in (*manifest.FILES, manifest.MANIFEST))},
+        )
+        marks = []
+        for file in sorted(looked_at):
+            try:
+                mark = file.stat()
+                marks.append((file.name, mark.st_mtime_ns, mark.st_size))
+            except OSError:
+                continue
+        known = self._seen.get(job.name)
+        if known is None or known[0] != marks:
+            self._seen[job.name] = known = marks, self._end(job, run)
+        return known[1]
+
+    def _end(self, job: Job, run: pathlib.Path) -> End:
         try:
-            told = json.loads((self.run(job) / "summary.json").read_text())
-            return told if int(told["rounds"]) >= job.config.rounds else {}
-        except (OSError, ValueError, KeyError, TypeError):
-            return {}
+            ended = (run / manifest.SUMMARY).exists() or manifest.SUMMARY in manifest.read(run)
+        except ValueError:
+            ended = False
+        if not ended:
+            return End({})
+        try:
+            files = manifest.verified(run)
+            if other := self._other(job):
+                return End({}, other)
+            told = json.loads(files.get(manifest.SUMMARY, b'{"rounds": 0}'))  # not named: of before it was extended
+            return End(told if int(told["rounds"]) >= job.config.rounds else {})
+        except UserError as problem:
+            return End({}, str(problem))
+        except (ValueError, KeyError, TypeError, RecursionError):
+            return End({}, f"'{shown(str(run), 200)}' is damaged: its {manifest.SUMMARY} is none")
 
     def status(self, job: Job) -> str:
         if self.summary(job):
             return DONE
-        if self.why(job):
+        if self._said(job):
             return FAILED
+        if self.end(job).problem:
+            return DAMAGED
         return BEGUN if (self.run(job) / "config.json").exists() else WAITING
 
     def primary(self, job: Job) -> Primary:

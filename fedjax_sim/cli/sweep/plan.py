@@ -16,11 +16,13 @@ agent = ["sac", "ppo"]                                   # for the methods that 
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import hashlib
 import itertools
 import json
 import pathlib
+import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -36,6 +38,7 @@ from fedjax_sim.transforms import transformed
 
 PARTS = ("preset", "methods", "seeds", "settings", "grid")
 MOST_RUNS = 100_000
+LONGEST_NAME = 120  # characters of a folder's name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,9 +46,13 @@ class Job:
     """One run of a sweep."""
 
     index: int
-    name: str  # of its folder: method, seed, and the first digits of what it is
+    name: str  # of its folder: method, what it is told by entry and grid, seed
     config: Config
     point: dict[str, str]  # the grid's settings that it has
+    digits: str = ""  # of everything that decides what it is
+    before: Job | None = None  # the run that it starts from …
+    parts: str = ""  # … and what of its state
+    kind: str = "run"  # or profile: the parts of a round are timed
 
 
 def read(path: pathlib.Path) -> dict[str, Any]:
@@ -115,9 +122,31 @@ def jobs_of(data: Mapping[str, Any]) -> list[Job]:
         also = {name: str(getattr(config, name)) for name in NOT_HASHED & {n.replace("-", "_") for n in point}}
         facts = json.dumps([config.hash(), config.start_from, also], sort_keys=True)
         digits = hashlib.sha256(facts.encode()).hexdigest()[:8]
-        kept = {n: as_text(v) for n, v in point.items() if words(method, {n: v}, (), others)}
-        name = f"{method}-s{config.seed}-{digits}"
-        found.setdefault(name, Job(len(found), name, config, kept))
+        bare = lambda option: option.removeprefix(f"{method}.").replace("-", "_")
+        said = {bare(option) for option in own}  # by the entry itself, over the grid
+        kept = {n: as_text(v) for n, v in point.items() if bare(n) not in said and words(method, {n: v}, (), others)}
+        name = name_of(method, kept | own, config.seed)
+        found.setdefault(digits, Job(len(found), name, config, kept, digits))
         if len(found) > MOST_RUNS:
             raise UserError(f"the sweep has more than {MOST_RUNS} runs; make the grid smaller")
-    return list(found.values())
+    often = collections.Counter(job.name.lower() for job in found.values())  # some file systems know no capitals
+    apart = lambda job: often[job.name.lower()] == 1 and len(job.name) <= LONGEST_NAME
+    return [
+        job if apart(job) else dataclasses.replace(job, name=f"{job.name[:LONGEST_NAME]}-{job.digits}")
+        for job in found.values()
+    ]
+
+
+def name_of(method: str, settings: Mapping[str, str], seed: int) -> str:
+    """A run as people call it.
+
+    >>> name_of("fedprox", {"fedprox.mu": "0.1", "partition": "dirichlet:0.3", "probe": "true"}, 0)
+    'fedprox-mu0.1-dirichlet_0.3-probe_true-s0'
+    """
+    said = {"true", "false"}
+    parts = []
+    for name, value in settings.items():
+        speaks = value[:1].isalpha() and value not in said  # a word stands for itself, a number needs its name
+        option = name.rpartition(".")[2]
+        parts.append(value if speaks else f"{option}_{value}" if value in said else f"{option}{value}")
+    return re.sub(r"[^\w.+-]", "_", "-".join([method, *parts, f"s{seed}"]))

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedjax_sim.cli.describe import columns, duration
-from fedjax_sim.cli.sweep.jobs import DONE, FAILED, Folder
+from fedjax_sim.cli.sweep.jobs import DAMAGED, DONE, FAILED, Folder
 from fedjax_sim.cli.sweep.plan import Job
 from fedjax_sim.runner.progress import told
 
@@ -89,5 +89,6 @@ def results(jobs: Sequence[Job], folder: Folder) -> str:
     if ended:
         head, rows = tables.written(grouped(load_runs(ended)), "±", "{} *")
         parts.append(columns([head, *rows]) + "\n* the best of its setting")
-    parts += [f"{job.name} failed: {folder.why(job)}" for job in jobs if folder.status(job) == FAILED]
+    for status in (FAILED, DAMAGED):
+        parts += [f"{job.name} {status}: {folder.why(job)}" for job in jobs if folder.status(job) == status]
     return "\n".join(parts)

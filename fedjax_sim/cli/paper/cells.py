@@ -1,0 +1,182 @@
+"""From a published table to runs: every cell is a run per seed; cells that are the same run share it, over tables too."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from fedjax_sim.cli.settings import make_config
+from fedjax_sim.cli.sweep.plan import Job
+from fedjax_sim.cli.words import OF_THE_COMMAND, applied, as_text, option_parser, run_options, words
+from fedjax_sim.errors import UserError, lookup
+from fedjax_sim.hooks import Controlled
+from fedjax_sim.methods import METHODS, make_method, method_class, options_in
+from fedjax_sim.papers.tables import Line, Paper, Table, papers
+from fedjax_sim.presets import preset
+from fedjax_sim.runner.config import Config, check
+
+SHOWN_ASIDE = {"data_dir", "devices", "chunk", "eval_every"}  # of what differs from the paper's setting: not worth a word
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    row: Line
+    col: Line
+    reading: str
+    jobs: tuple[Job, ...] = ()  # a seed each; (): only a published figure
+    smaller: tuple[str, ...] = ()  # what differs from the published setting
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """What was asked for on the command line."""
+
+    scale: str = "paper"
+    rows: str = ""
+    cols: str = ""
+    seeds: int | None = None
+    typed: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # settings of all runs
+
+
+# ---- settings -----------------------------------------------------------------------------------------------------
+def merged(paper: Paper, table: Table | None, lines: Sequence[Line], scale: str, typed: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of one cell, the later the stronger; `seeds` among them."""
+    name = next((line.preset for line in reversed(lines) if line.preset), table.preset if table else "")
+    holders = [paper, *([table] if table else []), *lines]
+    out: dict[str, Any] = dict(preset(name).settings) if name else {}
+    for holder in holders:
+        out |= holder.settings
+    for holder in holders:
+        out |= holder.scales.get(scale, {})
+    out |= typed
+    for line in lines:
+        out |= line.always
+    return out
+
+
+def scoped(method: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """METHOD.OPTION where OPTION is one of the run: for that method alone. What is '' is left out.
+
+    >>> scoped("fedprox", {"lr": 1, "fedprox.lr": 0.1, "fedavg.lr": 1, "fedprox.mu": 2, "fedprox.start_from": ""})
+    {'lr': 0.1, 'fedprox.mu': 2}
+    """
+    out: dict[str, Any] = {}
+    own: dict[str, Any] = {}
+    for name, value in settings.items():
+        owner, dot, option = name.partition(".")
+        if dot and owner in METHODS and option.replace("_", "-") in run_options():
+            own |= {option: value} if owner == method else {}
+        else:
+            out[name] = value
+    return {name: value for name, value in (out | own).items() if value != ""}
+
+
+def config_of(method: str, settings: Mapping[str, Any]) -> Config:
+    """The run in its plainest words, so that the same run has the same name however it was described."""
+    told = {name: value for name, value in settings.items() if name not in ("seeds", "start_from")}
+    args = applied(option_parser().parse_args([]), words(method, told, OF_THE_COMMAND, METHODS))
+    config = make_config(args, method, [method])
+    check(config)
+    made = make_method(method, **config.options)
+    changed = options_in(made) or {}
+    kept = {name: value for name, value in config.options.items() if name in changed or name.startswith("agent")}
+    return dataclasses.replace(config, options=kept, loss=made.loss if config.loss == "auto" else config.loss)
+
+
+# ---- runs ---------------------------------------------------------------------------------------------------------
+def job_of(config: Config, kind: str = "run", before: Job | None = None, parts: str = "") -> Job:
+    facts = [config.hash(), config.rounds, kind, before.name if before else "", parts]
+    digits = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:8]
+    data = re.sub(r"[^\w.-]+", "_", f"{config.dataset.partition(':')[0].rpartition('/')[2]}-{config.partition}")
+    return Job(0, f"{config.method}-{data}-s{config.seed}-{digits}", config, {}, before=before, parts=parts, kind=kind)
+
+
+class Planner:
+    """The runs of one table under one choice."""
+
+    def __init__(self, table: Table, choice: Choice):
+        self.table, self.choice = table, choice
+        self.paper = papers()[table.paper]
+
+    def settings(self, lines: Sequence[Line], table: Table | None, scale: str) -> dict[str, Any]:
+        return merged(self.paper, table, lines, scale, self.choice.typed if scale == self.choice.scale else {})
+
+    def run(self, method: str, settings: Mapping[str, Any], seed: int, across: Line | None, kind: str = "run") -> Job:
+        told = scoped(method, settings)
+        config = config_of(method, told | {"seed": seed})
+        source = str(told.get("start_from", ""))
+        if not source.startswith("@"):
+            return job_of(dataclasses.replace(config, start_from=source or None), kind)
+        name, _, parts = source[1:].partition(":")
+        before = self.before(name, seed, across)
+        return job_of(config, kind, before, parts or handed_over(before))
+
+    def before(self, name: str, seed: int, across: Line | None) -> Job:
+        """The run that another one starts from: one of the paper's [before], or another cell of the same column (or row)."""
+        if name.startswith("row ") and across is not None:
+            line = self.line(name.removeprefix("row "))
+            pair = (line, across) if self.table.rank == "rows" else (across, line)
+            return self.run(line.method, self.settings(pair, self.table, self.choice.scale), seed, across)
+        line = lookup(f"run before others in {self.paper.key}", name, self.paper.before)
+        return self.run(line.method, self.settings([line], None, self.choice.scale), 0, None)
+
+    def line(self, key: str) -> Line:
+        lines = self.table.rows if self.table.rank == "rows" else self.table.cols
+        return lookup(f"line of {self.table.name}", key, {line.key: line for line in (*lines, *self.table.extra)})
+
+    def cell(self, row: Line, col: Line) -> Cell:
+        reading = self.table.reading(row, col)
+        method = col.method or row.method
+        if not method:
+            return Cell(row, col, reading)
+        lookup("method", method, METHODS)
+        used, theirs = (self.settings((row, col), self.table, s) for s in (self.choice.scale, "paper"))
+        seeds = self.choice.seeds or int(used.get("seeds", self.table.seeds))
+        across = col if self.table.rank == "rows" else row
+        jobs = tuple(self.run(method, used, seed, across, self.table.kind) for seed in range(seeds))
+        return Cell(row, col, reading, jobs, tuple(differences(method, used, theirs)))
+
+    def cells(self) -> Iterator[Cell]:
+        """Column by column (or row by row): what shares its data comes together."""
+        rows, cols = self.table.chosen(self.choice.rows, self.choice.cols)
+        pairs = [(r, c) for c in cols for r in rows] if self.table.rank == "rows" else [(r, c) for r in rows for c in cols]
+        for row, col in pairs:
+            yield self.cell(row, col)
+
+
+def handed_over(before: Job) -> str:
+    kind = method_class(before.config.method)
+    if not issubclass(kind, Controlled) or not kind.hands_over:
+        raise UserError(
+            f"start_from: a run of {before.config.method} hands nothing over by itself; name parts as in @NAME:server"
+        )
+    return ",".join(kind.hands_over)
+
+
+def differences(method: str, used: Mapping[str, Any], theirs: Mapping[str, Any]) -> Iterator[str]:
+    """'rounds 100 (500)' for every setting that is not the published one."""
+    ours, told = scoped(method, used), scoped(method, theirs)
+    for name in dict.fromkeys([*ours, *told]):
+        owner = name.partition(".")[0]
+        mine, other = (as_text(s[name]) if name in s else "" for s in (ours, told))
+        if mine != other and name not in SHOWN_ASIDE and not (owner in METHODS and owner != method) and name != "seeds":
+            yield f"{name} {mine or 'default'} ({other or 'default'})"
+
+
+def jobs_in(cells: Sequence[Cell]) -> list[Job]:
+    """Every run once, those that others start from first."""
+    found: dict[str, Job] = {}
+
+    def add(job: Job) -> None:
+        if job.before is not None:
+            add(job.before)
+        found.setdefault(job.name, job)
+
+    for cell in cells:
+        for job in cell.jobs:
+            add(job)
+    return list(found.values())

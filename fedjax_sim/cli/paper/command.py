@@ -1,0 +1,86 @@
+"""`fedjax-sim paper list | run | show`."""
+
+from __future__ import annotations
+
+import argparse
+import pathlib
+from typing import Any
+
+from fedjax_sim.cli import commands
+from fedjax_sim.cli.settings import own_path
+from fedjax_sim.errors import UserError, lookup
+from fedjax_sim.options import shown
+from fedjax_sim.papers.tables import SCALES, Table, find, papers
+
+
+def paper(args: argparse.Namespace) -> int:
+    return {"list": listed, "run": run, "show": run}[args.what](args)
+
+
+def listed(args: argparse.Namespace) -> int:
+    """Papers and their tables; of a table its rows and columns by the names that --rows and --cols take."""
+    for text in args.tables or papers():
+        if ":" in text:
+            details(find(text))
+            continue
+        one = lookup("paper", text, papers())
+        print(f"{one.key}: {one.title}. {one.about}")
+        for table in one.tables.values():
+            kind = "figure" if table.draw else "table"
+            print(f"  {table.name:18s} {kind:7s} {len(table.rows)} × {len(table.cols)}  {table.title}")
+    return 0
+
+
+def details(table: Table) -> None:
+    print(f"{table.name}. {table.title}")
+    for what, lines in (("rows", table.rows), ("cols", table.cols), (f"extra {table.rank}", table.extra)):
+        width = max((len(line.key) for line in lines), default=0)
+        print(f"  {what}:" if lines else f"  {what}: none")
+        for line in lines:
+            print(f"    {line.key:{width}s}  {line.label}")
+
+
+def settings(args: argparse.Namespace) -> dict[str, Any]:
+    """What was typed for all runs."""
+    out: dict[str, Any] = {}
+    for item in args.sets:
+        name, equals, value = item.partition("=")
+        if not (equals and name and value):
+            raise UserError(f"--set '{shown(item)}' cannot be read; use NAME=VALUE, e.g. rounds=50 or fedprox.mu=0.1")
+        out[name] = value
+    given = {name: getattr(args, name) for name in ("rounds", "data_dir", "devices", "chunk")}
+    return out | {name: value for name, value in given.items() if value is not None}
+
+
+def run(args: argparse.Namespace) -> int:
+    from fedjax_sim.cli.paper.cells import Choice, Planner, jobs_in
+    from fedjax_sim.cli.paper.show import show
+    from fedjax_sim.cli.paper.work import Cells, work_off
+    from fedjax_sim.cli.sweep.jobs import FAILED
+
+    lookup("scale", args.scale, dict.fromkeys(SCALES, ""))
+    choice = Choice(args.scale, args.rows, args.cols, args.seeds, settings(args))
+    plans = []
+    for name in args.tables:  # every mistake is said before anything runs
+        table = find(name)
+        folder = Cells((own_path(args.out) if args.out else pathlib.Path("runs") / "papers") / table.paper)
+        plans.append((table, list(Planner(table, choice).cells()), folder))
+    failed = False
+    if args.what == "run":
+        everything = [(job, folder) for _, cells, folder in plans for job in jobs_in(cells)]
+        if args.dry_run:
+            for job, folder in everything:
+                print(f"{job.name}  {folder.status(job)}  {job.config.rounds} rounds")
+            return 0
+        if everything:
+            commands.start(everything[0][0].config)
+        for _, cells, folder in plans:
+            try:
+                work_off(jobs_in(cells), folder, args)
+            except KeyboardInterrupt:
+                commands.note("interrupted; the same command goes on")
+                raise
+    for table, cells, folder in plans:
+        show(table, choice, cells, folder, args.client)
+        failed = failed or any(folder.status(job) == FAILED for job in jobs_in(cells))
+    return 1 if failed and args.what == "run" else 0

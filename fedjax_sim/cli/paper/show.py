@@ -1,0 +1,177 @@
+"""What there is of a table: its pivot on the screen, as Markdown and as JSON; its figures."""
+
+from __future__ import annotations
+
+import math
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+from fedjax_sim.cli import commands
+from fedjax_sim.cli.paper.cells import Cell, Choice
+from fedjax_sim.cli.paper.work import Cells
+from fedjax_sim.cli.sweep.jobs import FAILED
+from fedjax_sim.cli.sweep.plan import Job
+from fedjax_sim.errors import UserError
+from fedjax_sim.papers import pictures, pivot, reading
+from fedjax_sim.papers.tables import Table
+from fedjax_sim.report.groups import Group
+from fedjax_sim.report.runs import Run, load_run
+from fedjax_sim.runner.files import write_bytes, write_json
+
+
+class Found:
+    """What runs have left, each read once."""
+
+    def __init__(self, folder: Cells):
+        self.folder = folder
+        self.read: dict[str, Any] = {}
+
+    def of(self, job: Job) -> Any:
+        """A Run, as far as it is; a Profile; or None."""
+        if job.name not in self.read:
+            self.read[job.name] = self._load(job)
+        return self.read[job.name]
+
+    def _load(self, job: Job) -> Any:
+        place = self.folder.run(job)
+        if job.kind == "profile":
+            return reading.load_profile(place)
+        try:
+            return load_run(place)
+        except UserError:
+            return None  # not begun, or before its first row
+
+
+def figure_of(table: Table, cell: Cell, found: Found) -> pivot.Cell:
+    sources = [s for job in cell.jobs if (s := found.of(job)) is not None]
+    printed = table.published.get((cell.row.key, cell.col.key))
+    kind, _ = reading.split(cell.reading)
+    failed = next((job for job in cell.jobs if found.folder.status(job) == FAILED), None)
+    rounds = tuple(int(s.rounds["round"][-1]) if isinstance(s, Run) else 0 for s in sources)
+    return pivot.Cell(
+        tuple(reading.value(cell.reading, s) for s in sources),
+        rounds,
+        planned=cell.jobs[0].config.rounds if cell.jobs and table.kind == "run" else 0,
+        published=printed.text + (f"±{printed.sd:g}" if printed.sd else "") if printed else "",
+        theirs=printed.value if printed else None,
+        marks=printed.marks if printed else "",
+        digits=kind.digits,
+        better=kind.better,
+        reading=cell.reading,
+        figure=cell.col.figure or cell.row.figure,
+        note="failed" if failed is not None else "",
+    )
+
+
+def pivot_of(table: Table, choice: Choice, cells: Sequence[Cell], found: Found) -> pivot.Pivot:
+    rows, cols = (list(dict.fromkeys((line.key, line.label) for line in lines))
+                  for lines in ([c.row for c in cells], [c.col for c in cells]))  # fmt: skip
+    readings = dict.fromkeys(cell.reading for cell in cells)
+    head = [f"Scale {choice.scale}. {capital(reading.words(one))}." for one in readings][:1]
+    if len(readings) > 1:
+        head = [f"Scale {choice.scale}.", *(f"{labels_of(one, cells, table)}: {reading.words(one)}." for one in readings)]
+    marked = {m for one in table.published.values() for m in one.marks}
+    foot = [note for mark, note in table.notes.items() if mark not in marked]
+    foot += smaller_of(cells)
+    failed = {job.name: found.folder.why(job) for cell in cells for job in cell.jobs if found.folder.status(job) == FAILED}
+    foot += [f"failed: {name}: {why}" for name, why in failed.items()]
+    return pivot.Pivot(
+        f"{table.name}. {table.title}",
+        rows,
+        cols,
+        {(cell.row.key, cell.col.key): figure_of(table, cell, found) for cell in cells},
+        table.rank,
+        head,
+        table.notes,
+        foot,
+    )
+
+
+def capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def labels_of(one: str, cells: Sequence[Cell], table: Table) -> str:
+    """The lines that are read in this way, shortly."""
+    mine = [cell for cell in cells if cell.reading == one]
+    by_col = all(cell.col.read == one for cell in mine)
+    return ", ".join(dict.fromkeys((cell.col if by_col else cell.row if all(c.row.read == one for c in mine) else
+                                    cell.row if table.rank == "rows" else cell.col).label for cell in mine))  # fmt: skip
+
+
+def smaller_of(cells: Sequence[Cell]) -> list[str]:
+    """What is not as published, the published setting in brackets; everywhere, or in which lines."""
+    real = [cell for cell in cells if cell.jobs]
+    places: dict[tuple[str, ...], list[str]] = {}
+    for text in dict.fromkeys(t for cell in real for t in cell.smaller):
+        places.setdefault(where([cell for cell in real if text in cell.smaller], real), []).append(text)
+    name = lambda place: f" in {', '.join(place)}" if place else " in any cell"
+    return [f"Not as published (in brackets){name(place)}: {', '.join(texts)}." for place, texts in places.items()]
+
+
+def where(some: Sequence[Cell], every: Sequence[Cell]) -> tuple[str, ...]:
+    """The cells' columns, or rows, where they are all of these; () for all cells."""
+    if len(some) == len(every):
+        return ()
+    for line in (lambda cell: cell.col, lambda cell: cell.row):
+        keys = {line(cell).key for cell in some}
+        if len(some) == sum(line(cell).key in keys for cell in every):
+            return tuple(dict.fromkeys(line(cell).label for cell in some))
+    return tuple(f"{cell.row.label} / {cell.col.label}" for cell in some)
+
+
+def also(table: Table, cells: Sequence[Cell], found: Found) -> list[dict[str, Any]]:
+    """The other readings of every cell, for the file."""
+    out = []
+    for cell in cells:
+        sources = [s for job in cell.jobs if (s := found.of(job)) is not None]
+        for text in table.also if table.kind == "run" else ():
+            values = [v for s in sources if math.isfinite(v := reading.value(text, s))]
+            if values:
+                out.append(dict(row=cell.row.key, col=cell.col.key, reading=text, values=values))
+    return out
+
+
+def runs_of(cells: Sequence[Cell]) -> list[dict[str, Any]]:
+    return [dict(row=c.row.key, col=c.col.key, runs=[job.name for job in c.jobs], smaller=list(c.smaller)) for c in cells]
+
+
+def groups_of(cells: Sequence[Cell], found: Found) -> list[Group]:
+    """Cells as the figures know them: a panel per column, a colour per row."""
+    out = []
+    for cell in cells:
+        runs = tuple(s for job in cell.jobs if isinstance(s := found.of(job), Run))
+        if runs:
+            out.append(Group(cell.row.label, cell.col.label, runs))
+    return out
+
+
+def show(table: Table, choice: Choice, cells: Sequence[Cell], folder: Cells, client: int | None = None) -> None:
+    """Print it, write TABLE-SCALE.md and .json, draw its figures."""
+    found, stem = Found(folder), f"{table.key}-{choice.scale}"
+    written: list[pathlib.Path] = []
+    if table.draw:
+        groups = groups_of(cells, found)
+        if not groups:
+            raise UserError(
+                f"nothing of {table.name} is there yet in '{folder.path}'; run it with: fedjax-sim paper run {table.name}"
+            )
+        column = reading.split(table.read)[1][0] if table.read else ""
+        for name in table.draw:
+            file = folder.path / (stem if len(table.draw) == 1 else f"{stem}-{name}")
+            whose = table.client if client is None else client
+            written += pictures.draw(name, groups, file, whose, column)
+        commands.say(f"{table.name}. {table.title}")
+    else:
+        made = pivot_of(table, choice, cells, found)
+        commands.say(made.as_text())
+        folder.path.mkdir(parents=True, exist_ok=True)
+        files = folder.path / f"{stem}.md", folder.path / f"{stem}.json"
+        write_bytes(files[0], made.as_markdown().encode())
+        told = made.as_json() | dict(
+            table=table.name, scale=choice.scale, also=also(table, cells, found), runs=runs_of(cells)
+        )
+        write_json(files[1], told)
+        written += files
+    commands.say(f"written: {', '.join(map(str, written))}")

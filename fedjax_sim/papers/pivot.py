@@ -1,0 +1,210 @@
+"""A table of cells as people read it: ours ± sd beside the published figure, Kendall's τ, footnotes; text, Markdown, JSON.
+
+Knows nothing of papers: a sweep prints its results with it too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """One figure, of so many seeds after so many rounds, and what was published."""
+
+    values: tuple[float, ...] = ()  # a seed each; nan: not there, inf: never reached
+    rounds: tuple[int, ...] = ()
+    planned: int = 0  # rounds that the runs have when they have ended; 0: no run belongs to it
+    published: str = ""  # as it was printed
+    theirs: float | None = None
+    marks: str = ""
+    digits: int = 2
+    better: int = 1
+    reading: str = ""
+    figure: str = ""  # cells of one figure are ranked together
+    note: str = ""  # why there is nothing
+
+    @property
+    def known(self) -> np.ndarray:
+        return np.array([v for v in self.values if not math.isnan(v)])
+
+    @property
+    def mean(self) -> float | None:
+        """None: nothing there; inf: no seed reached it."""
+        found = self.known
+        if not len(found):
+            return None
+        reached = found[np.isfinite(found)]
+        return float(reached.mean()) if len(reached) else math.inf
+
+    @property
+    def sd(self) -> float:
+        reached = self.known[np.isfinite(self.known)]
+        return float(reached.std(ddof=1)) if len(reached) > 1 else 0.0
+
+    @property
+    def ours(self) -> str:
+        """
+        >>> Cell((1.0, 2.0)).ours, Cell((math.inf,)).ours, Cell().ours, Cell((3.0, math.inf), digits=0).ours
+        ('1.50 ± 0.71', '×', '', '3 (1 of 2)')
+        """
+        mean, several = self.mean, len(self.known)
+        if mean is None:
+            return self.note
+        if math.isinf(mean):
+            return "×"
+        text = f"{mean:.{self.digits}f}"
+        if self.sd:
+            text += f" ± {self.sd:.{self.digits}f}"
+        missed = several - int(np.isfinite(self.known).sum())
+        return text + (f" ({several - missed} of {several})" if missed else "")
+
+    @property
+    def unfinished(self) -> bool:
+        return any(r < self.planned for r in self.rounds)
+
+
+@dataclasses.dataclass(frozen=True)
+class Pivot:
+    title: str
+    rows: Sequence[tuple[str, str]]  # (key, label)
+    cols: Sequence[tuple[str, str]]
+    cells: Mapping[tuple[str, str], Cell]
+    rank: str = "rows"  # what is compared
+    head: Sequence[str] = ()  # sentences above it
+    notes: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    foot: Sequence[str] = ()  # sentences below it
+
+    @property
+    def compared(self) -> bool:
+        return any(cell.theirs is not None for cell in self.cells.values())
+
+    def taus(self) -> dict[tuple[str, str], tuple[float, int]]:
+        """(line across which is compared, figure) -> (Kendall's τ of ours and the published, how many)."""
+        found: dict[tuple[str, str], list[Cell]] = {}
+        for (row, col), cell in self.cells.items():
+            if cell.theirs is not None and cell.mean is not None:
+                found.setdefault((col if self.rank == "rows" else row, cell.figure), []).append(cell)
+        tau = lambda cells: kendall([c.mean or 0.0 for c in cells], [c.theirs or 0.0 for c in cells])
+        return {key: (tau(cells), len(cells)) for key, cells in found.items() if len(cells) > 2}
+
+    # ---- text ----------------------------------------------------------------------------------------------------
+    def same(self) -> str:
+        """Rounds and seeds, where all cells have the same; '' otherwise: then every cell says its own."""
+        made = [cell for cell in self.cells.values() if cell.mean is not None]
+        kinds = {(cell.rounds, cell.planned) for cell in made}
+        if len(kinds) != 1:
+            return ""
+        rounds, planned = next(iter(kinds))
+        if not planned or len(set(rounds)) != 1:
+            return ""
+        of = f" of {planned}" if rounds[0] < planned else ""
+        return f"{rounds[0]}{of} rounds, {counted(len(rounds), 'seed')}"
+
+    def text_of(self, cell: Cell | None) -> str:
+        """One cell: ours, the published figure in brackets with its footnotes, rounds and seeds where they differ."""
+        if cell is None:
+            return ""
+        parts = [cell.ours] if cell.ours else []
+        if cell.mean is not None and cell.planned and not self.same():
+            least, most = min(cell.rounds), max(cell.rounds)
+            span = f"{least}" if least == most else f"{least}-{most}"
+            of = f"/{cell.planned}" if cell.unfinished else ""
+            parts.append(f"[{span}{of} r, {counted(len(cell.rounds), 'seed')}]")
+        if cell.published:
+            parts.append(f"({cell.published}{'^' + cell.marks if cell.marks else ''})")
+        return " ".join(parts)
+
+    def grid(self) -> list[list[str]]:
+        """Head and rows of text; Kendall's τ below or beside."""
+        taus = self.taus()
+        figures = list(dict.fromkeys(figure for _, figure in taus))
+        shown = lambda key: ", ".join(f"{taus[key, f][0]:.2f}" for f in figures if (key, f) in taus)
+        head = ["", *(label for _, label in self.cols)]
+        body = [[label, *(self.text_of(self.cells.get((row, col))) for col, _ in self.cols)] for row, label in self.rows]
+        if taus and self.rank == "rows":
+            body.append(["Kendall τ", *(shown(col) for col, _ in self.cols)])
+        elif taus:
+            head, body = [*head, "Kendall τ"], [[*line, shown(row)] for line, (row, _) in zip(body, self.rows, strict=True)]
+        return [head, *body]
+
+    def sentences(self) -> tuple[list[str], list[str]]:
+        """(above, below)."""
+        above = [*self.head]
+        below = []
+        if self.compared:
+            above.append("In brackets: published." + (f" Ours: {same}." if (same := self.same()) else ""))
+        elif same := self.same():
+            above.append(f"{same}.")
+        used = {m for cell in self.cells.values() for m in cell.marks}
+        below += [f"^{m}: {self.notes[m]}" for m in self.notes if m in used]
+        return above, [*below, *self.foot]
+
+    def as_text(self) -> str:
+        above, below = self.sentences()
+        rows = self.grid()
+        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+        padded = lambda row: [row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))]
+        lines = ["  ".join(padded(row)).rstrip() for row in rows]
+        return "\n".join([self.title, *above, "", *lines, *([""] if below else []), *below])
+
+    def as_markdown(self) -> str:
+        above, below = self.sentences()
+        safe = lambda text: text.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;")
+        line = lambda cells: "| " + " | ".join(map(safe, cells)) + " |"
+        head, *body = self.grid()
+        rule = "|---|" + "---:|" * (len(head) - 1)
+        parts = [f"## {self.title}", "", *above, "", line(head), rule, *map(line, body)]
+        return "\n".join([*parts, *([""] if below else []), *(f"* {text}" for text in below)]) + "\n"
+
+    def as_json(self) -> dict[str, Any]:
+        clean = lambda v: None if v is None or not math.isfinite(v) else v
+        cells = [
+            dict(
+                row=row,
+                col=col,
+                ours=clean(cell.mean),
+                sd=cell.sd,
+                values=["never" if math.isinf(v) else clean(v) for v in cell.values],
+                seeds=len(cell.values),
+                rounds=list(cell.rounds),
+                planned=cell.planned,
+                published=cell.theirs,
+                printed=cell.published,
+                footnotes=cell.marks,
+                reading=cell.reading,
+                note=cell.note,
+            )
+            for (row, col), cell in self.cells.items()
+        ]
+        taus = [dict(line=line, figure=figure, tau=clean(tau), of=n) for (line, figure), (tau, n) in self.taus().items()]
+        above, below = self.sentences()
+        return dict(
+            title=self.title, rows=dict(self.rows), cols=dict(self.cols), cells=cells, kendall=taus, said=[*above, *below]
+        )
+
+
+def counted(number: int, what: str) -> str:
+    """
+    >>> counted(1, "seed"), counted(3, "seed")
+    ('1 seed', '3 seeds')
+    """
+    return f"{number} {what}" + ("s" if number != 1 else "")
+
+
+def kendall(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    """Kendall's τ-b of two rankings, ties counted on neither side; nan where one of them has no order at all.
+
+    >>> kendall([1, 2, 3], [10, 20, 30]), kendall([1, 2, 3], [3, 2, 1]), round(kendall([1, 2, 2], [1, 2, 3]), 3)
+    (1.0, -1.0, 0.816)
+    """
+    pairs = [(i, j) for i in range(len(ours)) for j in range(i)]
+    sign = lambda values, i, j: (values[i] > values[j]) - (values[i] < values[j])
+    a, b = ([sign(values, i, j) for i, j in pairs] for values in (ours, theirs))
+    free = math.sqrt(sum(map(abs, a)) * sum(map(abs, b)))
+    return sum(x * y for x, y in zip(a, b, strict=True)) / free if free else math.nan

@@ -1,0 +1,170 @@
+"""How a figure is read from a run: KIND or KIND:ARGUMENT:…, as the tables name it. Accuracies in %.
+
+last:COLUMN          at the last evaluation that has it         best:COLUMN       the best over rounds, on test data
+last10:COLUMN        mean of the last ten evaluations           by_val:COLUMN     at the round best on the server's val rows
+rounds_to:X:COLUMN   first round with at least X %              gb_to, minutes_to what it had cost by then (2^30 bytes)
+sum:COLUMN           over all rounds, of rounds.csv             share:ACTION      of all decisions
+seconds, seconds_per_round: of running                          converged:COLUMN  seconds until the curve stays
+stage:NAME           of a profile, seconds per round            megabytes:up      of a profile, per participant and round
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import pathlib
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedjax_sim.errors import lookup
+from fedjax_sim.report.runs import Run
+from fedjax_sim.runner.figures import convergence, rounds_to
+
+GB = 2**30
+COLUMNS = {
+    "global_acc": "the global model's accuracy on the test set",
+    "client_mean": "the mean over clients of the accuracy of each client's own model on its own rows",
+    "client_pooled": "the accuracy of the clients' own models on all of their rows together",
+    "resident_mean": "the mean over clients of the accuracy of the model that each holds",
+    "resident_pooled": "the accuracy of the models that the clients hold, on all of their rows together",
+    "before_all_mean": "the mean over clients of the accuracy of what each holds before the round's participants train",
+    "before_all_pooled": "the accuracy of what the clients hold before the round's participants train, on all rows together",
+    "global_at_clients_pooled": "the global model's accuracy on all clients' rows together",
+    "personal_at_global_mean": "the mean over clients of the accuracy of each client's own model on the test set",
+    "exceed_comm": "pairs of client and round with more layers than the budget",
+    "exceed_compute": "pairs of client and round with more epochs than the budget",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Profile:
+    """What `profile.json` tells: seconds of the parts of a round, bytes per participant."""
+
+    seconds: Mapping[str, float]
+    bytes: Mapping[str, float]
+
+
+def load_profile(folder: pathlib.Path) -> Profile | None:
+    try:
+        told = json.loads((folder / "profile.json").read_text())
+        return Profile({k: float(v) for k, v in told["seconds"].items()}, {k: float(v) for k, v in told["bytes"].items()})
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def last(run: Run, column: str, count: int = 1) -> float:
+    _, values = run.points(column)
+    return 100 * float(values[-count:].mean()) if len(values) else math.nan
+
+
+def best(run: Run, column: str) -> float:
+    _, values = run.points(column)
+    return 100 * float(values.max()) if len(values) else math.nan
+
+
+def by_val(run: Run, column: str) -> float:
+    rounds, values = run.points(column)
+    when, score = run.points("val_acc")
+    if not len(score) or not len(values):
+        return math.nan
+    at = when[int(score.argmax())]
+    return 100 * float(values[rounds == at][0]) if (rounds == at).any() else math.nan
+
+
+def first_round(run: Run, percent: str, column: str) -> float:
+    """inf where it was not reached."""
+    rounds, values = run.points(column)
+    found = rounds_to([int(r) for r in rounds], values.tolist(), float(percent) / 100)
+    return math.inf if found is None else float(found)
+
+
+def cost_to(run: Run, percent: str, column: str, cost: Callable[[float], float]) -> float:
+    at = first_round(run, percent, column)
+    return at if math.isinf(at) else cost(at)
+
+
+def seconds_until(run: Run, round_: float) -> float:
+    return float(run.seconds_at(np.array([round_]))[0])
+
+
+def share(run: Run, action: str) -> float:
+    taken = run.actions
+    total = sum(float(np.nansum(v)) for v in taken.values())
+    return 100 * float(np.nansum(taken[action])) / total if action in taken and total else math.nan
+
+
+def summed(run: Run, column: str) -> float:
+    return float(np.nansum(run.rounds[column])) if column in run.rounds else math.nan
+
+
+def settled(run: Run, column: str) -> float:
+    rounds, values = run.points(column)
+    if len(rounds) < 2:
+        return math.inf
+    window = max(2, round(20 / float(rounds[1] - rounds[0])))
+    found = convergence(rounds.tolist(), values.tolist(), window)
+    return math.inf if found is None else seconds_until(run, found)
+
+
+def running(run: Run) -> float:
+    return seconds_until(run, float(run.rounds["round"][-1]))
+
+
+class Reading(NamedTuple):
+    read: Callable[..., float]  # (Run or Profile, *arguments)
+    text: Callable[..., str]  # (*arguments)
+    digits: int = 2
+    better: int = 1  # 1: the largest is first, -1: the smallest
+
+
+told = lambda column: COLUMNS.get(column, column.replace("_", " "))
+READINGS: dict[str, Reading] = {
+    "last": Reading(last, lambda c: f"{told(c)}, after the last round, %"),
+    "best": Reading(best, lambda c: f"{told(c)}, best over rounds, %"),
+    "last10": Reading(lambda run, c: last(run, c, 10), lambda c: f"{told(c)}, mean of the last ten evaluations, %"),
+    "by_val": Reading(by_val, lambda c: f"{told(c)}, at the round best on the server's validation rows, %"),
+    "rounds_to": Reading(first_round, lambda x, c: f"rounds to {x} % of {told(c)}", 1, -1),
+    "gb_to": Reading(
+        lambda run, x, c: cost_to(run, x, c, lambda at: float(run.bytes_at(at)) / GB),
+        lambda x, c: f"GB (2^30 bytes, down and up) to {x} % of {told(c)}", 2, -1,
+    ),
+    "minutes_to": Reading(
+        lambda run, x, c: cost_to(run, x, c, lambda at: seconds_until(run, at) / 60),
+        lambda x, c: f"minutes of running to {x} % of {told(c)}", 1, -1,
+    ),
+    "sum": Reading(summed, lambda c: told(c), 0, -1),
+    "share": Reading(share, lambda a: f"share of the action {a}, %", 1),
+    "seconds": Reading(running, lambda: "seconds of running", 1, -1),
+    "seconds_per_round": Reading(
+        lambda run: running(run) / float(run.rounds["round"][-1]), lambda: "seconds of running per round", 3, -1
+    ),
+    "converged": Reading(settled, lambda c: f"seconds until {told(c)} stays where it is", 1, -1),
+    "stage": Reading(lambda p, name: p.seconds.get(name, math.nan), lambda name: f"seconds per round: {name}", 3, -1),
+    "megabytes": Reading(
+        lambda p, way: p.bytes.get(way, math.nan) / 1e6,
+        lambda way: f"MB (10^6 bytes) {way} per participant and round", 3, -1,
+    ),
+}  # fmt: skip
+
+
+def split(text: str) -> tuple[Reading, list[str]]:
+    kind, *arguments = text.split(":")
+    return lookup("reading", kind, READINGS), arguments
+
+
+def value(text: str, source: Any) -> float:
+    """The figure; nan: the run has no such thing, inf: never reached."""
+    reading, arguments = split(text)
+    return reading.read(source, *arguments)
+
+
+def words(text: str) -> str:
+    """
+    >>> words("rounds_to:20:global_acc")
+    "rounds to 20 % of the global model's accuracy on the test set"
+    """
+    reading, arguments = split(text)
+    return reading.text(*arguments)
