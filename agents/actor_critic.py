@@ -13,7 +13,9 @@ import optax
 from agents import diagnostics, losses, nets, schedule
 from agents import replay as ring
 from agents.node import Real, field
-from agents.types import Agent, Array, Info, Transition, blank, clean_transitions, finite, usable_actions
+from agents.types import Agent, Array, Info, Transition, blank, finite, usable_actions
+
+MOST_IMPORTANCE = 10.0  # of one row: a single action that the policy has since come to like must not be all there is
 
 
 class Params(NamedTuple):
@@ -77,7 +79,9 @@ class OnPolicyAgent(Agent):
 
     A subclass says `learn` and `start_optimiser`. `cohort` is the largest batch of one round: it sizes the memory of earlier
     rounds. Advantages are standardised with statistics over rounds: those of one round would remove what its rewards have
-    in common.
+    in common. Observations are normalised as they were when the actions were chosen, and watched afterwards: with other
+    numbers it would be another policy that learns. Rows of an older policy (`delayed`) count π(a|S) / π_old(a|S), if their
+    `info` says by what chance they were chosen.
     """
 
     hidden: tuple[int, ...] = field((64,), kw_only=True)
@@ -89,9 +93,10 @@ class OnPolicyAgent(Agent):
     normalise: bool = field(True, kw_only=True)
     rounds: ClassVar[int] = 1
     cohort: ClassVar[int] = 1
+    corrects: ClassVar[bool] = False  # whether its loss has the ratio of the policies in it already
 
     def learn(self, learner: Learner, batch: Transition, target: Array, advantage: Array) -> tuple[Learner, schedule.Losses]:
-        """The learner after batch [B], its targets [B] and advantages [B]."""
+        """The learner after batch [B], its targets [B] and advantages [B]; batch.mask says how much each row counts."""
         raise NotImplementedError
 
     def start_optimiser(self, params: Params) -> Any:
@@ -130,23 +135,32 @@ class OnPolicyAgent(Agent):
         return schedule.sample(both.policy(params.policy, x, usable), both.value(params.value, x), usable, key)
 
     def update(self, state: OnPolicyState, transitions: Transition, key: Array) -> tuple[OnPolicyState, schedule.Losses]:
-        fresh = clean_transitions(transitions, self.observation_size, self.num_actions, self.dtype)
-        statistics = schedule.watch(state.statistics, fresh)
+        fresh = self.lessons(transitions)
         batch, memory = fresh, state.memory
         if memory is not None:  # the fresh rows [B], then the remembered ones, of which only the recent are unmasked
             old, since = memory.rows
             recent = (jnp.arange(self.remembered) < memory.size) & (state.rounds - since < self.rounds)
             batch = jax.tree.map(lambda new, kept: jnp.concatenate([new, kept]), fresh, old._replace(mask=recent))
             memory = ring.add(memory, (fresh, jnp.full(fresh.mask.shape, state.rounds)), fresh.mask)
-        batch = schedule.scaled(batch, statistics)
+        batch = schedule.scaled(batch, state.statistics)
         target, error = targets_and_errors(self.networks, state.learner.params.value, batch, self.number(self.gamma))
         decay = self.number(self.advantage_decay)
         advantages = losses.follow(state.advantages, error[: len(fresh.mask)], fresh.mask, decay)
         advantage = losses.standardise(error, state.advantages, advantages)
-        go = lambda old: self.learn(old, batch, target, advantage)
+        counts = batch.mask.astype(self.dtype)
+        if transitions.info is not None and not self.corrects:
+            counts = counts * self.importance(state.learner.params, batch)
+        go = lambda old: self.learn(old, batch._replace(mask=counts), target, advantage)
         learner, values = schedule.when(fresh.mask.any(), go, state.learner)
         values |= {"value_error": losses.masked_mean(jnp.abs(error), batch.mask)} | self.report(learner.params, batch)
+        statistics = schedule.watch(state.statistics, fresh)
         return OnPolicyState(learner, memory, statistics, advantages, state.rounds + 1), finite(values)
+
+    def importance(self, params: Params, batch: Transition) -> Array:
+        """[B] π(a|S) / π_old(a|S); 1 for what the policy chose as it is."""
+        policy = self.networks.policy(params.policy, batch.observation, batch.info.available)
+        ahead = policy.log_prob(batch.action) - batch.info.log_probability
+        return losses.stop(jnp.exp(jnp.minimum(ahead, jnp.log(self.number(MOST_IMPORTANCE)))))
 
     def report(self, params: Params, batch: Transition) -> schedule.Losses:
         x, usable, mask = batch.observation, batch.info.available, batch.mask

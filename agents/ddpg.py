@@ -94,6 +94,9 @@ class DDPG(ReplayAgent):
             return jnp.where(jnp.isfinite(raw), jnp.tanh(raw), 0)
         return jax.nn.softmax(nets.mask_logits(jnp.tanh(raw) if self.tanh_logits else raw, available))
 
+    def had_a_choice(self, available: Array) -> Array:
+        return jnp.ones(available.shape[:-1], bool) if self.actions == "box" else super().had_a_choice(available)
+
     def pair(self, observation: Array, action: Array) -> Array:
         return jnp.concatenate([observation, self.number(self.action_scale) * action], -1)
 

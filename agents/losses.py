@@ -16,7 +16,7 @@ stop = jax.lax.stop_gradient
 
 # ------------------------------------------------------------ batches [B] with a mask [B]
 def masked_mean(x: Array, mask: Array) -> Array:
-    """The mean of the rows whose mask is True; 0 if there are none.
+    """The mean of the rows whose mask is True, or weighted by the mask; 0 if there are none.
 
     >>> print(masked_mean(jnp.array([1., 3., 100.]), jnp.array([True, True, False])))
     2.0

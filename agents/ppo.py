@@ -26,6 +26,7 @@ class PPO(GradientAgent):
     """
 
     name = "ppo"
+    corrects = True
     rounds: int = field(2, kw_only=True)  # type: ignore[misc]
     cohort: int = field(64, kw_only=True)  # type: ignore[misc]
     epochs: int = field(4, kw_only=True)  # type: ignore[misc]

@@ -20,10 +20,34 @@ class Learner(NamedTuple):
     target: Any  # a copy taken every `target_every` steps; None without bootstrap
     optimiser: Any
     steps: Array  # [] int32, gradient steps taken
+    units: Units  # of what the networks say
+
+
+class Units(NamedTuple):
+    """A network's output q stands for centre + scale · q."""
+
+    centre: Array  # []
+    scale: Array  # []
+
+
+def in_units(params: Any, old: Units, new: Units) -> Any:
+    """A network that says in new units what it said in the old ones: its last layer, rescaled (PopArt)."""
+    last = f"Dense_{len(params['params']) - 1}"
+    layer = params["params"][last]
+    turned = {
+        "kernel": layer["kernel"] * (old.scale / new.scale),
+        "bias": (layer["bias"] * old.scale + old.centre - new.centre) / new.scale,
+    }
+    return {"params": {**params["params"], last: turned}}
 
 
 class QAgent(ReplayAgent):
-    """An ε-greedy agent with ε = `epsilon(rounds)`; it bootstraps if it has `gamma` and `target_every`."""
+    """An ε-greedy agent with ε = `epsilon(rounds)`; it bootstraps if it has `gamma` and `target_every`.
+
+    Targets are learned around their mean and, where they spread by more than 1, in units of their spread. A network that
+    starts at 0 would look on every action that it has not tried as the best one if all rewards are around −20, and steps
+    that are clipped at 1 do not get there in a run.
+    """
 
     delta: Real = field(1.0, ge=1e-12, le=1e9, kw_only=True)
     gamma: ClassVar[Any] = None
@@ -44,27 +68,43 @@ class QAgent(ReplayAgent):
     def start(self, key: Array) -> Learner:
         online = self.network[0](key, jnp.zeros(self.observation_size, self.dtype))
         target = jax.tree.map(jnp.copy, online) if self.bootstraps else None
-        return Learner(online, target, self.rule().init(online), jnp.zeros((), jnp.int32))
+        units = Units(self.number(0), self.number(1))
+        return Learner(online, target, self.rule().init(online), jnp.zeros((), jnp.int32), units)
 
     def policy(self, learner: Learner, x: Array, usable: Array, rounds: Array) -> Array:
         return nets.epsilon_greedy(self.network[1](learner.online, x), usable, self.number(self.epsilon(rounds)))
 
     def choose(self, learner: Learner, x: Array, usable: Array, rounds: Array, key: Array) -> tuple[Array, Info]:
-        value = nets.mask_logits(self.network[1](learner.online, x), usable).max()
+        value = (
+            learner.units.centre + learner.units.scale * nets.mask_logits(self.network[1](learner.online, x), usable).max()
+        )
         return schedule.sample(distrax.Categorical(probs=self.policy(learner, x, usable, rounds)), value, usable, key)
 
     def goal(self, learner: Learner, rows: Experience) -> Array:
-        """y [batch]."""
+        """y [batch], in the units of the rewards."""
         if not self.bootstraps:
             return rows.reward
         apply = self.network[1]
         chooses, judges = (apply(params, rows.next_observation) for params in (learner.online, learner.target))
         chooses = nets.mask_logits(chooses, rows.next_available)
+        judges = learner.units.centre + learner.units.scale * judges
         targets = jax.vmap(losses.double_q_target, (0, 0, 0, 0, None))
         return targets(rows.reward, rows.done, chooses, judges, self.number(self.gamma))
 
+    def measured(self, learner: Learner, rows: Experience) -> Learner:
+        goals = jax.vmap(lambda batch: self.goal(learner, batch))(rows)
+        old, new = learner.units, Units(goals.mean(), jnp.maximum(goals.std(), 1))
+        sound = jnp.isfinite(new.centre) & jnp.isfinite(new.scale)
+        new = jax.tree.map(lambda now, before: jnp.where(sound, now, before), new, old)
+        # before the first step the networks know nothing that would have to be kept: they start at the mean
+        old = jax.tree.map(lambda now, before: jnp.where(learner.steps > 0, before, now), new, old)
+        turn = lambda params: in_units(params, old, new)
+        target = turn(learner.target) if self.bootstraps else None
+        return learner._replace(online=turn(learner.online), target=target, units=new)
+
     def step(self, learner: Learner, rows: Experience) -> tuple[Learner, schedule.Losses]:
-        goal, delta = self.goal(learner, rows), self.number(self.delta)
+        delta, units = self.number(self.delta), learner.units
+        goal = (self.goal(learner, rows) - units.centre) / units.scale
 
         def loss(online: Any) -> tuple[Array, Array]:
             q = self.network[1](online, rows.observation)  # [batch, A]
@@ -75,7 +115,7 @@ class QAgent(ReplayAgent):
         online, state = nets.descend(self.rule(), learner.online, gradient, learner.optimiser)
         steps = learner.steps + 1
         target = optax.periodic_update(online, learner.target, steps, self.target_every) if self.bootstraps else None
-        return Learner(online, target, state, steps), {"q": value, "value_error": error}
+        return Learner(online, target, state, steps, units), {"q": value, "value_error": error * units.scale}
 
     def report(self, learner: Learner, rows: Experience, mask: Array, rounds: Array) -> schedule.Losses:
         live = diagnostics.live_units(learner.online, rows.observation, mask)

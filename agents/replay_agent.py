@@ -11,7 +11,7 @@ import optax
 from agents import diagnostics, nets, schedule
 from agents import replay as ring
 from agents.node import Real, field
-from agents.types import Agent, Array, Info, Transition, blank, clean_transitions, finite, usable_actions
+from agents.types import Agent, Array, Info, Transition, blank, finite, usable_actions
 
 
 class Experience(NamedTuple):
@@ -77,6 +77,10 @@ class ReplayAgent(Agent):
         """An action for ONE observation x [S]; usable [A]."""
         raise NotImplementedError
 
+    def measured(self, learner: Any, rows: Experience) -> Any:
+        """The learner before the steps on rows [G, batch, ...]."""
+        return learner
+
     def step(self, learner: Any, rows: Experience) -> tuple[Any, schedule.Losses]:
         """One gradient step on rows [batch, ...]."""
         raise NotImplementedError
@@ -109,13 +113,13 @@ class ReplayAgent(Agent):
         return self.choose(state.learner, x, usable, state.rounds, key)
 
     def update(self, state: ReplayState, transitions: Transition, key: Array) -> tuple[ReplayState, schedule.Losses]:
-        sizes = self.observation_size, self.num_actions, self.dtype
-        clean = clean_transitions(transitions, *sizes, continuous=self.continuous)
+        clean = self.lessons(transitions)
         statistics = schedule.watch(state.statistics, clean)
         replay = ring.add(state.replay, experience(clean, self.bootstraps), clean.mask)
         rows = schedule.scaled(ring.sample(replay, key, (self.gradient_steps, self.batch)), statistics)
         ready = clean.mask.any() & (replay.size >= self.batch) & self.due(state.rounds + 1)
-        learner, values = schedule.when(ready, lambda old: schedule.many_steps(self.step, old, rows), state.learner)
+        go = lambda old: schedule.many_steps(self.step, self.measured(old, rows), rows)
+        learner, values = schedule.when(ready, go, state.learner)
         minibatch, stored = jax.tree.map(lambda x: x[0], rows), jnp.broadcast_to(replay.size > 0, (self.batch,))
         values |= self.report(learner, minibatch, stored, state.rounds)
         x, usable = schedule.scaled(clean, statistics).observation, clean.info.available

@@ -46,8 +46,8 @@ class Agent(Node):
             `available` [A] bool forbids actions. Forbidding all of them forbids none.
     update: (state, Transition, key) -> (state, losses), the work of one whole round. `losses` (and diagnostics:
             live units, entropy, sensitivity, value error) always has the same keys and is always finite. Rows that
-            are masked, not finite, or carry an impossible action are ignored; if no row is left, nothing changes
-            but the round counter (and ε, which follows it).
+            are masked, not finite, carry an impossible action, or were no choice (a single action was available) are
+            ignored; if no row is left, nothing changes but the round counter (and ε, which follows it).
             A wrong shape raises an AssertionError when the function is traced.
 
     An agent is made with its hyper-parameters and `sized` when what it sees and decides is known; `agents.make` does both.
@@ -70,6 +70,16 @@ class Agent(Node):
     def number(self, value: Any) -> Array:
         """A hyper-parameter in the agent's dtype, so that the state never changes its dtype."""
         return jnp.asarray(value, self.dtype)
+
+    def lessons(self, batch: Transition) -> Transition:
+        """The batch as `clean_transitions` leaves it; what was no choice has the mask False."""
+        sizes = self.observation_size, self.num_actions, self.dtype
+        clean = clean_transitions(batch, *sizes, continuous=getattr(self, "continuous", False))
+        return clean._replace(mask=clean.mask & self.had_a_choice(clean.info.available))
+
+    def had_a_choice(self, available: Array) -> Array:
+        """[B] of available [B, A]. What follows a forced action says nothing about choosing, and may be unlike all else."""
+        return available.sum(-1) > 1
 
     def init(self, key: Array) -> Any:
         raise NotImplementedError

@@ -46,7 +46,7 @@ from fedjax_sim.runner.execute import execute
 from fedjax_sim.runner.prepare import Setup, load_federation, prepare, want_host_devices
 
 SEEDS = (0, 1, 2)
-PRETRAINED = "agent,server.encoder"
+PRETRAINED = "agent.learner,agent.rounds,server.encoder,server.frame"
 AS_PUBLISHED = {"lr": 1e-3, "critic_lr": 1e-3, "logit_penalty": 0.0, "action_scale": 1.0, "critic_steps": 0}
 
 
@@ -241,7 +241,7 @@ def of_agent(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def pretrained(args: argparse.Namespace, out: pathlib.Path) -> str:
-    """The run directory of the pre-training (s = 4, bodies at home), made once: RUN:agent,server.encoder."""
+    """The run directory of the pre-training (s = 4, bodies at home), made once: RUN:PARTS."""
     folder = out / "pretrain"
     if not (folder / "summary.json").exists():
         options = {**of_agent(args), "regime": "pretrain", "agent.gradient_steps": args.pretrain_steps}

@@ -66,8 +66,11 @@ def grouped(
 def trained(
     fed: Federation, rounds: int, *, regime: str = "pretrain", out: pathlib.Path | None = None, **more: Any
 ) -> Result:
-    """A run of pFedRLLA with everybody in every round, always in the same order, as in the paper's heat-map."""
-    options = LOCAL | dict(cohorts=[list(range(fed.num_clients))], epochs=1.0, eval_every=rounds, regime=regime)
+    """A run of pFedRLLA with everybody in every round, as in the paper's heat-map, or with participation="6/9".
+
+    Cohorts are in the order in which they are drawn, another one in every round.
+    """
+    options = LOCAL | dict(epochs=1.0, eval_every=rounds, regime=regime)
     return run("pfedrlla", fed, out=out, rounds=rounds, **{**options, **more})
 
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:  # for editors and type checkers; classes of methods and trans
     from fedjax_sim.errors import UserError
     from fedjax_sim.fields import Real, field
     from fedjax_sim.hooks import Method
+    from fedjax_sim.local.losses import register_loss
     from fedjax_sim.methods import make_method, register
     from fedjax_sim.methods.apfl import APFL as APFL
     from fedjax_sim.methods.ccvr import CCVR as CCVR
@@ -73,6 +74,7 @@ if TYPE_CHECKING:  # for editors and type checkers; classes of methods and trans
     from fedjax_sim.runner.sinks import Segment, Sink
     from fedjax_sim.runner.values import run_values
     from fedjax_sim.runner.weights import save_net
+    from fedjax_sim.tasks import Task, register_task
     from fedjax_sim.transforms import register_transform
     from fedjax_sim.transforms.agent_selection import AgentSelection as AgentSelection
     from fedjax_sim.transforms.clip import Clip as Clip
@@ -100,6 +102,9 @@ _HOME = {
     "register_metric": "metrics",
     "Metric": "metrics.base",
     "register_dataset": "data.sources",
+    "register_loss": "local.losses",
+    "register_task": "tasks",
+    "Task": "tasks",
     "register_agent": "runner.own",
     "Exported": "runner.export",
     "export": "runner.export",
@@ -134,6 +139,7 @@ __all__ = [
     "Segment",
     "Sink",
     "Step",
+    "Task",
     "UserError",
     "build",
     "compare",
@@ -147,8 +153,10 @@ __all__ = [
     "register",
     "register_agent",
     "register_dataset",
+    "register_loss",
     "register_metric",
     "register_model",
+    "register_task",
     "register_transform",
     "resume",
     "rounds",

@@ -3,7 +3,8 @@
 Hooks marked ONE client are mapped over the cohort by the engine and may look at nobody else; the others are the server's.
 Order of a round:
 
-    select → peers → prepare → (observe → available → act) → plan → [receive → local]ᵢ → aggregate → (reward → learn)
+    select → peers → prepare → (observe → available → imposed → act) → plan
+    → [receive → local]ᵢ → aggregate → (reward → learn)
 
 A method inherits from `Method` (or from a method it varies) and overrides what it decides. What not every method has is a
 class of its own, inherited beside it: `Personal`, `Peers`, `Controlled`, `Selects`, `SetsUp`, `Finishes`. The engine asks
@@ -80,6 +81,16 @@ class Method(Node):
     def replaces(self) -> tuple[tuple[str, str], ...]:
         """Options of the run that it sets itself: (name, value and why)."""
         return ()
+
+    @property
+    def needs_classes(self) -> str:
+        """Why it works with one class and one vector of logits per example alone; empty: with any task."""
+        return ""
+
+    @property
+    def needs_sgd(self) -> str:
+        """Why its equations hold for steps of plain SGD alone; empty: it trains by any optimiser."""
+        return ""
 
     @property
     def payload(self) -> frozenset[str]:
@@ -231,7 +242,11 @@ class Controlled:
     """
 
     training: ClassVar[tuple[tuple[str, str], ...]] = ()
-    hands_over: ClassVar[tuple[str, ...]] = ("agent",)  # parts of a State
+
+    @property
+    def hands_over(self) -> tuple[str, ...]:
+        """Parts of a State."""
+        return ("agent",)
 
     def make_agent(self, env: Env) -> Any:
         """The agent, sized for this run; only sizes and names of `env.fed` are looked at."""
@@ -243,6 +258,13 @@ class Controlled:
 
     def available(self, env: Env, server: Any, client: Client, ctx: Ctx) -> Array | None:
         """ONE client: which of the agent's actions may be chosen for it now, [A] bool; None: every action, always."""
+        return None
+
+    def imposed(self, env: Env, server: Any, client: Client, ctx: Ctx) -> tuple[Array, Array] | None:
+        """ONE client: (whether, which action): taken in place of the agent's, which learns nothing from it; None: never.
+
+        For continuous actions, which `available` cannot narrow down to one.
+        """
         return None
 
     def plan_of(self, env: Env, action: Array, server: Any, ctx: Ctx) -> Plan:

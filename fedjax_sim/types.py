@@ -18,7 +18,7 @@ import jax.numpy as jnp
 if TYPE_CHECKING:
     from fedjax_sim.data.federation import Federation
     from fedjax_sim.local.losses import Loss
-    from fedjax_sim.local.optim import Sgd
+    from fedjax_sim.local.optim import Optimizer
     from fedjax_sim.metrics.base import Metric
     from fedjax_sim.models import Model
 
@@ -83,6 +83,7 @@ class Client(NamedTuple):
     resident: Tree = ()  # net last held by the client, when the method or an evaluation mode wants it
     batch_stats: Tree = ()  # BatchNorm running statistics that stay on the client (bn_stats="local")
     spent: Tree = ()  # [2] steps needed and executed in this round, counted by `descend`; () in storage
+    optimizer: Tree = ()  # state of the local optimiser, where it stays with the client
 
 
 class State(NamedTuple):
@@ -112,7 +113,7 @@ class Env:
 
     model: Model = _fact()
     loss: Loss = _argument()
-    optimizer: Sgd = _argument()
+    optimizer: Optimizer = _argument()
     num_clients: int = _fact()  # N
     cohort: int = _fact()  # M: the most clients that can take part in one round
     batch_size: int = _fact()
@@ -123,6 +124,7 @@ class Env:
     started: tuple[str, ...] = _fact(default=())  # parts of the State that come from another run (--start-from)
     track_confusion: bool = _fact(default=False)
     bn_local: bool = _fact(default=False)  # BatchNorm running statistics stay on the client
+    keeps_optimizer: bool = _fact(default=False)  # the optimiser's state stays with the client between rounds
     shuffle: bool = _fact(default=True)  # False: minibatches in the order of the client's rows
     dtype: Any = _fact(default=jnp.float32)
     lanes: int = _fact(default=1)  # clients trained side by side (vmap width); 1 = no vmap, no masking

@@ -212,6 +212,19 @@ def test_mistakes_are_one_sentence(capsys, tmp_path, options, sentence):
         (["list", "metods"], "(did you mean 'methods'?)"),
         (["resume", "nowhere"], "no run directory 'nowhere'"),
         (["resume", "."], "'.' is not a run directory"),
+        *(
+            ([*command, f"--{option}=--"], f"--{option} '--' is not a value")
+            for command, option in (
+                (["run", "fedavg"], "lr"),
+                (["run", "fedavg"], "set"),
+                (["run", "fedavg"], "evaluate"),
+                (["compare", "fedavg", "fedprox"], "clients"),
+                (["report", "."], "out"),
+                (["sweep", "grid.toml"], "workers"),
+                (["run"], "preset"),
+            )
+        ),
+        (["compare", "fedavg:lr=--", "fedprox"], "--lr '--' is not a value"),
         (["rum"], "invalid choice: 'rum'"),
         ([], "required: COMMAND"),
     ],
@@ -382,7 +395,8 @@ def test_dry_run_times_no_layouts(capsys, tmp_path, monkeypatch):
 
 def test_profile_prints_every_part(capsys):
     assert main(["profile", "fedavg", *(word for word in SMALL if word != "--quiet")]) == 0
-    out = capsys.readouterr().out
+    out, err = capsys.readouterr()
+    assert err.startswith("fedavg: compiling and timing orders …\n") and "timing evaluation …" in err
     for part in ("local", "aggregation", "controller", "evaluation", "bytes down", "bytes up", "persistent client state"):
         assert part in out
     # 3 of 6 clients, 6370 parameters of 4 bytes

@@ -113,3 +113,12 @@ def test_settings_that_differ_are_in_the_files(compared):
     differs = json.loads((compared / "compare.json").read_text())["differs"]
     first, second = "fedprox:mu=0.1,lr=0.05", "fedprox:mu=1"
     assert differs == {"lr": {first: "0.05", second: "0.02"}, "fedprox.mu": {first: "0.1", second: "1.0"}}
+
+
+def test_the_order_typed_is_kept(tmp_path):
+    """In the files of the comparison, and by `report` of its folder."""
+    from fedjax_sim.report.groups import grouped, labels
+    from fedjax_sim.report.runs import load_runs
+
+    assert main(["compare", "fedprox:mu=1", "fedavg", "ccvr", *SMALL, *ROUNDS, "--out", "out"]) == 0
+    assert labels(grouped(load_runs(["out"]))) == ["fedprox", "fedavg", "ccvr"]

@@ -185,7 +185,7 @@ def test_moments_of_a_constant_channel():
         ({"std": 0.0}, "positive"),
         ({"mean": [0.1, 0.2]}, "3 numbers"),
         ({"y": np.zeros(3, int)}, "40 examples but y has 3"),
-        ({"y": np.zeros(40)}, "integer labels"),
+        ({"y": np.zeros(40), "task": "classification"}, "integer labels"),
         ({"x": np.zeros(40)}, r"\[D, H, W\]"),
         ({"x": np.zeros((40, 7, 7, 0), np.uint8)}, "no side of 0"),
         ({"x": np.zeros((40, 7, 7), np.longdouble)}, "float64"),

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import fedjax_sim as fs
 from fedjax_sim import models
 from fedjax_sim.data import Dataset, federate, load
 from fedjax_sim.data.partition import partition
@@ -256,3 +257,43 @@ def test_docs_run(tmp_path, monkeypatch, capsys):
         clients.append(names["fed"].num_clients)
     assert clients == [2, 3, 4, 4, 3, 2, 2]  # arrays, .npz, .csv twice, pictures, idx, and the last one described
     assert "arrays" in capsys.readouterr().out and pathlib.Path("labels.png").exists()
+
+
+def test_pictures_are_resized_on_request(tmp_path):
+    """Of differing size, grey: the size that was asked for, and the same picture where it has it already."""
+    for i in range(10):
+        draw(tmp_path / "a,b" / f"class{i % 2}" / f"{i}.png", 10 * i, size=(5 + i, 4 + 2 * i))
+    data = load(f"folder:{tmp_path / 'a,b'},size=8x6")
+    assert data.x_train.shape[1:] == (8, 6, 1) and data.name == "a,b"
+    assert sorted({int(v) for v in np.unique(data.x_train)} | {int(v) for v in np.unique(data.x_test)}) == list(
+        range(0, 100, 10)
+    )
+    assert load(f"folder:{tmp_path / 'a,b'},size=9").x_test.shape[1:] == (9, 9, 1)
+    with refused("folder:PATH,size=32 resizes them"):
+        load(f"folder:{tmp_path / 'a,b'}")
+    for text in ("", "0", "8x", "8x8x3", "-3", "99999", "²"):
+        with refused("cannot be read; write size=32"):
+            load(f"folder:{tmp_path / 'a,b'},size={text}")
+
+
+# ---- what cannot be meant ---------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    "given, sentence",
+    [
+        (dict(classes="3"), "classes must be a whole number, at least 1 and below 2^63, got '3'"),
+        (dict(classes=float("nan")), "classes must be a whole number, at least 1 and below 2^63, got nan"),
+        (dict(rows=[[1], [2]]), "rows must be {'train': [rows of client 0, rows of client 1, …]}, got [[1], [2]]"),
+        (dict(name=3), "name must be text, got 3"),
+        (dict(description=None), "description must be text, got None"),
+    ],
+)
+def test_own_arrays_are_told_apart_from_mistakes(given, sentence):
+    x, y = np.zeros((6, 2, 2), np.uint8), np.array([0, 1, 2, 0, 1, 2])
+    with pytest.raises(fs.UserError) as caught:
+        fs.Federation.from_arrays(x, y, **dict(rows={"train": [[0, 1], [2]]}, test=[4, 5]) | given)
+    assert str(caught.value) == sentence
+
+
+def test_a_batch_of_more_rows_than_can_be_counted():
+    with pytest.raises(fs.UserError, match="batch-size 2147483648 is too large; allowed: 2147483647 or less"):
+        fs.run("fedavg", model="mlp", clients=4, rounds=1, batch_size=2**31)

@@ -27,7 +27,7 @@ SHARES = {
     "fedpolicy": {"train": 0.9, "val": 0.1},
     "pfllib": {"train": 0.75, "test": 0.25},
     "pfedrlla": {"train": 0.65, "val": 0.15, "test": 0.20},
-    "qbandit": {"train": 0.95, "test": 0.05},
+    "qbandit": {"train": 0.95, "val": 0.05},
 }
 
 
@@ -130,7 +130,7 @@ ROWS = {  # sha256 over the leaves of federate("digits", "dirichlet:0.3", client
     "fedpolicy": "1387a2a4964d5c0766ea2defc06500877222e46ddb54df3394d1f5a4922cf233",
     "pfllib": "5b980494eff62a94a100f0b029f7d6a6b4d3877d0d99279c92d10cba5e5b9eda",
     "pfedrlla": "8bfb8da4b437b0686d73f03407b78ba4df54f89840563ccefdb458901a9f22cb",
-    "qbandit": "3dfbabd205f22fcf9fdaf4ddb7fd19a20149800704a6a32ff1211a77f78b6d2c",
+    "qbandit": "2ec67732f520352273dfb5b6b64c1182fb39e47b144f3cebd2a17a02b627acd4",
 }
 
 

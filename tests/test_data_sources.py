@@ -262,7 +262,7 @@ def test_prepared_tfds_is_read_without_tensorflow(where, tmp_path, monkeypatch):
 
 
 def test_missing_data_is_one_sentence(tmp_path, monkeypatch):
-    for name in set(DATASETS) - {"digits", "synthetic", "folder", "idx"}:
+    for name in set(DATASETS) - {"digits", "synthetic", "folder", "idx", "plays", "text"}:
         for data_dir in (None, tmp_path):
             with pytest.raises(UserError, match="three ways") as caught:
                 load(name, data_dir)

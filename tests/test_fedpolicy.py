@@ -139,7 +139,7 @@ def numpy_state(fed, confusion, resident, net, client):
 
 def test_state_reward_and_transition_by_hand():
     """The second round of a SAC run: everything in the replay, recomputed in NumPy from nets, rows and confusions."""
-    sim = simulation("fedpolicy", **{"agent.batch": 4})
+    sim = simulation("fedpolicy", first="any", **{"agent.batch": 4})
     state, data = start(sim)
     fed = data.fed
     one = lambda tree, i: jax.tree.map(lambda a: np.asarray(a)[i], tree)
@@ -242,7 +242,9 @@ def test_layerwise_and_mix():
     np.testing.assert_array_equal(told.slots.plan.take, np.asarray(subset_masks(2))[np.asarray(told.actions)])
     sim = simulation("fedpolicy", actions="mix", **{"agent.batch": 4, "agent.gradient_steps": 1})
     state, data = start(sim)
-    after, log, ids, _ = sim.examine(state, data)
+    for _ in range(4):
+        state, log, ids, _ = sim.examine(state, data)
+    after = state._replace(clients=state.clients._replace(own=state.clients.own._replace(joined=jnp.ones(N, bool))))
     told = jax.jit(sim.orders)(after, data)
     take = np.asarray(told.slots.plan.take)
     np.testing.assert_allclose(take, (np.asarray(told.actions) + 1) / 2, atol=1e-6)
@@ -254,6 +256,51 @@ def test_layerwise_and_mix():
     for g, name in enumerate(("fc1", "fc")):
         mine, common = (np.asarray(t["params"][name]["kernel"]) for t in (client.resident, after.server.net))
         np.testing.assert_allclose(net["params"][name]["kernel"], mine + take[0, g] * (common - mine), atol=1e-6)
+
+
+def test_what_is_executed_is_what_is_learned_and_logged():
+    """actions=mix: at a first participation everything is taken, whatever the agent says; it learns nothing from that."""
+    sim = simulation("fedpolicy", actions="mix", **{"agent.batch": 4, "agent.gradient_steps": 1})
+    state, data = start(sim)
+    joined, stored = set(), 0
+    for _ in range(3):
+        told = jax.jit(sim.orders)(state, data)
+        new = np.array([client not in joined for client in np.asarray(told.slots.ctx.id).tolist()])
+        state, log, ids, _ = sim.examine(state, data)
+        joined |= set(np.asarray(ids).tolist())
+        takes = np.asarray(log["acted_takes"])
+        assert (takes[new] == 1).all() and (np.asarray(log["acted_actions"])[new] == 1).all()
+        assert (takes[~new] < 1).any() or new.all()
+        np.testing.assert_allclose([log["mix_fc1"], log["mix_fc"]], takes.mean(0), rtol=1e-6)
+        replay = state.agent.replay
+        np.testing.assert_array_equal(replay.rows.action[stored : stored + (~new).sum()], log["acted_actions"][~new])
+        stored += (~new).sum()
+        assert int(replay.size) == stored
+    assert 0 < stored < 3 * M
+
+
+def test_forced_choices_are_not_remembered():
+    """Blocks: who takes part for the first time gets everything, and that is no row of the replay, nor of the statistics."""
+    sim = simulation("fedpolicy", **{"agent.batch": 4})
+    state, data = start(sim)
+    first = sim.examine(state, data)[0]
+    assert int(first.agent.replay.size) == 0 and float(first.agent.statistics.seen) == 0
+    known = np.asarray(first.clients.own.joined)
+    second, _, ids, _ = sim.examine(first, data)
+    count = known[np.asarray(ids)].sum()
+    assert int(second.agent.replay.size) == int(second.agent.statistics.seen) == count > 0
+
+
+def test_greedy_takes_what_the_agent_thinks_best():
+    """The same learned agent, drawing and not: in place of a draw, the most probable available block; nothing is learned."""
+    draws, picks = (simulation("fedpolicy", greedy=greedy, **{"agent.batch": 4}) for greedy in (False, True))
+    state, data = start(draws)
+    for _ in range(3):
+        state = draws.examine(state, data)[0]
+    own = start(picks)[1]  # its settings are among its data
+    told, sure = jax.jit(draws.orders)(state, data), jax.jit(picks.orders)(state, own)
+    np.testing.assert_array_equal(sure.actions, np.asarray(told.info.policy).argmax(-1))
+    assert same_bits(picks.examine(state, own)[0].agent, state.agent)
 
 
 def test_oracle_takes_the_candidate_with_the_lowest_validation_loss():
@@ -307,6 +354,7 @@ def test_agent_options_arrive():
         ({"first": "x"}, "unknown first of fedpolicy 'x'"),
         ({"agent": "full", "state": "ncf"}, "state=ncf has no effect with agent 'full'"),
         ({"agent": "oracle", "next_state": "participation"}, "no effect with agent 'oracle'"),
+        ({"agent": "random", "greedy": "true"}, "no effect with agent 'random'"),
         ({"agent.lr": "fast"}, "agent.lr 'fast' is not a number"),
         ({"agent.gamma": "2"}, "agent 'sac': gamma must lie between 0 and 1"),
     ],

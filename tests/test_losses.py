@@ -190,6 +190,8 @@ def test_hostile_input_gives_finite_values_and_gradients(name, dtype):
         step = jax.jit(jax.value_and_grad(loss.value))
         logits = np.where(mask[:, None], logits, np.nan)
         labels = np.where(mask, labels, -1)
+        if "class" not in loss.targets:  # a target per output
+            labels = np.repeat((labels > 1)[:, None], CLASSES, 1).astype(np.float64)
         logits[0] = [1e4, -1e4, 0, 0, 0]  # p_y = 1 exactly
         logits[1] = [1e4, -1e4, 0, 0, 0]  # p_y = 0 exactly
         for on in (mask, mask.astype(dtype), np.zeros(BATCH, bool)):
@@ -300,7 +302,7 @@ def test_defaults_follow_the_data_set():
 @pytest.mark.parametrize(
     "call,words",
     [
-        (lambda: losses.make_loss("fokal", 3), "unknown loss 'fokal' (did you mean 'focal'?); allowed: c3e, cb"),
+        (lambda: losses.make_loss("fokal", 3), "unknown loss 'fokal' (did you mean 'focal'?); allowed: bce, c3e, cb"),
         (lambda: losses.make_loss("ce", 3, gamma=1.0), "unknown option of loss 'ce' 'gamma'; allowed: decay"),
         (lambda: losses.make_loss("focal", 3, gamma=-1), "gamma=-1 must be a number in [0, inf)"),
         (lambda: losses.make_loss("cb", 3, beta=1.0), "beta=1.0 must be a number in [0, 1)"),

@@ -13,7 +13,16 @@ from golden import make_models
 
 from fedjax_sim import models
 from fedjax_sim.errors import UserError
-from fedjax_sim.models import MODELS, build, check_options, from_module, initial_weights, parameter_counts, with_group
+from fedjax_sim.models import (
+    MODELS,
+    REGISTRY,
+    build,
+    check_options,
+    from_module,
+    initial_weights,
+    parameter_counts,
+    with_group,
+)
 from fedjax_sim.platform import lowering_for, run_once, target
 
 
@@ -245,7 +254,7 @@ def test_an_export_for_an_accelerator_holds_its_forms_and_not_the_cpus():
 
 def test_every_registered_model_builds():
     for name, text in MODELS.items():
-        model = build(name, (32, 32, 3), 10)
+        model = build(name, (12,) if REGISTRY[name].tokens else (32, 32, 3), 10)
         assert text and model.name == name and model.head_group == "fc"
     assert MODELS["mlp"].endswith("[hidden=64]") and MODELS["resnet18"].endswith("[stem=imagenet]")
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import builtins
+import html
+import re
 
 import numpy as np
 import pytest
@@ -118,6 +120,18 @@ def test_compare_is_run_twice_on_the_same_draws(fed, tmp_path):
         fs.compare("fedavg", "fedavg:lr=0.02", fed=fed, **SMALL)
     with pytest.raises(fs.UserError, match="option of the whole comparison"):
         fs.compare("fedavg:seeds=2", fed=fed, **SMALL)
+
+
+def test_a_comparison_shows_itself_as_a_table(fed):
+    """What the console shows, cell by cell; names are text, never markup."""
+    both = fs.compare("fedavg", "fedprox:mu=0.5", fed=fed, participation="0.5", **SMALL)
+    both.entries[0] = "fedavg <b>"
+    shown = both._repr_html_()
+    assert shown.startswith("<table>") and "fedavg &lt;b&gt;" in shown and "<b>" not in shown
+    cells = re.findall(r"<t[hd]>(.*?)</t[hd]>", shown)
+    assert len(cells) % 3 == 0 and "fedprox:mu=0.5" in cells
+    for cell in cells:
+        assert html.unescape(cell) in repr(both)
 
 
 def test_sweep_is_the_command(tmp_path):

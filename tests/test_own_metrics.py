@@ -49,7 +49,7 @@ def test_the_global_models_by_hand():
     assert last["global_ece"] == pytest.approx(error(logits, y), abs=1e-5)
     own = np.concatenate([fed.client_rows(k, "test") for k in range(tiny.N)])  # clients predict with the common model
     assert last["client_recall_mean"] == pytest.approx(np.mean(recalls(logits_of(result, own), fed.y[own])))
-    assert result.summary["metrics"]["global_ece"] == last["global_ece"]
+    assert result.summary["metrics"]["global_ece"] == pytest.approx(last["global_ece"], rel=1e-7)  # as the file has it
     better = {name: about["better"] for name, about in result.summary["metrics_about"].items() if about["tabled"]}
     for prefix in ("global", "client"):
         assert [better[f"{prefix}_{name}"] for name in ("recall_mean", "recall_worst", "ece")] == [1, 1, -1]

@@ -322,3 +322,65 @@ def test_the_data_are_in_the_package():
 
     said = tomllib.loads((pathlib.Path(__file__).parent.parent / "pyproject.toml").read_text())
     assert "presets/papers/*.toml" in said["tool"]["setuptools"]["package-data"]["fedjax_sim"]
+
+
+# ---- figures ------------------------------------------------------------------------------------------------------
+DRAWN = {
+    "fedpolicy:F3": ("fedavg,fedpolicy", "c10.1"),
+    "fedpolicy:F4": ("sac", "c10.1"),
+    "fedpolicy:F5": ("sac", "c10.1"),
+    "fedpolicy:F6": ("sac", "c10.1"),
+    "fedpolicy:F7": ("sac", "c10.1"),
+    "fedpolicy:F8": ("sac", "c10.1"),
+    "fedpolicy:F9": ("c3e", "c10.1"),
+    "fedpolicy:F10": ("fedavg,fedpolicy", "c10.1"),
+    "pfedrlla:F2": ("pretraining", "pre-c10"),
+    "pfedrlla:F3": ("pretraining", "nine-c10"),
+    "pfedrlla:F4": ("local,fedavg", "c10s5"),
+    "pfedrlla:F5": ("local", "10%,25%"),
+    "pfedrlla:F6": ("pretraining", "five"),
+    "pfedrlla:F7": ("fedavg", "twenty"),
+    "pfedrlla:F8": ("pre-trained", "c10s5"),
+    "qbandit:F2": ("baseline", "mnista1"),
+    "qbandit:F3": ("E1", "mnista1"),
+    "qbandit:F4": ("E1", "c10a1"),
+    "qbandit:F5": ("baseline,learner+epochs", "mnista1"),
+    "qbandit:F6": ("baseline", "mnista1"),
+    "qbandit:F7": ("baseline", "mnista1"),
+}
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_every_figure_is_drawn(name, out):
+    rows, cols = DRAWN[name]
+    assert paper(out, name, "--rows", rows, "--cols", cols) == 0
+    drawn = sorted((out / name.split(":")[0]).glob(f"{name.split(':')[1]}-smoke*.png"))
+    assert len(drawn) == len(find(name).draw) and all(f.stat().st_size > 5000 for f in drawn)
+
+
+def test_all_figures_are_tried():
+    assert set(DRAWN) == {table.name for table in TABLES if table.draw}
+
+
+def test_any_clients_picture(out, capsys):
+    words = ("qbandit:F3", "--rows", "E1", "--cols", "mnista1")
+    assert paper(out, *words, "--client", "7", what="show") == 0
+    before = (out / "qbandit" / "F3-smoke.png").read_bytes()
+    assert paper(out, *words, "--client", "1", what="show") == 0
+    assert (out / "qbandit" / "F3-smoke.png").read_bytes() != before
+    capsys.readouterr()
+    assert paper(out, *words, "--client", "10", what="show") == 2
+    assert "client 10 is not among the 10 clients; allowed: 0 to 9" in capsys.readouterr().err
+
+
+def test_training_accuracy_client_by_client(out):
+    """Every client's own model on its own training rows: counted on as many rows as it has."""
+    (cell,) = cells("qbandit:F3", "smoke", "E1", "mnista1", devices="1", chunk="1")
+    paper(out, "qbandit:F3", "--rows", "E1", "--cols", "mnista1")
+    from fedjax_sim.report.runs import load_run
+
+    run = load_run(out / "qbandit" / "runs" / cell.jobs[0].name)
+    rows = run.clients["label_counts"].sum(1)
+    assert run.of_clients("personal_at_train").shape == (3, 10)
+    counts = [v for k, v in run.clients.items() if k.startswith("personal_at_train") and k.endswith("count")]
+    assert (counts[0].reshape(-1)[:10] == rows).all()

@@ -252,8 +252,10 @@ def test_similarities_and_forms():
     e, others = jnp.array([1.0, 0.0]), jnp.array([[0.0, 2.0], [-1.0, 0.0], [3.0, 0.0]])
     usable = jnp.array([True, True, False, True])
     np.testing.assert_allclose(preferred(e, others, usable, "paper"), np.array([0.5, 0, 0, 1]) / 1.5, atol=1e-6)
-    far = np.array([1 + 3, 2 + 2, 0])  # cosine and L1 distances of who counts, itself last
-    near = np.exp(-far / 4.0)
+    far = np.array(
+        [0 + 3, -1 + 2, 0]
+    )  # cosines plus L1 distances of who counts, itself last: as the authors' code adds them
+    near = np.exp(-(far + 1e-4) / (3 + 1e-4))
     np.testing.assert_allclose(preferred(e, others, usable, "code")[jnp.array([0, 1, 3])], near / near.sum(), atol=1e-6)
     action, wanted = jnp.array([0.5, 0.5]), jnp.array([1.0, 0.0])
     assert float(terms(0.7, 0.5, action, wanted, 0.7, "paper")[2]) == -0.5
@@ -324,16 +326,20 @@ def test_a_pretrained_agent_is_fine_tuned(tmp_path, capsys):
     first, second = tmp_path / "first", tmp_path / "second"
     words = f"train pfedrlla --rounds 4 --set pfedrlla.random_rounds=2 --out {first} {common}"
     assert main(words.split()) == 0
-    assert f"--start-from {first}:agent,server.encoder" in capsys.readouterr().out
+    parts = "agent.learner,agent.rounds,server.encoder,server.frame"
+    assert f"--start-from {first}:{parts}" in capsys.readouterr().out
     words = f"run pfedrlla --rounds 2 --set pfedrlla.random_rounds=2 --out {second} {common} --start-from {first}"
-    assert main([*words.split()[:-1], f"{first}:agent,server.encoder"]) == 0
+    assert main([*words.split()[:-1], f"{first}:{parts}"]) == 0
     from fedjax_sim.runner.execute import resume
 
     result = resume(second, 3)
     assert int(result.state.server.encoder.rounds) == 7 and int(result.state.agent.rounds) == 7
     assert result.state.clients.own.second == ()  # fine-tuning compares real models, on resume too
-    assert main([*words.replace(str(second), str(tmp_path / "third")).split()[:-1], f"{first}:agent"]) == 2
-    assert "not the encoder that the agent sees through; allowed: RUN:agent,server.encoder" in capsys.readouterr().err
+    assert int(result.state.agent.replay.size) <= 3 * 3  # its own experience alone
+    for wrong in ("agent", "agent,server.encoder", "agent.learner,agent.rounds,server"):
+        assert main([*words.replace(str(second), str(tmp_path / "third")).split()[:-1], f"{first}:{wrong}"]) == 2
+        said = capsys.readouterr().err
+        assert "sees through its encoder and the encoder's frame" in said and f"allowed: RUN:{parts}" in said
     assert main(["train", "fedavg"]) == 2
     assert "has no agent to train; allowed: fedpolicy, qbandit, pfedrlla" in capsys.readouterr().err
 

@@ -169,7 +169,7 @@ def test_dropouts_count_nowhere():
 # ---- what the agent sees and gets -------------------------------------------------------------------------------
 def by_hand():
     """Observations, rewards per client and d_k of the second round, client by client in NumPy."""
-    before, _, log, ids, nets, keys = second_round()
+    before, _, log, ids, nets, _ = second_round()
     fed = tiny.federation()
     seen, rewards, away = [], [], []
     for slot, client in enumerate(ids):
@@ -177,9 +177,6 @@ def by_hand():
         depth, epochs = int(log["depth"][client]), float(log["epochs"][client])
         hot = np.eye(N)[client]
         seen.append([*hot, float(before.clients.own.accuracy[client]), b / 3, c / 5])
-        rows = np.asarray(fed.client_rows(client, "train"))
-        order = np.asarray(epoch_orders(jax.random.fold_in(keys[slot], 0), len(rows), 64, 1))[0]
-        rows = rows[order[: min(len(rows), steps_of(len(rows), epochs) * BATCH)]]
         d = 0.0
         for layer, group in enumerate(("fc1", "fc2", "fc"), 1):
             if depth >= layer:
@@ -187,7 +184,7 @@ def by_hand():
                 updates = np.array(others) - parts(before.server.net, group)
                 d += np.sum((parts(one(nets, slot), group) - parts(before.server.net, group) - updates.mean(0)) ** 2)
         away.append(np.sqrt(d))
-        a = accuracy(one(nets, slot), rows)
+        a = accuracy(one(nets, slot), fed.client_rows(client, "val"))  # what it was not trained on
         rewards.append(a - LAMBDAS["comp"] * max(0, epochs - c) - LAMBDAS["comm"] * max(0, depth - b))
     return np.array(seen), np.array(rewards), np.array(away)
 
@@ -252,12 +249,37 @@ def test_single_controls_drop_the_other_budget(control, width, actions, action, 
     np.testing.assert_allclose(got, reward, atol=1e-6)
 
 
-def test_heldout_accuracy_is_on_validation_rows():
-    sim = three_layers(accuracy="heldout")
+def test_training_accuracy_is_on_the_minibatches_of_the_round():
+    sim, fed = three_layers(accuracy="train"), tiny.federation()
     state, data = start(sim)
-    after, _, ids, nets = sim.examine(state, data)
-    want = [accuracy(one(nets, s), tiny.federation().client_rows(int(k), "val")) for s, k in enumerate(np.asarray(ids))]
+    keys = jax.jit(sim.orders)(state, data).slots.ctx.key
+    after, log, ids, nets = sim.examine(state, data)
+    want = []
+    for slot, client in enumerate(np.asarray(ids).tolist()):
+        rows = np.asarray(fed.client_rows(client, "train"))
+        order = np.asarray(epoch_orders(jax.random.fold_in(keys[slot], 0), len(rows), 64, 1))[0]
+        seen = rows[order[: min(len(rows), steps_of(len(rows), float(log["epochs"][client])) * BATCH)]]
+        want.append(accuracy(one(nets, slot), seen))
     np.testing.assert_allclose(np.asarray(after.clients.own.accuracy)[np.asarray(ids)], want, atol=1e-6)
+
+
+def test_long_training_on_noise_is_not_rewarded():
+    """Labels are drawn by lot: whoever trains five epochs knows its minibatches by heart, and is right about nothing."""
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal((490, 5, 5, 1)).astype(np.float32), rng.integers(0, 3, 490)
+    rows = {"train": np.split(np.arange(120), N), "val": np.split(np.arange(120, 480), N)}
+    fed = Federation.from_arrays(x, y, rows, test=np.arange(480, 490), classes=3, mean=0.0, std=1.0, name="noise")
+    gap = {}
+    for options in ({}, {"accuracy": "train"}):
+        seen = []
+        for menu in ("0.01", "5"):
+            method = make_method("qbandit", agent="random", control="epochs", menu=menu, **options)
+            env = dataclasses.replace(default().env, model=build("mlp", fed.shape, 3, hidden=(32, 16)), max_epochs=5.0)
+            who = Participation(N, N, tuple(range(N)))
+            sim = simulate(method, env, fed, who, lr=optim.schedule("constant", 0.1, 8), evaluations=(), capacity=8)
+            seen.append(np.asarray(sim.run(*start(sim), jnp.int32(8))[1]["seen_accuracy"])[:8].mean())
+        gap[options.get("accuracy", "default")] = seen[1] - seen[0]
+    assert gap["train"] > 0.15 and abs(gap["default"]) < 0.08, gap
 
 
 # ---- what is logged and evaluated -------------------------------------------------------------------------------
@@ -337,6 +359,21 @@ def test_budgets_that_vary():
     assert budgets_now(env, given, jnp.int32(1), jnp.int32(5), (0.0, 10.0)) == (2.0, 3)
 
 
+def test_the_next_state_has_the_next_budgets():
+    """Of an agent that bootstraps, with budgets that swing once in three rounds."""
+    sim = three_layers(agent="dqn", vary="0.9:3", budgets=LOW)
+    state, data = start(sim)
+    for t in range(2):
+        told = jax.jit(sim.orders)(state, data)
+        state = sim.examine(state, data)[0]
+        ids = told.slots.ctx.id
+        rows = one(state.agent.replay.rows, slice(t * N, (t + 1) * N))
+        for when, seen in ((t, rows.observation), (t + 1, rows.next_observation)):
+            limits = jax.vmap(lambda k, when=when: sim.method.limits(sim.env, state.server, k, jnp.int32(when)))(ids)
+            np.testing.assert_allclose(seen[:, -2], limits.layers / 3, rtol=1e-5)
+            np.testing.assert_allclose(seen[:, -1], np.minimum(limits.epochs / 5, 1), rtol=1e-5)
+
+
 def test_clipped_learner_stays_within_budgets_that_vary():
     sim = three_layers(clip=True, vary="0.9:3", budgets=LOW)
     state, data = start(sim)
@@ -403,7 +440,8 @@ def hundred_rounds(agent: str, seed: int = 0):
     rng = np.random.default_rng(3)
     y = rng.integers(0, 3, 330)
     x = (rng.standard_normal((330, 4, 4, 1)) + 2 * y[:, None, None, None]).astype(np.float32)
-    rows = {"train": np.split(np.arange(300), 10)}
+    own = np.arange(300).reshape(10, 30)
+    rows = {"train": list(own[:, :24]), "val": list(own[:, 24:])}
     fed = Federation.from_arrays(x, y, rows, test=np.arange(300, 330), classes=3, mean=0.0, std=1.0, name="ten")
     model = build("mlp", fed.shape, 3, hidden=(6, 6, 6, 6, 6))  # six layers
     method = make_method("qbandit", agent=agent)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import pathlib
 import re
@@ -17,7 +18,7 @@ from fedjax_sim.errors import UserError
 from fedjax_sim.report import costs, curves, style, tables
 from fedjax_sim.report.figures import possible
 from fedjax_sim.report.groups import grouped, labels, scenes
-from fedjax_sim.report.runs import load_run, load_runs
+from fedjax_sim.report.runs import load_run, load_runs, write_order
 from fedjax_sim.runner.files import checksum
 
 HOSTILE = "fedavg</script><img src=x onerror=alert(1)>$x_1$"
@@ -136,6 +137,69 @@ def test_tables_in_markdown_and_latex(tmp_path):
     )
 
 
+def test_an_unfinished_run_is_never_the_best(tmp_path):
+    """The highest accuracy so far, and the fewest bytes: it has not paid for all of its rounds."""
+    write_run(tmp_path / "a", "fedavg", best=0.6)
+    write_run(tmp_path / "b", "fedprox", best=0.5)
+    write_run(tmp_path / "c", "fedntd", best=0.9, rounds=8, ended=False)
+    head, rows = tables.written(grouped(load_runs([tmp_path])), "±", "<{}>")
+    told = {row[0]: row for row in rows}
+    assert not any(cell.startswith("<") for cell in told["fedntd (not ended)"])
+    assert told["fedavg"][head.index("best (%)")].startswith("<")
+    (group,) = [g for g in grouped(load_runs([tmp_path])) if g.label == "fedntd"]
+    assert not group.ended
+    shutil.rmtree(tmp_path / "b")  # nothing that has ended is left to be better than
+    assert not any("<" in cell for row in tables.written(grouped(load_runs([tmp_path])), "±", "<{}>")[1] for cell in row)
+
+
+def test_no_figure_and_never_reached_are_two_signs(tmp_path):
+    write_run(tmp_path / "a", "fedavg", best=0.9)
+    write_run(tmp_path / "b", "local", best=0.3)
+    file = tmp_path / "b" / "summary.json"
+    told = json.loads(file.read_text())
+    file.write_text(json.dumps(told | {"best_global": None, "last_global": None, "targets_of": "client_mean"}))
+    write_run(tmp_path / "c", "fedper", best=0.3)
+    file = tmp_path / "c" / "summary.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"targets_of": None, "rounds_to": {}}))
+    for name in ("b", "c"):
+        sign(tmp_path / name)
+    groups = grouped(load_runs([tmp_path]))
+    head, rows = tables.written(groups, "±", "{}")
+    cells = {row[0]: dict(zip(head, row, strict=True)) for row in rows}
+    assert cells["local"]["best (%)"] == "–" and cells["local"]["rounds to 70 %"] == "×"
+    assert cells["fedper"]["rounds to 70 %"] == "–"  # nothing was measured that could have reached it
+    assert r"$\times$" in tables.latex(groups) and "& -- &" in tables.latex(groups)
+
+
+def test_methods_stand_in_the_order_typed(tmp_path):
+    for name in ("alpha", "beta", "gamma"):
+        write_run(tmp_path / name, name)
+    write_order(tmp_path, ["gamma", "alpha", "beta"])
+    assert labels(grouped(load_runs([tmp_path]))) == ["gamma", "alpha", "beta"]
+    for damage in ("[", "{}", "[1, 2]", "[" * 100_000):
+        (tmp_path / "order.json").write_text(damage)
+        assert labels(grouped(load_runs([tmp_path]))) == ["alpha", "beta", "gamma"]
+    assert labels(grouped(load_runs([tmp_path / "beta", tmp_path / "alpha"]))) == ["beta", "alpha"]
+
+
+def test_lines_differ_beside_colours():
+    look = style.looks([f"method {i}" for i in range(40)])
+    values = list(look.values())
+    assert all(a["color"] != b["color"] and a["linestyle"] != b["linestyle"] for a, b in itertools.pairwise(values))
+    assert len({str(one) for one in values}) == 40
+
+
+@pytest.mark.parametrize("words, titled", [([], True), (["--no-titles"], False)])
+def test_titles_are_optional(tmp_path, monkeypatch, words, titled):
+    seen = []
+    real = style.save
+    monkeypatch.setattr(style, "save", lambda plt, figure, path: seen.append(figure) or real(plt, figure, path))
+    folder = write_run(tmp_path / "a", "fedpolicy", rounds=3, actions=(0.5, 0.4, 0.1))
+    assert main(["report", str(folder), "--out", str(tmp_path / "out"), *words]) == 0
+    titles = [axis.get_title() for figure in seen for axis in figure.axes if axis.get_visible() and axis.lines]
+    assert len(titles) > 5 and bool([title for title in titles if title]) == titled
+
+
 # ---- figures --------------------------------------------------------------------------------------------------------
 def test_every_figure_is_drawn_in_two_formats(drawn):
     from PIL import Image
@@ -248,6 +312,9 @@ try {
   tell("bytes", document.getElementById("accuracy").textContent.includes("MB"));
   const before = getComputedStyle(document.body).backgroundColor; document.getElementById("theme").click();
   tell("theme", before !== getComputedStyle(document.body).backgroundColor);
+  const wide = document.querySelector(".wide"); tell("fits", [innerWidth, wide.scrollWidth - wide.clientWidth]);
+  tell("signs", [document.getElementById("notes").textContent, rows().map(r => r.innerText).join(" ").includes("×")]);
+  tell("dashes", new Set([...document.querySelectorAll("#chips line")].map(l => l.getAttribute("stroke-dasharray"))).size);
   tell("alien", document.querySelectorAll("main img:not(figure img)").length);
 } catch (problem) { said.push(String(problem)); }
 tell("said", said);
@@ -266,7 +333,7 @@ def test_the_page_in_a_browser(drawn, tmp_path):
     command += [
         "--enable-logging=stderr",
         "--virtual-time-budget=4000",
-        "--window-size=1280,1000",
+        "--window-size=1400,1000",
         "--dump-dom",
         page.as_uri(),
     ]
@@ -283,6 +350,12 @@ def test_the_page_in_a_browser(drawn, tmp_path):
     assert told["off"] == [[n for n in told["names"] if n != "fedavg"], 5, 5] and told["on"] == [6, 6]
     assert told["tip"][0] == "block" and "fedpolicy (sac)" in told["tip"][1] and "±" in told["tip"][1]
     assert told["bytes"] and told["theme"] and told["alien"] == 0
+    assert told["fits"] == [1400, 0] and told["dashes"] == 4
+    assert (
+        told["signs"][0] == "–: no such figure, as for a method without a global model. ×: never reached."
+        and told["signs"][1]
+    )
+    assert not any("(not ended)" in name for name in told["bold"])
 
 
 def test_the_command_says_what_it_wrote(tmp_path, capsys):

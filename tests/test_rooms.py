@@ -16,18 +16,19 @@ from typing import NamedTuple
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-BASICS = {"errors", "options", "tree", "types", "fields"}
+BASICS = {"errors", "options", "tree", "types", "fields", "tasks"}
 ONE_CLIENT = BASICS | {"hooks", "local", "plans", "models", "metrics", "data.federation"}
 
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "options": {"errors"},
+    "tasks": {"errors"},
     "types": {"errors", "options"},
     "metrics": {"errors", "types"},
     "fields": {"errors", "options", "agents.node"},
     "tree": {"types", "platform"},
     "platform": {"errors", "options"},
-    "data": {"errors", "options"},
+    "data": {"errors", "options", "tasks"},
     "models": {"errors", "options", "platform"},
     "plans": BASICS,
     "hooks": BASICS | {"plans", "local"},
@@ -82,6 +83,7 @@ WITHOUT_JAX = (
     "report",
     "papers",
     "errors",
+    "tasks",
     "cli.main",
     "methods.__init__",
     "transforms.__init__",

@@ -242,6 +242,49 @@ def test_a_full_disk_is_a_sentence_and_the_run_goes_on_later(base, tmp_path, mon
     assert not (tmp_path / "0").exists() and checkpoint.rounds(tmp_path / "22" / "checkpoints") == [4, 6]
 
 
+@pytest.fixture
+def small_disk(tmp_path):
+    """A disk of so many kB, where the system lets us have one."""
+    made = []
+
+    def make(size: int) -> pathlib.Path:
+        place = tmp_path / f"disk-{size}"
+        place.mkdir()
+        done = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}k", "tmpfs", str(place)], capture_output=True)
+        if done.returncode:
+            pytest.skip("no file system may be mounted here: a full disk was only pretended")
+        made.append(place)
+        return place
+
+    yield make
+    for place in made:
+        subprocess.run(["umount", str(place)], check=True)
+
+
+@pytest.mark.parametrize("size", [8, 32, 64, 160])
+def test_a_disk_that_is_really_full(small_disk, size, capfd):
+    """Whatever was being written, and whoever wrote it: the cause in one sentence, no traceback from anybody's threads."""
+    place = small_disk(size)
+    words = ["run", "fedavg", "--model", "mlp", "--set", "model.hidden=64", "--clients", "4", "--participation", "0.5"]
+    words += ["--epochs", "1", "--devices", "1", "--chunk", "1", "--rounds", "8", "--checkpoint-every", "2", "--quiet"]
+    assert main([*words, "--out", str(place / "run")]) == 2
+    err = capfd.readouterr().err
+    assert err.count("\n") == 1 and "cannot be written: No space left on device" in err and "Traceback" not in err, err
+    assert not [p for p in (place / "run").rglob("*") if p.name.startswith(".")]
+
+
+def test_the_cause_of_a_failed_checkpoint_is_said(tmp_path, monkeypatch):
+    """The storage layer's own words are long and end with the number of the system's error."""
+
+    class Full:
+        def save(self, *_):
+            raise ValueError(f"RESOURCE_EXHAUSTED: Error writing '{'x' * 300}': Failed [os_error_code='{errno.EDQUOT}']")
+
+    monkeypatch.setattr(checkpoint, "_checkpointer", Full)
+    sentence = f"cannot be written: {os.strerror(errno.EDQUOT)}"
+    refused(lambda: run("fedavg", tiny.federation(), out=tmp_path / "a", rounds=1, **HALF), sentence)
+
+
 def test_places_where_nothing_can_be_written(cut, tmp_path, monkeypatch, capsys):
     long = tmp_path / ("n" * 300)
     refused(lambda: run("fedavg", tiny.federation(), out=long, rounds=1, **HALF), "cannot be")

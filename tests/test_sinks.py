@@ -11,6 +11,7 @@ import sys
 import types
 
 import pytest
+import tiny
 from test_cli import SMALL, empty_folder, refused
 
 import fedjax_sim as fs
@@ -209,7 +210,7 @@ def test_a_terminal_gets_a_bar_that_says_when_it_compiles(monkeypatch):
 
     screen = Terminal()
     monkeypatch.setattr(sys, "stderr", screen)
-    bar, one, two = progress.progress_sink(), lane(), lane(seed=1)
+    bar, one, two = progress.progress_sinks(True)[0], lane(), lane(seed=1)
     assert isinstance(bar, progress.Bar)
     for each in (one, two):  # seeds side by side share it
         bar.begin(each, 10)
@@ -225,3 +226,45 @@ def test_a_terminal_gets_a_bar_that_says_when_it_compiles(monkeypatch):
 def test_the_time_that_is_left():
     assert progress.left(Segment(1, 10, 20, 10.0, [], [])) == "0:10 left"
     assert progress.left(Segment(11, 20, 7220, 10.0, [], [])) == "2:00:00 left"
+
+
+# ---- while it compiles ------------------------------------------------------------------------------------------------
+class Clock:
+    """Seconds that pass as it is told: nobody waits for a slow compiler."""
+
+    def __init__(self, steps):
+        self.steps = steps
+
+    def __call__(self, call, tick):
+        for seconds in self.steps:
+            tick(seconds)
+        return call()
+
+
+@pytest.mark.parametrize("wanted, lines", [(True, 3), (None, 2), (False, 0)])
+def test_compiling_is_not_silent(monkeypatch, capsys, wanted, lines):
+    """With progress from the start; from Python, by default, where it takes long; asked to be quiet, never."""
+    from fedjax_sim.runner import programs
+
+    programs.forget()
+    monkeypatch.setattr(programs.interrupts, "aside", Clock([0.1, 5, 11, 12, 19, 25, 30]))
+    tiny_run = dict(model="mlp", model_options={"hidden": (3,)}, devices="1", chunk="1", rounds=1, epochs=1.0, batch_size=4)
+    fs.run("fedavg", tiny.federation(), participation="1", progress=wanted, **tiny_run)
+    said = [line for line in capsys.readouterr().err.splitlines() if "compiling" in line]
+    assert (
+        said
+        == ["fedavg seed 0: compiling …", "fedavg seed 0: compiling … 11 s", "fedavg seed 0: compiling … 25 s"][3 - lines :]
+    )
+    programs.forget()
+
+
+def test_a_bar_counts_the_seconds_of_compiling():
+    bar, one = progress.Bar(), lane()
+    bar.begin(one, 0)
+    bar.compiling(one)
+    for seconds in (0.4, 1.2, 1.4, 62.0):
+        bar.waiting(one, seconds)
+    assert "compiling … 62 s" in bar.bar.desc
+    bar.compiled(one, 63.0)
+    assert "compiling" not in bar.bar.desc
+    bar.close()

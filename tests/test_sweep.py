@@ -335,7 +335,7 @@ def test_a_second_sweep_in_the_folder_is_refused(capsys):
     lock.take()
     assert "'out' is in use by another process" in refused(capsys, "sweep", str(file), "--out", "out")
     lock.release()
-    assert not list(pathlib.Path("out").glob("runs/*"))
+    assert not list(pathlib.Path("out").glob("runs/*/"))
 
 
 def test_a_run_that_another_process_has_begun_is_not_begun_again(capsys):

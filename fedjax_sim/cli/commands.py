@@ -11,7 +11,7 @@ from typing import Any
 from fedjax_sim.cli import registries
 from fedjax_sim.cli.settings import for_values, make_config, output_directory, own_path
 from fedjax_sim.errors import UserError, lookup, unknown
-from fedjax_sim.methods import METHODS, controlled, method_class
+from fedjax_sim.methods import METHODS, controlled, make_method, method_class
 from fedjax_sim.options import names, shown
 from fedjax_sim.runner.config import Config
 
@@ -181,7 +181,10 @@ def train(args: argparse.Namespace) -> int:
     done = run(args)
     if not args.dry_run:
         first = args.out if args.seeds == 1 else f"{args.out}/seed-{args.seed}"
-        say(f"use it with: fedjax-sim run {args.method} --start-from {first}:{','.join(kind.hands_over)}")
+        made = make_method(config.method, **config.options)
+        assert isinstance(made, Controlled)
+        parts = made.hands_over
+        say(f"use it with: fedjax-sim run {args.method} --start-from {first}:{','.join(parts)}")
     return done
 
 
@@ -248,7 +251,7 @@ def profile(args: argparse.Namespace) -> int:
     if args.dry_run:
         foretell(setup, args)
         return 0
-    seconds = stage_seconds(setup, repeats)
+    seconds = stage_seconds(setup, repeats, note)
     say(describe.stage_table(setup, seconds, repeats))
     if args.out and first_process():
         out.mkdir(parents=True)
@@ -261,7 +264,8 @@ def profile(args: argparse.Namespace) -> int:
 def report(args: argparse.Namespace) -> int:
     from fedjax_sim.report.figures import report
 
-    for path in report([own_path(d) for d in args.directories], own_path(args.out) if args.out else None, note):
+    out = own_path(args.out) if args.out else None
+    for path in report([own_path(d) for d in args.directories], out, note, titles=not args.no_titles):
         print(path)
     return 0
 

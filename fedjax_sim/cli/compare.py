@@ -44,6 +44,7 @@ def compare(args: argparse.Namespace) -> int:
     commands.start(told[0][1], args)
     from fedjax_sim.cli import describe
     from fedjax_sim.methods import make_method
+    from fedjax_sim.report.runs import write_order
     from fedjax_sim.runner.config import check
     from fedjax_sim.transforms import transformed
 
@@ -53,6 +54,8 @@ def compare(args: argparse.Namespace) -> int:
     feds, speech = Federations(), commands.talk(args)
     ready = [(entry, set_ups(config, own, feds, commands.note)) for entry, config, own in told]  # all, before one trains
     differs = describe.differing({entry: setups[0] for entry, setups in ready})
+    if not args.dry_run and commands.first_process():
+        write_order(out, [folder_of(entry) for entry, _ in ready])
     results: list[Any] = []
     lines, summaries = [], []
     seen: list[Any] = []  # federations that have been described

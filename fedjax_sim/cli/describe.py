@@ -55,6 +55,7 @@ def report(setup: Setup) -> str:
             + f"), model {sim.env.model.name}, "
             f"{config.rounds} rounds, seed {config.seed}, config {config.hash()}",
             *([f"  columns of {shown(setup.fed.name)}: {setup.fed.origin.columns}"] if setup.fed.origin.columns else []),
+            *task_lines(setup),
             f"  parameters: {f['parameters']:,} ({groups})",
             f"  client state: {size(f['client_state'])} (N x {size(f['per_client'])}); estimated peak memory: "
             f"{size(f['peak'])} (runtime {size(f['runtime'])}, program {size(f['program'])}, state {size(f['state'])}, "
@@ -71,6 +72,20 @@ def report(setup: Setup) -> str:
             + (": training accuracies, nobody has validation or test rows" if sim.client_split == "train" else ""),
         ]
     )
+
+
+def task_lines(setup: Setup) -> list[str]:
+    """What a run's task is, where it is not classification, and its vocabulary; what trains, where it is not SGD."""
+    fed, config = setup.fed, setup.config
+    lines = []
+    if fed.task != "classification":
+        lines.append(f"  task: {fed.task}, {'x'.join(map(str, fed.shape))} in, {fed.classes} out, loss {config.loss}")
+    if fed.vocabulary:
+        lines.append(f"  vocabulary of {len(fed.vocabulary)}: {shown(''.join(fed.vocabulary), 300)}")
+    if config.optimizer != "sgd":
+        kept = ", its state stays with the client" if config.optimizer_state == "client" else ""
+        lines.append(f"  optimizer: {config.optimizer}, lr {config.lr:g}{kept}")
+    return lines
 
 
 def fits_line(found: dict[str, Any]) -> str:
@@ -155,11 +170,15 @@ def rows_lines(summaries: list[dict[str, Any]]) -> list[str]:
 
 
 def results_table(summaries: list[dict[str, Any]]) -> str:
+    """What `results_cells` has, as text, and below it what a reader must not miss."""
+    told = [*rows_lines(summaries), *(line for s in summaries for line in warnings(s))]
+    return "\n".join([columns(results_cells(summaries)), *told])
+
+
+def results_cells(summaries: list[dict[str, Any]]) -> list[list[str]]:
     """The primary metric (accuracies in percent) and others asked for.
 
-    'best' is over rounds on test data (the papers' figure); 'by val' is the fair choice.
-
-    Below it, what a reader must not miss: training accuracies, replaced options, diverged clients.
+    'best' is over rounds on test data (the papers' figure); 'by val' is the fair choice. The head first.
     """
     diverged = any(s.get("diverged") for s in summaries)
     title = lambda name: name + (on_splits(summaries) if name in ("client mean", "pooled", "worst 10 %") else "")
@@ -176,8 +195,7 @@ def results_table(summaries: list[dict[str, Any]]) -> str:
         ]
         for s in summaries
     ]
-    told = [*rows_lines(summaries), *(line for s in summaries for line in warnings(s))]
-    return "\n".join([columns([head, *rows]), *told])
+    return [head, *rows]
 
 
 def own_values(method: str, values: dict[str, float]) -> list[str]:

@@ -37,6 +37,9 @@ class Parser(argparse.ArgumentParser):
         raise UserError(f"{options.shown(message, 400)} (see {self.prog} --help)")
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        for word in args or ():
+            if re.fullmatch(r"--[\w-]+=--", word):  # argparse would take the value away
+                raise UserError(f"{word[:-3]} '--' is not a value (see {self.prog} --help)")
         told, rest = self.parse_known_args(args, namespace)
         if rest:
             command = f"{self.prog} {getattr(told, 'command', '')}".strip()
@@ -126,6 +129,7 @@ def add_data(data: Any) -> None:
     )
     _add(data, "partition", str, "{partitions}; with options as in dirichlet:0.1 or shards:2", "P")
     _add(data, "protocol", str, "train/val/test protocol: {protocols}", "S")
+    _add(data, "task", str, "{tasks}, or auto: what the data look like")
     _add(data, "norm", str, "normalisation: dataset, pfllib (0.5, 0.5) or none")
     _add(data, "clients", WHOLE, "number of clients N (default: 20, or the values of a client column)", "N")
     _add(data, "unseen", REAL, "clients kept out of training but evaluated: a fraction, or a number from 1 up", "U")
@@ -161,8 +165,15 @@ def add_training(train: Any) -> None:
     _add(train, "lr", REAL, "local learning rate", "η")
     text = "learning rate over rounds: {schedules}; with options as in step:every=30,gamma=0.1 or cosine:end=0"
     _add(train, "schedule", str, text)
-    _add(train, "momentum", REAL, "SGD momentum, reset every round", "m")
-    _add(train, "weight_decay", REAL, "coupled weight decay, as PyTorch's SGD", "w")
+    text = "local optimiser: {optimizers}; its numbers behind its name, as in adamw:lr=1e-3,weight_decay=0.01"
+    _add(train, "optimizer", str, text, "NAME[:OPTION=VALUE,…]")
+    text = "the optimiser's state: begins anew in every round, or stays with the client: round, client"
+    _add(train, "optimizer_state", str, text)
+    _add(train, "clip_norm", REAL, "gradients no longer than this, in every step (0: as they are)", "c")
+    text = "learning rate within a round: {local_schedules}; with options as in linear:end=0.1 or warmup:steps=10"
+    _add(train, "local_schedule", str, text)
+    _add(train, "momentum", REAL, "SGD momentum", "m")
+    _add(train, "weight_decay", REAL, "SGD's coupled weight decay, as PyTorch has it", "w")
     _add(train, "decay_groups", str, "parameter groups that decay: all, or names joined by +")
     _add(train, "loss", str, "local loss: {losses}; auto: the method's own", "L")
     _add(train, "dropout", REAL, "chance that a participant fails to report", "p")
@@ -359,6 +370,7 @@ def make_parser() -> argparse.ArgumentParser:
     report = add("report", "figures (PNG, PDF) and one page (report.html) from run directories")
     report.add_argument("directories", metavar="DIR", nargs="+", help="run directories, or folders of compare and sweep")
     report.add_argument("--out", default=None, metavar="DIR", help="where the figures go (default: the first directory)")
+    report.add_argument("--no-titles", action="store_true", help="no titles above the panels, for papers")
     export = add("export", "a run's model as a file, with an example that loads it")
     export.add_argument("directory", metavar="RUN")
     text = "what client k predicts with (default: the global model)"

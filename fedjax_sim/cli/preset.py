@@ -10,6 +10,9 @@ from fedjax_sim.errors import UserError, lookup
 from fedjax_sim.methods import METHODS
 from fedjax_sim.presets import preset
 
+# a preset's rounds are those of a run; training an agent for it has a number of its own
+NOT_FOR = {"profile": OF_A_RUN, "train": ("rounds",)}
+
 
 def with_preset(argv: list[str], args: argparse.Namespace) -> list[str]:
     """The command line with what the preset says, and its method where none is named."""
@@ -24,7 +27,7 @@ def with_preset(argv: list[str], args: argparse.Namespace) -> list[str]:
         if method not in METHODS and method == chosen.method:
             raise UserError(f"preset '{chosen.name}' is for the method '{method}', which is not part of this version")
         lookup("method", method, METHODS)
-        settings = {n: v for n, v in chosen.of(method).items() if args.command != "profile" or n not in OF_A_RUN}
+        settings = {n: v for n, v in chosen.of(method).items() if n not in NOT_FOR.get(args.command, ())}
         told |= dict.fromkeys(words(method, settings))
     at = argv.index(args.command) + 1
     return [*argv[:at], *told, *argv[at:], *more]

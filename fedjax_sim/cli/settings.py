@@ -131,7 +131,8 @@ def is_comparison(folder: pathlib.Path) -> bool:
     if any(folder.glob("*/config.json")) or any(folder.glob("*/seed-*/config.json")):
         return True
     made = lambda path: path.is_dir() and all(map(manifest.empty, path.iterdir()))  # a kill before the first file
-    return made(folder) or (folder.is_dir() and all(map(made, folder.iterdir())))
+    inside = [path for path in folder.iterdir() if path.name != "order.json"] if folder.is_dir() else []
+    return folder.is_dir() and all(manifest.empty(path) or made(path) for path in inside)
 
 
 def free_directory(stem: str) -> pathlib.Path:

@@ -9,6 +9,7 @@ import numpy as np
 
 from fedjax_sim.data.spec import shown
 from fedjax_sim.errors import UserError
+from fedjax_sim.tasks import CLASS, LABELS, REAL, TOKENS, task_called
 
 MOST_CLASSES = 100_000  # a table of clients x classes must stay a table
 BLOCK = 1 << 22  # values looked at together: no copy of a large pool
@@ -53,6 +54,60 @@ def check_labels(y: Any, what: str) -> np.ndarray:
         wrong = np.flatnonzero((y < 0) | (y >= MOST_CLASSES))[0]
         raise UserError(f"{what} must be integer labels >= 0 and below {MOST_CLASSES}, but row {wrong} has {y[wrong]}")
     return y.astype(np.int32)
+
+
+def check_inputs(x: Any, what: str, task: str, least: int = 1) -> np.ndarray:
+    """Images or a table as `check_images` has them; tokens [D, T] as int32: whole numbers that are not uint8, or any
+    whole numbers of a sequence task.
+
+    >>> check_inputs(np.array([[3, 1]]), "x", "sequence").dtype.name, check_inputs(np.ones((1, 2)), "x", "regression").shape
+    ('int32', (1, 1, 1, 2))
+    """
+    x = _plain(x, what)
+    if x.dtype.kind not in "iu" or x.ndim != 2 or (x.dtype == np.uint8 and task_called(task).target != TOKENS):
+        return check_images(x, what, least)
+    if len(x) < least or x.shape[1] < 1:
+        raise UserError(f"{what} must be tokens [D, T] with D >= {least} and T >= 1, got shape {shown(x.shape)}")
+    return _ids(x, what, 0)
+
+
+def check_targets(y: Any, what: str, task: str) -> np.ndarray:
+    """Targets of a task: classes [D] int32, numbers [D, K] float32, labels [D, K] uint8, or tokens [D, T] int32 with −1
+    where a place does not count."""
+    target = task_called(task).target
+    if target == CLASS:
+        return check_labels(y, what)
+    y = _plain(y, what)
+    if target == TOKENS:
+        if y.ndim != 2 or y.dtype.kind not in "iu":
+            raise UserError(f"{what} must be tokens [D, T], -1 where none counts, got {shown(y.dtype)} of shape {y.shape}")
+        return _ids(y, what, -1)
+    y = y[:, None] if y.ndim == 1 else y
+    if y.ndim != 2 or y.shape[1] < 1 or y.dtype.kind not in "biuf":
+        raise UserError(f"{what} must be numbers [D] or [D, K] for task {task}, got {shown(y.dtype)} of shape {y.shape}")
+    if target == REAL:
+        y = y.astype(np.float64 if y.dtype == np.float64 else np.float32)
+        _refuse_non_finite(y, what)
+        return y
+    if not np.isin(y, (0, 1)).all():
+        wrong = np.argwhere(~np.isin(y, (0, 1)))[0]
+        raise UserError(f"{what} must be 0 or 1 for every label, but row {wrong[0]} has {y[tuple(wrong)]} at {wrong[1]}")
+    return y.astype(np.uint8)
+
+
+def _ids(values: np.ndarray, what: str, least: int) -> np.ndarray:
+    if values.size and (values.min() < least or values.max() >= MOST_CLASSES):
+        wrong = values[(values < least) | (values >= MOST_CLASSES)][0]
+        raise UserError(f"{what} must be tokens from {least} to {MOST_CLASSES - 1}, but has {wrong}")
+    return values.astype(np.int32)
+
+
+def outputs_of(task: str, x: np.ndarray, y: np.ndarray) -> int:
+    """What a model of these data has to tell apart: classes, numbers, labels, or tokens."""
+    target = task_called(task).target
+    if target in (REAL, LABELS):
+        return int(y.shape[1])
+    return max(int(y.max(initial=-1)), int(x.max()) if target == TOKENS and x.ndim == 2 else -1) + 1
 
 
 def blocks(x: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:

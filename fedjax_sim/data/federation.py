@@ -15,10 +15,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedjax_sim.data.arrays import MOST_CLASSES, check_images, check_labels
+from fedjax_sim.data.arrays import MOST_CLASSES, check_inputs, check_targets, outputs_of
 from fedjax_sim.data.provenance import Origin, fingerprint
-from fedjax_sim.data.spec import shown
+from fedjax_sim.data.spec import check_whole, shown
 from fedjax_sim.errors import UserError
+from fedjax_sim.tasks import CLASS, LABELS, REAL, TOKENS, task_called, task_of
 
 Array = Any  # np.ndarray at construction, jax.Array (or a tracer) inside a compiled round
 SPLITS = ("train", "val", "test")
@@ -43,8 +44,8 @@ class Federation:
     [[1, 1], [1, 0]]
     """
 
-    x: Array  # [D, H, W, C] uint8 (or float)
-    y: Array  # [D] int32
+    x: Array  # [D, H, W, C] uint8 (or float), or tokens [D, T] int32
+    y: Array  # [D] int32; or what the task has: [D, K] float or uint8, [D, T] int32
     rows: dict[str, Array]  # split -> [N, S_split] int32, padded with row 0 (a valid row)
     size: dict[str, Array]  # split -> [N] int32, true lengths
     held: dict[str, Array]  # server-side rows [R] int32: "test" always, "val" only if the protocol has it
@@ -54,12 +55,14 @@ class Federation:
     classes: int = dataclasses.field(metadata={"static": True})
     name: str = dataclasses.field(default="arrays", metadata={"static": True})
     augment: str = dataclasses.field(default="", metadata={"static": True})  # "" or "crop_flip": the engine applies it
+    task: str = dataclasses.field(default="classification", metadata={"static": True})
     origin: Origin = dataclasses.field(default=Origin("arrays"), metadata={"static": True})  # equal to every other one
 
     def __repr__(self) -> str:
         sides = "x".join(map(str, getattr(self.x, "shape", ())))  # inside JAX the leaves may be anything
         clients = (*getattr(self.size.get("train"), "shape", ()), "?")[0] if isinstance(self.size, dict) else "?"
-        return f"Federation({self.name}: examples {sides}, {self.classes} classes, {clients} clients; {self.description})"
+        what = "classes" if self.task == "classification" else f"outputs of a {self.task} task"
+        return f"Federation({self.name}: examples {sides}, {self.classes} {what}, {clients} clients; {self.description})"
 
     @property
     def description(self) -> str:
@@ -79,18 +82,33 @@ class Federation:
         return int(self.size["train"].shape[0])
 
     @property
-    def shape(self) -> tuple[int, int, int]:
-        """(H, W, C) of one example."""
-        height, width, channels = self.x.shape[1:]
-        return int(height), int(width), int(channels)
+    def shape(self) -> tuple[int, ...]:
+        """(H, W, C) of one example, or (T,) of tokens."""
+        return tuple(int(side) for side in self.x.shape[1:])
+
+    @property
+    def vocabulary(self) -> tuple[str, ...]:
+        """What each token stands for, where the data are text."""
+        return self.origin.vocabulary
 
     def client_rows(self, client: int, split: str = "train") -> np.ndarray:
         """The unpadded rows of ONE client, on the host."""
         return np.asarray(self.rows[split])[client, : int(np.asarray(self.size[split])[client])]
 
     def label_counts(self, split: str = "train") -> np.ndarray:
-        """[N, classes] int64: how many examples of each class each client holds in `split`."""
+        """[N, classes] int64: how many examples of each class each client holds in `split`.
+
+        Of a sequence its tokens, of labels those that are 1, of regression the examples, for every output.
+        """
         rows, size, y = np.asarray(self.rows[split]), np.asarray(self.size[split]), np.asarray(self.y)
+        target = task_called(self.task).target
+        if target == REAL:
+            return np.repeat(size[:, None].astype(np.int64), self.classes, 1)
+        if target != CLASS:
+            each = [y[rows[i, : size[i]]] for i in range(len(size))]
+            if target == LABELS:
+                return np.stack([own.sum(0, dtype=np.int64) for own in each])
+            return np.stack([np.bincount(own[own >= 0], minlength=self.classes) for own in each])
         owner, _ = np.nonzero(np.arange(rows.shape[1]) < size[:, None])  # row-major, as the boolean gather below
         labels = y[rows[np.arange(rows.shape[1]) < size[:, None]]]
         flat = np.bincount(owner * self.classes + labels, minlength=self.num_clients * self.classes)
@@ -114,7 +132,7 @@ class Federation:
     def from_arrays(
         cls,
         x: Array,
-        y: Array,
+        y: Array | None,
         rows: Mapping[str, Sequence[Any]],
         *,
         test: Any = None,
@@ -125,6 +143,8 @@ class Federation:
         name: str = "arrays",
         augment: str = "",
         description: str = "arrays",
+        task: str = "",
+        vocabulary: Sequence[str] = (),
     ) -> Federation:
         """A federation from your own arrays and explicit row lists.
 
@@ -134,10 +154,24 @@ class Federation:
         append to the pool; without it, the union of the clients' test rows. server_val: rows the server may validate
         on. mean, std: per channel, after scaling; computed from the clients' training rows when left out. A test row
         that is also a training or validation row is an error. description: how it was made, for the records of a run.
+
+        task: classification, regression, multilabel, sequence or one of your own; by default what x and y look like: a
+        float y is regression, y [D, K] of 0 and 1 multilabel, whole numbers x [D, T] tokens, and without y (None) they are
+        to be predicted, each from those before it. mean and std of tables are per column; tokens are never normalised.
         """
-        pool_x, pool_y = check_images(x, "x"), check_labels(y, "y")
+        task = task or task_of(x, y)
+        x, y, test = _next_tokens(x, y, test, task)
+        pool_x, pool_y = check_inputs(x, "x", task), check_targets(y, "y", task)
+        tokens = pool_x.ndim == 2
         if len(pool_x) != len(pool_y):
             raise UserError(f"x has {len(pool_x)} examples but y has {len(pool_y)}")
+        if not isinstance(rows, Mapping):
+            raise UserError(f"rows must be {{'train': [rows of client 0, rows of client 1, …]}}, got {shown(repr(rows))}")
+        for what, text in (("name", name), ("augment", augment), ("description", description)):
+            if not isinstance(text, str):
+                raise UserError(f"{what} must be text, got {shown(repr(text))}")
+        if classes is not None:
+            classes = check_whole("classes", classes, 1)
         if "train" not in rows or set(rows) - set(SPLITS):
             raise UserError(f"rows must have 'train' and may have 'val' and 'test'; got {', '.join(rows) or 'none'}")
         limit = len(pool_x)
@@ -154,7 +188,7 @@ class Federation:
 
         held: dict[str, np.ndarray] = {}
         if isinstance(test, tuple) and len(test) == 2 and np.ndim(test[0]) >= 2:
-            test_x, test_y = check_images(test[0], "test x"), check_labels(test[1], "test y")
+            test_x, test_y = check_inputs(test[0], "test x", task), check_targets(test[1], "test y", task)
             if test_x.shape[1:] != pool_x.shape[1:] or test_x.dtype != pool_x.dtype or len(test_x) != len(test_y):
                 raise UserError(
                     f"test images {test_x.shape} {test_x.dtype} with {len(test_y)} labels do not fit "
@@ -172,7 +206,7 @@ class Federation:
             held["val"] = _row_list(server_val, limit, "server_val")
         _refuse_leaks(lists, held, len(pool_x))
 
-        needed = int(pool_y.max()) + 1
+        needed = outputs_of(task, pool_x, pool_y)
         if classes is None:
             classes = needed
         elif classes < needed or classes > MOST_CLASSES:
@@ -180,10 +214,12 @@ class Federation:
                 f"classes={classes} but the labels go up to {needed - 1}, and at most {MOST_CLASSES} classes are allowed"
             )
         scale = 1.0 / 255.0 if pool_x.dtype == np.uint8 else 1.0
-        if mean is None or std is None:
+        if tokens:
+            mean, std = 0.0, 1.0
+        elif mean is None or std is None:
             computed = channel_moments(pool_x[np.unique(np.concatenate(lists["train"]))], scale)
             mean, std = (computed[0] if mean is None else mean), (computed[1] if std is None else std)
-        channels = pool_x.shape[-1]
+        channels = 1 if tokens else pool_x.shape[-1]
         padded = {split: pad_rows(per_client) for split, per_client in lists.items()}
         return cls(
             x=pool_x,
@@ -197,8 +233,21 @@ class Federation:
             classes=int(classes),
             name=name,
             augment=augment,
-            origin=Origin(shown(description, 1000)),
+            task=task,
+            origin=Origin(shown(description, 1000), tuple(vocabulary)),
         )
+
+
+def _next_tokens(x: Any, y: Any, test: Any, task: str) -> tuple[Any, Any, Any]:
+    """Without targets, tokens are predicted from those before them: x without its last, y without its first place."""
+    if y is not None:
+        return x, y, test
+    x = np.asarray(x)
+    if task_called(task).target != TOKENS or x.ndim != 2 or x.shape[1] < 2:
+        raise UserError(f"y may be left out for tokens [D, T] with T >= 2 alone; x has the shape {x.shape}, task {task}")
+    if isinstance(test, tuple) and len(test) == 2 and test[1] is None:
+        test = (np.asarray(test[0])[:, :-1], np.asarray(test[0])[:, 1:])
+    return x[:, :-1], x[:, 1:], test
 
 
 def pad_rows(per_client: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
@@ -283,10 +332,14 @@ def _per_channel(value: Any, channels: int, what: str) -> np.ndarray:
     return np.broadcast_to(array, (channels,)).copy()
 
 
+shown_text = shown
+
+
 def _describe(fed: Federation, shown: int = 10, widest: int = 20) -> str:
     counts = fed.label_counts()
+    words = "classes" if fed.task == "classification" else f"outputs ({fed.task})"
     lines = [
-        f"{fed.name}: {len(fed.x)} examples {'x'.join(map(str, fed.shape))}, {fed.classes} classes, "
+        f"{fed.name}: {len(fed.x)} examples {'x'.join(map(str, fed.shape))}, {fed.classes} {words}, "
         f"{fed.num_clients} clients",
         *([f"  columns: {fed.origin.columns}"] if fed.origin.columns else []),
     ]
@@ -295,8 +348,10 @@ def _describe(fed: Federation, shown: int = 10, widest: int = 20) -> str:
             n = np.asarray(fed.size[split])
             lines.append(f"  {split:<5} per client min {n.min()}  mean {n.mean():.1f}  max {n.max()}  total {n.sum()}")
     lines.append("  server " + ", ".join(f"{key} {len(rows)}" for key, rows in sorted(fed.held.items())))
-    share = counts / counts.sum(1, keepdims=True)
-    overall = counts.sum(0) / counts.sum()
+    if fed.vocabulary:
+        lines.append(f"  vocabulary of {len(fed.vocabulary)}: {shown_text(''.join(fed.vocabulary), 400)}")
+    share = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+    overall = counts.sum(0) / max(counts.sum(), 1)
     lines.append(
         f"  label skew: {(counts > 0).sum(1).mean():.1f} classes per client, "
         f"mean total variation from the overall labels {0.5 * np.abs(share - overall).sum(1).mean():.3f}"

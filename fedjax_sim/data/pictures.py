@@ -17,11 +17,29 @@ from fedjax_sim.errors import UserError
 ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 
 
-def read_pictures(folder: pathlib.Path) -> Arrays:
+LARGEST = 4096  # pixels of a side
+
+
+def picture_size(text: str) -> tuple[int, int]:
+    """Height and width.
+
+    >>> picture_size("32"), picture_size("32x48")
+    ((32, 32), (32, 48))
+    """
+    parts = text.split("x")
+    sides = [int(part) for part in parts if part.isascii() and part.isdigit() and 1 <= len(part) <= 4]
+    if len(sides) != len(parts) or len(parts) > 2 or not all(1 <= side <= LARGEST for side in sides):
+        raise UserError(
+            f"size '{shown(text)}' cannot be read; write size=32, or size=32x48 (height x width), 1 to {LARGEST}"
+        )
+    return sides[0], sides[-1]
+
+
+def read_pictures(folder: pathlib.Path, size: tuple[int, int] | None = None) -> Arrays:
     """x_*, y_*: classes are numbered by the alphabetical order of their folders, pictures read in that order.
 
     FOLDER/train/CLASS/* and FOLDER/test/CLASS/*, or FOLDER/CLASS/*, where a fixed fifth of each class is for testing.
-    Grey pictures have one channel; if one has colour, all have three. All must have the same size.
+    Grey pictures have one channel; if one has colour, all have three. All must have the same size, or get this `size`.
     """
     try:
         from PIL import Image, ImageFile
@@ -43,7 +61,7 @@ def read_pictures(folder: pathlib.Path) -> Arrays:
         warnings.simplefilter("error", Image.DecompressionBombWarning)
         lenient, ImageFile.LOAD_TRUNCATED_IMAGES = ImageFile.LOAD_TRUNCATED_IMAGES, False  # other libraries set it for all
         try:
-            x = _stack(Image, [file for file, _, _ in files])
+            x = _stack(Image, [file for file, _, _ in files], size)
         finally:
             ImageFile.LOAD_TRUNCATED_IMAGES = lenient
     return {"x_train": x[~is_test], "y_train": y[~is_test], "x_test": x[is_test], "y_test": y[is_test]}
@@ -57,9 +75,9 @@ def _files(place: pathlib.Path) -> list[pathlib.Path]:
     return [file for file in place.iterdir() if file.suffix.lower() in ENDINGS] if place.is_dir() else []
 
 
-def _stack(image: Any, files: list[pathlib.Path]) -> np.ndarray:
+def _stack(image: Any, files: list[pathlib.Path], resized: tuple[int, int] | None) -> np.ndarray:
     """[n, H, W, 1 or 3] uint8. Sizes and modes are compared before anything is decoded."""
-    size, grey = None, True
+    size, grey = resized and resized[::-1], True
     for file in files:
         try:
             with image.open(file) as picture:
@@ -67,10 +85,10 @@ def _stack(image: Any, files: list[pathlib.Path]) -> np.ndarray:
         except Exception as error:  # decoders raise whatever they like
             raise UserError(f"'{shown(file)}' is not a readable picture ({reason(error)})") from None
         size = size or shape
-        if shape != size:
+        if shape != size and resized is None:
             raise UserError(
                 f"'{shown(file)}' is {shape[0]}x{shape[1]}, but '{shown(files[0])}' is {size[0]}x{size[1]}: "
-                f"all pictures must have one size"
+                f"all pictures must have one size; folder:PATH,size=32 resizes them"
             )
         grey = grey and mode in ("1", "L")
     assert size is not None
@@ -80,7 +98,10 @@ def _stack(image: Any, files: list[pathlib.Path]) -> np.ndarray:
     for row, file in zip(out, files, strict=True):
         try:
             with image.open(file) as picture:
-                row[...] = np.asarray(picture.convert("L" if grey else "RGB")).reshape(row.shape)
+                picture = picture.convert("L" if grey else "RGB")
+                if picture.size != size:
+                    picture = picture.resize(size, image.Resampling.BILINEAR)
+                row[...] = np.asarray(picture).reshape(row.shape)
         except Exception as error:
             raise UserError(f"'{shown(file)}' is not a readable picture ({reason(error)})") from None
     return out

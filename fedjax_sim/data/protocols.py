@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from fedjax_sim.data.arrays import check_targets, outputs_of
 from fedjax_sim.data.federation import Federation
 from fedjax_sim.data.partition import clients_of
 from fedjax_sim.data.partition import partition as share_out
@@ -16,10 +17,13 @@ from fedjax_sim.data.provenance import Origin
 from fedjax_sim.data.sources import DATASETS, Dataset, is_csv, load
 from fedjax_sim.data.spec import check_whole, shown, split_spec
 from fedjax_sim.errors import UserError, lookup
+from fedjax_sim.tasks import CLASS, task_called
 
 log = logging.getLogger(__name__)
 TRAIN_ONLY = ("tiny_imagenet",)  # merged protocols use its training folder alone
 CLIENTS = 20  # where nobody says how many
+PARTITION = "dirichlet:0.3"  # where nobody says
+AUTO = "auto"  # the task that the data look like
 NORMS = ("dataset", "pfllib", "none")
 
 
@@ -56,9 +60,9 @@ PROTOCOLS: dict[str, Protocol] = {
         "official train and test merged, clients 65/15/20 train/val/test", merge=True, fractions={"val": 0.15, "test": 0.20}
     ),
     "qbandit": Protocol(
-        "official train partitioned, clients 19:1 train/test, official test is global",
+        "official train partitioned, clients 19:1 train/val (for the reward), official test is global",
         merge=False,
-        fractions={"test": 0.05},
+        fractions={"val": 0.05},
         augment={"cifar10": "crop_flip"},
     ),
 }
@@ -118,7 +122,7 @@ BATCH = 64  # where nobody says a batch size
 
 def federate(
     dataset: str | os.PathLike[str] | Dataset = "digits",
-    partition: str = "dirichlet:0.3",
+    partition: str = PARTITION,
     clients: int | None = None,
     protocol: str = "standard",
     data_seed: int = 0,
@@ -129,16 +133,18 @@ def federate(
     batch_size: int = BATCH,
     server_val: int | None = None,
     val_fraction: float | None = None,
+    task: str = AUTO,
 ) -> Federation:
     """Load, hold back, partition and split: from names to a `Federation`, deterministic in `data_seed`.
 
     clients: where not given 20, or under column:NAME one for each value. norm: "dataset" (published mean and std, else
     computed from the clients' training rows), "pfllib" (0.5, 0.5) or "none". server_val: examples of the official
     training set kept by the server (protocol standard only), default min(1000, 10 % of them), 0 for none.
-    val_fraction: None for what the protocol says; a number f replaces the protocol's own validation share, and under a
-    protocol without one every client holds back f of its training part (at least one example where it has two), the
-    test rows being the same; 0 for none. batch_size: only enters the smallest client of a Dirichlet or unbalanced
-    pathological split under pfllib and pfedrlla, min(batch / held-back share, n / N / 2).
+    task: what the data look like, unless it is named. val_fraction: None for what the protocol says; a number f replaces
+    the protocol's own validation share, and under a protocol without one every client holds back f of its training part
+    (at least one example where it has two), the test rows being the same; 0 for none. batch_size: only enters the
+    smallest client of a Dirichlet or unbalanced pathological split under pfllib and pfedrlla, min(batch / held-back
+    share, n / N / 2).
 
     >>> fed = federate("digits", "dirichlet:0.3", clients=10)
     >>> sorted(fed.rows), fed.num_clients, len(fed.held["val"]), len(fed.held["test"])
@@ -152,11 +158,13 @@ def federate(
     clients = clients if clients is None else check_whole("clients", clients, 1)
     data_seed = check_whole("data_seed", data_seed)
     batch_size = check_whole("batch_size", batch_size, 1)
-    data = (
-        dataset if isinstance(dataset, Dataset) else load(dataset, data_dir, download, **_client_column(dataset, partition))
-    )
+    named = {} if isinstance(dataset, Dataset) else _client_column(dataset, partition)
+    data = dataset if isinstance(dataset, Dataset) else load(dataset, data_dir, download, **named)
+    data = data if task == AUTO else as_task(data, task)
     official = len(data.y_train)
     y = np.concatenate([data.y_train, data.y_test])
+    classes = strata(data, y)
+    partition = natural_partition(data, partition)
     if not rule.merge:
         _check_official_test(data, protocol)
     # One random stream per stage: changing the server's set does not reshuffle the clients' own splits.
@@ -171,7 +179,7 @@ def federate(
                 f"server_val={shown(number)} does not fit: {data.name} has {official} training examples, "
                 f"and the clients need some of them"
             )
-        validation = pool[stratified(y[pool], number, held_rng)] if number else validation
+        validation = pool[stratified(classes[pool], number, held_rng)] if number else validation
         pool = np.setdiff1d(pool, validation, assume_unique=True)
 
     fractions = {k: f if k != "val" or val_fraction is None else val_fraction for k, f in rule.fractions.items()}
@@ -180,7 +188,7 @@ def federate(
     extra = {key: values[pool] for key, values in data.extra.items()}
     clients = clients or clients_of(partition, extra) or CLIENTS
     spec = _with_pfllib_minimum(partition, rule, batch_size, len(pool), clients)
-    shares = share_out(spec, y[pool], clients, partition_rng, extra, least=1 + len(fractions))
+    shares = share_out(spec, classes[pool], clients, partition_rng, extra, least=1 + len(fractions))
     least = rule.least if val_fraction is None else 0
     splits = [split_client(pool[rows], fractions, split_rng, val_share, least) for rows in shares]
     starved = [i for i, parts in enumerate(splits) if len(parts["train"]) == 0]
@@ -203,13 +211,16 @@ def federate(
         std=std,
         name=data.name,
         augment=rule.augment.get(data.name, ""),
+        task=data.task,
+        vocabulary=data.vocabulary,
         description=(
             f"{_told(dataset)}, {spec}, {clients} clients, {protocol}"
             f"{'' if val_fraction is None else f' with val_fraction {val_fraction:g}'}, server_val {len(validation)}, "
             f"norm {norm}, data_seed {data_seed}, {len(y)} examples {'x'.join(map(str, data.x_train.shape[1:]))}"
+            f"{f', vocabulary of {len(data.vocabulary)}' if data.vocabulary else ''}"
         ),
     )
-    return dataclasses.replace(fed, origin=Origin(fed.origin.text, data.columns))
+    return dataclasses.replace(fed, origin=Origin(fed.origin.text, fed.origin.vocabulary, data.columns))
 
 
 def _client_column(dataset: str | os.PathLike[str], partition: str) -> dict[str, str]:
@@ -219,6 +230,35 @@ def _client_column(dataset: str | os.PathLike[str], partition: str) -> dict[str,
         return {}
     column = body.split(",")[0].removeprefix("name=").strip()
     return {"client": column} if column else {}
+
+
+BY_CLASS = ("dirichlet", "shards", "pathological", "fixed", "mnist_star", "omniglot")
+
+
+def as_task(data: Dataset, task: str) -> Dataset:
+    """The same examples under a task that somebody names; their targets must fit it."""
+    told = {name: check_targets(getattr(data, name), f"{data.name}: {name}", task) for name in ("y_train", "y_test")}
+    both = np.concatenate([data.x_train, data.x_test]), np.concatenate(list(told.values()))
+    same = task_called(task).target == task_called(data.task).target
+    return dataclasses.replace(data, **told, task=task, classes=data.classes if same else outputs_of(task, *both))
+
+
+def strata(data: Dataset, y: np.ndarray) -> np.ndarray:
+    """[n] the class of every example, by which it is held back and shared out; one for all where there are none."""
+    return y if task_called(data.task).target == CLASS else np.zeros(len(y), np.int32)
+
+
+def natural_partition(data: Dataset, partition: str) -> str:
+    """A partition by classes, where nobody asked for another, means nothing without classes: the clients that the data
+    have, else equal parts."""
+    if task_called(data.task).target == CLASS or partition.partition(":")[0].strip() not in BY_CLASS:
+        return partition
+    if partition == PARTITION:
+        return "column:client" if "client" in data.extra else "iid"
+    raise UserError(
+        f"the partition '{shown(partition)}' shares out classes, and {shown(data.name)} is a {data.task} task without them; "
+        f"allowed: iid, column:NAME"
+    )
 
 
 def _told(dataset: str | os.PathLike[str] | Dataset) -> str:
@@ -248,7 +288,7 @@ def _with_pfllib_minimum(spec: str, rule: Protocol, batch_size: int, total: int,
 def _check_official_test(data: Dataset, protocol: str) -> None:
     if len(data.y_test) == 0:
         raise UserError(f"{data.name} has no official test set, which {protocol} needs; use pfllib or pfedrlla")
-    if not np.isin(data.y_test, data.y_train).any():
+    if task_called(data.task).target == CLASS and not np.isin(data.y_test, data.y_train).any():
         raise UserError(
             f"the official test set of {data.name} has no class of its training set, so the protocol "
             f"{protocol} cannot be measured; use pfllib or pfedrlla"

@@ -23,8 +23,9 @@ class Origin:
     (True, False)
     """
 
-    def __init__(self, text: str, columns: str = ""):
+    def __init__(self, text: str, vocabulary: tuple[str, ...] = (), columns: str = ""):
         self.text = text
+        self.vocabulary = vocabulary  # what tokens stand for
         self.columns = columns  # of a table: which is what
 
     def __eq__(self, other: object) -> bool:
@@ -53,6 +54,8 @@ def fingerprint(fed: Federation) -> str:
             block = block.astype(np.float32) if kind == "float" else block
             total.update(np.ascontiguousarray(block).reshape(-1).view(np.uint8).data)
 
+    if fed.task != "classification":
+        total.update(f"\ntask {fed.task}".encode())
     add("x", fed.x)
     add("y", fed.y)
     for name, tables in (("rows", fed.rows), ("size", fed.size), ("held", fed.held)):

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import os
 import pathlib
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,11 +14,12 @@ import numpy as np
 
 from fedjax_sim.data import digits, tables
 from fedjax_sim.data import synthetic as synthetic_images
-from fedjax_sim.data.arrays import check_images, check_labels
+from fedjax_sim.data import text as texts
+from fedjax_sim.data.arrays import check_inputs, check_labels, check_targets, outputs_of
 from fedjax_sim.data.folder import exists, read_idx_folder, read_named, read_npz, user_path
 from fedjax_sim.data.images import resize_bilinear, to_uint8
 from fedjax_sim.data.npz import reason
-from fedjax_sim.data.pictures import read_pictures
+from fedjax_sim.data.pictures import picture_size, read_pictures
 from fedjax_sim.data.spec import (
     Converter,
     image_shape,
@@ -29,6 +31,7 @@ from fedjax_sim.data.spec import (
     split_spec,
 )
 from fedjax_sim.errors import UserError, unknown
+from fedjax_sim.tasks import task_of
 
 Folder = str | os.PathLike[str] | None
 
@@ -47,6 +50,8 @@ class Dataset:
     std: np.ndarray | None = None  # [C]
     extra: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)  # name -> [n + m]
     columns: str = ""  # of a table: which is what
+    task: str = "classification"
+    vocabulary: tuple[str, ...] = ()  # of tokens
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,6 +75,32 @@ def _digits(data_dir: Folder, download: bool) -> Dataset:
 def _synthetic(data_dir: Folder, download: bool, **options: Any) -> Dataset:
     x_train, y_train, x_test, y_test = synthetic_images.generate(**options)
     return Dataset("synthetic", x_train, y_train, x_test, y_test, options.get("classes", 10))
+
+
+def _text_dataset(name: str, found: texts.Windows) -> Dataset:
+    test = found.is_test
+    order = np.concatenate([np.flatnonzero(~test), np.flatnonzero(test)])
+    return Dataset(
+        name,
+        found.x[~test],
+        found.y[~test],
+        found.x[test],
+        found.y[test],
+        len(found.vocabulary),
+        extra={"client": found.client[order]},
+        task="sequence",
+        vocabulary=found.vocabulary,
+    )
+
+
+def _plays(data_dir: Folder, download: bool, **options: Any) -> Dataset:
+    return _text_dataset("plays", texts.read(texts.PLAYS, **options))
+
+
+def _text_file(data_dir: Folder, download: bool, path: str = "") -> Dataset:
+    file, options = texts.parse(path)
+    where = user_path(file)
+    return _text_dataset(shown(where.stem), texts.read(where, **options))
 
 
 # ---- published datasets ------------------------------------------------------------
@@ -205,15 +236,16 @@ def _mnist_star(data_dir: Folder, download: bool) -> Dataset:
     )
 
 
-def _checked(name: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The arrays with images [n, H, W, C] and labels [n] int32 that fit each other."""
+def _checked(name: str, arrays: Mapping[str, np.ndarray], task: str = "classification") -> dict[str, np.ndarray]:
+    """The arrays with inputs and targets [n, …] of the task that fit each other."""
     out = dict(arrays)
     for split in ("train", "test"):
-        out[f"x_{split}"] = check_images(arrays[f"x_{split}"], f"{name}: x_{split}", least=split == "train")
-        out[f"y_{split}"] = check_labels(arrays[f"y_{split}"], f"{name}: y_{split}")
+        out[f"x_{split}"] = check_inputs(arrays[f"x_{split}"], f"{name}: x_{split}", task, least=split == "train")
+        out[f"y_{split}"] = check_targets(arrays[f"y_{split}"], f"{name}: y_{split}", task)
         x, y = out[f"x_{split}"], out[f"y_{split}"]
         if len(x) != len(y):
-            raise UserError(f"{name}: x_{split} has {len(x)} examples, but y_{split} has {len(y)} integer labels")
+            kind = "integer labels" if task == "classification" else "targets"
+            raise UserError(f"{name}: x_{split} has {len(x)} examples, but y_{split} has {len(y)} {kind}")
     x_train, x_test = out["x_train"], out["x_test"]
     if x_train.shape[1:] != x_test.shape[1:] or x_train.dtype != x_test.dtype:
         raise UserError(
@@ -225,9 +257,11 @@ def _checked(name: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarra
 
 def _from_arrays(name: str, arrays: Mapping[str, np.ndarray], classes: int | None = None) -> Dataset:
     """Checked arrays as a Dataset; other pairs KEY_train, KEY_test with one entry per example are extras."""
-    arrays = _checked(name, arrays)
+    task = "classification" if classes is not None else task_of(arrays["x_train"], arrays["y_train"])
+    arrays = _checked(name, arrays, task)
     length = {split: len(arrays[f"y_{split}"]) for split in ("train", "test")}
-    top = int(max(arrays["y_train"].max(initial=-1), arrays["y_test"].max(initial=-1)))
+    both = [np.concatenate([arrays[f"{part}_train"], arrays[f"{part}_test"]]) for part in "xy"]
+    top = outputs_of(task, *both) - 1
     if classes is not None and top >= classes:
         raise UserError(f"{name}: labels go up to {top}, but should go from 0 to {classes} - 1")
     keys = {k.removesuffix("_train") for k in arrays if k.endswith("_train")} - {"x", "y"}
@@ -244,18 +278,22 @@ def _from_arrays(name: str, arrays: Mapping[str, np.ndarray], classes: int | Non
         arrays["y_test"],
         top + 1 if classes is None else classes,
         extra=extra,
+        task=task,
     )
 
 
-def _at(kind: str, read: Callable[[pathlib.Path], Mapping[str, np.ndarray]]) -> Callable[..., Dataset]:
-    """The maker of a dataset that is a folder of the user's."""
+def _at(kind: str, read: Callable[..., Mapping[str, np.ndarray]], resizes: bool = False) -> Callable[..., Dataset]:
+    """The maker of a dataset that is a folder of the user's; resizes: `read` takes the size that all are to have."""
 
     def make(data_dir: Folder, download: bool, path: str = "") -> Dataset:
-        folder = user_path(path)
+        folder, more = user_path(path), {}
+        if resizes and not exists(folder, pathlib.Path.is_dir) and (told := re.fullmatch(r"(.*),size=([^,]*)", path)):
+            folder, more = user_path(told[1]), {"size": picture_size(told[2])}
         if not path or not exists(folder, pathlib.Path.is_dir):
-            raise UserError(f"'{shown(path)}' is not a folder; write {kind}:FOLDER")
+            hint = f", or {kind}:FOLDER,size=32 to resize its pictures" if resizes else ""
+            raise UserError(f"'{shown(path)}' is not a folder; write {kind}:FOLDER{hint}")
         try:
-            return _from_arrays(shown(folder.resolve().name), read(folder))
+            return _from_arrays(shown(folder.resolve().name), read(folder, **more))
         except OSError as error:
             raise UserError(f"'{shown(path)}' cannot be read ({reason(error)})") from None
 
@@ -280,6 +318,12 @@ DATASETS: dict[str, Source] = {
             "seed": natural,
         },
     ),
+    "plays": Source(
+        "next character in scenes of Shakespeare's, 18 speakers, 78,000 characters, embedded; options window, unit",
+        _plays,
+        {"window": positive_int, "unit": texts.unit},
+    ),
+    "text": Source("text:PATH, a text file per client, a play, or a .csv with a speaker", _text_file, by_path=True),
     "mnist": _named("mnist", "handwritten digits, 28x28x1, 10 classes, 60,000 + 10,000"),
     "fashion_mnist": _named("fashion_mnist", "clothes, 28x28x1, 10 classes, 60,000 + 10,000"),
     "cifar10": _named("cifar10", "photographs, 32x32x3, 10 classes, 50,000 + 10,000"),
@@ -290,7 +334,11 @@ DATASETS: dict[str, Source] = {
     "mnist_m": _named("mnist_m", "MNIST over photographs, 28x28x3, 10 classes, about 59,000 + 9,000"),
     "omniglot": _named("omniglot", "drawn characters, 105x105x1, 50 alphabets, 19,280 + 13,180, 20 drawers"),
     "mnist_star": Source("MNIST + USPS + MNIST-M, all 28x28x3, 10 classes, three domains", _mnist_star),
-    "folder": Source("folder:PATH, pictures in one subfolder per class", _at("folder", read_pictures), by_path=True),
+    "folder": Source(
+        "folder:PATH, pictures in one subfolder per class; folder:PATH,size=32 or size=32x48 (height x width) resizes them",
+        _at("folder", read_pictures, resizes=True),
+        by_path=True,
+    ),
     "idx": Source("idx:PATH, the four idx files of MNIST's kind, gzipped or not", _at("idx", read_idx_folder), by_path=True),
 }
 

@@ -25,10 +25,11 @@ EVALUATIONS = {
     "global@clients": "the server's model on every client's own split",
     "personal": "the model that each client uses, its own or else the global one, on its own split",
     "personal@global": "each client's own model on the global test set",
+    "personal@train": "the model that each client uses on its own training rows",
     "resident": "each client with what it last held, nothing sent to it, as its method predicts; on its own split",
 }
 
-ADAPTED = ("personal", "personal@global", "resident")  # modes of clients' own models
+ADAPTED = ("personal", "personal@global", "personal@train", "resident")  # modes of clients' own models
 
 
 def client_split(fed: Federation) -> str:
@@ -38,7 +39,8 @@ def client_split(fed: Federation) -> str:
 
 def check_evaluations(method: Method, evaluations: tuple[str, ...], bn_local: bool) -> None:
     """Refuse modes that do not exist, and those that this method has no model for ('global' then shows as a dash)."""
-    possible = {"global@clients": method.has_global_model, "personal@global": method.ask(Personal) is not None or bn_local}
+    own = method.ask(Personal) is not None or bn_local
+    possible = {"global@clients": method.has_global_model, "personal@global": own, "personal@train": own}
     for mode in evaluations:
         if mode not in EVALUATIONS:
             raise unknown("evaluation", mode, EVALUATIONS)
@@ -106,6 +108,8 @@ def score_stored(r: Round, env: Env, state: State, who: Array, adapting: bool = 
         for mode in ("personal", "personal@global"):
             if mode in r.evaluations:
                 out[mode] = score_each(r, env, state, who, own_model, mode == "personal@global")
+        if "personal@train" in r.evaluations:
+            out["personal@train"] = score_each(r, env, state, who, own_model, False, "train")
     if "resident" in r.evaluations and holder(env).adapts == adapting:
         own = holder(env)
         same = type(own).personal is Personal.personal and type(own).held is Personal.held and "personal" in out
@@ -152,9 +156,9 @@ def with_own_statistics(env: Env, server: Tree, client: Client) -> Tree:
 
 
 def score_each(
-    r: Round, env: Env, state: State, who: Array, model_of: Callable[[Env], Any], on_global: bool
+    r: Round, env: Env, state: State, who: Array, model_of: Callable[[Env], Any], on_global: bool, split: str = ""
 ) -> score.Scores:
-    """Each client's own predictor, on its own rows or on the global test set. model_of: (env) -> Personal."""
+    """Each client's own predictor, on its own rows (of `split`) or on the global test set. model_of: (env) -> Personal."""
 
     def fn(env: Env, server: Tree, client: Client, ctx: Ctx) -> tuple[Tree, None]:
         own = model_of(env)
@@ -164,7 +168,7 @@ def score_each(
         if on_global:
             rows = env.fed.held["test"]
             return score.score_rows(env, logits, rows, jnp.int32(rows.shape[0]), score.EVAL_BATCH), None
-        return score.score_client(env, logits, ctx, r.split), None
+        return score.score_client(env, logits, ctx, split or r.split), None
 
     ctxs = after_training(r, env, state, who)
     return each_client(env, r.layout, fn, state.server, state.clients, ctxs)[0]

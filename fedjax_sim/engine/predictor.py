@@ -75,6 +75,10 @@ def personal(sim: Simulation, state: State, client: int) -> Tree:
 
 def normalised(fed: Federation, x: np.ndarray, dtype: Any) -> np.ndarray:
     """Raw images [B, H, W, C] as training sees them: (x · scale − mean) / std."""
+    if len(fed.shape) == 1:
+        if x.shape[1:] != fed.shape or x.min(initial=0) < 0:
+            raise UserError(f"x has tokens {x.shape[1:]}, but '{fed.name}' has {fed.shape}, whole numbers from 0 up")
+        return x.astype(np.int32)
     kind = "uint8 (0 to 255)" if fed.x.dtype == np.uint8 else "floating point"
     if (x.dtype == np.uint8) != (fed.x.dtype == np.uint8):
         raise UserError(f"x is {x.dtype}, but the images of '{fed.name}' are {kind}; give them as they are in the dataset")

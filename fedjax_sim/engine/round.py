@@ -25,8 +25,9 @@ from fedjax_sim.engine.participation import Participation
 from fedjax_sim.errors import UserError
 from fedjax_sim.hooks import Controlled, Method, Peers, Personal, Selects, Stats, check_method
 from fedjax_sim.local import steps_for
+from fedjax_sim.local.descend import put_away
 from fedjax_sim.local.losses import Loss
-from fedjax_sim.local.optim import Schedule, Sgd
+from fedjax_sim.local.optim import Optimizer, Schedule
 from fedjax_sim.local.score import primary, score_client
 from fedjax_sim.platform import exact, multiplying, target
 from fedjax_sim.tree import finite, norm, square_norm, subtract
@@ -41,7 +42,7 @@ class Numbers(NamedTuple):
 
     method: Method
     loss: Loss
-    optimizer: Sgd
+    optimizer: Optimizer
     lr: Schedule | tuple[()]  # () for a rate that is a function of the user's own
 
 
@@ -72,6 +73,7 @@ class Orders(NamedTuple):
     reported: Array  # [M] will not fail to report
     observed: Tree  # [M, S] observations of the controller, () without one
     actions: Tree  # [M]
+    imposed: Tree  # [M] whether the action was not the agent's choice, () where that never happens
     info: Tree  # [M] what the agent wants back with the transition
     server: Tree  # the server's state of this round: prepared, where the method prepares
     rows: Tree  # Client [K, …]: the peers' rows, () without peers
@@ -197,12 +199,16 @@ def orders(r: Round, env: Env, state: State, dropout: Array, rows: Tree = None) 
     ctx = contexts(r, env, stage_key(state, TRAIN), ids, state.t)
     observed: Tree = ()
     actions: Tree = ()
+    imposed: Tree = ()
     info: Tree = ()
     if control is not None:
-        observed, available = watch_cohort(r, env, server, state.clients, ctx)
+        observed, available, told = watch_cohort(r, env, server, state.clients, ctx)
         keys = jax.vmap(jax.random.fold_in, (None, 0))(stage_key(state, ACT), ids)
         agent = control.make_agent(env)
         actions, info = jax.vmap(lambda o, k, a: agent.act(state.agent, o, k, a))(observed, keys, available)
+        if told is not None:
+            imposed, instead = told
+            actions = jax.vmap(jnp.where)(imposed, instead.astype(actions.dtype), actions)
         make = lambda a, c: control.plan_of(env, a, server, c)
     else:
         make = lambda _, c: method.plan(env, server, c)
@@ -211,7 +217,7 @@ def orders(r: Round, env: Env, state: State, dropout: Array, rows: Tree = None) 
     share = r.participation.share_of_work(stage_key(state, SLOW), ids).astype(env.dtype)
     ctx = ctx._replace(epochs=jnp.where(active, plan.epochs * share, 0))
     slots = Slot(r.row_of(ids), active, plan, ctx)
-    return Orders(slots, invited, reported, observed, actions, info, server, rows, known)
+    return Orders(slots, invited, reported, observed, actions, imposed, info, server, rows, known)
 
 
 def plans(r: Round, make: Callable, actions: Tree, ctx: Ctx) -> tuple[Plan, Known]:
@@ -228,12 +234,12 @@ def plans(r: Round, make: Callable, actions: Tree, ctx: Ctx) -> tuple[Plan, Know
     return made, Known(all(kept) and no_stragglers and r.env.epochs == r.env.max_epochs)
 
 
-def watch_cohort(r: Round, env: Env, server: Tree, clients: Client, ctx: Ctx) -> tuple[Array, Array | None]:
-    """(observations [M, S], available actions [M, A] or None) of the controller."""
+def watch_cohort(r: Round, env: Env, server: Tree, clients: Client, ctx: Ctx) -> tuple:
+    """(observations [M, S], available actions [M, A] or None, imposed actions ([M], [M, …]) or None) of the controller."""
 
-    def one(env: Env, server: Tree, client: Client, ctx: Ctx) -> tuple[Array, Array | None]:
+    def one(env: Env, server: Tree, client: Client, ctx: Ctx) -> tuple:
         control = env.method
-        return control.observe(env, server, client, ctx), control.available(env, server, client, ctx)
+        return tuple(ask(env, server, client, ctx) for ask in (control.observe, control.available, control.imposed))
 
     return pass_over.each_in_cohort(env, r.layout, one, server, clients, ctx, r.row_of(ctx.id))
 
@@ -247,8 +253,9 @@ def one_client(r: Round, env: Env, server: Tree, client: Client, slot: Slot) -> 
     if env.bn_local:
         net = {**net, "batch_stats": client.batch_stats}
     after, up = method.local(env, net, server, taking, ctx)
+    after = put_away(after, client)
     spent, after = after.spent, after._replace(spent=())
-    kept = (after.own, after.confusion, up.held)
+    kept = (after.own, after.confusion, after.optimizer, up.held)
     length, began = norm(subtract(up.net["params"], net["params"])), norm(net["params"])
     # never not a number where all is finite; but whoever writes the client's row now waits for what reads the old one
     sound = finite((up.net, up.sums, up.weight, kept)) & ~jnp.isnan(length + began)
@@ -410,9 +417,10 @@ def learn(
         cohort.reports, orders.actions, ctx
     )
     reward = control.combine(env, state.server, server, reward, cohort)
-    after, may = watch_cohort(r, env, server, clients, ctx)
+    after, may, _ = watch_cohort(r, env, server, clients, ctx._replace(t=ctx.t + 1))  # as the next round would see them
     done = jnp.broadcast_to((state.t + 1 >= env.rounds) if env.rounds else False, reward.shape)
-    transition = Transition(orders.observed, orders.actions, reward, after, done, cohort.ok, orders.info, may, ctx.id)
+    teaches = cohort.ok if isinstance(orders.imposed, tuple) else cohort.ok & ~orders.imposed
+    transition = Transition(orders.observed, orders.actions, reward, after, done, teaches, orders.info, may, ctx.id)
     learner = control.make_agent(env)
     update = lambda agent: learner.update(agent, transition, stage_key(state, LEARN))
     losses_like = jax.eval_shape(update, state.agent)[1]

@@ -37,7 +37,7 @@ from fedjax_sim.local.losses import init_confusion
 from fedjax_sim.metrics import make_metrics
 from fedjax_sim.metrics.base import Metric
 from fedjax_sim.platform import run_once
-from fedjax_sim.types import Array, Client, Env, State, Tree
+from fedjax_sim.types import Array, Client, Ctx, Env, State, Tree
 
 LOGGED = 4096  # rounds whose logs one call of `run` can hold
 
@@ -177,7 +177,11 @@ def set_up(r: Round, env: Env, state: State, who: Array) -> Client:
     if env.method.ask(SetsUp) is None:
         return state.clients
     ctxs = contexts(r, env, stage_key(state, SETUP), who, state.t)
-    one = lambda env, server, client, ctx: ((), env.method.setup(env, server, client, ctx))
+
+    def one(env: Env, server: Tree, client: Client, ctx: Ctx) -> tuple[Tree, Client]:
+        after = env.method.setup(env, server, client, ctx)
+        return (), after._replace(optimizer=client.optimizer)  # the optimiser's state is that of rounds
+
     return each_client(env, r.layout, one, state.server, state.clients, ctxs)[1]
 
 
@@ -190,6 +194,7 @@ def beginnings(r: Round, env: Env, net: Tree) -> tuple[Tree, Client]:
         init_confusion(env.fed.classes, env.dtype) if env.track_confusion else (),
         net if r.keeps_resident else (),
         net["batch_stats"] if env.bn_local else (),
+        optimizer=env.optimizer.init(net["params"]) if env.keeps_optimizer else (),
     )
     return server, one
 

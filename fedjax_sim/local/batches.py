@@ -25,8 +25,8 @@ LANES = "lanes"  # the name of the vmap axis over clients that are trained side 
 
 
 class Batch(NamedTuple):
-    x: Array  # [B, H, W, C] normalised
-    y: Array  # [B]
+    x: Array  # [B, H, W, C] normalised, or tokens [B, T]
+    y: Array  # [B], or [B, …] as the task has it
     mask: Array  # [B] True for real examples
     key: Array  # []  PRNG key of this step (noise in an objective)
 
@@ -140,11 +140,14 @@ def by_itself(make: Callable[[], Array], counter: Array) -> Array:
 
 
 def gather(env: Env, rows: Array, counter: Array) -> tuple[Array, Array]:
-    """Examples of the pool, normalised: (x [B, H, W, C], y [B]); `counter` as in `by_itself`."""
+    """Examples of the pool, normalised: (x [B, H, W, C], y [B]), tokens [B, T] as they are; `counter` as in `by_itself`."""
     fed = env.fed
     # the pool is two-dimensional on the device: a row is one flat slice, and nothing touches the pool as a whole
     x = by_itself(lambda: fed.x.reshape(fed.x.shape[0], -1)[rows], counter)[..., : math.prod(env.model.shape)]
-    x = x.reshape(*rows.shape, *env.model.shape).astype(env.dtype)
+    x = x.reshape(*rows.shape, *env.model.shape)
+    if x.dtype == jnp.int32:  # tokens are names, not numbers
+        return x, fed.y[rows]
+    x = x.astype(env.dtype)
     x = (x * fed.scale.astype(env.dtype) - fed.mean.astype(env.dtype)) / fed.std.astype(env.dtype)
     return x, fed.y[rows]
 

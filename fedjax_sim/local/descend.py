@@ -1,6 +1,7 @@
 """Local training of ONE client: epochs of reshuffled minibatches over its rows of the pool, ragged, with plugs.
 
-One step is PyTorch's SGD:  g ← g + wd·w;  v ← momentum·v + g;  w ← w − lr·v,  v = 0 at the start of every call.
+One step is that of the run's optimiser. PyTorch's SGD, unless it names another:  g ← g + wd·w;  v ← momentum·v + g;
+w ← w − lr·v. Its state (v) begins anew in every call, or stays with the client (`--optimizer-state client`).
 
 The loop has a data-dependent bound: a client costs what it holds. Side by side (vmap over `env.lanes` clients) the
 bound is that of the longest lane, as an unbatched scalar, and a finished lane's learning rate is 0.
@@ -15,10 +16,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from fedjax_sim.errors import UserError
 from fedjax_sim.local.batches import Batch, most_steps, repeat, steps_for, stream, turns
 from fedjax_sim.local.losses import update_confusion
-from fedjax_sim.local.optim import Sgd
+from fedjax_sim.local.optim import Optimizer
 from fedjax_sim.models.randomness import randomness
+from fedjax_sim.tasks import task_called
 from fedjax_sim.types import Array, Client, Ctx, Env, Tree, Upload
 
 
@@ -70,6 +73,41 @@ def supervised(env: Env, ctx: Ctx, penalty: Callable[[Tree], Array] | None = Non
     return objective
 
 
+# ---- an optimiser's state that stays with the client -------------------------------------------------------------
+class Used(NamedTuple):
+    """The optimiser's state after the pass of a round that it served."""
+
+    state: Tree
+
+
+def begin(rule: Optimizer, client: Client, params: Tree) -> tuple[Tree, bool]:
+    """(the optimiser's state that a pass begins with, whether it is the client's own)."""
+    kept, fresh = client.optimizer, rule.init(params)
+    if not jax.tree.leaves(kept):
+        return fresh, False
+    if isinstance(kept, Used):
+        raise UserError(f"{ONE_STATE}: this method trains more than once in a round; use optimizer-state round")
+    like = lambda tree: (str(jax.tree.structure(tree)), [jnp.shape(leaf) for leaf in jax.tree.leaves(tree)])
+    if like(kept) != like(fresh):
+        raise UserError(
+            f"{ONE_STATE}: this method trains some groups, two nets at once, or by an optimiser of its own; "
+            f"use optimizer-state round"
+        )
+    return kept, True
+
+
+ONE_STATE = "with optimizer-state client a client keeps one state, of the run's optimiser for the whole model"
+
+
+def put_away(client: Client, had: Client) -> Client:
+    """The client as it is stored; `had` is how it was before the round."""
+    if not jax.tree.leaves(had.optimizer):
+        return client
+    if not isinstance(client.optimizer, Used):
+        raise UserError(f"{ONE_STATE}: this method has no use for it; use optimizer-state round")
+    return client._replace(optimizer=client.optimizer.state)
+
+
 # ---- the loop ---------------------------------------------------------------------------------------------------
 def descend(
     env: Env,
@@ -84,13 +122,13 @@ def descend(
     after: Callable | None = None,
     trainable: tuple[str, ...] | None = None,
     epochs: float | None = None,
-    optimizer: Sgd | None = None,
+    optimizer: Optimizer | None = None,
     lr: Array | None = None,
     salt: int = 0,
     track: bool = True,
     carry: Tree = (),
 ) -> tuple[Client, Trained]:
-    """SGD for ONE client; returns the client with its loss statistics brought up to date, and what was trained.
+    """Training of ONE client; returns the client with its loss statistics brought up to date, and what was trained.
 
     objective: (net, batch, confusion) -> (loss, Aux); default `supervised(env, ctx)`.
     gradient:  (grad_of, params, step, draw, carry) -> ((loss, Aux), grads, batch), where grad_of(params, batch)
@@ -108,14 +146,16 @@ def descend(
                called as objective(net, batch, confusion, carry); the new ones are in `Aux.carry`.
     """
     objective = objective or supervised(env, ctx)
-    rule = (optimizer or env.optimizer).transform()
+    rule, task = optimizer or env.optimizer, task_called(env.fed.task)
     lr = ctx.lr if lr is None else jnp.asarray(lr, env.dtype)
     draw = stream(env, ctx, jax.random.fold_in(ctx.key, salt), env.max_epochs if epochs is None else epochs)
     steps = steps_for(env, env.fed.size["train"][ctx.id], ctx.epochs if epochs is None else epochs)
     planned = turns(env, steps, *most_steps(env, epochs))
-    rate_of = lambda k: jnp.where(k < steps, lr, 0) if planned.masked else lr  # a finished lane stands still
+    at = lambda k: rule.rate(lr, k, steps, env.dtype)
+    rate_of = lambda k: jnp.where(k < steps, at(k), 0) if planned.masked else at(k)  # a finished lane stands still
     frozen = {} if trainable is None else {g: p for g, p in net["params"].items() if g not in trainable}
     moving = {g: p for g, p in net["params"].items() if g not in frozen}
+    opt_start, stays = begin(rule, client, moving)
 
     def step(k: Array, carry):
         params, stats, opt_state, confusion, running, totals, rate = carry
@@ -129,29 +169,32 @@ def descend(
         if gradient is None:
             batch = draw(k)
             (loss, aux), grads = grad_of(params, batch)
+            more = dict(value=loss, grad=grads, value_fn=lambda p: value(p, batch)[0])  # for line searches
         else:
             (loss, aux), grads, batch = gradient(grad_of, params, k, draw, running)
+            more = dict(value=loss, grad=grads)
         force = grads if adjust is None else adjust(grads, params)
-        direction, opt_state = rule.update(force, opt_state, params)
         keep = (
             (lambda new, old: jax.tree.map(lambda a, b: jnp.where(k < steps, a, b), new, old))
             if planned.masked
             else (lambda new, old: new)
         )
-        params = jax.tree.map(lambda p, d: p - rate * d, params, direction)
+        moved, opt_after = rule.step(force, opt_state, params, rate, **more)
+        params = moved if rule.stands_still else keep(moved, params)
+        opt_state = keep(opt_after, opt_state) if stays else opt_after
         if project is not None:
             params = keep(project(params), params)
         then = aux.carry if after is None else after(aux.carry, grads, params)
         seen = batch.mask * (k < steps).astype(env.dtype) if planned.masked else batch.mask.astype(env.dtype)
         n = seen.sum()
-        hits = ((aux.logits.argmax(-1) == batch.y) * seen).sum()
+        hits = (task.hits(aux.logits, batch.y) * seen).sum()
         totals = totals + jnp.stack([loss * n, hits, n])
         kept = keep(aux.batch_stats, stats), opt_state, keep(aux.confusion, confusion), keep(then, running)
         return params, *kept, totals, rate_of(k + 1)
 
     # the rate of a step is known before it: XLA then writes w − lr·v where it computes a gradient
-    start = (moving, net["batch_stats"], rule.init(moving), client.confusion, carry, jnp.zeros(3, env.dtype), rate_of(0))
-    params, stats, _, confusion, carry, (loss, hits, n), _ = repeat(planned, step, start)
+    start = (moving, net["batch_stats"], opt_start, client.confusion, carry, jnp.zeros(3, env.dtype), rate_of(0))
+    params, stats, opt_end, confusion, carry, (loss, hits, n), _ = repeat(planned, step, start)
     done = Trained(
         {"params": {**frozen, **params}, "batch_stats": stats},
         loss / jnp.maximum(n, 1),
@@ -159,6 +202,8 @@ def descend(
         steps,
         carry,
     )
+    if stays:
+        client = client._replace(optimizer=Used(opt_end))
     if jax.tree.leaves(client.spent):
         client = client._replace(spent=client.spent + jnp.stack([steps, jnp.int32(planned.total)]))
     return (client._replace(confusion=confusion) if track else client), done

@@ -12,6 +12,11 @@ C classes, n_c the client's number of training examples of class c.
 | cb    | w_y · CE, w_c ∝ (1 − β)/(1 − β^{n_c}) with Σ_c w_c = C and w_c = 0 where n_c = 0    |
 | ls    | cross-entropy with target 1 − s on y and s/(C − 1) elsewhere                        |
 | c3e   | λ_μ · L_log + λ_ν · L_conf, see `C3E`                                               |
+| mse   | mean over outputs of (z − y)²                                          (regression) |
+| huber | mean over outputs of ½e² for e = |z − y| ≤ δ, else δ(e − ½δ)           (regression) |
+| bce   | mean over labels of −y log σ(z) − (1−y) log(1−σ(z)), y = 1 times w     (multilabel) |
+
+Losses of classes are those of every place of a sequence too: logits [B, T, C] and labels [B, T], −1 where none counts.
 
 >>> import jax.numpy as jnp
 >>> loss = make_loss("focal", 3, gamma=0.0)      # γ = 0 is plain cross-entropy
@@ -24,8 +29,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -34,6 +39,7 @@ import optax
 from fedjax_sim.errors import UserError, lookup, unknown
 from fedjax_sim.fields import Node, Real, field
 from fedjax_sim.options import shown
+from fedjax_sim.tasks import CLASS, LABELS, REAL, TARGETS, TOKENS, Task
 
 Array = jax.Array
 
@@ -44,6 +50,9 @@ LOSSES: dict[str, str] = {
     "cb": "class-balanced cross-entropy by effective numbers of examples (beta)",
     "ls": "label smoothing (smoothing)",
     "c3e": "confusion-calibrated cross-entropy, reads the client's running soft confusion",
+    "mse": "mean squared error",
+    "huber": "squared error near the target, absolute error beyond (delta)",
+    "bce": "binary cross-entropy of every label (positive)",
 }
 
 SMOOTHING_FLOOR = 1e-3  # ε: added to every cell of a mini-batch's confusion and counts
@@ -62,13 +71,14 @@ class Loss(Node):
     """A local loss: its constants as fields, arguments of the compiled program where they are annotated Real."""
 
     uses_confusion: ClassVar[bool] = False
+    targets: ClassVar[tuple[str, ...]] = (CLASS, TOKENS)  # of tasks that it can be used for
     decay: Real = field(0.95, ge=0, help="momentum of the running confusion, used whenever it is tracked", kw_only=True)
 
     def value(self, logits: Array, labels: Array, mask: Array, counts: Array, confusion: Any = ()) -> Array:
         """[] the mean over the examples that the mask [B] lets in; logits [B, C], labels [B], counts [C]."""
         if self.uses_confusion and not isinstance(confusion, Confusion):
             raise UserError(f"loss '{self.name}' needs the client's running confusion, and none is being tracked")
-        logits, labels, on = _masked(logits, labels, mask)
+        logits, labels, on = _masked(*places(logits, labels, mask))
         return _mean(self.per_example(logits, labels, jnp.asarray(counts, logits.dtype), confusion), on)
 
     def _read(self, one: dataclasses.Field, value: Any) -> Any:
@@ -107,7 +117,7 @@ def update_confusion(
     >>> [round(float(v), 4) for v in update.conf.ravel()], float(update.seen)
     ([0.7505, 0.7505, 0.5005, 0.5005], 2.0)
     """
-    logits, labels, on = _masked(jax.lax.stop_gradient(logits), labels, mask)
+    logits, labels, on = _masked(*places(jax.lax.stop_gradient(logits), labels, mask))
     dtype = confusion.conf.dtype
     classes = confusion.conf.shape[0]
     onehot = jax.nn.one_hot(labels, classes, dtype=dtype) * on[:, None].astype(dtype)  # [B, C]
@@ -119,6 +129,14 @@ def update_confusion(
 
 
 # ---- building blocks --------------------------------------------------------------------------------------
+
+
+def places(logits: Array, labels: Array, mask: Array) -> tuple[Array, Array, Array]:
+    """Places of sequences, [B, T, C] and [B, T], as examples [B·T]; those without a label are masked. Else as they are."""
+    if logits.ndim != 3:
+        return logits, labels, mask
+    on = (labels >= 0) & (mask > 0)[:, None]
+    return logits.reshape(-1, logits.shape[-1]), labels.reshape(-1), on.reshape(-1)
 
 
 def _masked(logits: Array, labels: Array, mask: Array) -> tuple[Array, Array, Array]:
@@ -269,9 +287,71 @@ class C3E(Loss):
         return self.lam_mu * calibrated + self.lam_nu * warm * confusing
 
 
+class OfNumbers(Loss):
+    """A loss of targets [B, K] that are no classes."""
+
+    targets = (REAL,)
+
+    def value(self, logits: Array, labels: Array, mask: Array, counts: Array, confusion: Any = ()) -> Array:
+        on = mask > 0
+        clean = jnp.where(on[:, None], logits, 0), jnp.where(on[:, None], labels, 0).astype(logits.dtype)
+        return _mean(self.per_example(*clean, counts, confusion), on)
+
+
+class MSE(OfNumbers):
+    """Mean squared error."""
+
+    name = "mse"
+
+    def per_example(self, logits: Array, labels: Array, counts: Array, confusion: Any) -> Array:
+        return jnp.square(logits - labels).mean(-1)
+
+
+class Huber(OfNumbers):
+    """Squared error near the target, absolute error beyond."""
+
+    name = "huber"
+    delta: Real = field(1.0, gt=0, help="where it begins to be absolute")
+
+    def per_example(self, logits: Array, labels: Array, counts: Array, confusion: Any) -> Array:
+        far = jnp.abs(logits - labels)
+        return jnp.where(far <= self.delta, 0.5 * jnp.square(far), self.delta * (far - 0.5 * self.delta)).mean(-1)
+
+
+class BCE(OfNumbers):
+    """Binary cross-entropy of every label."""
+
+    name = "bce"
+    targets = (LABELS,)
+    positive: Real = field(1.0, gt=0, help="weight of a label that is 1")
+
+    def per_example(self, logits: Array, labels: Array, counts: Array, confusion: Any) -> Array:
+        each = optax.sigmoid_binary_cross_entropy(logits, labels)
+        return (each * jnp.where(labels > 0, self.positive, 1)).mean(-1)
+
+
+class OwnLoss(Loss):
+    """A function of the user's: (outputs [B, …], targets [B, …]) -> [B]."""
+
+    name = "own"
+    targets = TARGETS
+    function: Any = None
+
+    def value(self, logits: Array, labels: Array, mask: Array, counts: Array, confusion: Any = ()) -> Array:
+        on, own = mask > 0, self.function
+        clear = lambda a: jnp.where(on.reshape(-1, *[1] * (a.ndim - 1)), a, 0)
+        each = own(clear(logits), clear(labels))
+        if getattr(each, "shape", None) != on.shape:
+            raise UserError(
+                f"loss '{getattr(own, '__name__', own)}' must return one value per example, {on.shape}, "
+                f"not {getattr(each, 'shape', type(each).__name__)}"
+            )
+        return _mean(each, on)
+
+
 # ---- the registry -----------------------------------------------------------------------------------------
 
-CLASSES: dict[str, type[Loss]] = {made.name: made for made in (CE, Focal, FedLC, CB, LS, C3E)}
+CLASSES: dict[str, type[Loss]] = {made.name: made for made in (CE, Focal, FedLC, CB, LS, C3E, MSE, Huber, BCE)}
 # Values that differ on one data set; everything not named here is as above.
 _PER_DATASET: dict[str, dict[str, dict[str, Any]]] = {
     "cifar100": {"c3e": {"b": 0.85, "beta_c": 0.85, "lam_mu": 0.9, "lam_nu": 0.9, "warmup": 2000.0}}
@@ -289,7 +369,38 @@ _RANGES: dict[str, tuple[float, float, bool]] = {  # option: (lowest, highest, h
     "lam_mu": (0, math.inf, False),
     "lam_nu": (0, math.inf, False),
     "warmup": (0, math.inf, True),
+    "delta": (1e-30, math.inf, False),
+    "positive": (1e-30, math.inf, False),
 }
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def register_loss(name: str, help: str = "") -> Callable[[F], F]:
+    """A decorator: this subclass of `Loss`, or this function (outputs [B, …], targets [B, …]) -> [B], is the loss `name`."""
+
+    def known(given: F) -> F:
+        if isinstance(given, type) and issubclass(given, Loss):
+            kind: type[Loss] = given
+            kind.name = name
+        else:
+            kind = type(name, (OwnLoss,), {"function": given, "__annotations__": {"function": "Any"}, "name": name})
+        CLASSES[name] = kind
+        LOSSES.setdefault(name, help or (given.__doc__ or "").strip().split("\n")[0])
+        return given
+
+    return known
+
+
+def check_task(loss: Loss, task: Task) -> None:
+    """Refuse a loss that is made for other targets."""
+    if task.target not in loss.targets:
+        what = "class labels" if CLASS in loss.targets else " or ".join(loss.targets)
+        fit = [n for n, kind in CLASSES.items() if task.target in kind.targets]
+        raise UserError(
+            f"loss '{loss.name}' needs {what}, and task '{task.name}' has none; allowed there: {', '.join(sorted(fit))}"
+        )
 
 
 def _dataset_key(dataset: str) -> str:
@@ -307,7 +418,7 @@ def loss_defaults(name: str, dataset: str = "") -> dict[str, Any]:
     """
     lookup("loss", name, LOSSES)
     key = _dataset_key(dataset)
-    made = {one.name: one.default for one in dataclasses.fields(CLASSES[name]) if one.name != "decay"}
+    made = {one.name: one.default for one in dataclasses.fields(CLASSES[name]) if one.name not in ("decay", "function")}
     return {**made, **_PER_DATASET.get(key, {}).get(name, {}), "decay": _DECAY_PER_DATASET.get(key, Loss.decay)}
 
 
@@ -315,6 +426,8 @@ def _checked(loss: str, option: str, value: Any, default: Any) -> Any:
     if isinstance(default, bool):
         if not isinstance(value, bool):
             raise UserError(f"loss '{loss}': option {option}={value!r} must be true or false")
+        return value
+    if option not in _RANGES:  # of somebody's own loss: its fields say what is allowed
         return value
     low, high, closed = _RANGES[option]
     number = value if isinstance(value, int | float) and not isinstance(value, bool) else math.nan

@@ -12,6 +12,7 @@ from jax import lax
 from fedjax_sim.local import gather, repeat, turns
 from fedjax_sim.metrics import make_metrics
 from fedjax_sim.metrics.base import Metric, value_of
+from fedjax_sim.tasks import task_called
 from fedjax_sim.types import Array, Ctx, Env, Tree
 
 EVAL_BATCH = 250  # rows of a server-held set evaluated at once
@@ -22,7 +23,7 @@ Scores = dict[str, dict[str, Array]]  # {metric: {name: sum}}
 
 def measured(env: Env) -> tuple[Metric, ...]:
     """The run's metrics, the primary one first."""
-    return env.metrics or make_metrics((), env.fed.classes)
+    return env.metrics or make_metrics((), env.fed.classes, task_called(env.fed.task).metrics)
 
 
 def primary(env: Env) -> Metric:

@@ -52,6 +52,10 @@ class APFL(Personal, FedAvg):
     alpha: Real = field(1.0, ge=0, le=1, help="α⁰")
     learn_alpha: bool = field(True, help="whether α moves")
 
+    @property
+    def needs_sgd(self) -> str:
+        return "α is learned by gradient steps of the same learning rate (learn_alpha=false: it stays)" * self.learn_alpha
+
     def init(self, env: Env, net: Tree) -> tuple[Server, Own]:
         return Server(net), Own(net, jnp.asarray(self.alpha, env.dtype))
 

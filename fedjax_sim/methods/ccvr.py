@@ -94,6 +94,8 @@ def calibrate(env: Env, net: Tree, key: Array, sums: Statistics, samples: int, l
 class CCVR(Finishes, FedAvg):
     """FedAvg, its classifier refitted on features drawn from class Gaussians."""
 
+    needs_classes = "it fits the head to Gaussians of each class's features"
+
     mode: str = field("per_round_diag", choices=MODES, help="when the classifier is refitted")
     samples: int = field(128, ge=1, help="features drawn per class")
     head_lr: Real = field(0.01, ge=0, help="learning rate of the calibration")

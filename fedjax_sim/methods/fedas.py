@@ -62,6 +62,8 @@ def fisher_trace(env: Env, net: Tree, ctx: Ctx) -> Array:
 class FedAS(Personal, Method):
     """The received backbone is aligned to local features; Fisher-weighted averages."""
 
+    needs_classes = "it aligns features with each class's mean"
+
     align_lr: Real = field(0.01, ge=0, help="learning rate of the alignment")
     align_batch: int = field(16, ge=1, help="batch of the alignment")
     needs = frozenset({"resident"})

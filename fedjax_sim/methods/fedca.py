@@ -58,6 +58,8 @@ def priority_weights(struggles: Array, ok: Array, p: int) -> Array:
 class FedCA(Method):
     """Averages that favour clients good at the worst classes."""
 
+    needs_classes = "its weights come from every client's confusion of classes"
+
     priorities: int = field(0, ge=0, help="p, the classes that are averaged for (0: by the number of classes)")
     weights = "uniform"
     needs = frozenset({"confusion", "stack"})

@@ -59,6 +59,8 @@ def gates(policy: Tree, z: Array, v: Array, key: Array | None) -> tuple[Array, A
 class FedCP(Personal, FedAvg):
     """A policy splits each feature vector between a global and a private head."""
 
+    needs_classes = "its policy weighs one vector of features per example"
+
     lam: Real = field(5.0, ge=0, help="λ of MMD")
     gate: str = field("gumbel", choices=GATES, help="noise of the gates in training")
     test_gate: str = field("soft", choices=GATES, help="and in tests")

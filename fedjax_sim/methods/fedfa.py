@@ -82,6 +82,8 @@ def augment_features(x: Array, mask: Array, spread: Moments, noise: Array) -> tu
 class FedFA(FedAvg):
     """Channel statistics of feature maps are varied as they vary over clients."""
 
+    needs_classes = "it shifts the statistics of images' feature maps"
+
     p: Real = field(0.5, ge=0, le=1, help="chance that a layer is active in a batch")
     payload = frozenset({"report"})
 

@@ -45,6 +45,8 @@ def partners(key: Array, mask: Array) -> Array:
 class FedFAFreq(FedAvg):
     """Images of a batch swap parts of their amplitude spectra."""
 
+    needs_classes = "it swaps parts of the spectra of images"
+
     p: Real = field(0.5, ge=0, le=1, help="chance that a batch is mixed")
     lam: Real = field(0.3, ge=0, le=1, help="share λ of the other image")
 

@@ -46,6 +46,8 @@ def not_true_divergence(teacher: Array, student: Array, labels: Array, mask: Arr
 class FedNTD(FedAvg):
     """Distils the received model on the logits of the classes that are not true."""
 
+    needs_classes = "it distils the logits of the classes that an example does not have"
+
     beta: Real = field(1.0, ge=0, help="weight of the distillation")
     tau: Real = field(1.0, gt=0, help="its temperature")
 

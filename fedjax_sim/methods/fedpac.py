@@ -65,6 +65,8 @@ def mixing(variance: Array, shares: Array, ok: Array) -> Array:
 class FedPAC(Personal, FedAvg):
     """Features aligned to class centroids, heads combined by a quadratic program."""
 
+    needs_classes = "it aligns features with each class's mean"
+
     lam: Real = field(1.0, ge=0, help="λ of the alignment")
     head_epochs: float = epochs(1.0, "of the pass over the head")
     head_lr: Real = field(0.1, ge=0, help="its learning rate")

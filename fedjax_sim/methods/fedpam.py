@@ -48,6 +48,8 @@ PREFERRED = (("lr", 0.005), ("momentum", 0.5))
 class FedPAM(Personal, FedAvg):
     """A private matrix turns the shared head into each client's own."""
 
+    needs_classes = "its anchors are the head's vectors of classes"
+
     lam: Real = field(30.0, ge=0, off=True, help="λ, weight of the contrast")
     tau: Real = field(0.5, gt=0, help="τ, its temperature")
     m: int = field(0, help="width of the features (0: the model's own)")

@@ -27,6 +27,8 @@ from fedjax_sim.types import Array, Client, Ctx, Env, Tree, Upload
 class FedPHP(Personal, FedAvg):
     """Past personal models teach their features to the new one."""
 
+    needs_classes = "it compares one vector of features per example (MMD)"
+
     lam: Real = field(0.1, ge=0, le=1, help="λ, share of the features' discrepancy")
     mu: Real = field(0.1, ge=0, le=1, help="μ, share of the past at the end")
 

@@ -34,6 +34,8 @@ def with_head(env: Env, net: Tree, head: Tree) -> Tree:
 class FedRoD(Personal, FedAvg):
     """A class-balanced common head and a private residual head."""
 
+    needs_classes = "its balanced loss shifts logits by the client's counts of classes"
+
     def init(self, env: Env, net: Tree) -> tuple[Server, Tree]:
         return Server(net), net["params"][env.model.head_group]
 

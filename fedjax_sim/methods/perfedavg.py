@@ -53,6 +53,12 @@ class PerFedAvg(Personal, FedAvg):
         why = "0: its steps are plain, as its equations say (plain=false: the run's)"
         return (("momentum", why), ("weight_decay", why)) if self.plain else ()
 
+    @property
+    def needs_sgd(self) -> str:
+        return "both of its steps are plain (plain=false with alpha a number: the outer one is the run's)" * (
+            self.plain or isinstance(self.alpha, str)
+        )
+
     def local(self, env: Env, net: Tree, server: Server, client: Client, ctx: Ctx) -> tuple[Client, Upload]:
         length = ctx.lr if isinstance(self.alpha, str) else jnp.asarray(self.alpha, env.dtype)
         per_epoch = jnp.maximum(batches_per_epoch(env, env.fed.size["train"][ctx.id]), 1)

@@ -110,6 +110,8 @@ def surface(
 class PFedFDA(Personal, FedAvg):
     """Class Gaussians as the classifier, interpolated between global and local."""
 
+    needs_classes = "its head is made of Gaussians of each class's features"
+
     grid: int = field(21, ge=2, help="values of each β")
     cov_jitter: bool = field(False, help="1e-4 on every entry of the local covariance, as in the authors' code")
     has_global_model = False

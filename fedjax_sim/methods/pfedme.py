@@ -38,6 +38,7 @@ class PFedMe(Personal, FedAvg):
     lr_personal: Real = field(0.01, ge=0, help="η_p")
     decay_personal: Real = field(0.001, ge=0, help="ρ")
     beta: Real = field(1.0, ge=0, help="β")
+    needs_sgd = "its personal and its local model move by plain steps of two rates, as its equations say"
     replaces = (("momentum", "0: its equations are plain steps"), ("weight_decay", "its own term 0.001 θ̃"))
 
     def init(self, env: Env, net: Tree) -> tuple[Server, Tree]:

@@ -37,6 +37,7 @@ class Scaffold(Method):
     server_lr: Real = field(1.0, ge=0, help="η_g")
     weights = "uniform"
     replaces = (("momentum", "0: it would invalidate the control variates"),)
+    needs_sgd = "its control variates are (Θ − w)/(S·η), a mean gradient after plain steps alone"
     payload = frozenset({"sums"})
 
     def init(self, env: Env, net: Tree) -> tuple[Server, Tree]:

@@ -26,6 +26,14 @@ METRICS: dict[str, str] = {
     "loss": "mean cross-entropy",
     "worst_decile": "the primary metric's mean over the worst tenth of the clients",
     "recall": "per-class recall: its mean over classes, and the worst class",
+    "mse": "mean squared error of numbers, and its root",
+    "mae": "mean absolute error of numbers",
+    "r2": "share of the numbers' variance that is explained",
+    "regression_loss": "mean squared error, as the column loss",
+    "f1": "F1 of labels, micro and macro; examples with all labels right; labels that are wrong",
+    "multilabel_loss": "mean binary cross-entropy of labels, as the column loss",
+    "token_accuracy": "the share of places of sequences whose token is predicted",
+    "token_loss": "mean cross-entropy of tokens, as the column loss, and perplexity",
     "calibration": "expected calibration error over 15 bins of confidence",
 }
 _MADE: dict[str, Callable[[int], Metric]] = {}  # what `register_metric` saw

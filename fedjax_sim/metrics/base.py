@@ -34,6 +34,7 @@ OF_CLIENTS = {
     "global@clients": "global_at_clients",
     "resident": "resident",
     "personal@global": "personal_at_global",
+    "personal@train": "personal_at_train",
 }
 
 

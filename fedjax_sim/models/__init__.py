@@ -19,10 +19,11 @@ from fedjax_sim.models.registry import MODELS, REGISTRY, check_options, register
 if TYPE_CHECKING:
     from fedjax_sim.models.factory import build
     from fedjax_sim.models.own import as_model
-    from fedjax_sim.models.record import Model, from_module, initial_weights, parameter_counts, with_group
+    from fedjax_sim.models.record import Model, batch_of, from_module, initial_weights, parameter_counts, with_group
 
 # imported on first use: the names of the models must not wait for JAX
 _HOME = {
+    "batch_of": "record",
     "build": "factory",
     "Model": "record",
     "as_model": "own",
@@ -36,6 +37,7 @@ __all__ = [
     "REGISTRY",
     "Model",
     "as_model",
+    "batch_of",
     "build",
     "check_options",
     "from_module",

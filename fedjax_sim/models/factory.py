@@ -14,7 +14,8 @@ from fedjax_sim.models.layers import FORMS
 from fedjax_sim.models.nets import PlainNet, plain_groups
 from fedjax_sim.models.own import as_model
 from fedjax_sim.models.record import Model, from_module
-from fedjax_sim.models.registry import REGISTRY, check_options, too_small
+from fedjax_sim.models.registry import REGISTRY, check_inputs, check_options, too_small
+from fedjax_sim.models.sequence import build_tokens_model
 from fedjax_sim.options import like, shown
 
 LARGEST = 2**30  # weights of one layer: more is refused before it is allocated
@@ -44,19 +45,22 @@ def narrow_or_none(dtype: Any, activations: Any) -> Any:
 
 def build(
     name: str,
-    shape: tuple[int, int, int],
+    shape: tuple[int, ...],
     classes: int,
     /,
     *,
     dtype: Any = jnp.float32,
     conv: str = "auto",
     activations: Any = None,
+    vocabulary: int | None = None,
+    places: bool = True,
     **options: Any,
 ) -> Model:
     """The model `name` for images `shape = (H, W, C)`; parameters and arithmetic in `dtype`.
 
     activations: "bfloat16" for what travels between layers and the operands of products; weights, their gradients, logits
     and statistics stay float32 (`narrow.py`).
+    For tokens the shape is (T,); vocabulary: how many there are (default: classes), places: logits for every place.
     `conv` selects how convolutions are computed (see `layers.py`; equal values). `registry.py` lists the options.
 
     >>> build("mlp", (28, 28, 1), 10, hidden=(200, 100)).groups
@@ -70,16 +74,25 @@ def build(
         )
     if conv not in FORMS:
         raise unknown("convolution form", conv, FORMS)
-    if len(shape) != 3 or min(shape) < 1:
+    check_inputs(name, shape)
+    if REGISTRY[name].tokens:
+        if activations is not None:
+            raise UserError(f"model '{name}' has no {activations.name} activations; leave --activations out")
+        values = {k: like(f"model.{k}", v, REGISTRY[name].options[k]) for k, v in options.items()}
+        return build_tokens_model(
+            name, (int(shape[0]),), classes, values, dtype=dtype, vocabulary=vocabulary or classes, places=places
+        )
+    if REGISTRY[name].build is None and (len(shape) != 3 or min(shape) < 1):
         raise UserError(f"the input shape of a model is (height, width, channels), all at least 1, not {tuple(shape)}")
     if classes < 1:
         raise UserError(f"a model needs at least 1 class, not {classes}")
-    height, width, channels = (int(n) for n in shape)
-    shape = (height, width, channels)
+    sides = tuple(int(n) for n in shape)
+    height, width, channels = sides if len(sides) == 3 else (1, 1, 1)
+    shape, image = sides, (height, width, channels)
     if name == "resnet18":
         from fedjax_sim.models.resnet import build_resnet18
 
-        return build_resnet18(shape, classes, dtype=dtype, conv=conv, activations=activations, **options)
+        return build_resnet18(image, classes, dtype=dtype, conv=conv, activations=activations, **options)
 
     entry = REGISTRY[name]
     if entry.build is not None:
@@ -96,9 +109,9 @@ def build(
             first = (str(problem).splitlines() or [""])[0]
             raise UserError(f"the builder of model '{name}' failed: {type(problem).__name__}: {first}") from problem
         return as_model(
-            made, shape, classes, dtype, f"the builder of model '{name}' returned {type(made).__name__},"
+            made, shape, classes, dtype, places=places, what=f"the builder of model '{name}' returned {type(made).__name__},"
         )._replace(name=name)
-    hidden = options["hidden"]
+    hidden = options.get("hidden", ())
     convs = tuple((co, *form) for co, form in zip(options.get("channels", ()), entry.convs, strict=True))
     for co, k, pad, pool in convs:
         if k * k * channels * co > LARGEST:
@@ -108,7 +121,7 @@ def build(
         height, width = ((n + 2 * pad - k + 1) // (2 if pool else 1) for n in (height, width))
         channels = co
         if min(height, width) < 1:
-            raise too_small(name, shape)
+            raise too_small(name, image)
     widths = (height * width * channels, *hidden, classes)
     for a, b in itertools.pairwise(widths):
         if a * b > LARGEST:
@@ -120,7 +133,7 @@ def build(
         shape=shape,
         groups=names + dense,
         dense=dense,
-        width=hidden[-1],
+        width=widths[-2],
         classes=classes,
         dtype=dtype,
         stages=tuple((n, c[0]) for n, c in zip(names, convs, strict=True)),

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.errors import UserError
 from fedjax_sim.models.randomness import dropout_key
-from fedjax_sim.models.record import Model
+from fedjax_sim.models.record import Model, batch_of
 from fedjax_sim.options import shown
 from fedjax_sim.platform import run_once
 
@@ -22,14 +24,24 @@ FLAGS: dict[str, Callable[[bool], bool]] = {
 }
 
 
-def as_model(given: Any, shape: tuple[int, int, int], classes: int, dtype: Any, what: str = "") -> Model:
-    """A Model as it is, a flax module as a Model for these data; anything else is a sentence."""
+def as_model(given: Any, shape: tuple[int, ...], classes: int, dtype: Any, what: str = "", places: bool = False) -> Model:
+    """A Model as it is; a flax module, linen or NNX, or a pair (init, apply) as a Model for these data; else a sentence.
+
+    places: logits for every place of a sequence are wanted.
+    """
     if isinstance(given, Model):
         return given
+    from fedjax_sim.models.pairs import is_nnx, is_pair, nnx_model, pair_model
+
+    if is_nnx(given) or is_pair(given):
+        model = (nnx_model if is_nnx(given) else pair_model)(given, shape, dtype, places)
+        if model.classes < classes:
+            raise UserError(f"model '{model.name}' has {model.classes} outputs, but the data have {classes}")
+        return model
     if not isinstance(given, nn.Module):
         raise UserError(
             f"{what or f'model= is {shown(repr(given))}, not a name and'} not a Model; a Model comes from fedjax_sim.build "
-            f"or fedjax_sim.from_module, and a flax.linen.Module becomes one"
+            f"or fedjax_sim.from_module, and a flax module (linen or nnx) or a pair of functions (init, apply) becomes one"
         )
     model = plain_module(type(given).__name__, given, shape, None, dtype)
     if model.classes < classes:
@@ -57,7 +69,7 @@ class Watch:
         return next_fun(*args, **kwargs)
 
 
-def plain_module(name: str, module: nn.Module, shape: tuple[int, int, int], classes: int | None, dtype: Any) -> Model:
+def plain_module(name: str, module: nn.Module, shape: tuple[int, ...], classes: int | None, dtype: Any) -> Model:
     """The Model of a module with nothing but `__call__(x)`; see `record.from_module`."""
     flags = flags_of(name, module)
 
@@ -72,12 +84,12 @@ def plain_module(name: str, module: nn.Module, shape: tuple[int, int, int], clas
 
     def init(key: jax.Array) -> dict:
         how: dict[str, Any] = {flag: FLAGS[flag](False) for flag in flags}
-        start = dict(module.lazy_init(key, jax.ShapeDtypeStruct((2, *shape), dtype), **how))
+        start = dict(module.lazy_init(key, batch_of(shape, 2, dtype), **how))
         return {kind: dict(start.get(kind, {})) for kind in ("params", "batch_stats")} | {
             k: v for k, v in start.items() if v
         }
 
-    groups, head_group, kinds = outline(name, init, call, (2, *shape), dtype)
+    groups, head_group, kinds = outline(name, init, call, batch_of(shape, 2, dtype))
 
     def ordered(key: jax.Array) -> dict:
         net = init(key)
@@ -120,7 +132,7 @@ def flags_of(name: str, module: nn.Module) -> list[str]:
 
 
 def outline(
-    name: str, init: Callable, call: Callable, shape: tuple[int, ...], dtype: Any
+    name: str, init: Callable, call: Callable, example: jax.ShapeDtypeStruct
 ) -> tuple[tuple[str, ...], str, dict[str, bool]]:
     """(groups in the order of their calls, the head's, group -> whether it is a Dense layer); nothing is computed."""
     seen: list[Watch] = []
@@ -132,10 +144,10 @@ def outline(
         return net
 
     try:
-        net = jax.eval_shape(look, jax.random.key(0), jax.ShapeDtypeStruct(shape, dtype))
+        net = jax.eval_shape(look, jax.random.key(0), example)
     except Exception as problem:  # a mistake in the module, or images that do not fit it: flax and JAX say which
         first = next((line for line in str(problem).splitlines() if line.strip()), type(problem).__name__)
-        raise UserError(f"module '{name}' cannot be applied to images {shape[1:]}: {shown(first, 300)}") from problem
+        raise UserError(f"module '{name}' cannot be applied to images {example.shape[1:]}: {shown(first, 300)}") from problem
     for kind in net:
         if kind not in ("params", "batch_stats"):
             raise UserError(f"module '{name}' keeps variables '{kind}'; allowed: params, batch_stats")
@@ -150,7 +162,10 @@ def outline(
             f"module '{name}' has {f'parameters that a call does not use: {rest[0]}' if rest else 'no parameters'}"
         )
     head = groups[-1]
-    if not isinstance(used[head], nn.Dense) or len(seen[0].inputs[head].shape) != 2:
+    if not isinstance(used[head], nn.Dense) or len(seen[0].inputs[head].shape) not in (
+        2,
+        3 if len(example.shape) == 2 else 2,
+    ):
         raise UserError(
             f"the last layer '{head}' of module '{name}' is {type(used[head]).__name__}, not a Dense layer on features "
             f"[B, d]; let it be one, or give the module methods features(x, train, mask, tap) and head(features)"
@@ -162,7 +177,10 @@ def check_head(model: Model, call: Callable, dtype: Any) -> None:
     """Refuse a module that does something behind its last layer: its output must be that of the head."""
 
     def both(key: jax.Array) -> tuple[jax.Array, jax.Array]:
-        net, x = model.init(key), jax.random.normal(key, (2, *model.shape), dtype)
+        like = batch_of(model.shape, 2, dtype)
+        tokens = jnp.arange(math.prod(like.shape)).reshape(like.shape) % 2
+        net = model.init(key)
+        x = jax.random.normal(key, like.shape, dtype) if like.dtype == dtype else tokens
         return call(net, x, False)[0], model.head(net, model.features(net, x)[0])
 
     out, made = (np.asarray(a) for a in run_once(both, jax.random.key(1)))

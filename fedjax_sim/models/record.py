@@ -24,23 +24,28 @@ class Model(NamedTuple):
 
     name: str
     init: Callable  # (key) -> net {"params": {group: {…}}, "batch_stats": {group: {…}} or {}}
-    features: Callable  # (net, x [B,H,W,C], *, train, mask [B], tap) -> (features [B,d], batch_stats)
-    head: Callable  # (net, features [B,d]) -> logits [B,classes]
+    features: Callable  # (net, x [B,H,W,C] or [B,T], *, train, mask [B], tap) -> (features [B,d] or [B,T,d], batch_stats)
+    head: Callable  # (net, features [B,d] or [B,T,d]) -> logits [B,classes] or [B,T,classes]
     groups: tuple[str, ...]  # in order
     head_group: str  # the linear head's
     dense: tuple[str, ...]  # the network's fully connected groups, in order, the head with them
     width: int  # d
     classes: int
-    shape: tuple[int, int, int]  # H, W, C
+    shape: tuple[int, ...]  # H, W, C of images and tables, or (T,) of tokens
     stages: tuple[tuple[str, int], ...]  # (name, channels) of the maps given to `tap(name, x [B,h,w,c]) -> x`
     activations: Any = None  # their type where it is not that of the weights; features and logits have that of the weights
+
+
+def batch_of(shape: tuple[int, ...], size: int, dtype: Any) -> jax.ShapeDtypeStruct:
+    """What a model of examples of this shape is called with: tokens (T,) are whole numbers."""
+    return jax.ShapeDtypeStruct((size, *shape), jnp.int32 if len(shape) == 1 else dtype)
 
 
 def from_module(
     name: str,
     module: nn.Module,
     *,
-    shape: tuple[int, int, int],
+    shape: tuple[int, ...],
     groups: tuple[str, ...] | None = None,
     dense: tuple[str, ...] | None = None,
     width: int | None = None,
@@ -79,7 +84,7 @@ def from_module(
 
     def init(key: jax.Array) -> dict:
         # from shapes only: no forward pass is run
-        variables = module.lazy_init(key, jax.ShapeDtypeStruct((2, *shape), dtype))
+        variables = module.lazy_init(key, batch_of(shape, 2, dtype))
         return {
             kind: {g: variables[kind][g] for g in groups if g in variables.get(kind, {})}
             for kind in ("params", "batch_stats")

@@ -15,6 +15,7 @@ class Entry(NamedTuple):
     help: str
     options: Mapping[str, Any] = {}
     convs: tuple[tuple[int, int, bool], ...] = ()  # (k, pad, pool) per convolution block
+    tokens: bool = False  # its inputs are tokens
     build: Callable[..., Any] | None = None  # of somebody's own: (shape, classes, *, dtype, conv, **options) -> Model
 
 
@@ -40,6 +41,9 @@ REGISTRY: dict[str, Entry] = {
         {"channels": (32, 32, 64, 64), "hidden": (128,)},
         convs=((3, 1, False), (3, 1, True), (3, 1, False), (3, 1, True)),
     ),
+    "linear": Entry("one linear layer on the flattened example: linear, logistic and softmax regression"),
+    "lstm": Entry("tokens: embedding, LSTM layers, linear head", {"embed": 16, "width": 128, "layers": 1}, tokens=True),
+    "transformer": Entry("tokens: a small causal transformer", {"width": 64, "heads": 4, "layers": 2}, tokens=True),
     "resnet18": Entry("ResNet-18 with BatchNorm, stem imagenet (7x7) or cifar (3x3)", {"stem": "imagenet"}),
 }
 
@@ -54,6 +58,25 @@ def _line(entry: Entry) -> str:
 
 
 MODELS: dict[str, str] = {name: _line(entry) for name, entry in REGISTRY.items()}
+
+
+def check_inputs(name: str, shape: tuple[int, ...]) -> None:
+    """Refuse images for a model of tokens, and tokens for a model of images.
+
+    >>> check_inputs("mlp", (32,))
+    Traceback (most recent call last):
+    fedjax_sim.errors.UserError: model 'mlp' is for images or tables, and the data are tokens, 32 each; use lstm, transformer
+    """
+    entry = REGISTRY[name]
+    fit = [other for other, e in REGISTRY.items() if e.tokens]
+    if len(shape) == 1 and not (entry.tokens or entry.build):
+        raise UserError(
+            f"model '{name}' is for images or tables, and the data are tokens, {shape[0]} each; use {', '.join(fit)}"
+        )
+    if len(shape) != 1 and entry.tokens:
+        raise UserError(
+            f"model '{name}' is for tokens, and the data are images or a table {tuple(shape)}; use mlp, lenet5, …"
+        )
 
 
 def too_small(name: str, shape: tuple[int, int, int]) -> UserError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import html
 import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,7 +16,8 @@ from fedjax_sim.cli.several import FOLLOW, Federations, execute_all
 from fedjax_sim.cli.words import OF_THE_COMMAND, read_entry
 from fedjax_sim.errors import UserError
 from fedjax_sim.notebook import plot
-from fedjax_sim.notebook.rows import Rows
+from fedjax_sim.notebook.rows import Rows, as_html
+from fedjax_sim.report.runs import write_order
 from fedjax_sim.report.tables import figures_of
 from fedjax_sim.runner import manifest
 from fedjax_sim.runner.execute import execute, set_up, sinks_of
@@ -34,10 +36,17 @@ class Comparison:
     out: pathlib.Path | None = None
 
     def __repr__(self) -> str:
-        told = list(zip(self.entries, self.results, strict=True))
-        return "\n".join(
-            [describe.results_table([r.summary | {"method": e} for e, r in told]), *describe.differing_lines(self.differs)]
-        )
+        return "\n".join([describe.results_table(self._summaries()), *describe.differing_lines(self.differs)])
+
+    def _repr_html_(self) -> str:
+        """The same in a notebook: a table, and below it what a reader must not miss."""
+        told = self._summaries()
+        said = [*describe.rows_lines(told), *(line for s in told for line in describe.warnings(s))]
+        lines = [html.escape(line) for line in (*said, *describe.differing_lines(self.differs))]
+        return as_html(describe.results_cells(told)) + (f"<p>{'<br>'.join(lines)}</p>" if lines else "")
+
+    def _summaries(self) -> list[dict[str, Any]]:
+        return [r.summary | {"method": e} for e, r in zip(self.entries, self.results, strict=True)]
 
     @property
     def differs(self) -> dict[str, dict[str, Any]]:
@@ -65,7 +74,7 @@ def compare(
     net: Any = None,
     seeds: int = 1,
     out: str | pathlib.Path | None = None,
-    progress: bool = False,
+    progress: bool | None = None,
     callback: Callable[[Segment], Any] | None = None,
     log: str | Sequence[Any] = (),
     **options: Any,
@@ -99,12 +108,14 @@ def compare(
         if same != entry or entry in ready:
             raise UserError(f"'{same}' and '{entry}' are the same run; compare names each once")
         ready[entry] = [first, *(set_up(method, **told | dict(seed=s)) for s in more)]
+    if folder is not None:
+        write_order(folder, [folder_of(entry) for entry in ready])
     entries, results = [], []
     for entry, setups in ready.items():
         if folder is not None:
             args = argparse.Namespace(seeds=seeds, seeds_mode="loop")
-            more: dict[str, Any] = dict(progress=progress, sinks=sinks, say=print, again="the same call of compare")
-            runs = execute_all(setups, args, folder / folder_of(entry), **more)
+            speech: dict[str, Any] = dict(progress=progress, sinks=sinks, say=print, again="the same call of compare")
+            runs = execute_all(setups, args, folder / folder_of(entry), **speech)
         elif len(setups) > 1:
             runs = [execute(s, None, progress=progress, sinks=sinks) for s in setups]
         else:

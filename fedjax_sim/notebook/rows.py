@@ -20,6 +20,18 @@ def cell(value: Any) -> str:
     return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
+def as_html(cells: Sequence[Sequence[str]]) -> str:
+    """Cells as a table, the head first.
+
+    >>> as_html([["a"], ["<1"]])
+    '<table><thead><tr><th>a</th></tr></thead><tbody><tr><td>&lt;1</td></tr></tbody></table>'
+    """
+    line = lambda row, tag: "".join(f"<{tag}>{html.escape(c)}</{tag}>" for c in row)
+    head, *rows = cells
+    body = "".join(f"<tr>{line(row, 'td')}</tr>" for row in rows)
+    return f"<table><thead><tr>{line(head, 'th')}</tr></thead><tbody>{body}</tbody></table>"
+
+
 class Rows(list):
     """Dicts, one per row.
 
@@ -46,10 +58,7 @@ class Rows(list):
         return columns(self.cells()) if self else "no rows"
 
     def _repr_html_(self) -> str:
-        line = lambda cells, tag: "".join(f"<{tag}>{html.escape(c)}</{tag}>" for c in cells)
-        head, *rows = self.cells()
-        body = "".join(f"<tr>{line(row, 'td')}</tr>" for row in rows)
-        return f"<table><thead><tr>{line(head, 'th')}</tr></thead><tbody>{body}</tbody></table>"
+        return as_html(self.cells())
 
     def to_pandas(self) -> Any:
         """A pandas.DataFrame with a column per name."""

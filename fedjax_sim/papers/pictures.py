@@ -1,45 +1,140 @@
-"""The papers' figures, drawn by the functions of the report: NAME -> what is drawn of the cells."""
+"""The papers' figures, drawn by the functions of the report where it has them: NAME -> what is drawn of the cells."""
 
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from fedjax_sim.errors import UserError, lookup
-from fedjax_sim.report import costs, curves, people, policy
-from fedjax_sim.report.groups import Group
+from fedjax_sim.report import curves, people, policy, style
+from fedjax_sim.report.costs import number_in
+from fedjax_sim.report.groups import Group, labels, spread
 
-Draw = Callable[[Sequence[Group], pathlib.Path, int, str], list[pathlib.Path]]
 
-PICTURES: dict[str, tuple[Draw, Callable[[Sequence[Group]], object]]] = {
-    # name: (how, what it needs)
-    "accuracy": (
-        lambda g, path, client, column: curves.accuracy(g, path, columns=[column] if column else None),
-        curves.measured,
+class Wanted(NamedTuple):
+    """What a figure is drawn of."""
+
+    groups: Sequence[Group]  # a panel per scene, a colour per label
+    client: int = 0  # whose picture, where it is one client's
+    column: str = ""  # which accuracy; '': all there are
+    states: Mapping[pathlib.Path, Mapping[str, np.ndarray]] = {}  # run directory -> leaves of its last state
+
+
+class Picture(NamedTuple):
+    draw: Callable[[Wanted, pathlib.Path], list[pathlib.Path]]
+    there: Callable[[Wanted], Any]  # whether the runs have what it needs
+    leaves: tuple[str, ...] = ()  # of the state
+
+
+def against(wanted: Wanted, path: pathlib.Path, setting: str = "participation") -> list[pathlib.Path]:
+    """The last accuracy of every row against the share of clients in a round."""
+    plt, look = style.drawing(), style.looks(labels(wanted.groups))
+    figure, axes = style.panels(plt, 1)
+    for label in labels(wanted.groups):
+        mine = [g for g in wanted.groups if g.label == label]
+        told = {number_in(g.runs[0].config[setting]) or 0.0: lasts(g, wanted.column) for g in mine}
+        x = sorted(at for at, values in told.items() if len(values))
+        means, errors = [told[at].mean() for at in x], [float(spread(told[at])) for at in x]
+        axes[0].errorbar(x, means, errors, marker="o", markersize=4, capsize=2, label=style.safe(label), **look[label])
+    axes[0].set(xlabel="share of clients in a round", ylabel="accuracy (%)")
+    style.legend(figure, axes)
+    return style.save(plt, figure, path)
+
+
+def lasts(group: Group, column: str) -> np.ndarray:
+    """[seeds] the last value of a column in percent, of the runs that have it."""
+    found = [run.points(column)[1][-1:] for run in group.runs]
+    return 100 * np.concatenate(found) if found else np.zeros(0)
+
+
+EMBEDDED, WHO, HEADS = "server.embedded", "server.previous", "clients.own.features"
+
+
+def embeddings(wanted: Wanted, path: pathlib.Path) -> list[pathlib.Path]:
+    """Heads of the last round's participants in two dimensions: left by the encoder, right by PCA of the projected heads.
+
+    A colour per set of labels; silhouettes are of all dimensions.
+    """
+    plt = style.drawing()
+    figure, axes = style.panels(plt, 2 * len(wanted.groups), most=2)
+    for g, left, right in zip(wanted.groups, axes[::2], axes[1::2], strict=True):
+        run = g.runs[0]
+        state, held = wanted.states[run.path], run.clients["label_counts"] > 0
+        ids = state[WHO].astype(int)
+        group = np.unique(held[ids], axis=0, return_inverse=True)[1].reshape(-1)
+        heads = state[HEADS][ids].reshape(len(ids), -1)
+        for axis, name, points in ((left, "encoder", state[EMBEDDED]), (right, "PCA", heads)):
+            flat = two_dimensions(points)
+            for one in np.unique(group):
+                axis.plot(*flat[group == one].T, "o", color=style.COLOURS[one % len(style.COLOURS)], markersize=5)
+            style.title(axis, g.scene, f"{name}: silhouette {silhouette(points, group):.2f}")
+    return style.save(plt, figure, path)
+
+
+def two_dimensions(points: np.ndarray) -> np.ndarray:
+    """[n, 2] the first two principal components."""
+    centred = points - points.mean(0)
+    u, s, _ = np.linalg.svd(centred, full_matrices=False)
+    return np.pad(u * s, ((0, 0), (0, 2)))[:, :2]
+
+
+def silhouette(points: np.ndarray, group: np.ndarray) -> float:
+    """Mean over points of (b - a) / max(a, b): a, b the mean distances to its own and to the nearest other group.
+
+    >>> round(silhouette(np.array([[0.0], [0.1], [5.0], [5.1]]), np.array([0, 0, 1, 1])), 2)
+    0.98
+    """
+    apart = np.sqrt(np.square(points[:, None] - points[None]).sum(-1))
+    values = []
+    for i, mine in enumerate(group):
+        own = (group == mine) & (np.arange(len(group)) != i)
+        others = [apart[i, group == other].mean() for other in set(group.tolist()) - {mine}]
+        if own.any() and others:
+            a, b = apart[i, own].mean(), min(others)
+            values.append((b - a) / max(a, b, 1e-12))
+    return float(np.mean(values)) if values else float("nan")
+
+
+runs = lambda w: [run for g in w.groups for run in g.runs]
+PICTURES: dict[str, Picture] = {
+    "accuracy": Picture(
+        lambda w, path: curves.accuracy(w.groups, path, columns=[w.column] if w.column else None),
+        lambda w: any(len(run.points(w.column)[0]) for run in runs(w)) if w.column else curves.measured(w.groups),
     ),
-    "communication": (lambda g, path, client, column: curves.communication(g, path), lambda g: g),
-    "evolution": (lambda g, path, client, column: policy.evolution(g, path), policy.steered),
-    "shares": (lambda g, path, client, column: policy.summary(g, path), policy.steered),
-    "reward": (
-        lambda g, path, client, column: curves.reward(g, path),
-        lambda g: any("reward" in r.rounds for x in g for r in x.runs),
+    "against": Picture(against, lambda w: any(len(lasts(g, w.column)) for g in w.groups)),
+    "communication": Picture(lambda w, path: curves.communication(w.groups, path), runs),
+    "counted": Picture(lambda w, path: policy.budgets(w.groups, path), lambda w: policy.budgeted(w.groups)),
+    "embeddings": Picture(embeddings, lambda w: all(EMBEDDED in s for s in w.states.values()), (EMBEDDED, WHO, HEADS)),
+    "evolution": Picture(lambda w, path: policy.evolution(w.groups, path), lambda w: policy.steered(w.groups)),
+    "heat-maps": Picture(
+        lambda w, path: policy.heat_maps(w.groups, path, w.client), lambda w: any(run.matrices for run in runs(w))
     ),
-    "labels": (lambda g, path, client, column: people.bubbles(g, path), people.label_counts),
-    "heat-maps": (
-        lambda g, path, client, column: policy.heat_maps(g, path, client),
-        lambda g: any(x.runs[0].matrices for x in g),
+    "labels": Picture(lambda w, path: people.bubbles(w.groups, path), lambda w: people.label_counts(w.groups)),
+    "layers": Picture(lambda w, path: curves.layers(w.groups, path), lambda w: all(run.layers for run in runs(w))),
+    "one-client": Picture(
+        lambda w, path: people.one_client(w.groups, path, w.client), lambda w: people.one_by_one(w.groups)
     ),
-    "one-client": (lambda g, path, client, column: people.one_client(g, path, client), people.one_by_one),
-    "layers": (lambda g, path, client, column: curves.layers(g, path), lambda g: all(r.layers for x in g for r in x.runs)),
-    "settings": (lambda g, path, client, column: costs.settings(g, path), costs.numeric_settings),
-    "counted": (lambda g, path, client, column: policy.budgets(g, path), policy.budgeted),
+    "reward": Picture(
+        lambda w, path: curves.reward(w.groups, path), lambda w: any("reward" in run.rounds for run in runs(w))
+    ),
+    "shares": Picture(lambda w, path: policy.summary(w.groups, path), lambda w: policy.steered(w.groups)),
 }
 
 
-def draw(name: str, groups: Sequence[Group], path: pathlib.Path, client: int, column: str) -> list[pathlib.Path]:
-    """PATH.png and PATH.pdf. client: whose picture, where it is one client's; column: which accuracy ('': all there are)."""
-    how, needed = lookup("figure", name, PICTURES)
-    if not needed(groups):
+def picture(name: str) -> Picture:
+    return lookup("figure", name, PICTURES)
+
+
+def draw(name: str, wanted: Wanted, path: pathlib.Path) -> list[pathlib.Path]:
+    """PATH.png and PATH.pdf."""
+    one = picture(name)
+    if not one.there(wanted):
         raise UserError(f"the runs have nothing for the figure '{name}'")
+    most = min((run.config.get("clients") or 0) for run in runs(wanted))
+    if wanted.client >= most > 0:
+        raise UserError(f"client {wanted.client} is not among the {most} clients; allowed: 0 to {most - 1}")
     path.parent.mkdir(parents=True, exist_ok=True)
-    return how(groups, path, client, column)
+    return one.draw(wanted, path)

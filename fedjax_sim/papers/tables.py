@@ -188,7 +188,7 @@ def cell_of(where: str, text: str) -> Published:
 def block_of(where: str, text: str) -> tuple[list[str], list[str], dict[tuple[str, str], Published]]:
     """(rows, columns, figures) of a block of text."""
     head, *lines = [line.split() for line in text.strip().splitlines() if line.strip()]
-    cells = {}
+    cells: dict[tuple[str, str], Published] = {}
     for name, *figures in lines:
         if len(figures) != len(head):
             raise UserError(f"{where}: the line '{name}' has {len(figures)} figures for {len(head)} columns")
@@ -200,7 +200,6 @@ def table_of(paper: str, key: str, data: Mapping[str, Any], lines: Mapping[str, 
     where = f"{paper}:{key}"
     refuse(where, data, OF_A_TABLE)
     block = block_of(where, data["published"]) if "published" in data else ([], [], {})
-    row_names, col_names = data.get("rows", block[0]), data.get("cols", block[1])
     marks = {m for one in block[2].values() for m in one.marks}
     if missing := sorted(marks - set(data.get("notes", {}))):
         raise UserError(
@@ -208,14 +207,16 @@ def table_of(paper: str, key: str, data: Mapping[str, Any], lines: Mapping[str, 
         )
     lookup(f"kind of {where}", data.get("kind", "run"), dict.fromkeys(KINDS, ""))
     lookup(f"rank of {where}", data.get("rank", "rows"), {"rows": "", "cols": ""})
-    extra = data.get("extra", ())
     some = {name: data[name] for name in ("preset", "read", "seeds", "rank", "kind", "client", "about") if name in data}
+    named = lambda names: tuple(joined(f"line in {where}", name, lines) for name in names)
     return Table(
         paper,
         key,
         data["title"],
-        *(tuple(joined(f"line in {where}", name, lines) for name in some) for some in (row_names, col_names, extra)),
-        block[2],
+        rows=named(data.get("rows", block[0])),
+        cols=named(data.get("cols", block[1])),
+        extra=named(data.get("extra", ())),
+        published=block[2],
         also=tuple(data.get("also", ())),
         draw=tuple(data.get("draw", ())),
         notes=dict(data.get("notes", {})),

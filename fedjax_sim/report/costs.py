@@ -30,7 +30,7 @@ def reached(groups: Sequence[Group]) -> list[str]:
 
 
 def cost(group: Group, kind: str, threshold: str) -> tuple[float, float, int]:
-    """(mean, std, how many seeds reached it)."""
+    """(mean, std, how many seeds reached it); NaN: none did, or nothing was measured."""
     told = [run.summary.get(kind, {}).get(threshold) for run in group.runs]
     values = np.array([v for v in told if v is not None], float)
     if not len(values):
@@ -55,9 +55,10 @@ def thresholds(groups: Sequence[Group], path: pathlib.Path) -> list[pathlib.Path
                 mean, std = (np.array([t[k] for t in told], float) / scale for k in (0, 1))
                 axis.bar(place, np.nan_to_num(mean), width * 0.92, yerr=np.where(std > 0, std, np.nan), capsize=2,
                          color=look[g.label]["color"], label=style.safe(g.label), error_kw=dict(linewidth=0.8))  # fmt: skip
+                sign = "×" if any(run.summary.get("targets_of", True) for run in g.runs) else "–"
                 for x, value in zip(place, mean, strict=True):
                     if np.isnan(value):
-                        axis.annotate("×", (x, 0), ha="center", va="bottom", color=look[g.label]["color"])
+                        axis.annotate(sign, (x, 0), ha="center", va="bottom", color=look[g.label]["color"])
             axis.set_xticks(range(len(goals)), [f"{x} %" for x in goals])
             style.title(axis, scene, f"{name} to an accuracy (× never)")
             axis.set(ylabel=name, xlabel="accuracy", ylim=(0, None))
@@ -96,7 +97,7 @@ def breakdown(profiles: Sequence[dict[str, Any]], path: pathlib.Path) -> list[pa
         left += values
     axis.set_yticks(range(len(profiles)), [style.safe(p["method"]) for p in profiles])
     axis.invert_yaxis()
-    axis.set_title("parts of a round, measured one by one")
+    style.title(axis, "parts of a round, measured one by one")
     axis.set(xlabel=f"{name} per round")
     axis.grid(False, axis="y")
     style.legend(figure, [axis])

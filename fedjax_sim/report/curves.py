@@ -17,6 +17,7 @@ OVER_CLIENTS = {
     "client": "clients, each with the model that it uses, mean",
     "resident": "clients, each with what it holds, mean",
     "personal_at_global": "models that clients use on the test set, mean",
+    "personal_at_train": "models that clients use on their training rows, mean",
     "global_at_clients": "global model on clients' rows, mean",
     "before": "participants before local training",
     "after": "participants after local training",
@@ -55,7 +56,7 @@ def measured(groups: Sequence[Group]) -> list[str]:
 
 def title_of(column: str, groups: Sequence[Group]) -> str:
     runs = [run for g in groups for run in g.runs]
-    scored = column.startswith(tuple(f"{prefix}_" for prefix in OVER_CLIENTS if prefix != "personal_at_global"))
+    scored = column.startswith(tuple(f"{prefix}_" for prefix in OVER_CLIENTS if not prefix.startswith("personal_at_")))
     rows = list(dict.fromkeys(on_rows(run.resolved) for run in runs if on_rows(run.resolved))) if scored else []
     if scored and not rows and any("client_on_train_rows" in run.metrics for run in runs):
         rows = ["training rows"]
@@ -106,12 +107,9 @@ def accuracy(
     plt, look = style.drawing(), style.looks(labels(groups))
     there = measured(groups) if columns is None else list(columns)
     shown = there[: 8 if place == "rounds" else 2]
-    which = [
-        (scene, column, mine)
-        for scene in scenes(groups)
-        for column in shown
-        if measured(mine := [g for g in groups if g.scene == scene]).count(column)
-    ]
+    here = {scene: [g for g in groups if g.scene == scene] for scene in scenes(groups)}
+    has = lambda mine, column: any(len(run.points(column)[0]) for g in mine for run in g.runs)
+    which = [(scene, column, mine) for scene, mine in here.items() for column in shown if has(mine, column)]
     figure, axes = style.panels(plt, len(which), most=max(2, min(3, len(shown))))
     for axis, (scene, column, mine) in zip(axes, which, strict=True):
         name, scale = along(place, mine, column)

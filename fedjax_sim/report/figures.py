@@ -7,7 +7,7 @@ import pathlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from fedjax_sim.report import costs, curves, page, people, policy
+from fedjax_sim.report import costs, curves, page, people, policy, style
 from fedjax_sim.report.groups import Group, grouped
 from fedjax_sim.report.runs import load_runs
 
@@ -51,11 +51,16 @@ def report(
     paths: Sequence[str | pathlib.Path],
     out: str | pathlib.Path | None = None,
     say: Callable[[str], None] = lambda text: None,
+    titles: bool = True,
 ) -> list[pathlib.Path]:
-    """Draw everything as PNG and PDF into `out` (default: the first directory), and report.html with all of it."""
+    """Draw everything as PNG and PDF into `out` (default: the first directory), and report.html with all of it.
+
+    titles: above the panels; without them a figure goes into a paper as it is.
+    """
     groups = grouped(load_runs(paths, say), say)
     folder = pathlib.Path(out) if out is not None else pathlib.Path(paths[0])
     folder.mkdir(parents=True, exist_ok=True)
-    drawn = [(title, draw(folder / name)) for name, title, draw in possible(groups, costs.read_profiles(paths, say))]
+    with style.titled(titles):
+        drawn = [(title, draw(folder / name)) for name, title, draw in possible(groups, costs.read_profiles(paths, say))]
     made = [file for _, files in drawn for file in files]
     return [*made, page.write(groups, [(title, files[0]) for title, files in drawn], folder / "report.html")]

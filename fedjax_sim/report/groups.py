@@ -48,6 +48,11 @@ class Group:
         stacked = np.stack([v[:least] for v in values])
         return self.runs[0].rounds["round"][:least], stacked.mean(0), spread(stacked)
 
+    @property
+    def ended(self) -> bool:
+        """Whether all seeds have all of their rounds."""
+        return all(run.stored for run in self.runs)
+
     def figure(self, name: str) -> np.ndarray:
         """[n] a figure of the summary per seed, without those that have none."""
         found = [run.summary.get(name) for run in self.runs]

@@ -59,11 +59,10 @@ def content(groups: Sequence[Group]) -> dict[str, Any]:
     dashes = {"-": ""} | {line: " ".join(f"{d:g}" for d in line[1]) for line in style.LINES if not isinstance(line, str)}
     columns = tables.shown_columns(groups)
     rows = []
-    for g in sorted(groups, key=lambda g: (g.scene, names.index(g.label))):
+    for g in sorted(groups, key=lambda g: (scenes(groups).index(g.scene), names.index(g.label))):
         told = tables.statistics(g)
-        ended = all(run.stored for run in g.runs)
-        cells = {c.key: told[c.key]._asdict() for c in columns if c.key in told}
-        rows.append(dict(label=g.label, scene=g.scene, seeds=len(g.runs), ended=ended, cells=cells))
+        cells: dict[str, Any] = {c.key: told[c.key]._asdict() if c.key in told else tables.missing(g, c) for c in columns}
+        rows.append(dict(label=g.label, scene=g.scene, seeds=len(g.runs), ended=g.ended, cells=cells))
     return dict(
         methods=[dict(label=n, color=look[n]["color"], dash=dashes[look[n]["linestyle"]]) for n in names],
         scenes=scenes(groups),

@@ -86,6 +86,7 @@ def over_rounds(groups: Sequence[Group], path: pathlib.Path) -> list[pathlib.Pat
 MODES = {
     "personal": "its own model on its own rows",
     "personal_at_global": "its own model on the test set",
+    "personal_at_train": "its own model on its training rows",
     "resident": "the model that it holds on its own rows",
     "global_at_clients": "the global model on its own rows",
 }

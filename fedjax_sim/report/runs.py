@@ -18,7 +18,7 @@ from fedjax_sim.metrics.base import About, Primary
 from fedjax_sim.options import shown
 from fedjax_sim.runner import manifest
 from fedjax_sim.runner.figures import progress_figures, seconds_at, summary_figures
-from fedjax_sim.runner.files import csv_rows
+from fedjax_sim.runner.files import csv_rows, write_json
 
 ORDER = ("full", "backbone", "head")  # as in the paper, not as the columns are sorted
 Table = dict[str, np.ndarray]  # a column per name; empty cells are NaN
@@ -203,10 +203,29 @@ def load_run(path: str | pathlib.Path) -> Run:
     return Run(path, config, rounds, metrics, timings, stored, resolved)
 
 
+ORDER_FILE = "order.json"
+
+
+def write_order(folder: pathlib.Path, names: Sequence[str]) -> None:
+    """Leave in `folder` in which order its folders were asked for."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / ORDER_FILE, list(names))
+
+
+def read_order(folder: pathlib.Path) -> list[str]:
+    """In which order the folders in `folder` were asked for, as far as it is known."""
+    try:
+        told = json.loads((folder / ORDER_FILE).read_bytes())
+        return [name for name in told if isinstance(name, str)] if isinstance(told, list) else []
+    except (OSError, ValueError, RecursionError):
+        return []
+
+
 def run_folders(path: pathlib.Path) -> Iterator[pathlib.Path]:
     """`path` if it is a run directory, or what is left of one, else those below it; what is inside one is its own."""
     for folder, inside, files in os.walk(path):
-        inside.sort()
+        typed = read_order(pathlib.Path(folder))
+        inside.sort(key=lambda name: (typed.index(name) if name in typed else len(typed), name))
         if {manifest.CONFIG, manifest.MANIFEST, "rounds.csv"} & set(files):
             inside.clear()
             yield pathlib.Path(folder)

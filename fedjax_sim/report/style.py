@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import pathlib
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -59,21 +60,37 @@ def safe(text: str) -> str:
     return " " + text if text.startswith("_") else text
 
 
+_titled = True
+
+
+@contextlib.contextmanager
+def titled(wanted: bool) -> Iterator[None]:
+    """Whether panels have titles inside; a paper says what they show in its caption."""
+    global _titled
+    before, _titled = _titled, wanted
+    try:
+        yield
+    finally:
+        _titled = before
+
+
 def title(axis: Any, *parts: str) -> None:
     """The lines above a panel, broken where they would be wider than it."""
+    if not _titled:
+        return
     wide = axis.get_figure().get_size_inches()[0] / axis.get_gridspec().ncols
     lines = [line for part in parts for line in textwrap.wrap(part, max(20, int(13 * wide)))]
     axis.set_title("\n".join(map(safe, lines)))
 
 
 def looks(labels: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Colour and line of each label, the same in every figure; the tenth and later also differ in their lines.
+    """Colour and line of each label, the same in every figure: neighbours differ in both, for print and every eye.
 
-    >>> looks(["a", "b"])["b"]["color"]
-    '#ee6677'
+    >>> looks(["a", "b"])["b"]["color"], len({str(look) for look in looks([str(i) for i in range(40)]).values()})
+    ('#ee6677', 40)
     """
-    n = len(COLOURS)
-    return {name: dict(color=COLOURS[i % n], linestyle=LINES[i // n % len(LINES)]) for i, name in enumerate(labels)}
+    n, m = len(COLOURS), len(LINES)
+    return {name: dict(color=COLOURS[i % n], linestyle=LINES[(i + i // n) % m]) for i, name in enumerate(labels)}
 
 
 def band(axis: Any, x: np.ndarray, mean: np.ndarray, std: np.ndarray, label: str, look: dict[str, Any]) -> None:

@@ -86,8 +86,9 @@ def shown_columns(groups: Sequence[Group]) -> list[Column]:
 
 
 def best_of(groups: Sequence[Group], column: Column, scene: str) -> float | None:
-    """The best mean among the groups of a scene; None where there is nothing to be better than."""
-    means = [s[column.key].mean for g in groups if g.scene == scene and column.key in (s := statistics(g))]
+    """The best mean among the groups of a scene that have ended; None where there is nothing to be better than."""
+    ended = [g for g in groups if g.scene == scene and g.ended]
+    means = [s[column.key].mean for g in ended if column.key in (s := statistics(g))]
     return column.better * max(column.better * m for m in means) if len(set(means)) > 1 else None
 
 
@@ -99,13 +100,20 @@ def scale_of(groups: Sequence[Group], column: Column) -> tuple[str, float, int]:
     return {"percent": ("%", 0.01, 2), "number": ("", 1.0, 4), "seconds": ("s", 1.0, 3), "rounds": ("", 1.0, 1)}[column.kind]
 
 
-def number(cell: Cell | None, scale: float, digits: int, plus: str, seeds: int) -> str:
+NOTHING, NEVER = "–", "×"  # no such figure, as of a method without a global model; measured, and never reached
+
+
+def missing(group: Group, column: Column) -> str:
+    """The sign for a cell without a number."""
+    measured = any(run.summary.get("targets_of", True) for run in group.runs)
+    return NEVER if column.kind == "rounds" and measured else NOTHING
+
+
+def number(cell: Cell, scale: float, digits: int, plus: str, seeds: int) -> str:
     """
-    >>> number(Cell(0.5, 0.01, 3), 0.01, 2, "±", 3), number(None, 1, 0, "±", 3), number(Cell(7, 0, 2), 1, 1, "±", 3)
-    ('50.00 ± 1.00', '×', '7.0 (2 of 3)')
+    >>> number(Cell(0.5, 0.01, 3), 0.01, 2, "±", 3), number(Cell(7, 0, 2), 1, 1, "±", 3)
+    ('50.00 ± 1.00', '7.0 (2 of 3)')
     """
-    if cell is None:
-        return "×"
     text = f"{cell.mean / scale:.{digits}f}"
     if cell.std:
         text += f" {plus} {cell.std / scale:.{digits}f}"
@@ -128,11 +136,12 @@ def written(groups: Sequence[Group], plus: str, bold: str) -> tuple[list[str], l
     head = ["method", *(["setting"] if several else []), "seeds", *map(title, columns)]
     rows = []
     for g in groups:
-        told, row = statistics(g), [g.label, *([g.scene] if several else []), str(len(g.runs))]
+        name = g.label if g.ended else f"{g.label} (not ended)"
+        told, row = statistics(g), [name, *([g.scene] if several else []), str(len(g.runs))]
         for c in columns:
             _, scale, digits = units[c.key]
-            text = number(told.get(c.key), scale, digits, plus, len(g.runs))
-            best = c.key in told and told[c.key].mean == best_of(groups, c, g.scene)
+            text = number(told[c.key], scale, digits, plus, len(g.runs)) if c.key in told else missing(g, c)
+            best = g.ended and c.key in told and told[c.key].mean == best_of(groups, c, g.scene)
             row.append(bold.format(text) if best else text)
         rows.append(row)
     return head, rows
@@ -147,7 +156,7 @@ def markdown(groups: Sequence[Group]) -> str:
 
 
 TEX = {c: f"\\{c}" for c in "&%$#_{}"} | {"~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "\\": r"\textbackslash{}",
-       "×": r"$\times$", "·": r"$\cdot$"}  # fmt: skip
+       "×": r"$\times$", "–": "--", "·": r"$\cdot$"}  # fmt: skip
 
 
 def latex(groups: Sequence[Group]) -> str:

@@ -19,6 +19,7 @@ import json
 import os
 import pathlib
 import shutil
+import sys
 import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -30,7 +31,7 @@ from fedjax_sim import __version__, options
 from fedjax_sim.errors import UserError
 from fedjax_sim.runner import manifest
 from fedjax_sim.runner.config import FORMAT, other_format
-from fedjax_sim.runner.files import PARTIAL, checksum, reason, stamp, write_bytes, write_json
+from fedjax_sim.runner.files import PARTIAL, cause, checksum, stamp, write_bytes, write_json
 from fedjax_sim.types import State
 
 BLOCK = 256 * 2**20  # bytes of rows per block
@@ -42,10 +43,22 @@ def _checkpointer() -> Any:
 
     import orbax.checkpoint as ocp
 
-    logging.getLogger("absl").setLevel(logging.ERROR)
+    logging.getLogger("absl").setLevel(logging.CRITICAL)  # what fails is raised, and said by us in a sentence
     me = jax.process_index()  # each process reads and writes on its own: nobody waits for the others
     alone = ocp.options.MultiprocessingOptions(primary_host=me, active_processes={me}, barrier_sync_key_prefix=f"p{me}")
     return ocp.Checkpointer(ocp.PyTreeCheckpointHandler(multiprocessing_options=alone), multiprocessing_options=alone)
+
+
+def _hush() -> None:
+    """Keep quiet what the storage layer's own threads still print after a write has failed: their loop is closed."""
+    told = sys.unraisablehook
+
+    def hook(what: Any) -> None:
+        if not (what.exc_type is RuntimeError and str(what.exc_value) == "Event loop is closed"):
+            told(what)
+
+    if getattr(told, "__qualname__", "") != hook.__qualname__:
+        sys.unraisablehook = hook
 
 
 def leaf_names(tree: Any) -> list[str]:
@@ -120,6 +133,7 @@ def save(
     try:
         clear(folder)
         work.mkdir(parents=True)
+        _hush()
         record = _write(_checkpointer(), work, state, names, leaves)
         stamps = {}
         for name, content in (files or {}).items():
@@ -135,8 +149,7 @@ def save(
         shutil.rmtree(work, ignore_errors=True)
         if isinstance(problem, UserError) or not isinstance(problem, Exception):
             raise
-        why = reason(problem) if isinstance(problem, OSError) else (str(problem).splitlines() or [repr(problem)])[0]
-        raise UserError(f"checkpoint '{target}' cannot be written: {options.shown(why, 200)}") from None
+        raise UserError(f"checkpoint '{target}' cannot be written: {options.shown(cause(problem), 200)}") from None
     for old in rounds(folder)[:-keep]:
         _delete(folder / f"{old:08d}")
     return target
@@ -297,6 +310,19 @@ def _fill(
     except Exception:  # orbax and its storage layer raise many kinds
         raise damaged from None
     return jax.tree.unflatten(tree, leaves)
+
+
+def arrays(path: pathlib.Path, names: Sequence[str]) -> dict[str, np.ndarray]:
+    """Some leaves of a checkpoint by their names, on the host; those that are not there are left out."""
+    found: dict[str, np.ndarray] = {}
+    reader = _checkpointer()
+    small = reader.restore((path / "state").absolute())
+    for record in (r for r in read_meta(path)["leaves"] if r["name"] in names):
+        name = record["name"]
+        blocks = sorted((path / "rows").glob(f"{name}-*")) if record["large"] else []
+        parts = [np.asarray(reader.restore(block.absolute())["rows"]) for block in blocks]
+        found[name] = np.concatenate(parts) if parts else np.asarray(small[name]).reshape(record["shape"])
+    return found
 
 
 # ---- parts of another run -----------------------------------------------------------------------------------------

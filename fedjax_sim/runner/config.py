@@ -14,6 +14,7 @@ from fedjax_sim.errors import UserError
 
 FORMAT = 4  # of config.json and of checkpoints
 
+MOST = 2**31 - 1  # of what is counted in 32 bits
 FULL = "full"  # batch size: a client's whole data
 BACKENDS = ("auto", "loop", "chunked", "vmap", "sharded")
 # these say where and how fast a run is computed, or how long; they do not change what it is
@@ -22,7 +23,18 @@ NOT_HASHED = frozenset(
 )
 # what `prepare` finds out and writes down; nobody gives these
 FOUND = frozenset(
-    {"started_with", "data", "data_fingerprint", "own_data", "own_method", "own_model", "model_shapes", "initial_weights"}
+    {
+        "started_with",
+        "data",
+        "data_fingerprint",
+        "own_data",
+        "own_method",
+        "own_model",
+        "own_optimizer",
+        "own_loss",
+        "model_shapes",
+        "initial_weights",
+    }
 )
 OWN = "own"  # stands for the words about data (partition, protocol, norm) where a Federation was given
 
@@ -43,7 +55,7 @@ class Unsaid(float):
     """
 
 
-UNSAID = ("lr", "momentum")  # settings with such defaults
+UNSAID = ("lr", "momentum", "weight_decay")  # settings with such defaults
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,6 +74,7 @@ class Config:
     partition: str = "dirichlet:0.3"
     protocol: str = "standard"
     norm: str = "dataset"
+    task: str = "auto"  # what the data look like
     clients: int | None = None  # None: 20, or one per value of a client column
     unseen: float = 0.0
     data_seed: int = 0
@@ -94,10 +107,16 @@ class Config:
     lr: float = Unsaid(0.02)
     schedule: str = "constant"
     schedule_rounds: int = 0  # rounds the schedule is laid over; 0: `rounds` of the first start
+    optimizer: str = "sgd"  # or a rule of optax with its numbers, e.g. "adamw:weight_decay=0.01"; "own": an object
+    own_optimizer: str = ""  # checksum of what an object does
+    optimizer_state: str = "round"  # or client: it stays with the client between rounds
+    clip_norm: float = 0.0  # of the gradient of a step; 0: as it is
+    local_schedule: str = "constant"  # of the learning rate within a round
     momentum: float = Unsaid(0.9)
-    weight_decay: float = 5e-4
+    weight_decay: float = Unsaid(5e-4)
     decay_groups: str = "all"
     loss: str = "auto"  # auto: the method's own (mostly ce)
+    own_loss: str = ""  # the name of a function given as the loss
     loss_options: dict[str, Any] = dataclasses.field(default_factory=dict)
     dropout: float = 0.0
     stragglers: str = "0"  # "p" or "p:least": chance of being slow, least share of the work done
@@ -156,6 +175,9 @@ class Config:
             kept.pop("schedule_rounds")
         if self.shuffle == Config.shuffle:  # as before there was the option
             kept.pop("shuffle")
+        for name in ("task", "optimizer", "own_optimizer", "own_loss", "optimizer_state", "clip_norm", "local_schedule"):
+            if getattr(self, name) == getattr(Config, name):
+                kept.pop(name)
         if not self.transforms:
             kept.pop("transforms")
         if not self.metrics:
@@ -218,7 +240,10 @@ def check(config: Config) -> None:
     )
     for name in ("rounds", "eval_every", "keep", *counted):
         positive(name)
-    for name in ("epochs", "lr", "weight_decay", "unseen", "dropout"):
+    for name in ("rounds", "eval_every", *(n for n in counted if n != "clients")):
+        if getattr(config, name) > MOST:
+            raise UserError(f"{name.replace('_', '-')} {getattr(config, name)} is too large; allowed: {MOST} or less")
+    for name in ("epochs", "lr", "weight_decay", "clip_norm", "unseen", "dropout"):
         if not math.isfinite(getattr(config, name)):
             raise UserError(f"{name.replace('_', '-')} {getattr(config, name)} is not allowed; use a finite number")
     for name in ("seed", "data_seed"):
@@ -228,7 +253,7 @@ def check(config: Config) -> None:
             )
     if not config.epochs > 0:
         raise UserError(f"epochs {config.epochs:g} is not allowed; use a number above 0 (fractions are counted in steps)")
-    for name in ("lr", "momentum", "weight_decay", "personal_every", "checkpoint_every"):
+    for name in ("lr", "momentum", "weight_decay", "clip_norm", "personal_every", "checkpoint_every"):
         positive(name, 0)
     if config.server_val is not None:
         positive("server_val", 0)
@@ -243,6 +268,7 @@ def check(config: Config) -> None:
         ("activations", ("auto", "float32", "bfloat16")),
         ("state_on", ("device", "host")),
         ("shuffle", ("on", "off")),
+        ("optimizer_state", ("round", "client")),
         ("backend", BACKENDS),
     ):
         options.choice(name.replace("_", "-"), getattr(config, name), allowed)

@@ -32,7 +32,7 @@ from fedjax_sim.runner.directory import RunDirectory
 from fedjax_sim.runner.files import as_stored
 from fedjax_sim.runner.prepare import Setup
 from fedjax_sim.runner.programs import compile_once
-from fedjax_sim.runner.progress import progress_sink
+from fedjax_sim.runner.progress import progress_sinks
 from fedjax_sim.runner.recorder import Recorder
 from fedjax_sim.runner.result import Result
 from fedjax_sim.runner.sinks import Files, Segment, Sink
@@ -57,7 +57,7 @@ def drive(
     setups: Sequence[Setup],
     directories: Sequence[RunDirectory | None],
     *,
-    progress: bool = False,
+    progress: bool | None = False,
     sinks: Sequence[Sink] = (),
     resume_from: pathlib.Path | None = None,
     say: Callable[[str], None] | None = None,
@@ -66,14 +66,15 @@ def drive(
 ) -> list[Result]:
     """Drive prepared runs that share one simulation to their end.
 
-    sinks: who else is told of every segment; progress: a bar or lines among them. resume_from: the checkpoint from which
-    a single lane goes on. program: compiled rounds of an earlier run of the same simulation, for a single lane. again:
-    what goes on with all that was asked for, of which these runs are a part; said after an interrupt.
+    sinks: who else is told of every segment; progress: a bar or lines among them, None: a line only where compiling takes
+    long. resume_from: the checkpoint from which a single lane goes on. program: compiled rounds of an earlier run of the
+    same simulation, for a single lane. again: what goes on with all that was asked for, of which these runs are a part;
+    said after an interrupt.
     """
     lanes_of.check(setups)
     lanes = [Lane(s, d, Recorder(s)) for s, d in zip(setups, directories, strict=True)]
     say = say or (lambda text: print(text, file=sys.stderr))
-    told = [Files(), *([progress_sink()] if progress else []), *sinks] if writes() else []
+    told = [Files(), *progress_sinks(progress), *sinks] if writes() else []
     try:
         with interrupts.guard(), floats(setups[0].config.dtype):
             return _drive(lanes, told, resume_from, say, program, again)
@@ -109,7 +110,8 @@ def _drive(
         step = program
         if step is None and done < config.rounds:
             tell(sinks, lanes, lambda sink, lane: sink.compiling(lane))
-            step = compiled([lane.setup for lane in lanes], state, data)
+            tick = lambda seconds: tell(sinks, lanes[:1], lambda sink, lane: sink.waiting(lane, seconds))
+            step = compiled([lane.setup for lane in lanes], state, data, tick)
             tell(sinks, lanes, lambda sink, lane: sink.compiled(lane, time.perf_counter() - began))
         compile_seconds = time.perf_counter() - began
         while step is not None and done < config.rounds:
@@ -225,8 +227,8 @@ def reopen(lane: Lane, resume_from: pathlib.Path, say: Callable[[str], None]) ->
     return state, timings
 
 
-def compiled(setups: Sequence[Setup], state: State, data: Any) -> Callable:
-    """(state, data, rounds, ends) -> (state, logs, scores), ready to be called."""
+def compiled(setups: Sequence[Setup], state: State, data: Any, tick: Callable[[float], None]) -> Callable:
+    """(state, data, rounds, ends) -> (state, logs, scores), ready to be called. tick: hears how long it takes."""
     config, run = setups[0].config, setups[0].simulation.run
     if len(setups) > 1:
         run = lanes_of.side_by_side(setups, run)
@@ -234,16 +236,16 @@ def compiled(setups: Sequence[Setup], state: State, data: Any) -> Callable:
         return first_aside(LoopBackend(setups[0].simulation).run)
     elif config.state_on == "host":
         return first_aside(run)
-    return compiled_alone(run, state, data, jnp.int32(1), np.bool_(True))
+    return compiled_alone(run, state, data, jnp.int32(1), np.bool_(True), tick=tick)
 
 
-def compiled_alone(function: Callable, *args: Any) -> Callable:
+def compiled_alone(function: Callable, *args: Any, tick: Callable[[float], None] = lambda seconds: None) -> Callable:
     """A jitted function, ready to be called; tracing and compiling it may be broken off by a signal."""
     if not hasattr(function, "lower"):
         return function  # of rows on the host: compiles when it is called
     with interrupts.at_once():
         lowered = function.lower(*args)
-    return compile_once(lowered)
+    return compile_once(lowered, tick)
 
 
 def first_aside(run: Callable) -> Callable:

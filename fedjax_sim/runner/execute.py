@@ -40,18 +40,22 @@ def run(
     fed: Any = None,
     *,
     out: str | pathlib.Path | None = None,
-    progress: bool = False,
+    progress: bool | None = None,
     callback: Callable[[Segment], Any] | None = None,
     log: str | Sequence[Any] = (),
     model: Any = None,
     net: Any = None,
+    optimizer: Any = None,
+    loss: Any = None,
     **options: Any,
 ) -> Result:
     """Run one method and return its Result; the Python form of `fedjax-sim run`.
 
-    options: fields of `Config`, and options of the method by their names. method, model: names or objects of your own;
+    options: fields of `Config`, and options of the method by their names. method, model, optimizer: names or objects of
+    your own, such as optax.adamw(1e-3);
     fed: data of your own, instead of `dataset` and what belongs to it; net: initial weights; cohorts: the participants
-    of every round, taken in turn, instead of drawn ones. callback: called with every `Segment` (its rounds, its rows);
+    of every round, taken in turn, instead of drawn ones. progress: a bar or lines (default: a line only where compiling
+    takes long). callback: called with every `Segment` (its rounds, its rows);
     log: where else the numbers go, names as in `--log` ("tensorboard,wandb") or sinks of your own.
 
     >>> result = run("fedavg", model="mlp", clients=4, participation=1, rounds=2, epochs=1)    # digits
@@ -61,7 +65,7 @@ def run(
     {'mu': 0.1}
     """
     sinks = sinks_of(callback, log)
-    setup = set_up(method, fed, model=model, net=net, **options)
+    setup = set_up(method, fed, model=model, net=net, optimizer=optimizer, loss=loss, **options)
     directory = RunDirectory(pathlib.Path(out)) if out is not None else None
     return execute(setup, directory, progress=progress, sinks=sinks)
 
@@ -72,6 +76,8 @@ def set_up(
     *,
     model: Any = None,
     net: Any = None,
+    optimizer: Any = None,
+    loss: Any = None,
     load: Callable[[Config], Any] | None = None,
     **options: Any,
 ) -> Setup:
@@ -81,13 +87,19 @@ def set_up(
         raise UserError(f"method is a name or a Method, such as fedjax_sim.FedProx(mu=0.1), not {shown(repr(method))}")
     if isinstance(model, str):
         options, model = {**options, "model": model}, None
+    if isinstance(optimizer, str):
+        options, optimizer = {**options, "optimizer": optimizer}, None
+    if isinstance(loss, str):
+        options, loss = {**options, "loss": loss}, None
     config = Config(method=method.name if own else method, **sorted_out(method, fed, model, options))
     loaded = fed is None and load is not None
     if fed is None and load is not None:
         check(config)
         start_jax(config)
         fed = load(config)
-    setup = prepare(config, fed=fed, model=model, net=net, method=method if own else None, loaded=loaded)
+    setup = prepare(
+        config, fed=fed, model=model, net=net, method=method if own else None, optimizer=optimizer, loss=loss, loaded=loaded
+    )
     check_reach(setup)
     return setup
 
@@ -108,33 +120,36 @@ def resume(
     path: str | pathlib.Path,
     rounds: int | None = None,
     *,
-    progress: bool = False,
+    progress: bool | None = None,
     callback: Callable[[Segment], Any] | None = None,
     log: str | Sequence[Any] = (),
     fed: Any = None,
     method: Any = None,
     model: Any = None,
+    optimizer: Any = None,
+    loss: Any = None,
     data_dir: str | None = None,
     say: Callable[[str], None] | None = None,
     again: str = "",
 ) -> Result:
     """Continue a run directory from its newest checkpoint, or from its start where it has none yet; `rounds` may extend it.
 
-    fed, method, model: what was given as an object when the run was started; it must be the same. On fewer devices than
-    before the run goes on with other rounding. say: where remarks go (default: the standard error stream). again: what goes
-    on after an interrupt with all that was asked for (default: this run's own command).
+    fed, method, model, optimizer, loss: what was given as an object when the run was started; it must be the same. On fewer
+    devices than before the run goes on with other rounding. say: where remarks go (default: the standard error stream).
+    again: what goes on after an interrupt with all that was asked for (default: this run's own command).
     """
     say = say or (lambda text: print(text, file=sys.stderr))
     directory = RunDirectory(pathlib.Path(path))
     if not directory.path.is_dir():
         raise UserError(f"there is no run directory '{path}'")
     config, resolved, _ = directory.read_config()
-    provenance.check_given(path, config, fed, method, model)
+    provenance.check_given(path, config, fed, method, model, optimizer, loss)
     start_jax(dataclasses.replace(config, devices=str(resolved.get("devices", config.devices))))
     if jax.process_index() == 0:
         directory.lock.take()
     try:
-        return _resume(directory, rounds, progress, sinks_of(callback, log), fed, method, model, data_dir, say, again)
+        own = (fed, method, model, optimizer, loss)
+        return _resume(directory, rounds, progress, sinks_of(callback, log), *own, data_dir, say, again)
     finally:
         directory.lock.release()
 
@@ -142,11 +157,13 @@ def resume(
 def _resume(
     directory: RunDirectory,
     rounds: int | None,
-    progress: bool,
+    progress: bool | None,
     sinks: Sequence[Sink],
     fed: Any,
     method: Any,
     model: Any,
+    optimizer: Any,
+    loss: Any,
     data_dir: str | None,
     say: Callable[[str], None],
     again: str,
@@ -165,7 +182,7 @@ def _resume(
         devices=str(devices_now(config, resolved, say)),
         data_dir=data_dir or config.data_dir,
     )
-    setup = prepare(config, fed=fed, method=method, model=model, going_on=True, say=say)
+    setup = prepare(config, fed=fed, method=method, model=model, optimizer=optimizer, loss=loss, going_on=True, say=say)
     if found is None:
         setup = with_first_weights(setup, directory.path)
     changes = extension(setup, planned) if total != planned else ""
@@ -191,7 +208,7 @@ def gone_on(
     setup: Setup,
     path: pathlib.Path,
     *,
-    progress: bool = False,
+    progress: bool | None = False,
     sinks: Sequence[Sink] = (),
     say: Callable[[str], None],
     again: str = "",
@@ -239,7 +256,7 @@ def execute(
     setup: Setup,
     directory: RunDirectory | None,
     *,
-    progress: bool = False,
+    progress: bool | None = False,
     sinks: Sequence[Sink] = (),
     resume_from: pathlib.Path | None = None,
     say: Callable[[str], None] | None = None,

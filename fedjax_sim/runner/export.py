@@ -35,19 +35,23 @@ from fedjax_sim.types import Env, State, Tree
 FORMATS = (".npz", ".msgpack")
 
 
-def stored_state(path: pathlib.Path, fed: Any, method: Any, model: Any, data_dir: str | None) -> tuple[Setup, State]:
+def stored_state(
+    path: pathlib.Path, fed: Any, method: Any, model: Any, optimizer: Any, loss: Any, data_dir: str | None
+) -> tuple[Setup, State]:
     """The newest State of a run, and the set-up it belongs to, on one device."""
     directory = RunDirectory(path)
     if not path.is_dir():
         raise UserError(f"there is no run directory '{path}'")
     config, _, _ = directory.read_config()
-    provenance.check_given(path, config, fed, method, model)
+    provenance.check_given(path, config, fed, method, model, optimizer, loss)
     simple: dict[str, Any] = dict(
         chunk=1, devices=1, backend="auto", state_on="device"
     )  # what computes nothing needs no more
     config = dataclasses.replace(config, **simple, data_dir=data_dir or config.data_dir)
     start_jax(config)
-    setup = prepare(config, fed=fed, method=method, model=model, going_on=True, measure=False)
+    setup = prepare(
+        config, fed=fed, method=method, model=model, optimizer=optimizer, loss=loss, going_on=True, measure=False
+    )
     found = checkpoint.latest(path / "checkpoints")
     with floats(config.dtype):
         state = setup.simulation.init(config.seed, setup.net)
@@ -122,6 +126,8 @@ def export(
     fed: Any = None,
     method: Any = None,
     model: Any = None,
+    optimizer: Any = None,
+    loss: Any = None,
     data_dir: str | None = None,
 ) -> pathlib.Path:
     """Write the model of a run directory to `out` (.npz or .msgpack; default: in the run directory); returns the file.
@@ -132,7 +138,7 @@ def export(
     file = pathlib.Path(out) if out is not None else path / ("global.npz" if client is None else f"client-{client}.npz")
     if file.suffix not in FORMATS:
         raise UserError(f"'{file}' is neither .npz nor .msgpack; choose one of these endings")
-    setup, state = stored_state(path, fed, method, model, data_dir)
+    setup, state = stored_state(path, fed, method, model, optimizer, loss, data_dir)
     config, data = setup.config, setup.fed
     with floats(config.dtype):
         tree = global_net(setup, state) if client is None else client_predictor(setup, state, client)

@@ -12,6 +12,7 @@ from fedjax_sim.data import memory
 from fedjax_sim.errors import UserError
 from fedjax_sim.hooks import Peers
 from fedjax_sim.local.score import counted, predict_net, sums_of
+from fedjax_sim.models import batch_of
 from fedjax_sim.runner.prepare import Setup, in_its_floats
 from fedjax_sim.types import Array, Ctx, Tree
 
@@ -40,7 +41,7 @@ def facts(setup: Setup) -> dict[str, Any]:
     controller = tree_bytes(jax.eval_shape(agent.init, jax.eval_shape(lambda: jax.random.key(0)))) if agent else 0
     state = per_client * env.num_clients + tree_bytes(server) + controller
     lanes = min(sim.layout.chunk * sim.layout.devices, env.cohort)
-    x = jax.ShapeDtypeStruct((env.batch_size, *fed.shape), env.dtype)
+    x = batch_of(fed.shape, env.batch_size, env.dtype)
     mask = jax.ShapeDtypeStruct((env.batch_size,), bool)
 
     def residuals(net, x, mask):  # what the backward pass keeps from the forward pass

@@ -10,6 +10,7 @@ import json
 import math
 import os
 import pathlib
+import re
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -28,6 +29,18 @@ def reason(problem: OSError) -> str:
     'No space left on device'
     """
     return problem.strerror or str(problem) or type(problem).__name__
+
+
+def cause(problem: BaseException) -> str:
+    """Why a library could not write, in few words: the system's own where it quotes them.
+
+    >>> cause(ValueError("RESOURCE_EXHAUSTED: Error writing x: Failed to write 3 bytes [os_error_code='28']"))
+    'No space left on device'
+    """
+    if isinstance(problem, OSError):
+        return reason(problem)
+    told = re.search(r"os_error_code='(\d+)'", str(problem))
+    return os.strerror(int(told[1])) if told else (str(problem).splitlines() or [repr(problem)])[0]
 
 
 def exists(path: pathlib.Path) -> bool:

@@ -71,8 +71,12 @@ def at_once() -> Iterator[None]:
         _quick -= 1
 
 
-def aside(call: Callable[[], T]) -> T:
-    """`call()`, native code that changes nothing, in a thread of its own: after a signal nobody waits for it."""
+def aside(call: Callable[[], T], tick: Callable[[float], None] = lambda seconds: None) -> T:
+    """`call()`, native code that changes nothing, in a thread of its own: after a signal nobody waits for it.
+
+    tick: called with the seconds so far, several times a second.
+    """
+    began = time.monotonic()
     if threading.current_thread() is not threading.main_thread():
         return call()
     done: list[T] = []
@@ -90,6 +94,7 @@ def aside(call: Callable[[], T]) -> T:
             thread.start()
             while thread.is_alive():
                 thread.join(WAIT)
+                tick(time.monotonic() - began)
     except (KeyboardInterrupt, SystemExit):
         if not _left:
             atexit.register(_end_now)

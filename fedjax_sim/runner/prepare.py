@@ -23,15 +23,16 @@ from fedjax_sim.engine.participation import Participation, parse_participation, 
 from fedjax_sim.engine.simulation import Simulation, simulate
 from fedjax_sim.errors import UserError
 from fedjax_sim.hooks import Method, Peers
-from fedjax_sim.local import losses, optim
+from fedjax_sim.local import optim
 from fedjax_sim.methods import make_method
 from fedjax_sim.metrics import make_metrics
 from fedjax_sim.metrics.base import described
 from fedjax_sim.platform import floats
-from fedjax_sim.runner import autotune, checkpoint, interrupts, provenance, weights
-from fedjax_sim.runner.config import FULL, UNSAID, Config, Unsaid, check, straggler_terms
+from fedjax_sim.runner import autotune, checkpoint, interrupts, provenance, training, weights
+from fedjax_sim.runner.config import FULL, Config, check, straggler_terms
 from fedjax_sim.runner.start import host_devices_missing, start_jax, want_host_devices
 from fedjax_sim.runner.weights import initial_net, load_net, save_net
+from fedjax_sim.tasks import TOKENS, task_called
 from fedjax_sim.transforms import transformed
 from fedjax_sim.types import Env, State, Tree
 
@@ -80,6 +81,7 @@ def load_federation(config: Config) -> Federation:
         batch_size=BATCH if config.batch_size == FULL else int(config.batch_size),
         server_val=config.server_val,
         val_fraction=config.val_fraction,
+        task=config.task,
     )
 
 
@@ -89,13 +91,22 @@ def batch_size(config: Config, fed: Federation) -> int:
 
 
 def make_env(
-    config: Config, fed: Federation, model: models.Model, method: Method, dtype: Any, high: int, kept_out: int
+    config: Config,
+    fed: Federation,
+    model: models.Model,
+    method: Method,
+    dtype: Any,
+    high: int,
+    kept_out: int,
+    optimizer: Any = None,
+    given_loss: Any = None,
 ) -> Env:
-    loss = losses.make_loss(config.loss, fed.classes, fed.name, **config.loss_options)
+    loss = training.make_loss(config, fed, given_loss)
     return Env(
         model=model,
         loss=loss,
-        optimizer=optim.Sgd(config.momentum, config.weight_decay, optim.decay_groups(config.decay_groups, model.groups)),
+        optimizer=training.make_optimizer(config, model.groups, optimizer),
+        keeps_optimizer=config.optimizer_state == "client",
         num_clients=fed.num_clients,
         cohort=high,
         batch_size=batch_size(config, fed),
@@ -115,12 +126,15 @@ def make_env(
 
 def step_flops(env: Env, fed: Federation, net: Tree) -> float:
     """Floating-point operations of one gradient step, from the unoptimised program; nothing is compiled or run."""
-    x = jax.ShapeDtypeStruct((env.batch_size, *fed.shape), env.dtype)
-    y = jax.ShapeDtypeStruct((env.batch_size,), jnp.int32)
+    x = models.batch_of(fed.shape, env.batch_size, env.dtype)
+    y = jax.ShapeDtypeStruct((env.batch_size, *fed.y.shape[1:]), fed.y.dtype)
 
     def loss(params, x, y):
         features, _ = env.model.features({**net, "params": params}, x, train=True)
-        return optax.softmax_cross_entropy_with_integer_labels(env.model.head({**net, "params": params}, features), y).mean()
+        outputs = env.model.head({**net, "params": params}, features)
+        if fed.task != "classification":
+            return jnp.square(outputs).mean()
+        return optax.softmax_cross_entropy_with_integer_labels(outputs, y).mean()
 
     cost = jax.jit(jax.grad(loss)).lower(jax.eval_shape(lambda: net["params"]), x, y).cost_analysis()
     return float((cost or {}).get("flops", 0.0))
@@ -133,6 +147,8 @@ def prepare(
     model: Any = None,
     net: Tree | None = None,
     method: Method | None = None,
+    optimizer: Any = None,
+    loss: Any = None,
     layout: layouts.Layout | None = None,
     capacity: int = 32,
     cohorts: tuple[tuple[int, ...], ...] = (),
@@ -141,7 +157,7 @@ def prepare(
     loaded: bool = False,
     going_on: bool = False,
 ) -> Setup:
-    """Everything a run needs. Own data, model, initial weights or method may be given instead of names.
+    """Everything a run needs. Own data, model, initial weights, method or optimiser may be given instead of names.
 
     cohorts: fixed participants round by round (an availability trace), repeated when it ends, instead of drawn ones;
     the same as `Config.cohorts`. measure: whether `--chunk auto` may time layouts for a long run. loaded: `fed` is what
@@ -151,7 +167,9 @@ def prepare(
     check(config)
     start_jax(config)
     with interrupts.guard(), interrupts.at_once(), floats(config.dtype):
-        return _prepare(config, fed, model, net, method, layout, capacity, cohorts, say, measure, loaded, going_on)
+        return _prepare(
+            config, fed, model, net, method, optimizer, loss, layout, capacity, cohorts, say, measure, loaded, going_on
+        )
 
 
 def _prepare(
@@ -160,6 +178,8 @@ def _prepare(
     model: Any,
     net: Tree | None,
     method: Method | None,
+    optimizer: Any,
+    loss: Any,
     layout: layouts.Layout | None,
     capacity: int,
     cohorts: tuple[tuple[int, ...], ...],
@@ -184,23 +204,22 @@ def _prepare(
     if method is not None:
         config = provenance.with_method(config, method)
     method = method or transformed(make_method(config.method, **config.options), config.transforms)
-    config = dataclasses.replace(config, loss=method.loss if config.loss == "auto" else config.loss)
-    unsaid: dict[str, Any] = {
-        k: float(dict(method.prefers).get(k, v)) for k in UNSAID if isinstance(v := getattr(config, k), Unsaid)
-    }
-    config = dataclasses.replace(config, **unsaid)
+    config = training.with_loss(config, method, fed, loss)
+    config = training.settled(config, method, optimizer)
     if model is not None:
         if config.activation_type != config.dtype:
             raise UserError(
                 f"activations {config.activations} are for models known by name, and model= is an object; build it so: "
                 f"fedjax_sim.build(…, activations='{config.activations}'), or a flax module with a dtype of its own"
             )
-        model = models.as_model(model, fed.shape, fed.classes, dtype)
+        model = models.as_model(model, fed.shape, fed.classes, dtype, places=task_called(fed.task).target == TOKENS)
         provenance.check_model(model, fed, dtype)
         config = dataclasses.replace(config, model=model.name, own_model=True)
     else:
         models.check_options(config.model, config.model_options)
-        how = dict(dtype=dtype, conv=config.conv, activations=config.activation_type)
+        how: dict[str, Any] = dict(dtype=dtype, conv=config.conv, activations=config.activation_type)
+        if len(fed.shape) == 1:
+            how |= dict(vocabulary=int(np.max(fed.x)) + 1, places=task_called(fed.task).target == TOKENS)
         model = models.build(config.model, fed.shape, fed.classes, **how, **config.model_options)
     config = dataclasses.replace(config, model_shapes=provenance.shapes_of(model))
     if going_on:
@@ -218,9 +237,12 @@ def _prepare(
         config = dataclasses.replace(config, initial_weights=weights.checksum(net))
     else:
         net = initial_net(model, config.seed)
-    env = make_env(config, fed, model, method, dtype, high, len(unseen))
+    env = make_env(config, fed, model, method, dtype, high, len(unseen), optimizer, loss)
+    training.check_task(method, fed, env)
+    training.check_method(method, config, env.optimizer)
+    check_kept_state(config, env, net)
     check_evaluations(method, config.evaluations, env.bn_local)
-    metrics = make_metrics(config.metrics, fed.classes)
+    metrics = make_metrics(config.metrics, fed.classes, task_called(fed.task).metrics)
     host_devices_missing(config)
 
     def on(layout: layouts.Layout, stored: str) -> Simulation:
@@ -248,7 +270,8 @@ def _prepare(
             config, env, fed, net, participation, lambda layout: on(layout, some), say, measure
         )
     resolved["client_rows"] = client_rows(fed, seen)
-    resolved["prefers"] = {k: v for k, v in method.prefers if getattr(config, k) == v}  # in force
+    prefers = method.prefers if isinstance(env.optimizer, optim.Sgd) else ()  # numbers of SGD
+    resolved["prefers"] = {k: v for k, v in prefers if getattr(config, k) == v}  # in force
     resolved["panels"] = {name: list(panel) for name, panel in method.panels.items()}  # what the report draws of its log
     resolved["replaces"] = dict(method.replaces)  # beside what was asked for: what the method does instead
     resolved |= described(metrics, config.evaluations)  # what is measured, and how it is read
@@ -261,6 +284,11 @@ def client_rows(fed: Federation, seen: tuple[int, ...]) -> dict[str, Any]:
     split = client_split(fed)
     size = np.asarray(fed.size[split])[list(seen)]
     return dict(split=split, least=int(size.min()), mean=float(size.mean()), most=int(size.max()))
+
+
+def check_kept_state(config: Config, env: Env, net: Tree) -> None:
+    if env.keeps_optimizer and not jax.tree.leaves(jax.eval_shape(env.optimizer.init, net["params"])):
+        raise UserError(f"optimizer-state client means nothing here: optimizer {config.optimizer} has no state to keep")
 
 
 def with_cohorts(config: Config, cohorts: tuple[tuple[int, ...], ...], clients: int, unseen: tuple[int, ...]) -> Config:

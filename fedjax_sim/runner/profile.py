@@ -16,12 +16,13 @@ from fedjax_sim.engine import layout as layouts
 from fedjax_sim.engine import round as stages
 from fedjax_sim.errors import UserError
 from fedjax_sim.hooks import Controlled
+from fedjax_sim.runner import interrupts
 from fedjax_sim.runner.prepare import Setup, in_its_floats
 
 
 def best_of(fn: Callable[[], Any], repeats: int) -> tuple[float, Any]:
     """(least seconds, result); the first call, which compiles, is not counted."""
-    out = jax.block_until_ready(fn())
+    out = interrupts.aside(lambda: jax.block_until_ready(fn()))
     least = float("inf")
     for _ in range(repeats):
         began = time.perf_counter()
@@ -31,8 +32,11 @@ def best_of(fn: Callable[[], Any], repeats: int) -> tuple[float, Any]:
 
 
 @in_its_floats
-def stage_seconds(setup: Setup, repeats: int = 3) -> dict[str, float]:
-    """Seconds of: orders (sampling, observing, acting), local, aggregation, controller, evaluation, and a whole round."""
+def stage_seconds(setup: Setup, repeats: int = 3, say: Callable[[str], None] = lambda text: None) -> dict[str, float]:
+    """Seconds of: orders (sampling, observing, acting), local, aggregation, controller, evaluation, and a whole round.
+
+    say: hears which of them is compiled and timed.
+    """
     sim = setup.simulation
     if setup.config.state_on == "host":
         raise UserError("profile takes a round apart on the device; allowed: --state-on device")
@@ -42,14 +46,20 @@ def stage_seconds(setup: Setup, repeats: int = 3) -> dict[str, float]:
     train = jax.jit(lambda s, d, o: stages.train(r, sim.open(d), s, o))
     aggregate = jax.jit(lambda s, d, *rest: stages.aggregate(r, sim.open(d), s, *rest))
     learn = jax.jit(lambda s, d, *rest: stages.learn(r, sim.open(d), s, *rest))
+    whole = jax.jit(sim.round)
     seconds: dict[str, float] = {}
-    seconds["orders"], orders = best_of(lambda: make(state, data), repeats)
-    seconds["local"], outcome = best_of(lambda: train(state, data, orders), repeats)
-    seconds["aggregation"], (server, cohort, _) = best_of(lambda: aggregate(state, data, orders, outcome), repeats)
-    seconds["controller"], _ = best_of(lambda: learn(state, data, orders, server, outcome.clients, cohort), repeats)
+
+    def timed(name: str, fn: Callable[[], Any]) -> Any:
+        say(f"{setup.config.method}: compiling and timing {name} …")
+        seconds[name], out = best_of(fn, repeats)
+        return out
+
+    orders = timed("orders", lambda: make(state, data))
+    outcome = timed("local", lambda: train(state, data, orders))
+    server, cohort, _ = timed("aggregation", lambda: aggregate(state, data, orders, outcome))
+    timed("controller", lambda: learn(state, data, orders, server, outcome.clients, cohort))
     if sim.method.ask(Controlled) is None:
         seconds["controller"] = 0.0
-    seconds["evaluation"], _ = best_of(lambda: sim.evaluate(state, data), repeats)
-    whole = jax.jit(sim.round)
-    seconds["round (fused, no evaluation)"], _ = best_of(lambda: whole(state, data), repeats)
+    timed("evaluation", lambda: sim.evaluate(state, data))
+    timed("round (fused, no evaluation)", lambda: whole(state, data))
     return seconds

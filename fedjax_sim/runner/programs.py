@@ -8,6 +8,7 @@ can be mistaken for the same. Other processes find it in the compilation cache o
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -18,8 +19,8 @@ MOST = 8  # programs kept
 _kept: dict[tuple, Any] = {}
 
 
-def compile_once(program: Any) -> Any:
-    """`program.compile()` of a lowered function, or what came of the same text before.
+def compile_once(program: Any, tick: Callable[[float], None] = lambda seconds: None) -> Any:
+    """`program.compile()` of a lowered function, or what came of the same text before. tick: see `interrupts.aside`.
 
     >>> import jax.numpy as jnp
     >>> one, other = (jax.jit(lambda a: a + 1).lower(jnp.ones(2)) for _ in range(2))
@@ -27,10 +28,10 @@ def compile_once(program: Any) -> Any:
     True
     """
     if jax.config.values.get("jax_use_simplified_jaxpr_constants"):  # constants then travel beside the text
-        return interrupts.aside(program.compile)
+        return interrupts.aside(program.compile, tick)
     text = hashlib.sha256(program.as_text().encode()).hexdigest()
     key = (text, program.in_tree, program.out_tree, *jax.devices())
-    compiled = _kept.pop(key, None) or interrupts.aside(program.compile)
+    compiled = _kept.pop(key, None) or interrupts.aside(program.compile, tick)
     _kept[key] = compiled  # the newest last
     while len(_kept) > MOST:
         del _kept[next(iter(_kept))]

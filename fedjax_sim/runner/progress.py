@@ -35,11 +35,15 @@ def left(segment: Segment) -> str:
     return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d} left" if minutes >= 60 else f"{minutes}:{rest:02d} left"
 
 
+LONG = 10.0  # seconds
+
+
 class Lines(Sink):
     """One line per event; nothing is ever overwritten."""
 
     def __init__(self, out: TextIO | None = None):
         self.out = out
+        self.next = LONG  # seconds of compiling after which it is said that it goes on; then twice as many
 
     def say(self, text: str) -> None:
         print(text, file=self.out or sys.stderr, flush=True)
@@ -47,7 +51,13 @@ class Lines(Sink):
     def compiling(self, lane: Lane) -> None:
         self.say(f"{name_of(lane)}: compiling …")
 
+    def waiting(self, lane: Lane, seconds: float) -> None:
+        if seconds >= self.next:
+            self.say(f"{name_of(lane)}: compiling … {seconds:.0f} s")
+            self.next = 2 * self.next
+
     def compiled(self, lane: Lane, seconds: float) -> None:
+        self.next = LONG
         self.say(f"{name_of(lane)}: compiled in {seconds:.1f} s")
 
     def segment(self, lane: Lane, segment: Segment, timings: list[dict[str, Any]]) -> None:
@@ -58,6 +68,18 @@ class Lines(Sink):
         self.say(f"{name_of(lane)}: round {segment.last} of {segment.total}{shown}, {each:.3g} s/round{rest}")
 
 
+class LongCompilation(Lines):
+    """Nothing but that it compiles, where that takes long: nobody should wait in front of a silent notebook."""
+
+    def compiling(self, lane: Lane) -> None: ...
+
+    def compiled(self, lane: Lane, seconds: float) -> None:
+        if seconds >= LONG:
+            super().compiled(lane, seconds)
+
+    def segment(self, lane: Lane, segment: Segment, timings: list[dict[str, Any]]) -> None: ...
+
+
 class Bar(Sink):
     """A bar that is drawn over itself, for a terminal; lanes side by side share it."""
 
@@ -65,6 +87,7 @@ class Bar(Sink):
         self.bar: Any = None
         self.lanes: list[Lane] = []
         self.last: dict[int, float] = {}
+        self.seconds = 0  # of compiling, as last shown
 
     def begin(self, lane: Lane, done: int) -> None:
         from tqdm import tqdm
@@ -85,7 +108,13 @@ class Bar(Sink):
     def compiling(self, lane: Lane) -> None:
         self.bar.set_description(f"{self.name()}: compiling …")
 
+    def waiting(self, lane: Lane, seconds: float) -> None:
+        if int(seconds) > self.seconds:
+            self.seconds = int(seconds)
+            self.bar.set_description(f"{self.name()}: compiling … {self.seconds} s")
+
     def compiled(self, lane: Lane, seconds: float) -> None:
+        self.seconds = 0
         self.bar.set_description(self.name())
         self.bar.unpause()  # the time left is that of the rounds alone
 
@@ -140,6 +169,8 @@ class JsonLines(Sink):
         self.tell(lane, "end", summary=summary)
 
 
-def progress_sink() -> Sink:
-    """What fits the standard error stream."""
-    return Bar() if sys.stderr.isatty() else Lines()
+def progress_sinks(wanted: bool | None) -> list[Sink]:
+    """What fits the standard error stream; None: only what nobody should wait for in silence."""
+    if wanted is None:
+        return [LongCompilation()]
+    return [] if not wanted else [Bar() if sys.stderr.isatty() else Lines()]

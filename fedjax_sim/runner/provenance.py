@@ -20,7 +20,18 @@ from fedjax_sim.options import shown
 from fedjax_sim.runner.config import OWN, Config
 from fedjax_sim.transforms import innermost, texts_of, transformed
 
-DATA_WORDS = ("dataset", "partition", "protocol", "norm", "clients", "server_val", "val_fraction", "data_dir", "download")
+DATA_WORDS = (
+    "dataset",
+    "partition",
+    "protocol",
+    "norm",
+    "task",
+    "clients",
+    "server_val",
+    "val_fraction",
+    "data_dir",
+    "download",
+)
 
 
 def with_data(config: Config, fed: Federation, own: bool) -> Config:
@@ -32,7 +43,7 @@ def with_data(config: Config, fed: Federation, own: bool) -> Config:
         words = dict(
             partition=OWN, protocol=OWN, norm=OWN, server_val=None, val_fraction=None, data_dir=None, download=False
         )
-        facts |= words | dict(dataset=fed.name)
+        facts |= words | dict(dataset=fed.name, task=Config.task)
     return dataclasses.replace(config, **facts)
 
 
@@ -116,6 +127,9 @@ def check_same(stored: Config, now: Config, fed: Federation) -> None:
             f"the method is not that of the run: it was {tell(stored.method, stored.own_method)}, "
             f"and this is {tell(now.method, now.own_method)}"
         )
+    if (stored.optimizer, stored.own_optimizer) != (now.optimizer, now.own_optimizer):
+        rule = lambda config: f"'{config.optimizer}'" + f" ({config.own_optimizer})" * bool(config.own_optimizer)
+        raise UserError(f"the optimiser is not that of the run: it was {rule(stored)}, and this is {rule(now)}")
     if stored.model != now.model or stored.model_shapes != now.model_shapes:
         raise UserError(
             f"the model is not that of the run: it was '{stored.model}' (shapes {stored.model_shapes}), "
@@ -123,11 +137,15 @@ def check_same(stored: Config, now: Config, fed: Federation) -> None:
         )
 
 
-def check_given(path: Any, config: Config, fed: Any, method: Any, model: Any) -> None:
+def check_given(
+    path: Any, config: Config, fed: Any, method: Any, model: Any, optimizer: Any = None, loss: Any = None
+) -> None:
     """What was given from Python must be given again."""
     given: list[tuple[bool, Any, str, Callable[[], str]]] = [
         (config.own_data, fed, "fed", lambda: f"data given from Python ({config.data})"),
         (bool(config.own_method), method, "method", lambda: f"a method given as an object ({config.method})"),
+        (bool(config.own_optimizer), optimizer, "optimizer", lambda: "an optimiser given as an object"),
+        (bool(config.own_loss), loss, "loss", lambda: f"a loss given as an object ({config.own_loss})"),
         (config.own_model, model, "model", lambda: f"a model given as an object ({config.model})"),
     ]
     missing = [(name, what()) for own, value, name, what in given if own and value is None]

@@ -85,7 +85,9 @@ class Recorder:
             mixed = "resident" in scores and not self.setup.simulation.method.adapts
             resident = scores["resident"][metrics[0].name] if mixed else None
             row |= figures.probe_figures(log, resident, metrics[0], self.setup.participation.seen)
-        on_their_rows = next((scores[mode] for mode in OF_CLIENTS if mode in scores and mode != "personal@global"), None)
+        on_their_rows = next(
+            (scores[mode] for mode in OF_CLIENTS if mode in scores and not mode.startswith("personal@")), None
+        )
         if on_their_rows is not None:
             counts = np.asarray(on_their_rows[metrics[0].name]["count"])[list(self.setup.participation.seen)]
             row |= dict(client_rows_least=float(counts.min()), client_rows_mean=float(counts.mean()))

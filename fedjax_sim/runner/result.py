@@ -10,12 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_sim.data.arrays import check_images
+from fedjax_sim.data.arrays import check_inputs
 from fedjax_sim.engine import predictor
 from fedjax_sim.errors import lookup
 from fedjax_sim.metrics.base import Primary
 from fedjax_sim.runner.prepare import Setup
 from fedjax_sim.runner.weights import save_net
+from fedjax_sim.tasks import task_called
 from fedjax_sim.types import State, Tree
 
 
@@ -53,15 +54,16 @@ class Result:
         return predictor.personal(self.setup.simulation, self.state, client)
 
     def predict(self, x: Any, client: int | None = None, *, logits: bool = False) -> np.ndarray:
-        """Classes [B] of raw images, as they are in the dataset; they are normalised as in training.
+        """Classes [B] of raw examples, as they are in the dataset; they are normalised as in training. Other tasks have
+        predictions of their own: numbers [B, K], labels [B, K], a token for every place [B, T].
 
         client: predict with this client's own model instead of the common one. logits: scores [B, classes] instead.
         """
         sim = self.setup.simulation
-        x = predictor.normalised(self.setup.fed, check_images(x, "x"), sim.env.dtype)
+        x = predictor.normalised(self.setup.fed, check_inputs(x, "x", self.setup.fed.task), sim.env.dtype)
         net = self.net if client is None else self.personal(client)
         scores = predictor.logits(sim, net, x, client is not None)
-        return scores if logits else scores.argmax(-1)
+        return scores if logits else task_called(self.setup.fed.task).read(scores)
 
     def save_net(self, path: str | pathlib.Path) -> None:
         """The final common net as .npz: `fs.run(…, init=path)` starts from it."""

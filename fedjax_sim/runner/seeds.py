@@ -28,7 +28,13 @@ def with_seed(setup: Setup, seed: int) -> Setup:
 
 
 def run_seeds(
-    setup: Setup, number: int, out: str | pathlib.Path | None, mode: str = "loop", *, progress: bool = False, **more: Any
+    setup: Setup,
+    number: int,
+    out: str | pathlib.Path | None,
+    mode: str = "loop",
+    *,
+    progress: bool | None = None,
+    **more: Any,
 ) -> list[Result]:
     """Runs with seeds s, s+1, …; directories out/seed-s. progress, more: see `driver.drive`."""
     options.choice("seeds-mode", mode, MODES)

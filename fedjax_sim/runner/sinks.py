@@ -1,7 +1,8 @@
 """Where a run's numbers go while it runs: one interface for files, progress, TensorBoard, Weights & Biases, a callback.
 
-The driver tells every sink of every lane: begin, compiling, compiled, then segment after segment, and the end. Sinks are
-told in process 0 only. The CSV files are always there (`Files`); the others are asked for by name (`SINKS`) or given.
+The driver tells every sink of every lane: begin, compiling, waiting, compiled, then segment after segment, and the end.
+Sinks are told in process 0 only. The CSV files are always there (`Files`); the others are asked for by name (`SINKS`) or
+given.
 """
 
 from __future__ import annotations
@@ -38,6 +39,9 @@ class Sink:
         """A run starts, or goes on after `done` rounds."""
 
     def compiling(self, lane: Lane) -> None: ...
+
+    def waiting(self, lane: Lane, seconds: float) -> None:
+        """It compiles, for so many seconds so far; told several times a second."""
 
     def compiled(self, lane: Lane, seconds: float) -> None: ...
 

@@ -11,18 +11,19 @@ import jax
 
 from fedjax_sim.engine.round import Numbers, numbers_of
 from fedjax_sim.errors import UserError, unknown
-from fedjax_sim.local import optim
-from fedjax_sim.local.losses import make_loss
+from fedjax_sim.local import optim, optimizers
 from fedjax_sim.methods import make_method
 from fedjax_sim.options import like, shown
 from fedjax_sim.runner.config import Config, check
 from fedjax_sim.runner.directory import RunDirectory
 from fedjax_sim.runner.driver import Result, drive
 from fedjax_sim.runner.prepare import Setup
+from fedjax_sim.runner.training import make_loss, make_optimizer
 from fedjax_sim.transforms import innermost, names_of, transformed, with_option
 
-OF_THE_RUN = ("lr", "momentum", "weight_decay")
+OF_THE_RUN = ("lr", "momentum", "weight_decay", "clip_norm")
 LOSS = "loss."  # before an option of the local loss
+RULE = "optimizer."  # before a number of a rule of optax
 
 
 def allowed(setup: Setup) -> dict[str, str]:
@@ -31,6 +32,8 @@ def allowed(setup: Setup) -> dict[str, str]:
     own = {} if setup.config.own_method else dict.fromkeys(innermost(numbers.method).numbers)
     run = [name for name in OF_THE_RUN if name == "lr" or name in numbers.optimizer.numbers]
     run += [LOSS + name for name in numbers.loss.numbers]
+    if isinstance(numbers.optimizer, optimizers.Rule):
+        run += [RULE + name for name in numbers.optimizer.values.numbers]
     around = [
         f"{name}.{option}" for name in names_of(setup.config.transforms) for option in numbers_around(numbers.method, name)
     ]
@@ -56,6 +59,10 @@ def with_value(setup: Setup, name: str, value: Any) -> Setup:
     elif name.startswith(LOSS):
         number = like(name, value, 0.0)
         config = dataclasses.replace(config, loss_options={**config.loss_options, name.removeprefix(LOSS): number})
+    elif name.startswith(RULE):
+        rule, options = optimizers.parse(config.optimizer)
+        options |= {name.removeprefix(RULE): str(value)}
+        config = dataclasses.replace(config, optimizer=f"{rule}:{','.join(f'{k}={v}' for k, v in options.items())}")
     elif (owner := name.partition(".")[0]) in names_of(config.transforms):
         texts = with_option(config.transforms, owner, name.partition(".")[2], value)
         config = dataclasses.replace(config, transforms=texts)
@@ -74,9 +81,11 @@ def numbers_for(setup: Setup, config: Config) -> Numbers:
     r, method = setup.simulation.stages, setup.simulation.method
     if not config.own_method:
         method = transformed(make_method(config.method, **config.options), config.transforms)
-    rule = r.env.optimizer._replace(momentum=config.momentum, weight_decay=config.weight_decay)
+    rule = r.env.optimizer._replace(clip_norm=config.clip_norm)
+    if not isinstance(rule, optimizers.Own):
+        rule = make_optimizer(config, r.env.model.groups)
     rates = optim.schedule(config.schedule, config.lr, config.schedule_rounds)
-    loss = make_loss(config.loss, setup.fed.classes, setup.fed.name, **config.loss_options)
+    loss = r.env.loss if config.loss == "own" else make_loss(config, setup.fed)
     env = dataclasses.replace(r.env, optimizer=rule, loss=loss)
     return numbers_of(dataclasses.replace(r, method=method, env=env, lr=rates))
 
@@ -87,13 +96,13 @@ def run_values(
     values: Sequence[Any],
     out: str | pathlib.Path | None = None,
     *,
-    progress: bool = False,
+    progress: bool | None = None,
     **more: Any,
 ) -> list[Result]:
     """Runs that differ in one real setting, side by side in one program; directories out/NAME=VALUE.
 
-    name: lr, momentum, weight_decay, loss.OPTION, or a field of the method, of its agent, or TRANSFORM.OPTION of a transform
-    around it, that is annotated Real.
+    name: lr, momentum, weight_decay, clip_norm, optimizer.OPTION, loss.OPTION, or a field of the method, of its agent, or
+    TRANSFORM.OPTION of a transform around it, that is annotated Real.
     progress, more: see `driver.drive`.
 
     >>> from fedjax_sim import Config, prepare

@@ -94,6 +94,8 @@ class Transform(Personal, Peers, Controlled, Selects, SetsUp, Finishes, Method):
     loss = property(lambda self: self.inner.loss)  # type: ignore[assignment]
     prefers = property(lambda self: self.inner.prefers)  # type: ignore[assignment]
     replaces = property(lambda self: self.inner.replaces)  # type: ignore[assignment]
+    needs_classes = property(lambda self: self.inner.needs_classes)  # type: ignore[assignment]
+    needs_sgd = property(lambda self: self.inner.needs_sgd)  # type: ignore[assignment]
     payload = property(lambda self: self.inner.payload)  # type: ignore[assignment]
     panels = property(lambda self: self.inner.panels)  # type: ignore[assignment]
     max_epochs = property(lambda self: self.inner.max_epochs)  # type: ignore[assignment]
@@ -187,6 +189,9 @@ class Transform(Personal, Peers, Controlled, Selects, SetsUp, Finishes, Method):
 
     def available(self, env: Env, server: Around, client: Client, ctx: Ctx) -> Array | None:
         return self._inner.available(env_inside(env), server.inner, inside(client), ctx)
+
+    def imposed(self, env: Env, server: Around, client: Client, ctx: Ctx) -> tuple[Array, Array] | None:
+        return self._inner.imposed(env_inside(env), server.inner, inside(client), ctx)
 
     def plan_of(self, env: Env, action: Array, server: Around, ctx: Ctx) -> Plan:
         return self._inner.plan_of(env_inside(env), action, server.inner, ctx)

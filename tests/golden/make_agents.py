@@ -4,7 +4,8 @@
 
 `ours(case)` runs the agent, `theirs(case)` the PyTorch version from the same start on the same rows; both give the
 parameters afterwards. `tests/agents/test_agents_updates.py` compares the first with the stored arrays always, and with
-the second where torch is installed. Every action mask is used: of the state and of the next state.
+the second where torch is installed. Every action mask is used: of the state and of the next state; rows with a single
+available action teach nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ import numpy as np
 import agents
 from agents import replay as ring
 from agents import replay_agent
-from agents.types import clean_transitions
 
 FILE = Path(__file__).parent / "agents_updates.npz"
 S, A, ROWS, HIDDEN, LR, GAMMA, TAU, RATIO, DECAY = 3, 4, 12, 6, 0.01, 0.9, 0.1, 0.6, 0.8
@@ -77,7 +77,7 @@ def played(case: str) -> tuple[Any, Any, list[agents.Transition], Any]:
             batches.append(experience(agent, state, seed))
             key = jax.random.key(5)
             if name in NETWORKS:
-                clean = clean_transitions(batches[-1], S, A, jnp.float64, continuous=name == "ddpg")
+                clean = agent.lessons(batches[-1])
                 rows = replay_agent.experience(clean, state.replay.rows.done is not None)
                 drawn = ring.sample(ring.add(state.replay, rows, clean.mask), key, (2, 8))
             state, _ = jax.jit(agent.update)(state, batches[-1], key)
@@ -140,11 +140,19 @@ def theirs(case: str) -> dict[str, np.ndarray]:
     if name in ("dqn", "q_bandit"):
         online = nets["online"]
         descent = optimiser(online)
+
+        def goal(rows: Any, centre: Any, scale: Any) -> Any:
+            if name == "q_bandit":
+                return rows.reward
+            best = forbid(run(online, rows.next_observation), rows.next_available).argmax(-1)
+            after = centre + scale * run(nets["target"], rows.next_observation)[one, best]
+            return (rows.reward + GAMMA * (1 - rows.done) * after).detach()
+
+        # the first update: networks as they are say 0 + 1 · q, and from now on centre + scale · q
+        goals = torch.cat([goal(rows, 0.0, 1.0) for rows in minibatches])
+        units = goals.mean(), torch.clamp(goals.std(correction=0), min=1.0)
         for rows in minibatches:
-            y = rows.reward
-            if name == "dqn":
-                best = forbid(run(online, rows.next_observation), rows.next_available).argmax(-1)
-                y = (y + GAMMA * (1 - rows.done) * run(nets["target"], rows.next_observation)[one, best]).detach()
+            y = (goal(rows, *units) - units[0]) / units[1]
             taken = run(online, rows.observation)[one, rows.action.long()]
             step(descent, online, torch.nn.functional.huber_loss(taken, y))
         if name == "dqn":
@@ -193,7 +201,9 @@ def theirs(case: str) -> dict[str, np.ndarray]:
         descent, weight, mean, square = optimiser(policy + value), 0.0, 0.0, 0.0
         for t in range(len(batches)):
             recent = [batches[t], *(batches[max(0, t - 1) : t] if name == "ppo" else ())]
-            rows = [jax.tree.map(tensor, b._replace(done=np.asarray(b.done, np.float64))) for b in recent]
+            free = [np.asarray(b.info.available).sum(-1) != 1 for b in recent]  # none available: all are
+            kept = [jax.tree.map(lambda x, f=f: np.asarray(x)[f], b) for b, f in zip(recent, free, strict=True)]
+            rows = [jax.tree.map(tensor, b._replace(done=np.asarray(b.done, np.float64))) for b in kept]
             pick = lambda get: torch.cat([get(b) for b in rows])
             x, a, following = (pick(lambda b, f=f: getattr(b, f)) for f in ("observation", "action", "next_observation"))
             reward, done, old = pick(lambda b: b.reward), pick(lambda b: b.done), pick(lambda b: b.info.log_probability)
@@ -201,7 +211,7 @@ def theirs(case: str) -> dict[str, np.ndarray]:
             y = (reward + GAMMA * (1 - done) * run(value, following)[:, 0]).detach()
             error = (y - run(value, x)[:, 0]).detach()
             centre = mean / weight if weight else 0.0
-            fresh = error[:ROWS]
+            fresh = error[: free[0].sum()]
             square = DECAY * square + (1 - DECAY) * ((fresh - centre) ** 2).mean().item()
             mean, weight = DECAY * mean + (1 - DECAY) * fresh.mean().item(), DECAY * weight + 1 - DECAY
             advantage = (error - centre) / ((square / weight) ** 0.5 + 1e-8)

@@ -46,7 +46,7 @@ class Choice:
 def merged(paper: Paper, table: Table | None, lines: Sequence[Line], scale: str, typed: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of one cell, the later the stronger; `seeds` among them."""
     name = next((line.preset for line in reversed(lines) if line.preset), table.preset if table else "")
-    holders = [paper, *([table] if table else []), *lines]
+    holders: list[Any] = [paper, *([table] if table else []), *lines]
     out: dict[str, Any] = dict(preset(name).settings) if name else {}
     for holder in holders:
         out |= holder.settings
@@ -92,7 +92,8 @@ def job_of(config: Config, kind: str = "run", before: Job | None = None, parts: 
     facts = [config.hash(), config.rounds, kind, before.name if before else "", parts]
     digits = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:8]
     data = re.sub(r"[^\w.-]+", "_", f"{config.dataset.partition(':')[0].rpartition('/')[2]}-{config.partition}")
-    return Job(0, f"{config.method}-{data}-s{config.seed}-{digits}", config, {}, before=before, parts=parts, kind=kind)
+    name = f"{config.method}-{data}-s{config.seed}-{digits}"
+    return Job(0, name, config, {}, digits, before=before, parts=parts, kind=kind)
 
 
 class Planner:

@@ -147,21 +147,32 @@ def groups_of(cells: Sequence[Cell], found: Found) -> list[Group]:
     return out
 
 
+def draw(table: Table, cells: Sequence[Cell], found: Found, path: pathlib.Path, client: int | None) -> list[pathlib.Path]:
+    groups = groups_of(cells, found)
+    if not groups:
+        raise UserError(f"nothing of {table.name} is there yet; run it with: fedjax-sim paper run {table.name}")
+    column = reading.split(table.read)[1][0] if table.read else ""
+    written = []
+    for name in table.draw:
+        leaves = pictures.picture(name).leaves
+        states = {run.path: state_of(run.path, leaves) for g in groups for run in g.runs} if leaves else {}
+        wanted = pictures.Wanted(groups, table.client if client is None else client, column, states)
+        written += pictures.draw(name, wanted, path if len(table.draw) == 1 else path.with_name(f"{path.name}-{name}"))
+    return written
+
+
+def state_of(run: pathlib.Path, leaves: Sequence[str]) -> dict[str, Any]:
+    from fedjax_sim.runner import checkpoint
+
+    return checkpoint.arrays(checkpoint.latest(run / "checkpoints"), leaves)
+
+
 def show(table: Table, choice: Choice, cells: Sequence[Cell], folder: Cells, client: int | None = None) -> None:
     """Print it, write TABLE-SCALE.md and .json, draw its figures."""
     found, stem = Found(folder), f"{table.key}-{choice.scale}"
     written: list[pathlib.Path] = []
     if table.draw:
-        groups = groups_of(cells, found)
-        if not groups:
-            raise UserError(
-                f"nothing of {table.name} is there yet in '{folder.path}'; run it with: fedjax-sim paper run {table.name}"
-            )
-        column = reading.split(table.read)[1][0] if table.read else ""
-        for name in table.draw:
-            file = folder.path / (stem if len(table.draw) == 1 else f"{stem}-{name}")
-            whose = table.client if client is None else client
-            written += pictures.draw(name, groups, file, whose, column)
+        written += draw(table, cells, found, folder.path / stem, client)
         commands.say(f"{table.name}. {table.title}")
     else:
         made = pivot_of(table, choice, cells, found)

@@ -63,7 +63,8 @@ class Worker:
 
     def __init__(self, folder: Cells, args: argparse.Namespace):
         self.folder, self.args = folder, args
-        self.feds, self.data = Federations(), None
+        self.feds = Federations()
+        self.data: tuple | None = None
 
     def do(self, job: Job) -> None:
         own, config = option_parser().parse_args([]), started(job, self.folder)
@@ -76,6 +77,7 @@ class Worker:
             self.profile(setups[0], self.folder.run(job))
         else:
             execute_all(setups, own, self.folder.run(job), **commands.talk(self.args))
+            self.folder.own(job)
 
     def profile(self, setup: Any, place: pathlib.Path) -> None:
         from fedjax_sim.runner.facts import facts

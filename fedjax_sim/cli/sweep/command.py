@@ -63,14 +63,14 @@ def sweep(args: argparse.Namespace) -> int:
         command = [sys.executable, "-m", "fedjax_sim", "sweep", str(folder.path.resolve() / "sweep.toml")]
         command += ["--out", str(folder.path.resolve()), *commands.passed_on(args), "--task"]
         if args.launcher == "slurm":
-            begin(file, folder)
+            begin(file, folder, jobs)
             script, number = slurm.submit(todo, folder, command, args.workers, args.slurm)
             commands.note(
                 f"submitted '{script}' as job {number}; gather with: fedjax-sim sweep {file} --out {folder.path} --gather"
             )
         else:
             launcher = LAUNCHERS[args.launcher](lambda job: [*command, str(job.index)], folder, args.workers)
-            begin(file, folder)
+            begin(file, folder, jobs)
             lock = Lock(folder.path)
             lock.take()  # two sweeps in one folder would start the same runs
             commands.note(f"{len(jobs)} runs in '{folder.path}', {len(jobs) - len(todo)} of them have ended")
@@ -98,8 +98,10 @@ def sweep(args: argparse.Namespace) -> int:
     return 1 if FAILED in status or DAMAGED in status else 0
 
 
-def begin(file: pathlib.Path, folder: Folder) -> None:
+def begin(file: pathlib.Path, folder: Folder, jobs: list[Job]) -> None:
     """The folder, with a copy of the file: a task reads the same runs in the same order."""
+    from fedjax_sim.report.runs import write_order
+
     try:
         folder.path.mkdir(parents=True, exist_ok=True)
     except OSError as problem:
@@ -107,6 +109,7 @@ def begin(file: pathlib.Path, folder: Folder) -> None:
     if (folder.path / "config.json").exists():
         raise UserError(f"'{folder.path}' is a run directory; choose another --out")
     write_bytes(folder.path / "sweep.toml", file.read_bytes())
+    write_order(folder.path / "runs", [job.name for job in jobs])
 
 
 def run_task(args: argparse.Namespace, jobs: list[Job], folder: Folder) -> int:

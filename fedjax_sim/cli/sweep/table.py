@@ -88,7 +88,9 @@ def results(jobs: Sequence[Job], folder: Folder) -> str:
     parts = []
     if ended:
         head, rows = tables.written(grouped(load_runs(ended)), "±", "{} *")
-        parts.append(columns([head, *rows]) + "\n* the best of its setting")
+        signs = {tables.NOTHING: "no such figure", tables.NEVER: "never reached"}
+        told = [f"{sign} {text}" for sign, text in signs.items() if any(sign in row[1:] for row in rows)]
+        parts.append(columns([head, *rows]) + "\n" + "; ".join(["* the best of its setting", *told]))
     for status in (FAILED, DAMAGED):
         parts += [f"{job.name} {status}: {folder.why(job)}" for job in jobs if folder.status(job) == status]
     return "\n".join(parts)

@@ -95,6 +95,7 @@ class Redistribution(Steered, Personal, SetsUp, Method):
     state_scaling = "normalised"
     reward = "combined"
     next_state = "aggregation"
+    greedy = False
     lam: ClassVar[Any] = 0.25
     loss = "c3e"
 
@@ -119,6 +120,7 @@ class Redistribution(Steered, Personal, SetsUp, Method):
     def make_agent(self, env: Env) -> Any:
         from agents.delayed import Delayed
         from agents.fixed import Fixed, Uniform
+        from agents.greedy import Greedy
 
         block_masks(env)  # a head to tell from a backbone
         if not self.static or self.shares:
@@ -132,7 +134,8 @@ class Redistribution(Steered, Personal, SetsUp, Method):
             return oracle_agent(env.dtype)
         wide = 10_000 if size <= WIDE else 2_000
         made = self.for_run(size, choices, env, horizon=env.rounds or 105, cohort=env.cohort, capacity=wide)
-        return made if self.next_state == "aggregation" else Delayed(inner=made, num_actors=env.num_clients)
+        made = made if self.next_state == "aggregation" else Delayed(inner=made, num_actors=env.num_clients)
+        return Greedy(inner=made) if self.greedy else made
 
     def observe(self, env: Env, server: Server, client: Client, ctx: Ctx) -> Array:
         if self.static:
@@ -146,6 +149,11 @@ class Redistribution(Steered, Personal, SetsUp, Method):
         if self.space.continuous or self.first == "any":
             return None
         return client.own.joined | (jnp.arange(self.space.size(env)) == self.space.full(env))
+
+    def imposed(self, env: Env, server: Server, client: Client, ctx: Ctx) -> tuple[Array, Array] | None:
+        if not self.space.continuous or self.first == "any":
+            return None
+        return ~client.own.joined, jnp.ones(self.space.size(env), env.dtype)  # takes everything
 
     def plan_of(self, env: Env, action: Array, server: Server, ctx: Ctx) -> Plan:
         return Plan(self.space.take(env, action), jnp.ones(env.num_groups), ctx.epochs)
@@ -177,10 +185,7 @@ class Redistribution(Steered, Personal, SetsUp, Method):
         return client._replace(own=client.own._replace(acc=self.own_accuracy(env, server.net, ctx)))
 
     def receive(self, env: Env, server: Server, client: Client, plan: Plan, ctx: Ctx) -> tuple[Client, Tree]:
-        take = plan.take
-        if self.space.continuous and self.first == "full":  # an interpolation has no availability to forbid it
-            take = jnp.where(client.own.joined, take, 1)
-        return client, blend(env, take, server.net, client.resident)
+        return client, blend(env, plan.take, server.net, client.resident)
 
     def local(self, env: Env, net: Tree, server: Server, client: Client, ctx: Ctx) -> tuple[Client, Upload]:
         backbone, head = gaps(env, server.net, client.resident)
@@ -222,6 +227,8 @@ class FedPolicy(Redistribution):
     lam: Real = field(0.25, ge=0, help="λ of combined and mixture")  # type: ignore[misc]
     next_state: str = field("aggregation", choices=("aggregation", "participation"), help="when a transition is complete")
 
+    greedy: bool = field(False, help="the agent's best action instead of a draw; it learns nothing (--start-from RUN:agent)")
+
     def agents_allowed(self) -> Iterable[str]:
         if self.space.continuous:
             return ("ddpg",)
@@ -237,6 +244,8 @@ class FedPolicy(Redistribution):
         for option, usual in (("state", "all"), ("state_scaling", "normalised")):
             if self.static and (value := getattr(self, option)) != usual:
                 raise UserError(f"fedpolicy.{option}={value} has no effect with agent '{name}', which looks at no state")
+        if self.greedy and (self.static or name == "oracle"):
+            raise UserError(f"fedpolicy.greedy=true has no effect with agent '{name}', which explores nothing")
         if self.next_state != "aggregation" and (self.static or name == "oracle"):
             raise UserError(
                 f"fedpolicy.next_state={self.next_state} has no effect with agent '{name}', which learns nothing"

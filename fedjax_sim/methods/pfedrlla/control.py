@@ -15,7 +15,11 @@ from fedjax_sim.methods.pfedrlla.regimes import Schedule
 from fedjax_sim.methods.pfedrlla.settings import Settings
 from fedjax_sim.types import Array, Client, Cohort, Ctx, Env, Plan, Tree
 
-HEAD_START = 250  # gradient steps of the critic before the actor moves; a fifth where updates are ten times rarer
+HEAD_START = (
+    250  # gradient steps of the critic before the actor moves; a fifth in fine-tuning, where they are ten times rarer
+)
+STEPS = 5  # gradient steps of the agent per update; in the regime scratch per round that has passed since the last one
+FADES = 0.1  # how much of a following target a round renews
 STILL = 1e-3  # an entry of the embedding that varies less than this over a cohort says nothing
 
 
@@ -25,6 +29,7 @@ class Server(NamedTuple):
     reported: Array  # [m] who of them reported; nobody before round 1
     embedded: Tree  # [m, E] embeddings of K'; () without an agent
     frame: Tree = ()  # Frame, with a shared basis
+    target: Tree = ()  # []  a target that follows training, below 0 before round 1
 
 
 class Report(NamedTuple):
@@ -56,7 +61,8 @@ def for_the_run(timing: Schedule, size: int) -> dict[str, Any]:
     return dict(
         random_rounds=timing.random_rounds,
         update_every=timing.every,
-        critic_steps=HEAD_START if timing.regime == "pretrain" else HEAD_START // 5,
+        gradient_steps=STEPS * (timing.every if timing.regime == "scratch" else 1),
+        critic_steps=HEAD_START // 5 if timing.regime == "finetune" else HEAD_START,
         action_scale=10.0 * size,
     )
 
@@ -68,13 +74,16 @@ class Mixer(Settings):
         return None if kind is Controlled and not self.steered else super().ask(kind)
 
     def make_agent(self, env: Env) -> Any:
+        from agents.ranked import Ranked
+
         if "val" not in env.fed.rows:
             raise UserError(
                 f"pfedrlla rewards mixtures on validation rows of every client and '{env.fed.name}' was split without; "
                 f"allowed: --protocol pfedrlla, or --val-fraction above 0"
             )
         size = env.cohort + 1
-        return self.for_run(self.embedding * size, size, env, **for_the_run(self.timing(env), size))
+        made = self.for_run(self.embedding * size, size, env, **for_the_run(self.timing(env), size))
+        return Ranked(inner=made)
 
     def observe(self, env: Env, server: Server, client: Client, ctx: Ctx) -> Array:
         own = self.embedded(env, server, self.resident_features(env, server, client))
@@ -88,27 +97,40 @@ class Mixer(Settings):
         return make_plan(self, env, action, server, ctx)
 
     def reward_of(self, env: Env, old: Server, server: Server, report: Report, action: Array, ctx: Ctx) -> Array:
-        found = rewards.terms(report.mixed, report.before, action, report.wanted, self.acc_tar, self.r3)
+        target = self.target_of(old, server)
+        found = rewards.terms(report.mixed, report.before, action, report.wanted, target, self.r3)
         return self.beta1 * found[0] + self.beta2 * found[1] + self.beta3 * found[2]
+
+    def target_of(self, old: Server, server: Server) -> Array:
+        """acc_tar; following: as it was before this round, which in round 1 is that of the round itself."""
+        return self.acc_tar if self.target == "constant" else jnp.where(old.target < 0, server.target, old.target)
+
+    def followed(self, server: Server, cohort: Cohort) -> Tree:
+        """Of the server after this round: a following target."""
+        if self.target == "constant":
+            return ()
+        now = jnp.where(cohort.ok, cohort.reports.mixed, 0).sum() / jnp.maximum(cohort.count, 1)
+        return jnp.where(server.target < 0, now, server.target + FADES * (now - server.target))
 
     def combine(self, env: Env, old: Server, server: Server, values: Array, cohort: Cohort) -> Array:
         """With a baseline r1 = exp(acc − acc_tar) − its mean over the round, instead of − 1."""
         if not self.reward_baseline:
             return values
-        gains = jnp.where(cohort.ok, jnp.exp(cohort.reports.mixed - self.acc_tar), 0)
+        gains = jnp.where(cohort.ok, jnp.exp(cohort.reports.mixed - self.target_of(old, server)), 0)
         return values + self.beta1 * (1 - gains.sum() / jnp.maximum(cohort.count, 1))
 
     def log(self, env: Env, old: Server, server: Server, cohort: Cohort) -> dict[str, Array]:
         return diagnostics(self, env, old, server, cohort) if self.steered else {}
 
 
-def diagnostics(s: Settings, env: Env, old: Server, server: Server, cohort: Cohort) -> dict[str, Array]:
+def diagnostics(s: Mixer, env: Env, old: Server, server: Server, cohort: Cohort) -> dict[str, Array]:
     """Means over the cohort: the parts of the reward, the weights, and whether the encoder tells clients apart."""
     count, ok = jnp.maximum(cohort.count, 1), cohort.ok
     mean = lambda v: jnp.where(ok, v, 0).sum() / count
     action = cohort.plan.weights[:, s.rules(env).index("agent")]  # [M, m+1]
     report = cohort.reports
-    r1, r2, r3 = rewards.terms(report.mixed, report.before, action, report.wanted, s.acc_tar, s.r3)
+    target = s.target_of(old, server)
+    r1, r2, r3 = rewards.terms(report.mixed, report.before, action, report.wanted, target, s.r3)
     entropy = -jax.scipy.special.xlogy(action, action).sum(-1) / jnp.log(jnp.asarray(action.shape[1], env.dtype))
     seen = jnp.where(ok[:, None], server.embedded, 0)  # [M, E]
     spread = jnp.sqrt(jnp.where(ok[:, None], jnp.square(seen - seen.sum(0) / count), 0).sum(0) / count)
@@ -122,6 +144,7 @@ def diagnostics(s: Settings, env: Env, old: Server, server: Server, cohort: Coho
         r3=mean(r3),
         weight_self=mean(action[:, -1]),
         weight_entropy=mean(entropy),
+        target=jnp.asarray(target, env.dtype),
         encoder_loss=server.encoder.loss,
         encoder_live=(spread > STILL).mean(dtype=env.dtype),
         embedding_cosine=jnp.where(pairs, alike, 0).sum() / jnp.maximum(pairs.sum(), 1),

@@ -111,7 +111,7 @@ def in_basis(weights: Array, side: int, basis: Array) -> Array:
 
 
 class Frame(NamedTuple):
-    """How the heads of ONE run are seen; it stays with the run, as another run starts from other weights."""
+    """How the heads of a run are seen; an agent that goes on in another run takes it along."""
 
     basis: tuple  # L × V_l [M_l, side]
     centre: Array  # [L, side²] mean of F over clients

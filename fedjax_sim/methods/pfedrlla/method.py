@@ -8,7 +8,9 @@ K': the m participants of the previous round (round 1: this round's); e: embeddi
     reward   β1 r1 + β2 r2 + β3 r3 of the mixture on validation rows, before training     (`reward`)
     client   w_k ← SGD_E((Ψ_k, Φ_k)), uploaded; K' ← this round's participants
 
-One DDPG agent with a softmax actor serves all clients; episodes have one step. A previous participant that failed to report
+One DDPG agent with a softmax actor serves all clients; episodes have one step. It is shown K' in the order of their
+similarity to the client (cosines of embeddings), so that its weights do not depend on the order in which a cohort was drawn
+(`agents.ranked`); the paper leaves that order open. A previous participant that failed to report
 is masked: its logit, its size and its similarity count nothing. Before round 1 every client trains E epochs from the common
 start (not counted as a round). Models are read from the clients' stored rows, m of them per round. When agent and encoder
 learn, and what pre-training is: `regimes`. A model of fully connected layers only is all head.
@@ -78,6 +80,8 @@ class PFedRLLA(Peers, Personal, SetsUp, Mixer):
             own = own._replace(second=net, version=jnp.int32(0))
         if self.acc_pre == "previous":
             own = own._replace(last=jnp.zeros((), env.dtype))
+        if self.target == "following":
+            server = server._replace(target=-jnp.ones((), env.dtype))
         encoder = self.autoencoder(env).init(own.features.shape[0])
         return server._replace(encoder=encoder, embedded=jnp.zeros((m, self.embedding), env.dtype), frame=frame), own
 
@@ -110,6 +114,8 @@ class PFedRLLA(Peers, Personal, SetsUp, Mixer):
         frame, seen = server.frame, rows.own.features
         if self.basis == "shared":
             fresh = lambda: make_frame(rows.resident["params"], self.head_groups(env), self.side)
+            if "server.frame" in env.started:  # the agent knows its heads in another run's frame
+                fresh = lambda: (frame, jax.vmap(lambda net: self.projected(env, net, frame))(rows.resident))
             frame, seen = lax.cond(first, fresh, lambda: (frame, seen))
         server = server._replace(frame=frame)
         return server._replace(embedded=self.embedded(env, server, seen))
@@ -157,7 +163,7 @@ class PFedRLLA(Peers, Personal, SetsUp, Mixer):
             encoder, placed(server.frame, heads), cohort.ok & self.timing(env).encoder_due(encoder.rounds)
         )
         encoder = encoder._replace(rounds=encoder.rounds + 1)
-        server = server._replace(encoder=encoder)
+        server = server._replace(encoder=encoder, target=self.followed(server, cohort))
         return server._replace(embedded=self.embedded(env, server, heads))
 
     def plan(self, env: Env, server: Server, ctx: Ctx) -> Plan:

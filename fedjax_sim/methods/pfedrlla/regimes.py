@@ -1,10 +1,15 @@
 """When the agent and the encoder learn, and which models the reward compares.
 
 pretrain   bodies never leave the clients, only heads are mixed; agent and encoder learn in every round (600 of them)
-finetune   both come from a pre-trained run (--start-from RUN:agent,server.encoder) and learn every 10 rounds
+finetune   both come from a pre-trained run (--start-from, `fedjax-sim train` says what) and learn every 10 rounds. The
+           encoder's frame comes with them: one head has the same embedding and the same weights in both runs. Heads of
+           another initial model have other hidden units, and no coordinates in common with those that the agent has
+           seen: give both runs the same initial weights (the same --seed, or --init)
 scratch    the paper's Appendix G: 50 rounds of random weights while the encoder learns in every round, then both learn
            every 10 rounds. Bodies change under the agent's feet, so rewards compare w_DRL, a second model of the client that
-           is never trained: its head is copied from the model at every mixture, its body only after the agent has learned
+           is never trained: its head is copied from the model at every mixture, its body only after the agent has learned.
+           Each time the agent takes the steps of all rounds since the last, 5 each: with 5 in all, as elsewhere, a run of
+           500 rounds has 225 of them, and DDPG learns nothing in so few
 
 During the first 50 rounds of an agent's life its weights are random; a pre-trained one has them behind it. Random rounds and
 intervals are counted by the agent and by the encoder alike, and both counters travel with them.
@@ -49,16 +54,16 @@ class Schedule(NamedTuple):
         return jnp.maximum(rounds // self.every - self.random_rounds // self.every, 0)
 
 
-def schedule(env: Env, regime: str, random_rounds: int, every: int) -> Schedule:
-    """What `auto` and 0 become in this run."""
-    given = {part.split(".")[0] for part in env.started}
-    if "agent" in given and not {"server", "server.encoder"} & set(env.started):
+def schedule(env: Env, regime: str, random_rounds: int, every: int, hands_over: tuple[str, ...]) -> Schedule:
+    """What `auto` and 0 become in this run; hands_over: what an agent needs that comes from another one."""
+    given = [part for part in env.started if part.split(".")[0] in ("agent", "server")]
+    if given and set(given) != set(hands_over):
         raise UserError(
-            f"--start-from takes {', '.join(env.started)} but not the encoder that the agent sees through; "
-            f"allowed: RUN:agent,server.encoder"
+            f"--start-from takes {', '.join(given)}; an agent sees through its encoder and the encoder's frame, and what "
+            f"the other run's clients did is not this run's; allowed: RUN:{','.join(hands_over)}"
         )
     if regime == "auto":
-        regime = "finetune" if "agent" in given else "scratch"
+        regime = "finetune" if given else "scratch"
     return Schedule(regime, random_rounds, every or (1 if regime == "pretrain" else 10))
 
 

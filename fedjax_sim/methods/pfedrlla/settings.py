@@ -16,7 +16,7 @@ from fedjax_sim.methods.controllers import Named, Steered
 from fedjax_sim.methods.pfedrlla.encoder import BASES, RATE, Functions, features, mhae, placed
 from fedjax_sim.methods.pfedrlla.mixing import RULES
 from fedjax_sim.methods.pfedrlla.regimes import REGIMES, Schedule, schedule
-from fedjax_sim.methods.pfedrlla.reward import FORMS
+from fedjax_sim.methods.pfedrlla.reward import FORMS, TARGETS
 from fedjax_sim.types import Array, Client, Env, Tree
 
 HEADS = ("all_fc", "last")
@@ -33,18 +33,18 @@ class Settings(Steered, Method):
     """The options."""
 
     training = (("regime", "pretrain"),)
-    hands_over = ("agent", "server.encoder")
 
-    regime: str = field(
-        "auto", choices=REGIMES, help="auto: finetune after --start-from RUN:agent,server.encoder, else scratch"
-    )
+    regime: str = field("auto", choices=REGIMES, help="auto: finetune after --start-from, else scratch")
     body: str = field("auto", choices=("auto", *RULES), help="how it is mixed; auto: weighted, or local in pretrain")
     head: str = field("agent", choices=tuple(RULES), help="how it is mixed")
     head_layers: str = field("all_fc", choices=HEADS, help="all fully connected layers, or the classifier alone")
     beta1: Real = field(1.0, ge=0, help="weight of r1")
     beta2: Real = field(1.0, ge=0, help="weight of r2")
     beta3: Real = field(2.0, ge=0, help="weight of r3")
-    acc_tar: Real = field(1.0, ge=0, help="target of the reward")
+    acc_tar: Real = field(1.0, ge=0, help="target of the reward, where it is constant")
+    target: str = field(
+        "constant", choices=TARGETS, help="acc_tar, or the mean accuracy of the mixtures so far, which fades"
+    )
     acc_pre: str = field("before", choices=BEFORE, help="the mixture, or the client's previous one")
     r3: str = field("paper", choices=FORMS)
     reward_baseline: bool = field(False, help="exp(acc − acc_tar) counts from its mean over the round instead of from 1")
@@ -61,7 +61,8 @@ class Settings(Steered, Method):
         return ("ddpg",)
 
     def agent_defaults(self, name: str) -> dict[str, Any]:
-        return ALIVE | dict(random_rounds=None, update_every=None, critic_steps=None, action_scale=None)
+        known_later = ("random_rounds", "update_every", "gradient_steps", "critic_steps", "action_scale")
+        return ALIVE | dict.fromkeys(known_later)
 
     def check(self) -> None:
         given = dict(self.agent.options) if isinstance(self.agent, Named) else {}
@@ -97,6 +98,13 @@ class Settings(Steered, Method):
         """Whether an agent is asked at all."""
         return "agent" in (self.body_rule, self.head)
 
+    @property
+    def hands_over(self) -> tuple[str, ...]:
+        """What acts and what it sees through; not the experience of another federation."""
+        watched = ("agent.statistics",) if getattr(self.agent, "normalise", False) else ()
+        framed = ("server.frame",) if self.basis == "shared" else ()
+        return ("agent.learner", "agent.rounds", *watched, "server.encoder", *framed)
+
     def head_groups(self, env: Env) -> tuple[str, ...]:
         return env.model.dense if self.head_layers == "all_fc" else (env.model.head_group,)
 
@@ -108,7 +116,7 @@ class Settings(Steered, Method):
         return [self.head if g in self.head_groups(env) else self.body_rule for g in env.model.groups]
 
     def timing(self, env: Env) -> Schedule:
-        return schedule(env, self.regime, self.random_rounds, self.every)
+        return schedule(env, self.regime, self.random_rounds, self.every, self.hands_over)
 
     def autoencoder(self, env: Env) -> Functions:
         return mhae(self.side, self.embedding, self.encoder_lr, env.dtype)

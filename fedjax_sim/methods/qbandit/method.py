@@ -6,13 +6,16 @@
     server   layer ℓ ← Σ_{k: L_k≥ℓ} n_k w_k^ℓ / Σ_{k: L_k≥ℓ} n_k;  a layer that nobody shared stays
     reward   r_k = a_k − λ_comp max(0, E_k−c_k) − λ_comm max(0, L_k−b_k) − λ_dist d_k;  scope `round`: Σ_k r_k for all
              d_k = (Σ_{ℓ≤L_k} ‖Δ_k^ℓ − mean_{j: L_j≥ℓ} Δ_j^ℓ‖²)^{1/2},  Δ: the update of this round
-    agent    Huber_1(Q_θ(s_k, a_k) − r_k), no bootstrap;  ε ← max(0.05, 0.97 ε)
+    agent    Huber_1(Q_θ(s_k, a_k) − (r_k − mean)/spread), no bootstrap;  ε ← max(0.05, 0.97 ε)
+             mean and spread (1 where it is less): of the rewards that it learns from
 
-a_k: accuracy of the trained model on the minibatches of its round (every example once), or on its validation rows. A
-layer is a parameter group of the model (cnn6, resnet18: six). control=layers trains the run's epochs, control=epochs
-shares all layers; both drop the other budget from state and reward. Policies that do not learn: random; full (FedAvg: all
-layers, the run's epochs); compliant (the largest depth and epochs of the menu within budget). clip=true cuts what any
-agent chose to the client's budgets. Stragglers are judged by what they were told; who drops out counts nowhere.
+a_k: accuracy of the trained model on rows that it was not trained on, the client's validation rows (protocol qbandit: the
+twentieth part that each client holds back). accuracy=train: on the minibatches of its round (every example once); that is
+the better the longer it trained on them, whatever it learned, so an action is paid for what it did not achieve. A layer is
+a parameter group of the model (cnn6, resnet18: six). control=layers trains the run's epochs, control=epochs shares all
+layers; both drop the other budget from state and reward. Policies that do not learn: random; full (FedAvg: all layers, the
+run's epochs); compliant (the largest depth and epochs of the menu within budget). clip=true cuts what any agent chose to
+the client's budgets. Stragglers are judged by what they were told; who drops out counts nowhere.
 
 Wire: Σ_{ℓ≤L_k} |w^ℓ| down and up.  State: the resident model, a_k, L_k.
 Evaluated: global (the latest value of every layer); personal = server layers ≤ L_k, own layers above.
@@ -90,13 +93,15 @@ class QBandit(Steered, Personal, Method):
     line per client, or pairs of numbers.
     """
 
+    needs_classes = "its rewards are accuracies of classes"
+
     agent: Any = field("q_bandit", help="an agent, or its name")  # type: ignore[misc]
     control: str = field("joint", choices=tuple(CONTROLS), help="what is decided at all")
     scope: str = field("client", choices=("client", "round"), help="whose reward an action gets")
     budgets: Any = field("table1", help="table1, a .csv file, or pairs (epochs, layers)")
     vary: str = field("0", help="v or v:period, budgets that swing by the share v")
     clip: bool = field(False, help="cut actions to the budgets")
-    accuracy: str = field("train", choices=("train", "heldout"), help="a_k on the round's minibatches, or validation rows")
+    accuracy: str = field("heldout", choices=("heldout", "train"), help="a_k on validation rows, or the round's minibatches")
     depths: tuple[int, ...] = field((), help="choices of L_k such as 1x3x6 (none: all)")
     menu: Any = field(MENU, help="choices of E_k")
     lam_comp: Real = field(1.0, ge=0, help="λ of exceeded epochs")
@@ -164,7 +169,7 @@ class QBandit(Steered, Personal, Method):
         if self.accuracy == "heldout" and "val" not in env.fed.rows:
             raise UserError(
                 f"qbandit.accuracy=heldout needs validation rows on every client and '{env.fed.name}' was split without; "
-                f"allowed: --val-fraction above 0, or --protocol fedpolicy"
+                f"allowed: --protocol qbandit, --val-fraction above 0, or qbandit.accuracy=train"
             )
         size, count = env.num_clients + 1 + len(self.steers), len(layers) * len(epochs)
         if self.agent_name in ("full", "compliant"):
