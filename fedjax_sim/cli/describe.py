@@ -15,14 +15,14 @@ from fedjax_sim.runner.facts import facts
 from fedjax_sim.runner.figures import relative_gain
 from fedjax_sim.runner.prepare import Setup
 
-MB, GB = 2**20, 2**30
+MB, GB = 10**6, 10**9
 SHOWN = 4  # accuracies in the table of targets: it should fit a screen; the files have all
 
 
 def size(nbytes: float) -> str:
-    """Bytes for people: 1 MB = 2^20.
+    """Bytes for people: 1 MB = 10^6 bytes.
 
-    >>> size(5 * 2**20)
+    >>> size(5_000_000)
     '5.00 MB'
     """
     if nbytes >= GB / 2:

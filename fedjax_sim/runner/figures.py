@@ -147,7 +147,7 @@ def progress_figures(
     eval_every: int = 1,
     primary: Primary = Primary(),  # noqa: B008 - a constant
 ) -> dict[str, Any]:
-    """When each accuracy of `TARGETS` was first reached, in rounds, GB (2^30, down and up) and minutes; convergence.
+    """When each accuracy of `TARGETS` was first reached, in rounds, GB (10^9 bytes, down and up) and minutes; convergence.
 
     Of the global model's primary metric, or of the clients' mean where there is no global model; targets only where it is a
     share of which more is better. None: never.
@@ -162,7 +162,7 @@ def progress_figures(
     return dict(
         targets_of=column or None,
         rounds_to=first,
-        comm_gb_to={x: None if r is None else cost[r] / 2**30 for x, r in first.items()},
+        comm_gb_to={x: None if r is None else cost[r] / 1e9 for x, r in first.items()},
         time_min_to={x: None if r is None else seconds_at(r, timings) / 60 for x, r in first.items()},
         convergence_round=None if settled is None else int(settled),
         convergence_seconds=None if settled is None else seconds_at(int(settled), timings),

@@ -14,7 +14,7 @@ from fedjax_sim.runner.recorder import Recorder
 
 def peak_rss_mb() -> float:
     """Of this process since it started: runs before this one (compare, --seeds) are in it."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
 
 
 def clean(value: Any) -> Any:
