@@ -18,7 +18,8 @@ from fedjax_sim.types import Array, Ctx, Tree
 
 MB = 10**6
 # measured on a CPU: what a process holds beside its arrays (resident memory of six runs, each within 15 %)
-RUNTIME = 300 * MB  # Python, JAX and XLA with nothing in them, and the tables of a small federation
+RUNTIME = 390 * MB  # Python, JAX and XLA with nothing in them, the command line, and the tables of a small federation
+SAVED = 256 * MB  # of the state are copied at once for a checkpoint
 PROGRAM = 140 * MB  # the compiler's workspace and the compiled rounds
 PER_GROUP = 62 * MB  # and what each group of parameters adds to them
 PER_CONVOLUTION = 58 * MB  # … more, if it is a convolution
@@ -95,6 +96,7 @@ def facts(setup: Setup) -> dict[str, Any]:
         + logs
         + state * (2 if sim.layout.devices > 1 else 1)  # made in one place, then shared out
         + data * sim.layout.devices
+        + min(state, SAVED)
         + lanes * lane
         + copied * sim.layout.devices
         + tree_bytes(net) * (2 * sim.layout.devices)
