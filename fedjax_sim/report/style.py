@@ -112,7 +112,7 @@ def unit(values: Any, units: Sequence[tuple[str, float]]) -> tuple[str, float]:
     """The largest unit of which the largest value is at least one and a half.
 
     >>> unit([3 * 10**6], BYTES), unit([100], SECONDS), unit([], BYTES)
-    (('MB', 1048576), ('minutes', 60), ('B', 1))
+    (('MB', 1000000), ('minutes', 60), ('B', 1))
     """
     largest = max(
         (float(np.nanmax(v)) for v in map(np.atleast_1d, values) if np.size(v) and not np.isnan(v).all()), default=0
