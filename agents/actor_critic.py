@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
-import distrax
 import jax
 import jax.numpy as jnp
 import optax
@@ -40,7 +39,7 @@ class Networks(NamedTuple):
     """Pure functions of parameters and observations; the observations may have leading axes."""
 
     init: Callable[[Array], Params]
-    policy: Callable[[Any, Array, Array], distrax.Categorical]  # (params, [..., S], available [..., A])
+    policy: Callable[[Any, Array, Array], nets.Categorical]  # (params, [..., S], available [..., A])
     value: Callable[[Any, Array], Array]  # (params, [..., S]) -> [...]
 
 
@@ -53,8 +52,8 @@ def networks(observation_size: int, num_actions: int, hidden: tuple[int, ...], d
         example = jnp.zeros(observation_size, dtype)
         return Params(init_policy(policy_key, example), init_value(value_key, example))
 
-    def policy(params: Any, x: Array, available: Array) -> distrax.Categorical:
-        return distrax.Categorical(logits=nets.mask_logits(apply_policy(params, x), available))
+    def policy(params: Any, x: Array, available: Array) -> nets.Categorical:
+        return nets.categorical(logits=nets.mask_logits(apply_policy(params, x), available))
 
     return Networks(init, policy, lambda params, x: apply_value(params, x)[..., 0])
 

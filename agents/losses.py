@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import chex
-import distrax
 import jax
 import jax.numpy as jnp
 
+from agents.nets import categorical
 from agents.types import Array
 
 stop = jax.lax.stop_gradient
@@ -86,7 +86,7 @@ def soft_value(logits: Array, q: Array, alpha: Array) -> Array:
     """Σ_a π(a) [Q(a) − α log π(a)], the entropy-regularised value: an exact sum, nothing is sampled."""
     chex.assert_rank([logits, q, alpha], [1, 1, 0])
     chex.assert_equal_shape([logits, q])
-    policy = distrax.Categorical(logits=logits)
+    policy = categorical(logits=logits)
     return (policy.probs * q).sum() + alpha * policy.entropy()
 
 

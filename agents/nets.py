@@ -9,6 +9,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
+from distrax import Categorical
 
 from agents.types import Array
 
@@ -16,6 +17,11 @@ OUTPUT_SCALE = 0.01  # the last layer starts small: a near-uniform policy, value
 UNAVAILABLE = -1e9  # a logit whose probability is exactly 0, while its gradients stay finite
 RULES = {"adam": optax.scale_by_adam, "sgd": optax.identity}
 CLIP_OBSERVATION = 10.0  # normalised observations are cut at this many standard deviations
+
+
+def categorical(logits: Array | None = None, probs: Array | None = None) -> Categorical:
+    """A distribution over actions [..., A]: sampling, log-probabilities, entropy. The one place that makes one."""
+    return Categorical(logits=logits, probs=probs)
 
 
 class MLP(nn.Module):

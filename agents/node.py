@@ -149,6 +149,16 @@ class Node:
             object.__setattr__(node, name, value)
         return node
 
+    def has(self, name: str) -> bool:
+        """Whether a field declared `off=True` is there: its 0 leaves the whole term out of the program.
+
+        >>> class Rule(Node):
+        ...     momentum: Real = field(0.0, off=True)
+        >>> Rule().has("momentum"), Rule(0.9).has("momentum")
+        (False, True)
+        """
+        return any(one.name == name and is_leaf(one, getattr(self, name)) for one in dataclasses.fields(self))  # type: ignore[arg-type]
+
     @property
     def numbers(self) -> dict[str, Any]:
         """Its leaves by name; those of a field that is a `Node` behind a dot.

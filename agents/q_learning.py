@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, NamedTuple
 
-import distrax
 import jax
 import jax.numpy as jnp
 import optax
@@ -44,9 +43,8 @@ def in_units(params: Any, old: Units, new: Units) -> Any:
 class QAgent(ReplayAgent):
     """An ε-greedy agent with ε = `epsilon(rounds)`; it bootstraps if it has `gamma` and `target_every`.
 
-    Targets are learned around their mean and, where they spread by more than 1, in units of their spread. A network that
-    starts at 0 would look on every action that it has not tried as the best one if all rewards are around −20, and steps
-    that are clipped at 1 do not get there in a run.
+    Targets are learned around their mean and, where they spread by more than 1, in units of their spread: the network
+    starts at 0, and both the loss and the gradient are cut at 1, so that rewards around −20 are long in reaching it.
     """
 
     delta: Real = field(1.0, ge=1e-12, le=1e9, kw_only=True)
@@ -78,7 +76,7 @@ class QAgent(ReplayAgent):
         value = (
             learner.units.centre + learner.units.scale * nets.mask_logits(self.network[1](learner.online, x), usable).max()
         )
-        return schedule.sample(distrax.Categorical(probs=self.policy(learner, x, usable, rounds)), value, usable, key)
+        return schedule.sample(nets.categorical(probs=self.policy(learner, x, usable, rounds)), value, usable, key)
 
     def goal(self, learner: Learner, rows: Experience) -> Array:
         """y [batch], in the units of the rewards."""

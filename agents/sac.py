@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import distrax
 import jax
 import jax.numpy as jnp
 import optax
@@ -75,7 +74,7 @@ class SAC(ReplayAgent):
     def choose(self, learner: Learner, x: Array, usable: Array, rounds: Array, key: Array) -> tuple[Array, Info]:
         logits = self.logits(learner.policy, x, usable)
         value = losses.soft_value(logits, self.twins(learner.critics, x).min(0), jnp.exp(learner.log_alpha))
-        return schedule.sample(distrax.Categorical(logits=logits), value, usable, key)
+        return schedule.sample(nets.categorical(logits=logits), value, usable, key)
 
     def target(self, learner: Learner, rows: Experience) -> Array:
         """y [batch]."""
@@ -99,7 +98,7 @@ class SAC(ReplayAgent):
         def policy_loss(policy: Any) -> tuple[Array, Array]:
             logits = self.logits(policy, rows.observation, rows.available)
             each = jax.vmap(losses.soft_policy_loss, (0, 0, None))(logits, q, alpha_now)
-            return each.mean(), distrax.Categorical(logits=logits).entropy()
+            return each.mean(), nets.categorical(logits=logits).entropy()
 
         (policy_value, entropy), gradient = jax.value_and_grad(policy_loss, has_aux=True)(learner.policy)
         policy, policy_optimiser = nets.descend(rule, learner.policy, gradient, learner.policy_optimiser)

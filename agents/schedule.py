@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-import distrax
 import jax
 import jax.numpy as jnp
 
-from agents.nets import Statistics, normalise, observe
+from agents.nets import Categorical, Statistics, normalise, observe
 from agents.types import Array, Info, Transition, clean_observation
 
 Learner = TypeVar("Learner")
@@ -38,7 +37,7 @@ def scaled(rows: Any, statistics: Statistics | None) -> Any:
     )
 
 
-def sample(policy: distrax.Categorical, value: Array, usable: Array, key: Array) -> tuple[Array, Info]:
+def sample(policy: Categorical, value: Array, usable: Array, key: Array) -> tuple[Array, Info]:
     """A draw from the policy of ONE observation, and what `act` tells about it."""
     action, log_probability = policy.sample_and_log_prob(seed=key)
     return action, Info(log_probability, value, policy.probs, usable)

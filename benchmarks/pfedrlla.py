@@ -240,16 +240,19 @@ def of_agent(args: argparse.Namespace) -> dict[str, Any]:
     return {"side": args.side, "embedding": args.embedding, "random_rounds": min(50, args.pretrain_rounds // 3)}
 
 
-def pretrained(args: argparse.Namespace, out: pathlib.Path) -> str:
-    """The run directory of the pre-training (s = 4, bodies at home), made once: RUN:PARTS."""
-    folder = out / "pretrain"
+def pretrained(args: argparse.Namespace, out: pathlib.Path, seed: int) -> str:
+    """The run directory of the pre-training (s = 4, bodies at home), made once for each seed: RUN:PARTS.
+
+    From the same initial weights as the run: heads of another start have nothing in common with what the agent has seen.
+    """
+    folder = out / f"pretrain-seed{seed}"
     if not (folder / "summary.json").exists():
         options = {**of_agent(args), "regime": "pretrain", "agent.gradient_steps": args.pretrain_steps}
         config = base_config(args, 4, method="pfedrlla", options=options, probe=False)
-        config = dataclasses.replace(config, rounds=args.pretrain_rounds, eval_every=args.pretrain_rounds, seed=1000)
+        config = dataclasses.replace(config, rounds=args.pretrain_rounds, eval_every=args.pretrain_rounds, seed=seed)
         done = execute(prepare(config, measure=False), RunDirectory(folder))
         found = landscape(done.setup, done.state, label_groups(done.setup))
-        Rows(out, "landscape").get("pre-training, s = 4", lambda: dict(rules=found))
+        Rows(out, "landscape").get(f"pre-training, s = 4, seed {seed}", lambda: dict(rules=found))
     return f"{folder}:{PRETRAINED}"
 
 
@@ -328,7 +331,7 @@ def table(args: argparse.Namespace, out: pathlib.Path) -> None:
             if make_method(name).adapts:
                 config = dataclasses.replace(config, evaluations=("resident", "personal"))
             if name == "pfedrlla":
-                config = dataclasses.replace(config, options=of_agent(args), start_from=pretrained(args, out))
+                config = dataclasses.replace(config, options=of_agent(args), start_from=pretrained(args, out, config.seed))
             fed = fed or load_federation(config)
             setup = prepare(config, fed=fed, loaded=True, measure=False)
             found = within(setup, args.minutes, args.rounds, args.evaluate_every)
@@ -364,7 +367,7 @@ def three_seeds(args: argparse.Namespace, out: pathlib.Path) -> None:
             options: dict[str, Any] = {"head": head} if head != "agent" else of_agent(args)
             config = base_config(args, args.classes[0], method="pfedrlla", options=options, seed=seed)
             if head == "agent":
-                config = dataclasses.replace(config, start_from=pretrained(args, out))
+                config = dataclasses.replace(config, start_from=pretrained(args, out, seed))
             setup = prepare(config, measure=False)
             rows.get(name, lambda setup=setup: within(setup, args.minutes, args.rounds, args.evaluate_every))
     rows.table(["rounds", "ap_mean", "ap_pooled", "bp_mean", "bp_pooled", *DIAGNOSTICS])

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_sim.errors import UserError
 from fedjax_sim.types import Array, Client, Cohort, Env, Plan, Tree
 
 BITS_PER_PARAMETER = 32  # the papers' accounting: float32 on the wire, whatever precision the run computes in
@@ -23,6 +24,24 @@ class Wire(NamedTuple):
     up: tuple[int, ...]  # [G]
     beside_down: int = 0
     beside_up: int = 0
+
+
+def last_groups(env: Env, layers: int) -> tuple[str, ...]:
+    """The last `layers` groups of the network, the head with them; something must be left to share."""
+    model = env.model
+    network = model.groups[: model.groups.index(model.head_group) + 1]
+    if not 0 <= layers < len(network):
+        raise UserError(
+            f"{layers} parameter groups cannot stay private where model '{model.name}' has {len(network)}; "
+            f"allowed: 0 to {len(network) - 1}"
+        )
+    return network[len(network) - layers :]
+
+
+def body_groups(env: Env, layers: int = 1) -> tuple[str, ...]:
+    """All other groups: the backbone."""
+    own = last_groups(env, layers)
+    return tuple(name for name in env.model.groups if name not in own)
 
 
 def merge(env: Env, cohort: Cohort, keep: Tree) -> Tree:

@@ -35,13 +35,70 @@ MOST_MAPS = 30_000  # of the system's usual 65,530: every compiled program holds
 MOST_BYTES = 3 << 30  # of one test process: several of them must fit beside each other
 _tests_run = _kept = 0
 
+# ---- two tiers: `make test` leaves out what is marked `full`, `make test-all` runs it --------------------------------
+# whole files: the same properties on more methods, settings and processes, or what costs minutes
+FULL = (
+    "test_accelerators",
+    "test_agents_learning",
+    "test_agents_probes",
+    "test_autotune",
+    "test_benchmarks",
+    "test_benchmarks_accelerators",
+    "test_benchmarks_baselines",
+    "test_benchmarks_fedpam",
+    "test_benchmarks_fedpolicy",
+    "test_benchmarks_pfedrlla",
+    "test_benchmarks_qbandit",
+    "test_benchmarks_revisions",
+    "test_benchmarks_scaling",
+    "test_benchmarks_startup",
+    "test_benchmarks_values",
+    "test_corners",
+    "test_examples",
+    "test_fedpolicy_learning",
+    "test_fuzz",
+    "test_fuzz_cli",
+    "test_numbers",
+    "test_pfedrlla_learning",
+    "test_pfedrlla_switches",
+    "test_processes",
+    "test_production_flags",
+)
+# one method of every family goes through the whole contract in the first tier
+FAMILIES = (
+    "fedavg",  # a mean
+    "scaffold",  # control variates
+    "ditto",  # a model of each client's own
+    "fedper",  # private groups
+    "fedfomo",  # reads other clients' rows
+    "fedpac",  # all uploads at once
+    "fedrod",  # a predictor of its own
+    "fedbabu",  # fine-tunes at evaluation
+    "ccvr",  # a last step of the server
+    "fedpolicy",
+    "pfedrlla",
+    "fedpam",
+    "qbandit",
+    "private_scale",
+)
+
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
     """With several workers, the other files go to one worker each: it compiles what their tests share once."""
     for item in items:
+        if in_second_tier(item):
+            item.add_marker("full")
         if item.path.stem not in SPREAD and item.get_closest_marker("xdist_group") is None:
             item.add_marker(pytest.mark.xdist_group(item.path.stem))
+
+
+def in_second_tier(item: pytest.Item) -> bool:
+    if item.path.stem in FULL:
+        return True
+    if item.path.stem != "test_contract" or not hasattr(item, "callspec"):
+        return False
+    return item.callspec.params.get("sim", item.callspec.params.get("name")) not in FAMILIES
 
 
 @pytest.fixture(autouse=True)

@@ -12,11 +12,11 @@ are eight clients of each kind, and twelve of the 24 take part in a round.
                zero. Who keeps its backbone adds up the examples of all its participations, who does not knows only the
                last four. Right: head-only. The mean of four examples has accuracy 0.65, that of all hundred 0.92.
 
-Validation rows are those of a client's own task, the server's are those of the common task. What there is to win is found
-by trying every policy that treats clients of a kind alike (`earned_by_all`, 27 of them); on the development seed 0 the best
-earns 1.345 after 400 rounds, the best policy that treats all alike 1.151: the gain is 0.194. The federation was settled
-on the seeds 0 to 4; the seeds 20 to 24 of the test were fixed
-before any of them was run. Agents that see more may earn more than the best of the 27.
+Validation rows are those of a client's own task, the server's are those of the common task. What there is to win is
+found by trying every policy that treats clients of a kind alike (`earned_by_all`, 27 of them); on the development seed
+0 the best earns 1.345 after 400 rounds, the best policy that treats all alike 1.151: the gain is 0.194. The federation
+was settled on the seeds 0 to 4; the seeds 20 to 24 of the test were fixed before any of them was run. Agents that see
+more may earn more than the best of the 27.
 """
 
 from __future__ import annotations

@@ -219,3 +219,15 @@ def test_a_damaged_profile_is_left_out(tmp_path):
         assert read_profiles(["p"], said.append) == [] and (len(said) == 1 or not file.is_file()), kind
         file.rmdir() if file.is_dir() else None
         file.write_bytes(text)
+
+
+def test_a_long_field_in_the_rows_is_no_progress(swept, tmp_path):
+    """The live table of a sweep reads rows that are being written, and whatever else lies there."""
+    from fedjax_sim.cli.sweep.jobs import Folder
+    from fedjax_sim.cli.sweep.plan import jobs_of, read
+
+    shutil.copytree(swept / "out", tmp_path / "out")
+    folder, job = Folder(tmp_path / "out"), jobs_of(read(swept / "grid.toml"))[0]
+    assert folder.progress(job)[0] == 2
+    long_field(folder.run(job) / "metrics.csv", None)
+    assert folder.progress(job) == (0, None)

@@ -65,7 +65,6 @@ X, Y = np.zeros((30, 6, 6), np.uint8), np.zeros(30, np.int64)
         ({"x_train": b"\x93NUMPY\x01\x00\x10\x00" + b"(" * 16}, "not a plain"),
         ({"x_train": b"\x93NUMPY\x03\x00" + b" " * 64}, "not a plain"),
         ({"y_train": npy(np.int64(3))}, "vector of integer labels"),
-        ({"y_train": npy(Y.astype(float))}, "vector of integer labels"),
         ({"y_train": npy(Y.astype(bool))}, "vector of integer labels"),
         ({"y_train": npy(Y - 1)}, "row 0 has -1"),
         ({"y_train": npy(Y + 2**31)}, "below 100000, but row 0 has 2147483648"),

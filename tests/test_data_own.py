@@ -158,7 +158,7 @@ def test_columns_are_named_in_a_sentence(people, capsys):
         ("label,a\n0,1\n1,nan\n1,3\n", "row 1 has 'nan'"),
         ("label,a\n0,1\n1,4\n1,1e99\n", "row 2 has '1e99'"),
         ("label,a\n0,red\n1,blue\n", "no column of numbers"),
-        ("label,a\n0.5,1\n1,2\n", "labels must be whole numbers from 0 up, or words"),
+        ("label,a\n0.5,1\nx,2\n", "labels must be whole numbers from 0 up, or words"),
         ("label,a\n-1,1\n1,2\n", "labels must be whole numbers"),
         ("label,a\n,1\n1,2\n", "row 0 has no label"),
         ("label,a\n500000,1\n1,2\n", "below 100000"),

@@ -198,3 +198,31 @@ def test_a_linen_module_of_tokens():
     )
     result = fs.run("fedper", fed, model=Bigram(), **HOW)
     assert result.setup.simulation.env.model.groups == ("embed", "head") and np.isfinite(result.rows[-1]["client_loss"])
+
+
+@pytest.mark.parametrize(("name", "inside"), [("lstm", 3), ("transformer", 1)])
+@pytest.mark.parametrize("platform", ["tpu", "cuda"])
+def test_accelerators_loop_over_steps_and_places_alone(name, inside, platform):
+    """Equal clients: every loop's turns are known, and none is over clients; clients are an axis of every product."""
+    import re
+
+    from fedjax_sim.platform import lowering_for
+
+    rng = np.random.default_rng(0)
+    rows = {"train": [range(i * 8, i * 8 + 8) for i in range(6)]}
+    fed = fs.Federation.from_arrays(rng.integers(0, 9, (56, 13)), None, rows, test=range(48, 56))
+    how = dict(participation="1", rounds=1, epochs=1, batch_size=4, optimizer="adam", devices="1", chunk="6")
+    small = {"width": 16, "embed": 4} if name == "lstm" else {"width": 16, "heads": 2}
+    with lowering_for(platform):
+        setup = set_up("fedavg", fed, model=name, model_options=small, **how)
+        state = setup.first_state()
+        shapes = jax.tree.map(
+            lambda a: jax.ShapeDtypeStruct(np.shape(a), np.asarray(a).dtype), (state, setup.simulation.data)
+        )
+        text = jax.jit(setup.simulation.round).lower(*shapes).compile().as_text()
+    every = [line for line in text.splitlines() if re.search(r" while\(", line)]
+    assert all("known_trip_count" in line for line in every)
+    loops = [line for line in every if "f32[6," in line.split(" while(")[0]]  # others draw random numbers
+    turns = {int(found[1]) for line in loops if (found := re.search(r'known_trip_count":\{"n":"(\d+)"', line))}
+    assert len(loops) == inside and turns <= {12, 2}  # places, steps
+    assert not re.search(r" scatter\(", text)

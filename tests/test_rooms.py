@@ -93,6 +93,9 @@ WITHOUT_JAX = (
 )  # they answer at once
 
 
+LONGEST = 60  # lines of a function, decorators and docstring among them
+
+
 class Import(NamedTuple):
     line: int
     module: str  # absolute; of `from a import b` this is a.b
@@ -284,3 +287,19 @@ def test_doors_that_are_open():
         ("data", "import numpy, jax"),
     ):
         assert not violations(room, "here", tuple(imports_of(statement, f"fedjax_sim.{room}"))), statement
+
+
+def long_functions(source: str) -> list[str]:
+    """Functions of a file that are longer than a reader keeps in mind."""
+    found = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    first = lambda node: min([node.lineno, *(d.lineno for d in node.decorator_list)])
+    sizes = {node.name: node.end_lineno - first(node) + 1 for node in found}
+    return [f"{name}: {lines} lines" for name, lines in sizes.items() if lines > LONGEST]
+
+
+def test_no_function_is_longer_than_a_page():
+    files = [path for room in ("fedjax_sim", "agents") for path in sorted((ROOT / room).rglob("*.py"))]
+    assert len(files) > 100
+    found = {str(path.relative_to(ROOT)): long_functions(path.read_text()) for path in files}
+    assert not {path: names for path, names in found.items() if names}
+    assert long_functions("@dec\ndef f():\n" + "    pass\n" * 59) == ["f: 61 lines"]

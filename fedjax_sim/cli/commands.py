@@ -184,7 +184,8 @@ def train(args: argparse.Namespace) -> int:
         made = make_method(config.method, **config.options)
         assert isinstance(made, Controlled)
         parts = made.hands_over
-        say(f"use it with: fedjax-sim run {args.method} --start-from {first}:{','.join(parts)}")
+        seed = f" --seed {args.seed}" if args.seed else ""  # the same initial weights, as what it saw are models
+        say(f"use it with: fedjax-sim run {args.method}{seed} --start-from {first}:{','.join(parts)}")
     return done
 
 

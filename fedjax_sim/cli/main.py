@@ -87,3 +87,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 __all__ = ["expected", "main", "make_parser"]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -288,6 +288,10 @@ def add_sweep(sweep: Any) -> None:
     sweep.add_argument("--launcher", choices=("local", "slurm", "ray"), default="local", help=text)
     text = "options for sbatch, e.g. --slurm '--partition=gpu -c 4'"
     sweep.add_argument("--slurm", default="", metavar="OPTIONS", help=text)
+    text = "print the results as a table of two settings, mean ± sd over seeds, e.g. method,partition"
+    sweep.add_argument("--pivot", default="", metavar="ROWS,COLUMNS", help=text)
+    text = "which figure --pivot shows, e.g. best:global_acc, last:client_pooled, rounds_to:50:global_acc (docs/papers.md)"
+    sweep.add_argument("--read", default="", metavar="READING", help=text)
     sweep.add_argument("--gather", action="store_true", help="start nothing: results of what has ended so far")
     sweep.add_argument("--task", type=COUNT, default=None, metavar="i", help="run only run number i, in this process")
     sweep.add_argument("--dry-run", action="store_true", help="list the runs and stop")

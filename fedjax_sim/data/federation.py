@@ -162,79 +162,31 @@ class Federation:
         task = task or task_of(x, y)
         x, y, test = _next_tokens(x, y, test, task)
         pool_x, pool_y = check_inputs(x, "x", task), check_targets(y, "y", task)
-        tokens = pool_x.ndim == 2
         if len(pool_x) != len(pool_y):
             raise UserError(f"x has {len(pool_x)} examples but y has {len(pool_y)}")
-        if not isinstance(rows, Mapping):
-            raise UserError(f"rows must be {{'train': [rows of client 0, rows of client 1, …]}}, got {shown(repr(rows))}")
-        for what, text in (("name", name), ("augment", augment), ("description", description)):
-            if not isinstance(text, str):
-                raise UserError(f"{what} must be text, got {shown(repr(text))}")
+        _check_text(name=name, augment=augment, description=description)
         if classes is not None:
             classes = check_whole("classes", classes, 1)
-        if "train" not in rows or set(rows) - set(SPLITS):
-            raise UserError(f"rows must have 'train' and may have 'val' and 'test'; got {', '.join(rows) or 'none'}")
         limit = len(pool_x)
-        lists = {split: _row_lists(rows[split], limit, split) for split in SPLITS if split in rows}
-        clients = len(lists["train"])
-        for split, per_client in lists.items():
-            if len(per_client) != clients:
-                raise UserError(f"rows['{split}'] lists {len(per_client)} clients but rows['train'] lists {clients}")
-        if clients == 0:
-            raise UserError("a federation needs at least 1 client; rows['train'] is empty")
-        empty = [i for i, r in enumerate(lists["train"]) if len(r) == 0]
-        if empty:
-            raise UserError(f"every client needs at least 1 training example; client {empty[0]} has none")
-
-        held: dict[str, np.ndarray] = {}
-        if isinstance(test, tuple) and len(test) == 2 and np.ndim(test[0]) >= 2:
-            test_x, test_y = check_inputs(test[0], "test x", task), check_targets(test[1], "test y", task)
-            if test_x.shape[1:] != pool_x.shape[1:] or test_x.dtype != pool_x.dtype or len(test_x) != len(test_y):
-                raise UserError(
-                    f"test images {test_x.shape} {test_x.dtype} with {len(test_y)} labels do not fit "
-                    f"the pool {pool_x.shape} {pool_x.dtype}"
-                )
-            held["test"] = np.arange(limit, limit + len(test_x), dtype=np.int32)
-            pool_x, pool_y = np.concatenate([pool_x, test_x]), np.concatenate([pool_y, test_y])
-        elif test is not None:
-            held["test"] = _row_list(test, limit, "test")
-        elif "test" in lists:
-            held["test"] = np.concatenate(lists["test"])
-        if len(held.get("test", ())) == 0:
-            raise UserError("a federation needs a test set: pass test=(x, y), test=rows or rows['test']")
+        lists = _client_lists(rows, limit)
+        pool_x, pool_y, tested = _with_test(pool_x, pool_y, test, lists, task)
+        held = {"test": tested}
         if server_val is not None:
             held["val"] = _row_list(server_val, limit, "server_val")
         _refuse_leaks(lists, held, len(pool_x))
-
-        needed = outputs_of(task, pool_x, pool_y)
-        if classes is None:
-            classes = needed
-        elif classes < needed or classes > MOST_CLASSES:
-            raise UserError(
-                f"classes={classes} but the labels go up to {needed - 1}, and at most {MOST_CLASSES} classes are allowed"
-            )
+        classes = _classes(outputs_of(task, pool_x, pool_y), classes)
         scale = 1.0 / 255.0 if pool_x.dtype == np.uint8 else 1.0
-        if tokens:
-            mean, std = 0.0, 1.0
-        elif mean is None or std is None:
-            computed = channel_moments(pool_x[np.unique(np.concatenate(lists["train"]))], scale)
-            mean, std = (computed[0] if mean is None else mean), (computed[1] if std is None else std)
-        channels = 1 if tokens else pool_x.shape[-1]
+        mean, std = _moments(pool_x, lists["train"], scale, mean, std)
         padded = {split: pad_rows(per_client) for split, per_client in lists.items()}
+        facts: dict[str, Any] = dict(classes=classes, name=name, augment=augment, task=task, held=held)
+        facts |= dict(mean=mean, std=std, scale=np.asarray(scale))
         return cls(
             x=pool_x,
             y=pool_y,
             rows={split: table for split, (table, _) in padded.items()},
             size={split: length for split, (_, length) in padded.items()},
-            held=held,
-            mean=_per_channel(mean, channels, "mean"),
-            std=_per_channel(std, channels, "std"),
-            scale=np.asarray(scale),
-            classes=int(classes),
-            name=name,
-            augment=augment,
-            task=task,
             origin=Origin(shown(description, 1000), tuple(vocabulary)),
+            **facts,
         )
 
 
@@ -243,7 +195,7 @@ def _next_tokens(x: Any, y: Any, test: Any, task: str) -> tuple[Any, Any, Any]:
     if y is not None:
         return x, y, test
     x = np.asarray(x)
-    if task_called(task).target != TOKENS or x.ndim != 2 or x.shape[1] < 2:
+    if task_called(task).target != TOKENS or x.dtype.kind not in "iu" or x.ndim != 2 or x.shape[1] < 2:
         raise UserError(f"y may be left out for tokens [D, T] with T >= 2 alone; x has the shape {x.shape}, task {task}")
     if isinstance(test, tuple) and len(test) == 2 and test[1] is None:
         test = (np.asarray(test[0])[:, :-1], np.asarray(test[0])[:, 1:])
@@ -299,6 +251,74 @@ def _row_list(rows: Any, limit: int, what: str) -> np.ndarray:
             f"{what} has row {table.max() if table.max() >= limit else table.min()}, but the rows are 0 to {limit - 1}"
         )
     return table.astype(np.int32)
+
+
+def _check_text(**given: Any) -> None:
+    for what, text in given.items():
+        if not isinstance(text, str):
+            raise UserError(f"{what} must be text, got {shown(repr(text))}")
+
+
+def _moments(x: np.ndarray, trained: list[np.ndarray], scale: float, mean: Any, std: Any) -> tuple[Any, Any]:
+    """Mean and deviation per channel: as given, or of the clients' training rows; tokens are taken as they are."""
+    if x.ndim == 2:
+        mean, std = 0.0, 1.0
+    elif mean is None or std is None:
+        computed = channel_moments(x[np.unique(np.concatenate(trained))], scale)
+        mean, std = (computed[0] if mean is None else mean), (computed[1] if std is None else std)
+    channels = 1 if x.ndim == 2 else x.shape[-1]
+    return _per_channel(mean, channels, "mean"), _per_channel(std, channels, "std")
+
+
+def _client_lists(rows: Any, limit: int) -> dict[str, list[np.ndarray]]:
+    """Rows of every client, split by split, checked."""
+    if not isinstance(rows, Mapping):
+        raise UserError(f"rows must be {{'train': [rows of client 0, rows of client 1, …]}}, got {shown(repr(rows))}")
+    if "train" not in rows or set(rows) - set(SPLITS):
+        raise UserError(f"rows must have 'train' and may have 'val' and 'test'; got {', '.join(rows) or 'none'}")
+    lists = {split: _row_lists(rows[split], limit, split) for split in SPLITS if split in rows}
+    clients = len(lists["train"])
+    for split, per_client in lists.items():
+        if len(per_client) != clients:
+            raise UserError(f"rows['{split}'] lists {len(per_client)} clients but rows['train'] lists {clients}")
+    if clients == 0:
+        raise UserError("a federation needs at least 1 client; rows['train'] is empty")
+    empty = [i for i, r in enumerate(lists["train"]) if len(r) == 0]
+    if empty:
+        raise UserError(f"every client needs at least 1 training example; client {empty[0]} has none")
+    return lists
+
+
+def _with_test(
+    x: np.ndarray, y: np.ndarray, test: Any, lists: Mapping[str, list[np.ndarray]], task: str
+) -> tuple[np.ndarray, ...]:
+    """(the pool's x and y, to which a test set of its own is appended; the rows of the test set)."""
+    found = np.zeros(0, np.int32)
+    if isinstance(test, tuple) and len(test) == 2 and np.ndim(test[0]) >= 2:
+        test_x, test_y = check_inputs(test[0], "test x", task), check_targets(test[1], "test y", task)
+        if test_x.shape[1:] != x.shape[1:] or test_x.dtype != x.dtype or len(test_x) != len(test_y):
+            raise UserError(
+                f"test images {test_x.shape} {test_x.dtype} with {len(test_y)} labels do not fit the pool {x.shape} "
+                f"{x.dtype}"
+            )
+        found = np.arange(len(x), len(x) + len(test_x), dtype=np.int32)
+        x, y = np.concatenate([x, test_x]), np.concatenate([y, test_y])
+    elif test is not None:
+        found = _row_list(test, len(x), "test")
+    elif "test" in lists:
+        found = np.concatenate(lists["test"])
+    if len(found) == 0:
+        raise UserError("a federation needs a test set: pass test=(x, y), test=rows or rows['test']")
+    return x, y, found
+
+
+def _classes(needed: int, classes: int | None) -> int:
+    """How many classes there are: as many as were said, or as the labels need."""
+    if classes is not None and not needed <= classes <= MOST_CLASSES:
+        raise UserError(
+            f"classes={classes} but the labels go up to {needed - 1}, and at most {MOST_CLASSES} classes are allowed"
+        )
+    return needed if classes is None else int(classes)
 
 
 def _refuse_leaks(lists: Mapping[str, list[np.ndarray]], held: Mapping[str, np.ndarray], total: int) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
+from fedjax_sim.data import frames
 from fedjax_sim.data.arrays import check_targets, outputs_of
 from fedjax_sim.data.federation import Federation
 from fedjax_sim.data.partition import clients_of
@@ -120,6 +122,61 @@ def split_client(
 BATCH = 64  # where nobody says a batch size
 
 
+def _check_words(norm: str, val_fraction: float | None) -> None:
+    if norm not in NORMS:
+        raise UserError(f"unknown norm '{shown(norm)}'; allowed: {', '.join(NORMS)}")
+    if val_fraction is not None and not _is_fraction(val_fraction):
+        raise UserError(f"val_fraction must be between 0 and 1 (1 excluded), got {shown(val_fraction)}")
+
+
+def _facts(data: Dataset, rule: Protocol, norm: str) -> dict[str, Any]:
+    """What a federation has of its dataset."""
+    mean, std = {"dataset": (data.mean, data.std), "pfllib": (0.5, 0.5), "none": (0.0, 1.0)}[norm]
+    augment = rule.augment.get(data.name, "")
+    return dict(
+        classes=data.classes, name=data.name, augment=augment, task=data.task, vocabulary=data.vocabulary, mean=mean, std=std
+    )
+
+
+def _held_back(rule: Protocol, name: str, y: np.ndarray, server_val: int | None, rng: np.random.Generator) -> np.ndarray:
+    """Rows of the official training set that the server keeps for validation."""
+    if not rule.server_validation:
+        return np.zeros(0, int)
+    number = min(1000, len(y) // 10) if server_val is None else server_val
+    if not isinstance(number, int | np.integer) or not 0 <= number < len(y):
+        raise UserError(
+            f"server_val={shown(number)} does not fit: {name} has {len(y)} training examples, and the clients need some of "
+            f"them"
+        )
+    return stratified(y, number, rng) if number else np.zeros(0, int)
+
+
+def _fractions(rule: Protocol, val_fraction: float | None) -> tuple[dict[str, float], float]:
+    """(what a client's rows are split into beside training; the validation share of the training part)."""
+    asked = {k: f if k != "val" or val_fraction is None else val_fraction for k, f in rule.fractions.items()}
+    fractions = {k: f for k, f in asked.items() if f > 0}
+    return fractions, val_fraction if val_fraction and "val" not in fractions else 0.0
+
+
+def _split(
+    shares: Sequence[np.ndarray],
+    fractions: dict[str, float],
+    rng: np.random.Generator,
+    val_share: float,
+    protocol: str,
+    least: int,
+) -> dict[str, list[np.ndarray]]:
+    """{split: rows of every client}."""
+    splits = [split_client(own, fractions, rng, val_share, least) for own in shares]
+    starved = [i for i, parts in enumerate(splits) if len(parts["train"]) == 0]
+    if starved:
+        raise UserError(
+            f"client {starved[0]} has {len(shares[starved[0]])} examples and keeps none for training after "
+            f"its {protocol} split; use fewer clients"
+        )
+    return {name: [parts[name] for parts in splits] for name in splits[0]}
+
+
 def federate(
     dataset: str | os.PathLike[str] | Dataset = "digits",
     partition: str = PARTITION,
@@ -151,13 +208,9 @@ def federate(
     (['train', 'val'], 10, 144, 355)
     """
     rule = lookup("protocol", shown(protocol), PROTOCOLS)
-    if norm not in NORMS:
-        raise UserError(f"unknown norm '{shown(norm)}'; allowed: {', '.join(NORMS)}")
-    if val_fraction is not None and not _is_fraction(val_fraction):
-        raise UserError(f"val_fraction must be between 0 and 1 (1 excluded), got {shown(val_fraction)}")
+    _check_words(norm, val_fraction)
     clients = clients if clients is None else check_whole("clients", clients, 1)
-    data_seed = check_whole("data_seed", data_seed)
-    batch_size = check_whole("batch_size", batch_size, 1)
+    data_seed, batch_size = check_whole("data_seed", data_seed), check_whole("batch_size", batch_size, 1)
     named = {} if isinstance(dataset, Dataset) else _client_column(dataset, partition)
     data = dataset if isinstance(dataset, Dataset) else load(dataset, data_dir, download, **named)
     data = data if task == AUTO else as_task(data, task)
@@ -169,64 +222,30 @@ def federate(
         _check_official_test(data, protocol)
     # One random stream per stage: changing the server's set does not reshuffle the clients' own splits.
     held_rng, partition_rng, split_rng = (np.random.default_rng([data_seed, stage]) for stage in range(3))
-
     pool = np.arange(len(y) if rule.merge and data.name not in TRAIN_ONLY else official)
-    validation = np.zeros(0, int)
-    if rule.server_validation:
-        number = min(1000, official // 10) if server_val is None else server_val
-        if not isinstance(number, int | np.integer) or not 0 <= number < official:
-            raise UserError(
-                f"server_val={shown(number)} does not fit: {data.name} has {official} training examples, "
-                f"and the clients need some of them"
-            )
-        validation = pool[stratified(classes[pool], number, held_rng)] if number else validation
-        pool = np.setdiff1d(pool, validation, assume_unique=True)
-
-    fractions = {k: f if k != "val" or val_fraction is None else val_fraction for k, f in rule.fractions.items()}
-    fractions = {k: f for k, f in fractions.items() if f > 0}
-    val_share = val_fraction if val_fraction and "val" not in fractions else 0.0
+    validation = _held_back(rule, data.name, classes[:official], server_val, held_rng)
+    pool = np.setdiff1d(pool, validation, assume_unique=True)
+    fractions, val_share = _fractions(rule, val_fraction)
     extra = {key: values[pool] for key, values in data.extra.items()}
     clients = clients or clients_of(partition, extra) or CLIENTS
     spec = _with_pfllib_minimum(partition, rule, batch_size, len(pool), clients)
     shares = share_out(spec, classes[pool], clients, partition_rng, extra, least=1 + len(fractions))
     least = rule.least if val_fraction is None else 0
-    splits = [split_client(pool[rows], fractions, split_rng, val_share, least) for rows in shares]
-    starved = [i for i, parts in enumerate(splits) if len(parts["train"]) == 0]
-    if starved:
-        raise UserError(
-            f"client {starved[0]} has {len(shares[starved[0]])} examples and keeps none for training after "
-            f"its {protocol} split; use fewer clients"
-        )
-    rows = {name: [parts[name] for parts in splits] for name in splits[0]}
+    rows = _split([pool[own] for own in shares], fractions, split_rng, val_share, protocol, least)
+    own = "" if val_fraction is None else f" with val_fraction {val_fraction:g}"
+    told = f"{_told(dataset)}, {spec}, {clients} clients, {protocol}{own}, server_val {len(validation)}, norm {norm}"
+    told += f", data_seed {data_seed}, {len(y)} examples {'x'.join(map(str, data.x_train.shape[1:]))}"
+    told += f", vocabulary of {len(data.vocabulary)}" if data.vocabulary else ""
     test = np.concatenate(rows["test"]) if rule.merge else np.arange(official, len(y))
-    mean, std = {"dataset": (data.mean, data.std), "pfllib": (0.5, 0.5), "none": (0.0, 1.0)}[norm]
-    fed = Federation.from_arrays(
-        np.concatenate([data.x_train, data.x_test]),
-        y,
-        rows,
-        test=test,
-        server_val=validation if len(validation) else None,
-        classes=data.classes,
-        mean=mean,
-        std=std,
-        name=data.name,
-        augment=rule.augment.get(data.name, ""),
-        task=data.task,
-        vocabulary=data.vocabulary,
-        description=(
-            f"{_told(dataset)}, {spec}, {clients} clients, {protocol}"
-            f"{'' if val_fraction is None else f' with val_fraction {val_fraction:g}'}, server_val {len(validation)}, "
-            f"norm {norm}, data_seed {data_seed}, {len(y)} examples {'x'.join(map(str, data.x_train.shape[1:]))}"
-            f"{f', vocabulary of {len(data.vocabulary)}' if data.vocabulary else ''}"
-        ),
-    )
+    x, server = np.concatenate([data.x_train, data.x_test]), validation if len(validation) else None
+    fed = Federation.from_arrays(x, y, rows, test=test, server_val=server, description=told, **_facts(data, rule, norm))
     return dataclasses.replace(fed, origin=Origin(fed.origin.text, fed.origin.vocabulary, data.columns))
 
 
 def _client_column(dataset: str | os.PathLike[str], partition: str) -> dict[str, str]:
     """The column of a table that the partition makes clients of: no feature, whatever it is called."""
     name, body = split_spec(partition)
-    if name != "column" or not is_csv(os.fspath(dataset)):
+    if name != "column" or not is_csv(os.fspath(dataset)) or frames.is_frame(os.fspath(dataset)):
         return {}
     column = body.split(",")[0].removeprefix("name=").strip()
     return {"client": column} if column else {}
@@ -237,10 +256,10 @@ BY_CLASS = ("dirichlet", "shards", "pathological", "fixed", "mnist_star", "omnig
 
 def as_task(data: Dataset, task: str) -> Dataset:
     """The same examples under a task that somebody names; their targets must fit it."""
-    told = {name: check_targets(getattr(data, name), f"{data.name}: {name}", task) for name in ("y_train", "y_test")}
-    both = np.concatenate([data.x_train, data.x_test]), np.concatenate(list(told.values()))
-    same = task_called(task).target == task_called(data.task).target
-    return dataclasses.replace(data, **told, task=task, classes=data.classes if same else outputs_of(task, *both))
+    train, test = (check_targets(getattr(data, name), f"{data.name}: {name}", task) for name in ("y_train", "y_test"))
+    both = np.concatenate([data.x_train, data.x_test]), np.concatenate([train, test])
+    classes = data.classes if task_called(task).target == task_called(data.task).target else outputs_of(task, *both)
+    return dataclasses.replace(data, y_train=train, y_test=test, task=task, classes=classes)
 
 
 def strata(data: Dataset, y: np.ndarray) -> np.ndarray:

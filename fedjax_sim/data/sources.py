@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_sim.data import digits, tables
+from fedjax_sim.data import digits, frames, tables
 from fedjax_sim.data import synthetic as synthetic_images
 from fedjax_sim.data import text as texts
 from fedjax_sim.data.arrays import check_inputs, check_labels, check_targets, outputs_of
@@ -375,13 +375,17 @@ def load(name: str | os.PathLike[str], data_dir: Folder = None, download: bool =
     """
     text = _text(name)
     base, body = split_spec(text)
+    if base not in DATASETS and frames.is_frame(text):
+        file, written = frames.parse(text)
+        path = user_path(file)
+        return _from_arrays(shown(path.stem), frames.read_frame(path, {**written, **options}))
     if base not in DATASETS and is_csv(text):
         return _table(text, options)
     if base not in DATASETS and text.endswith(".npz"):
         path = user_path(text)
         return _from_arrays(shown(path.stem), read_npz(_without_options(text, path, options)))
     if base not in DATASETS:
-        raise unknown("dataset", shown(text), [*DATASETS, "the path of a .npz or .csv file"])
+        raise unknown("dataset", shown(text), [*DATASETS, "the path of a .npz, .csv or .parquet file"])
     source = DATASETS[base]
     if source.by_path:
         return source.make(data_dir, download, path=body)

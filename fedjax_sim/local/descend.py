@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from fedjax_sim.errors import UserError
-from fedjax_sim.local.batches import Batch, most_steps, repeat, steps_for, stream, turns
+from fedjax_sim.local.batches import Batch, Turns, most_steps, repeat, steps_for, stream, turns
 from fedjax_sim.local.losses import update_confusion
 from fedjax_sim.local.optim import Optimizer
 from fedjax_sim.models.randomness import randomness
@@ -109,6 +109,67 @@ def put_away(client: Client, had: Client) -> Client:
 
 
 # ---- the loop ---------------------------------------------------------------------------------------------------
+class Plugs(NamedTuple):
+    """What a method does otherwise in a step; see `descend`."""
+
+    objective: Callable
+    gradient: Callable | None
+    adjust: Callable | None
+    project: Callable | None
+    after: Callable | None
+
+
+def one_step(
+    env: Env,
+    plugs: Plugs,
+    rule: Optimizer,
+    draw: Callable[[Array], Batch],
+    frozen: Tree,
+    steps: Array,
+    planned: Turns,
+    rate_of: Callable[[Array], Array],
+    stays: bool,
+) -> Callable:
+    """(k, carry) -> carry: the k-th step of `descend`; stays: the optimiser's state is the client's own."""
+
+    def step(k: Array, carry):
+        params, stats, opt_state, confusion, running, totals, rate = carry
+        own = (running,) if jax.tree.leaves(running) else ()
+
+        def value(params, batch):
+            with randomness(batch.key):  # dropout inside the model
+                return plugs.objective({"params": {**frozen, **params}, "batch_stats": stats}, batch, confusion, *own)
+
+        grad_of = jax.value_and_grad(value, has_aux=True)
+        if plugs.gradient is None:
+            batch = draw(k)
+            (loss, aux), grads = grad_of(params, batch)
+            more = dict(value=loss, grad=grads, value_fn=lambda p: value(p, batch)[0])  # for line searches
+        else:
+            (loss, aux), grads, batch = plugs.gradient(grad_of, params, k, draw, running)
+            more = dict(value=loss, grad=grads)
+        force = grads if plugs.adjust is None else plugs.adjust(grads, params)
+        keep = (
+            (lambda new, old: jax.tree.map(lambda a, b: jnp.where(k < steps, a, b), new, old))
+            if planned.masked
+            else (lambda new, old: new)
+        )
+        moved, opt_after = rule.step(force, opt_state, params, rate, **more)
+        params = moved if rule.stands_still else keep(moved, params)
+        opt_state = keep(opt_after, opt_state) if stays else opt_after
+        if plugs.project is not None:
+            params = keep(plugs.project(params), params)
+        then = aux.carry if plugs.after is None else plugs.after(aux.carry, grads, params)
+        seen = batch.mask * (k < steps).astype(env.dtype) if planned.masked else batch.mask.astype(env.dtype)
+        n = seen.sum()
+        hits = (task_called(env.fed.task).hits(aux.logits, batch.y) * seen).sum()
+        totals = totals + jnp.stack([loss * n, hits, n])
+        kept = keep(aux.batch_stats, stats), opt_state, keep(aux.confusion, confusion), keep(then, running)
+        return params, *kept, totals, rate_of(k + 1)
+
+    return step
+
+
 def descend(
     env: Env,
     net: Tree,
@@ -146,7 +207,7 @@ def descend(
                called as objective(net, batch, confusion, carry); the new ones are in `Aux.carry`.
     """
     objective = objective or supervised(env, ctx)
-    rule, task = optimizer or env.optimizer, task_called(env.fed.task)
+    rule = optimizer or env.optimizer
     lr = ctx.lr if lr is None else jnp.asarray(lr, env.dtype)
     draw = stream(env, ctx, jax.random.fold_in(ctx.key, salt), env.max_epochs if epochs is None else epochs)
     steps = steps_for(env, env.fed.size["train"][ctx.id], ctx.epochs if epochs is None else epochs)
@@ -157,51 +218,13 @@ def descend(
     moving = {g: p for g, p in net["params"].items() if g not in frozen}
     opt_start, stays = begin(rule, client, moving)
 
-    def step(k: Array, carry):
-        params, stats, opt_state, confusion, running, totals, rate = carry
-        own = (running,) if jax.tree.leaves(running) else ()
-
-        def value(params, batch):
-            with randomness(batch.key):  # dropout inside the model
-                return objective({"params": {**frozen, **params}, "batch_stats": stats}, batch, confusion, *own)
-
-        grad_of = jax.value_and_grad(value, has_aux=True)
-        if gradient is None:
-            batch = draw(k)
-            (loss, aux), grads = grad_of(params, batch)
-            more = dict(value=loss, grad=grads, value_fn=lambda p: value(p, batch)[0])  # for line searches
-        else:
-            (loss, aux), grads, batch = gradient(grad_of, params, k, draw, running)
-            more = dict(value=loss, grad=grads)
-        force = grads if adjust is None else adjust(grads, params)
-        keep = (
-            (lambda new, old: jax.tree.map(lambda a, b: jnp.where(k < steps, a, b), new, old))
-            if planned.masked
-            else (lambda new, old: new)
-        )
-        moved, opt_after = rule.step(force, opt_state, params, rate, **more)
-        params = moved if rule.stands_still else keep(moved, params)
-        opt_state = keep(opt_after, opt_state) if stays else opt_after
-        if project is not None:
-            params = keep(project(params), params)
-        then = aux.carry if after is None else after(aux.carry, grads, params)
-        seen = batch.mask * (k < steps).astype(env.dtype) if planned.masked else batch.mask.astype(env.dtype)
-        n = seen.sum()
-        hits = (task.hits(aux.logits, batch.y) * seen).sum()
-        totals = totals + jnp.stack([loss * n, hits, n])
-        kept = keep(aux.batch_stats, stats), opt_state, keep(aux.confusion, confusion), keep(then, running)
-        return params, *kept, totals, rate_of(k + 1)
-
+    plugs = Plugs(objective, gradient, adjust, project, after)
+    step = one_step(env, plugs, rule, draw, frozen, steps, planned, rate_of, stays)
     # the rate of a step is known before it: XLA then writes w − lr·v where it computes a gradient
     start = (moving, net["batch_stats"], opt_start, client.confusion, carry, jnp.zeros(3, env.dtype), rate_of(0))
     params, stats, opt_end, confusion, carry, (loss, hits, n), _ = repeat(planned, step, start)
-    done = Trained(
-        {"params": {**frozen, **params}, "batch_stats": stats},
-        loss / jnp.maximum(n, 1),
-        hits / jnp.maximum(n, 1),
-        steps,
-        carry,
-    )
+    trained, many = {"params": {**frozen, **params}, "batch_stats": stats}, jnp.maximum(n, 1)
+    done = Trained(trained, loss / many, hits / many, steps, carry)
     if stays:
         client = client._replace(optimizer=Used(opt_end))
     if jax.tree.leaves(client.spent):

@@ -62,7 +62,7 @@ class Optimizer(Node):
         return lr if self.within.kind == "constant" else (lr * self.within(k, steps, dtype)).astype(dtype)
 
     def clipping(self) -> list[optax.GradientTransformation]:
-        return [] if is_off(self.clip_norm) else [optax.clip_by_global_norm(self.clip_norm)]
+        return [optax.clip_by_global_norm(self.clip_norm)] if self.has("clip_norm") else []
 
     def init(self, params: Tree) -> Tree:
         """Its state before the first step."""
@@ -83,16 +83,16 @@ class Sgd(Optimizer):
 
     @property
     def plain(self) -> bool:
-        return is_off(self.clip_norm) and self.within.kind == "constant"
+        return not self.has("clip_norm") and self.within.kind == "constant"
 
     def transform(self) -> optax.GradientTransformation:
         """The direction v of a step, as optax does it."""
         parts = self.clipping()
-        if not is_off(self.weight_decay):
+        if self.has("weight_decay"):
             names = self.groups
             mask = None if names is None else (lambda params: {g: g in names for g in params})
             parts.append(optax.add_decayed_weights(self.weight_decay, mask=mask))
-        if not is_off(self.momentum):
+        if self.has("momentum"):
             parts.append(optax.trace(decay=self.momentum))
         return optax.chain(*parts) if parts else optax.identity()
 
@@ -102,11 +102,6 @@ class Sgd(Optimizer):
     def step(self, grads: Tree, state: Tree, params: Tree, rate: Array, **more: Any) -> tuple[Tree, Tree]:
         direction, state = self.transform().update(grads, state, params)
         return jax.tree.map(lambda p, d: p - rate * d, params, direction), state
-
-
-def is_off(value: Any) -> bool:
-    """Whether a number is 0, and leaves its term out of the program; what is an argument of it never does."""
-    return isinstance(value, (int, float)) and value == 0
 
 
 def decay_groups(text: str, groups: tuple[str, ...]) -> tuple[str, ...] | None:

@@ -9,23 +9,20 @@ The two branches see independent shuffles.  Wire: |w| down, |w| up.  State: v_k.
 from __future__ import annotations
 
 from fedjax_sim.fields import Real, epochs, field
-from fedjax_sim.hooks import Personal, Server
+from fedjax_sim.hooks import Server
 from fedjax_sim.local import descend
 from fedjax_sim.methods import register
-from fedjax_sim.methods.fedavg import FedAvg
+from fedjax_sim.methods.fedavg import OwnModel
 from fedjax_sim.methods.fedprox import pull
 from fedjax_sim.types import Client, Ctx, Env, Tree, Upload
 
 
 @register("ditto")
-class Ditto(Personal, FedAvg):
+class Ditto(OwnModel):
     """FedAvg and a private model pulled towards it."""
 
     lam: Real = field(0.5, ge=0, help="λ")
     personal_epochs: float = epochs(0.0, "E_p (0: as many as the global branch)")
-
-    def init(self, env: Env, net: Tree) -> tuple[Server, Tree]:
-        return Server(net), net
 
     def local(self, env: Env, net: Tree, server: Server, client: Client, ctx: Ctx) -> tuple[Client, Upload]:
         client, mine = descend(
@@ -40,6 +37,3 @@ class Ditto(Personal, FedAvg):
         )
         client, done = descend(env, net, client, ctx)
         return client._replace(own=mine.net), self.upload(env, ctx, done)
-
-    def personal(self, env: Env, server: Server, client: Client, ctx: Ctx) -> Tree:
-        return client.own

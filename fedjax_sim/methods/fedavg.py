@@ -27,6 +27,16 @@ class FedAvg(Method):
     weights: str = field("size", choices=("size", "uniform"), help="of the average: by n_k, or all alike", kw_only=True)
 
 
+class OwnModel(Personal, FedAvg):
+    """A client keeps a whole model beside the common one, from Θ⁰ on, and predicts with it."""
+
+    def init(self, env: Env, net: Tree) -> tuple[Server, Tree]:
+        return Server(net), net
+
+    def personal(self, env: Env, server: Server, client: Client, ctx: Ctx) -> Tree:
+        return client.own
+
+
 def fine_tuned(env: Env, net: Tree, client: Client, ctx: Ctx, epochs: float) -> Tree:
     """ONE client's net after `epochs` epochs on its own training data, at the round's learning rate."""
     return descend(env, net, client, ctx, epochs=epochs, salt=FINE_TUNE, track=False)[1].net

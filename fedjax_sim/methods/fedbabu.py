@@ -15,8 +15,7 @@ from fedjax_sim.hooks import Personal, Server
 from fedjax_sim.local import descend
 from fedjax_sim.methods import register
 from fedjax_sim.methods.fedavg import FedAvg, fine_tuned
-from fedjax_sim.methods.fedper import body_groups
-from fedjax_sim.plans import masked_plan
+from fedjax_sim.plans import body_groups, masked_plan
 from fedjax_sim.types import Client, Ctx, Env, Plan, Tree, Upload
 
 

@@ -30,7 +30,6 @@ from fedjax_sim.hooks import Personal, Server
 from fedjax_sim.local import Aux, Batch, descend, forward, local_loss
 from fedjax_sim.local.contrast import anchor_contrast, unit
 from fedjax_sim.local.features import live_features
-from fedjax_sim.local.optim import is_off
 from fedjax_sim.methods import register
 from fedjax_sim.methods.fedavg import FedAvg
 from fedjax_sim.models.projection import check_width, with_projection
@@ -95,7 +94,7 @@ class FedPAM(Personal, FedAvg):
             if self.variant == "pam":
                 own = self.adjusted(env, now, private, z)
                 loss = loss + env.loss.value(own, batch.y, batch.mask, env.counts[ctx.id], confusion)
-            elif not is_off(self.lam):
+            elif self.has("lam"):
                 loss = loss + self.lam * anchor_contrast(z, self.anchors(env, now, private).T, batch.y, batch.mask, self.tau)
             return loss, Aux(logits, stats, confusion)
 

@@ -10,31 +10,12 @@ Wire: |φ| down, |φ| up.  State: ψ_k.  Evaluated: personal, the latest Φ with
 
 from __future__ import annotations
 
-from fedjax_sim.errors import UserError
 from fedjax_sim.fields import field
 from fedjax_sim.hooks import Personal, Server
 from fedjax_sim.methods import register
 from fedjax_sim.methods.fedavg import FedAvg
-from fedjax_sim.plans import masked_plan, overlay, part
+from fedjax_sim.plans import body_groups, last_groups, masked_plan, overlay, part
 from fedjax_sim.types import Client, Ctx, Env, Plan, Tree, Upload
-
-
-def last_groups(env: Env, layers: int) -> tuple[str, ...]:
-    """The last `layers` groups of the network, the head with them; something must be left to share."""
-    model = env.model
-    network = model.groups[: model.groups.index(model.head_group) + 1]
-    if not 0 <= layers < len(network):
-        raise UserError(
-            f"{layers} parameter groups cannot stay private where model '{model.name}' has {len(network)}; "
-            f"allowed: 0 to {len(network) - 1}"
-        )
-    return network[len(network) - layers :]
-
-
-def body_groups(env: Env, layers: int = 1) -> tuple[str, ...]:
-    """All other groups: the backbone."""
-    own = last_groups(env, layers)
-    return tuple(name for name in env.model.groups if name not in own)
 
 
 class PrivateHead(Personal, FedAvg):

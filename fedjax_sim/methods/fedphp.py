@@ -15,25 +15,22 @@ import jax.numpy as jnp
 from jax import lax
 
 from fedjax_sim.fields import Real, field
-from fedjax_sim.hooks import Personal, Server
+from fedjax_sim.hooks import Server
 from fedjax_sim.local import Aux, Batch, descend, forward, local_loss
 from fedjax_sim.local.mmd import mmd_rbf
 from fedjax_sim.methods import register
-from fedjax_sim.methods.fedavg import FedAvg
+from fedjax_sim.methods.fedavg import OwnModel
 from fedjax_sim.types import Array, Client, Ctx, Env, Tree, Upload
 
 
 @register("fedphp")
-class FedPHP(Personal, FedAvg):
+class FedPHP(OwnModel):
     """Past personal models teach their features to the new one."""
 
     needs_classes = "it compares one vector of features per example (MMD)"
 
     lam: Real = field(0.1, ge=0, le=1, help="λ, share of the features' discrepancy")
     mu: Real = field(0.1, ge=0, le=1, help="μ, share of the past at the end")
-
-    def init(self, env: Env, net: Tree) -> tuple[Server, Tree]:
-        return Server(net), net
 
     def local(self, env: Env, net: Tree, server: Server, client: Client, ctx: Ctx) -> tuple[Client, Upload]:
         past = client.own
@@ -49,6 +46,3 @@ class FedPHP(Personal, FedAvg):
         share = self.mu * jnp.minimum((ctx.t + 1).astype(env.dtype) / max(env.rounds, 1), 1)  # μ_t
         own = jax.tree.map(lambda new, old: (1 - share) * new + share * old, done.net, past)
         return client._replace(own=own), self.upload(env, ctx, done)
-
-    def personal(self, env: Env, server: Server, client: Client, ctx: Ctx) -> Tree:
-        return client.own

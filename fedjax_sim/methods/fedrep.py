@@ -16,8 +16,8 @@ from fedjax_sim.fields import epochs, field
 from fedjax_sim.hooks import Server
 from fedjax_sim.local import descend
 from fedjax_sim.methods import register
-from fedjax_sim.methods.fedper import PrivateHead, body_groups
-from fedjax_sim.plans import part
+from fedjax_sim.methods.fedper import PrivateHead
+from fedjax_sim.plans import body_groups, part
 from fedjax_sim.types import Client, Ctx, Env, Tree, Upload
 
 HEAD = 1  # tells the shuffles of the head's epochs from those of the body's

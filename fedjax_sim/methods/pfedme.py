@@ -20,17 +20,17 @@ import jax.numpy as jnp
 from jax import lax
 
 from fedjax_sim.fields import Real, field
-from fedjax_sim.hooks import Personal, Server
+from fedjax_sim.hooks import Server
 from fedjax_sim.local import descend
 from fedjax_sim.local.optim import Sgd
 from fedjax_sim.methods import register
-from fedjax_sim.methods.fedavg import FedAvg
+from fedjax_sim.methods.fedavg import OwnModel
 from fedjax_sim.plans import merge
 from fedjax_sim.types import Array, Client, Cohort, Ctx, Env, Tree, Upload
 
 
 @register("pfedme")
-class PFedMe(Personal, FedAvg):
+class PFedMe(OwnModel):
     """The personal model is a proximal point of the client's copy of the common one."""
 
     lam: Real = field(15.0, ge=0, help="λ")
@@ -40,9 +40,6 @@ class PFedMe(Personal, FedAvg):
     beta: Real = field(1.0, ge=0, help="β")
     needs_sgd = "its personal and its local model move by plain steps of two rates, as its equations say"
     replaces = (("momentum", "0: its equations are plain steps"), ("weight_decay", "its own term 0.001 θ̃"))
-
-    def init(self, env: Env, net: Tree) -> tuple[Server, Tree]:
-        return Server(net), net
 
     def local(self, env: Env, net: Tree, server: Server, client: Client, ctx: Ctx) -> tuple[Client, Upload]:
         def gradient(grad_of: Callable, w: Tree, step: Array, draw: Callable, theta: Tree):
@@ -65,6 +62,3 @@ class PFedMe(Personal, FedAvg):
         mean = merge(env, cohort, server.net)
         step = jnp.asarray(self.beta, env.dtype)
         return Server(jax.tree.map(lambda old, new: (1 - step) * old + step * new, server.net, mean))
-
-    def personal(self, env: Env, server: Server, client: Client, ctx: Ctx) -> Tree:
-        return client.own

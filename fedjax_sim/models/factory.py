@@ -88,29 +88,62 @@ def build(
         raise UserError(f"a model needs at least 1 class, not {classes}")
     sides = tuple(int(n) for n in shape)
     height, width, channels = sides if len(sides) == 3 else (1, 1, 1)
-    shape, image = sides, (height, width, channels)
+    image = (height, width, channels)
     if name == "resnet18":
         from fedjax_sim.models.resnet import build_resnet18
 
         return build_resnet18(image, classes, dtype=dtype, conv=conv, activations=activations, **options)
 
+    how: dict[str, Any] = dict(dtype=dtype, conv=conv, activations=activations)
+    if REGISTRY[name].build is not None:
+        return _registered(name, sides, classes, options, places=places, **how)
+    return _plain(name, image, sides, classes, options, **how)
+
+
+def _registered(
+    name: str,
+    shape: tuple[int, ...],
+    classes: int,
+    options: dict[str, Any],
+    *,
+    places: Any,
+    dtype: Any,
+    conv: str,
+    activations: Any,
+) -> Model:
+    """By a builder of somebody's own."""
     entry = REGISTRY[name]
-    if entry.build is not None:
-        values = {k: like(f"model.{k}", v, entry.options[k]) for k, v in options.items()}
-        if activations is not None:
-            if "activations" not in inspect.signature(entry.build).parameters:
-                raise UserError(
-                    f"model '{name}' cannot have {activations.name} activations: its builder takes no argument 'activations'"
-                )
-            values["activations"] = activations
-        try:
-            made = entry.build(shape, classes, dtype=dtype, conv=conv, **values)
-        except (TypeError, ValueError) as problem:  # in code of somebody's own
-            first = (str(problem).splitlines() or [""])[0]
-            raise UserError(f"the builder of model '{name}' failed: {type(problem).__name__}: {first}") from problem
-        return as_model(
-            made, shape, classes, dtype, places=places, what=f"the builder of model '{name}' returned {type(made).__name__},"
-        )._replace(name=name)
+    make: Any = entry.build
+    values = {k: like(f"model.{k}", v, entry.options[k]) for k, v in options.items()}
+    if activations is not None:
+        if "activations" not in inspect.signature(make).parameters:
+            raise UserError(
+                f"model '{name}' cannot have {activations.name} activations: its builder takes no argument 'activations'"
+            )
+        values["activations"] = activations
+    try:
+        made = make(shape, classes, dtype=dtype, conv=conv, **values)
+    except (TypeError, ValueError) as problem:  # in code of somebody's own
+        first = (str(problem).splitlines() or [""])[0]
+        raise UserError(f"the builder of model '{name}' failed: {type(problem).__name__}: {first}") from problem
+    return as_model(
+        made, shape, classes, dtype, places=places, what=f"the builder of model '{name}' returned {type(made).__name__},"
+    )._replace(name=name)
+
+
+def _plain(
+    name: str,
+    image: tuple[int, int, int],
+    shape: tuple[int, ...],
+    classes: int,
+    options: dict[str, Any],
+    *,
+    dtype: Any,
+    conv: str,
+    activations: Any,
+) -> Model:
+    """Convolutions, then dense layers, as the registry lists them."""
+    entry, (height, width, channels) = REGISTRY[name], image
     hidden = options.get("hidden", ())
     convs = tuple((co, *form) for co, form in zip(options.get("channels", ()), entry.convs, strict=True))
     for co, k, pad, pool in convs:

@@ -82,6 +82,13 @@ def from_module(
     if head_group not in groups:
         raise UserError(f"the head '{head_group}' of model '{name}' is not among its groups {', '.join(groups)}")
 
+    init, features, head = functions_of(module, shape, groups, dtype)
+    return Model(name, init, features, head, groups, head_group, dense, width, classes, shape, stages, activations)
+
+
+def functions_of(module: nn.Module, shape: tuple[int, ...], groups: tuple[str, ...], dtype: Any) -> tuple:
+    """(init, features, head) of a module with methods `features` and `head`, as a Model has them."""
+
     def init(key: jax.Array) -> dict:
         # from shapes only: no forward pass is run
         variables = module.lazy_init(key, batch_of(shape, 2, dtype))
@@ -105,7 +112,7 @@ def from_module(
         logits: Any = module.apply({"params": net["params"]}, features, method="head")
         return logits
 
-    return Model(name, init, features, head, groups, head_group, dense, width, classes, shape, stages, activations)
+    return init, features, head
 
 
 def with_group(model: Model, name: str, init: Callable[[jax.Array], dict]) -> Model:

@@ -103,11 +103,9 @@ def _drive(
     axes = lanes_of.state_axes([lane.setup for lane in lanes])
     of_state = lambda state, i: lanes_of.pick_state(axes, state, i)
     tell(sinks, lanes, lambda sink, lane: sink.begin(lane, done))
-    stopped = False  # by a signal, and all processes know
-    adapt: Callable | None = None
+    stopped, adapt = False, None  # by a signal, and all processes know; the evaluation that fine-tunes
     try:
-        began = time.perf_counter()
-        step = program
+        began, step = time.perf_counter(), program
         if step is None and done < config.rounds:
             tell(sinks, lanes, lambda sink, lane: sink.compiling(lane))
             tick = lambda seconds: tell(sinks, lanes[:1], lambda sink, lane: sink.waiting(lane, seconds))
@@ -127,22 +125,12 @@ def _drive(
             seconds = time.perf_counter() - began
             speed = agreed(seconds / ask)
             timings.append(dict(first_round=done + 1, last_round=done + ask, seconds=seconds, seconds_per_round=speed))
-            logs, scores = layouts.as_numpy(logs), layouts.as_numpy(scores)
-            for i, lane in enumerate(lanes):
-                of_lane = lambda tree: lanes_of.pick(tree, i, len(lanes))
-                tuned = lambda: adapt(of_state(state, i), data_of(lane, data)) if adapt is not None else {}
-                collect(lane, tuned, of_lane(logs), of_lane(scores), done, ask)
+            collect_all(lanes, of_state, state, data, adapt, layouts.as_numpy((logs, scores)), done, ask)
             done += ask
             # before the checkpoint: it keeps a copy of the files
-            tell(
-                sinks, lanes, lambda sink, lane: sink.segment(lane, segment_of(lane, done - ask + 1, done, seconds), timings)
-            )
-            due = (
-                done - max(saved_round, 0) >= config.checkpoint_every
-                if config.checkpoint_every
-                else agreed(time.perf_counter() - saved_at) > CHECKPOINT_SECONDS
-            )
-            if due or done >= config.rounds:
+            part = lambda lane: segment_of(lane, done - ask + 1, done, seconds)
+            tell(sinks, lanes, lambda sink, lane: sink.segment(lane, part(lane), timings))
+            if save_due(config, done, saved_round, saved_at) or done >= config.rounds:
                 save(lanes, state, of_state)
                 saved_at, saved_round = time.perf_counter(), done
     except (KeyboardInterrupt, SystemExit):
@@ -281,6 +269,30 @@ def segment_length(config: Config, capacity: int, done: int, speed: float | None
 def evaluated(config: Config, done: int) -> np.bool_:
     """Whether a segment that ends after round `done`, perhaps off the evaluation grid, needs an evaluation there."""
     return np.bool_(done == config.rounds or bool(config.personal_every and done % config.personal_every == 0))
+
+
+def save_due(config: Config, done: int, saved_round: int, saved_at: float) -> bool:
+    """Whether it is time for a checkpoint: after so many rounds, or after some time; all processes agree."""
+    if config.checkpoint_every:
+        return done - max(saved_round, 0) >= config.checkpoint_every
+    return agreed(time.perf_counter() - saved_at) > CHECKPOINT_SECONDS
+
+
+def collect_all(
+    lanes: Sequence[Lane],
+    of_state: Callable,
+    state: State,
+    data: Any,
+    adapt: Callable | None,
+    told: tuple[dict, dict],
+    done: int,
+    count: int,
+) -> None:
+    """`collect` for every lane; told: logs and scores of all of them."""
+    for i, lane in enumerate(lanes):
+        logs, scores = (lanes_of.pick(tree, i, len(lanes)) for tree in told)
+        tuned = lambda i=i, lane=lane: adapt(of_state(state, i), data_of(lane, data)) if adapt is not None else {}
+        collect(lane, tuned, logs, scores, done, count)
 
 
 def adapts_after(sim: Any, config: Config, at: int) -> bool:

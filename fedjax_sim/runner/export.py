@@ -30,6 +30,7 @@ from fedjax_sim.runner.files import npz_bytes, write_bytes
 from fedjax_sim.runner.prepare import Setup, prepare
 from fedjax_sim.runner.start import start_jax
 from fedjax_sim.runner.weights import by_name, read_arrays
+from fedjax_sim.tasks import TOKENS, task_called
 from fedjax_sim.types import Env, State, Tree
 
 FORMATS = (".npz", ".msgpack")
@@ -147,6 +148,8 @@ def export(
         version=__version__,
         shape=list(data.shape),
         classes=data.classes,
+        task=data.task,
+        vocabulary=int(np.max(data.x)) + 1 if len(data.shape) == 1 else None,
         scale=float(np.asarray(data.scale)),
         mean=np.asarray(data.mean).tolist(),
         std=np.asarray(data.std).tolist(),
@@ -170,7 +173,7 @@ def as_bytes(kind: str, arrays: dict[str, np.ndarray], about: str) -> bytes:
 
 @dataclasses.dataclass(frozen=True)
 class Exported:
-    """A model as a function: raw images [B, H, W, C] -> logits [B, classes]."""
+    """A model as a function: raw images [B, H, W, C] or tokens [B, T] -> its outputs, such as logits [B, classes]."""
 
     net: Tree  # or what the method's `predict` reads
     model: models.Model
@@ -179,6 +182,8 @@ class Exported:
 
     def __call__(self, x: Any) -> jax.Array:
         a = self.about
+        if len(a["shape"]) == 1:  # tokens
+            return self.predict(self.net, jnp.asarray(x, jnp.int32))
         images = (jnp.asarray(x, a["dtype"]) * a["scale"] - jnp.array(a["mean"])) / jnp.array(a["std"])
         return self.predict(self.net, images.astype(a["dtype"]))
 
@@ -194,7 +199,9 @@ def load_model(path: str | pathlib.Path) -> Exported:
             f"'{path}' is of a model or method given as an object; take its arrays and use them with that object"
         )
     dtype = jnp.dtype(about["dtype"])
-    how = dict(dtype=dtype, conv=about["conv"], activations=about.get("activations"))
+    how: dict[str, Any] = dict(dtype=dtype, conv=about["conv"], activations=about.get("activations"))
+    if about.get("vocabulary"):
+        how |= dict(vocabulary=about["vocabulary"], places=task_called(about["task"]).target == TOKENS)
     model = models.build(about["model"], tuple(about["shape"]), about["classes"], **how, **about["model_options"])
     method = make_method(about["method"], **about["options"])
     model = method.extend(model)
@@ -213,7 +220,7 @@ import fedjax_sim as fs
 file = {name}
 model = fs.load_model(file)
 images = np.zeros((2, *model.about["shape"]))  # as they are stored: {range}
-print("labels:", np.asarray(model(images)).argmax(-1))
+print("{outputs}:", np.asarray(model(images)){read})
 print("arrays:", sorted(np.load(file).files)[:3] if file.endswith(".npz") else model.model.groups)
 '''
 
@@ -221,7 +228,10 @@ print("arrays:", sorted(np.load(file).files)[:3] if file.endswith(".npz") else m
 def example(file: pathlib.Path) -> str:
     """Ten lines that load the file, to be run in its folder."""
     about = json.loads(read_arrays(file)[1])
-    return EXAMPLE.format(name=ascii(file.name), range="0 to 255" if about["scale"] != 1 else "floats")
+    kind = "tokens" if len(about["shape"]) == 1 else "0 to 255" if about["scale"] != 1 else "floats"
+    classes = task_called(about.get("task", "classification")).has_classes
+    read = dict(outputs="labels", read=".argmax(-1)") if classes else dict(outputs="outputs", read="")
+    return EXAMPLE.format(name=ascii(file.name), range=kind, **read)
 
 
 __all__ = ["Exported", "as_bytes", "example", "export", "load_model"]

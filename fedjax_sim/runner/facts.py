@@ -44,16 +44,7 @@ def facts(setup: Setup) -> dict[str, Any]:
     controller = tree_bytes(jax.eval_shape(agent.init, jax.eval_shape(lambda: jax.random.key(0)))) if agent else 0
     state = per_client * env.num_clients + tree_bytes(server) + controller
     lanes = min(sim.layout.chunk * sim.layout.devices, env.cohort)
-    x = batch_of(fed.shape, env.batch_size, env.dtype)
-    mask = jax.ShapeDtypeStruct((env.batch_size,), bool)
-
-    def residuals(net, x, mask):  # what the backward pass keeps from the forward pass
-        features = lambda p: env.model.head(
-            {**net, "params": p}, env.model.features({**net, "params": p}, x, train=True, mask=mask)[0]
-        )
-        return jax.vjp(features, net["params"])[1]
-
-    lane = IN_A_STEP * tree_bytes(jax.eval_shape(residuals, net, x, mask)) + 5 * tree_bytes(net)
+    lane = lane_bytes(setup, net)
     data = tree_bytes(jax.eval_shape(lambda: (fed.x, fed.y)))
     steps = np.asarray(fed.size["train"])[list(setup.participation.seen)]
     per_epoch = -(-steps // env.batch_size)
@@ -61,13 +52,7 @@ def facts(setup: Setup) -> dict[str, Any]:
     needed *= (setup.participation.low + setup.participation.high) / 2
     wire = method.wire(env, setup.net)
     floats = env.group_floats(setup.net)
-    # a plan may be drawn at random: the mean over some draws
-    start = jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), server)
-    number = lambda v: np.asarray(v, env.dtype)
-    key = lambda i: jax.random.key_data(jax.random.key(i))
-    ctx = lambda i: Ctx(np.int32(0), key(i), np.int32(0), number(env.epochs), number(config.lr))
-    draws = [method.plan(sim.open(sim.data), start, ctx(i)) for i in range(24)]
-    take, send = (np.mean([np.asarray(getattr(p, side)) > 0 for p in draws], 0) for side in ("take", "send"))
+    take, send = mean_masks(setup, server)
     several = setup.participation.high
     ids = jax.ShapeDtypeStruct((several,), np.int32)
     copied = 0  # bytes of the rows that a round reads beside the cohort's
@@ -108,12 +93,39 @@ def facts(setup: Setup) -> dict[str, Any]:
     )
 
 
+def lane_bytes(setup: Setup, net: Tree) -> int:
+    """What training ONE client takes beside its state: what the backward pass keeps, gradients, the optimiser's memory."""
+    env = setup.simulation.env
+    x = batch_of(setup.fed.shape, env.batch_size, env.dtype)
+    mask = jax.ShapeDtypeStruct((env.batch_size,), bool)
+
+    def residuals(net, x, mask):  # what the backward pass keeps from the forward pass
+        features = lambda p: env.model.head(
+            {**net, "params": p}, env.model.features({**net, "params": p}, x, train=True, mask=mask)[0]
+        )
+        return jax.vjp(features, net["params"])[1]
+
+    return IN_A_STEP * tree_bytes(jax.eval_shape(residuals, net, x, mask)) + 5 * tree_bytes(net)
+
+
+def mean_masks(setup: Setup, server: Tree) -> tuple[np.ndarray, ...]:
+    """([G], [G]) how often a group goes down and up: a plan may be drawn at random, so the mean over some draws."""
+    sim = setup.simulation
+    start = jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), server)
+    number = lambda v: np.asarray(v, sim.env.dtype)
+    key = lambda i: jax.random.key_data(jax.random.key(i))
+    ctx = lambda i: Ctx(np.int32(0), key(i), np.int32(0), number(sim.env.epochs), number(setup.config.lr))
+    draws = [sim.method.plan(sim.open(sim.data), start, ctx(i)) for i in range(24)]
+    return tuple(np.mean([np.asarray(getattr(p, side)) > 0 for p in draws], 0) for side in ("take", "send"))
+
+
 def sums_shape(setup: Setup) -> Tree:
     """Shapes of the metrics' sums of one model on some rows."""
     env, fed = setup.simulation.env, setup.fed
 
     def some(net: Tree, y: Array) -> Tree:
-        x = jnp.zeros((1, *fed.shape), env.dtype)
+        like = batch_of(fed.shape, 1, env.dtype)
+        x = jnp.zeros(like.shape, like.dtype)
         one = jnp.ones(1, env.dtype)
         return counted(sums_of(env.metrics, predict_net(env, net, x), y, one), one[0])
 

@@ -26,7 +26,7 @@ from fedjax_sim.hooks import Method, Peers
 from fedjax_sim.local import optim
 from fedjax_sim.methods import make_method
 from fedjax_sim.metrics import make_metrics
-from fedjax_sim.metrics.base import described
+from fedjax_sim.metrics.base import Metric, described
 from fedjax_sim.platform import floats
 from fedjax_sim.runner import autotune, checkpoint, interrupts, provenance, training, weights
 from fedjax_sim.runner.config import FULL, Config, check, straggler_terms
@@ -195,8 +195,7 @@ def _prepare(
         config = dataclasses.replace(config, started_with=parts.fingerprint())
     dtype = jnp.dtype(config.dtype).type
     own_data = fed is not None and not loaded and not (going_on and not config.own_data)
-    if fed is None:
-        fed = load_federation(config)
+    fed = load_federation(config) if fed is None else fed
     interrupts.check()
     if not going_on:
         config = provenance.with_data(config, fed, own_data)
@@ -204,8 +203,45 @@ def _prepare(
     if method is not None:
         config = provenance.with_method(config, method)
     method = method or transformed(make_method(config.method, **config.options), config.transforms)
-    config = training.with_loss(config, method, fed, loss)
-    config = training.settled(config, method, optimizer)
+    config = training.settled(training.with_loss(config, method, fed, loss), method, optimizer)
+    config, model = with_model(config, model, fed)
+    if going_on:
+        provenance.check_same(stored, config, fed)
+    model = method.extend(model)
+    unseen = unseen_clients(config.unseen, fed.num_clients, config.data_seed)
+    config, participation = with_participants(config, cohorts, fed.num_clients, unseen)
+    given_net = not going_on and (net is not None or bool(config.init))
+    config, net = with_net(config, model, net, given_net)
+    env = make_env(config, fed, model, method, dtype, participation.high, len(unseen), optimizer, loss)
+    training.check_task(method, fed, env)
+    training.check_method(method, config, env.optimizer)
+    check_kept_state(config, env, net)
+    check_evaluations(method, config.evaluations, env.bn_local)
+    metrics = make_metrics(config.metrics, fed.classes, task_called(fed.task).metrics)
+    host_devices_missing(config)
+
+    on = functools.partial(simulated, config, method, env, fed, participation, metrics, capacity)
+    resolved: dict[str, Any] = {}
+    if layout is None:
+        # timed on a cohort's rows alone: the stopwatch needs no second copy of everybody's
+        some = "all" if method.ask(Peers) is not None else "cohort"
+        layout, resolved = resolve_layout(
+            config, env, fed, net, participation, lambda layout: on(layout, some), say, measure
+        )
+    resolved |= told_of(method, config, env) | dict(client_rows=client_rows(fed, participation.seen))
+    resolved |= described(metrics, config.evaluations)  # what is measured, and how it is read
+    simulation = host_rows.on_host(on(layout, "cohort")) if config.state_on == "host" else on(layout, "all")
+    return Setup(config, fed, simulation, net, participation, unseen, resolved, given_net, parts)
+
+
+def check_kept_state(config: Config, env: Env, net: Tree) -> None:
+    if env.keeps_optimizer and not jax.tree.leaves(jax.eval_shape(env.optimizer.init, net["params"])):
+        raise UserError(f"optimizer-state client means nothing here: optimizer {config.optimizer} has no state to keep")
+
+
+def with_model(config: Config, model: Any, fed: Federation) -> tuple[Config, models.Model]:
+    """The model, given as an object or by its name, and what the configuration says of it."""
+    dtype = jnp.dtype(config.dtype).type
     if model is not None:
         if config.activation_type != config.dtype:
             raise UserError(
@@ -221,62 +257,65 @@ def _prepare(
         if len(fed.shape) == 1:
             how |= dict(vocabulary=int(np.max(fed.x)) + 1, places=task_called(fed.task).target == TOKENS)
         model = models.build(config.model, fed.shape, fed.classes, **how, **config.model_options)
-    config = dataclasses.replace(config, model_shapes=provenance.shapes_of(model))
-    if going_on:
-        provenance.check_same(stored, config, fed)
-    model = method.extend(model)
-    unseen = unseen_clients(config.unseen, fed.num_clients, config.data_seed)
-    seen = tuple(i for i in range(fed.num_clients) if i not in set(unseen))
-    config = with_cohorts(config, cohorts, fed.num_clients, unseen)
-    low, high = parse_participation(config.participation, fed.num_clients, len(seen))
-    participation = Participation(low, high, seen, config.dropout, straggler_terms(config.stragglers), config.cohorts)
-    given_net = not going_on and (net is not None or bool(config.init))
-    if given_net:
-        like = jax.eval_shape(model.init, jax.random.key(0))
-        net = weights.given_net(net, like) if net is not None else load_net(config.init or "", like)
-        config = dataclasses.replace(config, initial_weights=weights.checksum(net))
-    else:
-        net = initial_net(model, config.seed)
-    env = make_env(config, fed, model, method, dtype, high, len(unseen), optimizer, loss)
-    training.check_task(method, fed, env)
-    training.check_method(method, config, env.optimizer)
-    check_kept_state(config, env, net)
-    check_evaluations(method, config.evaluations, env.bn_local)
-    metrics = make_metrics(config.metrics, fed.classes, task_called(fed.task).metrics)
-    host_devices_missing(config)
+    return dataclasses.replace(config, model_shapes=provenance.shapes_of(model)), model
 
-    def on(layout: layouts.Layout, stored: str) -> Simulation:
-        return simulate(
-            method,
-            env,
-            fed,
-            participation,
-            layout,
-            evaluations=config.evaluations,
-            lr=optim.schedule(config.schedule, config.lr, config.schedule_rounds),
-            eval_every=config.eval_every,
-            metrics=metrics,
-            probe=config.probe,
-            stored=stored,
-            precision=config.precision,
-            capacity=max(1, min(capacity, -(-config.rounds // config.eval_every))),
-        )
 
-    resolved: dict[str, Any] = {}
-    if layout is None:
-        # timed on a cohort's rows alone: the stopwatch needs no second copy of everybody's
-        some = "all" if method.ask(Peers) is not None else "cohort"
-        layout, resolved = resolve_layout(
-            config, env, fed, net, participation, lambda layout: on(layout, some), say, measure
-        )
-    resolved["client_rows"] = client_rows(fed, seen)
+def with_net(config: Config, model: models.Model, net: Tree | None, given: bool) -> tuple[Config, Tree]:
+    """The initial weights: those that were given, or the seed's."""
+    if not given:
+        return config, initial_net(model, config.seed)
+    like = jax.eval_shape(model.init, jax.random.key(0))
+    net = weights.given_net(net, like) if net is not None else load_net(config.init or "", like)
+    return dataclasses.replace(config, initial_weights=weights.checksum(net)), net
+
+
+def with_participants(
+    config: Config, cohorts: tuple[tuple[int, ...], ...], clients: int, unseen: tuple[int, ...]
+) -> tuple[Config, Participation]:
+    """Who takes part, and what the configuration says of it."""
+    seen = tuple(i for i in range(clients) if i not in set(unseen))
+    config = with_cohorts(config, cohorts, clients, unseen)
+    low, high = parse_participation(config.participation, clients, len(seen))
+    return config, Participation(low, high, seen, config.dropout, straggler_terms(config.stragglers), config.cohorts)
+
+
+def simulated(
+    config: Config,
+    method: Method,
+    env: Env,
+    fed: Federation,
+    participation: Participation,
+    metrics: tuple[Metric, ...],
+    capacity: int,
+    layout: layouts.Layout,
+    stored: str,
+) -> Simulation:
+    """The compiled functions of a run on a layout; stored: as in `simulate`."""
+    return simulate(
+        method,
+        env,
+        fed,
+        participation,
+        layout,
+        evaluations=config.evaluations,
+        lr=optim.schedule(config.schedule, config.lr, config.schedule_rounds),
+        eval_every=config.eval_every,
+        metrics=metrics,
+        probe=config.probe,
+        stored=stored,
+        precision=config.precision,
+        capacity=max(1, min(capacity, -(-config.rounds // config.eval_every))),
+    )
+
+
+def told_of(method: Method, config: Config, env: Env) -> dict[str, Any]:
+    """What a method declares, for the files of a run."""
     prefers = method.prefers if isinstance(env.optimizer, optim.Sgd) else ()  # numbers of SGD
-    resolved["prefers"] = {k: v for k, v in prefers if getattr(config, k) == v}  # in force
-    resolved["panels"] = {name: list(panel) for name, panel in method.panels.items()}  # what the report draws of its log
-    resolved["replaces"] = dict(method.replaces)  # beside what was asked for: what the method does instead
-    resolved |= described(metrics, config.evaluations)  # what is measured, and how it is read
-    simulation = host_rows.on_host(on(layout, "cohort")) if config.state_on == "host" else on(layout, "all")
-    return Setup(config, fed, simulation, net, participation, unseen, resolved, given_net, parts)
+    return dict(
+        prefers={k: v for k, v in prefers if getattr(config, k) == v},  # in force
+        panels={name: list(panel) for name, panel in method.panels.items()},  # what the report draws of its log
+        replaces=dict(method.replaces),  # beside what was asked for: what the method does instead
+    )
 
 
 def client_rows(fed: Federation, seen: tuple[int, ...]) -> dict[str, Any]:
@@ -284,11 +323,6 @@ def client_rows(fed: Federation, seen: tuple[int, ...]) -> dict[str, Any]:
     split = client_split(fed)
     size = np.asarray(fed.size[split])[list(seen)]
     return dict(split=split, least=int(size.min()), mean=float(size.mean()), most=int(size.max()))
-
-
-def check_kept_state(config: Config, env: Env, net: Tree) -> None:
-    if env.keeps_optimizer and not jax.tree.leaves(jax.eval_shape(env.optimizer.init, net["params"])):
-        raise UserError(f"optimizer-state client means nothing here: optimizer {config.optimizer} has no state to keep")
 
 
 def with_cohorts(config: Config, cohorts: tuple[tuple[int, ...], ...], clients: int, unseen: tuple[int, ...]) -> Config:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from fedjax_sim.cli.settings import make_config
-from fedjax_sim.cli.sweep.plan import Job
+from fedjax_sim.cli.sweep.plan import Job, digits_of, handed_over
 from fedjax_sim.cli.words import OF_THE_COMMAND, applied, as_text, option_parser, run_options, words
-from fedjax_sim.errors import UserError, lookup
-from fedjax_sim.hooks import Controlled
-from fedjax_sim.methods import METHODS, make_method, method_class, options_in
+from fedjax_sim.errors import lookup
+from fedjax_sim.methods import METHODS, make_method, options_in
 from fedjax_sim.papers.tables import Line, Paper, Table, papers
 from fedjax_sim.presets import preset
 from fedjax_sim.runner.config import Config, check
@@ -89,8 +86,7 @@ def config_of(method: str, settings: Mapping[str, Any]) -> Config:
 
 # ---- runs ---------------------------------------------------------------------------------------------------------
 def job_of(config: Config, kind: str = "run", before: Job | None = None, parts: str = "") -> Job:
-    facts = [config.hash(), config.rounds, kind, before.name if before else "", parts]
-    digits = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:8]
+    digits = digits_of([config.hash(), config.rounds, kind, before.name if before else "", parts])
     data = re.sub(r"[^\w.-]+", "_", f"{config.dataset.partition(':')[0].rpartition('/')[2]}-{config.partition}")
     name = f"{config.method}-{data}-s{config.seed}-{digits}"
     return Job(0, name, config, {}, digits, before=before, parts=parts, kind=kind)
@@ -103,8 +99,8 @@ class Planner:
         self.table, self.choice = table, choice
         self.paper = papers()[table.paper]
 
-    def settings(self, lines: Sequence[Line], table: Table | None, scale: str) -> dict[str, Any]:
-        return merged(self.paper, table, lines, scale, self.choice.typed if scale == self.choice.scale else {})
+    def settings(self, lines: Sequence[Line], table: Table | None) -> dict[str, Any]:
+        return merged(self.paper, table, lines, self.choice.scale, self.choice.typed)
 
     def run(self, method: str, settings: Mapping[str, Any], seed: int, across: Line | None, kind: str = "run") -> Job:
         told = scoped(method, settings)
@@ -117,13 +113,16 @@ class Planner:
         return job_of(config, kind, before, parts or handed_over(before))
 
     def before(self, name: str, seed: int, across: Line | None) -> Job:
-        """The run that another one starts from: one of the paper's [before], or another cell of the same column (or row)."""
+        """The run that another one starts from: one of the paper's [before], or another cell of the same column (or row).
+
+        Of the same seed: weights that were trained from another initial model have nothing in common with these.
+        """
         if name.startswith("row ") and across is not None:
             line = self.line(name.removeprefix("row "))
             pair = (line, across) if self.table.rank == "rows" else (across, line)
-            return self.run(line.method, self.settings(pair, self.table, self.choice.scale), seed, across)
+            return self.run(line.method, self.settings(pair, self.table), seed, across)
         line = lookup(f"run before others in {self.paper.key}", name, self.paper.before)
-        return self.run(line.method, self.settings([line], None, self.choice.scale), 0, None)
+        return self.run(line.method, self.settings([line], None), seed, None)
 
     def line(self, key: str) -> Line:
         lines = self.table.rows if self.table.rank == "rows" else self.table.cols
@@ -135,7 +134,7 @@ class Planner:
         if not method:
             return Cell(row, col, reading)
         lookup("method", method, METHODS)
-        used, theirs = (self.settings((row, col), self.table, s) for s in (self.choice.scale, "paper"))
+        used, theirs = self.settings((row, col), self.table), merged(self.paper, self.table, (row, col), "paper", {})
         seeds = self.choice.seeds or int(used.get("seeds", self.table.seeds))
         across = col if self.table.rank == "rows" else row
         jobs = tuple(self.run(method, used, seed, across, self.table.kind) for seed in range(seeds))
@@ -147,15 +146,6 @@ class Planner:
         pairs = [(r, c) for c in cols for r in rows] if self.table.rank == "rows" else [(r, c) for r in rows for c in cols]
         for row, col in pairs:
             yield self.cell(row, col)
-
-
-def handed_over(before: Job) -> str:
-    kind = method_class(before.config.method)
-    if not issubclass(kind, Controlled) or not kind.hands_over:
-        raise UserError(
-            f"start_from: a run of {before.config.method} hands nothing over by itself; name parts as in @NAME:server"
-        )
-    return ",".join(kind.hands_over)
 
 
 def differences(method: str, used: Mapping[str, Any], theirs: Mapping[str, Any]) -> Iterator[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import pathlib
 import time
 from collections.abc import Iterator, Sequence
@@ -13,7 +12,7 @@ from typing import Any
 
 from fedjax_sim.cli import commands
 from fedjax_sim.cli.several import DATA, Federations, execute_all, set_ups
-from fedjax_sim.cli.sweep.jobs import DONE, FAILED, Folder
+from fedjax_sim.cli.sweep.jobs import DONE, FAILED, Folder, started
 from fedjax_sim.cli.sweep.plan import Job
 from fedjax_sim.cli.words import option_parser
 from fedjax_sim.papers.reading import load_profile
@@ -49,13 +48,6 @@ class Cells(Folder):
             lock.release()
             with contextlib.suppress(OSError):
                 place.rmdir()
-
-
-def started(job: Job, folder: Cells) -> Any:
-    """The run's configuration, with the directory that it starts from."""
-    if job.before is None:
-        return job.config
-    return dataclasses.replace(job.config, start_from=f"{folder.run(job.before)}:{job.parts}")
 
 
 class Worker:

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from fedjax_sim.cli import commands
 from fedjax_sim.cli.settings import own_path
 from fedjax_sim.cli.several import Federations, execute_all, set_ups
-from fedjax_sim.cli.sweep import plan, slurm
-from fedjax_sim.cli.sweep.jobs import DAMAGED, DONE, FAILED, Folder, pending, write_results
+from fedjax_sim.cli.sweep import pivots, plan, slurm
+from fedjax_sim.cli.sweep.jobs import DAMAGED, DONE, FAILED, Folder, pending, started, waits, write_results
 from fedjax_sim.cli.sweep.local import Local
 from fedjax_sim.cli.sweep.on_ray import OnRay
 from fedjax_sim.cli.sweep.plan import Job
@@ -40,6 +40,8 @@ def check(args: argparse.Namespace) -> None:
         raise UserError(
             f"{flag(mode)} starts no other runs, so {flag(clash)} has no meaning beside it; leave one of them out"
         )
+    if args.read and not args.pivot:
+        raise UserError("--read says how the figures of --pivot are read; it needs --pivot ROWS,COLUMNS")
     named(names(args.log))
 
 
@@ -50,6 +52,8 @@ def sweep(args: argparse.Namespace) -> int:
     folder = Folder(own_path(args.out) if args.out else pathlib.Path("runs") / file.stem)
     if args.task is not None:
         return run_task(args, jobs, folder)
+    if args.pivot:
+        pivots.pivots(jobs, folder, args.pivot, args.read)  # mistakes are said before anything runs
     todo = pending(folder, jobs)
     if args.dry_run:
         for job in jobs:
@@ -64,7 +68,12 @@ def sweep(args: argparse.Namespace) -> int:
         command += ["--out", str(folder.path.resolve()), *commands.passed_on(args), "--task"]
         if args.launcher == "slurm":
             begin(file, folder, jobs)
-            script, number = slurm.submit(todo, folder, command, args.workers, args.slurm)
+            ready = [job for job in todo if not waits(job, folder)]
+            script, number = slurm.submit(ready, folder, command, args.workers, args.slurm)
+            if len(ready) < len(todo):
+                commands.note(
+                    f"{len(todo) - len(ready)} runs start from some of these; repeat the command when they have ended"
+                )
             commands.note(
                 f"submitted '{script}' as job {number}; gather with: fedjax-sim sweep {file} --out {folder.path} --gather"
             )
@@ -92,9 +101,8 @@ def sweep(args: argparse.Namespace) -> int:
             results=str(written),
         )
     else:
-        print(
-            "\n".join(filter(None, [results(jobs, folder), f"written: {written}; figures: fedjax-sim report {folder.path}"]))
-        )
+        shown = pivots.written(jobs, folder, args.pivot, args.read) if args.pivot else results(jobs, folder)
+        print("\n".join(filter(None, [shown, f"written: {written}; figures: fedjax-sim report {folder.path}"])))
     return 1 if FAILED in status or DAMAGED in status else 0
 
 
@@ -123,7 +131,9 @@ def run_task(args: argparse.Namespace, jobs: list[Job], folder: Folder) -> int:
     try:
         commands.start(job.config)
         own = option_parser().parse_args([])  # one seed, no dry run
-        setups = set_ups(job.config, own, Federations(), commands.note)
+        if job.before is not None and waits(job, folder):
+            raise UserError(f"{job.name} starts from {job.before.name}, which has not ended")
+        setups = set_ups(started(job, folder), own, Federations(), commands.note)
         folder.run(job).parent.mkdir(parents=True, exist_ok=True)
         execute_all(setups, own, folder.run(job), **commands.talk(args))
         folder.own(job)  # not before: another configuration there is refused

@@ -17,6 +17,7 @@ from fedjax_sim.errors import UserError
 from fedjax_sim.metrics.base import Primary
 from fedjax_sim.options import shown
 from fedjax_sim.runner import manifest
+from fedjax_sim.runner.config import Config
 from fedjax_sim.runner.files import csv_bytes, read_csv, write_bytes, write_json
 
 DONE, FAILED, DAMAGED, BEGUN, WAITING = "done", "failed", "damaged", "begun", "waiting"
@@ -148,6 +149,18 @@ class Folder:
             return int(last["round"]), float(text) if text else None
         except (OSError, ValueError, KeyError, IndexError, TypeError):
             return 0, None
+
+
+def started(job: Job, folder: Folder) -> Config:
+    """The run's configuration, with the directory that it starts from."""
+    if job.before is None:
+        return job.config
+    return dataclasses.replace(job.config, start_from=f"{folder.run(job.before)}:{job.parts}")
+
+
+def waits(job: Job, folder: Folder) -> bool:
+    """Whether the run that it starts from has not ended yet."""
+    return job.before is not None and not folder.summary(job.before)
 
 
 def pending(folder: Folder, jobs: Sequence[Job]) -> list[Job]:

@@ -12,6 +12,10 @@ rounds = 50
 partition = ["dirichlet:0.3", "dirichlet:0.05"]
 agent = ["sac", "ppo"]                                   # for the methods that have this option
 "fedprox.mu" = [0.01, 0.1]
+
+[before.agent]                                           # others start from it: start_from = "@agent" or "@agent:PART,PART"
+method = "fedpolicy"
+rounds = 200
 """
 
 from __future__ import annotations
@@ -24,19 +28,19 @@ import json
 import pathlib
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from fedjax_sim.cli.settings import MOST_SEEDS, make_config
 from fedjax_sim.cli.words import OF_THE_COMMAND, applied, as_text, option_parser, read_entry, words
-from fedjax_sim.errors import UserError, unknown
-from fedjax_sim.methods import make_method
+from fedjax_sim.errors import UserError, lookup, unknown
+from fedjax_sim.methods import METHODS, make_method
 from fedjax_sim.options import shown
 from fedjax_sim.presets import preset
 from fedjax_sim.runner.config import NOT_HASHED, Config, check
 from fedjax_sim.transforms import transformed
 
-PARTS = ("preset", "methods", "seeds", "settings", "grid")
+PARTS = ("preset", "methods", "seeds", "settings", "grid", "before")
 MOST_RUNS = 100_000
 LONGEST_NAME = 120  # characters of a folder's name
 
@@ -101,6 +105,54 @@ def points(data: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         yield dict(zip(flat, chosen, strict=True))
 
 
+def config_of(method: str, told: Mapping[str, Any], others: Collection[str]) -> Config:
+    """One run, checked."""
+    args = applied(option_parser().parse_args([]), words(method, told, OF_THE_COMMAND, others))
+    config = make_config(args, method, [method])
+    check(config)
+    transformed(make_method(method, **config.options), config.transforms)
+    return config
+
+
+def handed_over(before: Job) -> str:
+    """What another run takes over of this one unless it names parts."""
+    config = before.config
+    parts = getattr(make_method(config.method, **config.options), "hands_over", ())
+    if not parts:
+        raise UserError(f"a run of {config.method} hands nothing over by itself; name parts, as in @NAME:server")
+    return ",".join(parts)
+
+
+def befores(data: Mapping[str, Any], base: Mapping[str, Any], others: Collection[str]) -> dict[str, Job]:
+    """The runs of [before] by name; they have the settings of all runs, and their own."""
+    out: dict[str, Job] = {}
+    for name, table in data.get("before", {}).items():
+        if not isinstance(table, Mapping) or not isinstance(table.get("method"), str):
+            raise UserError(f'[before.{shown(name)}] needs a method, for example method = "fedpolicy"')
+        method, own = read_entry(table["method"])
+        told = {**base, "seed": seeds_of(data)[0], **flattened(table), **own}
+        told = {n: v for n, v in told.items() if n not in ("method", "start_from")}
+        config = config_of(method, told, {*others, method})
+        digits = digits_of([config.hash(), config.rounds])
+        same = next((job for job in out.values() if job.digits == digits), None)
+        word = re.sub(r"[^\w.+-]", "_", f"before-{name[:60]}-s{config.seed}")
+        out[name] = same or Job(len({job.digits for job in out.values()}), word, config, {}, digits)
+    return out
+
+
+def digits_of(facts: Any) -> str:
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:8]
+
+
+def source(text: str, known: Mapping[str, Job]) -> tuple[Job | None, str]:
+    """start_from = '@NAME:PART,PART' -> (that run of [before], the parts); (None, '') for another run's directory."""
+    if not text.startswith("@"):
+        return None, ""
+    name, _, parts = text[1:].partition(":")
+    before = lookup("run in [before]", shown(name), known)
+    return before, parts or handed_over(before)
+
+
 def jobs_of(data: Mapping[str, Any]) -> list[Job]:
     """All runs, in one order on every machine; mistakes are found here. What is the same run twice is one."""
     entries = data.get("methods")
@@ -109,24 +161,21 @@ def jobs_of(data: Mapping[str, Any]) -> list[Job]:
     seeds, settings = seeds_of(data), flattened(data.get("settings", {}))
     read_entries = [read_entry(entry) for entry in entries]
     others = {method for method, _ in read_entries}
-    start = option_parser().parse_args([])
     base = preset(data["preset"]) if "preset" in data else None
-    found: dict[str, Job] = {}
+    first = befores(data, {**(base.settings if base else {}), **settings}, METHODS)
+    found: dict[str, Job] = {job.digits: job for job in first.values()}
     for (method, own), point, seed in itertools.product(read_entries, list(points(data)), seeds):
         told = {**(base.of(method) if base else {}), "seed": seed, **settings, **point, **own}
-        args = applied(start, words(method, told, OF_THE_COMMAND, others))
-        config = make_config(args, method, [method])
-        check(config)
-        transformed(make_method(method, **config.options), config.transforms)
+        before, parts = source(str(told.get("start_from", "")), first)
+        config = config_of(method, {n: v for n, v in told.items() if n != "start_from" or before is None}, others)
         # what the hash leaves out decides nothing, unless somebody sweeps over it
         also = {name: str(getattr(config, name)) for name in NOT_HASHED & {n.replace("-", "_") for n in point}}
-        facts = json.dumps([config.hash(), config.start_from, also], sort_keys=True)
-        digits = hashlib.sha256(facts.encode()).hexdigest()[:8]
+        digits = digits_of([config.hash(), f"@{before.digits}:{parts}" if before else config.start_from, also])
         bare = lambda option: option.removeprefix(f"{method}.").replace("-", "_")
         said = {bare(option) for option in own}  # by the entry itself, over the grid
         kept = {n: as_text(v) for n, v in point.items() if bare(n) not in said and words(method, {n: v}, (), others)}
         name = name_of(method, kept | own, config.seed)
-        found.setdefault(digits, Job(len(found), name, config, kept, digits))
+        found.setdefault(digits, Job(len(found), name, config, kept, digits, before, parts))
         if len(found) > MOST_RUNS:
             raise UserError(f"the sweep has more than {MOST_RUNS} runs; make the grid smaller")
     often = collections.Counter(job.name.lower() for job in found.values())  # some file systems know no capitals

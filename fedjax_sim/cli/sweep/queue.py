@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
-from fedjax_sim.cli.sweep.jobs import Folder, write_results
+from fedjax_sim.cli.sweep.jobs import Folder, waits, write_results
 from fedjax_sim.cli.sweep.plan import Job
 
 EVERY = 0.5  # seconds between two looks
@@ -45,8 +45,10 @@ def work_off(
         with terminated():
             while waiting or running:
                 changed = False
-                while waiting and len(running) < launcher.room:
-                    job = waiting.pop(0)
+                drop_orphans(waiting, list(running), folder)
+                while len(running) < launcher.room and (ready := [job for job in waiting if not waits(job, folder)]):
+                    job = ready[0]
+                    waiting.remove(job)
                     folder.forgive(job)
                     running[job.name] = job, launcher.start(job)
                     changed = True
@@ -67,6 +69,15 @@ def work_off(
             time.sleep(EVERY)  # they save what they have
         write_results(folder, every)
         raise
+
+
+def drop_orphans(waiting: list[Job], running: Sequence[str], folder: Folder) -> None:
+    """What starts from a run that failed fails too."""
+    alive = {job.name for job in waiting} | set(running)
+    for job in list(waiting):
+        if job.before is not None and waits(job, folder) and job.before.name not in alive:
+            waiting.remove(job)
+            folder.fail(job, f"the run that it starts from, {job.before.name}, failed")
 
 
 def settle(folder: Folder, job: Job, code: int, words: str) -> None:

@@ -9,7 +9,7 @@ scratch    the paper's Appendix G: 50 rounds of random weights while the encoder
            every 10 rounds. Bodies change under the agent's feet, so rewards compare w_DRL, a second model of the client that
            is never trained: its head is copied from the model at every mixture, its body only after the agent has learned.
            Each time the agent takes the steps of all rounds since the last, 5 each: with 5 in all, as elsewhere, a run of
-           500 rounds has 225 of them, and DDPG learns nothing in so few
+           500 rounds would have 225 of them
 
 During the first 50 rounds of an agent's life its weights are random; a pre-trained one has them behind it. Random rounds and
 intervals are counted by the agent and by the encoder alike, and both counters travel with them.
