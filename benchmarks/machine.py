@@ -38,7 +38,7 @@ def facts() -> dict[str, Any]:
     return {
         "processor": _processor(),
         "cores": cores(),
-        "memory_gb": round(memory / 2**30, 1),
+        "memory_gb": round(memory / 1e9, 1),
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
         "load_average": [round(v, 2) for v in os.getloadavg()],
@@ -108,7 +108,7 @@ def _children(pid: int) -> list[int]:
 
 
 def peak_rss_mb(pid: int) -> float:
-    """Sum over a process and its descendants of each one's peak resident memory, in MB of 2^20 bytes.
+    """Sum over a process and its descendants of each one's peak resident memory, in MB (10^6 bytes).
 
     Pages shared between processes are counted once per process, and the peaks need not coincide: an upper
     bound. 0 where /proc is missing.
@@ -116,7 +116,7 @@ def peak_rss_mb(pid: int) -> float:
     try:
         status = pathlib.Path(f"/proc/{pid}/status").read_text()
         own = next((int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")), 0)
-        return own / 1024 + sum(peak_rss_mb(child) for child in _children(pid))
+        return own * 1024 / 1e6 + sum(peak_rss_mb(child) for child in _children(pid))
     except OSError:
         return 0.0
 

@@ -197,8 +197,8 @@ def measure(point: Point) -> dict[str, Any]:
         "s_per_step": min(seconds) * point.rounds / needed,
         "smallest_client": int(sizes.min()),
         "largest_client": int(sizes.max()),
-        "state_mb": held["state"] / 2**20,
-        "data_mb": held["data"] / 2**20,
+        "state_mb": held["state"] / 1e6,
+        "data_mb": held["data"] / 1e6,
         "peak_rss_mb": machine.peak_rss_mb(os.getpid()),
     }
 

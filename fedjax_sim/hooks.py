@@ -178,6 +178,13 @@ class Personal:
         """ONE client: its own predictor: a net, or whatever `predict` reads. By default what it last held."""
         return client.resident
 
+    def held(self, env: Env, server: Any, client: Client, ctx: Ctx) -> Tree:
+        """ONE client: its predictor where nothing is sent to it for the occasion (evaluation `resident`).
+
+        By default `personal`, with the net that it last held in the place of the server's.
+        """
+        return self.personal(env, server._replace(net=client.resident) if hasattr(server, "net") else server, client, ctx)
+
     def predict(self, env: Env, predictor: Tree, x: Array) -> Array:
         """ONE client: logits [B, C] of its predictor for images x [B, H, W, C]."""
         return predict_net(env, predictor, x)

@@ -164,7 +164,7 @@ def test_does_not_fit(stand_in, monkeypatch):
 def test_the_command_says_it(stand_in, capsys):
     assert main(["run", "scaffold", *FORETOLD]) == 0
     out = capsys.readouterr().out
-    assert "\n  fits TPU v5e: " in out and "of 15.7500 GB (arguments" in out
+    assert "\n  fits TPU v5e: " in out and "of 16.9114 GB (arguments" in out
     assert main(["compare", "fedavg", "scaffold", *FORETOLD, "--json"]) == 0
     told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [(one["method"], one["on_device"]["device"], one["on_device"]["fits"]) for one in told] == [

@@ -375,7 +375,7 @@ def test_dry_run_prints_sizes_and_writes_nothing(capsys, tmp_path):
     out = capsys.readouterr().out
     # an mlp 784-8-10 in float32: 784·8 + 8 and 8·10 + 10 parameters, and as many control variates on each of 6 clients
     assert "parameters: 6,370 (fc1 6,280, fc 90)" in out
-    assert f"N x {4 * 6370} B" in out and f"{6 * 4 * 6370 / 2**20:.2f} MB" in out
+    assert f"N x {4 * 6370} B" in out and f"{6 * 4 * 6370 / 1e6:.2f} MB" in out
     for word in ("estimated peak memory", " down", " up", "steps on average", "chunk 1"):
         assert word in out
     assert list(tmp_path.iterdir()) == []

@@ -15,6 +15,7 @@ from fedjax_sim.methods import METHODS, make_method
 from fedjax_sim.runner.config import Config
 
 __all__ = ["empty_folder"]  # used by every test
+ALOUD = [word for word in SMALL if word != "--quiet"]
 
 
 @pytest.mark.parametrize(
@@ -85,7 +86,12 @@ def test_a_diverging_comparison_says_so(capsys, tmp_path):
     for name in ("rounds_to", "comm_gb_to", "time_min_to", "convergence_round", "layer_dist"):
         assert name in first
     assert "peak memory of the process" in out and "process" in first["peak_rss_note"]
-    assert set(json.loads((tmp_path / "out" / "compare.json").read_text())) == {"relative_gain", "runs", "statistics"}
+    assert set(json.loads((tmp_path / "out" / "compare.json").read_text())) == {
+        "relative_gain",
+        "differs",
+        "runs",
+        "statistics",
+    }
 
 
 def test_tables_of_targets_and_gains():
@@ -105,10 +111,31 @@ def test_tables_of_targets_and_gains():
 def test_the_estimated_peak_counts_runtime_and_program(capsys):
     assert main(["run", "fedavg", *SMALL, "--dry-run"]) == 0
     found = re.search(
-        r"estimated peak memory: ([0-9.]+) MB \(runtime ([0-9.]+) MB, program ([0-9.]+) MB", capsys.readouterr().out
+        r"estimated peak memory: ([0-9.]+) GB \(runtime ([0-9.]+) MB, program ([0-9.]+) MB", capsys.readouterr().out
     )
     peak, runtime, program = map(float, found.groups())
-    assert 300 < runtime < runtime + program < peak < 2000
+    peak *= 1000
+    assert 380 < runtime < runtime + program < peak < 2000
+
+
+@pytest.mark.parametrize(("method", "model"), [("fedavg", "lenet5"), ("ditto", "cnn4"), ("fedavg", "mlp")])
+def test_the_estimated_arrays_are_those_of_the_compiler(method, model):
+    """State and data are the program's arguments; a training lane is most of its scratch memory."""
+    import jax.numpy as jnp
+    import numpy as np
+
+    from fedjax_sim.engine import layout as layouts
+    from fedjax_sim.runner.facts import facts
+    from fedjax_sim.runner.prepare import prepare
+
+    setup = prepare(Config(method, model=model, clients=20, rounds=2, devices="1", chunk="1"), measure=False)
+    sim, told = setup.simulation, facts(setup)
+    state, data = layouts.place(sim.layout, setup.first_state(), sim.data)
+    held = sim.run.lower(state, data, jnp.int32(1), np.bool_(True)).compile().memory_analysis()
+    if held is None:
+        pytest.skip("the compiler says nothing about memory")
+    assert told["state"] + told["data"] == pytest.approx(held.argument_size_in_bytes, rel=0.15)
+    assert told["lane"] == pytest.approx(held.temp_size_in_bytes, rel=0.2 if model != "mlp" else 1.5)
 
 
 def test_an_interrupted_comparison_goes_on(capsys, tmp_path):
@@ -136,3 +163,40 @@ def test_the_rarest_evaluation_is_the_last_round(tmp_path):
     out = tmp_path / "rare"
     assert main(["run", "fedavg", *SMALL, "--rounds", "2", "--quiet", "--eval-every", "2147483647", "--out", str(out)]) == 0
     assert [line.split(",")[0] for line in (out / "metrics.csv").read_text().splitlines()] == ["round", "2"]
+
+
+def test_client_figures_say_which_rows_they_stand_on(tmp_path, capsys):
+    """Split and count beside every figure over clients: before a run, in its line, table, files and report."""
+    from fedjax_sim.report import curves, tables
+    from fedjax_sim.report.groups import grouped
+    from fedjax_sim.report.runs import load_runs
+
+    out = tmp_path / "local"
+    assert main(["run", "local", *ALOUD, "--rounds", "1", "--out", str(out)]) == 0
+    told = capsys.readouterr()
+    summary = json.loads((out / "summary.json").read_text())
+    rows = summary["client_rows"]
+    text = f"{rows['least']} to {rows['most']} validation rows each"
+    assert rows["split"] == summary["client_split"] == "val" and 0 < rows["least"] < rows["mean"] < rows["most"]
+    assert f"clients are scored on {text}" in told.out and f"client figures: on {text}" in told.out
+    assert "client mean (val)" in told.out and "client mean accuracy (val)" in told.err  # local has no global model
+    header, line = (row.split(",") for row in (out / "metrics.csv").read_text().splitlines())
+    assert float(dict(zip(header, line, strict=True))["client_rows_least"]) == rows["least"]
+    groups = grouped(load_runs([out]))
+    assert f"client mean (%; val, {rows['least']}–{rows['most']} rows)" in tables.markdown(groups)
+    assert curves.title_of("client_mean", groups) == f"clients, each with the model that it uses, mean ({text})"
+
+
+def test_training_accuracy_is_never_without_its_name(tmp_path, capsys):
+    out = tmp_path / "train"
+    words = ["--protocol", "fedpolicy", "--val-fraction", "0", "--evaluate", "global,personal,resident"]
+    assert main(["run", "local", *ALOUD, "--rounds", "1", *words, "--out", str(out)]) == 0
+    told = capsys.readouterr()
+    assert "client mean accuracy (train)" in told.err and "client mean (train)" in told.out
+    assert "training rows each: training accuracies" in told.out
+    from fedjax_sim.report import curves
+    from fedjax_sim.report.groups import grouped
+    from fedjax_sim.report.runs import load_runs
+
+    groups = grouped(load_runs([out]))
+    assert all("training rows" in curves.title_of(c, groups) for c in ("client_mean", "resident_mean"))

@@ -92,6 +92,29 @@ def test_methods_share_what_they_read(monkeypatch):
     assert read == ["dirichlet:0.3", "iid"]
 
 
+def test_settings_that_differ_are_said(tmp_path, capsys):
+    """Variants of one method have one rate; a method with a rate of its own is compared with others aloud."""
+    words = [*SMALL, "--dry-run"]
+    assert main(["compare", "fedpam", "fedpam:variant=pam", *words]) == 0
+    told = [line for line in capsys.readouterr().out.splitlines() if line.startswith("compared with")]
+    assert told == ["compared with different settings: fedpam.variant full (fedpam), pam (fedpam:variant=pam)"]
+    assert main(["compare", "fedavg", "fedpam", "fedpolicy", *words]) == 0
+    told = [line for line in capsys.readouterr().out.splitlines() if line.startswith("compared with")]
+    assert told == [
+        "compared with different settings: lr 0.02 (fedavg, fedpolicy), 0.005 (fedpam)",
+        "compared with different settings: momentum 0.9 (fedavg, fedpolicy), 0.5 (fedpam)",
+        "compared with different settings: loss ce (fedavg, fedpam), c3e (fedpolicy)",
+    ]
+    assert main(["compare", "fedavg", "fedprox", *words]) == 0
+    assert "compared with" not in capsys.readouterr().out
+
+
+def test_settings_that_differ_are_in_the_files(compared):
+    differs = json.loads((compared / "compare.json").read_text())["differs"]
+    first, second = "fedprox:mu=0.1,lr=0.05", "fedprox:mu=1"
+    assert differs == {"lr": {first: "0.05", second: "0.02"}, "fedprox.mu": {first: "0.1", second: "1.0"}}
+
+
 def test_the_order_typed_is_kept(tmp_path):
     """In the files of the comparison, and by `report` of its folder."""
     from fedjax_sim.report.groups import grouped, labels

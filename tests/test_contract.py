@@ -70,6 +70,7 @@ def test_runs_and_keeps_shapes(sim):
     assert all(np.isfinite(a).all() for a in tiny.arrays((after, log, nets)) if a.dtype.kind == "f")
     assert int(after.t) == 1 and len(set(np.asarray(ids).tolist())) == M
     assert int(log["steps_executed"]) >= int(log["steps_needed"]) > 0
+    assert int(log["exploding"]) == 0 < float(log["update_norm"]) <= float(log["update_norm_max"])
 
 
 def test_seed_decides_everything(sim):

@@ -245,6 +245,17 @@ def test_steps_of_every_pass_are_counted():
     assert int(log["steps_executed"]) == int(log["steps_needed"])
 
 
+@pytest.mark.parametrize("name", ["fedpac", "fedas"])
+def test_steps_of_a_pass_before_training_are_counted(name):
+    """FedPAC's epoch on the head; FedAS's alignment, in batches of 16."""
+    sizes = np.array(tiny.SIZES)
+    per_epoch = -(-sizes // BATCH)
+    before = {"fedpac": per_epoch, "fedas": -(-sizes // 16)}[name]
+    sim = simulation(name)
+    _, log, ids, _ = sim.examine(*start(sim))
+    assert int(log["steps_needed"]) == int(log["steps_executed"]) == (2 * per_epoch + before)[np.asarray(ids)].sum()
+
+
 # ---- probes -----------------------------------------------------------------------------------------------------------
 def test_layer_distances_are_those_of_the_uploads():
     """`--probe`: per parameter group, the mean over the participants of ‖w_k − Θ‖, Θ as the round began."""

@@ -101,12 +101,56 @@ def test_csv_with_its_own_split_and_numbers_as_labels(tmp_path):
     assert data.x_train.ravel().tolist() == list(range(8)) and data.y_test.tolist() == [2, 0, 1, 2]
 
 
+@pytest.fixture
+def people(tmp_path):
+    """Numbers everywhere: a client number, a feature, the code of a ward, an outcome."""
+    lines = [f"{i % 4},{i / 10},{i % 5},{i % 2}\n" for i in range(80)]
+    (tmp_path / "t.csv").write_text("user_id,dose,ward,outcome\n" + "".join(lines))
+    return tmp_path / "t.csv"
+
+
+def test_a_number_of_a_client_is_no_feature(people, caplog):
+    """Not by its name, and not where the partition asks for it; and it is said which column is what."""
+    told = f"{people}:label=outcome"
+    data = load(told)
+    assert data.x_train.shape[-1] == 2 and set(data.extra) == {"user_id"}
+    assert "the column 'user_id' of numbers is taken for a fact" in caplog.text
+    assert data.columns == "features: dose, ward; label: outcome; facts: user_id"
+    fed = federate(told, "column:ward")
+    assert fed.num_clients == 5 and fed.shape == (1, 1, 1)  # dose alone
+    assert "columns: features: dose; label: outcome; client: ward; facts: user_id" in fed.describe()
+    for named in (
+        load(f"{told},client=user_id,features=dose"),
+        load(people, label="outcome", client="user_id", features=["dose"]),
+    ):
+        assert (
+            named.x_train.shape[-1] == 1 and named.columns == "features: dose; label: outcome; client: user_id; facts: ward"
+        )
+    assert load(f"{told},features=dose+user_id").x_train.shape[-1] == 2  # somebody wants it
+
+
+def test_columns_are_named_in_a_sentence(people, capsys):
+    from fedjax_sim.cli.main import main
+
+    for options, words in (
+        ("label=outcom", "no column 'outcom'; it has user_id, dose"),
+        ("", "one column called label or y, or label=NAME"),
+        ("label=outcome,client=outcome", "'outcome' cannot be two things at once"),
+        ("lable=outcome", "'lable'.*did you mean 'label'"),
+    ):
+        with refused(words):
+            load(f"{people}:{options}")
+    words = ["run", "fedavg", "--model", "mlp", "--dry-run", "--partition", "column:user_id"]
+    assert main([*words, "--dataset", f"{people}:label=outcome"]) == 0
+    assert "columns of t: features: dose, ward; label: outcome; client: user_id\n" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     "text, words",
     [
         ("", "no rows"),
         ("label,a\n", "no rows below its header"),
-        ("a,b\n1,2\n", "one column called label or y; it has a, b"),
+        ("a,b\n1,2\n", "one column called label or y, or label=NAME; it has a, b"),
         ("label,y,b\n1,2,3\n", "one column called label or y"),
         ("label,a,a\n1,2,3\n", "the column 'a' twice"),
         ("label,a\n1,2\n1\n", "row 1 has 1 cells, but there are 2 columns"),
@@ -211,7 +255,7 @@ def test_docs_run(tmp_path, monkeypatch, capsys):
         assert block.count("\n") <= 25
         exec(block, names)  # one page, one session
         clients.append(names["fed"].num_clients)
-    assert clients == [2, 3, 4, 3, 2, 2]  # arrays, .npz, .csv, pictures, idx, and the last one described
+    assert clients == [2, 3, 4, 4, 3, 2, 2]  # arrays, .npz, .csv twice, pictures, idx, and the last one described
     assert "arrays" in capsys.readouterr().out and pathlib.Path("labels.png").exists()
 
 

@@ -413,7 +413,8 @@ def test_three_rounds_equal_a_pytorch_loop(chunk):
 def test_its_own_rate_unless_the_run_names_one(tmp_path, capsys):
     """At the run's usual lr and momentum most features die at once, so it has its own; a number that is given counts."""
     cases = [("fedpam", {}, 0.005, 0.5), ("fedpam", {"momentum": 0.9}, 0.005, 0.9), ("fedavg", {}, 0.02, 0.9)]
-    cases += [("fedpam", {"lr": 0.02, "momentum": 0.9}, 0.02, 0.9), ("fedpam", {"options": {"lam": 0.0}}, 0.02, 0.9)]
+    cases += [("fedpam", {"lr": 0.02, "momentum": 0.9}, 0.02, 0.9), ("fedpam", {"options": {"lam": 0.0}}, 0.005, 0.5)]
+    cases += [("fedpam", {"options": {"variant": variant}}, 0.005, 0.5) for variant in ("pcl", "pam")]
     for name, given, lr, momentum in cases:
         setup = prepare(Config(name, model="mlp", **given), fed=tiny.federation(), measure=False)
         assert (setup.config.lr, setup.config.momentum) == (lr, momentum) and type(setup.config.lr) is float

@@ -233,7 +233,7 @@ def test_training_accuracy_is_named_and_unseen_clients_are_apart():
 
 def test_progress_figures():
     """Round 4 is the first at 50 %: bytes of its row, half of the second segment's time."""
-    rows = [dict(round=r, global_acc=a, bytes_down=2**30 * r, bytes_up=0) for r, a in ((2, 0.25), (4, 0.55), (6, 0.45))]
+    rows = [dict(round=r, global_acc=a, bytes_down=10**9 * r, bytes_up=0) for r, a in ((2, 0.25), (4, 0.55), (6, 0.45))]
     timings = [dict(first_round=1, last_round=2, seconds=60.0), dict(first_round=3, last_round=6, seconds=240.0)]
     got = progress_figures(rows, timings, eval_every=2)
     assert got["rounds_to"]["50"] == 4 and got["rounds_to"]["20"] == 2 and got["rounds_to"]["60"] is None

@@ -7,6 +7,7 @@ import re
 
 import jax
 import numpy as np
+import optax
 import pytest
 from test_reference import LR, each, mean_of, sgd
 from tiny import assert_close
@@ -52,6 +53,27 @@ def test_every_upload_is_that_of_a_numpy_loop(fed, batch, chunk):
         assert_close(step.server.net["params"], theta, 2e-5)
     with pytest.raises(fs.UserError, match="client 2 did not report in round 2"):
         step.upload(2)
+
+
+def test_the_two_minibatches_of_a_meta_step_differ_without_shuffling(fed):
+    """Per-FedAvg: b₂ in the order of the rows, b₁ the minibatch after it, after the last the first one."""
+    lr, client, size = 0.3, 1, 4
+    (step,) = fs.rounds("perfedavg", fed, cohorts=[[client]], rounds=1, batch_size=size, shuffle="off", **{**HOW, "lr": lr})
+    images, labels = ((np.asarray(fed.x) - fed.mean) / fed.std).astype(np.float32), np.asarray(fed.y)
+    rows, model = fed.client_rows(client), step.setup.simulation.env.model
+    batches = [rows[i : i + size] for i in range(0, len(rows), size)]
+    assert len(batches) > 1
+
+    def loss(params, b):
+        net = {**step.setup.net, "params": params}
+        logits = model.head(net, model.features(net, images[b], train=True)[0])
+        return optax.softmax_cross_entropy_with_integer_labels(logits, labels[b]).mean()
+
+    params, down = step.setup.net["params"], lambda w, g: jax.tree.map(lambda a, d: a - lr * d, w, g)
+    for k in range(2 * len(batches)):
+        first, second = batches[(k + 1) % len(batches)], batches[k % len(batches)]
+        params = down(params, jax.grad(loss)(down(params, jax.grad(loss)(params, first)), second))
+    assert_close(step.upload(client)["params"], params, 2e-5)
 
 
 def test_the_steps_are_those_of_a_run(fed):

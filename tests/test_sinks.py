@@ -187,8 +187,8 @@ def test_lines_where_there_is_no_terminal_and_json_for_programs(capsys, tmp_path
     assert main(["run", "fedavg", *quiet_not, "--rounds", "2", "--checkpoint-every", "1", "--out", "lines"]) == 0
     err = capsys.readouterr().err
     assert "\r" not in err and "fedavg seed 0: compiling …\n" in err and re.search(r"compiled in [\d.]+ s\n", err)
-    assert re.search(r"round 1 of 2, accuracy [\d.]+ %, [\d.e-]+ s/round, \d+:\d\d left\n", err)
-    assert re.search(r"round 2 of 2, accuracy [\d.]+ %, [\d.e-]+ s/round\n", err)
+    assert re.search(r"round 1 of 2, global accuracy \(test\) [\d.]+ %, [\d.e-]+ s/round, \d+:\d\d left\n", err)
+    assert re.search(r"round 2 of 2, global accuracy \(test\) [\d.]+ %, [\d.e-]+ s/round\n", err)
     assert main(["resume", "lines", "--rounds", "3", "--json"]) == 0
     told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [t["event"] for t in told] == ["begin", "compiling", "compiled", "segment", "end"]
@@ -220,7 +220,7 @@ def test_a_terminal_gets_a_bar_that_says_when_it_compiles(monkeypatch):
     for each, acc in ((one, 0.5), (two, 0.7)):
         bar.segment(each, Segment(11, 30, 100, 2.0, [], [{"round": 30, "global_acc": acc}]), [])
     bar.close()
-    assert "30/100" in screen.getvalue() and "acc=60.00%" in screen.getvalue()
+    assert "30/100" in screen.getvalue() and "global accuracy (test)=60.00%" in screen.getvalue()
 
 
 def test_the_time_that_is_left():

@@ -53,6 +53,7 @@ def compare(args: argparse.Namespace) -> int:
         transformed(make_method(config.method, **config.options), config.transforms)
     feds, speech = Federations(), commands.talk(args)
     ready = [(entry, set_ups(config, own, feds, commands.note)) for entry, config, own in told]  # all, before one trains
+    differs = describe.differing({entry: setups[0] for entry, setups in ready})
     if not args.dry_run and commands.first_process():
         write_order(out, [folder_of(entry) for entry, _ in ready])
     results: list[Any] = []
@@ -69,18 +70,22 @@ def compare(args: argparse.Namespace) -> int:
         summaries += [r.summary | {"method": entry} for r in runs]
         if args.seeds > 1:
             lines.append(f"{entry} {describe.seeds_line([r.summary for r in runs])}")
+    for line in describe.differing_lines(differs):
+        commands.say(line)
     if results:
         commands.tables(summaries, args.seeds)
         commands.say(describe.gains_line(summaries))
         for line in lines or [describe.speed_line(s) for s in summaries]:
             commands.say(line)
-        files = write(out, [r.out for r in results], summaries) if commands.first_process() else []
+        files = write(out, [r.out for r in results], summaries, differs) if commands.first_process() else []
         commands.say(f"run directories: {', '.join(str(r.out) for r in results)}")
         commands.say(f"written: {', '.join(map(str, files))}; figures: fedjax-sim report {out}")
     return 0
 
 
-def write(out: pathlib.Path, paths: Sequence[pathlib.Path], summaries: list[dict[str, Any]]) -> list[pathlib.Path]:
+def write(
+    out: pathlib.Path, paths: Sequence[pathlib.Path], summaries: list[dict[str, Any]], differs: dict[str, dict[str, Any]]
+) -> list[pathlib.Path]:
     """compare.json, .csv, .md and .tex, and the curves where matplotlib is installed."""
     from fedjax_sim.cli import describe
     from fedjax_sim.report import curves, tables
@@ -95,7 +100,8 @@ def write(out: pathlib.Path, paths: Sequence[pathlib.Path], summaries: list[dict
         | {"figures": {name: cell._asdict() for name, cell in tables.statistics(g).items()}}
         for g in groups
     ]
-    told = {"relative_gain": describe.gains(summaries), "statistics": statistics, "runs": summaries}
+    named = {name: {entry: str(value) for entry, value in values.items()} for name, values in differs.items()}
+    told = {"relative_gain": describe.gains(summaries), "differs": named, "statistics": statistics, "runs": summaries}
     write_json(out / "compare.json", told)
     write_bytes(out / "compare.csv", csv_bytes(list(dict.fromkeys(name for row in rows for name in row)), rows))
     write_bytes(out / "compare.md", tables.markdown(groups).encode())

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
 import numpy as np
 
-from fedjax_sim.metrics.base import About, Primary
+from fedjax_sim.metrics.base import About, Primary, on_rows
 from fedjax_sim.options import shown
+from fedjax_sim.runner.config import FOUND, NOT_HASHED, Config
 from fedjax_sim.runner.facts import facts
 from fedjax_sim.runner.figures import relative_gain
 from fedjax_sim.runner.prepare import Setup
 
-MB, GB = 2**20, 2**30
+MB, GB = 10**6, 10**9
 SHOWN = 4  # accuracies in the table of targets: it should fit a screen; the files have all
 
 
 def size(nbytes: float) -> str:
-    """Bytes for people: 1 MB = 2^20.
+    """Bytes for people: 1 MB = 10^6 bytes.
 
-    >>> size(5 * 2**20)
+    >>> size(5_000_000)
     '5.00 MB'
     """
     if nbytes >= GB / 2:
@@ -52,6 +54,7 @@ def report(setup: Setup) -> str:
             + (f", {len(setup.unseen)} kept out of training" if setup.unseen else "")
             + f"), model {sim.env.model.name}, "
             f"{config.rounds} rounds, seed {config.seed}, config {config.hash()}",
+            *([f"  columns of {shown(setup.fed.name)}: {setup.fed.origin.columns}"] if setup.fed.origin.columns else []),
             *task_lines(setup),
             f"  parameters: {f['parameters']:,} ({groups})",
             f"  client state: {size(f['client_state'])} (N x {size(f['per_client'])}); estimated peak memory: "
@@ -65,10 +68,8 @@ def report(setup: Setup) -> str:
                 f"  {config.method} replaces {option} {getattr(config, option, '')} by {why}"
                 for option, why in sim.method.replaces
             ),
-            *(
-                ["  client accuracies are training accuracies: nobody has validation or test rows"]
-                * (sim.client_split == "train")
-            ),
+            f"  clients are scored on {on_rows(setup.resolved)}"
+            + (": training accuracies, nobody has validation or test rows" if sim.client_split == "train" else ""),
         ]
     )
 
@@ -146,14 +147,32 @@ def figure_of(summary: dict[str, Any], key: str) -> float | None:
     return summary.get(table, {}).get(name) if dot else summary.get(key)
 
 
-def on_rows(summaries: list[dict[str, Any]]) -> str:
-    """What stands behind 'client mean': nothing, or that it is training accuracy."""
-    return " (train)" if any(s.get("client_split") == "train" for s in summaries) else ""
+def on_splits(summaries: list[dict[str, Any]]) -> str:
+    """What stands behind 'client mean': the split on which clients are scored.
+
+    >>> on_splits([{"client_split": "val"}, {"client_split": "train"}]), on_splits([{}])
+    (' (val/train)', '')
+    """
+    found = list(dict.fromkeys(s["client_split"] for s in summaries if s.get("client_split")))
+    return f" ({'/'.join(found)})" if found else ""
+
+
+def rows_lines(summaries: list[dict[str, Any]]) -> list[str]:
+    """How many rows the figures over clients stand on."""
+    told: dict[str, list[str]] = {}
+    for s in summaries:
+        if on_rows(s):
+            told.setdefault(on_rows(s), []).append(s["method"])
+    one = len(told) == 1
+    return [
+        f"client figures{'' if one else ' of ' + ', '.join(dict.fromkeys(who))}: on {text}" for text, who in told.items()
+    ]
 
 
 def results_table(summaries: list[dict[str, Any]]) -> str:
     """What `results_cells` has, as text, and below it what a reader must not miss."""
-    return "\n".join([columns(results_cells(summaries)), *(line for s in summaries for line in warnings(s))])
+    told = [*rows_lines(summaries), *(line for s in summaries for line in warnings(s))]
+    return "\n".join([columns(results_cells(summaries)), *told])
 
 
 def results_cells(summaries: list[dict[str, Any]]) -> list[list[str]]:
@@ -162,7 +181,7 @@ def results_cells(summaries: list[dict[str, Any]]) -> list[list[str]]:
     'best' is over rounds on test data (the papers' figure); 'by val' is the fair choice. The head first.
     """
     diverged = any(s.get("diverged") for s in summaries)
-    title = lambda name: name + (on_rows(summaries) if name in ("client mean", "pooled", "worst 10 %") else "")
+    title = lambda name: name + (on_splits(summaries) if name in ("client mean", "pooled", "worst 10 %") else "")
     measured = compared(summaries)
     head = ["method", *map(title, measured), "down", "up", "s/round", *(["diverged"] if diverged else [])]
     rows = [
@@ -188,6 +207,41 @@ def own_values(method: str, values: dict[str, float]) -> list[str]:
     return [f"{method}: {name} {value:g} is the method's own (--{name} names another)" for name, value in values.items()]
 
 
+APART = ("method", "options", "seed", "data_seed", "schedule_rounds")  # of a Config: named by the entry, or counted on
+
+
+def differing(setups: dict[str, Setup]) -> dict[str, dict[str, Any]]:
+    """{setting: {entry: value}} of what compared entries do not have in common, named by anybody or not.
+
+    Settings of the run, whoever chose them, and the options of methods of one kind.
+    """
+    names = [f.name for f in dataclasses.fields(Config) if f.name not in {*APART, *NOT_HASHED, *FOUND}]
+    told = {name: {entry: getattr(setup.config, name) for entry, setup in setups.items()} for name in names}
+    methods = {entry: setup.simulation.method for entry, setup in setups.items()}
+    for kind in dict.fromkeys(map(type, methods.values())):
+        alike = {entry: method for entry, method in methods.items() if type(method) is kind}
+        for one in dataclasses.fields(kind):  # type: ignore[arg-type]
+            told.setdefault(
+                f"{next(iter(alike.values())).name}.{one.name}", {e: getattr(m, one.name) for e, m in alike.items()}
+            )
+    return {name: values for name, values in told.items() if len(set(map(repr, values.values()))) > 1}
+
+
+def differing_lines(found: dict[str, dict[str, Any]]) -> list[str]:
+    """
+    >>> differing_lines({"lr": {"fedavg": 0.02, "fedpam": 0.005}})
+    ['compared with different settings: lr 0.02 (fedavg), 0.005 (fedpam)']
+    """
+
+    def line(name: str, values: dict[str, Any]) -> str:
+        entries: dict[str, list[str]] = {}
+        for entry, value in values.items():
+            entries.setdefault(f"{value:g}" if isinstance(value, float) else str(value), []).append(entry)
+        return f"{name} " + ", ".join(f"{value} ({', '.join(who)})" for value, who in entries.items())
+
+    return [f"compared with different settings: {line(name, values)}" for name, values in found.items()]
+
+
 def warnings(s: dict[str, Any]) -> list[str]:
     """Sentences about one run that its accuracies do not tell."""
     out = own_values(s["method"], s.get("prefers", {}))
@@ -199,6 +253,13 @@ def warnings(s: dict[str, Any]) -> list[str]:
         out.append(
             f"{s['method']}: {s['diverged']} client updates ({100 * s['diverged_share']:.1f} %) diverged and weigh nothing, "
             f"the first of client {first['client']} in round {first['round']}; try a smaller --lr"
+        )
+    if s.get("exploding"):
+        few = lambda numbers: ", ".join(map(str, numbers[:SHOWN])) + (", …" if len(numbers) > SHOWN else "")
+        out.append(
+            f"{s['method']}: {s['exploding']} finite client updates exploded and are averaged in, of clients "
+            f"{few(s['exploding_clients'])} in rounds {few(s['exploding_rounds'])}; look at their data, or use --transform "
+            f"clip:NORM or a smaller --lr"
         )
     without, rounds = s.get("rounds_without_upload", 0), s.get("rounds", 0)
     if without and without == rounds:
@@ -261,7 +322,7 @@ def seeds_line(summaries: list[dict[str, Any]]) -> str:
     'over 2 seeds: best 55.00 ± 7.07, last 40.00 ± 0.00'
     """
     parts, primary = [], Primary.read(summaries[0])
-    of_clients = (f"client mean{on_rows(summaries)}", primary.of_clients("mean"))
+    of_clients = (f"client mean{on_splits(summaries)}", primary.of_clients("mean"))
     named = (("best", "best_global"), ("last", "last_global"), of_clients)
     for name, key in named:
         values = [s[key] for s in summaries if s.get(key) is not None and not math.isnan(s[key])]
@@ -280,6 +341,8 @@ def speed_line(s: dict[str, Any]) -> str:
 
 
 __all__ = [
+    "differing",
+    "differing_lines",
     "facts",
     "fits_line",
     "gains",

@@ -120,7 +120,13 @@ def add_options(parser: argparse.ArgumentParser, whole_run: bool = True) -> None
 
 
 def add_data(data: Any) -> None:
-    _add(data, "dataset", str, "{datasets}, or a .npz file; some take options: NAME:key=value", "D")
+    _add(
+        data,
+        "dataset",
+        str,
+        "{datasets}, or a .npz or .csv file; some take options: NAME:key=value, FILE.csv:label=L,client=C,features=A+B",
+        "D",
+    )
     _add(data, "partition", str, "{partitions}; with options as in dirichlet:0.1 or shards:2", "P")
     _add(data, "protocol", str, "train/val/test protocol: {protocols}", "S")
     _add(data, "task", str, "{tasks}, or auto: what the data look like")

@@ -360,7 +360,8 @@ def _describe(fed: Federation, shown: int = 10, widest: int = 20) -> str:
     words = "classes" if fed.task == "classification" else f"outputs ({fed.task})"
     lines = [
         f"{fed.name}: {len(fed.x)} examples {'x'.join(map(str, fed.shape))}, {fed.classes} {words}, "
-        f"{fed.num_clients} clients"
+        f"{fed.num_clients} clients",
+        *([f"  columns: {fed.origin.columns}"] if fed.origin.columns else []),
     ]
     for split in SPLITS:
         if split in fed.size:

@@ -10,12 +10,14 @@ from typing import Any
 
 import numpy as np
 
+from fedjax_sim.data import frames
 from fedjax_sim.data.arrays import check_targets, outputs_of
 from fedjax_sim.data.federation import Federation
 from fedjax_sim.data.partition import clients_of
 from fedjax_sim.data.partition import partition as share_out
-from fedjax_sim.data.sources import DATASETS, Dataset, load
-from fedjax_sim.data.spec import check_whole, shown
+from fedjax_sim.data.provenance import Origin
+from fedjax_sim.data.sources import DATASETS, Dataset, is_csv, load
+from fedjax_sim.data.spec import check_whole, shown, split_spec
 from fedjax_sim.errors import UserError, lookup
 from fedjax_sim.tasks import CLASS, task_called
 
@@ -32,22 +34,25 @@ class Protocol:
     """merge: official train + test are partitioned together; the global test set is the clients' union.
 
     fractions: what each client holds back of its examples, at least one example each; the rest is training
-    data.
+    data. least: at least so many validation rows, but no more than a third of what the client has: an accuracy on a
+    handful of rows says nothing.
     """
 
     help: str
     merge: bool
     fractions: Mapping[str, float]
     server_validation: bool = False
+    least: int = 0
     augment: Mapping[str, str] = dataclasses.field(default_factory=dict)  # dataset -> augmentation of training batches
 
 
 PROTOCOLS: dict[str, Protocol] = {
     "standard": Protocol(
-        "server validation out of official train, clients 90/10 train/val, official test is global",
+        "server validation out of official train, clients 90/10 train/val (at least 20 val rows), official test is global",
         merge=False,
         fractions={"val": 0.10},
         server_validation=True,
+        least=20,
     ),
     "fedpolicy": Protocol(
         "the standard split, as FedPolicy's paper has it", merge=False, fractions={"val": 0.10}, server_validation=True
@@ -85,12 +90,15 @@ def stratified(y: np.ndarray, number: int, rng: np.random.Generator) -> np.ndarr
 
 
 def split_client(
-    rows: np.ndarray, fractions: Mapping[str, float], rng: np.random.Generator, val_share: float = 0.0
+    rows: np.ndarray, fractions: Mapping[str, float], rng: np.random.Generator, val_share: float = 0.0, least: int = 0
 ) -> dict[str, np.ndarray]:
     """The rows of ONE client, shuffled and cut: round(fraction n), at least 1, each; the rest is train.
 
-    val_share: of the rest, this share becomes "val", at least 1 of it but never the last training example.
+    val_share: of the rest, this share becomes "val", at least 1 of it but never the last training example. least: of
+    "val", at least so many, where they are no more than a third of all.
 
+    >>> [len(split_client(np.arange(n), {"val": 0.1}, np.random.default_rng(0), least=20)["val"]) for n in (9, 80, 500)]
+    [3, 20, 50]
     >>> parts = split_client(np.arange(20), {"test": 0.25}, np.random.default_rng(0), val_share=0.2)
     >>> {name: len(part) for name, part in parts.items()}
     {'train': 12, 'test': 5, 'val': 3}
@@ -99,6 +107,8 @@ def split_client(
     parts, start = {}, 0
     for name, fraction in fractions.items():
         number = max(1, int(np.floor(fraction * len(rows) + 0.5)))
+        if name == "val":
+            number = max(number, min(least, len(rows) // 3))
         parts[name] = order[start : start + number]
         start += number
     if val_share:
@@ -149,10 +159,15 @@ def _fractions(rule: Protocol, val_fraction: float | None) -> tuple[dict[str, fl
 
 
 def _split(
-    shares: Sequence[np.ndarray], fractions: dict[str, float], rng: np.random.Generator, val_share: float, protocol: str
+    shares: Sequence[np.ndarray],
+    fractions: dict[str, float],
+    rng: np.random.Generator,
+    val_share: float,
+    protocol: str,
+    least: int,
 ) -> dict[str, list[np.ndarray]]:
     """{split: rows of every client}."""
-    splits = [split_client(own, fractions, rng, val_share) for own in shares]
+    splits = [split_client(own, fractions, rng, val_share, least) for own in shares]
     starved = [i for i, parts in enumerate(splits) if len(parts["train"]) == 0]
     if starved:
         raise UserError(
@@ -196,7 +211,8 @@ def federate(
     _check_words(norm, val_fraction)
     clients = clients if clients is None else check_whole("clients", clients, 1)
     data_seed, batch_size = check_whole("data_seed", data_seed), check_whole("batch_size", batch_size, 1)
-    data = dataset if isinstance(dataset, Dataset) else load(dataset, data_dir, download)
+    named = {} if isinstance(dataset, Dataset) else _client_column(dataset, partition)
+    data = dataset if isinstance(dataset, Dataset) else load(dataset, data_dir, download, **named)
     data = data if task == AUTO else as_task(data, task)
     official = len(data.y_train)
     y = np.concatenate([data.y_train, data.y_test])
@@ -214,14 +230,25 @@ def federate(
     clients = clients or clients_of(partition, extra) or CLIENTS
     spec = _with_pfllib_minimum(partition, rule, batch_size, len(pool), clients)
     shares = share_out(spec, classes[pool], clients, partition_rng, extra, least=1 + len(fractions))
-    rows = _split([pool[own] for own in shares], fractions, split_rng, val_share, protocol)
+    least = rule.least if val_fraction is None else 0
+    rows = _split([pool[own] for own in shares], fractions, split_rng, val_share, protocol, least)
     own = "" if val_fraction is None else f" with val_fraction {val_fraction:g}"
     told = f"{_told(dataset)}, {spec}, {clients} clients, {protocol}{own}, server_val {len(validation)}, norm {norm}"
     told += f", data_seed {data_seed}, {len(y)} examples {'x'.join(map(str, data.x_train.shape[1:]))}"
     told += f", vocabulary of {len(data.vocabulary)}" if data.vocabulary else ""
     test = np.concatenate(rows["test"]) if rule.merge else np.arange(official, len(y))
     x, server = np.concatenate([data.x_train, data.x_test]), validation if len(validation) else None
-    return Federation.from_arrays(x, y, rows, test=test, server_val=server, description=told, **_facts(data, rule, norm))
+    fed = Federation.from_arrays(x, y, rows, test=test, server_val=server, description=told, **_facts(data, rule, norm))
+    return dataclasses.replace(fed, origin=Origin(fed.origin.text, fed.origin.vocabulary, data.columns))
+
+
+def _client_column(dataset: str | os.PathLike[str], partition: str) -> dict[str, str]:
+    """The column of a table that the partition makes clients of: no feature, whatever it is called."""
+    name, body = split_spec(partition)
+    if name != "column" or not is_csv(os.fspath(dataset)) or frames.is_frame(os.fspath(dataset)):
+        return {}
+    column = body.split(",")[0].removeprefix("name=").strip()
+    return {"client": column} if column else {}
 
 
 BY_CLASS = ("dirichlet", "shards", "pathological", "fixed", "mnist_star", "omniglot")

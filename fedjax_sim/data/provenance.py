@@ -23,9 +23,10 @@ class Origin:
     (True, False)
     """
 
-    def __init__(self, text: str, vocabulary: tuple[str, ...] = ()):
+    def __init__(self, text: str, vocabulary: tuple[str, ...] = (), columns: str = ""):
         self.text = text
         self.vocabulary = vocabulary  # what tokens stand for
+        self.columns = columns  # of a table: which is what
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Origin)

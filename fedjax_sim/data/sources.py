@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_sim.data import digits, frames
+from fedjax_sim.data import digits, frames, tables
 from fedjax_sim.data import synthetic as synthetic_images
 from fedjax_sim.data import text as texts
 from fedjax_sim.data.arrays import check_inputs, check_labels, check_targets, outputs_of
@@ -30,7 +30,6 @@ from fedjax_sim.data.spec import (
     shown,
     split_spec,
 )
-from fedjax_sim.data.tables import read_csv
 from fedjax_sim.errors import UserError, unknown
 from fedjax_sim.tasks import task_of
 
@@ -50,6 +49,7 @@ class Dataset:
     mean: np.ndarray | None = None  # [C] after scaling; None: computed from the clients' training rows
     std: np.ndarray | None = None  # [C]
     extra: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)  # name -> [n + m]
+    columns: str = ""  # of a table: which is what
     task: str = "classification"
     vocabulary: tuple[str, ...] = ()  # of tokens
 
@@ -359,15 +359,13 @@ def register_dataset(name: str, make: Callable[[], Any], help: str = "") -> None
     DATASETS[name] = Source(help or (make.__doc__ or "").strip().split("\n")[0], load_it)
 
 
-FILES = {".npz": read_npz, ".csv": read_csv}
-
-
 def load(name: str | os.PathLike[str], data_dir: Folder = None, download: bool = False, **options: Any) -> Dataset:
     """A dataset by name, by spec string (`synthetic:classes=5`, `folder:PATH`), or by the path of a `.npz` or `.csv` file.
 
     data_dir: where the published datasets are (`NAME.npz`, or the idx files in a subfolder), else the
     environment variable FEDJAX_SIM_DATA. download: allow tensorflow-datasets to fetch it. A `.npz` has
-    x_train, y_train, x_test, y_test; other pairs like domain_train, domain_test become `extra["domain"]`.
+    x_train, y_train, x_test, y_test; other pairs like domain_train, domain_test become `extra["domain"]`. Columns of a
+    `.csv` are named by `FILE.csv:label=…,client=…,split=…,features=A+B`, or by these keywords; see `tables.read_csv`.
 
     >>> data = load("digits")
     >>> data.x_train.shape, data.x_test.shape, data.classes
@@ -376,15 +374,16 @@ def load(name: str | os.PathLike[str], data_dir: Folder = None, download: bool =
     (30, 8, 8, 3)
     """
     text = _text(name)
-    for ending, read in (FILES if text.split(":")[0] not in DATASETS else {}).items():
-        if text.endswith(ending):
-            path = user_path(text)
-            return _from_arrays(shown(path.stem), read(_without_options(text, path, options)))
     base, body = split_spec(text)
     if base not in DATASETS and frames.is_frame(text):
         file, written = frames.parse(text)
         path = user_path(file)
         return _from_arrays(shown(path.stem), frames.read_frame(path, {**written, **options}))
+    if base not in DATASETS and is_csv(text):
+        return _table(text, options)
+    if base not in DATASETS and text.endswith(".npz"):
+        path = user_path(text)
+        return _from_arrays(shown(path.stem), read_npz(_without_options(text, path, options)))
     if base not in DATASETS:
         raise unknown("dataset", shown(text), [*DATASETS, "the path of a .npz, .csv or .parquet file"])
     source = DATASETS[base]
@@ -397,6 +396,26 @@ def load(name: str | os.PathLike[str], data_dir: Folder = None, download: bool =
                 f"the dataset {base} has no option '{shown(key)}'; allowed: {', '.join(source.options) or 'none'}"
             )
     return source.make(data_dir, download, **{**written, **options})
+
+
+def is_csv(text: str) -> bool:
+    """
+    >>> is_csv("a/b.csv"), is_csv("b.csv:label=ill,client=ward"), is_csv("digits"), is_csv("a.csv/b.npz")
+    (True, True, False, False)
+    """
+    return text.endswith(".csv") or ".csv:" in text
+
+
+def _table(text: str, options: Mapping[str, Any]) -> Dataset:
+    file, _, body = text.partition(".csv:")
+    file = file if file.endswith(".csv") else f"{file}.csv"
+    written = parse_options(text, body, tables.OPTIONS, None)
+    for key in options:
+        if key not in tables.OPTIONS:
+            raise unknown(f"option of '{shown(text)}'", shown(key), tables.OPTIONS)
+    path = user_path(file)
+    arrays, columns = tables.read_csv(path, **{**options, **written})
+    return dataclasses.replace(_from_arrays(shown(path.stem), arrays), columns=columns)
 
 
 def _text(name: str | os.PathLike[str]) -> str:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import csv
+import logging
 import pathlib
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,19 +16,47 @@ from fedjax_sim.data.npz import Arrays, reason
 from fedjax_sim.data.spec import shown
 from fedjax_sim.errors import UserError
 
+log = logging.getLogger(__name__)
+
 LABELS = ("label", "y")
 SPLIT = "split"
-FACTS = ("client", "user", "group", "domain", "id")  # never features, even where they are numbers
+# words in the name of a column that tell who or which, not how much: never a feature, even where it has numbers
+FACTS = (
+    *("client", "user", "group", "domain", "id", "uid", "uuid", "idx", "index", "subject", "person", "patient", "customer"),
+    *("device", "writer", "speaker", "site", "hospital", "house", "household"),
+)
+OPTIONS: dict[str, Callable[[str], Any]] = {
+    "label": str,
+    "client": str,
+    "split": str,
+    "features": lambda text: [name for name in text.split("+") if name],
+}
 HELD_OUT = 5  # without a split column, every fifth row of each class (in a fixed random order) is for testing
 
 
-def read_csv(path: pathlib.Path) -> Arrays:
-    """x_*, y_* and one pair FACT_train, FACT_test for every column that is not a feature.
+def is_fact(name: str) -> bool:
+    """Whether a column's name says who or which.
 
-    The first line names the columns; they are separated by commas, semicolons or tabs. `label` or `y`: whole numbers
-    from 0 up, or words, which are numbered in alphabetical order; other numbers are a target of regression. `split`
-    (optional): train or test. Columns of words and those called client, user, group, domain or id are
-    facts. All others are features, float32 [n, F].
+    >>> [is_fact(name) for name in ("id", "user_id", "userId", "Patient No", "idle", "width")]
+    [True, True, True, True, False, False]
+    """
+    words = re.sub(r"([a-z0-9])([A-Z])", r"\1 \2", name)
+    return any(word in FACTS for word in re.split(r"[^a-z0-9]+", words.lower()))
+
+
+def read_csv(
+    path: pathlib.Path,
+    label: str | None = None,
+    client: str | None = None,
+    split: str | None = None,
+    features: Sequence[str] | None = None,
+) -> tuple[Arrays, str]:
+    """(x_*, y_* and one pair FACT_train, FACT_test for every column that is not a feature; which column is what).
+
+    The first line names the columns; they are separated by commas, semicolons or tabs. label (default: `label` or `y`):
+    whole numbers from 0 up, or words, which are numbered in alphabetical order. split (default: `split`, where there is
+    one): train or test. client: the column that tells the clients, no feature. features: default: all other columns of
+    numbers but those whose names say who or which (`is_fact`), float32 [n, F]. The rest are facts.
     """
     try:
         refuse_if_too_large(20 * path.stat().st_size, f"'{shown(path)}'", "use a .npz file")
@@ -48,23 +79,69 @@ def read_csv(path: pathlib.Path) -> Arrays:
     if doubled or not rows:
         what = f"has the column '{shown(doubled[0])}' twice" if doubled else "has no rows below its header"
         raise UserError(f"'{shown(path)}' {what}")
-    return _arrays(shown(path), dict(zip(names, zip(*rows, strict=True), strict=True)))
+    columns = dict(zip(names, zip(*rows, strict=True), strict=True))
+    roles = _roles(shown(path), columns, label, client, split, features)
+    told = [("label", [roles.label]), ("split", [roles.split or ""]), ("client", [client or ""])]
+    told = [("features", list(roles.features)), *told, ("facts", [name for name in roles.facts if name != client])]
+    text = "; ".join(f"{role}: {shown(', '.join(names), 200)}" for role, names in told if any(names))
+    return _arrays(columns, roles, held_out(roles.y) if roles.is_test is None else roles.is_test), text
 
 
-def _arrays(where: str, columns: dict[str, Sequence[str]]) -> Arrays:
-    found = [name for name in LABELS if name in columns]
+class Roles(NamedTuple):
+    """What each column is."""
+
+    label: str
+    y: np.ndarray  # [n] classes
+    split: str | None
+    is_test: np.ndarray | None  # [n]
+    features: dict[str, np.ndarray]  # name -> float32 [n]
+    facts: list[str]
+
+
+def _roles(
+    where: str,
+    columns: Mapping[str, Sequence[str]],
+    label: str | None,
+    client: str | None,
+    split: str | None,
+    features: Sequence[str] | None,
+) -> Roles:
+    named = [*filter(None, (label, client, split)), *(features or ())]
+    for name in named:
+        if name not in columns:
+            raise UserError(f"'{where}' has no column '{shown(name)}'; it has {shown(', '.join(columns))}")
+        if named.count(name) > 1:
+            raise UserError(f"'{where}': the column '{shown(name)}' cannot be two things at once")
+    found = [label] if label else [name for name in LABELS if name in columns and name not in named]
     if len(found) != 1:
-        raise UserError(f"'{where}' needs one column called label or y; it has {shown(', '.join(columns))}")
-    y = _classes(where, columns.pop(found[0]))
-    split = columns.pop(SPLIT, None)
-    is_test = held_out(y) if split is None else _is_test(where, split)
-    numbers = {name: None if name in FACTS else _numbers(where, name, cells) for name, cells in columns.items()}
-    features = [values for values in numbers.values() if values is not None]
-    if not features:
-        raise UserError(f"'{where}' has no column of numbers that could be a feature; it has {shown(', '.join(numbers))}")
-    x = np.stack(features, axis=1)  # [n, F]
-    facts = {name: _fact(columns[name]) for name, values in numbers.items() if values is None}
-    pairs = {"x": x, "y": y} | {name: values for name, values in facts.items() if name not in ("x", "y")}
+        raise UserError(f"'{where}' needs one column called label or y, or label=NAME; it has {shown(', '.join(columns))}")
+    y = _classes(where, columns[found[0]])
+    parts = split or (SPLIT if SPLIT in columns and SPLIT not in named else None)
+    is_test = None if parts is None else _is_test(where, columns[parts])
+    rest = [name for name in columns if name not in (found[0], parts, client)]
+    given = {name: _numbers(where, name, columns[name]) for name in (rest if features is None else features)
+             if features is not None or not is_fact(name)}  # fmt: skip
+    for name in features or ():
+        if given[name] is None:
+            raise UserError(f"'{where}': the column '{shown(name)}' has words and cannot be a feature")
+    numbers = {name: values for name, values in given.items() if values is not None}
+    if not numbers:
+        raise UserError(f"'{where}' has no column of numbers that could be a feature; it has {shown(', '.join(rest))}")
+    for name in rest:
+        if features is None and is_fact(name) and all(map(_is_number, columns[name])):
+            log.warning(
+                "'%s': the column '%s' of numbers is taken for a fact, not for a feature, because of its name; "
+                "features=A+B names the features, client=NAME the clients' column",
+                *(where, shown(name)),
+            )
+    return Roles(
+        found[0], y, parts, is_test, numbers, [*([client] if client else []), *(n for n in rest if n not in numbers)]
+    )
+
+
+def _arrays(columns: Mapping[str, Sequence[str]], roles: Roles, is_test: np.ndarray) -> Arrays:
+    facts = {name: _fact(columns[name]) for name in roles.facts if name not in ("x", "y")}
+    pairs = {"x": np.stack(list(roles.features.values()), axis=1), "y": roles.y} | facts  # x [n, F]
     return {
         f"{name}_{part}": values[chosen]
         for name, values in pairs.items()

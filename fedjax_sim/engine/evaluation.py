@@ -23,11 +23,13 @@ from fedjax_sim.types import Array, Client, Ctx, Env, State, Tree
 EVALUATIONS = {
     "global": "the server's model on the global test set",
     "global@clients": "the server's model on every client's own split",
-    "personal": "each client's own model on its own split",
+    "personal": "the model that each client uses, its own or else the global one, on its own split",
     "personal@global": "each client's own model on the global test set",
-    "personal@train": "each client's own model on its own training rows",
-    "resident": "what each client last held, on its own split",
+    "personal@train": "the model that each client uses on its own training rows",
+    "resident": "each client with what it last held, nothing sent to it, as its method predicts; on its own split",
 }
+
+ADAPTED = ("personal", "personal@global", "personal@train", "resident")  # modes of clients' own models
 
 
 def client_split(fed: Federation) -> str:
@@ -108,8 +110,10 @@ def score_stored(r: Round, env: Env, state: State, who: Array, adapting: bool = 
                 out[mode] = score_each(r, env, state, who, own_model, mode == "personal@global")
         if "personal@train" in r.evaluations:
             out["personal@train"] = score_each(r, env, state, who, own_model, False, "train")
-    if "resident" in r.evaluations and not adapting:
-        out["resident"] = score_each(r, env, state, who, lambda env: Personal(), False)
+    if "resident" in r.evaluations and holder(env).adapts == adapting:
+        own = holder(env)
+        same = type(own).personal is Personal.personal and type(own).held is Personal.held and "personal" in out
+        out["resident"] = out["personal"] if same else score_each(r, env, state, who, holder, False)
     return out
 
 
@@ -132,6 +136,16 @@ def own_model(env: Env) -> Personal | None:
     return CommonModel() if own is None and env.method.has_global_model and env.bn_local else own
 
 
+def holder(env: Env) -> Personal:
+    """How a client predicts with what it holds: as its method says, else with the plain net."""
+    return env.method.ask(Personal) or Personal()
+
+
+def adapted_modes(method: Method, evaluations: tuple[str, ...]) -> tuple[str, ...]:
+    """The evaluations that train (fine-tuning), which are made at --personal-every and at the end only."""
+    return tuple(mode for mode in evaluations if mode in ADAPTED) if method.adapts else ()
+
+
 def with_own_statistics(env: Env, server: Tree, client: Client) -> Tree:
     """The server's state as ONE client uses it: its net with the client's BatchNorm statistics, where these stay local."""
     if isinstance(server, Around):
@@ -148,7 +162,8 @@ def score_each(
 
     def fn(env: Env, server: Tree, client: Client, ctx: Ctx) -> tuple[Tree, None]:
         own = model_of(env)
-        predictor = own.personal(env, with_own_statistics(env, server, client), client, ctx)
+        make = own.held if model_of is holder else own.personal
+        predictor = make(env, with_own_statistics(env, server, client), client, ctx)
         logits = lambda x: own.predict(env, predictor, x)
         if on_global:
             rows = env.fed.held["test"]

@@ -23,14 +23,14 @@ from fedjax_sim.engine.layout import Layout, stay
 from fedjax_sim.engine.mesh import copy_rows
 from fedjax_sim.engine.participation import Participation
 from fedjax_sim.errors import UserError
-from fedjax_sim.hooks import Controlled, Method, Peers, Selects, Stats, check_method
+from fedjax_sim.hooks import Controlled, Method, Peers, Personal, Selects, Stats, check_method
 from fedjax_sim.local import steps_for
 from fedjax_sim.local.descend import put_away
 from fedjax_sim.local.losses import Loss
 from fedjax_sim.local.optim import Optimizer, Schedule
-from fedjax_sim.local.score import predict_net, primary, score_client
+from fedjax_sim.local.score import primary, score_client
 from fedjax_sim.platform import exact, multiplying, target
-from fedjax_sim.tree import finite, square_norm, subtract
+from fedjax_sim.tree import finite, norm, square_norm, subtract
 from fedjax_sim.types import Array, Client, Cohort, Ctx, Env, Plan, State, Tree
 
 # stages: every random draw of a round is keyed by (seed, round, stage[, client id])
@@ -256,7 +256,9 @@ def one_client(r: Round, env: Env, server: Tree, client: Client, slot: Slot) -> 
     after = put_away(after, client)
     spent, after = after.spent, after._replace(spent=())
     kept = (after.own, after.confusion, after.optimizer, up.held)
-    sound = finite((up.net, up.sums, up.weight, kept))
+    length, began = norm(subtract(up.net["params"], net["params"])), norm(net["params"])
+    # never not a number where all is finite; but whoever writes the client's row now waits for what reads the old one
+    sound = finite((up.net, up.sums, up.weight, kept)) & ~jnp.isnan(length + began)
     ok = slot.active & sound
     held = up.net if up.held is None else up.held
     if jax.tree.leaves(client.resident):
@@ -270,18 +272,49 @@ def one_client(r: Round, env: Env, server: Tree, client: Client, slot: Slot) -> 
         ok=ok,
         diverged=slot.active & ~sound,
         weight=weight,
+        length=length,
+        began=began,
         steps=steps[0],
         loss=jnp.asarray(up.loss, env.dtype),
         accuracy=jnp.asarray(up.accuracy, env.dtype),
     )
     if r.probe:
-        metric = primary(env)
-        sums = lambda net: score_client(env, lambda x: predict_net(env, net, x), ctx, r.split, (metric,))[metric.name]
-        report |= dict(before=sums(net), after=sums(held))
+        report |= dict(before=probe(r, env, server, taking, net, ctx), after=probe(r, env, server, after, held, ctx))
         if method.has_global_model:
             report["gaps"] = group_gaps(env, held, method.global_model(env, server))
     stacked = jax.tree.map(lambda a: jnp.where(ok, a, 0), up.net) if r.keeps_uploads else ()
     return Work(after, ok, up.net, weight * (slot.plan.send > 0), up.sums, report, stacked, spent[1])
+
+
+def probe(r: Round, env: Env, server: Tree, client: Client, net: Tree, ctx: Ctx) -> Array:
+    """Sums of the primary metric of ONE client with `net`, as its method predicts; where that would train, plainly."""
+    own = env.method.ask(Personal)
+    own = own if own is not None and not own.adapts else Personal()
+    predictor = own.held(env, server, client._replace(resident=net), ctx)
+    metric = primary(env)
+    return score_client(env, lambda x: own.predict(env, predictor, x), ctx, r.split, (metric,))[metric.name]
+
+
+EXPLODES, EXPLODES_ALONE = 10.0, 100.0  # times the model it started from
+
+
+def watched(length: Array, began: Array, ok: Array, ids: Array) -> dict[str, Array]:
+    """For the log: finite updates that explode. length, began [M]: norms of the updates and of the models at the start.
+
+    An update explodes that is 10 times as long as the model it started from and as the median update of its round, or 100
+    times as long as that model: healthy ones are shorter than the model, however unequal the clients are.
+    """
+    count = ok.sum()
+    middle = jnp.sort(jnp.where(ok, length, jnp.inf))[jnp.maximum(count - 1, 0) // 2]
+    middle = jnp.where(count > 0, middle, 0)
+    more = (length > EXPLODES * jnp.maximum(middle, began)) | (length > EXPLODES_ALONE * began)
+    flagged, largest = ok & more & (began > 0), jnp.argmax(jnp.where(ok, length, -1))
+    return dict(
+        exploding=flagged.sum(),
+        exploding_id=jnp.where(flagged.any(), ids[jnp.argmax(jnp.where(flagged, length, -1))], -1),
+        update_norm=middle,
+        update_norm_max=jnp.where(count > 0, length[largest], 0),
+    )
 
 
 def group_gaps(env: Env, a: Tree, b: Tree) -> Array:
@@ -346,6 +379,7 @@ def aggregate(r: Round, env: Env, state: State, orders: Orders, outcome: Outcome
         steps_executed=totals.executed,
         train_loss=average[0],
         train_accuracy=average[1],
+        **watched(reports["length"], reports["began"], cohort.ok, cohort.ids),
     )
     if r.probe:
         log["probe_ids"] = jnp.where(cohort.ok, cohort.ids, -1)

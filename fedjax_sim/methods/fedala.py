@@ -4,8 +4,9 @@
     W ← clip(W − η_w ∇_θ̂ f ⊙ (Θ − θ_old), 0, 1)    batch by batch over a random contiguous `share` % of the local rows
     then E epochs from θ̂;  Θ ← Σ_k (n_k/Σn) w_k
 
-The first time W is learned, passes go on until the standard deviation of the last `window` losses is below `threshold`
-(at least `window` passes, at most `cap`); afterwards one pass per round; none in round 1, where Θ = θ_old.
+The first time W is learned, passes go on until the standard deviation of the last `window` losses is below `threshold`;
+afterwards one pass per round; none in round 1, where Θ = θ_old. As in the authors' code and in PFLlib it is asked for only
+after more than `window` passes, so the first time takes at least 11 of them with window = 10; at most `cap`.
 
 lr_weights = 0 is FedAvg.  Wire: |w| down, |w| up.  State: θ_old (the resident model), W.
 Evaluated: the resident model (tested=trained), or the latest Θ mixed anew at evaluation (tested=start), both personal.
@@ -44,7 +45,7 @@ class FedALA(Personal, FedAvg):
     share: Real = field(80.0, gt=0, le=100, help="% of the local rows")
     layers: int = field(0, ge=0, help="mixed groups, from the last (0: all)")
     threshold: Real = field(0.1, ge=0, help="of the first loop: the deviation of its losses")
-    window: int = field(10, ge=1, help="of the first loop: losses looked at, and its fewest passes")
+    window: int = field(10, ge=1, help="of the first loop: losses looked at; it takes more passes than these")
     cap: int = field(50, ge=1, help="of the first loop: its most passes")
     tested: str = field("trained", choices=TESTED, help="the resident model, or Θ mixed anew at evaluation")
     needs = frozenset({"resident"})
@@ -94,7 +95,7 @@ class FedALA(Personal, FedAvg):
             w, loss = one_pass(w, running)
             losses = jnp.where(running, jnp.roll(losses, -1).at[-1].set(loss), losses)
             passes = passes + running
-            settled = (passes >= self.window) & (losses.std() < self.threshold)
+            settled = (passes > self.window) & (losses.std() < self.threshold)
             return w, losses, passes, running & ~client.own.begun & ~settled & (passes < self.cap)
 
         begin = (client.own.weights, jnp.zeros(self.window, env.dtype), jnp.int32(0), ctx.t > 0)

@@ -85,7 +85,7 @@ class FedAS(Personal, Method):
         body = tuple(g for g in env.model.groups if g != env.model.head_group)
         small = dataclasses.replace(env, batch_size=self.align_batch)
         new = with_own_statistics(env, server.net, client)
-        _, aligned = descend(
+        client, aligned = descend(
             small,
             new,
             client,

@@ -6,7 +6,7 @@
     loss   = L + λ·MMD²(z, f_received(x))             kernels as in `local.mmd`
     trained: f, h_p, policy;  then  h_g ← ½h_p + ½h_g;  upload f, h_g, policy;  size-weighted averages
 
-Wire: |w| + 2d² + 6d down and up (the policy is a group of its own).  State: h_p.
+Wire: |w| + 2d² + 6d down and up (the policy is a group of its own).  State: h_p (the resident model has h_g).
 Evaluated: the latest f, h_g, policy with the client's h_p (personal), gates without noise (test_gate=soft) or with it;
 f with h_g (global).
 """
@@ -103,7 +103,7 @@ class FedCP(Personal, FedAvg):
         own = done.net["params"][head]
         middle = jax.tree.map(lambda a, b: (a + b) / 2, own, server.net["params"][head])
         sent = done._replace(net=self.with_head(env, done.net, middle))
-        return client._replace(own=own), self.upload(env, ctx, sent, held=done.net)
+        return client._replace(own=own), self.upload(env, ctx, sent)
 
     def personal(self, env: Env, server: Server, client: Client, ctx: Ctx) -> Tree:
         net = with_own_statistics(env, self.with_head(env, server.net, client.own), client)

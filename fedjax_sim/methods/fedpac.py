@@ -103,7 +103,7 @@ class FedPAC(Personal, FedAvg):
 
         if self.head_epochs:
             rate = jnp.asarray(self.head_lr)
-            _, tuned = descend(
+            client, tuned = descend(
                 env, net, client, ctx, trainable=(head,), epochs=self.head_epochs, lr=rate, salt=HEAD_PASS, track=False
             )
             net = tuned.net
@@ -132,6 +132,9 @@ class FedPAC(Personal, FedAvg):
 
     def personal(self, env: Env, server: Server, client: Client, ctx: Ctx) -> Tree:
         return self.with_head(env, server, ctx.id)
+
+    def held(self, env: Env, server: Server, client: Client, ctx: Ctx) -> Tree:
+        return client.resident  # its mixed head is still at the server
 
     def extra_floats(self, env: Env, net: Tree) -> tuple[int, int]:
         size = env.model.classes * env.model.width

@@ -54,6 +54,7 @@ class FedPAM(Personal, FedAvg):
     m: int = field(0, help="width of the features (0: the model's own)")
     variant: str = field("full", choices=VARIANTS, help="pcl: P_k stays the identity; pam: no contrast")
     infer: str = field("dot", choices=INFER, help="cosine: no bias, over τ")
+    prefers = PREFERRED  # whatever λ and the variant are: they are compared with each other
 
     def check(self) -> None:
         check_width(self.m)
@@ -61,10 +62,6 @@ class FedPAM(Personal, FedAvg):
     @property
     def adjusts(self) -> bool:
         return self.variant != "pcl"
-
-    @property
-    def prefers(self) -> tuple[tuple[str, float], ...]:
-        return () if not self.has("lam") or self.variant == "pam" else PREFERRED
 
     def extend(self, model: Any) -> Any:
         if PRIVATE in model.groups:

@@ -5,7 +5,9 @@
     evaluation: one plain step of length α on one minibatch from Θ, used once and thrown away
 
 Both steps are plain; with plain=False the outer one is the run's SGD, momentum and weight decay with it. b₂ are FedAvg's
-minibatches, b₁ those of a second shuffle, so with α = 0 this is FedAvg with the same SGD. α = β = η.
+minibatches, b₁ those of a second shuffle, so with α = 0 this is FedAvg with the same SGD. With --shuffle off b₁ is the
+minibatch after b₂ in the order of the rows (after the last the first one); a client with a single minibatch has no other.
+α = β = η.
 BatchNorm's running statistics, the running confusion and the logged loss are those of the pass at w. Two gradients per
 step.
 Wire: |w| down, |w| up.  State: none.  Evaluated: personal, after the one step; global, Θ.
@@ -21,7 +23,7 @@ import jax.numpy as jnp
 
 from fedjax_sim.fields import Real, field
 from fedjax_sim.hooks import Personal, Server
-from fedjax_sim.local import descend, stream
+from fedjax_sim.local import batches_per_epoch, descend, stream
 from fedjax_sim.local.optim import Sgd
 from fedjax_sim.methods import register
 from fedjax_sim.methods.fedavg import FINE_TUNE, FedAvg
@@ -59,10 +61,11 @@ class PerFedAvg(Personal, FedAvg):
 
     def local(self, env: Env, net: Tree, server: Server, client: Client, ctx: Ctx) -> tuple[Client, Upload]:
         length = ctx.lr if isinstance(self.alpha, str) else jnp.asarray(self.alpha, env.dtype)
+        per_epoch = jnp.maximum(batches_per_epoch(env, env.fed.size["train"][ctx.id]), 1)
         first_batches = stream(env, ctx, jax.random.fold_in(ctx.key, INNER), env.max_epochs)
 
         def gradient(grad_of: Callable, params: Tree, step: Array, draw: Callable, carry: Tree):
-            batch = first_batches(step)
+            batch = first_batches(step if env.shuffle else (step + 1) % per_epoch)
             first, grads = grad_of(params, batch)
             _, grads = grad_of(scaled_add(params, -length, grads), draw(step))
             return first, grads, batch

@@ -107,6 +107,25 @@ class Primary(NamedTuple):
         return cls(**{k: found[k] for k in cls._fields if k in found}) if isinstance(found, Mapping) else cls()
 
 
+SPLITS = {"test": "test", "val": "validation", "train": "training"}
+
+
+def on_rows(told: Any, short: bool = False) -> str:
+    """Which rows of the clients figures over them stand on, and how many; '' where nobody has written that down.
+
+    >>> on_rows({"client_rows": {"split": "val", "least": 7, "mean": 21.5, "most": 24}})
+    '7 to 24 validation rows each'
+    >>> on_rows({"client_rows": {"split": "train", "least": 9, "mean": 9.0, "most": 9}}, short=True)
+    'train, 9'
+    """
+    found = told.get("client_rows") if isinstance(told, Mapping) else None
+    if not isinstance(found, Mapping):
+        return ""
+    least, most = found["least"], found["most"]
+    count = f"{least}" if least == most else f"{least} to {most}" if not short else f"{least}–{most}"
+    return f"{found['split']}, {count}" if short else f"{count} {SPLITS.get(found['split'], found['split'])} rows each"
+
+
 Sums = dict[str, Any]
 
 

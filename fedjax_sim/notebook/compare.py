@@ -36,16 +36,22 @@ class Comparison:
     out: pathlib.Path | None = None
 
     def __repr__(self) -> str:
-        return describe.results_table(self._summaries())
+        return "\n".join([describe.results_table(self._summaries()), *describe.differing_lines(self.differs)])
 
     def _repr_html_(self) -> str:
         """The same in a notebook: a table, and below it what a reader must not miss."""
         told = self._summaries()
-        lines = [html.escape(line) for s in told for line in describe.warnings(s)]
+        said = [*describe.rows_lines(told), *(line for s in told for line in describe.warnings(s))]
+        lines = [html.escape(line) for line in (*said, *describe.differing_lines(self.differs))]
         return as_html(describe.results_cells(told)) + (f"<p>{'<br>'.join(lines)}</p>" if lines else "")
 
     def _summaries(self) -> list[dict[str, Any]]:
         return [r.summary | {"method": e} for e, r in zip(self.entries, self.results, strict=True)]
+
+    @property
+    def differs(self) -> dict[str, dict[str, Any]]:
+        """{setting: {entry: value}} of what the entries do not have in common, whoever chose it."""
+        return describe.differing({e: r.setup for e, r in zip(self.entries, self.results, strict=True)})
 
     def table(self) -> Rows:
         """A row per entry and seed: every figure of its summary."""
@@ -118,7 +124,8 @@ def compare(
         results += runs
     if folder is not None:
         summaries = [r.summary | {"method": e} for e, r in zip(entries, results, strict=True)]
-        write(folder, [r.out for r in results], summaries)
+        differs = describe.differing({entry: setups[0] for entry, setups in ready.items()})
+        write(folder, [r.out for r in results], summaries, differs)
     return Comparison(entries, results, folder)
 
 

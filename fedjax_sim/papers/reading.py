@@ -2,7 +2,7 @@
 
 last:COLUMN          at the last evaluation that has it         best:COLUMN       the best over rounds, on test data
 last10:COLUMN        mean of the last ten evaluations           by_val:COLUMN     at the round best on the server's val rows
-rounds_to:X:COLUMN   first round with at least X %              gb_to, minutes_to what it had cost by then (2^30 bytes)
+rounds_to:X:COLUMN   first round with at least X %              gb_to, minutes_to what it had cost by then (GiB, minutes)
 sum:COLUMN           over all rounds, of rounds.csv             share:ACTION      of all decisions
 mean:, least:, end:COLUMN   of rounds.csv: over rounds, the last      gigabytes         of the run (2^30, both ways)
 seconds, seconds_per_round: of running                          converged:COLUMN  seconds until the curve stays
@@ -26,7 +26,7 @@ from fedjax_sim.options import shown
 from fedjax_sim.report.runs import Run
 from fedjax_sim.runner.figures import convergence, rounds_to
 
-GB = 2**30
+GIB = 2**30  # what FedPolicy's paper calls a GB: 42.66 of its MB are 11,181,642 parameters
 COLUMNS = {
     "global_acc": "the global model's accuracy on the test set",
     "client_mean": "the mean over clients of the accuracy of each client's own model on its own rows",
@@ -136,8 +136,8 @@ READINGS: dict[str, Reading] = {
     "by_val": Reading(by_val, lambda c: f"{told(c)}, at the round best on the server's validation rows, %"),
     "rounds_to": Reading(first_round, lambda x, c: f"rounds to {x} % of {told(c)}", 1, -1),
     "gb_to": Reading(
-        lambda run, x, c: cost_to(run, x, c, lambda at: float(run.bytes_at(at)) / GB),
-        lambda x, c: f"GB (2^30 bytes, down and up) to {x} % of {told(c)}", 2, -1,
+        lambda run, x, c: cost_to(run, x, c, lambda at: float(run.bytes_at(at)) / GIB),
+        lambda x, c: f"GiB (down and up) to {x} % of {told(c)}", 2, -1,
     ),
     "minutes_to": Reading(
         lambda run, x, c: cost_to(run, x, c, lambda at: seconds_until(run, at) / 60),
@@ -148,7 +148,7 @@ READINGS: dict[str, Reading] = {
     "least": Reading(lambda run, c: of_rounds(run, c, np.nanmin), lambda c: f"{told(c)}, least over rounds", 3),
     "end": Reading(lambda run, c: of_rounds(run, c, lambda v: v[-1]), lambda c: f"{told(c)}, in the last round", 3),
     "gigabytes": Reading(
-        lambda run: float(run.bytes_at(run.rounds["round"][-1])) / GB, lambda: "GB (2^30 bytes, down and up)", 3, -1
+        lambda run: float(run.bytes_at(run.rounds["round"][-1])) / GIB, lambda: "GiB (2^30 bytes, down and up)", 3, -1
     ),
     "share": Reading(share, lambda a: f"share of the action {a}, %", 1),
     "seconds": Reading(running, lambda: "seconds of running", 1, -1),

@@ -17,7 +17,7 @@ from fedjax_sim.runner.files import checksum
 # what a threshold costs, and its units: (name, how much of what the summary counts in)
 COSTS = {
     "rounds_to": (("rounds", 1.0),),
-    "comm_gb_to": tuple((name, size / 2**30) for name, size in style.BYTES),
+    "comm_gb_to": tuple((name, size / 1e9) for name, size in style.BYTES),
     "time_min_to": tuple((name, size / 60) for name, size in style.SECONDS),
 }
 STAGES = ("orders", "local", "aggregation", "controller", "evaluation")

@@ -7,17 +7,17 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from fedjax_sim.metrics.base import About
+from fedjax_sim.metrics.base import About, on_rows
 from fedjax_sim.report import style
 from fedjax_sim.report.groups import Group, labels, scenes
 from fedjax_sim.report.runs import Run
 
 GLOBAL = "global model, test set"
 OVER_CLIENTS = {
-    "client": "clients' own models, mean",
-    "resident": "models that clients hold, mean",
-    "personal_at_global": "clients' own models on the test set, mean",
-    "personal_at_train": "clients' own models on their training rows, mean",
+    "client": "clients, each with the model that it uses, mean",
+    "resident": "clients, each with what it holds, mean",
+    "personal_at_global": "models that clients use on the test set, mean",
+    "personal_at_train": "models that clients use on their training rows, mean",
     "global_at_clients": "global model on clients' rows, mean",
     "before": "participants before local training",
     "after": "participants after local training",
@@ -55,9 +55,13 @@ def measured(groups: Sequence[Group]) -> list[str]:
 
 
 def title_of(column: str, groups: Sequence[Group]) -> str:
-    trained = column.startswith("client_") and any("client_on_train_rows" in r.metrics for g in groups for r in g.runs)
+    runs = [run for g in groups for run in g.runs]
+    scored = column.startswith(tuple(f"{prefix}_" for prefix in OVER_CLIENTS if not prefix.startswith("personal_at_")))
+    rows = list(dict.fromkeys(on_rows(run.resolved) for run in runs if on_rows(run.resolved))) if scored else []
+    if scored and not rows and any("client_on_train_rows" in run.metrics for run in runs):
+        rows = ["training rows"]
     known = {**others(groups), **compared(groups)}
-    return known.get(column, (column.replace("_", " "),))[0] + (" (training rows)" if trained else "")
+    return known.get(column, (column.replace("_", " "),))[0] + (f" ({'; '.join(rows)})" if rows else "")
 
 
 def about_of(column: str, groups: Sequence[Group]) -> About:

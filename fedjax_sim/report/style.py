@@ -17,7 +17,7 @@ from fedjax_sim.options import shown
 COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccaa22", "#aa3377", "#33aacc", "#e07b39", "#7a6fc0", "#888888", "#117766")
 LINES = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)), (0, (5, 1.2, 1.2, 1.2)))
 ACTIONS = {"full": "#4477aa", "backbone": "#66aa55", "head": "#cc6655", "partial": "#ddaa44"}
-BYTES = (("B", 1), ("kB", 2**10), ("MB", 2**20), ("GB", 2**30), ("TB", 2**40))
+BYTES = (("B", 1), ("kB", 10**3), ("MB", 10**6), ("GB", 10**9), ("TB", 10**12))
 SECONDS = (("seconds", 1), ("minutes", 60), ("hours", 3600), ("days", 86400))
 DPI = 220
 LOOK: dict[Any, Any] = {
@@ -111,8 +111,8 @@ def far_apart(axis: Any, curves: Sequence[np.ndarray], times: float = 20) -> Non
 def unit(values: Any, units: Sequence[tuple[str, float]]) -> tuple[str, float]:
     """The largest unit of which the largest value is at least one and a half.
 
-    >>> unit([3 * 2**20], BYTES), unit([100], SECONDS), unit([], BYTES)
-    (('MB', 1048576), ('minutes', 60), ('B', 1))
+    >>> unit([3 * 10**6], BYTES), unit([100], SECONDS), unit([], BYTES)
+    (('MB', 1000000), ('minutes', 60), ('B', 1))
     """
     largest = max(
         (float(np.nanmax(v)) for v in map(np.atleast_1d, values) if np.size(v) and not np.isnan(v).all()), default=0

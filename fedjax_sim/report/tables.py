@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedjax_sim.metrics.base import on_rows
 from fedjax_sim.report import style
 from fedjax_sim.report.groups import Group
 
@@ -34,6 +35,7 @@ COLUMNS = (  # percent: of the primary metric, by whose figure {} is named and r
     Column("seconds_per_round", "s/round", -1, "seconds"),
 )
 NOT_FIGURES = ("seed", "data_seed")
+MOST_SPLITS = 2  # kinds of rows that are named in the head
 
 
 class Cell(NamedTuple):
@@ -123,7 +125,14 @@ def written(groups: Sequence[Group], plus: str, bold: str) -> tuple[list[str], l
     columns = shown_columns(groups)
     several = len({g.scene for g in groups}) > 1
     units = {c.key: scale_of(groups, c) for c in columns}
-    title = lambda c: f"{c.title} ({units[c.key][0]})" if units[c.key][0] and c.kind in ("percent", "bytes") else c.title
+    splits = list(dict.fromkeys(on_rows(run.resolved, short=True) for g in groups for run in g.runs))
+    rows_of_clients = [text for text in splits if text] if len(splits) <= MOST_SPLITS else []
+
+    def title(c: Column) -> str:
+        beside = [units[c.key][0]] if units[c.key][0] and c.kind in ("percent", "bytes") else []
+        beside += [f"{'/'.join(rows_of_clients)} rows"] if c.key.startswith("client_") and rows_of_clients else []
+        return f"{c.title} ({'; '.join(beside)})" if beside else c.title
+
     head = ["method", *(["setting"] if several else []), "seeds", *map(title, columns)]
     rows = []
     for g in groups:

@@ -21,6 +21,7 @@ import numpy as np
 
 from fedjax_sim.engine import host_rows
 from fedjax_sim.engine import layout as layouts
+from fedjax_sim.engine.evaluation import adapted_modes
 from fedjax_sim.engine.loop_backend import LoopBackend
 from fedjax_sim.errors import UserError
 from fedjax_sim.platform import floats
@@ -296,7 +297,7 @@ def collect_all(
 
 def adapts_after(sim: Any, config: Config, at: int) -> bool:
     """Whether clients fine-tune for their evaluation after round `at`."""
-    if not (sim.method.adapts and "personal" in config.evaluations):
+    if not adapted_modes(sim.method, config.evaluations):
         return False
     return at == config.rounds or bool(config.personal_every and at % config.personal_every == 0)
 

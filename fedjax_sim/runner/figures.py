@@ -15,7 +15,15 @@ import numpy as np
 
 from fedjax_sim.metrics.base import Metric, Primary, Sums, over_clients
 
-COUNTED = ["bytes_down", "bytes_up", "participants", "dropped", "diverged", "train_loss"]  # of every evaluated row
+COUNTED = [
+    "bytes_down",
+    "bytes_up",
+    "participants",
+    "dropped",
+    "diverged",
+    "exploding",
+    "train_loss",
+]  # of every evaluated row
 
 
 def recent_shares(rounds: Sequence[dict[str, Any]], window: int = 10) -> dict[str, float]:
@@ -40,6 +48,13 @@ def complaints(rounds: Sequence[dict[str, Any]]) -> list[str]:
     ['the controller has no live unit in its policy network: it answers every state alike; try a smaller agent.lr']
     """
     out = []
+    if rounds[-1].get("exploding"):
+        now = rounds[-1]
+        out.append(
+            f"an update exploded, finite as it is, and is averaged in: client {now['exploding_id']} in round {now['round']} "
+            f"({now['exploding']} of them), norm {now['update_norm_max']:.2g} where the median of the round is "
+            f"{now['update_norm']:.2g}; look at its data, use --transform clip:NORM, or a smaller --lr"
+        )
     for name, what in (("agent_live_policy", "policy network"), ("agent_live_critic", "critic")):
         last = [r.get(name, 1) for r in rounds[-DEAD_FOR:]]
         if len(last) == DEAD_FOR and max(last) == 0:
@@ -78,16 +93,16 @@ def probe_figures(
     return out
 
 
-def last_value(rows: Sequence[dict[str, Any]], primary: Primary) -> float:
-    """The primary metric as it was last measured: of the global model, or the clients' mean; NaN for none.
+def last_value(rows: Sequence[dict[str, Any]], primary: Primary) -> tuple[str, float]:
+    """(whose, the primary metric as it was last measured): of the global model, or the clients' mean; ('', NaN) for none.
 
-    >>> last_value([{"global_acc": 0.25, "client_mean": 0.5}], Primary())
-    0.25
+    >>> last_value([{"global_acc": 0.25, "client_mean": 0.5}], Primary()), last_value([{"client_mean": 0.5}], Primary())
+    (('global', 0.25), ('client mean', 0.5))
     """
-    if not rows:
-        return math.nan
-    of_server, of_clients = primary.columns
-    return rows[-1].get(of_server, rows[-1].get(of_clients, math.nan))
+    for whose, column in zip(("global", "client mean"), primary.columns, strict=True):
+        if rows and column in rows[-1]:
+            return whose, rows[-1][column]
+    return "", math.nan
 
 
 def rounds_to(rounds: Sequence[int], values: Sequence[float], threshold: float) -> int | None:
@@ -132,7 +147,7 @@ def progress_figures(
     eval_every: int = 1,
     primary: Primary = Primary(),  # noqa: B008 - a constant
 ) -> dict[str, Any]:
-    """When each accuracy of `TARGETS` was first reached, in rounds, GB (2^30, down and up) and minutes; convergence.
+    """When each accuracy of `TARGETS` was first reached, in rounds, GB (10^9 bytes, down and up) and minutes; convergence.
 
     Of the global model's primary metric, or of the clients' mean where there is no global model; targets only where it is a
     share of which more is better. None: never.
@@ -147,10 +162,26 @@ def progress_figures(
     return dict(
         targets_of=column or None,
         rounds_to=first,
-        comm_gb_to={x: None if r is None else cost[r] / 2**30 for x, r in first.items()},
+        comm_gb_to={x: None if r is None else cost[r] / 1e9 for x, r in first.items()},
         time_min_to={x: None if r is None else seconds_at(r, timings) / 60 for x, r in first.items()},
         convergence_round=None if settled is None else int(settled),
         convergence_seconds=None if settled is None else seconds_at(int(settled), timings),
+    )
+
+
+def explosion_figures(rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """How many finite updates exploded (see `engine.round.watched`), and the longest of each such round: client, round.
+
+    >>> explosion_figures([dict(round=1, exploding=0, exploding_id=-1), dict(round=2, exploding=2, exploding_id=7)])
+    {'exploding': 2, 'exploding_first': {'round': 2, 'client': 7}, 'exploding_clients': [7], 'exploding_rounds': [2]}
+    """
+    seen = [r for r in rounds if r.get("exploding")]
+    first = dict(round=seen[0]["round"], client=seen[0]["exploding_id"]) if seen else None
+    return dict(
+        exploding=sum(r["exploding"] for r in seen),
+        exploding_first=first,
+        exploding_clients=sorted({r["exploding_id"] for r in seen}),
+        exploding_rounds=[r["round"] for r in seen],
     )
 
 

@@ -18,7 +18,7 @@ from fedjax_sim.data.federation import Federation
 from fedjax_sim.data.protocols import BATCH, federate
 from fedjax_sim.engine import host_rows
 from fedjax_sim.engine import layout as layouts
-from fedjax_sim.engine.evaluation import check_evaluations
+from fedjax_sim.engine.evaluation import check_evaluations, client_split
 from fedjax_sim.engine.participation import Participation, parse_participation, unseen_clients
 from fedjax_sim.engine.simulation import Simulation, simulate
 from fedjax_sim.errors import UserError
@@ -228,7 +228,7 @@ def _prepare(
         layout, resolved = resolve_layout(
             config, env, fed, net, participation, lambda layout: on(layout, some), say, measure
         )
-    resolved |= told_of(method, config, env)
+    resolved |= told_of(method, config, env) | dict(client_rows=client_rows(fed, participation.seen))
     resolved |= described(metrics, config.evaluations)  # what is measured, and how it is read
     simulation = host_rows.on_host(on(layout, "cohort")) if config.state_on == "host" else on(layout, "all")
     return Setup(config, fed, simulation, net, participation, unseen, resolved, given_net, parts)
@@ -316,6 +316,13 @@ def told_of(method: Method, config: Config, env: Env) -> dict[str, Any]:
         panels={name: list(panel) for name, panel in method.panels.items()},  # what the report draws of its log
         replaces=dict(method.replaces),  # beside what was asked for: what the method does instead
     )
+
+
+def client_rows(fed: Federation, seen: tuple[int, ...]) -> dict[str, Any]:
+    """What the figures over clients stand on: the split, and how many rows of it the clients have."""
+    split = client_split(fed)
+    size = np.asarray(fed.size[split])[list(seen)]
+    return dict(split=split, least=int(size.min()), mean=float(size.mean()), most=int(size.max()))
 
 
 def with_cohorts(config: Config, cohorts: tuple[tuple[int, ...], ...], clients: int, unseen: tuple[int, ...]) -> Config:

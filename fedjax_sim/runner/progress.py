@@ -6,7 +6,7 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any, TextIO
 
-from fedjax_sim.metrics.base import Primary
+from fedjax_sim.metrics.base import About, Primary
 from fedjax_sim.runner.figures import last_value
 from fedjax_sim.runner.sinks import Segment, Sink, name_of
 from fedjax_sim.runner.summary import clean
@@ -15,10 +15,13 @@ if TYPE_CHECKING:
     from fedjax_sim.runner.driver import Lane
 
 
-def measured(lane: Lane, segment: Segment) -> tuple[Primary, float]:
-    """(the run's primary metric, its last value); NaN for none."""
+def measured(lane: Lane, segment: Segment) -> tuple[str, About, float]:
+    """(whose and what, how it is read, the last value) of the run's primary metric; NaN for none."""
     primary = Primary.read(lane.setup.resolved)
-    return primary, last_value(segment.rows, primary)
+    whose, value = last_value(segment.rows, primary)
+    rows = lane.setup.resolved.get("client_rows", {}).get("split")
+    where = "test" if whose == "global" else rows
+    return f"{whose} {primary.about.label}{f' ({where})' if where else ''}", primary.about, value
 
 
 def left(segment: Segment) -> str:
@@ -59,8 +62,8 @@ class Lines(Sink):
 
     def segment(self, lane: Lane, segment: Segment, timings: list[dict[str, Any]]) -> None:
         each = segment.seconds / (segment.last - segment.first + 1)
-        primary, value = measured(lane, segment)
-        shown = f", {primary.label} {primary.about.text(value, sign=True)}" if value == value else ""
+        what, about, value = measured(lane, segment)
+        shown = f", {what} {about.text(value, sign=True)}" if value == value else ""
         rest = f", {left(segment)}" if segment.last < segment.total else ""
         self.say(f"{name_of(lane)}: round {segment.last} of {segment.total}{shown}, {each:.3g} s/round{rest}")
 
@@ -116,14 +119,13 @@ class Bar(Sink):
         self.bar.unpause()  # the time left is that of the rounds alone
 
     def segment(self, lane: Lane, segment: Segment, timings: list[dict[str, Any]]) -> None:
-        primary, self.last[id(lane)] = measured(lane, segment)
+        what, about, self.last[id(lane)] = measured(lane, segment)
         if lane is not self.lanes[-1]:
             return
         self.bar.update(segment.last - segment.first + 1)
         values = [v for v in self.last.values() if v == v]
         if values:
-            mean = primary.about.text(sum(values) / len(values), sign=True).replace(" ", "")
-            self.bar.set_postfix({primary.figure: mean})
+            self.bar.set_postfix({what: about.text(sum(values) / len(values)) + about.sign.strip()})
 
     def close(self) -> None:
         if self.bar is not None:

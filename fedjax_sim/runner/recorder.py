@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from fedjax_sim.engine.evaluation import adapted_modes
 from fedjax_sim.metrics.base import OF_CLIENTS, OF_SERVER, Metric, columns_of, over_clients
 from fedjax_sim.plans import payload_bytes
 from fedjax_sim.runner import figures
@@ -80,12 +81,20 @@ class Recorder:
             if mode in scores and (mode != "global@clients" or mode in self.setup.config.evaluations):
                 row |= self.of_clients(mode, prefix, scores[mode], row["round"])
         if log is not None and "probe_ids" in log:
-            resident = scores["resident"][metrics[0].name] if "resident" in scores else None
+            # the probe does not fine-tune: of a method that does, it is not to be mixed with what the others hold
+            mixed = "resident" in scores and not self.setup.simulation.method.adapts
+            resident = scores["resident"][metrics[0].name] if mixed else None
             row |= figures.probe_figures(log, resident, metrics[0], self.setup.participation.seen)
-        if self.setup.simulation.client_split == "train" and any(name.startswith("client_") for name in row):
-            row["client_on_train_rows"] = 1  # nobody has validation or test rows: a training accuracy
-        for name in ("participants", "dropped", "diverged"):
-            row[name] = sum(r[name] for r in recent)
+        on_their_rows = next(
+            (scores[mode] for mode in OF_CLIENTS if mode in scores and not mode.startswith("personal@")), None
+        )
+        if on_their_rows is not None:
+            counts = np.asarray(on_their_rows[metrics[0].name]["count"])[list(self.setup.participation.seen)]
+            row |= dict(client_rows_least=float(counts.min()), client_rows_mean=float(counts.mean()))
+            if self.setup.simulation.client_split == "train":
+                row["client_on_train_rows"] = 1  # nobody has validation or test rows: a training accuracy
+        for name in ("participants", "dropped", "diverged", "exploding"):
+            row[name] = sum(r.get(name, 0) for r in recent)
         row |= dict(
             bytes_down=self.bytes_down, bytes_up=self.bytes_up, train_loss=recent[-1]["train_loss"] if recent else math.nan
         )
@@ -135,12 +144,12 @@ class Recorder:
         config, method = self.setup.config, self.setup.simulation.method
         if not self.rows or self.rows[-1]["round"] != round_:
             return
-        adapts = method.adapts and "personal" in config.evaluations
-        adapted = adapts and config.personal_every and round_ % config.personal_every == 0
+        adapts = adapted_modes(method, config.evaluations)
+        adapted = bool(adapts) and config.personal_every and round_ % config.personal_every == 0
         if round_ % config.eval_every and not adapted:
             self.truncate(round_ - 1, rounds=False)
         elif adapts and not adapted:
-            for mode, prefix in (("personal", "client"), *((m, m) for m in ("personal_at_global", "personal_at_train"))):
+            for mode, prefix in ((m.replace("@", "_at_"), OF_CLIENTS[m]) for m in adapts):
                 self.drop_clients(mode, round_ - 1)
                 for name in [n for n in self.rows[-1] if n.removeprefix("unseen_").startswith(f"{prefix}_")]:
                     del self.rows[-1][name]

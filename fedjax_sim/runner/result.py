@@ -36,7 +36,9 @@ class Result:
     def __repr__(self) -> str:
         s = self.summary
         primary = Primary.read(s)
-        found = {"global": s.get("last_global"), "clients": s.get(primary.of_clients("mean"))}
+        rows = s.get("client_rows", {}).get("split")
+        of_clients = f"clients ({rows} rows)" if rows else "clients"
+        found = {"global": s.get("last_global"), of_clients: s.get(primary.of_clients("mean"))}
         shown = ", ".join(f"{name} {primary.about.text(v, sign=True)}" for name, v in found.items() if v is not None)
         told = shown if primary.label == "accuracy" else f"{primary.label} {shown}" if shown else ""
         what = f"{s['method']} on {s['dataset']}, {s['rounds']} rounds, seed {s['seed']}"

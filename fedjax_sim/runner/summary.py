@@ -14,7 +14,7 @@ from fedjax_sim.runner.recorder import Recorder
 
 def peak_rss_mb() -> float:
     """Of this process since it started: runs before this one (compare, --seeds) are in it."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
 
 
 def clean(value: Any) -> Any:
@@ -91,6 +91,7 @@ def summarise(setup: Setup, recorder: Recorder, timings: list[dict[str, Any]], c
         bytes_up=end.get("bytes_up", 0),
         dropped=sum(r["dropped"] for r in recorder.rounds),
         **figures.divergence_figures(recorder.rounds),
+        **figures.explosion_figures(recorder.rounds),
         final_loss_finite=not scored_globally(setup) or math.isfinite(end.get("global_loss", math.nan)),
         peak_rss_mb=peak_rss_mb(),
         peak_rss_note="of the process since it started",

@@ -159,6 +159,9 @@ class Transform(Personal, Peers, Controlled, Selects, SetsUp, Finishes, Method):
     def personal(self, env: Env, server: Around, client: Client, ctx: Ctx) -> Tree:
         return self._inner.personal(env, server.inner, inside(client), ctx)
 
+    def held(self, env: Env, server: Around, client: Client, ctx: Ctx) -> Tree:
+        return self._inner.held(env, server.inner, inside(client), ctx)
+
     def predict(self, env: Env, predictor: Tree, x: Array) -> Array:
         return self._inner.predict(env, predictor, x)
 
