@@ -29,7 +29,7 @@ versions: $(VENV)/.stamp-test   ## a small set of tests with the oldest JAX and 
 	.ci/versions
 
 fuzz: $(VENV)/.stamp-test   ## thousands of random inputs: bad specs, files, arrays and command lines
-	HYPOTHESIS_PROFILE=long $(BIN)/python -m pytest -q tests/test_fuzz.py tests/test_fuzz_cli.py
+	HYPOTHESIS_PROFILE=long $(BIN)/python -m pytest -q tests/data/test_fuzz.py tests/cli/test_fuzz_cli.py
 
 slow: $(VENV)/.stamp-test   ## long checks: learning curves of the agents, long runs
 	$(BIN)/python -m pytest -q -m slow

@@ -1,0 +1,416 @@
+"""Published tables: the data, which runs they become, and a few cells of every table, run at the smallest scale."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+
+import pytest
+from commands import refused
+from paths import ROOT
+
+from fedjax_sim.cli.main import main
+from fedjax_sim.cli.paper.cells import Choice, Planner, config_of, jobs_in, scoped
+from fedjax_sim.cli.paper.work import Cells
+from fedjax_sim.errors import UserError
+from fedjax_sim.methods import METHODS
+from fedjax_sim.papers import pictures, reading
+from fedjax_sim.papers.tables import SCALES, block_of, cell_of, find, paper_of, papers
+from fedjax_sim.runner.lock import Lock
+
+TABLES = [table for paper in papers().values() for table in paper.tables.values()]
+PROMISED = {
+    "fedpolicy": [*(f"T{i}" for i in (2, 3, 4, 5, 6, 7, 9, 10, 11)), *(f"F{i}" for i in range(3, 11))],
+    "pfedrlla": [*(f"T{i}" for i in range(1, 9)), *(f"F{i}" for i in range(2, 9))],
+    "fedpam": [f"T{i}" for i in range(1, 9)],
+    "qbandit": ["T2", *(f"F{i}" for i in range(2, 8))],
+}
+
+
+def cells(name: str, scale: str = "smoke", rows: str = "", cols: str = "", **typed):
+    return list(Planner(find(name), Choice(scale, rows, cols, typed=typed)).cells())
+
+
+# ---- the data -----------------------------------------------------------------------------------------------------
+def test_all_tables_and_figures_are_there():
+    for paper, keys in PROMISED.items():
+        assert set(keys) <= set(papers()[paper].tables), paper
+
+
+@pytest.mark.parametrize(
+    "table, row, col, value, sd",
+    [
+        ("fedpolicy:T2", "fedpolicy", "c10.05", 55.25, 1.38),
+        ("fedpolicy:T5", "trpo", "c10.1", 64.32, 0),
+        ("fedpolicy:T7", "fedca", "c10.1+gb50", 72.5, 0),
+        ("pfedrlla:T1", "fedala", "mnist*", 73.58, 0),
+        ("pfedrlla:T3", "c100a1e1", "pfedrlla", 52.42, 0),
+        ("pfedrlla:T7", "AP+s50", "p-body", 38.07, 0),
+        ("fedpam:T2", "fedcp", "N200", 44.86, 0),
+        ("fedpam:T4", "fedas", "10of50", 58.29, 0),
+        ("fedpam:T7", "accuracy", "m512", 62.73, 0),
+        ("qbandit:T2", "learner+joint+comm", "c10a5", 396, 0),
+    ],
+)
+def test_published_figures(table, row, col, value, sd):
+    told = find(table).published[row, col]
+    assert (told.value, told.sd) == (value, sd)
+
+
+def test_what_is_no_number():
+    assert find("fedpolicy:T4").published["fedavg", "c10.3+to70"].never
+    lost = find("fedpam:T2").published["fedavg", "N200"]
+    assert lost.value is None and lost.text == "?"
+    assert find("fedpam:T8").published["fedcp", "payload"].text == "Σ+O(d²)"
+
+
+def test_means_agree_with_their_own_sums():
+    """Margins that the papers print themselves: a digit that was copied wrongly shows."""
+    figures = lambda name, row: [c.value for (r, _), c in find(name).published.items() if r == row]
+    ours, others = figures("pfedrlla:T1", "pfedrlla"), papers()["pfedrlla"].tables["T1"].rows[:-1]
+    best = [max(col) for col in zip(*(figures("pfedrlla:T1", line.key) for line in others), strict=True)]
+    gains = [round(a - b, 2) for a, b in zip(ours, best, strict=True)]
+    assert gains == [1.01, 1.50, 2.44, 3.11, 0.72, 0.82, 0.58, 3.07, 0.70]
+    widths = dict(zip(("identity", "64", "128", "256", "512", "1024"), figures("fedpam:T7", "accuracy"), strict=True))
+    assert [round(v - widths["identity"], 2) for v in widths.values()][1:] == [3.68, 4.02, 4.49, 6.21, 4.92]
+
+
+def test_tables_that_repeat_figures_agree_but_where_a_footnote_says_so():
+    t3, t9 = (find(f"fedpolicy:{key}").published for key in ("T3", "T9"))
+    assert [key for key in t3 if t3[key].value != t9[key].value] == [key for key in t9 if t9[key].marks]
+
+
+@pytest.mark.parametrize("table", TABLES, ids=lambda t: t.name)
+def test_every_cell_is_a_run_at_every_scale(table):
+    more = ("all", "") if table.rank == "rows" else ("", "all")
+    for scale in SCALES:
+        found = cells(table.name, scale, *more)
+        assert found and all(c.jobs or not (c.row.method or c.col.method) for c in found)
+        assert scale != "paper" or not any(c.smaller for c in found)
+        for cell in found:
+            if table.draw:
+                assert set(table.draw) <= set(pictures.PICTURES)
+            else:
+                assert reading.words(cell.reading)
+
+
+def test_mistakes_in_the_data_are_sentences():
+    with pytest.raises(UserError, match="'8x' is not a published figure"):
+        cell_of("here", "8x")
+    with pytest.raises(UserError, match="reading 'best' cannot be read; use best:COLUMN"):
+        reading.words("best")
+    with pytest.raises(UserError, match="use rounds_to:X:COLUMN"):
+        reading.words("rounds_to:20")
+    with pytest.raises(UserError, match="the line 'a' has 1 figures for 2 columns"):
+        block_of("here", "x y\na 1")
+    data = {
+        "title": "P",
+        "lines": {"a": {"method": "fedavg"}},
+        "tables": {"T1": {"title": "t", "rows": ["b"], "cols": ["a"]}},
+    }
+    with pytest.raises(UserError, match="unknown line in p:T1 'b'"):
+        paper_of("p", data)
+    data["tables"]["T1"] = {"title": "t", "published": "  a\na 1^z"}
+    with pytest.raises(UserError, match="no footnote 'z'"):
+        paper_of("p", data)
+    data["tables"]["T1"] = {"title": "t", "colums": []}
+    with pytest.raises(UserError, match="did you mean 'cols'"):
+        paper_of("p", data)
+
+
+# ---- settings -----------------------------------------------------------------------------------------------------
+def test_the_published_settings_reach_the_runs():
+    (cell,) = cells("fedpolicy:T5", "paper", "trpo", "fc2")
+    config = cell.jobs[0].config
+    assert (config.method, config.options["agent"], config.partition, config.model) == (
+        *("fedpolicy", "trpo", "fixed:2"),
+        "resnet18",
+    )
+    assert (config.rounds, config.epochs, config.batch_size, config.loss, len(cell.jobs)) == (105, 5, 64, "c3e", 3)
+    (cell,) = cells("fedpolicy:T2", "paper", "fedprox", "c100.1")
+    assert float(cell.jobs[0].config.options["mu"]) == 0.001
+    (cell,) = cells("pfedrlla:T3", "paper", "c10s5e1", "fedavg")
+    assert (cell.jobs[0].config.epochs, cell.jobs[0].config.rounds, cell.reading) == (1, 500, "last:before_all_pooled")
+    (cell,) = cells("fedpam:T3", "paper", "fedfomo", "p.5")
+    config = cell.jobs[0].config
+    assert (config.clients, config.participation, config.val_fraction) == (50, "0.5:1", 0.2)
+
+
+def test_what_is_smaller_is_said():
+    (cell,) = cells("fedpolicy:T5", "small", "sac", "c10.05")
+    assert cell.smaller == ("model lenet5 (resnet18)",)
+    (cell,) = cells("fedpolicy:T2", "small", "fedavg", "fm.1")
+    assert cell.smaller == ()
+    (cell,) = cells("fedpolicy:T2", "paper", "fedavg", "fm.1", rounds=7)
+    assert cell.smaller == ("rounds 7 (105)",) and cell.jobs[0].config.rounds == 7
+
+
+def test_the_same_run_has_one_name_whatever_the_table():
+    one, two, three = (
+        cells(*told)[0].jobs[0].name
+        for told in (("fedpolicy:T2", "paper", "fedpolicy", "c10.1"), ("fedpolicy:T5", "paper", "sac", "c10.1"),
+                     ("fedpolicy:T6", "paper", "all", "c10.1"))
+    )  # fmt: skip
+    assert one == two == three
+    assert cells("fedpolicy:T10", "paper", "lam0.10", "c10.1")[0].jobs[0].name != one
+
+
+def test_an_option_of_one_method_is_nobody_elses():
+    told = {"lr": 1, "fedprox.lr": 0.1, "fedavg.lr": 0.2, "fedprox.mu": 3, "ditto.start_from": ""}
+    assert scoped("fedprox", told) == {"lr": 0.1, "fedprox.mu": 3}
+    assert config_of("fedavg", {"fedprox.mu": 3}).options == {}
+    with pytest.raises(UserError, match="did you mean 'rounds'"):
+        config_of("fedavg", {"round": 3})
+
+
+def test_runs_before_others():
+    (cell,) = cells("pfedrlla:T1", "paper", "pfedrlla", "c10s2")
+    (job,) = cell.jobs
+    assert job.before is not None and job.before.config.partition == "pathological:4" and job.before.config.rounds == 600
+    assert job.before.config.options["regime"] == "pretrain" and "agent" in job.parts
+    assert [j.name for j in jobs_in([cell])] == [job.before.name, job.name]
+    (cell,) = cells("fedpam:T1", "paper", "fedpam-m0-cosine", "dir-c10")
+    (plain,) = cells("fedpam:T1", "paper", "fedpam-m0", "dir-c10")
+    assert [j.before.name for j in cell.jobs] == [j.name for j in plain.jobs]
+    assert cell.jobs[0].config.lr == 0 and cell.jobs[0].config.rounds == 1
+
+
+# ---- running ------------------------------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def out(tmp_path_factory) -> pathlib.Path:
+    return tmp_path_factory.mktemp("papers")
+
+
+def paper(out: pathlib.Path, *words: str, what: str = "run") -> int:
+    return main(["paper", what, *words, "--scale", "smoke", "--out", str(out), "--devices", "1", "--chunk", "1", "--quiet"])
+
+
+def told(out: pathlib.Path, name: str) -> dict:
+    return json.loads((out / name.split(":")[0] / f"{name.split(':')[1]}-smoke.json").read_text())
+
+
+# a few cells of every table: rows, columns
+FEW = {
+    "fedpolicy:T2": ("fedavg,fedpolicy", "c10.1"),
+    "fedpolicy:T3": ("fedavg", "c10.1+with-ce,c10.1+with-c3e"),
+    "fedpolicy:T4": ("fedavg", "c10.3+to20,c10.3+to70"),
+    "fedpolicy:T5": ("full,sac", "c10.1"),
+    "fedpolicy:T6": ("all,r-combined", "c10.1"),
+    "fedpolicy:T7": ("fedavg,fedpolicy", "c10.1+to20,c10.1+gb20,c10.1+min20,c10.1+best"),
+    "fedpolicy:T9": ("fedpolicy", "c10.1+with-c3e"),
+    "fedpolicy:T10": ("lam0.25", "c10.1"),
+    "fedpolicy:T11": ("fedavg", "c10.1+local,c10.1+controller"),
+    "fedpolicy:shares": ("sac", "c10.1+share-full,c10.1+share-head"),
+    "fedpolicy:fmnist": ("random,sac,sac-greedy", "fm.1"),
+    "more:baselines": ("local,fedavg", "mean,worst"),
+    "pfedrlla:T1": ("local,fedavg,fedavg-ft,fedavg-global,pfedrlla", "c10s2"),
+    "pfedrlla:T2": ("s10", "none+BP,none+AP"),
+    "pfedrlla:T3": ("c10s5e1", "local,fedavg,pfedrlla"),
+    "pfedrlla:T4": ("fedavg", "c10s5+total,c10s5+per-round,c10s5+converge,c10s5+accuracy"),
+    "pfedrlla:T5": ("pretraining", "1-1-2"),
+    "pfedrlla:T6": ("cross,best-baseline", "c100s5"),
+    "pfedrlla:T7": ("BP+s10,AP+s10", "w-body"),
+    "pfedrlla:T8": ("best-baseline,pre-trained", "c10s2"),
+    "fedpam:T1": ("fedavg,fedpam,fedpam-cosine", "dir-c10"),
+    "fedpam:T2": ("fedavg", "N10"),
+    "fedpam:T3": ("fedpam", "p1"),
+    "fedpam:T4": ("fedpam", "50of50"),
+    "fedpam:T5": ("accuracy", "fedavg,fedpam"),
+    "fedpam:T6": ("accuracy", "lam30"),
+    "fedpam:T7": ("accuracy", "m512"),
+    "fedpam:T8": ("fedpam", "payload,seconds"),
+    "qbandit:T2": ("baseline+joint+comp,baseline+joint+comm,learner+joint+comp", "mnista1"),
+}
+
+
+QUICK = (
+    "fedpolicy:T2",
+    "fedpolicy:T11",
+    "pfedrlla:T6",
+    "fedpam:T1",
+)  # of the first tier: a run, a profile, a run before others
+TRIED = [pytest.param(name, marks=() if name in QUICK else pytest.mark.full) for name in FEW]
+
+
+@pytest.mark.parametrize("name", TRIED)
+def test_a_few_cells_of_every_table(name, out, capsys):
+    rows, cols = FEW[name]
+    assert paper(out, name, "--rows", rows, "--cols", cols) == 0
+    printed, found = capsys.readouterr().out, told(out, name)
+    assert f"{name}. {find(name).title}" in printed and "Not as published" in printed
+    assert [c["row"] for c in found["cells"] if c["seeds"] == 0] in ([], ["best-baseline"])
+    assert all(c["values"] != [None] for c in found["cells"] if c["seeds"]), found["cells"]
+    text = (out / name.split(":")[0] / f"{name.split(':')[1]}-smoke.md").read_text()
+    assert text.count("\n| ") >= len(rows.split(","))
+
+
+def test_every_table_is_tried():
+    assert set(FEW) == {table.name for table in TABLES if not table.draw}
+
+
+def test_differences_are_paired_by_seed(out, capsys):
+    words = ("more:baselines", "--rows", "local,fedavg", "--cols", "mean", "--seeds", "2")
+    assert paper(out, *words) == 0
+    found, printed = told(out, "more:baselines"), capsys.readouterr().out
+    local, fedavg = (c["values"] for c in found["cells"])
+    gaps = [b - a for a, b in zip(local, fedavg, strict=True)]
+    assert found["paired"] == [dict(row="fedavg", col="mean", values=gaps)]
+    line = next(line for line in printed.splitlines()[::-1] if line.startswith("fedavg"))
+    assert f"{sum(gaps) / 2:+.2f}" in line and "minus local" in printed
+
+
+def test_exceedances_of_the_baseline_follow_from_the_budgets(out):
+    """Four of ten budgets are below one epoch, eight below six layers; three rounds."""
+    paper(out, "qbandit:T2", "--rows", "baseline+joint+comp,baseline+joint+comm", "--cols", "mnista1")
+    assert [c["values"] for c in told(out, "qbandit:T2")["cells"]] == [[12.0], [24.0]]
+
+
+def test_readings_are_those_of_the_run(out):
+    """FedAvg's two published rows are two columns of one run."""
+    paper(out, "pfedrlla:T1", "--rows", "fedavg,fedavg-ft,fedavg-global", "--cols", "c10s2")
+    found = told(out, "pfedrlla:T1")
+    assert len({name for runs in found["runs"] for name in runs["runs"]}) == 1
+    (name,) = found["runs"][0]["runs"]
+    from fedjax_sim.report.runs import load_run
+
+    run = load_run(out / "pfedrlla" / "runs" / name)
+    columns = ("before_all_pooled", "resident_pooled", "global_at_clients_pooled")
+    assert [c["values"][0] for c in found["cells"]] == [100 * run.metrics[c][-1] for c in columns]
+
+
+def test_the_cosine_is_of_the_same_state(out):
+    """A round with rate 0 from the other cell's state: nothing but the way of inference differs."""
+    paper(out, "fedpam:T1", "--rows", "fedpam,fedpam-cosine", "--cols", "dir-c10")
+    (first,), (then,) = ([*c.jobs] for c in cells("fedpam:T1", "smoke", "fedpam,fedpam-cosine", "dir-c10"))
+    folder = Cells(out / "fedpam")
+    config = json.loads((folder.run(then) / "config.json").read_text())["config"]
+    assert config["started_with"].startswith("clients,server@") and then.before.name == first.name
+
+
+def test_what_has_ended_is_not_run_again(out, capsys):
+    words = ("fedpolicy:T2", "--rows", "fedavg", "--cols", "c10.1")
+    assert paper(out, *words) == 0
+    folder = out / "fedpolicy" / "runs"
+    before = {f: f.stat().st_mtime_ns for f in folder.rglob("summary.json")}
+    assert paper(out, *words) == 0
+    assert "1 runs in" in capsys.readouterr().err
+    assert before == {f: f.stat().st_mtime_ns for f in folder.rglob("summary.json")}
+
+
+def test_a_run_that_another_process_does_is_left_to_it(out, capsys):
+    (cell,) = cells("fedpolicy:T2", "smoke", "fedprox", "c10.1", devices="1", chunk="1")
+    place = out / "fedpolicy" / "claims" / cell.jobs[0].name
+    place.mkdir(parents=True)
+    lock = Lock(place)
+    lock.take()
+    try:
+        assert paper(out, "fedpolicy:T2", "--rows", "fedprox", "--cols", "c10.1") == 0
+        assert "1 runs are with another process" in capsys.readouterr().err
+        assert not Cells(out / "fedpolicy").run(cell.jobs[0]).exists()
+    finally:
+        lock.release()
+
+
+def test_a_run_that_fails_is_named_and_the_others_go_on(out, capsys):
+    """150 classes per client are more than there are."""
+    words = ("pfedrlla:T1", "--rows", "local,fedavg", "--cols", "c10s2", "--set", "partition=pathological:150")
+    assert paper(out, *words) == 1
+    told = capsys.readouterr()
+    assert told.err.count("failed: ") == 2 and "pathological" in told.out and "failed" in told.out
+
+
+def test_show_runs_nothing(out, tmp_path, capsys):
+    assert paper(tmp_path, "fedpolicy:T4", what="show") == 0
+    shown = capsys.readouterr().out
+    assert "(63)" in shown and "(×)" in shown and not (tmp_path / "fedpolicy" / "runs").exists()
+
+
+def test_mistakes_are_sentences(capsys):
+    assert "unknown paper 'fedpolcy' (did you mean 'fedpolicy'?)" in refused(capsys, "paper", "run", "fedpolcy:T2")
+    assert "names no table" in refused(capsys, "paper", "run", "fedpolicy")
+    assert "unknown table of fedpolicy 'T8'" in refused(capsys, "paper", "show", "fedpolicy:T8")
+    assert "unknown row of fedpolicy:T2 'fedavgg'" in refused(capsys, "paper", "run", "fedpolicy:T2", "--rows", "fedavgg")
+    assert "unknown scale 'tiny'" in refused(capsys, "paper", "run", "fedpolicy:T2", "--scale", "tiny")
+    assert "use NAME=VALUE" in refused(capsys, "paper", "run", "fedpolicy:T2", "--set", "rounds")
+    assert "'0' is too small" in refused(capsys, "paper", "run", "fedpolicy:T2", "--seeds", "0")
+
+
+def test_the_list(capsys):
+    assert main(["paper", "list"]) == 0
+    printed = capsys.readouterr().out
+    assert all(f"  {table.name} " in printed for table in TABLES)
+    assert main(["paper", "list", "qbandit:T2"]) == 0
+    assert "own-terms+joint+comp" in capsys.readouterr().out
+    assert set(METHODS) >= {line.method for t in TABLES for line in (*t.rows, *t.cols, *t.extra) if line.method}
+
+
+def test_the_data_are_in_the_package():
+    import tomllib
+
+    said = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert "presets/papers/*.toml" in said["tool"]["setuptools"]["package-data"]["fedjax_sim"]
+
+
+# ---- figures ------------------------------------------------------------------------------------------------------
+DRAWN = {
+    "fedpolicy:F3": ("fedavg,fedpolicy", "c10.1"),
+    "fedpolicy:F4": ("sac", "c10.1"),
+    "fedpolicy:F5": ("sac", "c10.1"),
+    "fedpolicy:F6": ("sac", "c10.1"),
+    "fedpolicy:F7": ("sac", "c10.1"),
+    "fedpolicy:F8": ("sac", "c10.1"),
+    "fedpolicy:F9": ("c3e", "c10.1"),
+    "fedpolicy:F10": ("fedavg,fedpolicy", "c10.1"),
+    "pfedrlla:F2": ("pretraining", "pre-c10"),
+    "pfedrlla:F3": ("pretraining", "nine-c10"),
+    "pfedrlla:F4": ("local,fedavg", "c10s5"),
+    "pfedrlla:F5": ("local", "10%,25%"),
+    "pfedrlla:F6": ("pretraining", "five"),
+    "pfedrlla:F7": ("fedavg", "twenty"),
+    "pfedrlla:F8": ("pre-trained", "c10s5"),
+    "qbandit:F2": ("baseline", "mnista1"),
+    "qbandit:F3": ("E1", "mnista1"),
+    "qbandit:F4": ("E1", "c10a1"),
+    "qbandit:F5": ("baseline,learner+epochs", "mnista1"),
+    "qbandit:F6": ("baseline", "mnista1"),
+    "qbandit:F7": ("baseline", "mnista1"),
+}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", DRAWN)
+def test_every_figure_is_drawn(name, out):
+    rows, cols = DRAWN[name]
+    assert paper(out, name, "--rows", rows, "--cols", cols) == 0
+    drawn = sorted((out / name.split(":")[0]).glob(f"{name.split(':')[1]}-smoke*.png"))
+    assert len(drawn) == len(find(name).draw) and all(f.stat().st_size > 5000 for f in drawn)
+
+
+def test_all_figures_are_tried():
+    assert set(DRAWN) == {table.name for table in TABLES if table.draw}
+
+
+@pytest.mark.full
+def test_any_clients_picture(out, capsys):
+    words = ("qbandit:F3", "--rows", "E1", "--cols", "mnista1")
+    assert paper(out, *words) == 0
+    assert paper(out, *words, "--client", "7", what="show") == 0
+    before = (out / "qbandit" / "F3-smoke.png").read_bytes()
+    assert paper(out, *words, "--client", "1", what="show") == 0
+    assert (out / "qbandit" / "F3-smoke.png").read_bytes() != before
+    capsys.readouterr()
+    assert paper(out, *words, "--client", "10", what="show") == 2
+    assert "client 10 is not among the 10 clients; allowed: 0 to 9" in capsys.readouterr().err
+
+
+def test_training_accuracy_client_by_client(out):
+    """Every client's own model on its own training rows: counted on as many rows as it has."""
+    (cell,) = cells("qbandit:F3", "smoke", "E1", "mnista1", devices="1", chunk="1")
+    paper(out, "qbandit:F3", "--rows", "E1", "--cols", "mnista1")
+    from fedjax_sim.report.runs import load_run
+
+    run = load_run(out / "qbandit" / "runs" / cell.jobs[0].name)
+    rows = run.clients["label_counts"].sum(1)
+    assert run.of_clients("personal_at_train").shape == (3, 10)
+    counts = [v for k, v in run.clients.items() if k.startswith("personal_at_train") and k.endswith("count")]
+    assert (counts[0].reshape(-1)[:10] == rows).all()

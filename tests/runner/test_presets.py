@@ -1,0 +1,92 @@
+"""Presets: the papers' settings reach the run, everything can be typed over, names are listed."""
+
+from __future__ import annotations
+
+import pytest
+from commands import empty_folder, refused
+from paths import ROOT
+
+from fedjax_sim.cli.main import main
+from fedjax_sim.cli.parser import make_parser
+from fedjax_sim.cli.preset import with_preset
+from fedjax_sim.cli.settings import make_config
+from fedjax_sim.cli.sweep.plan import jobs_of
+from fedjax_sim.methods import METHODS, make_method
+from fedjax_sim.presets import PRESETS
+from fedjax_sim.runner.config import check
+
+__all__ = ["empty_folder"]  # used by every test
+
+
+def config(*argv: str):
+    args = make_parser().parse_args(with_preset(list(argv), make_parser().parse_args(list(argv))))
+    return make_config(args, args.method, [args.method])
+
+
+@pytest.mark.parametrize("name", sorted(PRESETS))
+def test_every_preset_is_a_run(name):
+    chosen = PRESETS[name]
+    assert chosen.help
+    if chosen.method not in METHODS:
+        baseline = config("run", "fedavg", "--preset", name, "--evaluate", "global")
+        check(baseline)  # its settings hold for the others
+        pytest.skip(f"the method '{chosen.method}' is not part of this version: its own options were not tried")
+    own = config("run", "--preset", name)
+    check(own)
+    make_method(own.method, **own.options)
+    assert own.method == chosen.method and own.dataset == chosen.settings["dataset"]
+
+
+def test_the_settings_of_the_papers():
+    """Against the tables of hyper-parameters, written down here once more."""
+    told = {
+        "fedpolicy-fmnist": dict(
+            clients=100, participation="0.1", rounds=105, epochs=5, batch_size=64, lr=0.01, momentum=0.9
+        ),
+        "fedpam-mnist": dict(clients=20, participation="1", rounds=200, batch_size=10, lr=0.005, norm="pfllib", epochs=1),
+        "pfedrlla-cifar10": dict(clients=100, rounds=500, epochs=5, batch_size=64, lr=0.01, momentum=0.5, model="cnn4"),
+        "qbandit-mnist": dict(clients=10, rounds=100, batch_size=64, lr=0.01, model="cnn6", partition="dirichlet:1"),
+    }
+    for name, wanted in told.items():
+        got = config("run", "fedavg", "--preset", name, "--evaluate", "global,personal")
+        assert {k: getattr(got, k) for k in wanted} == wanted, name
+        assert got.options == {} and got.protocol == name.split("-")[0].replace("fedpam", "pfllib")
+    policy = config("run", "--preset", "fedpolicy-fmnist")
+    assert policy.weight_decay == 5e-4 and policy.options == {"agent": "sac", "lam": "0.25"}
+    assert config("run", "--preset", "fedpam-cifar10").model == "resnet18"
+    assert config("run", "--preset", "fedpam-cifar10-cnn4").model == "cnn4"
+
+
+def test_whatever_is_typed_wins():
+    argv = ["run", "--rounds", "7", "--preset", "fedpolicy-fmnist", "--set", "fedpolicy.lam=0.75", "--partition", "fixed:4"]
+    got = config(*argv)
+    assert (got.rounds, got.partition, got.options["lam"], got.options["agent"]) == (7, "fixed:4", "0.75", "sac")
+    assert got.epochs == 5
+
+
+def test_the_command_line_takes_and_lists_them(capsys):
+    few = ["--dataset", "digits", "--clients", "6", "--model", "mlp", "--devices", "1", "--chunk", "1", "--dry-run"]
+    assert main(["run", "--preset", "fedpolicy-fmnist", *few]) == 0
+    assert "fedpolicy on digits (dirichlet:0.1, 6 clients" in capsys.readouterr().out
+    assert main(["compare", "fedavg", "fedpolicy", "fedprox:mu=1", "--preset", "fedpolicy-fmnist", *few]) == 0
+    assert capsys.readouterr().out.count("105 rounds") == 3
+    assert main(["list", "presets"]) == 0
+    out = capsys.readouterr().out
+    assert all(f"  {name} " in out for name in PRESETS)
+    assert "did you mean 'fedpolicy-fmnist'" in refused(capsys, "run", "--preset", "fedpolicy-mnist")
+    assert "needs a METHOD or a --preset" in refused(capsys, "run")
+    assert "unknown method 'fedavgg'" in refused(capsys, "run", "fedavgg", "--preset", "fedpolicy-fmnist")
+
+
+def test_a_sweep_may_start_from_one():
+    data = {"preset": "fedpolicy-fmnist", "methods": ["fedavg", "fedpolicy"], "settings": {"rounds": 3}}
+    avg, policy = jobs_of(data | {"grid": {"lr": [0.1]}})
+    assert (avg.config.rounds, avg.config.lr, avg.config.epochs) == (3, 0.1, 5) and avg.config.options == {}
+    assert policy.config.options["agent"] == "sac"
+
+
+def test_they_are_in_the_package():
+    import tomllib
+
+    said = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert "presets/*.toml" in said["tool"]["setuptools"]["package-data"]["fedjax_sim"]
