@@ -11,7 +11,29 @@ $(VENV)/.stamp-core: pyproject.toml constraints.txt
 	$(PIP) -e .
 	touch $@
 
-$(VENV)/.stamp-PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup -q --durations=10
+$(VENV)/.stamp-test: $(VENV)/.stamp-core
+	$(PIP) -e '.[test]'
+	touch $@
+
+$(VENV)/.stamp-report: $(VENV)/.stamp-core
+	$(PIP) -e '.[report]'
+	touch $@
+
+$(VENV)/.stamp-docs: $(VENV)/.stamp-core
+	$(PIP) -e '.[docs]'
+	touch $@
+
+DEMO := runs/demo-$(shell date +%Y%m%d-%H%M%S)
+
+# side=8: at the published 32 pFedRLLA's encoder has 13.8 million weights, 270 times as many as this net, and a step of Adam for
+# each of ten clients in every round allows no 20 rounds/s on two cores (docs/results/pfedrlla.md). The agent's weights are
+# random in its first 50 rounds: accuracies are the same with either.
+demo: $(VENV)/.stamp-report   ## four systems beside FedAvg and local training, on embedded real data
+	$(BIN)/fedjax-sim compare fedavg local fedpolicy pfedrlla:side=8 fedpam qbandit --model mlp --rounds 15 --out $(DEMO)
+	$(BIN)/fedjax-sim report $(DEMO) > /dev/null
+	@echo "report: $(DEMO)/report.html"
+
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup -q --durations=10
 
 test: $(VENV)/.stamp-test   ## lint, types and the first tier of tests
 	$(MAKE) --no-print-directory lint
