@@ -316,7 +316,7 @@ def add_paper(paper: Any) -> None:
         )
         text = "a setting of all runs, e.g. model=lenet5 or fedprox.mu=0.1; may be repeated"
         one.add_argument("--set", action="append", default=[], dest="sets", metavar="NAME=VALUE", help=text)
-        one.add_argument("--rounds", type=COUNT, default=None, metavar="T", help="rounds of all runs")
+        one.add_argument("--rounds", type=COUNT, default=None, metavar="T", help="rounds of the cells' runs")
         one.add_argument("--out", default=None, metavar="DIR", help="where the papers' folders are (default: runs/papers)")
         one.add_argument("--client", type=COUNT, default=None, metavar="k", help="whose picture, where it is of one client")
         text = "folder with NAME.npz files; also the environment variable FEDJAX_SIM_DATA"

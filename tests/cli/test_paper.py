@@ -169,6 +169,12 @@ def test_runs_before_others():
     assert job.before is not None and job.before.config.partition == "pathological:4" and job.before.config.rounds == 600
     assert job.before.config.options["regime"] == "pretrain" and "agent" in job.parts
     assert [j.name for j in jobs_in([cell])] == [job.before.name, job.name]
+    (short,) = cells("pfedrlla:T1", "paper", "pfedrlla", "c10s2", rounds=40, epochs=1)
+    assert (short.jobs[0].config.rounds, short.jobs[0].before.config.rounds, short.jobs[0].before.config.epochs) == (
+        40,
+        600,
+        1,
+    )
     (cell,) = cells("fedpam:T1", "paper", "fedpam-m0-cosine", "dir-c10")
     (plain,) = cells("fedpam:T1", "paper", "fedpam-m0", "dir-c10")
     assert [j.before.name for j in cell.jobs] == [j.name for j in plain.jobs]

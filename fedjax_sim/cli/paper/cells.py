@@ -122,7 +122,8 @@ class Planner:
             pair = (line, across) if self.table.rank == "rows" else (across, line)
             return self.run(line.method, self.settings(pair, self.table), seed, across)
         line = lookup(f"run before others in {self.paper.key}", name, self.paper.before)
-        return self.run(line.method, self.settings([line], None), seed, None)
+        typed = {name: value for name, value in self.choice.typed.items() if name != "rounds"}  # how long a table's runs are
+        return self.run(line.method, merged(self.paper, None, [line], self.choice.scale, typed), seed, None)
 
     def line(self, key: str) -> Line:
         lines = self.table.rows if self.table.rank == "rows" else self.table.cols
