@@ -211,8 +211,7 @@ def federate(
     _check_words(norm, val_fraction)
     clients = clients if clients is None else check_whole("clients", clients, 1)
     data_seed, batch_size = check_whole("data_seed", data_seed), check_whole("batch_size", batch_size, 1)
-    named = {} if isinstance(dataset, Dataset) else _client_column(dataset, partition)
-    data = dataset if isinstance(dataset, Dataset) else load(dataset, data_dir, download, **named)
+    data = dataset if isinstance(dataset, Dataset) else load(dataset, data_dir, download, **_client_of(dataset, partition))
     data = data if task == AUTO else as_task(data, task)
     official = len(data.y_train)
     y = np.concatenate([data.y_train, data.y_test])
@@ -230,19 +229,27 @@ def federate(
     clients = clients or clients_of(partition, extra) or CLIENTS
     spec = _with_pfllib_minimum(partition, rule, batch_size, len(pool), clients)
     shares = share_out(spec, classes[pool], clients, partition_rng, extra, least=1 + len(fractions))
-    least = rule.least if val_fraction is None else 0
+    least = 0 if val_fraction else rule.least
     rows = _split([pool[own] for own in shares], fractions, split_rng, val_share, protocol, least)
     own = "" if val_fraction is None else f" with val_fraction {val_fraction:g}"
-    told = f"{_told(dataset)}, {spec}, {clients} clients, {protocol}{own}, server_val {len(validation)}, norm {norm}"
-    told += f", data_seed {data_seed}, {len(y)} examples {'x'.join(map(str, data.x_train.shape[1:]))}"
-    told += f", vocabulary of {len(data.vocabulary)}" if data.vocabulary else ""
+    told = f"{_told(dataset)}, {spec}, {clients} clients, {protocol}{own}, server_val {len(validation)}, norm {norm}, "
     test = np.concatenate(rows["test"]) if rule.merge else np.arange(official, len(y))
     x, server = np.concatenate([data.x_train, data.x_test]), validation if len(validation) else None
-    fed = Federation.from_arrays(x, y, rows, test=test, server_val=server, description=told, **_facts(data, rule, norm))
+    told, facts = f"{told}data_seed {data_seed}, {_examples(data)}", _facts(data, rule, norm)
+    return _with_columns(Federation.from_arrays(x, y, rows, test=test, server_val=server, description=told, **facts), data)
+
+
+def _with_columns(fed: Federation, data: Dataset) -> Federation:
     return dataclasses.replace(fed, origin=Origin(fed.origin.text, fed.origin.vocabulary, data.columns))
 
 
-def _client_column(dataset: str | os.PathLike[str], partition: str) -> dict[str, str]:
+def _examples(data: Dataset) -> str:
+    """What there is, for the description."""
+    told = f"{len(data.y_train) + len(data.y_test)} examples {'x'.join(map(str, data.x_train.shape[1:]))}"
+    return told + (f", vocabulary of {len(data.vocabulary)}" if data.vocabulary else "")
+
+
+def _client_of(dataset: str | os.PathLike[str], partition: str) -> dict[str, str]:
     """The column of a table that the partition makes clients of: no feature, whatever it is called."""
     name, body = split_spec(partition)
     if name != "column" or not is_csv(os.fspath(dataset)) or frames.is_frame(os.fspath(dataset)):
