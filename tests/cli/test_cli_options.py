@@ -43,7 +43,7 @@ class Watched(argparse.Namespace):
 def read_by(words: list[str]) -> set[str]:
     """The options that a command looks at on its way, from its own start: what parsing itself does not count."""
     plain = parsers.make_parser().parse_args(words)
-    args = Watched(**vars(plain))
+    args = Watched(**vars(plain), words=words)
     vars(args).pop("_read", None)
     COMMANDS[plain.command](args)
     return vars(args).get("_read", set())
@@ -62,6 +62,7 @@ def commands(work: pathlib.Path) -> dict[str, list[list[str]]]:
     """For every command what together looks at all of its options."""
     run, grid = str(work / "run"), str(work / "grid.toml")
     both = lambda *words: [[*words, *TINY, "--out", str(work / f"own-{words[0]}")], [*words, *TINY, "--dry-run"]]
+    cell = ["paper", "run", "qbandit:T2", "--scale", "smoke", "--rows", "baseline+joint+comm", "--cols", "c10a1"]
     return {
         "run": both("run", "fedavg"),
         "compare": both("compare", "fedavg", "local"),
@@ -70,6 +71,7 @@ def commands(work: pathlib.Path) -> dict[str, list[list[str]]]:
         "sweep": [["sweep", grid, "--out", str(work / "grid")], ["sweep", grid, "--out", str(work / "grid"), "--task", "0"]],
         "resume": [["resume", run]],
         "report": [["report", run]],
+        "paper": [["paper", "list"], [*cell, "--dry-run"], [*cell, "--rounds", "1", "--out", str(work / "papers")]],
         "export": [["export", run]],
         "list": [["list", "losses"]],
     }
@@ -78,6 +80,12 @@ def commands(work: pathlib.Path) -> dict[str, list[list[str]]]:
 # read before a command starts (`main`), or, for train's dry run, by what `run` does after it
 ELSEWHERE = {"command", "imports", "preset"}
 LATER = {"train": {"json", "log", "quiet", "seeds_mode"}}
+
+
+def nested(parser: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:
+    """A command and its own commands."""
+    inside = [sub for a in parser._actions if isinstance(a, argparse._SubParsersAction) for sub in a.choices.values()]
+    return [parser, *inside]
 
 
 def test_commands_are_all_tried():
@@ -89,7 +97,7 @@ def test_every_option_is_looked_at(command, work, capsys):
     asked: set[str] = set()
     for words in commands(work)[command]:
         asked |= read_by(words)
-    offered = {a.dest for a in SUBS[command]._actions} - {"help"}
+    offered = {a.dest for parser in nested(SUBS[command]) for a in parser._actions} - {"help"}
     assert offered - asked - ELSEWHERE - LATER.get(command, set()) == set()
 
 

@@ -140,7 +140,7 @@ def test_metrics_columns_and_rounds(rich):
         "participants",
         "dropped",
         "diverged",
-        "train_loss",
+        "exploding",
     ]
     assert {
         "before_mean",
