@@ -17,15 +17,17 @@ from fedjax_sim.runner.prepare import Setup, in_its_floats
 from fedjax_sim.types import Array, Ctx, Tree
 
 MB = 10**6
-# What a process holds beside its arrays, chosen by hand for six runs of the command line on a CPU. Estimate ÷ measured peak
-# of these same six: fedavg 1.20 (lenet5), 1.07 (mlp); fedpam 0.95, ditto 0.89 (cnn4); ditto with 1,000 clients 1.02;
-# fedpolicy 0.91.
+# What a process holds beside its arrays, chosen by hand for runs of the command line on a CPU that compile afresh (a program
+# from the cache needs 150 to 700 MB less). Estimate ÷ measured peak: lenet5 with fedavg 1.00, scaffold 0.98, fedpolicy 0.96;
+# mlp with fedavg 0.98; cnn4 with ditto 1.01. Of runs that the numbers were not chosen for: lenet5 with fedper 1.03, apfl
+# 1.07; cnn4 with fedprox 0.91, fedrep 0.95; ditto with 1,000 clients 1.07; fedpam with cnn4 0.78 to 0.86.
 RUNTIME = 390 * MB  # Python, JAX and XLA with nothing in them, the command line, and the tables of a small federation
 SAVED = 256 * MB  # of the state are copied at once for a checkpoint
-PROGRAM = 140 * MB  # the compiler's workspace and the compiled rounds
-PER_GROUP = 62 * MB  # and what each group of parameters adds to them
-PER_CONVOLUTION = 58 * MB  # … more, if it is a convolution
-WITH_AGENT = 380 * MB  # an agent and its updates: the program is more than twice as long
+PROGRAM = 95 * MB  # the compiler's workspace and the compiled rounds
+PER_GROUP = 45 * MB  # and what each group of parameters adds to them
+PER_CONVOLUTION = 30 * MB  # … more, if it is a convolution
+WITH_MODELS = 200 * MB  # clients that keep a model each: it is read, changed and written in the program
+WITH_AGENT = 450 * MB  # an agent and its updates: the program is more than twice as long
 IN_A_STEP = 3  # times what the backward pass keeps: its gradients, and the unfolded inputs of convolutions
 MOST_STEPS = 2**31 - 1  # counters of steps, rounds and batches are 32-bit
 
@@ -65,7 +67,8 @@ def facts(setup: Setup) -> dict[str, Any]:
     scored = len(config.evaluations) * env.num_clients * tree_bytes(sums_shape(setup))
     logs = sim.most_rounds * per_round + sim.capacity * scored
     wide = [g for g in net["params"].values() if any(len(leaf.shape) > 2 for leaf in jax.tree.leaves(g))]
-    program = PROGRAM + PER_GROUP * len(floats) + PER_CONVOLUTION * len(wide) + (WITH_AGENT if agent else 0)
+    program = PROGRAM + PER_GROUP * len(floats) + PER_CONVOLUTION * len(wide)
+    program += (WITH_MODELS if per_client >= tree_bytes(net) else 0) + (WITH_AGENT if agent else 0)
     return dict(
         runtime=RUNTIME,
         program=program,
