@@ -215,7 +215,9 @@ def reopen(lane: Lane, resume_from: pathlib.Path, say: Callable[[str], None]) ->
     return state, timings
 
 
-def compiled(setups: Sequence[Setup], state: State, data: Any, tick: Callable[[float], None]) -> Callable:
+def compiled(
+    setups: Sequence[Setup], state: State, data: Any, tick: Callable[[float], None] = lambda seconds: None
+) -> Callable:
     """(state, data, rounds, ends) -> (state, logs, scores), ready to be called. tick: hears how long it takes."""
     config, run = setups[0].config, setups[0].simulation.run
     if len(setups) > 1:

@@ -126,7 +126,9 @@ def answers() -> dict[str, dict]:
     environment = {name: value for name, value in os.environ.items() if name not in unwanted}
     environment |= {
         "FEDJAX_SIM_CACHE": "off",
-        "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "tests", ROOT / "tests" / "support", HERE))),
+        "PYTHONPATH": os.pathsep.join(
+            map(str, (ROOT, HERE, *(ROOT / "tests" / room for room in ("", "support", "methods"))))
+        ),
     }
     done = subprocess.run([sys.executable, __file__], env=environment, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
