@@ -42,21 +42,10 @@ def resident_mb() -> float:
     return next(int(line.split()[1]) * 1024 / 1e6 for line in status.splitlines() if line.startswith("VmRSS"))
 
 
-def measure(case: dict[str, Any]) -> dict[str, Any]:
-    """One case, in this process: peak and present memory after every stage."""
-    import jax
-    import jax.numpy as jnp
-
-    from fedjax_sim.data.federation import Federation
-    from fedjax_sim.engine import host_rows
-    from fedjax_sim.engine import layout as layouts
-    from fedjax_sim.runner import checkpoint
-    from fedjax_sim.runner.cache import use_compilation_cache
+def config_of(case: dict[str, Any]) -> Any:
     from fedjax_sim.runner.config import Config
-    from fedjax_sim.runner.facts import facts as sizes
-    from fedjax_sim.runner.prepare import prepare, want_host_devices
 
-    config = Config(
+    return Config(
         case["method"],
         model=case["model"],
         clients=case["clients"],
@@ -71,13 +60,16 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
         evaluations=("global", "personal"),
         state_on=case["state_on"],
     )
-    want_host_devices(config)
-    use_compilation_cache()
+
+
+def federation_of(case: dict[str, Any]) -> Any:
+    """Random images of CIFAR's size, equally many for every client."""
+    from fedjax_sim.data.federation import Federation
+
     rng = np.random.default_rng(0)
     total, n = case["clients"] * case["examples"], case["examples"]
-    pixels = rng.integers(0, 256, (total + 10, 32, 32, 3), dtype=np.uint8)
-    fed = Federation.from_arrays(
-        pixels,
+    return Federation.from_arrays(
+        rng.integers(0, 256, (total + 10, 32, 32, 3), dtype=np.uint8),
         rng.integers(0, 10, total + 10),
         {"train": list(np.arange(total).reshape(case["clients"], n))},
         test=np.arange(total, total + 10),
@@ -86,15 +78,37 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
         std=0.5,
         name="memory",
     )
-    del pixels
-    setup = prepare(config, fed=fed, capacity=1)
-    sim, net = setup.simulation, setup.net
+
+
+def one_gradient(sim: Any, net: Any, batch: int) -> None:
+    """A gradient step's program and memory belong to the baseline."""
+    import jax
+    import jax.numpy as jnp
 
     def loss(params: Any, x: Any) -> Any:
         features, _ = sim.env.model.features({**net, "params": params}, x, train=True)
         return sim.env.model.head({**net, "params": params}, features).sum()
 
-    jax.block_until_ready(jax.jit(jax.grad(loss))(net["params"], jnp.zeros((case["batch"], 32, 32, 3))))
+    jax.block_until_ready(jax.jit(jax.grad(loss))(net["params"], jnp.zeros((batch, 32, 32, 3))))
+
+
+def measure(case: dict[str, Any]) -> dict[str, Any]:
+    """One case, in this process: peak and present memory after every stage."""
+    import jax
+    import jax.numpy as jnp
+
+    from fedjax_sim.engine import host_rows
+    from fedjax_sim.engine import layout as layouts
+    from fedjax_sim.runner import checkpoint
+    from fedjax_sim.runner.cache import use_compilation_cache
+    from fedjax_sim.runner.prepare import prepare, want_host_devices
+
+    config = config_of(case)
+    want_host_devices(config)
+    use_compilation_cache()
+    setup = prepare(config, fed=federation_of(case), capacity=1)
+    sim, net = setup.simulation, setup.net
+    one_gradient(sim, net, case["batch"])
     stages: dict[str, dict[str, float]] = {}
 
     def note(name: str) -> None:
@@ -124,25 +138,25 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
             note("saved")
             state = jax.block_until_ready(checkpoint.load(path, state, config.hash()))
         note("loaded")
+    measured = dict(compiled_temporary_mb=temporary, device_arrays_mb=sum(a.nbytes for a in jax.live_arrays()) / MB)
+    loss = float(np.asarray(logs["train_loss"]).reshape(-1)[0])
+    return row_of(case, setup, stages) | measured | dict(s_per_round_with_evaluation=seconds, train_loss=loss)
+
+
+def row_of(case: dict[str, Any], setup: Any, stages: dict[str, dict[str, float]]) -> dict[str, Any]:
+    """The case, what a run says it needs, and what was measured stage by stage."""
+    from fedjax_sim.runner.facts import facts as sizes
+
     facts = sizes(setup)
-    devices_bytes = sum(a.nbytes for a in jax.live_arrays())
     return {
-        "clients": case["clients"],
-        "cohort": case["cohort"],
-        "model": case["model"],
-        "method": case["method"],
-        "state_on": case["state_on"],
+        **{name: case[name] for name in ("clients", "cohort", "model", "method", "state_on")},
         "state_mb": facts["state"] / MB,
         "data_mb": facts["data"] / MB,
         "lanes_mb": facts["lanes"] * facts["lane"] / MB,
         "must_hold_mb": facts["peak"] / MB,
         "baseline_mb": stages["baseline"]["rss_mb"],
         "peak_mb": stages[list(stages)[-1]]["peak_mb"],
-        "compiled_temporary_mb": temporary,
-        "device_arrays_mb": devices_bytes / MB,
         "stages": stages,
-        "s_per_round_with_evaluation": seconds,
-        "train_loss": float(np.asarray(logs["train_loss"]).reshape(-1)[0]),
     }
 
 

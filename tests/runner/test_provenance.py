@@ -10,26 +10,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
+from small_runs import HALF, ONE, refused
 
 import fedjax_sim as fs
 from fedjax_sim.cli.main import main
-from fedjax_sim.errors import UserError
 from fedjax_sim.methods.fedprox import FedProx
 from fedjax_sim.runner.config import Config
 from fedjax_sim.runner.execute import resume, run
 from fedjax_sim.runner.prepare import prepare, save_net
 
 jax.devices()
-ONE = dict(model="mlp", model_options={"hidden": (5,)}, devices="1", chunk="1", batch_size=4, lr=0.05, epochs=1.0)
-HALF = dict(participation="0.5", **ONE)
-
-
-def refused(make, *words: str) -> str:
-    with pytest.raises(UserError) as caught:
-        make()
-    text = str(caught.value)
-    assert "\n" not in text and all(word in text for word in words), text
-    return text
 
 
 @pytest.fixture

@@ -16,11 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
+from small_runs import HALF, refused
 
 import fedjax_sim as fs
 from fedjax_sim.cli.main import main
 from fedjax_sim.engine import layout as layouts
-from fedjax_sim.errors import UserError
 from fedjax_sim.runner import checkpoint, driver
 from fedjax_sim.runner import files as files_module
 from fedjax_sim.runner.autotune import candidates, key_of
@@ -31,17 +31,7 @@ from fedjax_sim.runner.lock import Lock
 from fedjax_sim.runner.prepare import prepare
 
 jax.devices()
-ONE = dict(model="mlp", model_options={"hidden": (5,)}, devices="1", chunk="1", batch_size=4, lr=0.05, epochs=1.0)
-HALF = dict(participation="0.5", **ONE)
 ROWS = ("metrics.csv", "rounds.csv", "timings.csv", "clients.npz")
-
-
-def refused(make, *words: str) -> str:
-    with pytest.raises(UserError) as caught:
-        make()
-    text = str(caught.value)
-    assert "\n" not in text and all(word in text for word in words), text
-    return text
 
 
 def figures(folder: pathlib.Path) -> dict[str, str]:

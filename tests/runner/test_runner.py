@@ -15,6 +15,7 @@ import jax
 import numpy as np
 import pytest
 import tiny
+from commands import SMALL
 from paths import ROOT
 
 import fedjax_sim as fs
@@ -27,23 +28,6 @@ from fedjax_sim.runner.seeds import run_seeds, with_seed
 
 jax.devices()
 ONE = dict(model="mlp", model_options={"hidden": (5,)}, devices="1", chunk="1", batch_size=4, lr=0.05)
-SMALL = [
-    "--model",
-    "mlp",
-    "--set",
-    "model.hidden=8",
-    "--clients",
-    "6",
-    "--participation",
-    "0.5",
-    "--epochs",
-    "1",
-    "--devices",
-    "1",
-    "--chunk",
-    "1",
-    "--quiet",
-]
 ENVIRONMENT = {**os.environ, "FEDJAX_SIM_CACHE": jax.config.values["jax_compilation_cache_dir"]}
 
 
