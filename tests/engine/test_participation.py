@@ -138,4 +138,6 @@ def test_natural_values_from_python():
         (dict(participation=(2, 4)), dict(participation="2:4")),
     ]
     for natural, text in pairs:
-        assert fs.run("fedavg", **small, **natural).rows == fs.run("fedavg", **small, **text).rows
+        run = fs.run("fedavg", **small, **natural)
+        assert run.rows == fs.run("fedavg", **small, **text).rows
+        assert all(2 <= row["participants"] <= 4 for row in run.rounds)
