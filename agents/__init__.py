@@ -1,16 +1,19 @@
 """Reinforcement-learning controllers in pure JAX: arrays in, arrays out, nothing federated.
 
-An agent is a frozen record of its hyper-parameters with three pure functions, `init`, `act` and `update` (see
-`agents.types.Agent`). It is a pytree: real-valued hyper-parameters are leaves, so they may be traced, mapped and swept.
+An agent is a frozen record of its hyper-parameters with three pure functions, `init`, `act` and
+`update` (see `agents.types.Agent`). It is a pytree: real-valued hyper-parameters are leaves, so
+they may be traced, mapped and swept.
 
 >>> import agents
 >>> sorted(agents.DESCRIPTIONS)
 ['a2c', 'ddpg', 'dqn', 'fixed', 'ppo', 'q_bandit', 'random', 'sac', 'trpo']
->>> agents.make("a2c", observation_size=4, num_actions=3, lr=0.01) == agents.A2C(lr=0.01).sized(4, 3)
+>>> agents.make("a2c", observation_size=4, num_actions=3, lr=0.01) == agents.A2C(lr=0.01).sized(
+...     4, 3
+... )
 True
 
-Importing this package is cheap: JAX and the libraries on top of it are imported on the first use of a name
-that needs them, so a command line can list the agents without paying for them.
+Importing this package is cheap: JAX and the libraries on top of it are imported on the first use of
+a name that needs them, so a command line can list the agents without paying for them.
 """
 
 from __future__ import annotations
@@ -18,7 +21,16 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from agents.registry import CONTINUOUS, DESCRIPTIONS, DISCRETE, ENTRIES, LEARNERS, NAMES, make, register
+from agents.registry import (
+    CONTINUOUS,
+    DESCRIPTIONS,
+    DISCRETE,
+    ENTRIES,
+    LEARNERS,
+    NAMES,
+    make,
+    register,
+)
 
 if TYPE_CHECKING:
     from agents.a2c import A2C

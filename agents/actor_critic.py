@@ -1,4 +1,5 @@
-"""What the on-policy agents (A2C, PPO, TRPO) share: two networks, how they act, and the frame of an update."""
+"""What the on-policy agents (A2C, PPO, TRPO) share: two networks, how they act, and the frame of an
+update."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from agents import replay as ring
 from agents.node import Real, field
 from agents.types import Agent, Array, Info, Transition, blank, finite, usable_actions
 
-MOST_IMPORTANCE = 10.0  # of one row: a single action that the policy has since come to like must not be all there is
+# of one row: a single action that the policy has since come to like must not be all there is
+MOST_IMPORTANCE = 10.0
 
 
 class Params(NamedTuple):
@@ -29,7 +31,9 @@ class Learner(NamedTuple):
 
 class OnPolicyState(NamedTuple):
     learner: Learner
-    memory: ring.Replay | None  # (row, its round) of the earlier rounds; None if only the newest round is used
+    memory: (
+        ring.Replay | None
+    )  # (row, its round) of the earlier rounds; None if only the newest round is used
     statistics: nets.Statistics | None
     advantages: losses.Moments  # what they are standardised by
     rounds: Array  # [] int32, calls of update
@@ -39,11 +43,15 @@ class Networks(NamedTuple):
     """Pure functions of parameters and observations; the observations may have leading axes."""
 
     init: Callable[[Array], Params]
-    policy: Callable[[Any, Array, Array], nets.Categorical]  # (params, [..., S], available [..., A])
+    policy: Callable[
+        [Any, Array, Array], nets.Categorical
+    ]  # (params, [..., S], available [..., A])
     value: Callable[[Any, Array], Array]  # (params, [..., S]) -> [...]
 
 
-def networks(observation_size: int, num_actions: int, hidden: tuple[int, ...], dtype: Any) -> Networks:
+def networks(
+    observation_size: int, num_actions: int, hidden: tuple[int, ...], dtype: Any
+) -> Networks:
     init_policy, apply_policy = nets.mlp(hidden, num_actions, dtype)
     init_value, apply_value = nets.mlp(hidden, 1, dtype)
 
@@ -58,29 +66,38 @@ def networks(observation_size: int, num_actions: int, hidden: tuple[int, ...], d
     return Networks(init, policy, lambda params, x: apply_value(params, x)[..., 0])
 
 
-def targets_and_errors(nets_: Networks, value_params: Any, batch: Transition, gamma: Array) -> tuple[Array, Array]:
-    """y = r + γ (1 − done) V(S') and y − V(S), the advantages before they are standardised: [B], no gradients.
+def targets_and_errors(
+    nets_: Networks, value_params: Any, batch: Transition, gamma: Array
+) -> tuple[Array, Array]:
+    """y = r + γ (1 − done) V(S') and y − V(S), the advantages before they are standardised: [B], no
+    gradients.
 
-    Each transition is a one-step sample: consecutive transitions of one actor may be many rounds apart.
+    Each transition is a one-step sample: consecutive transitions of one actor may be many rounds
+    apart.
     """
     next_value = nets_.value(value_params, batch.next_observation)
-    target = jax.vmap(losses.td_target, (0, 0, 0, None))(batch.reward, batch.done, next_value, gamma)
+    target = jax.vmap(losses.td_target, (0, 0, 0, None))(
+        batch.reward, batch.done, next_value, gamma
+    )
     return target, losses.stop(target - nets_.value(value_params, batch.observation))
 
 
 def value_loss(nets_: Networks, value_params: Any, batch: Transition, target: Array) -> Array:
     """mean (V(S) − y)² over the unmasked rows."""
-    return losses.masked_mean((nets_.value(value_params, batch.observation) - target) ** 2, batch.mask)
+    return losses.masked_mean(
+        (nets_.value(value_params, batch.observation) - target) ** 2, batch.mask
+    )
 
 
 class OnPolicyAgent(Agent):
     """An agent that learns, once per round, from the transitions of the last `rounds` rounds.
 
-    A subclass says `learn` and `start_optimiser`. `cohort` is the largest batch of one round: it sizes the memory of earlier
-    rounds. Advantages are standardised with statistics over rounds: those of one round would remove what its rewards have
-    in common. Observations are normalised as they were when the actions were chosen, and watched afterwards: with other
-    numbers it would be another policy that learns. Rows of an older policy (`delayed`) count π(a|S) / π_old(a|S), if their
-    `info` says by what chance they were chosen.
+    A subclass says `learn` and `start_optimiser`. `cohort` is the largest batch of one round: it
+    sizes the memory of earlier rounds. Advantages are standardised with statistics over rounds:
+    those of one round would remove what its rewards have in common. Observations are normalised as
+    they were when the actions were chosen, and watched afterwards: with other numbers it would be
+    another policy that learns. Rows of an older policy (`delayed`) count π(a|S) / π_old(a|S), if
+    their `info` says by what chance they were chosen.
     """
 
     hidden: tuple[int, ...] = field((64,), kw_only=True)
@@ -94,8 +111,11 @@ class OnPolicyAgent(Agent):
     cohort: ClassVar[int] = 1
     corrects: ClassVar[bool] = False  # whether its loss has the ratio of the policies in it already
 
-    def learn(self, learner: Learner, batch: Transition, target: Array, advantage: Array) -> tuple[Learner, schedule.Losses]:
-        """The learner after batch [B], its targets [B] and advantages [B]; batch.mask says how much each row counts."""
+    def learn(
+        self, learner: Learner, batch: Transition, target: Array, advantage: Array
+    ) -> tuple[Learner, schedule.Losses]:
+        """The learner after batch [B], its targets [B] and advantages [B]; batch.mask says how much
+        each row counts."""
         raise NotImplementedError
 
     def start_optimiser(self, params: Params) -> Any:
@@ -131,18 +151,30 @@ class OnPolicyAgent(Agent):
         usable = usable_actions(available, self.num_actions)
         x = schedule.see(state.statistics, observation, self.observation_size, self.dtype)
         params, both = state.learner.params, self.networks
-        return schedule.sample(both.policy(params.policy, x, usable), both.value(params.value, x), usable, key)
+        return schedule.sample(
+            both.policy(params.policy, x, usable), both.value(params.value, x), usable, key
+        )
 
-    def update(self, state: OnPolicyState, transitions: Transition, key: Array) -> tuple[OnPolicyState, schedule.Losses]:
+    def update(
+        self, state: OnPolicyState, transitions: Transition, key: Array
+    ) -> tuple[OnPolicyState, schedule.Losses]:
         fresh = self.lessons(transitions)
         batch, memory = fresh, state.memory
-        if memory is not None:  # the fresh rows [B], then the remembered ones, of which only the recent are unmasked
+        if (
+            memory is not None
+        ):  # the fresh rows [B], then the remembered ones, of which only the recent are unmasked
             old, since = memory.rows
-            recent = (jnp.arange(self.remembered) < memory.size) & (state.rounds - since < self.rounds)
-            batch = jax.tree.map(lambda new, kept: jnp.concatenate([new, kept]), fresh, old._replace(mask=recent))
+            recent = (jnp.arange(self.remembered) < memory.size) & (
+                state.rounds - since < self.rounds
+            )
+            batch = jax.tree.map(
+                lambda new, kept: jnp.concatenate([new, kept]), fresh, old._replace(mask=recent)
+            )
             memory = ring.add(memory, (fresh, jnp.full(fresh.mask.shape, state.rounds)), fresh.mask)
         batch = schedule.scaled(batch, state.statistics)
-        target, error = targets_and_errors(self.networks, state.learner.params.value, batch, self.number(self.gamma))
+        target, error = targets_and_errors(
+            self.networks, state.learner.params.value, batch, self.number(self.gamma)
+        )
         decay = self.number(self.advantage_decay)
         advantages = losses.follow(state.advantages, error[: len(fresh.mask)], fresh.mask, decay)
         advantage = losses.standardise(error, state.advantages, advantages)
@@ -151,9 +183,13 @@ class OnPolicyAgent(Agent):
             counts = counts * self.importance(state.learner.params, batch)
         go = lambda old: self.learn(old, batch._replace(mask=counts), target, advantage)
         learner, values = schedule.when(fresh.mask.any(), go, state.learner)
-        values |= {"value_error": losses.masked_mean(jnp.abs(error), batch.mask)} | self.report(learner.params, batch)
+        values |= {"value_error": losses.masked_mean(jnp.abs(error), batch.mask)} | self.report(
+            learner.params, batch
+        )
         statistics = schedule.watch(state.statistics, fresh)
-        return OnPolicyState(learner, memory, statistics, advantages, state.rounds + 1), finite(values)
+        return OnPolicyState(learner, memory, statistics, advantages, state.rounds + 1), finite(
+            values
+        )
 
     def importance(self, params: Params, batch: Transition) -> Array:
         """[B] π(a|S) / π_old(a|S); 1 for what the policy chose as it is."""
@@ -163,7 +199,9 @@ class OnPolicyAgent(Agent):
 
     def report(self, params: Params, batch: Transition) -> schedule.Losses:
         x, usable, mask = batch.observation, batch.info.available, batch.mask
-        chosen, free = (self.networks.policy(params.policy, x, a).probs for a in (usable, jnp.ones_like(usable)))
+        chosen, free = (
+            self.networks.policy(params.policy, x, a).probs for a in (usable, jnp.ones_like(usable))
+        )
         return {
             "live_policy": diagnostics.live_units(params.policy, x, mask),
             "live_critic": diagnostics.live_units(params.value, x, mask),
@@ -183,13 +221,20 @@ class GradientAgent(OnPolicyAgent):
         """Of ONE row: new log π(a|S), old log π_old(a|S), advantage Â."""
         raise NotImplementedError
 
-    def learn(self, learner: Learner, batch: Transition, target: Array, advantage: Array) -> tuple[Learner, schedule.Losses]:
+    def learn(
+        self, learner: Learner, batch: Transition, target: Array, advantage: Array
+    ) -> tuple[Learner, schedule.Losses]:
         both, rule = self.networks, self.rule
 
         def loss(params: Params) -> tuple[Array, schedule.Losses]:
             policy = both.policy(params.policy, batch.observation, batch.info.available)
-            each = jax.vmap(self.policy_loss)(policy.log_prob(batch.action), batch.info.log_probability, advantage)
-            values = {"policy": losses.masked_mean(each, batch.mask), "value": value_loss(both, params.value, batch, target)}
+            each = jax.vmap(self.policy_loss)(
+                policy.log_prob(batch.action), batch.info.log_probability, advantage
+            )
+            values = {
+                "policy": losses.masked_mean(each, batch.mask),
+                "value": value_loss(both, params.value, batch, target),
+            }
             entropy = losses.masked_mean(policy.entropy(), batch.mask)
             total = values["policy"] + self.number(self.value_weight) * values["value"]
             return total - self.number(self.entropy_weight) * entropy, values

@@ -12,8 +12,8 @@ from agents.types import Agent, Array, Info, Transition
 
 
 class Greedy(Agent):
-    """The agent `inner` as it is: always its most probable action (of continuous actions, the one without noise); it learns
-    nothing. Its state is inner's.
+    """The agent `inner` as it is: always its most probable action (of continuous actions, the one
+    without noise); it learns nothing. Its state is inner's.
 
     >>> from agents.sac import SAC
     >>> agent = Greedy(inner=SAC(2, 3))
@@ -27,13 +27,19 @@ class Greedy(Agent):
     def init(self, key: Array) -> Any:
         return self.inner.init(key)
 
-    def act(self, state: Any, observation: Array, key: Array, available: Array | None = None) -> tuple[Array, Info]:
+    def act(
+        self, state: Any, observation: Array, key: Array, available: Array | None = None
+    ) -> tuple[Array, Info]:
         action, info = self.inner.act(state, observation, key, available)
         if action.ndim:
             return info.policy, info
         best = jnp.argmax(info.policy).astype(action.dtype)
         sure = jax.nn.one_hot(best, len(info.policy), dtype=info.policy.dtype)
-        return best, info._replace(policy=sure, log_probability=jnp.zeros_like(info.log_probability))
+        return best, info._replace(
+            policy=sure, log_probability=jnp.zeros_like(info.log_probability)
+        )
 
-    def update(self, state: Any, transitions: Transition, key: Array) -> tuple[Any, dict[str, Array]]:
+    def update(
+        self, state: Any, transitions: Transition, key: Array
+    ) -> tuple[Any, dict[str, Array]]:
         return state, {}

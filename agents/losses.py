@@ -1,4 +1,5 @@
-"""Losses as pure functions of ONE example (map them over a batch), and masked reductions of batches."""
+"""Losses as pure functions of ONE example (map them over a batch), and masked reductions of
+batches."""
 
 from __future__ import annotations
 
@@ -39,9 +40,14 @@ def no_moments(dtype: Any) -> Moments:
 
 
 def follow(moments: Moments, x: Array, mask: Array, decay: Array) -> Moments:
-    """The moments after one more round with the unmasked rows of `x` [B]; as they were if there are none."""
+    """The moments after one more round with the unmasked rows of `x` [B]; as they were if there are
+    none."""
     now = masked_mean(x, mask), masked_mean((x - middle(moments)) ** 2, mask)
-    new = jax.tree.map(lambda old, new: decay * old + (1 - decay) * new, moments, Moments(jnp.ones_like(x.sum()), *now))
+    new = jax.tree.map(
+        lambda old, new: decay * old + (1 - decay) * new,
+        moments,
+        Moments(jnp.ones_like(x.sum()), *now),
+    )
     sound = mask.any() & jnp.isfinite(new.square)  # an overflow keeps the old numbers
     return jax.tree.map(lambda after, before: jnp.where(sound, after, before), new, moments)
 
@@ -52,12 +58,16 @@ def middle(moments: Moments) -> Array:
 
 
 def standardise(x: Array, before: Moments, after: Moments) -> Array:
-    """(x − mean of the rounds before) / running root mean square of that difference, this round included.
+    """(x − mean of the rounds before) / running root mean square of that difference, this round
+    included.
 
     Nothing of this round is in the mean, so what all rows of one round have in common stays.
 
     >>> before, x, every = no_moments(jnp.float32), jnp.array([3.0, 4.0]), jnp.ones(2, bool)
-    >>> [round(float(a), 3) for a in standardise(x, before, follow(before, x, every, jnp.array(0.9)))]
+    >>> [
+    ...     round(float(a), 3)
+    ...     for a in standardise(x, before, follow(before, x, every, jnp.array(0.9)))
+    ... ]
     [0.849, 1.131]
     """
     scale = jnp.sqrt(after.square / jnp.maximum(after.weight, 1e-8))
@@ -75,7 +85,9 @@ def td_target(reward: Array, done: Array, next_value: Array, gamma: Any) -> Arra
     return stop(reward + gamma * (1 - done) * next_value)
 
 
-def double_q_target(reward: Array, done: Array, next_online: Array, next_target: Array, gamma: Any) -> Array:
+def double_q_target(
+    reward: Array, done: Array, next_online: Array, next_target: Array, gamma: Any
+) -> Array:
     """r + γ (1 − done) Q̄(S', argmax_a Q(S', a)): one network chooses, the other one judges."""
     chex.assert_rank([reward, done, next_online, next_target], [0, 0, 1, 1])
     chex.assert_equal_shape([next_online, next_target])
@@ -83,7 +95,8 @@ def double_q_target(reward: Array, done: Array, next_online: Array, next_target:
 
 
 def soft_value(logits: Array, q: Array, alpha: Array) -> Array:
-    """Σ_a π(a) [Q(a) − α log π(a)], the entropy-regularised value: an exact sum, nothing is sampled."""
+    """Σ_a π(a) [Q(a) − α log π(a)], the entropy-regularised value: an exact sum, nothing is
+    sampled."""
     chex.assert_rank([logits, q, alpha], [1, 1, 0])
     chex.assert_equal_shape([logits, q])
     policy = categorical(logits=logits)
@@ -96,7 +109,8 @@ def soft_policy_loss(logits: Array, q: Array, alpha: Array) -> Array:
 
 
 def temperature_loss(log_alpha: Array, entropy: Array, target: Array) -> Array:
-    """−log α (H̄ − H(π)) with the policy held fixed: α falls while the policy is more random than wanted.
+    """−log α (H̄ − H(π)) with the policy held fixed: α falls while the policy is more random than
+    wanted.
 
     The gradient H − H̄ does not shrink with α, so a small temperature can grow again.
     """
@@ -116,7 +130,9 @@ def surrogate(log_probability: Array, old_log_probability: Array, advantage: Arr
     return jnp.exp(log_probability - stop(old_log_probability)) * stop(advantage)
 
 
-def clipped_surrogate_loss(log_probability: Array, old_log_probability: Array, advantage: Array, clip: Any) -> Array:
+def clipped_surrogate_loss(
+    log_probability: Array, old_log_probability: Array, advantage: Array, clip: Any
+) -> Array:
     """−min(ρ Â, clip(ρ, 1 − c, 1 + c) Â)."""
     chex.assert_rank([log_probability, old_log_probability, advantage], 0)
     # the exponent is bounded, so that a sample the policy has left far behind cannot overflow

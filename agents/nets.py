@@ -20,12 +20,14 @@ CLIP_OBSERVATION = 10.0  # normalised observations are cut at this many standard
 
 
 def categorical(logits: Array | None = None, probs: Array | None = None) -> Categorical:
-    """A distribution over actions [..., A]: sampling, log-probabilities, entropy. The one place that makes one."""
+    """A distribution over actions [..., A]: sampling, log-probabilities, entropy. The one place
+    that makes one."""
     return Categorical(logits=logits, probs=probs)
 
 
 class MLP(nn.Module):
-    """ReLU layers, then a linear output layer whose LeCun initialisation is scaled by `OUTPUT_SCALE`."""
+    """ReLU layers, then a linear output layer whose LeCun initialisation is scaled by
+    `OUTPUT_SCALE`."""
 
     hidden: Sequence[int]
     outputs: int
@@ -36,11 +38,16 @@ class MLP(nn.Module):
         for width in self.hidden:
             x = nn.relu(nn.Dense(width, dtype=self.dtype, param_dtype=self.dtype)(x))
         small = nn.initializers.variance_scaling(OUTPUT_SCALE**2, "fan_in", "truncated_normal")
-        return nn.Dense(self.outputs, dtype=self.dtype, param_dtype=self.dtype, kernel_init=small)(x)
+        return nn.Dense(self.outputs, dtype=self.dtype, param_dtype=self.dtype, kernel_init=small)(
+            x
+        )
 
 
-def mlp(hidden: tuple[int, ...], outputs: int, dtype: Any) -> tuple[Callable[..., Any], Callable[..., Array]]:
-    """`(init, apply)` of an MLP: init(key, x) -> params, apply(params, x [..., S]) -> [..., outputs].
+def mlp(
+    hidden: tuple[int, ...], outputs: int, dtype: Any
+) -> tuple[Callable[..., Any], Callable[..., Array]]:
+    """`(init, apply)` of an MLP: init(key, x) -> params, apply(params, x [..., S]) -> [...,
+    outputs].
 
     >>> init, apply = mlp((64,), 3, jnp.float32)
     >>> apply(init(jax.random.key(0), jnp.zeros(5)), jnp.zeros((10, 5))).shape
@@ -51,7 +58,8 @@ def mlp(hidden: tuple[int, ...], outputs: int, dtype: Any) -> tuple[Callable[...
 
 
 def mask_logits(logits: Array, available: Array) -> Array:
-    """Forbids unavailable actions; a network output that is not finite falls back to the uniform policy."""
+    """Forbids unavailable actions; a network output that is not finite falls back to the uniform
+    policy."""
     logits = jnp.where(jnp.isfinite(logits).all(-1, keepdims=True), logits, 0)
     return jnp.where(available, logits, jnp.asarray(UNAVAILABLE, logits.dtype))
 
@@ -73,13 +81,17 @@ def epsilon_greedy(values: Array, available: Array, epsilon: Array) -> Array:
 
 
 def optimiser(name: str, lr: Any, max_grad_norm: Any, dtype: Any) -> optax.GradientTransformation:
-    """Adam or plain gradient descent behind a clip of the global gradient norm; both numbers may be traced."""
+    """Adam or plain gradient descent behind a clip of the global gradient norm; both numbers may be
+    traced."""
     lr, max_grad_norm = jnp.asarray(lr, dtype), jnp.asarray(max_grad_norm, dtype)
     return optax.chain(optax.clip_by_global_norm(max_grad_norm), RULES[name](), optax.scale(-lr))
 
 
-def descend(optimiser: optax.GradientTransformation, params: Any, gradient: Any, state: Any) -> tuple[Any, Any]:
-    """One optimiser step. A gradient with an entry that is not finite counts as zero: it spoils nothing."""
+def descend(
+    optimiser: optax.GradientTransformation, params: Any, gradient: Any, state: Any
+) -> tuple[Any, Any]:
+    """One optimiser step. A gradient with an entry that is not finite counts as zero: it spoils
+    nothing."""
     sound = jnp.isfinite(optax.global_norm(gradient))
     gradient = jax.tree.map(lambda g: jnp.where(sound, g, jnp.zeros_like(g)), gradient)
     updates, state = optimiser.update(gradient, state, params)

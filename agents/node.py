@@ -1,9 +1,10 @@
 """Records that are pytrees: agents here, methods and their transforms in the simulator.
 
-A subclass of `Node` is a frozen dataclass and a pytree. Fields annotated `Real` are its leaves, so an instance is an
-argument of a compiled function, and another value is not another program; so are fields that hold a `Node`. All else is
-static and selects code. A word or None in a `Real` field is static too, and so is 0 where the field says `off=True`: there
-0 leaves a whole term out (momentum and its buffer).
+A subclass of `Node` is a frozen dataclass and a pytree. Fields annotated `Real` are its leaves, so
+an instance is an argument of a compiled function, and another value is not another program; so are
+fields that hold a `Node`. All else is static and selects code. A word or None in a `Real` field is
+static too, and so is 0 where the field says `off=True`: there 0 leaves a whole term out (momentum
+and its buffer).
 """
 
 from __future__ import annotations
@@ -53,9 +54,12 @@ def field(
     kw_only: bool = False,
     repr: bool = True,
 ) -> Any:
-    """A field of a `Node` with its limits: ge, gt, le of a number, choices of a word; see `Limits`."""
+    """A field of a `Node` with its limits: ge, gt, le of a number, choices of a word; see
+    `Limits`."""
     limits = Limits(ge, gt, le, choices, words, off, help)
-    return dataclasses.field(default=default, metadata={"limits": limits}, kw_only=kw_only, repr=repr)
+    return dataclasses.field(
+        default=default, metadata={"limits": limits}, kw_only=kw_only, repr=repr
+    )
 
 
 def limits_of(one: dataclasses.Field) -> Limits:
@@ -95,11 +99,17 @@ class Node:
         super().__init_subclass__(**more)
         if "name" not in vars(cls):
             cls.name = cls.__name__
-        if cls.__module__ not in sys.modules:  # made by text that is executed; dataclasses ask for the module
+        if (
+            cls.__module__ not in sys.modules
+        ):  # made by text that is executed; dataclasses ask for the module
             cls.__module__ = __name__
         dataclasses.dataclass(frozen=True)(cls)
-        keyed = lambda node: node._flatten(lambda name, value: (jax.tree_util.GetAttrKey(name), value))
-        jax.tree_util.register_pytree_with_keys(cls, keyed, cls._unflatten, lambda node: node._flatten())
+        keyed = lambda node: node._flatten(
+            lambda name, value: (jax.tree_util.GetAttrKey(name), value)
+        )
+        jax.tree_util.register_pytree_with_keys(
+            cls, keyed, cls._unflatten, lambda node: node._flatten()
+        )
 
     def __post_init__(self) -> None:
         for one in dataclasses.fields(self):  # type: ignore[arg-type]
@@ -150,14 +160,18 @@ class Node:
         return node
 
     def has(self, name: str) -> bool:
-        """Whether a field declared `off=True` is there: its 0 leaves the whole term out of the program.
+        """Whether a field declared `off=True` is there: its 0 leaves the whole term out of the
+        program.
 
         >>> class Rule(Node):
         ...     momentum: Real = field(0.0, off=True)
         >>> Rule().has("momentum"), Rule(0.9).has("momentum")
         (False, True)
         """
-        return any(one.name == name and is_leaf(one, getattr(self, name)) for one in dataclasses.fields(self))  # type: ignore[arg-type]
+        return any(
+            one.name == name and is_leaf(one, getattr(self, name))
+            for one in dataclasses.fields(self)  # type: ignore[arg-type]
+        )
 
     @property
     def numbers(self) -> dict[str, Any]:
@@ -177,11 +191,15 @@ class Node:
 
 def allowed_range(limits: Limits) -> str:
     """
-    >>> allowed_range(Limits(ge=0)), allowed_range(Limits(gt=0, le=100)), allowed_range(Limits(ge=0, le=1e6))
+    >>> allowed_range(Limits(ge=0)), allowed_range(Limits(gt=0, le=100)), allowed_range(
+    ...     Limits(ge=0, le=1e6)
+    ... )
     ('0 or more', 'a number above 0 to 100', '0 to 1e+06')
     """
     if limits.le is not None:
         return (
-            f"a number above {limits.gt:g} to {limits.le:g}" if limits.gt is not None else f"{limits.ge:g} to {limits.le:g}"
+            f"a number above {limits.gt:g} to {limits.le:g}"
+            if limits.gt is not None
+            else f"{limits.ge:g} to {limits.le:g}"
         )
     return f"a number above {limits.gt:g}" if limits.gt is not None else f"{limits.ge:g} or more"

@@ -11,13 +11,15 @@ from agents.types import Array, Transition
 
 
 class PPO(GradientAgent):
-    """A2C with a clipped ratio, so that the last `rounds` rounds can be used `epochs` times (full batches).
+    """A2C with a clipped ratio, so that the last `rounds` rounds can be used `epochs` times (full
+    batches).
 
         ρ = π(a|S) / π_old(a|S)           L = −mean min(ρ Â, clip(ρ, 1 ± 0.2) Â) + ½ value − 0.01 H
 
-    π_old is the policy that chose the action; its log-probability comes from the transition's `info`, which
-    is therefore required. Targets and advantages are those of A2C, computed once per round for all rows.
-    `cohort` is the largest batch one `update` may bring: it sizes the memory of earlier rounds.
+    π_old is the policy that chose the action; its log-probability comes from the transition's
+    `info`, which is therefore required. Targets and advantages are those of A2C, computed once per
+    round for all rows. `cohort` is the largest batch one `update` may bring: it sizes the memory of
+    earlier rounds.
 
     >>> import jax
     >>> agent = PPO(observation_size=2, num_actions=3, cohort=10)
@@ -35,9 +37,13 @@ class PPO(GradientAgent):
     def policy_loss(self, new: Array, old: Array, advantage: Array) -> Array:
         return losses.clipped_surrogate_loss(new, old, advantage, self.number(self.clip))
 
-    def update(self, state: Any, transitions: Transition, key: Array) -> tuple[Any, schedule.Losses]:
+    def update(
+        self, state: Any, transitions: Transition, key: Array
+    ) -> tuple[Any, schedule.Losses]:
         if transitions.info is None:
-            raise ValueError("ppo needs the info that act returned: the log-probabilities of the actions")
+            raise ValueError(
+                "ppo needs the info that act returned: the log-probabilities of the actions"
+            )
         brought = len(transitions.mask)
         if brought > self.cohort and self.rounds > 1:
             raise ValueError(

@@ -12,7 +12,8 @@ from agents.types import Array
 class QBandit(QAgent):
     """ε-greedy regression of the immediate reward: no bootstrap, no discount.
 
-        L = mean Huber_δ(Q(s,a) − r)           ε_t = max(epsilon_end, epsilon_start · epsilon_decay^t)
+        L = mean Huber_δ(Q(s,a) − r)           ε_t = max(epsilon_end, epsilon_start ·
+                                        epsilon_decay^t)
 
     A joint discrete action is one flat index, see `agents.join_action` and `agents.split_action`.
 
@@ -33,4 +34,6 @@ class QBandit(QAgent):
     epsilon_decay: float = field(0.97, ge=0, le=1, kw_only=True)
 
     def epsilon(self, rounds: Array) -> Array:
-        return optax.exponential_decay(self.epsilon_start, 1, self.epsilon_decay, end_value=self.epsilon_end)(rounds)
+        return optax.exponential_decay(
+            self.epsilon_start, 1, self.epsilon_decay, end_value=self.epsilon_end
+        )(rounds)

@@ -30,7 +30,8 @@ class Units(NamedTuple):
 
 
 def in_units(params: Any, old: Units, new: Units) -> Any:
-    """A network that says in new units what it said in the old ones: its last layer, rescaled (PopArt)."""
+    """A network that says in new units what it said in the old ones: its last layer, rescaled
+    (PopArt)."""
     last = f"Dense_{len(params['params']) - 1}"
     layer = params["params"][last]
     turned = {
@@ -41,10 +42,12 @@ def in_units(params: Any, old: Units, new: Units) -> Any:
 
 
 class QAgent(ReplayAgent):
-    """An ε-greedy agent with ε = `epsilon(rounds)`; it bootstraps if it has `gamma` and `target_every`.
+    """An ε-greedy agent with ε = `epsilon(rounds)`; it bootstraps if it has `gamma` and
+    `target_every`.
 
-    Targets are learned around their mean and, where they spread by more than 1, in units of their spread: the network
-    starts at 0, and both the loss and the gradient are cut at 1, so that rewards around −20 are long in reaching it.
+    Targets are learned around their mean and, where they spread by more than 1, in units of their
+    spread: the network starts at 0, and both the loss and the gradient are cut at 1, so that
+    rewards around −20 are long in reaching it.
     """
 
     delta: Real = field(1.0, ge=1e-12, le=1e9, kw_only=True)
@@ -70,20 +73,30 @@ class QAgent(ReplayAgent):
         return Learner(online, target, self.rule().init(online), jnp.zeros((), jnp.int32), units)
 
     def policy(self, learner: Learner, x: Array, usable: Array, rounds: Array) -> Array:
-        return nets.epsilon_greedy(self.network[1](learner.online, x), usable, self.number(self.epsilon(rounds)))
-
-    def choose(self, learner: Learner, x: Array, usable: Array, rounds: Array, key: Array) -> tuple[Array, Info]:
-        value = (
-            learner.units.centre + learner.units.scale * nets.mask_logits(self.network[1](learner.online, x), usable).max()
+        return nets.epsilon_greedy(
+            self.network[1](learner.online, x), usable, self.number(self.epsilon(rounds))
         )
-        return schedule.sample(nets.categorical(probs=self.policy(learner, x, usable, rounds)), value, usable, key)
+
+    def choose(
+        self, learner: Learner, x: Array, usable: Array, rounds: Array, key: Array
+    ) -> tuple[Array, Info]:
+        value = (
+            learner.units.centre
+            + learner.units.scale
+            * nets.mask_logits(self.network[1](learner.online, x), usable).max()
+        )
+        return schedule.sample(
+            nets.categorical(probs=self.policy(learner, x, usable, rounds)), value, usable, key
+        )
 
     def goal(self, learner: Learner, rows: Experience) -> Array:
         """y [batch], in the units of the rewards."""
         if not self.bootstraps:
             return rows.reward
         apply = self.network[1]
-        chooses, judges = (apply(params, rows.next_observation) for params in (learner.online, learner.target))
+        chooses, judges = (
+            apply(params, rows.next_observation) for params in (learner.online, learner.target)
+        )
         chooses = nets.mask_logits(chooses, rows.next_available)
         judges = learner.units.centre + learner.units.scale * judges
         targets = jax.vmap(losses.double_q_target, (0, 0, 0, 0, None))
@@ -94,7 +107,8 @@ class QAgent(ReplayAgent):
         old, new = learner.units, Units(goals.mean(), jnp.maximum(goals.std(), 1))
         sound = jnp.isfinite(new.centre) & jnp.isfinite(new.scale)
         new = jax.tree.map(lambda now, before: jnp.where(sound, now, before), new, old)
-        # before the first step the networks know nothing that would have to be kept: they start at the mean
+        # before the first step the networks know nothing that would have to be kept: they start at
+        # the mean
         old = jax.tree.map(lambda now, before: jnp.where(learner.steps > 0, before, now), new, old)
         turn = lambda params: in_units(params, old, new)
         target = turn(learner.target) if self.bootstraps else None
@@ -107,14 +121,26 @@ class QAgent(ReplayAgent):
         def loss(online: Any) -> tuple[Array, Array]:
             q = self.network[1](online, rows.observation)  # [batch, A]
             taken = jnp.take_along_axis(q, rows.action[:, None], -1)[:, 0]
-            return optax.losses.huber_loss(taken, goal, delta=delta).mean(), jnp.abs(taken - goal).mean()
+            return (
+                optax.losses.huber_loss(taken, goal, delta=delta).mean(),
+                jnp.abs(taken - goal).mean(),
+            )
 
         (value, error), gradient = jax.value_and_grad(loss, has_aux=True)(learner.online)
         online, state = nets.descend(self.rule(), learner.online, gradient, learner.optimiser)
         steps = learner.steps + 1
-        target = optax.periodic_update(online, learner.target, steps, self.target_every) if self.bootstraps else None
-        return Learner(online, target, state, steps, units), {"q": value, "value_error": error * units.scale}
+        target = (
+            optax.periodic_update(online, learner.target, steps, self.target_every)
+            if self.bootstraps
+            else None
+        )
+        return Learner(online, target, state, steps, units), {
+            "q": value,
+            "value_error": error * units.scale,
+        }
 
-    def report(self, learner: Learner, rows: Experience, mask: Array, rounds: Array) -> schedule.Losses:
+    def report(
+        self, learner: Learner, rows: Experience, mask: Array, rounds: Array
+    ) -> schedule.Losses:
         live = diagnostics.live_units(learner.online, rows.observation, mask)
         return {"epsilon": self.number(self.epsilon(rounds)), "live_critic": live}

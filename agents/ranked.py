@@ -12,8 +12,8 @@ from agents.types import Agent, Array, Info, Transition, usable_actions
 
 
 def ranking(blocks: Array, available: Array) -> Array:
-    """[A] positions of blocks [A, W] and their availability [A], the last of them oneself: the most similar candidates first
-    (cosines), those that are not available behind them, oneself last.
+    """[A] positions of blocks [A, W] and their availability [A], the last of them oneself: the most
+    similar candidates first (cosines), those that are not available behind them, oneself last.
 
     >>> blocks = jnp.array([[0.0, 2.0], [9.0, 9.0], [3.0, 1.0], [1.0, 0.0]])
     >>> ranking(blocks, jnp.array([True, False, True, True])).tolist()
@@ -22,16 +22,19 @@ def ranking(blocks: Array, available: Array) -> Array:
     others, mine = blocks[:-1], blocks[-1]
     size = jnp.sqrt(jnp.square(others).sum(-1) * jnp.square(mine).sum())
     alike = jnp.where(size > 0, others @ mine / jnp.where(size > 0, size, 1), 0)
-    order = jnp.lexsort((others.sum(-1), -alike, ~available[:-1]))  # the first key only parts what is equally similar
+    order = jnp.lexsort(
+        (others.sum(-1), -alike, ~available[:-1])
+    )  # the first key only parts what is equally similar
     return jnp.append(order, len(blocks) - 1)
 
 
 class Ranked(Agent):
-    """The agent `inner`: it observes (x_1, …, x_m, x), numbers of m candidates and of oneself, and its action weighs them.
+    """The agent `inner`: it observes (x_1, …, x_m, x), numbers of m candidates and of oneself, and
+    its action weighs them.
 
-    It is shown the candidates by their similarity to x and its weights are given back in the order that was asked in. So
-    neither what it does nor what it learns depends on that order, and its first weight always is that of the nearest
-    candidate, whoever that is in this round.
+    It is shown the candidates by their similarity to x and its weights are given back in the order
+    that was asked in. So neither what it does nor what it learns depends on that order, and its
+    first weight always is that of the nearest candidate, whoever that is in this round.
 
     >>> from agents.ddpg import DDPG
     >>> agent = Ranked(inner=DDPG(6, 3, noise=0.0))
@@ -45,7 +48,9 @@ class Ranked(Agent):
     inner: Agent = field(Agent(), kw_only=True)
 
     def order(self, observation: Array, available: Array) -> Array:
-        blocks = jnp.where(jnp.isfinite(observation), observation, 0).reshape(self.inner.num_actions, -1)
+        blocks = jnp.where(jnp.isfinite(observation), observation, 0).reshape(
+            self.inner.num_actions, -1
+        )
         return ranking(blocks, available)
 
     def shown(self, observation: Array, order: Array) -> Array:
@@ -54,18 +59,24 @@ class Ranked(Agent):
     def init(self, key: Array) -> Any:
         return self.inner.init(key)
 
-    def act(self, state: Any, observation: Array, key: Array, available: Array | None = None) -> tuple[Array, Info]:
+    def act(
+        self, state: Any, observation: Array, key: Array, available: Array | None = None
+    ) -> tuple[Array, Info]:
         usable = usable_actions(available, self.inner.num_actions)
         order = self.order(observation, usable)
         action, info = self.inner.act(state, self.shown(observation, order), key, usable[order])
         back = lambda ranked: jnp.zeros_like(ranked).at[order].set(ranked)
         return back(action), info._replace(policy=back(info.policy), available=usable)
 
-    def update(self, state: Any, transitions: Transition, key: Array) -> tuple[Any, dict[str, Array]]:
+    def update(
+        self, state: Any, transitions: Transition, key: Array
+    ) -> tuple[Any, dict[str, Array]]:
         everything = jnp.ones((len(transitions.reward), self.inner.num_actions), bool)
         usable = jax.vmap(lambda a: usable_actions(a, self.inner.num_actions))
         may = everything if transitions.info is None else usable(transitions.info.available)
-        then = everything if transitions.next_available is None else usable(transitions.next_available)
+        then = (
+            everything if transitions.next_available is None else usable(transitions.next_available)
+        )
         before, after = (
             jax.vmap(self.order)(transitions.observation, may),
             jax.vmap(self.order)(transitions.next_observation, then),

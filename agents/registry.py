@@ -24,15 +24,30 @@ class Entry(NamedTuple):
 
 
 ENTRIES: dict[str, Entry] = {
-    "sac": Entry("sac", "SAC", "discrete soft actor-critic: twin critics, exact sums, tuned temperature"),
+    "sac": Entry(
+        "sac", "SAC", "discrete soft actor-critic: twin critics, exact sums, tuned temperature"
+    ),
     "dqn": Entry("dqn", "DQN", "double deep Q-learning: Huber loss, target copies, linear epsilon"),
     "a2c": Entry("a2c", "A2C", "advantage actor-critic: one policy-gradient step per round"),
-    "ppo": Entry("ppo", "PPO", "proximal policy optimisation: clipped ratio, re-uses the last rounds"),
-    "trpo": Entry("trpo", "TRPO", "trust region: natural gradient step inside a KL ball, with line search"),
-    "ddpg": Entry("ddpg", "DDPG", "deterministic actor-critic for continuous actions (simplex or box)", discrete=False),
-    "q_bandit": Entry("q_bandit", "QBandit", "epsilon-greedy neural contextual bandit, no bootstrap"),
+    "ppo": Entry(
+        "ppo", "PPO", "proximal policy optimisation: clipped ratio, re-uses the last rounds"
+    ),
+    "trpo": Entry(
+        "trpo", "TRPO", "trust region: natural gradient step inside a KL ball, with line search"
+    ),
+    "ddpg": Entry(
+        "ddpg",
+        "DDPG",
+        "deterministic actor-critic for continuous actions (simplex or box)",
+        discrete=False,
+    ),
+    "q_bandit": Entry(
+        "q_bandit", "QBandit", "epsilon-greedy neural contextual bandit, no bootstrap"
+    ),
     "random": Entry("fixed", "Uniform", "uniformly random action, learns nothing", learns=False),
-    "fixed": Entry("fixed", "Fixed", "always the same action (option `action`), learns nothing", learns=False),
+    "fixed": Entry(
+        "fixed", "Fixed", "always the same action (option `action`), learns nothing", learns=False
+    ),
 }
 
 
@@ -62,7 +77,14 @@ LEARNERS = Names(lambda entry: entry.learns)
 DESCRIPTIONS: dict[str, str] = {name: entry.description for name, entry in ENTRIES.items()}
 
 
-def register(name: str, kind: type[Agent], description: str = "", *, discrete: bool = True, learns: bool = True) -> None:
+def register(
+    name: str,
+    kind: type[Agent],
+    description: str = "",
+    *,
+    discrete: bool = True,
+    learns: bool = True,
+) -> None:
     """Make an agent of your own, a subclass of `Agent`, known by name.
 
     >>> from agents.fixed import Fixed
@@ -101,20 +123,28 @@ def options(name: str) -> dict[str, Any]:
     0.9
     """
     sizes = ("observation_size", "num_actions", "dtype")
-    return {one.name: one.default for one in dataclasses.fields(kind(name)) if one.name not in sizes}
+    return {
+        one.name: one.default for one in dataclasses.fields(kind(name)) if one.name not in sizes
+    }
 
 
-def make(name: str, observation_size: int = 0, num_actions: int = 0, *, dtype: Any = None, **hyper: Any) -> Agent:
-    """The agent called `name`, sized if sizes are given; `num_actions` is the width of the action vector for `ddpg`.
+def make(
+    name: str, observation_size: int = 0, num_actions: int = 0, *, dtype: Any = None, **hyper: Any
+) -> Agent:
+    """The agent called `name`, sized if sizes are given; `num_actions` is the width of the action
+    vector for `ddpg`.
 
     >>> make("q_bandit", 13, 36, hidden=(64, 64)).name
     'q_bandit'
     >>> make("sca", 13, 36)
     Traceback (most recent call last):
-    ValueError: unknown agent 'sca'; did you mean 'sac'? (allowed: a2c, ddpg, dqn, fixed, ppo, q_bandit, ...)
+    ValueError: unknown agent 'sca'; did you mean 'sac'? (allowed: a2c, ddpg, dqn, fixed, ppo,
+    q_bandit, ...)
     """
     made, allowed = kind(name), options(name)
     for option in hyper:
         if option not in allowed:
             raise _unknown(f"option of agent {name!r}:", option, allowed)
-    return made(**hyper).sized(observation_size, num_actions, **({} if dtype is None else {"dtype": dtype}))
+    return made(**hyper).sized(
+        observation_size, num_actions, **({} if dtype is None else {"dtype": dtype})
+    )

@@ -25,16 +25,21 @@ def empty(example: Any, capacity: int) -> Replay:
     >>> empty({"x": jnp.zeros(3)}, capacity=5).rows["x"].shape
     (5, 3)
     """
-    rows = jax.tree.map(lambda x: jnp.zeros((capacity, *jnp.shape(x)), jnp.asarray(x).dtype), example)
+    rows = jax.tree.map(
+        lambda x: jnp.zeros((capacity, *jnp.shape(x)), jnp.asarray(x).dtype), example
+    )
     return Replay(rows, jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32))
 
 
 def places(cursor: Array, mask: Array, capacity: int) -> Array:
-    """Where each row [B] goes: a slot, or `capacity` (out of range: dropped) if it is masked or overwritten at once.
+    """Where each row [B] goes: a slot, or `capacity` (out of range: dropped) if it is masked or
+    overwritten at once.
 
-    No slot is named twice, because the order in which a scatter writes the same slot is not defined.
+    No slot is named twice, because the order in which a scatter writes the same slot is not
+    defined.
 
-    >>> print(places(jnp.array(1), jnp.array([True, True, False, True, True]), 3))      # four rows for three slots
+    >>> # four rows for three slots
+    >>> print(places(jnp.array(1), jnp.array([True, True, False, True, True]), 3))
     [3 2 3 0 1]
     """
     rank = jnp.cumsum(mask) - 1  # [B] the how-manieth kept row this is
@@ -45,7 +50,8 @@ def places(cursor: Array, mask: Array, capacity: int) -> Array:
 def add(replay: Replay, rows: Any, mask: Array) -> Replay:
     """Appends the rows [B, ...] whose `mask` [B] is True, in order, overwriting the oldest.
 
-    Masked rows take no place. If more rows arrive than the ring holds, the last `capacity` of them stay.
+    Masked rows take no place. If more rows arrive than the ring holds, the last `capacity` of them
+    stay.
     """
     chex.assert_rank(mask, 1)
     chex.assert_equal_shape_prefix([mask, *jax.tree.leaves(rows)], 1)
@@ -53,7 +59,9 @@ def add(replay: Replay, rows: Any, mask: Array) -> Replay:
     mask = mask.astype(bool)
     count = mask.sum(dtype=jnp.int32)
     slot = places(replay.cursor, mask, capacity)
-    stored = jax.tree.map(lambda ring, new: ring.at[slot].set(new.astype(ring.dtype), mode="drop"), replay.rows, rows)
+    stored = jax.tree.map(
+        lambda ring, new: ring.at[slot].set(new.astype(ring.dtype), mode="drop"), replay.rows, rows
+    )
     return Replay(
         stored,
         ((replay.cursor + count) % capacity).astype(jnp.int32),
@@ -62,7 +70,8 @@ def add(replay: Replay, rows: Any, mask: Array) -> Replay:
 
 
 def sample(replay: Replay, key: Array, shape: tuple[int, ...]) -> Any:
-    """`shape` rows drawn uniformly with replacement (so any number of rows, however few are stored).
+    """`shape` rows drawn uniformly with replacement (so any number of rows, however few are
+    stored).
 
     An empty ring yields its zero rows: the caller decides when there is enough to learn from.
     """

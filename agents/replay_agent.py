@@ -1,4 +1,5 @@
-"""What agents with a replay share: clean, remember, recall, and many gradient steps once enough is stored."""
+"""What agents with a replay share: clean, remember, recall, and many gradient steps once enough is
+stored."""
 
 from __future__ import annotations
 
@@ -34,16 +35,24 @@ class ReplayState(NamedTuple):
 
 
 def experience(clean: Transition, bootstrap: bool) -> Experience:
-    """What is stored of a cleaned batch; without the next observations a row takes half the memory."""
-    following = (clean.next_observation, clean.done, clean.next_available) if bootstrap else (None, None, None)
-    return Experience(clean.observation, clean.action, clean.reward, clean.info.available, *following)
+    """What is stored of a cleaned batch; without the next observations a row takes half the
+    memory."""
+    following = (
+        (clean.next_observation, clean.done, clean.next_available)
+        if bootstrap
+        else (None, None, None)
+    )
+    return Experience(
+        clean.observation, clean.action, clean.reward, clean.info.available, *following
+    )
 
 
 class ReplayAgent(Agent):
-    """An agent out of a few pure functions of its `learner`. Observations arrive normalised if `normalise` is on.
+    """An agent out of a few pure functions of its `learner`. Observations arrive normalised if
+    `normalise` is on.
 
-    A subclass has fields hidden, capacity, batch, gradient_steps and normalise, and says `start`, `choose`, `step`,
-    `policy` and `report`.
+    A subclass has fields hidden, capacity, batch, gradient_steps and normalise, and says `start`,
+    `choose`, `step`, `policy` and `report`.
     """
 
     hidden: tuple[int, ...] = field((64,), kw_only=True)
@@ -59,21 +68,27 @@ class ReplayAgent(Agent):
     def check(self) -> None:
         super().check()
         if self.capacity is not None and self.batch > self.capacity:
-            raise ValueError(f"batch {self.batch} can never be reached by a replay of capacity {self.capacity}")
+            raise ValueError(
+                f"batch {self.batch} can never be reached by a replay of capacity {self.capacity}"
+            )
 
     @property
     def bootstraps(self) -> bool:
         return True
 
     def rule(self, lr: Any = None) -> optax.GradientTransformation:
-        return nets.optimiser(self.optimizer, self.lr if lr is None else lr, self.max_grad_norm, self.dtype)
+        return nets.optimiser(
+            self.optimizer, self.lr if lr is None else lr, self.max_grad_norm, self.dtype
+        )
 
-    # ---- what a subclass says -------------------------------------------------------------------------------------
+    # ---- what a subclass says --------------------------------------------------------------------
     def start(self, key: Array) -> Any:
         """The learner before anything is learned."""
         raise NotImplementedError
 
-    def choose(self, learner: Any, x: Array, usable: Array, rounds: Array, key: Array) -> tuple[Array, Info]:
+    def choose(
+        self, learner: Any, x: Array, usable: Array, rounds: Array, key: Array
+    ) -> tuple[Array, Info]:
         """An action for ONE observation x [S]; usable [A]."""
         raise NotImplementedError
 
@@ -97,9 +112,12 @@ class ReplayAgent(Agent):
         """Whether it learns in this round."""
         return True
 
-    # ---- an agent -------------------------------------------------------------------------------------------------
+    # ---- an agent --------------------------------------------------------------------------------
     def init(self, key: Array) -> ReplayState:
-        row = experience(blank(self.observation_size, self.num_actions, self.dtype, self.continuous), self.bootstraps)
+        row = experience(
+            blank(self.observation_size, self.num_actions, self.dtype, self.continuous),
+            self.bootstraps,
+        )
         return ReplayState(
             self.start(key),
             ring.empty(row, self.capacity),
@@ -107,23 +125,34 @@ class ReplayAgent(Agent):
             jnp.zeros((), jnp.int32),
         )
 
-    def act(self, state: ReplayState, observation: Array, key: Array, available: Array | None = None) -> tuple[Array, Info]:
+    def act(
+        self, state: ReplayState, observation: Array, key: Array, available: Array | None = None
+    ) -> tuple[Array, Info]:
         usable = usable_actions(available, self.num_actions)
         x = schedule.see(state.statistics, observation, self.observation_size, self.dtype)
         return self.choose(state.learner, x, usable, state.rounds, key)
 
-    def update(self, state: ReplayState, transitions: Transition, key: Array) -> tuple[ReplayState, schedule.Losses]:
+    def update(
+        self, state: ReplayState, transitions: Transition, key: Array
+    ) -> tuple[ReplayState, schedule.Losses]:
         clean = self.lessons(transitions)
         statistics = schedule.watch(state.statistics, clean)
         replay = ring.add(state.replay, experience(clean, self.bootstraps), clean.mask)
-        rows = schedule.scaled(ring.sample(replay, key, (self.gradient_steps, self.batch)), statistics)
+        rows = schedule.scaled(
+            ring.sample(replay, key, (self.gradient_steps, self.batch)), statistics
+        )
         ready = clean.mask.any() & (replay.size >= self.batch) & self.due(state.rounds + 1)
         go = lambda old: schedule.many_steps(self.step, self.measured(old, rows), rows)
         learner, values = schedule.when(ready, go, state.learner)
-        minibatch, stored = jax.tree.map(lambda x: x[0], rows), jnp.broadcast_to(replay.size > 0, (self.batch,))
+        minibatch, stored = (
+            jax.tree.map(lambda x: x[0], rows),
+            jnp.broadcast_to(replay.size > 0, (self.batch,)),
+        )
         values |= self.report(learner, minibatch, stored, state.rounds)
         x, usable = schedule.scaled(clean, statistics).observation, clean.info.available
-        chosen, free = (self.policy(learner, x, a, state.rounds) for a in (usable, jnp.ones_like(usable)))
+        chosen, free = (
+            self.policy(learner, x, a, state.rounds) for a in (usable, jnp.ones_like(usable))
+        )
         values |= {"sensitivity": diagnostics.sensitivity(free, clean.mask)}
         if not self.continuous:
             values |= {"entropy": diagnostics.entropy(chosen, usable, clean.mask)}

@@ -13,7 +13,10 @@ from agents.node import Real, field
 from agents.replay_agent import Experience, ReplayAgent
 from agents.types import Array, Info
 
-LOG_ALPHA_BOUNDS = (-10.0, 5.0)  # a policy that cannot reach its entropy target must not drive α to infinity
+LOG_ALPHA_BOUNDS = (
+    -10.0,
+    5.0,
+)  # a policy that cannot reach its entropy target must not drive α to infinity
 
 
 class Learner(NamedTuple):
@@ -32,9 +35,11 @@ class SAC(ReplayAgent):
         V̄(S') = Σ_a π(a|S') [min_i Q̄_i(S',a) − α log π(a|S')]       y = r + γ (1 − done) V̄(S')
         L_Q = Σ_i mean (Q_i(S,a) − y)²                              Q̄ ← (1 − τ) Q̄ + τ Q
         L_π = mean Σ_a π(a|S) [α log π(a|S) − min_i Q_i(S,a)]
-        L_α = −log α · mean (H̄ − H(π(·|S))),  H̄ = entropy_ratio · log A    (A: the available actions)
+        L_α = −log α · mean (H̄ − H(π(·|S))),  H̄ = entropy_ratio · log A    (A: the available
+                                        actions)
 
-    Once `batch` transitions are stored, every round takes `gradient_steps` steps. Actions are sampled from π.
+    Once `batch` transitions are stored, every round takes `gradient_steps` steps. Actions are
+    sampled from π.
 
     >>> agent = SAC(observation_size=2, num_actions=3)
     >>> state = agent.init(jax.random.key(0))
@@ -44,7 +49,9 @@ class SAC(ReplayAgent):
     """
 
     name = "sac"
-    alpha_lr: Real | None = field(None, ge=1e-12, le=1e6, help="of the temperature; None: lr", kw_only=True)
+    alpha_lr: Real | None = field(
+        None, ge=1e-12, le=1e6, help="of the temperature; None: lr", kw_only=True
+    )
     gamma: Real = field(0.9, ge=0, le=1, kw_only=True)
     tau: Real = field(0.005, ge=0, le=1, kw_only=True)
     alpha: Real = field(0.01, ge=1e-12, le=1e6, kw_only=True)
@@ -68,31 +75,51 @@ class SAC(ReplayAgent):
         policy = init_net(policy_key, example)
         critics = jax.vmap(init_net, in_axes=(0, None))(jax.random.split(critic_key), example)
         start = jnp.log(self.number(self.alpha))
-        states = self.rule().init(policy), self.rule().init(critics), self.rule(self.alpha_lr).init(start)
+        states = (
+            self.rule().init(policy),
+            self.rule().init(critics),
+            self.rule(self.alpha_lr).init(start),
+        )
         return Learner(policy, critics, jax.tree.map(jnp.copy, critics), start, *states)
 
-    def choose(self, learner: Learner, x: Array, usable: Array, rounds: Array, key: Array) -> tuple[Array, Info]:
+    def choose(
+        self, learner: Learner, x: Array, usable: Array, rounds: Array, key: Array
+    ) -> tuple[Array, Info]:
         logits = self.logits(learner.policy, x, usable)
-        value = losses.soft_value(logits, self.twins(learner.critics, x).min(0), jnp.exp(learner.log_alpha))
+        value = losses.soft_value(
+            logits, self.twins(learner.critics, x).min(0), jnp.exp(learner.log_alpha)
+        )
         return schedule.sample(nets.categorical(logits=logits), value, usable, key)
 
     def target(self, learner: Learner, rows: Experience) -> Array:
         """y [batch]."""
         next_logits = self.logits(learner.policy, rows.next_observation, rows.next_available)
         next_q = self.twins(learner.targets, rows.next_observation).min(0)  # [batch, A]
-        next_value = jax.vmap(losses.soft_value, (0, 0, None))(next_logits, next_q, jnp.exp(learner.log_alpha))
-        return jax.vmap(losses.td_target, (0, 0, 0, None))(rows.reward, rows.done, next_value, self.number(self.gamma))
+        next_value = jax.vmap(losses.soft_value, (0, 0, None))(
+            next_logits, next_q, jnp.exp(learner.log_alpha)
+        )
+        return jax.vmap(losses.td_target, (0, 0, 0, None))(
+            rows.reward, rows.done, next_value, self.number(self.gamma)
+        )
 
     def step(self, learner: Learner, rows: Experience) -> tuple[Learner, dict[str, Array]]:
-        alpha_now, rule, target = jnp.exp(learner.log_alpha), self.rule(), self.target(learner, rows)
+        alpha_now, rule, target = (
+            jnp.exp(learner.log_alpha),
+            self.rule(),
+            self.target(learner, rows),
+        )
 
         def critic_loss(critics: Any) -> tuple[Array, Array]:
             q = self.twins(critics, rows.observation)  # [2, batch, A]
             taken = jnp.take_along_axis(q, rows.action[None, :, None], -1)[..., 0]
             return ((taken - target) ** 2).mean(-1).sum(), jnp.abs(taken - target).mean()
 
-        (critic_value, error), gradient = jax.value_and_grad(critic_loss, has_aux=True)(learner.critics)
-        critics, critic_optimiser = nets.descend(rule, learner.critics, gradient, learner.critic_optimiser)
+        (critic_value, error), gradient = jax.value_and_grad(critic_loss, has_aux=True)(
+            learner.critics
+        )
+        critics, critic_optimiser = nets.descend(
+            rule, learner.critics, gradient, learner.critic_optimiser
+        )
         q = self.twins(critics, rows.observation).min(0)
 
         def policy_loss(policy: Any) -> tuple[Array, Array]:
@@ -100,16 +127,26 @@ class SAC(ReplayAgent):
             each = jax.vmap(losses.soft_policy_loss, (0, 0, None))(logits, q, alpha_now)
             return each.mean(), nets.categorical(logits=logits).entropy()
 
-        (policy_value, entropy), gradient = jax.value_and_grad(policy_loss, has_aux=True)(learner.policy)
-        policy, policy_optimiser = nets.descend(rule, learner.policy, gradient, learner.policy_optimiser)
-        wanted = self.number(self.entropy_ratio) * jnp.log(rows.available.sum(-1).astype(self.dtype))  # [batch]
+        (policy_value, entropy), gradient = jax.value_and_grad(policy_loss, has_aux=True)(
+            learner.policy
+        )
+        policy, policy_optimiser = nets.descend(
+            rule, learner.policy, gradient, learner.policy_optimiser
+        )
+        wanted = self.number(self.entropy_ratio) * jnp.log(
+            rows.available.sum(-1).astype(self.dtype)
+        )  # [batch]
 
         def alpha_loss(log_alpha: Array) -> Array:
-            return jax.vmap(losses.temperature_loss, (None, 0, 0))(log_alpha, entropy, wanted).mean()
+            return jax.vmap(losses.temperature_loss, (None, 0, 0))(
+                log_alpha, entropy, wanted
+            ).mean()
 
         alpha_value, gradient = jax.value_and_grad(alpha_loss)(learner.log_alpha)
         slow = self.rule(self.alpha_lr)
-        log_alpha, alpha_state = nets.descend(slow, learner.log_alpha, gradient, learner.alpha_optimiser)
+        log_alpha, alpha_state = nets.descend(
+            slow, learner.log_alpha, gradient, learner.alpha_optimiser
+        )
         learner = Learner(
             policy,
             critics,
@@ -125,8 +162,12 @@ class SAC(ReplayAgent):
     def policy(self, learner: Learner, x: Array, usable: Array, rounds: Array) -> Array:
         return jax.nn.softmax(self.logits(learner.policy, x, usable))
 
-    def report(self, learner: Learner, rows: Experience, mask: Array, rounds: Array) -> schedule.Losses:
-        critics = jax.vmap(diagnostics.live_units, (0, None, None))(learner.critics, rows.observation, mask)
+    def report(
+        self, learner: Learner, rows: Experience, mask: Array, rounds: Array
+    ) -> schedule.Losses:
+        critics = jax.vmap(diagnostics.live_units, (0, None, None))(
+            learner.critics, rows.observation, mask
+        )
         return {
             "temperature": jnp.exp(learner.log_alpha),
             "live_policy": diagnostics.live_units(learner.policy, rows.observation, mask),

@@ -1,4 +1,5 @@
-"""The frame around learning that all agents share: what is seen, what is watched, and when there is enough to learn."""
+"""The frame around learning that all agents share: what is seen, what is watched, and when there is
+enough to learn."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ Losses = dict[str, Array]
 
 
 def see(statistics: Statistics | None, observation: Array, size: int, dtype: Any) -> Array:
-    """ONE observation as the networks take it: finite, and normalised if the agent keeps statistics."""
+    """ONE observation as the networks take it: finite, and normalised if the agent keeps
+    statistics."""
     observation = clean_observation(observation, size, dtype)
     return observation if statistics is None else normalise(statistics, observation)
 
@@ -43,15 +45,21 @@ def sample(policy: Categorical, value: Array, usable: Array, key: Array) -> tupl
     return action, Info(log_probability, value, policy.probs, usable)
 
 
-def when(ready: Array, learn: Callable[[Learner], tuple[Learner, Losses]], learner: Learner) -> tuple[Learner, Losses]:
-    """Learns if `ready`; otherwise returns the learner as it is and zero losses with the same keys."""
+def when(
+    ready: Array, learn: Callable[[Learner], tuple[Learner, Losses]], learner: Learner
+) -> tuple[Learner, Losses]:
+    """Learns if `ready`; otherwise returns the learner as it is and zero losses with the same
+    keys."""
     losses = jax.eval_shape(learn, learner)[1]
     idle = {name: jnp.zeros(loss.shape, loss.dtype) for name, loss in losses.items()}
     return jax.lax.cond(ready, learn, lambda same: (same, idle), learner)
 
 
 def many_steps(
-    step: Callable[[Learner, Any], tuple[Learner, Losses]], learner: Learner, rows: Any, length: int | None = None
+    step: Callable[[Learner, Any], tuple[Learner, Losses]],
+    learner: Learner,
+    rows: Any,
+    length: int | None = None,
 ) -> tuple[Learner, Losses]:
     """One `step` per leading slice of `rows` [G, batch, ...]; losses are means over the steps."""
     learner, losses = jax.lax.scan(step, learner, rows, length=length)

@@ -17,7 +17,8 @@ from agents.types import Array, Transition
 
 
 def fisher_vector_product(kl: Callable[[Array], Array], params: Array, vector: Array) -> Array:
-    """F v with F the Hessian of `kl` at `params` [P]: the Fisher matrix if kl(p) = KL(π_params ‖ π_p).
+    """F v with F the Hessian of `kl` at `params` [P]: the Fisher matrix if kl(p) = KL(π_params ‖
+    π_p).
 
     >>> kl = lambda p: 0.5 * (jnp.array([2.0, 3.0]) * p**2).sum()
     >>> print(fisher_vector_product(kl, jnp.zeros(2), jnp.ones(2)))
@@ -37,9 +38,11 @@ def trust_region_step(
     backtracks: int,
     shrink: Any,
 ) -> Array:
-    """Parameters [P] after a natural-gradient step: the objective rose and kl ≤ max_kl, or nothing moved.
+    """Parameters [P] after a natural-gradient step: the objective rose and kl ≤ max_kl, or nothing
+    moved.
 
-    x = (F + damping)⁻¹ g     step = √(2 max_kl / xᵀ(F + damping)x) · x, shrunk until both conditions hold
+    x = (F + damping)⁻¹ g     step = √(2 max_kl / xᵀ(F + damping)x) · x, shrunk until both
+                              conditions hold
     """
     before, gradient = jax.value_and_grad(objective)(params)
 
@@ -74,9 +77,9 @@ class TRPO(OnPolicyAgent):
 
         maximise mean ρ Â   subject to   mean KL(π_old ‖ π) ≤ max_kl
 
-    Conjugate gradient on Fisher-vector products gives the direction, a backtracking line search its length
-    (see `trust_region_step`). The value network takes `value_steps` Adam steps on the targets of A2C; `lr`
-    and `max_grad_norm` concern only the value network.
+    Conjugate gradient on Fisher-vector products gives the direction, a backtracking line search its
+    length (see `trust_region_step`). The value network takes `value_steps` Adam steps on the
+    targets of A2C; `lr` and `max_grad_norm` concern only the value network.
 
     >>> agent = TRPO(observation_size=2, num_actions=3)
     >>> action, info = agent.act(agent.init(jax.random.key(0)), jnp.zeros(2), jax.random.key(1))
@@ -98,10 +101,14 @@ class TRPO(OnPolicyAgent):
     @property
     def region(self) -> dict[str, Any]:
         """How a step is bounded, see `trust_region_step`."""
-        numbers = {name: self.number(getattr(self, name)) for name in ("max_kl", "damping", "shrink")}
+        numbers = {
+            name: self.number(getattr(self, name)) for name in ("max_kl", "damping", "shrink")
+        }
         return numbers | dict(iterations=self.cg_iterations, backtracks=self.backtracks)
 
-    def learn(self, learner: Learner, batch: Transition, target: Array, advantage: Array) -> tuple[Learner, schedule.Losses]:
+    def learn(
+        self, learner: Learner, batch: Transition, target: Array, advantage: Array
+    ) -> tuple[Learner, schedule.Losses]:
         both, rule = self.networks, self.rule
         start, unravel = ravel_pytree(learner.params.policy)
         policy_at = lambda flat: both.policy(unravel(flat), batch.observation, batch.info.available)
@@ -118,11 +125,15 @@ class TRPO(OnPolicyAgent):
 
         def value_step(carry: tuple[Any, Any], _: None) -> tuple[tuple[Any, Any], schedule.Losses]:
             params, state = carry
-            value, gradient = jax.value_and_grad(lambda p: actor_critic.value_loss(both, p, batch, target))(params)
+            value, gradient = jax.value_and_grad(
+                lambda p: actor_critic.value_loss(both, p, batch, target)
+            )(params)
             return nets.descend(rule, params, gradient, state), {"value": value}
 
         flat = trust_region_step(objective, kl, start, **self.region)
         value_carry = learner.params.value, learner.optimiser
-        (value_params, state), values = schedule.many_steps(value_step, value_carry, None, self.value_steps)
+        (value_params, state), values = schedule.many_steps(
+            value_step, value_carry, None, self.value_steps
+        )
         values |= {"policy": objective(start) - objective(flat), "kl": kl(flat)}
         return Learner(Params(unravel(flat), value_params), state), values

@@ -1,4 +1,5 @@
-"""The nouns: `Agent`, `Transition`, `Info`; and the checks every agent applies to what it is given."""
+"""The nouns: `Agent`, `Transition`, `Info`; and the checks every agent applies to what it is
+given."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ Array = jax.Array
 
 
 class Info(NamedTuple):
-    """What `act` returns beside the action of ONE observation; stacked to [B, ...] inside a `Transition`."""
+    """What `act` returns beside the action of ONE observation; stacked to [B, ...] inside a
+    `Transition`."""
 
     log_probability: Array  # []   log π(a|s) of the action taken (0 for continuous actions)
     value: Array  # []   the agent's estimate for this observation (V, max Q, or Q(s, μ(s)))
@@ -39,33 +41,44 @@ class Transition(NamedTuple):
 
 
 class Agent(Node):
-    """A learning policy: hyper-parameters as fields, three pure functions; everything that changes is in its state.
+    """A learning policy: hyper-parameters as fields, three pure functions; everything that changes
+    is in its state.
 
     init:   key -> state (a typed pytree)
-    act:    (state, observation [S], key, available=None) -> (action, Info), for ONE observation: vmap it.
+    act:    (state, observation [S], key, available=None) -> (action, Info), for ONE observation:
+            vmap it.
             `available` [A] bool forbids actions. Forbidding all of them forbids none.
-    update: (state, Transition, key) -> (state, losses), the work of one whole round. `losses` (and diagnostics:
-            live units, entropy, sensitivity, value error) always has the same keys and is always finite. Rows that
-            are masked, not finite, carry an impossible action, or were no choice (a single action was available) are
-            ignored; if no row is left, nothing changes but the round counter (and ε, which follows it).
-            A wrong shape raises an AssertionError when the function is traced.
+    update: (state, Transition, key) -> (state, losses), the work of one whole round. `losses` (and
+    diagnostics:
+            live units, entropy, sensitivity, value error) always has the same keys and is always
+            finite. Rows that are masked, not finite, carry an impossible action, or were no choice
+            (a single action was available) are ignored; if no row is left, nothing changes but the
+            round counter (and ε, which follows it). A wrong shape raises an AssertionError when the
+            function is traced.
 
-    An agent is made with its hyper-parameters and `sized` when what it sees and decides is known; `agents.make` does both.
+    An agent is made with its hyper-parameters and `sized` when what it sees and decides is known;
+    `agents.make` does both.
     """
 
     observation_size: int = field(0, repr=False)  # S
     num_actions: int = field(0, repr=False)  # A, or the width of a continuous action
     dtype: Any = field(jnp.float32, repr=False, kw_only=True)
 
-    def sized(self: Self, observation_size: int, num_actions: int, dtype: Any = jnp.float32) -> Self:
+    def sized(
+        self: Self, observation_size: int, num_actions: int, dtype: Any = jnp.float32
+    ) -> Self:
         """The same agent for observations [S] and A actions."""
         check_sizes(observation_size=observation_size, num_actions=num_actions)
         if jax.dtypes.canonicalize_dtype(dtype) != jnp.dtype(dtype):
             raise ValueError(f"dtype {jnp.dtype(dtype).name} needs jax_enable_x64")
-        return dataclasses.replace(self, observation_size=observation_size, num_actions=num_actions, dtype=dtype)
+        return dataclasses.replace(
+            self, observation_size=observation_size, num_actions=num_actions, dtype=dtype
+        )
 
     def check(self) -> None:
-        check_sizes(**{name: value for name in SIZES if (value := getattr(self, name, None)) is not None})
+        check_sizes(
+            **{name: value for name in SIZES if (value := getattr(self, name, None)) is not None}
+        )
 
     def number(self, value: Any) -> Array:
         """A hyper-parameter in the agent's dtype, so that the state never changes its dtype."""
@@ -78,16 +91,21 @@ class Agent(Node):
         return clean._replace(mask=clean.mask & self.had_a_choice(clean.info.available))
 
     def had_a_choice(self, available: Array) -> Array:
-        """[B] of available [B, A]. What follows a forced action says nothing about choosing, and may be unlike all else."""
+        """[B] of available [B, A]. What follows a forced action says nothing about choosing, and
+        may be unlike all else."""
         return available.sum(-1) > 1
 
     def init(self, key: Array) -> Any:
         raise NotImplementedError
 
-    def act(self, state: Any, observation: Array, key: Array, available: Array | None = None) -> tuple[Array, Info]:
+    def act(
+        self, state: Any, observation: Array, key: Array, available: Array | None = None
+    ) -> tuple[Array, Info]:
         raise NotImplementedError
 
-    def update(self, state: Any, transitions: Transition, key: Array) -> tuple[Any, dict[str, Array]]:
+    def update(
+        self, state: Any, transitions: Transition, key: Array
+    ) -> tuple[Any, dict[str, Array]]:
         raise NotImplementedError
 
 
@@ -102,11 +120,14 @@ def check_sizes(**sizes: Any) -> None:
     for name, value in sizes.items():
         for size in value if isinstance(value, (tuple, list)) else (value,):
             if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-                raise ValueError(f"{name} must be a positive whole number, or a tuple of them, got {value!r}")
+                raise ValueError(
+                    f"{name} must be a positive whole number, or a tuple of them, got {value!r}"
+                )
 
 
 def usable_actions(available: Array | None, num_actions: int) -> Array:
-    """The availability mask [A] of ONE observation; None or an all-False mask means every action."""
+    """The availability mask [A] of ONE observation; None or an all-False mask means every
+    action."""
     if available is None:
         return jnp.ones(num_actions, bool)
     available = jnp.asarray(available, bool)
@@ -121,11 +142,15 @@ def clean_observation(observation: Array, size: int, dtype: Any) -> Array:
     return jnp.where(jnp.isfinite(observation), observation, 0)
 
 
-def clean_transitions(batch: Transition, size: int, num_actions: int, dtype: Any, *, continuous: bool = False) -> Transition:
-    """Checks shapes, casts, and zeroes every row that must not teach anything (its `mask` becomes False).
+def clean_transitions(
+    batch: Transition, size: int, num_actions: int, dtype: Any, *, continuous: bool = False
+) -> Transition:
+    """Checks shapes, casts, and zeroes every row that must not teach anything (its `mask` becomes
+    False).
 
-    A row is dropped if it is masked, if its observations, reward, done flag or action are not finite, or if
-    its discrete action is not in 0..A-1. The result always has a full `Info` and `next_available`.
+    A row is dropped if it is masked, if its observations, reward, done flag or action are not
+    finite, or if its discrete action is not in 0..A-1. The result always has a full `Info` and
+    `next_available`.
     """
     rows = batch.reward.shape[0] if jnp.ndim(batch.reward) == 1 else None
     chex.assert_shape((batch.observation, batch.next_observation), (rows, size))
@@ -144,7 +169,9 @@ def clean_transitions(batch: Transition, size: int, num_actions: int, dtype: Any
     valid &= jnp.isfinite(reward) & jnp.isfinite(done)
 
     def keep(x: Array) -> Array:
-        return jnp.where(valid.reshape(valid.shape + (1,) * (x.ndim - 1)), x, jnp.zeros((), x.dtype))
+        return jnp.where(
+            valid.reshape(valid.shape + (1,) * (x.ndim - 1)), x, jnp.zeros((), x.dtype)
+        )
 
     def usable(available: Array) -> Array:
         chex.assert_shape(available, (rows, num_actions))
@@ -167,7 +194,14 @@ def clean_transitions(batch: Transition, size: int, num_actions: int, dtype: Any
         )
     following = everything if batch.next_available is None else usable(batch.next_available)
     return Transition(
-        keep(observation), keep(action), keep(reward), keep(next_observation), keep(done), valid, info, following
+        keep(observation),
+        keep(action),
+        keep(reward),
+        keep(next_observation),
+        keep(done),
+        valid,
+        info,
+        following,
     )
 
 
@@ -176,12 +210,24 @@ def blank(size: int, num_actions: int, dtype: Any, continuous: bool = False) -> 
     x, scalar, each = jnp.zeros(size, dtype), jnp.zeros((), dtype), jnp.zeros(num_actions, dtype)
     action = each if continuous else jnp.zeros((), jnp.int32)
     usable = jnp.zeros(num_actions, bool)
-    return Transition(x, action, scalar, x, scalar, jnp.zeros((), bool), Info(scalar, scalar, each, usable), usable)
+    return Transition(
+        x,
+        action,
+        scalar,
+        x,
+        scalar,
+        jnp.zeros((), bool),
+        Info(scalar, scalar, each, usable),
+        usable,
+    )
 
 
 def finite(losses: dict[str, Array]) -> dict[str, Array]:
     """Replaces a loss that overflowed by 0, so that a log never carries a NaN."""
-    return {name: jnp.where(jnp.isfinite(loss), loss, jnp.zeros_like(loss)) for name, loss in losses.items()}
+    return {
+        name: jnp.where(jnp.isfinite(loss), loss, jnp.zeros_like(loss))
+        for name, loss in losses.items()
+    }
 
 
 def join_action(parts: Sequence[Array], sizes: Sequence[int]) -> Array:

@@ -1,10 +1,12 @@
 """What one decision and one learning step of each agent cost.
 
-    python -m benchmarks.controller [--agents sac dqn] [--json FILE] [--round-seconds X | --measure-round]
+    python -m benchmarks.controller [--agents sac dqn] [--json FILE] [--round-seconds X |
+    --measure-round]
 
-One line per agent: microseconds of one `act` for a whole cohort plus one `update` (with the replay filled, so
-that every gradient step is taken), the best of several repetitions of a compiled scan over rounds. With
-`--round-seconds`, the seconds one federated round takes, also the share of a round.
+One line per agent: microseconds of one `act` for a whole cohort plus one `update` (with the replay
+filled, so that every gradient step is taken), the best of several repetitions of a compiled scan
+over rounds. With `--round-seconds`, the seconds one federated round takes, also the share of a
+round.
 """
 
 from __future__ import annotations
@@ -25,22 +27,32 @@ from agents.registry import LEARNERS, options
 
 COHORT, STATE, ACTIONS, HIDDEN, BATCH, STEPS = 10, 103, 3, 64, 64, 10
 WANTED = {"hidden": (HIDDEN,), "batch": BATCH, "gradient_steps": STEPS, "cohort": COHORT}
-OPTIONS: dict[str, dict[str, Any]] = {name: {k: v for k, v in WANTED.items() if k in options(name)} for name in LEARNERS}
+OPTIONS: dict[str, dict[str, Any]] = {
+    name: {k: v for k, v in WANTED.items() if k in options(name)} for name in LEARNERS
+}
 
 
 def one_round(agent: agents.Agent, state: Any, key: jax.Array) -> Any:
-    """Acts for a cohort of random observations and learns from random rewards; returns the next state."""
+    """Acts for a cohort of random observations and learns from random rewards; returns the next
+    state."""
     observe_key, act_key, reward_key, update_key = jax.random.split(key, 4)
     seen, following = jax.random.normal(observe_key, (2, COHORT, STATE))
     action, info = jax.vmap(agent.act, (None, 0, 0))(state, seen, jax.random.split(act_key, COHORT))
     transitions = agents.Transition(
-        seen, action, jax.random.normal(reward_key, (COHORT,)), following, jnp.zeros(COHORT), jnp.ones(COHORT, bool), info
+        seen,
+        action,
+        jax.random.normal(reward_key, (COHORT,)),
+        following,
+        jnp.zeros(COHORT),
+        jnp.ones(COHORT, bool),
+        info,
     )
     return agent.update(state, transitions, update_key)[0]
 
 
 def controller_seconds(name: str, rounds: int = 50, repeats: int = 5) -> float:
-    """Seconds of one act + update of the agent called `name`: the best of `repeats` scans over `rounds`."""
+    """Seconds of one act + update of the agent called `name`: the best of `repeats` scans over
+    `rounds`."""
     agent = agents.make(name, STATE, ACTIONS, **OPTIONS[name])
 
     def many(state: Any, key: jax.Array) -> Any:
@@ -48,7 +60,9 @@ def controller_seconds(name: str, rounds: int = 50, repeats: int = 5) -> float:
         return jax.lax.scan(lambda s, k: (one_round(agent, s, k), None), state, keys)[0]
 
     run = jax.jit(many, donate_argnums=0)
-    state = jax.block_until_ready(run(agent.init(jax.random.key(0)), jax.random.key(1)))  # compiles, fills
+    state = jax.block_until_ready(
+        run(agent.init(jax.random.key(0)), jax.random.key(1))
+    )  # compiles, fills
     best = float("inf")
     for repeat in range(repeats):
         start = time.perf_counter()
@@ -58,7 +72,8 @@ def controller_seconds(name: str, rounds: int = 50, repeats: int = 5) -> float:
 
 
 def measure(names: Sequence[str] = LEARNERS, round_seconds: float | None = None) -> dict[str, Any]:
-    """The table as a dictionary; `round_seconds` is what one federated round takes, if it is known."""
+    """The table as a dictionary; `round_seconds` is what one federated round takes, if it is
+    known."""
     rows = []
     for name in names:
         seconds = controller_seconds(name)
@@ -88,7 +103,8 @@ def measure(names: Sequence[str] = LEARNERS, round_seconds: float | None = None)
 
 
 def lenet5_round_seconds(rounds: int = 4) -> float:
-    """Seconds of one LeNet-5 round (workload W1: 10 of 100 clients, 5 epochs) in the simulator here, best of `rounds`."""
+    """Seconds of one LeNet-5 round (workload W1: 10 of 100 clients, 5 epochs) in the simulator
+    here, best of `rounds`."""
     import time
 
     from benchmarks.peers.ours import prepare
@@ -114,14 +130,23 @@ def main() -> None:
         help=f"which agents, of {', '.join(LEARNERS)}",
     )
     parser.add_argument("--json", metavar="FILE", help="also write the figures to FILE")
-    parser.add_argument("--round-seconds", type=float, metavar="X", help="seconds of one federated round")
-    parser.add_argument("--measure-round", action="store_true", help="measure a LeNet-5 round (W1) here and now")
+    parser.add_argument(
+        "--round-seconds", type=float, metavar="X", help="seconds of one federated round"
+    )
+    parser.add_argument(
+        "--measure-round", action="store_true", help="measure a LeNet-5 round (W1) here and now"
+    )
     arguments = parser.parse_args()
     round_seconds = lenet5_round_seconds() if arguments.measure_round else arguments.round_seconds
     result = measure(tuple(arguments.agents), round_seconds)
     if round_seconds:
-        print(f"one round: {round_seconds:.3f} s" + (" (LeNet-5, W1)" if arguments.measure_round else ""))
-    print(", ".join(f"{name.replace('_', ' ')} {value}" for name, value in result["setting"].items()))
+        print(
+            f"one round: {round_seconds:.3f} s"
+            + (" (LeNet-5, W1)" if arguments.measure_round else "")
+        )
+    print(
+        ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in result["setting"].items())
+    )
     for row in result["rows"]:
         share = f"  {row['share_of_round']:8.3%} of a round" if "share_of_round" in row else ""
         print(f"{row['agent']:9s} {row['microseconds']:9.0f} µs per act + update{share}")

@@ -1,7 +1,8 @@
-"""Programs compiled for a device that need not be there, and what is read from them. Used by `benchmarks.accelerators`.
+"""Programs compiled for a device that need not be there, and what is read from them. Used by
+`benchmarks.accelerators`.
 
-The library may be another revision's: only what is imported inside functions is taken from it, and this tree's
-`fedjax_sim/accelerators.py` works with it.
+The library may be another revision's: only what is imported inside functions is taken from it, and
+this tree's `fedjax_sim/accelerators.py` works with it.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def library() -> Any:
     return sys.modules[name]
 
 
-# ---- programs -----------------------------------------------------------------------------------------------------
+# ---- programs ------------------------------------------------------------------------------------
 def set_up(workload: Workload, method: str, device: Any, pool_times: int = 1, **more: Any) -> Any:
     """Our run of a workload, laid out for `device`: all clients of a round side by side."""
     from benchmarks.peers import ours
@@ -42,11 +43,15 @@ def set_up(workload: Workload, method: str, device: Any, pool_times: int = 1, **
     from fedjax_sim.runner.prepare import prepare
 
     validates = controlled(method) or method == "fedfomo"
-    fed, cohorts = ours.federation(workload, pool_times, TESTS if more.get("evaluations") else 1, validates)
+    fed, cohorts = ours.federation(
+        workload, pool_times, TESTS if more.get("evaluations") else 1, validates
+    )
     layout = library().layout_on(device, workload.cohort_limit or workload.per_round)
     with lowering_for(device.platform):
         config = ours.configuration(workload, method, **more)
-        return prepare(config, fed=fed, capacity=1, cohorts=tuple(map(tuple, cohorts)), layout=layout)
+        return prepare(
+            config, fed=fed, capacity=1, cohorts=tuple(map(tuple, cohorts)), layout=layout
+        )
 
 
 def ours(workload: Workload, method: str, device: Any, pool_times: int = 1, **more: Any) -> Any:
@@ -74,7 +79,7 @@ def naive(workload: Workload, device: Any) -> Any:
     return library().compile_for(device, program, shapes)
 
 
-# ---- figures ------------------------------------------------------------------------------------------------------
+# ---- figures -------------------------------------------------------------------------------------
 def longest(workload: Workload, whole_federation: bool = False) -> int:
     """Steps of the longest client: of round 0, or of all (what the naive program is padded to)."""
     if whole_federation:
@@ -90,7 +95,12 @@ def pool_mb(workload: Workload) -> float:
 def memory_of(compiled: Any) -> dict[str, float]:
     """MB of 10^6 bytes on each device, from the compiler's account."""
     stats = compiled.memory_analysis()
-    names = {"scratch_mb": "temp", "argument_mb": "argument", "output_mb": "output", "alias_mb": "alias"}
+    names = {
+        "scratch_mb": "temp",
+        "argument_mb": "argument",
+        "output_mb": "output",
+        "alias_mb": "alias",
+    }
     return {ours: getattr(stats, f"{theirs}_size_in_bytes") / 1e6 for ours, theirs in names.items()}
 
 
@@ -98,7 +108,13 @@ def whole(root: hlo.Node, kind: Any) -> dict[str, Any]:
     """What one execution of a program costs."""
     cost, tpu = hlo.total(root), kind.platform == "tpu"
     loops = [
-        {"op_name": loop.op_name, "known": loop.known, "trips": loop.filled, "source": loop.source, "role": loop.role}
+        {
+            "op_name": loop.op_name,
+            "known": loop.known,
+            "trips": loop.filled,
+            "source": loop.source,
+            "role": loop.role,
+        }
         | {"started": times}
         for _, loop, times in hlo.walk(root)
     ]
@@ -114,13 +130,18 @@ def whole(root: hlo.Node, kind: Any) -> dict[str, Any]:
         "unknown_loops": sum(not loop["known"] for loop in loops),
         "conditionals": conditionals(root),
         "loops": loops,
-        "collectives": [{"op": op, "mb": size / 1e6, "per_round": n} for (op, size), n in cost.collectives.items()],
+        "collectives": [
+            {"op": op, "mb": size / 1e6, "per_round": n}
+            for (op, size), n in cost.collectives.items()
+        ],
     }
 
 
 def conditionals(node: hlo.Node) -> int:
     """Conditionals in the text of a program."""
-    inner = [loop.body for loop in node.loops] + [branch for several in node.branches for branch in several]
+    inner = [loop.body for loop in node.loops] + [
+        branch for several in node.branches for branch in several
+    ]
     return len(node.branches) + sum(map(conditionals, inner))
 
 
@@ -147,7 +168,9 @@ def one_step(root: hlo.Node, steps: int, workload: Workload, device: Any) -> dic
     }
 
 
-def figures(compiled: Any, device: Any, workload: Workload, steps: int, top: int = 0) -> dict[str, Any]:
+def figures(
+    compiled: Any, device: Any, workload: Workload, steps: int, top: int = 0
+) -> dict[str, Any]:
     """Everything that is read from a compiled round with `steps` local steps."""
     root = hlo.tree(hlo.parse(compiled.as_text()))
     hlo.fill(root, steps)
@@ -159,13 +182,16 @@ def evaluation_figures(compiled: Any, device: Any) -> dict[str, Any]:
     """The same of an evaluation, as a whole."""
     root = hlo.tree(hlo.parse(compiled.as_text()))
     hlo.fill(root, 1)
-    found = {name.replace("_per_round", ""): value for name, value in whole(root, device.kind).items()}
+    found = {
+        name.replace("_per_round", ""): value for name, value in whole(root, device.kind).items()
+    }
     return {**found, **memory_of(compiled), "examples": TESTS}
 
 
-# ---- a device that is there ----------------------------------------------------------------------------------------
+# ---- a device that is there ----------------------------------------------------------------------
 def rounds_per_second(workload: Workload, method: str, program: str, rounds: int = 5) -> float:
-    """Rounds per second on the device that JAX uses here: the best of a few, after one that is not timed."""
+    """Rounds per second on the device that JAX uses here: the best of a few, after one that is not
+    timed."""
     from benchmarks.peers import jax_naive, ours
 
     peer = ours.prepare(workload, method) if program == "ours" else jax_naive.prepare(workload)

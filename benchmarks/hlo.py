@@ -1,14 +1,17 @@
-"""Reading the optimised HLO text of a compiled program: loops and their trips, kernels, cycles, bytes, collectives.
+"""Reading the optimised HLO text of a compiled program: loops and their trips, kernels, cycles,
+bytes, collectives.
 
     module = parse(compiled.as_text())
-    root = tree(module)                 # the program, loop by loop; what one execution of each costs
-    fill(root, steps=45)                # trips that only the workload knows, each said in `Loop.source`
-    total(root), step(root, 45)
+    root = tree(module)                 # the program, loop by loop; what one execution of each
+                                        costs
+    fill(root, steps=45)                # trips that only the workload knows, each said in
+    `Loop.source` total(root), step(root, 45)
 
-Cycles are the compiler's own estimates (`estimated_cycles`, TPU only). A kernel is an instruction that is launched. Bytes
-are counted in two ways: *simple*, every operand and every result in full; and *careful* (`bytes`), where what is sliced or
-gathered counts as much as is taken from it, what is updated in place counts as much as is written, and on a TPU what lies
-in the core's own memory counts nothing. `touched` counts that too: where things lie is the compiler's choice, and changes
+Cycles are the compiler's own estimates (`estimated_cycles`, TPU only). A kernel is an instruction
+that is launched. Bytes are counted in two ways: *simple*, every operand and every result in full;
+and *careful* (`bytes`), where what is sliced or gathered counts as much as is taken from it, what
+is updated in place counts as much as is written, and on a TPU what lies in the core's own memory
+counts nothing. `touched` counts that too: where things lie is the compiler's choice, and changes
 with all the others.
 """
 
@@ -19,22 +22,80 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 
-WIDTHS = {"f64": 8, "s64": 8, "u64": 8, "c64": 8, "f32": 4, "s32": 4, "u32": 4, "bf16": 2, "f16": 2, "s16": 2, "u16": 2,
-          "u8": 1, "s8": 1, "pred": 1, "f8e4m3fn": 1, "f8e5m2": 1}  # fmt: skip
-COLLECTIVES = {"all-reduce", "all-gather", "reduce-scatter", "all-to-all", "ragged-all-to-all", "collective-permute",
-               "collective-broadcast"}  # fmt: skip
+WIDTHS = {
+    "f64": 8,
+    "s64": 8,
+    "u64": 8,
+    "c64": 8,
+    "f32": 4,
+    "s32": 4,
+    "u32": 4,
+    "bf16": 2,
+    "f16": 2,
+    "s16": 2,
+    "u16": 2,
+    "u8": 1,
+    "s8": 1,
+    "pred": 1,
+    "f8e4m3fn": 1,
+    "f8e5m2": 1,
+}
+COLLECTIVES = {
+    "all-reduce",
+    "all-gather",
+    "reduce-scatter",
+    "all-to-all",
+    "ragged-all-to-all",
+    "collective-permute",
+    "collective-broadcast",
+}
 # nothing is launched for these
-FREE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "conditional", "call", "after-all",
-        "partition-id", "replica-id", "opt-barrier", "domain", "add-dependency", "async-update"}  # fmt: skip
+FREE = {
+    "parameter",
+    "constant",
+    "tuple",
+    "get-tuple-element",
+    "bitcast",
+    "while",
+    "conditional",
+    "call",
+    "after-all",
+    "partition-id",
+    "replica-id",
+    "opt-barrier",
+    "domain",
+    "add-dependency",
+    "async-update",
+}
 # counted on a TPU even where the compiler gives no cycles
-HEAVY = {"fusion", "custom-call", "copy", "convolution", "dot", "scatter", "gather", "sort", "reduce", "transpose",
-         "dynamic-update-slice"} | COLLECTIVES  # fmt: skip
-SAME = {"bitcast", "reshape", "copy", "convert", "optimization-barrier"}  # a value handed on, for constants and slices
+HEAVY = {
+    "fusion",
+    "custom-call",
+    "copy",
+    "convolution",
+    "dot",
+    "scatter",
+    "gather",
+    "sort",
+    "reduce",
+    "transpose",
+    "dynamic-update-slice",
+} | COLLECTIVES
+SAME = {
+    "bitcast",
+    "reshape",
+    "copy",
+    "convert",
+    "optimization-barrier",
+}  # a value handed on, for constants and slices
 SOME = 4096  # bytes from which a kernel without cycles is worth mentioning
-BACKWARD = (r"transpose\(jvp\([^)]*\.(features|head)\)\)", r"transpose\(jvp")  # of our models; of anything
+BACKWARD = (
+    r"transpose\(jvp\([^)]*\.(features|head)\)\)",
+    r"transpose\(jvp",
+)  # of our models; of anything
 
 
-# ---- the text -----------------------------------------------------------------------------------------------------
+# ---- the text ------------------------------------------------------------------------------------
 @dataclasses.dataclass(frozen=True)
 class Instruction:
     name: str
@@ -71,10 +132,19 @@ class Computation:
 
     @property
     def root(self) -> Instruction:
-        return next((i for i in self.instructions.values() if i.root), list(self.instructions.values())[-1])
+        return next(
+            (i for i in self.instructions.values() if i.root), list(self.instructions.values())[-1]
+        )
 
     def parameter(self, number: int) -> Instruction | None:
-        return next((i for i in self.instructions.values() if i.op == "parameter" and i.inside == str(number)), None)
+        return next(
+            (
+                i
+                for i in self.instructions.values()
+                if i.op == "parameter" and i.inside == str(number)
+            ),
+            None,
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +154,11 @@ class Module:
 
     @property
     def tpu(self) -> bool:
-        return any(i.cycles is not None for c in self.computations.values() for i in c.instructions.values())
+        return any(
+            i.cycles is not None
+            for c in self.computations.values()
+            for i in c.instructions.values()
+        )
 
 
 def closing(text: str, start: int) -> int:
@@ -114,7 +188,9 @@ def instruction(line: str) -> Instruction | None:
         return None
     opening = end + op.end() - 1
     close = closing(line, opening)
-    return Instruction(head[2], line[start:end], op[1], line[opening + 1 : close], line[close + 1 :], bool(head[1]))
+    return Instruction(
+        head[2], line[start:end], op[1], line[opening + 1 : close], line[close + 1 :], bool(head[1])
+    )
 
 
 def parse(text: str) -> Module:
@@ -135,11 +211,14 @@ def parse(text: str) -> Module:
     return Module(found, entry)
 
 
-# ---- bytes --------------------------------------------------------------------------------------------------------
+# ---- bytes ---------------------------------------------------------------------------------------
 def size(shape: str, far: bool = False) -> int:
-    """Bytes of a shape or a tuple of them. far: only what is in the device's main memory, not in the core's own.
+    """Bytes of a shape or a tuple of them. far: only what is in the device's main memory, not in
+    the core's own.
 
-    >>> size("(f32[2,3]{1,0}, u8[4]{0:T(8)S(1)})"), size("(f32[2,3]{1,0}, u8[4]{0:T(8)S(1)})", far=True), size("pred[]")
+    >>> size("(f32[2,3]{1,0}, u8[4]{0:T(8)S(1)})"), size(
+    ...     "(f32[2,3]{1,0}, u8[4]{0:T(8)S(1)})", far=True
+    ... ), size("pred[]")
     (28, 24, 1)
     """
     total = 0
@@ -157,7 +236,8 @@ def parts(shape: str) -> list[str]:
 
 
 def readers(inside: Computation, name: str) -> Iterator[tuple[Instruction, str]]:
-    """Who reads the value `name`, through what only hands it on: (instruction, the name by which it reads)."""
+    """Who reads the value `name`, through what only hands it on: (instruction, the name by which it
+    reads)."""
     for one in inside.instructions.values():
         if name in one.operands:
             if one.op in ("bitcast", "reshape"):
@@ -172,9 +252,17 @@ def taken(module: Module, inside: Computation, name: str, full: int) -> int:
     """Bytes that the computation reads of its parameter `name`, which has `full` bytes."""
     read = 0
     for one, by in readers(inside, name):
-        if one.op in ("dynamic-slice", "gather", "slice") and one.operands[0] == by and by not in one.operands[1:]:
+        if (
+            one.op in ("dynamic-slice", "gather", "slice")
+            and one.operands[0] == by
+            and by not in one.operands[1:]
+        ):
             read += size(one.shape)
-        elif one.op in ("dynamic-update-slice", "scatter") and one.operands[0] == by and by not in one.operands[1:]:
+        elif (
+            one.op in ("dynamic-update-slice", "scatter")
+            and one.operands[0] == by
+            and by not in one.operands[1:]
+        ):
             read += 0  # in place: what is overwritten is not read
         elif one.op == "fusion" and (called := one.called("calls")):
             within = module.computations[called[0]]
@@ -193,7 +281,11 @@ def written(module: Module, inside: Computation, result: Instruction, far: bool)
     while result.op in ("bitcast", "reshape") and result.operands[0] in inside.instructions:
         result = inside.instructions[result.operands[0]]
     if result.op == "tuple":
-        return sum(written(module, inside, inside.instructions[o], far) for o in result.operands if o in inside.instructions)
+        return sum(
+            written(module, inside, inside.instructions[o], far)
+            for o in result.operands
+            if o in inside.instructions
+        )
     place = {"dynamic-update-slice": 1, "scatter": 2}.get(result.op)
     if place is not None and len(result.operands) > place:
         update = inside.instructions.get(result.operands[place])
@@ -205,7 +297,8 @@ def written(module: Module, inside: Computation, result: Instruction, far: bool)
 
 
 def moved(module: Module, comp: Computation, one: Instruction, far: bool) -> tuple[int, int]:
-    """(careful, simple) bytes that an instruction reads and writes; far: the careful ones in main memory only."""
+    """(careful, simple) bytes that an instruction reads and writes; far: the careful ones in main
+    memory only."""
     shapes = [comp.instructions[o].shape if o in comp.instructions else "" for o in one.operands]
     simple = size(one.shape) + sum(map(size, shapes))
     if one.op.endswith("-done"):
@@ -228,11 +321,14 @@ def moved(module: Module, comp: Computation, one: Instruction, far: bool) -> tup
         return read + size(one.shape, far), simple
     if one.op in ("dynamic-update-slice", "scatter"):
         update = shapes[1] if one.op == "dynamic-update-slice" else shapes[-1]
-        return sum(size(s, far) for s in shapes[1:]) + min(size(update), size(one.shape, far)), simple
+        return (
+            sum(size(s, far) for s in shapes[1:]) + min(size(update), size(one.shape, far)),
+            simple,
+        )
     return size(one.shape, far) + sum(size(s, far) for s in shapes), simple
 
 
-# ---- loops --------------------------------------------------------------------------------------------------------
+# ---- loops ---------------------------------------------------------------------------------------
 @dataclasses.dataclass
 class Cost:
     """What one execution costs, without the loops inside."""
@@ -244,15 +340,21 @@ class Cost:
     syncs: float = 0  # times that the host is asked before going on (GPU)
     touched: float = 0  # bytes as above, wherever they lie, of kernels
     fetched: float = 0  # and of copies beside them (TPU)
-    unpriced: float = 0  # kernels of some size to which the compiler gives no cycles (TPU): gathers, calls of own kernels
-    collectives: Counter = dataclasses.field(default_factory=Counter)  # (operation, bytes) -> how often
+    # kernels of some size to which the compiler gives no cycles (TPU): gathers, calls of own
+    # kernels
+    unpriced: float = 0
+    collectives: Counter = dataclasses.field(
+        default_factory=Counter
+    )  # (operation, bytes) -> how often
 
     def plus(self, other: Cost, times: float = 1) -> Cost:
         counted = Counter(self.collectives)
         for key, number in other.collectives.items():
             counted[key] += number * times
         names = [field.name for field in dataclasses.fields(self)][:-1]
-        return Cost(*(getattr(self, name) + times * getattr(other, name) for name in names), counted)
+        return Cost(
+            *(getattr(self, name) + times * getattr(other, name) for name in names), counted
+        )
 
 
 @dataclasses.dataclass
@@ -282,8 +384,11 @@ class Node:
     trains: bool  # holds a backward pass itself, not only in a loop inside
 
 
-def constant(module: Module, comp: Computation, name: str, outer: list[tuple[Computation, Instruction]]) -> int | None:
-    """The number that a value certainly is; `outer`: the loops around, innermost last, as (computation, while)."""
+def constant(
+    module: Module, comp: Computation, name: str, outer: list[tuple[Computation, Instruction]]
+) -> int | None:
+    """The number that a value certainly is; `outer`: the loops around, innermost last, as
+    (computation, while)."""
     one = comp.instructions.get(name)
     if one is None:
         return None
@@ -299,8 +404,11 @@ def constant(module: Module, comp: Computation, name: str, outer: list[tuple[Com
     return None
 
 
-def carried(module: Module, number: int, outer: list[tuple[Computation, Instruction]], first: bool = False) -> int | None:
-    """The number that element `number` of a loop's tuple is: at the start (`first`), or always, if the body hands it on."""
+def carried(
+    module: Module, number: int, outer: list[tuple[Computation, Instruction]], first: bool = False
+) -> int | None:
+    """The number that element `number` of a loop's tuple is: at the start (`first`), or always, if
+    the body hands it on."""
     comp, loop = outer[-1]
     start = comp.instructions.get(loop.operands[0])
     if start is None or start.op != "tuple" or number >= len(start.operands):
@@ -311,14 +419,19 @@ def carried(module: Module, number: int, outer: list[tuple[Computation, Instruct
         value = body.instructions.get(after.operands[number]) if after.op == "tuple" else None
         while value is not None and value.op in SAME:
             value = body.instructions.get(value.operands[0])
-        same = value is not None and value.op == "get-tuple-element" and f"index={number}" in value.rest.split(", ")[1]
+        same = (
+            value is not None
+            and value.op == "get-tuple-element"
+            and f"index={number}" in value.rest.split(", ")[1]
+        )
         if not (same and body.instructions[value.operands[0]].op == "parameter"):  # type: ignore[union-attr]
             return None
     return constant(module, comp, start.operands[number], outer[:-1])
 
 
 def known_trips(module: Module, outer: list[tuple[Computation, Instruction]]) -> int | None:
-    """How often the innermost loop of `outer` runs, if the program itself says so: written there, or counted from 0."""
+    """How often the innermost loop of `outer` runs, if the program itself says so: written there,
+    or counted from 0."""
     _, loop = outer[-1]
     said = re.search(r'known_trip_count":\{"n":"(\d+)"', loop.rest)
     if said:
@@ -333,11 +446,16 @@ def known_trips(module: Module, outer: list[tuple[Computation, Instruction]]) ->
     number = int(re.search(r"index=(\d+)", counter.rest)[1])  # type: ignore[index]
     start = carried(module, number, outer, first=True)
     end = constant(module, test, bound.name, outer)
-    return None if start is None or end is None else max(0, -(-(end - start) // stride(module, loop, number)))
+    return (
+        None
+        if start is None or end is None
+        else max(0, -(-(end - start) // stride(module, loop, number)))
+    )
 
 
 def stride(module: Module, loop: Instruction, number: int) -> int:
-    """What a turn adds to the counter, element `number` of the loop's tuple; 1 where the body does not say it plainly."""
+    """What a turn adds to the counter, element `number` of the loop's tuple; 1 where the body does
+    not say it plainly."""
     body = module.computations[loop.called("body")[0]]
     after = body.instructions.get(body.root.operands[number]) if body.root.op == "tuple" else None
     while after is not None and after.op in SAME:
@@ -355,7 +473,9 @@ def tree(module: Module) -> Node:
     return _node(module, module.entry, [], re.compile(pattern))
 
 
-def _node(module: Module, name: str, outer: list[tuple[Computation, Instruction]], backward: re.Pattern) -> Node:
+def _node(
+    module: Module, name: str, outer: list[tuple[Computation, Instruction]], backward: re.Pattern
+) -> Node:
     comp = module.computations[name]
     node = Node(name, Cost(), [], [], [], False)
     for one in comp.instructions.values():
@@ -366,7 +486,10 @@ def _node(module: Module, name: str, outer: list[tuple[Computation, Instruction]
             trips = known_trips(module, inner)
             node.loops.append(Loop(one.op_name, trips, body, test, trips or 0))
         elif one.op == "conditional":
-            names = one.called("branch_computations") or [*one.called("true_computation"), *one.called("false_computation")]
+            names = one.called("branch_computations") or [
+                *one.called("true_computation"),
+                *one.called("false_computation"),
+            ]
             node.branches.append([_node(module, b, [], backward) for b in names])
         elif one.op == "call" or (one.op.endswith("-start") and one.called("calls")):
             names = one.called("to_apply") or one.called("calls")
@@ -401,7 +524,9 @@ def _count(module: Module, comp: Computation, one: Instruction, node: Node) -> N
     moves = launched or one.op.endswith("-start")
     careful, simple = moved(module, comp, one, far=module.tpu) if moves else (0, 0)
     anywhere = moved(module, comp, one, far=False)[0] if moves else 0
-    blind = module.tpu and launched and cycles is None and plain not in COLLECTIVES and simple > SOME
+    blind = (
+        module.tpu and launched and cycles is None and plain not in COLLECTIVES and simple > SOME
+    )
     cost = Cost(cycles or 0, int(launched), careful, simple if launched else 0, unpriced=int(blind))
     cost.touched, cost.fetched = (anywhere, 0) if launched else (0, anywhere)
     if plain in COLLECTIVES:
@@ -411,18 +536,22 @@ def _count(module: Module, comp: Computation, one: Instruction, node: Node) -> N
         node.rows.append((one, float(cycles or 0), float(careful)))
 
 
-# ---- trips that only the workload knows ---------------------------------------------------------------------------
+# ---- trips that only the workload knows ----------------------------------------------------------
 def holds_training(node: Node) -> bool:
-    inner = [loop.body for loop in node.loops] + [branch for several in node.branches for branch in several]
+    inner = [loop.body for loop in node.loops] + [
+        branch for several in node.branches for branch in several
+    ]
     return node.trains or any(map(holds_training, inner))
 
 
 def fill(node: Node, steps: int, units: int = 1) -> int:
-    """Give every loop its trips; returns how many local steps one execution of `node` does (of one of its passes).
+    """Give every loop its trips; returns how many local steps one execution of `node` does (of one
+    of its passes).
 
-    A loop that holds a backward pass itself is a loop over steps, whatever loops a step has inside. A loop around such a
-    loop runs over blocks of steps, if the inner one alone does fewer than there are, and else over units of clients. Trips
-    that the compiler does not know: `steps`, ⌈steps / steps of a block⌉, `units`; any other loop is counted once.
+    A loop that holds a backward pass itself is a loop over steps, whatever loops a step has inside.
+    A loop around such a loop runs over blocks of steps, if the inner one alone does fewer than
+    there are, and else over units of clients. Trips that the compiler does not know: `steps`,
+    ⌈steps / steps of a block⌉, `units`; any other loop is counted once.
     """
     done = [0]
     for loop in node.loops:
@@ -431,7 +560,10 @@ def fill(node: Node, steps: int, units: int = 1) -> int:
             loop.role, guess, why = "other", 1, "unknown, counted once"
         elif each < steps or loop.body.trains:
             loop.role = "steps" if each == 1 else "block"
-            guess, why = -(-steps // max(each, 1)), "steps of the workload" if each == 1 else f"blocks of {each} steps"
+            guess, why = (
+                -(-steps // max(each, 1)),
+                "steps of the workload" if each == 1 else f"blocks of {each} steps",
+            )
         else:
             loop.role, guess, why = "units", units, "units of clients"
         if not loop.known:
@@ -442,14 +574,19 @@ def fill(node: Node, steps: int, units: int = 1) -> int:
 
 
 def total(node: Node) -> Cost:
-    """One execution of a computation with everything inside; of a conditional the most expensive branch."""
+    """One execution of a computation with everything inside; of a conditional the most expensive
+    branch."""
     cost = node.own
     for loop in node.loops:
         cost = cost.plus(total(loop.body), loop.filled)
-        if not loop.known:  # the condition is computed and read by the host before each turn and after the last
+        if (
+            not loop.known
+        ):  # the condition is computed and read by the host before each turn and after the last
             cost = cost.plus(loop.condition, loop.filled + 1).plus(Cost(syncs=loop.filled + 1))
     for several in node.branches:
-        cost = cost.plus(max(map(total, several), key=lambda c: (c.cycles, c.bytes, c.kernels))).plus(Cost(syncs=1))
+        cost = cost.plus(
+            max(map(total, several), key=lambda c: (c.cycles, c.bytes, c.kernels))
+        ).plus(Cost(syncs=1))
     return cost
 
 
@@ -464,7 +601,8 @@ def walk(node: Node, times: float = 1) -> Iterator[tuple[Node, Loop, float]]:
 
 
 def training(node: Node, times: float = 1) -> Iterator[tuple[Loop, float]]:
-    """The outermost loops over local steps, or blocks of them, and how often each is started in a round."""
+    """The outermost loops over local steps, or blocks of them, and how often each is started in a
+    round."""
     for loop in node.loops:
         if loop.role in ("steps", "block"):
             yield loop, times
@@ -478,8 +616,8 @@ def training(node: Node, times: float = 1) -> Iterator[tuple[Loop, float]]:
 def step(node: Node, steps: int) -> tuple[Cost, float]:
     """(what a local step costs, how often it is done): everything in loops over steps ÷ `steps`.
 
-    Done twice is counted twice: a method that trains two models, or a compiler that computes something again. A program
-    without such a loop is a single step.
+    Done twice is counted twice: a method that trains two models, or a compiler that computes
+    something again. A program without such a loop is a single step.
     """
     cost, turns = Cost(), 0.0
     for loop, times in training(node):
@@ -501,8 +639,15 @@ def expensive(node: Node, steps: int, most: int) -> list[dict]:
 
     def collect(body: Node, times: float) -> None:
         for one, cycles, moved in body.rows:
-            found.append({"cycles": cycles * times, "mb": moved * times / 1e6, "op": one.op, "shape": one.shape,
-                          "op_name": one.op_name})  # fmt: skip
+            found.append(
+                {
+                    "cycles": cycles * times,
+                    "mb": moved * times / 1e6,
+                    "op": one.op,
+                    "shape": one.shape,
+                    "op_name": one.op_name,
+                }
+            )
         for loop in body.loops:
             collect(loop.body, times * loop.filled)
 

@@ -1,4 +1,5 @@
-"""The benchmark networks in plain JAX (`lax.conv`), and one SGD step of ONE client on a masked mini-batch."""
+"""The benchmark networks in plain JAX (`lax.conv`), and one SGD step of ONE client on a masked
+mini-batch."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ PLAIN_ORDER = ("conv1", "conv2", "fc1", "fc2", "fc")  # dictionaries come out of
 
 
 def to_jax(weights: Mapping[str, np.ndarray], workload: Workload) -> Weights:
-    """From torch's layouts: convolutions [k, k, in, out], linear [in, out], channels flattened last."""
+    """From torch's layouts: convolutions [k, k, in, out], linear [in, out], channels flattened
+    last."""
     out = {}
     last_channels = 0
     for name, value in weights.items():
@@ -40,7 +42,9 @@ def from_jax(weights: Weights, workload: Workload) -> dict[str, np.ndarray]:
     """The inverse of `to_jax`."""
     out = {}
     last_channels = 0
-    for name, value in ((name, np.asarray(weights[name])) for name in sorted(weights)):  # conv* before fc*
+    for name, value in (
+        (name, np.asarray(weights[name])) for name in sorted(weights)
+    ):  # conv* before fc*
         if value.ndim == 4:
             out[name], last_channels = value.transpose(3, 2, 0, 1), value.shape[3]
         elif value.ndim == 2 and name == "fc1.weight" and last_channels:
@@ -68,14 +72,18 @@ def _conv(x, w, stride=1, padding=0):
 
 def _max_pool(x, window, stride, padding=0):
     pads = ((0, 0), (padding, padding), (padding, padding), (0, 0))
-    return lax.reduce_window(x, -jnp.inf, lax.max, (1, window, window, 1), (1, stride, stride, 1), pads)
+    return lax.reduce_window(
+        x, -jnp.inf, lax.max, (1, window, window, 1), (1, stride, stride, 1), pads
+    )
 
 
 def _plain(params, x, padding):
     for name in (n for n in PLAIN_ORDER if n + ".weight" in params):
         w, b = params[name + ".weight"], params[name + ".bias"]
         if name.startswith("conv"):
-            x = _max_pool(jax.nn.relu(_conv(x, w, padding=padding if name == "conv1" else 0) + b), 2, 2)
+            x = _max_pool(
+                jax.nn.relu(_conv(x, w, padding=padding if name == "conv1" else 0) + b), 2, 2
+            )
         else:
             x = x.reshape(x.shape[0], -1) @ w + b
             x = x if name == "fc" else jax.nn.relu(x)
@@ -83,7 +91,8 @@ def _plain(params, x, padding):
 
 
 def _resnet18(params, stats, x, mask):
-    """Training mode, batch statistics over the examples that are on; (logits, new running statistics)."""
+    """Training mode, batch statistics over the examples that are on; (logits, new running
+    statistics)."""
     new = dict(stats)
 
     def norm(x, name):
@@ -95,7 +104,9 @@ def _resnet18(params, stats, x, mask):
         for part, value in (("running_mean", mean), ("running_var", unbiased)):
             key = f"{name}.{part}"
             new[key] = 0.9 * stats[key] + 0.1 * lax.stop_gradient(value)
-        return (x - mean) * lax.rsqrt(var + 1e-5) * params[name + ".weight"] + params[name + ".bias"]
+        return (x - mean) * lax.rsqrt(var + 1e-5) * params[name + ".weight"] + params[
+            name + ".bias"
+        ]
 
     x = _max_pool(jax.nn.relu(norm(_conv(x, params["conv1.weight"], 2, 3), "bn1")), 3, 2, 1)
     for stage in (1, 2, 3, 4):
@@ -117,7 +128,8 @@ def forward(workload: Workload, params: Weights, stats: Weights, x, mask):
 
 
 def sgd_step(workload: Workload, params: Weights, momentum: Weights, stats: Weights, x, y, mask):
-    """One step of ONE client, in torch's order: g ← g + wd·p, v ← m·v + g, p ← p − lr·v. x [B, H, W, C]."""
+    """One step of ONE client, in torch's order: g ← g + wd·p, v ← m·v + g, p ← p − lr·v. x [B, H,
+    W, C]."""
 
     def loss(params):
         logits, new_stats = forward(workload, params, stats, x, mask)

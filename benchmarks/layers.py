@@ -1,11 +1,14 @@
-"""Milliseconds of one whole gradient step (forward, loss, backward, SGD with momentum) per model and convolution form.
+"""Milliseconds of one whole gradient step (forward, loss, backward, SGD with momentum) per model
+and convolution form.
 
-    python -m benchmarks.layers [--models lenet5_pad2,cnn4] [--forms auto,patches] [--clients 0] [--json FILE]
+    python -m benchmarks.layers [--models lenet5_pad2,cnn4] [--forms auto,patches] [--clients 0]
+    [--json FILE]
 
-Steps run in a `lax.scan` for one client at a time on one host device of two (how the engine runs on CPU), or for
-`--clients n` under `vmap` with a model each. Forms are interleaved, best of `--repeats`. Beside each: the ratio to
-`lax` (with `--lax`, slow), to a PyTorch step on one thread where torch is installed (interleaved too), and the share
-of the GEMM peak measured in the same run, counting the multiplications of the plain convolution.
+Steps run in a `lax.scan` for one client at a time on one host device of two (how the engine runs on
+CPU), or for `--clients n` under `vmap` with a model each. Forms are interleaved, best of
+`--repeats`. Beside each: the ratio to `lax` (with `--lax`, slow), to a PyTorch step on one thread
+where torch is installed (interleaved too), and the share of the GEMM peak measured in the same run,
+counting the multiplications of the plain convolution.
 """
 
 from __future__ import annotations
@@ -38,12 +41,16 @@ def training(model: Model, batch: int, steps: int, clients: int) -> tuple[Any, t
             net, momentum = carry
 
             def loss(params):
-                f, stats = model.features({**net, "params": params}, x[i], train=True, mask=jnp.ones(batch, bool))
+                f, stats = model.features(
+                    {**net, "params": params}, x[i], train=True, mask=jnp.ones(batch, bool)
+                )
                 log_p = jax.nn.log_softmax(model.head({"params": params}, f))
                 return -jnp.take_along_axis(log_p, y[i][:, None], 1).mean(), stats
 
             gradient, stats = jax.grad(loss, has_aux=True)(net["params"])
-            momentum = jax.tree.map(lambda v, g, p: MOMENTUM * v + g + DECAY * p, momentum, gradient, net["params"])
+            momentum = jax.tree.map(
+                lambda v, g, p: MOMENTUM * v + g + DECAY * p, momentum, gradient, net["params"]
+            )
             params = jax.tree.map(lambda p, v: p - LR * v, net["params"], momentum)
             return ({"params": params, "batch_stats": stats}, momentum), None
 
@@ -59,11 +66,16 @@ def training(model: Model, batch: int, steps: int, clients: int) -> tuple[Any, t
 
 
 def multiplications(name: str, model: Model) -> float:
-    """Multiply-adds of one step's products per example, three times the forward pass, by the plain convolution."""
+    """Multiply-adds of one step's products per example, three times the forward pass, by the plain
+    convolution."""
     plain = build(name, model.shape, model.classes, conv="lax")
     net = jax.eval_shape(plain.init, jax.random.key(0))
     x = jax.ShapeDtypeStruct((1, *model.shape), jnp.float32)
-    cost: Any = jax.jit(lambda net, x: plain.head(net, plain.features(net, x)[0])).lower(net, x).cost_analysis()
+    cost: Any = (
+        jax.jit(lambda net, x: plain.head(net, plain.features(net, x)[0]))
+        .lower(net, x)
+        .cost_analysis()
+    )
     return 3 * float(cost["flops"]) / 2
 
 
@@ -138,18 +150,28 @@ def best_seconds(runs: dict[str, Any], repeats: int) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--models", default="lenet5_pad2,cnn4,mlp,resnet18")
-    parser.add_argument("--forms", default="auto,patches,block,winograd", help="convolution forms, comma separated")
-    parser.add_argument("--lax", action="store_true", help="time XLA's own convolution too (slow on CPU)")
-    parser.add_argument("--clients", type=int, default=0, help="clients under vmap; 0: one client, no vmap")
+    parser.add_argument(
+        "--forms", default="auto,patches,block,winograd", help="convolution forms, comma separated"
+    )
+    parser.add_argument(
+        "--lax", action="store_true", help="time XLA's own convolution too (slow on CPU)"
+    )
+    parser.add_argument(
+        "--clients", type=int, default=0, help="clients under vmap; 0: one client, no vmap"
+    )
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--json", metavar="FILE")
     options = parser.parse_args()
     jax.config.update("jax_num_cpu_devices", 2)  # one core each; no effect elsewhere
     peak = gemm_peak()
     print(f"GEMM peak {peak:.0f} GFLOPS ({jax.default_backend()}, jax {jax.__version__})")
-    print(f"{'model':12s} {'form':9s} {'ms/step':>8s} {'torch/x':>8s} {'lax/x':>8s} {'of peak':>8s}")
+    print(
+        f"{'model':12s} {'form':9s} {'ms/step':>8s} {'torch/x':>8s} {'lax/x':>8s} {'of peak':>8s}"
+    )
     rows = []
     for name in options.models.split(","):
         shape, batch, steps = SETTINGS[name]
@@ -163,7 +185,10 @@ def main() -> None:
         if peer is not None:
             runs["torch"] = peer
         work = multiplications(name, model) * batch * 2e-9  # GFLOP of a step
-        best = {f: s / steps / max(options.clients, 1) for f, s in best_seconds(runs, options.repeats).items()}
+        best = {
+            f: s / steps / max(options.clients, 1)
+            for f, s in best_seconds(runs, options.repeats).items()
+        }
         for form, seconds in best.items():
             share = work / seconds / peak
             ratio = {p: best[p] / seconds if p in best else None for p in ("torch", "lax")}
@@ -187,7 +212,14 @@ def main() -> None:
     if options.json:
         with open(options.json, "w") as file:
             json.dump(
-                {"gemm_gflops": peak, "backend": jax.default_backend(), "jax": jax.__version__, "rows": rows}, file, indent=1
+                {
+                    "gemm_gflops": peak,
+                    "backend": jax.default_backend(),
+                    "jax": jax.__version__,
+                    "rows": rows,
+                },
+                file,
+                indent=1,
             )
 
 

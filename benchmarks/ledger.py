@@ -1,4 +1,5 @@
-"""Finished runs of a long table, a line of JSON each, so that a stopped table goes on where it was."""
+"""Finished runs of a long table, a line of JSON each, so that a stopped table goes on where it
+was."""
 
 from __future__ import annotations
 

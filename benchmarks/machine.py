@@ -1,4 +1,5 @@
-"""Facts about the machine: processor, memory, versions, the GEMM peak; peak memory of a process tree.
+"""Facts about the machine: processor, memory, versions, the GEMM peak; peak memory of a process
+tree.
 
 `python -m benchmarks.machine` prints them as JSON.
 """
@@ -34,7 +35,9 @@ def facts() -> dict[str, Any]:
             versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             continue
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 0
+    memory = (
+        os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 0
+    )
     return {
         "processor": _processor(),
         "cores": cores(),
@@ -56,7 +59,7 @@ def _processor() -> str:
     return platform.processor() or platform.machine()
 
 
-# ---- GEMM peak --------------------------------------------------------------------------------------------
+# ---- GEMM peak -----------------------------------------------------------------------------------
 
 
 def _best_gflops(multiply: Callable[[], Any], size: int, seconds: float) -> float:
@@ -70,7 +73,8 @@ def _best_gflops(multiply: Callable[[], Any], size: int, seconds: float) -> floa
 
 
 def gemm_gflops(size: int = 2048, seconds: float = 1.5) -> dict[str, float]:
-    """Best float32 GFLOPS of a size³ product, by each installed library (JAX on its default device)."""
+    """Best float32 GFLOPS of a size³ product, by each installed library (JAX on its default
+    device)."""
     a = np.random.default_rng(0).standard_normal((size, size), dtype=np.float32)
     found = {"numpy": _best_gflops(lambda: a @ a, size, seconds)}
     try:
@@ -93,11 +97,17 @@ def gemm_gflops(size: int = 2048, seconds: float = 1.5) -> dict[str, float]:
 def gemm_in_own_process() -> dict[str, float]:
     """`gemm_gflops` in a fresh process, so that no thread pool stays behind in the caller's."""
     root = pathlib.Path(__file__).resolve().parents[1]
-    done = subprocess.run([sys.executable, "-m", "benchmarks.machine"], cwd=root, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.machine"],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     return json.loads(done.stdout.splitlines()[-1])["gemm_gflops"]
 
 
-# ---- memory of a process tree (Linux) ---------------------------------------------------------------------
+# ---- memory of a process tree (Linux) ------------------------------------------------------------
 
 
 def _children(pid: int) -> list[int]:
@@ -108,14 +118,17 @@ def _children(pid: int) -> list[int]:
 
 
 def peak_rss_mb(pid: int) -> float:
-    """Sum over a process and its descendants of each one's peak resident memory, in MB (10^6 bytes).
+    """Sum over a process and its descendants of each one's peak resident memory, in MB (10^6
+    bytes).
 
-    Pages shared between processes are counted once per process, and the peaks need not coincide: an upper
-    bound. 0 where /proc is missing.
+    Pages shared between processes are counted once per process, and the peaks need not coincide: an
+    upper bound. 0 where /proc is missing.
     """
     try:
         status = pathlib.Path(f"/proc/{pid}/status").read_text()
-        own = next((int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")), 0)
+        own = next(
+            (int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")), 0
+        )
         return own * 1024 / 1e6 + sum(peak_rss_mb(child) for child in _children(pid))
     except OSError:
         return 0.0

@@ -2,13 +2,15 @@
 
     python -m benchmarks.memory [--cases a,b,c] [--clients-a 10000] [--clients-b 200] [--json FILE]
 
-a  N = 10,000 stateless clients on cnn4 (32×32×3, a few examples each), 20 per round: nothing grows with N but data
-b  N = 200 clients on ResNet-18 that each keep a model (8.9 GB in all), 2 per round: no second copy of the state
-c  as b with the models on the host (`--state-on host`) and the cohort's rows sent to the device
+a  N = 10,000 stateless clients on cnn4 (32×32×3, a few examples each), 20 per round: nothing grows
+with N but data b  N = 200 clients on ResNet-18 that each keep a model (8.9 GB in all), 2 per round:
+no second copy of the state c  as b with the models on the host (`--state-on host`) and the cohort's
+rows sent to the device
 
-Must hold = state + data + training lanes, from shapes alone (`runner.facts`). Passed: peak ≤ state + 4 GB. The excess
-is what the process grew by, beyond the state, after JAX had started and one network was compiled and run (`baseline`):
-a second copy of the state anywhere would show there in full. `--checkpoint` also writes and reads a checkpoint.
+Must hold = state + data + training lanes, from shapes alone (`runner.facts`). Passed: peak ≤ state
++ 4 GB. The excess is what the process grew by, beyond the state, after JAX had started and one
+network was compiled and run (`baseline`): a second copy of the state anywhere would show there in
+full. `--checkpoint` also writes and reads a checkpoint.
 """
 
 from __future__ import annotations
@@ -30,16 +32,38 @@ from benchmarks import machine
 
 MB, ALLOWED_MB = 10**6, 4000
 CASES = {
-    "a": dict(method="fedavg", model="cnn4", clients=10_000, cohort=20, examples=4, batch=4, state_on="device"),
-    "b": dict(method="full", model="resnet18", clients=200, cohort=2, examples=4, batch=4, state_on="device"),
-    "c": dict(method="full", model="resnet18", clients=200, cohort=2, examples=4, batch=4, state_on="host"),
+    "a": dict(
+        method="fedavg",
+        model="cnn4",
+        clients=10_000,
+        cohort=20,
+        examples=4,
+        batch=4,
+        state_on="device",
+    ),
+    "b": dict(
+        method="full",
+        model="resnet18",
+        clients=200,
+        cohort=2,
+        examples=4,
+        batch=4,
+        state_on="device",
+    ),
+    "c": dict(
+        method="full", model="resnet18", clients=200, cohort=2, examples=4, batch=4, state_on="host"
+    ),
 }
 
 
 def resident_mb() -> float:
     """Resident memory of this process now, in MB (Linux)."""
     status = pathlib.Path("/proc/self/status").read_text()
-    return next(int(line.split()[1]) * 1024 / 1e6 for line in status.splitlines() if line.startswith("VmRSS"))
+    return next(
+        int(line.split()[1]) * 1024 / 1e6
+        for line in status.splitlines()
+        if line.startswith("VmRSS")
+    )
 
 
 def config_of(case: dict[str, Any]) -> Any:
@@ -124,9 +148,13 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
     if config.state_on == "device":
         run = run.lower(state, data, jnp.int32(1)).compile()
         held = run.memory_analysis()
-        temporary = held.temp_size_in_bytes / MB if held else None  # a copy of the state would be in here
+        temporary = (
+            held.temp_size_in_bytes / MB if held else None
+        )  # a copy of the state would be in here
     note("compiled")
-    state, logs, _ = jax.block_until_ready(run(state, data, jnp.int32(1)))  # on the host this one also compiles
+    state, logs, _ = jax.block_until_ready(
+        run(state, data, jnp.int32(1))
+    )  # on the host this one also compiles
     began = time.perf_counter()
     for _ in range(2):
         state, logs, _ = jax.block_until_ready(run(state, data, jnp.int32(1)))
@@ -138,9 +166,16 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
             note("saved")
             state = jax.block_until_ready(checkpoint.load(path, state, config.hash()))
         note("loaded")
-    measured = dict(compiled_temporary_mb=temporary, device_arrays_mb=sum(a.nbytes for a in jax.live_arrays()) / MB)
+    measured = dict(
+        compiled_temporary_mb=temporary,
+        device_arrays_mb=sum(a.nbytes for a in jax.live_arrays()) / MB,
+    )
     loss = float(np.asarray(logs["train_loss"]).reshape(-1)[0])
-    return row_of(case, setup, stages) | measured | dict(s_per_round_with_evaluation=seconds, train_loss=loss)
+    return (
+        row_of(case, setup, stages)
+        | measured
+        | dict(s_per_round_with_evaluation=seconds, train_loss=loss)
+    )
 
 
 def row_of(case: dict[str, Any], setup: Any, stages: dict[str, dict[str, float]]) -> dict[str, Any]:
@@ -172,35 +207,46 @@ def judged(row: dict[str, Any]) -> dict[str, Any]:
 def in_own_process(case: dict[str, Any]) -> dict[str, Any]:
     root = pathlib.Path(__file__).resolve().parents[1]
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.memory", "--measure", json.dumps(case)], cwd=root, capture_output=True, text=True
+        [sys.executable, "-m", "benchmarks.memory", "--measure", json.dumps(case)],
+        cwd=root,
+        capture_output=True,
+        text=True,
     )
     if done.returncode:
-        raise SystemExit(f"the case failed (a killed process: not enough memory):\n{done.stderr[-2000:]}")
+        raise SystemExit(
+            f"the case failed (a killed process: not enough memory):\n{done.stderr[-2000:]}"
+        )
     return judged(json.loads(done.stdout.splitlines()[-1]))
 
 
 def table(rows: list[dict[str, Any]]) -> str:
     lines = [
-        f"{'case':4} {'model':9} {'clients':>8} {'state on':>8} {'state MB':>9} {'data MB':>8} {'lanes MB':>8} "
-        f"{'base MB':>8} {'peak MB':>8} {'excess MB':>9} {'device MB':>9}  peak ≤ state + {ALLOWED_MB} MB"
+        f"{'case':4} {'model':9} {'clients':>8} {'state on':>8} {'state MB':>9} {'data MB':>8}"
+        f" {'lanes MB':>8} {'base MB':>8} {'peak MB':>8} {'excess MB':>9} {'device MB':>9}  peak ≤"
+        f" state + {ALLOWED_MB} MB"
     ]
     for r in rows:
         lines.append(
-            f"{r['case']:4} {r['model']:9} {r['clients']:8,} {r['state_on']:>8} {r['state_mb']:9.0f} "
-            f"{r['data_mb']:8.0f} {r['lanes_mb']:8.0f} {r['baseline_mb']:8.0f} {r['peak_mb']:8.0f} "
-            f"{r['excess_mb']:9.0f} {r['device_arrays_mb']:9.0f}  {'passed' if r['passed'] else 'NOT PASSED'}; "
-            f"{r['s_per_round_with_evaluation']:.1f} s per round with evaluation"
+            f"{r['case']:4} {r['model']:9} {r['clients']:8,} {r['state_on']:>8}"
+            f" {r['state_mb']:9.0f} {r['data_mb']:8.0f} {r['lanes_mb']:8.0f}"
+            f" {r['baseline_mb']:8.0f} {r['peak_mb']:8.0f} {r['excess_mb']:9.0f}"
+            f" {r['device_arrays_mb']:9.0f}  {'passed' if r['passed'] else 'NOT PASSED'};"
+            f" {r['s_per_round_with_evaluation']:.1f} s per round with evaluation"
         )
     return "\n".join(lines)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.memory", description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.memory", description=(__doc__ or "").splitlines()[0]
+    )
     parser.add_argument("--cases", default="a,b", help=f"comma-separated, of {', '.join(CASES)}")
     for name, case in CASES.items():
         parser.add_argument(f"--clients-{name}", type=int, default=case["clients"], metavar="N")
     parser.add_argument("--model", help="another model in all cases, for a quick look")
-    parser.add_argument("--checkpoint", metavar="DIR", help="also write and read a checkpoint under this folder")
+    parser.add_argument(
+        "--checkpoint", metavar="DIR", help="also write and read a checkpoint under this folder"
+    )
     parser.add_argument("--json", metavar="FILE")
     parser.add_argument("--measure", metavar="CASE", help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
@@ -218,13 +264,18 @@ def main(argv: Sequence[str] | None = None) -> int:
             "model": options.model or CASES[name]["model"],
         }
         if case["clients"] < CASES[name]["cohort"]:  # type: ignore[operator]
-            parser.error(f"--clients-{name} {case['clients']} is less than the {CASES[name]['cohort']} of a round")
+            parser.error(
+                f"--clients-{name} {case['clients']} is less than the {CASES[name]['cohort']} of a"
+                " round"
+            )
         rows.append({"case": name, **in_own_process(case)})
         print(f"case {name}: {rows[-1]['peak_mb']:.0f} MB", file=sys.stderr, flush=True)
     print(table(rows))
     if options.json:
         pathlib.Path(options.json).write_text(
-            json.dumps({"rows": rows, "allowed_mb": ALLOWED_MB, "machine": machine.facts()}, indent=1)
+            json.dumps(
+                {"rows": rows, "allowed_mb": ALLOWED_MB, "machine": machine.facts()}, indent=1
+            )
         )
     return 0 if all(r["passed"] for r in rows) else 1
 

@@ -1,7 +1,7 @@
 """The benchmark networks as plain shapes: initial weights and multiply-adds, in NumPy only.
 
-Names and layouts of the weights are those of a torch `state_dict` (convolutions [out, in, k, k], linear
-[out, in]); `torch_models` and `jax_models` build the same networks from them.
+Names and layouts of the weights are those of a torch `state_dict` (convolutions [out, in, k, k],
+linear [out, in]); `torch_models` and `jax_models` build the same networks from them.
 """
 
 from __future__ import annotations
@@ -15,12 +15,16 @@ _STAGES = ((64, 64, 1), (64, 128, 2), (128, 256, 2), (256, 512, 2))  # ResNet-18
 
 
 def _conv_nets(workload: Workload) -> list[tuple[str, tuple[int, ...], int]]:
-    """(layer, weight shape, spatial positions of its output) of the networks without batch normalisation."""
+    """(layer, weight shape, spatial positions of its output) of the networks without batch
+    normalisation."""
     height, _, channels = workload.shape
     if workload.model == "mlp":
         return [("fc1", (64, height * height * channels), 1), ("fc", (workload.classes, 64), 1)]
     if workload.model == "lenet5_pad2":
-        first, second = height, height // 2 - 4  # padding 2 keeps the size; then 5×5 without padding
+        first, second = (
+            height,
+            height // 2 - 4,
+        )  # padding 2 keeps the size; then 5×5 without padding
         flat = 16 * (second // 2) ** 2
         return [
             ("conv1", (6, channels, 5, 5), first**2),
@@ -43,7 +47,8 @@ def _conv_nets(workload: Workload) -> list[tuple[str, tuple[int, ...], int]]:
 
 
 def _resnet18(workload: Workload) -> list[tuple[str, tuple[int, ...], int, str]]:
-    """(convolution, weight shape, output positions, its batch normalisation) and the head without one."""
+    """(convolution, weight shape, output positions, its batch normalisation) and the head without
+    one."""
     half = lambda size: (size + 1) // 2
     size = half(workload.shape[0])
     rows: list[tuple[str, tuple[int, ...], int, str]] = []
@@ -61,7 +66,8 @@ def _resnet18(workload: Workload) -> list[tuple[str, tuple[int, ...], int, str]]
 
 
 def init_weights(workload: Workload) -> dict[str, np.ndarray]:
-    """Float32 weights by name, U(±1/√fan_in); batch normalisation starts at scale 1, mean 0, variance 1."""
+    """Float32 weights by name, U(±1/√fan_in); batch normalisation starts at scale 1, mean 0,
+    variance 1."""
     rng = np.random.default_rng([workload.seed, 3])
     weights: dict[str, np.ndarray] = {}
     resnet = workload.model == "resnet18"
@@ -70,7 +76,12 @@ def init_weights(workload: Workload) -> dict[str, np.ndarray]:
         bound = 1 / np.sqrt(np.prod(shape[1:]))
         weights[name + ".weight"] = rng.uniform(-bound, bound, shape).astype(np.float32)
         if norm:
-            for part, value in (("weight", 1), ("bias", 0), ("running_mean", 0), ("running_var", 1)):
+            for part, value in (
+                ("weight", 1),
+                ("bias", 0),
+                ("running_mean", 0),
+                ("running_var", 1),
+            ):
                 weights[f"{norm}.{part}"] = np.full(shape[0], value, np.float32)
         else:
             weights[name + ".bias"] = rng.uniform(-bound, bound, shape[0]).astype(np.float32)
@@ -78,10 +89,11 @@ def init_weights(workload: Workload) -> dict[str, np.ndarray]:
 
 
 def multiply_adds(workload: Workload) -> int:
-    """Multiply-adds of one training example: 3 × forward, without the input gradient of the first layer.
+    """Multiply-adds of one training example: 3 × forward, without the input gradient of the first
+    layer.
 
-    Convolutions are counted as written (every tap at every output position), linear layers as matrices;
-    element-wise work is not counted.
+    Convolutions are counted as written (every tap at every output position), linear layers as
+    matrices; element-wise work is not counted.
     """
     rows = _resnet18(workload) if workload.model == "resnet18" else _conv_nets(workload)
     forward = [int(np.prod(row[1])) * row[2] for row in rows]

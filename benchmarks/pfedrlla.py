@@ -1,12 +1,18 @@
-"""pFedRLLA: the evidence, part by part. Finished rows go to FOLDER/PART.jsonl and are not computed again.
+"""pFedRLLA: the evidence, part by part. Finished rows go to FOLDER/PART.jsonl and are not computed
+again.
 
-    python -m benchmarks.pfedrlla --part heatmap,embeddings,alive,cost --out FOLDER [--data-dir DATA]
+    python -m benchmarks.pfedrlla --part heatmap,embeddings,alive,cost --out FOLDER [--data-dir
+    DATA]
 
-heatmap      9 designed clients in 3 groups: the agent's weights after pre-training, r3 beside uniform weights, reward curve,
+heatmap      9 designed clients in 3 groups: the agent's weights after pre-training, r3 beside
+             uniform weights, reward curve,
              and what other weights would have been worth (`pfedrlla_landscape`)
-embeddings   heads of 5 designed groups: silhouettes of MHAE and of PCA, scatter, reconstruction loss
-alive        DDPG as published and as shipped on the designed groups: live units, entropy, dependence on the state
-cost         the server's parts (agent, MHAE, projections) and validation as shares of local training, CIFAR-10, cnn4
+embeddings   heads of 5 designed groups: silhouettes of MHAE and of PCA, scatter, reconstruction
+             loss
+alive        DDPG as published and as shipped on the designed groups: live units, entropy,
+             dependence on the state
+cost         the server's parts (agent, MHAE, projections) and validation as shares of local
+             training, CIFAR-10, cnn4
 
 The paper's tables: `fedjax-sim paper list pfedrlla`.
 """
@@ -33,7 +39,13 @@ from fedjax_sim.errors import UserError
 from fedjax_sim.runner.config import Config
 from fedjax_sim.runner.prepare import Setup, load_federation, prepare, want_host_devices
 
-AS_PUBLISHED = {"lr": 1e-3, "critic_lr": 1e-3, "logit_penalty": 0.0, "action_scale": 1.0, "critic_steps": 0}
+AS_PUBLISHED = {
+    "lr": 1e-3,
+    "critic_lr": 1e-3,
+    "logit_penalty": 0.0,
+    "action_scale": 1.0,
+    "critic_steps": 0,
+}
 
 
 class Rows:
@@ -59,7 +71,10 @@ class Rows:
         for row in self.done.values():
             cells = ((c, row.get(c)) for c in columns)
             print(
-                f"{row['name']:28s} " + "  ".join(f"{c} {v:.4g}" if isinstance(v, float) else f"{c} {v}" for c, v in cells)
+                f"{row['name']:28s} "
+                + "  ".join(
+                    f"{c} {v:.4g}" if isinstance(v, float) else f"{c} {v}" for c, v in cells
+                )
             )
 
 
@@ -75,7 +90,7 @@ def figure(path: pathlib.Path, draw: Callable[[Any], None], wide: int = 1) -> No
     plt.close(made)
 
 
-# ---- designed federations -----------------------------------------------------------------------------------------
+# ---- designed federations ------------------------------------------------------------------------
 DIAGNOSTICS = (
     "reward",
     "r3",
@@ -93,16 +108,23 @@ DIAGNOSTICS = (
 
 
 def small(args: argparse.Namespace) -> dict[str, Any]:
-    return {"side": args.side, "embedding": args.embedding, "random_rounds": min(50, args.designed_rounds // 3)}
+    return {
+        "side": args.side,
+        "embedding": args.embedding,
+        "random_rounds": min(50, args.designed_rounds // 3),
+    }
 
 
 def pretrained_groups(args: argparse.Namespace, **more: Any) -> dict[str, Any]:
-    """3 groups of 3 clients, pre-trained: the agent's weights, and the diagnostics at the end (means of 10 rounds)."""
+    """3 groups of 3 clients, pre-trained: the agent's weights, and the diagnostics at the end
+    (means of 10 rounds)."""
     fed, group = designed.grouped(3, 3), np.repeat(np.arange(3), 3)
     result = designed.trained(fed, args.designed_rounds, **small(args), **more)
     found = designed.allocation(result)
     last = {k: statistics.fmean(row[k] for row in result.rounds[-10:]) for k in DIAGNOSTICS}
-    last["round_r3"] = last.pop("r3")  # of the actions taken, noise and all; r3 below is the policy's
+    last["round_r3"] = last.pop(
+        "r3"
+    )  # of the actions taken, noise and all; r3 below is the policy's
     return dict(
         **designed.heatmap_figures(found, group),
         **designed.run_silhouettes(result, group),
@@ -119,14 +141,27 @@ def pretrained_groups(args: argparse.Namespace, **more: Any) -> dict[str, Any]:
     )
 
 
-LISTS = ("name", "weights", "wanted", "peers", "curve", "encoder_curve", "landscape")  # of a row: not for its table
+LISTS = (
+    "name",
+    "weights",
+    "wanted",
+    "peers",
+    "curve",
+    "encoder_curve",
+    "landscape",
+)  # of a row: not for its table
 
 
 def show_landscape(title: str, rows: list[dict[str, Any]]) -> None:
     """One line per rule: what it is worth."""
     print(f"{title}: what weights are worth, mean over participants, before training")
     for row in rows:
-        print("  " + "  ".join(f"{k} {v:.3f}" if isinstance(v, float) else f"{v:10s}" for k, v in row.items()))
+        print(
+            "  "
+            + "  ".join(
+                f"{k} {v:.3f}" if isinstance(v, float) else f"{v:10s}" for k, v in row.items()
+            )
+        )
 
 
 def show_landscapes(rows: Rows) -> None:
@@ -145,7 +180,9 @@ def heatmap(args: argparse.Namespace, out: pathlib.Path) -> None:
     def draw(axes: Any) -> None:
         for axis, name in zip(axes, ("weights", "wanted"), strict=False):
             axis.imshow(np.asarray(row[name]).T, cmap="viridis", vmin=0)
-            axis.set(title=f"{name} (last row: itself)", xlabel="target client", ylabel="weighed client")
+            axis.set(
+                title=f"{name} (last row: itself)", xlabel="target client", ylabel="weighed client"
+            )
         axes[2].plot(row["curve"], alpha=0.3)
         kernel = min(20, len(row["curve"]))
         average = np.convolve(row["curve"], np.ones(kernel) / kernel, "valid")
@@ -163,7 +200,9 @@ def embeddings(args: argparse.Namespace, out: pathlib.Path) -> None:
         if not heads:
             heads.append(designed.trained_heads(designed.grouped(5, 6), 10.0))
         nets, layers = heads[0]
-        found = designed.embeddings(nets, layers, group, args.encoder_steps, args.side, args.embedding, basis)
+        found = designed.embeddings(
+            nets, layers, group, args.encoder_steps, args.side, args.embedding, basis
+        )
         flat = {k: v.tolist() for k, v in found.pop("points").items() if k.endswith("_2d")}
         return dict(points=flat, **found.pop("silhouette"), **found)
 
@@ -173,14 +212,28 @@ def embeddings(args: argparse.Namespace, out: pathlib.Path) -> None:
     for row in (shared, own):
         for which in ("losses", "held_out"):
             first, best, last = row[which][0], row[which][row["passes"] - 1], row[which][-1]
-            print(f"{row['name']}: {which} {first:.5f}, pass {row['passes']} {best:.5f}, pass {len(row[which])} {last:.5f}")
+            print(
+                f"{row['name']}: {which} {first:.5f}, pass {row['passes']} {best:.5f}, pass"
+                f" {len(row[which])} {last:.5f}"
+            )
 
     def draw(axes: Any) -> None:
-        for axis, row, name in zip(axes, (shared, own, shared), ("mhae", "mhae", "pca"), strict=True):
+        for axis, row, name in zip(
+            axes, (shared, own, shared), ("mhae", "mhae", "pca"), strict=True
+        ):
             points = np.asarray(row["points"][f"{name}_2d"])
             axis.scatter(*points.T, c=group, cmap="tab10")
-            title = "PCA of the weights" if name == "pca" else row["name"].replace("five groups,", "MHAE,")
-            axis.set(title=f"{title}: silhouette {row[name]:.2f}\n(of these two components {row[name + '_2d']:.2f})")
+            title = (
+                "PCA of the weights"
+                if name == "pca"
+                else row["name"].replace("five groups,", "MHAE,")
+            )
+            axis.set(
+                title=(
+                    f"{title}: silhouette {row[name]:.2f}\n(of these two components"
+                    f" {row[name + '_2d']:.2f})"
+                )
+            )
 
     figure(out / "embeddings.png", draw, 3)
 
@@ -190,12 +243,25 @@ def alive(args: argparse.Namespace, out: pathlib.Path) -> None:
     published = {f"agent.{k}": v for k, v in AS_PUBLISHED.items()}
     rows.get("as shipped", lambda: pretrained_groups(args))
     rows.get("as published", lambda: pretrained_groups(args, **published))
-    rows.get("as published, tanh", lambda: pretrained_groups(args, **published, **{"agent.tanh_logits": True}))
+    rows.get(
+        "as published, tanh",
+        lambda: pretrained_groups(args, **published, **{"agent.tanh_logits": True}),
+    )
     rows.get("encoder's rate 0.001", lambda: pretrained_groups(args, encoder_lr=1e-3))
-    rows.table(["accuracy", "same", "other", "itself", *(k for k in DIAGNOSTICS if k != "r3"), "round_r3", "encoder_peak"])
+    rows.table(
+        [
+            "accuracy",
+            "same",
+            "other",
+            "itself",
+            *(k for k in DIAGNOSTICS if k != "r3"),
+            "round_r3",
+            "encoder_peak",
+        ]
+    )
 
 
-# ---- CIFAR-10 -----------------------------------------------------------------------------------------------------
+# ---- CIFAR-10 ------------------------------------------------------------------------------------
 def base_config(args: argparse.Namespace, classes: int, **more: Any) -> Config:
     return Config(
         **dict(
@@ -223,20 +289,31 @@ def base_config(args: argparse.Namespace, classes: int, **more: Any) -> Config:
 
 
 def of_agent(args: argparse.Namespace) -> dict[str, Any]:
-    return {"side": args.side, "embedding": args.embedding, "random_rounds": min(50, args.pretrain_rounds // 3)}
+    return {
+        "side": args.side,
+        "embedding": args.embedding,
+        "random_rounds": min(50, args.pretrain_rounds // 3),
+    }
 
 
 def cost(args: argparse.Namespace, out: pathlib.Path) -> None:
-    """The regime finetune: what agent, encoder and projections add to a round, and what validation adds."""
+    """The regime finetune: what agent, encoder and projections add to a round, and what validation
+    adds."""
     rows = Rows(out, "cost")
 
     def setups() -> list[Setup]:
         without: dict[str, Any] = {"head": "weighted", "initial_training": False}
-        options = {**of_agent(args), "regime": "finetune", "random_rounds": 0, "initial_training": False}
+        options = {
+            **of_agent(args),
+            "regime": "finetune",
+            "random_rounds": 0,
+            "initial_training": False,
+        }
         base = base_config(args, args.classes[0], method="pfedrlla", probe=False)
         fed = load_federation(base)
         return [
-            prepare(dataclasses.replace(base, options=o), fed=fed, loaded=True, measure=False) for o in (without, options)
+            prepare(dataclasses.replace(base, options=o), fed=fed, loaded=True, measure=False)
+            for o in (without, options)
         ]
 
     def pieces() -> dict[str, Any]:
@@ -253,12 +330,20 @@ def cost(args: argparse.Namespace, out: pathlib.Path) -> None:
     rows.table(sorted({k for row in rows.done.values() for k in row if k != "name"}))
 
 
-PARTS = dict(heatmap=heatmap, embeddings=embeddings, alive=alive, cost=cost)  # by name, in this order
+PARTS = dict(
+    heatmap=heatmap, embeddings=embeddings, alive=alive, cost=cost
+)  # by name, in this order
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--part", default="heatmap,embeddings,alive", help="joined by commas, of " + ", ".join(PARTS))
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--part",
+        default="heatmap,embeddings,alive",
+        help="joined by commas, of " + ", ".join(PARTS),
+    )
     parser.add_argument("--out", default="runs/pfedrlla", metavar="FOLDER")
     parser.add_argument("--dataset", default="cifar10")
     parser.add_argument("--data-dir", default=None)
@@ -268,8 +353,12 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--lr", type=float, default=0.01)
     parser.add_argument("--pretrain-rounds", type=int, default=150, help="the paper: 600")
     parser.add_argument("--designed-rounds", type=int, default=300, help="of heatmap and alive")
-    parser.add_argument("--encoder-steps", type=int, default=60, help="passes over the heads in embeddings, at most")
-    parser.add_argument("--cost-rounds", type=int, default=5, help="timed rounds, at most 8 lie between two updates")
+    parser.add_argument(
+        "--encoder-steps", type=int, default=60, help="passes over the heads in embeddings, at most"
+    )
+    parser.add_argument(
+        "--cost-rounds", type=int, default=5, help="timed rounds, at most 8 lie between two updates"
+    )
     parser.add_argument("--side", type=int, default=32)
     parser.add_argument("--embedding", type=int, default=128)
     parser.add_argument("--chunk", default="1")

@@ -1,8 +1,10 @@
-"""What pFedRLLA's server and its validation scores cost beside local training, in the regime finetune.
+"""What pFedRLLA's server and its validation scores cost beside local training, in the regime
+finetune.
 
-Processor seconds, because they count the same on a busy machine. Each piece is compiled alone and writes its state in place
-as a round does; what happens every 10 rounds counts a tenth. Whole rounds with and without an agent, in turn, are the check:
-their difference holds all pieces and the engine's selection of the server's new or old state.
+Processor seconds, because they count the same on a busy machine. Each piece is compiled alone and
+writes its state in place as a round does; what happens every 10 rounds counts a tenth. Whole rounds
+with and without an agent, in turn, are the check: their difference holds all pieces and the
+engine's selection of the server's new or old state.
 """
 
 from __future__ import annotations
@@ -67,16 +69,30 @@ def pieces(setup: Setup, side: int, embedding: int) -> dict[str, float]:
     heads, use = jnp.ones((m, clients.own.features.shape[1], side**2)) / side, jnp.ones(m, bool)
     seen, weights = jnp.ones((m, embedding * (m + 1))), jnp.full((m, m + 1), 1 / (m + 1))
     usable, zero = jnp.ones((m, m + 1), bool), jnp.zeros(m)
-    happened = Transition(seen, weights, zero, seen, zero, use, Info(zero, zero, weights, usable), usable, jnp.arange(m))
+    happened = Transition(
+        seen,
+        weights,
+        zero,
+        seen,
+        zero,
+        use,
+        Info(zero, zero, weights, usable),
+        usable,
+        jnp.arange(m),
+    )
     nets = jax.tree.map(lambda a: a[:m], clients.resident)
     keys = jax.random.split(jax.random.key(0), m)
 
-    act = jax.jit(lambda learner, seen: jax.vmap(lambda o, k: agent.act(learner, o, k))(seen, keys)[0])
+    act = jax.jit(
+        lambda learner, seen: jax.vmap(lambda o, k: agent.act(learner, o, k))(seen, keys)[0]
+    )
     update = jax.jit(lambda learner: agent.update(learner, happened, keys[0])[0], donate_argnums=0)
     due = lambda learner: update(learner._replace(rounds=jnp.int32(EVERY - 1)))
     teach = jax.jit(lambda encoder: functions.train(encoder, heads, use), donate_argnums=0)
     embed = jax.jit(lambda encoder, x: functions.embed(encoder, x))
-    project = jax.jit(lambda nets: lax.map(lambda n: features(n["params"], groups, side, server.frame), nets))
+    project = jax.jit(
+        lambda nets: lax.map(lambda n: features(n["params"], groups, side, server.frame), nets)
+    )
     ctx = sim.orders(state, data).slots.ctx
     score = jax.jit(lambda nets: lax.map(lambda pair: val_accuracy(env, *pair), (nets, ctx)))
 
@@ -90,7 +106,8 @@ def pieces(setup: Setup, side: int, embedding: int) -> dict[str, float]:
     training, _ = seconds(teach, server.encoder)
     return dict(
         agent=acting + idle + (learning - idle) / EVERY,
-        encoder=training / EVERY + 4 * embedding_cost,  # prepared, observed twice, judged, aggregated: m each
+        encoder=training / EVERY
+        + 4 * embedding_cost,  # prepared, observed twice, judged, aggregated: m each
         projections=projecting,
         validation=2 * scoring,
         agent_update=learning,
@@ -99,7 +116,8 @@ def pieces(setup: Setup, side: int, embedding: int) -> dict[str, float]:
 
 
 def shares(found: dict[str, float], local: float) -> dict[str, float]:
-    """Of local training; the paper: 0.16 s and 0.94 s of 2.37 s, without saying where projections are counted."""
+    """Of local training; the paper: 0.16 s and 0.94 s of 2.37 s, without saying where projections
+    are counted."""
     server = ("agent", "encoder", "projections")
     out = {f"{k}_share": found[k] / local for k in (*server, "validation")}
     return out | dict(

@@ -1,14 +1,18 @@
-"""What other weights would have been worth: the reward's landscape around a trained agent of pFedRLLA.
+"""What other weights would have been worth: the reward's landscape around a trained agent of
+pFedRLLA.
 
-For the coming round of a finished run, before anybody trains: the head of every participant is mixed by each candidate rule,
-and r1, r2, r3 of that mixture are taken on the client's validation rows.
+For the coming round of a finished run, before anybody trains: the head of every participant is
+mixed by each candidate rule, and r1, r2, r3 of that mixture are taken on the client's validation
+rows.
 
 agent        what the actor says, without noise          uniform    all m + 1 alike
 wanted       V_k, the similarities that r3 asks for      self       its own head alone
-wanted^p     V_k to the power p, renormalised            group      all of its own group alike: of a designed group, or with
+wanted^p     V_k to the power p, renormalised            group      all of its own group alike: of a
+                                        designed group, or with
                                                                     the same classes
 
-If rules that differ as much as `uniform` and `self` are worth nearly the same, there is nothing for an agent to find.
+If rules that differ as much as `uniform` and `self` are worth nearly the same, there is nothing for
+an agent to find.
 """
 
 from __future__ import annotations
@@ -31,18 +35,26 @@ from fedjax_sim.runner.prepare import Setup
 POWERS = (4, 16)
 
 
-def candidates(policy: np.ndarray, wanted: np.ndarray, may: np.ndarray, same: np.ndarray | None) -> dict[str, np.ndarray]:
-    """name -> weights [M, m+1]; may [m+1]: who can be mixed; same [M, m+1]: who is of the client's group."""
+def candidates(
+    policy: np.ndarray, wanted: np.ndarray, may: np.ndarray, same: np.ndarray | None
+) -> dict[str, np.ndarray]:
+    """name -> weights [M, m+1]; may [m+1]: who can be mixed; same [M, m+1]: who is of the client's
+    group."""
     whole = lambda w: w / w.sum(-1, keepdims=True)
     myself = np.zeros_like(policy)
     myself[:, -1] = 1
-    rules = dict(agent=policy, uniform=whole(np.broadcast_to(may, policy.shape).astype(policy.dtype)), wanted=wanted)
+    rules = dict(
+        agent=policy,
+        uniform=whole(np.broadcast_to(may, policy.shape).astype(policy.dtype)),
+        wanted=wanted,
+    )
     rules |= {f"wanted^{p}": whole(np.power(wanted, p)) for p in POWERS} | {"self": myself}
     return rules | ({} if same is None else {"group": whole((same & may).astype(policy.dtype))})
 
 
 def landscape(setup: Setup, state: Any, group: np.ndarray | None = None) -> list[dict[str, Any]]:
-    """One row per rule: means over the participants of r1, r2, r3, their sum as the run weighs them, and the weights."""
+    """One row per rule: means over the participants of r1, r2, r3, their sum as the run weighs
+    them, and the weights."""
     sim = setup.simulation
     s: Any = sim.method
     state, data = layouts.place(sim.layout, jax.tree.map(jnp.copy, state), sim.data)
@@ -50,7 +62,9 @@ def landscape(setup: Setup, state: Any, group: np.ndarray | None = None) -> list
     def announced(state: Any, data: Any) -> tuple:
         told = sim.orders(state, data)
         may = usable(told.server)
-        mine = told.observed.reshape(len(told.observed), -1, told.server.embedded.shape[1])[:, -1]  # e_k
+        mine = told.observed.reshape(len(told.observed), -1, told.server.embedded.shape[1])[
+            :, -1
+        ]  # e_k
         wanted = jax.vmap(lambda e: preferred(e, told.server.embedded, may, s.r3))(mine)
         return told.info.policy, wanted, may, told.server.previous, told.slots.ctx.id
 
@@ -78,7 +92,9 @@ def landscape(setup: Setup, state: Any, group: np.ndarray | None = None) -> list
         before, mixed = layouts.as_numpy(score(state, data, weights))
         r1, r2, r3 = (np.asarray(r) for r in terms(mixed, before, weights, wanted, s.acc_tar, s.r3))
         total = s.beta1 * r1 + s.beta2 * r2 + s.beta3 * r3
-        entropy = -np.sum(weights * np.log(np.maximum(weights, 1e-12)), -1) / np.log(weights.shape[1])
+        entropy = -np.sum(weights * np.log(np.maximum(weights, 1e-12)), -1) / np.log(
+            weights.shape[1]
+        )
         rows.append(
             dict(
                 rule=name,

@@ -1,12 +1,14 @@
 """Old and new in turn: rounds of fedjax_sim from two source trees on the same machine.
 
     git worktree add ../before REVISION
-    python -m benchmarks.revisions --old ../before [--workloads W1,W4] [--pairs 5] [--best-of 3] [--json FILE]
+    python -m benchmarks.revisions --old ../before [--workloads W1,W4] [--pairs 5] [--best-of 3]
+    [--json FILE]
 
-For every workload two processes are kept alive, each running the peer `ours` of its own tree, and asked for the same
-rounds in turn (new, old, old, new, …). A pair is the best of a few such rounds of each side; reported is the ratio
-new ÷ old of every pair, its median and an interval, as in `rounds_per_second`. Below 1 the new tree is faster.
-FEDJAX_SIM_CHUNK and FEDJAX_SIM_DEVICES hold for both; without them each tree chooses for itself.
+For every workload two processes are kept alive, each running the peer `ours` of its own tree, and
+asked for the same rounds in turn (new, old, old, new, …). A pair is the best of a few such rounds
+of each side; reported is the ratio new ÷ old of every pair, its median and an interval, as in
+`rounds_per_second`. Below 1 the new tree is faster. FEDJAX_SIM_CHUNK and FEDJAX_SIM_DEVICES hold
+for both; without them each tree chooses for itself.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ SIDES = ("new", "old")
 
 
 def time_pairs(workers: dict[str, Any], pairs: int, best_of: int) -> list[dict[str, float]]:
-    """[{new: seconds, old: seconds}] per pair, each the best of `best_of` rounds; who goes first alternates."""
+    """[{new: seconds, old: seconds}] per pair, each the best of `best_of` rounds; who goes first
+    alternates."""
     found, index = [], 0
     for _ in range(pairs):
         best = dict.fromkeys(SIDES, float("inf"))
@@ -65,15 +68,21 @@ def compare(pairs: Sequence[dict[str, float]]) -> dict[str, Any]:
     }
 
 
-def measure(workload: Workload, trees: dict[str, pathlib.Path], pythons: dict[str, str], options: Any) -> dict[str, Any]:
+def measure(
+    workload: Workload, trees: dict[str, pathlib.Path], pythons: dict[str, str], options: Any
+) -> dict[str, Any]:
     """Both sides of one workload: start, take turns, end."""
     with contextlib.ExitStack() as stack:
         workers: dict[str, Worker] = {}
         for side in SIDES:
             say(f"{workload.name} {side}: starting …")
-            log = pathlib.Path(options.logs, f"{side}-{workload.name}.log") if options.logs else None
+            log = (
+                pathlib.Path(options.logs, f"{side}-{workload.name}.log") if options.logs else None
+            )
             try:
-                workers[side] = Worker(PEERS["ours"][0], workload, pythons[side], log=log, root=trees[side])
+                workers[side] = Worker(
+                    PEERS["ours"][0], workload, pythons[side], log=log, root=trees[side]
+                )
             except PeerError as problem:
                 raise PeerError(f"{side}: {problem}") from problem
             stack.callback(workers[side].close)
@@ -103,13 +112,17 @@ def table(result: dict[str, Any]) -> str:
         )
         both = lambda values, form: ", ".join(f"{values[side]:{form}}" for side in ("old", "new"))
         lines.append(
-            f"{row['workload']:8.8} {row['best_s']['old']:9.4f} {row['best_s']['new']:9.4f} {row['ratio_of_best']:6.3f}   "
-            f"{spread:40} {both(row['compile_s'], '.1f'):>18} {both(row['peak_rss_mb'], '.0f'):>17}  {row['verdict']}"
+            f"{row['workload']:8.8} {row['best_s']['old']:9.4f} {row['best_s']['new']:9.4f}"
+            f" {row['ratio_of_best']:6.3f}   {spread:40} {both(row['compile_s'], '.1f'):>18}"
+            f" {both(row['peak_rss_mb'], '.0f'):>17}  {row['verdict']}"
         )
     lines += [f"{one['workload']:8.8} not measured: {one['reason']}" for one in result["absent"]]
     facts = result["machine"]
     busy = " (BUSY: do not quote the ratios)" if facts["load_average"][0] > BUSY else ""
-    lines.append(f"{facts['processor']}, {facts['cores']} cores; load before the run {facts['load_average']}{busy}")
+    lines.append(
+        f"{facts['processor']}, {facts['cores']} cores; load before the run"
+        f" {facts['load_average']}{busy}"
+    )
     return "\n".join(lines)
 
 
@@ -132,17 +145,28 @@ def tree_problem(tree: pathlib.Path, python: str) -> str:
     return ""
 
 
-def arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[Workload], dict[str, pathlib.Path]]:
+def arguments(
+    argv: Sequence[str] | None,
+) -> tuple[argparse.Namespace, list[Workload], dict[str, pathlib.Path]]:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.revisions", description=__doc__.splitlines()[0] if __doc__ else ""
+        prog="python -m benchmarks.revisions",
+        description=__doc__.splitlines()[0] if __doc__ else "",
     )
-    parser.add_argument("--old", required=True, metavar="FOLDER", help="another checkout, the one to compare with")
+    parser.add_argument(
+        "--old", required=True, metavar="FOLDER", help="another checkout, the one to compare with"
+    )
     parser.add_argument("--new", default=str(ROOT), metavar="FOLDER", help="this tree unless given")
-    parser.add_argument("--old-python", default=sys.executable, metavar="PYTHON", help="where its packages differ")
-    parser.add_argument("--workloads", default=",".join(WORKLOADS), help="comma-separated, or one as JSON")
+    parser.add_argument(
+        "--old-python", default=sys.executable, metavar="PYTHON", help="where its packages differ"
+    )
+    parser.add_argument(
+        "--workloads", default=",".join(WORKLOADS), help="comma-separated, or one as JSON"
+    )
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--best-of", type=int, default=3, help="rounds of each side in a pair")
-    parser.add_argument("--json", metavar="FILE", help="write everything here, after every workload")
+    parser.add_argument(
+        "--json", metavar="FILE", help="write everything here, after every workload"
+    )
     parser.add_argument("--logs", metavar="DIR", help="keep what the workers print")
     options = parser.parse_args(argv)
     if options.workloads.startswith("{"):

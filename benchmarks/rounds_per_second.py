@@ -1,11 +1,12 @@
 """Seconds per federated round: fedjax_sim against its peers, in turn on the same machine.
 
-    python -m benchmarks.rounds_per_second [--workloads W1,W4] [--peers torch,pfl] [--pairs 5] [--json FILE]
+    python -m benchmarks.rounds_per_second [--workloads W1,W4] [--peers torch,pfl] [--pairs 5]
+    [--json FILE]
 
-For every workload and peer the driver keeps two processes alive, ours and the peer's, and asks them for the
-same round in turn (ours, peer, peer, ours, …). Reported is the ratio of the two times of each pair, its
-median and an interval, beside the plain times; compilation is apart. `benchmarks/README.md` explains every
-column.
+For every workload and peer the driver keeps two processes alive, ours and the peer's, and asks them
+for the same round in turn (ours, peer, peer, ours, …). Reported is the ratio of the two times of
+each pair, its median and an interval, beside the plain times; compilation is apart.
+`benchmarks/README.md` explains every column.
 """
 
 from __future__ import annotations
@@ -30,24 +31,48 @@ from benchmarks.workloads import WORKLOADS, Workload, from_text, make_data, roun
 
 # peer ÷ ours must be at least this
 BARS: dict[str, dict[str, float]] = {
-    "W1": {"torch": 3, "torch_procs": 2.1, "jax_naive": 10, "flower": 2.5, "pfl": 2.5, "fedjax": 2.5},
-    "W2": {"torch": 1.3, "torch_procs": 1.15, "jax_naive": 20, "flower": 1.2, "pfl": 1.2, "fedjax": 1.2},
-    "W3": {"torch": 1.3, "torch_procs": 1.15, "jax_naive": 20, "flower": 1.2, "pfl": 1.2, "fedjax": 1.2},
+    "W1": {
+        "torch": 3,
+        "torch_procs": 2.1,
+        "jax_naive": 10,
+        "flower": 2.5,
+        "pfl": 2.5,
+        "fedjax": 2.5,
+    },
+    "W2": {
+        "torch": 1.3,
+        "torch_procs": 1.15,
+        "jax_naive": 20,
+        "flower": 1.2,
+        "pfl": 1.2,
+        "fedjax": 1.2,
+    },
+    "W3": {
+        "torch": 1.3,
+        "torch_procs": 1.15,
+        "jax_naive": 20,
+        "flower": 1.2,
+        "pfl": 1.2,
+        "fedjax": 1.2,
+    },
     "W4": {"torch": 12, "torch_procs": 6, "jax_naive": 4, "flower": 80, "fedjax": 5},
     "W5": {"torch": 1.7, "torch_procs": 1.3, "jax_naive": 10},
     "W6": {"torch": 3, "torch_procs": 2.1, "jax_naive": 10},
 }
 GEMM_AIMS = {"W1": 0.40, "W2": 0.60}  # share of the GEMM peak that ours aims at
 BUSY = 0.5  # load average above which the ratios are not to be trusted
-EXTRAPOLATED = {("jax_naive", "W3"): 20}  # clients that are run; the time is scaled to the whole cohort
+EXTRAPOLATED = {
+    ("jax_naive", "W3"): 20
+}  # clients that are run; the time is scaled to the whole cohort
 
 
 def median_interval(values: Sequence[float], confidence: float = 0.9) -> tuple[float, float, float]:
-    """(low, high, coverage): the tightest pair of order statistics that covers the median with `confidence`.
+    """(low, high, coverage): the tightest pair of order statistics that covers the median with
+    `confidence`.
 
     The i-th smallest and i-th largest of n independent values enclose their median with probability
-    1 − 2 Σ_{k<i} C(n, k) / 2^n. With too few values for the confidence asked: the whole range, and what it
-    covers.
+    1 − 2 Σ_{k<i} C(n, k) / 2^n. With too few values for the confidence asked: the whole range, and
+    what it covers.
 
     >>> median_interval([2.0, 3.0, 1.0, 5.0, 4.0])
     (1.0, 5.0, 0.9375)
@@ -77,7 +102,9 @@ class Timing:
         best, median = min(self.seconds), statistics.median(self.seconds)
         per_step = statistics.median(s / n for s, n in zip(self.seconds, self.steps, strict=True))
         flops = 2 * multiply_adds(workload)
-        rate = statistics.median(e * flops / s for s, e in zip(self.seconds, self.examples, strict=True))
+        rate = statistics.median(
+            e * flops / s for s, e in zip(self.seconds, self.examples, strict=True)
+        )
         return {
             "peer": self.peer,
             "workload": self.workload,
@@ -107,7 +134,10 @@ class Bench:
         self.absent: list[dict[str, str]] = []
         self.facts = machine.facts()  # with the load before anything of ours runs
         if (load := self.facts["load_average"][0]) > BUSY:
-            say(f"the machine is busy (load {load}): threaded peers suffer most, so do not quote these ratios")
+            say(
+                f"the machine is busy (load {load}): threaded peers suffer most, so do not quote"
+                " these ratios"
+            )
         self.gemm: dict[str, float] = {} if options.no_gemm else machine.gemm_in_own_process()
 
     @property
@@ -117,7 +147,11 @@ class Bench:
     def start(self, peer: str, workload: Workload) -> tuple[Worker, Timing] | None:
         few = EXTRAPOLATED.get((peer, workload.name), 0)
         run = dataclasses.replace(workload, cohort_limit=few)
-        log = pathlib.Path(self.options.logs, f"{peer}-{workload.name}.log") if self.options.logs else None
+        log = (
+            pathlib.Path(self.options.logs, f"{peer}-{workload.name}.log")
+            if self.options.logs
+            else None
+        )
         say(f"{workload.name} {peer}: starting …")
         try:
             worker = Worker(PEERS[peer][0], run, self.pythons.get(peer, sys.executable), log=log)
@@ -135,7 +169,9 @@ class Bench:
             extrapolated_from=few,
         )
 
-    def time_round(self, worker: Worker, timing: Timing, workload: Workload, data: Any, index: int) -> float:
+    def time_round(
+        self, worker: Worker, timing: Timing, workload: Workload, data: Any, index: int
+    ) -> float:
         scale = workload.per_round / timing.extrapolated_from if timing.extrapolated_from else 1.0
         seconds = worker.round(index) * scale
         steps, examples = round_totals(workload, data, index)
@@ -144,7 +180,9 @@ class Bench:
         timing.examples.append(examples)
         say(f"{workload.name} {timing.peer}: round {index} in {seconds:.3f} s")
         timing.peak_rss_mb = max(timing.peak_rss_mb, worker.peak_rss_mb)
-        self.order.append({"workload": workload.name, "peer": timing.peer, "round": index, "seconds": seconds})
+        self.order.append(
+            {"workload": workload.name, "peer": timing.peer, "round": index, "seconds": seconds}
+        )
         return seconds
 
     def run(self, workload: Workload, peers: Sequence[str]) -> None:
@@ -159,7 +197,9 @@ class Bench:
                     self.pair(workload, data, ours, theirs)
                 except PeerError as problem:
                     say(f"{workload.name} {peer}: failed: {problem}")
-                    self.absent.append({"peer": peer, "workload": workload.name, "reason": str(problem)})
+                    self.absent.append(
+                        {"peer": peer, "workload": workload.name, "reason": str(problem)}
+                    )
                 finally:
                     theirs[0].close()
                 if theirs[1].seconds:
@@ -184,17 +224,28 @@ class Bench:
         ratios, started = [], time.perf_counter()
         for index in range(self.options.pairs):
             turn = [ours, theirs] if index % 2 == 0 else [theirs, ours]  # who goes first alternates
-            took = {id(one): self.time_round(one[0], one[1], workload, data, index) for one in turn if one}
+            took = {
+                id(one): self.time_round(one[0], one[1], workload, data, index)
+                for one in turn
+                if one
+            }
             if ours:
                 ratios.append(took[id(theirs)] / took[id(ours)])
             if time.perf_counter() - started > self.options.budget and index >= 2:
-                say(f"{workload.name} {theirs[1].peer}: stopping after {index + 1} pairs, over the budget")
+                say(
+                    f"{workload.name} {theirs[1].peer}: stopping after {index + 1} pairs, over the"
+                    " budget"
+                )
                 break
         if not ratios:
             return
         low, high, coverage = median_interval(ratios)
         median = statistics.median(ratios)
-        bar = BARS.get(workload.name, {}).get(theirs[1].peer) if self.options.reference == "ours" else None
+        bar = (
+            BARS.get(workload.name, {}).get(theirs[1].peer)
+            if self.options.reference == "ours"
+            else None
+        )
         self.ratios.append(
             {
                 "workload": workload.name,
@@ -222,7 +273,7 @@ class Bench:
         }
 
 
-# ---- printing ---------------------------------------------------------------------------------------------
+# ---- printing ------------------------------------------------------------------------------------
 
 
 def say(text: str) -> None:
@@ -237,7 +288,9 @@ def table(result: dict[str, Any]) -> str:
         f"{'ms/step':>8} {'GEMM %':>7}   ratio to the reference: median [interval]"
     ]
     for row in result["rows"]:
-        share = "" if row["share_of_gemm_peak"] is None else f"{100 * row['share_of_gemm_peak']:.1f}"
+        share = (
+            "" if row["share_of_gemm_peak"] is None else f"{100 * row['share_of_gemm_peak']:.1f}"
+        )
         text = (
             f"{row['workload']:4.4} {row['peer']:12} {row['s_per_round_best']:9.3f} "
             f"{row['s_per_round']:9.3f} {row['compile_s']:9.1f} {row['peak_rss_mb']:8.0f} "
@@ -250,13 +303,22 @@ def table(result: dict[str, Any]) -> str:
             )
             if ratio["bar"] is not None:
                 text += f"  bar {ratio['bar']}: {'met' if ratio['met'] else 'NOT MET'}"
-        elif row["peer"] == "ours" and row["workload"] in GEMM_AIMS and row["share_of_gemm_peak"] is not None:
+        elif (
+            row["peer"] == "ours"
+            and row["workload"] in GEMM_AIMS
+            and row["share_of_gemm_peak"] is not None
+        ):
             aim = GEMM_AIMS[row["workload"]]
-            text += f"   aim {aim:.0%} of GEMM: {'met' if row['share_of_gemm_peak'] >= aim else 'NOT MET'}"
+            text += (
+                f"   aim {aim:.0%} of GEMM:"
+                f" {'met' if row['share_of_gemm_peak'] >= aim else 'NOT MET'}"
+            )
         if row["extrapolated_from_clients"]:
             text += f"  (extrapolated from {row['extrapolated_from_clients']} clients)"
         lines.append(text)
-    lines += [f"{a['workload']:4.4} {a['peer']:12} not measured: {a['reason']}" for a in result["absent"]]
+    lines += [
+        f"{a['workload']:4.4} {a['peer']:12} not measured: {a['reason']}" for a in result["absent"]
+    ]
     facts = result["machine"]
     lines.append(
         f"{facts['processor']}, {facts['cores']} cores, {facts['memory_gb']} GB; "
@@ -268,18 +330,27 @@ def table(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[Workload], list[str], dict[str, str]]:
+def arguments(
+    argv: Sequence[str] | None,
+) -> tuple[argparse.Namespace, list[Workload], list[str], dict[str, str]]:
     """(options, workloads, peers, the Python of each peer that has its own)."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.rounds_per_second",
         description=__doc__.splitlines()[0] if __doc__ else "",
         epilog="; ".join(f"{n}: {what[1]}" for n, what in PEERS.items()),
     )
-    parser.add_argument("--workloads", default=",".join(WORKLOADS), help="comma-separated, or one as JSON")
+    parser.add_argument(
+        "--workloads", default=",".join(WORKLOADS), help="comma-separated, or one as JSON"
+    )
     parser.add_argument("--peers", default=",".join(PEERS), help="comma-separated")
     parser.add_argument("--reference", default="ours", help="the peer all ratios are taken to")
     parser.add_argument("--pairs", type=int, default=5, help="rounds of each peer")
-    parser.add_argument("--budget", type=float, default=600, help="seconds per peer and workload; at least 3 pairs are run")
+    parser.add_argument(
+        "--budget",
+        type=float,
+        default=600,
+        help="seconds per peer and workload; at least 3 pairs are run",
+    )
     parser.add_argument("--json", metavar="FILE", help="write everything here, after every peer")
     parser.add_argument("--logs", metavar="DIR", help="keep what the peers print")
     parser.add_argument(
@@ -301,7 +372,9 @@ def arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[Work
     if options.workloads.startswith("{"):
         chosen = [from_text(options.workloads)]
     else:
-        chosen = [WORKLOADS[name] for name in known(options.workloads.split(","), WORKLOADS, "workload")]
+        chosen = [
+            WORKLOADS[name] for name in known(options.workloads.split(","), WORKLOADS, "workload")
+        ]
     peers = known(options.peers.split(","), PEERS, "peer")
     known([options.reference], PEERS, "peer")
     key_of = {name: f"FEDJAX_SIM_PEER_{name.upper()}" for name in PEERS}

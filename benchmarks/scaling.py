@@ -1,16 +1,19 @@
-"""Rounds per second and peak memory of fedjax_sim as one thing grows: each point in a process of its own.
+"""Rounds per second and peak memory of fedjax_sim as one thing grows: each point in a process of
+its own.
 
-    python -m benchmarks.scaling [--axes cohort,clients,skew,chunk,devices] [--model mlp|lenet5] [--quick]
+    python -m benchmarks.scaling [--axes cohort,clients,skew,chunk,devices] [--model mlp|lenet5]
+    [--quick]
                                  [--json FILE] [--out DIR]
 
     cohort    participants per round, of 500 clients
     clients   N with 20 per round: stateless (fedavg), and with a model per client (ditto)
-    skew      client sizes, equal or from a Dirichlet partition of the same pool, everybody takes part
+    skew      client sizes, equal or from a Dirichlet partition of the same pool, everybody takes
+              part
     chunk     clients side by side on one device
     devices   host devices, made of the cores there are; more devices than cores cannot be faster
 
-The data are synthetic. Time is the best of several rounds without evaluation; compilation is apart. `--out` gets one
-figure per axis. benchmarks/README.md says how to read them.
+The data are synthetic. Time is the best of several rounds without evaluation; compilation is apart.
+`--out` gets one figure per axis. benchmarks/README.md says how to read them.
 """
 
 from __future__ import annotations
@@ -99,9 +102,13 @@ def points(axis: str, model: str, quick: bool) -> list[Point]:
             for i, a in enumerate(terms)
         ]
     if axis == "chunk":
-        return [vary(value=c, label=f"{c} side by side", chunk=c, cohort=everybody, devices=1) for c in side]
+        return [
+            vary(value=c, label=f"{c} side by side", chunk=c, cohort=everybody, devices=1)
+            for c in side
+        ]
     return [
-        vary(value=d, label=f"{d} host devices", devices=d, cohort=everybody) for d in ((1, 2) if quick else (1, 2, 4, 8))
+        vary(value=d, label=f"{d} host devices", devices=d, cohort=everybody)
+        for d in ((1, 2) if quick else (1, 2, 4, 8))
     ]
 
 
@@ -114,7 +121,7 @@ AXES = {
 }
 
 
-# ---- one point, in its own process ------------------------------------------------------------------------
+# ---- one point, in its own process ---------------------------------------------------------------
 def workload_of(point: Point) -> Workload:
     pool = point.clients * point.examples
     return Workload(
@@ -206,7 +213,13 @@ def measure(point: Point) -> dict[str, Any]:
 def in_own_process(point: Point) -> dict[str, Any]:
     root = pathlib.Path(__file__).resolve().parents[1]
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.scaling", "--measure", json.dumps(dataclasses.asdict(point))],
+        [
+            sys.executable,
+            "-m",
+            "benchmarks.scaling",
+            "--measure",
+            json.dumps(dataclasses.asdict(point)),
+        ],
         cwd=root,
         capture_output=True,
         text=True,
@@ -216,16 +229,17 @@ def in_own_process(point: Point) -> dict[str, Any]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-# ---- for people -------------------------------------------------------------------------------------------
+# ---- for people ----------------------------------------------------------------------------------
 def table(rows: list[dict[str, Any]]) -> str:
     lines = [
-        f"{'axis':8} {'point':22} {'method':16} {'rounds/s':>9} {'ms/round':>9} {'ms/step':>8} {'exec/need':>9} "
-        f"{'compile s':>9} {'state MB':>8} {'peak MB':>8}"
+        f"{'axis':8} {'point':22} {'method':16} {'rounds/s':>9} {'ms/round':>9} {'ms/step':>8}"
+        f" {'exec/need':>9} {'compile s':>9} {'state MB':>8} {'peak MB':>8}"
     ]
     lines += [
-        f"{r['axis']:8} {r['label']:22} {r['series']:16} {r['rounds_per_s']:9.2f} {1e3 * r['s_per_round']:9.2f} "
-        f"{1e3 * r['s_per_step']:8.3f} {r['executed_over_needed']:9.3f} {r['compile_s']:9.1f} {r['state_mb']:8.1f} "
-        f"{r['peak_rss_mb']:8.0f}"
+        f"{r['axis']:8} {r['label']:22} {r['series']:16} {r['rounds_per_s']:9.2f}"
+        f" {1e3 * r['s_per_round']:9.2f} {1e3 * r['s_per_step']:8.3f}"
+        f" {r['executed_over_needed']:9.3f} {r['compile_s']:9.1f} {r['state_mb']:8.1f}"
+        f" {r['peak_rss_mb']:8.0f}"
         for r in rows
     ]
     return "\n".join(lines)
@@ -240,12 +254,16 @@ def draw(rows: list[dict[str, Any]], axis: str, folder: pathlib.Path) -> pathlib
 
     columns = [("rounds_per_s", "rounds per second"), ("peak_rss_mb", "peak memory (MB)")]
     columns += [("executed_over_needed", "executed ÷ needed steps")] if axis == "skew" else []
-    figure, axes = plt.subplots(1, len(columns), figsize=(4.6 * len(columns), 3.6), constrained_layout=True)
+    figure, axes = plt.subplots(
+        1, len(columns), figsize=(4.6 * len(columns), 3.6), constrained_layout=True
+    )
     mine = [r for r in rows if r["axis"] == axis]
     for plot, (column, title) in zip(axes, columns, strict=True):
         for series in dict.fromkeys(r["series"] for r in mine):
             line = [r for r in mine if r["series"] == series]
-            plot.plot([r["value"] for r in line], [r[column] for r in line], marker="o", label=series)
+            plot.plot(
+                [r["value"] for r in line], [r[column] for r in line], marker="o", label=series
+            )
         plot.set(title=title, xlabel=AXES[axis])
         ticks = {r["value"]: r["label"] if axis == "skew" else f"{r['value']:,}" for r in mine}
         if axis != "skew":
@@ -266,8 +284,12 @@ def draw(rows: list[dict[str, Any]], axis: str, folder: pathlib.Path) -> pathlib
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.scaling", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--axes", default=",".join(AXES), help=f"comma-separated, of {', '.join(AXES)}")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.scaling", description=(__doc__ or "").splitlines()[0]
+    )
+    parser.add_argument(
+        "--axes", default=",".join(AXES), help=f"comma-separated, of {', '.join(AXES)}"
+    )
     parser.add_argument("--model", default="mlp", choices=("mlp", "lenet5"))
     parser.add_argument("--quick", action="store_true", help="a smoke run: few and small points")
     parser.add_argument("--json", metavar="FILE", help="write everything here, after every point")
@@ -284,7 +306,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     facts, rows = machine.facts(), []
     for point in [p for axis in chosen for p in points(axis, options.model, options.quick)]:
         rows.append(in_own_process(point))
-        print(f"{point.axis} {point.label}: {rows[-1]['rounds_per_s']:.2f} rounds/s", file=sys.stderr, flush=True)
+        print(
+            f"{point.axis} {point.label}: {rows[-1]['rounds_per_s']:.2f} rounds/s",
+            file=sys.stderr,
+            flush=True,
+        )
         if options.json:
             text = json.dumps({"rows": rows, "machine": facts, "quick": options.quick}, indent=1)
             pathlib.Path(options.json).write_text(text)
@@ -295,8 +321,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         for axis in chosen:
             print(f"figure: {draw(rows, axis, folder)}")
     print(
-        f"{facts['processor']}, {facts['cores']} cores, {facts['memory_gb']} GB; load before the run "
-        f"{facts['load_average']}; " + ", ".join(f"{k} {v}" for k, v in facts["versions"].items())
+        f"{facts['processor']}, {facts['cores']} cores, {facts['memory_gb']} GB; load before the"
+        f" run {facts['load_average']}; "
+        + ", ".join(f"{k} {v}" for k, v in facts["versions"].items())
     )
     return 0
 

@@ -1,11 +1,14 @@
-"""What passes before the first result: imports, data, weights, tracing, compiling, the first segment; cold and warm.
+"""What passes before the first result: imports, data, weights, tracing, compiling, the first
+segment; cold and warm.
 
-    python -m benchmarks.startup [--methods fedavg,fedpolicy] [--models lenet5] [--dataset digits] [--repeat 1] [--json FILE]
+    python -m benchmarks.startup [--methods fedavg,fedpolicy] [--models lenet5] [--dataset digits]
+    [--repeat 1] [--json FILE]
 
-Every measurement is a process of its own that does what `fedjax-sim run METHOD --model MODEL` does, with a clock between the
-parts. *Cold* starts with an empty cache folder, *warm* again with the same one. Columns are processor seconds (all threads)
-and wall seconds; on a busy machine only the former mean something. HLO lines and fusions are those of the compiled rounds,
-programs is how many XLA compiled or fetched on the way; `same` says whether initial weights compiled for one use equal the
+Every measurement is a process of its own that does what `fedjax-sim run METHOD --model MODEL` does,
+with a clock between the parts. *Cold* starts with an empty cache folder, *warm* again with the same
+one. Columns are processor seconds (all threads) and wall seconds; on a busy machine only the former
+mean something. HLO lines and fusions are those of the compiled rounds, programs is how many XLA
+compiled or fetched on the way; `same` says whether initial weights compiled for one use equal the
 fully compiled ones bit for bit.
 """
 
@@ -34,7 +37,9 @@ PARTS = (
     "warm round",
 )
 ROUNDS = 3  # timed after the first segment
-SPAWNED = "FEDJAX_SIM_STARTUP_SPAWNED"  # when the parent started this process: the interpreter's own start counts
+SPAWNED = (  # when the parent started this process: the interpreter's own start counts
+    "FEDJAX_SIM_STARTUP_SPAWNED"
+)
 
 
 class Clock:
@@ -83,7 +88,9 @@ def start(settings: dict[str, Any], check_weights: bool = False) -> dict[str, An
         return jax
 
     jax = clock.time("imports", imports)
-    clock.add("imports", [time.process_time() - clock.parts["imports"][0], 0.0])  # the interpreter's own start
+    clock.add(
+        "imports", [time.process_time() - clock.parts["imports"][0], 0.0]
+    )  # the interpreter's own start
     if SPAWNED in os.environ:
         clock.parts["imports"][1] = time.time() - float(os.environ[SPAWNED])
     from fedjax_sim.engine import layout as layouts
@@ -93,7 +100,9 @@ def start(settings: dict[str, Any], check_weights: bool = False) -> dict[str, An
 
     programs: list[float] = []
     jax.monitoring.register_event_duration_secs_listener(
-        lambda event, seconds, **_: programs.append(seconds) if event.endswith("backend_compile_duration") else None
+        lambda event, seconds, **_: (
+            programs.append(seconds) if event.endswith("backend_compile_duration") else None
+        )
     )
     config = Config(**settings)
     preparing.want_host_devices(config)
@@ -102,7 +111,13 @@ def start(settings: dict[str, Any], check_weights: bool = False) -> dict[str, An
     parts = {"load_federation": "data", "initial_net": "initial weights"}
     try:
         for name, original in originals.items():
-            setattr(preparing, name, lambda *a, part=parts[name], f=original: jax.block_until_ready(clock.time(part, f, *a)))
+            setattr(
+                preparing,
+                name,
+                lambda *a, part=parts[name], f=original: jax.block_until_ready(
+                    clock.time(part, f, *a)
+                ),
+            )
         setup = clock.time("set-up", preparing.prepare, config, measure=False)
     finally:
         for name, original in originals.items():
@@ -110,18 +125,29 @@ def start(settings: dict[str, Any], check_weights: bool = False) -> dict[str, An
     sim = setup.simulation
 
     def first_state() -> tuple[Any, Any]:
-        return jax.block_until_ready(layouts.place(sim.layout, sim.init(config.seed, setup.net), sim.data))
+        return jax.block_until_ready(
+            layouts.place(sim.layout, sim.init(config.seed, setup.net), sim.data)
+        )
 
     state, data = clock.time("state", first_state)
     lowered = clock.time("trace and lower", lambda: sim.run.lower(state, data, jax.numpy.int32(1)))
     program = clock.time("compile", lowered.compile)
     number = len(programs)
-    state = clock.time("first segment", lambda: jax.block_until_ready(program(state, data, jax.numpy.int32(1))))[0]
+    state = clock.time(
+        "first segment", lambda: jax.block_until_ready(program(state, data, jax.numpy.int32(1)))
+    )[0]
     began = time.process_time(), time.time()
     jax.block_until_ready(program(state, data, jax.numpy.int32(ROUNDS)))
-    clock.add("warm round", [(time.process_time() - began[0]) / ROUNDS, (time.time() - began[1]) / ROUNDS])
+    clock.add(
+        "warm round", [(time.process_time() - began[0]) / ROUNDS, (time.time() - began[1]) / ROUNDS]
+    )
     text = program.as_text()
-    out = dict(parts=clock.parts, hlo_lines=text.count("\n"), fusions=text.count(" fusion("), programs=number)
+    out = dict(
+        parts=clock.parts,
+        hlo_lines=text.count("\n"),
+        fusions=text.count(" fusion("),
+        programs=number,
+    )
     if check_weights:
         out["same"] = same_weights(sim.env.model, config.seed)
     return out
@@ -135,14 +161,20 @@ def same_weights(model: Any, seed: int) -> bool:
     from fedjax_sim.models import initial_weights
 
     key = jax.random.key(seed)
-    return jax.tree.all(jax.tree.map(np.array_equal, initial_weights(model, key), jax.jit(model.init)(key)))
+    return jax.tree.all(
+        jax.tree.map(np.array_equal, initial_weights(model, key), jax.jit(model.init)(key))
+    )
 
 
-def measure(settings: dict[str, Any], cache: pathlib.Path, check_weights: bool = False) -> dict[str, Any]:
+def measure(
+    settings: dict[str, Any], cache: pathlib.Path, check_weights: bool = False
+) -> dict[str, Any]:
     """`start` in a process of its own that keeps its programs in `cache`."""
     call = [sys.executable, "-m", "benchmarks.startup", "--one", json.dumps(settings)]
     environment = {**os.environ, "FEDJAX_SIM_CACHE": str(cache), SPAWNED: str(time.time())}
-    done = subprocess.run(call + ["--check"] * check_weights, env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        call + ["--check"] * check_weights, env=environment, capture_output=True, text=True
+    )
     if done.returncode:
         raise SystemExit(f"{settings} failed:\n{done.stderr[-2000:]}")
     return json.loads(done.stdout.splitlines()[-1])
@@ -170,14 +202,20 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.startup", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.startup", description=__doc__.splitlines()[0]
+    )
     parser.add_argument("--methods", default="fedavg,fedpolicy")
     parser.add_argument("--models", default="lenet5")
     parser.add_argument("--dataset", default="digits")
-    parser.add_argument("--repeat", type=int, default=1, help="the best of so many starts, by processor seconds")
+    parser.add_argument(
+        "--repeat", type=int, default=1, help="the best of so many starts, by processor seconds"
+    )
     parser.add_argument("--json", default=None, metavar="FILE")
     parser.add_argument("--one", default=None, metavar="JSON", help=argparse.SUPPRESS)
-    parser.add_argument("--check", action="store_true", help="also compare initial weights with a full compilation")
+    parser.add_argument(
+        "--check", action="store_true", help="also compare initial weights with a full compilation"
+    )
     args = parser.parse_args(arguments)
     if args.one is not None:
         print(json.dumps(start(json.loads(args.one), args.check)))
@@ -189,7 +227,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from fedjax_sim.models import MODELS
 
     try:
-        for kind, names, known in (("method", args.methods, METHODS), ("model", args.models, MODELS)):
+        for kind, names, known in (
+            ("method", args.methods, METHODS),
+            ("model", args.models, MODELS),
+        ):
             for name in names.split(","):
                 lookup(kind, name, known)
     except UserError as problem:
@@ -204,7 +245,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     for found in turns.values():
                         found.append(measure(settings, pathlib.Path(folder), args.check))
             rows += [
-                dict(settings, cache=cache, **min(found, key=lambda row: total(row, 0))) for cache, found in turns.items()
+                dict(settings, cache=cache, **min(found, key=lambda row: total(row, 0)))
+                for cache, found in turns.items()
             ]
     print("processor / wall seconds")
     print(table(rows))

@@ -1,11 +1,14 @@
-"""k values of one setting: compiled anew for each, one after another through one program, or side by side (`--vmap`).
+"""k values of one setting: compiled anew for each, one after another through one program, or side
+by side (`--vmap`).
 
-    python -m benchmarks.sweep_values [--networks mlp,lenet5] [--values 2,4,8] [--rounds 30] [--repeat 5] [--json FILE]
+    python -m benchmarks.sweep_values [--networks mlp,lenet5] [--values 2,4,8] [--rounds 30]
+    [--repeat 5] [--json FILE]
 
-*anew* is what a value costs where it is part of the program, *after* one program for all values on all devices, *beside* one
-program in which the values are a leading axis, on one device. Compilation is measured once per program, without any cache;
-rounds are timed in turn (after, beside, beside, after, …), the best of a few each. The columns are seconds of k × T rounds
-with their compilation, as a ratio to *after*: below 1 it pays. `round` is the ratio without compilation, which is what is
+*anew* is what a value costs where it is part of the program, *after* one program for all values on
+all devices, *beside* one program in which the values are a leading axis, on one device. Compilation
+is measured once per program, without any cache; rounds are timed in turn (after, beside, beside,
+after, …), the best of a few each. The columns are seconds of k × T rounds with their compilation,
+as a ratio to *after*: below 1 it pays. `round` is the ratio without compilation, which is what is
 left of it in long runs.
 """
 
@@ -37,7 +40,10 @@ class Side:
         programs._kept.clear()
         began = time.perf_counter(), time.process_time()
         self.step: Callable = driver.compiled(setups, self.state, self.data)
-        self.compile_s, self.compile_cpu_s = time.perf_counter() - began[0], time.process_time() - began[1]
+        self.compile_s, self.compile_cpu_s = (
+            time.perf_counter() - began[0],
+            time.process_time() - began[1],
+        )
         self.wait = jax.block_until_ready
         self.best = self.best_cpu = float("inf")
         self.turn()  # warm
@@ -49,13 +55,16 @@ class Side:
         import numpy as np
 
         began = time.perf_counter(), time.process_time()
-        self.state = self.wait(self.step(self.state, self.data, jnp.int32(PER_CALL), np.bool_(True))[0])
+        self.state = self.wait(
+            self.step(self.state, self.data, jnp.int32(PER_CALL), np.bool_(True))[0]
+        )
         self.best = min(self.best, (time.perf_counter() - began[0]) / PER_CALL)
         self.best_cpu = min(self.best_cpu, (time.process_time() - began[1]) / PER_CALL)
 
 
 def ratios(k: int, rounds: int, after: Side, beside: Side, clock: str = "") -> dict[str, float]:
-    """Seconds of k × rounds rounds with their compilation, over those of one program for one value after another."""
+    """Seconds of k × rounds rounds with their compilation, over those of one program for one value
+    after another."""
     cost = lambda side: getattr(side, f"compile{clock}_s")
     each = lambda side: getattr(side, f"best{clock}")
     one = cost(after) + k * rounds * each(after)
@@ -95,16 +104,28 @@ def measure(network: str, k: int, rounds: int, repeat: int) -> dict[str, Any]:
 def line(row: dict[str, Any]) -> str:
     """
     >>> told = dict(anew=2.0, beside=0.5, round=0.4)
-    >>> line(dict(network="mlp", values=2, rounds=9, devices=1, wall=told, processor=told)).endswith("pays")
+    >>> line(
+    ...     dict(network="mlp", values=2, rounds=9, devices=1, wall=told, processor=told)
+    ... ).endswith("pays")
     True
     """
-    cells = [f"{row[kind][name]:8.2f}" for kind in ("wall", "processor") for name in ("anew", "beside", "round")]
-    pays = "pays" if row["wall"]["beside"] < 1 and row["processor"]["beside"] < 1 else "does not pay"
-    return f"{row['network']:10s} {row['values']:3d} {row['rounds']:6d} {row['devices']:4d} {''.join(cells)}  {pays}"
+    cells = [
+        f"{row[kind][name]:8.2f}"
+        for kind in ("wall", "processor")
+        for name in ("anew", "beside", "round")
+    ]
+    pays = (
+        "pays" if row["wall"]["beside"] < 1 and row["processor"]["beside"] < 1 else "does not pay"
+    )
+    return (
+        f"{row['network']:10s} {row['values']:3d} {row['rounds']:6d} {row['devices']:4d}"
+        f" {''.join(cells)}  {pays}"
+    )
 
 
 HEAD = (
-    f"{'network':10s} {'k':>3s} {'rounds':>6s} {'dev':>4s} {'wall: anew, beside, round':>24s} {'processor: the same':>24s}"
+    f"{'network':10s} {'k':>3s} {'rounds':>6s} {'dev':>4s} {'wall: anew, beside, round':>24s}"
+    f" {'processor: the same':>24s}"
 )
 
 

@@ -1,10 +1,13 @@
-"""Throughput of every task against plain PyTorch, one process per core: examples or characters per second.
+"""Throughput of every task against plain PyTorch, one process per core: examples or characters per
+second.
 
-    python -m benchmarks.tasks [--tasks lstm,transformer] [--pairs 5] [--python torch=PYTHON] [--json FILE]
+    python -m benchmarks.tasks [--tasks lstm,transformer] [--pairs 5] [--python torch=PYTHON]
+    [--json FILE]
 
-Each row is FedAvg with plain SGD on synthetic data: ours and PyTorch's round in turn (ours, peer, peer, ours, …), each in a
-process of its own that stays alive; compilation is apart. Reported are the median times and the median ratio of the pairs.
-The load of the machine before the first round is said beside them.
+Each row is FedAvg with plain SGD on synthetic data: ours and PyTorch's round in turn (ours, peer,
+peer, ours, …), each in a process of its own that stays alive; compilation is apart. Reported are
+the median times and the median ratio of the pairs. The load of the machine before the first round
+is said beside them.
 """
 
 from __future__ import annotations
@@ -70,10 +73,12 @@ def make_data(job: Job) -> tuple[np.ndarray, np.ndarray]:
 
 
 def cohort(job: Job, index: int) -> list[int]:
-    return np.random.default_rng([1, index]).choice(job.clients, job.per_round, replace=False).tolist()
+    return (
+        np.random.default_rng([1, index]).choice(job.clients, job.per_round, replace=False).tolist()
+    )
 
 
-# ---- ours -----------------------------------------------------------------------------------------------------------
+# ---- ours ----------------------------------------------------------------------------------------
 def ours(job: Job) -> Callable[[int], None]:
     """A round of fedjax_sim, compiled."""
     import jax
@@ -83,11 +88,23 @@ def ours(job: Job) -> Callable[[int], None]:
 
     x, y = make_data(job)
     rows = {"train": [range(i * job.examples, (i + 1) * job.examples) for i in range(job.clients)]}
-    fed = fs.Federation.from_arrays(x, y, rows, test=(x[:1], y[:1]), mean=0.0, std=1.0, task=job.task)
+    fed = fs.Federation.from_arrays(
+        x, y, rows, test=(x[:1], y[:1]), mean=0.0, std=1.0, task=job.task
+    )
     rounds = 200
-    how = dict(model=job.model, lr=job.lr, momentum=0.0, weight_decay=0.0, epochs=1, batch_size=job.batch)
+    how = dict(
+        model=job.model, lr=job.lr, momentum=0.0, weight_decay=0.0, epochs=1, batch_size=job.batch
+    )
     lists = [cohort(job, i) for i in range(rounds)]
-    setup = set_up("fedavg", fed, cohorts=lists, rounds=rounds, eval_every=rounds, evaluations=("global",), **how)
+    setup = set_up(
+        "fedavg",
+        fed,
+        cohorts=lists,
+        rounds=rounds,
+        eval_every=rounds,
+        evaluations=("global",),
+        **how,
+    )
     sim = setup.simulation
     state = [setup.first_state()]
 
@@ -99,7 +116,7 @@ def ours(job: Job) -> Callable[[int], None]:
     return one
 
 
-# ---- PyTorch --------------------------------------------------------------------------------------------------------
+# ---- PyTorch -------------------------------------------------------------------------------------
 def torch_model(job: Job) -> Any:
     """The same network; `forward(x)` gives the outputs."""
     import torch
@@ -111,7 +128,10 @@ def torch_model(job: Job) -> Any:
     class Recurrent(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.embed, self.lstm = nn.Embedding(job.outputs, 16), nn.LSTM(16, 128, batch_first=True)
+            self.embed, self.lstm = (
+                nn.Embedding(job.outputs, 16),
+                nn.LSTM(16, 128, batch_first=True),
+            )
             self.fc = nn.Linear(128, job.outputs)
 
         def forward(self, x: Any) -> Any:
@@ -120,11 +140,20 @@ def torch_model(job: Job) -> Any:
     class Causal(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.embed, self.place = nn.Embedding(job.outputs, 64), nn.Parameter(0.02 * torch.randn(job.shape[0], 64))
-            block = nn.TransformerEncoderLayer(64, 4, 256, 0.0, "gelu", batch_first=True, norm_first=True)
-            self.blocks = nn.TransformerEncoder(block, 2, nn.LayerNorm(64, elementwise_affine=False), False)
+            self.embed, self.place = (
+                nn.Embedding(job.outputs, 64),
+                nn.Parameter(0.02 * torch.randn(job.shape[0], 64)),
+            )
+            block = nn.TransformerEncoderLayer(
+                64, 4, 256, 0.0, "gelu", batch_first=True, norm_first=True
+            )
+            self.blocks = nn.TransformerEncoder(
+                block, 2, nn.LayerNorm(64, elementwise_affine=False), False
+            )
             self.fc = nn.Linear(64, job.outputs)
-            self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(job.shape[0]))
+            self.register_buffer(
+                "mask", nn.Transformer.generate_square_subsequent_mask(job.shape[0])
+            )
 
         def forward(self, x: Any) -> Any:
             return self.fc(self.blocks(self.embed(x) + self.place, self.mask, is_causal=True))
@@ -191,7 +220,9 @@ def torch_processes(job: Job) -> Callable[[int], None]:
         for total in sums[-1]:
             total.share_memory_()
         here, there = context.Pipe()
-        context.Process(target=torch_worker, args=(job, served, sums[-1], there, which, cores()), daemon=True).start()
+        context.Process(
+            target=torch_worker, args=(job, served, sums[-1], there, which, cores()), daemon=True
+        ).start()
         lines.append(here)
     for line in lines:
         line.recv()
@@ -208,7 +239,7 @@ def torch_processes(job: Job) -> Callable[[int], None]:
     return one
 
 
-# ---- the driver -----------------------------------------------------------------------------------------------------
+# ---- the driver ----------------------------------------------------------------------------------
 PEERS = {"ours": ours, "torch": torch_processes}
 
 
@@ -240,7 +271,10 @@ class Worker:
             text=True,
         )
         if self.answer() != "ready":
-            raise SystemExit(f"{peer} cannot run {name} with {python}: python -m benchmarks.tasks --serve {peer} says why")
+            raise SystemExit(
+                f"{peer} cannot run {name} with {python}: python -m benchmarks.tasks --serve {peer}"
+                " says why"
+            )
 
     def answer(self) -> str:
         assert self.process.stdout is not None
@@ -270,14 +304,24 @@ def measure(name: str, pairs: int, pythons: dict[str, str]) -> dict[str, Any]:
         worker.close()
     speed = {peer: job.work / statistics.median(each) for peer, each in seconds.items()}
     ratio = statistics.median(b / a for a, b in zip(seconds["ours"], seconds["torch"], strict=True))
-    return dict(task=job.task, model=job.model, unit=job.unit, ratio=ratio, seconds=seconds, **speed)
+    return dict(
+        task=job.task, model=job.model, unit=job.unit, ratio=ratio, seconds=seconds, **speed
+    )
 
 
 def main(words: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--tasks", default=",".join(JOBS), help=f"comma list of {', '.join(JOBS)}")
     parser.add_argument("--pairs", type=int, default=5)
-    parser.add_argument("--python", action="append", default=[], metavar="PEER=PYTHON", help="a peer's own interpreter")
+    parser.add_argument(
+        "--python",
+        action="append",
+        default=[],
+        metavar="PEER=PYTHON",
+        help="a peer's own interpreter",
+    )
     parser.add_argument("--json", default="", metavar="FILE")
     parser.add_argument("--serve", choices=tuple(PEERS), help=argparse.SUPPRESS)
     options = parser.parse_args(words)
@@ -295,8 +339,8 @@ def main(words: list[str] | None = None) -> None:
         row = measure(name, options.pairs, pythons)
         rows.append(row)
         print(
-            f"{row['task']:11s} {row['model']:12s} {row['unit']} per second: ours {row['ours']:,.0f}, "
-            f"PyTorch {row['torch']:,.0f}, median ratio {row['ratio']:.2f}",
+            f"{row['task']:11s} {row['model']:12s} {row['unit']} per second: ours"
+            f" {row['ours']:,.0f}, PyTorch {row['torch']:,.0f}, median ratio {row['ratio']:.2f}",
             flush=True,
         )
     if options.json:

@@ -21,7 +21,9 @@ class _Block(nn.Module):
         self.bn2 = nn.BatchNorm2d(wide)
         self.down = nn.Sequential()
         if stride != 1:
-            self.down = nn.Sequential(nn.Conv2d(wide_in, wide, 1, stride, bias=False), nn.BatchNorm2d(wide))
+            self.down = nn.Sequential(
+                nn.Conv2d(wide_in, wide, 1, stride, bias=False), nn.BatchNorm2d(wide)
+            )
 
     def forward(self, x):
         y = F.relu(self.bn1(self.conv1(x)))
@@ -56,7 +58,12 @@ class _Plain(nn.Module):
             pad = padding if name == "conv1" else 0
             convolution = len(shape) == 4
             self.add_module(
-                name, nn.Conv2d(shape[1], shape[0], 5, padding=pad) if convolution else nn.Linear(shape[1], shape[0])
+                name,
+                (
+                    nn.Conv2d(shape[1], shape[0], 5, padding=pad)
+                    if convolution
+                    else nn.Linear(shape[1], shape[0])
+                ),
             )
 
     def forward(self, x):
@@ -81,8 +88,13 @@ def make_model(workload: Workload, weights: Mapping[str, np.ndarray]) -> nn.Modu
 
 
 def tensors(model: nn.Module) -> dict[str, torch.Tensor]:
-    """What a client sends: parameters and running statistics by name, sharing memory with the model."""
-    return {name: t for name, t in model.state_dict().items() if not name.endswith("num_batches_tracked")}
+    """What a client sends: parameters and running statistics by name, sharing memory with the
+    model."""
+    return {
+        name: t
+        for name, t in model.state_dict().items()
+        if not name.endswith("num_batches_tracked")
+    }
 
 
 def load(model: nn.Module, values: Mapping[str, torch.Tensor]) -> None:
@@ -91,11 +103,20 @@ def load(model: nn.Module, values: Mapping[str, torch.Tensor]) -> None:
             target.copy_(values[name])
 
 
-def train_client(model: nn.Module, images: torch.Tensor, labels: torch.Tensor, work: ClientWork, workload: Workload) -> None:
+def train_client(
+    model: nn.Module,
+    images: torch.Tensor,
+    labels: torch.Tensor,
+    work: ClientWork,
+    workload: Workload,
+) -> None:
     """Local SGD of ONE client, in place. images [n, C, H, W], labels [n]: the whole pool."""
     model.train()
     optimiser = torch.optim.SGD(
-        model.parameters(), lr=workload.lr, momentum=workload.momentum, weight_decay=workload.weight_decay
+        model.parameters(),
+        lr=workload.lr,
+        momentum=workload.momentum,
+        weight_decay=workload.weight_decay,
     )
     for rows in work.batches(workload.batch):
         picked = torch.from_numpy(rows).to(images.device)
@@ -104,7 +125,9 @@ def train_client(model: nn.Module, images: torch.Tensor, labels: torch.Tensor, w
         optimiser.step()
 
 
-def to_torch(images: np.ndarray, labels: np.ndarray, device: str = "cpu") -> tuple[torch.Tensor, torch.Tensor]:
+def to_torch(
+    images: np.ndarray, labels: np.ndarray, device: str = "cpu"
+) -> tuple[torch.Tensor, torch.Tensor]:
     """The pool in torch's layout [n, C, H, W]."""
     pool = torch.from_numpy(np.ascontiguousarray(images.transpose(0, 3, 1, 2)))
     return pool.to(device), torch.from_numpy(labels).to(device)

@@ -1,7 +1,8 @@
-"""The workloads W1–W6 and their synthetic data, in NumPy only, so that every peer can import them anywhere.
+"""The workloads W1–W6 and their synthetic data, in NumPy only, so that every peer can import them
+anywhere.
 
-What all peers share, and so what makes their times comparable, is here: who takes part in a round, which rows
-a client owns, the order of its examples in every epoch, and how many steps that makes.
+What all peers share, and so what makes their times comparable, is here: who takes part in a round,
+which rows a client owns, the order of its examples in every epoch, and how many steps that makes.
 
 >>> steps_of(540, WORKLOADS["W1"])      # 5 epochs of 8 full batches and one of 28
 45
@@ -19,7 +20,8 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
-    """A federation and what one client does in a round. Plain SGD where momentum and weight decay are 0."""
+    """A federation and what one client does in a round. Plain SGD where momentum and weight decay
+    are 0."""
 
     name: str
     shape: tuple[int, int, int]  # height, width, channels
@@ -48,7 +50,15 @@ class Workload:
 
 
 _W1 = Workload(
-    "W1", (28, 28, 1), "lenet5_pad2", clients=100, per_round=10, examples=540, epochs=5, momentum=0.9, weight_decay=5e-4
+    "W1",
+    (28, 28, 1),
+    "lenet5_pad2",
+    clients=100,
+    per_round=10,
+    examples=540,
+    epochs=5,
+    momentum=0.9,
+    weight_decay=5e-4,
 )
 _W2 = Workload("W2", (32, 32, 3), "cnn4", clients=100, per_round=10, examples=500)
 WORKLOADS: dict[str, Workload] = {
@@ -72,7 +82,7 @@ def from_text(text: str) -> Workload:
     return Workload(**{**fields, "shape": tuple(fields["shape"])})
 
 
-# ---- who holds what ---------------------------------------------------------------------------------------
+# ---- who holds what ------------------------------------------------------------------------------
 
 
 @functools.lru_cache(maxsize=32)
@@ -82,17 +92,26 @@ def label_counts(workload: Workload) -> np.ndarray:
         even = np.full((workload.clients, workload.classes), workload.examples // workload.classes)
         even[:, : workload.examples % workload.classes] += 1
         return even
-    return dirichlet_counts(workload.pool, workload.classes, workload.clients, workload.dirichlet, workload.seed)
+    return dirichlet_counts(
+        workload.pool, workload.classes, workload.clients, workload.dirichlet, workload.seed
+    )
 
 
 def dirichlet_counts(
-    examples: int, classes: int, clients: int, concentration: float, seed: int, *, least: int = 10, attempts: int = 100
+    examples: int,
+    classes: int,
+    clients: int,
+    concentration: float,
+    seed: int,
+    *,
+    least: int = 10,
+    attempts: int = 100,
 ) -> np.ndarray:
     """Dirichlet partition per class: [clients, classes] counts summing to `examples`.
 
-    For each class draw shares ~ Dir(α), give nothing to clients that already hold the average, and cut by
-    cumulative shares. Drawn again until everybody holds `least` examples; when no attempt succeeds, the last
-    one is topped up from the largest client.
+    For each class draw shares ~ Dir(α), give nothing to clients that already hold the average, and
+    cut by cumulative shares. Drawn again until everybody holds `least` examples; when no attempt
+    succeeds, the last one is topped up from the largest client.
     """
     rng = np.random.default_rng([seed, examples, clients])
     of_class = np.full(classes, examples // classes)
@@ -100,7 +119,9 @@ def dirichlet_counts(
     for _ in range(attempts):
         counts = np.zeros((clients, classes), np.int64)
         for c in range(classes):
-            shares = rng.dirichlet(np.full(clients, concentration)) * (counts.sum(1) < examples / clients)
+            shares = rng.dirichlet(np.full(clients, concentration)) * (
+                counts.sum(1) < examples / clients
+            )
             cuts = (np.cumsum(shares / shares.sum()) * of_class[c]).astype(np.int64)
             cuts[-1] = of_class[c]
             counts[:, c] = np.diff(cuts, prepend=0)
@@ -123,21 +144,25 @@ class Data:
     start: np.ndarray  # [clients + 1]
 
     def images(self) -> np.ndarray:
-        """[n, H, W, C] float32, scaled to [−1, 1]: what a peer may prepare before the clock starts."""
+        """[n, H, W, C] float32, scaled to [−1, 1]: what a peer may prepare before the clock
+        starts."""
         return self.pixels.astype(np.float32) / np.float32(127.5) - np.float32(1)
 
 
 def make_data(workload: Workload) -> Data:
-    """A noisy picture per class, so that training has something to learn; the same for the same workload."""
+    """A noisy picture per class, so that training has something to learn; the same for the same
+    workload."""
     rng = np.random.default_rng([workload.seed, 1])
     counts = label_counts(workload)
-    labels = np.concatenate([rng.permutation(np.repeat(np.arange(workload.classes), row)) for row in counts])
+    labels = np.concatenate(
+        [rng.permutation(np.repeat(np.arange(workload.classes), row)) for row in counts]
+    )
     patterns = rng.integers(0, 128, (workload.classes, *workload.shape), dtype=np.uint8)
     noise = rng.integers(0, 128, (len(labels), *workload.shape), dtype=np.uint8)
     return Data(patterns[labels] + noise, labels.astype(np.int64), np.r_[0, counts.sum(1).cumsum()])
 
 
-# ---- what a round is --------------------------------------------------------------------------------------
+# ---- what a round is -----------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,12 +197,15 @@ def plan(workload: Workload, data: Data, index: int) -> list[ClientWork]:
     work = []
     for client in cohort:
         rows = np.arange(data.start[client], data.start[client + 1])
-        work.append(ClientWork(int(client), rng.permuted(np.tile(rows, (workload.epochs, 1)), axis=1)))
+        work.append(
+            ClientWork(int(client), rng.permuted(np.tile(rows, (workload.epochs, 1)), axis=1))
+        )
     return work
 
 
 def padded_batches(work: list[ClientWork], steps: int, batch: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rows [clients, steps, batch] int32 and mask [clients, steps, batch] float32 (0 where nothing is)."""
+    """Rows [clients, steps, batch] int32 and mask [clients, steps, batch] float32 (0 where nothing
+    is)."""
     rows = np.zeros((len(work), steps, batch), np.int32)
     mask = np.zeros((len(work), steps, batch), np.float32)
     for k, one in enumerate(work):

@@ -1,4 +1,5 @@
-"""The documentation site: `make docs`. Pages are Markdown; `python docs/generate.py` writes methods.md and api.md."""
+"""The documentation site: `make docs`. Pages are Markdown; `python docs/generate.py` writes
+methods.md and api.md."""
 
 import tomllib
 from pathlib import Path

@@ -1,4 +1,5 @@
-"""Runs the commands of gallery.md and replaces its pictures: `python docs/gallery.py`, from the project's root."""
+"""Runs the commands of gallery.md and replaces its pictures: `python docs/gallery.py`, from the
+project's root."""
 
 from __future__ import annotations
 
@@ -16,11 +17,20 @@ WIDTH = 1100  # pixels: enough for a page, and small in the repository
 
 def main() -> None:
     page = (HERE / "gallery.md").read_text()
-    commands = [line for block in re.findall(r"^```\n(.*?)^```", page, re.M | re.S) for line in block.splitlines()]
+    commands = [
+        line
+        for block in re.findall(r"^```\n(.*?)^```", page, re.M | re.S)
+        for line in block.splitlines()
+    ]
     with tempfile.TemporaryDirectory() as folder:
         for line in commands:
             words = shlex.split(line)[1:]
-            subprocess.run([sys.executable, "-m", "fedjax_sim", *words], cwd=folder, check=True, stdout=subprocess.DEVNULL)
+            subprocess.run(
+                [sys.executable, "-m", "fedjax_sim", *words],
+                cwd=folder,
+                check=True,
+                stdout=subprocess.DEVNULL,
+            )
         for name in re.findall(r"\]\(images/(\w+)\.png\)", page):
             made = pathlib.Path(folder, "runs", "gallery", f"{RENAMED.get(name, name)}.png")
             shrink(made, HERE / "images" / made.with_stem(name).name)

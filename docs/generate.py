@@ -1,4 +1,5 @@
-"""Writes docs/methods.md and docs/api.md from docstrings: `python docs/generate.py`. A test keeps them up to date."""
+"""Writes docs/methods.md and docs/api.md from docstrings: `python docs/generate.py`. A test keeps
+them up to date."""
 
 from __future__ import annotations
 
@@ -18,19 +19,22 @@ from fedjax_sim import methods  # noqa: E402
 
 METHODS_HEAD = """# The methods
 
-Every method with its equations, what travels, what a client keeps and what is evaluated, as its own file says it. Options
-are given as `--set METHOD.OPTION=VALUE` or as keywords of `fedjax_sim.run`. Made by `python docs/generate.py`.
+Every method with its equations, what travels, what a client keeps and what is evaluated, as its
+own file says it. Options are given as `--set METHOD.OPTION=VALUE` or as keywords of
+`fedjax_sim.run`. Made by `python docs/generate.py`.
 
-Wire: floats per participant and round; |w| the model, |φ| the backbone, |ψ| the head, C classes, d feature width.
+Wire: floats per participant and round; |w| the model, |φ| the backbone, |ψ| the head, C classes,
+d feature width.
 """
 API_HEAD = """# The Python interface
 
-Everything that `import fedjax_sim as fs` offers, from the docstrings. Made by `python docs/generate.py`. What a method is
-written with (`fedjax_sim.hooks`, `.local`, `.plans`, `.types`): `docs/add-a-method.md`.
+Everything that `import fedjax_sim as fs` offers, from the docstrings. Made by
+`python docs/generate.py`. What a method is written with (`fedjax_sim.hooks`, `.local`, `.plans`,
+`.types`): `docs/add-a-method.md`.
 """
 
 
-# ---- methods.md -------------------------------------------------------------------------------------------------
+# ---- methods.md ----------------------------------------------------------------------------------
 def methods_page() -> str:
     """The whole page."""
     parts = [METHODS_HEAD]
@@ -53,7 +57,10 @@ def section(names: list[str]) -> str:
     for name in names:
         made = methods.method_class(name)
         shown = ", ".join(option(one) for one in dataclasses.fields(made)) or "none"
-        lines.append(f"* `{name}`, in Python `fs.{made.__name__}`: {methods.METHODS[name]}. Options: {shown}.")
+        lines.append(
+            f"* `{name}`, in Python `fs.{made.__name__}`: {methods.METHODS[name]}. Options:"
+            f" {shown}."
+        )
         more = (inspect.getdoc(made) or "").split("\n\n", 1)[1:]
         if more:
             lines.append(f"  {' '.join(more[0].split())}")
@@ -70,10 +77,12 @@ def option(one: dataclasses.Field) -> str:
     return f"`{one.name}={one.default}`" + (f" ({told})" if told else "")
 
 
-# ---- api.md -----------------------------------------------------------------------------------------------------
+# ---- api.md --------------------------------------------------------------------------------------
 def api_page() -> str:
     """Every public name."""
-    return "\n".join([API_HEAD, *(entry(name, getattr(fedjax_sim, name)) for name in fedjax_sim.__all__)])
+    return "\n".join(
+        [API_HEAD, *(entry(name, getattr(fedjax_sim, name)) for name in fedjax_sim.__all__)]
+    )
 
 
 def entry(name: str, value: object) -> str:
@@ -81,17 +90,26 @@ def entry(name: str, value: object) -> str:
     text = [inspect.getdoc(value) or ""]
     if inspect.isclass(value):
         call = f"class {name}"
-        text += [fields_of(value), *(f"{name}.{member}\n{indented(about)}" for member, about in members(value))]
+        text += [
+            fields_of(value),
+            *(f"{name}.{member}\n{indented(about)}" for member, about in members(value)),
+        ]
     else:
         call = f"{name}{signature(value)}"
-    return "\n".join([f"## `{name}`", "", "```text", call, "", "\n\n".join(filter(None, text)), "```", ""])
+    return "\n".join(
+        [f"## `{name}`", "", "```text", call, "", "\n\n".join(filter(None, text)), "```", ""]
+    )
 
 
 def signature(value: Callable) -> str:
     """Arguments and result, one per line where they are many."""
     told, lines, kinds = inspect.signature(value), [], set()
     for p in told.parameters.values():
-        if p.kind is not p.POSITIONAL_ONLY and inspect.Parameter.POSITIONAL_ONLY in kinds and "/" not in lines:
+        if (
+            p.kind is not p.POSITIONAL_ONLY
+            and inspect.Parameter.POSITIONAL_ONLY in kinds
+            and "/" not in lines
+        ):
             lines.append("/")
         if p.kind is p.KEYWORD_ONLY and not kinds & {p.KEYWORD_ONLY, p.VAR_POSITIONAL}:
             lines.append("*")
@@ -99,13 +117,19 @@ def signature(value: Callable) -> str:
         lines.append(parameter(p))
     back = "" if told.return_annotation is told.empty else f" -> {told.return_annotation}"
     short = f"({', '.join(lines)}){back}"
-    return short if len(short) < 100 else "(\n" + "".join(f"    {line},\n" for line in lines) + f"){back}"
+    return (
+        short
+        if len(short) < 100
+        else "(\n" + "".join(f"    {line},\n" for line in lines) + f"){back}"
+    )
 
 
 def parameter(p: inspect.Parameter) -> str:
     stars = {p.VAR_POSITIONAL: "*", p.VAR_KEYWORD: "**"}.get(p.kind, "")
     kind = "" if p.annotation is p.empty else f": {p.annotation}"
-    default = "" if p.default is p.empty else f" = {getattr(p.default, '__name__', repr(p.default))}"
+    default = (
+        "" if p.default is p.empty else f" = {getattr(p.default, '__name__', repr(p.default))}"
+    )
     return f"{stars}{p.name}{kind}{default}"
 
 
@@ -114,7 +138,11 @@ def fields_of(value: type) -> str:
     if not dataclasses.is_dataclass(value):
         return ""
     known = "|".join(field.name for field in dataclasses.fields(value))
-    kept = [line for line in inspect.getsource(value).splitlines() if re.match(rf"    (({known}): |# )", line)]
+    kept = [
+        line
+        for line in inspect.getsource(value).splitlines()
+        if re.match(rf"    (({known}): |# )", line)
+    ]
     return "\n".join(line.removeprefix("    ") for line in kept)
 
 
@@ -123,7 +151,11 @@ def members(value: type) -> Iterator[tuple[str, str]]:
     for name, member in vars(value).items():
         member = getattr(member, "__func__", member)
         call = getattr(member, "fget", None) or getattr(member, "func", None)
-        if name.startswith("_") or not inspect.getdoc(call or member) or not callable(call or member):
+        if (
+            name.startswith("_")
+            or not inspect.getdoc(call or member)
+            or not callable(call or member)
+        ):
             continue
         yield name if call else f"{name}{signature(member)}", inspect.getdoc(call or member) or ""
 
@@ -132,7 +164,10 @@ def indented(text: str) -> str:
     return "\n".join(f"    {line}".rstrip() for line in text.splitlines())
 
 
-PAGES: dict[pathlib.Path, Callable[[], str]] = {HERE / "methods.md": methods_page, HERE / "api.md": api_page}
+PAGES: dict[pathlib.Path, Callable[[], str]] = {
+    HERE / "methods.md": methods_page,
+    HERE / "api.md": api_page,
+}
 
 if __name__ == "__main__":
     for path, page in PAGES.items():

@@ -24,7 +24,8 @@ def narrow(shape, classes, *, dtype, conv, width: int = 16):
 
 
 class Coin(agents.Uniform):
-    """Chooses at random; write `init`, `act` and `update` of your own here, see agents/README.md."""
+    """Chooses at random; write `init`, `act` and `update` of your own here, see
+    agents/README.md."""
 
 
 def stripes():

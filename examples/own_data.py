@@ -1,4 +1,5 @@
-"""Own arrays, split among clients by a Dirichlet draw or by hand: python examples/own_data.py [ROUNDS]"""
+"""Own arrays, split among clients by a Dirichlet draw or by hand: python examples/own_data.py
+[ROUNDS]"""
 
 import sys
 
@@ -9,7 +10,9 @@ import fedjax_sim as fs
 rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 20
 rng = np.random.default_rng(0)
 y = rng.integers(0, 4, 1200)
-x = rng.normal(size=(1200, 6)).astype(np.float32) + np.eye(4, 6, dtype=np.float32)[y] * 2  # a table; images are [D, H, W]
+x = (
+    rng.normal(size=(1200, 6)).astype(np.float32) + np.eye(4, 6, dtype=np.float32)[y] * 2
+)  # a table; images are [D, H, W]
 
 # a file of yours, split by the simulator …
 np.savez("mine.npz", x_train=x[:1000], y_train=y[:1000], x_test=x[1000:], y_test=y[1000:])

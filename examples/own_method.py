@@ -9,14 +9,27 @@ from fedjax_sim.local import descend
 
 
 class ByLoss(fs.Method):
-    """FedAvg that weighs clients by their training loss: who is worst off counts most (power 0: everybody alike)."""
+    """FedAvg that weighs clients by their training loss: who is worst off counts most (power 0:
+    everybody alike)."""
 
     power: fs.Real = fs.field(1.0, ge=0)
 
     def local(self, env, net, server, client, ctx):  # ONE client
         client, done = descend(env, net, client, ctx)
-        return client, self.upload(env, ctx, done)._replace(weight=jnp.maximum(done.loss, 1e-6) ** self.power)
+        return client, self.upload(env, ctx, done)._replace(
+            weight=jnp.maximum(done.loss, 1e-6) ** self.power
+        )
 
 
 rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 20
-print(fs.compare("fedavg", ByLoss(1.0), model="mlp", clients=10, partition="dirichlet:0.1", rounds=rounds, epochs=1))
+print(
+    fs.compare(
+        "fedavg",
+        ByLoss(1.0),
+        model="mlp",
+        clients=10,
+        partition="dirichlet:0.1",
+        rounds=rounds,
+        epochs=1,
+    )
+)

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.3.0"
 
-if TYPE_CHECKING:  # for editors and type checkers; classes of methods and transforms are found by `_classes`
+if (
+    TYPE_CHECKING
+):  # for editors and type checkers; classes of methods and transforms are found by `_classes`
     from fedjax_sim.data.federation import Federation
     from fedjax_sim.data.protocols import federate
     from fedjax_sim.data.sources import register_dataset
@@ -174,7 +176,9 @@ def _classes() -> dict[str, str]:
     from fedjax_sim.methods import CLASSES as methods
     from fedjax_sim.transforms import CLASSES as transforms
 
-    return {n: f"methods.{m}" for n, m in methods.items()} | {n: f"transforms.{m}" for n, m in transforms.items()}
+    return {n: f"methods.{m}" for n, m in methods.items()} | {
+        n: f"transforms.{m}" for n, m in transforms.items()
+    }
 
 
 def __getattr__(name: str) -> Any:

@@ -1,8 +1,10 @@
-"""Compile for a device that this machine does not have: its compiler is asked, the program is never run.
+"""Compile for a device that this machine does not have: its compiler is asked, the program is never
+run.
 
-    device = target_device("v5e")                          # or "v5e:2x4", "v5p", "v6e", "h100", "a100", "h100:8"
-    program = compile_for(device, fn, (state, data))       # `fn` as users run it, its first argument donated
-    program.memory_analysis(), program.as_text()
+    device = target_device("v5e")                          # or "v5e:2x4", "v5p", "v6e", "h100",
+                                        "a100", "h100:8"
+    program = compile_for(device, fn, (state, data))       # `fn` as users run it, its first
+    argument donated program.memory_analysis(), program.as_text()
 
 The compilers come with the extra `[aot]`. What they say is a cost model, not a stopwatch.
 """
@@ -67,20 +69,38 @@ class Kind:
 
 
 H100 = _GPU.format(
-    shared=233472, cores=132, fpus=128, bandwidth=3352320000000, cache=52428800, clock=1.98, memory=84978434048,
-    optin=232448, major=9, name="NVIDIA H100 80GB HBM3",
-)  # fmt: skip
+    shared=233472,
+    cores=132,
+    fpus=128,
+    bandwidth=3352320000000,
+    cache=52428800,
+    clock=1.98,
+    memory=84978434048,
+    optin=232448,
+    major=9,
+    name="NVIDIA H100 80GB HBM3",
+)
 A100 = _GPU.format(
-    shared=167936, cores=108, fpus=64, bandwidth=2039000000000, cache=41943040, clock=1.41, memory=84987740160,
-    optin=166912, major=8, name="NVIDIA A100-SXM4-80GB",
-)  # fmt: skip
+    shared=167936,
+    cores=108,
+    fpus=64,
+    bandwidth=2039000000000,
+    cache=41943040,
+    clock=1.41,
+    memory=84987740160,
+    optin=166912,
+    major=8,
+    name="NVIDIA A100-SXM4-80GB",
+)
 
 DEVICES: dict[str, Kind] = {
     "v5e": Kind("TPU v5e", "tpu", "2x2", 15.75 * 2**30, 819 * GB, 1.5e9, 197e12),
     "v5p": Kind("TPU v5p", "tpu", "2x2x1", 95.74 * 2**30, 2765 * GB, 1.75e9, 459e12),
     "v6e": Kind("TPU v6e", "tpu", "2x2", 31.25 * 2**30, 1640 * GB, 1.75e9, 918e12),
     "h100": Kind("NVIDIA H100 SXM", "cuda", "1", 84978434048, 3352.32 * GB, 1.98e9, 989e12, H100),
-    "a100": Kind("NVIDIA A100 SXM 80 GB", "cuda", "1", 84987740160, 2039 * GB, 1.41e9, 312e12, A100),
+    "a100": Kind(
+        "NVIDIA A100 SXM 80 GB", "cuda", "1", 84987740160, 2039 * GB, 1.41e9, 312e12, A100
+    ),
 }
 
 
@@ -107,7 +127,10 @@ def parse(name: str) -> tuple[Kind, str]:
     if word not in DEVICES:
         raise unknown("device", name, DEVICES)
     if colon and not re.fullmatch(r"\d+(x\d+){0,2}", topology):
-        raise UserError(f"topology '{topology}' of device '{name}' cannot be read; use {word}:{DEVICES[word].smallest}")
+        raise UserError(
+            f"topology '{topology}' of device '{name}' cannot be read; use"
+            f" {word}:{DEVICES[word].smallest}"
+        )
     return DEVICES[word], topology
 
 
@@ -118,7 +141,8 @@ def here(platform: str) -> bool:
 
 
 def quiet_environment(on_cpu: bool = True) -> None:
-    """Before JAX starts: its arrays on the CPU, and libtpu asks no server what machine this is, unless it has a TPU."""
+    """Before JAX starts: its arrays on the CPU, and libtpu asks no server what machine this is,
+    unless it has a TPU."""
     wanted = {"TF_CPP_MIN_LOG_LEVEL": "3"} | ({"JAX_PLATFORMS": "cpu"} if on_cpu else {})
     if not here("tpu"):
         wanted |= {
@@ -128,7 +152,8 @@ def quiet_environment(on_cpu: bool = True) -> None:
             "TPU_WORKER_ID": "0",
             "TPU_STDERR_LOG_LEVEL": "3",
             "TPU_MIN_LOG_LEVEL": "3",
-            "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # nobody uses a chip: several processes may compile at a time
+            # nobody uses a chip: several processes may compile at a time
+            "ALLOW_MULTIPLE_LIBTPU_LOAD": ("1"),
         }
     for variable, value in wanted.items():
         os.environ.setdefault(variable, value)
@@ -136,7 +161,8 @@ def quiet_environment(on_cpu: bool = True) -> None:
 
 @functools.cache
 def target_device(name: str) -> Device:
-    """The device `name`, as far as its compiler is concerned; one sentence where the compiler is not installed."""
+    """The device `name`, as far as its compiler is concerned; one sentence where the compiler is
+    not installed."""
     kind, topology = parse(name)
     quiet_environment(on_cpu=False)
     from jax.experimental import topologies
@@ -150,7 +176,9 @@ def target_device(name: str) -> Device:
         found = topologies.get_topology_desc(platform=kind.platform, **asked)
     except Exception as problem:  # the plug-ins raise what they like
         if not installed(kind.platform):
-            raise UserError(f"device '{name}' needs the compiler of {kind.title}; install it with: {INSTALL}") from None
+            raise UserError(
+                f"device '{name}' needs the compiler of {kind.title}; install it with: {INSTALL}"
+            ) from None
         first = (str(problem).splitlines() or [type(problem).__name__])[0]
         raise UserError(f"the compiler for {kind.title} refuses device '{name}': {first}") from None
     return Device(name, kind, tuple(found.devices) if topology else (found.devices[0],))
@@ -173,7 +201,8 @@ def installed(platform: str) -> bool:
 
 
 def abstract(tree: Any, sharding: Any) -> Any:
-    """Shapes of a tree of arrays, numbers or shapes, as arguments that live in `sharding` (one, or a tree of them)."""
+    """Shapes of a tree of arrays, numbers or shapes, as arguments that live in `sharding` (one, or
+    a tree of them)."""
     import jax
     import numpy as np
 
@@ -187,7 +216,8 @@ def abstract(tree: Any, sharding: Any) -> Any:
 
 
 def compile_for(device: Device, fn: Callable, arguments: tuple, donate: bool = True) -> Any:
-    """`jax.jit(fn, donate_argnums=0)` compiled for `device`; the arguments are shapes (`abstract`)."""
+    """`jax.jit(fn, donate_argnums=0)` compiled for `device`; the arguments are shapes
+    (`abstract`)."""
     import jax
 
     from fedjax_sim.platform import lowering_for
@@ -202,7 +232,8 @@ def compile_for(device: Device, fn: Callable, arguments: tuple, donate: bool = T
 
 @contextlib.contextmanager
 def no_cache_on_disk() -> Iterator[None]:
-    """Without JAX's persistent cache: it cannot read back what was compiled for a device that is not there."""
+    """Without JAX's persistent cache: it cannot read back what was compiled for a device that is
+    not there."""
     import jax
     from jax.experimental.compilation_cache import compilation_cache
 
@@ -216,9 +247,10 @@ def no_cache_on_disk() -> Iterator[None]:
         compilation_cache.reset_cache()
 
 
-# ---- a simulation's programs ----------------------------------------------------------------------------------------
+# ---- a simulation's programs ---------------------------------------------------------------------
 def layout_on(device: Device, cohort: int, chunk: int = 0) -> Any:
-    """The layout of a run on `device`: the cohort side by side, shared out where there are several devices."""
+    """The layout of a run on `device`: the cohort side by side, shared out where there are several
+    devices."""
     import numpy as np
     from jax.sharding import AxisType, Mesh
 
@@ -244,7 +276,11 @@ def state_like(sim: Any, net: Any) -> Any:
     key = jax.ShapeDtypeStruct((2,), jnp.uint32)
     agent = sim.agent()
     return State(
-        jax.ShapeDtypeStruct((), jnp.int32), key, server, clients, () if agent is None else jax.eval_shape(agent.init, key)
+        jax.ShapeDtypeStruct((), jnp.int32),
+        key,
+        server,
+        clients,
+        () if agent is None else jax.eval_shape(agent.init, key),
     )
 
 
@@ -259,4 +295,6 @@ def placed(sim: Any, net: Any, device: Device) -> tuple[Any, Any]:
         one = SingleDeviceSharding(device.devices[0])
         return abstract(state, one), abstract(sim.data, one)
     where = layouts.shardings(sim.layout, state)
-    return abstract(state, where), abstract(sim.data, NamedSharding(sim.layout.mesh, PartitionSpec()))
+    return abstract(state, where), abstract(
+        sim.data, NamedSharding(sim.layout.mesh, PartitionSpec())
+    )

@@ -1,15 +1,16 @@
-"""What a method is: a frozen record of its options, with hooks that say what exists, what a client and the server do.
+"""What a method is: a frozen record of its options, with hooks that say what exists, what a client
+and the server do.
 
-Hooks marked ONE client are mapped over the cohort by the engine and may look at nobody else; the others are the server's.
-Order of a round:
+Hooks marked ONE client are mapped over the cohort by the engine and may look at nobody else; the
+others are the server's. Order of a round:
 
     select → peers → prepare → (observe → available → imposed → act) → plan
     → [receive → local]ᵢ → aggregate → (reward → learn)
 
-A method inherits from `Method` (or from a method it varies) and overrides what it decides. What not every method has is a
-class of its own, inherited beside it: `Personal`, `Peers`, `Controlled`, `Selects`, `SetsUp`, `Finishes`. The engine asks
-for them with `method.ask(Personal)`. By convention a server state is a NamedTuple with the common model in `net`; the
-defaults below rely on it.
+A method inherits from `Method` (or from a method it varies) and overrides what it decides. What not
+every method has is a class of its own, inherited beside it: `Personal`, `Peers`, `Controlled`,
+`Selects`, `SetsUp`, `Finishes`. The engine asks for them with `method.ask(Personal)`. By convention
+a server state is a NamedTuple with the common model in `net`; the defaults below rely on it.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ NOTHING: frozenset[str] = frozenset()
 
 
 class Server(NamedTuple):
-    """The least a server keeps; methods with more state have a record of their own with a field `net`."""
+    """The least a server keeps; methods with more state have a record of their own with a field
+    `net`."""
 
     net: Tree  # Θ
 
@@ -54,9 +56,12 @@ class Method(Node):
 
     name: ClassVar[str] = "method"
     weights = "size"  # of the average: 'size' (n_k) or 'uniform'
-    adapts = False  # `personal` of a `Personal` method trains (fine-tuning): run at --personal-every
+    adapts = (
+        False  # `personal` of a `Personal` method trains (fine-tuning): run at --personal-every
+    )
 
-    # ---- what it is like; a class attribute, or a property where it depends on the options ------------------------
+    # ---- what it is like; a class attribute, or a property where it depends on the options
+    # ------------------------
     @property
     def needs(self) -> frozenset[str]:
         """Words of NEEDS."""
@@ -84,23 +89,30 @@ class Method(Node):
 
     @property
     def needs_classes(self) -> str:
-        """Why it works with one class and one vector of logits per example alone; empty: with any task."""
+        """Why it works with one class and one vector of logits per example alone; empty: with any
+        task."""
         return ""
 
     @property
     def needs_sgd(self) -> str:
-        """Why its equations hold for steps of plain SGD alone; empty: it trains by any optimiser."""
+        """Why its equations hold for steps of plain SGD alone; empty: it trains by any
+        optimiser."""
         return ""
 
     @property
     def payload(self) -> frozenset[str]:
-        """Which of an Upload's `sums` and `report` the server works with; the others are for the log and the reward."""
+        """Which of an Upload's `sums` and `report` the server works with; the others are for the
+        log and the reward."""
         return NOTHING
 
     def refusal(self, transform: str) -> str:
         """Why a transform would break what it does; empty: it would not."""
         reads = self.ask(Peers) is not None
-        return "its clients read each other's stored models, which no transform passes" if reads else ""
+        return (
+            "its clients read each other's stored models, which no transform passes"
+            if reads
+            else ""
+        )
 
     @property
     def max_epochs(self) -> float:
@@ -111,7 +123,7 @@ class Method(Node):
         """Itself, if it has the capability `kind`, such as Personal; else None."""
         return self if isinstance(self, kind) else None
 
-    # ---- the server ----------------------------------------------------------------------------------------------
+    # ---- the server ------------------------------------------------------------------------------
     def init(self, env: Env, net: Tree) -> tuple[Any, Tree]:
         """The start: (server state, ONE client's own state, which is repeated for all)."""
         return Server(net), ()
@@ -142,23 +154,29 @@ class Method(Node):
 
     @property
     def panels(self) -> dict[str, tuple[str, str, bool]]:
-        """What the report draws of its log: column -> (title, name of the axis, whether it is added up over rounds)."""
+        """What the report draws of its log: column -> (title, name of the axis, whether it is added
+        up over rounds)."""
         return {}
 
     def complaints(self, rounds: Sequence[dict[str, Any]]) -> list[str]:
-        """Sentences about what the rounds so far, rows of rounds.csv, show to be wrong; each is said once."""
+        """Sentences about what the rounds so far, rows of rounds.csv, show to be wrong; each is
+        said once."""
         return []
 
-    # ---- ONE client ----------------------------------------------------------------------------------------------
+    # ---- ONE client ------------------------------------------------------------------------------
     def plan(self, env: Env, server: Any, ctx: Ctx) -> Plan:
         """ONE client: what it gets, gives and does in this round."""
         return full_plan(env, ctx.epochs)
 
-    def receive(self, env: Env, server: Any, client: Client, plan: Plan, ctx: Ctx) -> tuple[Client, Tree]:
+    def receive(
+        self, env: Env, server: Any, client: Client, plan: Plan, ctx: Ctx
+    ) -> tuple[Client, Tree]:
         """ONE client: (itself, the net it starts from)."""
         return client, server.net
 
-    def local(self, env: Env, net: Tree, server: Any, client: Client, ctx: Ctx) -> tuple[Client, Upload]:
+    def local(
+        self, env: Env, net: Tree, server: Any, client: Client, ctx: Ctx
+    ) -> tuple[Client, Upload]:
         """ONE client: its work of a round, from `net`; (itself afterwards, what it hands over)."""
         client, done = descend(env, net, client, ctx)
         return client, self.upload(env, ctx, done)
@@ -168,22 +186,29 @@ class Method(Node):
         return upload(env, ctx, done, self.weights, **more)
 
 
-# ---- capabilities -------------------------------------------------------------------------------------------------
+# ---- capabilities --------------------------------------------------------------------------------
 class Personal:
     """Clients have models of their own, as they are evaluated."""
 
     adapts = False
 
     def personal(self, env: Env, server: Any, client: Client, ctx: Ctx) -> Tree:
-        """ONE client: its own predictor: a net, or whatever `predict` reads. By default what it last held."""
+        """ONE client: its own predictor: a net, or whatever `predict` reads. By default what it
+        last held."""
         return client.resident
 
     def held(self, env: Env, server: Any, client: Client, ctx: Ctx) -> Tree:
-        """ONE client: its predictor where nothing is sent to it for the occasion (evaluation `resident`).
+        """ONE client: its predictor where nothing is sent to it for the occasion (evaluation
+        `resident`).
 
         By default `personal`, with the net that it last held in the place of the server's.
         """
-        return self.personal(env, server._replace(net=client.resident) if hasattr(server, "net") else server, client, ctx)
+        return self.personal(
+            env,
+            server._replace(net=client.resident) if hasattr(server, "net") else server,
+            client,
+            ctx,
+        )
 
     def predict(self, env: Env, predictor: Tree, x: Array) -> Array:
         """ONE client: logits [B, C] of its predictor for images x [B, H, W, C]."""
@@ -194,11 +219,13 @@ class Peers:
     """A round reads stored rows of other clients; they are in `env.rows` [K, …]."""
 
     def peer_ids(self, env: Env, server: Any, ids: Array) -> Array:
-        """ids [M] of the cohort -> [K] client numbers whose stored rows the round reads; K never changes."""
+        """ids [M] of the cohort -> [K] client numbers whose stored rows the round reads; K never
+        changes."""
         raise NotImplementedError
 
     def prepare(self, env: Env, server: Any, ids: Array, rows: Client) -> Any:
-        """Work on the peers' rows [K, …] before training (embeddings, attention, …): the server state of this round."""
+        """Work on the peers' rows [K, …] before training (embeddings, attention, …): the server
+        state of this round."""
         return server
 
 
@@ -213,7 +240,8 @@ class Selects:
     """It says who takes part; otherwise the participants are drawn uniformly."""
 
     def select(self, env: Env, server: Any, t: Array, key: Array, stats: Stats) -> Array:
-        """[M] different client numbers, all eligible; where a round has fewer participants, the first ones of them."""
+        """[M] different client numbers, all eligible; where a round has fewer participants, the
+        first ones of them."""
         raise NotImplementedError
 
 
@@ -238,7 +266,8 @@ class Finishes:
 class Controlled:
     """An agent of `agents/` decides on the clients' plans, and learns from what comes of them.
 
-    `fedjax-sim train` trains it for later runs: with `training` as options of the method; they take over `hands_over`.
+    `fedjax-sim train` trains it for later runs: with `training` as options of the method; they take
+    over `hands_over`.
     """
 
     training: ClassVar[tuple[tuple[str, str], ...]] = ()
@@ -257,11 +286,15 @@ class Controlled:
         raise NotImplementedError
 
     def available(self, env: Env, server: Any, client: Client, ctx: Ctx) -> Array | None:
-        """ONE client: which of the agent's actions may be chosen for it now, [A] bool; None: every action, always."""
+        """ONE client: which of the agent's actions may be chosen for it now, [A] bool; None: every
+        action, always."""
         return None
 
-    def imposed(self, env: Env, server: Any, client: Client, ctx: Ctx) -> tuple[Array, Array] | None:
-        """ONE client: (whether, which action): taken in place of the agent's, which learns nothing from it; None: never.
+    def imposed(
+        self, env: Env, server: Any, client: Client, ctx: Ctx
+    ) -> tuple[Array, Array] | None:
+        """ONE client: (whether, which action): taken in place of the agent's, which learns nothing
+        from it; None: never.
 
         For continuous actions, which `available` cannot narrow down to one.
         """
@@ -271,7 +304,9 @@ class Controlled:
         """ONE client: the plan that an action stands for."""
         raise NotImplementedError
 
-    def reward_of(self, env: Env, old: Any, server: Any, report: Any, action: Array, ctx: Ctx) -> Array:
+    def reward_of(
+        self, env: Env, old: Any, server: Any, report: Any, action: Array, ctx: Ctx
+    ) -> Array:
         """ONE client: what its action was worth, []."""
         raise NotImplementedError
 
@@ -285,7 +320,8 @@ class Controlled:
 
 
 def into_resident(env: Env, server: Any, client: Client, plan: Plan) -> Tree:
-    """The groups that the plan takes come from the server, the others are as the client left them."""
+    """The groups that the plan takes come from the server, the others are as the client left
+    them."""
     return blend(env, plan.take, server.net, client.resident)
 
 

@@ -1,8 +1,9 @@
 """Text to value, once, for every option of the command line and of Python. Imports nothing heavy.
 
-A converter takes text and returns a value, or raises ValueError with the end of a sentence ("not a whole number").
-`convert` makes the sentence. Numbers are plain ASCII decimals of sane size: what Python's own `int` and `float` also
-take ('²', '1_000', 'nan', 'inf', '1e400', a thousand digits) is refused, because no option means it.
+A converter takes text and returns a value, or raises ValueError with the end of a sentence ("not a
+whole number"). `convert` makes the sentence. Numbers are plain ASCII decimals of sane size: what
+Python's own `int` and `float` also take ('²', '1_000', 'nan', 'inf', '1e400', a thousand digits) is
+refused, because no option means it.
 """
 
 from __future__ import annotations
@@ -66,7 +67,8 @@ def real(text: str) -> float:
 
 
 def is_number_word(text: str) -> bool:
-    """Whether Python's `float` would take it: such text is meant as a number, even where it is refused."""
+    """Whether Python's `float` would take it: such text is meant as a number, even where it is
+    refused."""
     try:
         float(text)
     except ValueError:
@@ -151,7 +153,8 @@ def at_most(most: float, converter: Callable[[str], T]) -> Callable[[str], T]:
 
 
 def convert(what: str, text: str, converter: Callable[[str], T], more: str = "") -> T:
-    """The value of `text`, or one sentence that names it. more: what the sentence adds, e.g. the default.
+    """The value of `text`, or one sentence that names it. more: what the sentence adds, e.g. the
+    default.
 
     >>> convert("epochs", "two", real)
     Traceback (most recent call last):
@@ -166,7 +169,8 @@ def convert(what: str, text: str, converter: Callable[[str], T], more: str = "")
 
 
 def shown(text: str, most: int = 60) -> str:
-    """Text as it may stand in a sentence: one line, not too long, nothing that a terminal would act on.
+    """Text as it may stand in a sentence: one line, not too long, nothing that a terminal would act
+    on.
 
     >>> shown("9" * 100, 5), shown("two\\nlines")
     ('99999…', 'two\\\\nlines')
@@ -189,10 +193,13 @@ def plain(text: str) -> Any:
 def like(what: str, value: Any, default: Any) -> Any:
     """`value`, text or not, as what `default` is: bool, int, float, or a tuple of ints (64x64).
 
-    Where the default is text or None, or nothing is known about it, the value stays as it is. Numbers that are not text
-    are checked as well, so that Python callers meet the same sentences, and 1 for a default of 0.5 becomes 1.0.
+    Where the default is text or None, or nothing is known about it, the value stays as it is.
+    Numbers that are not text are checked as well, so that Python callers meet the same sentences,
+    and 1 for a default of 0.5 becomes 1.0.
 
-    >>> like("fedprox.mu", "0.1", 1.0), like("sac.hidden", "64x32", (64,)), like("fedprox.mu", 1, 0.5)
+    >>> like("fedprox.mu", "0.1", 1.0), like("sac.hidden", "64x32", (64,)), like(
+    ...     "fedprox.mu", 1, 0.5
+    ... )
     (0.1, (64, 32), 1.0)
     >>> like("fedprox.mu", "big", 1.0)
     Traceback (most recent call last):
@@ -208,6 +215,10 @@ def like(what: str, value: Any, default: Any) -> Any:
         if isinstance(value, float) and value.is_integer():
             text = str(int(value))
         return convert(what, text, whole, more)
-    if isinstance(default, tuple) and all(isinstance(n, int) for n in default) and isinstance(value, (str, int)):
+    if (
+        isinstance(default, tuple)
+        and all(isinstance(n, int) for n in default)
+        and isinstance(value, (str, int))
+    ):
         return convert(what, str(value), widths, more)
     return value

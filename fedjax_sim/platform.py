@@ -1,7 +1,8 @@
 """For which kind of device code is being written down, and how to compile what runs only once.
 
-Some functions have two forms with equal values, one for CPUs and one for accelerators. They ask `target()` while they are
-traced. `jax.default_backend()` is the wrong question there: `jax.export` can lower for a device this machine does not have.
+Some functions have two forms with equal values, one for CPUs and one for accelerators. They ask
+`target()` while they are traced. `jax.default_backend()` is the wrong question there: `jax.export`
+can lower for a device this machine does not have.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from fedjax_sim.errors import unknown
 # as `jax.export` names a platform -> as `jax.default_backend()` does
 PLATFORMS = {"cpu": "cpu", "cuda": "gpu", "rocm": "gpu", "gpu": "gpu", "tpu": "tpu"}
 
-# A program that runs once: the code generator's lowest level that still contracts a·b + c as usual, so that the values
-# are those of a full compilation (level 0 rounds twice), without its expensive passes. 4-5 times less to compile.
+# A program that runs once: the code generator's lowest level that still contracts a·b + c as usual,
+# so that the values are those of a full compilation (level 0 rounds twice), without its expensive
+# passes. 4-5 times less to compile.
 QUICK: dict[str, Any] = {
     "xla_backend_optimization_level": 1,
     "xla_llvm_disable_expensive_passes": True,
@@ -31,7 +33,8 @@ _override: ContextVar[str | None] = ContextVar("lowering_for", default=None)
 
 
 def target() -> str:
-    """The platform that is being compiled for, "cpu", "gpu" or "tpu": the default backend, or what `lowering_for` says.
+    """The platform that is being compiled for, "cpu", "gpu" or "tpu": the default backend, or what
+    `lowering_for` says.
 
     >>> with lowering_for("tpu"):
     ...     target()
@@ -42,10 +45,11 @@ def target() -> str:
 
 @contextlib.contextmanager
 def lowering_for(platform: str) -> Iterator[None]:
-    """Trace for `platform` (as `jax.export` names it) instead of this machine's: wrap `jax.export.export(…)(…)` in it.
+    """Trace for `platform` (as `jax.export` names it) instead of this machine's: wrap
+    `jax.export.export(…)(…)` in it.
 
-    JAX remembers traces by function and shapes and does not know of this: give it a function that has not been
-    traced before, such as a new lambda or closure, or call `jax.clear_caches()` first.
+    JAX remembers traces by function and shapes and does not know of this: give it a function that
+    has not been traced before, such as a new lambda or closure, or call `jax.clear_caches()` first.
 
     >>> with lowering_for("cuda"):
     ...     target()
@@ -62,7 +66,8 @@ def lowering_for(platform: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def floats(dtype: Any) -> Iterator[None]:
-    """JAX's 64-bit mode as numbers of this type need it, and afterwards as it was: no run changes the next one.
+    """JAX's 64-bit mode as numbers of this type need it, and afterwards as it was: no run changes
+    the next one.
 
     >>> with floats("float64"):
     ...     str(jax.numpy.zeros(1).dtype)
@@ -77,9 +82,11 @@ def floats(dtype: Any) -> Iterator[None]:
 
 
 def multiplying(precision: str, fn: Callable) -> Callable:
-    """`fn`, whose float32 products have this precision on accelerators: `default`, `high`, `highest`.
+    """`fn`, whose float32 products have this precision on accelerators: `default`, `high`,
+    `highest`.
 
-    A property of what is traced, not of the process: what is traced before, after or around it keeps its own.
+    A property of what is traced, not of the process: what is traced before, after or around it
+    keeps its own.
     """
 
     @functools.wraps(fn)
@@ -91,12 +98,14 @@ def multiplying(precision: str, fn: Callable) -> Callable:
 
 
 def exact(fn: Callable) -> Callable:
-    """`fn` with float32 products as they are on a CPU: for sums that must not be rounded, whatever the run's precision."""
+    """`fn` with float32 products as they are on a CPU: for sums that must not be rounded, whatever
+    the run's precision."""
     return fn if target() == "cpu" else multiplying("highest", fn)
 
 
 def run_once(fn: Callable, *arguments: Any, **options: Any) -> Any:
-    """`jax.jit(fn, **options)(*arguments)` with the same values, for a program that runs once: see `QUICK`.
+    """`jax.jit(fn, **options)(*arguments)` with the same values, for a program that runs once: see
+    `QUICK`.
 
     >>> import jax.numpy as jnp
     >>> float(run_once(lambda a: a + 1, jnp.float32(2)))

@@ -1,4 +1,5 @@
-"""Tasks: what a target is, what is learned and measured unless the run says otherwise, and how a prediction is read.
+"""Tasks: what a target is, what is learned and measured unless the run says otherwise, and how a
+prediction is read.
 
 | task           | target                       | the model's outputs  | loss | primary metric  |
 |----------------|------------------------------|----------------------|------|-----------------|
@@ -7,8 +8,9 @@
 | multilabel     | 0 or 1 for each label [D, K] | logits [B, K]        | bce  | F1 (micro)      |
 | sequence       | a token per place [D, T]     | logits [B, T, V]     | ce   | accuracy of tokens |
 
-A place of a sequence whose target is −1 does not count. The task of a federation is that of its arrays (`task_of`), unless
-it is named. No JAX here: the functions use operators that arrays of both kinds have.
+A place of a sequence whose target is −1 does not count. The task of a federation is that of its
+arrays (`task_of`), unless it is named. No JAX here: the functions use operators that arrays of both
+kinds have.
 """
 
 from __future__ import annotations
@@ -51,13 +53,24 @@ class Task:
     help: str
     target: str = CLASS  # one of TARGETS: what `Federation.y` holds
     loss: str = "ce"
-    metrics: tuple[str, ...] = ("accuracy", "loss", "worst_decile")  # the primary one first, and one called loss
-    hits: Callable[[Any, Any], Any] = _class_hits  # (outputs [B, …], target [B, …]) -> [B] share that is right
-    read: Callable[[np.ndarray], np.ndarray] = lambda outputs: outputs.argmax(-1)  # outputs [B, …] -> predictions
+    metrics: tuple[str, ...] = (
+        "accuracy",
+        "loss",
+        "worst_decile",
+    )  # the primary one first, and one called loss
+    hits: Callable[[Any, Any], Any] = (
+        _class_hits  # (outputs [B, …], target [B, …]) -> [B] share that is right
+    )
+    read: Callable[[np.ndarray], np.ndarray] = lambda outputs: outputs.argmax(
+        -1
+    )  # outputs [B, …] -> predictions
 
     def __post_init__(self) -> None:
         if self.target not in TARGETS:
-            raise UserError(f"the target of task '{self.name}' is {self.target!r}; allowed: {', '.join(TARGETS)}")
+            raise UserError(
+                f"the target of task '{self.name}' is {self.target!r}; allowed:"
+                f" {', '.join(TARGETS)}"
+            )
 
     @property
     def has_classes(self) -> bool:
@@ -110,7 +123,9 @@ def task_of(x: np.ndarray, y: Any) -> str:
     """The task of arrays that nobody named.
 
     >>> images, tokens = np.zeros((2, 4, 4)), np.zeros((2, 5), int)
-    >>> task_of(images, np.array([0, 1])), task_of(images, np.array([0.5, 1])), task_of(tokens, None)
+    >>> task_of(images, np.array([0, 1])), task_of(images, np.array([0.5, 1])), task_of(
+    ...     tokens, None
+    ... )
     ('classification', 'regression', 'sequence')
     >>> task_of(images, np.zeros((2, 3), int)), task_of(tokens, np.zeros((2, 5), int))
     ('multilabel', 'sequence')

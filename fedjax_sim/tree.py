@@ -23,7 +23,8 @@ def square_norm(a: Tree) -> Array:
 
 
 def norm(a: Tree) -> Array:
-    """[] Euclidean norm, to the precision of fast products: for a look at it. Matrices on a TPU as in `_witness`."""
+    """[] Euclidean norm, to the precision of fast products: for a look at it. Matrices on a TPU as
+    in `_witness`."""
 
     def square(x: Array) -> Array:
         if target() == "tpu" and jnp.ndim(x) == 2:
@@ -42,8 +43,9 @@ def finite(a: Tree) -> Array:
 def _witness(x: Array) -> Array:
     """[] a number that is finite if all of x is (and x is not astronomically large).
 
-    A TPU reduces a matrix to a number eight times more slowly than it multiplies with it: there the columns are added up by
-    a product, whose left side has several rows because XLA makes a sum of a product with one.
+    A TPU reduces a matrix to a number eight times more slowly than it multiplies with it: there the
+    columns are added up by a product, whose left side has several rows because XLA makes a sum of a
+    product with one.
     """
     if target() == "tpu" and jnp.ndim(x) == 2:
         x = jnp.ones((8, x.shape[0]), x.dtype) @ x

@@ -1,8 +1,10 @@
-"""The nouns of the simulator. Shapes: N clients, M cohort slots, K peers, G parameter groups, C classes.
+"""The nouns of the simulator. Shapes: N clients, M cohort slots, K peers, G parameter groups, C
+classes.
 
-A *net* is `{"params": {group: …}, "batch_stats": {group: …}}`: everything a model needs to predict. Its top-level
-keys are the ordered, named parameter groups over which all redistribution is defined. `batch_stats` is `{}` for
-models without BatchNorm; running statistics travel and are averaged like parameters but are never counted as payload.
+A *net* is `{"params": {group: …}, "batch_stats": {group: …}}`: everything a model needs to predict.
+Its top-level keys are the ordered, named parameter groups over which all redistribution is defined.
+`batch_stats` is `{}` for models without BatchNorm; running statistics travel and are averaged like
+parameters but are never counted as payload.
 
 What a method does with these is in `hooks`.
 """
@@ -30,19 +32,22 @@ class Ctx(NamedTuple):
     """What ONE client may look at in ONE round, beside its own rows of the pool."""
 
     id: Array  # []  client number; the row tables of the pool are indexed with it
-    key: Array  # []  PRNG key: a function of (seed, round, client id), never of the slot in the cohort
+    # []  PRNG key: a function of (seed, round, client id), never of the slot in the cohort
+    key: Array
     t: Array  # []  rounds completed before this one
     epochs: Array  # []  local epochs it manages: the Plan's, times a straggler's fraction
     lr: Array  # []  learning rate of this round
 
 
 class Plan(NamedTuple):
-    """ONE client's redistribution order; controllers only emit Plans, byte counting only reads them."""
+    """ONE client's redistribution order; controllers only emit Plans, byte counting only reads
+    them."""
 
     take: Array  # [G] 1: receives group g of what the server offers
     send: Array  # [G] 1: uploads group g
     epochs: Array  # []  local epochs, may be fractional
-    weights: Tree = ()  # [G, K+1] mixing weights over the round's peers and, last, the client's own model
+    # [G, K+1] mixing weights over the round's peers and, last, the client's own model
+    weights: Tree = ()
 
 
 class Upload(NamedTuple):
@@ -54,7 +59,9 @@ class Upload(NamedTuple):
     report: Tree = ()  # small; stacked to [M, …] for `aggregate`, the reward and the log
     loss: Array | float = 0.0  # []  mean training loss, for the log
     accuracy: Array | float = 0.0  # []  training accuracy, for the log
-    held: Tree = None  # the net the client keeps (its resident model), where that is not what it sends
+    held: Tree = (
+        None  # the net the client keeps (its resident model), where that is not what it sends
+    )
 
 
 class Cohort(NamedTuple):
@@ -80,9 +87,12 @@ class Client(NamedTuple):
 
     own: Tree = ()  # the method's private state
     confusion: Tree = ()  # losses.Confusion, when the loss or the method wants it
-    resident: Tree = ()  # net last held by the client, when the method or an evaluation mode wants it
-    batch_stats: Tree = ()  # BatchNorm running statistics that stay on the client (bn_stats="local")
-    spent: Tree = ()  # [2] steps needed and executed in this round, counted by `descend`; () in storage
+    # net last held by the client, when the method or an evaluation mode wants it
+    resident: Tree = ()
+    # BatchNorm running statistics that stay on the client (bn_stats="local")
+    batch_stats: Tree = ()
+    # [2] steps needed and executed in this round, counted by `descend`; () in storage
+    spent: Tree = ()
     optimizer: Tree = ()  # state of the local optimiser, where it stays with the client
 
 
@@ -109,7 +119,8 @@ def _argument(**more: Any) -> Any:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Env:
-    """The facts of a run, as one argument: static ones, and what the compiled program reads (`optimizer`, `fed`, …)."""
+    """The facts of a run, as one argument: static ones, and what the compiled program reads
+    (`optimizer`, `fed`, …)."""
 
     model: Model = _fact()
     loss: Loss = _argument()
@@ -120,18 +131,28 @@ class Env:
     epochs: float = _fact()
     max_epochs: float = _fact()  # the largest value a Plan may ask for (sizes the shuffle tables)
     kept_out: int = _fact(default=0)  # clients that never take part, only evaluated
-    rounds: int = _fact(default=0)  # planned rounds: schedules over rounds, `done` of the last transition
-    started: tuple[str, ...] = _fact(default=())  # parts of the State that come from another run (--start-from)
+    rounds: int = _fact(
+        default=0
+    )  # planned rounds: schedules over rounds, `done` of the last transition
+    started: tuple[str, ...] = _fact(
+        default=()
+    )  # parts of the State that come from another run (--start-from)
     track_confusion: bool = _fact(default=False)
     bn_local: bool = _fact(default=False)  # BatchNorm running statistics stay on the client
-    keeps_optimizer: bool = _fact(default=False)  # the optimiser's state stays with the client between rounds
+    keeps_optimizer: bool = _fact(
+        default=False
+    )  # the optimiser's state stays with the client between rounds
     shuffle: bool = _fact(default=True)  # False: minibatches in the order of the client's rows
     dtype: Any = _fact(default=jnp.float32)
-    lanes: int = _fact(default=1)  # clients trained side by side (vmap width); 1 = no vmap, no masking
+    lanes: int = _fact(
+        default=1
+    )  # clients trained side by side (vmap width); 1 = no vmap, no masking
     even: bool = _fact(default=False)  # all clients have equally many minibatches per epoch
     full: bool = _fact(default=False)  # and all of these are whole
     same_epochs: bool = _fact(default=False)  # whoever works in a round works for max_epochs
-    metrics: tuple[Metric, ...] = _fact(default=())  # what is measured, the primary one first; (): `metrics.DEFAULT`
+    metrics: tuple[Metric, ...] = _fact(
+        default=()
+    )  # what is measured, the primary one first; (): `metrics.DEFAULT`
     fed: Federation = None  # type: ignore[assignment]   # filled in inside the compiled program
     counts: Array = None  # [N, C] training labels per client
     rows: Tree = ()  # Client [K, …]: stored rows of the round's peers, as they were at its start
@@ -151,10 +172,15 @@ class Env:
         """A net-shaped tree of group numbers: leaf -> int in [0, G)."""
         index = {name: i for i, name in enumerate(self.model.groups)}
         return {
-            part: {name: jax.tree.map(lambda _, i=index[name]: i, sub) for name, sub in groups.items()}
+            part: {
+                name: jax.tree.map(lambda _, i=index[name]: i, sub) for name, sub in groups.items()
+            }
             for part, groups in net.items()
         }
 
     def group_floats(self, net: Tree) -> tuple[int, ...]:
         """Parameters per group (the payload; running statistics are not counted)."""
-        return tuple(sum(leaf.size for leaf in jax.tree.leaves(net["params"].get(name, {}))) for name in self.model.groups)
+        return tuple(
+            sum(leaf.size for leaf in jax.tree.leaves(net["params"].get(name, {})))
+            for name in self.model.groups
+        )

@@ -1,4 +1,5 @@
-"""One process-wide set-up: eight fake CPU devices (sharding tests), quick compilation, the persistent cache."""
+"""One process-wide set-up: eight fake CPU devices (sharding tests), quick compilation, the
+persistent cache."""
 
 import ctypes
 import gc
@@ -24,19 +25,31 @@ from fedjax_sim.runner import programs
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update(
     "jax_compilation_cache_dir",
-    os.environ.get("FEDJAX_SIM_TEST_CACHE", os.path.join(tempfile.gettempdir(), "fedjax_sim_test_cache")),
+    os.environ.get(
+        "FEDJAX_SIM_TEST_CACHE", os.path.join(tempfile.gettempdir(), "fedjax_sim_test_cache")
+    ),
 )
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
 
 
 # files whose tests share no fixture and no compiled program: any worker may take any of them
-SPREAD = ("test_docs", "test_golden", "test_layouts", "test_models", "test_numbers", "test_options", "test_cli_options")
-MOST_MAPS = 30_000  # of the system's usual 65,530: every compiled program holds some, and beyond the limit XLA crashes
+SPREAD = (
+    "test_docs",
+    "test_golden",
+    "test_layouts",
+    "test_models",
+    "test_numbers",
+    "test_options",
+    "test_cli_options",
+)
+# of the system's usual 65,530: every compiled program holds some, and beyond the limit XLA crashes
+MOST_MAPS = 30_000
 MOST_BYTES = 3 << 30  # of one test process: several of them must fit beside each other
 _tests_run = _kept = 0
 
-# ---- two tiers: `make test` leaves out what is marked `full`, `make test-all` runs it --------------------------------
-# whole files: the same properties on more methods, settings and processes, or what costs minutes
+# ---- two tiers: `make test` leaves out what is marked `full`, `make test-all` runs it
+# -------------------------------- whole files: the same properties on more methods, settings and
+# processes, or what costs minutes
 FULL = (
     "test_accelerators",
     "test_agents_learning",
@@ -96,7 +109,8 @@ FAMILIES = (
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """With several workers, the other files go to one worker each: it compiles what their tests share once."""
+    """With several workers, the other files go to one worker each: it compiles what their tests
+    share once."""
     for item in items:
         if in_second_tier(item):
             item.add_marker("full")
@@ -118,12 +132,16 @@ def few_programs():
     yield
     global _tests_run, _kept
     _tests_run += 1
-    if _tests_run % 10 == 0 and (memory_maps() > MOST_MAPS or resident_bytes() > max(MOST_BYTES, 1.5 * _kept)):
+    if _tests_run % 10 == 0 and (
+        memory_maps() > MOST_MAPS or resident_bytes() > max(MOST_BYTES, 1.5 * _kept)
+    ):
         programs.forget()
         jax.clear_caches()
         gc.collect()
         if hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
-            libc.malloc_trim(0)  # else what was freed stays with the process, and the next test would forget again
+            libc.malloc_trim(
+                0
+            )  # else what was freed stays with the process, and the next test would forget again
         _kept = resident_bytes()
 
 

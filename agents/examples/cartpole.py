@@ -1,4 +1,5 @@
-"""Trains an agent on gymnax's CartPole-v1: an environment that has nothing to do with federated learning.
+"""Trains an agent on gymnax's CartPole-v1: an environment that has nothing to do with federated
+learning.
 
 python -m agents.examples.cartpole [--agents ppo dqn] [--seeds 3] [--seed 0]
 """
@@ -15,11 +16,21 @@ import jax.numpy as jnp
 
 import agents
 
-ENV, PARAMS = gymnax.make("CartPole-v1")  # 4 numbers observed, 2 actions, reward 1 per step, at most 500 steps
-# name: (rounds, parallel environments, environment steps per round, what differs from the agent's defaults)
+ENV, PARAMS = gymnax.make(
+    "CartPole-v1"
+)  # 4 numbers observed, 2 actions, reward 1 per step, at most 500 steps
+# name: (rounds, parallel environments, environment steps per round, what differs from the agent's
+# defaults)
 REPLAY = {"capacity": 20_000, "gradient_steps": 1, "hidden": (64, 64), "max_grad_norm": 10.0}
 ON_POLICY = {"hidden": (64, 64), "max_grad_norm": 10.0, "gamma": 0.98}
-DQN = {"lr": 5e-4, "gamma": 0.95, "target_every": 200, "horizon": 8_000, "capacity": 100_000, "normalise": False}
+DQN = {
+    "lr": 5e-4,
+    "gamma": 0.95,
+    "target_every": 200,
+    "horizon": 8_000,
+    "capacity": 100_000,
+    "normalise": False,
+}
 SETTINGS: dict[str, tuple[int, int, int, dict[str, Any]]] = {
     "dqn": (16_000, 8, 1, REPLAY | DQN),
     "sac": (12_000, 8, 1, REPLAY | {"gamma": 0.98, "tau": 0.02}),
@@ -30,14 +41,23 @@ SETTINGS: dict[str, tuple[int, int, int, dict[str, Any]]] = {
 
 
 def play(agent: agents.Agent, state: Any, world: Any, key: jax.Array, greedy: bool = False) -> Any:
-    """One step of every parallel environment: the new world, the transitions, and which episodes ended."""
+    """One step of every parallel environment: the new world, the transitions, and which episodes
+    ended."""
     inside, seen = world
     act_keys, step_keys = (jax.random.split(k, len(seen)) for k in jax.random.split(key))
     action, info = jax.vmap(agent.act, (None, 0, 0))(state, seen, act_keys)
     action = info.policy.argmax(-1) if greedy else action
-    following, inside, reward, done, cut, extra = jax.vmap(ENV.step, (0, 0, 0, None))(step_keys, inside, action, PARAMS)
-    last, mask = extra["final_observation"], jnp.ones(len(seen), bool)  # `following` is already the next episode
-    return (inside, following), (agents.Transition(seen, action, reward, last, done, mask, info), done | cut)
+    following, inside, reward, done, cut, extra = jax.vmap(ENV.step, (0, 0, 0, None))(
+        step_keys, inside, action, PARAMS
+    )
+    last, mask = (
+        extra["final_observation"],
+        jnp.ones(len(seen), bool),
+    )  # `following` is already the next episode
+    return (inside, following), (
+        agents.Transition(seen, action, reward, last, done, mask, info),
+        done | cut,
+    )
 
 
 def reset(key: jax.Array, count: int) -> Any:
@@ -51,7 +71,9 @@ def train(agent: agents.Agent, key: jax.Array, rounds: int, count: int, steps: i
     def one_round(carry: Any, key: jax.Array) -> Any:
         state, world = carry
         play_key, learn_key = jax.random.split(key)
-        world, (batch, _) = jax.lax.scan(lambda w, k: play(agent, state, w, k), world, jax.random.split(play_key, steps))
+        world, (batch, _) = jax.lax.scan(
+            lambda w, k: play(agent, state, w, k), world, jax.random.split(play_key, steps)
+        )
         flat = jax.tree.map(lambda x: x.reshape(steps * count, *x.shape[2:]), batch)
         return (agent.update(state, flat, learn_key)[0], world), None
 
@@ -61,7 +83,8 @@ def train(agent: agents.Agent, key: jax.Array, rounds: int, count: int, steps: i
 
 
 def score(agent: agents.Agent, state: Any, key: jax.Array, episodes: int = 64) -> jax.Array:
-    """The mean return of the greedy policy over the first episode of each of `episodes` environments."""
+    """The mean return of the greedy policy over the first episode of each of `episodes`
+    environments."""
 
     def step(carry: Any, key: jax.Array) -> Any:
         world, alive, total = carry
@@ -94,8 +117,9 @@ def main() -> None:
         returns = jax.block_until_ready(scores(name, arguments.seeds, arguments.seed))
         rounds, count, steps, _ = SETTINGS[name]
         print(
-            f"{name:5s} mean return {float(returns.mean()):6.1f}  per seed {[round(float(r), 1) for r in returns]}"
-            f"  ({rounds * count * steps:,} steps per seed, {time.perf_counter() - start:.0f} s)",
+            f"{name:5s} mean return {float(returns.mean()):6.1f}  per seed"
+            f" {[round(float(r), 1) for r in returns]}  ({rounds * count * steps:,} steps per seed,"
+            f" {time.perf_counter() - start:.0f} s)",
             flush=True,
         )
 

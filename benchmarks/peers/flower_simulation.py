@@ -1,8 +1,10 @@
-"""Flower's simulation engine (Ray), through its public API: ServerApp (FedAvg) and ClientApp (NumPyClient).
+"""Flower's simulation engine (Ray), through its public API: ServerApp (FedAvg) and ClientApp
+(NumPyClient).
 
-One actor per core with one thread each. The server loop belongs to Flower, so the protocol is spoken from the
-strategy: `configure_fit` waits for a request and starts the clock, `aggregate_fit` stops it. Actors keep
-the data and the network between calls, which is faster than building them in every client.
+One actor per core with one thread each. The server loop belongs to Flower, so the protocol is
+spoken from the strategy: `configure_fit` waits for a request and starts the clock, `aggregate_fit`
+stops it. Actors keep the data and the network between calls, which is faster than building them in
+every client.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from benchmarks.workloads import Workload, from_text, make_data, plan
 PACKAGES = ("flwr", "ray", "torch", "numpy")
 
 
-# ---- in the actors ----------------------------------------------------------------------------------------
+# ---- in the actors -------------------------------------------------------------------------------
 
 
 @functools.lru_cache(maxsize=1)
@@ -42,7 +44,9 @@ def _prepared(workload_text: str) -> Any:
     data = make_data(workload)
     images, labels = torch_models.to_torch(data.images(), data.labels)
     model = torch_models.make_model(workload, init_weights(workload))
-    planned = functools.lru_cache(maxsize=2)(lambda index: {w.client: w for w in plan(workload, data, index)})
+    planned = functools.lru_cache(maxsize=2)(
+        lambda index: {w.client: w for w in plan(workload, data, index)}
+    )
     return workload, images, labels, model, planned
 
 
@@ -51,7 +55,9 @@ class _Client(NumPyClient):
         workload, images, labels, model, planned = _prepared(config["workload"])
         work = planned(config["round"])[config["client"]]
         names = torch_models.tensors(model)
-        torch_models.load(model, {n: torch.from_numpy(a) for n, a in zip(names, parameters, strict=True)})
+        torch_models.load(
+            model, {n: torch.from_numpy(a) for n, a in zip(names, parameters, strict=True)}
+        )
         torch_models.train_client(model, images, labels, work, workload)
         return [t.numpy() for t in torch_models.tensors(model).values()], work.examples, {}
 
@@ -60,7 +66,7 @@ def _client(context):
     return _Client().to_client()
 
 
-# ---- in the server ----------------------------------------------------------------------------------------
+# ---- in the server -------------------------------------------------------------------------------
 
 
 class _Requests(FedAvg):
@@ -77,12 +83,15 @@ class _Requests(FedAvg):
         clients = client_manager.sample(len(work), min_num_clients=self.workload.clients)
         config = {"workload": self.workload.to_json(), "round": index}
         return [
-            (client, FitIns(parameters, {**config, "client": one.client})) for client, one in zip(clients, work, strict=True)
+            (client, FitIns(parameters, {**config, "client": one.client}))
+            for client, one in zip(clients, work, strict=True)
         ]
 
     def request(self, parameters) -> int:
         while (asked := self.line.read())["cmd"] == "weights":
-            names = torch_models.tensors(torch_models.make_model(self.workload, init_weights(self.workload)))
+            names = torch_models.tensors(
+                torch_models.make_model(self.workload, init_weights(self.workload))
+            )
             values = zip(names, parameters_to_ndarrays(parameters), strict=True)
             save_weights(self.line, asked["file"], dict(values))
         if asked["cmd"] == "quit":
@@ -96,7 +105,12 @@ class _Requests(FedAvg):
         answer = super().aggregate_fit(server_round, results, failures)
         seconds = time.perf_counter() - self.started
         if server_round == 1:
-            self.line.send(ready=True, setup_s=self.started - self.began, compile_s=seconds, versions=versions_of(PACKAGES))
+            self.line.send(
+                ready=True,
+                setup_s=self.started - self.began,
+                compile_s=seconds,
+                versions=versions_of(PACKAGES),
+            )
         else:
             self.line.send(seconds=seconds)
         return answer
@@ -108,7 +122,14 @@ def run(line: Line, workload: Workload) -> None:
     start = ndarrays_to_parameters([t.numpy() for t in torch_models.tensors(model).values()])
 
     def server(context):
-        strategy = _Requests(line, workload, began, fraction_evaluate=0.0, initial_parameters=start, accept_failures=False)
+        strategy = _Requests(
+            line,
+            workload,
+            began,
+            fraction_evaluate=0.0,
+            initial_parameters=start,
+            accept_failures=False,
+        )
         return ServerAppComponents(strategy=strategy, config=ServerConfig(num_rounds=10**6))
 
     run_simulation(

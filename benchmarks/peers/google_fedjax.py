@@ -1,9 +1,10 @@
-"""fedjax (google), through its public API: `for_each_client` (jit backend), its datasets and optimisers.
+"""fedjax (google), through its public API: `for_each_client` (jit backend), its datasets and
+optimisers.
 
 The loop is the federated averaging of its documentation. Batches are drawn epoch by epoch
-(`shuffle_repeat_batch` with one epoch each), because asking it for several epochs at once lets batches run
-across epoch ends, which would be fewer steps than everybody else takes. Needs a JAX that still has
-`jax.tree_map` (0.4.25).
+(`shuffle_repeat_batch` with one epoch each), because asking it for several epochs at once lets
+batches run across epoch ends, which would be fewer steps than everybody else takes. Needs a JAX
+that still has `jax.tree_map` (0.4.25).
 """
 
 from __future__ import annotations
@@ -30,9 +31,15 @@ def prepare(workload: Workload) -> Peer:
         raise PeerError("fedjax's client step has no place for batch-normalisation statistics")
     data = make_data(workload)
     images, labels = data.images(), data.labels.astype(np.int32)
-    datasets = [fedjax.ClientDataset({"x": images[a:b], "y": labels[a:b]}) for a, b in itertools.pairwise(data.start)]
+    datasets = [
+        fedjax.ClientDataset({"x": images[a:b], "y": labels[a:b]})
+        for a, b in itertools.pairwise(data.start)
+    ]
     optimiser = fedjax.optimizers.create_optimizer_from_optax(
-        optax.chain(optax.add_decayed_weights(workload.weight_decay), optax.sgd(workload.lr, workload.momentum or None))
+        optax.chain(
+            optax.add_decayed_weights(workload.weight_decay),
+            optax.sgd(workload.lr, workload.momentum or None),
+        )
     )
     state = {"weights": jax_models.to_jax(init_weights(workload), workload)}
 
@@ -57,7 +64,8 @@ def prepare(workload: Workload) -> Peer:
         dataset = datasets[one.client]
         seeds = range(index * workload.epochs, index * workload.epochs + len(one.rows))
         return itertools.chain.from_iterable(
-            dataset.shuffle_repeat_batch(batch_size=workload.batch, num_epochs=1, seed=s) for s in seeds
+            dataset.shuffle_repeat_batch(batch_size=workload.batch, num_epochs=1, seed=s)
+            for s in seeds
         )
 
     def train(work: list[ClientWork], index: int):
@@ -65,19 +73,25 @@ def prepare(workload: Workload) -> Peer:
         examples = {one.client: one.examples for one in work}
         total = jax.tree_util.tree_map(jnp.zeros_like, state["weights"])
         for client, delta in for_each_client(state["weights"], clients):
-            total = fedjax.tree_util.tree_add(total, fedjax.tree_util.tree_weight(delta, examples[client]))
+            total = fedjax.tree_util.tree_add(
+                total, fedjax.tree_util.tree_weight(delta, examples[client])
+            )
         mean = fedjax.tree_util.tree_inverse_weight(total, sum(examples.values()))
         return jax.block_until_ready(jax.tree_util.tree_map(jnp.subtract, state["weights"], mean))
 
     def one_round(index: int) -> None:
         state["weights"] = train(plan(workload, data, index), index)
 
-    # compile every batch size that occurs: ragged clients have many, and each is a program of its own
+    # compile every batch size that occurs: ragged clients have many, and each is a program of its
+    # own
     started = time.perf_counter()
     seen: dict[int, ClientWork] = {}
     for client in range(workload.clients):
         size = data.start[client + 1] - data.start[client]
-        seen.setdefault(int(size) % workload.batch, ClientWork(client, np.arange(*data.start[client : client + 2])[None]))
+        seen.setdefault(
+            int(size) % workload.batch,
+            ClientWork(client, np.arange(*data.start[client : client + 2])[None]),
+        )
     train(list(seen.values()), 0)
     compile_s = time.perf_counter() - started
     return Peer(one_round, lambda: jax_models.from_jax(state["weights"], workload), compile_s)

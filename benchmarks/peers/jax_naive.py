@@ -1,7 +1,8 @@
-"""Naive JAX: the whole round is one jitted program, `vmap` over clients of a scan over steps, `lax.conv`.
+"""Naive JAX: the whole round is one jitted program, `vmap` over clients of a scan over steps,
+`lax.conv`.
 
-Every client is padded to the longest client of the federation (its extra steps are computed and thrown away),
-because that is what one static program for a round needs.
+Every client is padded to the longest client of the federation (its extra steps are computed and
+thrown away), because that is what one static program for a round needs.
 """
 
 from __future__ import annotations
@@ -35,14 +36,18 @@ def build(workload: Workload) -> tuple[Callable, Callable, dict[str, Any]]:
         def step(carry, batch):
             picked, on = batch
             params, momentum, stats = carry
-            new = jax_models.sgd_step(workload, params, momentum, stats, images[picked], labels[picked], on)
+            new = jax_models.sgd_step(
+                workload, params, momentum, stats, images[picked], labels[picked], on
+            )
             return jax.tree.map(lambda a, b: jnp.where(on.any(), a, b), new, carry), None
 
         start = (params, jax_models.zero_momentum(workload, params), stats)
         (params, _, stats), _ = jax.lax.scan(step, start, (rows, mask))
         return {name: params[name] if name in params else stats[name] for name in weights}
 
-    def program(weights, images, labels, rows, mask, shares):  # rows, mask [K, steps, B]; shares [K]
+    def program(
+        weights, images, labels, rows, mask, shares
+    ):  # rows, mask [K, steps, B]; shares [K]
         trained = jax.vmap(client, (None, None, None, 0, 0))(weights, images, labels, rows, mask)
         return jax.tree.map(lambda stack: jnp.tensordot(shares, stack, 1), trained)
 

@@ -1,4 +1,5 @@
-"""Plain JAX: one jitted step per mini-batch (the last one padded), a Python loop over clients and batches."""
+"""Plain JAX: one jitted step per mini-batch (the last one padded), a Python loop over clients and
+batches."""
 
 from __future__ import annotations
 
@@ -28,7 +29,9 @@ def prepare(workload: Workload) -> Peer:
         params, stats = jax_models.split(weights)
         momentum = jax_models.zero_momentum(workload, params)
         for picked, on in zip(rows, mask, strict=True):
-            params, momentum, stats = step(params, momentum, stats, images[picked], labels[picked], on)
+            params, momentum, stats = step(
+                params, momentum, stats, images[picked], labels[picked], on
+            )
         return {name: params[name] if name in params else stats[name] for name in weights}
 
     def one_round(index: int) -> None:
@@ -36,7 +39,9 @@ def prepare(workload: Workload) -> Peer:
         total = sum(one.examples for one in work)
         average = jax.tree.map(jnp.zeros_like, state["weights"])
         for one in work:
-            (rows,), (mask,) = padded_batches([one], steps_of(one.examples, workload), workload.batch)
+            (rows,), (mask,) = padded_batches(
+                [one], steps_of(one.examples, workload), workload.batch
+            )
             average = add(average, train(state["weights"], rows, mask), one.examples / total)
         state["weights"] = jax.block_until_ready(average)
 

@@ -1,7 +1,8 @@
 """Starts a peer module in its own process: `python -m benchmarks.peers.launch MODULE WORKLOAD`.
 
-A peer module has `PACKAGES` (whose versions are reported) and `prepare(workload) -> Peer` or, where the other
-side owns the training loop, `run(line, workload)`. Whatever goes wrong comes back as one sentence.
+A peer module has `PACKAGES` (whose versions are reported) and `prepare(workload) -> Peer` or, where
+the other side owns the training loop, `run(line, workload)`. Whatever goes wrong comes back as one
+sentence.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""fedjax_sim as a peer: the engine as anybody runs it, on the workload's data and cohorts, without evaluation.
+"""fedjax_sim as a peer: the engine as anybody runs it, on the workload's data and cohorts, without
+evaluation.
 
-The cohorts are the workload's (given as a schedule), so that ragged rounds are the same work for every peer, and so are
-the first weights (but ResNet-18's); shuffles are the engine's own. FEDJAX_SIM_CHUNK and FEDJAX_SIM_DEVICES override `auto`.
+The cohorts are the workload's (given as a schedule), so that ragged rounds are the same work for
+every peer, and so are the first weights (but ResNet-18's); shuffles are the engine's own.
+FEDJAX_SIM_CHUNK and FEDJAX_SIM_DEVICES override `auto`.
 """
 
 from __future__ import annotations
@@ -53,8 +55,8 @@ def federation(
 ) -> tuple[Federation, list[list[int]]]:
     """The workload's data and cohorts.
 
-    pool_times: a pool so many times as large, of rows that nobody owns. validation: a tenth more rows for every client, to
-    validate on, and 1,000 for the server; nobody trains on them.
+    pool_times: a pool so many times as large, of rows that nobody owns. validation: a tenth more
+    rows for every client, to validate on, and 1,000 for the server; nobody trains on them.
     """
     data = make_data(workload)
     rows = {"train": [np.arange(data.start[k], data.start[k + 1]) for k in range(workload.clients)]}
@@ -66,22 +68,26 @@ def federation(
         more = sum(each) + 1000
     cohorts = [[work.client for work in plan(workload, data, index)] for index in range(SCHEDULED)]
     repeated = lambda a, n: np.resize(a, (n, *a.shape[1:]))
-    # a test row of its own, unless the pool has rows that nobody owns: appending would copy a large pool
+    # a test row of its own, unless the pool has rows that nobody owns: appending would copy a large
+    # pool
     test: Any = (repeated(data.pixels, tests), repeated(data.labels, tests))
     if pool_times > 1:
         test = np.arange(size + more, size + more + tests)
     # peers see pixels / 127.5 − 1: (x/255 − 0.5)/0.5
-    return Federation.from_arrays(
-        longer(data.pixels, pool_times * size + more),
-        longer(data.labels, pool_times * size + more),
-        rows,
-        test=test,
-        server_val=np.arange(size + more - 1000, size + more) if validation else None,
-        classes=workload.classes,
-        mean=0.5,
-        std=0.5,
-        name=workload.name,
-    ), cohorts
+    return (
+        Federation.from_arrays(
+            longer(data.pixels, pool_times * size + more),
+            longer(data.labels, pool_times * size + more),
+            rows,
+            test=test,
+            server_val=np.arange(size + more - 1000, size + more) if validation else None,
+            classes=workload.classes,
+            mean=0.5,
+            std=0.5,
+            name=workload.name,
+        ),
+        cohorts,
+    )
 
 
 def longer(a: np.ndarray, rows: int) -> np.ndarray:
@@ -104,7 +110,9 @@ def with_shared_weights(workload: Workload, net: Any) -> Any:
     if workload.model == "resnet18":
         return net
     shared = jax_models.to_jax(init_weights(workload), workload)
-    return jax.tree_util.tree_map_with_path(lambda path, leaf: shared[torch_name(path)].astype(leaf.dtype), net)
+    return jax.tree_util.tree_map_with_path(
+        lambda path, leaf: shared[torch_name(path)].astype(leaf.dtype), net
+    )
 
 
 def prepare(workload: Workload, method: str = "fedavg") -> Peer:
@@ -132,6 +140,8 @@ def prepare(workload: Workload, method: str = "fedavg") -> Peer:
         leaves = jax.tree_util.tree_flatten_with_path(held["state"].server.net)[0]
         if workload.model == "resnet18":
             return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}
-        return jax_models.from_jax({torch_name(path): np.asarray(leaf) for path, leaf in leaves}, workload)
+        return jax_models.from_jax(
+            {torch_name(path): np.asarray(leaf) for path, leaf in leaves}, workload
+        )
 
     return Peer(one_round, weights, compile_s)

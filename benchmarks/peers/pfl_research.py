@@ -1,7 +1,9 @@
-"""pfl-research, through its public API: FederatedAveraging on a SimulatedBackend with a PyTorchModel.
+"""pfl-research, through its public API: FederatedAveraging on a SimulatedBackend with a
+PyTorchModel.
 
-Its training loop belongs to it, so the line protocol is spoken from a callback: after every central iteration
-the time is reported and the next request awaited. It does not reshuffle a user's data between epochs.
+Its training loop belongs to it, so the line protocol is spoken from a callback: after every central
+iteration the time is reported and the next request awaited. It does not reshuffle a user's data
+between epochs.
 """
 
 from __future__ import annotations
@@ -64,7 +66,12 @@ def run(line: Line, workload: Workload) -> None:
             seconds = time.perf_counter() - self.started
             if central_iteration == 0:
                 setup = self.warm - began
-                line.send(ready=True, setup_s=setup, compile_s=seconds - setup, versions=versions_of(PACKAGES))
+                line.send(
+                    ready=True,
+                    setup_s=setup,
+                    compile_s=seconds - setup,
+                    versions=versions_of(PACKAGES),
+                )
             else:
                 line.send(seconds=seconds)
             while (request := line.read())["cmd"] == "weights":
@@ -87,10 +94,14 @@ def run(line: Line, workload: Workload) -> None:
             val_cohort_size=0,
             train_cohort_size=workload.cohort_limit or workload.per_round,
         ),
-        SimulatedBackend(training_data=users, val_data=users, postprocessors=[WeightByDatapoints()]),
+        SimulatedBackend(
+            training_data=users, val_data=users, postprocessors=[WeightByDatapoints()]
+        ),
         model,
         NNTrainHyperParams(
-            local_num_epochs=workload.epochs, local_learning_rate=workload.lr, local_batch_size=workload.batch
+            local_num_epochs=workload.epochs,
+            local_learning_rate=workload.lr,
+            local_batch_size=workload.batch,
         ),
         callbacks=[callback],
     )

@@ -1,12 +1,17 @@
-"""One JSON line in, one JSON line out, so that a driver can interleave rounds of peers in other processes.
+"""One JSON line in, one JSON line out, so that a driver can interleave rounds of peers in other
+processes.
 
-Worker (`serve`):   → {"ready": true, "setup_s": …, "compile_s": …, "versions": {…}}   once it can run a round
-                    ← {"cmd": "round", "index": 3}          → {"seconds": …}   measured inside the worker
+Worker (`serve`):   → {"ready": true, "setup_s": …, "compile_s": …, "versions": {…}}   once it can
+                                        run a round
+                    ← {"cmd": "round", "index": 3}          → {"seconds": …}   measured inside the
+                                        worker
                     ← {"cmd": "weights", "file": "x.npz"}   → {"saved": "x.npz"}
                     ← {"cmd": "quit"}
-                    → {"error": "one sentence"}             instead of any answer; the worker then ends
+                    → {"error": "one sentence"}             instead of any answer; the worker then
+                                        ends
 
-Driver (`Worker`):  starts a module with a chosen Python, asks, and reads the peak memory of its process tree.
+Driver (`Worker`):  starts a module with a chosen Python, asks, and reads the peak memory of its
+process tree.
 """
 
 from __future__ import annotations
@@ -54,7 +59,8 @@ def versions_of(packages: Iterable[str]) -> dict[str, str]:
 
 
 class Line:
-    """The worker's end: the real stdout is for answers, everything else that is printed goes to stderr."""
+    """The worker's end: the real stdout is for answers, everything else that is printed goes to
+    stderr."""
 
     def __init__(self) -> None:
         self._out = os.fdopen(os.dup(1), "w", buffering=1)
@@ -70,12 +76,19 @@ class Line:
         return json.loads(text) if text else {"cmd": "quit"}
 
 
-def serve(line: Line, workload: Workload, prepare: Callable[[Workload], Peer], packages: Iterable[str]) -> None:
+def serve(
+    line: Line, workload: Workload, prepare: Callable[[Workload], Peer], packages: Iterable[str]
+) -> None:
     """Prepare a peer and answer until told to quit."""
     started = time.perf_counter()
     peer = prepare(workload)
     ready = time.perf_counter() - started
-    line.send(ready=True, setup_s=ready - peer.compile_s, compile_s=peer.compile_s, versions=versions_of(packages))
+    line.send(
+        ready=True,
+        setup_s=ready - peer.compile_s,
+        compile_s=peer.compile_s,
+        versions=versions_of(packages),
+    )
     while (request := line.read())["cmd"] != "quit":
         if request["cmd"] == "round":
             started = time.perf_counter()
@@ -123,7 +136,9 @@ class Worker:
         assert self._process.stdout is not None
         text = self._process.stdout.readline()
         if not text:
-            raise PeerError(f"the worker ended without an answer (exit code {self._process.wait()})")
+            raise PeerError(
+                f"the worker ended without an answer (exit code {self._process.wait()})"
+            )
         answer = json.loads(text)
         if "error" in answer:
             raise PeerError(answer["error"])

@@ -1,7 +1,8 @@
 """Plain PyTorch, one process per core with one thread each; the processes live from round to round.
 
-The global model lies in shared memory. Workers take clients from a common queue, longest first, so that
-ragged clients are balanced, and add what they train into their own shared sum; the parent adds the sums up.
+The global model lies in shared memory. Workers take clients from a common queue, longest first, so
+that ragged clients are balanced, and add what they train into their own shared sum; the parent adds
+the sums up.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ def _work(
 ) -> None:
     torch.set_num_threads(1)
     model = torch_models.make_model(workload, init_weights(workload))
-    torch_models.train_client(model, images, labels, plan(workload, data, 0)[0], workload)  # warm up
+    torch_models.train_client(
+        model, images, labels, plan(workload, data, 0)[0], workload
+    )  # warm up
     line.send("ready")
     while (index := line.recv()) is not None:
         work = sorted(plan(workload, data, index), key=lambda one: -one.examples)
@@ -58,13 +61,29 @@ def prepare(workload: Workload, processes: int | None = None) -> Peer:
     context: Any = mp.get_context("spawn")
     data = make_data(workload)
     images, labels = torch_models.to_torch(data.images(), data.labels)
-    layout = dataclasses.replace(data, pixels=data.pixels[:0])  # who owns which rows; the images are shared
-    served = {name: torch.from_numpy(v).share_memory_() for name, v in init_weights(workload).items()}
-    sums = [{name: torch.zeros_like(t).share_memory_() for name, t in served.items()} for _ in range(processes or cores())]
+    layout = dataclasses.replace(
+        data, pixels=data.pixels[:0]
+    )  # who owns which rows; the images are shared
+    served = {
+        name: torch.from_numpy(v).share_memory_() for name, v in init_weights(workload).items()
+    }
+    sums = [
+        {name: torch.zeros_like(t).share_memory_() for name, t in served.items()}
+        for _ in range(processes or cores())
+    ]
     taken, lines, workers = context.Value("i", 0), [], []
     for mine in sums:
         here, there = context.Pipe()
-        arguments = (workload, layout, served, mine, images.share_memory_(), labels.share_memory_(), taken, there)
+        arguments = (
+            workload,
+            layout,
+            served,
+            mine,
+            images.share_memory_(),
+            labels.share_memory_(),
+            taken,
+            there,
+        )
         workers.append(context.Process(target=_work, args=arguments, daemon=True))
         workers[-1].start()
         lines.append(here)

@@ -1,1 +1,2 @@
-"""The command line: main → parser → commands (settings, registries) → `runner`; `describe` makes what is printed."""
+"""The command line: main → parser → commands (settings, registries) → `runner`; `describe` makes
+what is printed."""

@@ -1,4 +1,5 @@
-"""What each command does: read options, start JAX, hand over to `runner`, print. JAX is imported on the way, not before."""
+"""What each command does: read options, start JAX, hand over to `runner`, print. JAX is imported on
+the way, not before."""
 
 from __future__ import annotations
 
@@ -48,16 +49,21 @@ def start(config: Config, args: argparse.Namespace | None = None) -> None:
     number, which = getattr(args, "num_processes", None), getattr(args, "process_id", None)
     if coordinator == "auto" and not (number is None and which is None):
         raise UserError(
-            "--coordinator auto finds out how many processes there are; leave --num-processes and --process-id out"
+            "--coordinator auto finds out how many processes there are; leave --num-processes and"
+            " --process-id out"
         )
     want_host_devices(config, number or 1)
     if coordinator:
         import jax
 
         try:
-            jax.distributed.initialize(*(() if coordinator == "auto" else (coordinator, number, which)))
+            jax.distributed.initialize(
+                *(() if coordinator == "auto" else (coordinator, number, which))
+            )
         except (RuntimeError, ValueError) as problem:
-            raise UserError(f"cannot join the processes at '{coordinator}': {str(problem).splitlines()[0]}") from None
+            raise UserError(
+                f"cannot join the processes at '{coordinator}': {str(problem).splitlines()[0]}"
+            ) from None
     elif number is not None or which is not None:
         raise UserError("--num-processes and --process-id need --coordinator HOST:PORT")
     use_compilation_cache()
@@ -69,7 +75,10 @@ def foresee(args: argparse.Namespace) -> None:
 
     accelerators.parse(args.device)
     if not args.dry_run:
-        raise UserError("--device foretells with --dry-run; a run takes the devices that JAX sees, --devices of them")
+        raise UserError(
+            "--device foretells with --dry-run; a run takes the devices that JAX sees, --devices of"
+            " them"
+        )
     accelerators.quiet_environment()
     import jax
 
@@ -98,7 +107,8 @@ def the_same(args: argparse.Namespace, out: Any) -> str:
 
 
 def foretell(setup: Any, args: argparse.Namespace, data: bool = True) -> None:
-    """What is said before a run; with --dry-run also who has which data (`data`), and for programs the same as numbers."""
+    """What is said before a run; with --dry-run also who has which data (`data`), and for programs
+    the same as numbers."""
     from fedjax_sim.cli import describe
 
     say(describe.report(setup))
@@ -114,7 +124,15 @@ def foretell(setup: Any, args: argparse.Namespace, data: bool = True) -> None:
             from fedjax_sim.runner.progress import told
 
             config = setup.config
-            print(told("dry-run", method=config.method, seed=config.seed, config_hash=config.hash(), **found))
+            print(
+                told(
+                    "dry-run",
+                    method=config.method,
+                    seed=config.seed,
+                    config_hash=config.hash(),
+                    **found,
+                )
+            )
 
 
 def tables(summaries: list[dict[str, Any]], seeds: int) -> None:
@@ -150,8 +168,12 @@ def run(args: argparse.Namespace) -> int:
     if args.dry_run:
         return 0
     several_runs = args.seeds > 1 and not args.vmap
-    results = execute_all(setups, args, out, again=the_same(args, out) if several_runs else "", **speech)
-    label = lambda i: f"{args.method} {name}={several[i % len(several)]}" if args.vmap else args.method
+    results = execute_all(
+        setups, args, out, again=the_same(args, out) if several_runs else "", **speech
+    )
+    label = lambda i: (
+        f"{args.method} {name}={several[i % len(several)]}" if args.vmap else args.method
+    )
     tables([r.summary | {"method": label(i)} for i, r in enumerate(results)], args.seeds)
     if args.seeds > 1 and not args.vmap:
         say(describe.seeds_line([r.summary for r in results]))
@@ -173,7 +195,10 @@ def train(args: argparse.Namespace) -> int:
         raise UserError(f"method '{args.method}' has no agent to train; allowed: {able}")
     kind = method_class(args.method)
     assert issubclass(kind, Controlled)
-    args.sets = [*args.sets, *(f"{args.method}.{option}={value}" for option, value in kind.training)]
+    args.sets = [
+        *args.sets,
+        *(f"{args.method}.{option}={value}" for option, value in kind.training),
+    ]
     config = make_config(args, args.method, [args.method])
     if not args.out:
         args.out = str(output_directory(args, f"train-{args.method}", config))
@@ -184,8 +209,13 @@ def train(args: argparse.Namespace) -> int:
         made = make_method(config.method, **config.options)
         assert isinstance(made, Controlled)
         parts = made.hands_over
-        seed = f" --seed {args.seed}" if args.seed else ""  # the same initial weights, as what it saw are models
-        say(f"use it with: fedjax-sim run {args.method}{seed} --start-from {first}:{','.join(parts)}")
+        seed = (
+            f" --seed {args.seed}" if args.seed else ""
+        )  # the same initial weights, as what it saw are models
+        say(
+            f"use it with: fedjax-sim run {args.method}{seed} --start-from"
+            f" {first}:{','.join(parts)}"
+        )
     return done
 
 
@@ -215,7 +245,10 @@ def resume(args: argparse.Namespace) -> int:
         raise UserError(f"there is no run directory '{shown(args.directory)}'")
     config, resolved, _ = RunDirectory(path).read_config()
     if config.method not in METHODS and not config.own_method:
-        raise UserError(f"'{path}' was run with '{config.method}', a method of a file; name that file with --import FILE.py")
+        raise UserError(
+            f"'{path}' was run with '{config.method}', a method of a file; name that file with"
+            " --import FILE.py"
+        )
     start(dataclasses.replace(config, devices=str(resolved.get("devices", config.devices))), args)
     from fedjax_sim.runner import execute as runner
 
@@ -266,7 +299,9 @@ def report(args: argparse.Namespace) -> int:
     from fedjax_sim.report.figures import report
 
     out = own_path(args.out) if args.out else None
-    for path in report([own_path(d) for d in args.directories], out, note, titles=not args.no_titles):
+    for path in report(
+        [own_path(d) for d in args.directories], out, note, titles=not args.no_titles
+    ):
         print(path)
     return 0
 

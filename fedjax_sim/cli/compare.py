@@ -1,4 +1,5 @@
-"""`fedjax-sim compare`: several runs on the same draws, each with options of its own, in one table and in files."""
+"""`fedjax-sim compare`: several runs on the same draws, each with options of its own, in one table
+and in files."""
 
 from __future__ import annotations
 
@@ -34,7 +35,9 @@ def entries(args: argparse.Namespace) -> list[tuple[str, Any, argparse.Namespace
     for i, (entry, config, _) in enumerate(out):
         for other, before, _ in out[:i]:
             if config.hash() == before.hash() or folder_of(entry) == folder_of(other):
-                raise UserError(f"'{other}' and '{entry}' are the same run; compare names each once")
+                raise UserError(
+                    f"'{other}' and '{entry}' are the same run; compare names each once"
+                )
     return out
 
 
@@ -52,7 +55,9 @@ def compare(args: argparse.Namespace) -> int:
         check(config)
         transformed(make_method(config.method, **config.options), config.transforms)
     feds, speech = Federations(), commands.talk(args)
-    ready = [(entry, set_ups(config, own, feds, commands.note)) for entry, config, own in told]  # all, before one trains
+    ready = [
+        (entry, set_ups(config, own, feds, commands.note)) for entry, config, own in told
+    ]  # all, before one trains
     differs = describe.differing({entry: setups[0] for entry, setups in ready})
     if not args.dry_run and commands.first_process():
         write_order(out, [folder_of(entry) for entry, _ in ready])
@@ -65,7 +70,9 @@ def compare(args: argparse.Namespace) -> int:
         seen.append(fed)
         if args.dry_run:
             continue
-        runs = execute_all(setups, args, out / folder_of(entry), again=commands.the_same(args, out), **speech)
+        runs = execute_all(
+            setups, args, out / folder_of(entry), again=commands.the_same(args, out), **speech
+        )
         results += runs
         summaries += [r.summary | {"method": entry} for r in runs]
         if args.seeds > 1:
@@ -77,14 +84,21 @@ def compare(args: argparse.Namespace) -> int:
         commands.say(describe.gains_line(summaries))
         for line in lines or [describe.speed_line(s) for s in summaries]:
             commands.say(line)
-        files = write(out, [r.out for r in results], summaries, differs) if commands.first_process() else []
+        files = (
+            write(out, [r.out for r in results], summaries, differs)
+            if commands.first_process()
+            else []
+        )
         commands.say(f"run directories: {', '.join(str(r.out) for r in results)}")
         commands.say(f"written: {', '.join(map(str, files))}; figures: fedjax-sim report {out}")
     return 0
 
 
 def write(
-    out: pathlib.Path, paths: Sequence[pathlib.Path], summaries: list[dict[str, Any]], differs: dict[str, dict[str, Any]]
+    out: pathlib.Path,
+    paths: Sequence[pathlib.Path],
+    summaries: list[dict[str, Any]],
+    differs: dict[str, dict[str, Any]],
 ) -> list[pathlib.Path]:
     """compare.json, .csv, .md and .tex, and the curves where matplotlib is installed."""
     from fedjax_sim.cli import describe
@@ -100,10 +114,21 @@ def write(
         | {"figures": {name: cell._asdict() for name, cell in tables.statistics(g).items()}}
         for g in groups
     ]
-    named = {name: {entry: str(value) for entry, value in values.items()} for name, values in differs.items()}
-    told = {"relative_gain": describe.gains(summaries), "differs": named, "statistics": statistics, "runs": summaries}
+    named = {
+        name: {entry: str(value) for entry, value in values.items()}
+        for name, values in differs.items()
+    }
+    told = {
+        "relative_gain": describe.gains(summaries),
+        "differs": named,
+        "statistics": statistics,
+        "runs": summaries,
+    }
     write_json(out / "compare.json", told)
-    write_bytes(out / "compare.csv", csv_bytes(list(dict.fromkeys(name for row in rows for name in row)), rows))
+    write_bytes(
+        out / "compare.csv",
+        csv_bytes(list(dict.fromkeys(name for row in rows for name in row)), rows),
+    )
     write_bytes(out / "compare.md", tables.markdown(groups).encode())
     write_bytes(out / "compare.tex", tables.latex(groups).encode())
     files = [out / f"compare.{kind}" for kind in ("json", "csv", "md", "tex")]

@@ -1,8 +1,10 @@
-"""The entry point of the command line, and its one boundary: a failure that can be expected is one sentence and exit code 2.
+"""The entry point of the command line, and its one boundary: a failure that can be expected is one
+sentence and exit code 2.
 
-Expected is bad input (`UserError`), and everything that reading, allocating and writing may meet: no such file, no
-permission, a full disk, a name too long, no memory, damaged or hostile files. Anything else is a mistake of the program
-and keeps its traceback. FEDJAX_SIM_TRACEBACK=1 shows the traceback of expected failures too.
+Expected is bad input (`UserError`), and everything that reading, allocating and writing may meet:
+no such file, no permission, a full disk, a name too long, no memory, damaged or hostile files.
+Anything else is a mistake of the program and keeps its traceback. FEDJAX_SIM_TRACEBACK=1 shows the
+traceback of expected failures too.
 """
 
 from __future__ import annotations
@@ -29,17 +31,27 @@ def expected(problem: BaseException) -> str | None:
     >>> expected(OSError(28, "No space left on device", "runs/a/rounds.csv"))
     "'runs/a/rounds.csv': No space left on device"
     >>> expected(MemoryError())
-    'there is not enough memory; use fewer clients, a smaller model, batch or chunk, or --state-on host'
+    'there is not enough memory; use fewer clients, a smaller model, batch or chunk, or --state-on
+    host'
     >>> expected(KeyError("a")) is None
     True
     """
     if isinstance(problem, UserError):
         return str(problem)
-    if isinstance(problem, MemoryError) or any(word in first_line(problem) for word in OUT_OF_MEMORY):
-        return "there is not enough memory; use fewer clients, a smaller model, batch or chunk, or --state-on host"
+    if isinstance(problem, MemoryError) or any(
+        word in first_line(problem) for word in OUT_OF_MEMORY
+    ):
+        return (
+            "there is not enough memory; use fewer clients, a smaller model, batch or chunk, or"
+            " --state-on host"
+        )
     if isinstance(problem, OSError):
         reason = problem.strerror or first_line(problem) or type(problem).__name__
-        return f"'{shown(os.fsdecode(problem.filename), 200)}': {reason}" if is_path(problem.filename) else reason
+        return (
+            f"'{shown(os.fsdecode(problem.filename), 200)}': {reason}"
+            if is_path(problem.filename)
+            else reason
+        )
     if isinstance(problem, DAMAGED):
         return f"a file cannot be read: {first_line(problem) or type(problem).__name__}"
     if isinstance(problem, RecursionError):
@@ -71,7 +83,10 @@ def main(argv: list[str] | None = None) -> int:
 
             args = make_parser().parse_args(with_preset(argv, args))
         if "method" in args and args.method is None:
-            raise UserError(f"{args.command} needs a METHOD or a --preset (see fedjax-sim {args.command} --help)")
+            raise UserError(
+                f"{args.command} needs a METHOD or a --preset (see fedjax-sim {args.command}"
+                " --help)"
+            )
         args.words = argv
         return COMMANDS[args.command](args)
     except KeyboardInterrupt:

@@ -1,4 +1,5 @@
-"""--preset NAME: its settings as words in front of those that were typed, so that every one of them can be typed over."""
+"""--preset NAME: its settings as words in front of those that were typed, so that every one of them
+can be typed over."""
 
 from __future__ import annotations
 
@@ -25,9 +26,14 @@ def with_preset(argv: list[str], args: argparse.Namespace) -> list[str]:
     told: dict[str, None] = {}
     for method in methods:
         if method not in METHODS and method == chosen.method:
-            raise UserError(f"preset '{chosen.name}' is for the method '{method}', which is not part of this version")
+            raise UserError(
+                f"preset '{chosen.name}' is for the method '{method}', which is not part of this"
+                " version"
+            )
         lookup("method", method, METHODS)
-        settings = {n: v for n, v in chosen.of(method).items() if n not in NOT_FOR.get(args.command, ())}
+        settings = {
+            n: v for n, v in chosen.of(method).items() if n not in NOT_FOR.get(args.command, ())
+        }
         told |= dict.fromkeys(words(method, settings))
     at = argv.index(args.command) + 1
     return [*argv[:at], *told, *argv[at:], *more]

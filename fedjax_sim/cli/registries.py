@@ -1,7 +1,8 @@
 """What there is, by name: for `fedjax-sim list` and for the help texts.
 
-A help text must not wait for JAX, and most registries stand in modules that import it. `names` therefore reads the keys
-of a registry out of its module's source where the module is not imported yet; `catalog` imports it.
+A help text must not wait for JAX, and most registries stand in modules that import it. `names`
+therefore reads the keys of a registry out of its module's source where the module is not imported
+yet; `catalog` imports it.
 """
 
 from __future__ import annotations
@@ -50,7 +51,14 @@ LISTED = (
     "presets",
     "logs",
 )
-LIGHT = ("methods", "transforms", "metrics", "models", "agents", "presets")  # importing these costs nothing
+LIGHT = (
+    "methods",
+    "transforms",
+    "metrics",
+    "models",
+    "agents",
+    "presets",
+)  # importing these costs nothing
 
 
 def names(what: str) -> list[str]:
@@ -68,7 +76,8 @@ def names(what: str) -> list[str]:
 
 
 def _keys_in_source(module: str, variable: str) -> list[str]:
-    """The text keys (or items) of a dict (or tuple) that a module assigns to `variable`; nothing where it cannot be read."""
+    """The text keys (or items) of a dict (or tuple) that a module assigns to `variable`; nothing
+    where it cannot be read."""
     root = pathlib.Path(fedjax_sim.__file__).parent.joinpath(*module.split(".")[1:])
     file = root / "__init__.py" if root.is_dir() else root.with_suffix(".py")
     try:
@@ -76,11 +85,21 @@ def _keys_in_source(module: str, variable: str) -> list[str]:
     except (OSError, SyntaxError):
         return []
     for line in body:
-        targets = line.targets if isinstance(line, ast.Assign) else [line.target] if isinstance(line, ast.AnnAssign) else []
+        targets = (
+            line.targets
+            if isinstance(line, ast.Assign)
+            else [line.target]
+            if isinstance(line, ast.AnnAssign)
+            else []
+        )
         if any(isinstance(target, ast.Name) and target.id == variable for target in targets):
             value = line.value  # type: ignore[attr-defined]
             items = value.keys if isinstance(value, ast.Dict) else getattr(value, "elts", [])
-            found = [item.value for item in items if isinstance(item, ast.Constant) and isinstance(item.value, str)]
+            found = [
+                item.value
+                for item in items
+                if isinstance(item, ast.Constant) and isinstance(item.value, str)
+            ]
             return found if len(found) == len(items) else []
     return []
 
@@ -94,7 +113,8 @@ def catalog(what: str) -> dict[str, str]:
     module, variable = REGISTRIES[what]
     table = getattr(importlib.import_module(module), variable)
     texts = {
-        name: getattr(entry, "help", entry[-1] if isinstance(entry, tuple) else str(entry)) for name, entry in table.items()
+        name: getattr(entry, "help", entry[-1] if isinstance(entry, tuple) else str(entry))
+        for name, entry in table.items()
     }
     if what == "methods":
         from fedjax_sim.methods import options_of

@@ -39,16 +39,21 @@ def split_sets(
         owner, dot, option = left.partition(".")
         if not (equals and dot and option):
             raise UserError(
-                f"--set '{options.shown(item)}' cannot be read; use NAME.OPTION=VALUE, e.g. fedavg.weights=uniform"
+                f"--set '{options.shown(item)}' cannot be read; use NAME.OPTION=VALUE, e.g."
+                " fedavg.weights=uniform"
             )
         if owner == "model":
-            model[option] = options.convert(left, value, options.widths) if option == "hidden" else value
+            model[option] = (
+                options.convert(left, value, options.widths) if option == "hidden" else value
+            )
         elif owner == "loss":
             loss[option] = options.convert(left, value, options.plain)
         elif owner in per:
             per[owner][option] = value
         else:
-            raise unknown("name in --set", options.shown(owner), ["model", "loss", *methods, *around])
+            raise unknown(
+                "name in --set", options.shown(owner), ["model", "loss", *methods, *around]
+            )
     return per, model, loss
 
 
@@ -65,14 +70,20 @@ def make_config(args: argparse.Namespace, method: str, methods: list[str]) -> Co
             rest.append(item)
     per, model, loss = split_sets(rest, methods, around)
     check_options(args.model, model)  # also what `build` is told by others: its dtype, its shape
-    values = {f.name: getattr(args, f.name) for f in dataclasses.fields(Config) if f.name not in NOT_OPTIONS}
+    values = {
+        f.name: getattr(args, f.name)
+        for f in dataclasses.fields(Config)
+        if f.name not in NOT_OPTIONS
+    }
     if values["data_seed"] == "follow":
         values["data_seed"] = values["seed"]
     modes = options.names(args.evaluations)
     if not modes:
         raise UserError("--evaluate names no mode; write for example --evaluate global,personal")
     values |= dict(transforms=texts, evaluations=modes, metrics=options.names(args.metrics))
-    config = Config(method=method, options=per[method], model_options=model, loss_options=loss, **values)
+    config = Config(
+        method=method, options=per[method], model_options=model, loss_options=loss, **values
+    )
     return for_seeds(config, args.seeds, args.seeds_mode)
 
 
@@ -81,7 +92,10 @@ def for_seeds(config: Config, seeds: int, mode: str) -> Config:
     if not 1 <= seeds <= MOST_SEEDS:
         raise UserError(f"seeds {seeds} is not allowed; use a whole number from 1 to {MOST_SEEDS}")
     if config.seed + seeds > 2**63:
-        raise UserError(f"seed {config.seed} and {seeds} seeds are too large together; the last is at most 2^63 - 1")
+        raise UserError(
+            f"seed {config.seed} and {seeds} seeds are too large together; the last is at most"
+            " 2^63 - 1"
+        )
     if seeds == 1 or mode == "loop":
         return config
     return on_one_device(config, "--seeds-mode vmap", "use --seeds-mode loop")
@@ -97,24 +111,36 @@ def on_one_device(config: Config, what: str, instead: str) -> Config:
 def for_values(config: Config, args: argparse.Namespace) -> Config:
     """Values of `--vmap` share one device."""
     if args.seeds > 1 and args.seeds_mode == "vmap":
-        raise UserError("--seeds-mode vmap does not go with --vmap, whose values are side by side; use --seeds-mode loop")
+        raise UserError(
+            "--seeds-mode vmap does not go with --vmap, whose values are side by side; use"
+            " --seeds-mode loop"
+        )
     return on_one_device(config, "--vmap", "use --devices 1, or run the values one after another")
 
 
 def output_directory(args: argparse.Namespace, stem: str, config: Config) -> pathlib.Path:
-    """--out, or a new name under runs/; an existing one is refused, unless it is empty or what stands there goes on."""
+    """--out, or a new name under runs/; an existing one is refused, unless it is empty or what
+    stands there goes on."""
     from fedjax_sim.runner.files import exists  # brings NumPy, which the help must not wait for
 
     word = pathlib.Path(config.dataset.split(":")[0]).stem[:60]
     out = own_path(args.out) if args.out else free_directory(f"{stem}-{word}-s{config.seed}")
     if exists(out) and not args.dry_run and not can_go_on(args, out):
-        hint = f", or resume it with fedjax-sim resume {out}" if args.command in ("run", "train") else ""
-        raise UserError(f"output directory '{options.shown(str(out))}' exists already; choose another --out{hint}")
+        hint = (
+            f", or resume it with fedjax-sim resume {out}"
+            if args.command in ("run", "train")
+            else ""
+        )
+        raise UserError(
+            f"output directory '{options.shown(str(out))}' exists already; choose another"
+            f" --out{hint}"
+        )
     return out
 
 
 def can_go_on(args: argparse.Namespace, out: pathlib.Path) -> bool:
-    """Whether the command may write into `out`, which is there; whether the same run began there is asked later."""
+    """Whether the command may write into `out`, which is there; whether the same run began there is
+    asked later."""
     from fedjax_sim.runner import manifest
 
     if args.command not in ("run", "train", "compare"):
@@ -125,13 +151,18 @@ def can_go_on(args: argparse.Namespace, out: pathlib.Path) -> bool:
 
 
 def is_comparison(folder: pathlib.Path) -> bool:
-    """Whether run directories stand in it, as `compare` and `--seeds` write them, or nothing but folders for them."""
+    """Whether run directories stand in it, as `compare` and `--seeds` write them, or nothing but
+    folders for them."""
     from fedjax_sim.runner import manifest
 
     if any(folder.glob("*/config.json")) or any(folder.glob("*/seed-*/config.json")):
         return True
-    made = lambda path: path.is_dir() and all(map(manifest.empty, path.iterdir()))  # a kill before the first file
-    inside = [path for path in folder.iterdir() if path.name != "order.json"] if folder.is_dir() else []
+    made = lambda path: (
+        path.is_dir() and all(map(manifest.empty, path.iterdir()))
+    )  # a kill before the first file
+    inside = (
+        [path for path in folder.iterdir() if path.name != "order.json"] if folder.is_dir() else []
+    )
     return folder.is_dir() and all(manifest.empty(path) or made(path) for path in inside)
 
 

@@ -12,8 +12,19 @@ from fedjax_sim.errors import UserError
 from fedjax_sim.runner.config import Config, check
 
 FOLLOW = "follow"
-DATA = ("dataset", "partition", "clients", "protocol", "data_seed", "data_dir", "download", "norm", "batch_size",
-        "server_val", "val_fraction")  # fmt: skip
+DATA = (
+    "dataset",
+    "partition",
+    "clients",
+    "protocol",
+    "data_seed",
+    "data_dir",
+    "download",
+    "norm",
+    "batch_size",
+    "server_val",
+    "val_fraction",
+)
 
 
 class Federations:
@@ -31,16 +42,24 @@ class Federations:
         return self.loaded[key]
 
 
-def set_ups(config: Config, args: argparse.Namespace, feds: Federations, say: Callable[[str], None]) -> list[Any]:
-    """The prepared runs of one method: one for all seeds, or one per seed where the partition follows it."""
+def set_ups(
+    config: Config, args: argparse.Namespace, feds: Federations, say: Callable[[str], None]
+) -> list[Any]:
+    """The prepared runs of one method: one for all seeds, or one per seed where the partition
+    follows it."""
     from fedjax_sim.runner.facts import check_reach
     from fedjax_sim.runner.prepare import prepare
 
     configs = [config]
     if args.data_seed == FOLLOW and args.seeds > 1:
         if args.seeds_mode == "vmap":
-            raise UserError("--data-seed follow gives every seed its own data; use --seeds-mode loop")
-        configs = [dataclasses.replace(config, seed=s, data_seed=s) for s in range(config.seed, config.seed + args.seeds)]
+            raise UserError(
+                "--data-seed follow gives every seed its own data; use --seeds-mode loop"
+            )
+        configs = [
+            dataclasses.replace(config, seed=s, data_seed=s)
+            for s in range(config.seed, config.seed + args.seeds)
+        ]
     out = []
     for one in configs:
         check(one)
@@ -59,14 +78,20 @@ def foreseen(config: Config, args: argparse.Namespace, fed: Any, say: Callable[[
     from fedjax_sim.runner.facts import check_counters
 
     if getattr(args, "vmap", "") or (args.seeds > 1 and args.seeds_mode == "vmap"):
-        raise UserError("--device foretells one run, not several side by side; leave --vmap and --seeds-mode vmap out")
+        raise UserError(
+            "--device foretells one run, not several side by side; leave --vmap and --seeds-mode"
+            " vmap out"
+        )
     setup = prepare_for(args.device, config, fed, say)
     check_counters(setup)
     return setup
 
 
-def execute_all(setups: list[Any], args: argparse.Namespace, out: pathlib.Path, **more: Any) -> list[Any]:
-    """The results of all seeds; a single one has `out` for itself. What was begun there goes on where it was."""
+def execute_all(
+    setups: list[Any], args: argparse.Namespace, out: pathlib.Path, **more: Any
+) -> list[Any]:
+    """The results of all seeds; a single one has `out` for itself. What was begun there goes on
+    where it was."""
     from fedjax_sim.runner.directory import RunDirectory
     from fedjax_sim.runner.driver import drive
     from fedjax_sim.runner.execute import gone_on
@@ -77,7 +102,9 @@ def execute_all(setups: list[Any], args: argparse.Namespace, out: pathlib.Path, 
     if several and len(setups) == 1 and not out.exists() and not vmap:
         return run_seeds(first, args.seeds, out, args.seeds_mode, **more)
     every = (
-        setups if len(setups) > 1 else [with_seed(first, first.config.seed + i) if i else first for i in range(args.seeds)]
+        setups
+        if len(setups) > 1
+        else [with_seed(first, first.config.seed + i) if i else first for i in range(args.seeds)]
     )
     results: list[Any] = []
     for one in every:

@@ -1,7 +1,9 @@
-"""Settings as data — an entry of `compare`, a point of a sweep, a preset — through the same parser as the command line.
+"""Settings as data — an entry of `compare`, a point of a sweep, a preset — through the same parser
+as the command line.
 
-A name is an option of the run (`lr`, `batch_size`, `evaluate`), of the method (`mu`, `agent`, `agent.lr`; for one method
-among several `fedprox.mu`), of the model (`model.hidden`) or of the loss (`loss.gamma`).
+A name is an option of the run (`lr`, `batch_size`, `evaluate`), of the method (`mu`, `agent`,
+`agent.lr`; for one method among several `fedprox.mu`), of the model (`model.hidden`) or of the loss
+(`loss.gamma`).
 """
 
 from __future__ import annotations
@@ -21,7 +23,19 @@ from fedjax_sim.transforms import TRANSFORMS
 
 # of the whole command, never of one run among several
 OF_THE_COMMAND = frozenset(
-    {"out", "dry-run", "device", "quiet", "json", "seeds", "seeds-mode", "set", "preset", "import", "log"}
+    {
+        "out",
+        "dry-run",
+        "device",
+        "quiet",
+        "json",
+        "seeds",
+        "seeds-mode",
+        "set",
+        "preset",
+        "import",
+        "log",
+    }
     | {"coordinator", "num-processes", "process-id"}
 )
 ONE_PROCESS = frozenset({"dtype"})  # of everything that a process computes
@@ -35,15 +49,20 @@ def option_parser() -> Parser:
 
 
 def run_options() -> dict[str, bool]:
-    """Name of every option of a run, without dashes in front -> whether it is a switch without a value."""
+    """Name of every option of a run, without dashes in front -> whether it is a switch without a
+    value."""
     actions = option_parser()._option_string_actions
-    return {flag[2:]: action.nargs == 0 for flag, action in actions.items() if flag.startswith("--")}
+    return {
+        flag[2:]: action.nargs == 0 for flag, action in actions.items() if flag.startswith("--")
+    }
 
 
 def read_entry(text: str) -> tuple[str, dict[str, str]]:
     """'METHOD:OPTION=VALUE,…' -> (method, settings).
 
-    >>> read_entry("fedprox:mu=0.1,partition=dirichlet:0.1"), read_entry("fedavg:evaluate=global,personal")[1]
+    >>> read_entry("fedprox:mu=0.1,partition=dirichlet:0.1"), read_entry(
+    ...     "fedavg:evaluate=global,personal"
+    ... )[1]
     (('fedprox', {'mu': '0.1', 'partition': 'dirichlet:0.1'}), {'evaluate': 'global,personal'})
     """
     method, colon, rest = text.partition(":")
@@ -53,7 +72,8 @@ def read_entry(text: str) -> tuple[str, dict[str, str]]:
         name, equals, value = part.partition("=")
         if not (equals and name and value):
             raise UserError(
-                f"'{shown(text)}' cannot be read; use METHOD:OPTION=VALUE,OPTION=VALUE, e.g. fedprox:mu=0.1,lr=0.05"
+                f"'{shown(text)}' cannot be read; use METHOD:OPTION=VALUE,OPTION=VALUE, e.g."
+                " fedprox:mu=0.1,lr=0.05"
             )
         settings[name] = value
     return method, settings
@@ -70,9 +90,13 @@ def as_text(value: Any) -> str:
 
 
 def words(
-    method: str, settings: Mapping[str, Any], refused: Collection[str] = (), others: Collection[str] = ()
+    method: str,
+    settings: Mapping[str, Any],
+    refused: Collection[str] = (),
+    others: Collection[str] = (),
 ) -> list[str]:
-    """Settings of one method as words of a command line. others: methods whose options may stand here too, for them.
+    """Settings of one method as words of a command line. others: methods whose options may stand
+    here too, for them.
 
     >>> words("fedprox", {"mu": 0.1, "batch_size": 8, "model.hidden": [8], "probe": True})
     ['--set=fedprox.mu=0.1', '--batch-size=8', '--set=model.hidden=8', '--probe']
@@ -85,7 +109,9 @@ def words(
         flag, text = name.replace("_", "-"), as_text(value)
         owner, _, inner = name.partition(".")
         if flag in refused:
-            raise UserError(f"'{name}' is an option of the whole command, not of one run; give it as --{flag}")
+            raise UserError(
+                f"'{name}' is an option of the whole command, not of one run; give it as --{flag}"
+            )
         if switches.get(flag):
             if text not in ("true", "false"):
                 raise UserError(f"{name} '{shown(text)}' is not one of true, false")
@@ -97,7 +123,10 @@ def words(
         elif belongs(name, method):
             out.append(f"--set={method}.{name.removeprefix(f'{method}.')}={text}")
         elif not any(belongs(name, m) for m in others):
-            allowed = [*(f for f in switches if f not in refused), *(o for options in known.values() for o in options)]
+            allowed = [
+                *(f for f in switches if f not in refused),
+                *(o for options in known.values() for o in options),
+            ]
             raise unknown(f"option of a run or of method '{method}'", shown(name), set(allowed))
     return out
 

@@ -1,7 +1,8 @@
 """The federation: one pool of examples, and for every client the rows it owns.
 
-The dataset is stored once (uint8, all splits in one pool); a client is a row of indices and a length. Nothing
-is copied or padded per client, so a client of 12 examples costs 12 integers beside a client of 4,000.
+The dataset is stored once (uint8, all splits in one pool); a client is a row of indices and a
+length. Nothing is copied or padded per client, so a client of 12 examples costs 12 integers beside
+a client of 4,000.
 """
 
 from __future__ import annotations
@@ -29,11 +30,12 @@ SMALLEST = float(np.finfo(np.float32).tiny)  # a standard deviation below it is 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, repr=False)
 class Federation:
-    """A federated dataset as a pytree: pass it as an *argument* of the compiled round, never close over it.
+    """A federated dataset as a pytree: pass it as an *argument* of the compiled round, never close
+    over it.
 
-    A minibatch of client i is `x[rows["train"][i, j]]` for positions `j < size["train"][i]`, normalised when
-    gathered: `(x * scale - mean) / std`. The constants are float64; cast the result to the dtype you train
-    in.
+    A minibatch of client i is `x[rows["train"][i, j]]` for positions `j < size["train"][i]`,
+    normalised when gathered: `(x * scale - mean) / std`. The constants are float64; cast the result
+    to the dtype you train in.
 
     >>> import numpy as np
     >>> x, y = np.zeros((6, 2, 2), np.uint8), np.array([0, 1, 0, 1, 0, 1])
@@ -48,25 +50,41 @@ class Federation:
     y: Array  # [D] int32; or what the task has: [D, K] float or uint8, [D, T] int32
     rows: dict[str, Array]  # split -> [N, S_split] int32, padded with row 0 (a valid row)
     size: dict[str, Array]  # split -> [N] int32, true lengths
-    held: dict[str, Array]  # server-side rows [R] int32: "test" always, "val" only if the protocol has it
+    held: dict[
+        str, Array
+    ]  # server-side rows [R] int32: "test" always, "val" only if the protocol has it
     mean: Array  # [C]
     std: Array  # [C]
     scale: Array  # []  1/255 for uint8, 1 for floats
     classes: int = dataclasses.field(metadata={"static": True})
     name: str = dataclasses.field(default="arrays", metadata={"static": True})
-    augment: str = dataclasses.field(default="", metadata={"static": True})  # "" or "crop_flip": the engine applies it
+    augment: str = dataclasses.field(
+        default="", metadata={"static": True}
+    )  # "" or "crop_flip": the engine applies it
     task: str = dataclasses.field(default="classification", metadata={"static": True})
-    origin: Origin = dataclasses.field(default=Origin("arrays"), metadata={"static": True})  # equal to every other one
+    origin: Origin = dataclasses.field(
+        default=Origin("arrays"), metadata={"static": True}
+    )  # equal to every other one
 
     def __repr__(self) -> str:
-        sides = "x".join(map(str, getattr(self.x, "shape", ())))  # inside JAX the leaves may be anything
-        clients = (*getattr(self.size.get("train"), "shape", ()), "?")[0] if isinstance(self.size, dict) else "?"
+        sides = "x".join(
+            map(str, getattr(self.x, "shape", ()))
+        )  # inside JAX the leaves may be anything
+        clients = (
+            (*getattr(self.size.get("train"), "shape", ()), "?")[0]
+            if isinstance(self.size, dict)
+            else "?"
+        )
         what = "classes" if self.task == "classification" else f"outputs of a {self.task} task"
-        return f"Federation({self.name}: examples {sides}, {self.classes} {what}, {clients} clients; {self.description})"
+        return (
+            f"Federation({self.name}: examples {sides}, {self.classes} {what}, {clients} clients;"
+            f" {self.description})"
+        )
 
     @property
     def description(self) -> str:
-        """How it was made, in one line; "arrays" for own arrays. A copy by `dataclasses.replace` keeps it."""
+        """How it was made, in one line; "arrays" for own arrays. A copy by `dataclasses.replace`
+        keeps it."""
         return self.origin.text
 
     @functools.cached_property
@@ -74,7 +92,8 @@ class Federation:
         return fingerprint(self)
 
     def fingerprint(self) -> str:
-        """sha256 of the content (examples, labels, rows, normalisation), computed on the host once per object."""
+        """sha256 of the content (examples, labels, rows, normalisation), computed on the host once
+        per object."""
         return self._fingerprint
 
     @property
@@ -98,9 +117,14 @@ class Federation:
     def label_counts(self, split: str = "train") -> np.ndarray:
         """[N, classes] int64: how many examples of each class each client holds in `split`.
 
-        Of a sequence its tokens, of labels those that are 1, of regression the examples, for every output.
+        Of a sequence its tokens, of labels those that are 1, of regression the examples, for every
+        output.
         """
-        rows, size, y = np.asarray(self.rows[split]), np.asarray(self.size[split]), np.asarray(self.y)
+        rows, size, y = (
+            np.asarray(self.rows[split]),
+            np.asarray(self.size[split]),
+            np.asarray(self.y),
+        )
         target = task_called(self.task).target
         if target == REAL:
             return np.repeat(size[:, None].astype(np.int64), self.classes, 1)
@@ -109,7 +133,9 @@ class Federation:
             if target == LABELS:
                 return np.stack([own.sum(0, dtype=np.int64) for own in each])
             return np.stack([np.bincount(own[own >= 0], minlength=self.classes) for own in each])
-        owner, _ = np.nonzero(np.arange(rows.shape[1]) < size[:, None])  # row-major, as the boolean gather below
+        owner, _ = np.nonzero(
+            np.arange(rows.shape[1]) < size[:, None]
+        )  # row-major, as the boolean gather below
         labels = y[rows[np.arange(rows.shape[1]) < size[:, None]]]
         flat = np.bincount(owner * self.classes + labels, minlength=self.num_clients * self.classes)
         return flat.reshape(self.num_clients, self.classes)
@@ -119,7 +145,8 @@ class Federation:
         return _describe(self)
 
     def plot(self, path: str | os.PathLike[str], split: str = "train", most: int = 100) -> None:
-        """Draw who has how many examples of which class: a bubble per client (the first `most`) and class.
+        """Draw who has how many examples of which class: a bubble per client (the first `most`) and
+        class.
 
         >>> import fedjax_sim as fs
         >>> fs.federate("digits", "dirichlet:0.3", clients=10).plot("labels.png")
@@ -148,16 +175,19 @@ class Federation:
     ) -> Federation:
         """A federation from your own arrays and explicit row lists.
 
-        x: [D, H, W] or [D, H, W, C], uint8 or bool (scaled to 0..1) or float (taken as it is), or a table of features
-        [D, F], which becomes [D, 1, 1, F]; y: [D] integer labels. rows: {"train": [rows of client 0, rows of client 1,
-        ...], optionally "val" and "test" likewise}. test: the global test set, a list of rows or arrays (x, y) to
-        append to the pool; without it, the union of the clients' test rows. server_val: rows the server may validate
-        on. mean, std: per channel, after scaling; computed from the clients' training rows when left out. A test row
-        that is also a training or validation row is an error. description: how it was made, for the records of a run.
+        x: [D, H, W] or [D, H, W, C], uint8 or bool (scaled to 0..1) or float (taken as it is), or a
+        table of features [D, F], which becomes [D, 1, 1, F]; y: [D] integer labels. rows: {"train":
+        [rows of client 0, rows of client 1, ...], optionally "val" and "test" likewise}. test: the
+        global test set, a list of rows or arrays (x, y) to append to the pool; without it, the
+        union of the clients' test rows. server_val: rows the server may validate on. mean, std: per
+        channel, after scaling; computed from the clients' training rows when left out. A test row
+        that is also a training or validation row is an error. description: how it was made, for the
+        records of a run.
 
-        task: classification, regression, multilabel, sequence or one of your own; by default what x and y look like: a
-        float y is regression, y [D, K] of 0 and 1 multilabel, whole numbers x [D, T] tokens, and without y (None) they are
-        to be predicted, each from those before it. mean and std of tables are per column; tokens are never normalised.
+        task: classification, regression, multilabel, sequence or one of your own; by default what x
+        and y look like: a float y is regression, y [D, K] of 0 and 1 multilabel, whole numbers x
+        [D, T] tokens, and without y (None) they are to be predicted, each from those before it.
+        mean and std of tables are per column; tokens are never normalised.
         """
         task = task or task_of(x, y)
         x, y, test = _next_tokens(x, y, test, task)
@@ -178,7 +208,9 @@ class Federation:
         scale = 1.0 / 255.0 if pool_x.dtype == np.uint8 else 1.0
         mean, std = _moments(pool_x, lists["train"], scale, mean, std)
         padded = {split: pad_rows(per_client) for split, per_client in lists.items()}
-        facts: dict[str, Any] = dict(classes=classes, name=name, augment=augment, task=task, held=held)
+        facts: dict[str, Any] = dict(
+            classes=classes, name=name, augment=augment, task=task, held=held
+        )
         facts |= dict(mean=mean, std=std, scale=np.asarray(scale))
         return cls(
             x=pool_x,
@@ -191,12 +223,21 @@ class Federation:
 
 
 def _next_tokens(x: Any, y: Any, test: Any, task: str) -> tuple[Any, Any, Any]:
-    """Without targets, tokens are predicted from those before them: x without its last, y without its first place."""
+    """Without targets, tokens are predicted from those before them: x without its last, y without
+    its first place."""
     if y is not None:
         return x, y, test
     x = np.asarray(x)
-    if task_called(task).target != TOKENS or x.dtype.kind not in "iu" or x.ndim != 2 or x.shape[1] < 2:
-        raise UserError(f"y may be left out for tokens [D, T] with T >= 2 alone; x has the shape {x.shape}, task {task}")
+    if (
+        task_called(task).target != TOKENS
+        or x.dtype.kind not in "iu"
+        or x.ndim != 2
+        or x.shape[1] < 2
+    ):
+        raise UserError(
+            f"y may be left out for tokens [D, T] with T >= 2 alone; x has the shape {x.shape},"
+            f" task {task}"
+        )
     if isinstance(test, tuple) and len(test) == 2 and test[1] is None:
         test = (np.asarray(test[0])[:, :-1], np.asarray(test[0])[:, 1:])
     return x[:, :-1], x[:, 1:], test
@@ -216,15 +257,28 @@ def pad_rows(per_client: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def channel_moments(x: np.ndarray, scale: float) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and standard deviation per channel of `x * scale`, [C] each; a constant channel gets std 1."""
-    if x.dtype == np.uint8:  # exact integer histogram per channel: no float copy of the pool, the same bits on any machine
-        counts = [np.bincount(x[..., c].ravel(), minlength=256).tolist() for c in range(x.shape[-1])]
-        sums = [[sum(n * v**power for v, n in enumerate(channel)) for power in range(3)] for channel in counts]
+    """Mean and standard deviation per channel of `x * scale`, [C] each; a constant channel gets std
+    1."""
+    if (
+        x.dtype == np.uint8
+        # exact integer histogram per channel: no float copy of the pool, the same bits on any
+        # machine
+    ):
+        counts = [
+            np.bincount(x[..., c].ravel(), minlength=256).tolist() for c in range(x.shape[-1])
+        ]
+        sums = [
+            [sum(n * v**power for v, n in enumerate(channel)) for power in range(3)]
+            for channel in counts
+        ]
         mean = np.array([s1 / s0 for s0, s1, _ in sums]) * scale
         variance = np.array([(s0 * s2 - s1**2) / s0**2 for s0, s1, s2 in sums]) * scale**2
     else:
         axes = tuple(range(x.ndim - 1))
-        mean, variance = x.mean(axes, dtype=np.float64) * scale, x.var(axes, dtype=np.float64) * scale**2
+        mean, variance = (
+            x.mean(axes, dtype=np.float64) * scale,
+            x.var(axes, dtype=np.float64) * scale**2,
+        )
     std = np.sqrt(variance)
     return mean, np.where(std >= SMALLEST, std, 1.0)
 
@@ -233,7 +287,9 @@ def _row_lists(rows: Any, limit: int, split: str) -> list[np.ndarray]:
     try:
         per_client = list(rows)
     except TypeError:
-        raise UserError(f"rows['{split}'] must list the rows of every client, got {shown(repr(rows))}") from None
+        raise UserError(
+            f"rows['{split}'] must list the rows of every client, got {shown(repr(rows))}"
+        ) from None
     return [_row_list(r, limit, f"rows['{split}'][{i}]") for i, r in enumerate(per_client)]
 
 
@@ -245,10 +301,13 @@ def _row_list(rows: Any, limit: int, what: str) -> np.ndarray:
     if table.size == 0:
         return np.zeros(0, np.int32)
     if table.ndim != 1 or not np.issubdtype(table.dtype, np.integer):
-        raise UserError(f"{what} must be a list of row numbers, got {table.dtype} of shape {table.shape}")
+        raise UserError(
+            f"{what} must be a list of row numbers, got {table.dtype} of shape {table.shape}"
+        )
     if table.min() < 0 or table.max() >= limit:
         raise UserError(
-            f"{what} has row {table.max() if table.max() >= limit else table.min()}, but the rows are 0 to {limit - 1}"
+            f"{what} has row {table.max() if table.max() >= limit else table.min()}, but the rows"
+            f" are 0 to {limit - 1}"
         )
     return table.astype(np.int32)
 
@@ -259,8 +318,11 @@ def _check_text(**given: Any) -> None:
             raise UserError(f"{what} must be text, got {shown(repr(text))}")
 
 
-def _moments(x: np.ndarray, trained: list[np.ndarray], scale: float, mean: Any, std: Any) -> tuple[Any, Any]:
-    """Mean and deviation per channel: as given, or of the clients' training rows; tokens are taken as they are."""
+def _moments(
+    x: np.ndarray, trained: list[np.ndarray], scale: float, mean: Any, std: Any
+) -> tuple[Any, Any]:
+    """Mean and deviation per channel: as given, or of the clients' training rows; tokens are taken
+    as they are."""
     if x.ndim == 2:
         mean, std = 0.0, 1.0
     elif mean is None or std is None:
@@ -273,33 +335,46 @@ def _moments(x: np.ndarray, trained: list[np.ndarray], scale: float, mean: Any, 
 def _client_lists(rows: Any, limit: int) -> dict[str, list[np.ndarray]]:
     """Rows of every client, split by split, checked."""
     if not isinstance(rows, Mapping):
-        raise UserError(f"rows must be {{'train': [rows of client 0, rows of client 1, …]}}, got {shown(repr(rows))}")
+        raise UserError(
+            "rows must be {'train': [rows of client 0, rows of client 1, …]}, got"
+            f" {shown(repr(rows))}"
+        )
     if "train" not in rows or set(rows) - set(SPLITS):
-        raise UserError(f"rows must have 'train' and may have 'val' and 'test'; got {', '.join(rows) or 'none'}")
+        raise UserError(
+            f"rows must have 'train' and may have 'val' and 'test'; got {', '.join(rows) or 'none'}"
+        )
     lists = {split: _row_lists(rows[split], limit, split) for split in SPLITS if split in rows}
     clients = len(lists["train"])
     for split, per_client in lists.items():
         if len(per_client) != clients:
-            raise UserError(f"rows['{split}'] lists {len(per_client)} clients but rows['train'] lists {clients}")
+            raise UserError(
+                f"rows['{split}'] lists {len(per_client)} clients but rows['train'] lists {clients}"
+            )
     if clients == 0:
         raise UserError("a federation needs at least 1 client; rows['train'] is empty")
     empty = [i for i, r in enumerate(lists["train"]) if len(r) == 0]
     if empty:
-        raise UserError(f"every client needs at least 1 training example; client {empty[0]} has none")
+        raise UserError(
+            f"every client needs at least 1 training example; client {empty[0]} has none"
+        )
     return lists
 
 
 def _with_test(
     x: np.ndarray, y: np.ndarray, test: Any, lists: Mapping[str, list[np.ndarray]], task: str
 ) -> tuple[np.ndarray, ...]:
-    """(the pool's x and y, to which a test set of its own is appended; the rows of the test set)."""
+    """(the pool's x and y, to which a test set of its own is appended; the rows of the test
+    set)."""
     found = np.zeros(0, np.int32)
     if isinstance(test, tuple) and len(test) == 2 and np.ndim(test[0]) >= 2:
-        test_x, test_y = check_inputs(test[0], "test x", task), check_targets(test[1], "test y", task)
+        test_x, test_y = (
+            check_inputs(test[0], "test x", task),
+            check_targets(test[1], "test y", task),
+        )
         if test_x.shape[1:] != x.shape[1:] or test_x.dtype != x.dtype or len(test_x) != len(test_y):
             raise UserError(
-                f"test images {test_x.shape} {test_x.dtype} with {len(test_y)} labels do not fit the pool {x.shape} "
-                f"{x.dtype}"
+                f"test images {test_x.shape} {test_x.dtype} with {len(test_y)} labels do not fit"
+                f" the pool {x.shape} {x.dtype}"
             )
         found = np.arange(len(x), len(x) + len(test_x), dtype=np.int32)
         x, y = np.concatenate([x, test_x]), np.concatenate([y, test_y])
@@ -308,7 +383,9 @@ def _with_test(
     elif "test" in lists:
         found = np.concatenate(lists["test"])
     if len(found) == 0:
-        raise UserError("a federation needs a test set: pass test=(x, y), test=rows or rows['test']")
+        raise UserError(
+            "a federation needs a test set: pass test=(x, y), test=rows or rows['test']"
+        )
     return x, y, found
 
 
@@ -316,12 +393,15 @@ def _classes(needed: int, classes: int | None) -> int:
     """How many classes there are: as many as were said, or as the labels need."""
     if classes is not None and not needed <= classes <= MOST_CLASSES:
         raise UserError(
-            f"classes={classes} but the labels go up to {needed - 1}, and at most {MOST_CLASSES} classes are allowed"
+            f"classes={classes} but the labels go up to {needed - 1}, and at most {MOST_CLASSES}"
+            " classes are allowed"
         )
     return needed if classes is None else int(classes)
 
 
-def _refuse_leaks(lists: Mapping[str, list[np.ndarray]], held: Mapping[str, np.ndarray], total: int) -> None:
+def _refuse_leaks(
+    lists: Mapping[str, list[np.ndarray]], held: Mapping[str, np.ndarray], total: int
+) -> None:
     """No test row may be trained or validated on, by any client or by the server."""
     tested = np.zeros(total, bool)
     tested[held["test"]] = True
@@ -342,7 +422,9 @@ def _per_channel(value: Any, channels: int, what: str) -> np.ndarray:
     try:
         array = np.asarray(value, np.float64)
     except (ValueError, TypeError):
-        raise UserError(f"{what} must be a number or {channels} numbers, got {shown(value)}") from None
+        raise UserError(
+            f"{what} must be a number or {channels} numbers, got {shown(value)}"
+        ) from None
     if array.ndim > 1 or (array.ndim == 1 and len(array) not in (1, channels)):
         raise UserError(f"{what} must be a number or {channels} numbers, got shape {array.shape}")
     if not (np.abs(array) <= np.finfo(np.float32).max).all():
@@ -359,27 +441,39 @@ def _describe(fed: Federation, shown: int = 10, widest: int = 20) -> str:
     counts = fed.label_counts()
     words = "classes" if fed.task == "classification" else f"outputs ({fed.task})"
     lines = [
-        f"{fed.name}: {len(fed.x)} examples {'x'.join(map(str, fed.shape))}, {fed.classes} {words}, "
-        f"{fed.num_clients} clients",
+        (
+            f"{fed.name}: {len(fed.x)} examples {'x'.join(map(str, fed.shape))}, {fed.classes}"
+            f" {words}, {fed.num_clients} clients"
+        ),
         *([f"  columns: {fed.origin.columns}"] if fed.origin.columns else []),
     ]
     for split in SPLITS:
         if split in fed.size:
             n = np.asarray(fed.size[split])
-            lines.append(f"  {split:<5} per client min {n.min()}  mean {n.mean():.1f}  max {n.max()}  total {n.sum()}")
-    lines.append("  server " + ", ".join(f"{key} {len(rows)}" for key, rows in sorted(fed.held.items())))
+            lines.append(
+                f"  {split:<5} per client min {n.min()}  mean {n.mean():.1f}  max {n.max()}  total"
+                f" {n.sum()}"
+            )
+    lines.append(
+        "  server " + ", ".join(f"{key} {len(rows)}" for key, rows in sorted(fed.held.items()))
+    )
     if fed.vocabulary:
-        lines.append(f"  vocabulary of {len(fed.vocabulary)}: {shown_text(''.join(fed.vocabulary), 400)}")
+        lines.append(
+            f"  vocabulary of {len(fed.vocabulary)}: {shown_text(''.join(fed.vocabulary), 400)}"
+        )
     share = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     overall = counts.sum(0) / max(counts.sum(), 1)
     lines.append(
-        f"  label skew: {(counts > 0).sum(1).mean():.1f} classes per client, "
-        f"mean total variation from the overall labels {0.5 * np.abs(share - overall).sum(1).mean():.3f}"
+        f"  label skew: {(counts > 0).sum(1).mean():.1f} classes per client, mean total variation"
+        f" from the overall labels {0.5 * np.abs(share - overall).sum(1).mean():.3f}"
     )
     if fed.classes <= widest:
         width = max(4, len(str(counts.max())))
         lines.append("  client " + " ".join(f"{c:>{width}}" for c in range(fed.classes)))
-        lines += [f"  {i:>6} " + " ".join(f"{n:>{width}}" for n in row) for i, row in enumerate(counts[:shown])]
+        lines += [
+            f"  {i:>6} " + " ".join(f"{n:>{width}}" for n in row)
+            for i, row in enumerate(counts[:shown])
+        ]
         if fed.num_clients > shown:
             lines.append(f"  ... {fed.num_clients - shown} more clients")
     return "\n".join(lines)

@@ -13,17 +13,22 @@ from fedjax_sim.errors import UserError, lookup, unknown
 FORMATS = (".png", ".pdf", ".svg")
 
 
-def bubble_plot(federation: Federation, path: str | os.PathLike[str], split: str = "train", most: int = 100) -> None:
-    """Write a figure with one bubble per (client, class), its area proportional to the number of examples.
+def bubble_plot(
+    federation: Federation, path: str | os.PathLike[str], split: str = "train", most: int = 100
+) -> None:
+    """Write a figure with one bubble per (client, class), its area proportional to the number of
+    examples.
 
-    At most `most` clients are drawn (the first ones; the title says so). The format follows the ending of
-    `path`.
+    At most `most` clients are drawn (the first ones; the title says so). The format follows the
+    ending of `path`.
     """
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError:
-        raise UserError("the bubble plot needs matplotlib: pip install 'fedjax-sim[report]'") from None
+        raise UserError(
+            "the bubble plot needs matplotlib: pip install 'fedjax-sim[report]'"
+        ) from None
     lookup("split", split, federation.rows)
     ending = pathlib.Path(path).suffix.lower()
     if ending not in FORMATS:
@@ -33,13 +38,20 @@ def bubble_plot(federation: Federation, path: str | os.PathLike[str], split: str
     client, label = np.nonzero(counts)
     number = counts[client, label]
     figure = Figure(
-        figsize=(float(np.clip(0.22 * shown + 1.5, 4, 18)), float(np.clip(0.28 * federation.classes, 3, 14))),
+        figsize=(
+            float(np.clip(0.22 * shown + 1.5, 4, 18)),
+            float(np.clip(0.28 * federation.classes, 3, 14)),
+        ),
         layout="constrained",
     )
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     axes.scatter(client, label, s=160 * number / counts.max(), alpha=0.75, linewidths=0)
-    note = "" if shown == federation.num_clients else f" (first {shown} of {federation.num_clients} clients)"
+    note = (
+        ""
+        if shown == federation.num_clients
+        else f" (first {shown} of {federation.num_clients} clients)"
+    )
     axes.set(
         xlabel="client",
         ylabel="class",

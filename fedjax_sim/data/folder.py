@@ -1,7 +1,8 @@
-"""Reading datasets from disk: plain `.npz`, idx `.gz`, and datasets that tensorflow-datasets has prepared.
+"""Reading datasets from disk: plain `.npz`, idx `.gz`, and datasets that tensorflow-datasets has
+prepared.
 
-Every reader returns `{"x_train", "y_train", "x_test", "y_test", ...}` as arrays, or None where there is
-nothing to read. Nothing here ever unpickles.
+Every reader returns `{"x_train", "y_train", "x_test", "y_test", ...}` as arrays, or None where
+there is nothing to read. Nothing here ever unpickles.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ IDX_FILES = {
     "x_test": "t10k-images-idx3-ubyte.gz",
     "y_test": "t10k-labels-idx1-ubyte.gz",
 }
-DEBIAN_FOLDERS = {"fashion_mnist": "/usr/share/datasets/fashion-mnist"}  # the package dataset-fashion-mnist
+DEBIAN_FOLDERS = {
+    "fashion_mnist": "/usr/share/datasets/fashion-mnist"
+}  # the package dataset-fashion-mnist
 TFDS_NAMES = ("mnist", "fashion_mnist", "cifar10", "cifar100", "omniglot")
 
 
@@ -55,7 +58,8 @@ def user_path(text: str | os.PathLike[str]) -> pathlib.Path:
 
 
 def exists(path: pathlib.Path, kind: Callable[[pathlib.Path], bool] = pathlib.Path.is_file) -> bool:
-    """Whether there is such a file or folder; a name that no file can have (too long, a zero byte) does not exist."""
+    """Whether there is such a file or folder; a name that no file can have (too long, a zero byte)
+    does not exist."""
     try:
         return kind(path)
     except (OSError, ValueError):
@@ -63,7 +67,8 @@ def exists(path: pathlib.Path, kind: Callable[[pathlib.Path], bool] = pathlib.Pa
 
 
 def read_named(name: str, data_dir: str | os.PathLike[str] | None, download: bool) -> Arrays:
-    """The arrays of a named dataset: data folder, then where Debian puts it, then tensorflow-datasets."""
+    """The arrays of a named dataset: data folder, then where Debian puts it, then
+    tensorflow-datasets."""
     folder = data_folder(data_dir)
     if folder is not None:
         if exists(folder / f"{name}.npz"):
@@ -82,7 +87,11 @@ def read_named(name: str, data_dir: str | os.PathLike[str] | None, download: boo
 
 def missing(name: str, folder: pathlib.Path | None) -> UserError:
     """One sentence with the ways to get a dataset."""
-    place = f"the data folder '{shown(folder)}'" if folder is not None else "the folder named by --data-dir"
+    place = (
+        f"the data folder '{shown(folder)}'"
+        if folder is not None
+        else "the folder named by --data-dir"
+    )
     ways = [f"put {name}.npz with {', '.join(KEYS)} into {place}"]
     if name in DEBIAN_FOLDERS:
         ways.append("install Debian's dataset-" + name.replace("_", "-"))
@@ -93,14 +102,17 @@ def missing(name: str, folder: pathlib.Path | None) -> UserError:
     else:
         ways.append("name another folder with --data-dir")
     if name in TFDS_NAMES:
-        ways.append("let tensorflow-datasets fetch it with --download (pip install 'fedjax-sim[prepare]')")
+        ways.append(
+            "let tensorflow-datasets fetch it with --download (pip install 'fedjax-sim[prepare]')"
+        )
     else:
         ways.append("pass the path of a .npz file of your own as the dataset")
     return UserError(f"the dataset {name} is not here; three ways to get it: " + "; or ".join(ways))
 
 
 def read_npz(path: pathlib.Path) -> Arrays:
-    """The arrays of a `.npz` with at least x_train, y_train, x_test, y_test, and all others named KEY_train, KEY_test."""
+    """The arrays of a `.npz` with at least x_train, y_train, x_test, y_test, and all others named
+    KEY_train, KEY_test."""
     names: list[str] = []
 
     def wanted(key: str) -> bool:
@@ -118,7 +130,8 @@ def read_npz(path: pathlib.Path) -> Arrays:
 
 
 def read_idx(path: pathlib.Path) -> np.ndarray:
-    """One idx file of unsigned bytes, gzipped or not: 0, 0, 8 (uint8), ndim, big-endian sizes, data."""
+    """One idx file of unsigned bytes, gzipped or not: 0, 0, 8 (uint8), ndim, big-endian sizes,
+    data."""
     try:
         with path.open("rb") as start:
             zipped = start.read(2) == b"\x1f\x8b"
@@ -129,8 +142,12 @@ def read_idx(path: pathlib.Path) -> np.ndarray:
             sizes = file.read(4 * head[3])
             shape = [int.from_bytes(sizes[i : i + 4], "big") for i in range(0, len(sizes), 4)]
             expected = math.prod(shape)
-            if len(sizes) < 4 * head[3] or expected > 1100 * path.stat().st_size:  # gzip packs at most 1,032 bytes into one
-                raise UserError(f"'{shown(path)}' is not an idx file: it claims the shape {shown(shape)}")
+            if (
+                len(sizes) < 4 * head[3] or expected > 1100 * path.stat().st_size
+            ):  # gzip packs at most 1,032 bytes into one
+                raise UserError(
+                    f"'{shown(path)}' is not an idx file: it claims the shape {shown(shape)}"
+                )
             refuse_if_too_large(2 * expected, f"'{shown(path)}'", "use fewer examples")
             raw = file.read(expected + 1)
     except FileNotFoundError:
@@ -148,11 +165,15 @@ def read_idx(path: pathlib.Path) -> np.ndarray:
 def read_idx_folder(folder: pathlib.Path) -> Arrays:
     """The four idx files of a folder, gzipped or unpacked."""
     plain = {key: folder / file.removesuffix(".gz") for key, file in IDX_FILES.items()}
-    return {key: read_idx(plain[key] if exists(plain[key]) else folder / file) for key, file in IDX_FILES.items()}
+    return {
+        key: read_idx(plain[key] if exists(plain[key]) else folder / file)
+        for key, file in IDX_FILES.items()
+    }
 
 
 def read_tfds(name: str, folder: pathlib.Path | None, download: bool) -> Arrays | None:
-    """A dataset prepared by tensorflow-datasets, read without TensorFlow; prepared first if `download`."""
+    """A dataset prepared by tensorflow-datasets, read without TensorFlow; prepared first if
+    `download`."""
     default = user_path(os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets")
     prepared = [
         info.parent
@@ -163,12 +184,16 @@ def read_tfds(name: str, folder: pathlib.Path | None, download: bool) -> Arrays 
     if not prepared and not download:
         return None
     if importlib.util.find_spec("tensorflow_datasets") is None:
-        raise UserError(f"reading {name} through tensorflow-datasets needs: pip install 'fedjax-sim[tfds]'")
+        raise UserError(
+            f"reading {name} through tensorflow-datasets needs: pip install 'fedjax-sim[tfds]'"
+        )
     import tensorflow_datasets as tfds
 
     if prepared:
         return _read_prepared(tfds, name, prepared[-1])
-    return _read_prepared(tfds, name, pathlib.Path(_prepare(tfds, name, folder or default).data_dir))
+    return _read_prepared(
+        tfds, name, pathlib.Path(_prepare(tfds, name, folder or default).data_dir)
+    )
 
 
 def _read_prepared(tfds: Any, name: str, place: pathlib.Path) -> Arrays:
@@ -181,11 +206,14 @@ def _read_prepared(tfds: Any, name: str, place: pathlib.Path) -> Arrays:
             records = [source[i] for i in range(len(source))]
             for key in records[0]:
                 if key != "id":
-                    arrays[f"{_TFDS_KEYS.get(key, key)}_{split}"] = np.stack([record[key] for record in records])
+                    arrays[f"{_TFDS_KEYS.get(key, key)}_{split}"] = np.stack(
+                        [record[key] for record in records]
+                    )
         return {key: arrays[key] for key in KEYS} | arrays
     except Exception as error:
         raise UserError(
-            f"{name} at '{shown(place)}' cannot be read ({reason(error)}); prepare it again with file_format='array_record'"
+            f"{name} at '{shown(place)}' cannot be read ({reason(error)}); prepare it again with"
+            " file_format='array_record'"
         ) from None
 
 
@@ -194,10 +222,14 @@ _TFDS_KEYS = {"image": "x", "label": "y"}
 
 def _prepare(tfds: Any, name: str, root: pathlib.Path) -> Any:
     if importlib.util.find_spec("tensorflow") is None:
-        raise UserError(f"downloading {name} needs TensorFlow to prepare it: pip install 'fedjax-sim[prepare]'")
+        raise UserError(
+            f"downloading {name} needs TensorFlow to prepare it: pip install 'fedjax-sim[prepare]'"
+        )
     try:
         builder = tfds.builder(name, data_dir=str(root), file_format="array_record")
         builder.download_and_prepare()
-    except Exception as error:  # network, disk and checksum errors of many types, all of them the user's to see
+    except (
+        Exception
+    ) as error:  # network, disk and checksum errors of many types, all of them the user's to see
         raise UserError(f"could not download and prepare {name} ({reason(error)})") from error
     return builder

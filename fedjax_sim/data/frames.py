@@ -1,9 +1,10 @@
 """Tables through pandas: `.parquet` files, and tables with several target columns.
 
-`FILE.parquet:label=A+B,client=C,split=S,features=X+Y`; so for a `.csv` with several labels. label (default: `label` or
-`y`): one column of whole numbers or words is classification, one or several of other numbers regression, several of 0 and 1
-multi-label. split (default: `split`, where there is one) says train or test, otherwise a fixed fifth of the rows is for
-testing. client: who has a row; no feature. features: by default all other columns of numbers.
+`FILE.parquet:label=A+B,client=C,split=S,features=X+Y`; so for a `.csv` with several labels. label
+(default: `label` or `y`): one column of whole numbers or words is classification, one or several of
+other numbers regression, several of 0 and 1 multi-label. split (default: `split`, where there is
+one) says train or test, otherwise a fixed fifth of the rows is for testing. client: who has a row;
+no feature. features: by default all other columns of numbers.
 """
 
 from __future__ import annotations
@@ -21,7 +22,11 @@ from fedjax_sim.data.spec import parse_options, shown, text
 from fedjax_sim.data.tables import held_out
 from fedjax_sim.errors import UserError
 
-LABELS, CLIENTS, SPLIT = ("label", "y"), ("client", "user", "group", "domain", "id", "user_id", "client_id"), "split"
+LABELS, CLIENTS, SPLIT = (
+    ("label", "y"),
+    ("client", "user", "group", "domain", "id", "user_id", "client_id"),
+    "split",
+)
 OPTIONS = {"label": text, "client": text, "split": text, "features": text}
 ENDINGS = (".parquet", ".csv")
 
@@ -29,10 +34,23 @@ ENDINGS = (".parquet", ".csv")
 def is_frame(name: str) -> bool:
     """Whether a dataset is a table for pandas.
 
-    >>> [is_frame(t) for t in ("a.parquet", "a.parquet:label=b", "a.csv:label=a+b,client=c", "a.csv", "digits")]
+    >>> [
+    ...     is_frame(t)
+    ...     for t in (
+    ...         "a.parquet",
+    ...         "a.parquet:label=b",
+    ...         "a.csv:label=a+b,client=c",
+    ...         "a.csv",
+    ...         "digits",
+    ...     )
+    ... ]
     [True, True, True, False, False]
     """
-    return name.endswith(".parquet") or ".parquet:" in name or bool(re.search(r"\.csv:(.*,)?label=[^,]*\+", name))
+    return (
+        name.endswith(".parquet")
+        or ".parquet:" in name
+        or bool(re.search(r"\.csv:(.*,)?label=[^,]*\+", name))
+    )
 
 
 def parse(name: str) -> tuple[str, dict[str, Any]]:
@@ -49,7 +67,8 @@ def parse(name: str) -> tuple[str, dict[str, Any]]:
 
 
 def read_frame(path: pathlib.Path, given: Mapping[str, str]) -> Arrays:
-    """x_*, y_* and one pair FACT_train, FACT_test for the client and every other column that is no feature."""
+    """x_*, y_* and one pair FACT_train, FACT_test for the client and every other column that is no
+    feature."""
     frame, where = load_frame(path), shown(path)
     column = lambda names: [name for name in names if name in frame.columns]
     named = {role: value.split("+") for role, value in given.items()}
@@ -57,7 +76,8 @@ def read_frame(path: pathlib.Path, given: Mapping[str, str]) -> Arrays:
         for name in names:
             if name not in frame.columns:
                 raise UserError(
-                    f"'{where}' has no column '{shown(name)}' ({role}); it has {shown(', '.join(frame.columns))}"
+                    f"'{where}' has no column '{shown(name)}' ({role}); it has"
+                    f" {shown(', '.join(frame.columns))}"
                 )
     labels = named.get("label") or column(LABELS)
     if len(labels) != 1 and "label" not in named:
@@ -69,21 +89,33 @@ def read_frame(path: pathlib.Path, given: Mapping[str, str]) -> Arrays:
     features = named.get("features") or [name for name in rest if frame[name].dtype.kind in "biuf"]
     words = [name for name in features if frame[name].dtype.kind not in "biuf"]
     if words or not features:
-        what = f"the column '{shown(words[0])}' has no numbers and cannot be a feature" if words else "no column of numbers"
+        what = (
+            f"the column '{shown(words[0])}' has no numbers and cannot be a feature"
+            if words
+            else "no column of numbers"
+        )
         raise UserError(f"'{where}': {what}; features=A+B names the features")
-    facts = {name: fact(frame[name]) for name in (*clients, *rest) if name not in (*features, "x", "y")}
+    facts = {
+        name: fact(frame[name]) for name in (*clients, *rest) if name not in (*features, "x", "y")
+    }
     facts |= {"client": facts[clients[0]]} if len(clients) == 1 and clients[0] in facts else {}
     x = frame[features].to_numpy(np.float32)
     is_test = held_out(y) if split is None else in_test(where, frame[split])
     pairs = {"x": x, "y": y, **facts}
-    return {f"{k}_{p}": v[on] for k, v in pairs.items() for p, on in (("train", ~is_test), ("test", is_test))}
+    return {
+        f"{k}_{p}": v[on]
+        for k, v in pairs.items()
+        for p, on in (("train", ~is_test), ("test", is_test))
+    }
 
 
 def load_frame(path: pathlib.Path) -> Any:
     try:
         import pandas as pd
     except ImportError:
-        raise UserError(f"'{shown(path)}' is read through pandas, which is not here: pip install pandas pyarrow") from None
+        raise UserError(
+            f"'{shown(path)}' is read through pandas, which is not here: pip install pandas pyarrow"
+        ) from None
     try:
         refuse_if_too_large(20 * path.stat().st_size, f"'{shown(path)}'", "use a .npz file")
         frame = pd.read_csv(path) if path.suffix == ".csv" else pd.read_parquet(path)
@@ -92,29 +124,41 @@ def load_frame(path: pathlib.Path) -> Any:
     except UserError:
         raise
     except Exception as error:  # pandas and pyarrow have errors of their own
-        raise UserError(f"'{shown(path)}' is not a readable {path.suffix} file ({reason(error)})") from None
+        raise UserError(
+            f"'{shown(path)}' is not a readable {path.suffix} file ({reason(error)})"
+        ) from None
     if not len(frame):
         raise UserError(f"'{shown(path)}' has no rows")
     missing = frame.columns[frame.isna().any()]
     if len(missing):
         row = int(np.flatnonzero(frame[missing[0]].isna())[0])
-        raise UserError(f"'{shown(path)}': row {row} has nothing in the column '{shown(missing[0])}'")
+        raise UserError(
+            f"'{shown(path)}': row {row} has nothing in the column '{shown(missing[0])}'"
+        )
     frame.columns = [str(name) for name in frame.columns]
     return frame
 
 
 def targets(where: str, frame: Any) -> np.ndarray:
-    """One column of whole numbers or words: classes [n]; else numbers [n, K], or labels where all are 0 or 1."""
+    """One column of whole numbers or words: classes [n]; else numbers [n, K], or labels where all
+    are 0 or 1."""
     kinds = {name: frame[name].dtype.kind for name in frame.columns}
     if len(kinds) == 1:
         name, kind = next(iter(kinds.items()))
         values = frame[name].to_numpy()
         if kind in "biu":
             return values.astype(np.int64)
-        return values.astype(np.float32) if kind == "f" else np.unique(values.astype(str), return_inverse=True)[1]
+        return (
+            values.astype(np.float32)
+            if kind == "f"
+            else np.unique(values.astype(str), return_inverse=True)[1]
+        )
     words = [name for name, kind in kinds.items() if kind not in "biuf"]
     if words:
-        raise UserError(f"'{where}': the label '{shown(words[0])}' has words, and several labels must be numbers")
+        raise UserError(
+            f"'{where}': the label '{shown(words[0])}' has words, and several labels must be"
+            " numbers"
+        )
     values = frame.to_numpy(np.float32)
     return values.astype(np.int64) if np.isin(values, (0, 1)).all() else values
 
@@ -129,5 +173,7 @@ def in_test(where: str, column: Any) -> np.ndarray:
     words = [str(word).strip().lower() for word in column]
     for number, word in enumerate(words):
         if word not in ("train", "test"):
-            raise UserError(f"'{where}': row {number} has the split '{shown(word)}'; allowed: train, test")
+            raise UserError(
+                f"'{where}': row {number} has the split '{shown(word)}'; allowed: train, test"
+            )
     return np.array([word == "test" for word in words])

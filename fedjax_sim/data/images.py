@@ -6,7 +6,8 @@ import numpy as np
 
 
 def interpolation_matrix(old: int, new: int) -> np.ndarray:
-    """[new, old] weights of linear interpolation with pixel centres at (i + 1/2), clamped at the border.
+    """[new, old] weights of linear interpolation with pixel centres at (i + 1/2), clamped at the
+    border.
 
     >>> interpolation_matrix(2, 4).tolist()
     [[1.0, 0.0], [0.75, 0.25], [0.25, 0.75], [0.0, 1.0]]

@@ -1,4 +1,5 @@
-"""How much memory there is, asked before an array is made: a sentence comes before the machine swaps or kills."""
+"""How much memory there is, asked before an array is made: a sentence comes before the machine
+swaps or kills."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ SMALL = 1 << 26  # below 64 MB nobody asks
 
 
 def available() -> int | None:
-    """Bytes that a new array may take: free memory and the container's limit; None where nobody says."""
+    """Bytes that a new array may take: free memory and the container's limit; None where nobody
+    says."""
     found = []
     try:
         for line in pathlib.Path("/proc/meminfo").read_text().splitlines():
@@ -21,7 +23,9 @@ def available() -> int | None:
         pass
     group = pathlib.Path("/sys/fs/cgroup")
     try:
-        found.append(int((group / "memory.max").read_text()) - int((group / "memory.current").read_text()))
+        found.append(
+            int((group / "memory.max").read_text()) - int((group / "memory.current").read_text())
+        )
     except (OSError, ValueError):  # no such file, or the word max
         pass
     if not found:
@@ -40,14 +44,22 @@ def in_words(number: int) -> str:
     """
     for unit, size in (("EB", 10**18), ("TB", 10**12), ("GB", 10**9), ("MB", 10**6)):
         if number >= size:
-            return f"{number / size:.3g} {unit}" if number < 1000 * size else f"{number // size} {unit}"
+            return (
+                f"{number / size:.3g} {unit}"
+                if number < 1000 * size
+                else f"{number // size} {unit}"
+            )
     return f"{number} bytes"
 
 
 def refuse_if_too_large(number: int, what: str, advice: str) -> None:
-    """One sentence if `number` bytes do not fit; an estimate, so it leaves the rest of the run its own checks."""
+    """One sentence if `number` bytes do not fit; an estimate, so it leaves the rest of the run its
+    own checks."""
     if number <= SMALL:
         return
     room = available()
     if room is not None and number > room:
-        raise UserError(f"{what} needs about {in_words(number)} of memory, but {in_words(room)} are free; {advice}")
+        raise UserError(
+            f"{what} needs about {in_words(number)} of memory, but {in_words(room)} are free;"
+            f" {advice}"
+        )

@@ -27,25 +27,40 @@ def picture_size(text: str) -> tuple[int, int]:
     ((32, 32), (32, 48))
     """
     parts = text.split("x")
-    sides = [int(part) for part in parts if part.isascii() and part.isdigit() and 1 <= len(part) <= 4]
-    if len(sides) != len(parts) or len(parts) > 2 or not all(1 <= side <= LARGEST for side in sides):
+    sides = [
+        int(part) for part in parts if part.isascii() and part.isdigit() and 1 <= len(part) <= 4
+    ]
+    if (
+        len(sides) != len(parts)
+        or len(parts) > 2
+        or not all(1 <= side <= LARGEST for side in sides)
+    ):
         raise UserError(
-            f"size '{shown(text)}' cannot be read; write size=32, or size=32x48 (height x width), 1 to {LARGEST}"
+            f"size '{shown(text)}' cannot be read; write size=32, or size=32x48 (height x width), 1"
+            f" to {LARGEST}"
         )
     return sides[0], sides[-1]
 
 
 def read_pictures(folder: pathlib.Path, size: tuple[int, int] | None = None) -> Arrays:
-    """x_*, y_*: classes are numbered by the alphabetical order of their folders, pictures read in that order.
+    """x_*, y_*: classes are numbered by the alphabetical order of their folders, pictures read in
+    that order.
 
-    FOLDER/train/CLASS/* and FOLDER/test/CLASS/*, or FOLDER/CLASS/*, where a fixed fifth of each class is for testing.
-    Grey pictures have one channel; if one has colour, all have three. All must have the same size, or get this `size`.
+    FOLDER/train/CLASS/* and FOLDER/test/CLASS/*, or FOLDER/CLASS/*, where a fixed fifth of each
+    class is for testing. Grey pictures have one channel; if one has colour, all have three. All
+    must have the same size, or get this `size`.
     """
     try:
         from PIL import Image, ImageFile
     except ImportError:
-        raise UserError("reading a folder of pictures needs pillow: pip install 'fedjax-sim[images]'") from None
-    parts = [folder / "train", folder / "test"] if (folder / "train").is_dir() and (folder / "test").is_dir() else [folder]
+        raise UserError(
+            "reading a folder of pictures needs pillow: pip install 'fedjax-sim[images]'"
+        ) from None
+    parts = (
+        [folder / "train", folder / "test"]
+        if (folder / "train").is_dir() and (folder / "test").is_dir()
+        else [folder]
+    )
     classes = sorted({place.name for part in parts for place in _folders(part)})
     files = [
         (file, number, part.name == "test")
@@ -54,25 +69,45 @@ def read_pictures(folder: pathlib.Path, size: tuple[int, int] | None = None) -> 
         for file in sorted(_files(part / name))
     ]
     if not files:
-        raise UserError(f"'{shown(folder)}' has no pictures: put them into one subfolder per class ({', '.join(ENDINGS)})")
-    y, in_test = np.array([label for _, label, _ in files]), np.array([test for _, _, test in files])
+        raise UserError(
+            f"'{shown(folder)}' has no pictures: put them into one subfolder per class"
+            f" ({', '.join(ENDINGS)})"
+        )
+    y, in_test = (
+        np.array([label for _, label, _ in files]),
+        np.array([test for _, _, test in files]),
+    )
     is_test = in_test if len(parts) == 2 else held_out(y)
     with warnings.catch_warnings():
         warnings.simplefilter("error", Image.DecompressionBombWarning)
-        lenient, ImageFile.LOAD_TRUNCATED_IMAGES = ImageFile.LOAD_TRUNCATED_IMAGES, False  # other libraries set it for all
+        lenient, ImageFile.LOAD_TRUNCATED_IMAGES = (
+            ImageFile.LOAD_TRUNCATED_IMAGES,
+            False,
+        )  # other libraries set it for all
         try:
             x = _stack(Image, [file for file, _, _ in files], size)
         finally:
             ImageFile.LOAD_TRUNCATED_IMAGES = lenient
-    return {"x_train": x[~is_test], "y_train": y[~is_test], "x_test": x[is_test], "y_test": y[is_test]}
+    return {
+        "x_train": x[~is_test],
+        "y_train": y[~is_test],
+        "x_test": x[is_test],
+        "y_test": y[is_test],
+    }
 
 
 def _folders(place: pathlib.Path) -> list[pathlib.Path]:
-    return [inside for inside in place.iterdir() if inside.is_dir() and not inside.name.startswith(".")]
+    return [
+        inside for inside in place.iterdir() if inside.is_dir() and not inside.name.startswith(".")
+    ]
 
 
 def _files(place: pathlib.Path) -> list[pathlib.Path]:
-    return [file for file in place.iterdir() if file.suffix.lower() in ENDINGS] if place.is_dir() else []
+    return (
+        [file for file in place.iterdir() if file.suffix.lower() in ENDINGS]
+        if place.is_dir()
+        else []
+    )
 
 
 def _stack(image: Any, files: list[pathlib.Path], resized: tuple[int, int] | None) -> np.ndarray:
@@ -83,17 +118,24 @@ def _stack(image: Any, files: list[pathlib.Path], resized: tuple[int, int] | Non
             with image.open(file) as picture:
                 shape, mode = picture.size, picture.mode
         except Exception as error:  # decoders raise whatever they like
-            raise UserError(f"'{shown(file)}' is not a readable picture ({reason(error)})") from None
+            raise UserError(
+                f"'{shown(file)}' is not a readable picture ({reason(error)})"
+            ) from None
         size = size or shape
         if shape != size and resized is None:
             raise UserError(
-                f"'{shown(file)}' is {shape[0]}x{shape[1]}, but '{shown(files[0])}' is {size[0]}x{size[1]}: "
-                f"all pictures must have one size; folder:PATH,size=32 resizes them"
+                f"'{shown(file)}' is {shape[0]}x{shape[1]}, but '{shown(files[0])}' is"
+                f" {size[0]}x{size[1]}: all pictures must have one size; folder:PATH,size=32"
+                " resizes them"
             )
         grey = grey and mode in ("1", "L")
     assert size is not None
     out_shape = (len(files), size[1], size[0], 1 if grey else 3)
-    refuse_if_too_large(2 * int(np.prod(out_shape, dtype=object)), f"{len(files)} pictures", "use fewer or smaller ones")
+    refuse_if_too_large(
+        2 * int(np.prod(out_shape, dtype=object)),
+        f"{len(files)} pictures",
+        "use fewer or smaller ones",
+    )
     out = np.empty(out_shape, np.uint8)
     for row, file in zip(out, files, strict=True):
         try:
@@ -103,5 +145,7 @@ def _stack(image: Any, files: list[pathlib.Path], resized: tuple[int, int] | Non
                     picture = picture.resize(size, image.Resampling.BILINEAR)
                 row[...] = np.asarray(picture).reshape(row.shape)
         except Exception as error:
-            raise UserError(f"'{shown(file)}' is not a readable picture ({reason(error)})") from None
+            raise UserError(
+                f"'{shown(file)}' is not a readable picture ({reason(error)})"
+            ) from None
     return out

@@ -31,11 +31,12 @@ NORMS = ("dataset", "pfllib", "none")
 
 @dataclasses.dataclass(frozen=True)
 class Protocol:
-    """merge: official train + test are partitioned together; the global test set is the clients' union.
+    """merge: official train + test are partitioned together; the global test set is the clients'
+    union.
 
-    fractions: what each client holds back of its examples, at least one example each; the rest is training
-    data. least: at least so many validation rows, but no more than a third of what the client has: an accuracy on a
-    handful of rows says nothing.
+    fractions: what each client holds back of its examples, at least one example each; the rest is
+    training data. least: at least so many validation rows, but no more than a third of what the
+    client has: an accuracy on a handful of rows says nothing.
     """
 
     help: str
@@ -43,26 +44,39 @@ class Protocol:
     fractions: Mapping[str, float]
     server_validation: bool = False
     least: int = 0
-    augment: Mapping[str, str] = dataclasses.field(default_factory=dict)  # dataset -> augmentation of training batches
+    augment: Mapping[str, str] = dataclasses.field(
+        default_factory=dict
+    )  # dataset -> augmentation of training batches
 
 
 PROTOCOLS: dict[str, Protocol] = {
     "standard": Protocol(
-        "server validation out of official train, clients 90/10 train/val (at least 20 val rows), official test is global",
+        "server validation out of official train, clients 90/10 train/val (at least 20 val rows),"
+        " official test is global",
         merge=False,
         fractions={"val": 0.10},
         server_validation=True,
         least=20,
     ),
     "fedpolicy": Protocol(
-        "the standard split, as FedPolicy's paper has it", merge=False, fractions={"val": 0.10}, server_validation=True
+        "the standard split, as FedPolicy's paper has it",
+        merge=False,
+        fractions={"val": 0.10},
+        server_validation=True,
     ),
-    "pfllib": Protocol("official train and test merged, clients 75/25 train/test", merge=True, fractions={"test": 0.25}),
+    "pfllib": Protocol(
+        "official train and test merged, clients 75/25 train/test",
+        merge=True,
+        fractions={"test": 0.25},
+    ),
     "pfedrlla": Protocol(
-        "official train and test merged, clients 65/15/20 train/val/test", merge=True, fractions={"val": 0.15, "test": 0.20}
+        "official train and test merged, clients 65/15/20 train/val/test",
+        merge=True,
+        fractions={"val": 0.15, "test": 0.20},
     ),
     "qbandit": Protocol(
-        "official train partitioned, clients 19:1 train/val (for the reward), official test is global",
+        "official train partitioned, clients 19:1 train/val (for the reward), official test is"
+        " global",
         merge=False,
         fractions={"val": 0.05},
         augment={"cifar10": "crop_flip"},
@@ -90,14 +104,22 @@ def stratified(y: np.ndarray, number: int, rng: np.random.Generator) -> np.ndarr
 
 
 def split_client(
-    rows: np.ndarray, fractions: Mapping[str, float], rng: np.random.Generator, val_share: float = 0.0, least: int = 0
+    rows: np.ndarray,
+    fractions: Mapping[str, float],
+    rng: np.random.Generator,
+    val_share: float = 0.0,
+    least: int = 0,
 ) -> dict[str, np.ndarray]:
-    """The rows of ONE client, shuffled and cut: round(fraction n), at least 1, each; the rest is train.
+    """The rows of ONE client, shuffled and cut: round(fraction n), at least 1, each; the rest is
+    train.
 
-    val_share: of the rest, this share becomes "val", at least 1 of it but never the last training example. least: of
-    "val", at least so many, where they are no more than a third of all.
+    val_share: of the rest, this share becomes "val", at least 1 of it but never the last training
+    example. least: of "val", at least so many, where they are no more than a third of all.
 
-    >>> [len(split_client(np.arange(n), {"val": 0.1}, np.random.default_rng(0), least=20)["val"]) for n in (9, 80, 500)]
+    >>> [
+    ...     len(split_client(np.arange(n), {"val": 0.1}, np.random.default_rng(0), least=20)["val"])
+    ...     for n in (9, 80, 500)
+    ... ]
     [3, 20, 50]
     >>> parts = split_client(np.arange(20), {"test": 0.25}, np.random.default_rng(0), val_share=0.2)
     >>> {name: len(part) for name, part in parts.items()}
@@ -126,7 +148,9 @@ def _check_words(norm: str, val_fraction: float | None) -> None:
     if norm not in NORMS:
         raise UserError(f"unknown norm '{shown(norm)}'; allowed: {', '.join(NORMS)}")
     if val_fraction is not None and not _is_fraction(val_fraction):
-        raise UserError(f"val_fraction must be between 0 and 1 (1 excluded), got {shown(val_fraction)}")
+        raise UserError(
+            f"val_fraction must be between 0 and 1 (1 excluded), got {shown(val_fraction)}"
+        )
 
 
 def _facts(data: Dataset, rule: Protocol, norm: str) -> dict[str, Any]:
@@ -134,26 +158,38 @@ def _facts(data: Dataset, rule: Protocol, norm: str) -> dict[str, Any]:
     mean, std = {"dataset": (data.mean, data.std), "pfllib": (0.5, 0.5), "none": (0.0, 1.0)}[norm]
     augment = rule.augment.get(data.name, "")
     return dict(
-        classes=data.classes, name=data.name, augment=augment, task=data.task, vocabulary=data.vocabulary, mean=mean, std=std
+        classes=data.classes,
+        name=data.name,
+        augment=augment,
+        task=data.task,
+        vocabulary=data.vocabulary,
+        mean=mean,
+        std=std,
     )
 
 
-def _held_back(rule: Protocol, name: str, y: np.ndarray, server_val: int | None, rng: np.random.Generator) -> np.ndarray:
+def _held_back(
+    rule: Protocol, name: str, y: np.ndarray, server_val: int | None, rng: np.random.Generator
+) -> np.ndarray:
     """Rows of the official training set that the server keeps for validation."""
     if not rule.server_validation:
         return np.zeros(0, int)
     number = min(1000, len(y) // 10) if server_val is None else server_val
     if not isinstance(number, int | np.integer) or not 0 <= number < len(y):
         raise UserError(
-            f"server_val={shown(number)} does not fit: {name} has {len(y)} training examples, and the clients need some of "
-            f"them"
+            f"server_val={shown(number)} does not fit: {name} has {len(y)} training examples, and"
+            " the clients need some of them"
         )
     return stratified(y, number, rng) if number else np.zeros(0, int)
 
 
 def _fractions(rule: Protocol, val_fraction: float | None) -> tuple[dict[str, float], float]:
-    """(what a client's rows are split into beside training; the validation share of the training part)."""
-    asked = {k: f if k != "val" or val_fraction is None else val_fraction for k, f in rule.fractions.items()}
+    """(what a client's rows are split into beside training; the validation share of the training
+    part)."""
+    asked = {
+        k: f if k != "val" or val_fraction is None else val_fraction
+        for k, f in rule.fractions.items()
+    }
     fractions = {k: f for k, f in asked.items() if f > 0}
     return fractions, val_fraction if val_fraction and "val" not in fractions else 0.0
 
@@ -171,8 +207,8 @@ def _split(
     starved = [i for i, parts in enumerate(splits) if len(parts["train"]) == 0]
     if starved:
         raise UserError(
-            f"client {starved[0]} has {len(shares[starved[0]])} examples and keeps none for training after "
-            f"its {protocol} split; use fewer clients"
+            f"client {starved[0]} has {len(shares[starved[0]])} examples and keeps none for"
+            f" training after its {protocol} split; use fewer clients"
         )
     return {name: [parts[name] for parts in splits] for name in splits[0]}
 
@@ -192,16 +228,18 @@ def federate(
     val_fraction: float | None = None,
     task: str = AUTO,
 ) -> Federation:
-    """Load, hold back, partition and split: from names to a `Federation`, deterministic in `data_seed`.
+    """Load, hold back, partition and split: from names to a `Federation`, deterministic in
+    `data_seed`.
 
-    clients: where not given 20, or under column:NAME one for each value. norm: "dataset" (published mean and std, else
-    computed from the clients' training rows), "pfllib" (0.5, 0.5) or "none". server_val: examples of the official
-    training set kept by the server (protocol standard only), default min(1000, 10 % of them), 0 for none.
-    task: what the data look like, unless it is named. val_fraction: None for what the protocol says; a number f replaces
-    the protocol's own validation share, and under a protocol without one every client holds back f of its training part
-    (at least one example where it has two), the test rows being the same; 0 for none. batch_size: only enters the
-    smallest client of a Dirichlet or unbalanced pathological split under pfllib and pfedrlla, min(batch / held-back
-    share, n / N / 2).
+    clients: where not given 20, or under column:NAME one for each value. norm: "dataset" (published
+    mean and std, else computed from the clients' training rows), "pfllib" (0.5, 0.5) or "none".
+    server_val: examples of the official training set kept by the server (protocol standard only),
+    default min(1000, 10 % of them), 0 for none. task: what the data look like, unless it is named.
+    val_fraction: None for what the protocol says; a number f replaces the protocol's own validation
+    share, and under a protocol without one every client holds back f of its training part (at least
+    one example where it has two), the test rows being the same; 0 for none. batch_size: only enters
+    the smallest client of a Dirichlet or unbalanced pathological split under pfllib and pfedrlla,
+    min(batch / held-back share, n / N / 2).
 
     >>> fed = federate("digits", "dirichlet:0.3", clients=10)
     >>> sorted(fed.rows), fed.num_clients, len(fed.held["val"]), len(fed.held["test"])
@@ -210,8 +248,15 @@ def federate(
     rule = lookup("protocol", shown(protocol), PROTOCOLS)
     _check_words(norm, val_fraction)
     clients = clients if clients is None else check_whole("clients", clients, 1)
-    data_seed, batch_size = check_whole("data_seed", data_seed), check_whole("batch_size", batch_size, 1)
-    data = dataset if isinstance(dataset, Dataset) else load(dataset, data_dir, download, **_client_of(dataset, partition))
+    data_seed, batch_size = (
+        check_whole("data_seed", data_seed),
+        check_whole("batch_size", batch_size, 1),
+    )
+    data = (
+        dataset
+        if isinstance(dataset, Dataset)
+        else load(dataset, data_dir, download, **_client_of(dataset, partition))
+    )
     data = data if task == AUTO else as_task(data, task)
     official = len(data.y_train)
     y = np.concatenate([data.y_train, data.y_test])
@@ -219,8 +264,11 @@ def federate(
     partition = natural_partition(data, partition)
     if not rule.merge:
         _check_official_test(data, protocol)
-    # One random stream per stage: changing the server's set does not reshuffle the clients' own splits.
-    held_rng, partition_rng, split_rng = (np.random.default_rng([data_seed, stage]) for stage in range(3))
+    # One random stream per stage: changing the server's set does not reshuffle the clients' own
+    # splits.
+    held_rng, partition_rng, split_rng = (
+        np.random.default_rng([data_seed, stage]) for stage in range(3)
+    )
     pool = np.arange(len(y) if rule.merge and data.name not in TRAIN_ONLY else official)
     validation = _held_back(rule, data.name, classes[:official], server_val, held_rng)
     pool = np.setdiff1d(pool, validation, assume_unique=True)
@@ -232,25 +280,37 @@ def federate(
     least = 0 if val_fraction else rule.least
     rows = _split([pool[own] for own in shares], fractions, split_rng, val_share, protocol, least)
     own = "" if val_fraction is None else f" with val_fraction {val_fraction:g}"
-    told = f"{_told(dataset)}, {spec}, {clients} clients, {protocol}{own}, server_val {len(validation)}, norm {norm}, "
+    told = (
+        f"{_told(dataset)}, {spec}, {clients} clients, {protocol}{own}, server_val"
+        f" {len(validation)}, norm {norm}, "
+    )
     test = np.concatenate(rows["test"]) if rule.merge else np.arange(official, len(y))
     x, server = np.concatenate([data.x_train, data.x_test]), validation if len(validation) else None
     told, facts = f"{told}data_seed {data_seed}, {_examples(data)}", _facts(data, rule, norm)
-    return _with_columns(Federation.from_arrays(x, y, rows, test=test, server_val=server, description=told, **facts), data)
+    return _with_columns(
+        Federation.from_arrays(x, y, rows, test=test, server_val=server, description=told, **facts),
+        data,
+    )
 
 
 def _with_columns(fed: Federation, data: Dataset) -> Federation:
-    return dataclasses.replace(fed, origin=Origin(fed.origin.text, fed.origin.vocabulary, data.columns))
+    return dataclasses.replace(
+        fed, origin=Origin(fed.origin.text, fed.origin.vocabulary, data.columns)
+    )
 
 
 def _examples(data: Dataset) -> str:
     """What there is, for the description."""
-    told = f"{len(data.y_train) + len(data.y_test)} examples {'x'.join(map(str, data.x_train.shape[1:]))}"
+    told = (
+        f"{len(data.y_train) + len(data.y_test)} examples"
+        f" {'x'.join(map(str, data.x_train.shape[1:]))}"
+    )
     return told + (f", vocabulary of {len(data.vocabulary)}" if data.vocabulary else "")
 
 
 def _client_of(dataset: str | os.PathLike[str], partition: str) -> dict[str, str]:
-    """The column of a table that the partition makes clients of: no feature, whatever it is called."""
+    """The column of a table that the partition makes clients of: no feature, whatever it is
+    called."""
     name, body = split_spec(partition)
     if name != "column" or not is_csv(os.fspath(dataset)) or frames.is_frame(os.fspath(dataset)):
         return {}
@@ -263,49 +323,76 @@ BY_CLASS = ("dirichlet", "shards", "pathological", "fixed", "mnist_star", "omnig
 
 def as_task(data: Dataset, task: str) -> Dataset:
     """The same examples under a task that somebody names; their targets must fit it."""
-    train, test = (check_targets(getattr(data, name), f"{data.name}: {name}", task) for name in ("y_train", "y_test"))
+    train, test = (
+        check_targets(getattr(data, name), f"{data.name}: {name}", task)
+        for name in ("y_train", "y_test")
+    )
     both = np.concatenate([data.x_train, data.x_test]), np.concatenate([train, test])
-    classes = data.classes if task_called(task).target == task_called(data.task).target else outputs_of(task, *both)
+    classes = (
+        data.classes
+        if task_called(task).target == task_called(data.task).target
+        else outputs_of(task, *both)
+    )
     return dataclasses.replace(data, y_train=train, y_test=test, task=task, classes=classes)
 
 
 def strata(data: Dataset, y: np.ndarray) -> np.ndarray:
-    """[n] the class of every example, by which it is held back and shared out; one for all where there are none."""
+    """[n] the class of every example, by which it is held back and shared out; one for all where
+    there are none."""
     return y if task_called(data.task).target == CLASS else np.zeros(len(y), np.int32)
 
 
 def natural_partition(data: Dataset, partition: str) -> str:
-    """A partition by classes, where nobody asked for another, means nothing without classes: the clients that the data
-    have, else equal parts."""
-    if task_called(data.task).target == CLASS or partition.partition(":")[0].strip() not in BY_CLASS:
+    """A partition by classes, where nobody asked for another, means nothing without classes: the
+    clients that the data have, else equal parts."""
+    if (
+        task_called(data.task).target == CLASS
+        or partition.partition(":")[0].strip() not in BY_CLASS
+    ):
         return partition
     if partition == PARTITION:
         return "column:client" if "client" in data.extra else "iid"
     raise UserError(
-        f"the partition '{shown(partition)}' shares out classes, and {shown(data.name)} is a {data.task} task without them; "
-        f"allowed: iid, column:NAME"
+        f"the partition '{shown(partition)}' shares out classes, and {shown(data.name)} is a"
+        f" {data.task} task without them; allowed: iid, column:NAME"
     )
 
 
 def _told(dataset: str | os.PathLike[str] | Dataset) -> str:
-    """A dataset as the description names it: a file by its name, since where it lies changes nothing."""
+    """A dataset as the description names it: a file by its name, since where it lies changes
+    nothing."""
     if isinstance(dataset, Dataset):
         return f"{shown(dataset.name)} (arrays)"
     text = os.fspath(dataset)
     kind, colon, path = text.partition(":")
     if kind in DATASETS:
-        return shown(f"{kind}:{os.path.basename(path.rstrip('/'))}" if DATASETS[kind].by_path and colon else text)
+        return shown(
+            f"{kind}:{os.path.basename(path.rstrip('/'))}"
+            if DATASETS[kind].by_path and colon
+            else text
+        )
     return shown(os.path.basename(text))
 
 
 def _is_fraction(value: object) -> bool:
-    return isinstance(value, int | float | np.number) and not isinstance(value, bool) and bool(0 <= value < 1)  # type: ignore
+    return (
+        isinstance(value, int | float | np.number)
+        and not isinstance(value, bool)
+        and bool(0 <= value < 1)
+    )  # type: ignore
 
 
-def _with_pfllib_minimum(spec: str, rule: Protocol, batch_size: int, total: int, clients: int) -> str:
-    """PFLlib's smallest client, min(B / (1 - train share), n / N / 2), for its partitions unless given."""
+def _with_pfllib_minimum(
+    spec: str, rule: Protocol, batch_size: int, total: int, clients: int
+) -> str:
+    """PFLlib's smallest client, min(B / (1 - train share), n / N / 2), for its partitions unless
+    given."""
     name, _, body = spec.partition(":")
-    if name.strip() not in ("dirichlet", "pathological") or not rule.merge or "min=" in body.replace(" ", ""):
+    if (
+        name.strip() not in ("dirichlet", "pathological")
+        or not rule.merge
+        or "min=" in body.replace(" ", "")
+    ):
         return spec
     least = int(min(batch_size / sum(rule.fractions.values()), total / max(clients, 1) / 2))
     return f"{spec},min={max(least, 1)}"
@@ -313,9 +400,11 @@ def _with_pfllib_minimum(spec: str, rule: Protocol, batch_size: int, total: int,
 
 def _check_official_test(data: Dataset, protocol: str) -> None:
     if len(data.y_test) == 0:
-        raise UserError(f"{data.name} has no official test set, which {protocol} needs; use pfllib or pfedrlla")
+        raise UserError(
+            f"{data.name} has no official test set, which {protocol} needs; use pfllib or pfedrlla"
+        )
     if task_called(data.task).target == CLASS and not np.isin(data.y_test, data.y_train).any():
         raise UserError(
-            f"the official test set of {data.name} has no class of its training set, so the protocol "
-            f"{protocol} cannot be measured; use pfllib or pfedrlla"
+            f"the official test set of {data.name} has no class of its training set, so the"
+            f" protocol {protocol} cannot be measured; use pfllib or pfedrlla"
         )

@@ -1,4 +1,5 @@
-"""Where a federation comes from: a sentence that travels with it, and a fingerprint of what it contains."""
+"""Where a federation comes from: a sentence that travels with it, and a fingerprint of what it
+contains."""
 
 from __future__ import annotations
 
@@ -16,10 +17,12 @@ if TYPE_CHECKING:
 class Origin:
     """A description that rides along in a pytree without being part of it.
 
-    All origins are equal and have one hash, so that two federations of the same shapes run the same compiled program
-    however they were made. Compare `text` where the description matters.
+    All origins are equal and have one hash, so that two federations of the same shapes run the same
+    compiled program however they were made. Compare `text` where the description matters.
 
-    >>> Origin("arrays") == Origin("digits, iid"), Origin("arrays").text == Origin("digits, iid").text
+    >>> Origin("arrays") == Origin("digits, iid"), Origin("arrays").text == Origin(
+    ...     "digits, iid"
+    ... ).text
     (True, False)
     """
 
@@ -39,10 +42,12 @@ class Origin:
 
 
 def fingerprint(fed: Federation) -> str:
-    """sha256 of everything a client or the server can learn from: examples, labels, rows, normalisation, classes.
+    """sha256 of everything a client or the server can learn from: examples, labels, rows,
+    normalisation, classes.
 
-    Floats count as float32 and integers as they are, so that a federation has one fingerprint on the host and on a
-    device, whatever `dtype` a run uses. Where the arrays are stored, and the name, do not count.
+    Floats count as float32 and integers as they are, so that a federation has one fingerprint on
+    the host and on a device, whatever `dtype` a run uses. Where the arrays are stored, and the
+    name, do not count.
     """
     total = hashlib.sha256(f"federation 1, {fed.classes} classes, augment '{fed.augment}'".encode())
 

@@ -38,7 +38,8 @@ Folder = str | os.PathLike[str] | None
 
 @dataclasses.dataclass(frozen=True)
 class Dataset:
-    """Images and labels as published; `extra` has facts of every example, train then test (domain, ...)."""
+    """Images and labels as published; `extra` has facts of every example, train then test (domain,
+    ...)."""
 
     name: str
     x_train: np.ndarray  # [n, H, W, C] uint8 (or float)
@@ -46,7 +47,9 @@ class Dataset:
     x_test: np.ndarray  # [m, H, W, C]
     y_test: np.ndarray  # [m] int32
     classes: int
-    mean: np.ndarray | None = None  # [C] after scaling; None: computed from the clients' training rows
+    mean: np.ndarray | None = (
+        None  # [C] after scaling; None: computed from the clients' training rows
+    )
     std: np.ndarray | None = None  # [C]
     extra: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)  # name -> [n + m]
     columns: str = ""  # of a table: which is what
@@ -56,7 +59,8 @@ class Dataset:
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """A registered dataset: how to make it from (data_dir, download, **options), and one line of help."""
+    """A registered dataset: how to make it from (data_dir, download, **options), and one line of
+    help."""
 
     help: str
     make: Callable[..., Dataset]
@@ -108,7 +112,8 @@ def _text_file(data_dir: Folder, download: bool, path: str = "") -> Dataset:
 
 @dataclasses.dataclass(frozen=True)
 class Published:
-    """What is known of a published dataset: shape of an image as the models see it, classes, mean and std."""
+    """What is known of a published dataset: shape of an image as the models see it, classes, mean
+    and std."""
 
     shape: tuple[int, int, int]
     classes: int
@@ -122,14 +127,18 @@ PUBLISHED: dict[str, Published] = {
     "cifar10": Published((32, 32, 3), 10, (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
     "cifar100": Published((32, 32, 3), 100, (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
     "cinic10": Published((32, 32, 3), 10, (0.4789, 0.4723, 0.4305), (0.2421, 0.2383, 0.2587)),
-    "tiny_imagenet": Published((64, 64, 3), 200, (0.4802, 0.4481, 0.3975), (0.2770, 0.2691, 0.2821)),
+    "tiny_imagenet": Published(
+        (64, 64, 3), 200, (0.4802, 0.4481, 0.3975), (0.2770, 0.2691, 0.2821)
+    ),
     "usps": Published((28, 28, 1), 10, (0.5,), (0.5,)),
     "mnist_m": Published((28, 28, 3), 10, (0.5,) * 3, (0.5,) * 3),
     "omniglot": Published((105, 105, 1), 50, (0.0,), (1.0,)),  # ink 1 on paper 0
 }
 
 
-def _published(name: str, data_dir: Folder, download: bool, train: int | None = None, test: int | None = None) -> Dataset:
+def _published(
+    name: str, data_dir: Folder, download: bool, train: int | None = None, test: int | None = None
+) -> Dataset:
     facts = PUBLISHED[name]
     arrays = _checked(name, read_named(name, data_dir, download))
     if name == "omniglot":
@@ -137,27 +146,39 @@ def _published(name: str, data_dir: Folder, download: bool, train: int | None = 
     elif name == "usps":  # 16x16
         arrays |= {k: to_uint8(resize_bilinear(arrays[k], 28, 28)) for k in ("x_train", "x_test")}
     elif name == "mnist_m":  # MNIST padded by 2 to 32x32: the middle is the digit
-        arrays |= {k: arrays[k][:, 2:-2, 2:-2] for k in ("x_train", "x_test") if arrays[k].shape[1:3] == (32, 32)}
+        arrays |= {
+            k: arrays[k][:, 2:-2, 2:-2]
+            for k in ("x_train", "x_test")
+            if arrays[k].shape[1:3] == (32, 32)
+        }
     data = _from_arrays(name, arrays, facts.classes)
     if data.x_train.dtype != np.uint8 or data.x_train.shape[1:] != facts.shape:
         raise UserError(
             f"{name} should have uint8 images of shape {facts.shape}, but its file has "
             f"{data.x_train.dtype} images of shape {data.x_train.shape[1:]}"
         )
-    return dataclasses.replace(subset(data, train, test), mean=np.array(facts.mean), std=np.array(facts.std))
+    return dataclasses.replace(
+        subset(data, train, test), mean=np.array(facts.mean), std=np.array(facts.std)
+    )
 
 
 def subset(data: Dataset, train: int | None = None, test: int | None = None) -> Dataset:
-    """`train` and `test` examples of a dataset, None for all: always the same ones, and fewer are among more.
+    """`train` and `test` examples of a dataset, None for all: always the same ones, and fewer are
+    among more.
 
     >>> few, more = (subset(load("digits"), train=n) for n in (5, 50))
-    >>> len(few.y_train), len(few.y_test), all(any((x == y).all() for y in more.x_train) for x in few.x_train)
+    >>> len(few.y_train), len(few.y_test), all(
+    ...     any((x == y).all() for y in more.x_train) for x in few.x_train
+    ... )
     (5, 355, True)
     """
     keep = []
     for part, wanted, y in (("train", train, data.y_train), ("test", test, data.y_test)):
         if wanted is not None and wanted > len(y):
-            raise UserError(f"{data.name} has {len(y)} {part} examples, not {wanted}; allowed: {part}=1 to {part}={len(y)}")
+            raise UserError(
+                f"{data.name} has {len(y)} {part} examples, not {wanted}; allowed: {part}=1 to"
+                f" {part}={len(y)}"
+            )
         some = np.random.default_rng(len(y)).permutation(len(y))[:wanted]
         keep.append(np.arange(len(y)) if wanted is None else np.sort(some))
     a, b = keep
@@ -178,7 +199,8 @@ def _omniglot(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     for split in ("train", "test"):
         if f"alphabet_{split}" not in arrays:
             raise UserError(
-                f"omniglot needs the array alphabet_{split} beside its images: the label of a drawing is its alphabet"
+                f"omniglot needs the array alphabet_{split} beside its images: the label of a"
+                " drawing is its alphabet"
             )
         x, character = arrays[f"x_{split}"], arrays[f"y_{split}"]
         if x.shape[-1] > 1:  # tensorflow-datasets: black ink on white, three equal channels
@@ -186,7 +208,9 @@ def _omniglot(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         if x.max(initial=0) <= 1:
             x = x * np.uint8(255)
         drawer = arrays.get(f"drawer_{split}")
-        if drawer is None:  # drawers are not linked across alphabets: any order of the 20 drawings will do
+        if (
+            drawer is None
+        ):  # drawers are not linked across alphabets: any order of the 20 drawings will do
             drawer = _place_in_group(character)
         else:
             drawer = check_labels(drawer, f"omniglot: drawer_{split}")
@@ -236,16 +260,22 @@ def _mnist_star(data_dir: Folder, download: bool) -> Dataset:
     )
 
 
-def _checked(name: str, arrays: Mapping[str, np.ndarray], task: str = "classification") -> dict[str, np.ndarray]:
+def _checked(
+    name: str, arrays: Mapping[str, np.ndarray], task: str = "classification"
+) -> dict[str, np.ndarray]:
     """The arrays with inputs and targets [n, …] of the task that fit each other."""
     out = dict(arrays)
     for split in ("train", "test"):
-        out[f"x_{split}"] = check_inputs(arrays[f"x_{split}"], f"{name}: x_{split}", task, least=split == "train")
+        out[f"x_{split}"] = check_inputs(
+            arrays[f"x_{split}"], f"{name}: x_{split}", task, least=split == "train"
+        )
         out[f"y_{split}"] = check_targets(arrays[f"y_{split}"], f"{name}: y_{split}", task)
         x, y = out[f"x_{split}"], out[f"y_{split}"]
         if len(x) != len(y):
             kind = "integer labels" if task == "classification" else "targets"
-            raise UserError(f"{name}: x_{split} has {len(x)} examples, but y_{split} has {len(y)} {kind}")
+            raise UserError(
+                f"{name}: x_{split} has {len(x)} examples, but y_{split} has {len(y)} {kind}"
+            )
     x_train, x_test = out["x_train"], out["x_test"]
     if x_train.shape[1:] != x_test.shape[1:] or x_train.dtype != x_test.dtype:
         raise UserError(
@@ -255,9 +285,14 @@ def _checked(name: str, arrays: Mapping[str, np.ndarray], task: str = "classific
     return out
 
 
-def _from_arrays(name: str, arrays: Mapping[str, np.ndarray], classes: int | None = None) -> Dataset:
-    """Checked arrays as a Dataset; other pairs KEY_train, KEY_test with one entry per example are extras."""
-    task = "classification" if classes is not None else task_of(arrays["x_train"], arrays["y_train"])
+def _from_arrays(
+    name: str, arrays: Mapping[str, np.ndarray], classes: int | None = None
+) -> Dataset:
+    """Checked arrays as a Dataset; other pairs KEY_train, KEY_test with one entry per example are
+    extras."""
+    task = (
+        "classification" if classes is not None else task_of(arrays["x_train"], arrays["y_train"])
+    )
     arrays = _checked(name, arrays, task)
     length = {split: len(arrays[f"y_{split}"]) for split in ("train", "test")}
     both = [np.concatenate([arrays[f"{part}_train"], arrays[f"{part}_test"]]) for part in "xy"]
@@ -268,7 +303,11 @@ def _from_arrays(name: str, arrays: Mapping[str, np.ndarray], classes: int | Non
     extra: dict[str, np.ndarray] = {}
     for key in sorted(keys):
         train, test = arrays[f"{key}_train"], arrays.get(f"{key}_test")
-        if test is not None and train.shape == (length["train"],) and test.shape == (length["test"],):
+        if (
+            test is not None
+            and train.shape == (length["train"],)
+            and test.shape == (length["test"],)
+        ):
             extra[key] = np.concatenate([train, test])
     return Dataset(
         name,
@@ -282,12 +321,19 @@ def _from_arrays(name: str, arrays: Mapping[str, np.ndarray], classes: int | Non
     )
 
 
-def _at(kind: str, read: Callable[..., Mapping[str, np.ndarray]], resizes: bool = False) -> Callable[..., Dataset]:
-    """The maker of a dataset that is a folder of the user's; resizes: `read` takes the size that all are to have."""
+def _at(
+    kind: str, read: Callable[..., Mapping[str, np.ndarray]], resizes: bool = False
+) -> Callable[..., Dataset]:
+    """The maker of a dataset that is a folder of the user's; resizes: `read` takes the size that
+    all are to have."""
 
     def make(data_dir: Folder, download: bool, path: str = "") -> Dataset:
         folder, more = user_path(path), {}
-        if resizes and not exists(folder, pathlib.Path.is_dir) and (told := re.fullmatch(r"(.*),size=([^,]*)", path)):
+        if (
+            resizes
+            and not exists(folder, pathlib.Path.is_dir)
+            and (told := re.fullmatch(r"(.*),size=([^,]*)", path))
+        ):
             folder, more = user_path(told[1]), {"size": picture_size(told[2])}
         if not path or not exists(folder, pathlib.Path.is_dir):
             hint = f", or {kind}:FOLDER,size=32 to resize its pictures" if resizes else ""
@@ -301,13 +347,19 @@ def _at(kind: str, read: Callable[..., Mapping[str, np.ndarray]], resizes: bool 
 
 
 def _named(name: str, help: str) -> Source:
-    return Source(help, functools.partial(_published, name), {"train": positive_int, "test": positive_int})
+    return Source(
+        help, functools.partial(_published, name), {"train": positive_int, "test": positive_int}
+    )
 
 
 DATASETS: dict[str, Source] = {
-    "digits": Source("UCI's optical handwritten digits, 28x28x1, 10 classes, 1,442 + 355 images, embedded", _digits),
+    "digits": Source(
+        "UCI's optical handwritten digits, 28x28x1, 10 classes, 1,442 + 355 images, embedded",
+        _digits,
+    ),
     "synthetic": Source(
-        "class-conditional: synthetic:shape=32x32x3,classes=10,train=50000,test=1000,difficulty=1.0,seed=0",
+        "class-conditional:"
+        " synthetic:shape=32x32x3,classes=10,train=50000,test=1000,difficulty=1.0,seed=0",
         _synthetic,
         {
             "shape": image_shape,
@@ -319,32 +371,51 @@ DATASETS: dict[str, Source] = {
         },
     ),
     "plays": Source(
-        "next character in scenes of Shakespeare's, 18 speakers, 78,000 characters, embedded; options window, unit",
+        "next character in scenes of Shakespeare's, 18 speakers, 78,000 characters, embedded;"
+        " options window, unit",
         _plays,
         {"window": positive_int, "unit": texts.unit},
     ),
-    "text": Source("text:PATH, a text file per client, a play, or a .csv with a speaker", _text_file, by_path=True),
+    "text": Source(
+        "text:PATH, a text file per client, a play, or a .csv with a speaker",
+        _text_file,
+        by_path=True,
+    ),
     "mnist": _named("mnist", "handwritten digits, 28x28x1, 10 classes, 60,000 + 10,000"),
     "fashion_mnist": _named("fashion_mnist", "clothes, 28x28x1, 10 classes, 60,000 + 10,000"),
     "cifar10": _named("cifar10", "photographs, 32x32x3, 10 classes, 50,000 + 10,000"),
     "cifar100": _named("cifar100", "photographs, 32x32x3, 100 classes, 50,000 + 10,000"),
     "cinic10": _named("cinic10", "photographs, 32x32x3, 10 classes, 90,000 + 90,000"),
     "tiny_imagenet": _named("tiny_imagenet", "photographs, 64x64x3, 200 classes, 100,000 + 10,000"),
-    "usps": _named("usps", "handwritten digits, 16x16 resized to 28x28x1, 10 classes, 7,291 + 2,007"),
-    "mnist_m": _named("mnist_m", "MNIST over photographs, 28x28x3, 10 classes, about 59,000 + 9,000"),
-    "omniglot": _named("omniglot", "drawn characters, 105x105x1, 50 alphabets, 19,280 + 13,180, 20 drawers"),
-    "mnist_star": Source("MNIST + USPS + MNIST-M, all 28x28x3, 10 classes, three domains", _mnist_star),
+    "usps": _named(
+        "usps", "handwritten digits, 16x16 resized to 28x28x1, 10 classes, 7,291 + 2,007"
+    ),
+    "mnist_m": _named(
+        "mnist_m", "MNIST over photographs, 28x28x3, 10 classes, about 59,000 + 9,000"
+    ),
+    "omniglot": _named(
+        "omniglot", "drawn characters, 105x105x1, 50 alphabets, 19,280 + 13,180, 20 drawers"
+    ),
+    "mnist_star": Source(
+        "MNIST + USPS + MNIST-M, all 28x28x3, 10 classes, three domains", _mnist_star
+    ),
     "folder": Source(
-        "folder:PATH, pictures in one subfolder per class; folder:PATH,size=32 or size=32x48 (height x width) resizes them",
+        "folder:PATH, pictures in one subfolder per class; folder:PATH,size=32 or size=32x48"
+        " (height x width) resizes them",
         _at("folder", read_pictures, resizes=True),
         by_path=True,
     ),
-    "idx": Source("idx:PATH, the four idx files of MNIST's kind, gzipped or not", _at("idx", read_idx_folder), by_path=True),
+    "idx": Source(
+        "idx:PATH, the four idx files of MNIST's kind, gzipped or not",
+        _at("idx", read_idx_folder),
+        by_path=True,
+    ),
 }
 
 
 def register_dataset(name: str, make: Callable[[], Any], help: str = "") -> None:
-    """Make a dataset of your own known by name: make() -> (x_train, y_train, x_test, y_test), or a `Dataset`."""
+    """Make a dataset of your own known by name: make() -> (x_train, y_train, x_test, y_test), or a
+    `Dataset`."""
 
     def load_it(data_dir: Folder, download: bool) -> Dataset:
         made = make()
@@ -352,20 +423,30 @@ def register_dataset(name: str, make: Callable[[], Any], help: str = "") -> None
             return dataclasses.replace(made, name=name)
         if not isinstance(made, (tuple, list)) or len(made) != 4:
             raise UserError(
-                f"dataset '{name}' must be made as (x_train, y_train, x_test, y_test), not {type(made).__name__}"
+                f"dataset '{name}' must be made as (x_train, y_train, x_test, y_test), not"
+                f" {type(made).__name__}"
             )
-        return _from_arrays(name, dict(zip(("x_train", "y_train", "x_test", "y_test"), map(np.asarray, made), strict=True)))
+        return _from_arrays(
+            name,
+            dict(
+                zip(("x_train", "y_train", "x_test", "y_test"), map(np.asarray, made), strict=True)
+            ),
+        )
 
     DATASETS[name] = Source(help or (make.__doc__ or "").strip().split("\n")[0], load_it)
 
 
-def load(name: str | os.PathLike[str], data_dir: Folder = None, download: bool = False, **options: Any) -> Dataset:
-    """A dataset by name, by spec string (`synthetic:classes=5`, `folder:PATH`), or by the path of a `.npz` or `.csv` file.
+def load(
+    name: str | os.PathLike[str], data_dir: Folder = None, download: bool = False, **options: Any
+) -> Dataset:
+    """A dataset by name, by spec string (`synthetic:classes=5`, `folder:PATH`), or by the path of a
+    `.npz` or `.csv` file.
 
-    data_dir: where the published datasets are (`NAME.npz`, or the idx files in a subfolder), else the
-    environment variable FEDJAX_SIM_DATA. download: allow tensorflow-datasets to fetch it. A `.npz` has
-    x_train, y_train, x_test, y_test; other pairs like domain_train, domain_test become `extra["domain"]`. Columns of a
-    `.csv` are named by `FILE.csv:label=…,client=…,split=…,features=A+B`, or by these keywords; see `tables.read_csv`.
+    data_dir: where the published datasets are (`NAME.npz`, or the idx files in a subfolder), else
+    the environment variable FEDJAX_SIM_DATA. download: allow tensorflow-datasets to fetch it. A
+    `.npz` has x_train, y_train, x_test, y_test; other pairs like domain_train, domain_test become
+    `extra["domain"]`. Columns of a `.csv` are named by
+    `FILE.csv:label=…,client=…,split=…,features=A+B`, or by these keywords; see `tables.read_csv`.
 
     >>> data = load("digits")
     >>> data.x_train.shape, data.x_test.shape, data.classes
@@ -385,7 +466,9 @@ def load(name: str | os.PathLike[str], data_dir: Folder = None, download: bool =
         path = user_path(text)
         return _from_arrays(shown(path.stem), read_npz(_without_options(text, path, options)))
     if base not in DATASETS:
-        raise unknown("dataset", shown(text), [*DATASETS, "the path of a .npz, .csv or .parquet file"])
+        raise unknown(
+            "dataset", shown(text), [*DATASETS, "the path of a .npz, .csv or .parquet file"]
+        )
     source = DATASETS[base]
     if source.by_path:
         return source.make(data_dir, download, path=body)
@@ -393,14 +476,17 @@ def load(name: str | os.PathLike[str], data_dir: Folder = None, download: bool =
     for key in options:
         if key not in source.options:
             raise UserError(
-                f"the dataset {base} has no option '{shown(key)}'; allowed: {', '.join(source.options) or 'none'}"
+                f"the dataset {base} has no option '{shown(key)}'; allowed:"
+                f" {', '.join(source.options) or 'none'}"
             )
     return source.make(data_dir, download, **{**written, **options})
 
 
 def is_csv(text: str) -> bool:
     """
-    >>> is_csv("a/b.csv"), is_csv("b.csv:label=ill,client=ward"), is_csv("digits"), is_csv("a.csv/b.npz")
+    >>> is_csv("a/b.csv"), is_csv("b.csv:label=ill,client=ward"), is_csv("digits"), is_csv(
+    ...     "a.csv/b.npz"
+    ... )
     (True, True, False, False)
     """
     return text.endswith(".csv") or ".csv:" in text
@@ -427,5 +513,8 @@ def _text(name: str | os.PathLike[str]) -> str:
 
 def _without_options(text: str, path: pathlib.Path, options: Mapping[str, Any]) -> pathlib.Path:
     if options:
-        raise UserError(f"the dataset '{shown(text)}' has no option '{shown(next(iter(options)))}'; allowed: none")
+        raise UserError(
+            f"the dataset '{shown(text)}' has no option '{shown(next(iter(options)))}'; allowed:"
+            " none"
+        )
     return path

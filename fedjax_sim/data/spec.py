@@ -1,7 +1,8 @@
 """Spec strings: `name`, `name:value`, `name:key=value,key=value` for partitions and datasets.
 
-Numbers are plain ASCII decimals, finite and of sane size: what Python's own `int` and `float` also take ('²', '1_000',
-'nan', 'inf', '1e400', a thousand digits) is refused, because no option means it.
+Numbers are plain ASCII decimals, finite and of sane size: what Python's own `int` and `float` also
+take ('²', '1_000', 'nan', 'inf', '1e400', a thousand digits) is refused, because no option means
+it.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ def split_spec(text: str) -> tuple[str, str]:
 
 
 def shown(text: object, most: int = 80) -> str:
-    """Text as it may stand in a sentence: one line, not too long; the end of a path says which file it is.
+    """Text as it may stand in a sentence: one line, not too long; the end of a path says which file
+    it is.
 
     >>> shown("two\\nlines"), shown("data/" + "x" * 300 + "/a.png", most=16)
     ('two\\\\nlines', 'data/xx.../a.png')
@@ -39,7 +41,9 @@ def shown(text: object, most: int = 80) -> str:
     return f"{line[:head]}...{line[len(line) - (most - 3 - head) :]}"
 
 
-def parse_options(text: str, body: str, allowed: Mapping[str, Converter], positional: str | None) -> dict[str, Any]:
+def parse_options(
+    text: str, body: str, allowed: Mapping[str, Converter], positional: str | None
+) -> dict[str, Any]:
     """The options in `body`, converted; a first item without `=` is the option named `positional`.
 
     >>> parse_options("shards:2", "2", {"s": whole}, "s")
@@ -51,7 +55,8 @@ def parse_options(text: str, body: str, allowed: Mapping[str, Converter], positi
         if not equals:
             if position > 0 or positional is None:
                 raise UserError(
-                    f"'{shown(item)}' in '{shown(text)}' is not key=value; allowed keys: {', '.join(allowed) or 'none'}"
+                    f"'{shown(item)}' in '{shown(text)}' is not key=value; allowed keys:"
+                    f" {', '.join(allowed) or 'none'}"
                 )
             key, value = positional, item
         key = key.strip()
@@ -67,7 +72,9 @@ def convert(text: str, key: str, value: str, converter: Converter) -> Any:
     try:
         return converter(value)
     except (ValueError, TypeError) as error:
-        raise UserError(f"'{shown(value)}' is not a valid {key} in '{shown(text)}': {error}") from None
+        raise UserError(
+            f"'{shown(value)}' is not a valid {key} in '{shown(text)}': {error}"
+        ) from None
 
 
 def whole(value: str) -> int:
@@ -164,5 +171,8 @@ def check_whole(what: str, value: object, least: int = 0) -> int:
     except (AttributeError, TypeError):
         number = None
     if number is None or not least <= number <= LARGEST:
-        raise UserError(f"{what} must be a whole number, at least {least} and below 2^63, got {shown(repr(value))}")
+        raise UserError(
+            f"{what} must be a whole number, at least {least} and below 2^63, got"
+            f" {shown(repr(value))}"
+        )
     return number

@@ -13,7 +13,9 @@ from fedjax_sim.data.spec import check_whole
 from fedjax_sim.errors import UserError
 
 GRID = 4  # images are smooth fields given by GRID x GRID coefficients per channel
-SEPARATION = 4.0  # root mean square distance of two class centres at difficulty 1, in standard deviations
+SEPARATION = (
+    4.0  # root mean square distance of two class centres at difficulty 1, in standard deviations
+)
 CHUNK = 4096  # examples made at a time: memory stays small for large sets
 
 
@@ -27,41 +29,57 @@ def generate(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """x_train, y_train, x_test, y_test (uint8 NHWC, int32), labels balanced to within one example.
 
-    An example of class k is the smooth field with coefficients c_k + difficulty e, e ~ N(0, I), plus a little
-    pixel noise; the class centres c_k are Gaussian with root mean square distance SEPARATION. So the best
-    possible classifier is linear, and its error grows with `difficulty`, whatever the shape.
+    An example of class k is the smooth field with coefficients c_k + difficulty e, e ~ N(0, I),
+    plus a little pixel noise; the class centres c_k are Gaussian with root mean square distance
+    SEPARATION. So the best possible classifier is linear, and its error grows with `difficulty`,
+    whatever the shape.
 
     >>> x, y, _, _ = generate(shape=(8, 8, 3), classes=3, train=9, test=3)
     >>> x.shape, x.dtype.name, np.bincount(y).tolist()
     ((9, 8, 8, 3), 'uint8', [3, 3, 3])
     """
-    for what, value, least in (("seed", seed, 0), ("classes", classes, 1), ("train", train, 1), ("test", test, 0)):
+    for what, value, least in (
+        ("seed", seed, 0),
+        ("classes", classes, 1),
+        ("train", train, 1),
+        ("test", test, 0),
+    ):
         check_whole(f"synthetic: {what}", value, least)
     if len(shape) != 3 or min(check_whole("synthetic: a side of shape", n) for n in shape) < 1:
         raise UserError(f"synthetic: shape must be three positive numbers, got {shape}")
     if not 0 < difficulty < 1e6:
-        raise UserError(f"synthetic: difficulty must be a number above 0 and below 1,000,000, got {difficulty}")
+        raise UserError(
+            f"synthetic: difficulty must be a number above 0 and below 1,000,000, got {difficulty}"
+        )
     if classes > MOST_CLASSES:
         raise UserError(f"synthetic: classes={classes} are more than the {MOST_CLASSES} allowed")
     if train < classes:
-        raise UserError(f"synthetic: train={train} is fewer than one example for each of the {classes} classes")
+        raise UserError(
+            f"synthetic: train={train} is fewer than one example for each of the {classes} classes"
+        )
     _refuse_if_too_large(shape, classes, train, test)
     height, width, channels = shape
     rng = np.random.default_rng([seed, 0x5EED])
     rows, columns = min(GRID, height), min(GRID, width)
     centres = rng.standard_normal((classes, rows * columns, channels))
     centres *= SEPARATION / np.sqrt(2 * rows * columns * channels)
-    basis = np.kron(interpolation_matrix(rows, height), interpolation_matrix(columns, width))  # [H W, coefficients]
+    basis = np.kron(
+        interpolation_matrix(rows, height), interpolation_matrix(columns, width)
+    )  # [H W, coefficients]
     basis = (48 / np.hypot(1.0, difficulty) * basis).astype(np.float32)  # pixels keep their range
 
     def images(y: np.ndarray) -> np.ndarray:
         out = np.empty((len(y), *shape), np.uint8)
         for start in range(0, len(y), CHUNK):
             labels = y[start : start + CHUNK]
-            field = centres[labels] + difficulty * rng.standard_normal((len(labels), *centres.shape[1:]))
+            field = centres[labels] + difficulty * rng.standard_normal(
+                (len(labels), *centres.shape[1:])
+            )
             pixels = basis @ field.astype(np.float32)  # [chunk, H W, C]
             pixels += 128
-            pixels += rng.integers(-10, 11, pixels.shape, np.int8)  # cheap noise, standard deviation 6
+            pixels += rng.integers(
+                -10, 11, pixels.shape, np.int8
+            )  # cheap noise, standard deviation 6
             np.rint(np.clip(pixels, 0, 255, out=pixels), out=pixels)
             out[start : start + CHUNK] = pixels.reshape(-1, *shape)
         return out
@@ -78,8 +96,15 @@ def _refuse_if_too_large(shape: tuple[int, int, int], classes: int, train: int, 
     pixels, coefficients = math.prod(shape), GRID * GRID
     chunk = min(CHUNK, max(train, test))
     labels = 40 * (train + test)
-    total = pixels * (train + test) + 8 * chunk * pixels + 12 * shape[0] * shape[1] * coefficients + labels
+    total = (
+        pixels * (train + test)
+        + 8 * chunk * pixels
+        + 12 * shape[0] * shape[1] * coefficients
+        + labels
+    )
     total += 8 * coefficients * shape[2] * (classes + 3 * chunk)
     refuse_if_too_large(
-        total, f"synthetic: {train} + {test} images of {'x'.join(map(str, shape))}", "use fewer or smaller images"
+        total,
+        f"synthetic: {train} + {test} images of {'x'.join(map(str, shape))}",
+        "use fewer or smaller images",
     )

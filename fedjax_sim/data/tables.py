@@ -1,4 +1,5 @@
-"""A `.csv` table as a dataset: a label column, facts about each row (its client, its split), and numbers as features."""
+"""A `.csv` table as a dataset: a label column, facts about each row (its client, its split), and
+numbers as features."""
 
 from __future__ import annotations
 
@@ -20,9 +21,24 @@ log = logging.getLogger(__name__)
 
 LABELS = ("label", "y")
 SPLIT = "split"
-# words in the name of a column that tell who or which, not how much: never a feature, even where it has numbers
+# words in the name of a column that tell who or which, not how much: never a feature, even where it
+# has numbers
 FACTS = (
-    *("client", "user", "group", "domain", "id", "uid", "uuid", "idx", "index", "subject", "person", "patient", "customer"),
+    *(
+        "client",
+        "user",
+        "group",
+        "domain",
+        "id",
+        "uid",
+        "uuid",
+        "idx",
+        "index",
+        "subject",
+        "person",
+        "patient",
+        "customer",
+    ),
     *("device", "writer", "speaker", "site", "hospital", "house", "household"),
 )
 OPTIONS: dict[str, Callable[[str], Any]] = {
@@ -31,7 +47,8 @@ OPTIONS: dict[str, Callable[[str], Any]] = {
     "split": str,
     "features": lambda text: [name for name in text.split("+") if name],
 }
-HELD_OUT = 5  # without a split column, every fifth row of each class (in a fixed random order) is for testing
+# without a split column, every fifth row of each class (in a fixed random order) is for testing
+HELD_OUT = 5
 
 
 def is_fact(name: str) -> bool:
@@ -51,12 +68,14 @@ def read_csv(
     split: str | None = None,
     features: Sequence[str] | None = None,
 ) -> tuple[Arrays, str]:
-    """(x_*, y_* and one pair FACT_train, FACT_test for every column that is not a feature; which column is what).
+    """(x_*, y_* and one pair FACT_train, FACT_test for every column that is not a feature; which
+    column is what).
 
-    The first line names the columns; they are separated by commas, semicolons or tabs. label (default: `label` or `y`):
-    whole numbers from 0 up, or words, which are numbered in alphabetical order. split (default: `split`, where there is
-    one): train or test. client: the column that tells the clients, no feature. features: default: all other columns of
-    numbers but those whose names say who or which (`is_fact`), float32 [n, F]. The rest are facts.
+    The first line names the columns; they are separated by commas, semicolons or tabs. label
+    (default: `label` or `y`): whole numbers from 0 up, or words, which are numbered in alphabetical
+    order. split (default: `split`, where there is one): train or test. client: the column that
+    tells the clients, no feature. features: default: all other columns of numbers but those whose
+    names say who or which (`is_fact`), float32 [n, F]. The rest are facts.
     """
     try:
         refuse_if_too_large(20 * path.stat().st_size, f"'{shown(path)}'", "use a .npz file")
@@ -74,17 +93,35 @@ def read_csv(
         raise UserError(f"'{shown(path)}' is not a readable .csv file ({reason(error)})") from None
     for number, row in enumerate(rows):
         if len(row) != len(names):
-            raise UserError(f"'{shown(path)}': row {number} has {len(row)} cells, but there are {len(names)} columns")
-    doubled = [name for name in names if names.count(name) > 1] if len(set(names)) < len(names) else []
+            raise UserError(
+                f"'{shown(path)}': row {number} has {len(row)} cells, but there are {len(names)}"
+                " columns"
+            )
+    doubled = (
+        [name for name in names if names.count(name) > 1] if len(set(names)) < len(names) else []
+    )
     if doubled or not rows:
-        what = f"has the column '{shown(doubled[0])}' twice" if doubled else "has no rows below its header"
+        what = (
+            f"has the column '{shown(doubled[0])}' twice"
+            if doubled
+            else "has no rows below its header"
+        )
         raise UserError(f"'{shown(path)}' {what}")
     columns = dict(zip(names, zip(*rows, strict=True), strict=True))
     roles = _roles(shown(path), columns, label, client, split, features)
     told = [("label", [roles.label]), ("split", [roles.split or ""]), ("client", [client or ""])]
-    told = [("features", list(roles.features)), *told, ("facts", [name for name in roles.facts if name != client])]
-    text = "; ".join(f"{role}: {shown(', '.join(names), 200)}" for role, names in told if any(names))
-    return _arrays(columns, roles, held_out(roles.y) if roles.is_test is None else roles.is_test), text
+    told = [
+        ("features", list(roles.features)),
+        *told,
+        ("facts", [name for name in roles.facts if name != client]),
+    ]
+    text = "; ".join(
+        f"{role}: {shown(', '.join(names), 200)}" for role, names in told if any(names)
+    )
+    return (
+        _arrays(columns, roles, held_out(roles.y) if roles.is_test is None else roles.is_test),
+        text,
+    )
 
 
 class Roles(NamedTuple):
@@ -109,33 +146,51 @@ def _roles(
     named = [*filter(None, (label, client, split)), *(features or ())]
     for name in named:
         if name not in columns:
-            raise UserError(f"'{where}' has no column '{shown(name)}'; it has {shown(', '.join(columns))}")
+            raise UserError(
+                f"'{where}' has no column '{shown(name)}'; it has {shown(', '.join(columns))}"
+            )
         if named.count(name) > 1:
             raise UserError(f"'{where}': the column '{shown(name)}' cannot be two things at once")
     found = [label] if label else [name for name in LABELS if name in columns and name not in named]
     if len(found) != 1:
-        raise UserError(f"'{where}' needs one column called label or y, or label=NAME; it has {shown(', '.join(columns))}")
+        raise UserError(
+            f"'{where}' needs one column called label or y, or label=NAME; it has"
+            f" {shown(', '.join(columns))}"
+        )
     y = _classes(where, columns[found[0]])
     parts = split or (SPLIT if SPLIT in columns and SPLIT not in named else None)
     is_test = None if parts is None else _is_test(where, columns[parts])
     rest = [name for name in columns if name not in (found[0], parts, client)]
-    given = {name: _numbers(where, name, columns[name]) for name in (rest if features is None else features)
-             if features is not None or not is_fact(name)}  # fmt: skip
+    given = {
+        name: _numbers(where, name, columns[name])
+        for name in (rest if features is None else features)
+        if features is not None or not is_fact(name)
+    }
     for name in features or ():
         if given[name] is None:
-            raise UserError(f"'{where}': the column '{shown(name)}' has words and cannot be a feature")
+            raise UserError(
+                f"'{where}': the column '{shown(name)}' has words and cannot be a feature"
+            )
     numbers = {name: values for name, values in given.items() if values is not None}
     if not numbers:
-        raise UserError(f"'{where}' has no column of numbers that could be a feature; it has {shown(', '.join(rest))}")
+        raise UserError(
+            f"'{where}' has no column of numbers that could be a feature; it has"
+            f" {shown(', '.join(rest))}"
+        )
     for name in rest:
         if features is None and is_fact(name) and all(map(_is_number, columns[name])):
             log.warning(
-                "'%s': the column '%s' of numbers is taken for a fact, not for a feature, because of its name; "
-                "features=A+B names the features, client=NAME the clients' column",
+                "'%s': the column '%s' of numbers is taken for a fact, not for a feature, because"
+                " of its name; features=A+B names the features, client=NAME the clients' column",
                 *(where, shown(name)),
             )
     return Roles(
-        found[0], y, parts, is_test, numbers, [*([client] if client else []), *(n for n in rest if n not in numbers)]
+        found[0],
+        y,
+        parts,
+        is_test,
+        numbers,
+        [*([client] if client else []), *(n for n in rest if n not in numbers)],
     )
 
 
@@ -155,7 +210,9 @@ def held_out(y: np.ndarray) -> np.ndarray:
     >>> int(held_out(np.zeros(10, int)).sum()), int(held_out(np.zeros(4, int)).sum())
     (2, 0)
     """
-    y = y if y.ndim == 1 and y.dtype.kind != "f" else np.zeros(len(y), int)  # no classes: of all rows
+    y = (
+        y if y.ndim == 1 and y.dtype.kind != "f" else np.zeros(len(y), int)
+    )  # no classes: of all rows
     order = np.random.default_rng(0).permutation(len(y))  # fixed: the split is part of the dataset
     order = order[np.argsort(y[order], kind="stable")]
     _, start, count = np.unique(y[order], return_index=True, return_counts=True)
@@ -165,7 +222,8 @@ def held_out(y: np.ndarray) -> np.ndarray:
 
 
 def _classes(where: str, cells: Sequence[str]) -> np.ndarray:
-    """Whole numbers as they are, other numbers for regression; words numbered in alphabetical order."""
+    """Whole numbers as they are, other numbers for regression; words numbered in alphabetical
+    order."""
     words = [cell.strip() for cell in cells]
     if "" in words:
         raise UserError(f"'{where}': row {words.index('')} has no label")
@@ -175,16 +233,23 @@ def _classes(where: str, cells: Sequence[str]) -> np.ndarray:
         float(words[0])
     except ValueError:
         return np.unique(words, return_inverse=True)[1]
-    if all(map(_is_number, words)) and not all(float(word).is_integer() for word in words):  # a target of regression
+    if all(map(_is_number, words)) and not all(
+        float(word).is_integer() for word in words
+    ):  # a target of regression
         return np.array([float(word) for word in words], np.float32)
-    raise UserError(f"'{where}': labels must be whole numbers from 0 up, or words, got '{shown(words[0])}' and others")
+    raise UserError(
+        f"'{where}': labels must be whole numbers from 0 up, or words, got '{shown(words[0])}' and"
+        " others"
+    )
 
 
 def _is_test(where: str, cells: Sequence[str]) -> np.ndarray:
     words = [cell.strip().lower() for cell in cells]
     for number, word in enumerate(words):
         if word not in ("train", "test"):
-            raise UserError(f"'{where}': row {number} has the split '{shown(word)}'; allowed: train, test")
+            raise UserError(
+                f"'{where}': row {number} has the split '{shown(word)}'; allowed: train, test"
+            )
     return np.array([word == "test" for word in words])
 
 
@@ -195,7 +260,10 @@ def _numbers(where: str, name: str, cells: Sequence[str]) -> np.ndarray | None:
         return np.array([float(cell) for cell in cells], np.float32)
     if 2 * sum(good) > len(cells):  # meant as numbers
         row = good.index(False)
-        raise UserError(f"'{where}': row {row} has '{shown(cells[row])}' in the column '{shown(name)}' of numbers")
+        raise UserError(
+            f"'{where}': row {row} has '{shown(cells[row])}' in the column '{shown(name)}' of"
+            " numbers"
+        )
     return None
 
 

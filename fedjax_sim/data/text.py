@@ -1,15 +1,19 @@
-"""Text as a dataset of next-token prediction: one client per speaker, file or value of a column; windows of tokens.
+"""Text as a dataset of next-token prediction: one client per speaker, file or value of a column;
+windows of tokens.
 
-`text:PATH`   a folder of .txt files: a client each.  A .txt file of speeches, NAME: on a line of its own and what is said
-              below it, as plays are printed: a client per name.  A .csv with a column of texts and one of speakers.
-options       `text:PATH,window=64,unit=characters` (or bytes); for a .csv also speaker=COLUMN and text=COLUMN.
+`text:PATH`   a folder of .txt files: a client each.  A .txt file of speeches, NAME: on a line of
+              its own and what is said
+              below it, as plays are printed: a client per name.  A .csv with a column of texts and
+              one of speakers.
+options       `text:PATH,window=64,unit=characters` (or bytes); for a .csv also speaker=COLUMN and
+              text=COLUMN.
 
-A client's text is cut into windows that do not overlap; a window predicts each of its tokens from those before it. The end
-of a text that does not fill a window is padded, and the padding does not count. Every fifth window of each client, in a
-fixed random order, is for testing.
+A client's text is cut into windows that do not overlap; a window predicts each of its tokens from
+those before it. The end of a text that does not fill a window is padded, and the padding does not
+count. Every fifth window of each client, in a fixed random order, is for testing.
 
-`plays.txt`: speeches of 18 speakers in The Winter's Tale (from IV.4) and Measure for Measure (to II.2), by William
-Shakespeare; public domain.
+`plays.txt`: speeches of 18 speakers in The Winter's Tale (from IV.4) and Measure for Measure (to
+II.2), by William Shakespeare; public domain.
 """
 
 from __future__ import annotations
@@ -42,7 +46,12 @@ def unit(value: str) -> str:
     return value
 
 
-OPTIONS: dict[str, Converter] = {"window": positive_int, "unit": unit, "speaker": word, "text": word}
+OPTIONS: dict[str, Converter] = {
+    "window": positive_int,
+    "unit": unit,
+    "speaker": word,
+    "text": word,
+}
 
 
 class Windows(NamedTuple):
@@ -72,14 +81,19 @@ def said(path: pathlib.Path, columns: Mapping[str, str]) -> dict[str, str]:
     if path.is_dir():
         files = sorted(path.glob("*.txt"))
         if not files:
-            raise UserError(f"the folder '{shown(path)}' has no .txt file; a text file per client is expected")
+            raise UserError(
+                f"the folder '{shown(path)}' has no .txt file; a text file per client is expected"
+            )
         return {file.stem: file.read_text(encoding="utf-8") for file in files}
     if not path.is_file():
         raise UserError(f"there is no file or folder '{shown(path)}'; write text:PATH")
     if path.suffix == ".csv":
         return in_columns(path, columns)
     if columns:
-        raise UserError(f"'{shown(path)}' is no .csv, so it has no column '{shown(next(iter(columns.values())))}'")
+        raise UserError(
+            f"'{shown(path)}' is no .csv, so it has no column"
+            f" '{shown(next(iter(columns.values())))}'"
+        )
     return speeches(shown(path), path.read_text(encoding="utf-8"))
 
 
@@ -96,8 +110,8 @@ def speeches(where: str, text: str) -> dict[str, str]:
             spoken.setdefault(name.strip(), []).append(words.strip())
     if not spoken:
         raise UserError(
-            f"'{where}' has no speeches: a line NAME: and below it what is said, a blank line between; for a text file per "
-            f"client give their folder"
+            f"'{where}' has no speeches: a line NAME: and below it what is said, a blank line"
+            " between; for a text file per client give their folder"
         )
     return {name: "\n".join(parts) for name, parts in spoken.items()}
 
@@ -111,7 +125,8 @@ def in_columns(path: pathlib.Path, columns: Mapping[str, str]) -> dict[str, str]
         fit = [columns[role]] if role in columns else [n for n in names if n and n.lower() in usual]
         if len(fit) != 1 or fit[0] not in names:
             raise UserError(
-                f"'{shown(path)}' needs {role}=COLUMN; its columns are {shown(', '.join(map(str, names))) or 'none'}"
+                f"'{shown(path)}' needs {role}=COLUMN; its columns are"
+                f" {shown(', '.join(map(str, names))) or 'none'}"
             )
         found[role] = fit[0]
     spoken: dict[str, list[str]] = {}
@@ -121,14 +136,25 @@ def in_columns(path: pathlib.Path, columns: Mapping[str, str]) -> dict[str, str]
 
 
 def windows(where: str, spoken: Mapping[str, str], window: int, unit: str) -> Windows:
-    """Texts by client as windows of tokens; clients with fewer than three windows are left out, and told of."""
-    texts = {name: list(text.encode()) if unit == "bytes" else list(text) for name, text in spoken.items()}
+    """Texts by client as windows of tokens; clients with fewer than three windows are left out, and
+    told of."""
+    texts = {
+        name: list(text.encode()) if unit == "bytes" else list(text)
+        for name, text in spoken.items()
+    }
     large = {name: text for name, text in texts.items() if len(text) > 2 * window + 1}
     if len(large) < len(texts):
-        log.warning("'%s': %d of %d clients have no three windows of %d and are left out", where, len(texts) - len(large),
-                    len(texts), window)  # fmt: skip
+        log.warning(
+            "'%s': %d of %d clients have no three windows of %d and are left out",
+            where,
+            len(texts) - len(large),
+            len(texts),
+            window,
+        )
     if not large:
-        raise UserError(f"'{where}': no client has text for three windows of {window}; use a smaller window")
+        raise UserError(
+            f"'{where}': no client has text for three windows of {window}; use a smaller window"
+        )
     if unit == "bytes":
         vocabulary: list[Any] = list(range(256))
     else:
@@ -144,7 +170,9 @@ def windows(where: str, spoken: Mapping[str, str], window: int, unit: str) -> Wi
         client += [i] * len(x[-1])
     owner = np.array(client, np.int32)
     shownas = tuple(chr(v) if unit == "bytes" else v for v in vocabulary)
-    return Windows(np.concatenate(x), np.concatenate(y), owner, tuple(large), shownas, held_out(owner))
+    return Windows(
+        np.concatenate(x), np.concatenate(y), owner, tuple(large), shownas, held_out(owner)
+    )
 
 
 def parse(body: str) -> tuple[str, dict[str, Any]]:

@@ -1,13 +1,16 @@
-"""How the clients of a cohort are laid out: one after another, side by side in chunks, all at once, over a mesh.
+"""How the clients of a cohort are laid out: one after another, side by side in chunks, all at once,
+over a mesh.
 
-Work is dealt out in *units* of `chunk` clients. The cohort is sorted by steps, so that a unit's lanes are about
-equally long, and each unit is bounded by its own longest lane. Units go to the least loaded device first. Uploads are
-added up client by client while they are produced; only small reports are stacked. Nothing crosses devices inside the
-loop, so devices never wait for each other before the final sums.
+Work is dealt out in *units* of `chunk` clients. The cohort is sorted by steps, so that a unit's
+lanes are about equally long, and each unit is bounded by its own longest lane. Units go to the
+least loaded device first. Uploads are added up client by client while they are produced; only small
+reports are stacked. Nothing crosses devices inside the loop, so devices never wait for each other
+before the final sums.
 
-Where the stacked client state `[N, …]` lives: on one device, in one place, rows read and written in place. On a mesh,
-row i lives on device i // (N/D); the cohort's rows travel to the device that trains them (`all_to_all`) and back
-(`all_gather`), M rows at a time, so a random cohort crosses shards at the cost of M rows each way.
+Where the stacked client state `[N, …]` lives: on one device, in one place, rows read and written in
+place. On a mesh, row i lives on device i // (N/D); the cohort's rows travel to the device that
+trains them (`all_to_all`) and back (`all_gather`), M rows at a time, so a random cohort crosses
+shards at the cost of M rows each way.
 """
 
 from __future__ import annotations
@@ -21,7 +24,17 @@ import jax.numpy as jnp
 from jax import lax
 
 from fedjax_sim.engine.layout import CLIENTS, Layout
-from fedjax_sim.engine.mesh import NOWHERE, at_home, collect, found_rows, gather_rows, over_mesh, put, scatter_rows, take
+from fedjax_sim.engine.mesh import (
+    NOWHERE,
+    at_home,
+    collect,
+    found_rows,
+    gather_rows,
+    over_mesh,
+    put,
+    scatter_rows,
+    take,
+)
 from fedjax_sim.local import LANES
 from fedjax_sim.platform import target
 from fedjax_sim.types import Array, Client, Ctx, Env, Plan, Tree
@@ -75,23 +88,26 @@ def zeros(tree: Tree, lead: tuple[int, ...] = ()) -> Tree:
 
 
 def side_by_side(chunk: int, one: Callable) -> Callable:
-    """A function of ONE client -> of `chunk` clients [chunk, …]; a single one goes without vmap, so nothing is masked."""
+    """A function of ONE client -> of `chunk` clients [chunk, …]; a single one goes without vmap, so
+    nothing is masked."""
     if chunk > 1:
         return jax.vmap(one, axis_name=LANES)
     return lambda *args: jax.tree.map(lambda a: a[None], one(*jax.tree.map(lambda a: a[0], args)))
 
 
-# ---- dealing out ------------------------------------------------------------------------------------------------
+# ---- dealing out ---------------------------------------------------------------------------------
 def deal(layout: Layout, steps: Array, capacity: int) -> tuple[Array, Array]:
     """steps [M] (0: nothing to do) -> (table [D, capacity, chunk] of cohort positions, units [D]).
 
-    Longest first; a unit is `chunk` neighbours in that order; each unit goes to the device with the least work so far.
-    Empty places hold M.
+    Longest first; a unit is `chunk` neighbours in that order; each unit goes to the device with the
+    least work so far. Empty places hold M.
     """
     size, chunk, devices = steps.shape[0], layout.chunk, layout.devices
     order = jnp.argsort(-steps, stable=True).astype(jnp.int32)
     order = jnp.where(steps[order] > 0, order, size)
-    order = jnp.pad(order, (0, -size % chunk), constant_values=size).reshape(-1, chunk)  # [units, chunk]
+    order = jnp.pad(order, (0, -size % chunk), constant_values=size).reshape(
+        -1, chunk
+    )  # [units, chunk]
     if devices == 1:
         return order[None], jnp.sum(order[:, 0] < size)[None]
     bound = jnp.where(order[:, 0] < size, steps[jnp.minimum(order[:, 0], size - 1)], 0)
@@ -113,23 +129,28 @@ def deal(layout: Layout, steps: Array, capacity: int) -> tuple[Array, Array]:
     return table, held
 
 
-# ---- one device's share -----------------------------------------------------------------------------------------
+# ---- one device's share --------------------------------------------------------------------------
 def add_client(totals: Totals, groups: Tree, work: Work) -> Totals:
     """Running sums with ONE more client."""
     clean = lambda b: jnp.where(work.ok, b, 0)  # 0·nan is nan
-    net = jax.tree.map(lambda g, a, b: a + work.weights[g].astype(a.dtype) * clean(b), groups, totals.net, work.net)
+    net = jax.tree.map(
+        lambda g, a, b: a + work.weights[g].astype(a.dtype) * clean(b), groups, totals.net, work.net
+    )
     sums = jax.tree.map(lambda a, b: a + clean(b), totals.sums, work.sums)
     return totals._replace(net=net, weight=totals.weight + work.weights, sums=sums)
 
 
 def add_chunk(totals: Totals, groups: Tree, work: Work) -> Totals:
-    """Running sums with `chunk` more clients at once, `work` [chunk, …]: one reduction per array, for accelerators."""
+    """Running sums with `chunk` more clients at once, `work` [chunk, …]: one reduction per array,
+    for accelerators."""
 
     def reduce(weights: Array, b: Array) -> Array:
         wide = lambda a: a.reshape(-1, *[1] * (b.ndim - 1))
         return jnp.where(wide(work.ok), wide(weights.astype(b.dtype)) * b, 0).sum(0)
 
-    net = jax.tree.map(lambda g, a, b: a + reduce(work.weights[:, g], b), groups, totals.net, work.net)
+    net = jax.tree.map(
+        lambda g, a, b: a + reduce(work.weights[:, g], b), groups, totals.net, work.net
+    )
     one = jnp.ones(work.ok.shape)
     sums = jax.tree.map(lambda a, b: a + reduce(one, b), totals.sums, work.sums)
     return totals._replace(net=net, weight=totals.weight + work.weights.sum(0), sums=sums)
@@ -140,18 +161,28 @@ def no_totals(shape: Work) -> Totals:
 
 
 def work_through(
-    env: Env, one: Callable, slots: Slot, stored: Client, place_of: Callable, table: Array, units: Array | int
+    env: Env,
+    one: Callable,
+    slots: Slot,
+    stored: Client,
+    place_of: Callable,
+    table: Array,
+    units: Array | int,
 ) -> Outcome:
     """All units of one device, in order.
 
-    `one(env, client, slot) -> Work` is written for ONE client. The state of cohort position i is row `place_of(i)` of
-    `stored`, and is written back as soon as it is trained.
+    `one(env, client, slot) -> Work` is written for ONE client. The state of cohort position i is
+    row `place_of(i)` of `stored`, and is written back as soon as it is trained.
     """
     size, chunk = slots.row.shape[0], table.shape[1]
     env = dataclasses.replace(env, lanes=chunk)
     many = side_by_side(chunk, lambda client, slot: one(env, client, slot))
     first = jnp.zeros(chunk, jnp.int32)
-    shape = jax.eval_shape(lambda c, s: jax.tree.map(lambda a: a[0], many(c, s)), take(stored, first), take(slots, first))
+    shape = jax.eval_shape(
+        lambda c, s: jax.tree.map(lambda a: a[0], many(c, s)),
+        take(stored, first),
+        take(slots, first),
+    )
     groups = env.group_of(shape.net)
 
     def unit(u: Array, carry: tuple) -> tuple:
@@ -162,7 +193,9 @@ def work_through(
         rows = place_of(where)
         work = many(take(stored, rows), slot)
         totals = add_up(totals, groups, work)
-        stored = put(stored, jnp.where(work.ok, rows, NOWHERE), work.client)  # a diverged client keeps what it had
+        stored = put(
+            stored, jnp.where(work.ok, rows, NOWHERE), work.client
+        )  # a diverged client keeps what it had
         return totals, put(reports, where, work.report), put(stacked, where, work.stacked), stored
 
     start = (no_totals(shape), zeros(shape.report, (size,)), zeros(shape.stacked, (size,)), stored)
@@ -170,7 +203,8 @@ def work_through(
 
 
 def add_up(totals: Totals, groups: Tree, work: Work) -> Totals:
-    """Running sums with a chunk, `work` [chunk, …]; on a CPU client by client: there a sum over the stack is slow."""
+    """Running sums with a chunk, `work` [chunk, …]; on a CPU client by client: there a sum over the
+    stack is slow."""
     small, chunk = work._replace(client=Client(), stacked=(), report=()), work.ok.shape[0]
     lane_of = lambda lane: jax.tree.map(lambda a: a[lane], small)
     if target() != "cpu":
@@ -179,39 +213,61 @@ def add_up(totals: Totals, groups: Tree, work: Work) -> Totals:
         for lane in range(chunk):
             totals = add_client(totals, groups, lane_of(lane))
     else:
-        totals = lax.fori_loop(0, chunk, lambda lane, t: add_client(t, groups, lane_of(lane)), totals)
+        totals = lax.fori_loop(
+            0, chunk, lambda lane, t: add_client(t, groups, lane_of(lane)), totals
+        )
     return totals._replace(executed=totals.executed + work.steps.max() * chunk)
 
 
 def at_once(env: Env, one: Callable, slots: Slot, stored: Client) -> Outcome:
-    """The whole cohort side by side on one device, in the order it was drawn: nothing is sorted, dealt out or looped."""
+    """The whole cohort side by side on one device, in the order it was drawn: nothing is sorted,
+    dealt out or looped."""
     env = dataclasses.replace(env, lanes=slots.row.shape[0])
-    work = side_by_side(env.lanes, lambda client, slot: one(env, client, slot))(take(stored, slots.row), slots)
+    work = side_by_side(env.lanes, lambda client, slot: one(env, client, slot))(
+        take(stored, slots.row), slots
+    )
     shape = jax.eval_shape(lambda w: jax.tree.map(lambda a: a[0], w), work)
     totals = add_up(no_totals(shape), env.group_of(shape.net), work)
-    return Outcome(totals, work.report, work.stacked, put(stored, jnp.where(work.ok, slots.row, NOWHERE), work.client))
+    return Outcome(
+        totals,
+        work.report,
+        work.stacked,
+        put(stored, jnp.where(work.ok, slots.row, NOWHERE), work.client),
+    )
 
 
-# ---- the whole cohort -------------------------------------------------------------------------------------------
+# ---- the whole cohort ----------------------------------------------------------------------------
 def client_pass(
-    env: Env, layout: Layout, one: Callable, server: Tree, clients: Client, slots: Slot, steps: Array
+    env: Env,
+    layout: Layout,
+    one: Callable,
+    server: Tree,
+    clients: Client,
+    slots: Slot,
+    steps: Array,
 ) -> Outcome:
-    """Train the cohort. `one(env, server, client, slot) -> Work` for ONE client; see `work_through`."""
+    """Train the cohort. `one(env, server, client, slot) -> Work` for ONE client; see
+    `work_through`."""
     if target() != "cpu" and layout.mesh is None and layout.chunk >= slots.row.shape[0]:
-        return at_once(env, lambda env, client, slot: one(env, server, client, slot), slots, clients)
+        return at_once(
+            env, lambda env, client, slot: one(env, server, client, slot), slots, clients
+        )
     units = -(-slots.row.shape[0] // layout.chunk)
     stateful = bool(jax.tree.leaves(clients))
     capacity = -(-units // layout.devices)
     equal = env.even and env.same_epochs
     if layout.devices > 1 and not stateful and not equal:
         capacity = min(units, 2 * capacity)  # room to balance very unequal clients
-    # an accelerator is told how many units there are: on one device all, on a mesh where nobody has more than the others
+    # an accelerator is told how many units there are: on one device all, on a mesh where nobody has
+    # more than the others
     counted = target() != "cpu" and (equal or layout.devices == 1)
 
     def share(everywhere: tuple, shard: Client) -> tuple[tuple, Client]:
         env, server, slots, steps = everywhere
         task = lambda env, client, slot: one(env, server, client, slot)
-        tables, units = deal(layout, steps, capacity)  # every device deals for all: cheaper than telling each other
+        tables, units = deal(
+            layout, steps, capacity
+        )  # every device deals for all: cheaper than telling each other
         me = 0 if layout.mesh is None else lax.axis_index(CLIENTS)
         table, count = tables[me], capacity if counted else units[me]
         if layout.mesh is None or not stateful:
@@ -224,26 +280,37 @@ def client_pass(
         here &= wanted < size
         # the rows I train, from wherever they live: [capacity·chunk, …]
         moved = scatter_rows(found_rows(shard, place, here))
-        place_of = jnp.full(size + 1, mine.shape[0], jnp.int32).at[mine].set(jnp.arange(mine.shape[0], dtype=jnp.int32))
+        place_of = (
+            jnp.full(size + 1, mine.shape[0], jnp.int32)
+            .at[mine]
+            .set(jnp.arange(mine.shape[0], dtype=jnp.int32))
+        )
         done = work_through(env, task, slots, moved, lambda i: place_of[i], table, count)
         summed = collect(layout, done[:3])
         back = gather_rows(layout, done.clients, after=summed)
         return summed, put(shard, jnp.where(here, place, NOWHERE), back)
 
-    (totals, reports, stacked), clients = over_mesh(layout, share, (env, server, slots, steps), clients)
+    (totals, reports, stacked), clients = over_mesh(
+        layout, share, (env, server, slots, steps), clients
+    )
     return Outcome(totals, reports, stacked, clients)
 
 
-def each_client(env: Env, layout: Layout, fn: Callable, server: Tree, clients: Client, ctxs: Ctx) -> tuple[Tree, Client]:
-    """`fn(env, server, client, ctx) -> (result, client)` for all N clients, each on the device where its row lives.
+def each_client(
+    env: Env, layout: Layout, fn: Callable, server: Tree, clients: Client, ctxs: Ctx
+) -> tuple[Tree, Client]:
+    """`fn(env, server, client, ctx) -> (result, client)` for all N clients, each on the device
+    where its row lives.
 
-    fn may return None for the client: rows are then only read (a loop that writes what somebody else still reads would
-    copy all of them). Returns (results [N, …], clients).
+    fn may return None for the client: rows are then only read (a loop that writes what somebody
+    else still reads would copy all of them). Returns (results [N, …], clients).
     """
     total, chunk = ctxs.id.shape[0], layout.chunk
     padded = layout.padded(total)
     if padded > total:
-        more = lambda a: jnp.concatenate([a, jnp.broadcast_to(a[:1], (padded - total, *a.shape[1:]))])
+        more = lambda a: jnp.concatenate(
+            [a, jnp.broadcast_to(a[:1], (padded - total, *a.shape[1:]))]
+        )
         ctxs = jax.tree.map(more, ctxs)
 
     def share(everywhere: tuple, split: tuple) -> tuple[Tree, Client]:
@@ -262,7 +329,9 @@ def each_client(env: Env, layout: Layout, fn: Callable, server: Tree, clients: C
             result, client = many(take(rows if writes else shard, where), take(ctxs, where))
             return put(results, where, result), put(rows, where, client) if writes else ()
 
-        results, rows = lax.fori_loop(0, -(-size // chunk), unit, (results, shard if writes else ()))
+        results, rows = lax.fori_loop(
+            0, -(-size // chunk), unit, (results, shard if writes else ())
+        )
         return gather_rows(layout, results), rows if writes else shard
 
     results, clients = over_mesh(layout, share, (env, server), (clients, ctxs))
@@ -281,16 +350,23 @@ def in_chunks(width: int, one: Callable, index: Array) -> Tree:
     return jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:])[:size], lax.map(many, chunks))
 
 
-def each_in_cohort(env: Env, layout: Layout, fn: Callable, server: Tree, clients: Client, ctx: Ctx, row: Array) -> Tree:
-    """`fn(env, server, client, ctx) -> small tree` for the cohort, each where its row lives: results travel, rows do not.
+def each_in_cohort(
+    env: Env, layout: Layout, fn: Callable, server: Tree, clients: Client, ctx: Ctx, row: Array
+) -> Tree:
+    """`fn(env, server, client, ctx) -> small tree` for the cohort, each where its row lives:
+    results travel, rows do not.
 
     ctx: [M, …]; row: [M] where each one's state is in `clients`. Returns [M, …].
     """
     everyone = jnp.arange(ctx.id.shape[0])
-    width = 1 if target() == "cpu" else min(layout.chunk, everyone.shape[0])  # a CPU is faster one by one
+    width = (
+        1 if target() == "cpu" else min(layout.chunk, everyone.shape[0])
+    )  # a CPU is faster one by one
     env = dataclasses.replace(env, lanes=width)
     if layout.mesh is None or not jax.tree.leaves(clients):
-        return in_chunks(width, lambda i: fn(env, server, take(clients, row[i]), take(ctx, i)), everyone)
+        return in_chunks(
+            width, lambda i: fn(env, server, take(clients, row[i]), take(ctx, i)), everyone
+        )
 
     def share(everywhere: tuple, shard: Client) -> tuple[Tree, tuple]:
         env, server, ctx, row = everywhere
@@ -299,7 +375,13 @@ def each_in_cohort(env: Env, layout: Layout, fn: Callable, server: Tree, clients
         if width > 1:
             results = in_chunks(width, read, everyone)
             wide = lambda a: here.reshape(-1, *[1] * (a.ndim - 1))
-            return collect(layout, jax.tree.map(lambda a: jnp.where(wide(a), a, 0).astype(a.dtype), results)), ()
+            return (
+                collect(
+                    layout,
+                    jax.tree.map(lambda a: jnp.where(wide(a), a, 0).astype(a.dtype), results),
+                ),
+                (),
+            )
         shape = jax.eval_shape(read, everyone[0])
         results = lax.map(lambda i: lax.cond(here[i], read, lambda i: zeros(shape), i), everyone)
         return collect(layout, results), ()

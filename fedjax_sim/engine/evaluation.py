@@ -1,4 +1,5 @@
-"""Evaluation modes: which model, on whose rows, for all N clients. Scores are the metrics' sums; the host makes figures."""
+"""Evaluation modes: which model, on whose rows, for all N clients. Scores are the metrics' sums;
+the host makes figures."""
 
 from __future__ import annotations
 
@@ -14,7 +15,15 @@ from jax import lax
 from fedjax_sim.data.federation import Federation
 from fedjax_sim.engine.cohort import each_client
 from fedjax_sim.engine.mesh import split_rows
-from fedjax_sim.engine.round import PERSONAL, SERVER, Data, Round, contexts, in_its_precision, stage_key
+from fedjax_sim.engine.round import (
+    PERSONAL,
+    SERVER,
+    Data,
+    Round,
+    contexts,
+    in_its_precision,
+    stage_key,
+)
 from fedjax_sim.errors import UserError, unknown
 from fedjax_sim.hooks import Around, Finishes, Method, Personal
 from fedjax_sim.local import score
@@ -26,34 +35,56 @@ EVALUATIONS = {
     "personal": "the model that each client uses, its own or else the global one, on its own split",
     "personal@global": "each client's own model on the global test set",
     "personal@train": "the model that each client uses on its own training rows",
-    "resident": "each client with what it last held, nothing sent to it, as its method predicts; on its own split",
+    "resident": (
+        "each client with what it last held, nothing sent to it, as its method predicts; on its own"
+        " split"
+    ),
 }
 
-ADAPTED = ("personal", "personal@global", "personal@train", "resident")  # modes of clients' own models
+ADAPTED = (
+    "personal",
+    "personal@global",
+    "personal@train",
+    "resident",
+)  # modes of clients' own models
 
 
 def client_split(fed: Federation) -> str:
-    """Clients are scored on their own test rows where the protocol has them, else on their validation rows."""
+    """Clients are scored on their own test rows where the protocol has them, else on their
+    validation rows."""
     return "test" if "test" in fed.rows else "val" if "val" in fed.rows else "train"
 
 
 def check_evaluations(method: Method, evaluations: tuple[str, ...], bn_local: bool) -> None:
-    """Refuse modes that do not exist, and those that this method has no model for ('global' then shows as a dash)."""
+    """Refuse modes that do not exist, and those that this method has no model for ('global' then
+    shows as a dash)."""
     own = method.ask(Personal) is not None or bn_local
-    possible = {"global@clients": method.has_global_model, "personal@global": own, "personal@train": own}
+    possible = {
+        "global@clients": method.has_global_model,
+        "personal@global": own,
+        "personal@train": own,
+    }
     for mode in evaluations:
         if mode not in EVALUATIONS:
             raise unknown("evaluation", mode, EVALUATIONS)
         if not possible.get(mode, True):
-            lacks = "it has no global model" if mode == "global@clients" else "its clients have no models of their own"
+            lacks = (
+                "it has no global model"
+                if mode == "global@clients"
+                else "its clients have no models of their own"
+            )
             allowed = ", ".join(m for m in EVALUATIONS if possible.get(m, True))
-            raise UserError(f"evaluation '{mode}' is not possible with method '{method.name}': {lacks}; allowed: {allowed}")
+            raise UserError(
+                f"evaluation '{mode}' is not possible with method '{method.name}': {lacks};"
+                f" allowed: {allowed}"
+            )
 
 
-# ---- the server's model -------------------------------------------------------------------------------------------
+# ---- the server's model --------------------------------------------------------------------------
 @in_its_precision
 def score_server(r: Round, env: Env, state: State, data: Data) -> dict[str, Tree]:
-    """What is measured with the server's model, {mode: {metric: {name: sums}}}: of a set, or [N, …] per client."""
+    """What is measured with the server's model, {mode: {metric: {name: sums}}}: of a set, or [N, …]
+    per client."""
     out: dict[str, Tree] = {}
     method = env.method
     if not method.has_global_model:
@@ -63,7 +94,11 @@ def score_server(r: Round, env: Env, state: State, data: Data) -> dict[str, Tree
     if last is not None:  # the model that is handed over, made once
         done = lambda: last.finish(env, state.server, stage_key(state, SERVER))
         net = lax.cond(state.t >= env.rounds, done, lambda: net)
-    held = [name for name in ("test", "val") if name in env.fed.held] if "global" in r.evaluations else []
+    held = (
+        [name for name in ("test", "val") if name in env.fed.held]
+        if "global" in r.evaluations
+        else []
+    )
     same = method.ask(Personal) is None and not env.bn_local
     clients = "global@clients" in r.evaluations or (same and "personal" in r.evaluations)
     wanted = [env.fed.held[name] for name in held] + ([data.flat_rows] if clients else [])
@@ -72,7 +107,9 @@ def score_server(r: Round, env: Env, state: State, data: Data) -> dict[str, Tree
     # all rows in one pass: a model is compiled once, not once per set
     edges = np.cumsum([0, *(len(rows) for rows in wanted)]).tolist()
     found = row_by_row(r, env, net, jnp.concatenate(wanted))
-    parts = [jax.tree.map(lambda a, one=one: a[slice(*one)], found) for one in itertools.pairwise(edges)]
+    parts = [
+        jax.tree.map(lambda a, one=one: a[slice(*one)], found) for one in itertools.pairwise(edges)
+    ]
     for i, name in enumerate(held):
         out["global" if name == "test" else name] = score.counted(
             jax.tree.map(lambda a: a.sum(0), parts[i]), jnp.asarray(len(wanted[i]), env.dtype)
@@ -95,10 +132,13 @@ def row_by_row(r: Round, env: Env, net: Tree, rows: Array) -> score.Scores:
     return split_rows(r.layout, fn, (env, net), rows)
 
 
-# ---- the clients' models ------------------------------------------------------------------------------------------
+# ---- the clients' models -------------------------------------------------------------------------
 @in_its_precision
-def score_stored(r: Round, env: Env, state: State, who: Array, adapting: bool = False) -> dict[str, Tree]:
-    """What is measured client by client on the stored rows, which are those of `who` [B]: sums [B, …].
+def score_stored(
+    r: Round, env: Env, state: State, who: Array, adapting: bool = False
+) -> dict[str, Tree]:
+    """What is measured client by client on the stored rows, which are those of `who` [B]: sums [B,
+    …].
 
     adapting: the models of methods that fine-tune at evaluation, and only these.
     """
@@ -112,19 +152,25 @@ def score_stored(r: Round, env: Env, state: State, who: Array, adapting: bool = 
             out["personal@train"] = score_each(r, env, state, who, own_model, False, "train")
     if "resident" in r.evaluations and holder(env).adapts == adapting:
         own = holder(env)
-        same = type(own).personal is Personal.personal and type(own).held is Personal.held and "personal" in out
+        same = (
+            type(own).personal is Personal.personal
+            and type(own).held is Personal.held
+            and "personal" in out
+        )
         out["resident"] = out["personal"] if same else score_each(r, env, state, who, holder, False)
     return out
 
 
 def after_training(r: Round, env: Env, state: State, who: Array) -> Ctx:
-    """[B] contexts of clients when they are scored: fine-tuning goes on at the rate of the last round trained."""
+    """[B] contexts of clients when they are scored: fine-tuning goes on at the rate of the last
+    round trained."""
     last = jnp.maximum(state.t - 1, 0)
     return contexts(r, env, stage_key(state, PERSONAL), who, state.t, trained=last)
 
 
 class CommonModel(Personal):
-    """A client's model is the global one, with its own BatchNorm statistics where these stay with it."""
+    """A client's model is the global one, with its own BatchNorm statistics where these stay with
+    it."""
 
     def personal(self, env: Env, server: Tree, client: Client, ctx: Ctx) -> Tree:
         return env.method.global_model(env, server)
@@ -142,12 +188,14 @@ def holder(env: Env) -> Personal:
 
 
 def adapted_modes(method: Method, evaluations: tuple[str, ...]) -> tuple[str, ...]:
-    """The evaluations that train (fine-tuning), which are made at --personal-every and at the end only."""
+    """The evaluations that train (fine-tuning), which are made at --personal-every and at the end
+    only."""
     return tuple(mode for mode in evaluations if mode in ADAPTED) if method.adapts else ()
 
 
 def with_own_statistics(env: Env, server: Tree, client: Client) -> Tree:
-    """The server's state as ONE client uses it: its net with the client's BatchNorm statistics, where these stay local."""
+    """The server's state as ONE client uses it: its net with the client's BatchNorm statistics,
+    where these stay local."""
     if isinstance(server, Around):
         return server._replace(inner=with_own_statistics(env, server.inner, client))
     if not env.bn_local or not hasattr(server, "net"):
@@ -156,9 +204,16 @@ def with_own_statistics(env: Env, server: Tree, client: Client) -> Tree:
 
 
 def score_each(
-    r: Round, env: Env, state: State, who: Array, model_of: Callable[[Env], Any], on_global: bool, split: str = ""
+    r: Round,
+    env: Env,
+    state: State,
+    who: Array,
+    model_of: Callable[[Env], Any],
+    on_global: bool,
+    split: str = "",
 ) -> score.Scores:
-    """Each client's own predictor, on its own rows (of `split`) or on the global test set. model_of: (env) -> Personal."""
+    """Each client's own predictor, on its own rows (of `split`) or on the global test set.
+    model_of: (env) -> Personal."""
 
     def fn(env: Env, server: Tree, client: Client, ctx: Ctx) -> tuple[Tree, None]:
         own = model_of(env)
@@ -167,7 +222,10 @@ def score_each(
         logits = lambda x: own.predict(env, predictor, x)
         if on_global:
             rows = env.fed.held["test"]
-            return score.score_rows(env, logits, rows, jnp.int32(rows.shape[0]), score.EVAL_BATCH), None
+            return (
+                score.score_rows(env, logits, rows, jnp.int32(rows.shape[0]), score.EVAL_BATCH),
+                None,
+            )
         return score.score_client(env, logits, ctx, split or r.split), None
 
     ctxs = after_training(r, env, state, who)

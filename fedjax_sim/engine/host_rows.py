@@ -1,11 +1,13 @@
 """`--state-on host`: the clients' stored rows stay in host memory, the cohort's travel.
 
-    round:       draw the cohort → its M rows (and its K peers') to the device → the same compiled round → M rows back
-    evaluation:  what is measured client by client is streamed over all clients, a block of rows at a time
+    round:       draw the cohort → its M rows (and its K peers') to the device → the same compiled
+    round → M rows back evaluation:  what is measured client by client is streamed over all clients,
+    a block of rows at a time
 
-The device then holds M + K rows of client state instead of N; the host holds N rows once, as NumPy arrays. Costs: M rows
-each way per round, and one dispatch per round instead of one per segment. Draws are keyed by client ids, so a run gives
-the numbers of `--state-on device`, and checkpoints have the same form.
+The device then holds M + K rows of client state instead of N; the host holds N rows once, as NumPy
+arrays. Costs: M rows each way per round, and one dispatch per round instead of one per segment.
+Draws are keyed by client ids, so a run gives the numbers of `--state-on device`, and checkpoints
+have the same form.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ from fedjax_sim.errors import UserError
 from fedjax_sim.hooks import SetsUp
 from fedjax_sim.types import Client, State, Tree
 
-BLOCK = 64 * 2**20  # bytes of rows streamed at once by evaluation; a few copies of a block are in memory
+BLOCK = (
+    64 * 2**20
+)  # bytes of rows streamed at once by evaluation; a few copies of a block are in memory
 
 
 def rows_at(clients: Client, ids: np.ndarray) -> Client:
@@ -43,7 +47,8 @@ def put_back(clients: Client, ids: np.ndarray, rows: Client) -> None:
 
 
 class HostRows:
-    """The functions of a `Simulation` made with stored="cohort", for States whose clients are NumPy arrays [N, …]."""
+    """The functions of a `Simulation` made with stored="cohort", for States whose clients are NumPy
+    arrays [N, …]."""
 
     def __init__(self, sim: Simulation):
         if jax.process_count() > 1:
@@ -56,14 +61,18 @@ class HostRows:
             return sample(r, env, state)[0], peer_ids(r, env, state)
 
         self.ids = jax.jit(ids)
-        self.one_round = jax.jit(lambda s, d, rows: one_round(r, open_env(r, d), s, d.dropout, rows)[:2], donate_argnums=0)
+        self.one_round = jax.jit(
+            lambda s, d, rows: one_round(r, open_env(r, d), s, d.dropout, rows)[:2],
+            donate_argnums=0,
+        )
         self.score_server = jax.jit(lambda s, d: score_server(r, open_env(r, d), s, d))
         self.set_up = jax.jit(lambda s, d, who: set_up(r, open_env(r, d), s, who))
         self.score = jax.jit(lambda s, d, who: score_stored(r, open_env(r, d), s, who))
         self.tune = jax.jit(lambda s, d, who: score_stored(r, open_env(r, d), s, who, True))
 
     def with_rows(self, state: State, ids: np.ndarray) -> State:
-        """`state` with only the rows `ids`, on the device; padded with a repeated row to what the layout wants."""
+        """`state` with only the rows `ids`, on the device; padded with a repeated row to what the
+        layout wants."""
         extra = self.layout.padded(len(ids)) - len(ids)
         rows = rows_at(state.clients, np.concatenate([ids, np.repeat(ids[:1], extra)]))
         if self.layout.mesh is None:  # never an alias: the compiled round writes into these buffers
@@ -72,7 +81,8 @@ class HostRows:
         return state._replace(clients=jax.device_put(rows, where, may_alias=False))
 
     def init(self, seed: int, net: Tree) -> State:
-        """The start: one row from the device, repeated on the host, and the method's own set-up block by block."""
+        """The start: one row from the device, repeated on the host, and the method's own set-up
+        block by block."""
         state = self.sim.init(seed, net)
 
         def repeat(rows: Any) -> np.ndarray:
@@ -84,26 +94,36 @@ class HostRows:
         if self.sim.method.ask(SetsUp) is not None:
             data = layouts.everywhere(self.layout, self.sim.data)
             for who, real in self.blocks(state):
-                put_back(state.clients, who[:real], self.set_up(self.with_rows(state, who), data, who))
+                put_back(
+                    state.clients, who[:real], self.set_up(self.with_rows(state, who), data, who)
+                )
         return state
 
     def blocks(self, state: State) -> list[tuple[np.ndarray, int]]:
-        """(client numbers [B], how many are real): all clients in equal blocks, the last one padded by repetition."""
+        """(client numbers [B], how many are real): all clients in equal blocks, the last one padded
+        by repetition."""
         per_row = sum(stored.nbytes // stored.shape[0] for stored in jax.tree.leaves(state.clients))
-        some = max(self.layout.chunk * self.layout.devices, BLOCK // max(1, per_row))  # fills the lanes
+        some = max(
+            self.layout.chunk * self.layout.devices, BLOCK // max(1, per_row)
+        )  # fills the lanes
         size = self.layout.padded(min(self.clients, some))
         everyone = np.arange(self.clients, dtype=np.int32)
         parts = [everyone[first : first + size] for first in range(0, self.clients, size)]
         return [(np.pad(part, (0, size - len(part)), mode="edge"), len(part)) for part in parts]
 
     def stream(self, fn: Callable, state: State, data: Data) -> dict[str, Tree]:
-        """`fn(state, data, who) -> tree of [B]` over all clients -> tree of [N]; nothing moves where fn returns nothing."""
+        """`fn(state, data, who) -> tree of [B]` over all clients -> tree of [N]; nothing moves
+        where fn returns nothing."""
         first = self.blocks(state)[0][0]
-        rows = jax.tree.map(lambda a: jax.ShapeDtypeStruct((len(first), *a.shape[1:]), a.dtype), state.clients)
+        rows = jax.tree.map(
+            lambda a: jax.ShapeDtypeStruct((len(first), *a.shape[1:]), a.dtype), state.clients
+        )
         if not jax.eval_shape(fn, state._replace(clients=rows), data, first):
             return {}
         found = [
-            jax.tree.map(lambda a, n=real: np.asarray(a)[:n], fn(self.with_rows(state, who), data, who))
+            jax.tree.map(
+                lambda a, n=real: np.asarray(a)[:n], fn(self.with_rows(state, who), data, who)
+            )
             for who, real in self.blocks(state)
         ]
         return jax.tree.map(lambda *blocks: np.concatenate(blocks), *found)
@@ -126,14 +146,18 @@ class HostRows:
 
 
 def on_host(sim: Simulation) -> Simulation:
-    """A Simulation made with stored="cohort" -> one with the same functions whose States keep their clients on the host."""
+    """A Simulation made with stored="cohort" -> one with the same functions whose States keep their
+    clients on the host."""
     rows = HostRows(sim)
     run = drive(rows.step, rows.evaluate, sim.eval_every)
-    return dataclasses.replace(sim, init=rows.init, run=run, evaluate=rows.evaluate, adapt=rows.adapt, round=rows.step)
+    return dataclasses.replace(
+        sim, init=rows.init, run=run, evaluate=rows.evaluate, adapt=rows.adapt, round=rows.step
+    )
 
 
 def place(layout: layouts.Layout, state: State, data: Data) -> tuple[State, Data]:
-    """As `layout.place`; the clients stay where they are, as arrays of our own that may be written."""
+    """As `layout.place`; the clients stay where they are, as arrays of our own that may be
+    written."""
     own = lambda a: a if isinstance(a, np.ndarray) and a.flags.writeable else np.array(a)
     clients = jax.tree.map(own, state.clients)
     state, data = layouts.place(layout, state._replace(clients=Client()), data)

@@ -1,4 +1,5 @@
-"""Where things live: how many clients side by side, on which devices, and how a State is spread over them."""
+"""Where things live: how many clients side by side, on which devices, and how a State is spread
+over them."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ CLIENTS = "clients"  # the mesh axis
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """chunk: clients side by side on one device (1: no vmap at all); mesh: None for a single device."""
+    """chunk: clients side by side on one device (1: no vmap at all); mesh: None for a single
+    device."""
 
     chunk: int = 1
     mesh: Mesh | None = None
@@ -34,12 +36,21 @@ class Layout:
 def make_layout(chunk: int, devices: int) -> Layout:
     if devices <= 1:
         return Layout(chunk)
-    return Layout(chunk, jax.make_mesh((devices,), (CLIENTS,), axis_types=(AxisType.Auto,), devices=jax.devices()[:devices]))
+    return Layout(
+        chunk,
+        jax.make_mesh(
+            (devices,), (CLIENTS,), axis_types=(AxisType.Auto,), devices=jax.devices()[:devices]
+        ),
+    )
 
 
 def one_machine(mesh: Mesh) -> bool:
-    """Whether the devices are cores of one machine, which share its memory and call each other for nothing."""
-    return all(d.platform == "cpu" and d.process_index == mesh.devices.flat[0].process_index for d in mesh.devices.flat)
+    """Whether the devices are cores of one machine, which share its memory and call each other for
+    nothing."""
+    return all(
+        d.platform == "cpu" and d.process_index == mesh.devices.flat[0].process_index
+        for d in mesh.devices.flat
+    )
 
 
 def asks(node: Any) -> bool:
@@ -49,24 +60,36 @@ def asks(node: Any) -> bool:
 def server_shardings(layout: Layout, server: Tree) -> Any:
     """Where the leaves of a server's state live: everywhere.
 
-    But a part of it with `shared_out(devices) -> [leaf: whether]` is split along the last axis of these leaves on one
-    machine, whose cores would all do the same work on copies of them otherwise.
+    But a part of it with `shared_out(devices) -> [leaf: whether]` is split along the last axis of
+    these leaves on one machine, whose cores would all do the same work on copies of them otherwise.
     """
     assert layout.mesh is not None
     mesh, near = layout.mesh, one_machine(layout.mesh)
-    last = lambda a, split: PartitionSpec(*[None] * (a.ndim - 1), CLIENTS) if split else PartitionSpec()
-    parts = lambda node: node.shared_out(layout.devices) if near and asks(node) else jax.tree.map(lambda _: False, node)
-    where = lambda node: jax.tree.map(lambda a, split: NamedSharding(mesh, last(a, split)), node, parts(node))
+    last = lambda a, split: (
+        PartitionSpec(*[None] * (a.ndim - 1), CLIENTS) if split else PartitionSpec()
+    )
+    parts = lambda node: (
+        node.shared_out(layout.devices)
+        if near and asks(node)
+        else jax.tree.map(lambda _: False, node)
+    )
+    where = lambda node: jax.tree.map(
+        lambda a, split: NamedSharding(mesh, last(a, split)), node, parts(node)
+    )
     return jax.tree.map(where, server, is_leaf=asks)
 
 
 def shardings(layout: Layout, state: Any) -> Any:
-    """Where a State's leaves live: client rows spread over the mesh, everything else everywhere; see `server_shardings`."""
+    """Where a State's leaves live: client rows spread over the mesh, everything else everywhere;
+    see `server_shardings`."""
     assert layout.mesh is not None
     everywhere = NamedSharding(layout.mesh, PartitionSpec())
     rows = NamedSharding(layout.mesh, PartitionSpec(CLIENTS))
     whole = jax.tree.map(lambda _: everywhere, state._replace(server=()))
-    return whole._replace(clients=jax.tree.map(lambda _: rows, state.clients), server=server_shardings(layout, state.server))
+    return whole._replace(
+        clients=jax.tree.map(lambda _: rows, state.clients),
+        server=server_shardings(layout, state.server),
+    )
 
 
 def stay(layout: Layout, server: Tree) -> Tree:
@@ -77,10 +100,13 @@ def stay(layout: Layout, server: Tree) -> Tree:
 
 
 def spread(tree: Tree, where: Any) -> Tree:
-    """Host or device arrays to a sharding, also one that reaches over several processes (all hold the same values)."""
+    """Host or device arrays to a sharding, also one that reaches over several processes (all hold
+    the same values)."""
 
     def one(a: Any, sharding: Any) -> Any:
-        if sharding.is_fully_addressable or (isinstance(a, jax.Array) and not a.is_fully_addressable):
+        if sharding.is_fully_addressable or (
+            isinstance(a, jax.Array) and not a.is_fully_addressable
+        ):
             return jax.device_put(a, sharding)
         host = np.asarray(a)
         return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
@@ -109,7 +135,9 @@ def available_devices() -> int:
 
 
 def host_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+    return (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+    )
 
 
 def as_numpy(tree: Tree) -> Tree:

@@ -1,6 +1,7 @@
 """The loop backend: one client after another from Python, each stage checked, failures named.
 
-Slow on purpose. Keys are functions of client ids, so a round that fails in a compiled run fails here too, with a name.
+Slow on purpose. Keys are functions of client ids, so a round that fails in a compiled run fails
+here too, with a name.
 """
 
 from __future__ import annotations
@@ -27,19 +28,24 @@ class ClientFailure(UserError):
 def first_bad(tree: Tree) -> str | None:
     """Path of the first leaf with a value that is not finite."""
     for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
-        if jnp.issubdtype(jnp.asarray(leaf).dtype, jnp.floating) and not bool(jnp.isfinite(leaf).all()):
+        if jnp.issubdtype(jnp.asarray(leaf).dtype, jnp.floating) and not bool(
+            jnp.isfinite(leaf).all()
+        ):
             return jax.tree_util.keystr(path)
     return None
 
 
 class LoopBackend:
-    """`run` of a Simulation, client by client: the stages compiled one by one, the cohort a Python loop."""
+    """`run` of a Simulation, client by client: the stages compiled one by one, the cohort a Python
+    loop."""
 
     def __init__(self, sim: Simulation):
         r = sim.stages
         self.env = sim.env
         self.orders = jax.jit(lambda s, d: stages.orders(r, open_env(r, d), s, d.dropout))
-        self.aggregate = jax.jit(lambda s, d, o, out: stages.aggregate(r, open_env(r, d), s, o, out))
+        self.aggregate = jax.jit(
+            lambda s, d, o, out: stages.aggregate(r, open_env(r, d), s, o, out)
+        )
         self.learn = jax.jit(lambda s, d, *rest: stages.learn(r, open_env(r, d), s, *rest))
         self.run = drive(self.step, sim.evaluate, sim.eval_every)
 
@@ -54,7 +60,9 @@ class LoopBackend:
             env = here(d, o)
             return env.method.local(env, net, o.server, client, slot.ctx)[1].net
 
-        self.task = jax.jit(lambda d, o, c, slot: stages.one_client(r, here(d, o), o.server, c, slot))
+        self.task = jax.jit(
+            lambda d, o, c, slot: stages.one_client(r, here(d, o), o.server, c, slot)
+        )
         self.receive, self.local = jax.jit(receive), jax.jit(local)
 
     def step(self, state: State, data: Any) -> tuple[State, dict]:
@@ -92,9 +100,13 @@ class LoopBackend:
         except UserError:
             raise
         except Exception as problem:
-            raise ClientFailure(f"{who}, stage {stage}: {type(problem).__name__}: {problem}") from problem
+            raise ClientFailure(
+                f"{who}, stage {stage}: {type(problem).__name__}: {problem}"
+            ) from problem
 
-    def check(self, who: str, data: Any, orders: Orders, client: Any, slot: Any, work: Work) -> None:
+    def check(
+        self, who: str, data: Any, orders: Orders, client: Any, slot: Any, work: Work
+    ) -> None:
         if not bool(work.report["diverged"]):
             return
         start = self.call("receive", who, self.receive, data, orders, client, slot)

@@ -21,16 +21,19 @@ NOWHERE = jnp.iinfo(jnp.int32).max  # a row number that is never written
 
 
 def over_mesh(layout: Layout, fn: Callable, everywhere: Tree, split: Tree) -> tuple[Tree, Tree]:
-    """`fn(everywhere, split) -> (the same on every device, rows of this device)` on every device of the layout.
+    """`fn(everywhere, split) -> (the same on every device, rows of this device)` on every device of
+    the layout.
 
     `everywhere` is handed to each device whole, the leading axis of `split` is shared out.
     """
     if layout.mesh is None:
         return fn(everywhere, split)
     same, rows = PartitionSpec(), PartitionSpec(CLIENTS)
-    # gradients are taken inside: without replication typing (check_vma) JAX inserts no sum over devices into them, and
-    # method code may start loops from plain constants
-    frame = jax.shard_map(fn, mesh=layout.mesh, in_specs=(same, rows), out_specs=(same, rows), check_vma=False)
+    # gradients are taken inside: without replication typing (check_vma) JAX inserts no sum over
+    # devices into them, and method code may start loops from plain constants
+    frame = jax.shard_map(
+        fn, mesh=layout.mesh, in_specs=(same, rows), out_specs=(same, rows), check_vma=False
+    )
     return frame(everywhere, split)
 
 
@@ -47,8 +50,9 @@ def put(tree: Tree, index: Array, rows: Tree) -> Tree:
 def _as_one(op: Callable[[Array], Array], tree: Tree, after: Tree = (), rows: bool = True) -> Tree:
     """A collective on a whole tree as one operation per dtype, one after the other.
 
-    Few large messages instead of many small ones; and a fixed order, without which collectives that do not depend on
-    each other may meet the wrong partner on another process. rows: keep the leading axis (gathers, scatters).
+    Few large messages instead of many small ones; and a fixed order, without which collectives that
+    do not depend on each other may meet the wrong partner on another process. rows: keep the
+    leading axis (gathers, scatters).
     """
     leaves, structure = jax.tree.flatten(tree)
     plain = [a.astype(jnp.int32) if a.dtype == bool else a for a in leaves]
@@ -67,18 +71,25 @@ def _as_one(op: Callable[[Array], Array], tree: Tree, after: Tree = (), rows: bo
 
 def collect(layout: Layout, tree: Tree) -> Tree:
     """Sum over the mesh (each device filled its own places, the others hold zeros)."""
-    return tree if layout.mesh is None else _as_one(lambda a: lax.psum(a, CLIENTS), tree, rows=False)
+    return (
+        tree if layout.mesh is None else _as_one(lambda a: lax.psum(a, CLIENTS), tree, rows=False)
+    )
 
 
 def gather_rows(layout: Layout, tree: Tree, after: Tree = ()) -> Tree:
     """All devices' rows, one after another, on every device."""
-    return tree if layout.mesh is None else _as_one(lambda a: lax.all_gather(a, CLIENTS, tiled=True), tree, after)
+    return (
+        tree
+        if layout.mesh is None
+        else _as_one(lambda a: lax.all_gather(a, CLIENTS, tiled=True), tree, after)
+    )
 
 
 def scatter_rows(tree: Tree) -> Tree:
     """Rows summed over the mesh, each device keeping its share of them; inside a mesh only.
 
-    Everybody sends everybody else's share: a TPU makes an all-reduce of `psum_scatter`, which moves every row to everyone.
+    Everybody sends everybody else's share: a TPU makes an all-reduce of `psum_scatter`, which moves
+    every row to everyone.
     """
     devices = lax.axis_size(CLIENTS)
     share = lambda a: lax.all_to_all(a.reshape(devices, -1, *a.shape[1:]), CLIENTS, 0, 0).sum(0)
@@ -86,7 +97,8 @@ def scatter_rows(tree: Tree) -> Tree:
 
 
 def at_home(shard: Tree, row: Array) -> tuple[Array, Array]:
-    """Global row numbers -> (their places in this device's shard, whether they live here); inside a mesh only."""
+    """Global row numbers -> (their places in this device's shard, whether they live here); inside a
+    mesh only."""
     rows_here = jax.tree.leaves(shard)[0].shape[0]
     place = row - lax.axis_index(CLIENTS) * rows_here
     return place, (place >= 0) & (place < rows_here)
@@ -95,7 +107,9 @@ def at_home(shard: Tree, row: Array) -> tuple[Array, Array]:
 def found_rows(shard: Tree, place: Array, here: Array) -> Tree:
     """Rows of this device's shard, zero where they live elsewhere."""
     wide = lambda a: here.reshape(-1, *[1] * (a.ndim - 1))
-    return jax.tree.map(lambda a: jnp.where(wide(a), a.at[place].get(mode="clip"), 0).astype(a.dtype), shard)
+    return jax.tree.map(
+        lambda a: jnp.where(wide(a), a.at[place].get(mode="clip"), 0).astype(a.dtype), shard
+    )
 
 
 def copy_rows(layout: Layout, stored: Tree, row: Array) -> Tree:
@@ -107,7 +121,8 @@ def copy_rows(layout: Layout, stored: Tree, row: Array) -> Tree:
 
 
 def split_rows(layout: Layout, fn: Callable, everywhere: Tree, rows: Array) -> Tree:
-    """`fn(everywhere, rows [R']) -> tree of [R', …]` with the rows [R] shared out over the devices."""
+    """`fn(everywhere, rows [R']) -> tree of [R', …]` with the rows [R] shared out over the
+    devices."""
     size = rows.shape[0]
     padded = jnp.pad(rows, (0, -size % layout.devices))
     share = lambda everywhere, rows: (gather_rows(layout, fn(everywhere, rows)), ())

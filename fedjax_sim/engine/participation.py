@@ -1,4 +1,5 @@
-"""Who takes part in a round, who fails to report, who is slow. Everything is a function of (seed, round) alone."""
+"""Who takes part in a round, who fails to report, who is slow. Everything is a function of (seed,
+round) alone."""
 
 from __future__ import annotations
 
@@ -17,17 +18,24 @@ MANY = 1024  # clients from which a small cohort is drawn without shuffling them
 
 @dataclasses.dataclass(frozen=True)
 class Participation:
-    """low..high clients of the `seen` ones each round; dropout: chance to fail; slow: (chance, least work)."""
+    """low..high clients of the `seen` ones each round; dropout: chance to fail; slow: (chance,
+    least work)."""
 
     low: int
     high: int
     seen: tuple[int, ...]  # clients that may be sampled (the others are kept for evaluation)
     dropout: float = 0.0
-    slow: tuple[float, float] = (0.0, 1.0)  # a straggler manages a uniform share in [least, 1) of its epochs
-    schedule: tuple[tuple[int, ...], ...] = ()  # fixed cohorts (an availability trace), taken in turn, instead of draws
+    slow: tuple[float, float] = (
+        0.0,
+        1.0,
+    )  # a straggler manages a uniform share in [least, 1) of its epochs
+    schedule: tuple[
+        tuple[int, ...], ...
+    ] = ()  # fixed cohorts (an availability trace), taken in turn, instead of draws
 
     def sample(self, key: Array, t: Array) -> tuple[Array, Array]:
-        """(ids [high], takes part [high]): uniform without replacement; the size is uniform in {low..high}."""
+        """(ids [high], takes part [high]): uniform without replacement; the size is uniform in
+        {low..high}."""
         if self.schedule:
             ids = jnp.asarray(np.asarray(self.schedule, np.int32))[t % len(self.schedule)]
             return ids, jnp.ones(ids.shape, bool)
@@ -42,7 +50,9 @@ class Participation:
 
     def reports(self, key: Array, ids: Array, dropout: Array | None = None) -> Array:
         """[M] bool: does not fail in this round. Keyed by client, not by place in the cohort."""
-        draw = jax.vmap(lambda i: jax.random.uniform(jax.random.fold_in(key, i), dtype=jnp.float32))(ids)
+        draw = jax.vmap(
+            lambda i: jax.random.uniform(jax.random.fold_in(key, i), dtype=jnp.float32)
+        )(ids)
         return draw >= (self.dropout if dropout is None else dropout)
 
     def share_of_work(self, key: Array, ids: Array) -> Array:
@@ -50,26 +60,31 @@ class Participation:
         chance, least = self.slow
         if chance <= 0:
             return jnp.ones(ids.shape)
-        draw = jax.vmap(lambda i: jax.random.uniform(jax.random.fold_in(key, i), (2,), jnp.float32))(ids)
+        draw = jax.vmap(
+            lambda i: jax.random.uniform(jax.random.fold_in(key, i), (2,), jnp.float32)
+        )(ids)
         return jnp.where(draw[:, 0] < chance, least + (1 - least) * draw[:, 1], 1.0)
 
 
 def few_of_many(key: Array, few: int, many: int) -> Array:
-    """[few] different numbers below `many`, uniformly: the first steps of a shuffle whose untouched places are not stored.
+    """[few] different numbers below `many`, uniformly: the first steps of a shuffle whose untouched
+    places are not stored.
 
     >>> ids = few_of_many(jax.random.key(0), 5, 10_000)
     >>> len(set(ids.tolist())), bool((ids < 10_000).all())
     (5, True)
     """
     step = jnp.arange(few, dtype=jnp.int32)
-    other = jax.random.randint(key, (few,), step, many, jnp.int32)  # step i: places i and other[i] ≥ i change their numbers
+    other = jax.random.randint(
+        key, (few,), step, many, jnp.int32
+    )  # step i: places i and other[i] ≥ i change their numbers
 
     def latest(place: Array) -> Array:
         """[few] the last step before step i that put something into place[i], −1 if none did."""
         return jnp.where((other == place[:, None]) & (step < step[:, None]), step, -1).max(1)
 
-    # what step s puts into place other[s] is the number at place s, which an earlier step may have put there: to the
-    # first of such a chain by doubling, not one step after another
+    # what step s puts into place other[s] is the number at place s, which an earlier step may have
+    # put there: to the first of such a chain by doubling, not one step after another
     origin = jnp.where(latest(step) >= 0, latest(step), step)
     for _ in range(few.bit_length()):
         origin = origin[origin]
@@ -82,7 +97,8 @@ def _number(text: str, what: str) -> float:
         return float(text)
     except ValueError:
         raise UserError(
-            f"{what} '{text}' is not a number; allowed: a fraction such as 0.1, a range such as 0.5:1, or n/N such as 10/50"
+            f"{what} '{text}' is not a number; allowed: a fraction such as 0.1, a range such as"
+            " 0.5:1, or n/N such as 10/50"
         ) from None
 
 
@@ -91,9 +107,13 @@ def parse_participation(text: str, clients: int, seen: int) -> tuple[int, int]:
 
     Numbers up to 1 are fractions, so 1 is everybody; larger ones count clients.
 
-    >>> parse_participation("0.1", 100, 100), parse_participation("0.5:1", 20, 20), parse_participation("10/50", 50, 50)
+    >>> parse_participation("0.1", 100, 100), parse_participation(
+    ...     "0.5:1", 20, 20
+    ... ), parse_participation("10/50", 50, 50)
     ((10, 10), (10, 20), (10, 10))
-    >>> parse_participation("10", 100, 100), parse_participation("5:20", 100, 100), parse_participation("1", 100, 100)
+    >>> parse_participation("10", 100, 100), parse_participation(
+    ...     "5:20", 100, 100
+    ... ), parse_participation("1", 100, 100)
     ((10, 10), (5, 20), (100, 100))
     """
     text = str(text)
@@ -101,27 +121,37 @@ def parse_participation(text: str, clients: int, seen: int) -> tuple[int, int]:
     if "/" in text:
         n, total = (_number(part, "participation") for part in text.split("/", 1))
         if total != clients:
-            raise UserError(f"participation '{text}' is of {total:g} clients, but there are {clients}; use n/{clients}")
+            raise UserError(
+                f"participation '{text}' is of {total:g} clients, but there are {clients}; use"
+                f" n/{clients}"
+            )
         if not 1 <= n <= seen or n != int(n):
-            raise UserError(f"participation '{text}' asks for {n:g} clients per round; allowed: 1 to {seen}")
+            raise UserError(
+                f"participation '{text}' asks for {n:g} clients per round; allowed: 1 to {seen}"
+            )
         return int(n), int(n)
     parts = [_number(part, "participation") for part in text.split(":")]
     allowed = [0 < r <= 1 or (1 < r <= seen and r == int(r)) for r in parts]
     ends = [fraction(r) if r <= 1 else int(r) for r in parts] if all(allowed) else []
     if len(parts) > 2 or not all(allowed) or ends != sorted(ends):
         raise UserError(
-            f"participation '{text}' is not allowed: use a fraction in (0, 1], a number of clients from 2 to {seen}, "
-            f"a range low:high of two such numbers, or n/{clients}"
+            f"participation '{text}' is not allowed: use a fraction in (0, 1], a number of clients"
+            f" from 2 to {seen}, a range low:high of two such numbers, or n/{clients}"
         )
     return ends[0], ends[-1]
 
 
 def unseen_clients(amount: float, clients: int, data_seed: int) -> tuple[int, ...]:
-    """Clients kept out of training: a fraction (< 1) or a number (>= 1), drawn with the data seed."""
+    """Clients kept out of training: a fraction (< 1) or a number (>= 1), drawn with the data
+    seed."""
     if amount >= 1 and amount != int(amount):
-        raise UserError(f"unseen {amount:g} is not allowed; use a fraction below 1 or a whole number of clients")
+        raise UserError(
+            f"unseen {amount:g} is not allowed; use a fraction below 1 or a whole number of clients"
+        )
     number = math.ceil(amount * clients - 1e-9) if amount < 1 else int(amount)
     if amount < 0 or number >= clients:
-        raise UserError(f"unseen {amount:g} leaves no client to train; allowed: 0 to {clients - 1} of {clients}")
+        raise UserError(
+            f"unseen {amount:g} leaves no client to train; allowed: 0 to {clients - 1} of {clients}"
+        )
     rng = np.random.default_rng([data_seed, 0x5EE])
     return tuple(sorted(rng.choice(clients, number, replace=False).tolist()))

@@ -1,6 +1,8 @@
-"""One round, for every method: `orders → train → aggregate → learn`, pure functions of a `Round` record.
+"""One round, for every method: `orders → train → aggregate → learn`, pure functions of a `Round`
+record.
 
-round:  sample → peers → prepare → (observe → act) → plan → [receive → local]ᵢ → aggregate → (reward → learn)
+round:  sample → peers → prepare → (observe → act) → plan → [receive → local]ᵢ → aggregate → (reward
+→ learn)
         the bracket is mapped over the cohort by `cohort`, uploads are added up as they are produced
 """
 
@@ -38,7 +40,8 @@ SAMPLE, TRAIN, DROP, SLOW, ACT, LEARN, PERSONAL, SETUP, SERVER = STAGES = range(
 
 
 class Numbers(NamedTuple):
-    """Every real setting of a run, in the records that use them: their leaves are arguments of the compiled program."""
+    """Every real setting of a run, in the records that use them: their leaves are arguments of the
+    compiled program."""
 
     method: Method
     loss: Loss
@@ -91,10 +94,14 @@ class Round:
     lr: Callable[[Array], Array]  # learning rate as a function of the rounds completed
     evaluations: tuple[str, ...] = ("global", "personal")
     split: str = "test"  # rows on which clients are scored
-    probe: bool = False  # record participants' scores before and after local training, and how far they went
+    probe: bool = (
+        False  # record participants' scores before and after local training, and how far they went
+    )
     stacks: bool = False  # the outcome has every upload, whether the method needs them or not
-    precision: str = "default"  # of float32 products on accelerators: part of what is traced, no state of the process
-    stored: str = "all"  # "all": a State holds the rows of all clients; "cohort": only the cohort's, in its order
+    # of float32 products on accelerators: part of what is traced, no state of the process
+    precision: str = "default"
+    # "all": a State holds the rows of all clients; "cohort": only the cohort's, in its order
+    stored: str = "all"
 
     def __post_init__(self) -> None:
         check_method(self.method)
@@ -132,7 +139,8 @@ def seed_key(seed: int) -> np.ndarray:
 
 
 def stage_key(state: State, which: int) -> Array:
-    """The key of one stage of the coming round. All stages' keys are written as one draw, which XLA then makes once."""
+    """The key of one stage of the coming round. All stages' keys are written as one draw, which XLA
+    then makes once."""
     now = jax.random.fold_in(state.key, state.t)
     return jax.vmap(jax.random.fold_in, (None, 0))(now, jnp.arange(len(STAGES)))[which]
 
@@ -141,13 +149,19 @@ def open_env(r: Round, data: Data) -> Env:
     """The environment with what the compiled program reads."""
     given: Any = jax.tree.structure(data.numbers.method)
     if given != jax.tree.structure(r.method):
-        raise UserError(f"these data are of a run of {data.numbers.method}, not of {r.method}; take the simulation's own")
+        raise UserError(
+            f"these data are of a run of {data.numbers.method}, not of {r.method}; take the"
+            " simulation's own"
+        )
     numbers = data.numbers._asdict()  # method, loss, optimizer, lr
     return dataclasses.replace(r.env, fed=data.fed, counts=data.counts, **numbers)
 
 
-def contexts(r: Round, env: Env, key: Array, ids: Array, t: Array, trained: Array | None = None) -> Ctx:
-    """[B] contexts of the clients `ids` [B], with the run's epochs and the learning rate of round `trained` (default: t)."""
+def contexts(
+    r: Round, env: Env, key: Array, ids: Array, t: Array, trained: Array | None = None
+) -> Ctx:
+    """[B] contexts of the clients `ids` [B], with the run's epochs and the learning rate of round
+    `trained` (default: t)."""
     size, dtype = ids.shape, env.dtype
     trained = t if trained is None else trained
     rate = env.lr if isinstance(env.lr, Schedule) else r.lr
@@ -160,7 +174,7 @@ def contexts(r: Round, env: Env, key: Array, ids: Array, t: Array, trained: Arra
     )
 
 
-# ---- before training ----------------------------------------------------------------------------------------------
+# ---- before training -----------------------------------------------------------------------------
 def sample(r: Round, env: Env, state: State) -> tuple[Array, Array]:
     """(ids [M], takes part [M]) of the coming round."""
     key = stage_key(state, SAMPLE)
@@ -168,16 +182,29 @@ def sample(r: Round, env: Env, state: State) -> tuple[Array, Array]:
     chooser = env.method.ask(Selects)
     if chooser is None or r.participation.schedule:
         return ids, invited
-    eligible = jnp.zeros(env.num_clients, bool).at[jnp.asarray(np.asarray(r.participation.seen, np.int32))].set(True)
+    eligible = (
+        jnp.zeros(env.num_clients, bool)
+        .at[jnp.asarray(np.asarray(r.participation.seen, np.int32))]
+        .set(True)
+    )
     stats = Stats(env.fed.size["train"], eligible)
-    return chooser.select(env, state.server, state.t, jax.random.fold_in(key, 1), stats).astype(ids.dtype), invited
+    return (
+        chooser.select(env, state.server, state.t, jax.random.fold_in(key, 1), stats).astype(
+            ids.dtype
+        ),
+        invited,
+    )
 
 
 @in_its_precision
 def peer_ids(r: Round, env: Env, state: State) -> Array:
     """[K] whose stored rows the coming round reads."""
     method = env.method.ask(Peers)
-    return jnp.zeros(0, jnp.int32) if method is None else method.peer_ids(env, state.server, sample(r, env, state)[0])
+    return (
+        jnp.zeros(0, jnp.int32)
+        if method is None
+        else method.peer_ids(env, state.server, sample(r, env, state)[0])
+    )
 
 
 @in_its_precision
@@ -205,7 +232,9 @@ def orders(r: Round, env: Env, state: State, dropout: Array, rows: Tree = None) 
         observed, available, told = watch_cohort(r, env, server, state.clients, ctx)
         keys = jax.vmap(jax.random.fold_in, (None, 0))(stage_key(state, ACT), ids)
         agent = control.make_agent(env)
-        actions, info = jax.vmap(lambda o, k, a: agent.act(state.agent, o, k, a))(observed, keys, available)
+        actions, info = jax.vmap(lambda o, k, a: agent.act(state.agent, o, k, a))(
+            observed, keys, available
+        )
         if told is not None:
             imposed, instead = told
             actions = jax.vmap(jnp.where)(imposed, instead.astype(actions.dtype), actions)
@@ -221,7 +250,8 @@ def orders(r: Round, env: Env, state: State, dropout: Array, rows: Tree = None) 
 
 
 def plans(r: Round, make: Callable, actions: Tree, ctx: Ctx) -> tuple[Plan, Known]:
-    """(the plans [M] that `make(action, ctx)` gives each client, whether all of them leave the run's epochs as they are)."""
+    """(the plans [M] that `make(action, ctx)` gives each client, whether all of them leave the
+    run's epochs as they are)."""
     kept = []
 
     def one(action: Tree, ctx: Ctx) -> Plan:
@@ -235,21 +265,28 @@ def plans(r: Round, make: Callable, actions: Tree, ctx: Ctx) -> tuple[Plan, Know
 
 
 def watch_cohort(r: Round, env: Env, server: Tree, clients: Client, ctx: Ctx) -> tuple:
-    """(observations [M, S], available actions [M, A] or None, imposed actions ([M], [M, …]) or None) of the controller."""
+    """(observations [M, S], available actions [M, A] or None, imposed actions ([M], [M, …]) or
+    None) of the controller."""
 
     def one(env: Env, server: Tree, client: Client, ctx: Ctx) -> tuple:
         control = env.method
-        return tuple(ask(env, server, client, ctx) for ask in (control.observe, control.available, control.imposed))
+        return tuple(
+            ask(env, server, client, ctx)
+            for ask in (control.observe, control.available, control.imposed)
+        )
 
     return pass_over.each_in_cohort(env, r.layout, one, server, clients, ctx, r.row_of(ctx.id))
 
 
-# ---- local training -----------------------------------------------------------------------------------------------
+# ---- local training ------------------------------------------------------------------------------
 @in_its_precision
 def one_client(r: Round, env: Env, server: Tree, client: Client, slot: Slot) -> Work:
-    """ONE client's round: receive, train, and a look whether all of it is finite; `cohort` counts only those that are ok."""
+    """ONE client's round: receive, train, and a look whether all of it is finite; `cohort` counts
+    only those that are ok."""
     method, ctx = env.method, slot.ctx
-    taking, net = method.receive(env, server, client._replace(spent=jnp.zeros(2, jnp.int32)), slot.plan, ctx)
+    taking, net = method.receive(
+        env, server, client._replace(spent=jnp.zeros(2, jnp.int32)), slot.plan, ctx
+    )
     if env.bn_local:
         net = {**net, "batch_stats": client.batch_stats}
     after, up = method.local(env, net, server, taking, ctx)
@@ -257,7 +294,8 @@ def one_client(r: Round, env: Env, server: Tree, client: Client, slot: Slot) -> 
     spent, after = after.spent, after._replace(spent=())
     kept = (after.own, after.confusion, after.optimizer, up.held)
     length, began = norm(subtract(up.net["params"], net["params"])), norm(net["params"])
-    # never not a number where all is finite; but whoever writes the client's row now waits for what reads the old one
+    # never not a number where all is finite; but whoever writes the client's row now waits for what
+    # reads the old one
     sound = finite((up.net, up.sums, up.weight, kept)) & ~jnp.isnan(length + began)
     ok = slot.active & sound
     held = up.net if up.held is None else up.held
@@ -279,30 +317,40 @@ def one_client(r: Round, env: Env, server: Tree, client: Client, slot: Slot) -> 
         accuracy=jnp.asarray(up.accuracy, env.dtype),
     )
     if r.probe:
-        report |= dict(before=probe(r, env, server, taking, net, ctx), after=probe(r, env, server, after, held, ctx))
+        report |= dict(
+            before=probe(r, env, server, taking, net, ctx),
+            after=probe(r, env, server, after, held, ctx),
+        )
         if method.has_global_model:
             report["gaps"] = group_gaps(env, held, method.global_model(env, server))
     stacked = jax.tree.map(lambda a: jnp.where(ok, a, 0), up.net) if r.keeps_uploads else ()
-    return Work(after, ok, up.net, weight * (slot.plan.send > 0), up.sums, report, stacked, spent[1])
+    return Work(
+        after, ok, up.net, weight * (slot.plan.send > 0), up.sums, report, stacked, spent[1]
+    )
 
 
 def probe(r: Round, env: Env, server: Tree, client: Client, net: Tree, ctx: Ctx) -> Array:
-    """Sums of the primary metric of ONE client with `net`, as its method predicts; where that would train, plainly."""
+    """Sums of the primary metric of ONE client with `net`, as its method predicts; where that would
+    train, plainly."""
     own = env.method.ask(Personal)
     own = own if own is not None and not own.adapts else Personal()
     predictor = own.held(env, server, client._replace(resident=net), ctx)
     metric = primary(env)
-    return score_client(env, lambda x: own.predict(env, predictor, x), ctx, r.split, (metric,))[metric.name]
+    return score_client(env, lambda x: own.predict(env, predictor, x), ctx, r.split, (metric,))[
+        metric.name
+    ]
 
 
 EXPLODES, EXPLODES_ALONE = 10.0, 100.0  # times the model it started from
 
 
 def watched(length: Array, began: Array, ok: Array, ids: Array) -> dict[str, Array]:
-    """For the log: finite updates that explode. length, began [M]: norms of the updates and of the models at the start.
+    """For the log: finite updates that explode. length, began [M]: norms of the updates and of the
+    models at the start.
 
-    An update explodes that is 10 times as long as the model it started from and as the median update of its round, or 100
-    times as long as that model: healthy ones are shorter than the model, however unequal the clients are.
+    An update explodes that is 10 times as long as the model it started from and as the median
+    update of its round, or 100 times as long as that model: healthy ones are shorter than the
+    model, however unequal the clients are.
     """
     count = ok.sum()
     middle = jnp.sort(jnp.where(ok, length, jnp.inf))[jnp.maximum(count - 1, 0) // 2]
@@ -328,19 +376,25 @@ def train(r: Round, env: Env, state: State, orders: Orders) -> Outcome:
     """The cohort's local training: the hot path."""
     slots = orders.slots
     env = dataclasses.replace(env, rows=orders.rows, same_epochs=orders.known.same_epochs)
-    steps = jax.vmap(lambda i, e: steps_for(env, env.fed.size["train"][i], e))(slots.ctx.id, slots.ctx.epochs)
+    steps = jax.vmap(lambda i, e: steps_for(env, env.fed.size["train"][i], e))(
+        slots.ctx.id, slots.ctx.epochs
+    )
     steps = jnp.where(slots.active, jnp.maximum(steps, 1), 0)  # a client without data still reports
     task = lambda env, server, client, slot: one_client(r, env, server, client, slot)
     return pass_over.client_pass(env, r.layout, task, orders.server, state.clients, slots, steps)
 
 
-# ---- after training -----------------------------------------------------------------------------------------------
+# ---- after training ------------------------------------------------------------------------------
 @in_its_precision
-def aggregate(r: Round, env: Env, state: State, orders: Orders, outcome: Outcome) -> tuple[Tree, Cohort, dict]:
+def aggregate(
+    r: Round, env: Env, state: State, orders: Orders, outcome: Outcome
+) -> tuple[Tree, Cohort, dict]:
     """The server's new state, what it saw, and the log of the round."""
     slots, totals, reports = orders.slots, outcome.totals, outcome.reports
     scale = 1 / jnp.where(totals.weight > 0, totals.weight, 1)
-    mean = jax.tree.map(lambda g, a: a * scale[g].astype(a.dtype), env.group_of(totals.net), totals.net)
+    mean = jax.tree.map(
+        lambda g, a: a * scale[g].astype(a.dtype), env.group_of(totals.net), totals.net
+    )
     cohort = Cohort(
         mean=mean,
         weight=totals.weight,
@@ -357,13 +411,17 @@ def aggregate(r: Round, env: Env, state: State, orders: Orders, outcome: Outcome
         losses=jnp.where(reports["ok"], reports["loss"], 0),
     )
     # what the server adds up is never rounded to the operands of fast products
-    combine = lambda: exact(env.method.aggregate)(dataclasses.replace(env, rows=orders.rows), orders.server, cohort)
-    typed = lambda: jax.tree.map(lambda new, old: jnp.asarray(new, old.dtype), combine(), state.server)
+    combine = lambda: exact(env.method.aggregate)(
+        dataclasses.replace(env, rows=orders.rows), orders.server, cohort
+    )
+    typed = lambda: jax.tree.map(
+        lambda new, old: jnp.asarray(new, old.dtype), combine(), state.server
+    )
     # nobody reported: as if the round had not been, preparation included
     server = either(cohort.count > 0, typed, state.server)
-    average = jnp.where(cohort.ok, jnp.stack([reports["loss"], reports["accuracy"]]), 0).sum(1) / jnp.maximum(
-        cohort.count, 1
-    )
+    average = jnp.where(cohort.ok, jnp.stack([reports["loss"], reports["accuracy"]]), 0).sum(
+        1
+    ) / jnp.maximum(cohort.count, 1)
     invited, failed = orders.invited, reports["diverged"]
     log = dict(
         round=state.t + 1,
@@ -383,9 +441,17 @@ def aggregate(r: Round, env: Env, state: State, orders: Orders, outcome: Outcome
     )
     if r.probe:
         log["probe_ids"] = jnp.where(cohort.ok, cohort.ids, -1)
-        log |= {f"probe_{when}_{name}": sums for when in ("before", "after") for name, sums in reports[when].items()}
-    if "gaps" in reports:  # how far the participants went from the model that the round started from
-        far = jnp.where(cohort.ok[:, None], reports["gaps"], 0).sum(0) / jnp.maximum(cohort.count, 1)
+        log |= {
+            f"probe_{when}_{name}": sums
+            for when in ("before", "after")
+            for name, sums in reports[when].items()
+        }
+    if (
+        "gaps" in reports
+    ):  # how far the participants went from the model that the round started from
+        far = jnp.where(cohort.ok[:, None], reports["gaps"], 0).sum(0) / jnp.maximum(
+            cohort.count, 1
+        )
         log |= {f"layer_dist_{name}": far[g] for g, name in enumerate(env.model.groups)}
     return server, cohort, log | env.method.log(env, state.server, server, cohort)
 
@@ -393,12 +459,15 @@ def aggregate(r: Round, env: Env, state: State, orders: Orders, outcome: Outcome
 def either(yes: Array, make: Callable[[], Tree], old: Tree) -> Tree:
     """`make()` if yes, else `old`.
 
-    On a CPU a conditional, not a selection: what is only handed on, such as a large encoder, is not copied. On accelerators
-    a selection of what differs: a GPU asks the host which branch to take, and a TPU lays out a branch's arguments anew.
+    On a CPU a conditional, not a selection: what is only handed on, such as a large encoder, is not
+    copied. On accelerators a selection of what differs: a GPU asks the host which branch to take,
+    and a TPU lays out a branch's arguments anew.
     """
     if target() == "cpu":
         return lax.cond(yes, make, lambda: old)
-    return jax.tree.map(lambda new, old: old if new is old else jnp.where(yes, new, old), make(), old)
+    return jax.tree.map(
+        lambda new, old: old if new is old else jnp.where(yes, new, old), make(), old
+    )
 
 
 @in_its_precision
@@ -417,14 +486,21 @@ def learn(
         cohort.reports, orders.actions, ctx
     )
     reward = control.combine(env, state.server, server, reward, cohort)
-    after, may, _ = watch_cohort(r, env, server, clients, ctx._replace(t=ctx.t + 1))  # as the next round would see them
+    after, may, _ = watch_cohort(
+        r, env, server, clients, ctx._replace(t=ctx.t + 1)
+    )  # as the next round would see them
     done = jnp.broadcast_to((state.t + 1 >= env.rounds) if env.rounds else False, reward.shape)
     teaches = cohort.ok if isinstance(orders.imposed, tuple) else cohort.ok & ~orders.imposed
-    transition = Transition(orders.observed, orders.actions, reward, after, done, teaches, orders.info, may, ctx.id)
+    transition = Transition(
+        orders.observed, orders.actions, reward, after, done, teaches, orders.info, may, ctx.id
+    )
     learner = control.make_agent(env)
     update = lambda agent: learner.update(agent, transition, stage_key(state, LEARN))
     losses_like = jax.eval_shape(update, state.agent)[1]
-    nothing = lambda agent: (agent, jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), losses_like))
+    nothing = lambda agent: (
+        agent,
+        jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), losses_like),
+    )
     # a conditional, not a selection: the agent's memory is written in place
     agent, losses = lax.cond(cohort.count > 0, update, nothing, state.agent)
     log = {f"agent_{name}": value for name, value in losses.items()}
@@ -441,7 +517,9 @@ def learn(
     return agent, log
 
 
-def one_round(r: Round, env: Env, state: State, dropout: Array, rows: Tree = None) -> tuple[State, dict, Outcome, Array]:
+def one_round(
+    r: Round, env: Env, state: State, dropout: Array, rows: Tree = None
+) -> tuple[State, dict, Outcome, Array]:
     """(the next State, the log, what training produced, ids [M]); rows as in `orders`."""
     try:
         told = orders(r, env, state, dropout, rows)
@@ -450,18 +528,24 @@ def one_round(r: Round, env: Env, state: State, dropout: Array, rows: Tree = Non
         agent, more = learn(r, env, state, told, server, outcome.clients, cohort)
     except jax.errors.ConcretizationTypeError as problem:
         raise UserError(
-            f"method '{r.method.name}' asks for a value that is not known while its round is compiled; annotate the field "
-            f"by which it decides as float, not Real ({', '.join(r.method.numbers)}): {str(problem).splitlines()[0]}"
+            f"method '{r.method.name}' asks for a value that is not known while its round is"
+            " compiled; annotate the field by which it decides as float, not Real"
+            f" ({', '.join(r.method.numbers)}): {str(problem).splitlines()[0]}"
         ) from problem
     server = stay(r.layout, server)
-    return State(state.t + 1, state.key, server, outcome.clients, agent), log | more, outcome, cohort.ids
+    return (
+        State(state.t + 1, state.key, server, outcome.clients, agent),
+        log | more,
+        outcome,
+        cohort.ids,
+    )
 
 
 def flat_pool(fed: Federation) -> np.ndarray:
     """The pool as `local.gather` reads it: [D, H·W·C], a row per example.
 
-    A TPU stores rows that are no multiple of its 128 lanes column by column, and would turn the whole pool round in every
-    call: there they are filled up.
+    A TPU stores rows that are no multiple of its 128 lanes column by column, and would turn the
+    whole pool round in every call: there they are filled up.
     """
     x = np.asarray(fed.x).reshape(len(fed.x), -1)
     return np.pad(x, ((0, 0), (0, -x.shape[1] % 128))) if target() == "tpu" else x
@@ -483,5 +567,7 @@ def make_data(r: Round, fed: Federation) -> Data:
 
 def numbers_of(r: Round) -> Numbers:
     """The real settings of a run, as arrays of its precision."""
-    made = Numbers(r.method, r.env.loss, r.env.optimizer, r.lr if isinstance(r.lr, Schedule) else ())
+    made = Numbers(
+        r.method, r.env.loss, r.env.optimizer, r.lr if isinstance(r.lr, Schedule) else ()
+    )
     return jax.tree.map(lambda value: np.asarray(value, r.env.dtype), made)

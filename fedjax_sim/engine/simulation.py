@@ -1,4 +1,5 @@
-"""T rounds as one program: `simulate` turns a method and an environment into compiled functions of (State, Data)."""
+"""T rounds as one program: `simulate` turns a method and an environment into compiled functions of
+(State, Data)."""
 
 from __future__ import annotations
 
@@ -50,12 +51,16 @@ class Simulation:
     method: Method
     layout: Layout
     init: Callable  # (seed, net) -> State
-    run: Callable  # (state, data, rounds, ends=True) -> (state, logs [≤ cap rounds], evaluations [≤ cap blocks])
+    # (state, data, rounds, ends=True) -> (state, logs [≤ cap rounds], evaluations [≤ cap blocks])
+    run: Callable
     evaluate: Callable  # (state, data) -> dict
-    adapt: Callable  # (state, data) -> dict: the expensive personal evaluation, for methods that fine-tune
+    # (state, data) -> dict: the expensive personal evaluation, for methods that fine-tune
+    adapt: Callable
     round: Callable  # (state, data) -> (state, log): one round, not compiled
-    examine: Callable  # (state, data) -> (state, log, ids [M], nets [M, …]): one round with all its uploads
-    stages: Round  # for the functions of `round` and `evaluation`, one by one: profiling, debugging, host rows
+    # (state, data) -> (state, log, ids [M], nets [M, …]): one round with all its uploads
+    examine: Callable
+    # for the functions of `round` and `evaluation`, one by one: profiling, debugging, host rows
+    stages: Round
     data: Data
     eval_every: int
     capacity: int  # most evaluation blocks in one call of `run`
@@ -81,7 +86,9 @@ class Simulation:
     def with_numbers(self, numbers: Numbers) -> Simulation:
         """The same programs for other real settings."""
         data = self.data._replace(numbers=numbers)
-        return dataclasses.replace(self, data=data, init=lambda seed, net: start(self.stages, data, seed, net))
+        return dataclasses.replace(
+            self, data=data, init=lambda seed, net: start(self.stages, data, seed, net)
+        )
 
     def shapes(self, net: Tree) -> tuple[Tree, Client]:
         """Shapes of the server's state and of ONE client's row; nothing is computed."""
@@ -116,10 +123,13 @@ def simulate(
 ) -> Simulation:
     """Compose a method, a federation and a layout into compiled functions; see `Simulation`.
 
-    stored: "all": a State holds the rows of all clients; "cohort": only the cohort's, in its order, and somebody else
-    (`host_rows`) keeps the others, brings and fetches them. precision: of float32 products on accelerators.
+    stored: "all": a State holds the rows of all clients; "cohort": only the cohort's, in its order,
+    and somebody else (`host_rows`) keeps the others, brings and fetches them. precision: of float32
+    products on accelerators.
     """
-    env = dataclasses.replace(equal_work(env, fed), metrics=metrics or make_metrics((), fed.classes))
+    env = dataclasses.replace(
+        equal_work(env, fed), metrics=metrics or make_metrics((), fed.classes)
+    )
     r = Round(
         method=method,
         env=env,
@@ -133,7 +143,9 @@ def simulate(
         precision=precision,
     )
     if (control := method.ask(Controlled)) is not None:
-        control.make_agent(dataclasses.replace(env, fed=fed))  # what is wrong is said before anything is built
+        control.make_agent(
+            dataclasses.replace(env, fed=fed)
+        )  # what is wrong is said before anything is built
     data = make_data(r, fed)
     stacking = dataclasses.replace(r, stacks=True)
 
@@ -146,9 +158,14 @@ def simulate(
         method=method,
         layout=r.layout,
         init=lambda seed, net: start(r, data, seed, net),
-        run=jax.jit(lambda s, d, rounds, ends=True: run(r, s, d, rounds, ends, eval_every, capacity), donate_argnums=0),
+        run=jax.jit(
+            lambda s, d, rounds, ends=True: run(r, s, d, rounds, ends, eval_every, capacity),
+            donate_argnums=0,
+        ),
         evaluate=jax.jit(lambda s, d: evaluate(r, open_env(r, d), s, d)),
-        adapt=jax.jit(lambda s, d: evaluation.score_stored(r, open_env(r, d), s, everyone(r), True)),
+        adapt=jax.jit(
+            lambda s, d: evaluation.score_stored(r, open_env(r, d), s, everyone(r), True)
+        ),
         round=lambda s, d: one_round(r, open_env(r, d), s, d.dropout)[:2],
         examine=jax.jit(examine),
         stages=r,
@@ -163,14 +180,16 @@ def equal_work(env: Env, fed: Federation) -> Env:
     size = np.asarray(fed.size["train"])
     batches = -(-size // env.batch_size)
     even = bool((batches == max(1, -(-fed.rows["train"].shape[1] // env.batch_size))).all())
-    return dataclasses.replace(env, even=even, full=even and bool((size % env.batch_size == 0).all()))
+    return dataclasses.replace(
+        env, even=even, full=even and bool((size % env.batch_size == 0).all())
+    )
 
 
 def everyone(r: Round) -> Array:
     return jnp.arange(r.env.num_clients, dtype=jnp.int32)
 
 
-# ---- the start ----------------------------------------------------------------------------------------------------
+# ---- the start -----------------------------------------------------------------------------------
 @in_its_precision
 def set_up(r: Round, env: Env, state: State, who: Array) -> Client:
     """The clients before round 1; `state` holds the rows of `who` [B]."""
@@ -180,7 +199,9 @@ def set_up(r: Round, env: Env, state: State, who: Array) -> Client:
 
     def one(env: Env, server: Tree, client: Client, ctx: Ctx) -> tuple[Tree, Client]:
         after = env.method.setup(env, server, client, ctx)
-        return (), after._replace(optimizer=client.optimizer)  # the optimiser's state is that of rounds
+        return (), after._replace(
+            optimizer=client.optimizer
+        )  # the optimiser's state is that of rounds
 
     return each_client(env, r.layout, one, state.server, state.clients, ctxs)[1]
 
@@ -218,25 +239,41 @@ def start(r: Round, data: Data, seed: int, net: Tree) -> State:
         return state._replace(clients=set_up(r, open_env(r, data), state, everyone(r)))
 
     # the run donates its state: the caller's net and key must not be among its buffers
-    key, net, inputs = layouts.everywhere(r.layout, (seed_key(seed), jax.tree.map(jnp.copy, net), data))
+    key, net, inputs = layouts.everywhere(
+        r.layout, (seed_key(seed), jax.tree.map(jnp.copy, net), data)
+    )
     where: dict[str, Any] = {}
     if r.layout.mesh is not None:
-        where["out_shardings"] = layouts.shardings(r.layout, jax.eval_shape(build, key, net, inputs))
+        where["out_shardings"] = layouts.shardings(
+            r.layout, jax.eval_shape(build, key, net, inputs)
+        )
     state = run_once(build, key, net, inputs, **where)
-    return jax.jit(ready, donate_argnums=0, **where)(state, inputs) if later and r.stored == "all" else state
+    return (
+        jax.jit(ready, donate_argnums=0, **where)(state, inputs)
+        if later and r.stored == "all"
+        else state
+    )
 
 
-# ---- many rounds --------------------------------------------------------------------------------------------------
+# ---- many rounds ---------------------------------------------------------------------------------
 def evaluate(r: Round, env: Env, state: State, data: Data) -> dict[str, Tree]:
-    """Every evaluation that costs no training; the stored rows only where the State holds them all."""
+    """Every evaluation that costs no training; the stored rows only where the State holds them
+    all."""
     out = evaluation.score_server(r, env, state, data)
     return out | evaluation.score_stored(r, env, state, everyone(r)) if r.stored == "all" else out
 
 
 def run(
-    r: Round, state: State, data: Data, rounds: Array, ends: Array | bool, eval_every: int, capacity: int
+    r: Round,
+    state: State,
+    data: Data,
+    rounds: Array,
+    ends: Array | bool,
+    eval_every: int,
+    capacity: int,
 ) -> tuple[State, dict, dict]:
-    """`rounds` ≤ most_rounds(…) rounds, an evaluation after every eval_every-th and, if `ends`, after the last.
+    """`rounds` ≤ most_rounds(…) rounds, an evaluation after every eval_every-th and, if `ends`,
+    after the last.
 
     The place of an evaluation that was left out stays empty: its round is 0.
     """
@@ -258,7 +295,9 @@ def run(
         now = jnp.minimum(eval_every - state.t % eval_every, left)
         state, logs = lax.fori_loop(0, now, round_, (state, logs))
         score = lambda scores: write(scores, i, {**evaluate(r, env, state, data), "round": state.t})
-        due = jnp.asarray(ends) | (state.t % eval_every == 0)  # no loop of one turn: XLA would compute its inside before it
+        due = jnp.asarray(ends) | (
+            state.t % eval_every == 0
+        )  # no loop of one turn: XLA would compute its inside before it
         return state, logs, lax.cond(due, score, lambda scores: scores, scores)
 
     last = first + rounds  # no sum with eval_every, which may be the largest number there is
@@ -269,7 +308,8 @@ def run(
 
 
 def most_rounds(eval_every: int, capacity: int) -> int:
-    """Rounds that one call of `run` can write down: the logs of rounds far apart from any evaluation stay small too."""
+    """Rounds that one call of `run` can write down: the logs of rounds far apart from any
+    evaluation stay small too."""
     return min(capacity * eval_every, LOGGED)
 
 

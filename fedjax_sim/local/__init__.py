@@ -1,4 +1,5 @@
-"""ONE client: its minibatches, its losses, its descent, its scores. Traced code; knows no cohort and no method."""
+"""ONE client: its minibatches, its losses, its descent, its scores. Traced code; knows no cohort
+and no method."""
 
 from fedjax_sim.local.batches import (
     LANES,

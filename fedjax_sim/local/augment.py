@@ -1,4 +1,5 @@
-"""Light augmentation of a minibatch, applied while it is gathered. Functions of (key, x [B, H, W, C])."""
+"""Light augmentation of a minibatch, applied while it is gathered. Functions of (key, x [B, H, W,
+C])."""
 
 from __future__ import annotations
 
@@ -13,18 +14,24 @@ def crops(wide: jax.Array, corner: jax.Array, height: int, width: int) -> jax.Ar
     """[B, height, width, C] from wide images [B, …, …, C], each from its own corner [B, 2]."""
     size, channels = wide.shape[0], wide.shape[3]
     if target() != "cpu":
-        return jax.vmap(lambda image, c: lax.dynamic_slice(image, (c[0], c[1], 0), (height, width, channels)))(wide, corner)
+        return jax.vmap(
+            lambda image, c: lax.dynamic_slice(image, (c[0], c[1], 0), (height, width, channels))
+        )(wide, corner)
 
-    # a CPU's gather goes number by number: 2.6 ms for 64 images of 32 x 32 x 3, copied image by image 0.1
+    # a CPU's gather goes number by number: 2.6 ms for 64 images of 32 x 32 x 3, copied image by
+    # image 0.1
     def copy(i: jax.Array, out: jax.Array) -> jax.Array:
-        image = lax.dynamic_slice(wide, (i, corner[i, 0], corner[i, 1], 0), (1, height, width, channels))
+        image = lax.dynamic_slice(
+            wide, (i, corner[i, 0], corner[i, 1], 0), (1, height, width, channels)
+        )
         return lax.dynamic_update_slice(out, image, (i, 0, 0, 0))
 
     return lax.fori_loop(0, size, copy, jnp.zeros((size, height, width, channels), wide.dtype))
 
 
 def crop_flip(key: jax.Array, x: jax.Array, padding: int = 4) -> jax.Array:
-    """Random crop after zero padding (of the normalised image) and random horizontal flip, per example."""
+    """Random crop after zero padding (of the normalised image) and random horizontal flip, per
+    example."""
     where, mirror = jax.random.split(key)
     size, (height, width) = x.shape[0], x.shape[1:3]
     wide = jnp.pad(x, ((0, 0), (padding, padding), (padding, padding), (0, 0)))

@@ -1,8 +1,9 @@
-"""Minibatches of ONE client: rows of the pool, reshuffled every epoch, the last one kept and masked.
+"""Minibatches of ONE client: rows of the pool, reshuffled every epoch, the last one kept and
+masked.
 
-Semantics are those of the papers' data loaders: every epoch is a fresh permutation (with `--shuffle off` the rows in
-their order), the last partial batch is kept and masked, fractional epochs are counted in steps
-(`steps = max(1, round(epochs·⌈n/B⌉))`, 0 for a client without data).
+Semantics are those of the papers' data loaders: every epoch is a fresh permutation (with `--shuffle
+off` the rows in their order), the last partial batch is kept and masked, fractional epochs are
+counted in steps (`steps = max(1, round(epochs·⌈n/B⌉))`, 0 for a client without data).
 """
 
 from __future__ import annotations
@@ -36,16 +37,20 @@ def batches_per_epoch(env: Env, n: Array) -> Array:
 
 
 def steps_for(env: Env, n: Array, epochs: Array | float) -> Array:
-    """Steps of a client with n examples; fractional epochs round to whole steps, at least one if there is any work."""
+    """Steps of a client with n examples; fractional epochs round to whole steps, at least one if
+    there is any work."""
     epochs = jnp.asarray(epochs, env.dtype)
     steps = jnp.round(epochs * batches_per_epoch(env, n).astype(env.dtype)).astype(jnp.int32)
     return jnp.where((n > 0) & (epochs > 0), jnp.maximum(steps, 1), 0)
 
 
 def most_steps(env: Env, epochs: float | None) -> tuple[int, bool]:
-    """(the most steps a client can have, whether all that work have just as many) of `epochs`; None: of a Plan's."""
+    """(the most steps a client can have, whether all that work have just as many) of `epochs`;
+    None: of a Plan's."""
     largest = -(-env.fed.rows["train"].shape[1] // env.batch_size)
-    number = np.asarray(env.max_epochs if epochs is None else epochs, env.dtype)  # rounds as `steps_for` does
+    number = np.asarray(
+        env.max_epochs if epochs is None else epochs, env.dtype
+    )  # rounds as `steps_for` does
     return max(1, int(np.round(number * np.asarray(largest, env.dtype)))), env.even and (
         epochs is not None or env.same_epochs
     )
@@ -55,9 +60,11 @@ WORD_PLACES = 12  # bits for the place in a word that is sorted as one; the othe
 
 
 def epoch_orders(key: Array, n: Array, padded: int, epochs: int) -> Array:
-    """[epochs, padded] int32: per epoch a permutation of 0..n−1 in the first n places (the rest is padding).
+    """[epochs, padded] int32: per epoch a permutation of 0..n−1 in the first n places (the rest is
+    padding).
 
-    A function of (key, n) alone: neither `padded`, which follows the largest client, nor `epochs` changes an order.
+    A function of (key, n) alone: neither `padded`, which follows the largest client, nor `epochs`
+    changes an order.
     """
     if epochs == 1:  # without an axis of length 1, which a TPU would fill up to 128
         return _orders(key, jnp.uint32(0), n, padded)[None]
@@ -72,20 +79,26 @@ def _orders(key: Array, epoch: Array, n: Array, padded: int) -> Array:
     coarse = noise >> WORD_PLACES << WORD_PLACES
     place = jnp.broadcast_to(place, noise.shape)
     if padded <= 2**WORD_PLACES:
-        # random number and place in one word: XLA-CPU sorts one array 7 times faster than two. 19 random bits are left;
-        # equal ones keep their order, as in a stable sort
+        # random number and place in one word: XLA-CPU sorts one array 7 times faster than two. 19
+        # random bits are left; equal ones keep their order, as in a stable sort
         word = lax.sort(coarse | place, dimension=-1, is_stable=False)
         return (word & jnp.uint32(2**WORD_PLACES - 1)).astype(jnp.int32)
-    noise = jnp.where(n > 2**WORD_PLACES, noise, coarse)  # a small client's order is the one it has among small ones
+    noise = jnp.where(
+        n > 2**WORD_PLACES, noise, coarse
+    )  # a small client's order is the one it has among small ones
     return lax.sort((noise, place), dimension=-1, num_keys=1)[1].astype(jnp.int32)
 
 
 def longest(env: Env, steps: Array) -> Array:
-    """The bound of a loop over the lanes of a chunk: an unbatched scalar, so nothing is selected away."""
+    """The bound of a loop over the lanes of a chunk: an unbatched scalar, so nothing is selected
+    away."""
     return lax.pmax(steps, LANES) if env.lanes > 1 else steps
 
 
-LEAST_BLOCK, MOST_BLOCKS = 8, 16  # turns of a block of `repeat`, and blocks of one call, on accelerators
+LEAST_BLOCK, MOST_BLOCKS = (
+    8,
+    16,
+)  # turns of a block of `repeat`, and blocks of one call, on accelerators
 
 
 class Turns(NamedTuple):
@@ -101,12 +114,13 @@ class Turns(NamedTuple):
 
 
 def turns(env: Env, count: Array, most: int, exact: bool = False) -> Turns:
-    """Turns of a loop whose lane takes `count` [] of them and no lane more than `most`; exact: every lane whose result
-    counts takes `most`.
+    """Turns of a loop whose lane takes `count` [] of them and no lane more than `most`; exact:
+    every lane whose result counts takes `most`.
 
-    A CPU leaves the loop after the longest lane. A GPU asks the host before every turn of a loop whose number of turns it
-    does not know, and a TPU cannot plan ahead: there the number is known where all clients have equally much to do, and
-    otherwise the loop is cut into at most MOST_BLOCKS blocks of known length.
+    A CPU leaves the loop after the longest lane. A GPU asks the host before every turn of a loop
+    whose number of turns it does not know, and a TPU cannot plan ahead: there the number is known
+    where all clients have equally much to do, and otherwise the loop is cut into at most
+    MOST_BLOCKS blocks of known length.
     """
     if target() == "cpu":
         return Turns(longest(env, count), 1, env.lanes > 1)
@@ -122,16 +136,20 @@ def repeat(planned: Turns, body: Callable[[Array, Any], Any], start: Any) -> Any
         return lax.fori_loop(0, planned.blocks, body, start)
     if isinstance(planned.blocks, int) and planned.blocks == 1:
         return lax.fori_loop(0, planned.length, body, start)
-    inner = lambda i, carry: lax.fori_loop(0, planned.length, lambda j, c: body(i * planned.length + j, c), carry)
+    inner = lambda i, carry: lax.fori_loop(
+        0, planned.length, lambda j, c: body(i * planned.length + j, c), carry
+    )
     return lax.fori_loop(0, planned.blocks, inner, start)
 
 
 def by_itself(make: Callable[[], Array], counter: Array) -> Array:
-    """`make()`, kept out of the loops that use it; `counter` is any scalar that is never negative and the same in all lanes.
+    """`make()`, kept out of the loops that use it; `counter` is any scalar that is never negative
+    and the same in all lanes.
 
-    XLA-CPU fuses a gather into what reads it, where the row is then looked up for every element and padding becomes a
-    branch: 0.4 ms of a LeNet-5 step, 0.04 ms apart. Neither a barrier nor `settle` keeps a single reader apart; the
-    branch of a conditional does. Accelerators fuse well, and a conditional costs them.
+    XLA-CPU fuses a gather into what reads it, where the row is then looked up for every element and
+    padding becomes a branch: 0.4 ms of a LeNet-5 step, 0.04 ms apart. Neither a barrier nor
+    `settle` keeps a single reader apart; the branch of a conditional does. Accelerators fuse well,
+    and a conditional costs them.
     """
     if target() != "cpu":
         return make()
@@ -140,10 +158,14 @@ def by_itself(make: Callable[[], Array], counter: Array) -> Array:
 
 
 def gather(env: Env, rows: Array, counter: Array) -> tuple[Array, Array]:
-    """Examples of the pool, normalised: (x [B, H, W, C], y [B]), tokens [B, T] as they are; `counter` as in `by_itself`."""
+    """Examples of the pool, normalised: (x [B, H, W, C], y [B]), tokens [B, T] as they are;
+    `counter` as in `by_itself`."""
     fed = env.fed
-    # the pool is two-dimensional on the device: a row is one flat slice, and nothing touches the pool as a whole
-    x = by_itself(lambda: fed.x.reshape(fed.x.shape[0], -1)[rows], counter)[..., : math.prod(env.model.shape)]
+    # the pool is two-dimensional on the device: a row is one flat slice, and nothing touches the
+    # pool as a whole
+    x = by_itself(lambda: fed.x.reshape(fed.x.shape[0], -1)[rows], counter)[
+        ..., : math.prod(env.model.shape)
+    ]
     x = x.reshape(*rows.shape, *env.model.shape)
     if x.dtype == jnp.int32:  # tokens are names, not numbers
         return x, fed.y[rows]
@@ -153,11 +175,20 @@ def gather(env: Env, rows: Array, counter: Array) -> tuple[Array, Array]:
 
 
 def stream(
-    env: Env, ctx: Ctx, key: Array, epochs: float, split: str = "train", *, rows: Array | None = None, n: Array | None = None
+    env: Env,
+    ctx: Ctx,
+    key: Array,
+    epochs: float,
+    split: str = "train",
+    *,
+    rows: Array | None = None,
+    n: Array | None = None,
 ) -> Callable[[Array], Batch]:
-    """The client's minibatches as a function of the step number: reshuffled each epoch, the last one masked.
+    """The client's minibatches as a function of the step number: reshuffled each epoch, the last
+    one masked.
 
-    rows [S], n []: draw from the first n of these rows of the pool instead of the client's whole split.
+    rows [S], n []: draw from the first n of these rows of the pool instead of the client's whole
+    split.
     """
     even = env.even and split == "train" and rows is None and n is None
     rows = env.fed.rows[split][ctx.id] if rows is None else rows
@@ -171,12 +202,13 @@ def stream(
         order = jnp.broadcast_to(jnp.arange(padded, dtype=jnp.int32), (number, padded))
     if even:
         order = order.reshape(-1, size)
-    else:  # a step's places side by side, because all lanes are at the same step but not in the same epoch
+    # a step's places side by side, because all lanes are at the same step but not in the same epoch
+    else:
         step = jnp.arange(number * (padded // size))[:, None]
         place = (step % per_epoch) * size + jnp.arange(size)
         order = order[jnp.minimum(step // per_epoch, number - 1), place]
-    # [steps, B] rows of the pool; padding repeats the client's own first row: nothing of others is ever read,
-    # so that a NaN in somebody else's data (0·nan is nan) stays with its owner
+    # [steps, B] rows of the pool; padding repeats the client's own first row: nothing of others is
+    # ever read, so that a NaN in somebody else's data (0·nan is nan) stays with its owner
     table = rows[jnp.where(order < n, order, 0)]
     augment = AUGMENTATIONS[env.fed.augment]
 
@@ -184,7 +216,11 @@ def stream(
         start = (step % per_epoch) * size
         x, y = gather(env, lax.dynamic_index_in_dim(table, step, keepdims=False), step)
         step_key = jax.random.fold_in(key, step)
-        mask = jnp.ones(size, bool) if even and env.full and target() != "cpu" else start + jnp.arange(size) < n
+        mask = (
+            jnp.ones(size, bool)
+            if even and env.full and target() != "cpu"
+            else start + jnp.arange(size) < n
+        )
         return Batch(augment(step_key, x), y, mask, step_key)
 
     return draw

@@ -1,5 +1,5 @@
-"""A contrastive loss of ONE minibatch against class anchors: features are pulled to their class's anchor and pushed away
-from the other anchors and from the features of other classes."""
+"""A contrastive loss of ONE minibatch against class anchors: features are pulled to their class's
+anchor and pushed away from the other anchors and from the features of other classes."""
 
 from __future__ import annotations
 
@@ -15,23 +15,31 @@ SHORTEST = 1e-8  # length from which a vector has a direction
 def unit(v: Array) -> Array:
     """v / max(‖v‖, 1e-8) along the last axis.
 
-    A shorter vector (all units dead, a head that starts at 0) has no direction: it gets no gradient, where the
-    quotient's would be 1e8 and end the training in one step.
+    A shorter vector (all units dead, a head that starts at 0) has no direction: it gets no
+    gradient, where the quotient's would be 1e8 and end the training in one step.
 
-    >>> unit(jnp.array([[3.0, 4.0], [0.0, 0.0]])).round(1).tolist(), jax.grad(lambda v: unit(v).sum())(jnp.zeros(2)).tolist()
+    >>> unit(jnp.array([[3.0, 4.0], [0.0, 0.0]])).round(1).tolist(), jax.grad(
+    ...     lambda v: unit(v).sum()
+    ... )(jnp.zeros(2)).tolist()
     ([[0.6000000238418579, 0.800000011920929], [0.0, 0.0]], [0.0, 0.0])
     """
     square = jnp.square(v).sum(-1, keepdims=True)
     long = square > SHORTEST**2
     # two selections: the root's gradient at 0 is infinite, and 0·inf is nan
-    return jnp.where(long, v / jnp.sqrt(jnp.where(long, square, 1)), lax.stop_gradient(v) / SHORTEST)
+    return jnp.where(
+        long, v / jnp.sqrt(jnp.where(long, square, 1)), lax.stop_gradient(v) / SHORTEST
+    )
 
 
-def anchor_contrast(features: Array, anchors: Array, labels: Array, mask: Array, tau: float) -> Array:
-    """Mean over the real examples of −log [ e^{z̃ᵢ·w̃_yᵢ/τ} / (Σ_c e^{z̃ᵢ·w̃_c/τ} + Σ_{j: y_j≠y_i} e^{z̃ᵢ·z̃_j/τ}) ].
+def anchor_contrast(
+    features: Array, anchors: Array, labels: Array, mask: Array, tau: float
+) -> Array:
+    """Mean over the real examples of −log [ e^{z̃ᵢ·w̃_yᵢ/τ} / (Σ_c e^{z̃ᵢ·w̃_c/τ} + Σ_{j: y_j≠y_i}
+    e^{z̃ᵢ·z̃_j/τ}) ].
 
-    features [B, d], anchors [C, d], labels [B], mask [B] -> []; z̃ and w̃ have length 1, so nothing grows beyond 1/τ.
-    Rows that are padding are nobody's negatives. Gradients reach features and anchors.
+    features [B, d], anchors [C, d], labels [B], mask [B] -> []; z̃ and w̃ have length 1, so nothing
+    grows beyond 1/τ. Rows that are padding are nobody's negatives. Gradients reach features and
+    anchors.
 
     One class, its anchor where the feature is: nothing to push away.
 

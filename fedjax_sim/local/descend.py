@@ -1,10 +1,13 @@
-"""Local training of ONE client: epochs of reshuffled minibatches over its rows of the pool, ragged, with plugs.
+"""Local training of ONE client: epochs of reshuffled minibatches over its rows of the pool, ragged,
+with plugs.
 
-One step is that of the run's optimiser. PyTorch's SGD, unless it names another:  g ← g + wd·w;  v ← momentum·v + g;
-w ← w − lr·v. Its state (v) begins anew in every call, or stays with the client (`--optimizer-state client`).
+One step is that of the run's optimiser. PyTorch's SGD, unless it names another:  g ← g + wd·w;  v ←
+momentum·v + g; w ← w − lr·v. Its state (v) begins anew in every call, or stays with the client
+(`--optimizer-state client`).
 
-The loop has a data-dependent bound: a client costs what it holds. Side by side (vmap over `env.lanes` clients) the
-bound is that of the longest lane, as an unbatched scalar, and a finished lane's learning rate is 0.
+The loop has a data-dependent bound: a client costs what it holds. Side by side (vmap over
+`env.lanes` clients) the bound is that of the longest lane, as an unbatched scalar, and a finished
+lane's learning rate is 0.
 """
 
 from __future__ import annotations
@@ -42,7 +45,7 @@ class Trained(NamedTuple):
     carry: Tree = ()  # the objective's own running values at the end
 
 
-# ---- objectives -------------------------------------------------------------------------------------------------
+# ---- objectives ----------------------------------------------------------------------------------
 def forward(
     env: Env, net: Tree, batch: Batch, *, train: bool = True, tap: Callable | None = None
 ) -> tuple[Array, Array, Tree]:
@@ -51,17 +54,28 @@ def forward(
     return env.model.head(net, features), features, stats
 
 
-def local_loss(env: Env, ctx: Ctx, logits: Array, batch: Batch, confusion: Tree) -> tuple[Array, Tree]:
-    """The run's local loss of one minibatch; the soft confusion is updated first, without gradient."""
+def local_loss(
+    env: Env, ctx: Ctx, logits: Array, batch: Batch, confusion: Tree
+) -> tuple[Array, Tree]:
+    """The run's local loss of one minibatch; the soft confusion is updated first, without
+    gradient."""
     if env.track_confusion:
         confusion = update_confusion(
-            confusion, lax.stop_gradient(logits), batch.y, batch.mask, env.loss.decay, batch_size=env.batch_size
+            confusion,
+            lax.stop_gradient(logits),
+            batch.y,
+            batch.mask,
+            env.loss.decay,
+            batch_size=env.batch_size,
         )
     return env.loss.value(logits, batch.y, batch.mask, env.counts[ctx.id], confusion), confusion
 
 
-def supervised(env: Env, ctx: Ctx, penalty: Callable[[Tree], Array] | None = None, tap: Callable | None = None) -> Callable:
-    """The default objective: the local loss of the model's logits, plus an optional penalty on the parameters."""
+def supervised(
+    env: Env, ctx: Ctx, penalty: Callable[[Tree], Array] | None = None, tap: Callable | None = None
+) -> Callable:
+    """The default objective: the local loss of the model's logits, plus an optional penalty on the
+    parameters."""
 
     def objective(net: Tree, batch: Batch, confusion: Tree, carry: Tree = ()) -> tuple[Array, Aux]:
         logits, _, stats = forward(env, net, batch, tap=tap)
@@ -73,7 +87,7 @@ def supervised(env: Env, ctx: Ctx, penalty: Callable[[Tree], Array] | None = Non
     return objective
 
 
-# ---- an optimiser's state that stays with the client -------------------------------------------------------------
+# ---- an optimiser's state that stays with the client ---------------------------------------------
 class Used(NamedTuple):
     """The optimiser's state after the pass of a round that it served."""
 
@@ -86,17 +100,25 @@ def begin(rule: Optimizer, client: Client, params: Tree) -> tuple[Tree, bool]:
     if not jax.tree.leaves(kept):
         return fresh, False
     if isinstance(kept, Used):
-        raise UserError(f"{ONE_STATE}: this method trains more than once in a round; use optimizer-state round")
-    like = lambda tree: (str(jax.tree.structure(tree)), [jnp.shape(leaf) for leaf in jax.tree.leaves(tree)])
+        raise UserError(
+            f"{ONE_STATE}: this method trains more than once in a round; use optimizer-state round"
+        )
+    like = lambda tree: (
+        str(jax.tree.structure(tree)),
+        [jnp.shape(leaf) for leaf in jax.tree.leaves(tree)],
+    )
     if like(kept) != like(fresh):
         raise UserError(
-            f"{ONE_STATE}: this method trains some groups, two nets at once, or by an optimiser of its own; "
-            f"use optimizer-state round"
+            f"{ONE_STATE}: this method trains some groups, two nets at once, or by an optimiser of"
+            " its own; use optimizer-state round"
         )
     return kept, True
 
 
-ONE_STATE = "with optimizer-state client a client keeps one state, of the run's optimiser for the whole model"
+ONE_STATE = (
+    "with optimizer-state client a client keeps one state, of the run's optimiser for the whole"
+    " model"
+)
 
 
 def put_away(client: Client, had: Client) -> Client:
@@ -108,7 +130,7 @@ def put_away(client: Client, had: Client) -> Client:
     return client._replace(optimizer=client.optimizer.state)
 
 
-# ---- the loop ---------------------------------------------------------------------------------------------------
+# ---- the loop ------------------------------------------------------------------------------------
 class Plugs(NamedTuple):
     """What a method does otherwise in a step; see `descend`."""
 
@@ -130,7 +152,8 @@ def one_step(
     rate_of: Callable[[Array], Array],
     stays: bool,
 ) -> Callable:
-    """(k, carry) -> carry: the k-th step of `descend`; stays: the optimiser's state is the client's own."""
+    """(k, carry) -> carry: the k-th step of `descend`; stays: the optimiser's state is the client's
+    own."""
 
     def step(k: Array, carry):
         params, stats, opt_state, confusion, running, totals, rate = carry
@@ -138,13 +161,17 @@ def one_step(
 
         def value(params, batch):
             with randomness(batch.key):  # dropout inside the model
-                return plugs.objective({"params": {**frozen, **params}, "batch_stats": stats}, batch, confusion, *own)
+                return plugs.objective(
+                    {"params": {**frozen, **params}, "batch_stats": stats}, batch, confusion, *own
+                )
 
         grad_of = jax.value_and_grad(value, has_aux=True)
         if plugs.gradient is None:
             batch = draw(k)
             (loss, aux), grads = grad_of(params, batch)
-            more = dict(value=loss, grad=grads, value_fn=lambda p: value(p, batch)[0])  # for line searches
+            more = dict(
+                value=loss, grad=grads, value_fn=lambda p: value(p, batch)[0]
+            )  # for line searches
         else:
             (loss, aux), grads, batch = plugs.gradient(grad_of, params, k, draw, running)
             more = dict(value=loss, grad=grads)
@@ -160,11 +187,20 @@ def one_step(
         if plugs.project is not None:
             params = keep(plugs.project(params), params)
         then = aux.carry if plugs.after is None else plugs.after(aux.carry, grads, params)
-        seen = batch.mask * (k < steps).astype(env.dtype) if planned.masked else batch.mask.astype(env.dtype)
+        seen = (
+            batch.mask * (k < steps).astype(env.dtype)
+            if planned.masked
+            else batch.mask.astype(env.dtype)
+        )
         n = seen.sum()
         hits = (task_called(env.fed.task).hits(aux.logits, batch.y) * seen).sum()
         totals = totals + jnp.stack([loss * n, hits, n])
-        kept = keep(aux.batch_stats, stats), opt_state, keep(aux.confusion, confusion), keep(then, running)
+        kept = (
+            keep(aux.batch_stats, stats),
+            opt_state,
+            keep(aux.confusion, confusion),
+            keep(then, running),
+        )
         return params, *kept, totals, rate_of(k + 1)
 
     return step
@@ -189,39 +225,59 @@ def descend(
     track: bool = True,
     carry: Tree = (),
 ) -> tuple[Client, Trained]:
-    """Training of ONE client; returns the client with its loss statistics brought up to date, and what was trained.
+    """Training of ONE client; returns the client with its loss statistics brought up to date, and
+    what was trained.
 
     objective: (net, batch, confusion) -> (loss, Aux); default `supervised(env, ctx)`.
-    gradient:  (grad_of, params, step, draw, carry) -> ((loss, Aux), grads, batch), where grad_of(params, batch)
-               differentiates the objective; default: one gradient on draw(step). Sharpness-aware, meta-learning and
-               two-model steps plug in here.
-    adjust:    (grads, params) -> grads, before weight decay and momentum (control variates, proximal terms).
+    gradient:  (grad_of, params, step, draw, carry) -> ((loss, Aux), grads, batch), where
+    grad_of(params, batch)
+               differentiates the objective; default: one gradient on draw(step). Sharpness-aware,
+               meta-learning and two-model steps plug in here.
+    adjust:    (grads, params) -> grads, before weight decay and momentum (control variates,
+               proximal terms).
     project:   (params) -> params, after every step (a box, a simplex, …).
-    after:     (carry, grads, params) -> carry, after every step: the objective's gradient at the old parameters, the new
+    after:     (carry, grads, params) -> carry, after every step: the objective's gradient at the
+               old parameters, the new
                parameters (a mixing weight that is learned beside them, …).
     trainable: names of the groups that move; the others cost no gradient. Default: all.
-    epochs:    a Python number, for passes that are not the Plan's; default `ctx.epochs` (at most env.max_epochs).
-    optimizer: another than the run's, e.g. `env.optimizer._replace(momentum=0.0)`.
-    salt:      tells the shuffles of several passes of one round apart.  track=False keeps the client's confusion.
-    carry:     start of the running values of the objective or of `gradient`, if they have any: the objective is then
+    epochs:    a Python number, for passes that are not the Plan's; default `ctx.epochs` (at most
+    env.max_epochs). optimizer: another than the run's, e.g. `env.optimizer._replace(momentum=0.0)`.
+    salt:      tells the shuffles of several passes of one round apart.  track=False keeps the
+               client's confusion.
+    carry:     start of the running values of the objective or of `gradient`, if they have any: the
+               objective is then
                called as objective(net, batch, confusion, carry); the new ones are in `Aux.carry`.
     """
     objective = objective or supervised(env, ctx)
     rule = optimizer or env.optimizer
     lr = ctx.lr if lr is None else jnp.asarray(lr, env.dtype)
-    draw = stream(env, ctx, jax.random.fold_in(ctx.key, salt), env.max_epochs if epochs is None else epochs)
+    draw = stream(
+        env, ctx, jax.random.fold_in(ctx.key, salt), env.max_epochs if epochs is None else epochs
+    )
     steps = steps_for(env, env.fed.size["train"][ctx.id], ctx.epochs if epochs is None else epochs)
     planned = turns(env, steps, *most_steps(env, epochs))
     at = lambda k: rule.rate(lr, k, steps, env.dtype)
-    rate_of = lambda k: jnp.where(k < steps, at(k), 0) if planned.masked else at(k)  # a finished lane stands still
-    frozen = {} if trainable is None else {g: p for g, p in net["params"].items() if g not in trainable}
+    rate_of = lambda k: (
+        jnp.where(k < steps, at(k), 0) if planned.masked else at(k)
+    )  # a finished lane stands still
+    frozen = (
+        {} if trainable is None else {g: p for g, p in net["params"].items() if g not in trainable}
+    )
     moving = {g: p for g, p in net["params"].items() if g not in frozen}
     opt_start, stays = begin(rule, client, moving)
 
     plugs = Plugs(objective, gradient, adjust, project, after)
     step = one_step(env, plugs, rule, draw, frozen, steps, planned, rate_of, stays)
     # the rate of a step is known before it: XLA then writes w − lr·v where it computes a gradient
-    start = (moving, net["batch_stats"], opt_start, client.confusion, carry, jnp.zeros(3, env.dtype), rate_of(0))
+    start = (
+        moving,
+        net["batch_stats"],
+        opt_start,
+        client.confusion,
+        carry,
+        jnp.zeros(3, env.dtype),
+        rate_of(0),
+    )
     params, stats, opt_end, confusion, carry, (loss, hits, n), _ = repeat(planned, step, start)
     trained, many = {"params": {**frozen, **params}, "batch_stats": stats}, jnp.maximum(n, 1)
     done = Trained(trained, loss / many, hits / many, steps, carry)
@@ -233,6 +289,11 @@ def descend(
 
 
 def upload(env: Env, ctx: Ctx, done: Trained, weights: str = "size", **more) -> Upload:
-    """The usual upload of ONE client: its trained net, weighted by its data (`size`) or equally (`uniform`)."""
-    weight = env.fed.size["train"][ctx.id].astype(env.dtype) if weights == "size" else jnp.ones((), env.dtype)
+    """The usual upload of ONE client: its trained net, weighted by its data (`size`) or equally
+    (`uniform`)."""
+    weight = (
+        env.fed.size["train"][ctx.id].astype(env.dtype)
+        if weights == "size"
+        else jnp.ones((), env.dtype)
+    )
     return Upload(done.net, weight, loss=done.loss, accuracy=done.accuracy, **more)

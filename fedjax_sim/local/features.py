@@ -1,4 +1,5 @@
-"""Class-wise statistics of ONE client's features: sums that add up over clients, and Gaussians made of them."""
+"""Class-wise statistics of ONE client's features: sums that add up over clients, and Gaussians made
+of them."""
 
 from __future__ import annotations
 
@@ -27,7 +28,11 @@ class Statistics(NamedTuple):
 def zero_statistics(env: Env, full: bool) -> Statistics:
     classes, width = env.model.classes, env.model.width
     shape = (classes, width, width) if full else (classes, width)
-    return Statistics(jnp.zeros(classes, env.dtype), jnp.zeros((classes, width), env.dtype), jnp.zeros(shape, env.dtype))
+    return Statistics(
+        jnp.zeros(classes, env.dtype),
+        jnp.zeros((classes, width), env.dtype),
+        jnp.zeros(shape, env.dtype),
+    )
 
 
 def class_statistics(env: Env, net: Tree, client: Array, full: bool) -> Statistics:
@@ -46,13 +51,20 @@ def class_statistics(env: Env, net: Tree, client: Array, full: bool) -> Statisti
             square = exact(jnp.einsum)("bc,bi,bj->cij", member, features, features)
         else:
             square = product(member.T, jnp.square(features))
-        return Statistics(sums.count + member.sum(0), sums.total + product(member.T, features), sums.square + square)
+        return Statistics(
+            sums.count + member.sum(0),
+            sums.total + product(member.T, features),
+            sums.square + square,
+        )
 
-    return repeat(turns(env, -(-n // batch), padded.shape[0] // batch), add, zero_statistics(env, full))
+    return repeat(
+        turns(env, -(-n // batch), padded.shape[0] // batch), add, zero_statistics(env, full)
+    )
 
 
 def client_features(env: Env, net: Tree, client: Array) -> tuple[Array, Array, Array]:
-    """(features [S, d], labels [S], real [S]) of ONE client's training rows in inference mode, in the order of its rows."""
+    """(features [S, d], labels [S], real [S]) of ONE client's training rows in inference mode, in
+    the order of its rows."""
     rows, n = env.fed.rows["train"][client], env.fed.size["train"][client]
     batch = max(1, min(ROWS, rows.shape[0]))
     padded = jnp.pad(rows, (0, -rows.shape[0] % batch))
@@ -60,7 +72,9 @@ def client_features(env: Env, net: Tree, client: Array) -> tuple[Array, Array, A
 
     def fill(i: Array, features: Array) -> Array:
         x, _ = gather(env, lax.dynamic_slice(padded, (i * batch,), (batch,)), i)
-        return lax.dynamic_update_slice_in_dim(features, env.model.features(net, x, train=False)[0], i * batch, 0)
+        return lax.dynamic_update_slice_in_dim(
+            features, env.model.features(net, x, train=False)[0], i * batch, 0
+        )
 
     empty = jnp.zeros((padded.shape[0], env.model.width), env.dtype)
     features = repeat(turns(env, -(-n // batch), padded.shape[0] // batch), fill, empty)
@@ -68,18 +82,24 @@ def client_features(env: Env, net: Tree, client: Array) -> tuple[Array, Array, A
 
 
 def gaussians(sums: Statistics) -> tuple[Array, Array]:
-    """(means [C, d], covariances [C, d, d] or variances [C, d]); zero for a class without examples or with one."""
+    """(means [C, d], covariances [C, d, d] or variances [C, d]); zero for a class without examples
+    or with one."""
     count = sums.count[:, None]
     mean = sums.total / jnp.maximum(count, 1)
     if sums.square.ndim == 3:
         spread = sums.square - count[:, :, None] * mean[:, :, None] * mean[:, None, :]
-        return mean, jnp.where(count[:, :, None] > 1, spread / jnp.maximum(count - 1, 1)[:, :, None], 0)
-    spread = jnp.maximum(sums.square - count * jnp.square(mean), 0)  # rounding must not make it negative
+        return mean, jnp.where(
+            count[:, :, None] > 1, spread / jnp.maximum(count - 1, 1)[:, :, None], 0
+        )
+    spread = jnp.maximum(
+        sums.square - count * jnp.square(mean), 0
+    )  # rounding must not make it negative
     return mean, jnp.where(count > 1, spread / jnp.maximum(count - 1, 1), 0)
 
 
 def live_features(env: Env, net: Tree, ids: Array) -> Array:
-    """[] share of the features of `net` that are above 0 for one of a few training images of the clients `ids` [M]."""
+    """[] share of the features of `net` that are above 0 for one of a few training images of the
+    clients `ids` [M]."""
     each = -(-LOOKED_AT // ids.shape[0])
     rows, n = env.fed.rows["train"][ids], env.fed.size["train"][ids]  # [M, S], [M]
     place = jnp.arange(each) % jnp.maximum(n, 1)[:, None]  # [M, each], a client's own

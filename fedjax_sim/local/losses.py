@@ -1,8 +1,8 @@
 """Local losses of ONE client on ONE mini-batch, and the soft confusion that some of them read.
 
-Every loss is a pure function `(logits [B, C], labels [B], mask [B], counts [C], confusion) -> []`, the mean
-over the examples the mask lets in (0 if it lets in none). Symbols: z logits, y the label, p = softmax(z),
-C classes, n_c the client's number of training examples of class c.
+Every loss is a pure function `(logits [B, C], labels [B], mask [B], counts [C], confusion) -> []`,
+the mean over the examples the mask lets in (0 if it lets in none). Symbols: z logits, y the label,
+p = softmax(z), C classes, n_c the client's number of training examples of class c.
 
 | name  | per-example loss                                                                    |
 |-------|-------------------------------------------------------------------------------------|
@@ -16,7 +16,8 @@ C classes, n_c the client's number of training examples of class c.
 | huber | mean over outputs of ½e² for e = |z − y| ≤ δ, else δ(e − ½δ)           (regression) |
 | bce   | mean over labels of −y log σ(z) − (1−y) log(1−σ(z)), y = 1 times w     (multilabel) |
 
-Losses of classes are those of every place of a sequence too: logits [B, T, C] and labels [B, T], −1 where none counts.
+Losses of classes are those of every place of a sequence too: logits [B, T, C] and labels [B, T], −1
+where none counts.
 
 >>> import jax.numpy as jnp
 >>> loss = make_loss("focal", 3, gamma=0.0)      # γ = 0 is plain cross-entropy
@@ -68,18 +69,32 @@ class Confusion(NamedTuple):
 
 
 class Loss(Node):
-    """A local loss: its constants as fields, arguments of the compiled program where they are annotated Real."""
+    """A local loss: its constants as fields, arguments of the compiled program where they are
+    annotated Real."""
 
     uses_confusion: ClassVar[bool] = False
     targets: ClassVar[tuple[str, ...]] = (CLASS, TOKENS)  # of tasks that it can be used for
-    decay: Real = field(0.95, ge=0, help="momentum of the running confusion, used whenever it is tracked", kw_only=True)
+    decay: Real = field(
+        0.95,
+        ge=0,
+        help="momentum of the running confusion, used whenever it is tracked",
+        kw_only=True,
+    )
 
-    def value(self, logits: Array, labels: Array, mask: Array, counts: Array, confusion: Any = ()) -> Array:
-        """[] the mean over the examples that the mask [B] lets in; logits [B, C], labels [B], counts [C]."""
+    def value(
+        self, logits: Array, labels: Array, mask: Array, counts: Array, confusion: Any = ()
+    ) -> Array:
+        """[] the mean over the examples that the mask [B] lets in; logits [B, C], labels [B],
+        counts [C]."""
         if self.uses_confusion and not isinstance(confusion, Confusion):
-            raise UserError(f"loss '{self.name}' needs the client's running confusion, and none is being tracked")
+            raise UserError(
+                f"loss '{self.name}' needs the client's running confusion, and none is being"
+                " tracked"
+            )
         logits, labels, on = _masked(*places(logits, labels, mask))
-        return _mean(self.per_example(logits, labels, jnp.asarray(counts, logits.dtype), confusion), on)
+        return _mean(
+            self.per_example(logits, labels, jnp.asarray(counts, logits.dtype), confusion), on
+        )
 
     def _read(self, one: dataclasses.Field, value: Any) -> Any:
         return (
@@ -91,7 +106,7 @@ class Loss(Node):
         raise NotImplementedError
 
 
-# ---- the soft confusion -----------------------------------------------------------------------------------
+# ---- the soft confusion --------------------------------------------------------------------------
 
 
 def init_confusion(classes: int, dtype: Any = jnp.float32) -> Confusion:
@@ -100,17 +115,27 @@ def init_confusion(classes: int, dtype: Any = jnp.float32) -> Confusion:
     >>> init_confusion(2).conf.tolist()
     [[1.0, 1.0], [1.0, 1.0]]
     """
-    return Confusion(jnp.ones((classes, classes), dtype), jnp.ones((classes,), dtype), jnp.zeros((), dtype))
+    return Confusion(
+        jnp.ones((classes, classes), dtype), jnp.ones((classes,), dtype), jnp.zeros((), dtype)
+    )
 
 
 def update_confusion(
-    confusion: Confusion, logits: Array, labels: Array, mask: Array, decay: float, *, batch_size: int
+    confusion: Confusion,
+    logits: Array,
+    labels: Array,
+    mask: Array,
+    decay: float,
+    *,
+    batch_size: int,
 ) -> Confusion:
-    """One mini-batch of ONE client: Conf ← μ Conf + (1−μ)(Yᵀ softmax(Z) + ε), Count ← μ Count + (1−μ)(c + ε).
+    """One mini-batch of ONE client: Conf ← μ Conf + (1−μ)(Yᵀ softmax(Z) + ε), Count ← μ Count +
+    (1−μ)(c + ε).
 
-    Y is one-hot, c the class counts of the batch, ε = 1e-3. Masked examples count nothing; a batch without
-    any example leaves everything unchanged (padding steps are no-ops). No gradient flows through it. `seen`
-    grows by `batch_size / 2`; C3E compares it with its warm-up threshold, beyond which it no longer matters.
+    Y is one-hot, c the class counts of the batch, ε = 1e-3. Masked examples count nothing; a batch
+    without any example leaves everything unchanged (padding steps are no-ops). No gradient flows
+    through it. `seen` grows by `batch_size / 2`; C3E compares it with its warm-up threshold, beyond
+    which it no longer matters.
 
     >>> logits, labels, mask = jnp.zeros((1, 2)), jnp.array([0]), jnp.array([True])
     >>> update = update_confusion(init_confusion(2), logits, labels, mask, 0.5, batch_size=4)
@@ -123,16 +148,21 @@ def update_confusion(
     onehot = jax.nn.one_hot(labels, classes, dtype=dtype) * on[:, None].astype(dtype)  # [B, C]
     mass = onehot.T @ jax.nn.softmax(logits.astype(dtype))  # [C, C]
     mix = lambda old, new: decay * old + (1 - decay) * (new + SMOOTHING_FLOOR)
-    new = Confusion(mix(confusion.conf, mass), mix(confusion.count, onehot.sum(0)), confusion.seen + batch_size / 2)
+    new = Confusion(
+        mix(confusion.conf, mass),
+        mix(confusion.count, onehot.sum(0)),
+        confusion.seen + batch_size / 2,
+    )
     any_example = on.any()
     return Confusion(*(jnp.where(any_example, a, b) for a, b in zip(new, confusion, strict=True)))
 
 
-# ---- building blocks --------------------------------------------------------------------------------------
+# ---- building blocks -----------------------------------------------------------------------------
 
 
 def places(logits: Array, labels: Array, mask: Array) -> tuple[Array, Array, Array]:
-    """Places of sequences, [B, T, C] and [B, T], as examples [B·T]; those without a label are masked. Else as they are."""
+    """Places of sequences, [B, T, C] and [B, T], as examples [B·T]; those without a label are
+    masked. Else as they are."""
     if logits.ndim != 3:
         return logits, labels, mask
     on = (labels >= 0) & (mask > 0)[:, None]
@@ -140,7 +170,8 @@ def places(logits: Array, labels: Array, mask: Array) -> tuple[Array, Array, Arr
 
 
 def _masked(logits: Array, labels: Array, mask: Array) -> tuple[Array, Array, Array]:
-    """Masked-out rows become harmless zeros, so that not even a NaN in the padding reaches a gradient."""
+    """Masked-out rows become harmless zeros, so that not even a NaN in the padding reaches a
+    gradient."""
     on = mask > 0
     return jnp.where(on[:, None], logits, 0), jnp.where(on, labels, 0), on
 
@@ -152,7 +183,8 @@ def _mean(per_example: Array, on: Array) -> Array:
 
 
 def _cross_entropy(logits: Array, labels: Array) -> Array:
-    # the label's logit by comparison: the gradient of an indexed read is a scatter, many small operations on CPU
+    # the label's logit by comparison: the gradient of an indexed read is a scatter, many small
+    # operations on CPU
     own = jnp.where(labels[:, None] == jnp.arange(logits.shape[-1]), logits, 0).sum(-1)
     return jax.nn.logsumexp(logits, axis=-1) - own  # [B]
 
@@ -164,7 +196,8 @@ def _unit_off_diagonal(matrix: Array) -> Array:
     return jnp.where(largest > 0, matrix / jnp.where(largest > 0, largest, 1), 0)
 
 
-# ---- the losses: per-example values, given (logits, labels, counts, confusion) of clean rows --------------
+# ---- the losses: per-example values, given (logits, labels, counts, confusion) of clean rows
+# --------------
 
 
 class CE(Loss):
@@ -186,7 +219,8 @@ class Focal(Loss):
         ce = _cross_entropy(logits, labels)
         if isinstance(self.gamma, float) and self.gamma == 0:
             return ce
-        # 1 − p_y without cancellation; the floor keeps the slope of x^γ finite at p_y = 1 when γ < 1
+        # 1 − p_y without cancellation; the floor keeps the slope of x^γ finite at p_y = 1 when γ <
+        # 1
         wrong = jnp.maximum(-jnp.expm1(-ce), jnp.finfo(ce.dtype).eps)
         return wrong**self.gamma * ce
 
@@ -239,22 +273,25 @@ class LS(Loss):
     def per_example(self, logits: Array, labels: Array, counts: Array, confusion: Any) -> Array:
         classes = logits.shape[-1]
         onehot = jax.nn.one_hot(labels, classes, dtype=logits.dtype)
-        target = onehot * (1 - self.smoothing) + (1 - onehot) * (self.smoothing / max(classes - 1, 1))
+        target = onehot * (1 - self.smoothing) + (1 - onehot) * (
+            self.smoothing / max(classes - 1, 1)
+        )
         return optax.softmax_cross_entropy(logits, target)
 
 
 class C3E(Loss):
     """Confusion-calibrated cross-entropy.
 
-    z'_j   = z_j + b · log π_j · exp(Conf_yj / ΣConf),  π = Count / ΣCount ≥ 1e-8       (`prior`; else z' = z)
-    Δ      = rows of A = ½(Conf + Confᵀ) normalised to sum 1 (`row_norm`), zero diagonal, over its maximum
-    L_log  = −z'_y + log Σ_j exp(z'_j + Δ_yj)
+    z'_j   = z_j + b · log π_j · exp(Conf_yj / ΣConf),  π = Count / ΣCount ≥ 1e-8       (`prior`;
+                                        else z' = z)
+    Δ      = rows of A = ½(Conf + Confᵀ) normalised to sum 1 (`row_norm`), zero diagonal, over its
+    maximum L_log  = −z'_y + log Σ_j exp(z'_j + Δ_yj)
     M      = row softmax of A, zero diagonal, over its maximum
     L_conf = CE(z − β_c M_y, y) on the raw logits
     L      = λ_μ L_log + λ_ν L_conf
 
-    While `seen < warmup`, Δ is zero and so is L_conf. The statistics are those after this batch's update;
-    no gradient flows through them.
+    While `seen < warmup`, Δ is zero and so is L_conf. The statistics are those after this batch's
+    update; no gradient flows through them.
     """
 
     name = "c3e"
@@ -275,10 +312,14 @@ class C3E(Loss):
         between = (conf + conf.T) / 2  # A [C, C]
         adjusted = logits
         if self.prior:
-            log_prior = jnp.log(jnp.maximum(count / jnp.maximum(count.sum(), tiny), PRIOR_FLOOR))  # [C]
+            log_prior = jnp.log(
+                jnp.maximum(count / jnp.maximum(count.sum(), tiny), PRIOR_FLOOR)
+            )  # [C]
             factor = jnp.exp(conf / jnp.maximum(conf.sum(), tiny))  # [C, C]
             adjusted = logits + self.b * log_prior * factor[labels]  # [B, C]
-        rows = between / jnp.maximum(between.sum(1, keepdims=True), tiny) if self.row_norm else between
+        rows = (
+            between / jnp.maximum(between.sum(1, keepdims=True), tiny) if self.row_norm else between
+        )
         cost = warm * _unit_off_diagonal(rows)  # Δ [C, C]
         margin = _unit_off_diagonal(jax.nn.softmax(between, axis=1))  # M [C, C]
         # Δ_yy = 0, so L_log is cross-entropy on the logits with the cost added
@@ -292,9 +333,14 @@ class OfNumbers(Loss):
 
     targets = (REAL,)
 
-    def value(self, logits: Array, labels: Array, mask: Array, counts: Array, confusion: Any = ()) -> Array:
+    def value(
+        self, logits: Array, labels: Array, mask: Array, counts: Array, confusion: Any = ()
+    ) -> Array:
         on = mask > 0
-        clean = jnp.where(on[:, None], logits, 0), jnp.where(on[:, None], labels, 0).astype(logits.dtype)
+        clean = (
+            jnp.where(on[:, None], logits, 0),
+            jnp.where(on[:, None], labels, 0).astype(logits.dtype),
+        )
         return _mean(self.per_example(*clean, counts, confusion), on)
 
 
@@ -315,7 +361,9 @@ class Huber(OfNumbers):
 
     def per_example(self, logits: Array, labels: Array, counts: Array, confusion: Any) -> Array:
         far = jnp.abs(logits - labels)
-        return jnp.where(far <= self.delta, 0.5 * jnp.square(far), self.delta * (far - 0.5 * self.delta)).mean(-1)
+        return jnp.where(
+            far <= self.delta, 0.5 * jnp.square(far), self.delta * (far - 0.5 * self.delta)
+        ).mean(-1)
 
 
 class BCE(OfNumbers):
@@ -337,21 +385,25 @@ class OwnLoss(Loss):
     targets = TARGETS
     function: Any = None
 
-    def value(self, logits: Array, labels: Array, mask: Array, counts: Array, confusion: Any = ()) -> Array:
+    def value(
+        self, logits: Array, labels: Array, mask: Array, counts: Array, confusion: Any = ()
+    ) -> Array:
         on, own = mask > 0, self.function
         clear = lambda a: jnp.where(on.reshape(-1, *[1] * (a.ndim - 1)), a, 0)
         each = own(clear(logits), clear(labels))
         if getattr(each, "shape", None) != on.shape:
             raise UserError(
-                f"loss '{getattr(own, '__name__', own)}' must return one value per example, {on.shape}, "
-                f"not {getattr(each, 'shape', type(each).__name__)}"
+                f"loss '{getattr(own, '__name__', own)}' must return one value per example,"
+                f" {on.shape}, not {getattr(each, 'shape', type(each).__name__)}"
             )
         return _mean(each, on)
 
 
-# ---- the registry -----------------------------------------------------------------------------------------
+# ---- the registry --------------------------------------------------------------------------------
 
-CLASSES: dict[str, type[Loss]] = {made.name: made for made in (CE, Focal, FedLC, CB, LS, C3E, MSE, Huber, BCE)}
+CLASSES: dict[str, type[Loss]] = {
+    made.name: made for made in (CE, Focal, FedLC, CB, LS, C3E, MSE, Huber, BCE)
+}
 # Values that differ on one data set; everything not named here is as above.
 _PER_DATASET: dict[str, dict[str, dict[str, Any]]] = {
     "cifar100": {"c3e": {"b": 0.85, "beta_c": 0.85, "lam_mu": 0.9, "lam_nu": 0.9, "warmup": 2000.0}}
@@ -378,14 +430,19 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def register_loss(name: str, help: str = "") -> Callable[[F], F]:
-    """A decorator: this subclass of `Loss`, or this function (outputs [B, …], targets [B, …]) -> [B], is the loss `name`."""
+    """A decorator: this subclass of `Loss`, or this function (outputs [B, …], targets [B, …]) ->
+    [B], is the loss `name`."""
 
     def known(given: F) -> F:
         if isinstance(given, type) and issubclass(given, Loss):
             kind: type[Loss] = given
             kind.name = name
         else:
-            kind = type(name, (OwnLoss,), {"function": given, "__annotations__": {"function": "Any"}, "name": name})
+            kind = type(
+                name,
+                (OwnLoss,),
+                {"function": given, "__annotations__": {"function": "Any"}, "name": name},
+            )
         CLASSES[name] = kind
         LOSSES.setdefault(name, help or (given.__doc__ or "").strip().split("\n")[0])
         return given
@@ -399,7 +456,8 @@ def check_task(loss: Loss, task: Task) -> None:
         what = "class labels" if CLASS in loss.targets else " or ".join(loss.targets)
         fit = [n for n, kind in CLASSES.items() if task.target in kind.targets]
         raise UserError(
-            f"loss '{loss.name}' needs {what}, and task '{task.name}' has none; allowed there: {', '.join(sorted(fit))}"
+            f"loss '{loss.name}' needs {what}, and task '{task.name}' has none; allowed there:"
+            f" {', '.join(sorted(fit))}"
         )
 
 
@@ -418,8 +476,16 @@ def loss_defaults(name: str, dataset: str = "") -> dict[str, Any]:
     """
     lookup("loss", name, LOSSES)
     key = _dataset_key(dataset)
-    made = {one.name: one.default for one in dataclasses.fields(CLASSES[name]) if one.name not in ("decay", "function")}
-    return {**made, **_PER_DATASET.get(key, {}).get(name, {}), "decay": _DECAY_PER_DATASET.get(key, Loss.decay)}
+    made = {
+        one.name: one.default
+        for one in dataclasses.fields(CLASSES[name])
+        if one.name not in ("decay", "function")
+    }
+    return {
+        **made,
+        **_PER_DATASET.get(key, {}).get(name, {}),
+        "decay": _DECAY_PER_DATASET.get(key, Loss.decay),
+    }
 
 
 def _checked(loss: str, option: str, value: Any, default: Any) -> Any:
@@ -433,7 +499,8 @@ def _checked(loss: str, option: str, value: Any, default: Any) -> Any:
     number = value if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
     if not (low <= number < high or (closed and number == high)):
         raise UserError(
-            f"loss '{loss}': option {option}={value!r} must be a number in [{low}, {high}{']' if closed else ')'}"
+            f"loss '{loss}': option {option}={value!r} must be a number in [{low},"
+            f" {high}{']' if closed else ')'}"
         )
     return float(number)
 
@@ -441,8 +508,9 @@ def _checked(loss: str, option: str, value: Any, default: Any) -> Any:
 def make_loss(name: str, classes: int, dataset: str = "", /, **options: Any) -> Loss:
     """The loss called `name` with its per-data-set defaults, overridden by `options`.
 
-    Options: focal `gamma`; fedlc `tau`; cb `beta`; ls `smoothing`; c3e `b`, `beta_c`, `lam_mu`, `lam_nu`,
-    `warmup` and the switches `prior`, `row_norm`; and for every loss `decay`, the momentum of the confusion.
+    Options: focal `gamma`; fedlc `tau`; cb `beta`; ls `smoothing`; c3e `b`, `beta_c`, `lam_mu`,
+    `lam_nu`, `warmup` and the switches `prior`, `row_norm`; and for every loss `decay`, the
+    momentum of the confusion.
 
     >>> make_loss("c3e", 100, "cifar100").decay
     0.85
@@ -454,5 +522,8 @@ def make_loss(name: str, classes: int, dataset: str = "", /, **options: Any) -> 
     for option in options:
         if option not in defaults:
             raise unknown(f"option of loss '{name}'", shown(option), defaults)
-    bound = {option: _checked(name, option, options.get(option, default), default) for option, default in defaults.items()}
+    bound = {
+        option: _checked(name, option, options.get(option, default), default)
+        for option, default in defaults.items()
+    }
     return CLASSES[name](**bound)

@@ -1,4 +1,5 @@
-"""Maximum mean discrepancy between two sets of features: how differently two models see the same minibatch."""
+"""Maximum mean discrepancy between two sets of features: how differently two models see the same
+minibatch."""
 
 from __future__ import annotations
 
@@ -10,12 +11,15 @@ BANDWIDTHS = (10.0, 15.0, 20.0, 50.0)
 
 
 def mmd_rbf(a: Array, b: Array, mask: Array) -> Array:
-    """MMD² of the real rows of a, b [B, d], biased: mean over all pairs of k(a,a') + k(b,b') − 2k(a,b').
+    """MMD² of the real rows of a, b [B, d], biased: mean over all pairs of k(a,a') + k(b,b') −
+    2k(a,b').
 
         k(x, y) = Σ_bw exp(−‖x − y‖² / (2·bw)),   bw ∈ {10, 15, 20, 50}
 
     >>> x = jnp.array([[0.0], [1.0], [7.0]])
-    >>> float(mmd_rbf(x, x, jnp.ones(3, bool))), float(mmd_rbf(x, x.at[2].set(jnp.nan), jnp.array([1, 1, 0]) > 0))
+    >>> float(mmd_rbf(x, x, jnp.ones(3, bool))), float(
+    ...     mmd_rbf(x, x.at[2].set(jnp.nan), jnp.array([1, 1, 0]) > 0)
+    ... )
     (0.0, 0.0)
     """
     a, b = (jnp.where(mask[:, None], f, 0) for f in (a, b))  # padding may hold anything
@@ -23,7 +27,10 @@ def mmd_rbf(a: Array, b: Array, mask: Array) -> Array:
 
     def kernel(x: Array, y: Array) -> Array:
         distance = jnp.square(x).sum(1)[:, None] + jnp.square(y).sum(1) - 2 * x @ y.T  # [B, B]
-        return sum((jnp.exp(-distance / (2 * width)) for width in BANDWIDTHS), start=jnp.zeros_like(distance))
+        return sum(
+            (jnp.exp(-distance / (2 * width)) for width in BANDWIDTHS),
+            start=jnp.zeros_like(distance),
+        )
 
     total = (pairs * (kernel(a, a) + kernel(b, b) - 2 * kernel(a, b))).sum()
     return total / jnp.maximum(pairs.sum(), 1)

@@ -1,7 +1,8 @@
 """Local optimisation as in PyTorch, and the learning rate over rounds.
 
-One step of PyTorch's SGD:  g ← g + wd·w;  v ← momentum·v + g;  w ← w − lr·v.  The learning rate is an argument of a step,
-because it may change from round to round, and within one, without recompiling. Rules of optax are in `local.optimizers`.
+One step of PyTorch's SGD:  g ← g + wd·w;  v ← momentum·v + g;  w ← w − lr·v.  The learning rate is
+an argument of a step, because it may change from round to round, and within one, without
+recompiling. Rules of optax are in `local.optimizers`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ T = TypeVar("T", bound="Optimizer")
 
 
 class Within(Node):
-    """The learning rate within a round: a factor of the round's, as a function of a client's own steps."""
+    """The learning rate within a round: a factor of the round's, as a function of a client's own
+    steps."""
 
     kind: str = field("constant", choices=("constant", "linear", "cosine", "warmup"))
     end: Real = field(0.0, ge=0, off=True)  # the factor after the last step
@@ -41,13 +43,20 @@ class Within(Node):
 
 
 class Optimizer(Node):
-    """A local optimiser as a record; its numbers are arguments of the program. See `Sgd` and `local.optimizers`."""
+    """A local optimiser as a record; its numbers are arguments of the program. See `Sgd` and
+    `local.optimizers`."""
 
-    clip_norm: Real = field(0.0, ge=0, off=True, kw_only=True)  # of the gradient of all moving groups; 0: as it is
+    clip_norm: Real = field(
+        0.0, ge=0, off=True, kw_only=True
+    )  # of the gradient of all moving groups; 0: as it is
     within: Within = field(Within(), kw_only=True)
     if TYPE_CHECKING:
-        groups: tuple[str, ...] | None = None  # of every optimiser: parameter groups that decay; None: all
-    stands_still: ClassVar[bool] = False  # a rate of 0 leaves the parameters as they are, whatever the state is
+        groups: tuple[str, ...] | None = (
+            None  # of every optimiser: parameter groups that decay; None: all
+        )
+    stands_still: ClassVar[bool] = (
+        False  # a rate of 0 leaves the parameters as they are, whatever the state is
+    )
 
     def _replace(self: T, **changes: Any) -> T:
         return dataclasses.replace(self, **changes)  # type: ignore[type-var]
@@ -59,7 +68,11 @@ class Optimizer(Node):
 
     def rate(self, lr: Array, k: Array, steps: Array, dtype: Any) -> Array:
         """The learning rate of step k of `steps`."""
-        return lr if self.within.kind == "constant" else (lr * self.within(k, steps, dtype)).astype(dtype)
+        return (
+            lr
+            if self.within.kind == "constant"
+            else (lr * self.within(k, steps, dtype)).astype(dtype)
+        )
 
     def clipping(self) -> list[optax.GradientTransformation]:
         return [optax.clip_by_global_norm(self.clip_norm)] if self.has("clip_norm") else []
@@ -68,7 +81,9 @@ class Optimizer(Node):
         """Its state before the first step."""
         raise NotImplementedError
 
-    def step(self, grads: Tree, state: Tree, params: Tree, rate: Array, **more: Any) -> tuple[Tree, Tree]:
+    def step(
+        self, grads: Tree, state: Tree, params: Tree, rate: Array, **more: Any
+    ) -> tuple[Tree, Tree]:
         """(parameters, state) after one step; more: what optax calls extra arguments."""
         raise NotImplementedError
 
@@ -99,7 +114,9 @@ class Sgd(Optimizer):
     def init(self, params: Tree) -> Tree:
         return self.transform().init(params)
 
-    def step(self, grads: Tree, state: Tree, params: Tree, rate: Array, **more: Any) -> tuple[Tree, Tree]:
+    def step(
+        self, grads: Tree, state: Tree, params: Tree, rate: Array, **more: Any
+    ) -> tuple[Tree, Tree]:
         direction, state = self.transform().update(grads, state, params)
         return jax.tree.map(lambda p, d: p - rate * d, params, direction), state
 
@@ -148,17 +165,31 @@ class Schedule(Node):
         return jnp.full((), self.lr)
 
 
-OPTIONS: dict[str, tuple[str, ...]] = {"constant": (), "step": ("every", "gamma"), "cosine": ("end",)}
+OPTIONS: dict[str, tuple[str, ...]] = {
+    "constant": (),
+    "step": ("every", "gamma"),
+    "cosine": ("end",),
+}
 LOCAL_SCHEDULES = {
     "constant": "the same learning rate in every step of a round",
-    "linear": "a line from the round's learning rate to `end` times it over a client's own steps, e.g. linear:end=0.1",
+    "linear": (
+        "a line from the round's learning rate to `end` times it over a client's own steps, e.g."
+        " linear:end=0.1"
+    ),
     "cosine": "half a cosine to zero (or `end` times the rate) over a client's own steps",
     "warmup": "rises over the first `steps` steps of every round, e.g. warmup:steps=10",
 }
-LOCAL_OPTIONS: dict[str, tuple[str, ...]] = {"constant": (), "linear": ("end",), "cosine": ("end",), "warmup": ("steps",)}
+LOCAL_OPTIONS: dict[str, tuple[str, ...]] = {
+    "constant": (),
+    "linear": ("end",),
+    "cosine": ("end",),
+    "warmup": ("steps",),
+}
 
 
-def _read(what: str, text: str, known: Mapping[str, tuple[str, ...]], example: str) -> tuple[str, dict[str, float]]:
+def _read(
+    what: str, text: str, known: Mapping[str, tuple[str, ...]], example: str
+) -> tuple[str, dict[str, float]]:
     """NAME or NAME:OPTION=VALUE,… -> (name, options), each of them known."""
     name, _, rest = text.partition(":")
     try:
@@ -169,18 +200,23 @@ def _read(what: str, text: str, known: Mapping[str, tuple[str, ...]], example: s
         raise unknown(what, shown(name), known)
     for option in options:
         if option not in known[name]:
-            raise UserError(f"{what} '{name}' has no option '{shown(option)}'; allowed: {', '.join(known[name]) or 'none'}")
+            raise UserError(
+                f"{what} '{name}' has no option '{shown(option)}'; allowed:"
+                f" {', '.join(known[name]) or 'none'}"
+            )
     return name, options
 
 
 def local_schedule(text: str) -> Within:
-    """'constant' | 'linear[:end=0]' | 'cosine[:end=0]' | 'warmup:steps=10' -> the rate's factor within a round."""
+    """'constant' | 'linear[:end=0]' | 'cosine[:end=0]' | 'warmup:steps=10' -> the rate's factor
+    within a round."""
     name, options = _read("local-schedule", text, LOCAL_OPTIONS, "warmup:steps=10")
     return Within(name, **options)
 
 
 def schedule(text: str, lr: float, rounds: int) -> Schedule:
-    """'constant' | 'step:every=30,gamma=0.1' | 'cosine[:end=0]' -> learning rate as a function of the round (from 0)."""
+    """'constant' | 'step:every=30,gamma=0.1' | 'cosine[:end=0]' -> learning rate as a function of
+    the round (from 0)."""
     name, options = _read("schedule", text, OPTIONS, "step:every=30,gamma=0.1")
     made = Schedule(name, lr, rounds, **options)
     if made.every < 1:

@@ -1,8 +1,10 @@
-"""Local optimisers of optax: by name (`Rule`), or a `GradientTransformation` of the user's own (`Own`).
+"""Local optimisers of optax: by name (`Rule`), or a `GradientTransformation` of the user's own
+(`Own`).
 
-A rule's real options are arguments of the compiled program, as its learning rate is: the transformation is made inside the
-program, from traced numbers. What is inside an object of the user's is a constant of the program, unless it was made by
-`optax.inject_hyperparams`; the run's learning rate, 1 unless it is given, multiplies its updates.
+A rule's real options are arguments of the compiled program, as its learning rate is: the
+transformation is made inside the program, from traced numbers. What is inside an object of the
+user's is a constant of the program, unless it was made by `optax.inject_hyperparams`; the run's
+learning rate, 1 unless it is given, multiplies its updates.
 """
 
 from __future__ import annotations
@@ -49,7 +51,14 @@ OPTIMIZERS: dict[str, str] = {
     "signsgd": "the sign of the gradient",
     "adan": "Adam with the difference of gradients",
 }
-RATES = {"lion": 1e-4, "nesterov": 0.02, "signsgd": 1e-3, "lars": 0.1, "adagrad": 0.01, "adadelta": 1.0}  # unless said
+RATES = {
+    "lion": 1e-4,
+    "nesterov": 0.02,
+    "signsgd": 1e-3,
+    "lars": 0.1,
+    "adagrad": 0.01,
+    "adadelta": 1.0,
+}  # unless said
 RATE = 1e-3  # of all others
 
 
@@ -63,7 +72,8 @@ def _makers(name: str) -> Callable[..., optax.GradientTransformation]:
 
 @functools.cache
 def known_options(name: str) -> Mapping[str, Any]:
-    """The options of a rule beside its learning rate, with their defaults; functions and types are none.
+    """The options of a rule beside its learning rate, with their defaults; functions and types are
+    none.
 
     >>> dict(known_options("adamw"))["b1"], "mask" in known_options("adamw")
     (0.9, False)
@@ -71,9 +81,17 @@ def known_options(name: str) -> Mapping[str, Any]:
     if name == "sgd":
         return {"momentum": 0.9, "weight_decay": 5e-4}
     parameters = inspect.signature(_makers(name)).parameters.values()
-    found = {p.name: p.default for p in parameters if p.name != "learning_rate" and p.default is not p.empty}
+    found = {
+        p.name: p.default
+        for p in parameters
+        if p.name != "learning_rate" and p.default is not p.empty
+    }
     hidden = ("mask", "weight_decay_mask", "mu_dtype", "accumulator_dtype", "dtype_momentum")
-    return {k: v for k, v in found.items() if k not in hidden and isinstance(v, (bool, int, float, type(None)))}
+    return {
+        k: v
+        for k, v in found.items()
+        if k not in hidden and isinstance(v, (bool, int, float, type(None)))
+    }
 
 
 class Values(Node):
@@ -106,7 +124,9 @@ def options_of(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     for option in given:
         if option not in known:
             raise unknown(f"option of optimizer '{name}'", shown(option), ["lr", *known])
-    read = lambda k, v: v if not isinstance(v, str) else convert(f"optimizer {name}.{k}", v, _reader(known[k]))
+    read = lambda k, v: (
+        v if not isinstance(v, str) else convert(f"optimizer {name}.{k}", v, _reader(known[k]))
+    )
     return {**known, **{k: read(k, v) for k, v in given.items()}}
 
 
@@ -130,19 +150,24 @@ class Rule(Optimizer):
         make, values = _makers(self.kind), {k: v for k, v in self.values.items if v is not None}
         names = self.groups
         if names is not None and "mask" in inspect.signature(make).parameters:
-            values["mask"] = lambda params: {g: jax.tree.map(lambda _: g in names, params[g]) for g in params}
+            values["mask"] = lambda params: {
+                g: jax.tree.map(lambda _: g in names, params[g]) for g in params
+            }
         return optax.with_extra_args_support(optax.chain(*self.clipping(), make(rate, **values)))
 
     def init(self, params: Tree) -> Tree:
         return self.transform(1.0).init(params)
 
-    def step(self, grads: Tree, state: Tree, params: Tree, rate: Array, **more: Any) -> tuple[Tree, Tree]:
+    def step(
+        self, grads: Tree, state: Tree, params: Tree, rate: Array, **more: Any
+    ) -> tuple[Tree, Tree]:
         updates, after = self.transform(rate).update(grads, state, params, **more)
         return optax.apply_updates(params, updates), typed(after, state)
 
 
 class Own(Optimizer):
-    """A `GradientTransformation` of the user's own; `values` are the numbers of one made by `optax.inject_hyperparams`."""
+    """A `GradientTransformation` of the user's own; `values` are the numbers of one made by
+    `optax.inject_hyperparams`."""
 
     made: Any = None  # an optax.GradientTransformation
     values: Values = Values()
@@ -159,27 +184,36 @@ class Own(Optimizer):
         if not self.values.items:
             return state
         *before, own = state
-        numbers = {k: jnp.asarray(v, jnp.asarray(own.hyperparams[k]).dtype) for k, v in self.values.items}
+        numbers = {
+            k: jnp.asarray(v, jnp.asarray(own.hyperparams[k]).dtype) for k, v in self.values.items
+        }
         return *before, own._replace(hyperparams={**own.hyperparams, **numbers})
 
-    def step(self, grads: Tree, state: Tree, params: Tree, rate: Array, **more: Any) -> tuple[Tree, Tree]:
+    def step(
+        self, grads: Tree, state: Tree, params: Tree, rate: Array, **more: Any
+    ) -> tuple[Tree, Tree]:
         updates, after = self.transform().update(grads, self.told(state), params, **more)
-        return jax.tree.map(lambda p, u: (p + rate * u).astype(p.dtype), params, updates), typed(after, state)
+        return jax.tree.map(lambda p, u: (p + rate * u).astype(p.dtype), params, updates), typed(
+            after, state
+        )
 
 
 def typed(new: Tree, old: Tree) -> Tree:
-    """A state with the types it had: a loop carries it, and traced numbers may have widened some of it."""
+    """A state with the types it had: a loop carries it, and traced numbers may have widened some of
+    it."""
     return jax.tree.map(lambda a, b: jnp.asarray(a, jnp.asarray(b).dtype), new, old)
 
 
 def own_optimizer(given: Any) -> Own:
     """An object of the user's as a record; anything else is a sentence."""
     if not (
-        isinstance(given, tuple) and callable(getattr(given, "init", None)) and callable(getattr(given, "update", None))
+        isinstance(given, tuple)
+        and callable(getattr(given, "init", None))
+        and callable(getattr(given, "update", None))
     ):
         raise UserError(
-            f"optimizer= is {shown(repr(given))}, which is neither a name ({', '.join(OPTIMIZERS)}) nor an "
-            f"optax.GradientTransformation, such as optax.adamw(1e-3)"
+            f"optimizer= is {shown(repr(given))}, which is neither a name ({', '.join(OPTIMIZERS)})"
+            " nor an optax.GradientTransformation, such as optax.adamw(1e-3)"
         )
     transformation: Any = given
     state = transformation.init({"w": jnp.zeros(2)})
@@ -201,7 +235,10 @@ def parse(text: str) -> tuple[str, dict[str, str]]:
     for item in filter(None, (part.strip() for part in rest.split(","))):
         option, equals, value = item.partition("=")
         if not (equals and value) or option in options:
-            raise UserError(f"optimizer '{shown(text)}' cannot be read; example: adamw:lr=1e-3,weight_decay=0.01")
+            raise UserError(
+                f"optimizer '{shown(text)}' cannot be read; example:"
+                " adamw:lr=1e-3,weight_decay=0.01"
+            )
         options[option] = value
     return name, options
 
@@ -212,10 +249,14 @@ def fingerprint(given: Optimizer) -> str:
 
     def step(grads: Tree, state: Tree, params: Tree, rate: Array) -> tuple[Tree, Tree]:
         value_fn = lambda p: jnp.square(p["w"]).sum()
-        return given.step(grads, state, params, rate, value=value_fn(params), grad=grads, value_fn=value_fn)
+        return given.step(
+            grads, state, params, rate, value=value_fn(params), grad=grads, value_fn=value_fn
+        )
 
     try:
-        text = str(jax.make_jaxpr(step)(params, jax.eval_shape(given.init, params), params, jnp.zeros(())))
+        text = str(
+            jax.make_jaxpr(step)(params, jax.eval_shape(given.init, params), params, jnp.zeros(()))
+        )
     except TypeError as problem:
         first = (str(problem).splitlines() or [""])[0]
         raise UserError(f"the optimizer given cannot make a step: {shown(first, 300)}") from problem

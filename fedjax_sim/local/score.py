@@ -1,4 +1,5 @@
-"""Sums of the run's metrics for predictors on rows of the pool: of ONE client's split, or of a server-held set."""
+"""Sums of the run's metrics for predictors on rows of the pool: of ONE client's split, or of a
+server-held set."""
 
 from __future__ import annotations
 
@@ -43,7 +44,11 @@ def predict_net(env: Env, net: Tree, x: Array) -> Array:
 
 
 def sums_of(metrics: tuple[Metric, ...], prediction: Array, target: Array, real: Array) -> Scores:
-    return {metric.name: metric.sums(prediction, target, real) for metric in metrics if metric.sums is not None}
+    return {
+        metric.name: metric.sums(prediction, target, real)
+        for metric in metrics
+        if metric.sums is not None
+    }
 
 
 def counted(scores: Scores, count: Array) -> Scores:
@@ -52,9 +57,15 @@ def counted(scores: Scores, count: Array) -> Scores:
 
 
 def score_rows(
-    env: Env, predict: Callable[[Array], Array], rows: Array, n: Array, batch: int, metrics: tuple[Metric, ...] | None = None
+    env: Env,
+    predict: Callable[[Array], Array],
+    rows: Array,
+    n: Array,
+    batch: int,
+    metrics: tuple[Metric, ...] | None = None,
 ) -> Scores:
-    """Sums of one predictor over the first n of `rows` [S]; costs ⌈n/batch⌉ forward passes. metrics: None: the run's."""
+    """Sums of one predictor over the first n of `rows` [S]; costs ⌈n/batch⌉ forward passes.
+    metrics: None: the run's."""
     size = rows.shape[0]
     batch = max(1, min(batch, size))
     padded = jnp.pad(rows, (0, -size % batch))
@@ -62,7 +73,9 @@ def score_rows(
 
     def some(i: Array) -> Scores:
         x, y = gather(env, lax.dynamic_slice(padded, (i * batch,), (batch,)), i)
-        return sums_of(metrics, predict(x), y, (i * batch + jnp.arange(batch) < n).astype(env.dtype))
+        return sums_of(
+            metrics, predict(x), y, (i * batch + jnp.arange(batch) < n).astype(env.dtype)
+        )
 
     zero = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), jax.eval_shape(some, jnp.int32(0)))
     planned = turns(env, -(-n // batch), padded.shape[0] // batch)
@@ -71,14 +84,26 @@ def score_rows(
 
 
 def score_client(
-    env: Env, predict: Callable[[Array], Array], ctx: Ctx, split: str, metrics: tuple[Metric, ...] | None = None
+    env: Env,
+    predict: Callable[[Array], Array],
+    ctx: Ctx,
+    split: str,
+    metrics: tuple[Metric, ...] | None = None,
 ) -> Scores:
     """Sums of ONE client's predictor over its own rows of `split`."""
-    return score_rows(env, predict, env.fed.rows[split][ctx.id], env.fed.size[split][ctx.id], CLIENT_EVAL_BATCH, metrics)
+    return score_rows(
+        env,
+        predict,
+        env.fed.rows[split][ctx.id],
+        env.fed.size[split][ctx.id],
+        CLIENT_EVAL_BATCH,
+        metrics,
+    )
 
 
 def merit(env: Env, net: Tree, rows: Array, n: Array, batch: int) -> Array:
-    """The primary metric of a plain net on the first n of `rows`, larger is better: accuracy; 0 without rows."""
+    """The primary metric of a plain net on the first n of `rows`, larger is better: accuracy; 0
+    without rows."""
     metric = primary(env)
     found = score_rows(env, lambda x: predict_net(env, net, x), rows, n, batch, (metric,))
     value = value_of(metric, found[metric.name])
@@ -86,8 +111,11 @@ def merit(env: Env, net: Tree, rows: Array, n: Array, batch: int) -> Array:
 
 
 def client_merit(env: Env, net: Tree, ctx: Ctx, split: str = "val") -> Array:
-    """`merit` of a plain net on ONE client's own rows; what observations and rewards are made of."""
-    return merit(env, net, env.fed.rows[split][ctx.id], env.fed.size[split][ctx.id], CLIENT_EVAL_BATCH)
+    """`merit` of a plain net on ONE client's own rows; what observations and rewards are made
+    of."""
+    return merit(
+        env, net, env.fed.rows[split][ctx.id], env.fed.size[split][ctx.id], CLIENT_EVAL_BATCH
+    )
 
 
 def held_merit(env: Env, net: Tree, split: str = "val") -> Array:
@@ -99,12 +127,15 @@ def held_merit(env: Env, net: Tree, split: str = "val") -> Array:
 def mean_loss(env: Env, net: Tree, rows: Array, n: Array) -> Array:
     """The mean loss of a plain net on the first n of ONE client's `rows`; 0 without rows."""
     metric = loss_metric(env)
-    found = score_rows(env, lambda x: predict_net(env, net, x), rows, n, CLIENT_EVAL_BATCH, (metric,))
+    found = score_rows(
+        env, lambda x: predict_net(env, net, x), rows, n, CLIENT_EVAL_BATCH, (metric,)
+    )
     return value_of(metric, found[metric.name])
 
 
 def score_each_row(env: Env, predict: Callable[[Array], Array], rows: Array) -> Scores:
-    """{metric: {name: [R, …]}} of ONE predictor, row by row, not `counted`: one model scored for many clients at once."""
+    """{metric: {name: [R, …]}} of ONE predictor, row by row, not `counted`: one model scored for
+    many clients at once."""
     size = rows.shape[0]
     batch = max(1, min(EVAL_BATCH, size))
     blocks = jnp.pad(rows, (0, -size % batch)).reshape(-1, batch)

@@ -1,8 +1,10 @@
-"""Random bits as a function of (key, counter) from straight-line code, the same in every array size.
+"""Random bits as a function of (key, counter) from straight-line code, the same in every array
+size.
 
-XLA-CPU runs jax's generator as a loop over its rounds whose steps cost more than the arithmetic when the array is small
-(a client's shuffle: some hundred numbers). Twenty rounds of Threefry-2x32 (Salmon et al. 2011) written out fuse into one
-operation; and a bit that depends on its own counter alone does not change when somebody else's table grows.
+XLA-CPU runs jax's generator as a loop over its rounds whose steps cost more than the arithmetic
+when the array is small (a client's shuffle: some hundred numbers). Twenty rounds of Threefry-2x32
+(Salmon et al. 2011) written out fuse into one operation; and a bit that depends on its own counter
+alone does not change when somebody else's table grows.
 """
 
 from __future__ import annotations
@@ -19,7 +21,11 @@ def counter_bits(key: jax.Array, high: jax.Array, low: jax.Array) -> jax.Array:
 
     >>> key = jax.random.key(0)
     >>> places = jnp.arange(6, dtype=jnp.uint32)
-    >>> bool((counter_bits(key, jnp.uint32(0), places) == jax.random.bits(key, (6,), jnp.uint32)).all())
+    >>> bool(
+    ...     (
+    ...         counter_bits(key, jnp.uint32(0), places) == jax.random.bits(key, (6,), jnp.uint32)
+    ...     ).all()
+    ... )
     True
     """
     words = jax.random.key_data(key)

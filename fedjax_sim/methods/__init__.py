@@ -1,4 +1,5 @@
-"""The methods, by name. A method file holds one idea; `make_method` builds it from command-line options."""
+"""The methods, by name. A method file holds one idea; `make_method` builds it from command-line
+options."""
 
 from __future__ import annotations
 
@@ -23,29 +24,101 @@ _TABLE: dict[str, tuple[str, str, str]] = {
     "scaffold": ("scaffold", "Scaffold", "control variates cancel each client's gradient bias"),
     "local": ("local_only", "LocalOnly", "no exchange at all: the lower bound"),
     "ditto": ("ditto", "Ditto", "FedAvg and a private model pulled towards it"),
-    "fedntd": ("fedntd", "FedNTD", "distils the received model on the logits of the classes that are not true"),
-    "ccvr": ("ccvr", "CCVR", "FedAvg, its classifier refitted on features drawn from class Gaussians"),
+    "fedntd": (
+        "fedntd",
+        "FedNTD",
+        "distils the received model on the logits of the classes that are not true",
+    ),
+    "ccvr": (
+        "ccvr",
+        "CCVR",
+        "FedAvg, its classifier refitted on features drawn from class Gaussians",
+    ),
     "fedsam": ("fedsam", "FedSAM", "sharpness-aware local steps look for flat minima"),
-    "fedfa": ("fedfa", "FedFA", "channel statistics of feature maps are varied as they vary over clients"),
-    "fedfa_freq": ("fedfa_freq", "FedFAFreq", "images of a batch swap parts of their amplitude spectra"),
+    "fedfa": (
+        "fedfa",
+        "FedFA",
+        "channel statistics of feature maps are varied as they vary over clients",
+    ),
+    "fedfa_freq": (
+        "fedfa_freq",
+        "FedFAFreq",
+        "images of a batch swap parts of their amplitude spectra",
+    ),
     "fedca": ("fedca", "FedCA", "averages that favour clients good at the worst classes"),
-    "fedpolicy": ("fedpolicy", "FedPolicy", "an agent decides which block of the model each client gets back"),
-    "qbandit": ("qbandit", "QBandit", "a bandit decides how many layers each client shares and how long it trains"),
-    "pfedrlla": ("pfedrlla", "PFedRLLA", "an agent mixes each client's head from previous participants' heads"),
+    "fedpolicy": (
+        "fedpolicy",
+        "FedPolicy",
+        "an agent decides which block of the model each client gets back",
+    ),
+    "qbandit": (
+        "qbandit",
+        "QBandit",
+        "a bandit decides how many layers each client shares and how long it trains",
+    ),
+    "pfedrlla": (
+        "pfedrlla",
+        "PFedRLLA",
+        "an agent mixes each client's head from previous participants' heads",
+    ),
     "fedpam": ("fedpam", "FedPAM", "a private matrix turns the shared head into each client's own"),
-    "fedamp": ("fedamp", "FedAMP", "personal cloud models: attention over clients with similar weights"),
-    "fedfomo": ("fedfomo", "FedFomo", "others' models, weighted by what each gains on own validation rows"),
-    "fedpac": ("fedpac", "FedPAC", "features aligned to class centroids, heads combined by a quadratic program"),
-    "fedala": ("fedala", "FedALA", "every weight of the start is a learned mixture of old local and received model"),
-    "fedas": ("fedas", "FedAS", "the received backbone is aligned to local features; Fisher-weighted averages"),
-    "pfedfda": ("pfedfda", "PFedFDA", "class Gaussians as the classifier, interpolated between global and local"),
-    "fedcp": ("fedcp", "FedCP", "a policy splits each feature vector between a global and a private head"),
+    "fedamp": (
+        "fedamp",
+        "FedAMP",
+        "personal cloud models: attention over clients with similar weights",
+    ),
+    "fedfomo": (
+        "fedfomo",
+        "FedFomo",
+        "others' models, weighted by what each gains on own validation rows",
+    ),
+    "fedpac": (
+        "fedpac",
+        "FedPAC",
+        "features aligned to class centroids, heads combined by a quadratic program",
+    ),
+    "fedala": (
+        "fedala",
+        "FedALA",
+        "every weight of the start is a learned mixture of old local and received model",
+    ),
+    "fedas": (
+        "fedas",
+        "FedAS",
+        "the received backbone is aligned to local features; Fisher-weighted averages",
+    ),
+    "pfedfda": (
+        "pfedfda",
+        "PFedFDA",
+        "class Gaussians as the classifier, interpolated between global and local",
+    ),
+    "fedcp": (
+        "fedcp",
+        "FedCP",
+        "a policy splits each feature vector between a global and a private head",
+    ),
     "fedper": ("fedper", "FedPer", "a common backbone, private heads, trained together"),
     "fedrep": ("fedrep", "FedRep", "as FedPer, but the head first and then the backbone"),
-    "fedbabu": ("fedbabu", "FedBABU", "only the body is trained, against a fixed head; fine-tuned at evaluation"),
-    "apfl": ("apfl", "APFL", "the personal model is a learned mixture of a local and the global one"),
-    "perfedavg": ("perfedavg", "PerFedAvg", "a common start that is good after one local gradient step"),
-    "pfedme": ("pfedme", "PFedMe", "the personal model is a proximal point of the client's copy of the common one"),
+    "fedbabu": (
+        "fedbabu",
+        "FedBABU",
+        "only the body is trained, against a fixed head; fine-tuned at evaluation",
+    ),
+    "apfl": (
+        "apfl",
+        "APFL",
+        "the personal model is a learned mixture of a local and the global one",
+    ),
+    "perfedavg": (
+        "perfedavg",
+        "PerFedAvg",
+        "a common start that is good after one local gradient step",
+    ),
+    "pfedme": (
+        "pfedme",
+        "PFedMe",
+        "the personal model is a proximal point of the client's copy of the common one",
+    ),
     "fedrod": ("fedrod", "FedRoD", "a class-balanced common head and a private residual head"),
     "fedphp": ("fedphp", "FedPHP", "past personal models teach their features to the new one"),
     "full": ("redistribute", "Full", "every client gets the full aggregate back"),
@@ -54,7 +127,9 @@ _TABLE: dict[str, tuple[str, str, str]] = {
     "random": ("redistribute", "Random", "full, backbone or head at random"),
 }
 METHODS: dict[str, str] = {name: line for name, (_, _, line) in _TABLE.items()}
-CLASSES: dict[str, str] = {kind: module for module, kind, _ in _TABLE.values()}  # class -> its module
+CLASSES: dict[str, str] = {
+    kind: module for module, kind, _ in _TABLE.values()
+}  # class -> its module
 _KINDS: dict[str, type[Method]] = {}  # what `register` saw
 
 
@@ -76,7 +151,11 @@ def register(name: str, description: str = "") -> Callable[[M], M]:
 def method_class(name: str) -> type[Method]:
     """The class of the method called `name`."""
     module, kind, _ = lookup("method", name, dict.fromkeys(_KINDS, ("", "", "")) | _TABLE)
-    return getattr(importlib.import_module(f"fedjax_sim.methods.{module}"), kind) if module else _KINDS[name]
+    return (
+        getattr(importlib.import_module(f"fedjax_sim.methods.{module}"), kind)
+        if module
+        else _KINDS[name]
+    )
 
 
 def options_of(name: str) -> dict[str, Any]:
@@ -109,7 +188,8 @@ def make_method(name: str, /, **options: Any) -> Method:
 
 
 def options_in(method: Method) -> dict[str, Any] | None:
-    """The options under which `make_method` builds this very method; None for a method of your own without a name.
+    """The options under which `make_method` builds this very method; None for a method of your own
+    without a name.
 
     >>> options_in(make_method("fedprox", mu=0.1)), options_in(make_method("fedavg"))
     ({'mu': 0.1}, {})
@@ -117,7 +197,11 @@ def options_in(method: Method) -> dict[str, Any] | None:
     if method.name not in METHODS or method_class(method.name) is not type(method):
         return None
     fields: Any = dataclasses.fields(method)  # type: ignore[arg-type]
-    changed = {f.name: value for f in fields if (value := getattr(method, f.name)) != f.default and f.name != "agent"}
+    changed = {
+        f.name: value
+        for f in fields
+        if (value := getattr(method, f.name)) != f.default and f.name != "agent"
+    }
     if controlled(method.name):
         changed |= method.agent_in()  # type: ignore[attr-defined]
     return changed

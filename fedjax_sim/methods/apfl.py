@@ -1,4 +1,5 @@
-"""APFL (Deng et al., 2020): the personal model is a mixture of a local and the global model, its weight learned.
+"""APFL (Deng et al., 2020): the personal model is a mixture of a local and the global model, its
+weight learned.
 
 On every minibatch, the two models side by side:
 
@@ -6,9 +7,10 @@ On every minibatch, the two models side by side:
     v ← v − η ∇f_k(v)                       the personal branch, from the kept v_k
     α ← clip( α − η [⟨v − w, α ∇f_k(v) + (1−α) ∇f_k(w)⟩ + 0.02 α], 0, 1)
 
-with the gradients of this step and v, w after it. At the end of the round v_k ← (1−α) w + α v; w is uploaded. The two
-gradients stand for the paper's gradient at the mixture, as in the code behind the published tables. α⁰ = 1 (pFedRLLA).
-Wire: |w| down, |w| up.  State: v_k, α_k.  Evaluated: v_k (personal), Θ (global).
+with the gradients of this step and v, w after it. At the end of the round v_k ← (1−α) w + α v; w is
+uploaded. The two gradients stand for the paper's gradient at the mixture, as in the code behind the
+published tables. α⁰ = 1 (pFedRLLA). Wire: |w| down, |w| up.  State: v_k, α_k.  Evaluated: v_k
+(personal), Θ (global).
 """
 
 from __future__ import annotations
@@ -37,12 +39,15 @@ class Own(NamedTuple):
 
 
 def pair(a: Tree, b: Tree) -> Tree:
-    """Two nets as one whose groups hold both: plugs and optimisers that go by group need not know."""
+    """Two nets as one whose groups hold both: plugs and optimisers that go by group need not
+    know."""
     return {kind: {name: (a[kind][name], b[kind][name]) for name in a[kind]} for kind in a}
 
 
 def half(both: Tree, which: int) -> Tree:
-    return {kind: {name: two[which] for name, two in groups.items()} for kind, groups in both.items()}
+    return {
+        kind: {name: two[which] for name, two in groups.items()} for kind, groups in both.items()
+    }
 
 
 @register("apfl")
@@ -54,18 +59,25 @@ class APFL(Personal, FedAvg):
 
     @property
     def needs_sgd(self) -> str:
-        return "α is learned by gradient steps of the same learning rate (learn_alpha=false: it stays)" * self.learn_alpha
+        return (
+            "α is learned by gradient steps of the same learning rate (learn_alpha=false: it stays)"
+            * self.learn_alpha
+        )
 
     def init(self, env: Env, net: Tree) -> tuple[Server, Own]:
         return Server(net), Own(net, jnp.asarray(self.alpha, env.dtype))
 
-    def local(self, env: Env, net: Tree, server: Server, client: Client, ctx: Ctx) -> tuple[Client, Upload]:
+    def local(
+        self, env: Env, net: Tree, server: Server, client: Client, ctx: Ctx
+    ) -> tuple[Client, Upload]:
         plain = supervised(env, ctx)
 
         def objective(both: Tree, batch: Batch, confusion: Tree, alpha: Array) -> tuple[Array, Aux]:
             loss, aux = plain(half(both, 0), batch, confusion)
             own, mine = plain(half(both, 1), batch, confusion)
-            stats = {name: (aux.batch_stats[name], mine.batch_stats[name]) for name in aux.batch_stats}
+            stats = {
+                name: (aux.batch_stats[name], mine.batch_stats[name]) for name in aux.batch_stats
+            }
             # its gradient, but not its value: the log is that of the global branch
             return loss + own - lax.stop_gradient(own), aux._replace(batch_stats=stats, carry=alpha)
 
@@ -73,7 +85,9 @@ class APFL(Personal, FedAvg):
             slope = SHRINK * alpha
             for name in params:
                 (w, v), (dw, dv) = params[name], grads[name]
-                each = jax.tree.map(lambda w, v, a, b: ((v - w) * (alpha * b + (1 - alpha) * a)).sum(), w, v, dw, dv)
+                each = jax.tree.map(
+                    lambda w, v, a, b: ((v - w) * (alpha * b + (1 - alpha) * a)).sum(), w, v, dw, dv
+                )
                 slope = slope + sum(jax.tree.leaves(each))
             return jnp.clip(alpha - ctx.lr * slope, 0, 1)
 

@@ -1,16 +1,21 @@
-"""CCVR (Luo et al., 2021): FedAvg, with the classifier refitted on features drawn from class-wise Gaussians.
+"""CCVR (Luo et al., 2021): FedAvg, with the classifier refitted on features drawn from class-wise
+Gaussians.
 
-Clients send per class c of their training data: n_kc, Σ f and Σ f² (diagonal) or Σ f fᵀ (full) of the features f; sums
-over clients pool exactly:
+Clients send per class c of their training data: n_kc, Σ f and Σ f² (diagonal) or Σ f fᵀ (full) of
+the features f; sums over clients pool exactly:
 
     μ_c = Σ_k Σ f / n_c,     Σ_c = (Σ_k Σ f fᵀ − n_c μ_c μ_cᵀ) / (n_c − 1)
-    draw `samples` features from N(μ_c, Σ_c) for every class seen; retrain the last layer Ψ on them with cross-entropy
-    (SGD, lr 0.01, momentum 0.9, batches of 256, one epoch), whatever the run's loss is
+    draw `samples` features from N(μ_c, Σ_c) for every class seen; retrain the last layer Ψ on them
+    with cross-entropy (SGD, lr 0.01, momentum 0.9, batches of 256, one epoch), whatever the run's
+    loss is
 
-mode=per_round_diag   after every round, diagonal, features of the participants' trained models; the calibrated head is
+mode=per_round_diag   after every round, diagonal, features of the participants' trained models; the
+                      calibrated head is
                       what the next round starts from.  Wire: |w| down, |w| + C(2d+1) up.
-mode=post_full        the original: once after the last round, full covariance, features of Θ, from every client that
-                      ever reported; until then FedAvg.  Wire: |w| down, |w| up per round (at the end C(1+d+d²) per client).
+mode=post_full        the original: once after the last round, full covariance, features of Θ, from
+                      every client that
+                      ever reported; until then FedAvg.  Wire: |w| down, |w| up per round (at the
+                      end C(1+d+d²) per client).
 
 State: none.  Evaluated: global.
 """
@@ -44,12 +49,15 @@ class Server(NamedTuple):
 
 
 def draw_features(key: Array, mean: Array, covariance: Array, samples: int) -> Array:
-    """[C, samples, d] from the class Gaussians; the root of a full covariance is taken over its eigenvectors."""
+    """[C, samples, d] from the class Gaussians; the root of a full covariance is taken over its
+    eigenvectors."""
     noise = jax.random.normal(key, (mean.shape[0], samples, mean.shape[1]), mean.dtype)
     if covariance.ndim == 2:
         return mean[:, None] + jnp.sqrt(covariance)[:, None] * noise
 
-    def one(args: tuple[Array, Array]) -> Array:  # ONE class; fewer examples than features: singular
+    def one(
+        args: tuple[Array, Array],
+    ) -> Array:  # ONE class; fewer examples than features: singular
         covariance, noise = args
         values, vectors = jnp.linalg.eigh((covariance + covariance.T) / 2)
         return (noise * jnp.sqrt(jnp.maximum(values, 0))) @ vectors.T
@@ -57,7 +65,9 @@ def draw_features(key: Array, mean: Array, covariance: Array, samples: int) -> A
     return mean[:, None] + lax.map(one, (covariance, noise))
 
 
-def calibrate(env: Env, net: Tree, key: Array, sums: Statistics, samples: int, lr: float, epochs: int) -> Tree:
+def calibrate(
+    env: Env, net: Tree, key: Array, sums: Statistics, samples: int, lr: float, epochs: int
+) -> Tree:
     """The net with its last group refitted on virtual features of the classes seen."""
     classes, head = env.model.classes, env.model.head_group
     draw, shuffle = jax.random.split(key)
@@ -74,11 +84,15 @@ def calibrate(env: Env, net: Tree, key: Array, sums: Statistics, samples: int, l
     def step(k: Array, carry):
         params, state = carry
         start = (k % jnp.maximum(per_epoch, 1)) * HEAD_BATCH
-        rows = lax.dynamic_slice(orders, (k // jnp.maximum(per_epoch, 1), start), (1, HEAD_BATCH))[0]
+        rows = lax.dynamic_slice(orders, (k // jnp.maximum(per_epoch, 1), start), (1, HEAD_BATCH))[
+            0
+        ]
         real = (start + jnp.arange(HEAD_BATCH) < n).astype(features.dtype)
 
         def loss(params: Tree) -> Array:
-            logits = env.model.head({**net, "params": {**net["params"], head: params}}, features[rows])
+            logits = env.model.head(
+                {**net, "params": {**net["params"], head: params}}, features[rows]
+            )
             each = optax.softmax_cross_entropy_with_integer_labels(logits, labels[rows])
             return (each * real).sum() / jnp.maximum(real.sum(), 1)
 
@@ -115,7 +129,9 @@ class CCVR(Finishes, FedAvg):
     def init(self, env: Env, net: Tree) -> tuple[Server, tuple]:
         return Server(net, () if self.every_round else jnp.zeros(env.num_clients, bool)), ()
 
-    def local(self, env: Env, net: Tree, server: Server, client: Client, ctx: Ctx) -> tuple[Client, Upload]:
+    def local(
+        self, env: Env, net: Tree, server: Server, client: Client, ctx: Ctx
+    ) -> tuple[Client, Upload]:
         client, done = descend(env, net, client, ctx)
         sums: Tree = class_statistics(env, done.net, ctx.id, full=False) if self.every_round else ()
         return client, self.upload(env, ctx, done, sums=sums)

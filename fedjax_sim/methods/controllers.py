@@ -1,4 +1,5 @@
-"""From a name and command-line options to an agent of `agents/`, for methods that are steered by one."""
+"""From a name and command-line options to an agent of `agents/`, for methods that are steered by
+one."""
 
 from __future__ import annotations
 
@@ -22,10 +23,11 @@ class Named(NamedTuple):
 
 
 class Steered(Controlled):
-    """A method whose field `agent` is an agent of `agents/`, its name, or the name of a policy without one.
+    """A method whose field `agent` is an agent of `agents/`, its name, or the name of a policy
+    without one.
 
-    A name becomes an agent with the method's own defaults; None in one of its fields is filled in for the run at hand. An
-    agent given as an object is taken as it is.
+    A name becomes an agent with the method's own defaults; None in one of its fields is filled in
+    for the run at hand. An agent given as an object is taken as it is.
     """
 
     name: ClassVar[str]
@@ -36,7 +38,8 @@ class Steered(Controlled):
         raise NotImplementedError
 
     def agent_defaults(self, name: str) -> dict[str, Any]:
-        """Hyper-parameters that this method sets otherwise than the agent itself; None: known with the run."""
+        """Hyper-parameters that this method sets otherwise than the agent itself; None: known with
+        the run."""
         return {}
 
     @classmethod
@@ -46,18 +49,25 @@ class Steered(Controlled):
         return cls(**{**options, "agent": Named(options.get("agent", known["agent"]), of_agent)})  # type: ignore[call-arg]
 
     def resolve_agent(self, fallback: str) -> None:
-        """Make the field `agent` an agent, or the name of a policy without one; fallback: what 'auto' is."""
+        """Make the field `agent` an agent, or the name of a policy without one; fallback: what
+        'auto' is."""
         given = self.agent if isinstance(self.agent, Named) else Named(self.agent, {})
         allowed = list(self.agents_allowed())
         if not isinstance(given.name, str):
             if getattr(given.name, "name", None) not in allowed:
-                raise unknown(f"agent of {self.name}", shown(getattr(given.name, "name", repr(given.name))), allowed)
+                raise unknown(
+                    f"agent of {self.name}",
+                    shown(getattr(given.name, "name", repr(given.name))),
+                    allowed,
+                )
             object.__setattr__(self, "agent", given.name)
             return
         name = fallback if given.name == "auto" else given.name
         if name not in allowed:
             raise unknown(f"agent of {self.name}", shown(name), allowed)
-        object.__setattr__(self, "agent", make_agent(name, given.options, self.agent_defaults(name)))
+        object.__setattr__(
+            self, "agent", make_agent(name, given.options, self.agent_defaults(name))
+        )
 
     @property
     def agent_name(self) -> str:
@@ -65,7 +75,11 @@ class Steered(Controlled):
 
     def for_run(self, observation_size: int, num_actions: int, env: Env, **found: Any) -> Any:
         """The agent, sized; found: values for those of its fields that are None."""
-        known = {k: v for k, v in found.items() if hasattr(self.agent, k) and getattr(self.agent, k) is None}
+        known = {
+            k: v
+            for k, v in found.items()
+            if hasattr(self.agent, k) and getattr(self.agent, k) is None
+        }
         try:
             agent = dataclasses.replace(self.agent, **known)
             return agent.sized(observation_size, num_actions, env.dtype)
@@ -81,12 +95,17 @@ class Steered(Controlled):
         if isinstance(self.agent, str):
             return named
         usual = make_agent(self.agent_name, {}, self.agent_defaults(self.agent_name))
-        differ = {k: v for k in registry.options(self.agent_name) if (v := getattr(self.agent, k)) != getattr(usual, k)}
+        differ = {
+            k: v
+            for k in registry.options(self.agent_name)
+            if (v := getattr(self.agent, k)) != getattr(usual, k)
+        }
         return named | {f"agent.{k}": v for k, v in differ.items()}
 
 
 def make_agent(name: str, options: Mapping[str, Any], defaults: Mapping[str, Any]) -> Node | str:
-    """The agent called `name`: its own defaults, then the method's `defaults` that it knows, then the user's `options`.
+    """The agent called `name`: its own defaults, then the method's `defaults` that it knows, then
+    the user's `options`.
 
     A name that is no agent's is a policy without one: the name itself.
 
@@ -113,7 +132,9 @@ def agent_value(agent: str, option: str, text: Any, default: Any) -> Any:
     >>> agent_value("sac", "hidden", "64x32", (64,)), agent_value("sac", "lr", "0.01", 0.05)
     ((64, 32), 0.01)
     """
-    if default is None and isinstance(text, str):  # a number that the agent chooses by itself otherwise
+    if default is None and isinstance(
+        text, str
+    ):  # a number that the agent chooses by itself otherwise
         return convert(f"agent.{option}", text, real, f"; {agent} chooses it unless it is given")
     return like(f"agent.{option}", text, default)
 

@@ -1,9 +1,11 @@
 """Ditto (Li et al., 2021): FedAvg, and beside it a private model pulled towards the global one.
 
     global branch:    FedAvg
-    personal branch:  v_k ← v_k − η[∇f_k(v_k) + λ(v_k − Θ)]   for E_p epochs, Θ as received, from the kept v_k
+    personal branch:  v_k ← v_k − η[∇f_k(v_k) + λ(v_k − Θ)]   for E_p epochs, Θ as received, from
+                                        the kept v_k
 
-The two branches see independent shuffles.  Wire: |w| down, |w| up.  State: v_k.  Evaluated: v_k (personal), Θ (global).
+The two branches see independent shuffles.  Wire: |w| down, |w| up.  State: v_k.  Evaluated: v_k
+(personal), Θ (global).
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ class Ditto(OwnModel):
     lam: Real = field(0.5, ge=0, help="λ")
     personal_epochs: float = epochs(0.0, "E_p (0: as many as the global branch)")
 
-    def local(self, env: Env, net: Tree, server: Server, client: Client, ctx: Ctx) -> tuple[Client, Upload]:
+    def local(
+        self, env: Env, net: Tree, server: Server, client: Client, ctx: Ctx
+    ) -> tuple[Client, Upload]:
         client, mine = descend(
             env,
             client.own,

@@ -1,13 +1,16 @@
-"""FedAMP (Huang et al., 2021): attentive message passing; similar clients are pulled together by personal cloud models.
+"""FedAMP (Huang et al., 2021): attentive message passing; similar clients are pulled together by
+personal cloud models.
 
     ξ_ij = α·A'(‖w_i − w_j‖²),   A'(x) = e^{−x/σ}/σ,   j ≠ i;       ξ_ii = 1 − Σ_j ξ_ij
     u_i  = Σ_j ξ_ij w_j                                              the cloud model of client i
-    client:  from its own w_i,  min f_i(w) + (λ/2α)‖w − u_i‖²,       i.e. the gradient gains (λ/α)(w − u_i)
+    client:  from its own w_i,  min f_i(w) + (λ/2α)‖w − u_i‖²,       i.e. the gradient gains (λ/α)(w
+                                        − u_i)
 
-The attention reaches over the K = `peers` clients that uploaded last (0: over everybody who ever has, K = N), with their
-stored models; clients that have never uploaded do not count. A round holds a copy of these K models; each is read on its
-own, once for the distances (over all parameters) and once for the sum. peers = M is the previous round's reporters.
-ξ_ii is left as it comes: it is negative where more than σ/α (20) close neighbours are found.
+The attention reaches over the K = `peers` clients that uploaded last (0: over everybody who ever
+has, K = N), with their stored models; clients that have never uploaded do not count. A round holds
+a copy of these K models; each is read on its own, once for the distances (over all parameters) and
+once for the sum. peers = M is the previous round's reporters. ξ_ii is left as it comes: it is
+negative where more than σ/α (20) close neighbours are found.
 
 Wire: |w| down (u_i), |w| up.  State: w_i (the resident model).  Evaluated: w_i (personal).
 """
@@ -35,7 +38,8 @@ class Server(NamedTuple):
 
 
 def attention(env: Env, own: Tree, others: Array, alpha: float, sigma: float) -> Array:
-    """[K+1] weights of ONE client over the peers' stored models and, last, its own; others [K] bool: whom it sees."""
+    """[K+1] weights of ONE client over the peers' stored models and, last, its own; others [K]
+    bool: whom it sees."""
 
     def one(j: Array) -> Array:
         peer = jax.tree.map(lambda a: a[j], env.rows.resident["params"])
@@ -59,7 +63,11 @@ class FedAMP(Peers, Personal, Method):
     def reached(self, env: Env, server: Server) -> Array:
         """[K] who uploaded last; the lower number first among equals."""
         few = min(self.peers or env.num_clients, env.num_clients)
-        return lax.top_k(server.last, few)[1] if few < env.num_clients else jnp.arange(few, dtype=jnp.int32)
+        return (
+            lax.top_k(server.last, few)[1]
+            if few < env.num_clients
+            else jnp.arange(few, dtype=jnp.int32)
+        )
 
     def peer_ids(self, env: Env, server: Server, ids: Array) -> Array:
         return self.reached(env, server)
@@ -67,17 +75,25 @@ class FedAMP(Peers, Personal, Method):
     def init(self, env: Env, net: Tree) -> tuple[Server, tuple]:
         return Server(jnp.zeros(env.num_clients, jnp.int32)), ()
 
-    def local(self, env: Env, net: Tree, server: Server, client: Client, ctx: Ctx) -> tuple[Client, Upload]:
+    def local(
+        self, env: Env, net: Tree, server: Server, client: Client, ctx: Ctx
+    ) -> tuple[Client, Upload]:
         own = {"params": net["params"]}
         who = self.reached(env, server)
-        weights = attention(env, own["params"], (server.last[who] > 0) & (who != ctx.id), self.alpha, self.sigma)
+        weights = attention(
+            env, own["params"], (server.last[who] > 0) & (who != ctx.id), self.alpha, self.sigma
+        )
         everywhere = jnp.broadcast_to(weights, (env.num_groups, weights.shape[0]))
         cloud = mix(env, everywhere, {"params": env.rows.resident["params"]}, own)
-        client, done = descend(env, net, client, ctx, adjust=pull(self.lam / self.alpha, cloud["params"]))
+        client, done = descend(
+            env, net, client, ctx, adjust=pull(self.lam / self.alpha, cloud["params"])
+        )
         return client, self.upload(env, ctx, done)
 
     def aggregate(self, env: Env, server: Server, cohort: Cohort) -> Server:
         return Server(server.last.at[cohort.ids].max(jnp.where(cohort.ok, cohort.t + 1, 0)))
 
-    def receive(self, env: Env, server: Server, client: Client, plan: Plan, ctx: Ctx) -> tuple[Client, Tree]:
+    def receive(
+        self, env: Env, server: Server, client: Client, plan: Plan, ctx: Ctx
+    ) -> tuple[Client, Tree]:
         return client, client.resident

@@ -1,14 +1,17 @@
-"""FedAS (Yang et al., 2024): the incoming backbone is aligned to local features; under-trained clients weigh less.
+"""FedAS (Yang et al., 2024): the incoming backbone is aligned to local features; under-trained
+clients weigh less.
 
     prototypes:  p_c = class means of the features of the client's OLD backbone φ_k
-    align:       one pass over the local rows from Φ, batches of 16, SGD with lr 0.01:  Σ_{c in batch} mean (f_Φ(x_c) − p_c)²
+    align:       one pass over the local rows from Φ, batches of 16, SGD with lr 0.01:  Σ_{c in
+                 batch} mean (f_Φ(x_c) − p_c)²
     train:       E epochs of (aligned Φ, own head ψ_k), together
-    Fisher:      F_k = Σ_batches ‖∇_w NLL(batch)‖²         batch means, inference mode, after training
+    Fisher:      F_k = Σ_batches ‖∇_w NLL(batch)‖²         batch means, inference mode, after
+                                        training
     server:      Θ ← Σ_k (F_k/ΣF) w_k
 
 Each client aligns a copy of its own of what it received.
-Wire: |w| down, |w| + 1 up.  State: φ_k, ψ_k (the resident model).  Evaluated: Φ as the server has it with ψ_k
-(personal), Θ (global).
+Wire: |w| down, |w| + 1 up.  State: φ_k, ψ_k (the resident model).  Evaluated: Φ as the server has
+it with ψ_k (personal), Θ (global).
 """
 
 from __future__ import annotations
@@ -21,7 +24,17 @@ import optax
 
 from fedjax_sim.fields import Real, field
 from fedjax_sim.hooks import Method, Personal, Server
-from fedjax_sim.local import Aux, Batch, batches_per_epoch, descend, forward, most_steps, repeat, stream, turns
+from fedjax_sim.local import (
+    Aux,
+    Batch,
+    batches_per_epoch,
+    descend,
+    forward,
+    most_steps,
+    repeat,
+    stream,
+    turns,
+)
 from fedjax_sim.local.features import class_statistics
 from fedjax_sim.local.optim import Sgd
 from fedjax_sim.methods import register
@@ -33,7 +46,8 @@ ALIGN, FISHER = 3, 4  # tell the shuffles of the passes apart
 
 
 def alignment(features: Array, goal: Array, labels: Array, mask: Array, classes: int) -> Array:
-    """Σ over the classes of a batch of the mean square distance of their features [B, d] to their goals [B, d]."""
+    """Σ over the classes of a batch of the mean square distance of their features [B, d] to their
+    goals [B, d]."""
     member = jax.nn.one_hot(labels, classes, dtype=features.dtype) * mask[:, None]  # [B, C]
     each = jnp.where(mask, jnp.square(features - goal).mean(1), 0)
     return (each / jnp.maximum(member.sum(0)[labels], 1)).sum()
@@ -53,7 +67,9 @@ def fisher_trace(env: Env, net: Tree, ctx: Ctx) -> Array:
             each = optax.softmax_cross_entropy_with_integer_labels(logits, batch.y)
             return jnp.where(batch.mask, each, 0).sum() / jnp.maximum(batch.mask.sum(), 1)
 
-        return total + jnp.where(k < batches, square_norm(jax.grad(loss)(net["params"])), 0).astype(env.dtype)
+        return total + jnp.where(k < batches, square_norm(jax.grad(loss)(net["params"])), 0).astype(
+            env.dtype
+        )
 
     return repeat(turns(env, batches, *most_steps(env, 1)), add, jnp.zeros((), env.dtype))
 
@@ -72,7 +88,9 @@ class FedAS(Personal, Method):
         head = env.model.head_group
         return {**net, "params": {**net["params"], head: client.resident["params"][head]}}
 
-    def receive(self, env: Env, server: Server, client: Client, plan: Plan, ctx: Ctx) -> tuple[Client, Tree]:
+    def receive(
+        self, env: Env, server: Server, client: Client, plan: Plan, ctx: Ctx
+    ) -> tuple[Client, Tree]:
         old = with_own_statistics(env, client.resident, client)
         sums = class_statistics(env, old, ctx.id, full=False)
         goal = sums.total / jnp.maximum(sums.count, 1)[:, None]  # p [C, d]
@@ -100,7 +118,9 @@ class FedAS(Personal, Method):
         )
         return client, self.with_head(env, aligned.net, client)
 
-    def local(self, env: Env, net: Tree, server: Server, client: Client, ctx: Ctx) -> tuple[Client, Upload]:
+    def local(
+        self, env: Env, net: Tree, server: Server, client: Client, ctx: Ctx
+    ) -> tuple[Client, Upload]:
         client, done = descend(env, net, client, ctx)
         return client, self.upload(env, ctx, done)._replace(weight=fisher_trace(env, done.net, ctx))
 

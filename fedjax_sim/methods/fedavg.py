@@ -3,8 +3,9 @@
     w_k ← SGD_E(Θ)                      every participant, from the common model
     Θ   ← Σ_k (n_k / Σ_j n_j) w_k       over the participants that reported
 
-FedAvg+FT: the same training; when a client's own model is asked for, it is Θ fine-tuned on its training data for
-`ft_epochs` epochs, used once and thrown away. Its learning rate is that of the last round trained.
+FedAvg+FT: the same training; when a client's own model is asked for, it is Θ fine-tuned on its
+training data for `ft_epochs` epochs, used once and thrown away. Its learning rate is that of the
+last round trained.
 
 Wire: |w| down, |w| up.  State: none.  Evaluated: global (FedAvg), personal (FedAvg+FT).
 """
@@ -24,7 +25,12 @@ FINE_TUNE = 1000  # tells the shuffles of fine-tuning from those of training
 class FedAvg(Method):
     """Clients train from the common model, the server averages."""
 
-    weights: str = field("size", choices=("size", "uniform"), help="of the average: by n_k, or all alike", kw_only=True)
+    weights: str = field(
+        "size",
+        choices=("size", "uniform"),
+        help="of the average: by n_k, or all alike",
+        kw_only=True,
+    )
 
 
 class OwnModel(Personal, FedAvg):
@@ -38,7 +44,8 @@ class OwnModel(Personal, FedAvg):
 
 
 def fine_tuned(env: Env, net: Tree, client: Client, ctx: Ctx, epochs: float) -> Tree:
-    """ONE client's net after `epochs` epochs on its own training data, at the round's learning rate."""
+    """ONE client's net after `epochs` epochs on its own training data, at the round's learning
+    rate."""
     return descend(env, net, client, ctx, epochs=epochs, salt=FINE_TUNE, track=False)[1].net
 
 

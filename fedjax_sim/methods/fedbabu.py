@@ -1,8 +1,10 @@
-"""FedBABU (Oh et al., 2022): learn the body against a fixed random classifier, personalise afterwards.
+"""FedBABU (Oh et al., 2022): learn the body against a fixed random classifier, personalise
+afterwards.
 
     φ_k ← SGD_E(Φ; Ψ⁰)                      the head Ψ⁰ is common, as it was drawn, and never moves
     Φ ← Σ_k (n_k / Σ_j n_j) φ_k             over the participants that reported
-    evaluation: a copy of (Φ, Ψ⁰), body and head, is fine-tuned for F epochs on the client's training data
+    evaluation: a copy of (Φ, Ψ⁰), body and head, is fine-tuned for F epochs on the client's
+    training data
 
 A frozen head does not decay either. F = 5 as in pFedRLLA's scripts (10 in the authors' code).
 Wire: |φ| down, |φ| up.  State: none.  Evaluated: personal, the fine-tuned copy; global, (Φ, Ψ⁰).
@@ -29,7 +31,9 @@ class FedBABU(Personal, FedAvg):
     def plan(self, env: Env, server: Server, ctx: Ctx) -> Plan:
         return masked_plan(env, ctx.epochs, body_groups(env), body_groups(env))
 
-    def local(self, env: Env, net: Tree, server: Server, client: Client, ctx: Ctx) -> tuple[Client, Upload]:
+    def local(
+        self, env: Env, net: Tree, server: Server, client: Client, ctx: Ctx
+    ) -> tuple[Client, Upload]:
         client, done = descend(env, net, client, ctx, trainable=body_groups(env))
         return client, self.upload(env, ctx, done)
 

@@ -1,13 +1,15 @@
 """FedCA: class-prioritised aggregation; clients report how badly each class is doing.
 
-    client:  trains from Θ with the run's loss (C3E unless another is named) and keeps its soft confusion; struggler vector
+    client:  trains from Θ with the run's loss (C3E unless another is named) and keeps its soft
+    confusion; struggler vector
              S_k[i] = clip( Σ_{j≠i} Conf_ij / Count_i, 0, 1 )
     server:  G = mean_k S_k;  𝒫 = the p classes with the largest G
-             for c in 𝒫:  u_k^(c) = max(0, 1 − S_k[c]) / Σ_j …   (uniform if all are 0),   Θ^(c) = Σ_k u_k^(c) θ_k
+             for c in 𝒫:  u_k^(c) = max(0, 1 − S_k[c]) / Σ_j …   (uniform if all are 0),   Θ^(c) =
+                                        Σ_k u_k^(c) θ_k
              Θ ← mean_{c∈𝒫} Θ^(c)  =  Σ_k ū_k θ_k,   ū_k = mean_{c∈𝒫} u_k^(c)
 
-The confusion is tracked whatever the loss is. Equal struggler vectors give FedAvg with uniform weights.
-Wire: |w| down, |w| + C up.  State: Conf_k, Count_k.  Evaluated: global.
+The confusion is tracked whatever the loss is. Equal struggler vectors give FedAvg with uniform
+weights. Wire: |w| down, |w| + C up.  State: Conf_k, Count_k.  Evaluated: global.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ from fedjax_sim.types import Array, Client, Cohort, Ctx, Env, Tree, Upload
 
 
 def priorities_for(classes: int) -> int:
-    """p by default: 4 for 10 classes and 15 for 100 as in the paper's code, on the line between and beyond them.
+    """p by default: 4 for 10 classes and 15 for 100 as in the paper's code, on the line between and
+    beyond them.
 
     >>> [priorities_for(c) for c in (2, 3, 10, 100)]
     [2, 3, 4, 15]
@@ -42,7 +45,9 @@ def struggle(confusion: Confusion) -> Array:
 def priority_weights(struggles: Array, ok: Array, p: int) -> Array:
     """ū [M] from all struggler vectors [M, C]; those not ok [M] weigh nothing.
 
-    >>> priority_weights(jnp.array([[0.0, 0.9], [0.0, 0.7]]), jnp.array([True, True]), 1).round(2).tolist()
+    >>> priority_weights(jnp.array([[0.0, 0.9], [0.0, 0.7]]), jnp.array([True, True]), 1).round(
+    ...     2
+    ... ).tolist()
     [0.25, 0.75]
     """
     struggles = jnp.where(ok[:, None], struggles, 0)
@@ -60,23 +65,33 @@ class FedCA(Method):
 
     needs_classes = "its weights come from every client's confusion of classes"
 
-    priorities: int = field(0, ge=0, help="p, the classes that are averaged for (0: by the number of classes)")
+    priorities: int = field(
+        0, ge=0, help="p, the classes that are averaged for (0: by the number of classes)"
+    )
     weights = "uniform"
     needs = frozenset({"confusion", "stack"})
     loss = "c3e"
     payload = frozenset({"report"})
 
-    def local(self, env: Env, net: Tree, server: Server, client: Client, ctx: Ctx) -> tuple[Client, Upload]:
+    def local(
+        self, env: Env, net: Tree, server: Server, client: Client, ctx: Ctx
+    ) -> tuple[Client, Upload]:
         client, done = descend(env, net, client, ctx)
         return client, self.upload(env, ctx, done, report=struggle(client.confusion))
 
     def aggregate(self, env: Env, server: Server, cohort: Cohort) -> Server:
         p = min(self.priorities or priorities_for(env.model.classes), env.model.classes)
         weights = priority_weights(cohort.reports, cohort.ok, p)
-        return Server(jax.tree.map(lambda nets: jnp.tensordot(weights.astype(nets.dtype), nets, 1), cohort.nets))
+        return Server(
+            jax.tree.map(
+                lambda nets: jnp.tensordot(weights.astype(nets.dtype), nets, 1), cohort.nets
+            )
+        )
 
     def log(self, env: Env, old: Server, server: Server, cohort: Cohort) -> dict[str, Array]:
-        shares = jnp.where(cohort.ok[:, None], cohort.reports, 0).sum(0) / jnp.maximum(cohort.count, 1)
+        shares = jnp.where(cohort.ok[:, None], cohort.reports, 0).sum(0) / jnp.maximum(
+            cohort.count, 1
+        )
         return dict(struggle_mean=shares.mean(), struggle_worst=shares.max())
 
     def extra_floats(self, env: Env, net: Tree) -> tuple[int, int]:

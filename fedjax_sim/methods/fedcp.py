@@ -1,14 +1,17 @@
-"""FedCP (Zhang et al., 2023): a conditional policy splits every feature vector between a global and a private head.
+"""FedCP (Zhang et al., 2023): a conditional policy splits every feature vector between a global and
+a private head.
 
-    z = f(x),   v = Σ_c W_p,c / ‖Σ_c W_p,c‖          the private head's class rows; fixed during a round
-    policy:  a = ReLU(LayerNorm(Linear_{d→2d}(z ⊙ v))), read as (2, d);  (r, s) = softmax over the pair of a + Gumbel noise
+    z = f(x),   v = Σ_c W_p,c / ‖Σ_c W_p,c‖          the private head's class rows; fixed during a
+    round policy:  a = ReLU(LayerNorm(Linear_{d→2d}(z ⊙ v))), read as (2, d);  (r, s) = softmax over
+    the pair of a + Gumbel noise
     logits = h_p(r ⊙ z) + h_g(s ⊙ z)                  r + s = 1;  h_g frozen
     loss   = L + λ·MMD²(z, f_received(x))             kernels as in `local.mmd`
-    trained: f, h_p, policy;  then  h_g ← ½h_p + ½h_g;  upload f, h_g, policy;  size-weighted averages
+    trained: f, h_p, policy;  then  h_g ← ½h_p + ½h_g;  upload f, h_g, policy;  size-weighted
+    averages
 
-Wire: |w| + 2d² + 6d down and up (the policy is a group of its own).  State: h_p (the resident model has h_g).
-Evaluated: the latest f, h_g, policy with the client's h_p (personal), gates without noise (test_gate=soft) or with it;
-f with h_g (global).
+Wire: |w| + 2d² + 6d down and up (the policy is a group of its own).  State: h_p (the resident model
+has h_g). Evaluated: the latest f, h_g, policy with the client's h_p (personal), gates without noise
+(test_gate=soft) or with it; f with h_g (global).
 """
 
 from __future__ import annotations
@@ -36,7 +39,8 @@ NOISE = 5  # tells the noise of the gates from that of the minibatches
 
 
 def context(env: Env, net: Tree) -> Array:
-    """v [d]: the sum of the head's class rows, of length one; the head is linear, whatever its leaves are called."""
+    """v [d]: the sum of the head's class rows, of length one; the head is linear, whatever its
+    leaves are called."""
     width = env.model.width
     points = jnp.concatenate([jnp.eye(width, dtype=env.dtype), jnp.zeros((1, width), env.dtype)])
     logits = env.model.head(net, points)  # rows of the kernel plus the bias, and the bias
@@ -80,15 +84,21 @@ class FedCP(Personal, FedAvg):
     def with_head(self, env: Env, net: Tree, head: Tree) -> Tree:
         return {**net, "params": {**net["params"], env.model.head_group: head}}
 
-    def logits_of(self, env: Env, net: Tree, common: Tree, z: Array, v: Array, key: Array | None) -> Array:
+    def logits_of(
+        self, env: Env, net: Tree, common: Tree, z: Array, v: Array, key: Array | None
+    ) -> Array:
         """net with the private head, `common` with the global one."""
         r, s = gates(net["params"][GROUP], z, v, key)
         return env.model.head(net, r * z) + env.model.head(common, s * z)
 
-    def receive(self, env: Env, server: Server, client: Client, plan: Plan, ctx: Ctx) -> tuple[Client, Tree]:
+    def receive(
+        self, env: Env, server: Server, client: Client, plan: Plan, ctx: Ctx
+    ) -> tuple[Client, Tree]:
         return client, self.with_head(env, server.net, client.own)
 
-    def local(self, env: Env, net: Tree, server: Server, client: Client, ctx: Ctx) -> tuple[Client, Upload]:
+    def local(
+        self, env: Env, net: Tree, server: Server, client: Client, ctx: Ctx
+    ) -> tuple[Client, Upload]:
         head, received, v = env.model.head_group, net, context(env, net)
 
         def objective(now: Tree, batch: Batch, confusion: Tree) -> tuple[Array, Aux]:
@@ -112,7 +122,14 @@ class FedCP(Personal, FedAvg):
     def predict(self, env: Env, predictor: Tree, x: Array) -> Array:
         net, common, v, key = predictor
         z = env.model.features(net, x, train=False)[0]
-        return self.logits_of(env, net, common, z, v, jax.random.wrap_key_data(key) if self.test_gate == "gumbel" else None)
+        return self.logits_of(
+            env,
+            net,
+            common,
+            z,
+            v,
+            jax.random.wrap_key_data(key) if self.test_gate == "gumbel" else None,
+        )
 
     def init(self, env: Env, net: Tree) -> tuple[Server, Tree]:
         return Server(net), net["params"][env.model.head_group]

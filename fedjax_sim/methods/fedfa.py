@@ -1,16 +1,21 @@
-"""FedFA (Zhou and Konukoglu, 2023): features are augmented as if their channel statistics were random.
+"""FedFA (Zhou and Konukoglu, 2023): features are augmented as if their channel statistics were
+random.
 
-After each stage of the model, in training, with probability p per batch and stage. x [B, h, w, Ch]; μ, σ [B, Ch] are an
-example's channel mean and deviation over its map, variances are unbiased, ε = 1e-6:
+After each stage of the model, in training, with probability p per batch and stage. x [B, h, w, Ch];
+μ, σ [B, Ch] are an example's channel mean and deviation over its map, variances are unbiased, ε =
+1e-6:
 
     σ = √(Var_map(x) + ε),   v_μ = Var_batch(μ) + ε,   v_σ = Var_batch(σ) + ε
-    q = 1/(1 + 1/(Γ_μ + ε)),   γ_μ = Ch·q/Σq,   s_μ = √((γ_μ + 1) v_μ)                 the same for σ with Γ_σ
+    q = 1/(1 + 1/(Γ_μ + ε)),   γ_μ = Ch·q/Σq,   s_μ = √((γ_μ + 1) v_μ)                 the same for
+                                        σ with Γ_σ
     β̂ ~ N(μ, s_μ²),   γ̂ ~ N(σ, s_σ²),   output  γ̂·(x − μ)/σ + β̂
-    client, whenever active:  μ̄ ← 0.99 μ̄ + 0.01 mean_batch(μ),  σ̄ likewise          from 0 and 1, kept by the client
-    server:  parameters averaged;  Γ_μ = Var_k(μ̄_k),  Γ_σ = Var_k(σ̄_k)              per channel, over participants; from 1
+    client, whenever active:  μ̄ ← 0.99 μ̄ + 0.01 mean_batch(μ),  σ̄ likewise          from 0 and 1,
+                                        kept by the client
+    server:  parameters averaged;  Γ_μ = Var_k(μ̄_k),  Γ_σ = Var_k(σ̄_k)              per channel,
+                                        over participants; from 1
 
-Padding examples enter no statistic.  p = 0 is FedAvg.  Wire: |w| + 2ΣCh down (Γ), |w| + 2ΣCh up (μ̄, σ̄).
-State: μ̄_k, σ̄_k.  Evaluated: global.
+Padding examples enter no statistic.  p = 0 is FedAvg.  Wire: |w| + 2ΣCh down (Γ), |w| + 2ΣCh up
+(μ̄, σ̄). State: μ̄_k, σ̄_k.  Evaluated: global.
 """
 
 from __future__ import annotations
@@ -46,7 +51,8 @@ class Server(NamedTuple):
 
 
 def masked_moments(values: Array, mask: Array) -> tuple[Array, Array]:
-    """(mean [Ch], unbiased variance [Ch]) of the rows of `values` [B, Ch] that the mask lets in; 0 for a single one.
+    """(mean [Ch], unbiased variance [Ch]) of the rows of `values` [B, Ch] that the mask lets in; 0
+    for a single one.
 
     >>> masked_moments(jnp.array([[1.0], [3.0], [9.0]]), jnp.array([True, True, False]))[1].tolist()
     [2.0]
@@ -90,16 +96,23 @@ class FedFA(FedAvg):
     def init(self, env: Env, net: Tree) -> tuple[Server, Tree]:
         if not env.model.stages:
             raise UserError(
-                f"fedfa augments feature maps, and model '{env.model.name}' has none; allowed: a model with convolutions"
+                f"fedfa augments feature maps, and model '{env.model.name}' has none; allowed: a"
+                " model with convolutions"
             )
         one = lambda channels: jnp.ones(channels, env.dtype)
-        spread = {name: Moments(one(channels), one(channels)) for name, channels in env.model.stages}
+        spread = {
+            name: Moments(one(channels), one(channels)) for name, channels in env.model.stages
+        }
         return Server(net, spread), {name: Moments(0 * m.mean, m.std) for name, m in spread.items()}
 
-    def local(self, env: Env, net: Tree, server: Server, client: Client, ctx: Ctx) -> tuple[Client, Upload]:
+    def local(
+        self, env: Env, net: Tree, server: Server, client: Client, ctx: Ctx
+    ) -> tuple[Client, Upload]:
         stage = {name: i for i, (name, _) in enumerate(env.model.stages)}
 
-        def objective(net: Tree, batch: Batch, confusion: Tree, running: dict[str, Moments]) -> tuple[Array, Aux]:
+        def objective(
+            net: Tree, batch: Batch, confusion: Tree, running: dict[str, Moments]
+        ) -> tuple[Array, Aux]:
             after = dict(running)
 
             def tap(name: str, x: Array) -> Array:
@@ -108,7 +121,9 @@ class FedFA(FedAvg):
                 noise = jax.random.normal(normal, (2, x.shape[0], x.shape[-1]), x.dtype)
                 new, now = augment_features(x, batch.mask, server.spread[name], noise)
                 after[name] = jax.tree.map(
-                    lambda old, value: jnp.where(active, KEEP * old + (1 - KEEP) * lax.stop_gradient(value), old),
+                    lambda old, value: jnp.where(
+                        active, KEEP * old + (1 - KEEP) * lax.stop_gradient(value), old
+                    ),
                     running[name],
                     now,
                 )

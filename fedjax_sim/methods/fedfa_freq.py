@@ -1,11 +1,14 @@
-"""FFT-amplitude mixing of images, as it circulates under the name FedFA; see `fedfa` for the published method.
+"""FFT-amplitude mixing of images, as it circulates under the name FedFA; see `fedfa` for the
+published method.
 
-With probability p per batch, each image keeps its phase and takes over a part of another one's amplitude spectrum:
+With probability p per batch, each image keeps its phase and takes over a part of another one's
+amplitude spectrum:
 
     F = FFT₂(x) per channel,   x₁ ← Re FFT₂⁻¹( [(1−λ)|F₁| + λ|F₂|] · e^{i∠F₁} )
 
-Image 2 is drawn by shuffling the real examples of the batch (an image may meet itself); images are normalised ones.
-p = 0 or λ = 0 is FedAvg.  Wire: |w| down, |w| up.  State: none.  Evaluated: global.
+Image 2 is drawn by shuffling the real examples of the batch (an image may meet itself); images are
+normalised ones. p = 0 or λ = 0 is FedAvg.  Wire: |w| down, |w| up.  State: none.  Evaluated:
+global.
 """
 
 from __future__ import annotations
@@ -24,7 +27,8 @@ NOISE = 2000  # tells these draws from those of data augmentation
 
 
 def mix_amplitudes(x: Array, partner: Array, lam: float) -> Array:
-    """Images x [B, H, W, C], each with a share λ of the amplitudes of image partner[i] and its own phase.
+    """Images x [B, H, W, C], each with a share λ of the amplitudes of image partner[i] and its own
+    phase.
 
     >>> x = jnp.array([1.0, 3.0]).reshape(2, 1, 1, 1)             # one pixel: amplitude = value
     >>> mix_amplitudes(x, jnp.array([1, 0]), 0.5).ravel().tolist()
@@ -33,11 +37,14 @@ def mix_amplitudes(x: Array, partner: Array, lam: float) -> Array:
     spectrum = jnp.fft.fft2(x, axes=(1, 2))
     amplitude = jnp.abs(spectrum)
     mixed = (1 - lam) * amplitude + lam * amplitude[partner]
-    return jnp.fft.ifft2(mixed * jnp.exp(1j * jnp.angle(spectrum)), axes=(1, 2)).real.astype(x.dtype)
+    return jnp.fft.ifft2(mixed * jnp.exp(1j * jnp.angle(spectrum)), axes=(1, 2)).real.astype(
+        x.dtype
+    )
 
 
 def partners(key: Array, mask: Array) -> Array:
-    """[B] image 2 of each image: the real examples, which come first in a batch, shuffled among themselves."""
+    """[B] image 2 of each image: the real examples, which come first in a batch, shuffled among
+    themselves."""
     return epoch_orders(key, mask.sum(), mask.shape[0], 1)[0]
 
 
@@ -50,7 +57,9 @@ class FedFAFreq(FedAvg):
     p: Real = field(0.5, ge=0, le=1, help="chance that a batch is mixed")
     lam: Real = field(0.3, ge=0, le=1, help="share λ of the other image")
 
-    def local(self, env: Env, net: Tree, server: Server, client: Client, ctx: Ctx) -> tuple[Client, Upload]:
+    def local(
+        self, env: Env, net: Tree, server: Server, client: Client, ctx: Ctx
+    ) -> tuple[Client, Upload]:
         plain = supervised(env, ctx)
 
         def objective(net: Tree, batch: Batch, confusion: Tree):

@@ -1,18 +1,20 @@
-"""FedFomo (Zhang et al., 2021): a client weighs others' models by what each gains on its own validation rows.
+"""FedFomo (Zhang et al., 2021): a client weighs others' models by what each gains on its own
+validation rows.
 
-The server stores everybody's last upload and an affinity P [N, N], at first the identity. Client i gets the `models`
-models with the largest P_i among those that were uploaded. With L_i the mean cross-entropy on its validation rows and θ_i
-its model before this round:
+The server stores everybody's last upload and an affinity P [N, N], at first the identity. Client i
+gets the `models` models with the largest P_i among those that were uploaded. With L_i the mean
+cross-entropy on its validation rows and θ_i its model before this round:
 
     ω_n = (L_i(θ_i) − L_i(θ_n)) / (‖θ_n − θ_i‖ + 1e−5),    ω⁺ = max(ω, 0)
     θ_i ← Σ_n (ω_n⁺ / Σω⁺) θ_n   if Σω⁺ > 0, else θ_i;      then E epochs from it
     server:  P_i[n] ← P_i[n] + ω_n
 
-Validation rows are the client's own split; where the data have none, the last 20 % of its training rows, which are then
-not trained on. Candidates are evaluated and added one at a time. The round holds the K = min(N, M·models) stored models
-that are sent to anybody.
+Validation rows are the client's own split; where the data have none, the last 20 % of its training
+rows, which are then not trained on. Candidates are evaluated and added one at a time. The round
+holds the K = min(N, M·models) stored models that are sent to anybody.
 
-Wire: models·|w| down, |w| + models up.  State: θ_i (the resident model).  Evaluated: θ_i (personal).
+Wire: models·|w| down, |w| + models up.  State: θ_i (the resident model).  Evaluated: θ_i
+(personal).
 """
 
 from __future__ import annotations
@@ -51,7 +53,11 @@ def hold_out(env: Env, ctx: Ctx) -> tuple[Env, Array, Array]:
     held = jnp.floor(HELD_OUT * fed.size["train"]).astype(jnp.int32)  # [N]
     kept = fed.size["train"] - held
     rows = jnp.roll(fed.rows["train"][ctx.id], -kept[ctx.id])
-    return dataclasses.replace(env, fed=dataclasses.replace(fed, size={**fed.size, "train": kept})), rows, held[ctx.id]
+    return (
+        dataclasses.replace(env, fed=dataclasses.replace(fed, size={**fed.size, "train": kept})),
+        rows,
+        held[ctx.id],
+    )
 
 
 @register("fedfomo")
@@ -68,14 +74,23 @@ class FedFomo(Peers, Personal, Method):
 
     def candidates(self, env: Env, server: Server, me: Array) -> Array:
         """[few] client numbers with the largest affinity; the lower number first among equals."""
-        return lax.top_k(jnp.where(server.uploaded, server.affinity[me], -jnp.inf), self.few(env))[1]
+        return lax.top_k(jnp.where(server.uploaded, server.affinity[me], -jnp.inf), self.few(env))[
+            1
+        ]
 
     def everybody(self, env: Env) -> bool:
         return env.cohort * self.few(env) >= env.num_clients
 
     def init(self, env: Env, net: Tree) -> tuple[Server, tuple]:
         n = env.num_clients
-        return Server(jnp.eye(n, dtype=env.dtype), jnp.zeros(n, bool), jnp.arange(env.cohort, dtype=jnp.int32)), ()
+        return (
+            Server(
+                jnp.eye(n, dtype=env.dtype),
+                jnp.zeros(n, bool),
+                jnp.arange(env.cohort, dtype=jnp.int32),
+            ),
+            (),
+        )
 
     def peer_ids(self, env: Env, server: Server, ids: Array) -> Array:
         if self.everybody(env):
@@ -85,12 +100,16 @@ class FedFomo(Peers, Personal, Method):
     def prepare(self, env: Env, server: Server, ids: Array, rows: Client) -> Server:
         return server._replace(ids=ids.astype(jnp.int32))
 
-    def local(self, env: Env, net: Tree, server: Server, client: Client, ctx: Ctx) -> tuple[Client, Upload]:
+    def local(
+        self, env: Env, net: Tree, server: Server, client: Client, ctx: Ctx
+    ) -> tuple[Client, Upload]:
         chosen = self.candidates(env, server, ctx.id)
         slot = jnp.argmax(server.ids == ctx.id)
         place = chosen if self.everybody(env) else slot * self.few(env) + jnp.arange(self.few(env))
         env_of, rows, n = hold_out(env, ctx)
-        stored = lambda j: with_own_statistics(env, jax.tree.map(lambda a: a[place[j]], env.rows.resident), client)
+        stored = lambda j: with_own_statistics(
+            env, jax.tree.map(lambda a: a[place[j]], env.rows.resident), client
+        )
 
         loss = lambda net: mean_loss(env, net, rows, n)
         before = loss(net)
@@ -102,11 +121,15 @@ class FedFomo(Peers, Personal, Method):
 
         # its own model gains nothing, exactly: a rounding error over 1e-5 would be a weight
         counts = server.uploaded[chosen] & (chosen != ctx.id)
-        omega = jnp.where(counts, lax.map(gain, jnp.arange(self.few(env))), 0).astype(env.dtype)  # [few]
+        omega = jnp.where(counts, lax.map(gain, jnp.arange(self.few(env))), 0).astype(
+            env.dtype
+        )  # [few]
         good = jnp.maximum(omega, 0)
         share = good / jnp.where(good.sum() > 0, good.sum(), 1)
         start = jax.tree.map(lambda a: jnp.where(good.sum() > 0, 0, a), net)
-        start = lax.fori_loop(0, self.few(env), lambda j, total: scaled_add(total, share[j], stored(j)), start)
+        start = lax.fori_loop(
+            0, self.few(env), lambda j, total: scaled_add(total, share[j], stored(j)), start
+        )
         client, done = descend(env_of, with_own_statistics(env, start, client), client, ctx)
         return client, self.upload(env, ctx, done, report=(chosen, omega))
 
@@ -121,5 +144,7 @@ class FedFomo(Peers, Personal, Method):
     def extra_floats(self, env: Env, net: Tree) -> tuple[int, int]:
         return (self.few(env) - 1) * sum(env.group_floats(net)), self.few(env)
 
-    def receive(self, env: Env, server: Server, client: Client, plan: Plan, ctx: Ctx) -> tuple[Client, Tree]:
+    def receive(
+        self, env: Env, server: Server, client: Client, plan: Plan, ctx: Ctx
+    ) -> tuple[Client, Tree]:
         return client, client.resident

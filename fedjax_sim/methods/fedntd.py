@@ -1,11 +1,15 @@
-"""FedNTD (Lee et al., 2022): distil the received model on the logits of the classes that are not the true one.
+"""FedNTD (Lee et al., 2022): distil the received model on the logits of the classes that are not
+the true one.
 
-Forgetting of globally known classes happens in the logits of classes a client does not see; exactly those are held.
+Forgetting of globally known classes happens in the logits of classes a client does not see; exactly
+those are held.
 
-    client objective:  L_local(z, y) + β τ² KL( softmax(ẑᵍ/τ) ‖ softmax(ẑ/τ) ),   mean over the batch
+    client objective:  L_local(z, y) + β τ² KL( softmax(ẑᵍ/τ) ‖ softmax(ẑ/τ) ),   mean over the
+                                        batch
 
-ẑ drops the true class's entry (C−1 are left); zᵍ are the logits of the received model, frozen, in inference mode.
-L_local is the run's loss.  β = 0 is FedAvg.  Wire: |w| down, |w| up.  State: none.  Evaluated: global.
+ẑ drops the true class's entry (C−1 are left); zᵍ are the logits of the received model, frozen, in
+inference mode. L_local is the run's loss.  β = 0 is FedAvg.  Wire: |w| down, |w| up.  State: none.
+Evaluated: global.
 """
 
 from __future__ import annotations
@@ -22,8 +26,11 @@ from fedjax_sim.methods.fedavg import FedAvg
 from fedjax_sim.types import Array, Client, Ctx, Env, Tree, Upload
 
 
-def not_true_divergence(teacher: Array, student: Array, labels: Array, mask: Array, tau: float) -> Array:
-    """Mean over the real examples of KL(teacher ‖ student) over the not-true classes; logits [B, C], labels [B] -> [].
+def not_true_divergence(
+    teacher: Array, student: Array, labels: Array, mask: Array, tau: float
+) -> Array:
+    """Mean over the real examples of KL(teacher ‖ student) over the not-true classes; logits [B,
+    C], labels [B] -> [].
 
     The true logit does not matter:
 
@@ -51,7 +58,9 @@ class FedNTD(FedAvg):
     beta: Real = field(1.0, ge=0, help="weight of the distillation")
     tau: Real = field(1.0, gt=0, help="its temperature")
 
-    def local(self, env: Env, net: Tree, server: Server, client: Client, ctx: Ctx) -> tuple[Client, Upload]:
+    def local(
+        self, env: Env, net: Tree, server: Server, client: Client, ctx: Ctx
+    ) -> tuple[Client, Upload]:
         def objective(now: Tree, batch: Batch, confusion: Tree) -> tuple[Array, Aux]:
             logits, _, stats = forward(env, now, batch)
             loss, confusion = local_loss(env, ctx, logits, batch, confusion)

@@ -1,10 +1,14 @@
-"""FedPAC (Xu et al., 2023): features aligned to global class centroids, classifiers combined by a quadratic program.
+"""FedPAC (Xu et al., 2023): features aligned to global class centroids, classifiers combined by a
+quadratic program.
 
-Client, with the received backbone φ, global centroids g_c and its own head ψ_k; π_c its class shares, m_c its class means:
+Client, with the received backbone φ, global centroids g_c and its own head ψ_k; π_c its class
+shares, m_c its class means:
 
-    h_c = π_c m_c,     v = (1/n_k)[ Σ_c π_c E[‖f‖² | c] − Σ_c π_c² ‖m_c‖² ]              of the received φ
+    h_c = π_c m_c,     v = (1/n_k)[ Σ_c π_c E[‖f‖² | c] − Σ_c π_c² ‖m_c‖² ]              of the
+                                        received φ
     head:      `head_epochs` epochs on ψ_k alone, learning rate `head_lr`
-    backbone:  E epochs on φ alone,   L + λ·mean (f − g_y)²     (m_y where g_y is not known; no term before any is)
+    backbone:  E epochs on φ alone,   L + λ·mean (f − g_y)²     (m_y where g_y is not known; no term
+                                        before any is)
 
 Server:
 
@@ -12,10 +16,11 @@ Server:
     α_i = argmin_{α ∈ simplex} αᵀ(diag(v) + D_i)α,    D_i[j, l] = Σ_c ⟨h_ic − h_jc, h_ic − h_lc⟩
     ψ_i ← Σ_j α_ij ψ_j,   weights below 1e−3 set to 0, the rest scaled to sum 1
 
-D_i is a Gram matrix and v ≥ 0, so the program is convex; see `simplex`. The server mixes the heads, so it also keeps them
-([N, |ψ|]) until a client takes part again; clients store nothing else.
+D_i is a Gram matrix and v ≥ 0, so the program is convex; see `simplex`. The server mixes the heads,
+so it also keeps them ([N, |ψ|]) until a client takes part again; clients store nothing else.
 
-Wire: |w| + Cd down, |w| + 2Cd + 1 up.  State: ψ_k.  Evaluated: φ with ψ_k (personal); φ with the mean head (global).
+Wire: |w| + Cd down, |w| + 2Cd + 1 up.  State: ψ_k.  Evaluated: φ with ψ_k (personal); φ with the
+mean head (global).
 """
 
 from __future__ import annotations
@@ -56,7 +61,9 @@ def mixing(variance: Array, shares: Array, ok: Array) -> Array:
         alpha = simplex_qp(jnp.diag(variance) + apart @ apart.T, ok)
         alpha = jnp.where(alpha < SMALLEST, 0, alpha)
         alpha = alpha / alpha.sum()
-        return jnp.where(jnp.isfinite(alpha).all(), alpha, jnp.arange(ok.shape[0]) == i)  # on failure its own head
+        return jnp.where(
+            jnp.isfinite(alpha).all(), alpha, jnp.arange(ok.shape[0]) == i
+        )  # on failure its own head
 
     return lax.map(one, jnp.arange(ok.shape[0]))
 
@@ -76,16 +83,23 @@ class FedPAC(Personal, FedAvg):
         classes, width = env.model.classes, env.model.width
         repeat = lambda a: jnp.broadcast_to(a, (env.num_clients, *a.shape))
         heads = jax.tree.map(repeat, net["params"][env.model.head_group])
-        return Server(net, heads, jnp.zeros((classes, width), env.dtype), jnp.zeros(classes, bool)), ()
+        return (
+            Server(net, heads, jnp.zeros((classes, width), env.dtype), jnp.zeros(classes, bool)),
+            (),
+        )
 
     def with_head(self, env: Env, server: Server, me: Array) -> Tree:
         own = jax.tree.map(lambda a: a[me], server.heads)
         return {**server.net, "params": {**server.net["params"], env.model.head_group: own}}
 
-    def receive(self, env: Env, server: Server, client: Client, plan: Plan, ctx: Ctx) -> tuple[Client, Tree]:
+    def receive(
+        self, env: Env, server: Server, client: Client, plan: Plan, ctx: Ctx
+    ) -> tuple[Client, Tree]:
         return client, self.with_head(env, server, ctx.id)
 
-    def local(self, env: Env, net: Tree, server: Server, client: Client, ctx: Ctx) -> tuple[Client, Upload]:
+    def local(
+        self, env: Env, net: Tree, server: Server, client: Client, ctx: Ctx
+    ) -> tuple[Client, Upload]:
         head = env.model.head_group
         sums = class_statistics(env, net, ctx.id, full=False)
         n = jnp.maximum(sums.count.sum(), 1)
@@ -104,13 +118,23 @@ class FedPAC(Personal, FedAvg):
         if self.head_epochs:
             rate = jnp.asarray(self.head_lr)
             client, tuned = descend(
-                env, net, client, ctx, trainable=(head,), epochs=self.head_epochs, lr=rate, salt=HEAD_PASS, track=False
+                env,
+                net,
+                client,
+                ctx,
+                trainable=(head,),
+                epochs=self.head_epochs,
+                lr=rate,
+                salt=HEAD_PASS,
+                track=False,
             )
             net = tuned.net
         body = tuple(g for g in env.model.groups if g != head)
         client, done = descend(env, net, client, ctx, objective=objective, trainable=body)
         after = class_statistics(env, done.net, ctx.id, full=False)
-        report = dict(head=done.net["params"][head], variance=variance, shares=prior[:, None] * mean)
+        report = dict(
+            head=done.net["params"][head], variance=variance, shares=prior[:, None] * mean
+        )
         return client, self.upload(env, ctx, done, sums=(after.total, after.count), report=report)
 
     def aggregate(self, env: Env, server: Server, cohort: Cohort) -> Server:
@@ -120,7 +144,9 @@ class FedPAC(Personal, FedAvg):
 
         def mixed(stored: Array, sent: Array) -> Array:
             sent = jnp.where(ok.reshape(-1, *[1] * (sent.ndim - 1)), sent, 0)
-            return stored.at[to].set(jnp.tensordot(alpha, sent, 1).astype(stored.dtype), mode="drop")
+            return stored.at[to].set(
+                jnp.tensordot(alpha, sent, 1).astype(stored.dtype), mode="drop"
+            )
 
         total, count = cohort.sums
         return Server(

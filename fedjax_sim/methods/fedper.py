@@ -1,11 +1,13 @@
-"""FedPer (Arivazhagan et al., 2019): a common representation and private last layers, trained together.
+"""FedPer (Arivazhagan et al., 2019): a common representation and private last layers, trained
+together.
 
-    (φ_k, ψ_k) ← SGD_E(Φ, ψ_k)              from the common Φ and the kept ψ_k (Θ⁰'s before the first time)
+    (φ_k, ψ_k) ← SGD_E(Φ, ψ_k)              from the common Φ and the kept ψ_k (Θ⁰'s before the
+                                        first time)
     Φ ← Σ_k (n_k / Σ_j n_j) φ_k             over the participants that reported
 
-ψ is the linear head, or the last K_P groups of the model; K_P = 0 is FedAvg. Clients train as under the `backbone`
-redistribution with size weights; there the head is uploaded as well.
-Wire: |φ| down, |φ| up.  State: ψ_k.  Evaluated: personal, the latest Φ with ψ_k.
+ψ is the linear head, or the last K_P groups of the model; K_P = 0 is FedAvg. Clients train as under
+the `backbone` redistribution with size weights; there the head is uploaded as well. Wire: |φ| down,
+|φ| up.  State: ψ_k.  Evaluated: personal, the latest Φ with ψ_k.
 """
 
 from __future__ import annotations
@@ -34,10 +36,14 @@ class PrivateHead(Personal, FedAvg):
         shared = body_groups(env, self.layers)
         return masked_plan(env, ctx.epochs, shared, shared)
 
-    def receive(self, env: Env, server: Server, client: Client, plan: Plan, ctx: Ctx) -> tuple[Client, Tree]:
+    def receive(
+        self, env: Env, server: Server, client: Client, plan: Plan, ctx: Ctx
+    ) -> tuple[Client, Tree]:
         return client, self.personal(env, server, client, ctx)
 
-    def local(self, env: Env, net: Tree, server: Server, client: Client, ctx: Ctx) -> tuple[Client, Upload]:
+    def local(
+        self, env: Env, net: Tree, server: Server, client: Client, ctx: Ctx
+    ) -> tuple[Client, Upload]:
         client, up = super().local(env, net, server, client, ctx)
         return client._replace(own=part(up.net, last_groups(env, self.layers))), up
 

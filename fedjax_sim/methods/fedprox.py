@@ -21,7 +21,10 @@ def pull(mu: float, anchor: Tree):
     """The gradient plug of (μ/2)‖w − anchor‖²: g + μ(w − anchor), group by group."""
 
     def adjust(grads: Tree, params: Tree) -> Tree:
-        return {g: jax.tree.map(lambda d, w, a: d + mu * (w - a), grads[g], params[g], anchor[g]) for g in grads}
+        return {
+            g: jax.tree.map(lambda d, w, a: d + mu * (w - a), grads[g], params[g], anchor[g])
+            for g in grads
+        }
 
     return adjust
 
@@ -32,6 +35,8 @@ class FedProx(FedAvg):
 
     mu: Real = field(0.01, ge=0, help="strength of the proximal term")
 
-    def local(self, env: Env, net: Tree, server: Server, client: Client, ctx: Ctx) -> tuple[Client, Upload]:
+    def local(
+        self, env: Env, net: Tree, server: Server, client: Client, ctx: Ctx
+    ) -> tuple[Client, Upload]:
         client, done = descend(env, net, client, ctx, adjust=pull(self.mu, server.net["params"]))
         return client, self.upload(env, ctx, done)

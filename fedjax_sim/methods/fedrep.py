@@ -1,13 +1,14 @@
-"""FedRep (Collins et al., 2021): first fit the head to the representation, then the representation to the head.
+"""FedRep (Collins et al., 2021): first fit the head to the representation, then the representation
+to the head.
 
     ψ_k ← SGD_{E_h}(ψ_k; Φ)                 Φ frozen, from the kept ψ_k
     φ_k ← SGD_E(Φ; ψ_k)                     ψ_k frozen
     Φ ← Σ_k (n_k / Σ_j n_j) φ_k             over the participants that reported
 
-A frozen group neither moves nor decays; momentum starts anew in each of the two. BatchNorm's running statistics follow
-the minibatches in both. E_h = 0 with a head that is not frozen is FedPer.
-E_h = 5 as in pFedRLLA's table (1 in the authors' code).
-Wire: |φ| down, |φ| up.  State: ψ_k.  Evaluated: personal, the latest Φ with ψ_k.
+A frozen group neither moves nor decays; momentum starts anew in each of the two. BatchNorm's
+running statistics follow the minibatches in both. E_h = 0 with a head that is not frozen is FedPer.
+E_h = 5 as in pFedRLLA's table (1 in the authors' code). Wire: |φ| down, |φ| up.  State: ψ_k.
+Evaluated: personal, the latest Φ with ψ_k.
 """
 
 from __future__ import annotations
@@ -30,10 +31,16 @@ class FedRep(PrivateHead):
     head_epochs: float = epochs(5.0, "E_h")
     freeze_head: bool = field(True, help="whether ψ_k stands still while φ is trained")
 
-    def local(self, env: Env, net: Tree, server: Server, client: Client, ctx: Ctx) -> tuple[Client, Upload]:
+    def local(
+        self, env: Env, net: Tree, server: Server, client: Client, ctx: Ctx
+    ) -> tuple[Client, Upload]:
         head = (env.model.head_group,)
         if self.head_epochs:
-            client, fitted = descend(env, net, client, ctx, trainable=head, epochs=self.head_epochs, salt=HEAD)
+            client, fitted = descend(
+                env, net, client, ctx, trainable=head, epochs=self.head_epochs, salt=HEAD
+            )
             net = fitted.net
-        client, done = descend(env, net, client, ctx, trainable=body_groups(env) if self.freeze_head else None)
+        client, done = descend(
+            env, net, client, ctx, trainable=body_groups(env) if self.freeze_head else None
+        )
         return client._replace(own=part(done.net, head)), self.upload(env, ctx, done)

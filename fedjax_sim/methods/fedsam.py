@@ -1,10 +1,13 @@
-"""FedSAM (Qu et al., 2022; Caldarola et al., 2022): local steps look for flat minima, so that averages generalise.
+"""FedSAM (Qu et al., 2022; Caldarola et al., 2022): local steps look for flat minima, so that
+averages generalise.
 
     g  = ∇f_k(w; b),   w̃ = w + ρ g / (‖g‖ + 1e-12)         ‖·‖ over all parameters
-    w ← SGD(w, ∇f_k(w̃; b))                                 same batch, weight decay and momentum on the second gradient
+    w ← SGD(w, ∇f_k(w̃; b))                                 same batch, weight decay and momentum on
+                                        the second gradient
 
-BatchNorm's running statistics, the running confusion and the logged loss are those of the first pass. Two gradients
-per step.  ρ = 0 is FedAvg.  Wire: |w| down, |w| up.  State: none.  Evaluated: global.
+BatchNorm's running statistics, the running confusion and the logged loss are those of the first
+pass. Two gradients per step.  ρ = 0 is FedAvg.  Wire: |w| down, |w| up.  State: none.  Evaluated:
+global.
 """
 
 from __future__ import annotations
@@ -25,7 +28,8 @@ TINY = 1e-12
 
 
 def sharpness_aware(rho: float) -> Callable:
-    """The gradient plug of `descend`: the gradient at the worst point within about ρ of the parameters."""
+    """The gradient plug of `descend`: the gradient at the worst point within about ρ of the
+    parameters."""
 
     def gradient(grad_of: Callable, params: Tree, step: Array, draw: Callable, carry: Tree):
         batch = draw(step)
@@ -43,6 +47,8 @@ class FedSAM(FedAvg):
 
     rho: Real = field(0.05, ge=0, help="radius of the perturbation")
 
-    def local(self, env: Env, net: Tree, server: Server, client: Client, ctx: Ctx) -> tuple[Client, Upload]:
+    def local(
+        self, env: Env, net: Tree, server: Server, client: Client, ctx: Ctx
+    ) -> tuple[Client, Upload]:
         client, done = descend(env, net, client, ctx, gradient=sharpness_aware(self.rho))
         return client, self.upload(env, ctx, done)

@@ -1,4 +1,5 @@
-"""Local-only: the lower bound without collaboration. A sampled client trains its own model; nothing is exchanged.
+"""Local-only: the lower bound without collaboration. A sampled client trains its own model; nothing
+is exchanged.
 
     w_k ← SGD_E(w_k)        whenever client k would have been selected
 
@@ -28,7 +29,9 @@ class LocalOnly(Personal, Method):
     def plan(self, env: Env, server: Any, ctx: Ctx) -> Plan:
         return masked_plan(env, ctx.epochs, (), ())
 
-    def receive(self, env: Env, server: Any, client: Client, plan: Plan, ctx: Ctx) -> tuple[Client, Tree]:
+    def receive(
+        self, env: Env, server: Any, client: Client, plan: Plan, ctx: Ctx
+    ) -> tuple[Client, Tree]:
         return client, client.resident
 
     def aggregate(self, env: Env, server: Any, cohort: Cohort) -> Any:

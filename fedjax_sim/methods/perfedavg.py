@@ -1,16 +1,17 @@
-"""Per-FedAvg, first order (Fallah et al., 2020): an initialisation that is good after one local gradient step.
+"""Per-FedAvg, first order (Fallah et al., 2020): an initialisation that is good after one local
+gradient step.
 
     w̃ = w − α ∇f_k(w; b₁),   w ← w − β ∇f_k(w̃; b₂)        two independent minibatches per step
     Θ ← Σ_k (n_k / Σ_j n_j) w_k                            over the participants that reported
     evaluation: one plain step of length α on one minibatch from Θ, used once and thrown away
 
-Both steps are plain; with plain=False the outer one is the run's SGD, momentum and weight decay with it. b₂ are FedAvg's
-minibatches, b₁ those of a second shuffle, so with α = 0 this is FedAvg with the same SGD. With --shuffle off b₁ is the
-minibatch after b₂ in the order of the rows (after the last the first one); a client with a single minibatch has no other.
-α = β = η.
-BatchNorm's running statistics, the running confusion and the logged loss are those of the pass at w. Two gradients per
-step.
-Wire: |w| down, |w| up.  State: none.  Evaluated: personal, after the one step; global, Θ.
+Both steps are plain; with plain=False the outer one is the run's SGD, momentum and weight decay
+with it. b₂ are FedAvg's minibatches, b₁ those of a second shuffle, so with α = 0 this is FedAvg
+with the same SGD. With --shuffle off b₁ is the minibatch after b₂ in the order of the rows (after
+the last the first one); a client with a single minibatch has no other. α = β = η. BatchNorm's
+running statistics, the running confusion and the logged loss are those of the pass at w. Two
+gradients per step. Wire: |w| down, |w| up.  State: none.  Evaluated: personal, after the one step;
+global, Θ.
 """
 
 from __future__ import annotations
@@ -55,11 +56,14 @@ class PerFedAvg(Personal, FedAvg):
 
     @property
     def needs_sgd(self) -> str:
-        return "both of its steps are plain (plain=false with alpha a number: the outer one is the run's)" * (
-            self.plain or isinstance(self.alpha, str)
+        return (
+            "both of its steps are plain (plain=false with alpha a number: the outer one is the"
+            " run's)" * (self.plain or isinstance(self.alpha, str))
         )
 
-    def local(self, env: Env, net: Tree, server: Server, client: Client, ctx: Ctx) -> tuple[Client, Upload]:
+    def local(
+        self, env: Env, net: Tree, server: Server, client: Client, ctx: Ctx
+    ) -> tuple[Client, Upload]:
         length = ctx.lr if isinstance(self.alpha, str) else jnp.asarray(self.alpha, env.dtype)
         per_epoch = jnp.maximum(batches_per_epoch(env, env.fed.size["train"][ctx.id]), 1)
         first_batches = stream(env, ctx, jax.random.fold_in(ctx.key, INNER), env.max_epochs)
@@ -71,10 +75,20 @@ class PerFedAvg(Personal, FedAvg):
             return first, grads, batch
 
         optimizer = Sgd() if self.plain else env.optimizer
-        client, done = descend(env, net, client, ctx, gradient=gradient, optimizer=optimizer, lr=rate(self.beta))
+        client, done = descend(
+            env, net, client, ctx, gradient=gradient, optimizer=optimizer, lr=rate(self.beta)
+        )
         return client, self.upload(env, ctx, done)
 
     def personal(self, env: Env, server: Server, client: Client, ctx: Ctx) -> Tree:
         return descend(
-            env, server.net, client, ctx, epochs=ONE_STEP, optimizer=Sgd(), lr=rate(self.alpha), salt=FINE_TUNE, track=False
+            env,
+            server.net,
+            client,
+            ctx,
+            epochs=ONE_STEP,
+            optimizer=Sgd(),
+            lr=rate(self.alpha),
+            salt=FINE_TUNE,
+            track=False,
         )[1].net

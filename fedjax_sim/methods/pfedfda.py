@@ -1,17 +1,23 @@
-"""pFedFDA (McLaughlin and Su, 2024): a generative classifier; clients interpolate global and local class Gaussians.
+"""pFedFDA (McLaughlin and Su, 2024): a generative classifier; clients interpolate global and local
+class Gaussians.
 
-Global class means μ_g [C, d] (at first uniform in [0, 1]) and one covariance Σ_g [d, d] (at first I) travel as a group.
+Global class means μ_g [C, d] (at first uniform in [0, 1]) and one covariance Σ_g [d, d] (at first
+I) travel as a group.
 
-    LDA(μ, Σ):  Σ̃ = (1−ε)Σ + ε·tr(Σ)/d·I,   coef = Σ̃⁻¹μ,   bias = −½ diag(μ coefᵀ) + log(π + 1e−4),   ε = 1e−4
+    LDA(μ, Σ):  Σ̃ = (1−ε)Σ + ε·tr(Σ)/d·I,   coef = Σ̃⁻¹μ,   bias = −½ diag(μ coefᵀ) + log(π +
+                                        1e−4),   ε = 1e−4
     client:     E epochs on φ alone with the logits of LDA(μ_g, Σ_g), π its own label shares
-    fit:        on the features of the trained φ: class means (μ_g for absent classes), Σ = S/(n−1) + I, S the scatter
+    fit:        on the features of the trained φ: class means (μ_g for absent classes), Σ = S/(n−1)
+                + I, S the scatter
                 around them
-    β:          (β_μ, β_Σ) on a grid over [0, 1]², least cross-entropy of LDA(β·local + (1−β)·global), 2-fold: the local
+    β:          (β_μ, β_Σ) on a grid over [0, 1]², least cross-entropy of LDA(β·local +
+                (1−β)·global), 2-fold: the local
                 part is fitted on the even rows and tested on the odd ones, and the other way round
     upload:     φ and the interpolated μ, Σ, fitted on all rows;   server: size-weighted averages
 
-Evaluated: the latest φ, with fit, β and LDA head made anew (personal); no gradient step, but a pass over the training rows.
-Wire: |φ| + Cd + d² down and up.  State: β_k, the last one chosen (for inspection).
+Evaluated: the latest φ, with fit, β and LDA head made anew (personal); no gradient step, but a pass
+over the training rows. Wire: |φ| + Cd + d² down and up.  State: β_k, the last one chosen (for
+inspection).
 """
 
 from __future__ import annotations
@@ -47,13 +53,17 @@ class Gaussians(NamedTuple):
 
 def blended(beta: Array, local: Gaussians, common: Gaussians) -> Gaussians:
     """β·local + (1−β)·common, β = (β_μ, β_Σ)."""
-    return Gaussians(*(b * one + (1 - b) * other for b, one, other in zip(beta, local, common, strict=True)))
+    return Gaussians(
+        *(b * one + (1 - b) * other for b, one, other in zip(beta, local, common, strict=True))
+    )
 
 
 def solver(covariance: Array):
     """(m [C, d]) -> Σ̃⁻¹m [C, d]."""
     width = covariance.shape[0]
-    smooth = (1 - SHRINK) * covariance + SHRINK * jnp.trace(covariance) / width * jnp.eye(width, dtype=covariance.dtype)
+    smooth = (1 - SHRINK) * covariance + SHRINK * jnp.trace(covariance) / width * jnp.eye(
+        width, dtype=covariance.dtype
+    )
     factor = cho_factor(smooth, lower=True)
     return lambda mean: cho_solve(factor, mean.T).T
 
@@ -61,7 +71,9 @@ def solver(covariance: Array):
 def lda(model: Gaussians, prior: Array) -> tuple[Array, Array]:
     """(coef [C, d], bias [C]) of linear discriminant analysis; prior [C], positive.
 
-    >>> coef, bias = lda(Gaussians(jnp.array([[2.0], [0.0]]), jnp.array([[4.0]])), jnp.array([0.5, 0.5]))
+    >>> coef, bias = lda(
+    ...     Gaussians(jnp.array([[2.0], [0.0]]), jnp.array([[4.0]])), jnp.array([0.5, 0.5])
+    ... )
     >>> coef.ravel().tolist(), (bias - jnp.log(0.5)).tolist()
     ([0.5, 0.0], [-0.5, 0.0])
     """
@@ -70,19 +82,31 @@ def lda(model: Gaussians, prior: Array) -> tuple[Array, Array]:
 
 
 def fit(features: Array, labels: Array, use: Array, common: Array, jitter: bool) -> Gaussians:
-    """The Gaussians of the rows in use; features [S, d], labels [S], use [S] bool, common: μ_g [C, d]."""
+    """The Gaussians of the rows in use; features [S, d], labels [S], use [S] bool, common: μ_g [C,
+    d]."""
     member = jax.nn.one_hot(labels, common.shape[0], dtype=features.dtype) * use[:, None]  # [S, C]
     count = member.sum(0)
-    mean = jnp.where(count[:, None] > 0, member.T @ features / jnp.maximum(count, 1)[:, None], common)
+    mean = jnp.where(
+        count[:, None] > 0, member.T @ features / jnp.maximum(count, 1)[:, None], common
+    )
     around = jnp.where(use[:, None], features - mean[labels], 0)
-    covariance = around.T @ around / jnp.maximum(count.sum() - 1, 1) + jnp.eye(features.shape[1], dtype=features.dtype)
+    covariance = around.T @ around / jnp.maximum(count.sum() - 1, 1) + jnp.eye(
+        features.shape[1], dtype=features.dtype
+    )
     return Gaussians(mean, covariance + (JITTER if jitter else 0))
 
 
 def surface(
-    features: Array, labels: Array, real: Array, common: Gaussians, prior: Array, grid: Array, jitter: bool
+    features: Array,
+    labels: Array,
+    real: Array,
+    common: Gaussians,
+    prior: Array,
+    grid: Array,
+    jitter: bool,
 ) -> Array:
-    """[G, G] (β_μ, β_Σ): mean two-fold cross-entropy. One factorisation per fold and β_Σ: coef is linear in β_μ."""
+    """[G, G] (β_μ, β_Σ): mean two-fold cross-entropy. One factorisation per fold and β_Σ: coef is
+    linear in β_μ."""
     odd = jnp.arange(labels.shape[0]) % 2 == 1
 
     def fold(test: Array) -> Array:
@@ -113,7 +137,9 @@ class PFedFDA(Personal, FedAvg):
     needs_classes = "its head is made of Gaussians of each class's features"
 
     grid: int = field(21, ge=2, help="values of each β")
-    cov_jitter: bool = field(False, help="1e-4 on every entry of the local covariance, as in the authors' code")
+    cov_jitter: bool = field(
+        False, help="1e-4 on every entry of the local covariance, as in the authors' code"
+    )
     has_global_model = False
     adapts = True
 
@@ -136,16 +162,27 @@ class PFedFDA(Personal, FedAvg):
         return counts / jnp.maximum(counts.sum(), 1) + PRIOR
 
     def adapted(self, env: Env, net: Tree, server: Server, ctx: Ctx) -> tuple[Array, Gaussians]:
-        """(β, the interpolated Gaussians) of ONE client's training rows under the backbone of `net`."""
+        """(β, the interpolated Gaussians) of ONE client's training rows under the backbone of
+        `net`."""
         features, labels, real = client_features(env, net, ctx.id)
         betas = jnp.linspace(0, 1, self.grid, dtype=env.dtype)
-        losses = surface(features, labels, real, self.common(server.net), self.prior_of(env, ctx), betas, self.cov_jitter)
+        losses = surface(
+            features,
+            labels,
+            real,
+            self.common(server.net),
+            self.prior_of(env, ctx),
+            betas,
+            self.cov_jitter,
+        )
         best = jnp.argmin(losses)  # ties: the smaller β_μ, then the smaller β_Σ
         beta = jnp.stack([betas[best // self.grid], betas[best % self.grid]])
         local = fit(features, labels, real, self.common(server.net).mean, self.cov_jitter)
         return beta, blended(beta, local, self.common(server.net))
 
-    def local(self, env: Env, net: Tree, server: Server, client: Client, ctx: Ctx) -> tuple[Client, Upload]:
+    def local(
+        self, env: Env, net: Tree, server: Server, client: Client, ctx: Ctx
+    ) -> tuple[Client, Upload]:
         coef, bias = lda(self.common(server.net), self.prior_of(env, ctx))
 
         def objective(net: Tree, batch: Batch, confusion: Tree) -> tuple[Array, Aux]:

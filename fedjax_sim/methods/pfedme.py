@@ -1,4 +1,5 @@
-"""pFedMe (Dinh et al., 2020): the personal model is a proximal point of the client's copy of the global model.
+"""pFedMe (Dinh et al., 2020): the personal model is a proximal point of the client's copy of the
+global model.
 
 From w = θ = Θ, on every minibatch:
 
@@ -6,9 +7,10 @@ From w = θ = Θ, on every minibatch:
     w ← w − η λ (w − θ)
     server:  Θ ← (1−β) Θ + β Σ_k (n_k / Σ_j n_j) w_k
 
-Plain steps: the run's momentum and weight decay are not used. BatchNorm's running statistics, the running confusion and
-the logged loss are those of the first of the K passes.  λ = 15, K = 5, η_p = 0.01, ρ = 0.001, β = 1 (the authors' code).
-Wire: |w| down, |w| up.  State: θ_k, the last θ.  Evaluated: θ_k (personal), Θ (global).
+Plain steps: the run's momentum and weight decay are not used. BatchNorm's running statistics, the
+running confusion and the logged loss are those of the first of the K passes.  λ = 15, K = 5, η_p =
+0.01, ρ = 0.001, β = 1 (the authors' code). Wire: |w| down, |w| up.  State: θ_k, the last θ.
+Evaluated: θ_k (personal), Θ (global).
 """
 
 from __future__ import annotations
@@ -38,27 +40,46 @@ class PFedMe(OwnModel):
     lr_personal: Real = field(0.01, ge=0, help="η_p")
     decay_personal: Real = field(0.001, ge=0, help="ρ")
     beta: Real = field(1.0, ge=0, help="β")
-    needs_sgd = "its personal and its local model move by plain steps of two rates, as its equations say"
-    replaces = (("momentum", "0: its equations are plain steps"), ("weight_decay", "its own term 0.001 θ̃"))
+    needs_sgd = (
+        "its personal and its local model move by plain steps of two rates, as its equations say"
+    )
+    replaces = (
+        ("momentum", "0: its equations are plain steps"),
+        ("weight_decay", "its own term 0.001 θ̃"),
+    )
 
-    def local(self, env: Env, net: Tree, server: Server, client: Client, ctx: Ctx) -> tuple[Client, Upload]:
+    def local(
+        self, env: Env, net: Tree, server: Server, client: Client, ctx: Ctx
+    ) -> tuple[Client, Upload]:
         def gradient(grad_of: Callable, w: Tree, step: Array, draw: Callable, theta: Tree):
             batch = draw(step)
 
             def nearer(theta: Tree, grads: Tree) -> Tree:
                 slope = lambda p, g, a: g + self.lam * (p - a) + self.decay_personal * p
-                return jax.tree.map(lambda p, g, a: p - self.lr_personal * slope(p, g, a), theta, grads, w)
+                return jax.tree.map(
+                    lambda p, g, a: p - self.lr_personal * slope(p, g, a), theta, grads, w
+                )
 
             (loss, aux), grads = grad_of(theta, batch)
             theta = nearer(theta, grads)
-            theta = lax.fori_loop(1, self.inner_steps, lambda _, now: nearer(now, grad_of(now, batch)[1]), theta)
-            return (loss, aux._replace(carry=theta)), jax.tree.map(lambda a, p: self.lam * (a - p), w, theta), batch
+            theta = lax.fori_loop(
+                1, self.inner_steps, lambda _, now: nearer(now, grad_of(now, batch)[1]), theta
+            )
+            return (
+                (loss, aux._replace(carry=theta)),
+                jax.tree.map(lambda a, p: self.lam * (a - p), w, theta),
+                batch,
+            )
 
-        client, done = descend(env, net, client, ctx, gradient=gradient, optimizer=Sgd(), carry=net["params"])
+        client, done = descend(
+            env, net, client, ctx, gradient=gradient, optimizer=Sgd(), carry=net["params"]
+        )
         own = {"params": done.carry, "batch_stats": done.net["batch_stats"]}
         return client._replace(own=own), self.upload(env, ctx, done)
 
     def aggregate(self, env: Env, server: Server, cohort: Cohort) -> Server:
         mean = merge(env, cohort, server.net)
         step = jnp.asarray(self.beta, env.dtype)
-        return Server(jax.tree.map(lambda old, new: (1 - step) * old + step * new, server.net, mean))
+        return Server(
+            jax.tree.map(lambda old, new: (1 - step) * old + step * new, server.net, mean)
+        )

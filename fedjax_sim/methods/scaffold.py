@@ -1,8 +1,10 @@
-"""SCAFFOLD, option II (Karimireddy et al., 2020): control variates cancel each client's gradient bias.
+"""SCAFFOLD, option II (Karimireddy et al., 2020): control variates cancel each client's gradient
+bias.
 
-    local step:  w ← w − η(g − c_k + c)                    no momentum: it would invalidate the estimate
-    after S steps:  c_k⁺ = c_k − c + (Θ − w_k)/(S·η)
-    server:  Θ ← Θ + η_g · mean_k(w_k − Θ),   c ← c + (n_t/N) · mean_k(c_k⁺ − c_k)      (uniform means)
+    local step:  w ← w − η(g − c_k + c)                    no momentum: it would invalidate the
+    estimate after S steps:  c_k⁺ = c_k − c + (Θ − w_k)/(S·η)
+    server:  Θ ← Θ + η_g · mean_k(w_k − Θ),   c ← c + (n_t/N) · mean_k(c_k⁺ − c_k)      (uniform
+                                        means)
 
 Weight decay belongs to the objective and is applied; N counts the clients that can take part.
 
@@ -44,20 +46,32 @@ class Scaffold(Method):
         zero = zeros_like(net["params"])
         return Server(net, zero), zero
 
-    def local(self, env: Env, net: Tree, server: Server, client: Client, ctx: Ctx) -> tuple[Client, Upload]:
+    def local(
+        self, env: Env, net: Tree, server: Server, client: Client, ctx: Ctx
+    ) -> tuple[Client, Upload]:
         mine = client.own  # c_k
-        correct = lambda grads, params: jax.tree.map(lambda g, ck, c: g - ck + c, grads, mine, server.control)
-        client, done = descend(env, net, client, ctx, adjust=correct, optimizer=env.optimizer._replace(momentum=0.0))
+        correct = lambda grads, params: jax.tree.map(
+            lambda g, ck, c: g - ck + c, grads, mine, server.control
+        )
+        client, done = descend(
+            env, net, client, ctx, adjust=correct, optimizer=env.optimizer._replace(momentum=0.0)
+        )
         scale = jnp.where(done.steps > 0, 1 / (jnp.maximum(done.steps, 1) * ctx.lr), 0)
         new = jax.tree.map(
-            lambda ck, c, start, end: ck - c + scale * (start - end), mine, server.control, net["params"], done.net["params"]
+            lambda ck, c, start, end: ck - c + scale * (start - end),
+            mine,
+            server.control,
+            net["params"],
+            done.net["params"],
         )
         return client._replace(own=new), self.upload(env, ctx, done, sums=subtract(new, mine))
 
     def aggregate(self, env: Env, server: Server, cohort: Cohort) -> Server:
         mean = merge(env, cohort, server.net)
         net = jax.tree.map(lambda old, new: old + self.server_lr * (new - old), server.net, mean)
-        return Server(net, jax.tree.map(lambda c, d: c + d / env.population, server.control, cohort.sums))
+        return Server(
+            net, jax.tree.map(lambda c, d: c + d / env.population, server.control, cohort.sums)
+        )
 
     def extra_floats(self, env: Env, net: Tree) -> tuple[int, int]:
         control = sum(env.group_floats(net))

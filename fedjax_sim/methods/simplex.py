@@ -2,9 +2,9 @@
 
     min_α αᵀAα   subject to   α ≥ 0,  Σα = 1,   A positive semi-definite [K, K]
 
-Accelerated projected gradient with restarts finds the support; active-set steps on it, A_SS x = 1, α_S = x/Σx, then give
-the exact answer. Of everything seen, the point with the smallest duality gap 2(αᵀAα − min_j (Aα)_j) is returned, so the
-second part can only improve on the first.
+Accelerated projected gradient with restarts finds the support; active-set steps on it, A_SS x = 1,
+α_S = x/Σx, then give the exact answer. Of everything seen, the point with the smallest duality gap
+2(αᵀAα − min_j (Aα)_j) is returned, so the second part can only improve on the first.
 """
 
 from __future__ import annotations
@@ -54,7 +54,9 @@ def simplex_qp(matrix: Array, allowed: Array) -> Array:
         point, ahead, speed = carry
         new = project(ahead - step * (matrix @ ahead), allowed)
         faster = (1 + jnp.sqrt(1 + 4 * speed**2)) / 2
-        wrong_way = (ahead - new) @ (new - point) > 0  # the momentum works against the gradient: start anew
+        wrong_way = (ahead - new) @ (
+            new - point
+        ) > 0  # the momentum works against the gradient: start anew
         faster = jnp.where(wrong_way, 1, faster)
         return new, new + jnp.where(wrong_way, 0, (speed - 1) / faster) * (new - point), faster
 
@@ -69,7 +71,11 @@ def simplex_qp(matrix: Array, allowed: Array) -> Array:
         best, least = jnp.where(now < least, point, best), jnp.minimum(now, least)
         entering = allowed & ~support & (slope < point @ slope)
         following = (support & (point > 0)) | entering
-        return best, least, jnp.where(jnp.isfinite(point).all() & following.any(), following, support)
+        return (
+            best,
+            least,
+            jnp.where(jnp.isfinite(point).all() & following.any(), following, support),
+        )
 
     even = allowed / jnp.maximum(allowed.sum(), 1).astype(dtype)
     point, _, _ = lax.fori_loop(0, GRADIENT_STEPS, accelerated, (even, even, jnp.ones((), dtype)))

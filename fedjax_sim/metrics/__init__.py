@@ -1,9 +1,10 @@
 """Metrics, by name: `DEFAULT` are always measured, `--metrics recall,calibration` adds to them.
 
-A metric is one function of the number of classes that returns a `metrics.base.Metric` (whose module says all of it): named
-sums over rows and the figures made of them. Each figure is a column of metrics.csv for the global model on the server-held
-sets (global_NAME, val_NAME) and, for every evaluation mode of clients, over these (client_NAME, resident_NAME, …); the last
-ones stand in summary.json, in tables and in the report.
+A metric is one function of the number of classes that returns a `metrics.base.Metric` (whose module
+says all of it): named sums over rows and the figures made of them. Each figure is a column of
+metrics.csv for the global model on the server-held sets (global_NAME, val_NAME) and, for every
+evaluation mode of clients, over these (client_NAME, resident_NAME, …); the last ones stand in
+summary.json, in tables and in the report.
 """
 
 from __future__ import annotations
@@ -50,7 +51,9 @@ def register_metric(name: str, description: str = "") -> Callable[[F], F]:
     return known
 
 
-def make_metrics(names: Sequence[str], classes: int, default: Sequence[str] = DEFAULT) -> tuple[Metric, ...]:
+def make_metrics(
+    names: Sequence[str], classes: int, default: Sequence[str] = DEFAULT
+) -> tuple[Metric, ...]:
     """The metrics of a task and those called so, each once; the first is the primary one.
 
     >>> [metric.name for metric in make_metrics(["recall"], 10)]

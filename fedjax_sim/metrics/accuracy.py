@@ -1,4 +1,5 @@
-"""Accuracy: the share of rows whose class is recognised. Over clients: mean, pooled (all rows together), deviation."""
+"""Accuracy: the share of rows whose class is recognised. Over clients: mean, pooled (all rows
+together), deviation."""
 
 from __future__ import annotations
 

@@ -1,21 +1,26 @@
-"""What a metric is: sums over rows inside the program, figures made of them on the host, and how people read those.
+"""What a metric is: sums over rows inside the program, figures made of them on the host, and how
+people read those.
 
 A metric is given what a model says of a batch, the truth, and a weight per row (0: padding):
 
-    sums(prediction [B, …], target [B, …], real [B]) -> {name: sum over the rows}      in the program
-    finish({name: sum}) -> {figure: value}                                             on the host, in float64
+    sums(prediction [B, …], target [B, …], real [B]) -> {name: sum over the rows}      in the
+                                        program
+    finish({name: sum}) -> {figure: value}                                             on the host,
+                                        in float64
 
-Sums add up over batches, devices and clients, so the engine evaluates every model once for all metrics: row by row, where
-one model is scored on many clients' rows. Beside them stands `count`: the number of rows, or what the metric itself sums up
-under this name (the tokens of sequences). Where it is 0 there is no figure.
+Sums add up over batches, devices and clients, so the engine evaluates every model once for all
+metrics: row by row, where one model is scored on many clients' rows. Beside them stands `count`:
+the number of rows, or what the metric itself sums up under this name (the tokens of sequences).
+Where it is 0 there is no figure.
 
-A task names its metrics in order: the first one is the PRIMARY, by which runs are compared (best and last value, progress,
-targets, what each client has, what a controller is rewarded with); one is called `loss`. Classification's are
-`metrics.DEFAULT`, `--metrics` adds others, `simulate(metrics=…)` takes them, `Env.metrics` has them in the program
-(`local.score.merit` and `mean_loss` read the primary one and the loss). The primary metric has `over`, and its `finish`
-takes arrays [N] of clients as well as numbers, in the program too (plain operators). Its mean, pooled value and deviation
-over clients follow; a metric without sums of its own, such as worst_decile, has `reduce` and makes further figures of the
-primary's values client by client.
+A task names its metrics in order: the first one is the PRIMARY, by which runs are compared (best
+and last value, progress, targets, what each client has, what a controller is rewarded with); one is
+called `loss`. Classification's are `metrics.DEFAULT`, `--metrics` adds others,
+`simulate(metrics=…)` takes them, `Env.metrics` has them in the program (`local.score.merit` and
+`mean_loss` read the primary one and the loss). The primary metric has `over`, and its `finish`
+takes arrays [N] of clients as well as numbers, in the program too (plain operators). Its mean,
+pooled value and deviation over clients follow; a metric without sums of its own, such as
+worst_decile, has `reduce` and makes further figures of the primary's values client by client.
 """
 
 from __future__ import annotations
@@ -66,12 +71,16 @@ class About(NamedTuple):
     def text(self, value: float | None, sign: bool = False) -> str:
         """A value as it is written; a dash for none.
 
-        >>> About().text(0.5, sign=True), About("loss", "number", -1).text(1.23456), About().text(None)
+        >>> About().text(0.5, sign=True), About("loss", "number", -1).text(1.23456), About().text(
+        ...     None
+        ... )
         ('50.00 %', '1.235', '–')
         """
         if value is None or math.isnan(value):
             return "–"
-        return (f"{100 * value:.2f}" if self.unit == "percent" else f"{value:.4g}") + (self.sign if sign else "")
+        return (f"{100 * value:.2f}" if self.unit == "percent" else f"{value:.4g}") + (
+            self.sign if sign else ""
+        )
 
 
 class Primary(NamedTuple):
@@ -89,7 +98,8 @@ class Primary(NamedTuple):
 
     @property
     def columns(self) -> tuple[str, str]:
-        """(of the global model, of the clients' mean): the first that a run has tells how far it is."""
+        """(of the global model, of the clients' mean): the first that a run has tells how far it
+        is."""
         return f"global_{self.figure}", f"client_{self.over}mean"
 
     def of_clients(self, name: str) -> str:
@@ -104,14 +114,19 @@ class Primary(NamedTuple):
     def read(cls, told: Any) -> Primary:
         """Of a summary or of config.json's `resolved`; runs without it are compared by accuracy."""
         found = told.get("primary") if isinstance(told, Mapping) else None
-        return cls(**{k: found[k] for k in cls._fields if k in found}) if isinstance(found, Mapping) else cls()
+        return (
+            cls(**{k: found[k] for k in cls._fields if k in found})
+            if isinstance(found, Mapping)
+            else cls()
+        )
 
 
 SPLITS = {"test": "test", "val": "validation", "train": "training"}
 
 
 def on_rows(told: Any, short: bool = False) -> str:
-    """Which rows of the clients figures over them stand on, and how many; '' where nobody has written that down.
+    """Which rows of the clients figures over them stand on, and how many; '' where nobody has
+    written that down.
 
     >>> on_rows({"client_rows": {"split": "val", "least": 7, "mean": 21.5, "most": 24}})
     '7 to 24 validation rows each'
@@ -122,8 +137,14 @@ def on_rows(told: Any, short: bool = False) -> str:
     if not isinstance(found, Mapping):
         return ""
     least, most = found["least"], found["most"]
-    count = f"{least}" if least == most else f"{least} to {most}" if not short else f"{least}–{most}"
-    return f"{found['split']}, {count}" if short else f"{count} {SPLITS.get(found['split'], found['split'])} rows each"
+    count = (
+        f"{least}" if least == most else f"{least} to {most}" if not short else f"{least}–{most}"
+    )
+    return (
+        f"{found['split']}, {count}"
+        if short
+        else f"{count} {SPLITS.get(found['split'], found['split'])} rows each"
+    )
 
 
 Sums = dict[str, Any]
@@ -134,15 +155,23 @@ class Metric:
     """One metric; the module's docstring says how it is used."""
 
     name: str
-    sums: Callable[[Any, Any, Any], Sums] | None = None  # (prediction, target, real) -> named sums; None: only `reduce`
+    sums: Callable[[Any, Any, Any], Sums] | None = (
+        None  # (prediction, target, real) -> named sums; None: only `reduce`
+    )
     finish: Callable[[Sums], dict[str, Any]] = lambda sums: {}
     better: int = 1  # 1: larger figures are better, -1: smaller ones
-    figures: tuple[str, ...] = ()  # names of what `finish` returns, the main one first; (): the metric's name
+    figures: tuple[
+        str, ...
+    ] = ()  # names of what `finish` returns, the main one first; (): the metric's name
     label: str = ""  # the main figure, as people read it; "": its name
     unit: str = "percent"
     tabled: bool = True
-    over: str | None = None  # how names of figures over clients begin; None: only of all clients' rows together
-    reduce: Callable[[np.ndarray, int], dict[str, float]] | None = None  # (values [n], better) -> figures over clients
+    over: str | None = (
+        None  # how names of figures over clients begin; None: only of all clients' rows together
+    )
+    reduce: Callable[[np.ndarray, int], dict[str, float]] | None = (
+        None  # (values [n], better) -> figures over clients
+    )
     reduced: tuple[str, ...] = ()  # names of what `reduce` returns
 
     @property
@@ -151,7 +180,12 @@ class Metric:
 
     def about(self, figure: str) -> About:
         main = self.shown and figure == self.shown[0]
-        return About(self.label if main and self.label else figure.replace("_", " "), self.unit, self.better, self.tabled)
+        return About(
+            self.label if main and self.label else figure.replace("_", " "),
+            self.unit,
+            self.better,
+            self.tabled,
+        )
 
     def of_rows(self, sums: Sums) -> dict[str, float]:
         """Figures of one model on one set of rows."""
@@ -164,7 +198,9 @@ class Metric:
     def values(self, sums: Sums) -> np.ndarray:
         """[n] the main figure of each client that has rows; sums: [N, …]."""
         real = np.asarray(sums["count"]) > 0
-        return np.asarray(self.finish({k: v[real] for k, v in exactly(sums).items()})[self.shown[0]])
+        return np.asarray(
+            self.finish({k: v[real] for k, v in exactly(sums).items()})[self.shown[0]]
+        )
 
 
 def exactly(sums: Sums) -> Sums:
@@ -187,15 +223,23 @@ def value_of(metric: Metric, sums: Sums) -> Any:
     return metric.finish({**sums, "count": count + (count == 0)})[metric.shown[0]]
 
 
-def over_clients(metrics: Sequence[Metric], found: Mapping[str, Sums], who: Sequence[int]) -> dict[str, float]:
+def over_clients(
+    metrics: Sequence[Metric], found: Mapping[str, Sums], who: Sequence[int]
+) -> dict[str, float]:
     """Figures over the clients `who`; found: {metric: {name: [N, …]}}."""
     out: dict[str, float] = {}
     primary = metrics[0]
-    wide = {name: {k: v[list(who)] for k, v in exactly(sums).items()} for name, sums in found.items()}
+    wide = {
+        name: {k: v[list(who)] for k, v in exactly(sums).items()} for name, sums in found.items()
+    }
     for metric in metrics:
         if metric.reduce is not None:
             values = primary.values(wide[primary.name])
-            made = metric.reduce(values, primary.better) if len(values) else dict.fromkeys(metric.reduced, math.nan)
+            made = (
+                metric.reduce(values, primary.better)
+                if len(values)
+                else dict.fromkeys(metric.reduced, math.nan)
+            )
             out |= {f"{primary.over or ''}{name}": value for name, value in made.items()}
         if metric.sums is None:
             continue
@@ -204,7 +248,9 @@ def over_clients(metrics: Sequence[Metric], found: Mapping[str, Sums], who: Sequ
             out |= together
             continue
         values = metric.values(wide[metric.name])
-        mean, std = (float(values.mean()), float(values.std())) if len(values) else (math.nan, math.nan)
+        mean, std = (
+            (float(values.mean()), float(values.std())) if len(values) else (math.nan, math.nan)
+        )
         made = dict(mean=mean, pooled=together[metric.shown[0]], std=std)
         out |= {f"{metric.over}{name}": value for name, value in made.items()}
     return out
@@ -215,12 +261,21 @@ def columns_of(metrics: Sequence[Metric], evaluations: Sequence[str]) -> dict[st
     out: dict[str, About] = {}
     primary = metrics[0]
     for prefix in OF_SERVER.values() if "global" in evaluations else ():
-        out |= {f"{prefix}_{figure}": metric.about(figure) for metric in metrics for figure in metric.shown}
+        out |= {
+            f"{prefix}_{figure}": metric.about(figure)
+            for metric in metrics
+            for figure in metric.shown
+        }
     for prefix in (OF_CLIENTS[mode] for mode in OF_CLIENTS if mode in evaluations):
         for metric in metrics:
             spread = ("mean", "pooled", "std") if metric.over is not None else ()
-            out |= {f"{prefix}_{metric.over}{name}": metric.about(metric.shown[0]) for name in spread}
-            out |= {f"{prefix}_{primary.over or ''}{name}": primary.about(primary.shown[0]) for name in metric.reduced}
+            out |= {
+                f"{prefix}_{metric.over}{name}": metric.about(metric.shown[0]) for name in spread
+            }
+            out |= {
+                f"{prefix}_{primary.over or ''}{name}": primary.about(primary.shown[0])
+                for name in metric.reduced
+            }
             if metric.over is None:
                 out |= {f"{prefix}_{figure}": metric.about(figure) for figure in metric.shown}
     return out
@@ -231,5 +286,9 @@ def described(metrics: Sequence[Metric], evaluations: Sequence[str]) -> dict[str
     first = metrics[0]
     primary = Primary(first.shown[0], first.over or "", *first.about(first.shown[0])[:3])
     mine = set(columns_of([m for m in metrics if m is first or m.reduce is not None], evaluations))
-    others = {name: about._asdict() for name, about in columns_of(metrics, evaluations).items() if name not in mine}
+    others = {
+        name: about._asdict()
+        for name, about in columns_of(metrics, evaluations).items()
+        if name not in mine
+    }
     return dict(primary=primary._asdict(), metrics_about=others)

@@ -1,6 +1,7 @@
 """F1 of labels: over all of them together (micro), label by label (macro); and how many are wrong.
 
-F1 = 2·TP / (2·TP + FP + FN), 0 where nothing is there and nothing is found; a label is found where its logit is above 0.
+F1 = 2·TP / (2·TP + FP + FN), 0 where nothing is there and nothing is found; a label is found where
+its logit is above 0.
 """
 
 from __future__ import annotations

@@ -16,4 +16,6 @@ def mae(classes: int) -> Metric:
     def sums(outputs: Array, target: Array, real: Array) -> dict[str, Array]:
         return dict(far=jnp.where(real > 0, jnp.abs(outputs - target).mean(-1), 0).sum())
 
-    return Metric("mae", sums, lambda found: dict(mae=found["far"] / found["count"]), better=-1, unit="number")
+    return Metric(
+        "mae", sums, lambda found: dict(mae=found["far"] / found["count"]), better=-1, unit="number"
+    )

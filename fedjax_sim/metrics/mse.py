@@ -24,5 +24,12 @@ def mse(classes: int) -> Metric:
         return dict(mse=mean, rmse=mean**0.5)
 
     return Metric(
-        "mse", sums, finish, better=-1, figures=("mse", "rmse"), label="mean squared error", unit="number", over="mse_"
+        "mse",
+        sums,
+        finish,
+        better=-1,
+        figures=("mse", "rmse"),
+        label="mean squared error",
+        unit="number",
+        over="mse_",
     )

@@ -19,7 +19,11 @@ def r2(classes: int) -> Metric:
     def sums(outputs: Array, target: Array, real: Array) -> dict[str, Array]:
         on = (real > 0)[:, None]
         part = lambda a: jnp.where(on, a, 0).sum(0)
-        return dict(error=part(jnp.square(outputs - target)), total=part(target), square=part(jnp.square(target)))
+        return dict(
+            error=part(jnp.square(outputs - target)),
+            total=part(target),
+            square=part(jnp.square(target)),
+        )
 
     def finish(found: dict[str, Any]) -> dict[str, Any]:
         spread = found["square"] - found["total"] ** 2 / np.asarray(found["count"])[..., None]

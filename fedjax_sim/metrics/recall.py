@@ -1,4 +1,5 @@
-"""Recall of every class: the share of its examples that are recognised; classes without examples do not count."""
+"""Recall of every class: the share of its examples that are recognised; classes without examples do
+not count."""
 
 from __future__ import annotations
 
@@ -18,7 +19,9 @@ def recall(classes: int) -> Metric:
 
     def sums(logits: Array, labels: Array, real: Array) -> dict[str, Array]:
         member = jax.nn.one_hot(labels, classes, dtype=real.dtype) * real[:, None]  # [B, C]
-        return dict(hit=(member * (logits.argmax(-1) == labels)[:, None]).sum(0), count=member.sum(0))
+        return dict(
+            hit=(member * (logits.argmax(-1) == labels)[:, None]).sum(0), count=member.sum(0)
+        )
 
     def finish(found: dict[str, Any]) -> dict[str, float]:
         there = found["count"] > 0

@@ -1,4 +1,5 @@
-"""Accuracy of tokens: the share of places of sequences whose token is predicted; places without a target do not count."""
+"""Accuracy of tokens: the share of places of sequences whose token is predicted; places without a
+target do not count."""
 
 from __future__ import annotations
 

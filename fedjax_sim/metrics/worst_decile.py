@@ -1,4 +1,5 @@
-"""Mean of the primary metric over the worst tenth of the clients (at least one): who is left behind."""
+"""Mean of the primary metric over the worst tenth of the clients (at least one): who is left
+behind."""
 
 from __future__ import annotations
 
@@ -10,5 +11,7 @@ from fedjax_sim.metrics.base import Metric, worst_tenth
 def worst_decile(classes: int) -> Metric:
     """The primary metric's mean over the worst tenth of the clients."""
     return Metric(
-        "worst_decile", reduce=lambda values, better: dict(worst10=worst_tenth(values, better)), reduced=("worst10",)
+        "worst_decile",
+        reduce=lambda values, better: dict(worst10=worst_tenth(values, better)),
+        reduced=("worst10",),
     )

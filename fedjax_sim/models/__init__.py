@@ -19,7 +19,14 @@ from fedjax_sim.models.registry import MODELS, REGISTRY, check_options, register
 if TYPE_CHECKING:
     from fedjax_sim.models.factory import build
     from fedjax_sim.models.own import as_model
-    from fedjax_sim.models.record import Model, batch_of, from_module, initial_weights, parameter_counts, with_group
+    from fedjax_sim.models.record import (
+        Model,
+        batch_of,
+        from_module,
+        initial_weights,
+        parameter_counts,
+        with_group,
+    )
 
 # imported on first use: the names of the models must not wait for JAX
 _HOME = {

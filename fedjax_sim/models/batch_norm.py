@@ -13,11 +13,14 @@ from fedjax_sim.platform import exact
 EPSILON, MOMENTUM = 1e-5, 0.1
 
 
-def batch_moments(x: jax.Array, weights: jax.Array | None) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """`(n, mean [C], biased variance [C])` of the rows of `x [R,C]`; `weights [R]` is 1 or 0 (padding).
+def batch_moments(
+    x: jax.Array, weights: jax.Array | None
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """`(n, mean [C], biased variance [C])` of the rows of `x [R,C]`; `weights [R]` is 1 or 0
+    (padding).
 
-    Two passes (the variance around the mean), because `E[x²] - E[x]²` cancels in float32. The sums are
-    products with the weights, so that masking costs no pass of its own.
+    Two passes (the variance around the mean), because `E[x²] - E[x]²` cancels in float32. The sums
+    are products with the weights, so that masking costs no pass of its own.
 
     >>> n, mean, var = batch_moments(jnp.array([[1.0], [3.0], [9.0]]), jnp.array([1.0, 1.0, 0.0]))
     >>> n.item(), mean.tolist(), var.tolist()
@@ -35,9 +38,9 @@ def batch_moments(x: jax.Array, weights: jax.Array | None) -> tuple[jax.Array, j
 class BatchNorm(nn.Module):
     """PyTorch's BatchNorm over all but the last axis of `x [...,C]`; `weights` marks the real rows.
 
-    Training normalises with the batch's mean and biased variance and moves the running statistics by 0.1
-    towards the mean and the *unbiased* variance. Where PyTorch fails, at one real value or none, the running
-    statistics are used and stay as they are.
+    Training normalises with the batch's mean and biased variance and moves the running statistics
+    by 0.1 towards the mean and the *unbiased* variance. Where PyTorch fails, at one real value or
+    none, the running statistics are used and stay as they are.
     """
 
     dtype: Any = jnp.float32

@@ -1,6 +1,7 @@
 """Convolution written in several ways with equal values; `layers.py` says which layer takes which.
 
-All functions are for ONE client: `x [B,H,W,ci]`, kernel `w [k,k,ci,co]`, as in PyTorch a cross-correlation.
+All functions are for ONE client: `x [B,H,W,ci]`, kernel `w [k,k,ci,co]`, as in PyTorch a
+cross-correlation.
 """
 
 from __future__ import annotations
@@ -20,8 +21,11 @@ def pad_map(x: jax.Array, pad: int) -> jax.Array:
     return jnp.pad(x, ((0, 0), (pad, pad), (pad, pad), (0, 0))) if pad else x
 
 
-def lax_conv(x: jax.Array, w: jax.Array, stride: int = 1, pad: int = 0, out: Any = None) -> jax.Array:
-    """The reference, XLA's own convolution; out: the result's type where it is not that of the operands.
+def lax_conv(
+    x: jax.Array, w: jax.Array, stride: int = 1, pad: int = 0, out: Any = None
+) -> jax.Array:
+    """The reference, XLA's own convolution; out: the result's type where it is not that of the
+    operands.
 
     >>> lax_conv(jnp.ones((1, 4, 4, 1)), jnp.ones((3, 3, 1, 1)))[0, 0, 0].tolist()
     [9.0]
@@ -47,7 +51,9 @@ def patches_conv(x: jax.Array, w: jax.Array, stride: int = 1, pad: int = 0) -> j
     h, v = (H + 2 * pad - k) // stride + 1, (W + 2 * pad - k) // stride + 1
     if h == v == 1:  # a dense layer over the taps that meet the map
         i, j = min(k - pad, H), min(k - pad, W)
-        return (x[:, :i, :j].reshape(B, -1) @ w[pad : pad + i, pad : pad + j].reshape(-1, co)).reshape(B, 1, 1, co)
+        return (
+            x[:, :i, :j].reshape(B, -1) @ w[pad : pad + i, pad : pad + j].reshape(-1, co)
+        ).reshape(B, 1, 1, co)
     if stride > 1 and ci < 16:
         return _space_to_depth_conv(x, w, stride, pad, h, v)
     if k == 1 and stride == 1:
@@ -65,16 +71,20 @@ def patches_conv(x: jax.Array, w: jax.Array, stride: int = 1, pad: int = 0) -> j
 
 
 def pad_to_blocks(x: jax.Array, s: int, pad: int, rows: int, cols: int) -> jax.Array:
-    """`x [B,H,W,C]` with `pad` zeros before, as rows x cols blocks of s x s: `[B,rows,s,cols,s,C]`."""
+    """`x [B,H,W,C]` with `pad` zeros before, as rows x cols blocks of s x s:
+    `[B,rows,s,cols,s,C]`."""
     B, C = x.shape[0], x.shape[3]
-    x = x[:, : max(s * rows - pad, 0), : max(s * cols - pad, 0)]  # what no window reaches is cut off
+    x = x[
+        :, : max(s * rows - pad, 0), : max(s * cols - pad, 0)
+    ]  # what no window reaches is cut off
     after = s * rows - pad - x.shape[1], s * cols - pad - x.shape[2]
     x = jnp.pad(x, ((0, 0), (pad, after[0]), (pad, after[1]), (0, 0)))
     return x.reshape(B, rows, s, cols, s, C)
 
 
 def _space_to_depth_conv(x, w, s, pad, h, v):
-    """Strided convolution of few channels: an unstrided one over s*s*ci channels, few wide slices."""
+    """Strided convolution of few channels: an unstrided one over s*s*ci channels, few wide
+    slices."""
     k, _, ci, co = w.shape
     n = -(-k // s)  # kernel size in blocks
     B = x.shape[0]
@@ -88,11 +98,12 @@ def _space_to_depth_conv(x, w, s, pad, h, v):
 def block_pool(x: jax.Array, w: jax.Array, b: jax.Array) -> jax.Array:
     """`relu(max_pool2(conv(x, w) + b))`, odd k, no padding, from one GEMM.
 
-    A patch is the field of t x t outputs, cut from blocks of t x t inputs as n·n wide slices; the GEMM's columns are
-    those outputs, from t·t shifted copies of the kernel, so pooling needs no strided reads. t = 2 is one window
-    (k=5: 1.44x the flops of plain patches, a third of the bytes). For few channels t = 4, four windows: 2.6x the
-    flops, but a quarter of the rows, each long enough for the vector unit, and windows come out in the blocks that
-    the next `block_pool` wants: the transposition here and the one there cancel.
+    A patch is the field of t x t outputs, cut from blocks of t x t inputs as n·n wide slices; the
+    GEMM's columns are those outputs, from t·t shifted copies of the kernel, so pooling needs no
+    strided reads. t = 2 is one window (k=5: 1.44x the flops of plain patches, a third of the
+    bytes). For few channels t = 4, four windows: 2.6x the flops, but a quarter of the rows, each
+    long enough for the vector unit, and windows come out in the blocks that the next `block_pool`
+    wants: the transposition here and the one there cancel.
     """
     k, _, ci, co = w.shape
     B, H, W, _ = x.shape
@@ -107,9 +118,17 @@ def block_pool(x: jax.Array, w: jax.Array, b: jax.Array) -> jax.Array:
     patches = (settle(patches) if t == 4 else patches).reshape(B * h * v, -1)
     # columns: corner of the window, window, channel
     field = n * t - k
-    places = [(2 * i + p, 2 * j + q) for p in (0, 1) for q in (0, 1) for i in range(s) for j in range(s)]
-    kernel = jnp.stack([jnp.pad(w, ((i, field - i), (j, field - j), (0, 0), (0, 0))) for i, j in places], 3)
-    kernel = kernel.reshape(n, t, n, t, ci, t * t * co).transpose(0, 2, 1, 3, 4, 5).reshape(-1, t * t * co)
+    places = [
+        (2 * i + p, 2 * j + q) for p in (0, 1) for q in (0, 1) for i in range(s) for j in range(s)
+    ]
+    kernel = jnp.stack(
+        [jnp.pad(w, ((i, field - i), (j, field - j), (0, 0), (0, 0))) for i, j in places], 3
+    )
+    kernel = (
+        kernel.reshape(n, t, n, t, ci, t * t * co)
+        .transpose(0, 2, 1, 3, 4, 5)
+        .reshape(-1, t * t * co)
+    )
     pool = relu_pool_narrow if s * s * co <= 16 else relu_pool_corners
     y = pool(patch_product(patches, kernel), jnp.tile(b, s * s), (B, h, v, s * s * co))
     return y.reshape(B, h, v, s, s, co).transpose(0, 1, 3, 2, 4, 5).reshape(B, h * s, v * s, co)

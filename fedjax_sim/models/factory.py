@@ -37,8 +37,9 @@ def narrow_or_none(dtype: Any, activations: Any) -> Any:
         return None
     if asked != jnp.bfloat16 or weights != jnp.float32:
         raise UserError(
-            f"activations {shown(str(activations))} do not go with {jnp.dtype(dtype).name} weights; "
-            f"allowed: {'float32, bfloat16' if jnp.dtype(dtype) == jnp.float32 else jnp.dtype(dtype).name}"
+            f"activations {shown(str(activations))} do not go with {jnp.dtype(dtype).name} weights;"
+            " allowed:"
+            f" {'float32, bfloat16' if jnp.dtype(dtype) == jnp.float32 else jnp.dtype(dtype).name}"
         )
     return asked
 
@@ -58,10 +59,11 @@ def build(
 ) -> Model:
     """The model `name` for images `shape = (H, W, C)`; parameters and arithmetic in `dtype`.
 
-    activations: "bfloat16" for what travels between layers and the operands of products; weights, their gradients, logits
-    and statistics stay float32 (`narrow.py`).
-    For tokens the shape is (T,); vocabulary: how many there are (default: classes), places: logits for every place.
-    `conv` selects how convolutions are computed (see `layers.py`; equal values). `registry.py` lists the options.
+    activations: "bfloat16" for what travels between layers and the operands of products; weights,
+    their gradients, logits and statistics stay float32 (`narrow.py`). For tokens the shape is (T,);
+    vocabulary: how many there are (default: classes), places: logits for every place. `conv`
+    selects how convolutions are computed (see `layers.py`; equal values). `registry.py` lists the
+    options.
 
     >>> build("mlp", (28, 28, 1), 10, hidden=(200, 100)).groups
     ('fc1', 'fc2', 'fc')
@@ -70,20 +72,32 @@ def build(
     activations = narrow_or_none(dtype, activations)
     if jnp.dtype(dtype) == jnp.float64 and not jax.config.jax_enable_x64:  # type: ignore[attr-defined]
         raise UserError(
-            f"model '{name}' in float64 needs JAX's 64-bit mode; call jax.config.update('jax_enable_x64', True) before"
+            f"model '{name}' in float64 needs JAX's 64-bit mode; call"
+            " jax.config.update('jax_enable_x64', True) before"
         )
     if conv not in FORMS:
         raise unknown("convolution form", conv, FORMS)
     check_inputs(name, shape)
     if REGISTRY[name].tokens:
         if activations is not None:
-            raise UserError(f"model '{name}' has no {activations.name} activations; leave --activations out")
+            raise UserError(
+                f"model '{name}' has no {activations.name} activations; leave --activations out"
+            )
         values = {k: like(f"model.{k}", v, REGISTRY[name].options[k]) for k, v in options.items()}
         return build_tokens_model(
-            name, (int(shape[0]),), classes, values, dtype=dtype, vocabulary=vocabulary or classes, places=places
+            name,
+            (int(shape[0]),),
+            classes,
+            values,
+            dtype=dtype,
+            vocabulary=vocabulary or classes,
+            places=places,
         )
     if REGISTRY[name].build is None and (len(shape) != 3 or min(shape) < 1):
-        raise UserError(f"the input shape of a model is (height, width, channels), all at least 1, not {tuple(shape)}")
+        raise UserError(
+            "the input shape of a model is (height, width, channels), all at least 1, not"
+            f" {tuple(shape)}"
+        )
     if classes < 1:
         raise UserError(f"a model needs at least 1 class, not {classes}")
     sides = tuple(int(n) for n in shape)
@@ -92,7 +106,9 @@ def build(
     if name == "resnet18":
         from fedjax_sim.models.resnet import build_resnet18
 
-        return build_resnet18(image, classes, dtype=dtype, conv=conv, activations=activations, **options)
+        return build_resnet18(
+            image, classes, dtype=dtype, conv=conv, activations=activations, **options
+        )
 
     how: dict[str, Any] = dict(dtype=dtype, conv=conv, activations=activations)
     if REGISTRY[name].build is not None:
@@ -118,16 +134,24 @@ def _registered(
     if activations is not None:
         if "activations" not in inspect.signature(make).parameters:
             raise UserError(
-                f"model '{name}' cannot have {activations.name} activations: its builder takes no argument 'activations'"
+                f"model '{name}' cannot have {activations.name} activations: its builder takes no"
+                " argument 'activations'"
             )
         values["activations"] = activations
     try:
         made = make(shape, classes, dtype=dtype, conv=conv, **values)
     except (TypeError, ValueError) as problem:  # in code of somebody's own
         first = (str(problem).splitlines() or [""])[0]
-        raise UserError(f"the builder of model '{name}' failed: {type(problem).__name__}: {first}") from problem
+        raise UserError(
+            f"the builder of model '{name}' failed: {type(problem).__name__}: {first}"
+        ) from problem
     return as_model(
-        made, shape, classes, dtype, places=places, what=f"the builder of model '{name}' returned {type(made).__name__},"
+        made,
+        shape,
+        classes,
+        dtype,
+        places=places,
+        what=f"the builder of model '{name}' returned {type(made).__name__},",
     )._replace(name=name)
 
 
@@ -145,11 +169,14 @@ def _plain(
     """Convolutions, then dense layers, as the registry lists them."""
     entry, (height, width, channels) = REGISTRY[name], image
     hidden = options.get("hidden", ())
-    convs = tuple((co, *form) for co, form in zip(options.get("channels", ()), entry.convs, strict=True))
+    convs = tuple(
+        (co, *form) for co, form in zip(options.get("channels", ()), entry.convs, strict=True)
+    )
     for co, k, pad, pool in convs:
         if k * k * channels * co > LARGEST:
             raise UserError(
-                f"a layer of model '{name}' would be {k} x {k} x {channels} x {co}; at most {LARGEST} weights are allowed"
+                f"a layer of model '{name}' would be {k} x {k} x {channels} x {co}; at most"
+                f" {LARGEST} weights are allowed"
             )
         height, width = ((n + 2 * pad - k + 1) // (2 if pool else 1) for n in (height, width))
         channels = co
@@ -158,7 +185,10 @@ def _plain(
     widths = (height * width * channels, *hidden, classes)
     for a, b in itertools.pairwise(widths):
         if a * b > LARGEST:
-            raise UserError(f"a layer of model '{name}' would be {a} x {b}; at most {LARGEST} weights are allowed")
+            raise UserError(
+                f"a layer of model '{name}' would be {a} x {b}; at most {LARGEST} weights are"
+                " allowed"
+            )
     names, dense = plain_groups(convs, hidden)
     return from_module(
         name,

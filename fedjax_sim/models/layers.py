@@ -1,16 +1,19 @@
 """The layers of all models, and the one place that chooses how a convolution is computed.
 
-Every form gives the same values (tests compare them in float64); `conv=` selects one for a whole model:
+Every form gives the same values (tests compare them in float64); `conv=` selects one for a whole
+model:
 
 * `lax`: XLA's convolution. The reference. On CPU inside a loop 15-30x slower than the others.
 * `select`: XLA's convolution, and 2x2 pooling whose gradient is one elementwise pass.
-* `patches`: shifted maps side by side and one GEMM. With kernels that differ per client (`vmap`) this is a
-  batched GEMM, where `lax` becomes a grouped convolution with a slow backward pass.
+* `patches`: shifted maps side by side and one GEMM. With kernels that differ per client (`vmap`)
+  this is a batched GEMM, where `lax` becomes a grouped convolution with a slow backward pass.
 * `block`: 2x2 pooling folded into the patches; layers without pooling take `patches`.
 * `winograd`: fewer multiplications; layers it cannot do (strides, 1x1, 7x7) take `patches`.
-* `auto`: the fastest measured per layer shape on CPU; on accelerators what their compilers estimate best, `ON_DEVICE`.
+* `auto`: the fastest measured per layer shape on CPU; on accelerators what their compilers estimate
+  best, `ON_DEVICE`.
 
-With `activations=jnp.bfloat16` (`narrow.py`) pooling stands apart from the convolution, which is XLA's own on accelerators.
+With `activations=jnp.bfloat16` (`narrow.py`) pooling stands apart from the convolution, which is
+XLA's own on accelerators.
 
 `docs/performance.md` tells what was measured, what did not pay, and how to measure again.
 """
@@ -34,7 +37,10 @@ from fedjax_sim.platform import target
 
 FORMS = ("auto", "lax", "select", "patches", "block", "winograd")
 XLAS_OWN = ("lax", "select")  # the convolution itself is XLA's
-ON_DEVICE = {"tpu": "lax", "gpu": "select"}  # what `auto` is on accelerators, by their compilers' figures
+ON_DEVICE = {
+    "tpu": "lax",
+    "gpu": "select",
+}  # what `auto` is on accelerators, by their compilers' figures
 
 
 def device_form(conv: str) -> str:
@@ -52,10 +58,15 @@ def pooled_form(conv: str, k: int, ci: int, co: int) -> str:
     return conv
 
 
-def conv_relu_pool(x: jax.Array, w: jax.Array, b: jax.Array, *, pad: int = 0, conv: str = "auto") -> jax.Array:
-    """`relu(max_pool2(conv(x, w) + b))` for ONE client: `x [B,H,W,ci]`, `w [k,k,ci,co]` -> `[B,H',W',co]`.
+def conv_relu_pool(
+    x: jax.Array, w: jax.Array, b: jax.Array, *, pad: int = 0, conv: str = "auto"
+) -> jax.Array:
+    """`relu(max_pool2(conv(x, w) + b))` for ONE client: `x [B,H,W,ci]`, `w [k,k,ci,co]` ->
+    `[B,H',W',co]`.
 
-    >>> conv_relu_pool(jnp.ones((1, 6, 6, 1)), jnp.ones((3, 3, 1, 1)), jnp.zeros(1))[0, :, :, 0].tolist()
+    >>> conv_relu_pool(jnp.ones((1, 6, 6, 1)), jnp.ones((3, 3, 1, 1)), jnp.zeros(1))[
+    ...     0, :, :, 0
+    ... ].tolist()
     [[9.0, 9.0], [9.0, 9.0]]
     """
     form = pooled_form(conv, w.shape[0], w.shape[2], w.shape[3])
@@ -87,7 +98,9 @@ def pool3_relu(x: jax.Array, conv: str) -> jax.Array:
     return lax_pool(x, 3, 2, 1) if device_form(conv) in XLAS_OWN else pool3(x)
 
 
-def narrow_conv(x: jax.Array, w: jax.Array, stride: int, pad: int, conv: str, out: Any = narrow.NARROW) -> jax.Array:
+def narrow_conv(
+    x: jax.Array, w: jax.Array, stride: int, pad: int, conv: str, out: Any = narrow.NARROW
+) -> jax.Array:
     """Convolution of bfloat16 maps for ONE client: a CPU takes the form `conv` says, in float32."""
     if target() != "cpu":
         return narrow.conv(x, w, stride, pad, out)
@@ -112,7 +125,9 @@ class Linear(nn.Module):
         kernel = self.param("kernel", init, (x.shape[-1], self.width), self.dtype)
         bias = self.param("bias", init, (self.width,), self.dtype)
         if self.activations is not None:
-            return narrow.product(x if x.dtype == narrow.NARROW else narrow.narrow(x), kernel) + bias
+            return (
+                narrow.product(x if x.dtype == narrow.NARROW else narrow.narrow(x), kernel) + bias
+            )
         return dense_product(x, kernel) + bias
 
 
@@ -130,10 +145,13 @@ class ConvRelu(nn.Module):
     @nn.compact
     def __call__(self, x):
         init = uniform_fan_in(self.k * self.k * x.shape[-1])
-        kernel = self.param("kernel", init, (self.k, self.k, x.shape[-1], self.channels), self.dtype)
+        kernel = self.param(
+            "kernel", init, (self.k, self.k, x.shape[-1], self.channels), self.dtype
+        )
         bias = self.param("bias", init, (self.channels,), self.dtype)
         if self.activations is not None:
-            # a TPU's vector unit knows float32 alone: it packs and unpacks a map that is bfloat16 before the pooling
+            # a TPU's vector unit knows float32 alone: it packs and unpacks a map that is bfloat16
+            # before the pooling
             out = narrow.WIDE if target() == "tpu" else narrow.NARROW
             y = narrow_conv(x, kernel, 1, self.pad, self.conv, out)
             y = narrow_pool2(y, self.conv) if self.pool else y

@@ -1,15 +1,15 @@
-"""Activations in bfloat16: what travels between layers has half the bytes; weights, their gradients and sums stay float32.
+"""Activations in bfloat16: what travels between layers has half the bytes; weights, their gradients
+and sums stay float32.
 
 Rounded to bfloat16:
 
 * the operands of a product or a convolution, which adds up in float32;
-* what a layer hands on, after bias and ReLU or BatchNorm, and what comes back through it; on GPU and CPU also the map
-  before a pooling.
+* what a layer hands on, after bias and ReLU or BatchNorm, and what comes back through it; on GPU
+  and CPU also the map before a pooling.
 
-The gradient of a weight is float32 as it was added up (see `kernel_gradient` for GPUs), and so are biases, logits, losses
-and BatchNorm's statistics. A CPU computes in float32 with numbers that were rounded: it shows what the option does to a
-model, and is slower for it.
-All for ONE client.
+The gradient of a weight is float32 as it was added up (see `kernel_gradient` for GPUs), and so are
+biases, logits, losses and BatchNorm's statistics. A CPU computes in float32 with numbers that were
+rounded: it shows what the option does to a model, and is slower for it. All for ONE client.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ NARROW, WIDE = jnp.bfloat16, jnp.float32
 
 
 def _round(x: jax.Array) -> jax.Array:
-    """float32 numbers that bfloat16 has. XLA leaves out a conversion there and back, but never this."""
+    """float32 numbers that bfloat16 has. XLA leaves out a conversion there and back, but never
+    this."""
     return lax.reduce_precision(x, exponent_bits=8, mantissa_bits=7)
 
 
@@ -78,7 +79,7 @@ def rounded_back(y: jax.Array) -> jax.Array:
 rounded_back.defvjp(lambda y: (y, None), lambda _, g: (_round(g),))
 
 
-# ---- dense layers -------------------------------------------------------------------------------------------------
+# ---- dense layers --------------------------------------------------------------------------------
 def product(x: jax.Array, w: jax.Array) -> jax.Array:
     """`x @ w` of bfloat16 `x [B,in]` and float32 weights `[in,out]`, as float32.
 
@@ -110,7 +111,7 @@ def _product_backward(residual, g):
 _product.defvjp(_product_forward, _product_backward)
 
 
-# ---- convolutions, on accelerators --------------------------------------------------------------------------------
+# ---- convolutions, on accelerators ---------------------------------------------------------------
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
 def conv(x: jax.Array, w: jax.Array, stride: int, pad: int, out: Any = NARROW) -> jax.Array:
     """XLA's convolution of bfloat16 `x [B,H,W,ci]` and float32 weights `[k,k,ci,co]`, as `out`.
@@ -138,13 +139,18 @@ conv.defvjp(_conv_forward, _conv_backward)
 
 
 def kernel_gradient(x: jax.Array, g: jax.Array, k: int, stride: int, pad: int) -> jax.Array:
-    """`[k,k,ci,co]` in float32: the map convolved with its gradient; channels are the batch, and the batch is added up.
+    """`[k,k,ci,co]` in float32: the map convolved with its gradient; channels are the batch, and
+    the batch is added up.
 
-    JAX's own gradient has the operands' type. On a GPU this one had it too before it became float32: cuDNN gives no other,
-    and XLA would rather write both operands down once more as float32.
+    JAX's own gradient has the operands' type. On a GPU this one had it too before it became
+    float32: cuDNN gives no other, and XLA would rather write both operands down once more as
+    float32.
     """
     type_there = NARROW if target() == "gpu" else WIDE
-    ends = [k - 1 - size - pad + stride * (out - 1) + 1 for size, out in zip(x.shape[1:3], g.shape[1:3], strict=True)]
+    ends = [
+        k - 1 - size - pad + stride * (out - 1) + 1
+        for size, out in zip(x.shape[1:3], g.shape[1:3], strict=True)
+    ]
     summed = lax.conv_general_dilated(
         x,
         g,

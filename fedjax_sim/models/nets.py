@@ -14,7 +14,8 @@ from fedjax_sim.models.narrow import full, kept
 class PlainNet(nn.Module):
     """Convolution blocks conv1…, hidden layers fc1… with ReLU, and the head fc.
 
-    `convs` holds (channels, k, pad, pool) per convolution block, `hidden` the widths of the hidden layers.
+    `convs` holds (channels, k, pad, pool) per convolution block, `hidden` the widths of the hidden
+    layers.
     """
 
     convs: tuple[tuple[int, int, int, bool], ...]
@@ -26,7 +27,11 @@ class PlainNet(nn.Module):
 
     def setup(self):
         for i, (channels, k, pad, pool) in enumerate(self.convs, 1):
-            setattr(self, f"conv{i}", ConvRelu(channels, k, pad, pool, self.conv, self.dtype, self.activations))
+            setattr(
+                self,
+                f"conv{i}",
+                ConvRelu(channels, k, pad, pool, self.conv, self.dtype, self.activations),
+            )
         for i, width in enumerate(self.hidden, 1):
             setattr(self, f"fc{i}", Linear(width, self.dtype, self.activations))
         self.fc = Linear(self.classes, self.dtype, self.activations)
@@ -53,4 +58,7 @@ class PlainNet(nn.Module):
 
 def plain_groups(convs: tuple, hidden: tuple[int, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The names of (convolution groups, dense groups), in order."""
-    return (tuple(f"conv{i}" for i in range(1, len(convs) + 1)), (*(f"fc{i}" for i in range(1, len(hidden) + 1)), "fc"))
+    return (
+        tuple(f"conv{i}" for i in range(1, len(convs) + 1)),
+        (*(f"fc{i}" for i in range(1, len(hidden) + 1)), "fc"),
+    )

@@ -1,4 +1,5 @@
-"""A plain flax module as a Model: its groups, its head and what feeds the head are found by watching one call."""
+"""A plain flax module as a Model: its groups, its head and what feeds the head are found by
+watching one call."""
 
 from __future__ import annotations
 
@@ -24,8 +25,16 @@ FLAGS: dict[str, Callable[[bool], bool]] = {
 }
 
 
-def as_model(given: Any, shape: tuple[int, ...], classes: int, dtype: Any, what: str = "", places: bool = False) -> Model:
-    """A Model as it is; a flax module, linen or NNX, or a pair (init, apply) as a Model for these data; else a sentence.
+def as_model(
+    given: Any,
+    shape: tuple[int, ...],
+    classes: int,
+    dtype: Any,
+    what: str = "",
+    places: bool = False,
+) -> Model:
+    """A Model as it is; a flax module, linen or NNX, or a pair (init, apply) as a Model for these
+    data; else a sentence.
 
     places: logits for every place of a sequence are wanted.
     """
@@ -36,21 +45,28 @@ def as_model(given: Any, shape: tuple[int, ...], classes: int, dtype: Any, what:
     if is_nnx(given) or is_pair(given):
         model = (nnx_model if is_nnx(given) else pair_model)(given, shape, dtype, places)
         if model.classes < classes:
-            raise UserError(f"model '{model.name}' has {model.classes} outputs, but the data have {classes}")
+            raise UserError(
+                f"model '{model.name}' has {model.classes} outputs, but the data have {classes}"
+            )
         return model
     if not isinstance(given, nn.Module):
         raise UserError(
-            f"{what or f'model= is {shown(repr(given))}, not a name and'} not a Model; a Model comes from fedjax_sim.build "
-            f"or fedjax_sim.from_module, and a flax module (linen or nnx) or a pair of functions (init, apply) becomes one"
+            f"{what or f'model= is {shown(repr(given))}, not a name and'} not a Model; a Model"
+            " comes from fedjax_sim.build or fedjax_sim.from_module, and a flax module (linen or"
+            " nnx) or a pair of functions (init, apply) becomes one"
         )
     model = plain_module(type(given).__name__, given, shape, None, dtype)
     if model.classes < classes:
-        raise UserError(f"module '{model.name}' has {model.classes} outputs, but the data have {classes} classes")
+        raise UserError(
+            f"module '{model.name}' has {model.classes} outputs, but the data have {classes}"
+            " classes"
+        )
     return model
 
 
 class Watch:
-    """What one call of a module shows: which submodules it uses, in order, and what goes into them."""
+    """What one call of a module shows: which submodules it uses, in order, and what goes into
+    them."""
 
     def __init__(self, mask: jax.Array | None = None):
         self.mask = mask
@@ -63,17 +79,25 @@ class Watch:
             self.first.setdefault(path[0], module)
             if len(path) == 1 and args:
                 self.inputs[path[0]] = args[0]
-        if isinstance(module, nn.BatchNorm) and self.mask is not None and args[0].shape[0] == self.mask.shape[0]:
+        if (
+            isinstance(module, nn.BatchNorm)
+            and self.mask is not None
+            and args[0].shape[0] == self.mask.shape[0]
+        ):
             real = self.mask.reshape(-1, *[1] * (args[0].ndim - 1))
             kwargs = {"mask": real, **kwargs}  # padding is not part of the statistics
         return next_fun(*args, **kwargs)
 
 
-def plain_module(name: str, module: nn.Module, shape: tuple[int, ...], classes: int | None, dtype: Any) -> Model:
+def plain_module(
+    name: str, module: nn.Module, shape: tuple[int, ...], classes: int | None, dtype: Any
+) -> Model:
     """The Model of a module with nothing but `__call__(x)`; see `record.from_module`."""
     flags = flags_of(name, module)
 
-    def call(net: dict, x: jax.Array, train: bool, mask: jax.Array | None = None) -> tuple[Any, Watch, dict]:
+    def call(
+        net: dict, x: jax.Array, train: bool, mask: jax.Array | None = None
+    ) -> tuple[Any, Watch, dict]:
         watch, statistics = Watch(mask if train else None), net.get("batch_stats", {})
         how: dict[str, Any] = {flag: FLAGS[flag](train) for flag in flags}
         if train:
@@ -93,10 +117,18 @@ def plain_module(name: str, module: nn.Module, shape: tuple[int, ...], classes: 
 
     def ordered(key: jax.Array) -> dict:
         net = init(key)
-        return {kind: {g: net[kind][g] for g in groups if g in net[kind]} for kind in ("params", "batch_stats")}
+        return {
+            kind: {g: net[kind][g] for g in groups if g in net[kind]}
+            for kind in ("params", "batch_stats")
+        }
 
     def features(
-        net: dict, x: jax.Array, *, train: bool = False, mask: jax.Array | None = None, tap: Callable | None = None
+        net: dict,
+        x: jax.Array,
+        *,
+        train: bool = False,
+        mask: jax.Array | None = None,
+        tap: Callable | None = None,
     ) -> tuple[jax.Array, dict]:
         _, watch, statistics = call(net, x, train, mask)
         return watch.inputs[head_group], statistics
@@ -109,7 +141,19 @@ def plain_module(name: str, module: nn.Module, shape: tuple[int, ...], classes: 
     if classes is not None and sizes[1] != classes:
         raise UserError(f"module '{name}' has {sizes[1]} outputs, not {classes}")
     dense = [g for g in groups if kinds[g]]
-    model = Model(name, ordered, features, head, groups, head_group, tuple(dense), int(sizes[0]), int(sizes[1]), shape, ())
+    model = Model(
+        name,
+        ordered,
+        features,
+        head,
+        groups,
+        head_group,
+        tuple(dense),
+        int(sizes[0]),
+        int(sizes[1]),
+        shape,
+        (),
+    )
     check_head(model, call, dtype)
     return model
 
@@ -121,12 +165,14 @@ def flags_of(name: str, module: nn.Module) -> list[str]:
     missing = [
         p.name
         for p in more[1:]
-        if p.name not in FLAGS and p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+        if p.name not in FLAGS
+        and p.default is p.empty
+        and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
     ]
     if missing or not more:
         raise UserError(
-            f"module '{name}' must be callable with images alone, and with {', '.join(FLAGS)} if it wants to know; "
-            f"its __call__ wants {', '.join(missing) or 'no images'}"
+            f"module '{name}' must be callable with images alone, and with {', '.join(FLAGS)} if it"
+            f" wants to know; its __call__ wants {', '.join(missing) or 'no images'}"
         )
     return flags
 
@@ -134,7 +180,8 @@ def flags_of(name: str, module: nn.Module) -> list[str]:
 def outline(
     name: str, init: Callable, call: Callable, example: jax.ShapeDtypeStruct
 ) -> tuple[tuple[str, ...], str, dict[str, bool]]:
-    """(groups in the order of their calls, the head's, group -> whether it is a Dense layer); nothing is computed."""
+    """(groups in the order of their calls, the head's, group -> whether it is a Dense layer);
+    nothing is computed."""
     seen: list[Watch] = []
 
     def look(key: jax.Array, x: jax.Array) -> dict:
@@ -145,21 +192,33 @@ def outline(
 
     try:
         net = jax.eval_shape(look, jax.random.key(0), example)
-    except Exception as problem:  # a mistake in the module, or images that do not fit it: flax and JAX say which
-        first = next((line for line in str(problem).splitlines() if line.strip()), type(problem).__name__)
-        raise UserError(f"module '{name}' cannot be applied to images {example.shape[1:]}: {shown(first, 300)}") from problem
+    except (
+        Exception
+    ) as problem:  # a mistake in the module, or images that do not fit it: flax and JAX say which
+        first = next(
+            (line for line in str(problem).splitlines() if line.strip()), type(problem).__name__
+        )
+        raise UserError(
+            f"module '{name}' cannot be applied to images {example.shape[1:]}: {shown(first, 300)}"
+        ) from problem
     for kind in net:
         if kind not in ("params", "batch_stats"):
-            raise UserError(f"module '{name}' keeps variables '{kind}'; allowed: params, batch_stats")
+            raise UserError(
+                f"module '{name}' keeps variables '{kind}'; allowed: params, batch_stats"
+            )
     for group, leaves in net["params"].items():
         if not isinstance(leaves, Mapping):
-            raise UserError(f"parameter '{group}' stands directly in module '{name}'; put it into a submodule, as a group")
+            raise UserError(
+                f"parameter '{group}' stands directly in module '{name}'; put it into a submodule,"
+                " as a group"
+            )
     used = seen[0].first
     groups = tuple(g for g in used if g in net["params"])
     rest = [g for g in net["params"] if g not in groups]
     if not groups or rest:
         raise UserError(
-            f"module '{name}' has {f'parameters that a call does not use: {rest[0]}' if rest else 'no parameters'}"
+            f"module '{name}' has"
+            f" {f'parameters that a call does not use: {rest[0]}' if rest else 'no parameters'}"
         )
     head = groups[-1]
     if not isinstance(used[head], nn.Dense) or len(seen[0].inputs[head].shape) not in (
@@ -167,14 +226,16 @@ def outline(
         3 if len(example.shape) == 2 else 2,
     ):
         raise UserError(
-            f"the last layer '{head}' of module '{name}' is {type(used[head]).__name__}, not a Dense layer on features "
-            f"[B, d]; let it be one, or give the module methods features(x, train, mask, tap) and head(features)"
+            f"the last layer '{head}' of module '{name}' is {type(used[head]).__name__}, not a"
+            " Dense layer on features [B, d]; let it be one, or give the module methods"
+            " features(x, train, mask, tap) and head(features)"
         )
     return groups, head, {g: isinstance(used[g], nn.Dense) for g in groups}
 
 
 def check_head(model: Model, call: Callable, dtype: Any) -> None:
-    """Refuse a module that does something behind its last layer: its output must be that of the head."""
+    """Refuse a module that does something behind its last layer: its output must be that of the
+    head."""
 
     def both(key: jax.Array) -> tuple[jax.Array, jax.Array]:
         like = batch_of(model.shape, 2, dtype)
@@ -186,8 +247,8 @@ def check_head(model: Model, call: Callable, dtype: Any) -> None:
     out, made = (np.asarray(a) for a in run_once(both, jax.random.key(1)))
     if out.shape != made.shape or not np.allclose(out, made, rtol=1e-3, atol=1e-4):
         raise UserError(
-            f"module '{model.name}' does something behind its last layer '{model.head_group}'; its output must be that "
-            f"layer's logits (no softmax, no scaling)"
+            f"module '{model.name}' does something behind its last layer '{model.head_group}'; its"
+            " output must be that layer's logits (no softmax, no scaling)"
         )
 
 

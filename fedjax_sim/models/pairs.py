@@ -1,8 +1,8 @@
 """Models of other kinds: a flax NNX module, and a pair of functions (init, apply).
 
-Both become a `Model` whose groups are the top-level parts of their parameters, in order; the last is the head, a linear
-layer {kernel [d, C], bias [C]} or {w, b}, and what feeds it is found by taking it out: with an identity in place of the
-kernel the model says its features.
+Both become a `Model` whose groups are the top-level parts of their parameters, in order; the last
+is the head, a linear layer {kernel [d, C], bias [C]} or {w, b}, and what feeds it is found by
+taking it out: with an identity in place of the kernel the model says its features.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ KERNELS, BIASES = ("kernel", "w"), ("bias", "b")
 
 def is_nnx(given: Any) -> bool:
     """An NNX module, or a class or function (rngs) -> one."""
-    return isinstance(given, nnx.Module) or (isinstance(given, type) and issubclass(given, nnx.Module))
+    return isinstance(given, nnx.Module) or (
+        isinstance(given, type) and issubclass(given, nnx.Module)
+    )
 
 
 def is_pair(given: Any) -> bool:
@@ -37,24 +39,32 @@ def is_pair(given: Any) -> bool:
 
 
 def pair_model(given: Any, shape: tuple[int, ...], dtype: Any, places: bool) -> Model:
-    """init(key) -> {group: {…}}, apply(params, x [B, …]) -> outputs [B, C] (or [B, T, C]), nothing behind the last layer."""
+    """init(key) -> {group: {…}}, apply(params, x [B, …]) -> outputs [B, C] (or [B, T, C]), nothing
+    behind the last layer."""
     init, function = given
     name = getattr(function, "__name__", "pair")
     return from_functions(name, init, function, shape, dtype, places)
 
 
 def nnx_model(given: Any, shape: tuple[int, ...], dtype: Any, places: bool) -> Model:
-    """Of an NNX module (whose weights are drawn anew from the run's seed) or a class that takes `rngs` alone."""
+    """Of an NNX module (whose weights are drawn anew from the run's seed) or a class that takes
+    `rngs` alone."""
     module = given(rngs=nnx.Rngs(0)) if isinstance(given, type) else given
     name = type(module).__name__
     split: Any = nnx.split(module, nnx.Param, ...)
     graph, params, rest = split
     if jax.tree.leaves(rest):
         kept = ", ".join(
-            sorted({type(v).__name__ for v in jax.tree.leaves(rest, is_leaf=lambda a: isinstance(a, nnx.Variable))})
+            sorted(
+                {
+                    type(v).__name__
+                    for v in jax.tree.leaves(rest, is_leaf=lambda a: isinstance(a, nnx.Variable))
+                }
+            )
         )
         raise UserError(
-            f"NNX module '{name}' keeps more than parameters ({shown(kept)}), such as Dropout or BatchNorm; use linen"
+            f"NNX module '{name}' keeps more than parameters ({shown(kept)}), such as Dropout or"
+            " BatchNorm; use linen"
         )
     start = nnx.to_pure_dict(params)
     order = [key for key in vars(module) if key in start]
@@ -74,27 +84,41 @@ def nnx_model(given: Any, shape: tuple[int, ...], dtype: Any, places: bool) -> M
     return from_functions(name, init, function, shape, dtype, places)
 
 
-def from_functions(name: str, init: Callable, function: Callable, shape: tuple[int, ...], dtype: Any, places: bool) -> Model:
+def from_functions(
+    name: str, init: Callable, function: Callable, shape: tuple[int, ...], dtype: Any, places: bool
+) -> Model:
     """A Model of (key) -> params and (params, x) -> outputs."""
     example = batch_of(shape, 2, dtype)
     try:
         params = jax.eval_shape(init, jax.random.key(0))
         out = jax.eval_shape(function, params, example)
     except Exception as problem:  # in code of somebody's own
-        first = next((line for line in str(problem).splitlines() if line.strip()), type(problem).__name__)
-        raise UserError(f"model '{name}' cannot be applied to examples {shape}: {shown(first, 300)}") from problem
+        first = next(
+            (line for line in str(problem).splitlines() if line.strip()), type(problem).__name__
+        )
+        raise UserError(
+            f"model '{name}' cannot be applied to examples {shape}: {shown(first, 300)}"
+        ) from problem
     if not isinstance(params, Mapping) or not all(isinstance(v, Mapping) for v in params.values()):
-        raise UserError(f"the parameters of model '{name}' must be a dict of groups, each a dict of arrays")
+        raise UserError(
+            f"the parameters of model '{name}' must be a dict of groups, each a dict of arrays"
+        )
     groups = tuple(map(str, params))
     head_group = groups[-1]
     kernel, bias = head_names(name, head_group, params[head_group])
     width, classes = params[head_group][kernel].shape
     if out.ndim != 2 + places or out.shape[-1] != classes:
-        raise UserError(f"model '{name}' says {out.shape} of 2 examples; wanted: {(2, *shape[:1] * places, classes)}")
+        raise UserError(
+            f"model '{name}' says {out.shape} of 2 examples; wanted:"
+            f" {(2, *shape[:1] * places, classes)}"
+        )
 
     def start(key: jax.Array) -> dict:
         made = init(key)
-        return {"params": {g: jax.tree.map(lambda a: a.astype(dtype), dict(made[g])) for g in groups}, "batch_stats": {}}
+        return {
+            "params": {g: jax.tree.map(lambda a: a.astype(dtype), dict(made[g])) for g in groups},
+            "batch_stats": {},
+        }
 
     def features(
         net: dict, x: jax.Array, *, train: bool = False, mask: Any = None, tap: Any = None
@@ -108,7 +132,19 @@ def from_functions(name: str, init: Callable, function: Callable, shape: tuple[i
         layer = net["params"][head_group]
         return features @ layer[kernel] + (layer[bias] if bias else 0)
 
-    model = Model(name, start, features, head, groups, head_group, (head_group,), int(width), int(classes), shape, ())
+    model = Model(
+        name,
+        start,
+        features,
+        head,
+        groups,
+        head_group,
+        (head_group,),
+        int(width),
+        int(classes),
+        shape,
+        (),
+    )
     check_same(model, function, example, dtype)
     return model
 
@@ -119,8 +155,8 @@ def head_names(name: str, group: str, layer: Mapping[str, Any]) -> tuple[str, st
     bias = [k for k in BIASES if k in layer]
     if not kernel or len(layer) != 1 + len(bias):
         raise UserError(
-            f"the last group '{group}' of model '{name}' must be a linear layer, kernel [d, C] with or without bias, as "
-            f"flax names them (or w, b); it has {', '.join(layer)}"
+            f"the last group '{group}' of model '{name}' must be a linear layer, kernel [d, C] with"
+            f" or without bias, as flax names them (or w, b); it has {', '.join(layer)}"
         )
     return kernel[0], bias[0] if bias else ""
 
@@ -140,5 +176,6 @@ def check_same(model: Model, function: Callable, example: jax.ShapeDtypeStruct, 
     out, made = (np.asarray(a) for a in run_once(both, jax.random.key(1)))
     if out.shape != made.shape or not np.allclose(out, made, rtol=1e-3, atol=1e-4):
         raise UserError(
-            f"model '{model.name}' does something behind its last layer '{model.head_group}'; its output must be its own"
+            f"model '{model.name}' does something behind its last layer '{model.head_group}'; its"
+            " output must be its own"
         )

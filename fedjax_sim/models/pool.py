@@ -1,4 +1,5 @@
-"""Max-pooling with ReLU, and `settle`, which keeps XLA-CPU from recomputing a gradient once per use."""
+"""Max-pooling with ReLU, and `settle`, which keeps XLA-CPU from recomputing a gradient once per
+use."""
 
 from __future__ import annotations
 
@@ -12,9 +13,10 @@ from jax import lax
 def settle(g: jax.Array) -> jax.Array:
     """`g` itself, written to memory once.
 
-    XLA-CPU fuses cheap producers into every consumer that reads them, so a gradient used four times (once per
-    corner of a pooling window) is recomputed four times, with everything before it. A division counts as
-    expensive and is computed once; `lax.optimization_barrier` does not have this effect.
+    XLA-CPU fuses cheap producers into every consumer that reads them, so a gradient used four times
+    (once per corner of a pooling window) is recomputed four times, with everything before it. A
+    division counts as expensive and is computed once; `lax.optimization_barrier` does not have this
+    effect.
 
     >>> bool(settle(jnp.float32(3)) == 3)
     True
@@ -44,13 +46,14 @@ settled_both.defvjp(lambda x: (settle(x), None), lambda _, g: (settle(g),))
 def relu_max(values: tuple[jax.Array, ...], b: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """`max(0, b + max(values[0], values[1], …))` elementwise: bias, ReLU, max-pool.
 
-    The values are the corners of pooling windows. As in PyTorch the first winner takes the whole gradient
-    (jax's own gradient of `maximum` splits ties), and a window whose result is not positive takes none. The
-    bias `b [co]` (last axis) is added after the maximum: the same value with fewer additions, also in its
-    gradient. The result has `shape`: the gradient is settled before it is flattened, because a flattened
-    fusion divides to find each index.
+    The values are the corners of pooling windows. As in PyTorch the first winner takes the whole
+    gradient (jax's own gradient of `maximum` splits ties), and a window whose result is not
+    positive takes none. The bias `b [co]` (last axis) is added after the maximum: the same value
+    with fewer additions, also in its gradient. The result has `shape`: the gradient is settled
+    before it is flattened, because a flattened fusion divides to find each index.
 
-    >>> jax.grad(lambda a: relu_max((a, a), jnp.zeros(1), (1,))[0])(jnp.array([2.0])).item()   # not twice a half
+    >>> # not twice a half
+    >>> jax.grad(lambda a: relu_max((a, a), jnp.zeros(1), (1,))[0])(jnp.array([2.0])).item()
     1.0
     """
     return _relu_max_forward(values, b, shape)[0]
@@ -74,7 +77,8 @@ def _relu_max_forward(values, b, shape):
 
 
 def _to_first_winner(values, g):
-    """For each of the values the gradient of their maximum: g where it is the first that attains it, else 0."""
+    """For each of the values the gradient of their maximum: g where it is the first that attains
+    it, else 0."""
     best, taken, gradients = _maximum(values), False, []
     for v in values:
         won = (v == best) & jnp.logical_not(taken)
@@ -96,8 +100,9 @@ relu_max.defvjp(_relu_max_forward, _relu_max_backward)
 def relu_pool_narrow(y: jax.Array, b: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """`relu_max` of the four corners side by side, `y [R,4·co]`, for few channels.
 
-    Rows of few channels do not fill the vector unit, so the gradient is spread over the four corners by a
-    product with the one-hot matrix `[co,4·co]` (exact: one nonzero term), and whole rows are compared.
+    Rows of few channels do not fill the vector unit, so the gradient is spread over the four
+    corners by a product with the one-hot matrix `[co,4·co]` (exact: one nonzero term), and whole
+    rows are compared.
 
     >>> y = jnp.array([[1.0, 2.0, 2.0, 0.0]])
     >>> jax.grad(lambda y: relu_pool_narrow(y, jnp.zeros(1), (1, 1)).sum())(y).tolist()
@@ -136,7 +141,8 @@ relu_pool_narrow.defvjp(_narrow_forward, _narrow_backward)
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))
 def relu_pool_corners(y: jax.Array, b: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """As `relu_pool_narrow`, where the corners are wide enough to be compared one by one and joined again.
+    """As `relu_pool_narrow`, where the corners are wide enough to be compared one by one and joined
+    again.
 
     >>> y = jnp.array([[1.0, 2.0, 2.0, 0.0]])
     >>> jax.grad(lambda y: relu_pool_corners(y, jnp.zeros(1), (1, 1)).sum())(y).tolist()
@@ -155,7 +161,8 @@ relu_pool_corners.defvjp(_narrow_forward, _corners_backward)
 
 
 def pool2(y: jax.Array, b: jax.Array) -> jax.Array:
-    """Bias, ReLU and 2x2 max-pool, stride 2, of `y [B,H,W,C]`; an odd last row or column is left out (floor).
+    """Bias, ReLU and 2x2 max-pool, stride 2, of `y [B,H,W,C]`; an odd last row or column is left
+    out (floor).
 
     >>> pool2(jnp.arange(16.0).reshape(1, 4, 4, 1), jnp.zeros(1))[0, :, :, 0].tolist()
     [[5.0, 7.0], [13.0, 15.0]]
@@ -168,12 +175,15 @@ def pool2(y: jax.Array, b: jax.Array) -> jax.Array:
 
 @jax.custom_vjp
 def select_pool2(y: jax.Array, b: jax.Array) -> jax.Array:
-    """As `pool2`, whose gradient is one elementwise pass over the map: each place asks whether it is its window's winner.
+    """As `pool2`, whose gradient is one elementwise pass over the map: each place asks whether it
+    is its window's winner.
 
-    For GPUs, which read the corners of a window from their cache, and run XLA's own gradient of `reduce_window` as three
-    passes with an index for every window.
+    For GPUs, which read the corners of a window from their cache, and run XLA's own gradient of
+    `reduce_window` as three passes with an index for every window.
 
-    >>> jax.grad(lambda y: select_pool2(y, jnp.zeros(1)).sum())(jnp.ones((1, 2, 2, 1))).ravel().tolist()
+    >>> jax.grad(lambda y: select_pool2(y, jnp.zeros(1)).sum())(
+    ...     jnp.ones((1, 2, 2, 1))
+    ... ).ravel().tolist()
     [1.0, 0.0, 0.0, 0.0]
     """
     return _select_forward(y, b)[0]
@@ -235,18 +245,24 @@ def pool3(y: jax.Array) -> jax.Array:
     B, H, W, C = y.shape
     h, w = -(-H // 2), -(-W // 2)
     # one row and column of -inf before, enough after for an even size: [B, h+1, 2, w+1, 2, C]
-    y = jnp.pad(y, ((0, 0), (1, 2 * h + 1 - H), (1, 2 * w + 1 - W), (0, 0)), constant_values=-jnp.inf)
+    y = jnp.pad(
+        y, ((0, 0), (1, 2 * h + 1 - H), (1, 2 * w + 1 - W), (0, 0)), constant_values=-jnp.inf
+    )
     y = settled(y).reshape(B, h + 1, 2, w + 1, 2, C)
     taps = [divmod(i, 2) for i in range(3)]  # padded row 2a+i = block a+i//2, phase i%2
     window = tuple(y[:, a : a + h, p, b : b + w, q] for a, p in taps for b, q in taps)
     return relu_max(window, jnp.zeros(C, y.dtype), (B, h, w, C))
 
 
-def lax_pool(y: jax.Array, window: int, stride: int, pad: int, b: jax.Array | float = 0.0) -> jax.Array:
-    """The reference: max-pool by `lax.reduce_window` (the first winner takes the gradient), bias, ReLU.
+def lax_pool(
+    y: jax.Array, window: int, stride: int, pad: int, b: jax.Array | float = 0.0
+) -> jax.Array:
+    """The reference: max-pool by `lax.reduce_window` (the first winner takes the gradient), bias,
+    ReLU.
 
-    In this order the bias and its gradient cost a quarter, and the maximum is the same: rounding keeps the order. On a TPU
-    the gradient step of LeNet-5 has 0.6, that of cnn4 0.45 of the cycles it has with the bias first.
+    In this order the bias and its gradient cost a quarter, and the maximum is the same: rounding
+    keeps the order. On a TPU the gradient step of LeNet-5 has 0.6, that of cnn4 0.45 of the cycles
+    it has with the bias first.
     """
     return relu(lax_max(y, window, stride, pad) + b)
 
@@ -254,7 +270,9 @@ def lax_pool(y: jax.Array, window: int, stride: int, pad: int, b: jax.Array | fl
 def lax_max(y: jax.Array, window: int, stride: int, pad: int) -> jax.Array:
     """The maximum alone, without bias and ReLU."""
     pads = ((0, 0), (pad, pad), (pad, pad), (0, 0))
-    return lax.reduce_window(y, -jnp.inf, lax.max, (1, window, window, 1), (1, stride, stride, 1), pads)
+    return lax.reduce_window(
+        y, -jnp.inf, lax.max, (1, window, window, 1), (1, stride, stride, 1), pads
+    )
 
 
 def relu(x: jax.Array) -> jax.Array:

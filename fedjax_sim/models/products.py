@@ -15,7 +15,8 @@ SMALL_BATCH = 32
 
 
 def blocks_of(rows: int, columns: int, itemsize: int = 4) -> int:
-    """Into how many blocks of rows `patch_product` cuts its weight gradient: a power of two that divides `rows`.
+    """Into how many blocks of rows `patch_product` cuts its weight gradient: a power of two that
+    divides `rows`.
 
     >>> blocks_of(1600, 216 + 64), blocks_of(3136, 64 + 96), blocks_of(64, 400 + 120)
     (16, 16, 1)
@@ -35,8 +36,9 @@ def blocks_of(rows: int, columns: int, itemsize: int = 4) -> int:
 def patch_product(a: jax.Array, w: jax.Array) -> jax.Array:
     """`a @ w` for many rows `a [R,K]` and a small kernel `w [K,N]`.
 
-    XLA-CPU reads a transposed left side poorly when it is long: `aᵀ @ g` runs at a third of the speed of `a @ w`.
-    In blocks of rows that fit the cache, added up one after the other, it runs up to twice as fast.
+    XLA-CPU reads a transposed left side poorly when it is long: `aᵀ @ g` runs at a third of the
+    speed of `a @ w`. In blocks of rows that fit the cache, added up one after the other, it runs up
+    to twice as fast.
 
     >>> a, w = jax.numpy.ones((4, 3)), jax.numpy.ones((3, 2))
     >>> jax.grad(lambda w: patch_product(a, w).sum())(w).tolist()
@@ -47,7 +49,9 @@ def patch_product(a: jax.Array, w: jax.Array) -> jax.Array:
 
 def _backward(residual, g):
     a, w = residual
-    blocks = blocks_of(a.shape[0], a.shape[1] + w.shape[1], a.dtype.itemsize) if target() == "cpu" else 1
+    blocks = (
+        blocks_of(a.shape[0], a.shape[1] + w.shape[1], a.dtype.itemsize) if target() == "cpu" else 1
+    )
     if blocks == 1:
         return g @ w.T, a.T @ g
     long = a.shape[1] >= LONG_PATCH
@@ -58,7 +62,9 @@ def _backward(residual, g):
     else:
         parts = lax.dot_general(a, h, (((1,), (1,)), ((0,), (0,))))
     total = parts[0]
-    for i in range(1, blocks):  # one fused addition; a reduction over the first axis is several times slower
+    for i in range(
+        1, blocks
+    ):  # one fused addition; a reduction over the first axis is several times slower
         total = total + parts[i]
     return g @ w.T, settle(total).T if long else settle(total)
 
@@ -70,8 +76,8 @@ patch_product.defvjp(lambda a, w: (a @ w, (a, w)), _backward)
 def dense_product(x: jax.Array, w: jax.Array) -> jax.Array:
     """`x @ w` of a dense layer, `x [B,in]`, `w [in,out]`.
 
-    For a small batch the weight gradient `xᵀ @ g` is 1.3-2x faster on CPU if `xᵀ` is written down first (the barrier
-    keeps XLA from folding the transposition into the product).
+    For a small batch the weight gradient `xᵀ @ g` is 1.3-2x faster on CPU if `xᵀ` is written down
+    first (the barrier keeps XLA from folding the transposition into the product).
 
     >>> x, w = jax.numpy.ones((2, 3)), jax.numpy.ones((3, 1))
     >>> jax.grad(lambda w: dense_product(x, w).sum())(w).ravel().tolist()

@@ -1,4 +1,5 @@
-"""Another width of the features that enter the head: one more layer, Linear and ReLU, and a head to match."""
+"""Another width of the features that enter the head: one more layer, Linear and ReLU, and a head to
+match."""
 
 from __future__ import annotations
 
@@ -22,15 +23,20 @@ def check_width(width: Any) -> None:
 
     >>> check_width(2.5)
     Traceback (most recent call last):
-    fedjax_sim.errors.UserError: m=2.5 is no width of features; allowed: 0 (the model's own), or a whole number to 32768
+    fedjax_sim.errors.UserError: m=2.5 is no width of features; allowed: 0 (the model's own), or a
+    whole number to 32768
     """
     number = isinstance(width, int | float) and not isinstance(width, bool)
     if not number or not 0 <= width <= WIDEST or width != int(width):  # a nan is not within either
-        raise UserError(f"m={width} is no width of features; allowed: 0 (the model's own), or a whole number to {WIDEST}")
+        raise UserError(
+            f"m={width} is no width of features; allowed: 0 (the model's own), or a whole number to"
+            f" {WIDEST}"
+        )
 
 
 def with_projection(model: Model, width: int) -> Model:
-    """`model` with features z = ReLU(V f(x) + v) of `width` and a new linear head on them; 0, or its own width: as it is.
+    """`model` with features z = ReLU(V f(x) + v) of `width` and a new linear head on them; 0, or
+    its own width: as it is.
 
     The layer is the group `project`, before the head. The other groups start exactly as without it.
 
@@ -42,7 +48,10 @@ def with_projection(model: Model, width: int) -> Model:
     if width in (0, model.width):
         return model
     if PROJECT in model.groups:
-        raise UserError(f"model '{model.name}' has a group '{PROJECT}' already; its width cannot be changed once more")
+        raise UserError(
+            f"model '{model.name}' has a group '{PROJECT}' already; its width cannot be changed"
+            " once more"
+        )
     width, place = int(width), model.groups.index(model.head_group)
 
     def init(key: jax.Array) -> dict:
@@ -50,19 +59,33 @@ def with_projection(model: Model, width: int) -> Model:
         head = net["params"][model.head_group]
         dtype = head["kernel"].dtype
         first, second = jax.random.split(jax.random.fold_in(key, width))
-        fresh = lambda key, ins, outs: Linear(outs, dtype).lazy_init(key, jax.ShapeDtypeStruct((1, ins), dtype))["params"]
+        fresh = lambda key, ins, outs: Linear(outs, dtype).lazy_init(
+            key, jax.ShapeDtypeStruct((1, ins), dtype)
+        )["params"]
         new_head = fresh(second, width, model.classes)
-        layers = {PROJECT: fresh(first, model.width, width), model.head_group: {k: new_head[k] for k in head}}
+        layers = {
+            PROJECT: fresh(first, model.width, width),
+            model.head_group: {k: new_head[k] for k in head},
+        }
         params = {**net["params"], **layers}
         return {**net, "params": {g: params[g] for g in groups}}
 
     def features(
-        net: dict, x: jax.Array, *, train: bool = False, mask: jax.Array | None = None, tap: Callable | None = None
+        net: dict,
+        x: jax.Array,
+        *,
+        train: bool = False,
+        mask: jax.Array | None = None,
+        tap: Callable | None = None,
     ) -> tuple[jax.Array, dict]:
         z, stats = model.features(net, x, train=train, mask=mask, tap=tap)
-        projected: Any = Linear(width, z.dtype, model.activations).apply({"params": net["params"][PROJECT]}, z)
+        projected: Any = Linear(width, z.dtype, model.activations).apply(
+            {"params": net["params"][PROJECT]}, z
+        )
         return full(kept(nn.relu(projected), model.activations)), stats
 
     groups = (*model.groups[:place], PROJECT, *model.groups[place:])
-    dense = tuple(name for g in model.dense for name in ((PROJECT, g) if g == model.head_group else (g,)))
+    dense = tuple(
+        name for g in model.dense for name in ((PROJECT, g) if g == model.head_group else (g,))
+    )
     return model._replace(init=init, features=features, groups=groups, dense=dense, width=width)

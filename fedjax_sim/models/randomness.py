@@ -1,6 +1,8 @@
-"""Random numbers for layers that need them (Dropout), around a model that is a function of weights and images alone.
+"""Random numbers for layers that need them (Dropout), around a model that is a function of weights
+and images alone.
 
-A training step says its key once, and whoever evaluates the model inside it, method or engine, need not hand it on.
+A training step says its key once, and whoever evaluates the model inside it, method or engine, need
+not hand it on.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ def randomness(key: jax.Array) -> Iterator[None]:
 
 
 def dropout_key() -> jax.Array:
-    """The key for Dropout; a fixed one where only shapes or costs are asked for, outside any step."""
+    """The key for Dropout; a fixed one where only shapes or costs are asked for, outside any
+    step."""
     key = _KEY.get()
     return jax.random.key(0) if key is None else jax.random.fold_in(key, _DROPOUT)

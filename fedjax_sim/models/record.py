@@ -17,14 +17,17 @@ from fedjax_sim.platform import run_once
 class Model(NamedTuple):
     """A network as pure functions for ONE client, and its ordered, named parameter groups.
 
-    `groups` are all of `net["params"]`, in the order in which the data meet them. `head_group` is the one that `head`
-    reads, a linear layer `[d,classes]`; groups that `with_group` added come after it, and neither `features` nor `head`
-    reads them. Ask for the head by name: it need not be the last.
+    `groups` are all of `net["params"]`, in the order in which the data meet them. `head_group` is
+    the one that `head` reads, a linear layer `[d,classes]`; groups that `with_group` added come
+    after it, and neither `features` nor `head` reads them. Ask for the head by name: it need not be
+    the last.
     """
 
     name: str
     init: Callable  # (key) -> net {"params": {group: {…}}, "batch_stats": {group: {…}} or {}}
-    features: Callable  # (net, x [B,H,W,C] or [B,T], *, train, mask [B], tap) -> (features [B,d] or [B,T,d], batch_stats)
+    # (net, x [B,H,W,C] or [B,T], *, train, mask [B], tap) -> (features [B,d] or [B,T,d],
+    # batch_stats)
+    features: Callable
     head: Callable  # (net, features [B,d] or [B,T,d]) -> logits [B,classes] or [B,T,classes]
     groups: tuple[str, ...]  # in order
     head_group: str  # the linear head's
@@ -32,8 +35,11 @@ class Model(NamedTuple):
     width: int  # d
     classes: int
     shape: tuple[int, ...]  # H, W, C of images and tables, or (T,) of tokens
-    stages: tuple[tuple[str, int], ...]  # (name, channels) of the maps given to `tap(name, x [B,h,w,c]) -> x`
-    activations: Any = None  # their type where it is not that of the weights; features and logits have that of the weights
+    stages: tuple[
+        tuple[str, int], ...
+    ]  # (name, channels) of the maps given to `tap(name, x [B,h,w,c]) -> x`
+    # their type where it is not that of the weights; features and logits have that of the weights
+    activations: Any = None
 
 
 def batch_of(shape: tuple[int, ...], size: int, dtype: Any) -> jax.ShapeDtypeStruct:
@@ -57,17 +63,21 @@ def from_module(
 ) -> Model:
     """A flax module as a Model, for images `shape` = (H, W, C).
 
-    A plain module needs nothing more: its top-level submodules are the groups, in the order in which they are called,
-    the last is the head and must be a Dense layer. `train`, `training` or `deterministic` among the arguments of
-    `__call__` is told whether it trains; Dropout gets its random numbers; BatchNorm leaves padding out.
-    A module with methods `features(x, train, mask, tap)` and `head(features)` says itself where the head begins: then
-    give groups, dense, width and classes (and stages, the maps that it shows to `tap`); `head_group` is the one that
-    `head` uses (default: the last), `activations` the type that travels between its layers, if it is another than dtype.
+    A plain module needs nothing more: its top-level submodules are the groups, in the order in
+    which they are called, the last is the head and must be a Dense layer. `train`, `training` or
+    `deterministic` among the arguments of `__call__` is told whether it trains; Dropout gets its
+    random numbers; BatchNorm leaves padding out. A module with methods `features(x, train, mask,
+    tap)` and `head(features)` says itself where the head begins: then give groups, dense, width and
+    classes (and stages, the maps that it shows to `tap`); `head_group` is the one that `head` uses
+    (default: the last), `activations` the type that travels between its layers, if it is another
+    than dtype.
 
     >>> class Net(nn.Module):
     ...     @nn.compact
     ...     def __call__(self, x):
-    ...         return nn.Dense(3, name="head")(nn.relu(nn.Dense(4, name="body")(x.reshape(len(x), -1))))
+    ...         return nn.Dense(3, name="head")(
+    ...             nn.relu(nn.Dense(4, name="body")(x.reshape(len(x), -1)))
+    ...         )
     >>> model = from_module("mine", Net(), shape=(2, 2, 1))
     >>> model.groups, model.head_group, model.width, model.classes
     (('body', 'head'), 'head', 4, 3)
@@ -77,17 +87,38 @@ def from_module(
 
         return plain_module(name, module, shape, classes, dtype)
     if groups is None or dense is None or width is None or classes is None:
-        raise UserError(f"model '{name}' has methods features and head: say groups, dense, width and classes too")
+        raise UserError(
+            f"model '{name}' has methods features and head: say groups, dense, width and"
+            " classes too"
+        )
     head_group = groups[-1] if head_group is None else head_group
     if head_group not in groups:
-        raise UserError(f"the head '{head_group}' of model '{name}' is not among its groups {', '.join(groups)}")
+        raise UserError(
+            f"the head '{head_group}' of model '{name}' is not among its groups {', '.join(groups)}"
+        )
 
     init, features, head = functions_of(module, shape, groups, dtype)
-    return Model(name, init, features, head, groups, head_group, dense, width, classes, shape, stages, activations)
+    return Model(
+        name,
+        init,
+        features,
+        head,
+        groups,
+        head_group,
+        dense,
+        width,
+        classes,
+        shape,
+        stages,
+        activations,
+    )
 
 
-def functions_of(module: nn.Module, shape: tuple[int, ...], groups: tuple[str, ...], dtype: Any) -> tuple:
-    """(init, features, head) of a module with methods `features` and `head`, as a Model has them."""
+def functions_of(
+    module: nn.Module, shape: tuple[int, ...], groups: tuple[str, ...], dtype: Any
+) -> tuple:
+    """(init, features, head) of a module with methods `features` and `head`, as a Model has
+    them."""
 
     def init(key: jax.Array) -> dict:
         # from shapes only: no forward pass is run
@@ -98,14 +129,23 @@ def functions_of(module: nn.Module, shape: tuple[int, ...], groups: tuple[str, .
         }
 
     def features(
-        net: dict, x: jax.Array, *, train: bool = False, mask: jax.Array | None = None, tap: Callable | None = None
+        net: dict,
+        x: jax.Array,
+        *,
+        train: bool = False,
+        mask: jax.Array | None = None,
+        tap: Callable | None = None,
     ) -> tuple[jax.Array, dict]:
         statistics = net.get("batch_stats", {})
         variables = {"params": net["params"], "batch_stats": statistics}
         if not (train and statistics):
-            out: Any = module.apply(variables, x, train=False, mask=mask, tap=tap, method="features")
+            out: Any = module.apply(
+                variables, x, train=False, mask=mask, tap=tap, method="features"
+            )
             return out, statistics
-        out, new = module.apply(variables, x, train=True, mask=mask, tap=tap, method="features", mutable=["batch_stats"])
+        out, new = module.apply(
+            variables, x, train=True, mask=mask, tap=tap, method="features", mutable=["batch_stats"]
+        )
         return out, new["batch_stats"]
 
     def head(net: dict, features: jax.Array) -> jax.Array:
@@ -118,18 +158,24 @@ def functions_of(module: nn.Module, shape: tuple[int, ...], groups: tuple[str, .
 def with_group(model: Model, name: str, init: Callable[[jax.Array], dict]) -> Model:
     """`model` with one more parameter group: a second head, an adjustment matrix, a policy network.
 
-    init: (key) -> dict of arrays, the group's start. The other groups start exactly as without it, and the new one from
-    the key folded with its name, whatever else is added. `features` and `head` pass it by.
+    init: (key) -> dict of arrays, the group's start. The other groups start exactly as without it,
+    and the new one from the key folded with its name, whatever else is added. `features` and `head`
+    pass it by.
 
     >>> import jax.numpy as jnp
     >>> from fedjax_sim.models import build
     >>> plain = build("mlp", (2, 2, 1), 3, hidden=(4,))
     >>> model = with_group(plain, "adjust", lambda key: {"matrix": jnp.eye(4)})
-    >>> model.groups, model.head_group, model.init(jax.random.key(0))["params"]["adjust"]["matrix"].shape
+    >>> model.groups, model.head_group, model.init(jax.random.key(0))["params"]["adjust"][
+    ...     "matrix"
+    ... ].shape
     (('fc1', 'fc', 'adjust'), 'fc', (4, 4))
     """
     if not (isinstance(name, str) and name) or name in model.groups:
-        raise UserError(f"a new group of model '{model.name}' needs a name of its own, not {name!r}; it has {model.groups}")
+        raise UserError(
+            f"a new group of model '{model.name}' needs a name of its own, not {name!r}; it has"
+            f" {model.groups}"
+        )
     start = jax.eval_shape(lambda: init(jax.random.key(0)))
     if not (isinstance(start, dict) and jax.tree.leaves(start)):
         raise UserError(f"the start of group '{name}' must be a dict of arrays, not {start!r}")
@@ -143,7 +189,8 @@ def with_group(model: Model, name: str, init: Callable[[jax.Array], dict]) -> Mo
 
 
 def initial_weights(model: Model, key: jax.Array) -> dict:
-    """`jax.jit(model.init)(key)` to the last bit, compiled for one use (LeNet-5: 0.8 instead of 4.2 s of a processor).
+    """`jax.jit(model.init)(key)` to the last bit, compiled for one use (LeNet-5: 0.8 instead of 4.2
+    s of a processor).
 
     >>> from fedjax_sim.models import build
     >>> net = initial_weights(build("mlp", (2, 2, 1), 3, hidden=(4,)), jax.random.key(0))

@@ -1,4 +1,5 @@
-"""Which models there are and what can be set, in one table. No JAX here: the command line's help reads it."""
+"""Which models there are and what can be set, in one table. No JAX here: the command line's help
+reads it."""
 
 from __future__ import annotations
 
@@ -10,13 +11,16 @@ from fedjax_sim.errors import UserError, lookup
 
 
 class Entry(NamedTuple):
-    """One model: a line of help, the options it takes with their defaults, and its shape if it is a plain network."""
+    """One model: a line of help, the options it takes with their defaults, and its shape if it is a
+    plain network."""
 
     help: str
     options: Mapping[str, Any] = {}
     convs: tuple[tuple[int, int, bool], ...] = ()  # (k, pad, pool) per convolution block
     tokens: bool = False  # its inputs are tokens
-    build: Callable[..., Any] | None = None  # of somebody's own: (shape, classes, *, dtype, conv, **options) -> Model
+    build: Callable[..., Any] | None = (
+        None  # of somebody's own: (shape, classes, *, dtype, conv, **options) -> Model
+    )
 
 
 REGISTRY: dict[str, Entry] = {
@@ -41,10 +45,20 @@ REGISTRY: dict[str, Entry] = {
         {"channels": (32, 32, 64, 64), "hidden": (128,)},
         convs=((3, 1, False), (3, 1, True), (3, 1, False), (3, 1, True)),
     ),
-    "linear": Entry("one linear layer on the flattened example: linear, logistic and softmax regression"),
-    "lstm": Entry("tokens: embedding, LSTM layers, linear head", {"embed": 16, "width": 128, "layers": 1}, tokens=True),
-    "transformer": Entry("tokens: a small causal transformer", {"width": 64, "heads": 4, "layers": 2}, tokens=True),
-    "resnet18": Entry("ResNet-18 with BatchNorm, stem imagenet (7x7) or cifar (3x3)", {"stem": "imagenet"}),
+    "linear": Entry(
+        "one linear layer on the flattened example: linear, logistic and softmax regression"
+    ),
+    "lstm": Entry(
+        "tokens: embedding, LSTM layers, linear head",
+        {"embed": 16, "width": 128, "layers": 1},
+        tokens=True,
+    ),
+    "transformer": Entry(
+        "tokens: a small causal transformer", {"width": 64, "heads": 4, "layers": 2}, tokens=True
+    ),
+    "resnet18": Entry(
+        "ResNet-18 with BatchNorm, stem imagenet (7x7) or cifar (3x3)", {"stem": "imagenet"}
+    ),
 }
 
 
@@ -54,7 +68,11 @@ def _shown(value: Any) -> str:
 
 # name -> one line, with the options as `--set model.OPTION=VALUE` writes them
 def _line(entry: Entry) -> str:
-    return entry.help + (f" [{', '.join(f'{k}={_shown(v)}' for k, v in entry.options.items())}]" if entry.options else "")
+    return entry.help + (
+        f" [{', '.join(f'{k}={_shown(v)}' for k, v in entry.options.items())}]"
+        if entry.options
+        else ""
+    )
 
 
 MODELS: dict[str, str] = {name: _line(entry) for name, entry in REGISTRY.items()}
@@ -65,17 +83,20 @@ def check_inputs(name: str, shape: tuple[int, ...]) -> None:
 
     >>> check_inputs("mlp", (32,))
     Traceback (most recent call last):
-    fedjax_sim.errors.UserError: model 'mlp' is for images or tables, and the data are tokens, 32 each; use lstm, transformer
+    fedjax_sim.errors.UserError: model 'mlp' is for images or tables, and the data are tokens, 32
+    each; use lstm, transformer
     """
     entry = REGISTRY[name]
     fit = [other for other, e in REGISTRY.items() if e.tokens]
     if len(shape) == 1 and not (entry.tokens or entry.build):
         raise UserError(
-            f"model '{name}' is for images or tables, and the data are tokens, {shape[0]} each; use {', '.join(fit)}"
+            f"model '{name}' is for images or tables, and the data are tokens, {shape[0]} each; use"
+            f" {', '.join(fit)}"
         )
     if len(shape) != 1 and entry.tokens:
         raise UserError(
-            f"model '{name}' is for tokens, and the data are images or a table {tuple(shape)}; use mlp, lenet5, …"
+            f"model '{name}' is for tokens, and the data are images or a table {tuple(shape)}; use"
+            " mlp, lenet5, …"
         )
 
 
@@ -85,7 +106,10 @@ def too_small(name: str, shape: tuple[int, int, int]) -> UserError:
     "model 'lenet5' is for images, and a table of 3 features is none; use model mlp"
     """
     if shape[:2] == (1, 1):
-        return UserError(f"model '{name}' is for images, and a table of {shape[2]} features is none; use model mlp")
+        return UserError(
+            f"model '{name}' is for images, and a table of {shape[2]} features is none; use"
+            " model mlp"
+        )
     return UserError(f"images of {shape[0]}x{shape[1]} are too small for model '{name}'")
 
 
@@ -93,22 +117,30 @@ GIVEN = ("dtype", "conv", "activations")  # arguments of a builder that are opti
 
 
 def register_model(name: str, build: Callable[..., Any], help: str = "") -> None:
-    """Make a model of your own known by name: build(shape, classes, *, dtype, conv, **options) -> Model.
+    """Make a model of your own known by name: build(shape, classes, *, dtype, conv, **options) ->
+    Model.
 
-    What it takes beside these, with a default, is an option (`--set model.OPTION=VALUE`); see `models.from_module`. With an
-    argument `activations=None` it can be asked for `--activations bfloat16`.
+    What it takes beside these, with a default, is an option (`--set model.OPTION=VALUE`); see
+    `models.from_module`. With an argument `activations=None` it can be asked for `--activations
+    bfloat16`.
     """
     taken = inspect.signature(build).parameters.values()
     options = {p.name: p.default for p in taken if p.default is not p.empty and p.name not in GIVEN}
-    REGISTRY[name] = Entry(help or (build.__doc__ or "").strip().split("\n")[0], options, build=build)
+    REGISTRY[name] = Entry(
+        help or (build.__doc__ or "").strip().split("\n")[0], options, build=build
+    )
     MODELS[name] = _line(REGISTRY[name])
 
 
-WIDEST, DEEPEST = 2**20, 100  # of hidden layers: a mistyped number is refused before anything is allocated
+WIDEST, DEEPEST = (
+    2**20,
+    100,
+)  # of hidden layers: a mistyped number is refused before anything is allocated
 
 
 def check_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of model `name` with its defaults, or a sentence. Everything `build` names itself is refused too.
+    """The options of model `name` with its defaults, or a sentence. Everything `build` names itself
+    is refused too.
 
     >>> check_options("mlp", {"hidden": [200, 100]})
     {'hidden': (200, 100)}
@@ -120,7 +152,10 @@ def check_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     allowed = entry.options
     for option in options:
         if option not in allowed:
-            raise UserError(f"model '{name}' has no option '{option}'; allowed: {', '.join(sorted(allowed)) or 'none'}")
+            raise UserError(
+                f"model '{name}' has no option '{option}'; allowed:"
+                f" {', '.join(sorted(allowed)) or 'none'}"
+            )
     chosen = {**allowed, **options}
     if entry.build is not None:
         return chosen  # somebody's own: its builder says what its options mean
@@ -138,8 +173,17 @@ def widths(what: str, value: Any, count: int = 0) -> tuple[int, ...]:
     ((200, 100), (64,))
     """
     try:
-        parts = value.split("x") if isinstance(value, str) else value if isinstance(value, (tuple, list)) else [value]
-        if not all((isinstance(n, str) and n.isascii() and n.isdigit() and len(n) < 20) or n == int(n) for n in parts):
+        parts = (
+            value.split("x")
+            if isinstance(value, str)
+            else value
+            if isinstance(value, (tuple, list))
+            else [value]
+        )
+        if not all(
+            (isinstance(n, str) and n.isascii() and n.isdigit() and len(n) < 20) or n == int(n)
+            for n in parts
+        ):
             raise ValueError  # 2.5, nan, words
         if any(isinstance(n, bool) for n in parts):
             raise ValueError
@@ -151,6 +195,7 @@ def widths(what: str, value: Any, count: int = 0) -> tuple[int, ...]:
     except (TypeError, ValueError, OverflowError):
         shown = repr(value) if len(repr(value)) < 60 else repr(value)[:57] + "..."
         raise UserError(
-            f"{what} are {count or f'1 to {DEEPEST}'} integers from 1 to {WIDEST}, joined by x, not {shown}"
+            f"{what} are {count or f'1 to {DEEPEST}'} integers from 1 to {WIDEST}, joined by x, not"
+            f" {shown}"
         ) from None
     return found

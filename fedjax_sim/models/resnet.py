@@ -19,7 +19,8 @@ STEMS = ("imagenet", "cifar")
 
 
 class Stem(nn.Module):
-    """`imagenet`: conv 7x7/2, BatchNorm, ReLU, max-pool 3x3/2; `cifar`: conv 3x3, BatchNorm, ReLU."""
+    """`imagenet`: conv 7x7/2, BatchNorm, ReLU, max-pool 3x3/2; `cifar`: conv 3x3, BatchNorm,
+    ReLU."""
 
     stem: str
     conv: str
@@ -35,7 +36,8 @@ class Stem(nn.Module):
 
 
 class Block(nn.Module):
-    """`relu(bn(conv(relu(bn(conv(x))))) + shortcut(x))`; a 1x1 convolution as shortcut if shapes differ."""
+    """`relu(bn(conv(relu(bn(conv(x))))) + shortcut(x))`; a 1x1 convolution as shortcut if shapes
+    differ."""
 
     channels: int
     stride: int
@@ -46,8 +48,19 @@ class Block(nn.Module):
     @nn.compact
     def __call__(self, x, train, rows):
         def conv_bn(x, k, stride, name):
-            x = Conv(self.channels, k, stride, k // 2, self.conv, self.dtype, self.activations, name=f"conv{name}")(x)
-            return kept(BatchNorm(self.dtype, name=f"bn{name}")(full(x), train, rows(x)), self.activations)
+            x = Conv(
+                self.channels,
+                k,
+                stride,
+                k // 2,
+                self.conv,
+                self.dtype,
+                self.activations,
+                name=f"conv{name}",
+            )(x)
+            return kept(
+                BatchNorm(self.dtype, name=f"bn{name}")(full(x), train, rows(x)), self.activations
+            )
 
         y = nn.relu(conv_bn(x, 3, self.stride, "1"))
         y = conv_bn(y, 3, 1, "2")
@@ -67,8 +80,12 @@ class Stage(nn.Module):
 
     @nn.compact
     def __call__(self, x, train, rows):
-        x = Block(self.channels, self.stride, self.conv, self.dtype, self.activations, name="block1")(x, train, rows)
-        return Block(self.channels, 1, self.conv, self.dtype, self.activations, name="block2")(x, train, rows)
+        x = Block(
+            self.channels, self.stride, self.conv, self.dtype, self.activations, name="block1"
+        )(x, train, rows)
+        return Block(self.channels, 1, self.conv, self.dtype, self.activations, name="block2")(
+            x, train, rows
+        )
 
 
 class ResNet18(nn.Module):
@@ -83,14 +100,22 @@ class ResNet18(nn.Module):
     def setup(self):
         self.stem = Stem(self.stem_kind, self.conv, self.dtype, self.activations)
         for i, channels in enumerate(WIDTHS, 1):
-            setattr(self, f"stage{i}", Stage(channels, 1 if i == 1 else 2, self.conv, self.dtype, self.activations))
+            setattr(
+                self,
+                f"stage{i}",
+                Stage(channels, 1 if i == 1 else 2, self.conv, self.dtype, self.activations),
+            )
         self.fc = Linear(self.classes, self.dtype, self.activations)
 
     def features(self, x, train=False, mask=None, tap=None):
         """`[B,H,W,C] -> [B,512]`."""
 
         def rows(x):  # the mask repeated over the map: [B·h·w]
-            return None if mask is None else jnp.repeat(mask.astype(self.dtype), x.shape[1] * x.shape[2])
+            return (
+                None
+                if mask is None
+                else jnp.repeat(mask.astype(self.dtype), x.shape[1] * x.shape[2])
+            )
 
         x = kept(x.astype(self.dtype), self.activations)
         for name in ("stem", *(f"stage{i}" for i in range(1, 5))):
@@ -108,7 +133,13 @@ class ResNet18(nn.Module):
 
 
 def build_resnet18(
-    shape: tuple[int, int, int], classes: int, *, dtype: Any, conv: str, activations: Any = None, stem: str = "imagenet"
+    shape: tuple[int, int, int],
+    classes: int,
+    *,
+    dtype: Any,
+    conv: str,
+    activations: Any = None,
+    stem: str = "imagenet",
 ) -> Model:
     """The record of ResNet-18; `build("resnet18", …)` calls this."""
     if stem not in STEMS:

@@ -1,11 +1,13 @@
 """Models of tokens: `lstm` and a small causal `transformer`, as functions of one client's weights.
 
-x [B, T] of whole numbers below the vocabulary -> features [B, T, d], each of what stands there and before it, and the linear
-head `fc` makes logits [B, T, C] of them; for one target per example (`places=False`) the features are of the last place.
+x [B, T] of whole numbers below the vocabulary -> features [B, T, d], each of what stands there and
+before it, and the linear head `fc` makes logits [B, T, C] of them; for one target per example
+(`places=False`) the features are of the last place.
 
-Small vocabularies are embedded by a product with one-hot rows, whose gradient is a product too: no scatter, and all clients'
-tables side by side in one operation. The LSTM's weights get their gradient from one product over all places after the scan
-(`recur`), not from a sum that the scan carries.
+Small vocabularies are embedded by a product with one-hot rows, whose gradient is a product too: no
+scatter, and all clients' tables side by side in one operation. The LSTM's weights get their
+gradient from one product over all places after the scan (`recur`), not from a sum that the scan
+carries.
 """
 
 from __future__ import annotations
@@ -65,7 +67,12 @@ def as_tokens_model(
         return {"params": {g: params[g] for g in groups}, "batch_stats": {}}
 
     def features(
-        net: dict, x: Array, *, train: bool = False, mask: Array | None = None, tap: Callable | None = None
+        net: dict,
+        x: Array,
+        *,
+        train: bool = False,
+        mask: Array | None = None,
+        tap: Callable | None = None,
     ) -> tuple[Array, dict]:
         found = hidden(net["params"], x.astype(jnp.int32))
         return (found if places else found[:, -1]), net.get("batch_stats", {})
@@ -76,7 +83,7 @@ def as_tokens_model(
     return Model(name, start, features, head, groups, HEAD, (HEAD,), width, classes, shape, ())
 
 
-# ---- LSTM -----------------------------------------------------------------------------------------------------------
+# ---- LSTM ----------------------------------------------------------------------------------------
 def _cell(z: Array, c: Array) -> tuple[Array, Array, tuple[Array, ...]]:
     i, f, g, o = jnp.split(z, 4, -1)
     i, f, g, o = jax.nn.sigmoid(i), jax.nn.sigmoid(f), jnp.tanh(g), jax.nn.sigmoid(o)
@@ -97,7 +104,8 @@ def _forward(inputs: Array, recurrent: Array) -> tuple[Array, Array, tuple[Array
 
 @jax.custom_vjp
 def recur(inputs: Array, recurrent: Array) -> Array:
-    """What an LSTM's places say, h [T, B, h], of its inputs' part of the gates [T, B, 4h]; gates i, f, g, o."""
+    """What an LSTM's places say, h [T, B, h], of its inputs' part of the gates [T, B, 4h]; gates i,
+    f, g, o."""
     return _forward(inputs, recurrent)[0]
 
 
@@ -117,7 +125,13 @@ def _recur_backward(kept: tuple, slope: Array) -> tuple[Array, Array]:
         dh = dh + slope
         dc = dc + dh * o * (1 - t * t)
         dz = jnp.concatenate(
-            [dc * g * i * (1 - i), dc * earlier * f * (1 - f), dc * i * (1 - g * g), dh * t * o * (1 - o)], -1
+            [
+                dc * g * i * (1 - i),
+                dc * earlier * f * (1 - f),
+                dc * i * (1 - g * g),
+                dh * t * o * (1 - o),
+            ],
+            -1,
         )
         return (dz @ recurrent.T, dc * f), dz
 
@@ -146,7 +160,9 @@ def build_lstm(
 
     def init(key: Array) -> dict:
         keys = jax.random.split(key, layers + 2)
-        params: dict[str, Any] = {"embed": {"table": jax.random.normal(keys[0], (vocabulary, embed_width), dtype)}}
+        params: dict[str, Any] = {
+            "embed": {"table": jax.random.normal(keys[0], (vocabulary, embed_width), dtype)}
+        }
         bound = 1 / math.sqrt(width)
         for i, name in enumerate(names):
             a, b, c = jax.random.split(keys[i + 1], 3)
@@ -166,10 +182,12 @@ def build_lstm(
             h = recur(apply(params[name], h), params[name]["recurrent"])
         return h.swapaxes(0, 1)
 
-    return as_tokens_model("lstm", shape, classes, width, init, hidden, ("embed", *names, HEAD), places)
+    return as_tokens_model(
+        "lstm", shape, classes, width, init, hidden, ("embed", *names, HEAD), places
+    )
 
 
-# ---- transformer ----------------------------------------------------------------------------------------------------
+# ---- transformer ---------------------------------------------------------------------------------
 def normed(x: Array, layer: dict[str, Array] | None = None) -> Array:
     """Layer normalisation over the last axis, with a scale and a shift where there is a layer."""
     centred = x - x.mean(-1, keepdims=True)
@@ -180,7 +198,9 @@ def normed(x: Array, layer: dict[str, Array] | None = None) -> Array:
 def attend(qkv: Array, heads: int) -> Array:
     """Causal attention: [B, T, 3d] -> [B, T, d]."""
     batch, length, wide = qkv.shape
-    q, k, v = (a.reshape(batch, length, heads, -1).swapaxes(1, 2) for a in jnp.split(qkv, 3, -1))  # [B, H, T, d/H]
+    q, k, v = (
+        a.reshape(batch, length, heads, -1).swapaxes(1, 2) for a in jnp.split(qkv, 3, -1)
+    )  # [B, H, T, d/H]
     scores = q @ k.swapaxes(-1, -2) / math.sqrt(q.shape[-1])
     seen = jnp.tril(jnp.ones((length, length), bool))
     weights = jax.nn.softmax(jnp.where(seen, scores, jnp.finfo(scores.dtype).min), -1)
@@ -188,18 +208,33 @@ def attend(qkv: Array, heads: int) -> Array:
 
 
 def build_transformer(
-    shape: tuple[int, ...], classes: int, *, dtype: Any, vocabulary: int, places: bool, width: int, heads: int, layers: int
+    shape: tuple[int, ...],
+    classes: int,
+    *,
+    dtype: Any,
+    vocabulary: int,
+    places: bool,
+    width: int,
+    heads: int,
+    layers: int,
 ) -> Model:
-    """Embedding with places, `layers` blocks (normalised before attention and before two linear layers), linear head."""
+    """Embedding with places, `layers` blocks (normalised before attention and before two linear
+    layers), linear head."""
     if width % heads:
-        raise UserError(f"a transformer of width {width} cannot be cut into {heads} heads; the width must be a multiple")
+        raise UserError(
+            f"a transformer of width {width} cannot be cut into {heads} heads; the width must be a"
+            " multiple"
+        )
     names = tuple(f"block{i}" for i in range(1, layers + 1))
 
     def init(key: Array) -> dict:
         keys = jax.random.split(key, layers + 3)
         small = lambda key, shape: 0.02 * jax.random.normal(key, shape, dtype)
         params: dict[str, Any] = {
-            "embed": {"table": small(keys[0], (vocabulary, width)), "place": small(keys[1], (shape[0], width))}
+            "embed": {
+                "table": small(keys[0], (vocabulary, width)),
+                "place": small(keys[1], (shape[0], width)),
+            }
         }
         norm = lambda: {"scale": jnp.ones(width, dtype), "shift": jnp.zeros(width, dtype)}
         for i, name in enumerate(names):
@@ -223,15 +258,22 @@ def build_transformer(
             h = h + apply(p["down"], jax.nn.gelu(apply(p["up"], normed(h, p["norm2"]))))
         return normed(h)
 
-    return as_tokens_model("transformer", shape, classes, width, init, hidden, ("embed", *names, HEAD), places)
+    return as_tokens_model(
+        "transformer", shape, classes, width, init, hidden, ("embed", *names, HEAD), places
+    )
 
 
-def build_tokens_model(name: str, shape: tuple[int, ...], classes: int, options: dict[str, Any], **more: Any) -> Model:
+def build_tokens_model(
+    name: str, shape: tuple[int, ...], classes: int, options: dict[str, Any], **more: Any
+) -> Model:
     """`lstm` or `transformer` for sequences of length `shape[0]`."""
     sizes = {k: v for k, v in options.items() if k != "embed"}
     for option, value in options.items():
         if not 1 <= value <= 2**16:
-            raise UserError(f"model.{option}={value} of model '{name}' is not allowed; use a whole number from 1 to {2**16}")
+            raise UserError(
+                f"model.{option}={value} of model '{name}' is not allowed; use a whole number from"
+                f" 1 to {2**16}"
+            )
     if name == "lstm":
         return build_lstm(shape, classes, embed_width=options["embed"], **sizes, **more)
     return build_transformer(shape, classes, **sizes, **more)

@@ -1,13 +1,16 @@
-"""3x3 convolution, padding 1, of maps so small that a few Winograd tiles cover them (ResNet on small images).
+"""3x3 convolution, padding 1, of maps so small that a few Winograd tiles cover them (ResNet on
+small images).
 
-With zeros outside the map a tile needs fewer products than Winograd's general one: for two neighbours
+With zeros outside the map a tile needs fewer products than Winograd's general one: for two
+neighbours
 
     y₀ = x₀g₁ + x₁g₂ = (x₀+x₁)g₁ + x₁(g₂-g₁),     y₁ = x₀g₀ + x₁g₁ = (x₀+x₁)g₁ + x₀(g₀-g₁):
 
-three products instead of four, nine GEMMs `[B,ci] @ [ci,co]` for a 2x2 map where patches multiply 36 times.
-A 4x4 map is one tile of F(4x4,3x3): 36 GEMMs where patches multiply 144 times. An 8x8 map is four of them, with the four
-tiles in the rows of each GEMM. The transforms are products with small constant matrices over whole maps, which XLA
-neither recomputes nor cuts in slices, and no patches are built. All for ONE client.
+three products instead of four, nine GEMMs `[B,ci] @ [ci,co]` for a 2x2 map where patches multiply
+36 times. A 4x4 map is one tile of F(4x4,3x3): 36 GEMMs where patches multiply 144 times. An 8x8 map
+is four of them, with the four tiles in the rows of each GEMM. The transforms are products with
+small constant matrices over whole maps, which XLA neither recomputes nor cuts in slices, and no
+patches are built. All for ONE client.
 """
 
 from __future__ import annotations
@@ -27,10 +30,12 @@ SIZES = (2, 4, 8)
 
 @cache
 def tile_matrices(size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """`A [tiles,n,size], G [n,3], Bt [tiles,n,size]` with `y = Σ_tiles Aᵀ((G g) ⊙ (Bt x))` for a row with zeros around.
+    """`A [tiles,n,size], G [n,3], Bt [tiles,n,size]` with `y = Σ_tiles Aᵀ((G g) ⊙ (Bt x))` for a
+    row with zeros around.
 
     >>> A, G, Bt = tile_matrices(2)
-    >>> (A[0].T @ ((G @ [1.0, 2.0, 3.0]) * (Bt[0] @ [1.0, 10.0]))).tolist()        # [1·2 + 10·3, 1·1 + 10·2]
+    >>> # [1·2 + 10·3, 1·1 + 10·2]
+    >>> (A[0].T @ ((G @ [1.0, 2.0, 3.0]) * (Bt[0] @ [1.0, 10.0]))).tolist()
     [32.0, 21.0]
     """
     if size == 2:
@@ -49,7 +54,8 @@ def tile_matrices(size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def in_two_dimensions(matrix: np.ndarray) -> np.ndarray:
-    """`[tiles,n,size]` of a row -> `[n·n·tiles·tiles, size·size]` of a map, ordered by product, then by tile."""
+    """`[tiles,n,size]` of a row -> `[n·n·tiles·tiles, size·size]` of a map, ordered by product,
+    then by tile."""
     tiles, n, size = matrix.shape
     return np.einsum("tpi,uqj->pqtuij", matrix, matrix).reshape(n * n * tiles * tiles, size * size)
 
@@ -60,7 +66,8 @@ def fits_tiles(x: jax.Array, k: int, stride: int, pad: int) -> bool:
 
 
 def tiles_conv(x: jax.Array, w: jax.Array) -> jax.Array:
-    """The 3x3 convolution with padding 1 of `x [B,H,H,ci]`, H = 2, 4 or 8, `w [3,3,ci,co]` -> `[B,H,H,co]`.
+    """The 3x3 convolution with padding 1 of `x [B,H,H,ci]`, H = 2, 4 or 8, `w [3,3,ci,co]` ->
+    `[B,H,H,co]`.
 
     >>> tiles_conv(jnp.ones((1, 2, 2, 1)), jnp.ones((3, 3, 1, 1))).ravel().tolist()
     [4.0, 4.0, 4.0, 4.0]
@@ -69,8 +76,11 @@ def tiles_conv(x: jax.Array, w: jax.Array) -> jax.Array:
     co = w.shape[3]
     A, G, Bt = tile_matrices(H)
     n = len(G) ** 2
-    # settled where parts are joined: XLA turns the product with a concatenation into a sum of products
-    v = settled(transform(in_two_dimensions(Bt), x.transpose(1, 2, 0, 3).reshape(H * H, B * ci)))  # [n·tiles², B·ci]
+    # settled where parts are joined: XLA turns the product with a concatenation into a sum of
+    # products
+    v = settled(
+        transform(in_two_dimensions(Bt), x.transpose(1, 2, 0, 3).reshape(H * H, B * ci))
+    )  # [n·tiles², B·ci]
     u = settled(transform(np.kron(G, G), w.reshape(9, ci * co)))  # [n, ci·co]
     m = [
         patch_product(vi.reshape(-1, ci), ui.reshape(ci, co))  # [tiles²·B, co]

@@ -4,7 +4,8 @@ In one dimension F(m, r) gives m outputs of an r-tap filter with n = m+r-1 produ
 
     y = Aᵀ [ (G g) ⊙ (Bᵀ d) ],      d: n inputs, g: r taps;
 
-nested in two dimensions, and summed over channels, the products become n·n GEMMs. All for ONE client.
+nested in two dimensions, and summed over channels, the products become n·n GEMMs. All for ONE
+client.
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ from fedjax_sim.models.conv_forms import pad_to_blocks
 from fedjax_sim.models.pool import relu_max, settle, settled, settled_both
 from fedjax_sim.models.products import patch_product
 
-POINTS = {4: (0.0, 1.0, -1.0), 6: (0.0, 1.0, -1.0, 0.5, -0.5)}  # and infinity; chosen for small constants
+POINTS = {
+    4: (0.0, 1.0, -1.0),
+    6: (0.0, 1.0, -1.0, 0.5, -0.5),
+}  # and infinity; chosen for small constants
 
 
 @cache
@@ -63,8 +67,9 @@ def transform(matrix: np.ndarray, x: jax.Array) -> jax.Array:
 def winograd_pool(x: jax.Array, w: jax.Array, b: jax.Array) -> jax.Array:
     """`relu(max_pool2(conv(x, w) + b))` by F(2x2, kxk), k = 3 or 5, no padding.
 
-    A tile is a pooling window: (k+1)² GEMMs `[B·h·v, ci] @ [ci, co]`, 2.8x (k=5) or 2.25x (k=3) fewer
-    multiplications. They are separate GEMMs because XLA-CPU runs one batched product twice as slowly.
+    A tile is a pooling window: (k+1)² GEMMs `[B·h·v, ci] @ [ci, co]`, 2.8x (k=5) or 2.25x (k=3)
+    fewer multiplications. They are separate GEMMs because XLA-CPU runs one batched product twice as
+    slowly.
     """
     k, _, ci, co = w.shape
     B, H, W, _ = x.shape

@@ -1,1 +1,2 @@
-"""The Python forms of the commands, and what a notebook shows: tables, pictures, comparisons, sweeps."""
+"""The Python forms of the commands, and what a notebook shows: tables, pictures, comparisons,
+sweeps."""

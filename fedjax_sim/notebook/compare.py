@@ -1,4 +1,5 @@
-"""`fs.compare`: the Python form of `fedjax-sim compare`, with data, models and methods of one's own."""
+"""`fs.compare`: the Python form of `fedjax-sim compare`, with data, models and methods of one's
+own."""
 
 from __future__ import annotations
 
@@ -36,14 +37,18 @@ class Comparison:
     out: pathlib.Path | None = None
 
     def __repr__(self) -> str:
-        return "\n".join([describe.results_table(self._summaries()), *describe.differing_lines(self.differs)])
+        return "\n".join(
+            [describe.results_table(self._summaries()), *describe.differing_lines(self.differs)]
+        )
 
     def _repr_html_(self) -> str:
         """The same in a notebook: a table, and below it what a reader must not miss."""
         told = self._summaries()
         said = [*describe.rows_lines(told), *(line for s in told for line in describe.warnings(s))]
         lines = [html.escape(line) for line in (*said, *describe.differing_lines(self.differs))]
-        return as_html(describe.results_cells(told)) + (f"<p>{'<br>'.join(lines)}</p>" if lines else "")
+        return as_html(describe.results_cells(told)) + (
+            f"<p>{'<br>'.join(lines)}</p>" if lines else ""
+        )
 
     def _summaries(self) -> list[dict[str, Any]]:
         return [r.summary | {"method": e} for e, r in zip(self.entries, self.results, strict=True)]
@@ -51,7 +56,9 @@ class Comparison:
     @property
     def differs(self) -> dict[str, dict[str, Any]]:
         """{setting: {entry: value}} of what the entries do not have in common, whoever chose it."""
-        return describe.differing({e: r.setup for e, r in zip(self.entries, self.results, strict=True)})
+        return describe.differing(
+            {e: r.setup for e, r in zip(self.entries, self.results, strict=True)}
+        )
 
     def table(self) -> Rows:
         """A row per entry and seed: every figure of its summary."""
@@ -79,10 +86,12 @@ def compare(
     log: str | Sequence[Any] = (),
     **options: Any,
 ) -> Comparison:
-    """Several methods on the same partition, initial weights and cohorts; the Python form of `fedjax-sim compare`.
+    """Several methods on the same partition, initial weights and cohorts; the Python form of
+    `fedjax-sim compare`.
 
-    methods: names, with options of their own as in "fedprox:mu=0.1,lr=0.05", or Methods. Everything else as in `run`.
-    seeds: runs with seeds s, s+1, …; out: run directories and compare.csv, .json, .md, .tex; what was begun goes on.
+    methods: names, with options of their own as in "fedprox:mu=0.1,lr=0.05", or Methods. Everything
+    else as in `run`. seeds: runs with seeds s, s+1, …; out: run directories and compare.csv, .json,
+    .md, .tex; what was begun goes on.
 
     >>> both = compare("fedavg", "fedprox:mu=0.1", model="mlp", clients=4, rounds=1, epochs=1)
     >>> [row["method"] for row in both.table()]
@@ -93,7 +102,12 @@ def compare(
     if isinstance(seeds, bool) or not isinstance(seeds, int) or seeds < 1:
         raise UserError(f"seeds {seeds!r} is not allowed; use a whole number of 1 or more")
     folder = pathlib.Path(out) if out is not None else None
-    if folder is not None and exists(folder) and not manifest.empty(folder) and not is_comparison(folder):
+    if (
+        folder is not None
+        and exists(folder)
+        and not manifest.empty(folder)
+        and not is_comparison(folder)
+    ):
         raise UserError(f"output directory '{folder}' exists already; choose another out")
     feds, sinks = Federations(), sinks_of(callback, log)
     ready: dict[str, list[Any]] = {}
@@ -114,7 +128,9 @@ def compare(
     for entry, setups in ready.items():
         if folder is not None:
             args = argparse.Namespace(seeds=seeds, seeds_mode="loop")
-            speech: dict[str, Any] = dict(progress=progress, sinks=sinks, say=print, again="the same call of compare")
+            speech: dict[str, Any] = dict(
+                progress=progress, sinks=sinks, say=print, again="the same call of compare"
+            )
             runs = execute_all(setups, args, folder / folder_of(entry), **speech)
         elif len(setups) > 1:
             runs = [execute(s, None, progress=progress, sinks=sinks) for s in setups]
@@ -136,5 +152,8 @@ def read(given: Any) -> tuple[str, Any, dict[str, Any]]:
     method, own = read_entry(given)
     for name in own:
         if name.replace("_", "-") in OF_THE_COMMAND:
-            raise UserError(f"'{name}' is an option of the whole comparison, not of one run; give it as {name}=…")
+            raise UserError(
+                f"'{name}' is an option of the whole comparison, not of one run; give it as"
+                f" {name}=…"
+            )
     return given, method, own

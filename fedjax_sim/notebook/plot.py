@@ -40,7 +40,14 @@ def as_table(rows: Sequence[dict[str, Any]]) -> Table:
 def as_run(result: Any) -> Run:
     """A Result as `report` reads a run directory."""
     path = result.out or pathlib.Path(result.summary["method"])
-    return Run(path, result.setup.config.to_json(), as_table(result.rounds), as_table(result.rows), {}, result.summary)
+    return Run(
+        path,
+        result.setup.config.to_json(),
+        as_table(result.rounds),
+        as_table(result.rows),
+        {},
+        result.summary,
+    )
 
 
 @contextlib.contextmanager
@@ -49,21 +56,28 @@ def own_drawing() -> Iterator[None]:
     try:
         import matplotlib
     except ImportError:
-        raise UserError("figures need matplotlib; install it with: pip install 'fedjax-sim[report]'") from None
+        raise UserError(
+            "figures need matplotlib; install it with: pip install 'fedjax-sim[report]'"
+        ) from None
     backend = matplotlib.get_backend()
     with matplotlib.rc_context():
         yield
     matplotlib.use(backend)
 
 
-def curves(results: Sequence[Any], path: str | pathlib.Path | None = None, against: str = "rounds") -> Picture:
-    """Accuracy of results against rounds or bytes; seeds of one method together. path: written there as PNG and PDF."""
+def curves(
+    results: Sequence[Any], path: str | pathlib.Path | None = None, against: str = "rounds"
+) -> Picture:
+    """Accuracy of results against rounds or bytes; seeds of one method together. path: written
+    there as PNG and PDF."""
     lookup("axis", against, dict.fromkeys(AGAINST))
     groups = grouped([as_run(result) for result in results])
     if not drawn.measured(groups):
         raise UserError("there is no accuracy to draw: the run has no evaluated round")
     with own_drawing(), tempfile.TemporaryDirectory() as folder:
-        target = pathlib.Path(folder) / "curves" if path is None else pathlib.Path(path).with_suffix("")
+        target = (
+            pathlib.Path(folder) / "curves" if path is None else pathlib.Path(path).with_suffix("")
+        )
         target.parent.mkdir(parents=True, exist_ok=True)
         files = drawn.accuracy(groups, target, against)
         png = next(file for file in files if file.suffix == ".png").read_bytes()

@@ -34,11 +34,15 @@ class Step:
     setup: Setup
 
     def __repr__(self) -> str:
-        return f"Step(round {self.round}: {len(self.ids)} uploads, training loss {self.log['train_loss']:.4g})"
+        return (
+            f"Step(round {self.round}: {len(self.ids)} uploads, training loss"
+            f" {self.log['train_loss']:.4g})"
+        )
 
     @property
     def server(self) -> Tree:
-        """The server's state after the round: by convention a record with the common model in `net`."""
+        """The server's state after the round: by convention a record with the common model in
+        `net`."""
         return layouts.as_numpy(self.state.server)
 
     @functools.cached_property
@@ -47,22 +51,27 @@ class Step:
         return predictor.global_net(self.setup.simulation, self.state)
 
     def personal(self, client: int) -> Tree:
-        """ONE client's own predictor after the round: a net, or what the method's `predict` reads."""
+        """ONE client's own predictor after the round: a net, or what the method's `predict`
+        reads."""
         return predictor.personal(self.setup.simulation, self.state, client)
 
     def upload(self, client: int) -> Tree:
         """What `client` handed over in this round."""
         places = np.flatnonzero(self.ids == client)
         if not len(places):
-            raise UserError(f"client {client} did not report in round {self.round}; those who did: {self.ids.tolist()}")
+            raise UserError(
+                f"client {client} did not report in round {self.round}; those who did:"
+                f" {self.ids.tolist()}"
+            )
         return jax.tree.map(lambda a: a[places[0]], self.uploads)
 
 
 def rounds(method: Any = "fedavg", fed: Any = None, **options: Any) -> Iterator[Step]:
-    """The rounds of a run one by one: `for step in fs.rounds("fedavg", fed, rounds=3): step.uploads`.
+    """The rounds of a run one by one: `for step in fs.rounds("fedavg", fed, rounds=3):
+    step.uploads`.
 
-    The arguments are those of `run`, and so are the numbers; nothing is written or evaluated. All uploads of a round are
-    in memory at once.
+    The arguments are those of `run`, and so are the numbers; nothing is written or evaluated. All
+    uploads of a round are in memory at once.
 
     >>> steps = list(rounds("fedavg", model="mlp", clients=4, participation=1, rounds=2, epochs=1))
     >>> [step.round for step in steps], steps[0].uploads["params"]["fc"]["bias"].shape
@@ -70,7 +79,10 @@ def rounds(method: Any = "fedavg", fed: Any = None, **options: Any) -> Iterator[
     """
     setup = set_up(method, fed, **options)  # mistakes are said here, not at the first step
     if setup.config.state_on == "host":
-        raise UserError("rounds keeps all clients' rows on the device; state-on 'host' is not possible here, use device")
+        raise UserError(
+            "rounds keeps all clients' rows on the device; state-on 'host' is not possible here,"
+            " use device"
+        )
     return steps_of(setup)
 
 
@@ -86,7 +98,9 @@ def steps_of(setup: Setup) -> Iterator[Step]:
     with floats(setup.config.dtype):
         state, data = layouts.place(sim.layout, setup.first_state(), sim.data)
     for number in range(1, setup.config.rounds + 1):
-        with floats(setup.config.dtype):  # not around the yield: what the caller does there is its own
+        with floats(
+            setup.config.dtype
+        ):  # not around the yield: what the caller does there is its own
             state, *told = program(state, data)
         log, ids, ok, weights, nets = layouts.as_numpy(told)
         recorder.add_rounds({name: value[None] for name, value in log.items()}, 1)

@@ -1,4 +1,5 @@
-"""Rows that show themselves: text in a console, a table in a notebook, a DataFrame where pandas is installed."""
+"""Rows that show themselves: text in a console, a table in a notebook, a DataFrame where pandas is
+installed."""
 
 from __future__ import annotations
 
@@ -51,7 +52,9 @@ class Rows(list):
         """Text, the head first; of many rows the first and the last."""
         half = MOST // 2
         rows: Sequence[Any] = self if len(self) <= MOST else [*self[:half], {}, *self[-half:]]
-        text = lambda row: [cell(row.get(name)) for name in self.names()] if row else ["…"] * len(self.names())
+        text = lambda row: (
+            [cell(row.get(name)) for name in self.names()] if row else ["…"] * len(self.names())
+        )
         return [self.names(), *map(text, rows)]
 
     def __repr__(self) -> str:

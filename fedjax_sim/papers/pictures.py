@@ -1,4 +1,5 @@
-"""The papers' figures, drawn by the functions of the report where it has them: NAME -> what is drawn of the cells."""
+"""The papers' figures, drawn by the functions of the report where it has them: NAME -> what is
+drawn of the cells."""
 
 from __future__ import annotations
 
@@ -20,7 +21,9 @@ class Wanted(NamedTuple):
     groups: Sequence[Group]  # a panel per scene, a colour per label
     client: int = 0  # whose picture, where it is one client's
     column: str = ""  # which accuracy; '': all there are
-    states: Mapping[pathlib.Path, Mapping[str, np.ndarray]] = {}  # run directory -> leaves of its last state
+    states: Mapping[
+        pathlib.Path, Mapping[str, np.ndarray]
+    ] = {}  # run directory -> leaves of its last state
 
 
 class Picture(NamedTuple):
@@ -29,7 +32,9 @@ class Picture(NamedTuple):
     leaves: tuple[str, ...] = ()  # of the state
 
 
-def against(wanted: Wanted, path: pathlib.Path, setting: str = "participation") -> list[pathlib.Path]:
+def against(
+    wanted: Wanted, path: pathlib.Path, setting: str = "participation"
+) -> list[pathlib.Path]:
     """The last accuracy of every row against the share of clients in a round."""
     plt, look = style.drawing(), style.looks(labels(wanted.groups))
     figure, axes = style.panels(plt, 1)
@@ -38,7 +43,16 @@ def against(wanted: Wanted, path: pathlib.Path, setting: str = "participation") 
         told = {number_in(g.runs[0].config[setting]) or 0.0: lasts(g, wanted.column) for g in mine}
         x = sorted(at for at, values in told.items() if len(values))
         means, errors = [told[at].mean() for at in x], [float(spread(told[at])) for at in x]
-        axes[0].errorbar(x, means, errors, marker="o", markersize=4, capsize=2, label=style.safe(label), **look[label])
+        axes[0].errorbar(
+            x,
+            means,
+            errors,
+            marker="o",
+            markersize=4,
+            capsize=2,
+            label=style.safe(label),
+            **look[label],
+        )
     axes[0].set(xlabel="share of clients in a round", ylabel="accuracy (%)")
     style.legend(figure, axes)
     return style.save(plt, figure, path)
@@ -54,7 +68,8 @@ EMBEDDED, WHO, HEADS = "server.embedded", "server.previous", "clients.own.featur
 
 
 def embeddings(wanted: Wanted, path: pathlib.Path) -> list[pathlib.Path]:
-    """Heads of the last round's participants in two dimensions: left by the encoder, right by PCA of the projected heads.
+    """Heads of the last round's participants in two dimensions: left by the encoder, right by PCA
+    of the projected heads.
 
     A colour per set of labels; silhouettes are of all dimensions.
     """
@@ -69,7 +84,12 @@ def embeddings(wanted: Wanted, path: pathlib.Path) -> list[pathlib.Path]:
         for axis, name, points in ((left, "encoder", state[EMBEDDED]), (right, "PCA", heads)):
             flat = two_dimensions(points)
             for one in np.unique(group):
-                axis.plot(*flat[group == one].T, "o", color=style.COLOURS[one % len(style.COLOURS)], markersize=5)
+                axis.plot(
+                    *flat[group == one].T,
+                    "o",
+                    color=style.COLOURS[one % len(style.COLOURS)],
+                    markersize=5,
+                )
             style.title(axis, g.scene, f"{name}: silhouette {silhouette(points, group):.2f}")
     return style.save(plt, figure, path)
 
@@ -82,7 +102,8 @@ def two_dimensions(points: np.ndarray) -> np.ndarray:
 
 
 def silhouette(points: np.ndarray, group: np.ndarray) -> float:
-    """Mean over points of (b - a) / max(a, b): a, b the mean distances to its own and to the nearest other group.
+    """Mean over points of (b - a) / max(a, b): a, b the mean distances to its own and to the
+    nearest other group.
 
     >>> round(silhouette(np.array([[0.0], [0.1], [5.0], [5.1]]), np.array([0, 0, 1, 1])), 2)
     0.98
@@ -102,25 +123,44 @@ runs = lambda w: [run for g in w.groups for run in g.runs]
 PICTURES: dict[str, Picture] = {
     "accuracy": Picture(
         lambda w, path: curves.accuracy(w.groups, path, columns=[w.column] if w.column else None),
-        lambda w: any(len(run.points(w.column)[0]) for run in runs(w)) if w.column else curves.measured(w.groups),
+        lambda w: (
+            any(len(run.points(w.column)[0]) for run in runs(w))
+            if w.column
+            else curves.measured(w.groups)
+        ),
     ),
     "against": Picture(against, lambda w: any(len(lasts(g, w.column)) for g in w.groups)),
     "communication": Picture(lambda w, path: curves.communication(w.groups, path), runs),
-    "counted": Picture(lambda w, path: policy.budgets(w.groups, path), lambda w: policy.budgeted(w.groups)),
-    "embeddings": Picture(embeddings, lambda w: all(EMBEDDED in s for s in w.states.values()), (EMBEDDED, WHO, HEADS)),
-    "evolution": Picture(lambda w, path: policy.evolution(w.groups, path), lambda w: policy.steered(w.groups)),
-    "heat-maps": Picture(
-        lambda w, path: policy.heat_maps(w.groups, path, w.client), lambda w: any(run.matrices for run in runs(w))
+    "counted": Picture(
+        lambda w, path: policy.budgets(w.groups, path), lambda w: policy.budgeted(w.groups)
     ),
-    "labels": Picture(lambda w, path: people.bubbles(w.groups, path), lambda w: people.label_counts(w.groups)),
-    "layers": Picture(lambda w, path: curves.layers(w.groups, path), lambda w: all(run.layers for run in runs(w))),
+    "embeddings": Picture(
+        embeddings, lambda w: all(EMBEDDED in s for s in w.states.values()), (EMBEDDED, WHO, HEADS)
+    ),
+    "evolution": Picture(
+        lambda w, path: policy.evolution(w.groups, path), lambda w: policy.steered(w.groups)
+    ),
+    "heat-maps": Picture(
+        lambda w, path: policy.heat_maps(w.groups, path, w.client),
+        lambda w: any(run.matrices for run in runs(w)),
+    ),
+    "labels": Picture(
+        lambda w, path: people.bubbles(w.groups, path), lambda w: people.label_counts(w.groups)
+    ),
+    "layers": Picture(
+        lambda w, path: curves.layers(w.groups, path), lambda w: all(run.layers for run in runs(w))
+    ),
     "one-client": Picture(
-        lambda w, path: people.one_client(w.groups, path, w.client), lambda w: people.one_by_one(w.groups)
+        lambda w, path: people.one_client(w.groups, path, w.client),
+        lambda w: people.one_by_one(w.groups),
     ),
     "reward": Picture(
-        lambda w, path: curves.reward(w.groups, path), lambda w: any("reward" in run.rounds for run in runs(w))
+        lambda w, path: curves.reward(w.groups, path),
+        lambda w: any("reward" in run.rounds for run in runs(w)),
     ),
-    "shares": Picture(lambda w, path: policy.summary(w.groups, path), lambda w: policy.steered(w.groups)),
+    "shares": Picture(
+        lambda w, path: policy.summary(w.groups, path), lambda w: policy.steered(w.groups)
+    ),
 }
 
 
@@ -135,6 +175,8 @@ def draw(name: str, wanted: Wanted, path: pathlib.Path) -> list[pathlib.Path]:
         raise UserError(f"the runs have nothing for the figure '{name}'")
     most = min((run.config.get("clients") or 0) for run in runs(wanted))
     if wanted.client >= most > 0:
-        raise UserError(f"client {wanted.client} is not among the {most} clients; allowed: 0 to {most - 1}")
+        raise UserError(
+            f"client {wanted.client} is not among the {most} clients; allowed: 0 to {most - 1}"
+        )
     path.parent.mkdir(parents=True, exist_ok=True)
     return one.draw(wanted, path)

@@ -1,4 +1,5 @@
-"""A table of cells as people read it: ours ± sd beside the published figure, Kendall's τ, footnotes; text, Markdown, JSON.
+"""A table of cells as people read it: ours ± sd beside the published figure, Kendall's τ,
+footnotes; text, Markdown, JSON.
 
 Knows nothing of papers: a sweep prints its results with it too.
 """
@@ -51,7 +52,9 @@ class Cell:
     @property
     def ours(self) -> str:
         """
-        >>> Cell((1.0, 2.0)).ours, Cell((math.inf,)).ours, Cell().ours, Cell((3.0, math.inf), digits=0).ours
+        >>> Cell((1.0, 2.0)).ours, Cell((math.inf,)).ours, Cell().ours, Cell(
+        ...     (3.0, math.inf), digits=0
+        ... ).ours
         ('1.50 ± 0.71', '×', '', '3 (1 of 2)')
         """
         mean, several = self.mean, len(self.known)
@@ -87,23 +90,32 @@ class Pivot:
         return any(cell.theirs is not None for cell in self.cells.values())
 
     def taus(self) -> dict[tuple[str, str], tuple[float, int]]:
-        """(line across which is compared, figure) -> (Kendall's τ of ours and the published, how many)."""
+        """(line across which is compared, figure) -> (Kendall's τ of ours and the published, how
+        many)."""
         found: dict[tuple[str, str], list[Cell]] = {}
         for (row, col), cell in self.cells.items():
             if cell.theirs is not None and cell.mean is not None:
-                found.setdefault((col if self.rank == "rows" else row, cell.figure), []).append(cell)
-        tau = lambda cells: kendall([c.mean or 0.0 for c in cells], [c.theirs or 0.0 for c in cells])
+                found.setdefault((col if self.rank == "rows" else row, cell.figure), []).append(
+                    cell
+                )
+        tau = lambda cells: kendall(
+            [c.mean or 0.0 for c in cells], [c.theirs or 0.0 for c in cells]
+        )
         return {key: (tau(cells), len(cells)) for key, cells in found.items() if len(cells) > 2}
 
     def paired(self) -> dict[tuple[str, str], Cell]:
         """Every cell minus the reference of its line, seed by seed; of figures that both have."""
         out = {}
         for (row, col), cell in self.cells.items():
-            other = self.cells.get((self.reference, col) if self.rank == "rows" else (row, self.reference))
+            other = self.cells.get(
+                (self.reference, col) if self.rank == "rows" else (row, self.reference)
+            )
             if other is None or other is cell:
                 continue
             theirs = dict(zip(other.seeds, other.values, strict=False))
-            both = [(v, theirs[s]) for s, v in zip(cell.seeds, cell.values, strict=False) if s in theirs]
+            both = [
+                (v, theirs[s]) for s, v in zip(cell.seeds, cell.values, strict=False) if s in theirs
+            ]
             gaps = tuple(a - b for a, b in both if math.isfinite(a) and math.isfinite(b))
             if gaps:
                 out[row, col] = Cell(gaps, digits=cell.digits)
@@ -115,13 +127,22 @@ class Pivot:
         if not found:
             return []
         label = dict([*self.rows, *self.cols])[self.reference]
-        signed = lambda cell: "" if cell is None else cell.ours if cell.ours.startswith("-") else f"+{cell.ours}"
-        lines = [[name, *(signed(found.get((row, col))) for col, _ in self.cols)] for row, name in self.rows]
-        return [[f"minus {label}", *(name for _, name in self.cols)], *(line for line in lines if any(line[1:]))]
+        signed = lambda cell: (
+            "" if cell is None else cell.ours if cell.ours.startswith("-") else f"+{cell.ours}"
+        )
+        lines = [
+            [name, *(signed(found.get((row, col))) for col, _ in self.cols)]
+            for row, name in self.rows
+        ]
+        return [
+            [f"minus {label}", *(name for _, name in self.cols)],
+            *(line for line in lines if any(line[1:])),
+        ]
 
-    # ---- text ----------------------------------------------------------------------------------------------------
+    # ---- text ------------------------------------------------------------------------------------
     def same(self) -> str:
-        """Rounds and seeds, where all cells have the same; '' otherwise: then every cell says its own."""
+        """Rounds and seeds, where all cells have the same; '' otherwise: then every cell says its
+        own."""
         made = [cell for cell in self.cells.values() if cell.mean is not None]
         kinds = {(cell.rounds, cell.planned) for cell in made}
         if len(kinds) != 1:
@@ -133,7 +154,8 @@ class Pivot:
         return f"{rounds[0]}{of} rounds, {counted(len(rounds), 'seed')}"
 
     def text_of(self, cell: Cell | None) -> str:
-        """One cell: ours, the published figure in brackets with its footnotes, rounds and seeds where they differ."""
+        """One cell: ours, the published figure in brackets with its footnotes, rounds and seeds
+        where they differ."""
         if cell is None:
             return ""
         parts = [cell.ours] if cell.ours else []
@@ -152,11 +174,17 @@ class Pivot:
         figures = list(dict.fromkeys(figure for _, figure in taus))
         shown = lambda key: ", ".join(f"{taus[key, f][0]:.2f}" for f in figures if (key, f) in taus)
         head = ["", *(label for _, label in self.cols)]
-        body = [[label, *(self.text_of(self.cells.get((row, col))) for col, _ in self.cols)] for row, label in self.rows]
+        body = [
+            [label, *(self.text_of(self.cells.get((row, col))) for col, _ in self.cols)]
+            for row, label in self.rows
+        ]
         if taus and self.rank == "rows":
             body.append(["Kendall τ", *(shown(col) for col, _ in self.cols)])
         elif taus:
-            head, body = [*head, "Kendall τ"], [[*line, shown(row)] for line, (row, _) in zip(body, self.rows, strict=True)]
+            head, body = (
+                [*head, "Kendall τ"],
+                [[*line, shown(row)] for line, (row, _) in zip(body, self.rows, strict=True)],
+            )
         return [head, *body]
 
     def sentences(self) -> tuple[list[str], list[str]]:
@@ -164,7 +192,9 @@ class Pivot:
         above = [*self.head]
         below = []
         if self.compared:
-            above.append("In brackets: published." + (f" Ours: {same}." if (same := self.same()) else ""))
+            above.append(
+                "In brackets: published." + (f" Ours: {same}." if (same := self.same()) else "")
+            )
         elif same := self.same():
             above.append(f"{same}.")
         used = {m for cell in self.cells.values() for m in cell.marks}
@@ -175,7 +205,17 @@ class Pivot:
         above, below = self.sentences()
         more = self.differences()
         apart = ["", "Differences, seed by seed:", *aligned(more)] if more else []
-        return "\n".join([self.title, *above, "", *aligned(self.grid()), *apart, *([""] if below else []), *below])
+        return "\n".join(
+            [
+                self.title,
+                *above,
+                "",
+                *aligned(self.grid()),
+                *apart,
+                *([""] if below else []),
+                *below,
+            ]
+        )
 
     def as_markdown(self) -> str:
         above, below = self.sentences()
@@ -186,7 +226,9 @@ class Pivot:
         parts = [f"## {self.title}", "", *above, "", *block(self.grid())]
         if more := self.differences():
             parts += ["", "Differences, seed by seed:", "", *block(more)]
-        return "\n".join([*parts, *([""] if below else []), *(f"* {text}" for text in below)]) + "\n"
+        return (
+            "\n".join([*parts, *([""] if below else []), *(f"* {text}" for text in below)]) + "\n"
+        )
 
     def as_json(self) -> dict[str, Any]:
         clean = lambda v: None if v is None or not math.isfinite(v) else v
@@ -208,11 +250,18 @@ class Pivot:
             )
             for (row, col), cell in self.cells.items()
         ]
-        taus = [dict(line=line, figure=figure, tau=clean(tau), of=n) for (line, figure), (tau, n) in self.taus().items()]
+        taus = [
+            dict(line=line, figure=figure, tau=clean(tau), of=n)
+            for (line, figure), (tau, n) in self.taus().items()
+        ]
         above, below = self.sentences()
-        paired = [dict(row=row, col=col, values=list(c.values)) for (row, col), c in self.paired().items()]
+        paired = [
+            dict(row=row, col=col, values=list(c.values)) for (row, col), c in self.paired().items()
+        ]
         said = dict(kendall=taus, reference=self.reference, paired=paired, said=[*above, *below])
-        return dict(title=self.title, rows=dict(self.rows), cols=dict(self.cols), cells=cells, **said)
+        return dict(
+            title=self.title, rows=dict(self.rows), cols=dict(self.cols), cells=cells, **said
+        )
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -222,7 +271,10 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     ['        x', 'name  1.0']
     """
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    padded = lambda row: [row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))]
+    padded = lambda row: [
+        row[0].ljust(widths[0]),
+        *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True)),
+    ]
     return ["  ".join(padded(row)).rstrip() for row in rows]
 
 
@@ -235,9 +287,12 @@ def counted(number: int, what: str) -> str:
 
 
 def kendall(ours: Sequence[float], theirs: Sequence[float]) -> float:
-    """Kendall's τ-b of two rankings, ties counted on neither side; nan where one of them has no order at all.
+    """Kendall's τ-b of two rankings, ties counted on neither side; nan where one of them has no
+    order at all.
 
-    >>> kendall([1, 2, 3], [10, 20, 30]), kendall([1, 2, 3], [3, 2, 1]), round(kendall([1, 2, 2], [1, 2, 3]), 3)
+    >>> kendall([1, 2, 3], [10, 20, 30]), kendall([1, 2, 3], [3, 2, 1]), round(
+    ...     kendall([1, 2, 2], [1, 2, 3]), 3
+    ... )
     (1.0, -1.0, 0.816)
     """
     pairs = [(i, j) for i in range(len(ours)) for j in range(i)]

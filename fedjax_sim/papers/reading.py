@@ -1,12 +1,18 @@
 """How a figure is read from a run: KIND or KIND:ARGUMENT:…, as the tables name it. Accuracies in %.
 
-last:COLUMN          at the last evaluation that has it         best:COLUMN       the best over rounds, on test data
-last10:COLUMN        mean of the last ten evaluations           by_val:COLUMN     at the round best on the server's val rows
-rounds_to:X:COLUMN   first round with at least X %              gb_to, minutes_to what it had cost by then (GiB, minutes)
+last:COLUMN          at the last evaluation that has it         best:COLUMN       the best over
+                                        rounds, on test data
+last10:COLUMN        mean of the last ten evaluations           by_val:COLUMN     at the round best
+                                        on the server's val rows
+rounds_to:X:COLUMN   first round with at least X %              gb_to, minutes_to what it had cost
+                                        by then (GiB, minutes)
 sum:COLUMN           over all rounds, of rounds.csv             share:ACTION      of all decisions
-mean:, least:, end:COLUMN   of rounds.csv: over rounds, the last      gigabytes         of the run (2^30, both ways)
-seconds, seconds_per_round: of running                          converged:COLUMN  seconds until the curve stays
-stage:NAME           of a profile, seconds per round            megabytes:up      of a profile, per participant and round
+mean:, least:, end:COLUMN   of rounds.csv: over rounds, the last      gigabytes         of the run
+                                        (2^30, both ways)
+seconds, seconds_per_round: of running                          converged:COLUMN  seconds until the
+                                        curve stays
+stage:NAME           of a profile, seconds per round            megabytes:up      of a profile, per
+                                        participant and round
 """
 
 from __future__ import annotations
@@ -29,14 +35,26 @@ from fedjax_sim.runner.figures import convergence, rounds_to
 GIB = 2**30  # what FedPolicy's paper calls a GB: 42.66 of its MB are 11,181,642 parameters
 COLUMNS = {
     "global_acc": "the global model's accuracy on the test set",
-    "client_mean": "the mean over clients of the accuracy of each client's own model on its own rows",
+    "client_mean": (
+        "the mean over clients of the accuracy of each client's own model on its own rows"
+    ),
     "client_pooled": "the accuracy of the clients' own models on all of their rows together",
     "resident_mean": "the mean over clients of the accuracy of the model that each holds",
-    "resident_pooled": "the accuracy of the models that the clients hold, on all of their rows together",
-    "before_all_mean": "the mean over clients of the accuracy of what each holds before the round's participants train",
-    "before_all_pooled": "the accuracy of what the clients hold before the round's participants train, on all rows together",
+    "resident_pooled": (
+        "the accuracy of the models that the clients hold, on all of their rows together"
+    ),
+    "before_all_mean": (
+        "the mean over clients of the accuracy of what each holds before the round's participants"
+        " train"
+    ),
+    "before_all_pooled": (
+        "the accuracy of what the clients hold before the round's participants train, on all rows"
+        " together"
+    ),
     "global_at_clients_pooled": "the global model's accuracy on all clients' rows together",
-    "personal_at_global_mean": "the mean over clients of the accuracy of each client's own model on the test set",
+    "personal_at_global_mean": (
+        "the mean over clients of the accuracy of each client's own model on the test set"
+    ),
     "exceed_comm": "pairs of client and round with more layers than the budget",
     "exceed_compute": "pairs of client and round with more epochs than the budget",
 }
@@ -53,7 +71,10 @@ class Profile:
 def load_profile(folder: pathlib.Path) -> Profile | None:
     try:
         told = json.loads((folder / "profile.json").read_text())
-        return Profile({k: float(v) for k, v in told["seconds"].items()}, {k: float(v) for k, v in told["bytes"].items()})
+        return Profile(
+            {k: float(v) for k, v in told["seconds"].items()},
+            {k: float(v) for k, v in told["bytes"].items()},
+        )
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
@@ -132,36 +153,65 @@ told = lambda column: COLUMNS.get(column, column.replace("_", " "))
 READINGS: dict[str, Reading] = {
     "last": Reading(last, lambda c: f"{told(c)}, after the last round, %"),
     "best": Reading(best, lambda c: f"{told(c)}, best over rounds, %"),
-    "last10": Reading(lambda run, c: last(run, c, 10), lambda c: f"{told(c)}, mean of the last ten evaluations, %"),
-    "by_val": Reading(by_val, lambda c: f"{told(c)}, at the round best on the server's validation rows, %"),
+    "last10": Reading(
+        lambda run, c: last(run, c, 10), lambda c: f"{told(c)}, mean of the last ten evaluations, %"
+    ),
+    "by_val": Reading(
+        by_val, lambda c: f"{told(c)}, at the round best on the server's validation rows, %"
+    ),
     "rounds_to": Reading(first_round, lambda x, c: f"rounds to {x} % of {told(c)}", 1, -1),
     "gb_to": Reading(
         lambda run, x, c: cost_to(run, x, c, lambda at: float(run.bytes_at(at)) / GIB),
-        lambda x, c: f"GiB (down and up) to {x} % of {told(c)}", 2, -1,
+        lambda x, c: f"GiB (down and up) to {x} % of {told(c)}",
+        2,
+        -1,
     ),
     "minutes_to": Reading(
         lambda run, x, c: cost_to(run, x, c, lambda at: seconds_until(run, at) / 60),
-        lambda x, c: f"minutes of running to {x} % of {told(c)}", 1, -1,
+        lambda x, c: f"minutes of running to {x} % of {told(c)}",
+        1,
+        -1,
     ),
     "sum": Reading(summed, lambda c: told(c), 0, -1),
-    "mean": Reading(lambda run, c: of_rounds(run, c, np.nanmean), lambda c: f"{told(c)}, mean over rounds", 3),
-    "least": Reading(lambda run, c: of_rounds(run, c, np.nanmin), lambda c: f"{told(c)}, least over rounds", 3),
-    "end": Reading(lambda run, c: of_rounds(run, c, lambda v: v[-1]), lambda c: f"{told(c)}, in the last round", 3),
+    "mean": Reading(
+        lambda run, c: of_rounds(run, c, np.nanmean), lambda c: f"{told(c)}, mean over rounds", 3
+    ),
+    "least": Reading(
+        lambda run, c: of_rounds(run, c, np.nanmin), lambda c: f"{told(c)}, least over rounds", 3
+    ),
+    "end": Reading(
+        lambda run, c: of_rounds(run, c, lambda v: v[-1]),
+        lambda c: f"{told(c)}, in the last round",
+        3,
+    ),
     "gigabytes": Reading(
-        lambda run: float(run.bytes_at(run.rounds["round"][-1])) / GIB, lambda: "GiB (2^30 bytes, down and up)", 3, -1
+        lambda run: float(run.bytes_at(run.rounds["round"][-1])) / GIB,
+        lambda: "GiB (2^30 bytes, down and up)",
+        3,
+        -1,
     ),
     "share": Reading(share, lambda a: f"share of the action {a}, %", 1),
     "seconds": Reading(running, lambda: "seconds of running", 1, -1),
     "seconds_per_round": Reading(
-        lambda run: running(run) / float(run.rounds["round"][-1]), lambda: "seconds of running per round", 3, -1
+        lambda run: running(run) / float(run.rounds["round"][-1]),
+        lambda: "seconds of running per round",
+        3,
+        -1,
     ),
     "converged": Reading(settled, lambda c: f"seconds until {told(c)} stays where it is", 1, -1),
-    "stage": Reading(lambda p, name: p.seconds.get(name, math.nan), lambda name: f"seconds per round: {name}", 3, -1),
+    "stage": Reading(
+        lambda p, name: p.seconds.get(name, math.nan),
+        lambda name: f"seconds per round: {name}",
+        3,
+        -1,
+    ),
     "megabytes": Reading(
         lambda p, way: p.bytes.get(way, math.nan) / 1e6,
-        lambda way: f"MB (10^6 bytes) {way} per participant and round", 3, -1,
+        lambda way: f"MB (10^6 bytes) {way} per participant and round",
+        3,
+        -1,
     ),
-}  # fmt: skip
+}
 
 
 def split(text: str) -> tuple[Reading, list[str]]:
@@ -169,7 +219,9 @@ def split(text: str) -> tuple[Reading, list[str]]:
     reading = lookup("reading", kind, READINGS)
     wanted = list(inspect.signature(reading.text).parameters)
     if len(wanted) != len(arguments) or not all(arguments):
-        form = ":".join([kind, *({"x": "X", "c": "COLUMN"}.get(name, name.upper()) for name in wanted)])
+        form = ":".join(
+            [kind, *({"x": "X", "c": "COLUMN"}.get(name, name.upper()) for name in wanted)]
+        )
         raise UserError(f"reading '{shown(text)}' cannot be read; use {form}")
     return reading, arguments
 

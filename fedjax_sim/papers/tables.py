@@ -1,19 +1,26 @@
 """The papers' tables and figures as data, read with the package: presets/papers/PAPER.toml.
 
 title, about        of the paper
-[settings]          of all of its runs. A run's settings are, the later the stronger: the preset's, those of the paper, the
-                    table, the row, the column; then what the scale changes, in the same order; then `always`
+[settings]          of all of its runs. A run's settings are, the later the stronger: the preset's,
+                    those of the paper, the
+                    table, the row, the column; then what the scale changes, in the same order; then
+                    `always`
 [smoke] [small]     what these scales change, everywhere; `seeds` among them
-[before.NAME]       a run that others start from: "METHOD.start_from" = "@NAME" or "@NAME:PART,PART"; a cell: "@row ID:…"
-[lines.ID]          a row or a column: label, method, preset, read, settings; smoke, small; always: what no scale changes
-[tables.T2]         title, preset, read, seeds, settings; published: a block of text, columns above, rows in front
-                    (82.51±.38, × never reached, – not given, ? lost; ^ab: footnotes a and b of `notes`)
-                    or, without figures, rows and cols; rank = "cols" where the columns are what is compared
-                    extra: more of what is compared, not published, run when named; reference: what it is compared with
+[before.NAME]       a run that others start from: "METHOD.start_from" = "@NAME" or
+                    "@NAME:PART,PART"; a cell: "@row ID:…"
+[lines.ID]          a row or a column: label, method, preset, read, settings; smoke, small; always:
+                    what no scale changes
+[tables.T2]         title, preset, read, seeds, settings; published: a block of text, columns above,
+                    rows in front
+                    (82.51±.38, × never reached, – not given, ? lost; ^ab: footnotes a and b of
+                    `notes`) or, without figures, rows and cols; rank = "cols" where the columns are
+                    what is compared extra: more of what is compared, not published, run when named;
+                    reference: what it is compared with
 [tables.F3]         the same with draw = ["accuracy"]: a figure
 
-METHOD.OPTION is for that method alone, whether it is an option of the method or of the run; '' takes it back.
-A name in `rows`, `cols` or the block is an ID, or ID+ID: both joined, the second the stronger.
+METHOD.OPTION is for that method alone, whether it is an option of the method or of the run; ''
+takes it back. A name in `rows`, `cols` or the block is an ID, or ID+ID: both joined, the second the
+stronger.
 """
 
 from __future__ import annotations
@@ -32,13 +39,38 @@ from fedjax_sim.options import shown
 SCALES = ("smoke", "small", "paper")
 OF_A_LINE = ("label", "method", "preset", "read", "settings", "always", *SCALES[:2])
 OF_A_TABLE = (
-    *("title", "about", "preset", "read", "also", "seeds", "published", "rows", "cols", "extra", "rank", "draw", "client"),
+    *(
+        "title",
+        "about",
+        "preset",
+        "read",
+        "also",
+        "seeds",
+        "published",
+        "rows",
+        "cols",
+        "extra",
+        "rank",
+        "draw",
+        "client",
+    ),
     *("reference", "kind", "notes", "settings", *SCALES[:2]),
 )
 OF_A_PAPER = ("title", "about", "settings", "before", "lines", "tables", *SCALES[:2])
-SOME = ("preset", "read", "seeds", "rank", "reference", "kind", "client", "about")  # that a table may leave out
+SOME = (
+    "preset",
+    "read",
+    "seeds",
+    "rank",
+    "reference",
+    "kind",
+    "client",
+    "about",
+)  # that a table may leave out
 KINDS = ("run", "profile")
-CELL = re.compile(r"(?P<value>×|–|\?|α?Σ[^^]*|-?\d*\.?\d+)(±(?P<sd>\d*\.?\d+))?(\^(?P<marks>[a-z]+))?")
+CELL = re.compile(
+    r"(?P<value>×|–|\?|α?Σ[^^]*|-?\d*\.?\d+)(±(?P<sd>\d*\.?\d+))?(\^(?P<marks>[a-z]+))?"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,12 +148,17 @@ class Table:
         return col.read or row.read or self.read
 
     def chosen(self, rows: str = "", cols: str = "") -> tuple[tuple[Line, ...], tuple[Line, ...]]:
-        """Those of comma lists of names; all that were published where a list is empty, and `all`: the extra rows too."""
+        """Those of comma lists of names; all that were published where a list is empty, and `all`:
+        the extra rows too."""
         more = {"rows": (self.extra, ()), "cols": ((), self.extra)}[self.rank]
-        return pick("row", rows, self.rows, more[0], self), pick("column", cols, self.cols, more[1], self)
+        return pick("row", rows, self.rows, more[0], self), pick(
+            "column", cols, self.cols, more[1], self
+        )
 
 
-def pick(what: str, text: str, lines: tuple[Line, ...], extra: tuple[Line, ...], table: Table) -> tuple[Line, ...]:
+def pick(
+    what: str, text: str, lines: tuple[Line, ...], extra: tuple[Line, ...], table: Table
+) -> tuple[Line, ...]:
     known = {line.key: line for line in (*lines, *extra)}
     if not text:
         return lines
@@ -142,7 +179,7 @@ class Paper:
     tables: Mapping[str, Table]
 
 
-# ---- reading the files --------------------------------------------------------------------------------------------
+# ---- reading the files ---------------------------------------------------------------------------
 def refuse(where: str, found: Mapping[str, Any], allowed: tuple[str, ...]) -> None:
     for name in found:
         if name not in allowed:
@@ -181,20 +218,29 @@ def cell_of(where: str, text: str) -> Published:
     """
     found = CELL.fullmatch(text)
     if found is None:
-        raise UserError(f"{where}: '{shown(text)}' is not a published figure; use for example 82.51±.38, ×, –, ? or 64.1^a")
+        raise UserError(
+            f"{where}: '{shown(text)}' is not a published figure; use for example 82.51±.38, ×, –,"
+            " ? or 64.1^a"
+        )
     number = found["value"]
     value = None if number in "×–?" or "Σ" in number else float(number)
     return Published(number, value, float(found["sd"] or 0), found["marks"] or "")
 
 
-def block_of(where: str, text: str) -> tuple[list[str], list[str], dict[tuple[str, str], Published]]:
+def block_of(
+    where: str, text: str
+) -> tuple[list[str], list[str], dict[tuple[str, str], Published]]:
     """(rows, columns, figures) of a block of text."""
     head, *lines = [line.split() for line in text.strip().splitlines() if line.strip()]
     cells: dict[tuple[str, str], Published] = {}
     for name, *figures in lines:
         if len(figures) != len(head):
-            raise UserError(f"{where}: the line '{name}' has {len(figures)} figures for {len(head)} columns")
-        cells |= {(name, col): cell_of(where, figure) for col, figure in zip(head, figures, strict=True)}
+            raise UserError(
+                f"{where}: the line '{name}' has {len(figures)} figures for {len(head)} columns"
+            )
+        cells |= {
+            (name, col): cell_of(where, figure) for col, figure in zip(head, figures, strict=True)
+        }
     return [line[0] for line in lines], head, cells
 
 
@@ -205,7 +251,8 @@ def table_of(paper: str, key: str, data: Mapping[str, Any], lines: Mapping[str, 
     marks = {m for one in block[2].values() for m in one.marks}
     if missing := sorted(marks - set(data.get("notes", {}))):
         raise UserError(
-            f"{where}: there is no footnote '{missing[0]}'; allowed: {', '.join(data.get('notes', {})) or 'none'}"
+            f"{where}: there is no footnote '{missing[0]}'; allowed:"
+            f" {', '.join(data.get('notes', {})) or 'none'}"
         )
     lookup(f"kind of {where}", data.get("kind", "run"), dict.fromkeys(KINDS, ""))
     lookup(f"rank of {where}", data.get("rank", "rows"), {"rows": "", "cols": ""})
@@ -231,12 +278,23 @@ def table_of(paper: str, key: str, data: Mapping[str, Any], lines: Mapping[str, 
 def paper_of(key: str, data: Mapping[str, Any]) -> Paper:
     refuse(key, data, OF_A_PAPER)
     lines = {
-        part: {name: line_of(f"{key}.{part}.{name}", name, told) for name, told in data.get(part, {}).items()}
+        part: {
+            name: line_of(f"{key}.{part}.{name}", name, told)
+            for name, told in data.get(part, {}).items()
+        }
         for part in ("lines", "before")
     }
-    tables = {name: table_of(key, name, told, lines["lines"]) for name, told in data["tables"].items()}
+    tables = {
+        name: table_of(key, name, told, lines["lines"]) for name, told in data["tables"].items()
+    }
     return Paper(
-        key, data["title"], data.get("about", ""), data.get("settings", {}), scales_of(data), lines["before"], tables
+        key,
+        data["title"],
+        data.get("about", ""),
+        data.get("settings", {}),
+        scales_of(data),
+        lines["before"],
+        tables,
     )
 
 
@@ -244,7 +302,9 @@ def paper_of(key: str, data: Mapping[str, Any]) -> Paper:
 def papers() -> dict[str, Paper]:
     folder = importlib.resources.files("fedjax_sim.presets") / "papers"
     files = sorted((f for f in folder.iterdir() if f.name.endswith(".toml")), key=lambda f: f.name)
-    named = {f.name.removesuffix(".toml"): tomllib.loads(f.read_text(encoding="utf-8")) for f in files}
+    named = {
+        f.name.removesuffix(".toml"): tomllib.loads(f.read_text(encoding="utf-8")) for f in files
+    }
     return {key: paper_of(key, data) for key, data in named.items()}
 
 
@@ -258,5 +318,8 @@ def find(text: str) -> Table:
     known = papers()
     if not colon:
         example = f"{next(iter(known))}:{next(iter(known[next(iter(known))].tables))}"
-        raise UserError(f"'{shown(text)}' names no table; use PAPER:TABLE, e.g. {example} (see fedjax-sim paper list)")
+        raise UserError(
+            f"'{shown(text)}' names no table; use PAPER:TABLE, e.g. {example} (see fedjax-sim paper"
+            " list)"
+        )
     return lookup(f"table of {paper}", key, lookup("paper", paper, known).tables)

@@ -1,7 +1,9 @@
-"""The settings of published experiments, by name: `fedjax-sim run --preset NAME`. One file per paper; read with the package.
+"""The settings of published experiments, by name: `fedjax-sim run --preset NAME`. One file per
+paper; read with the package.
 
 method = "NAME"              the paper's method, run where no other is named
-[common]                     settings of all of its presets; "METHOD.OPTION" is for that method alone
+[common]                     settings of all of its presets; "METHOD.OPTION" is for that method
+                             alone
 [presets.NAME]               about, and what differs
 """
 
@@ -21,12 +23,17 @@ class Preset(NamedTuple):
     settings: dict[str, Any]
 
     def of(self, method: str) -> dict[str, Any]:
-        """What it sets for a run of `method`: not the options of the paper's own method, unless it is that.
+        """What it sets for a run of `method`: not the options of the paper's own method, unless it
+        is that.
 
         >>> PRESETS["fedpam-mnist"].of("fedavg") == PRESETS["fedpam-mnist"].of("fedpam")
         False
         """
-        return {k: v for k, v in self.settings.items() if method == self.method or not k.startswith(f"{self.method}.")}
+        return {
+            k: v
+            for k, v in self.settings.items()
+            if method == self.method or not k.startswith(f"{self.method}.")
+        }
 
 
 def _read() -> dict[str, Preset]:

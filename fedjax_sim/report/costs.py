@@ -1,4 +1,5 @@
-"""Figures about what accuracy costs: rounds, bytes and minutes to thresholds; parts of a round; a setting that varies."""
+"""Figures about what accuracy costs: rounds, bytes and minutes to thresholds; parts of a round; a
+setting that varies."""
 
 from __future__ import annotations
 
@@ -25,7 +26,13 @@ STAGES = ("orders", "local", "aggregation", "controller", "evaluation")
 
 def reached(groups: Sequence[Group]) -> list[str]:
     """Thresholds (in percent) that any run reached; at most the four highest."""
-    found = {x for g in groups for run in g.runs for x, r in run.summary.get("rounds_to", {}).items() if r is not None}
+    found = {
+        x
+        for g in groups
+        for run in g.runs
+        for x, r in run.summary.get("rounds_to", {}).items()
+        if r is not None
+    }
     return sorted(found, key=float)[-4:]
 
 
@@ -53,12 +60,22 @@ def thresholds(groups: Sequence[Group], path: pathlib.Path) -> list[pathlib.Path
                 place = np.arange(len(goals)) + (i - (len(mine) - 1) / 2) * width
                 told = [cost(g, kind, x) for x in goals]
                 mean, std = (np.array([t[k] for t in told], float) / scale for k in (0, 1))
-                axis.bar(place, np.nan_to_num(mean), width * 0.92, yerr=np.where(std > 0, std, np.nan), capsize=2,
-                         color=look[g.label]["color"], label=style.safe(g.label), error_kw=dict(linewidth=0.8))  # fmt: skip
+                axis.bar(
+                    place,
+                    np.nan_to_num(mean),
+                    width * 0.92,
+                    yerr=np.where(std > 0, std, np.nan),
+                    capsize=2,
+                    color=look[g.label]["color"],
+                    label=style.safe(g.label),
+                    error_kw=dict(linewidth=0.8),
+                )
                 sign = "×" if any(run.summary.get("targets_of", True) for run in g.runs) else "–"
                 for x, value in zip(place, mean, strict=True):
                     if np.isnan(value):
-                        axis.annotate(sign, (x, 0), ha="center", va="bottom", color=look[g.label]["color"])
+                        axis.annotate(
+                            sign, (x, 0), ha="center", va="bottom", color=look[g.label]["color"]
+                        )
             axis.set_xticks(range(len(goals)), [f"{x} %" for x in goals])
             style.title(axis, scene, f"{name} to an accuracy (× never)")
             axis.set(ylabel=name, xlabel="accuracy", ylim=(0, None))
@@ -70,13 +87,17 @@ def thresholds(groups: Sequence[Group], path: pathlib.Path) -> list[pathlib.Path
 def read_profiles(
     paths: Sequence[str | pathlib.Path], say: Callable[[str], None] = lambda text: None
 ) -> list[dict[str, Any]]:
-    """What `fedjax-sim profile --out` wrote, anywhere below `paths`; what is not as it was written is left out and said."""
+    """What `fedjax-sim profile --out` wrote, anywhere below `paths`; what is not as it was written
+    is left out and said."""
     out = []
     for path in map(pathlib.Path, paths):
         for file in sorted(path.rglob("profile.json")):
             try:
                 told = json.loads(file.read_bytes())
-                one = {"method": str(told["method"]), "seconds": {k: float(told["seconds"][k]) for k in STAGES}}
+                one = {
+                    "method": str(told["method"]),
+                    "seconds": {k: float(told["seconds"][k]) for k in STAGES},
+                }
                 if told["checksum"] != checksum(told):
                     raise ValueError
                 out.append(one)
@@ -89,7 +110,9 @@ def breakdown(profiles: Sequence[dict[str, Any]], path: pathlib.Path) -> list[pa
     """Where a round's time goes, a bar per profile."""
     plt = style.drawing()
     figure, axis = plt.subplots(figsize=(7, 1.4 + 0.45 * len(profiles)))
-    name, scale = style.unit([sum(p["seconds"].values()) for p in profiles], (("milliseconds", 1e-3), ("seconds", 1.0)))
+    name, scale = style.unit(
+        [sum(p["seconds"].values()) for p in profiles], (("milliseconds", 1e-3), ("seconds", 1.0))
+    )
     left = np.zeros(len(profiles))
     for stage, colour in zip(STAGES, style.COLOURS, strict=False):
         values = np.array([p["seconds"][stage] for p in profiles]) / scale
@@ -105,8 +128,12 @@ def breakdown(profiles: Sequence[dict[str, Any]], path: pathlib.Path) -> list[pa
 
 
 def numeric_settings(groups: Sequence[Group]) -> dict[str, dict[str, list[tuple[float, Group]]]]:
-    """Setting -> curve -> (value, group): options with at least three numbers while all others are the same."""
-    configs = [(g, {n: v for n, v in flat(g.runs[0].config).items() if n not in ASIDE or n == "method"}) for g in groups]
+    """Setting -> curve -> (value, group): options with at least three numbers while all others are
+    the same."""
+    configs = [
+        (g, {n: v for n, v in flat(g.runs[0].config).items() if n not in ASIDE or n == "method"})
+        for g in groups
+    ]
     names = dict.fromkeys(n for _, c in configs for n in c)
     out: dict[str, dict[str, list[tuple[float, Group]]]] = {}
     for name in names:
@@ -116,7 +143,11 @@ def numeric_settings(groups: Sequence[Group]) -> dict[str, dict[str, list[tuple[
             if value is not None:
                 rest = {n: text_of(v) for n, v in config.items() if n != name}
                 found.setdefault(json.dumps(rest, sort_keys=True), []).append((value, g))
-        kept = {key: sorted(told, key=lambda t: t[0]) for key, told in found.items() if len({v for v, _ in told}) >= 3}
+        kept = {
+            key: sorted(told, key=lambda t: t[0])
+            for key, told in found.items()
+            if len({v for v, _ in told}) >= 3
+        }
         if kept:
             out[name] = kept
     return out
@@ -137,7 +168,8 @@ def number_in(value: Any) -> float | None:
 
 
 def settings(groups: Sequence[Group], path: pathlib.Path) -> list[pathlib.Path]:
-    """Accuracy against every setting that was varied: best global, or the clients' mean where there is no global model."""
+    """Accuracy against every setting that was varied: best global, or the clients' mean where there
+    is no global model."""
     plt = style.drawing()
     found = numeric_settings(groups)
     figure, axes = style.panels(plt, len(found))
@@ -150,7 +182,9 @@ def settings(groups: Sequence[Group], path: pathlib.Path) -> list[pathlib.Path]:
         for i, (key, told) in enumerate(curves.items()):
             rest = json.loads(key)
             different = [k for k in rest if len({json.loads(other).get(k) for other in curves}) > 1]
-            titles.append(", ".join([rest["method"], *(f"{k} {rest[k]}" for k in different if k != "method")]))
+            titles.append(
+                ", ".join([rest["method"], *(f"{k} {rest[k]}" for k in different if k != "method")])
+            )
             values = [primary.about.scale * g.figure(figure_name) for _, g in told]
             mean, std = (
                 [v.mean() if len(v) else np.nan for v in values],
@@ -158,12 +192,22 @@ def settings(groups: Sequence[Group], path: pathlib.Path) -> list[pathlib.Path]:
             )
             line = list(style.looks(titles).values())[i]
             axis.errorbar(
-                [x for x, _ in told], mean, std, marker="o", markersize=4, capsize=2, label=style.safe(titles[i]), **line
+                [x for x, _ in told],
+                mean,
+                std,
+                marker="o",
+                markersize=4,
+                capsize=2,
+                label=style.safe(titles[i]),
+                **line,
             )
         spans = [x for told in curves.values() for x, _ in told]
         if min(spans) > 0 and max(spans) / min(spans) > 20:
             axis.set_xscale("log")
         style.title(axis, f"{primary.label} against {name}")
-        axis.set(xlabel=style.safe(name), ylabel=f"{'best' if best else 'client mean'} {primary.about.axis}")
+        axis.set(
+            xlabel=style.safe(name),
+            ylabel=f"{'best' if best else 'client mean'} {primary.about.axis}",
+        )
     style.legend(figure, axes)
     return style.save(plt, figure, path)

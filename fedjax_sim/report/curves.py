@@ -1,4 +1,5 @@
-"""Curves over a run: accuracy against rounds, bytes and time; reward; bytes per round; distances of layers; one client."""
+"""Curves over a run: accuracy against rounds, bytes and time; reward; bytes per round; distances of
+layers; one client."""
 
 from __future__ import annotations
 
@@ -36,14 +37,21 @@ def compared(groups: Sequence[Group]) -> dict[str, tuple[str, About]]:
     out: dict[str, tuple[str, About]] = {}
     for primary in dict.fromkeys(run.primary for g in groups for run in g.runs):
         out[primary.columns[0]] = (GLOBAL, primary.about)
-        out |= {f"{prefix}_{primary.over}mean": (title, primary.about) for prefix, title in OVER_CLIENTS.items()}
+        out |= {
+            f"{prefix}_{primary.over}mean": (title, primary.about)
+            for prefix, title in OVER_CLIENTS.items()
+        }
     return out
 
 
 def others(groups: Sequence[Group]) -> dict[str, tuple[str, About]]:
     """Columns of the other metrics: those asked for first."""
     told = {name: about for g in groups for run in g.runs for name, about in run.others.items()}
-    told = {name: about for name, about in told.items() if about.tabled or name.startswith(("global_", "client_"))}
+    told = {
+        name: about
+        for name, about in told.items()
+        if about.tabled or name.startswith(("global_", "client_"))
+    }
     order = sorted(told, key=lambda name: not told[name].tabled)
     return {name: (name.replace("_", " "), told[name]) for name in order}
 
@@ -56,12 +64,20 @@ def measured(groups: Sequence[Group]) -> list[str]:
 
 def title_of(column: str, groups: Sequence[Group]) -> str:
     runs = [run for g in groups for run in g.runs]
-    scored = column.startswith(tuple(f"{prefix}_" for prefix in OVER_CLIENTS if not prefix.startswith("personal_at_")))
-    rows = list(dict.fromkeys(on_rows(run.resolved) for run in runs if on_rows(run.resolved))) if scored else []
+    scored = column.startswith(
+        tuple(f"{prefix}_" for prefix in OVER_CLIENTS if not prefix.startswith("personal_at_"))
+    )
+    rows = (
+        list(dict.fromkeys(on_rows(run.resolved) for run in runs if on_rows(run.resolved)))
+        if scored
+        else []
+    )
     if scored and not rows and any("client_on_train_rows" in run.metrics for run in runs):
         rows = ["training rows"]
     known = {**others(groups), **compared(groups)}
-    return known.get(column, (column.replace("_", " "),))[0] + (f" ({'; '.join(rows)})" if rows else "")
+    return known.get(column, (column.replace("_", " "),))[0] + (
+        f" ({'; '.join(rows)})" if rows else ""
+    )
 
 
 def about_of(column: str, groups: Sequence[Group]) -> About:
@@ -77,20 +93,29 @@ def along(place: str, groups: Sequence[Group], column: str) -> tuple[str, float]
         name, scale = style.unit(ends, style.BYTES)
         return f"{name} sent, down and up", scale
     lasts = [x[-1] for x in ends if len(x)]
-    name, scale = style.unit([np.median(lasts)] if lasts else [], style.SECONDS)  # one slow method decides nothing
+    name, scale = style.unit(
+        [np.median(lasts)] if lasts else [], style.SECONDS
+    )  # one slow method decides nothing
     virtual = any(run.virtual for g in groups for run in g.runs)
     return f"{name} of {'simulated' if virtual else 'running'} time", scale
 
 
 def target(groups: Sequence[Group], column: str) -> float | None:
-    """The highest multiple of ten percent that half of several curves reach: where each does is marked.
+    """The highest multiple of ten percent that half of several curves reach: where each does is
+    marked.
 
     Only of shares of which more is better.
     """
     about = about_of(column, groups)
     if about.unit != "percent" or about.better < 0:
         return None
-    best = sorted((float(mean.max()) for _, mean, _ in (g.series(column, PLACES["rounds"]) for g in groups) if len(mean)))
+    best = sorted(
+        (
+            float(mean.max())
+            for _, mean, _ in (g.series(column, PLACES["rounds"]) for g in groups)
+            if len(mean)
+        )
+    )
     if len(best) < 2:
         return None
     goal = 10 * np.floor(10 * best[(len(best) - 1) // 2] + 1e-9)
@@ -98,9 +123,13 @@ def target(groups: Sequence[Group], column: str) -> float | None:
 
 
 def accuracy(
-    groups: Sequence[Group], path: pathlib.Path, place: str = "rounds", columns: Sequence[str] | None = None
+    groups: Sequence[Group],
+    path: pathlib.Path,
+    place: str = "rounds",
+    columns: Sequence[str] | None = None,
 ) -> list[pathlib.Path]:
-    """What was measured against `place`: a panel per scene and column, mean line and ± band over seeds.
+    """What was measured against `place`: a panel per scene and column, mean line and ± band over
+    seeds.
 
     columns: which of them; None: all there are.
     """
@@ -109,7 +138,12 @@ def accuracy(
     shown = there[: 8 if place == "rounds" else 2]
     here = {scene: [g for g in groups if g.scene == scene] for scene in scenes(groups)}
     has = lambda mine, column: any(len(run.points(column)[0]) for g in mine for run in g.runs)
-    which = [(scene, column, mine) for scene, mine in here.items() for column in shown if has(mine, column)]
+    which = [
+        (scene, column, mine)
+        for scene, mine in here.items()
+        for column in shown
+        if has(mine, column)
+    ]
     figure, axes = style.panels(plt, len(which), most=max(2, min(3, len(shown))))
     for axis, (scene, column, mine) in zip(axes, which, strict=True):
         name, scale = along(place, mine, column)
@@ -117,24 +151,45 @@ def accuracy(
         for g in mine:
             x, mean, std = g.series(column, PLACES[place])
             if len(x):
-                style.band(axis, x / scale, about.scale * mean, about.scale * std, g.label, look[g.label])
+                style.band(
+                    axis, x / scale, about.scale * mean, about.scale * std, g.label, look[g.label]
+                )
                 if goal is not None and (first := np.flatnonzero(100 * mean >= goal)).size:
-                    axis.plot(x[first[0]] / scale, 100 * mean[first[0]], "o", markersize=7, markerfacecolor="none",
-                              markeredgecolor=look[g.label]["color"], zorder=5)  # fmt: skip
+                    axis.plot(
+                        x[first[0]] / scale,
+                        100 * mean[first[0]],
+                        "o",
+                        markersize=7,
+                        markerfacecolor="none",
+                        markeredgecolor=look[g.label]["color"],
+                        zorder=5,
+                    )
         if goal is not None:
-            axis.axhline(goal, color="0.45", linewidth=0.9, linestyle=(0, (2, 2)), label=f"○ {goal:g} % first reached")
+            axis.axhline(
+                goal,
+                color="0.45",
+                linewidth=0.9,
+                linestyle=(0, (2, 2)),
+                label=f"○ {goal:g} % first reached",
+            )
         style.title(axis, scene, title_of(column, mine))
         axis.set_ylabel(about.axis)
         style.rounds_axis(axis) if place == "rounds" else axis.set_xlabel(name)
         if place == "time":
             style.far_apart(axis, [g.series(column, PLACES[place])[0] / scale for g in mine])
     seeds = max(len(g.runs) for g in groups)
-    style.legend(figure, axes, f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else None, labels(groups))
+    style.legend(
+        figure,
+        axes,
+        f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else None,
+        labels(groups),
+    )
     return style.save(plt, figure, path)
 
 
 def communication(groups: Sequence[Group], path: pathlib.Path) -> list[pathlib.Path]:
-    """Bytes per round, down and up together; dashed: everything both ways, as full redistribution costs."""
+    """Bytes per round, down and up together; dashed: everything both ways, as full redistribution
+    costs."""
     plt, look = style.drawing(), style.looks(labels(groups))
     figure, axes = style.panels(plt, len(scenes(groups)), width=5.4)
     total = lambda run: run.rounds["bytes_down"] + run.rounds["bytes_up"]
@@ -146,10 +201,19 @@ def communication(groups: Sequence[Group], path: pathlib.Path) -> list[pathlib.P
             x, mean, std = g.per_round(total)
             style.band(axis, x, mean / scale, std / scale, g.label, look[g.label])
             most = max(most, mean.max() / scale)
-            if g.runs[0].actions:  # what goes up is the whole model, so twice that is the full baseline
+            if g.runs[
+                0
+            ].actions:  # what goes up is the whole model, so twice that is the full baseline
                 _, up, _ = g.per_round(lambda run: 2 * run.rounds["bytes_up"])
                 colour = look[g.label]["color"]
-                axis.plot(x, up / scale, ":", color=colour, linewidth=1, label=style.safe(f"{g.label}: all full"))
+                axis.plot(
+                    x,
+                    up / scale,
+                    ":",
+                    color=colour,
+                    linewidth=1,
+                    label=style.safe(f"{g.label}: all full"),
+                )
                 most = max(most, up.max() / scale)
         style.title(axis, scene)
         axis.set(ylabel=f"{name} per round, down and up", ylim=(0, 1.08 * most or 1))
@@ -189,7 +253,8 @@ def reward(groups: Sequence[Group], path: pathlib.Path, window: int = 10) -> lis
 
 
 def layers(groups: Sequence[Group], path: pathlib.Path) -> list[pathlib.Path]:
-    """How far the participants' models are from the server's, by parameter group; a panel per method and scene."""
+    """How far the participants' models are from the server's, by parameter group; a panel per
+    method and scene."""
     plt = style.drawing()
     mine = [g for g in groups if all(run.layers for run in g.runs)]
     look = style.looks(list(dict.fromkeys(name for g in mine for name in g.runs[0].layers)))

@@ -1,4 +1,5 @@
-"""`fedjax-sim report`: every figure that the runs have data for, and one page that holds them all."""
+"""`fedjax-sim report`: every figure that the runs have data for, and one page that holds them
+all."""
 
 from __future__ import annotations
 
@@ -17,21 +18,35 @@ Drawn = tuple[str, str, Callable[[pathlib.Path], list[pathlib.Path]]]  # file, t
 def possible(groups: Sequence[Group], profiles: Sequence[dict[str, Any]] = ()) -> Iterator[Drawn]:
     """The figures for which there are data, in the order of the page."""
     for place, title in (("rounds", "rounds"), ("bytes", "communication"), ("time", "time")):
-        if curves.measured(groups) and (place != "time" or all(run.timings for g in groups for run in g.runs)):
+        if curves.measured(groups) and (
+            place != "time" or all(run.timings for g in groups for run in g.runs)
+        ):
             name = "accuracy" if place == "rounds" else f"accuracy_{place}"
-            yield name, f"Accuracy against {title}", functools.partial(curves.accuracy, groups, place=place)
+            yield (
+                name,
+                f"Accuracy against {title}",
+                functools.partial(curves.accuracy, groups, place=place),
+            )
     if costs.reached(groups):
         yield "thresholds", "Cost to reach an accuracy", lambda path: costs.thresholds(groups, path)
     if costs.numeric_settings(groups):
         yield "settings", "Accuracy against settings", lambda path: costs.settings(groups, path)
     if people.with_clients(groups):
         yield "clients", "Spread over clients", lambda path: people.spread(groups, path)
-        yield "client_curves", "Every client over rounds", lambda path: people.over_rounds(groups, path)
+        yield (
+            "client_curves",
+            "Every client over rounds",
+            lambda path: people.over_rounds(groups, path),
+        )
     if people.one_by_one(groups):
         yield "one_client", "One client over rounds", lambda path: people.one_client(groups, path)
     if people.label_counts(groups):
         yield "labels", "Labels of the clients", lambda path: people.bubbles(groups, path)
-    yield "communication", "Communication per round", lambda path: curves.communication(groups, path)
+    yield (
+        "communication",
+        "Communication per round",
+        lambda path: curves.communication(groups, path),
+    )
     if policy.steered(groups):
         yield "actions", "Actions over rounds", lambda path: policy.evolution(groups, path)
         yield "policy", "Policy", lambda path: policy.summary(groups, path)
@@ -53,7 +68,8 @@ def report(
     say: Callable[[str], None] = lambda text: None,
     titles: bool = True,
 ) -> list[pathlib.Path]:
-    """Draw everything as PNG and PDF into `out` (default: the first directory), and report.html with all of it.
+    """Draw everything as PNG and PDF into `out` (default: the first directory), and report.html
+    with all of it.
 
     titles: above the panels; without them a figure goes into a paper as it is.
     """
@@ -61,6 +77,12 @@ def report(
     folder = pathlib.Path(out) if out is not None else pathlib.Path(paths[0])
     folder.mkdir(parents=True, exist_ok=True)
     with style.titled(titles):
-        drawn = [(title, draw(folder / name)) for name, title, draw in possible(groups, costs.read_profiles(paths, say))]
+        drawn = [
+            (title, draw(folder / name))
+            for name, title, draw in possible(groups, costs.read_profiles(paths, say))
+        ]
     made = [file for _, files in drawn for file in files]
-    return [*made, page.write(groups, [(title, files[0]) for title, files in drawn], folder / "report.html")]
+    return [
+        *made,
+        page.write(groups, [(title, files[0]) for title, files in drawn], folder / "report.html"),
+    ]

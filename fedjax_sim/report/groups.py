@@ -1,6 +1,8 @@
-"""Which runs belong together: a scene (data and who takes part) is a panel, a label (method and options) a colour.
+"""Which runs belong together: a scene (data and who takes part) is a panel, a label (method and
+options) a colour.
 
-Runs of one scene and one label differ in their seeds only; their mean and standard deviation are drawn.
+Runs of one scene and one label differ in their seeds only; their mean and standard deviation are
+drawn.
 """
 
 from __future__ import annotations
@@ -15,12 +17,46 @@ from fedjax_sim.options import shown
 from fedjax_sim.report.runs import Run
 
 # what is the same for everybody who is compared; the first three stand in every title
-SCENE = ("dataset", "partition", "clients", "participation", "protocol", "norm", "unseen", "dropout", "stragglers",
-         "server_val", "val_fraction")  # fmt: skip
+SCENE = (
+    "dataset",
+    "partition",
+    "clients",
+    "participation",
+    "protocol",
+    "norm",
+    "unseen",
+    "dropout",
+    "stragglers",
+    "server_val",
+    "val_fraction",
+)
 # neither scene nor label: seeds, places, what is found out, how it was computed
-ASIDE = ("seed", "data_seed", "data", "data_fingerprint", "own_data", "own_model", "model_shapes", "data_dir", "download",
-         "init", "chunk", "devices", "backend", "checkpoint_every", "keep", "state_on", "rounds", "schedule_rounds",
-         "cohorts", "eval_every", "evaluations", "personal_every", "probe", "method")  # fmt: skip
+ASIDE = (
+    "seed",
+    "data_seed",
+    "data",
+    "data_fingerprint",
+    "own_data",
+    "own_model",
+    "model_shapes",
+    "data_dir",
+    "download",
+    "init",
+    "chunk",
+    "devices",
+    "backend",
+    "checkpoint_every",
+    "keep",
+    "state_on",
+    "rounds",
+    "schedule_rounds",
+    "cohorts",
+    "eval_every",
+    "evaluations",
+    "personal_every",
+    "probe",
+    "method",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,18 +67,26 @@ class Group:
     scene: str
     runs: tuple[Run, ...]
 
-    def series(self, column: str, place: Callable[[Run, np.ndarray], np.ndarray]) -> tuple[np.ndarray, ...]:
-        """(x, mean, std) of an evaluated column over seeds, at the rounds that every seed has evaluated."""
+    def series(
+        self, column: str, place: Callable[[Run, np.ndarray], np.ndarray]
+    ) -> tuple[np.ndarray, ...]:
+        """(x, mean, std) of an evaluated column over seeds, at the rounds that every seed has
+        evaluated."""
         points = [(run, *run.points(column)) for run in self.runs]
         points = [(run, rounds, values) for run, rounds, values in points if len(rounds)]
         if not points:
             return np.zeros(0), np.zeros(0), np.zeros(0)
         common = sorted(set.intersection(*(set(rounds.tolist()) for _, rounds, _ in points)))
         values = np.stack([v[np.isin(r, common)] for _, r, v in points])
-        return np.mean([place(run, np.array(common)) for run, _, _ in points], 0), values.mean(0), spread(values)
+        return (
+            np.mean([place(run, np.array(common)) for run, _, _ in points], 0),
+            values.mean(0),
+            spread(values),
+        )
 
     def per_round(self, column: Callable[[Run], np.ndarray]) -> tuple[np.ndarray, ...]:
-        """(rounds, mean, std) over seeds of something that every round has, up to the shortest run."""
+        """(rounds, mean, std) over seeds of something that every round has, up to the shortest
+        run."""
         values = [column(run) for run in self.runs]
         least = min(map(len, values))
         stacked = np.stack([v[:least] for v in values])
@@ -67,7 +111,14 @@ def spread(values: np.ndarray) -> np.ndarray:
 def flat(config: dict[str, Any]) -> dict[str, Any]:
     """A configuration with the options of method, model and loss beside the others.
 
-    >>> flat({"method": "fedprox", "lr": 0.1, "options": {"mu": 0.5}, "model_options": {"stem": "cifar"}})
+    >>> flat(
+    ...     {
+    ...         "method": "fedprox",
+    ...         "lr": 0.1,
+    ...         "options": {"mu": 0.5},
+    ...         "model_options": {"stem": "cifar"},
+    ...     }
+    ... )
     {'method': 'fedprox', 'lr': 0.1, 'mu': 0.5, 'model.stem': 'cifar'}
     """
     out = {k: v for k, v in config.items() if k not in ("options", "model_options", "loss_options")}
@@ -81,7 +132,11 @@ def text_of(value: Any) -> str:
     try:
         return f"{float(value):g}" if not isinstance(value, bool) else str(value)
     except (TypeError, ValueError):
-        return "x".join(map(text_of, value)) if isinstance(value, (list, tuple)) else shown(str(value), 40)
+        return (
+            "x".join(map(text_of, value))
+            if isinstance(value, (list, tuple))
+            else shown(str(value), 40)
+        )
 
 
 def varying(configs: Sequence[dict[str, Any]], names: Sequence[str]) -> list[str]:
@@ -102,10 +157,18 @@ def share(text: str) -> str:
 
 
 def scene_of(config: dict[str, Any], different: Sequence[str]) -> str:
-    """Setting and split in one line, as a title shows them; what differs between scenes is always there."""
-    parts = [text_of(config["dataset"]) if "dataset" in config else "", text_of(config.get("partition", ""))]
+    """Setting and split in one line, as a title shows them; what differs between scenes is always
+    there."""
+    parts = [
+        text_of(config["dataset"]) if "dataset" in config else "",
+        text_of(config.get("partition", "")),
+    ]
     if config.get("clients") is not None:
-        part = f", {share(text_of(config['participation']))} per round" if config.get("participation") else ""
+        part = (
+            f", {share(text_of(config['participation']))} per round"
+            if config.get("participation")
+            else ""
+        )
         parts.append(f"{text_of(config['clients'])} clients{part}")
     parts += [f"{n} {text_of(config.get(n))}" for n in different if n not in SCENE[:4]]
     return " · ".join(part for part in parts if part)
@@ -114,14 +177,20 @@ def scene_of(config: dict[str, Any], different: Sequence[str]) -> str:
 def label_of(config: dict[str, Any], different: Sequence[str]) -> str:
     """Method, its agent, and the options that differ between runs of this method."""
     names = dict.fromkeys([*(["agent"] if "agent" in config else []), *different])
-    inside = [text_of(config[n]) if n == "agent" else f"{n}={text_of(config[n])}" for n in names if n in config]
+    inside = [
+        text_of(config[n]) if n == "agent" else f"{n}={text_of(config[n])}"
+        for n in names
+        if n in config
+    ]
     return shown(config["method"], 60) + (f" ({', '.join(inside)})" if inside else "")
 
 
 def grouped(runs: Sequence[Run], say: Callable[[str], None] = lambda text: None) -> list[Group]:
-    """Runs by scene and label, in the order of their first appearance; of two with the same seeds the longer one."""
+    """Runs by scene and label, in the order of their first appearance; of two with the same seeds
+    the longer one."""
     configs = [flat(run.config) for run in runs]
-    # a run without the option has the default, which is unknown here: it differs from those that have it
+    # a run without the option has the default, which is unknown here: it differs from those that
+    # have it
     scene_names = varying(configs, SCENE)
     options: dict[str, list[str]] = {}
     for method in {c["method"] for c in configs}:
@@ -136,8 +205,13 @@ def grouped(runs: Sequence[Run], say: Callable[[str], None] = lambda text: None)
         if other is not run:
             long, short = sorted((run, other), key=lambda r: -len(r.rounds["round"]))
             found[key][seeds] = long
-            say(f"skipped: '{shown(str(short.path), 200)}' is the same run as '{shown(str(long.path), 200)}', not longer")
-    return [Group(label, scene, tuple(members.values())) for (scene, label), members in found.items()]
+            say(
+                f"skipped: '{shown(str(short.path), 200)}' is the same run as"
+                f" '{shown(str(long.path), 200)}', not longer"
+            )
+    return [
+        Group(label, scene, tuple(members.values())) for (scene, label), members in found.items()
+    ]
 
 
 def labels(groups: Sequence[Group]) -> list[str]:

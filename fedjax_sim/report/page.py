@@ -1,4 +1,5 @@
-"""One page with everything: no network, no other files. The data are JSON inside it, names are only ever set as text."""
+"""One page with everything: no network, no other files. The data are JSON inside it, names are only
+ever set as text."""
 
 from __future__ import annotations
 
@@ -24,7 +25,10 @@ DIGITS = 6  # significant, of what the page draws
 
 def brief(values: Any) -> list[float | None]:
     """Numbers as the page needs them: few digits, null for what is none."""
-    return [float(f"{v:.{DIGITS}g}") if np.isfinite(v) else None for v in np.asarray(values, float).tolist()]
+    return [
+        float(f"{v:.{DIGITS}g}") if np.isfinite(v) else None
+        for v in np.asarray(values, float).tolist()
+    ]
 
 
 def lines(groups: Sequence[Group]) -> list[dict[str, Any]]:
@@ -37,8 +41,12 @@ def lines(groups: Sequence[Group]) -> list[dict[str, Any]]:
             sent, _, _ = g.series(column, curves.PLACES["bytes"])
             timed = all(run.timings or run.virtual for run in g.runs)
             seconds = g.series(column, curves.PLACES["time"])[0] if timed else np.zeros(0)
-            one = dict(label=g.label, scene=g.scene, metric=column, rounds=brief(rounds), bytes=brief(sent))
-            out.append(one | dict(time=brief(seconds), mean=brief(scale * mean), std=brief(scale * std)))
+            one = dict(
+                label=g.label, scene=g.scene, metric=column, rounds=brief(rounds), bytes=brief(sent)
+            )
+            out.append(
+                one | dict(time=brief(seconds), mean=brief(scale * mean), std=brief(scale * std))
+            )
     return out
 
 
@@ -50,25 +58,40 @@ def short(told: Sequence[str]) -> dict[str, str]:
     """
     parts = {scene: scene.split(" · ") for scene in told}
     common = set.intersection(*map(set, parts.values())) if parts else set()
-    return {scene: " · ".join(p for p in own if p not in common) or scene for scene, own in parts.items()}
+    return {
+        scene: " · ".join(p for p in own if p not in common) or scene
+        for scene, own in parts.items()
+    }
 
 
 def content(groups: Sequence[Group]) -> dict[str, Any]:
     """What the page's script draws and sorts."""
     names, look = labels(groups), style.looks(labels(groups))
-    dashes = {"-": ""} | {line: " ".join(f"{d:g}" for d in line[1]) for line in style.LINES if not isinstance(line, str)}
+    dashes = {"-": ""} | {
+        line: " ".join(f"{d:g}" for d in line[1])
+        for line in style.LINES
+        if not isinstance(line, str)
+    }
     columns = tables.shown_columns(groups)
     rows = []
     for g in sorted(groups, key=lambda g: (scenes(groups).index(g.scene), names.index(g.label))):
         told = tables.statistics(g)
-        cells: dict[str, Any] = {c.key: told[c.key]._asdict() if c.key in told else tables.missing(g, c) for c in columns}
-        rows.append(dict(label=g.label, scene=g.scene, seeds=len(g.runs), ended=g.ended, cells=cells))
+        cells: dict[str, Any] = {
+            c.key: told[c.key]._asdict() if c.key in told else tables.missing(g, c) for c in columns
+        }
+        rows.append(
+            dict(label=g.label, scene=g.scene, seeds=len(g.runs), ended=g.ended, cells=cells)
+        )
     return dict(
-        methods=[dict(label=n, color=look[n]["color"], dash=dashes[look[n]["linestyle"]]) for n in names],
+        methods=[
+            dict(label=n, color=look[n]["color"], dash=dashes[look[n]["linestyle"]]) for n in names
+        ],
         scenes=scenes(groups),
         brief=short(scenes(groups)),
         columns=[
-            c._asdict() | dict(zip(("unit", "scale", "digits"), tables.scale_of(groups, c), strict=True)) for c in columns
+            c._asdict()
+            | dict(zip(("unit", "scale", "digits"), tables.scale_of(groups, c), strict=True))
+            for c in columns
         ],
         rows=rows,
         metrics=[
@@ -95,12 +118,21 @@ def figure(title: str, picture: pathlib.Path) -> str:
         width = round(PIXELS * image.width / style.DPI)
     data = base64.b64encode(small.getvalue()).decode()
     name = html.escape(title)
-    return f'<figure><h3>{name}</h3><img alt="{name}" width="{width}" src="data:image/png;base64,{data}"></figure>'
+    return (
+        f'<figure><h3>{name}</h3><img alt="{name}" width="{width}"'
+        f' src="data:image/png;base64,{data}"></figure>'
+    )
 
 
-def write(groups: Sequence[Group], pictures: Sequence[tuple[str, pathlib.Path]], path: pathlib.Path) -> pathlib.Path:
+def write(
+    groups: Sequence[Group], pictures: Sequence[tuple[str, pathlib.Path]], path: pathlib.Path
+) -> pathlib.Path:
     """The page at `path`; pictures: (title, PNG file)."""
-    frame = importlib.resources.files("fedjax_sim.report").joinpath("page.html").read_text(encoding="utf-8")
+    frame = (
+        importlib.resources.files("fedjax_sim.report")
+        .joinpath("page.html")
+        .read_text(encoding="utf-8")
+    )
     data = json.dumps(content(groups), allow_nan=False).replace("<", "\\u003c")
     title = scenes(groups)[0] if len(scenes(groups)) == 1 else f"{len(scenes(groups))} settings"
     parts = {

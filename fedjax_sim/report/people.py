@@ -1,4 +1,5 @@
-"""Figures about clients: how accuracies are spread over them, how they develop, which labels they hold."""
+"""Figures about clients: how accuracies are spread over them, how they develop, which labels they
+hold."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ def last_values(group: Group) -> np.ndarray:
 
 
 def spread(groups: Sequence[Group], path: pathlib.Path) -> list[pathlib.Path]:
-    """Left of each pair: a box per method, ◆ the mean of the worst tenth. Right: the share of clients up to an accuracy."""
+    """Left of each pair: a box per method, ◆ the mean of the worst tenth. Right: the share of
+    clients up to an accuracy."""
     plt, look = style.drawing(), style.looks(labels(groups))
     mine = with_clients(groups)
     where = scenes(mine)
@@ -39,15 +41,34 @@ def spread(groups: Sequence[Group], path: pathlib.Path) -> list[pathlib.Path]:
     for scene, boxes, steps in zip(where, axes[::2], axes[1::2], strict=True):
         here = [g for g in mine if g.scene == scene]
         values, read = [last_values(g) for g in here], about(here[0])
-        drawn = boxes.boxplot(values, vert=False, widths=0.6, patch_artist=True, medianprops=dict(color="black"),
-                              flierprops=dict(markersize=2.5, alpha=0.5))  # fmt: skip
-        for g, box, v, at in zip(here, drawn["boxes"], values, range(1, len(here) + 1), strict=True):
+        drawn = boxes.boxplot(
+            values,
+            vert=False,
+            widths=0.6,
+            patch_artist=True,
+            medianprops=dict(color="black"),
+            flierprops=dict(markersize=2.5, alpha=0.5),
+        )
+        for g, box, v, at in zip(
+            here, drawn["boxes"], values, range(1, len(here) + 1), strict=True
+        ):
             box.set(facecolor=look[g.label]["color"], alpha=0.55, linewidth=0.8)
             boxes.plot(
-                worst_tenth(v, read.better), at, "D", color=look[g.label]["color"], markeredgecolor="black", markersize=5
+                worst_tenth(v, read.better),
+                at,
+                "D",
+                color=look[g.label]["color"],
+                markeredgecolor="black",
+                markersize=5,
             )
             x = np.sort(v)
-            steps.step(x, np.arange(1, len(x) + 1) / len(x) * 100, where="post", label=style.safe(g.label), **look[g.label])
+            steps.step(
+                x,
+                np.arange(1, len(x) + 1) / len(x) * 100,
+                where="post",
+                label=style.safe(g.label),
+                **look[g.label],
+            )
         boxes.set_yticks(range(1, len(here) + 1), [style.safe(g.label) for g in here])
         boxes.invert_yaxis()
         style.title(boxes, scene, f"last {read.label} of each client, ◆ mean of the worst 10 %")
@@ -59,7 +80,8 @@ def spread(groups: Sequence[Group], path: pathlib.Path) -> list[pathlib.Path]:
 
 
 def over_rounds(groups: Sequence[Group], path: pathlib.Path) -> list[pathlib.Path]:
-    """Every client's accuracy over rounds as a thin line, their median and worst tenth as strong ones; first seed."""
+    """Every client's accuracy over rounds as a thin line, their median and worst tenth as strong
+    ones; first seed."""
     plt, look = style.drawing(), style.looks(labels(groups))
     mine = with_clients(groups)[:MOST_PANELS]
     figure, axes = style.panels(plt, len(mine))
@@ -70,13 +92,27 @@ def over_rounds(groups: Sequence[Group], path: pathlib.Path) -> list[pathlib.Pat
         values = read.scale * np.asarray(run.of_clients(mode))  # [E, N]
         values = values[:, np.isfinite(values).all(0)]
         colour = look[g.label]["color"]
-        axis.plot(rounds, values, color=colour, alpha=max(0.05, min(0.35, 6 / values.shape[1])), linewidth=0.7)
+        axis.plot(
+            rounds,
+            values,
+            color=colour,
+            alpha=max(0.05, min(0.35, 6 / values.shape[1])),
+            linewidth=0.7,
+        )
         axis.plot(rounds, np.median(values, 1), color=colour, linewidth=2, label="median client")
         axis.plot(
-            rounds, [worst_tenth(v, read.better) for v in values], "--", color="black", linewidth=1.3, label="worst 10 %"
+            rounds,
+            [worst_tenth(v, read.better) for v in values],
+            "--",
+            color="black",
+            linewidth=1.3,
+            label="worst 10 %",
         )
         style.title(axis, g.label, g.scene)
-        axis.set(ylabel=f"each client's {read.axis}", **(dict(ylim=(-2, 102)) if read.unit == "percent" else {}))
+        axis.set(
+            ylabel=f"each client's {read.axis}",
+            **(dict(ylim=(-2, 102)) if read.unit == "percent" else {}),
+        )
         style.rounds_axis(axis)
     style.legend(figure, axes)
     return style.save(plt, figure, path)
@@ -93,25 +129,44 @@ MODES = {
 
 
 def one_by_one(groups: Sequence[Group]) -> list[tuple[str, str]]:
-    """(scene, mode) where clients were scored one by one; nothing unless that was done in two ways at least."""
-    has = lambda scene, mode: any(g.scene == scene and g.runs[0].of_clients(mode) is not None for g in groups)
+    """(scene, mode) where clients were scored one by one; nothing unless that was done in two ways
+    at least."""
+    has = lambda scene, mode: any(
+        g.scene == scene and g.runs[0].of_clients(mode) is not None for g in groups
+    )
     found = [(scene, mode) for scene in scenes(groups) for mode in MODES if has(scene, mode)]
     return found if len({mode for _, mode in found}) > 1 else []
 
 
 def one_client(groups: Sequence[Group], path: pathlib.Path, client: int = 0) -> list[pathlib.Path]:
-    """One client over rounds, scored in every way: a panel per scene and way, mean and ± band over seeds."""
+    """One client over rounds, scored in every way: a panel per scene and way, mean and ± band over
+    seeds."""
     plt, look = style.drawing(), style.looks(labels(groups))
     which = one_by_one(groups)
-    figure, axes = style.panels(plt, len(which), most=max(2, min(3, len({mode for _, mode in which}))))
+    figure, axes = style.panels(
+        plt, len(which), most=max(2, min(3, len({mode for _, mode in which})))
+    )
     for axis, (scene, mode) in zip(axes, which, strict=True):
-        drawn = [g for g in groups if g.scene == scene and all(r.of_clients(mode) is not None for r in g.runs)]
+        drawn = [
+            g
+            for g in groups
+            if g.scene == scene and all(r.of_clients(mode) is not None for r in g.runs)
+        ]
         for g in drawn:
-            told = [about(g).scale * np.nan_to_num(np.asarray(r.of_clients(mode))[:, client]) for r in g.runs]
+            told = [
+                about(g).scale * np.nan_to_num(np.asarray(r.of_clients(mode))[:, client])
+                for r in g.runs
+            ]
             least = min(map(len, told))
             values = np.stack([t[:least] for t in told])
-            style.band(axis, g.runs[0].clients[f"{mode}_rounds"][:least], values.mean(0), deviation(values), g.label,
-                       look[g.label])  # fmt: skip
+            style.band(
+                axis,
+                g.runs[0].clients[f"{mode}_rounds"][:least],
+                values.mean(0),
+                deviation(values),
+                g.label,
+                look[g.label],
+            )
         style.title(axis, scene, f"client {client}: {MODES[mode]}")
         axis.set_ylabel(about(drawn[0]).axis)
         style.rounds_axis(axis)
@@ -134,12 +189,16 @@ def bubbles(groups: Sequence[Group], path: pathlib.Path) -> list[pathlib.Path]:
     plt = style.drawing()
     tables = label_counts(groups)
     widest = max(min(MOST_BUBBLES, len(t)) for t in tables.values())
-    figure, axes = style.panels(plt, len(tables), width=max(4.6, 0.16 * widest + 1.5), height=3.8, most=2)
+    figure, axes = style.panels(
+        plt, len(tables), width=max(4.6, 0.16 * widest + 1.5), height=3.8, most=2
+    )
     for axis, (scene, counts) in zip(axes, tables.items(), strict=True):
         shown = counts[:MOST_BUBBLES]
         client, label = np.nonzero(shown)
         areas = shown[client, label] / shown.max()
-        axis.scatter(client, label, s=2 + 140 * areas, color=style.COLOURS[0], alpha=0.75, linewidths=0)
+        axis.scatter(
+            client, label, s=2 + 140 * areas, color=style.COLOURS[0], alpha=0.75, linewidths=0
+        )
         note = f", the first {len(shown)} of {len(counts)}" if len(counts) > len(shown) else ""
         style.title(axis, scene, f"training examples per label, largest dot {shown.max():,}{note}")
         axis.set_ylabel("label")

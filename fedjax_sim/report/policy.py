@@ -24,7 +24,8 @@ def colours(names: Sequence[str]) -> dict[str, str]:
 
 
 def evolution(groups: Sequence[Group], path: pathlib.Path) -> list[pathlib.Path]:
-    """Stacked shares of the actions over the last ten rounds, accuracy on the right axis; a panel per group, first seed."""
+    """Stacked shares of the actions over the last ten rounds, accuracy on the right axis; a panel
+    per group, first seed."""
     plt = style.drawing()
     mine = steered(groups)
     figure, axes = style.panels(plt, len(mine), width=5.0)
@@ -34,9 +35,19 @@ def evolution(groups: Sequence[Group], path: pathlib.Path) -> list[pathlib.Path]
         run = g.runs[0]
         shares, rounds = windowed_shares(run.actions, WINDOW), run.rounds["round"]
         parts = [100 * s for s in shares.values()]
-        axis.stackplot(rounds, *parts, labels=list(map(style.safe, shares)), alpha=0.75, colors=[colour[n] for n in shares])
+        axis.stackplot(
+            rounds,
+            *parts,
+            labels=list(map(style.safe, shares)),
+            alpha=0.75,
+            colors=[colour[n] for n in shares],
+        )
         style.title(axis, g.label, g.scene)
-        axis.set(ylabel=f"actions of {WINDOW} rounds (%)", ylim=(0, 100), xlim=(rounds[0], max(rounds[-1], rounds[0] + 1)))
+        axis.set(
+            ylabel=f"actions of {WINDOW} rounds (%)",
+            ylim=(0, 100),
+            xlim=(rounds[0], max(rounds[-1], rounds[0] + 1)),
+        )
         axis.grid(False)
         style.rounds_axis(axis)
         right = axis.twinx()
@@ -61,7 +72,8 @@ def entropy(run: Run) -> np.ndarray:
 
 
 def summary(groups: Sequence[Group], path: pathlib.Path) -> list[pathlib.Path]:
-    """A row per scene. Left: share of each action over the whole run. Right: normalised entropy of ten rounds' actions."""
+    """A row per scene. Left: share of each action over the whole run. Right: normalised entropy of
+    ten rounds' actions."""
     plt, look = style.drawing(), style.looks(labels(groups))
     mine = steered(groups)
     where = scenes(mine)
@@ -72,10 +84,21 @@ def summary(groups: Sequence[Group], path: pathlib.Path) -> list[pathlib.Path]:
         here = [g for g in mine if g.scene == scene]
         left = np.zeros(len(here))
         for name in names:
-            taken = np.array([sum(run.actions.get(name, np.zeros(1)).sum() for run in g.runs) for g in here])
-            decided = np.array([max(1, sum(v.sum() for run in g.runs for v in run.actions.values())) for g in here])
+            taken = np.array(
+                [sum(run.actions.get(name, np.zeros(1)).sum() for run in g.runs) for g in here]
+            )
+            decided = np.array(
+                [max(1, sum(v.sum() for run in g.runs for v in run.actions.values())) for g in here]
+            )
             share = 100 * taken / decided
-            drawn = bars.barh(range(len(here)), share, left=left, label=style.safe(name), color=colour[name], height=0.6)
+            drawn = bars.barh(
+                range(len(here)),
+                share,
+                left=left,
+                label=style.safe(name),
+                color=colour[name],
+                height=0.6,
+            )
             inside = [f"{s:.0f}" if s >= 6 else "" for s in share]
             bars.bar_label(drawn, inside, label_type="center", color="white", fontsize=8)
             left += share
@@ -86,7 +109,9 @@ def summary(groups: Sequence[Group], path: pathlib.Path) -> list[pathlib.Path]:
         for g in here:
             x, mean, std = g.per_round(entropy)
             curves.plot(x, mean, label=style.safe(g.label), **look[g.label])
-            curves.fill_between(x, mean - std, mean + std, color=look[g.label]["color"], alpha=0.18, linewidth=0)
+            curves.fill_between(
+                x, mean - std, mean + std, color=look[g.label]["color"], alpha=0.18, linewidth=0
+            )
         style.title(curves, scene, f"entropy of the actions of {WINDOW} rounds")
         curves.set(ylabel="H / log A", ylim=(-0.02, 1.05))
         style.rounds_axis(curves)
@@ -95,7 +120,8 @@ def summary(groups: Sequence[Group], path: pathlib.Path) -> list[pathlib.Path]:
 
 
 def heat_maps(groups: Sequence[Group], path: pathlib.Path, client: int = 0) -> list[pathlib.Path]:
-    """Left of each pair: a matrix of weights, mean of the last half. Right: those for one client over rounds; first seed."""
+    """Left of each pair: a matrix of weights, mean of the last half. Right: those for one client
+    over rounds; first seed."""
     plt = style.drawing()
     found = [(g, name, values) for g in groups for name, values in g.runs[0].matrices.items()]
     figure, axes = style.panels(plt, 2 * len(found), width=4.8, most=2)
@@ -114,7 +140,12 @@ def heat_maps(groups: Sequence[Group], path: pathlib.Path, client: int = 0) -> l
             few = "o" if told.sum() < 0.8 * len(told) else None
             rounds = g.runs[0].rounds["round"][: len(told)][told]
             lines.plot(
-                rounds, values[told, client, j], color=style.COLOURS[j], label=f"of client {j}", marker=few, markersize=3
+                rounds,
+                values[told, client, j],
+                color=style.COLOURS[j],
+                label=f"of client {j}",
+                marker=few,
+                markersize=3,
             )
         style.title(lines, f"{name} for client {client}", g.scene)
         style.rounds_axis(lines)
@@ -123,15 +154,24 @@ def heat_maps(groups: Sequence[Group], path: pathlib.Path, client: int = 0) -> l
 
 
 def panels_of(groups: Sequence[Group]) -> dict[str, tuple[str, str, bool]]:
-    """What the methods themselves want drawn: column -> (title, name of the axis, whether it is added up over rounds)."""
+    """What the methods themselves want drawn: column -> (title, name of the axis, whether it is
+    added up over rounds)."""
     wanted = [run.resolved.get("panels", {}) for g in groups for run in g.runs]
-    return {name: (title, unit, added) for panels in wanted for name, (title, unit, added) in panels.items()}
+    return {
+        name: (title, unit, added)
+        for panels in wanted
+        for name, (title, unit, added) in panels.items()
+    }
 
 
 def budgeted(groups: Sequence[Group]) -> list[tuple[str, str]]:
     """(scene, what) that can be drawn."""
-    has = lambda scene, name: any(g.scene == scene and all(r.counted(name) is not None for r in g.runs) for g in groups)
-    return [(scene, name) for scene in scenes(groups) for name in panels_of(groups) if has(scene, name)]
+    has = lambda scene, name: any(
+        g.scene == scene and all(r.counted(name) is not None for r in g.runs) for g in groups
+    )
+    return [
+        (scene, name) for scene in scenes(groups) for name in panels_of(groups) if has(scene, name)
+    ]
 
 
 def accumulated(run: Run, name: str, added: bool) -> np.ndarray:
@@ -146,10 +186,16 @@ def budgets(groups: Sequence[Group], path: pathlib.Path) -> list[pathlib.Path]:
     figure, axes = style.panels(plt, len(which))
     for axis, (scene, name) in zip(axes, which, strict=True):
         title, unit, added = panels_of(groups)[name]
-        for g in (g for g in groups if g.scene == scene and all(r.counted(name) is not None for r in g.runs)):
+        for g in (
+            g
+            for g in groups
+            if g.scene == scene and all(r.counted(name) is not None for r in g.runs)
+        ):
             x, mean, std = g.per_round(lambda run: accumulated(run, name, added))
             axis.plot(x, mean, label=style.safe(g.label), **look[g.label])
-            axis.fill_between(x, mean - std, mean + std, color=look[g.label]["color"], alpha=0.18, linewidth=0)
+            axis.fill_between(
+                x, mean - std, mean + std, color=look[g.label]["color"], alpha=0.18, linewidth=0
+            )
         style.title(axis, scene, title)
         axis.set_ylabel(unit)
         style.rounds_axis(axis)

@@ -1,4 +1,5 @@
-"""How every figure looks: one colour and line per label, units, ticks, legends beside the data, PNG and PDF."""
+"""How every figure looks: one colour and line per label, units, ticks, legends beside the data, PNG
+and PDF."""
 
 from __future__ import annotations
 
@@ -13,8 +14,20 @@ import numpy as np
 from fedjax_sim.errors import UserError
 from fedjax_sim.options import shown
 
-# told apart by people of every colour vision (after Paul Tol's "bright" and "muted" sets), on white and on dark
-COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccaa22", "#aa3377", "#33aacc", "#e07b39", "#7a6fc0", "#888888", "#117766")
+# told apart by people of every colour vision (after Paul Tol's "bright" and "muted" sets), on white
+# and on dark
+COLOURS = (
+    "#4477aa",
+    "#ee6677",
+    "#228833",
+    "#ccaa22",
+    "#aa3377",
+    "#33aacc",
+    "#e07b39",
+    "#7a6fc0",
+    "#888888",
+    "#117766",
+)
 LINES = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)), (0, (5, 1.2, 1.2, 1.2)))
 ACTIONS = {"full": "#4477aa", "backbone": "#66aa55", "head": "#cc6655", "partial": "#ddaa44"}
 BYTES = (("B", 1), ("kB", 10**3), ("MB", 10**6), ("GB", 10**9), ("TB", 10**12))
@@ -41,7 +54,9 @@ def drawing() -> Any:
     try:
         import matplotlib
     except ImportError:
-        raise UserError("figures need matplotlib; install it with: pip install 'fedjax-sim[report]'") from None
+        raise UserError(
+            "figures need matplotlib; install it with: pip install 'fedjax-sim[report]'"
+        ) from None
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
@@ -84,16 +99,24 @@ def title(axis: Any, *parts: str) -> None:
 
 
 def looks(labels: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Colour and line of each label, the same in every figure: neighbours differ in both, for print and every eye.
+    """Colour and line of each label, the same in every figure: neighbours differ in both, for print
+    and every eye.
 
-    >>> looks(["a", "b"])["b"]["color"], len({str(look) for look in looks([str(i) for i in range(40)]).values()})
+    >>> looks(["a", "b"])["b"]["color"], len(
+    ...     {str(look) for look in looks([str(i) for i in range(40)]).values()}
+    ... )
     ('#ee6677', 40)
     """
     n, m = len(COLOURS), len(LINES)
-    return {name: dict(color=COLOURS[i % n], linestyle=LINES[(i + i // n) % m]) for i, name in enumerate(labels)}
+    return {
+        name: dict(color=COLOURS[i % n], linestyle=LINES[(i + i // n) % m])
+        for i, name in enumerate(labels)
+    }
 
 
-def band(axis: Any, x: np.ndarray, mean: np.ndarray, std: np.ndarray, label: str, look: dict[str, Any]) -> None:
+def band(
+    axis: Any, x: np.ndarray, mean: np.ndarray, std: np.ndarray, label: str, look: dict[str, Any]
+) -> None:
     """A line and ± one standard deviation; few points are marked."""
     few = len(x) <= 12
     axis.plot(x, mean, label=safe(label), marker="o" if few else None, markersize=3, **look)
@@ -102,9 +125,15 @@ def band(axis: Any, x: np.ndarray, mean: np.ndarray, std: np.ndarray, label: str
 
 
 def far_apart(axis: Any, curves: Sequence[np.ndarray], times: float = 20) -> None:
-    """A logarithmic axis below the curves where one ends `times` as far as another: the shorter would be a stroke."""
+    """A logarithmic axis below the curves where one ends `times` as far as another: the shorter
+    would be a stroke."""
     ends = [float(x[-1]) for x in curves if len(x)]
-    if ends and min(ends) > 0 and max(ends) / min(ends) > times and min(float(x[0]) for x in curves if len(x)) > 0:
+    if (
+        ends
+        and min(ends) > 0
+        and max(ends) / min(ends) > times
+        and min(float(x[0]) for x in curves if len(x)) > 0
+    ):
         axis.set_xscale("log")
 
 
@@ -115,16 +144,25 @@ def unit(values: Any, units: Sequence[tuple[str, float]]) -> tuple[str, float]:
     (('MB', 1000000), ('minutes', 60), ('B', 1))
     """
     largest = max(
-        (float(np.nanmax(v)) for v in map(np.atleast_1d, values) if np.size(v) and not np.isnan(v).all()), default=0
+        (
+            float(np.nanmax(v))
+            for v in map(np.atleast_1d, values)
+            if np.size(v) and not np.isnan(v).all()
+        ),
+        default=0,
     )
     return [u for u in units if largest >= 1.5 * u[1] or u is units[0]][-1]
 
 
-def panels(plt: Any, number: int, width: float = 4.6, height: float = 3.3, most: int = 3) -> tuple[Any, list[Any]]:
+def panels(
+    plt: Any, number: int, width: float = 4.6, height: float = 3.3, most: int = 3
+) -> tuple[Any, list[Any]]:
     """A figure with `number` axes in rows of at most `most`."""
     columns = min(most, max(1, number))
     rows = -(-max(1, number) // columns)
-    figure, axes = plt.subplots(rows, columns, figsize=(width * columns, height * rows + 0.25), squeeze=False)
+    figure, axes = plt.subplots(
+        rows, columns, figsize=(width * columns, height * rows + 0.25), squeeze=False
+    )
     for axis in axes.flat[number:]:
         axis.set_visible(False)
     return figure, list(axes.flat[:number])
@@ -142,19 +180,28 @@ def rounds_axis(axis: Any, name: str = "round") -> None:
     axis.set_xlabel(name)
 
 
-def legend(figure: Any, axes: Sequence[Any], title: str | None = None, first: Sequence[str] = ()) -> None:
-    """One legend for all axes, below them, so that it never lies on data; `first`: labels in their order."""
+def legend(
+    figure: Any, axes: Sequence[Any], title: str | None = None, first: Sequence[str] = ()
+) -> None:
+    """One legend for all axes, below them, so that it never lies on data; `first`: labels in their
+    order."""
     found: dict[str, Any] = {}
     for axis in axes:
         for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
             found.setdefault(label, handle)
     order = [safe(name) for name in first]
-    found = dict(sorted(found.items(), key=lambda item: order.index(item[0]) if item[0] in order else len(order)))
+    found = dict(
+        sorted(
+            found.items(), key=lambda item: order.index(item[0]) if item[0] in order else len(order)
+        )
+    )
     if found:
         wide = figure.get_size_inches()[0]
         longest = max(map(len, found)) * 0.075 + 0.6  # inches
         columns = int(max(1, min(len(found), (wide - 0.3) // longest)))
-        figure.legend(found.values(), found.keys(), loc="outside lower center", ncols=columns, title=title)
+        figure.legend(
+            found.values(), found.keys(), loc="outside lower center", ncols=columns, title=title
+        )
 
 
 def save(plt: Any, figure: Any, path: pathlib.Path) -> list[pathlib.Path]:

@@ -1,4 +1,5 @@
-"""Figures of several runs in one table: per seed, mean and standard deviation; as rows, Markdown and LaTeX."""
+"""Figures of several runs in one table: per seed, mean and standard deviation; as rows, Markdown
+and LaTeX."""
 
 from __future__ import annotations
 
@@ -47,14 +48,28 @@ class Cell(NamedTuple):
 def figures_of(summary: dict[str, Any]) -> dict[str, float]:
     """Every number of a summary; a table inside it becomes rounds_to.50 and so on.
 
-    >>> figures_of({"seed": 1, "method": "a", "best_global": 0.5, "rounds_to": {"50": 3, "60": None}, "ok": True})
+    >>> figures_of(
+    ...     {
+    ...         "seed": 1,
+    ...         "method": "a",
+    ...         "best_global": 0.5,
+    ...         "rounds_to": {"50": 3, "60": None},
+    ...         "ok": True,
+    ...     }
+    ... )
     {'best_global': 0.5, 'rounds_to.50': 3.0}
     """
     out: dict[str, float] = {}
     for key, value in summary.items():
-        inside = {f"{key}.{k}": v for k, v in value.items()} if isinstance(value, dict) else {key: value}
+        inside = (
+            {f"{key}.{k}": v for k, v in value.items()} if isinstance(value, dict) else {key: value}
+        )
         for name, number in inside.items():
-            if isinstance(number, (int, float)) and not isinstance(number, bool) and name not in NOT_FIGURES:
+            if (
+                isinstance(number, (int, float))
+                and not isinstance(number, bool)
+                and name not in NOT_FIGURES
+            ):
                 out[name] = float(number)
     return out
 
@@ -66,7 +81,11 @@ def statistics(group: Group) -> dict[str, Cell]:
     for name in dict.fromkeys(n for figures in per_seed for n in figures):
         values = np.array([f[name] for f in per_seed if name in f and math.isfinite(f[name])])
         if len(values):
-            out[name] = Cell(float(values.mean()), float(values.std(ddof=1)) if len(values) > 1 else 0.0, len(values))
+            out[name] = Cell(
+                float(values.mean()),
+                float(values.std(ddof=1)) if len(values) > 1 else 0.0,
+                len(values),
+            )
     return out
 
 
@@ -75,18 +94,26 @@ def shown_columns(groups: Sequence[Group]) -> list[Column]:
     from fedjax_sim.report.costs import reached
 
     known = {name for g in groups for name in statistics(g)}
-    about = {n: told for g in groups for run in g.runs for n, told in run.others.items() if told.tabled}
+    about = {
+        n: told for g in groups for run in g.runs for n, told in run.others.items() if told.tabled
+    }
     shown = {n: told for n, told in about.items() if n.startswith(("global_", "client_"))}
-    own = [Column(f"metrics.{n}", n.replace("_", " "), told.better, told.unit) for n, told in shown.items()]
+    own = [
+        Column(f"metrics.{n}", n.replace("_", " "), told.better, told.unit)
+        for n, told in shown.items()
+    ]
     primary = groups[0].runs[0].primary
-    read = lambda c: c._replace(key=c.key.format(primary.figure), better=primary.better, kind=primary.unit)
+    read = lambda c: c._replace(
+        key=c.key.format(primary.figure), better=primary.better, kind=primary.unit
+    )
     always = [read(c) if c.kind == "percent" else c for c in COLUMNS]
     goals = [Column(f"rounds_to.{x}", f"rounds to {x} %", -1, "rounds") for x in reached(groups)]
     return [c for c in (*always, *own, *goals) if c.key in known]
 
 
 def best_of(groups: Sequence[Group], column: Column, scene: str) -> float | None:
-    """The best mean among the groups of a scene that have ended; None where there is nothing to be better than."""
+    """The best mean among the groups of a scene that have ended; None where there is nothing to be
+    better than."""
     ended = [g for g in groups if g.scene == scene and g.ended]
     means = [s[column.key].mean for g in ended if column.key in (s := statistics(g))]
     return column.better * max(column.better * m for m in means) if len(set(means)) > 1 else None
@@ -97,10 +124,18 @@ def scale_of(groups: Sequence[Group], column: Column) -> tuple[str, float, int]:
     if column.kind == "bytes":
         largest = [s[column.key].mean for g in groups if column.key in (s := statistics(g))]
         return *style.unit(largest, style.BYTES), 2
-    return {"percent": ("%", 0.01, 2), "number": ("", 1.0, 4), "seconds": ("s", 1.0, 3), "rounds": ("", 1.0, 1)}[column.kind]
+    return {
+        "percent": ("%", 0.01, 2),
+        "number": ("", 1.0, 4),
+        "seconds": ("s", 1.0, 3),
+        "rounds": ("", 1.0, 1),
+    }[column.kind]
 
 
-NOTHING, NEVER = "–", "×"  # no such figure, as of a method without a global model; measured, and never reached
+NOTHING, NEVER = (
+    "–",
+    "×",
+)  # no such figure, as of a method without a global model; measured, and never reached
 
 
 def missing(group: Group, column: Column) -> str:
@@ -125,12 +160,18 @@ def written(groups: Sequence[Group], plus: str, bold: str) -> tuple[list[str], l
     columns = shown_columns(groups)
     several = len({g.scene for g in groups}) > 1
     units = {c.key: scale_of(groups, c) for c in columns}
-    splits = list(dict.fromkeys(on_rows(run.resolved, short=True) for g in groups for run in g.runs))
+    splits = list(
+        dict.fromkeys(on_rows(run.resolved, short=True) for g in groups for run in g.runs)
+    )
     rows_of_clients = [text for text in splits if text] if len(splits) <= MOST_SPLITS else []
 
     def title(c: Column) -> str:
         beside = [units[c.key][0]] if units[c.key][0] and c.kind in ("percent", "bytes") else []
-        beside += [f"{'/'.join(rows_of_clients)} rows"] if c.key.startswith("client_") and rows_of_clients else []
+        beside += (
+            [f"{'/'.join(rows_of_clients)} rows"]
+            if c.key.startswith("client_") and rows_of_clients
+            else []
+        )
         return f"{c.title} ({'; '.join(beside)})" if beside else c.title
 
     head = ["method", *(["setting"] if several else []), "seeds", *map(title, columns)]
@@ -140,7 +181,11 @@ def written(groups: Sequence[Group], plus: str, bold: str) -> tuple[list[str], l
         told, row = statistics(g), [name, *([g.scene] if several else []), str(len(g.runs))]
         for c in columns:
             _, scale, digits = units[c.key]
-            text = number(told[c.key], scale, digits, plus, len(g.runs)) if c.key in told else missing(g, c)
+            text = (
+                number(told[c.key], scale, digits, plus, len(g.runs))
+                if c.key in told
+                else missing(g, c)
+            )
             best = g.ended and c.key in told and told[c.key].mean == best_of(groups, c, g.scene)
             row.append(bold.format(text) if best else text)
         rows.append(row)
@@ -155,8 +200,14 @@ def markdown(groups: Sequence[Group]) -> str:
     return "\n".join([line(head), rule, *map(line, rows)]) + "\n"
 
 
-TEX = {c: f"\\{c}" for c in "&%$#_{}"} | {"~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "\\": r"\textbackslash{}",
-       "×": r"$\times$", "–": "--", "·": r"$\cdot$"}  # fmt: skip
+TEX = {c: f"\\{c}" for c in "&%$#_{}"} | {
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "\\": r"\textbackslash{}",
+    "×": r"$\times$",
+    "–": "--",
+    "·": r"$\cdot$",
+}
 
 
 def latex(groups: Sequence[Group]) -> str:
@@ -168,9 +219,17 @@ def latex(groups: Sequence[Group]) -> str:
     line = lambda cells: " & ".join(map(cell, cells)) + r" \\"
     width = "l" * (2 if "setting" in head else 1)
     return "\n".join(
-        [rf"\begin{{tabular}}{{{width}{'r' * (len(head) - len(width))}}}", r"\toprule", line(head), r"\midrule",
-         *map(line, rows), r"\bottomrule", r"\end{tabular}", ""]
-    )  # fmt: skip
+        [
+            rf"\begin{{tabular}}{{{width}{'r' * (len(head) - len(width))}}}",
+            r"\toprule",
+            line(head),
+            r"\midrule",
+            *map(line, rows),
+            r"\bottomrule",
+            r"\end{tabular}",
+            "",
+        ]
+    )
 
 
 def rows_of(groups: Sequence[Group]) -> list[dict[str, Any]]:
@@ -179,8 +238,16 @@ def rows_of(groups: Sequence[Group]) -> list[dict[str, Any]]:
     for g in groups:
         base = dict(method=g.label, setting=g.scene)
         for run in g.runs:
-            out.append(base | dict(seed=run.config.get("seed", 0), run=run.path.name) | figures_of(run.summary))
+            out.append(
+                base
+                | dict(seed=run.config.get("seed", 0), run=run.path.name)
+                | figures_of(run.summary)
+            )
         told = statistics(g)
         for name in ("mean", "std", "n"):
-            out.append(base | dict(seed=name, run="") | {key: getattr(cell, name) for key, cell in told.items()})
+            out.append(
+                base
+                | dict(seed=name, run="")
+                | {key: getattr(cell, name) for key, cell in told.items()}
+            )
     return out

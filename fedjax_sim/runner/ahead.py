@@ -1,7 +1,9 @@
-"""`--dry-run --device`: whether a run fits a device that need not be there, from its compiler's own account.
+"""`--dry-run --device`: whether a run fits a device that need not be there, from its compiler's own
+account.
 
-The run is prepared as on that device (all clients of a round side by side, or as --chunk says) and its rounds are compiled
-for it, evaluation included. Needed are arguments + scratch + results − what is given away, on each device.
+The run is prepared as on that device (all clients of a round side by side, or as --chunk says) and
+its rounds are compiled for it, evaluation included. Needed are arguments + scratch + results − what
+is given away, on each device.
 """
 
 from __future__ import annotations
@@ -29,39 +31,61 @@ from fedjax_sim.types import Tree
 UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
-def prepare_for(name: str, config: Config, fed: Federation, say: Callable[[str], None] | None = None) -> Setup:
+def prepare_for(
+    name: str, config: Config, fed: Federation, say: Callable[[str], None] | None = None
+) -> Setup:
     """A run as it would be set up on the device `name`."""
     device = accelerators.target_device(name)
     many = len(device.devices)
     if config.backend == "loop":
-        raise UserError("backend 'loop' compiles no rounds; allowed with --device: auto, vmap, chunked, sharded")
+        raise UserError(
+            "backend 'loop' compiles no rounds; allowed with --device: auto, vmap, chunked, sharded"
+        )
     if config.devices not in ("auto", str(many)):
-        raise UserError(f"devices {config.devices} does not fit device '{name}', which is {many}; allowed: auto, {many}")
+        raise UserError(
+            f"devices {config.devices} does not fit device '{name}', which is {many}; allowed:"
+            f" auto, {many}"
+        )
     unseen = unseen_clients(config.unseen, fed.num_clients, config.data_seed)
     fixed = with_cohorts(config, config.cohorts, fed.num_clients, unseen)
-    cohort = parse_participation(fixed.participation, fed.num_clients, fed.num_clients - len(unseen))[1]
+    cohort = parse_participation(
+        fixed.participation, fed.num_clients, fed.num_clients - len(unseen)
+    )[1]
     share = -(-cohort // many)
-    asked = share if config.chunk == "auto" or config.backend == "vmap" else min(int(config.chunk), share)
+    asked = (
+        share
+        if config.chunk == "auto" or config.backend == "vmap"
+        else min(int(config.chunk), share)
+    )
     layout = accelerators.layout_on(device, cohort, asked)
     with lowering_for(device.platform):
         setup = prepare(config, fed=fed, loaded=True, layout=layout, say=say, measure=False)
     why = "as given" if config.chunk != "auto" else "the whole share at once"
-    return dataclasses.replace(setup, resolved={**setup.resolved, "chunk_why": f"{why}, for {device.kind.title}"})
+    return dataclasses.replace(
+        setup, resolved={**setup.resolved, "chunk_why": f"{why}, for {device.kind.title}"}
+    )
 
 
 def rounds_of(setup: Setup, device: Device) -> tuple[Callable, tuple]:
-    """What a run calls again and again, and the shapes of its arguments; the first one is given away."""
+    """What a run calls again and again, and the shapes of its arguments; the first one is given
+    away."""
     sim = setup.simulation
     state, data = accelerators.placed(sim, setup.net, device)
     mesh = sim.layout.mesh
-    same = SingleDeviceSharding(device.devices[0]) if mesh is None else NamedSharding(mesh, PartitionSpec())
+    same = (
+        SingleDeviceSharding(device.devices[0])
+        if mesh is None
+        else NamedSharding(mesh, PartitionSpec())
+    )
     r = sim.stages
     if r.stored == "all":
         numbers = accelerators.abstract((jnp.int32(1), jnp.bool_(True)), same)
         return sim.run, (state, data, *numbers)
     # on the host are all rows, on the device only those of the cohort and of its peers
     peers = jax.eval_shape(lambda s, d: peer_ids(r, open_env(r, d), s), state, data).shape[0]
-    rows = jax.tree.map(lambda a: jax.ShapeDtypeStruct((peers, *a.shape[1:]), a.dtype), state.clients)
+    rows = jax.tree.map(
+        lambda a: jax.ShapeDtypeStruct((peers, *a.shape[1:]), a.dtype), state.clients
+    )
 
     def one(state: Tree, data: Tree, rows: Tree) -> tuple:
         return one_round(r, open_env(r, data), state, data.dropout, rows)[:2]
@@ -70,10 +94,13 @@ def rounds_of(setup: Setup, device: Device) -> tuple[Callable, tuple]:
 
 
 def fits(setup: Setup, name: str) -> dict[str, Any]:
-    """Bytes that the run needs on each device, and whether they are there; None for what the compiler did not say."""
+    """Bytes that the run needs on each device, and whether they are there; None for what the
+    compiler did not say."""
     device = accelerators.target_device(name)
     found: dict[str, Any] = dict(device=name, title=device.kind.title, devices=len(device.devices))
-    found |= dict(memory=int(device.kind.memory), arguments=None, scratch=None, results=None, given_away=None)
+    found |= dict(
+        memory=int(device.kind.memory), arguments=None, scratch=None, results=None, given_away=None
+    )
     program, arguments = rounds_of(setup, device)
     try:
         stats = accelerators.compile_for(device, program, arguments).memory_analysis()
@@ -94,8 +121,10 @@ def fits(setup: Setup, name: str) -> dict[str, Any]:
 def used(sentence: str) -> int | None:
     """Bytes from the compiler's refusal.
 
-    >>> used("RESOURCE_EXHAUSTED: … the total memory required for HLO temporaries (22.00G) exceeds available HBM (15.75G).")
+    >>> used("… total memory required for HLO temporaries (22.00G) exceeds available HBM (15.75G).")
     23622320128
     """
-    said = re.search(r"(?:Used |required for HLO temporaries \()([\d.]+)([KMGT])", sentence)  # two ways to say it
+    said = re.search(
+        r"(?:Used |required for HLO temporaries \()([\d.]+)([KMGT])", sentence
+    )  # two ways to say it
     return int(float(said[1]) * UNITS[said[2]]) if said else None

@@ -1,9 +1,11 @@
-"""`--chunk auto`: how many clients side by side, on how many devices. Measured once per set-up and remembered.
+"""`--chunk auto`: how many clients side by side, on how many devices. Measured once per set-up and
+remembered.
 
-A short run takes the rule of thumb (on a CPU one client at a time per core; on an accelerator all at once). A long one
-times a round's local training under a few layouts and takes the rule of thumb unless another is clearly faster. The
-answer is stored in the cache folder, keyed by everything that decides it, unless the machine was busy; the resolved
-values are stored in the run, so that rerun and resume repeat them.
+A short run takes the rule of thumb (on a CPU one client at a time per core; on an accelerator all
+at once). A long one times a round's local training under a few layouts and takes the rule of thumb
+unless another is clearly faster. The answer is stored in the cache folder, keyed by everything that
+decides it, unless the machine was busy; the resolved values are stored in the run, so that rerun
+and resume repeat them.
 """
 
 from __future__ import annotations
@@ -44,7 +46,9 @@ def rule_of_thumb(config: Config, cohort: int) -> Choice:
     """chunk and devices as given, else by the kind of device."""
     have, kind = layouts.available_devices(), jax.default_backend()
     single = config.backend in ("loop", "chunked", "vmap")
-    devices = int(config.devices) if config.devices != "auto" else 1 if single else min(have, cohort)
+    devices = (
+        int(config.devices) if config.devices != "auto" else 1 if single else min(have, cohort)
+    )
     share = -(-cohort // devices)
     if config.backend == "vmap":
         return Choice(share, devices, "vmap: the whole cohort side by side")
@@ -56,8 +60,14 @@ def rule_of_thumb(config: Config, cohort: int) -> Choice:
 def candidates(config: Config, cohort: int) -> list[Choice]:
     """A handful of layouts worth timing."""
     have, kind = layouts.available_devices(), jax.default_backend()
-    devices = [int(config.devices)] if config.devices != "auto" else sorted({1, min(have, cohort)}, reverse=True)
-    devices = {"chunked": devices[-1:], "sharded": devices[:1]}.get(config.backend, devices)  # one device, or all
+    devices = (
+        [int(config.devices)]
+        if config.devices != "auto"
+        else sorted({1, min(have, cohort)}, reverse=True)
+    )
+    devices = {"chunked": devices[-1:], "sharded": devices[:1]}.get(
+        config.backend, devices
+    )  # one device, or all
     out = []
     for number in devices:
         share = -(-cohort // number)
@@ -100,18 +110,25 @@ def choose(
     timer: Callable[[Choice], Callable[[], float]],
     say: Callable[[str], None],
 ) -> Choice:
-    """The layout of a run. `timer(choice)` compiles a round under a layout and returns a stopwatch for it."""
+    """The layout of a run. `timer(choice)` compiles a round under a layout and returns a stopwatch
+    for it."""
     thumb = rule_of_thumb(config, cohort)
     if config.chunk != "auto" or config.backend in ("loop", "vmap"):
         return thumb
-    if jax.process_count() > 1:  # each would measure its own times, and all must compile the same program
+    if (
+        jax.process_count() > 1
+    ):  # each would measure its own times, and all must compile the same program
         return dataclasses.replace(thumb, why=f"{thumb.why}; several processes do not measure")
     folder = cache_folder()
-    file = folder / "chunks" / f"{key_of(config, cohort, floats, step_flops)}.json" if folder else None
+    file = (
+        folder / "chunks" / f"{key_of(config, cohort, floats, step_flops)}.json" if folder else None
+    )
     if file is not None and file.is_file():
         try:
             known = json.loads(file.read_text())
-            return Choice(int(known["chunk"]), int(known["devices"]), f"measured before ({known['why']})")
+            return Choice(
+                int(known["chunk"]), int(known["devices"]), f"measured before ({known['why']})"
+            )
         except (ValueError, KeyError, TypeError):
             pass  # an unreadable note is measured again
     options = candidates(config, cohort)
@@ -121,7 +138,9 @@ def choose(
     busy = load_per_core() > BUSY
     columns = take_turns({option: timer(option) for option in options}, thumb)
     best = clear_winner(columns, thumb)
-    why = "s/round " + ", ".join(f"{min(c):.3f} with chunk {o.chunk} on {o.devices}" for o, c in columns.items())
+    why = "s/round " + ", ".join(
+        f"{min(c):.3f} with chunk {o.chunk} on {o.devices}" for o, c in columns.items()
+    )
     if busy:
         why += "; not remembered, the machine was busy"
     elif file is not None:
@@ -134,32 +153,43 @@ def same(a: Choice, b: Choice) -> bool:
     return (a.chunk, a.devices) == (b.chunk, b.devices)
 
 
-def take_turns(clocks: dict[Choice, Callable[[], float]], thumb: Choice) -> dict[Choice, list[float]]:
-    """Seconds of each layout, in turn so that a noisy moment hits all alike; who is far behind is not asked again."""
+def take_turns(
+    clocks: dict[Choice, Callable[[], float]], thumb: Choice
+) -> dict[Choice, list[float]]:
+    """Seconds of each layout, in turn so that a noisy moment hits all alike; who is far behind is
+    not asked again."""
     columns: dict[Choice, list[float]] = {option: [] for option in clocks}
     racing = list(clocks)
     for _ in range(REPEATS):
         for option in racing:
             columns[option].append(clocks[option]())
         best = min(columns[option][-1] for option in racing)
-        racing = [option for option in racing if same(option, thumb) or columns[option][-1] <= BEHIND * best]
+        racing = [
+            option
+            for option in racing
+            if same(option, thumb) or columns[option][-1] <= BEHIND * best
+        ]
         if len(racing) == 1:
             break
     return columns
 
 
 def clear_winner(columns: Mapping[Choice, Sequence[float]], thumb: Choice) -> Choice:
-    """The layout with the least seconds, if it beats the rule of thumb clearly and in every turn; else the latter.
+    """The layout with the least seconds, if it beats the rule of thumb clearly and in every turn;
+    else the latter.
 
     >>> one, four = Choice(1, 2, ""), Choice(4, 2, "")
-    >>> clear_winner({one: (1.0, 1.1, 1.2), four: (0.9, 0.8, 1.3)}, one).chunk       # not in every turn
+    >>> # not in every turn
+    >>> clear_winner({one: (1.0, 1.1, 1.2), four: (0.9, 0.8, 1.3)}, one).chunk
     1
     >>> clear_winner({one: (1.0, 1.1, 1.2), four: (0.9, 0.8, 1.1)}, one).chunk
     4
     """
     own = next((c for o, c in columns.items() if same(o, thumb)), None)
     turns = max(map(len, columns.values()))
-    best = min((o for o in columns if len(columns[o]) == turns), key=lambda option: min(columns[option]))
+    best = min(
+        (o for o in columns if len(columns[o]) == turns), key=lambda option: min(columns[option])
+    )
     if own is None or all(a < CLEARLY * b for a, b in zip(columns[best], own, strict=True)):
         return best
     return thumb
@@ -177,7 +207,9 @@ def stopwatch(sim: Any, seed: int, net: Any) -> Callable[[], float]:
     """A function that returns the seconds of one round's local training; compiled and warm."""
     state, data = layouts.place(sim.layout, sim.init(seed, net), sim.data)
     orders = jax.jit(sim.orders)(state, data)
-    lowered = jax.jit(lambda s, d, o: stages.train(sim.stages, sim.open(d), s, o)).lower(state, data, orders)
+    lowered = jax.jit(lambda s, d, o: stages.train(sim.stages, sim.open(d), s, o)).lower(
+        state, data, orders
+    )
     train = interrupts.aside(lowered.compile)
     jax.block_until_ready(train(state, data, orders))
 

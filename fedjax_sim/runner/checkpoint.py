@@ -1,15 +1,18 @@
 """Checkpoints of the whole State with orbax: atomic, newest k kept, checked when read.
 
     checkpoints/00000030/       round 30
-        meta.json               format, config hash, round; name, shape, dtype and CRC-32 of every leaf; its own checksum
-        files/                  metrics.csv, rounds.csv, … as they were then, their sizes and checksums in meta.json
+        meta.json               format, config hash, round; name, shape, dtype and CRC-32 of every
+                                leaf; its own checksum
+        files/                  metrics.csv, rounds.csv, … as they were then, their sizes and
+                                checksums in meta.json
         state/                  orbax: {name: array} of every leaf but the large stacks
         rows/NAME-00000000/ …   orbax: the large `[N, …]` leaves, BLOCK bytes of rows at a time
 
-A leaf's name is its path in the State, e.g. `server.net.params.fc.kernel` or `clients.resident.params.fc.bias`: what is
-read is matched by name, and `load_parts` takes some of it into the State of another run. A checkpoint is written under
-a hidden name and renamed when complete. Large stacks are written and read block by block, into the State's own buffers,
-so no second copy of them is ever in memory. Nothing is unpickled.
+A leaf's name is its path in the State, e.g. `server.net.params.fc.kernel` or
+`clients.resident.params.fc.bias`: what is read is matched by name, and `load_parts` takes some of
+it into the State of another run. A checkpoint is written under a hidden name and renamed when
+complete. Large stacks are written and read block by block, into the State's own buffers, so no
+second copy of them is ever in memory. Nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -35,7 +38,11 @@ from fedjax_sim.runner.files import PARTIAL, cause, checksum, stamp, write_bytes
 from fedjax_sim.types import State
 
 BLOCK = 256 * 2**20  # bytes of rows per block
-WHOLE = 16 * 2**20  # leaves up to this are written at once with all others, several copies of them being made on the way
+WHOLE = (
+    16 * 2**20
+    # leaves up to this are written at once with all others, several copies of them being made on
+    # the way
+)
 
 
 def _checkpointer() -> Any:
@@ -43,14 +50,23 @@ def _checkpointer() -> Any:
 
     import orbax.checkpoint as ocp
 
-    logging.getLogger("absl").setLevel(logging.CRITICAL)  # what fails is raised, and said by us in a sentence
-    me = jax.process_index()  # each process reads and writes on its own: nobody waits for the others
-    alone = ocp.options.MultiprocessingOptions(primary_host=me, active_processes={me}, barrier_sync_key_prefix=f"p{me}")
-    return ocp.Checkpointer(ocp.PyTreeCheckpointHandler(multiprocessing_options=alone), multiprocessing_options=alone)
+    logging.getLogger("absl").setLevel(
+        logging.CRITICAL
+    )  # what fails is raised, and said by us in a sentence
+    me = (
+        jax.process_index()
+    )  # each process reads and writes on its own: nobody waits for the others
+    alone = ocp.options.MultiprocessingOptions(
+        primary_host=me, active_processes={me}, barrier_sync_key_prefix=f"p{me}"
+    )
+    return ocp.Checkpointer(
+        ocp.PyTreeCheckpointHandler(multiprocessing_options=alone), multiprocessing_options=alone
+    )
 
 
 def _hush() -> None:
-    """Keep quiet what the storage layer's own threads still print after a write has failed: their loop is closed."""
+    """Keep quiet what the storage layer's own threads still print after a write has failed: their
+    loop is closed."""
     told = sys.unraisablehook
 
     def hook(what: Any) -> None:
@@ -86,12 +102,19 @@ def _large(state: State, leaves: list[Any]) -> list[bool]:
             agent=jax.tree.map(lambda _: False, state.agent),
         )
     )
-    return [bool(s) and leaf.ndim > 0 and leaf.nbytes > min(WHOLE, BLOCK) for s, leaf in zip(stacked, leaves, strict=True)]
+    return [
+        bool(s) and leaf.ndim > 0 and leaf.nbytes > min(WHOLE, BLOCK)
+        for s, leaf in zip(stacked, leaves, strict=True)
+    ]
 
 
 def _host(array: Any) -> np.ndarray:
     """On the host; an array spread over processes is gathered (every process must call this)."""
-    if isinstance(array, jax.Array) and not array.is_fully_addressable and not array.is_fully_replicated:
+    if (
+        isinstance(array, jax.Array)
+        and not array.is_fully_addressable
+        and not array.is_fully_replicated
+    ):
         from jax.experimental import multihost_utils
 
         return np.asarray(multihost_utils.process_allgather(array, tiled=True))
@@ -103,14 +126,20 @@ def _rows(leaf: Any, first: int, last: int) -> np.ndarray:
 
     Slicing the sharded array instead would add zeros from the other devices, which turns −0 into 0.
     """
-    if isinstance(leaf, np.ndarray) or not leaf.is_fully_addressable or len(leaf.sharding.device_set) == 1:
+    if (
+        isinstance(leaf, np.ndarray)
+        or not leaf.is_fully_addressable
+        or len(leaf.sharding.device_set) == 1
+    ):
         return _host(leaf[first:last])
     out = np.empty((last - first, *leaf.shape[1:]), leaf.dtype)
     for shard in leaf.addressable_shards:
         start, stop, _ = shard.index[0].indices(leaf.shape[0])
         low, high = max(first, start), min(last, stop)
         if low < high:
-            out[(slice(low - first, high - first), *shard.index[1:])] = np.asarray(shard.data[low - start : high - start])
+            out[(slice(low - first, high - first), *shard.index[1:])] = np.asarray(
+                shard.data[low - start : high - start]
+            )
     return out
 
 
@@ -119,12 +148,20 @@ def _crc(array: np.ndarray, start: int = 0) -> int:
 
 
 def save(
-    folder: pathlib.Path, state: State, config_hash: str, keep: int = 2, files: Mapping[str, bytes] | None = None
+    folder: pathlib.Path,
+    state: State,
+    config_hash: str,
+    keep: int = 2,
+    files: Mapping[str, bytes] | None = None,
 ) -> pathlib.Path:
-    """Write the checkpoint of `state` under `folder`, with `files` beside it; only process 0 writes. Returns its path."""
+    """Write the checkpoint of `state` under `folder`, with `files` beside it; only process 0
+    writes. Returns its path."""
     names, leaves = leaf_names(state), jax.tree.leaves(state)
     if len(set(names)) < len(names):
-        raise UserError(f"two leaves of the State are both called '{max(names, key=names.count)}'; rename one of them")
+        raise UserError(
+            f"two leaves of the State are both called '{max(names, key=names.count)}'; rename one"
+            " of them"
+        )
     round_ = int(_host(state.t))
     target, work = folder / f"{round_:08d}", folder / f".{round_:08d}{PARTIAL}"
     if jax.process_index() != 0:
@@ -140,7 +177,9 @@ def save(
             (work / "files").mkdir(exist_ok=True)
             write_bytes(work / "files" / name, content)
             stamps[name] = stamp(content)
-        meta: dict[str, Any] = dict(format=FORMAT, version=__version__, config_hash=config_hash, round=round_)
+        meta: dict[str, Any] = dict(
+            format=FORMAT, version=__version__, config_hash=config_hash, round=round_
+        )
         meta |= dict(leaves=record, files=stamps)
         write_json(work / "meta.json", meta | dict(checksum=checksum(meta)))
         _delete(target)
@@ -149,13 +188,17 @@ def save(
         shutil.rmtree(work, ignore_errors=True)
         if isinstance(problem, UserError) or not isinstance(problem, Exception):
             raise
-        raise UserError(f"checkpoint '{target}' cannot be written: {options.shown(cause(problem), 200)}") from None
+        raise UserError(
+            f"checkpoint '{target}' cannot be written: {options.shown(cause(problem), 200)}"
+        ) from None
     for old in rounds(folder)[:-keep]:
         _delete(folder / f"{old:08d}")
     return target
 
 
-def _write(out: Any, work: pathlib.Path, state: State, names: Sequence[str], leaves: Sequence[Any]) -> list[dict[str, Any]]:
+def _write(
+    out: Any, work: pathlib.Path, state: State, names: Sequence[str], leaves: Sequence[Any]
+) -> list[dict[str, Any]]:
     """The leaves to files under `work` (out None: to nowhere) -> their records."""
     small: dict[str, np.ndarray] = {}
     record: list[dict[str, Any]] = []
@@ -171,14 +214,17 @@ def _write(out: Any, work: pathlib.Path, state: State, names: Sequence[str], lea
         elif leaf.size:  # orbax refuses arrays without elements; there is nothing to keep
             small[name] = _host(leaf)
             crc = _crc(small[name])
-        record.append(dict(name=name, shape=list(leaf.shape), dtype=str(leaf.dtype), crc=crc, large=large))
+        record.append(
+            dict(name=name, shape=list(leaf.shape), dtype=str(leaf.dtype), crc=crc, large=large)
+        )
     if out is not None:
         out.save((work / "state").absolute(), small)
     return record
 
 
 def _delete(path: pathlib.Path) -> None:
-    """Away at once under its name; what a kill leaves of it is hidden and cleared by the next save."""
+    """Away at once under its name; what a kill leaves of it is hidden and cleared by the next
+    save."""
     if path.exists():
         hidden = path.with_name(f".{path.name}.old{PARTIAL}")
         shutil.rmtree(hidden, ignore_errors=True)
@@ -212,7 +258,8 @@ def read_meta(path: pathlib.Path) -> dict[str, Any]:
         if isinstance(problem, UserError):
             raise
         raise UserError(
-            f"checkpoint '{path}' is damaged: its meta.json cannot be read; delete it to resume from an older one"
+            f"checkpoint '{path}' is damaged: its meta.json cannot be read; delete it to resume"
+            " from an older one"
         ) from None
 
 
@@ -226,17 +273,20 @@ def read_files(path: pathlib.Path) -> dict[str, bytes]:
             found[name] = b""
         if stamp(found[name]) != wanted:
             raise UserError(
-                f"checkpoint '{path}' is damaged: its {name} does not match its checksum; delete it to resume from an "
-                f"older one"
+                f"checkpoint '{path}' is damaged: its {name} does not match its checksum; delete it"
+                " to resume from an older one"
             )
     return found
 
 
-def load(path: pathlib.Path, state: State, config_hash: str | None = None, clients: int | None = None) -> State:
-    """The State stored at `path`, in the buffers and with the sharding of the freshly initialised `state`.
+def load(
+    path: pathlib.Path, state: State, config_hash: str | None = None, clients: int | None = None
+) -> State:
+    """The State stored at `path`, in the buffers and with the sharding of the freshly initialised
+    `state`.
 
-    clients: how many rows of the stacked client state mean something. The others only fill up the devices, so a State
-    saved from another number of devices may have more of them, or fewer.
+    clients: how many rows of the stacked client state mean something. The others only fill up the
+    devices, so a State saved from another number of devices may have more of them, or fewer.
     """
     meta = read_meta(path)
     if config_hash is not None and meta["config_hash"] != config_hash:
@@ -261,9 +311,14 @@ def _fits(record: dict[str, Any], here: Any, clients: int | None) -> bool:
 
 
 def _fill(
-    path: pathlib.Path, state: State, records: Sequence[dict[str, Any]], problem: str, clients: int | None = None
+    path: pathlib.Path,
+    state: State,
+    records: Sequence[dict[str, Any]],
+    problem: str,
+    clients: int | None = None,
 ) -> State:
-    """`state` with the leaves in `records` read from `path`. problem: how the sentence begins when one does not fit."""
+    """`state` with the leaves in `records` read from `path`. problem: how the sentence begins when
+    one does not fit."""
     leaves, tree = jax.tree.flatten(state)
     place = {name: i for i, name in enumerate(leaf_names(state))}
     for record in records:
@@ -276,10 +331,14 @@ def _fill(
                 f"{here.dtype}{list(here.shape)} here"
             )
     damaged = UserError(
-        f"checkpoint '{path}' is damaged: stored values do not match their checksum; delete it to resume from an older one"
+        f"checkpoint '{path}' is damaged: stored values do not match their checksum; delete it to"
+        " resume from an older one"
     )
     reader = _checkpointer()
-    put = jax.jit(lambda all_, rows, first: jax.lax.dynamic_update_slice_in_dim(all_, rows, first, 0), donate_argnums=0)
+    put = jax.jit(
+        lambda all_, rows, first: jax.lax.dynamic_update_slice_in_dim(all_, rows, first, 0),
+        donate_argnums=0,
+    )
     try:
         small = reader.restore((path / "state").absolute())
         for record in records:
@@ -288,15 +347,25 @@ def _fill(
             if not leaf.size:
                 continue
             if not record["large"]:
-                value = np.asarray(small[name]).astype(leaf.dtype, copy=False).reshape(record["shape"])
+                value = (
+                    np.asarray(small[name]).astype(leaf.dtype, copy=False).reshape(record["shape"])
+                )
                 crc = _crc(value)
-                if value.shape != leaf.shape:  # other devices, other filling: rows that mean nothing
+                if (
+                    value.shape != leaf.shape
+                ):  # other devices, other filling: rows that mean nothing
                     more = max(0, leaf.shape[0] - len(value))
                     value = np.concatenate([value[: leaf.shape[0]], np.repeat(value[-1:], more, 0)])
-                leaves[i] = np.array(value) if isinstance(leaf, np.ndarray) else jax.device_put(value, leaf.sharding)
+                leaves[i] = (
+                    np.array(value)
+                    if isinstance(leaf, np.ndarray)
+                    else jax.device_put(value, leaf.sharding)
+                )
             else:
                 for first in range(0, record["shape"][0], _rows_per_block(leaf)):
-                    block = np.asarray(reader.restore((path / "rows" / f"{name}-{first:08d}").absolute())["rows"])
+                    block = np.asarray(
+                        reader.restore((path / "rows" / f"{name}-{first:08d}").absolute())["rows"]
+                    )
                     crc = _crc(block, crc)
                     block = block[: max(0, leaf.shape[0] - first)]
                     if isinstance(leaf, np.ndarray):  # rows kept on the host
@@ -313,7 +382,8 @@ def _fill(
 
 
 def arrays(path: pathlib.Path, names: Sequence[str]) -> dict[str, np.ndarray]:
-    """Some leaves of a checkpoint by their names, on the host; those that are not there are left out."""
+    """Some leaves of a checkpoint by their names, on the host; those that are not there are left
+    out."""
     found: dict[str, np.ndarray] = {}
     reader = _checkpointer()
     small = reader.restore((path / "state").absolute())
@@ -321,11 +391,13 @@ def arrays(path: pathlib.Path, names: Sequence[str]) -> dict[str, np.ndarray]:
         name = record["name"]
         blocks = sorted((path / "rows").glob(f"{name}-*")) if record["large"] else []
         parts = [np.asarray(reader.restore(block.absolute())["rows"]) for block in blocks]
-        found[name] = np.concatenate(parts) if parts else np.asarray(small[name]).reshape(record["shape"])
+        found[name] = (
+            np.concatenate(parts) if parts else np.asarray(small[name]).reshape(record["shape"])
+        )
     return found
 
 
-# ---- parts of another run -----------------------------------------------------------------------------------------
+# ---- parts of another run ------------------------------------------------------------------------
 @dataclasses.dataclass(frozen=True)
 class Parts:
     """Some leaves of a checkpoint, to start another run from."""
@@ -342,23 +414,29 @@ class Parts:
 
 
 def find_parts(text: str) -> Parts:
-    """'RUN:agent,server.net' -> those leaves of the newest checkpoint of the run directory RUN. Nothing is loaded."""
+    """'RUN:agent,server.net' -> those leaves of the newest checkpoint of the run directory RUN.
+    Nothing is loaded."""
     where, colon, wanted = str(text).rpartition(":")
     names = options.names(wanted)
     if not (colon and where and names):
-        raise UserError(f"start-from '{text}' cannot be read; use RUN:PART,PART, e.g. runs/first:agent,server")
+        raise UserError(
+            f"start-from '{text}' cannot be read; use RUN:PART,PART, e.g. runs/first:agent,server"
+        )
     run = pathlib.Path(where)
     if not run.is_dir():
         raise UserError(f"start-from: there is no run directory '{where}'")
     if not rounds(run / "checkpoints"):
         raise UserError(f"start-from: '{where}' holds no complete checkpoint")
     path = latest(run / "checkpoints")
-    there = [r for r in read_meta(path)["leaves"] if r["name"] not in ("t", "key")]  # these say where the other run is
+    there = [
+        r for r in read_meta(path)["leaves"] if r["name"] not in ("t", "key")
+    ]  # these say where the other run is
     inside = lambda name, part: name == part or name.startswith(f"{part}.")
     for part in names:
         if not any(inside(r["name"], part) for r in there):
             raise UserError(
-                f"start-from: '{where}' has no part '{part}'; allowed: {', '.join(_near([r['name'] for r in there], part))}"
+                f"start-from: '{where}' has no part '{part}'; allowed:"
+                f" {', '.join(_near([r['name'] for r in there], part))}"
             )
     records = tuple(r for r in there if any(inside(r["name"], part) for part in names))
     return Parts(run, path, records, tuple(sorted(names)))
@@ -377,16 +455,26 @@ def _near(names: Sequence[str], part: str) -> list[str]:
         if not any(n.split(".")[: len(known) + 1] == [*known, word] for n in names):
             break
         known.append(word)
-    return sorted({".".join(n.split(".")[: len(known) + 1]) for n in names if n.split(".")[: len(known)] == known})
+    return sorted(
+        {
+            ".".join(n.split(".")[: len(known) + 1])
+            for n in names
+            if n.split(".")[: len(known)] == known
+        }
+    )
 
 
 def load_parts(parts: Parts, state: State) -> State:
     """`state` with the parts in place of its own leaves of the same names."""
-    return _fill(parts.path, state, parts.records, f"start-from '{parts.run}' does not fit this run")
+    return _fill(
+        parts.path, state, parts.records, f"start-from '{parts.run}' does not fit this run"
+    )
 
 
 def latest(folder: pathlib.Path) -> pathlib.Path:
     found = rounds(folder)
     if not found:
-        raise UserError(f"'{folder}' holds no complete checkpoint; start the run again with fedjax-sim run")
+        raise UserError(
+            f"'{folder}' holds no complete checkpoint; start the run again with fedjax-sim run"
+        )
     return folder / f"{found[-1]:08d}"

@@ -1,4 +1,5 @@
-"""One run as plain data: everything that decides its numbers, and the few things that only decide where it runs."""
+"""One run as plain data: everything that decides its numbers, and the few things that only decide
+where it runs."""
 
 from __future__ import annotations
 
@@ -19,7 +20,18 @@ FULL = "full"  # batch size: a client's whole data
 BACKENDS = ("auto", "loop", "chunked", "vmap", "sharded")
 # these say where and how fast a run is computed, or how long; they do not change what it is
 NOT_HASHED = frozenset(
-    {"rounds", "chunk", "devices", "backend", "data_dir", "download", "init", "checkpoint_every", "keep", "state_on"}
+    {
+        "rounds",
+        "chunk",
+        "devices",
+        "backend",
+        "data_dir",
+        "download",
+        "init",
+        "checkpoint_every",
+        "keep",
+        "state_on",
+    }
 )
 # what `prepare` finds out and writes down; nobody gives these
 FOUND = frozenset(
@@ -36,21 +48,26 @@ FOUND = frozenset(
         "initial_weights",
     }
 )
-OWN = "own"  # stands for the words about data (partition, protocol, norm) where a Federation was given
+OWN = (  # stands for the words about data (partition, protocol, norm) where a Federation was given
+    "own"
+)
 
 
 def other_format(what: str, stored: Mapping[str, Any]) -> UserError:
     """The refusal of files written by a version with other formats; it names both."""
     return UserError(
-        f"{what} was written by fedjax_sim {stored.get('version', '0.1.0')} in format {stored['format']}; this is version "
-        f"{__version__}, which reads format {FORMAT}"
+        f"{what} was written by fedjax_sim {stored.get('version', '0.1.0')} in format"
+        f" {stored['format']}; this is version {__version__}, which reads format {FORMAT}"
     )
 
 
 class Unsaid(float):
-    """A default number that nobody has given: a method may have a better one. What somebody gives is a plain float.
+    """A default number that nobody has given: a method may have a better one. What somebody gives
+    is a plain float.
 
-    >>> Unsaid(0.9) == 0.9, isinstance(Config(momentum=0.9).momentum, Unsaid), isinstance(Config().momentum, Unsaid)
+    >>> Unsaid(0.9) == 0.9, isinstance(Config(momentum=0.9).momentum, Unsaid), isinstance(
+    ...     Config().momentum, Unsaid
+    ... )
     (True, False, True)
     """
 
@@ -78,7 +95,9 @@ class Config:
     clients: int | None = None  # None: 20, or one per value of a client column
     unseen: float = 0.0
     data_seed: int = 0
-    server_val: int | None = None  # examples the server holds back; None: 1000, or 10 % of a small set
+    server_val: int | None = (
+        None  # examples the server holds back; None: 1000, or 10 % of a small set
+    )
     val_fraction: float | None = None  # of every client's data; None: what the protocol says
     data_dir: str | None = None
     download: bool = False
@@ -91,7 +110,9 @@ class Config:
     conv: str = "auto"
     init: str | None = None  # a file with initial weights (.npz written by save_net)
     bn_stats: str = "average"
-    start_from: str | None = None  # RUN:PART,PART: parts of another run's state; read once, its path is not kept
+    start_from: str | None = (
+        None  # RUN:PART,PART: parts of another run's state; read once, its path is not kept
+    )
     started_with: str = ""  # what was read: the parts and their checksum
     own_method: str = ""  # a method given as an object: as it is printed, e.g. "MyProx(mu=5.0)"
     own_model: bool = False  # given as an object
@@ -99,7 +120,9 @@ class Config:
     initial_weights: str = ""  # checksum of the weights that `init` or the caller gave
     # training
     participation: str = "0.5"
-    cohorts: tuple[tuple[int, ...], ...] = ()  # fixed participants round by round, taken in turn, instead of draws
+    cohorts: tuple[
+        tuple[int, ...], ...
+    ] = ()  # fixed participants round by round, taken in turn, instead of draws
     rounds: int = 30
     epochs: float = 2.0
     batch_size: int | str = 32  # or "full": every client's whole training data in one batch
@@ -107,7 +130,8 @@ class Config:
     lr: float = Unsaid(0.02)
     schedule: str = "constant"
     schedule_rounds: int = 0  # rounds the schedule is laid over; 0: `rounds` of the first start
-    optimizer: str = "sgd"  # or a rule of optax with its numbers, e.g. "adamw:weight_decay=0.01"; "own": an object
+    # or a rule of optax with its numbers, e.g. "adamw:weight_decay=0.01"; "own": an object
+    optimizer: str = "sgd"
     own_optimizer: str = ""  # checksum of what an object does
     optimizer_state: str = "round"  # or client: it stays with the client between rounds
     clip_norm: float = 0.0  # of the gradient of a step; 0: as it is
@@ -144,7 +168,9 @@ class Config:
 
     def to_json(self) -> dict[str, Any]:
         out = dataclasses.asdict(self)
-        out |= {name: list(getattr(self, name)) for name in ("evaluations", "transforms", "metrics")}
+        out |= {
+            name: list(getattr(self, name)) for name in ("evaluations", "transforms", "metrics")
+        }
         out["cohorts"] = [list(ids) for ids in self.cohorts]
         del out["start_from"]
         return out
@@ -154,7 +180,10 @@ class Config:
         known = {f.name for f in dataclasses.fields(cls)}
         extra = sorted(set(data) - known)
         if extra:
-            raise UserError(f"the configuration has an unknown entry '{extra[0]}'; it was written by another version")
+            raise UserError(
+                f"the configuration has an unknown entry '{extra[0]}'; it was written by another"
+                " version"
+            )
         lists = dict(
             evaluations=tuple(data.get("evaluations", ("global", "personal"))),
             transforms=tuple(data.get("transforms", ())),
@@ -164,9 +193,12 @@ class Config:
         return cls(**{**data, **lists})
 
     def hash(self) -> str:
-        """Twelve hex digits over everything that decides the numbers (paths, chunk, devices, rounds do not).
+        """Twelve hex digits over everything that decides the numbers (paths, chunk, devices, rounds
+        do not).
 
-        >>> same = [Config("fedprox", options={"mu": mu}, lr=0.5).hash() for mu in (0.1, "0.10", "1e-1")]
+        >>> same = [
+        ...     Config("fedprox", options={"mu": mu}, lr=0.5).hash() for mu in (0.1, "0.10", "1e-1")
+        ... ]
         >>> len(set(same))
         1
         """
@@ -175,7 +207,15 @@ class Config:
             kept.pop("schedule_rounds")
         if self.shuffle == Config.shuffle:  # as before there was the option
             kept.pop("shuffle")
-        for name in ("task", "optimizer", "own_optimizer", "own_loss", "optimizer_state", "clip_norm", "local_schedule"):
+        for name in (
+            "task",
+            "optimizer",
+            "own_optimizer",
+            "own_loss",
+            "optimizer_state",
+            "clip_norm",
+            "local_schedule",
+        ):
             if getattr(self, name) == getattr(Config, name):
                 kept.pop(name)
         if not self.transforms:
@@ -189,9 +229,12 @@ class Config:
 
 
 def without_folders(dataset: str) -> str:
-    """A dataset as the hash knows it: a file by its name alone, since where it lies changes nothing.
+    """A dataset as the hash knows it: a file by its name alone, since where it lies changes
+    nothing.
 
-    >>> without_folders("/data/mine.npz"), without_folders("folder:a/b,size=32"), without_folders("digits")
+    >>> without_folders("/data/mine.npz"), without_folders("folder:a/b,size=32"), without_folders(
+    ...     "digits"
+    ... )
     ('mine.npz', 'folder:b,size=32', 'digits')
     """
     kind, colon, rest = str(dataset).partition(":")
@@ -201,7 +244,8 @@ def without_folders(dataset: str) -> str:
 
 
 def canonical(value: Any) -> Any:
-    """One form for what means the same: numbers however they are written, lists of one, true and false.
+    """One form for what means the same: numbers however they are written, lists of one, true and
+    false.
 
     >>> canonical({"mu": "0.10", "hidden": (64,)}) == canonical({"mu": 0.1, "hidden": "64"})
     True
@@ -232,7 +276,9 @@ def check(config: Config) -> None:
     def positive(name: str, least: float = 1) -> None:
         value = getattr(config, name)
         if not value >= least:
-            raise UserError(f"{name.replace('_', '-')} {value} is too small; allowed: {least:g} or more")
+            raise UserError(
+                f"{name.replace('_', '-')} {value} is too small; allowed: {least:g} or more"
+            )
 
     counted = (
         *(("batch_size",) if config.batch_size != FULL else ()),
@@ -242,18 +288,35 @@ def check(config: Config) -> None:
         positive(name)
     for name in ("rounds", "eval_every", *(n for n in counted if n != "clients")):
         if getattr(config, name) > MOST:
-            raise UserError(f"{name.replace('_', '-')} {getattr(config, name)} is too large; allowed: {MOST} or less")
+            raise UserError(
+                f"{name.replace('_', '-')} {getattr(config, name)} is too large; allowed: {MOST} or"
+                " less"
+            )
     for name in ("epochs", "lr", "weight_decay", "clip_norm", "unseen", "dropout"):
         if not math.isfinite(getattr(config, name)):
-            raise UserError(f"{name.replace('_', '-')} {getattr(config, name)} is not allowed; use a finite number")
+            raise UserError(
+                f"{name.replace('_', '-')} {getattr(config, name)} is not allowed; use a finite"
+                " number"
+            )
     for name in ("seed", "data_seed"):
         if not 0 <= getattr(config, name) < 2**63:  # what the random generators take
             raise UserError(
-                f"{name.replace('_', '-')} {getattr(config, name)} is not allowed; use a whole number from 0 to 2^63 - 1"
+                f"{name.replace('_', '-')} {getattr(config, name)} is not allowed; use a whole"
+                " number from 0 to 2^63 - 1"
             )
     if not config.epochs > 0:
-        raise UserError(f"epochs {config.epochs:g} is not allowed; use a number above 0 (fractions are counted in steps)")
-    for name in ("lr", "momentum", "weight_decay", "clip_norm", "personal_every", "checkpoint_every"):
+        raise UserError(
+            f"epochs {config.epochs:g} is not allowed; use a number above 0 (fractions are counted"
+            " in steps)"
+        )
+    for name in (
+        "lr",
+        "momentum",
+        "weight_decay",
+        "clip_norm",
+        "personal_every",
+        "checkpoint_every",
+    ):
         positive(name, 0)
     if config.server_val is not None:
         positive("server_val", 0)
@@ -273,14 +336,23 @@ def check(config: Config) -> None:
     ):
         options.choice(name.replace("_", "-"), getattr(config, name), allowed)
     if config.dtype == "float64" and config.activation_type != "float64":
-        raise UserError(f"activations {config.activations} do not go with dtype float64; leave one of them out")
+        raise UserError(
+            f"activations {config.activations} do not go with dtype float64; leave one of them out"
+        )
     if config.state_on == "host" and config.backend == "loop":
-        raise UserError("state-on host is not possible with backend 'loop'; allowed: auto, chunked, vmap, sharded")
+        raise UserError(
+            "state-on host is not possible with backend 'loop'; allowed: auto, chunked, vmap,"
+            " sharded"
+        )
     for name in ("chunk", "devices"):
         number_or_auto(name, getattr(config, name))
-    if config.backend in ("loop", "chunked") and (number_or_auto("devices", config.devices) or 1) > 1:
+    if (
+        config.backend in ("loop", "chunked")
+        and (number_or_auto("devices", config.devices) or 1) > 1
+    ):
         raise UserError(
-            f"backend {config.backend} runs on one device, not {config.devices}; use backend sharded, vmap or auto"
+            f"backend {config.backend} runs on one device, not {config.devices}; use backend"
+            " sharded, vmap or auto"
         )
     straggler_terms(config.stragglers)
 
@@ -294,7 +366,9 @@ def number_or_auto(name: str, text: Any) -> int | None:
     try:
         return options.auto_or(options.at_least(1, options.whole))(str(text))
     except ValueError:
-        raise UserError(f"{name} '{text}' is not allowed; use auto or a whole number of 1 or more") from None
+        raise UserError(
+            f"{name} '{text}' is not allowed; use auto or a whole number of 1 or more"
+        ) from None
 
 
 def straggler_terms(text: str) -> tuple[float, float]:
@@ -310,7 +384,7 @@ def straggler_terms(text: str) -> tuple[float, float]:
             raise ValueError
     except ValueError:
         raise UserError(
-            f"stragglers '{text}' is not allowed; use p or p:least, e.g. 0.3:0.2 (30 % of the clients "
-            f"manage between 20 % and all of their work)"
+            f"stragglers '{text}' is not allowed; use p or p:least, e.g. 0.3:0.2 (30 % of the"
+            " clients manage between 20 % and all of their work)"
         ) from None
     return chance, least

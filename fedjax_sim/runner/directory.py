@@ -1,8 +1,9 @@
 """The files of one run directory; every one is whole or absent.
 
-`manifest.json` has the size and checksum of every file. The checkpoints keep copies of the rows as they were, so a run
-goes on from those: a file that was cut, edited or exchanged is said and written anew. A run that was killed before its
-first checkpoint is begun again in its directory; nothing is ever removed there but what it wrote itself.
+`manifest.json` has the size and checksum of every file. The checkpoints keep copies of the rows as
+they were, so a run goes on from those: a file that was cut, edited or exchanged is said and written
+anew. A run that was killed before its first checkpoint is begun again in its directory; nothing is
+ever removed there but what it wrote itself.
 """
 
 from __future__ import annotations
@@ -46,7 +47,9 @@ class RunDirectory:
         self.lock = Lock(path)
         self.rows: dict[str, bytes] = {}  # the files of rows, as last written
         self.stamps: dict[str, dict[str, Any]] = {}  # size and checksum of every file
-        self.ended: dict[str, Any] | None = None  # the summary of a run that had all of its rounds when it was opened
+        self.ended: dict[str, Any] | None = (
+            None  # the summary of a run that had all of its rounds when it was opened
+        )
 
     def check_free(self, config: Config) -> None:
         """Nothing is there, or nothing but what the same run left before its first checkpoint."""
@@ -54,8 +57,8 @@ class RunDirectory:
             return
         if not manifest.unfinished(self.path):
             raise UserError(
-                f"output directory '{self.path}' exists already; choose another --out, or resume it with "
-                f"fedjax-sim resume {self.path}"
+                f"output directory '{self.path}' exists already; choose another --out, or resume it"
+                f" with fedjax-sim resume {self.path}"
             )
         self.check_same(config)
 
@@ -64,17 +67,25 @@ class RunDirectory:
         stored = self.read_config()[2]
         if stored != config.hash():
             raise UserError(
-                f"'{self.path}' holds another configuration (hash {stored}, this command: {config.hash()}); "
-                f"choose another --out, or repeat the command that began it"
+                f"'{self.path}' holds another configuration (hash {stored}, this command:"
+                f" {config.hash()}); choose another --out, or repeat the command that began it"
             )
 
-    def create(self, config: Config, resolved: dict[str, Any], say: Callable[[str], None] = lambda text: None) -> None:
-        """Make it, or take it over from a run that had not come to its first checkpoint, and keep others out."""
+    def create(
+        self,
+        config: Config,
+        resolved: dict[str, Any],
+        say: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        """Make it, or take it over from a run that had not come to its first checkpoint, and keep
+        others out."""
         self.check_free(config)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as problem:
-            raise UserError(f"output directory '{self.path}' cannot be made: {reason(problem)}") from None
+            raise UserError(
+                f"output directory '{self.path}' cannot be made: {reason(problem)}"
+            ) from None
         mine = False
         try:
             self.lock.take()
@@ -83,7 +94,10 @@ class RunDirectory:
             checkpoint.clear(self.path / manifest.CHECKPOINTS)
             gone = manifest.clear(self.path)
             if gone:
-                say(f"'{self.path}' had no checkpoint yet and begins again; removed what it had: {', '.join(gone)}")
+                say(
+                    f"'{self.path}' had no checkpoint yet and begins again; removed what it had:"
+                    f" {', '.join(gone)}"
+                )
             self.write_config(config, resolved)
         except BaseException:
             with contextlib.suppress(OSError):
@@ -102,15 +116,20 @@ class RunDirectory:
                 left.unlink()
 
     def read_end(self, rounds: int) -> None:
-        """Keep the summary of a run that has ended after `rounds`, if every file is as it was written."""
+        """Keep the summary of a run that has ended after `rounds`, if every file is as it was
+        written."""
         with contextlib.suppress(UserError, ValueError, KeyError, TypeError, RecursionError):
             told = json.loads(manifest.verified(self.path)[manifest.SUMMARY])
             self.ended = told if told["rounds"] == rounds else None
 
-    # ---- the configuration ---------------------------------------------------------------------------------------
+    # ---- the configuration -----------------------------------------------------------------------
     def write_config(self, config: Config, resolved: dict[str, Any]) -> None:
         data = dict(
-            format=FORMAT, version=__version__, config_hash=config.hash(), config=config.to_json(), resolved=resolved
+            format=FORMAT,
+            version=__version__,
+            config_hash=config.hash(),
+            config=config.to_json(),
+            resolved=resolved,
         )
         self.put({"config.json": json_bytes(data | dict(checksum=checksum(data)))})
 
@@ -123,30 +142,48 @@ class RunDirectory:
             data = json.loads((self.path / "config.json").read_text())
             if int(data["format"]) != FORMAT:
                 raise other_format(f"run directory '{self.path}'", data)
-            config, resolved, stored = Config.from_json(data["config"]), dict(data["resolved"]), data["config_hash"]
+            config, resolved, stored = (
+                Config.from_json(data["config"]),
+                dict(data["resolved"]),
+                data["config_hash"],
+            )
             changed = config.hash() != stored or data["checksum"] != checksum(data)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as problem:
+        except (
+            OSError,
+            ValueError,
+            KeyError,
+            TypeError,
+            AttributeError,
+            RecursionError,
+        ) as problem:
             if isinstance(problem, UserError):
                 raise
             if manifest.empty(self.path):
                 raise UserError(
-                    f"'{self.path}' is not a run directory: it is empty; repeat the command that made it"
+                    f"'{self.path}' is not a run directory: it is empty; repeat the command that"
+                    " made it"
                 ) from None
-            raise UserError(f"'{self.path}' is not a run directory: its config.json cannot be read") from None
+            raise UserError(
+                f"'{self.path}' is not a run directory: its config.json cannot be read"
+            ) from None
         if changed:
             raise UserError(
-                f"the configuration in '{self.path}' was changed: config.json does not match its checksum; restore it to "
-                f"resume"
+                f"the configuration in '{self.path}' was changed: config.json does not match its"
+                " checksum; restore it to resume"
             )
         return config, resolved, stored
 
-    # ---- rows ----------------------------------------------------------------------------------------------------
+    # ---- rows ------------------------------------------------------------------------------------
     def write(self, recorder: Recorder, timings: list[dict[str, Any]]) -> None:
         table = lambda rows: [{k: number(v) for k, v in row.items()} for row in rows]
         columns = lambda rows, first: first + sorted({k for row in rows for k in row} - set(first))
-        rows = {"metrics.csv": csv_bytes(columns(recorder.rows, recorder.columns), table(recorder.rows))}
+        rows = {
+            "metrics.csv": csv_bytes(columns(recorder.rows, recorder.columns), table(recorder.rows))
+        }
         if recorder.rounds:
-            rows["rounds.csv"] = csv_bytes(columns(recorder.rounds, ["round"]), table(recorder.rounds))
+            rows["rounds.csv"] = csv_bytes(
+                columns(recorder.rounds, ["round"]), table(recorder.rounds)
+            )
         spans = ["first_round", "last_round", "seconds", "seconds_per_round"]
         rows["timings.csv"] = csv_bytes(spans, table(timings))
         rows["clients.npz"] = npz_bytes(recorder.arrays())
@@ -166,17 +203,30 @@ class RunDirectory:
             self.stamps |= fresh
             manifest.write(self.path, self.stamps)
 
-    def read(self, recorder: Recorder, files: dict[str, bytes], round_: int) -> list[dict[str, Any]]:
-        """Bring a recorder back to what it was at `round_`, from the rows that the checkpoint kept; returns the timings."""
+    def read(
+        self, recorder: Recorder, files: dict[str, bytes], round_: int
+    ) -> list[dict[str, Any]]:
+        """Bring a recorder back to what it was at `round_`, from the rows that the checkpoint kept;
+        returns the timings."""
 
         def rows(name: str) -> list[dict[str, Any]]:
-            lines = csv.DictReader(io.StringIO(files[name].decode(), newline="")) if name in files else ()
+            lines = (
+                csv.DictReader(io.StringIO(files[name].decode(), newline=""))
+                if name in files
+                else ()
+            )
             return [{k: value(v) for k, v in row.items()} for row in lines]
 
         try:
-            recorder.rows, recorder.rounds, timings = rows("metrics.csv"), rows("rounds.csv"), rows("timings.csv")
+            recorder.rows, recorder.rounds, timings = (
+                rows("metrics.csv"),
+                rows("rounds.csv"),
+                rows("timings.csv"),
+            )
             with np.load(io.BytesIO(files["clients.npz"]), allow_pickle=False) as file:
-                recorder.clients = {k: [file[k]] if k.endswith("_count") else list(file[k]) for k in file.files}
+                recorder.clients = {
+                    k: [file[k]] if k.endswith("_count") else list(file[k]) for k in file.files
+                }
             if [r["round"] for r in recorder.rounds] != list(range(1, round_ + 1)):
                 raise ValueError(f"its checkpoint has no rows for all of its {round_} rounds")
         except (OSError, ValueError, KeyError) as problem:

@@ -1,7 +1,9 @@
-"""The one loop that drives runs: segments of about ten seconds, rows, files, checkpoints, summaries.
+"""The one loop that drives runs: segments of about ten seconds, rows, files, checkpoints,
+summaries.
 
-It drives one lane, or several: seeds or values of one set-up side by side under `vmap`, in one program (`lanes`). Each lane
-has its own recorder and its own directory, written as the run goes on, so a lane is resumed alone like any other run.
+It drives one lane, or several: seeds or values of one set-up side by side under `vmap`, in one
+program (`lanes`). Each lane has its own recorder and its own directory, written as the run goes on,
+so a lane is resumed alone like any other run.
 """
 
 from __future__ import annotations
@@ -66,10 +68,11 @@ def drive(
 ) -> list[Result]:
     """Drive prepared runs that share one simulation to their end.
 
-    sinks: who else is told of every segment; progress: a bar or lines among them, None: a line only where compiling takes
-    long. resume_from: the checkpoint from which a single lane goes on. program: compiled rounds of an earlier run of the
-    same simulation, for a single lane. again: what goes on with all that was asked for, of which these runs are a part;
-    said after an interrupt.
+    sinks: who else is told of every segment; progress: a bar or lines among them, None: a line only
+    where compiling takes long. resume_from: the checkpoint from which a single lane goes on.
+    program: compiled rounds of an earlier run of the same simulation, for a single lane. again:
+    what goes on with all that was asked for, of which these runs are a part; said after an
+    interrupt.
     """
     lanes_of.check(setups)
     lanes = [Lane(s, d, Recorder(s)) for s, d in zip(setups, directories, strict=True)]
@@ -97,18 +100,29 @@ def _drive(
     config, sim = lanes[0].setup.config, lanes[0].setup.simulation
     state, timings = begin(lanes, resume_from, say)
     data = lanes_of.stack_data([lane.setup.simulation.data for lane in lanes])
-    state, data = (host_rows.place if config.state_on == "host" else layouts.place)(sim.layout, state, data)
+    state, data = (host_rows.place if config.state_on == "host" else layouts.place)(
+        sim.layout, state, data
+    )
     done = int(np.asarray(state.t).max())
-    speed, saved_at, saved_round = None, time.perf_counter(), done if resume_from is not None else -1
+    speed, saved_at, saved_round = (
+        None,
+        time.perf_counter(),
+        done if resume_from is not None else -1,
+    )
     axes = lanes_of.state_axes([lane.setup for lane in lanes])
     of_state = lambda state, i: lanes_of.pick_state(axes, state, i)
     tell(sinks, lanes, lambda sink, lane: sink.begin(lane, done))
-    stopped, adapt = False, None  # by a signal, and all processes know; the evaluation that fine-tunes
+    stopped, adapt = (
+        False,
+        None,
+    )  # by a signal, and all processes know; the evaluation that fine-tunes
     try:
         began, step = time.perf_counter(), program
         if step is None and done < config.rounds:
             tell(sinks, lanes, lambda sink, lane: sink.compiling(lane))
-            tick = lambda seconds: tell(sinks, lanes[:1], lambda sink, lane: sink.waiting(lane, seconds))
+            tick = lambda seconds: tell(
+                sinks, lanes[:1], lambda sink, lane: sink.waiting(lane, seconds)
+            )
             step = compiled([lane.setup for lane in lanes], state, data, tick)
             tell(sinks, lanes, lambda sink, lane: sink.compiled(lane, time.perf_counter() - began))
         compile_seconds = time.perf_counter() - began
@@ -117,15 +131,26 @@ def _drive(
                 interrupts.check()
                 raise KeyboardInterrupt  # another process was asked
             ask = min(segment_length(config, sim.capacity, done, speed), sim.most_rounds)
-            if adapt is None and adapts_after(sim, config, done + ask):  # before the segment: what is done can be saved
+            if adapt is None and adapts_after(
+                sim, config, done + ask
+            ):  # before the segment: what is done can be saved
                 adapt = compiled_alone(sim.adapt, of_state(state, 0), data_of(lanes[0], data))
             began = time.perf_counter()
             state, logs, scores = step(state, data, jnp.int32(ask), evaluated(config, done + ask))
             jax.block_until_ready(state)
             seconds = time.perf_counter() - began
             speed = agreed(seconds / ask)
-            timings.append(dict(first_round=done + 1, last_round=done + ask, seconds=seconds, seconds_per_round=speed))
-            collect_all(lanes, of_state, state, data, adapt, layouts.as_numpy((logs, scores)), done, ask)
+            timings.append(
+                dict(
+                    first_round=done + 1,
+                    last_round=done + ask,
+                    seconds=seconds,
+                    seconds_per_round=speed,
+                )
+            )
+            collect_all(
+                lanes, of_state, state, data, adapt, layouts.as_numpy((logs, scores)), done, ask
+            )
             done += ask
             # before the checkpoint: it keeps a copy of the files
             part = lambda lane: segment_of(lane, done - ask + 1, done, seconds)
@@ -134,15 +159,29 @@ def _drive(
                 save(lanes, state, of_state)
                 saved_at, saved_round = time.perf_counter(), done
     except (KeyboardInterrupt, SystemExit):
-        needed = done > 0 or any(lane.setup.given_net and not lane.setup.config.init for lane in lanes)
-        if needed and saved_round != done and (stopped or jax.process_count() == 1) and complete(state, done):
-            tell([s for s in sinks if isinstance(s, Files)], lanes, lambda sink, lane: sink.write(lane, timings))
+        needed = done > 0 or any(
+            lane.setup.given_net and not lane.setup.config.init for lane in lanes
+        )
+        if (
+            needed
+            and saved_round != done
+            and (stopped or jax.process_count() == 1)
+            and complete(state, done)
+        ):
+            tell(
+                [s for s in sinks if isinstance(s, Files)],
+                lanes,
+                lambda sink, lane: sink.write(lane, timings),
+            )
             save(lanes, state, of_state)
             saved_round = done
         if writes():
             interrupted(lanes, done, saved_round, say, again)
         raise
-    results = [finish(lane, of_state(state, i), timings, compile_seconds, step) for i, lane in enumerate(lanes)]
+    results = [
+        finish(lane, of_state(state, i), timings, compile_seconds, step)
+        for i, lane in enumerate(lanes)
+    ]
     for lane, result in zip(lanes, results, strict=True):
         tell(sinks, [lane], lambda sink, lane: sink.end(lane, result.summary))
     return results
@@ -159,18 +198,20 @@ def asked_to_stop() -> bool:
 
 
 def complete(state: State, done: int) -> bool:
-    """Whether `state` is what round `done` left, and still there: a call that was broken off has used it up."""
+    """Whether `state` is what round `done` left, and still there: a call that was broken off has
+    used it up."""
     leaves = jax.tree.leaves(state)
     if any(isinstance(leaf, jax.Array) and leaf.is_deleted() for leaf in leaves):
         return False
     return int(np.asarray(state.t).max()) == done
 
 
-# ---- the start ----------------------------------------------------------------------------------------------------
+# ---- the start -----------------------------------------------------------------------------------
 def begin(
     lanes: Sequence[Lane], resume_from: pathlib.Path | None, say: Callable[[str], None]
 ) -> tuple[State, list[dict[str, Any]]]:
-    """The State to start from (stacked for several lanes) and the timings so far; run directories are made or reopened."""
+    """The State to start from (stacked for several lanes) and the timings so far; run directories
+    are made or reopened."""
     if resume_from is not None:
         (lane,) = lanes
         return reopen(lane, resume_from, say)
@@ -185,7 +226,9 @@ def begin(
     return lanes_of.stack_states([lane.setup for lane in lanes], states), []
 
 
-def reopen(lane: Lane, resume_from: pathlib.Path, say: Callable[[str], None]) -> tuple[State, list[dict[str, Any]]]:
+def reopen(
+    lane: Lane, resume_from: pathlib.Path, say: Callable[[str], None]
+) -> tuple[State, list[dict[str, Any]]]:
     """A run goes on: its State and its rows as they were at the checkpoint."""
     setup, directory = lane.setup, lane.directory
     assert directory is not None
@@ -196,7 +239,9 @@ def reopen(lane: Lane, resume_from: pathlib.Path, say: Callable[[str], None]) ->
     state = checkpoint.load(resume_from, state, setup.config.hash(), setup.fed.num_clients)
     round_ = int(state.t)
     if resume_from.name != f"{round_:08d}":
-        raise UserError(f"checkpoint '{resume_from}' is of round {round_}; restore its name to resume")
+        raise UserError(
+            f"checkpoint '{resume_from}' is of round {round_}; restore its name to resume"
+        )
     timings = directory.read(lane.recorder, files, round_)
     if round_ == setup.config.rounds:
         directory.read_end(round_)
@@ -204,8 +249,8 @@ def reopen(lane: Lane, resume_from: pathlib.Path, say: Callable[[str], None]) ->
         changed = manifest.changed(directory.path)
         if changed:
             say(
-                f"{', '.join(changed)} in '{directory.path}' were changed, or cut short by a kill; written anew from the "
-                f"checkpoint of round {round_}"
+                f"{', '.join(changed)} in '{directory.path}' were changed, or cut short by a kill;"
+                f" written anew from the checkpoint of round {round_}"
             )
         directory.write_config(setup.config, setup.resolved)
         directory.write_labels(setup.fed.label_counts())
@@ -216,9 +261,13 @@ def reopen(lane: Lane, resume_from: pathlib.Path, say: Callable[[str], None]) ->
 
 
 def compiled(
-    setups: Sequence[Setup], state: State, data: Any, tick: Callable[[float], None] = lambda seconds: None
+    setups: Sequence[Setup],
+    state: State,
+    data: Any,
+    tick: Callable[[float], None] = lambda seconds: None,
 ) -> Callable:
-    """(state, data, rounds, ends) -> (state, logs, scores), ready to be called. tick: hears how long it takes."""
+    """(state, data, rounds, ends) -> (state, logs, scores), ready to be called. tick: hears how
+    long it takes."""
     config, run = setups[0].config, setups[0].simulation.run
     if len(setups) > 1:
         run = lanes_of.side_by_side(setups, run)
@@ -229,8 +278,11 @@ def compiled(
     return compiled_alone(run, state, data, jnp.int32(1), np.bool_(True), tick=tick)
 
 
-def compiled_alone(function: Callable, *args: Any, tick: Callable[[float], None] = lambda seconds: None) -> Callable:
-    """A jitted function, ready to be called; tracing and compiling it may be broken off by a signal."""
+def compiled_alone(
+    function: Callable, *args: Any, tick: Callable[[float], None] = lambda seconds: None
+) -> Callable:
+    """A jitted function, ready to be called; tracing and compiling it may be broken off by a
+    signal."""
     if not hasattr(function, "lower"):
         return function  # of rows on the host: compiles when it is called
     with interrupts.at_once():
@@ -252,29 +304,41 @@ def data_of(lane: Lane, data: Any) -> Any:
     return data._replace(numbers=lane.setup.simulation.data.numbers)
 
 
-# ---- one segment --------------------------------------------------------------------------------------------------
+# ---- one segment ---------------------------------------------------------------------------------
 def segment_length(config: Config, capacity: int, done: int, speed: float | None) -> int:
-    """Rounds of the next call: about ten seconds, ending on the evaluation and checkpoint grids where they are near."""
+    """Rounds of the next call: about ten seconds, ending on the evaluation and checkpoint grids
+    where they are near."""
     every = config.eval_every
     longest = capacity * every - done % every
-    # the first call tells how fast it goes: with rare evaluations it must not be all rounds up to the first of them
-    wish = min(every, FIRST_ROUNDS) if speed is None else max(1, int(SEGMENT_SECONDS / max(speed, 1e-9)))
+    # the first call tells how fast it goes: with rare evaluations it must not be all rounds up to
+    # the first of them
+    wish = (
+        min(every, FIRST_ROUNDS)
+        if speed is None
+        else max(1, int(SEGMENT_SECONDS / max(speed, 1e-9)))
+    )
     ask = min(wish, longest, config.rounds - done)
     if done + ask < config.rounds and ask >= every:
         ask -= (done + ask) % every  # end on the grid
     for grid in (config.checkpoint_every, config.personal_every):
         if grid:
-            ask = min(ask, grid - done % grid)  # never run past a checkpoint or a personal evaluation
+            ask = min(
+                ask, grid - done % grid
+            )  # never run past a checkpoint or a personal evaluation
     return max(1, ask)
 
 
 def evaluated(config: Config, done: int) -> np.bool_:
-    """Whether a segment that ends after round `done`, perhaps off the evaluation grid, needs an evaluation there."""
-    return np.bool_(done == config.rounds or bool(config.personal_every and done % config.personal_every == 0))
+    """Whether a segment that ends after round `done`, perhaps off the evaluation grid, needs an
+    evaluation there."""
+    return np.bool_(
+        done == config.rounds or bool(config.personal_every and done % config.personal_every == 0)
+    )
 
 
 def save_due(config: Config, done: int, saved_round: int, saved_at: float) -> bool:
-    """Whether it is time for a checkpoint: after so many rounds, or after some time; all processes agree."""
+    """Whether it is time for a checkpoint: after so many rounds, or after some time; all processes
+    agree."""
     if config.checkpoint_every:
         return done - max(saved_round, 0) >= config.checkpoint_every
     return agreed(time.perf_counter() - saved_at) > CHECKPOINT_SECONDS
@@ -293,7 +357,9 @@ def collect_all(
     """`collect` for every lane; told: logs and scores of all of them."""
     for i, lane in enumerate(lanes):
         logs, scores = (lanes_of.pick(tree, i, len(lanes)) for tree in told)
-        tuned = lambda i=i, lane=lane: adapt(of_state(state, i), data_of(lane, data)) if adapt is not None else {}
+        tuned = lambda i=i, lane=lane: (
+            adapt(of_state(state, i), data_of(lane, data)) if adapt is not None else {}
+        )
         collect(lane, tuned, logs, scores, done, count)
 
 
@@ -304,7 +370,9 @@ def adapts_after(sim: Any, config: Config, at: int) -> bool:
     return at == config.rounds or bool(config.personal_every and at % config.personal_every == 0)
 
 
-def collect(lane: Lane, tuned: Callable[[], dict], logs: dict, scores: dict, done: int, count: int) -> None:
+def collect(
+    lane: Lane, tuned: Callable[[], dict], logs: dict, scores: dict, done: int, count: int
+) -> None:
     """Rows of one segment; off the grid only the evaluations that `evaluated` asked for are there.
 
     tuned: () -> the evaluation for which the lane's clients fine-tune.
@@ -333,7 +401,7 @@ def agreed(value: float) -> float:
     return float(multihost_utils.broadcast_one_to_all(np.float32(value)))
 
 
-# ---- what is left behind ------------------------------------------------------------------------------------------
+# ---- what is left behind -------------------------------------------------------------------------
 def writes() -> bool:
     """Of several processes only the first writes and speaks."""
     return jax.process_index() == 0
@@ -357,25 +425,45 @@ def save(lanes: Sequence[Lane], state: State, of_state: Callable[[State, int], S
     for i, lane in enumerate(lanes):
         if lane.directory is not None:
             config = lane.setup.config
-            folder, one, rows = lane.directory.path / "checkpoints", of_state(state, i), lane.directory.rows
+            folder, one, rows = (
+                lane.directory.path / "checkpoints",
+                of_state(state, i),
+                lane.directory.rows,
+            )
             checkpoint.save(folder, one, config.hash(), config.keep, rows)
 
 
 def finish(
-    lane: Lane, state: State, timings: list[dict[str, Any]], compile_seconds: float, program: Callable | None
+    lane: Lane,
+    state: State,
+    timings: list[dict[str, Any]],
+    compile_seconds: float,
+    program: Callable | None,
 ) -> Result:
     recorder, directory = lane.recorder, lane.directory
-    told = copy.copy(recorder)  # as the files have it: a resumed run knows no more digits, and gets the same figures
-    told.rows, told.rounds = ([as_stored(row) for row in rows] for rows in (recorder.rows, recorder.rounds))
-    kept = directory.ended if directory is not None else None  # nothing was left to do: not even the clock has moved
-    summary = kept or summarise(lane.setup, told, [as_stored(row) for row in timings], compile_seconds)
+    told = copy.copy(
+        recorder
+    )  # as the files have it: a resumed run knows no more digits, and gets the same figures
+    told.rows, told.rounds = (
+        [as_stored(row) for row in rows] for rows in (recorder.rows, recorder.rounds)
+    )
+    kept = (
+        directory.ended if directory is not None else None
+    )  # nothing was left to do: not even the clock has moved
+    summary = kept or summarise(
+        lane.setup, told, [as_stored(row) for row in timings], compile_seconds
+    )
     if directory is not None and writes():
         directory.write_summary(summary)
     out = directory.path if directory else None
-    return Result(summary, recorder.rows, recorder.rounds, recorder.arrays(), state, lane.setup, out, program)
+    return Result(
+        summary, recorder.rows, recorder.rounds, recorder.arrays(), state, lane.setup, out, program
+    )
 
 
-def interrupted(lanes: Sequence[Lane], done: int, saved_round: int, say: Callable[[str], None], again: str) -> None:
+def interrupted(
+    lanes: Sequence[Lane], done: int, saved_round: int, say: Callable[[str], None], again: str
+) -> None:
     """Say what is saved, and how to go on."""
     paths = [str(lane.directory.path) for lane in lanes if lane.directory is not None]
     if not paths:

@@ -1,9 +1,12 @@
-"""Start a run or continue one, from Python: `run` and `resume`; `execute` for a run that is prepared already.
+"""Start a run or continue one, from Python: `run` and `resume`; `execute` for a run that is
+prepared already.
 
 out/config.json    everything needed to repeat the run          out/rounds.csv     a row per round
-out/metrics.csv    a row per evaluated round, no clock          out/clients.npz    per-client counts per evaluation
+out/metrics.csv    a row per evaluated round, no clock          out/clients.npz    per-client counts
+                                        per evaluation
 out/timings.csv    seconds per segment                          out/checkpoints/   the whole State
-out/labels.npz     training examples per client and class       out/manifest.json  size and checksum of every file
+out/labels.npz     training examples per client and class       out/manifest.json  size and checksum
+                                        of every file
 out/summary.json   the figures of the run
 """
 
@@ -51,17 +54,20 @@ def run(
 ) -> Result:
     """Run one method and return its Result; the Python form of `fedjax-sim run`.
 
-    options: fields of `Config`, and options of the method by their names. method, model, optimizer: names or objects of
-    your own, such as optax.adamw(1e-3);
-    fed: data of your own, instead of `dataset` and what belongs to it; net: initial weights; cohorts: the participants
-    of every round, taken in turn, instead of drawn ones. progress: a bar or lines (default: a line only where compiling
-    takes long). callback: called with every `Segment` (its rounds, its rows);
-    log: where else the numbers go, names as in `--log` ("tensorboard,wandb") or sinks of your own.
+    options: fields of `Config`, and options of the method by their names. method, model, optimizer:
+    names or objects of your own, such as optax.adamw(1e-3); fed: data of your own, instead of
+    `dataset` and what belongs to it; net: initial weights; cohorts: the participants of every
+    round, taken in turn, instead of drawn ones. progress: a bar or lines (default: a line only
+    where compiling takes long). callback: called with every `Segment` (its rounds, its rows); log:
+    where else the numbers go, names as in `--log` ("tensorboard,wandb") or sinks of your own.
 
-    >>> result = run("fedavg", model="mlp", clients=4, participation=1, rounds=2, epochs=1)    # digits
+    >>> # digits
+    >>> result = run("fedavg", model="mlp", clients=4, participation=1, rounds=2, epochs=1)
     >>> [row["round"] for row in result.rows]
     [1, 2]
-    >>> run("fedprox", model="mlp", clients=4, cohorts=[[0, 1], [2, 3]], rounds=1, mu=0.1).setup.config.options
+    >>> run(
+    ...     "fedprox", model="mlp", clients=4, cohorts=[[0, 1], [2, 3]], rounds=1, mu=0.1
+    ... ).setup.config.options
     {'mu': 0.1}
     """
     sinks = sinks_of(callback, log)
@@ -81,24 +87,37 @@ def set_up(
     load: Callable[[Config], Any] | None = None,
     **options: Any,
 ) -> Setup:
-    """A run as `run` takes it, prepared. load: reads the data that the options name (default: afresh)."""
+    """A run as `run` takes it, prepared. load: reads the data that the options name (default:
+    afresh)."""
     own = not isinstance(method, str)
     if own and not isinstance(method, Method):
-        raise UserError(f"method is a name or a Method, such as fedjax_sim.FedProx(mu=0.1), not {shown(repr(method))}")
+        raise UserError(
+            "method is a name or a Method, such as fedjax_sim.FedProx(mu=0.1), not"
+            f" {shown(repr(method))}"
+        )
     if isinstance(model, str):
         options, model = {**options, "model": model}, None
     if isinstance(optimizer, str):
         options, optimizer = {**options, "optimizer": optimizer}, None
     if isinstance(loss, str):
         options, loss = {**options, "loss": loss}, None
-    config = Config(method=method.name if own else method, **sorted_out(method, fed, model, options))
+    config = Config(
+        method=method.name if own else method, **sorted_out(method, fed, model, options)
+    )
     loaded = fed is None and load is not None
     if fed is None and load is not None:
         check(config)
         start_jax(config)
         fed = load(config)
     setup = prepare(
-        config, fed=fed, model=model, net=net, method=method if own else None, optimizer=optimizer, loss=loss, loaded=loaded
+        config,
+        fed=fed,
+        model=model,
+        net=net,
+        method=method if own else None,
+        optimizer=optimizer,
+        loss=loss,
+        loaded=loaded,
     )
     check_reach(setup)
     return setup
@@ -110,7 +129,8 @@ def sinks_of(callback: Callable[[Segment], Any] | None, log: str | Sequence[Any]
     for item in items:
         if not isinstance(item, (str, Sink)):
             raise UserError(
-                f"log takes names ({', '.join(SINKS)}) and objects of fedjax_sim.runner.sinks.Sink, not {item!r}"
+                f"log takes names ({', '.join(SINKS)}) and objects of fedjax_sim.runner.sinks.Sink,"
+                f" not {item!r}"
             )
     given = [item if isinstance(item, Sink) else named([item])[0] for item in items]
     return [*([Callback(callback)] if callback is not None else []), *given]
@@ -132,11 +152,13 @@ def resume(
     say: Callable[[str], None] | None = None,
     again: str = "",
 ) -> Result:
-    """Continue a run directory from its newest checkpoint, or from its start where it has none yet; `rounds` may extend it.
+    """Continue a run directory from its newest checkpoint, or from its start where it has none yet;
+    `rounds` may extend it.
 
-    fed, method, model, optimizer, loss: what was given as an object when the run was started; it must be the same. On fewer
-    devices than before the run goes on with other rounding. say: where remarks go (default: the standard error stream).
-    again: what goes on after an interrupt with all that was asked for (default: this run's own command).
+    fed, method, model, optimizer, loss: what was given as an object when the run was started; it
+    must be the same. On fewer devices than before the run goes on with other rounding. say: where
+    remarks go (default: the standard error stream). again: what goes on after an interrupt with all
+    that was asked for (default: this run's own command).
     """
     say = say or (lambda text: print(text, file=sys.stderr))
     directory = RunDirectory(pathlib.Path(path))
@@ -149,7 +171,9 @@ def resume(
         directory.lock.take()
     try:
         own = (fed, method, model, optimizer, loss)
-        return _resume(directory, rounds, progress, sinks_of(callback, log), *own, data_dir, say, again)
+        return _resume(
+            directory, rounds, progress, sinks_of(callback, log), *own, data_dir, say, again
+        )
     finally:
         directory.lock.release()
 
@@ -174,7 +198,9 @@ def _resume(
     start = 0 if found is None else checkpoint.read_meta(found)["round"]
     planned, total = config.rounds, config.rounds if rounds is None else rounds
     if total < start:
-        raise UserError(f"rounds {total} is less than the {start} rounds already done in '{directory.path}'")
+        raise UserError(
+            f"rounds {total} is less than the {start} rounds already done in '{directory.path}'"
+        )
     config = dataclasses.replace(
         config,
         rounds=total,
@@ -182,25 +208,43 @@ def _resume(
         devices=str(devices_now(config, resolved, say)),
         data_dir=data_dir or config.data_dir,
     )
-    setup = prepare(config, fed=fed, method=method, model=model, optimizer=optimizer, loss=loss, going_on=True, say=say)
+    setup = prepare(
+        config,
+        fed=fed,
+        method=method,
+        model=model,
+        optimizer=optimizer,
+        loss=loss,
+        going_on=True,
+        say=say,
+    )
     if found is None:
         setup = with_first_weights(setup, directory.path)
     changes = extension(setup, planned) if total != planned else ""
     if changes and jax.process_index() == 0:
         say(changes)
-    return execute(setup, directory, progress=progress, sinks=sinks, resume_from=found, say=say, again=again)
+    return execute(
+        setup, directory, progress=progress, sinks=sinks, resume_from=found, say=say, again=again
+    )
 
 
 def with_first_weights(setup: Setup, path: pathlib.Path) -> Setup:
-    """A run that begins again, with the weights that it began with where these do not come from its seed."""
+    """A run that begins again, with the weights that it began with where these do not come from its
+    seed."""
     config = setup.config
     if not config.initial_weights:
         return setup
     like = jax.eval_shape(setup.simulation.env.model.init, jax.random.key(0))
     net = weights.load_net(config.init, like) if config.init else None
     if net is None or weights.checksum(net) != config.initial_weights:
-        what = f"other weights than '{config.init}' holds now" if net is not None else "weights given from Python"
-        raise UserError(f"'{path}' has no checkpoint yet and was begun with {what}; begin it again with these")
+        what = (
+            f"other weights than '{config.init}' holds now"
+            if net is not None
+            else "weights given from Python"
+        )
+        raise UserError(
+            f"'{path}' has no checkpoint yet and was begun with {what}; begin it again with these"
+        )
     return dataclasses.replace(setup, net=net, given_net=True)
 
 
@@ -213,7 +257,8 @@ def gone_on(
     say: Callable[[str], None],
     again: str = "",
 ) -> Result | None:
-    """A run that was begun in `path` to its end, from its newest checkpoint; None where nothing is left to go on from."""
+    """A run that was begun in `path` to its end, from its newest checkpoint; None where nothing is
+    left to go on from."""
     if not exists(path) or manifest.empty(path):
         return None
     RunDirectory(path).check_same(setup.config)
@@ -221,8 +266,8 @@ def gone_on(
         return None
     if not checkpoint.rounds(path / manifest.CHECKPOINTS):
         raise UserError(
-            f"'{path}' has ended, or is damaged, and has no checkpoint to go on from; it is left as it is: move it away, or "
-            f"choose another --out"
+            f"'{path}' has ended, or is damaged, and has no checkpoint to go on from; it is left as"
+            " it is: move it away, or choose another --out"
         )
     more: dict[str, Any] = dict(progress=progress, log=sinks, say=say, again=again)
     return resume(path, setup.config.rounds, data_dir=setup.config.data_dir, **more)
@@ -233,12 +278,16 @@ def devices_now(config: Config, resolved: dict[str, Any], say: Callable[[str], N
     had, have = resolved.get("devices", config.devices), layouts.available_devices()
     if str(had) == "auto" or int(had) <= have:
         return had
-    say(f"the run was on {had} devices and there are {have}: it goes on with the same values up to rounding")
+    say(
+        f"the run was on {had} devices and there are {have}: it goes on with the same values up to"
+        " rounding"
+    )
     return have
 
 
 def extension(setup: Setup, planned: int) -> str:
-    """What another number of rounds changes for a run that was planned with `planned`; nothing for most runs."""
+    """What another number of rounds changes for a run that was planned with `planned`; nothing for
+    most runs."""
     config, rounds = setup.config, setup.config.rounds
     changes = []
     if config.schedule.startswith("cosine"):
@@ -246,10 +295,15 @@ def extension(setup: Setup, planned: int) -> str:
     agent = setup.simulation.agent()
     if agent is not None and learns(agent.name):
         changes.append(
-            f"what the agent takes from the number of rounds (the decay of its exploration, the end of its episode) "
-            f"refers to {rounds} from here on, so a run planned with {rounds} differs"
+            "what the agent takes from the number of rounds (the decay of its exploration, the end"
+            f" of its episode) refers to {rounds} from here on, so a run planned with {rounds}"
+            " differs"
         )
-    return f"{planned} rounds were planned and it goes on to {rounds}: {'; '.join(changes)}" if changes else ""
+    return (
+        f"{planned} rounds were planned and it goes on to {rounds}: {'; '.join(changes)}"
+        if changes
+        else ""
+    )
 
 
 def execute(
@@ -265,7 +319,12 @@ def execute(
 ) -> Result:
     """Drive one prepared run to its end; see `driver.drive`."""
     more: dict[str, Any] = dict(
-        progress=progress, sinks=sinks, resume_from=resume_from, say=say, program=program, again=again
+        progress=progress,
+        sinks=sinks,
+        resume_from=resume_from,
+        say=say,
+        program=program,
+        again=again,
     )
     (result,) = drive([setup], [directory], **more)
     return result

@@ -1,7 +1,9 @@
-"""A trained model out of a run directory: the server's, or what one client predicts with; as .npz or flax's .msgpack.
+"""A trained model out of a run directory: the server's, or what one client predicts with; as .npz
+or flax's .msgpack.
 
-The file has every array by its path ('params/fc/kernel') and `about`, a JSON text: which model, which method, how images are
-normalised. `load_model` makes a function of it; `--init` starts a run from it where it is a plain net.
+The file has every array by its path ('params/fc/kernel') and `about`, a JSON text: which model,
+which method, how images are normalised. `load_model` makes a function of it; `--init` starts a run
+from it where it is a plain net.
 """
 
 from __future__ import annotations
@@ -37,7 +39,13 @@ FORMATS = (".npz", ".msgpack")
 
 
 def stored_state(
-    path: pathlib.Path, fed: Any, method: Any, model: Any, optimizer: Any, loss: Any, data_dir: str | None
+    path: pathlib.Path,
+    fed: Any,
+    method: Any,
+    model: Any,
+    optimizer: Any,
+    loss: Any,
+    data_dir: str | None,
 ) -> tuple[Setup, State]:
     """The newest State of a run, and the set-up it belongs to, on one device."""
     directory = RunDirectory(path)
@@ -51,7 +59,14 @@ def stored_state(
     config = dataclasses.replace(config, **simple, data_dir=data_dir or config.data_dir)
     start_jax(config)
     setup = prepare(
-        config, fed=fed, method=method, model=model, optimizer=optimizer, loss=loss, going_on=True, measure=False
+        config,
+        fed=fed,
+        method=method,
+        model=model,
+        optimizer=optimizer,
+        loss=loss,
+        going_on=True,
+        measure=False,
     )
     found = checkpoint.latest(path / "checkpoints")
     with floats(config.dtype):
@@ -67,23 +82,31 @@ def global_net(setup: Setup, state: State) -> Tree:
     if last is not None and int(state.t) >= env.rounds:
         return last.finish(env, state.server, stage_key(state, SERVER))
     if not method.has_global_model:
-        raise UserError(f"'{method.name}' has no global model; name a client with --client 0 to {setup.fed.num_clients - 1}")
+        raise UserError(
+            f"'{method.name}' has no global model; name a client with --client 0 to"
+            f" {setup.fed.num_clients - 1}"
+        )
     return method.global_model(env, state.server)
 
 
 def client_predictor(setup: Setup, state: State, client: int) -> Tree:
-    """What ONE client predicts with: its net (fine-tuned where the method does that), or what `predict` reads."""
+    """What ONE client predicts with: its net (fine-tuned where the method does that), or what
+    `predict` reads."""
     sim = setup.simulation
     own = evaluation.own_model(sim.described)
     if not 0 <= client < setup.fed.num_clients:
         raise UserError(f"client {client} is not there; allowed: 0 to {setup.fed.num_clients - 1}")
     if own is None:
-        raise UserError(f"clients of '{sim.method.name}' predict with the global model; leave --client out")
+        raise UserError(
+            f"clients of '{sim.method.name}' predict with the global model; leave --client out"
+        )
 
     def predictor(state: State, data: Any, k: jax.Array) -> Tree:
         env, mine = sim.open(data), jax.tree.map(lambda a: a[k], state.clients)
         last = jnp.maximum(state.t - 1, 0)
-        ctx = contexts(sim.stages, env, stage_key(state, evaluation.PERSONAL), k[None], state.t, trained=last)
+        ctx = contexts(
+            sim.stages, env, stage_key(state, evaluation.PERSONAL), k[None], state.t, trained=last
+        )
         one = jax.tree.map(lambda a: a[0], ctx)
         return own.personal(env, evaluation.with_own_statistics(env, state.server, mine), mine, one)
 
@@ -98,7 +121,10 @@ def described(tree: Tree, name: str = "") -> Any:
     if isinstance(tree, (tuple, list)):
         fields = list(getattr(tree, "_fields", ()))
         return {
-            "tuple": [described(v, inside(k)) for k, v in zip(fields or range(len(tree)), tree, strict=True)],
+            "tuple": [
+                described(v, inside(k))
+                for k, v in zip(fields or range(len(tree)), tree, strict=True)
+            ],
             "fields": fields,
         }
     return name
@@ -131,19 +157,35 @@ def export(
     loss: Any = None,
     data_dir: str | None = None,
 ) -> pathlib.Path:
-    """Write the model of a run directory to `out` (.npz or .msgpack; default: in the run directory); returns the file.
+    """Write the model of a run directory to `out` (.npz or .msgpack; default: in the run
+    directory); returns the file.
 
     fed, method, model: what was given as an object when the run was started.
     """
     path = pathlib.Path(path)
-    file = pathlib.Path(out) if out is not None else path / ("global.npz" if client is None else f"client-{client}.npz")
+    file = (
+        pathlib.Path(out)
+        if out is not None
+        else path / ("global.npz" if client is None else f"client-{client}.npz")
+    )
     if file.suffix not in FORMATS:
         raise UserError(f"'{file}' is neither .npz nor .msgpack; choose one of these endings")
     setup, state = stored_state(path, fed, method, model, optimizer, loss, data_dir)
     config, data = setup.config, setup.fed
     with floats(config.dtype):
-        tree = global_net(setup, state) if client is None else client_predictor(setup, state, client)
-    kept = ("method", "options", "model", "model_options", "conv", "dtype", "activations", "precision")
+        tree = (
+            global_net(setup, state) if client is None else client_predictor(setup, state, client)
+        )
+    kept = (
+        "method",
+        "options",
+        "model",
+        "model_options",
+        "conv",
+        "dtype",
+        "activations",
+        "precision",
+    )
     about = {name: getattr(config, name) for name in kept} | dict(
         version=__version__,
         shape=list(data.shape),
@@ -173,7 +215,8 @@ def as_bytes(kind: str, arrays: dict[str, np.ndarray], about: str) -> bytes:
 
 @dataclasses.dataclass(frozen=True)
 class Exported:
-    """A model as a function: raw images [B, H, W, C] or tokens [B, T] -> its outputs, such as logits [B, classes]."""
+    """A model as a function: raw images [B, H, W, C] or tokens [B, T] -> its outputs, such as
+    logits [B, classes]."""
 
     net: Tree  # or what the method's `predict` reads
     model: models.Model
@@ -184,32 +227,46 @@ class Exported:
         a = self.about
         if len(a["shape"]) == 1:  # tokens
             return self.predict(self.net, jnp.asarray(x, jnp.int32))
-        images = (jnp.asarray(x, a["dtype"]) * a["scale"] - jnp.array(a["mean"])) / jnp.array(a["std"])
+        images = (jnp.asarray(x, a["dtype"]) * a["scale"] - jnp.array(a["mean"])) / jnp.array(
+            a["std"]
+        )
         return self.predict(self.net, images.astype(a["dtype"]))
 
 
 def load_model(path: str | pathlib.Path) -> Exported:
-    """What `export` wrote, as a function of images as they are stored (0..255 where they are uint8)."""
+    """What `export` wrote, as a function of images as they are stored (0..255 where they are
+    uint8)."""
     arrays, text = read_arrays(path)
     if not text:
-        raise UserError(f"'{path}' was not written by fedjax-sim export: it says nothing about itself")
+        raise UserError(
+            f"'{path}' was not written by fedjax-sim export: it says nothing about itself"
+        )
     about = json.loads(text)
     if about["own"]:
         raise UserError(
-            f"'{path}' is of a model or method given as an object; take its arrays and use them with that object"
+            f"'{path}' is of a model or method given as an object; take its arrays and use them"
+            " with that object"
         )
     dtype = jnp.dtype(about["dtype"])
-    how: dict[str, Any] = dict(dtype=dtype, conv=about["conv"], activations=about.get("activations"))
+    how: dict[str, Any] = dict(
+        dtype=dtype, conv=about["conv"], activations=about.get("activations")
+    )
     if about.get("vocabulary"):
-        how |= dict(vocabulary=about["vocabulary"], places=task_called(about["task"]).target == TOKENS)
-    model = models.build(about["model"], tuple(about["shape"]), about["classes"], **how, **about["model_options"])
+        how |= dict(
+            vocabulary=about["vocabulary"], places=task_called(about["task"]).target == TOKENS
+        )
+    model = models.build(
+        about["model"], tuple(about["shape"]), about["classes"], **how, **about["model_options"]
+    )
     method = make_method(about["method"], **about["options"])
     model = method.extend(model)
     env = Env(model, None, None, 1, 1, 1, 1.0, 1.0, dtype=dtype, method=method)  # type: ignore[arg-type]   # prediction needs no more
     own = method.ask(Personal) if about["client"] is not None else None
     net = jax.tree.map(jnp.asarray, rebuilt(about["tree"], arrays))
     predict = lambda net, x: (own or Personal()).predict(env, net, x)
-    return Exported(net, model, about, jax.jit(multiplying(about.get("precision", "default"), predict)))
+    return Exported(
+        net, model, about, jax.jit(multiplying(about.get("precision", "default"), predict))
+    )
 
 
 EXAMPLE = '''"""How to use an exported model: images in, labels out."""
@@ -230,7 +287,9 @@ def example(file: pathlib.Path) -> str:
     about = json.loads(read_arrays(file)[1])
     kind = "tokens" if len(about["shape"]) == 1 else "0 to 255" if about["scale"] != 1 else "floats"
     classes = task_called(about.get("task", "classification")).has_classes
-    read = dict(outputs="labels", read=".argmax(-1)") if classes else dict(outputs="outputs", read="")
+    read = (
+        dict(outputs="labels", read=".argmax(-1)") if classes else dict(outputs="outputs", read="")
+    )
     return EXAMPLE.format(name=ascii(file.name), range=kind, **read)
 
 

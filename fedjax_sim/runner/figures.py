@@ -1,8 +1,10 @@
-"""Figures of a run: plain numbers made on the host from the program's logs and scores. Accuracies are fractions in [0, 1].
+"""Figures of a run: plain numbers made on the host from the program's logs and scores. Accuracies
+are fractions in [0, 1].
 
-Five rooms deal with results, each with one step: `metrics` says what is summed up over rows and what is made of the sums;
-`local.score` adds up for ONE predictor on given rows; `engine.evaluation` says which model is scored on whose rows (the
-modes); this module makes thresholds and bests over rounds; `report` draws them.
+Five rooms deal with results, each with one step: `metrics` says what is summed up over rows and
+what is made of the sums; `local.score` adds up for ONE predictor on given rows; `engine.evaluation`
+says which model is scored on whose rows (the modes); this module makes thresholds and bests over
+rounds; `report` draws them.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ COUNTED = [
 
 
 def recent_shares(rounds: Sequence[dict[str, Any]], window: int = 10) -> dict[str, float]:
-    """`share_NAME`: how often each action was taken in the last `window` rounds, from the counts `action_NAME`.
+    """`share_NAME`: how often each action was taken in the last `window` rounds, from the counts
+    `action_NAME`.
 
     >>> recent_shares([{"action_a": 2, "action_b": 0}, {"action_a": 1, "action_b": 1}])
     {'share_a': 0.75, 'share_b': 0.25}
@@ -38,28 +41,37 @@ def recent_shares(rounds: Sequence[dict[str, Any]], window: int = 10) -> dict[st
     return {f"share_{n.removeprefix('action_')}": count / total for n, count in counts.items()}
 
 
-DEAD_FOR, BLIND_FOR, BLIND = 10, 25, 1e-3  # rounds, rounds, and the share of π that moves with the state
+DEAD_FOR, BLIND_FOR, BLIND = (
+    10,
+    25,
+    1e-3,
+)  # rounds, rounds, and the share of π that moves with the state
 
 
 def complaints(rounds: Sequence[dict[str, Any]]) -> list[str]:
-    """Sentences about what cannot have learned: a controller without live units, a policy that is blind to the state.
+    """Sentences about what cannot have learned: a controller without live units, a policy that is
+    blind to the state.
 
     >>> complaints([{"round": t, "agent_live_policy": 0.0} for t in range(1, 11)])
-    ['the controller has no live unit in its policy network: it answers every state alike; try a smaller agent.lr']
+    ['the controller has no live unit in its policy network: it answers every state alike; try a
+    smaller agent.lr']
     """
     out = []
     if rounds[-1].get("exploding"):
         now = rounds[-1]
         out.append(
-            f"an update exploded, finite as it is, and is averaged in: client {now['exploding_id']} in round {now['round']} "
-            f"({now['exploding']} of them), norm {now['update_norm_max']:.2g} where the median of the round is "
-            f"{now['update_norm']:.2g}; look at its data, use --transform clip:NORM, or a smaller --lr"
+            f"an update exploded, finite as it is, and is averaged in: client {now['exploding_id']}"
+            f" in round {now['round']} ({now['exploding']} of them), norm"
+            f" {now['update_norm_max']:.2g} where the median of the round is"
+            f" {now['update_norm']:.2g}; look at its data, use --transform clip:NORM, or a smaller"
+            " --lr"
         )
     for name, what in (("agent_live_policy", "policy network"), ("agent_live_critic", "critic")):
         last = [r.get(name, 1) for r in rounds[-DEAD_FOR:]]
         if len(last) == DEAD_FOR and max(last) == 0:
             out.append(
-                f"the controller has no live unit in its {what}: it answers every state alike; try a smaller agent.lr"
+                f"the controller has no live unit in its {what}: it answers every state alike; try"
+                " a smaller agent.lr"
             )
     last = [r.get("agent_sensitivity", 1) for r in rounds[-BLIND_FOR:]]
     if len(last) == BLIND_FOR and max(last) < BLIND:
@@ -68,20 +80,33 @@ def complaints(rounds: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def probe_figures(
-    log: dict[str, np.ndarray], resident: Sums | None, metric: Metric, seen: Sequence[int] | None = None
+    log: dict[str, np.ndarray],
+    resident: Sums | None,
+    metric: Metric,
+    seen: Sequence[int] | None = None,
 ) -> dict[str, float]:
     """BP and AP: the primary metric before and after local training of the round's participants.
 
-    Over the participants; with the `resident` evaluation (its sums [N]) also over all clients that can take part (`seen`;
-    None: all N), where those who did not hold what they held: the population of the `resident` figures, so that the two may
-    be compared.
+    Over the participants; with the `resident` evaluation (its sums [N]) also over all clients that
+    can take part (`seen`; None: all N), where those who did not hold what they held: the population
+    of the `resident` figures, so that the two may be compared.
     """
-    taken = {when: {n.removeprefix(f"probe_{when}_"): v for n, v in log.items() if n.startswith(f"probe_{when}_")}
-             for when in ("before", "after")}  # fmt: skip
+    taken = {
+        when: {
+            n.removeprefix(f"probe_{when}_"): v
+            for n, v in log.items()
+            if n.startswith(f"probe_{when}_")
+        }
+        for when in ("before", "after")
+    }
     there = log["probe_ids"] >= 0
-    of_them = {when: metric.values({k: v[there] for k, v in sums.items()}) for when, sums in taken.items()}
+    of_them = {
+        when: metric.values({k: v[there] for k, v in sums.items()}) for when, sums in taken.items()
+    }
     over = metric.over or ""
-    out = {f"{when}_{over}mean": float(v.mean()) if len(v) else math.nan for when, v in of_them.items()}
+    out = {
+        f"{when}_{over}mean": float(v.mean()) if len(v) else math.nan for when, v in of_them.items()
+    }
     if resident is not None:
         before = {k: np.array(v, np.float64) for k, v in resident.items()}
         real = there & (taken["before"]["count"] > 0)
@@ -89,14 +114,19 @@ def probe_figures(
             sums[log["probe_ids"][real]] = taken["before"][name][real]
         who = range(len(before["count"])) if seen is None else seen
         everyone = over_clients([metric], {metric.name: before}, who)
-        out |= {f"before_all_{over}{name}": everyone[f"{over}{name}"] for name in ("mean", "pooled")}
+        out |= {
+            f"before_all_{over}{name}": everyone[f"{over}{name}"] for name in ("mean", "pooled")
+        }
     return out
 
 
 def last_value(rows: Sequence[dict[str, Any]], primary: Primary) -> tuple[str, float]:
-    """(whose, the primary metric as it was last measured): of the global model, or the clients' mean; ('', NaN) for none.
+    """(whose, the primary metric as it was last measured): of the global model, or the clients'
+    mean; ('', NaN) for none.
 
-    >>> last_value([{"global_acc": 0.25, "client_mean": 0.5}], Primary()), last_value([{"client_mean": 0.5}], Primary())
+    >>> last_value([{"global_acc": 0.25, "client_mean": 0.5}], Primary()), last_value(
+    ...     [{"client_mean": 0.5}], Primary()
+    ... )
     (('global', 0.25), ('client mean', 0.5))
     """
     for whose, column in zip(("global", "client mean"), primary.columns, strict=True):
@@ -114,15 +144,20 @@ def rounds_to(rounds: Sequence[int], values: Sequence[float], threshold: float) 
     return next((r for r, v in zip(rounds, values, strict=True) if v >= threshold), None)
 
 
-def convergence(times: Sequence[float], values: Sequence[float], window: int = 20, change: float = 0.002) -> float | None:
-    """First time after which the moving average over `window` values stays within `change` until the end.
+def convergence(
+    times: Sequence[float], values: Sequence[float], window: int = 20, change: float = 0.002
+) -> float | None:
+    """First time after which the moving average over `window` values stays within `change` until
+    the end.
 
     None if it never does; the very last value alone is no sign of rest.
     """
     if len(values) <= window:
         return None
     smooth = np.convolve(values, np.ones(window) / window, "valid")
-    highest, lowest = (f.accumulate(smooth[::-1])[::-1] for f in (np.maximum, np.minimum))  # from here to the end
+    highest, lowest = (
+        f.accumulate(smooth[::-1])[::-1] for f in (np.maximum, np.minimum)
+    )  # from here to the end
     first = int(np.argmax(highest - lowest < change))
     return float(times[first + window - 1]) if first < len(smooth) - 1 else None
 
@@ -132,12 +167,21 @@ WINDOW = 20  # rounds of the moving average that tells convergence
 
 
 def seconds_at(round_: int, timings: Sequence[dict[str, Any]]) -> float:
-    """Seconds of running (without compilation) until `round_` was done; rounds of one segment took equally long.
+    """Seconds of running (without compilation) until `round_` was done; rounds of one segment took
+    equally long.
 
-    >>> seconds_at(3, [dict(first_round=1, last_round=2, seconds=4.0), dict(first_round=3, last_round=6, seconds=2.0)])
+    >>> seconds_at(
+    ...     3,
+    ...     [
+    ...         dict(first_round=1, last_round=2, seconds=4.0),
+    ...         dict(first_round=3, last_round=6, seconds=2.0),
+    ...     ],
+    ... )
     4.5
     """
-    share = lambda t: min(max((round_ - t["first_round"] + 1) / (t["last_round"] - t["first_round"] + 1), 0.0), 1.0)
+    share = lambda t: min(
+        max((round_ - t["first_round"] + 1) / (t["last_round"] - t["first_round"] + 1), 0.0), 1.0
+    )
     return float(sum(t["seconds"] * share(t) for t in timings))
 
 
@@ -147,12 +191,15 @@ def progress_figures(
     eval_every: int = 1,
     primary: Primary = Primary(),  # noqa: B008 - a constant
 ) -> dict[str, Any]:
-    """When each accuracy of `TARGETS` was first reached, in rounds, GB (10^9 bytes, down and up) and minutes; convergence.
+    """When each accuracy of `TARGETS` was first reached, in rounds, GB (10^9 bytes, down and up)
+    and minutes; convergence.
 
-    Of the global model's primary metric, or of the clients' mean where there is no global model; targets only where it is a
-    share of which more is better. None: never.
+    Of the global model's primary metric, or of the clients' mean where there is no global model;
+    targets only where it is a share of which more is better. None: never.
     """
-    column = next((c for c in primary.columns if any(r.get(c, math.nan) == r.get(c) for r in rows)), "")
+    column = next(
+        (c for c in primary.columns if any(r.get(c, math.nan) == r.get(c) for r in rows)), ""
+    )
     scored = [r for r in rows if not math.isnan(r.get(column, math.nan))]
     rounds, values = [r["round"] for r in scored], [r[column] for r in scored]
     cost = {r["round"]: r["bytes_down"] + r["bytes_up"] for r in scored}
@@ -163,17 +210,26 @@ def progress_figures(
         targets_of=column or None,
         rounds_to=first,
         comm_gb_to={x: None if r is None else cost[r] / 1e9 for x, r in first.items()},
-        time_min_to={x: None if r is None else seconds_at(r, timings) / 60 for x, r in first.items()},
+        time_min_to={
+            x: None if r is None else seconds_at(r, timings) / 60 for x, r in first.items()
+        },
         convergence_round=None if settled is None else int(settled),
         convergence_seconds=None if settled is None else seconds_at(int(settled), timings),
     )
 
 
 def explosion_figures(rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """How many finite updates exploded (see `engine.round.watched`), and the longest of each such round: client, round.
+    """How many finite updates exploded (see `engine.round.watched`), and the longest of each such
+    round: client, round.
 
-    >>> explosion_figures([dict(round=1, exploding=0, exploding_id=-1), dict(round=2, exploding=2, exploding_id=7)])
-    {'exploding': 2, 'exploding_first': {'round': 2, 'client': 7}, 'exploding_clients': [7], 'exploding_rounds': [2]}
+    >>> explosion_figures(
+    ...     [
+    ...         dict(round=1, exploding=0, exploding_id=-1),
+    ...         dict(round=2, exploding=2, exploding_id=7),
+    ...     ]
+    ... )
+    {'exploding': 2, 'exploding_first': {'round': 2, 'client': 7}, 'exploding_clients': [7],
+    'exploding_rounds': [2]}
     """
     seen = [r for r in rounds if r.get("exploding")]
     first = dict(round=seen[0]["round"], client=seen[0]["exploding_id"]) if seen else None
@@ -186,10 +242,12 @@ def explosion_figures(rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def divergence_figures(rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """How many updates were not finite (they weigh nothing), of how many, the first of them; rounds without any upload.
+    """How many updates were not finite (they weigh nothing), of how many, the first of them; rounds
+    without any upload.
 
     >>> divergence_figures([dict(round=1, participants=4, dropped=1, diverged=3, diverged_id=2)])
-    {'diverged': 3, 'diverged_share': 1.0, 'diverged_first': {'round': 1, 'client': 2}, 'rounds_without_upload': 1}
+    {'diverged': 3, 'diverged_share': 1.0, 'diverged_first': {'round': 1, 'client': 2},
+    'rounds_without_upload': 1}
     """
     failed = sum(r["diverged"] for r in rounds)
     trained = sum(r["participants"] - r["dropped"] for r in rounds)
@@ -197,8 +255,14 @@ def divergence_figures(rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return dict(
         diverged=failed,
         diverged_share=failed / trained if trained else 0.0,
-        diverged_first=None if first is None else dict(round=first["round"], client=first.get("diverged_id", -1)),
-        rounds_without_upload=sum(r["participants"] - r["dropped"] - r["diverged"] <= 0 for r in rounds),
+        diverged_first=(
+            None
+            if first is None
+            else dict(round=first["round"], client=first.get("diverged_id", -1))
+        ),
+        rounds_without_upload=sum(
+            r["participants"] - r["dropped"] - r["diverged"] <= 0 for r in rounds
+        ),
     )
 
 
@@ -212,10 +276,21 @@ def relative_gain(ours: float, best: float) -> float:
 
 
 def summary_figures(rows: Sequence[dict[str, Any]], primary: Primary = Primary()) -> dict[str, Any]:  # noqa: B008
-    """The papers' figures from evaluated rows: best over rounds on test, best by validation, last, mean of last 10."""
+    """The papers' figures from evaluated rows: best over rounds on test, best by validation, last,
+    mean of last 10."""
     column, by = f"global_{primary.figure}", f"val_{primary.figure}"
-    found = [(r["round"], r[column], r.get(by, math.nan)) for r in rows if not math.isnan(r.get(column, math.nan))]
-    none = dict(best_global=None, best_global_round=None, best_by_val=None, last_global=None, mean_last10=None)
+    found = [
+        (r["round"], r[column], r.get(by, math.nan))
+        for r in rows
+        if not math.isnan(r.get(column, math.nan))
+    ]
+    none = dict(
+        best_global=None,
+        best_global_round=None,
+        best_by_val=None,
+        last_global=None,
+        mean_last10=None,
+    )
     if not found:
         return none
     rounds, values, val = zip(*found, strict=True)

@@ -1,4 +1,5 @@
-"""Files that are either whole or not there: written beside the target and renamed. What cannot be written is a sentence."""
+"""Files that are either whole or not there: written beside the target and renamed. What cannot be
+written is a sentence."""
 
 from __future__ import annotations
 
@@ -34,7 +35,11 @@ def reason(problem: OSError) -> str:
 def cause(problem: BaseException) -> str:
     """Why a library could not write, in few words: the system's own where it quotes them.
 
-    >>> cause(ValueError("RESOURCE_EXHAUSTED: Error writing x: Failed to write 3 bytes [os_error_code='28']"))
+    >>> cause(
+    ...     ValueError(
+    ...         "RESOURCE_EXHAUSTED: Error writing x: Failed to write 3 bytes [os_error_code='28']"
+    ...     )
+    ... )
     'No space left on device'
     """
     if isinstance(problem, OSError):
@@ -52,7 +57,9 @@ def exists(path: pathlib.Path) -> bool:
         return path.exists()
     except (OSError, ValueError) as problem:
         why = reason(problem) if isinstance(problem, OSError) else str(problem).splitlines()[0]
-        shown = "".join(c if c.isprintable() else "?" for c in str(path)[:100]) + ("…" if len(str(path)) > 100 else "")
+        shown = "".join(c if c.isprintable() else "?" for c in str(path)[:100]) + (
+            "…" if len(str(path)) > 100 else ""
+        )
         raise UserError(f"'{shown}' cannot be the name of a directory: {why}") from None
 
 
@@ -60,7 +67,9 @@ def write_bytes(path: pathlib.Path, content: bytes) -> None:
     # a name that nobody can foresee, and never a file or a link that is there already
     name = path.parent / f".{path.name[:100]}.{secrets.token_hex(8)}{PARTIAL}"
     try:
-        handle = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)  # less what the user's mask forbids
+        handle = os.open(
+            name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644
+        )  # less what the user's mask forbids
     except OSError as problem:
         raise UserError(f"'{path}' cannot be written: {reason(problem)}") from None
     try:
@@ -86,7 +95,8 @@ def write_json(path: pathlib.Path, data: Any) -> None:
 
 
 def checksum(data: Mapping[str, Any]) -> str:
-    """Of a record that goes into a JSON file, whatever the order of its entries; its own `checksum` does not count.
+    """Of a record that goes into a JSON file, whatever the order of its entries; its own `checksum`
+    does not count.
 
     >>> checksum({"a": (1, 2), "b": 0.5}) == checksum({"b": 0.5, "a": [1, 2], "checksum": "…"})
     True
@@ -108,7 +118,9 @@ def csv_bytes(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> byte
     return text.getvalue().encode()
 
 
-def write_csv(path: pathlib.Path, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
+def write_csv(
+    path: pathlib.Path, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]
+) -> None:
     write_bytes(path, csv_bytes(columns, rows))
 
 

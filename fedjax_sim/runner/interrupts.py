@@ -1,12 +1,14 @@
 """Ctrl-C and SIGTERM wait for a safe point.
 
-An exception raised while XLA compiles or runs may strike inside code that cannot stand it. Inside `guard` a signal only
-leaves a note; `check`, called between native calls, and the end of the guard raise it: KeyboardInterrupt for Ctrl-C,
-SystemExit(143) for SIGTERM. A second signal, at least a second after the first, ends the process at once, also in the
-middle of native code. Handlers that the program itself has put there are left alone.
+An exception raised while XLA compiles or runs may strike inside code that cannot stand it. Inside
+`guard` a signal only leaves a note; `check`, called between native calls, and the end of the guard
+raise it: KeyboardInterrupt for Ctrl-C, SystemExit(143) for SIGTERM. A second signal, at least a
+second after the first, ends the process at once, also in the middle of native code. Handlers that
+the program itself has put there are left alone.
 
-Compilation may take minutes and leaves nothing to save: `aside` runs it in another thread, and a signal does not wait for
-it; inside `at_once` (Python code that only reads or traces) it is raised where the code stands.
+Compilation may take minutes and leaves nothing to save: `aside` runs it in another thread, and a
+signal does not wait for it; inside `at_once` (Python code that only reads or traces) it is raised
+where the code stands.
 """
 
 from __future__ import annotations
@@ -72,7 +74,8 @@ def at_once() -> Iterator[None]:
 
 
 def aside(call: Callable[[], T], tick: Callable[[float], None] = lambda seconds: None) -> T:
-    """`call()`, native code that changes nothing, in a thread of its own: after a signal nobody waits for it.
+    """`call()`, native code that changes nothing, in a thread of its own: after a signal nobody
+    waits for it.
 
     tick: called with the seconds so far, several times a second.
     """
@@ -106,7 +109,8 @@ def aside(call: Callable[[], T], tick: Callable[[float], None] = lambda seconds:
 
 
 def _end_now() -> None:
-    """At the end of the program: native code that still runs must not meet what is taken down around it."""
+    """At the end of the program: native code that still runs must not meet what is taken down
+    around it."""
     if any(thread.is_alive() for thread in _left):
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):
@@ -127,12 +131,17 @@ def _watch(receiver: socket.socket) -> None:
             if _quick or _last is not None:
                 continue  # it is raised already
             with contextlib.suppress(Exception):
-                print("\nstopping at the next safe point; once more to stop at once", file=sys.stderr, flush=True)
+                print(
+                    "\nstopping at the next safe point; once more to stop at once",
+                    file=sys.stderr,
+                    flush=True,
+                )
 
 
 @contextlib.contextmanager
 def guard() -> Iterator[None]:
-    """Signals are noted inside and raised at the end, or by `check`. Guards may be nested; only the main thread's count."""
+    """Signals are noted inside and raised at the end, or by `check`. Guards may be nested; only the
+    main thread's count."""
     global _depth, _noted, _last
     if threading.current_thread() is not threading.main_thread():
         yield

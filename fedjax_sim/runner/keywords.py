@@ -1,4 +1,5 @@
-"""Keywords of `fedjax_sim.run` as fields of a Config: names, values and sentences as the command line has them."""
+"""Keywords of `fedjax_sim.run` as fields of a Config: names, values and sentences as the command
+line has them."""
 
 from __future__ import annotations
 
@@ -19,11 +20,15 @@ DEFAULTS = {name: value for name, value in vars(Config()).items() if name not in
 FIELDS = frozenset(DEFAULTS) | {"options"}
 TEXT_OR_NONE = ("init", "data_dir", "start_from")
 RANGES = ("participation", "stragglers")  # text such as "5:20", in Python also a pair
-OF_COMMAND = {"evaluate": "evaluations", "transform": "transforms"}  # names on the command line that differ
+OF_COMMAND = {
+    "evaluate": "evaluations",
+    "transform": "transforms",
+}  # names on the command line that differ
 
 
 def sorted_out(method: Any, fed: Any, model: Any, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Keywords of `run` as fields of Config: what is none of them is an option of the method, or of `model.` or `loss.`."""
+    """Keywords of `run` as fields of Config: what is none of them is an option of the method, or of
+    `model.` or `loss.`."""
     fields: dict[str, Any] = {}
     rest: dict[str, Any] = {}
     around: list[tuple[str, str, Any]] = []  # options of transforms
@@ -41,21 +46,28 @@ def sorted_out(method: Any, fed: Any, model: Any, given: Mapping[str, Any]) -> d
     for owner, option, value in around:
         fields["transforms"] = with_option(fields.get("transforms", ()), owner, option, value)
     if "loss_options" in fields:
-        fields["loss_options"] = {k: plain(v) if isinstance(v, str) else v for k, v in fields["loss_options"].items()}
+        fields["loss_options"] = {
+            k: plain(v) if isinstance(v, str) else v for k, v in fields["loss_options"].items()
+        }
     if fields.get("data_seed") == "follow":
         fields["data_seed"] = fields.get("seed", DEFAULTS["seed"])
     if fed is not None:
         beside = [name for name in DATA_WORDS if fields.get(name) is not None]
         if beside:
-            raise UserError(f"{beside[0]}={fields[beside[0]]!r} says which data to load, but fed= gives them; leave one out")
+            raise UserError(
+                f"{beside[0]}={fields[beside[0]]!r} says which data to load, but fed= gives them;"
+                " leave one out"
+            )
     if model is not None and fields.get("model_options"):
-        raise UserError("model_options belong to a model given by name, but model= is an object; leave one out")
+        raise UserError(
+            "model_options belong to a model given by name, but model= is an object; leave one out"
+        )
     if not isinstance(method, str):
         if rest or fields.get("options"):
             name = next(iter(rest or fields["options"]))
             raise UserError(
-                f"'{name}' is not an option of a run, and the method is an object with its own options already; "
-                f"see fedjax_sim.Config for the options of a run"
+                f"'{name}' is not an option of a run, and the method is an object with its own"
+                " options already; see fedjax_sim.Config for the options of a run"
             )
         return fields
     lookup("method", method, METHODS)
@@ -69,7 +81,8 @@ def sorted_out(method: Any, fed: Any, model: Any, given: Mapping[str, Any]) -> d
 
 
 def typed(name: str, value: Any) -> Any:
-    """A value as the field `name` of Config wants it, whether it was written as text or not; else a sentence.
+    """A value as the field `name` of Config wants it, whether it was written as text or not; else a
+    sentence.
 
     >>> typed("rounds", "5"), typed("participation", 0.5), typed("evaluations", "global,resident")
     (5, '0.5', ('global', 'resident'))
@@ -92,7 +105,11 @@ def typed(name: str, value: Any) -> Any:
         return tuple(value)
     if name == "evaluations":
         value = names(value) if isinstance(value, str) else value
-        if not isinstance(value, (list, tuple)) or not all(isinstance(v, str) for v in value) or not value:
+        if (
+            not isinstance(value, (list, tuple))
+            or not all(isinstance(v, str) for v in value)
+            or not value
+        ):
             raise wrong("a list of evaluation modes, such as ('global', 'personal')")
         return tuple(value)
     if name == "transforms":
@@ -102,7 +119,9 @@ def typed(name: str, value: Any) -> Any:
         return tuple(value)
     if (name, value) in (("batch_size", FULL), ("data_seed", "follow")):
         return value
-    if name in RANGES and isinstance(value, (list, tuple)) and len(value) == 2:  # (5, 20), or (0.3, 0.2)
+    if (
+        name in RANGES and isinstance(value, (list, tuple)) and len(value) == 2
+    ):  # (5, 20), or (0.3, 0.2)
         return ":".join(str(typed(name, bound)) for bound in value)
     if name == "shuffle" and isinstance(value, bool):
         return "on" if value else "off"
@@ -119,11 +138,17 @@ def typed(name: str, value: Any) -> Any:
             return value
         if not (number or isinstance(value, str)):
             raise wrong("a number")
-        return convert(what, repr(value) if isinstance(value, float) else str(value), real if "fraction" in name else whole)
+        return convert(
+            what,
+            repr(value) if isinstance(value, float) else str(value),
+            real if "fraction" in name else whole,
+        )
     if isinstance(default, str):
         if not (number or isinstance(value, str)):
             raise wrong("text")
         return str(value)
-    if not (number or isinstance(value, (str, bool))) or (isinstance(value, bool) and not isinstance(default, bool)):
+    if not (number or isinstance(value, (str, bool))) or (
+        isinstance(value, bool) and not isinstance(default, bool)
+    ):
         raise wrong("a number")
     return like(what, value, default)

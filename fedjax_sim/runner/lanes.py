@@ -1,8 +1,10 @@
-"""Runs side by side in one program: what they have in common stays single, the rest gets a leading axis.
+"""Runs side by side in one program: what they have in common stays single, the rest gets a leading
+axis.
 
-Seeds differ in their key and in all that follows from it; values of a real setting (`--vmap`) differ in that number alone:
-the cohorts, the minibatches and the number of steps are then the same for all and are computed once. The rounds
-completed are always in common, so no loop over rounds waits for a comparison.
+Seeds differ in their key and in all that follows from it; values of a real setting (`--vmap`)
+differ in that number alone: the cohorts, the minibatches and the number of steps are then the same
+for all and are computed once. The rounds completed are always in common, so no loop over rounds
+waits for a comparison.
 """
 
 from __future__ import annotations
@@ -27,13 +29,19 @@ def check(setups: Sequence[Setup]) -> None:
         return
     config, layout = setups[0].config, setups[0].simulation.layout
     seeds = differ([s.config.seed for s in setups])
-    what, instead = ("seeds-mode 'vmap'", "allowed: loop") if seeds else ("--vmap", "run the values one after another")
+    what, instead = (
+        ("seeds-mode 'vmap'", "allowed: loop")
+        if seeds
+        else ("--vmap", "run the values one after another")
+    )
     if config.state_on == "host":
         raise UserError(f"state-on host is not possible with {what}; {instead}")
     if config.backend == "loop":
         raise UserError(f"backend loop is not possible with {what}; {instead}")
     if layout.devices > 1:
-        what, instead = ("seeds-mode vmap", "use seeds-mode loop") if seeds else ("--vmap", "use --devices 1")
+        what, instead = (
+            ("seeds-mode vmap", "use seeds-mode loop") if seeds else ("--vmap", "use --devices 1")
+        )
         raise UserError(f"{what} runs on one device, not {layout.devices}; {instead}")
 
 
@@ -54,7 +62,12 @@ def stack(trees: Sequence[Tree]) -> Tree:
 
 def stack_states(setups: Sequence[Setup], states: Sequence[State]) -> State:
     several = zip(*states, strict=True)
-    return State(*(p[0] if axis is None else stack(p) for axis, p in zip(state_axes(setups), several, strict=True)))
+    return State(
+        *(
+            p[0] if axis is None else stack(p)
+            for axis, p in zip(state_axes(setups), several, strict=True)
+        )
+    )
 
 
 def stack_data(several: Sequence[Data]) -> Data:
@@ -72,7 +85,9 @@ def side_by_side(setups: Sequence[Setup], run: Callable) -> Any:
 
     def many(states: State, data: Data, rounds: Any, ends: Any) -> Any:
         leaves, tree = jax.tree.flatten(data.numbers)
-        lane = lambda s, own: one(s, data._replace(numbers=jax.tree.unflatten(tree, own)), rounds, ends)
+        lane = lambda s, own: one(
+            s, data._replace(numbers=jax.tree.unflatten(tree, own)), rounds, ends
+        )
         return jax.vmap(lane, in_axes=(state, axes), out_axes=(state, 0, 0))(states, leaves)
 
     return jax.jit(many, donate_argnums=0)
@@ -85,4 +100,6 @@ def pick(tree: Tree, lane: int, lanes: int) -> Tree:
 
 def pick_state(axes: State, state: State, lane: int) -> State:
     one = lambda part: jax.tree.map(lambda a: a[lane], part)
-    return State(*(part if axis is None else one(part) for axis, part in zip(axes, state, strict=True)))
+    return State(
+        *(part if axis is None else one(part) for axis, part in zip(axes, state, strict=True))
+    )

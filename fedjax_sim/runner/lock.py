@@ -1,4 +1,5 @@
-"""One process at a time in a run directory. A lock ends with the process that holds it, however that ends."""
+"""One process at a time in a run directory. A lock ends with the process that holds it, however
+that ends."""
 
 from __future__ import annotations
 
@@ -44,7 +45,8 @@ class Lock:
                 os.close(handle)
                 if problem.errno in (errno.EAGAIN, errno.EACCES):
                     raise InUse(
-                        f"'{self.folder}' is in use by another process; wait for it to end, or use another directory"
+                        f"'{self.folder}' is in use by another process; wait for it to end, or use"
+                        " another directory"
                     ) from None
                 return  # a file system without locks: as before there were any
             with contextlib.suppress(FileNotFoundError):
@@ -57,6 +59,8 @@ class Lock:
         if self.handle is None:
             return
         with contextlib.suppress(OSError):
-            os.unlink(self.folder / NAME)  # while it is held: nobody can hold another one of this name
+            os.unlink(
+                self.folder / NAME
+            )  # while it is held: nobody can hold another one of this name
         os.close(self.handle)
         self.handle = None

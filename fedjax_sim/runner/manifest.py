@@ -1,7 +1,9 @@
-"""What lies in a run directory, and whether it is as it was written. Reads plain files only, no JAX.
+"""What lies in a run directory, and whether it is as it was written. Reads plain files only, no
+JAX.
 
-`manifest.json` has size and checksum of every file of the run, and a checksum of itself. Nobody who reads a run takes a
-file that it does not name, or that is not as it says: `verified` hands over checked bytes.
+`manifest.json` has size and checksum of every file of the run, and a checksum of itself. Nobody who
+reads a run takes a file that it does not name, or that is not as it says: `verified` hands over
+checked bytes.
 """
 
 from __future__ import annotations
@@ -19,7 +21,12 @@ from fedjax_sim.runner import lock
 from fedjax_sim.runner.config import FORMAT
 from fedjax_sim.runner.files import PARTIAL, checksum, json_bytes, stamp, write_bytes
 
-MANIFEST, CONFIG, SUMMARY, CHECKPOINTS = "manifest.json", "config.json", "summary.json", "checkpoints"
+MANIFEST, CONFIG, SUMMARY, CHECKPOINTS = (
+    "manifest.json",
+    "config.json",
+    "summary.json",
+    "checkpoints",
+)
 ROWS = ("metrics.csv", "rounds.csv", "timings.csv", "clients.npz")
 FILES = (CONFIG, "labels.npz", *ROWS, SUMMARY)  # everything that a manifest may name
 TRIES, PAUSE = 10, 0.2  # a run that goes on writes its rows, and a moment later the manifest
@@ -31,7 +38,8 @@ def write(path: pathlib.Path, stamps: dict[str, dict[str, Any]]) -> None:
 
 
 def read(path: pathlib.Path) -> dict[str, dict[str, Any]]:
-    """File -> its size and checksum; ValueError for a manifest that is not there, cut, edited, or of other files."""
+    """File -> its size and checksum; ValueError for a manifest that is not there, cut, edited, or
+    of other files."""
     try:
         told = json.loads((path / MANIFEST).read_bytes())
         files = {str(name): dict(entry) for name, entry in told["files"].items()}
@@ -43,7 +51,8 @@ def read(path: pathlib.Path) -> dict[str, dict[str, Any]]:
 
 
 def changed(path: pathlib.Path) -> list[str]:
-    """Files that are not as the manifest says: after an edit, or a kill between two files; [] where nothing was written."""
+    """Files that are not as the manifest says: after an edit, or a kill between two files; [] where
+    nothing was written."""
     if not (path / MANIFEST).exists():
         return []
     try:
@@ -82,17 +91,19 @@ def verified(path: pathlib.Path) -> dict[str, bytes]:
     if wrong == [MANIFEST] and not (path / MANIFEST).exists():
         raise UserError(f"'{name}' is not a run directory: it has no {MANIFEST}")
     raise UserError(
-        f"'{name}' is damaged: {', '.join(wrong)} {'are' if len(wrong) > 1 else 'is'} not as written (see {MANIFEST}); "
-        f"fedjax-sim resume writes it anew from its checkpoint"
+        f"'{name}' is damaged: {', '.join(wrong)} {'are' if len(wrong) > 1 else 'is'} not as"
+        f" written (see {MANIFEST}); fedjax-sim resume writes it anew from its checkpoint"
     )
 
 
-# ---- how far a run directory is -------------------------------------------------------------------------------------
+# ---- how far a run directory is ------------------------------------------------------------------
 def saved_rounds(path: pathlib.Path) -> list[int]:
     """Rounds with a complete checkpoint, ascending; path: a folder of checkpoints."""
     if not path.is_dir():
         return []
-    return sorted(int(p.name) for p in path.iterdir() if is_checkpoint(p) and (p / "meta.json").is_file())
+    return sorted(
+        int(p.name) for p in path.iterdir() if is_checkpoint(p) and (p / "meta.json").is_file()
+    )
 
 
 def is_checkpoint(path: pathlib.Path) -> bool:
@@ -111,7 +122,11 @@ def empty(path: pathlib.Path) -> bool:
 
 def unfinished(path: pathlib.Path) -> bool:
     """A run that was begun and has nothing to go on from: neither a checkpoint nor its end."""
-    if not (path / CONFIG).is_file() or (path / SUMMARY).exists() or saved_rounds(path / CHECKPOINTS):
+    if (
+        not (path / CONFIG).is_file()
+        or (path / SUMMARY).exists()
+        or saved_rounds(path / CHECKPOINTS)
+    ):
         return False
     with contextlib.suppress(ValueError):
         return SUMMARY not in read(path)
@@ -119,8 +134,12 @@ def unfinished(path: pathlib.Path) -> bool:
 
 
 def clear(path: pathlib.Path) -> list[str]:
-    """Remove what the program wrote into an unfinished run directory, and nothing else; the names of what is gone."""
-    own, left = [path / name for name in (*FILES, MANIFEST)], [p for p in path.iterdir() if leftover(p)]
+    """Remove what the program wrote into an unfinished run directory, and nothing else; the names
+    of what is gone."""
+    own, left = (
+        [path / name for name in (*FILES, MANIFEST)],
+        [p for p in path.iterdir() if leftover(p)],
+    )
     gone = [file.name for file in own if file.is_file()]
     for file in (*own, *left):
         if file.is_file() and file.name != lock.NAME:

@@ -1,4 +1,5 @@
-"""Methods, models, agents and datasets of your own, by name: a file of yours that registers them (`--import FILE.py`)."""
+"""Methods, models, agents and datasets of your own, by name: a file of yours that registers them
+(`--import FILE.py`)."""
 
 from __future__ import annotations
 
@@ -13,14 +14,16 @@ from fedjax_sim.options import shown
 
 
 def register_agent(name: str, kind: Any, help: str = "", *, discrete: bool = True) -> None:
-    """Make an agent of your own known by name: a subclass of agents.Agent, with its hyper-parameters as fields."""
+    """Make an agent of your own known by name: a subclass of agents.Agent, with its
+    hyper-parameters as fields."""
     from agents import register
 
     register(name, kind, help, discrete=discrete)
 
 
 def load_file(text: str) -> None:
-    """Run a Python file once, so that what it registers is known; modules beside it can be imported."""
+    """Run a Python file once, so that what it registers is known; modules beside it can be
+    imported."""
     path = pathlib.Path(text).expanduser()
     if not path.is_file():
         raise UserError(f"--import '{shown(text, 200)}': there is no such file")
@@ -29,7 +32,9 @@ def load_file(text: str) -> None:
         return
     spec = importlib.util.spec_from_file_location(name, path.resolve())
     if spec is None or spec.loader is None:
-        raise UserError(f"--import '{shown(text, 200)}' is not a Python file; its name must end in .py")
+        raise UserError(
+            f"--import '{shown(text, 200)}' is not a Python file; its name must end in .py"
+        )
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     sys.path.insert(0, str(path.resolve().parent))
     try:
@@ -40,9 +45,13 @@ def load_file(text: str) -> None:
             raise
         first = (str(problem).splitlines() or [""])[0]
         inside = [
-            t.lineno for t in traceback.extract_tb(problem.__traceback__) if pathlib.Path(t.filename) == path.resolve()
+            t.lineno
+            for t in traceback.extract_tb(problem.__traceback__)
+            if pathlib.Path(t.filename) == path.resolve()
         ]
         where = f", line {inside[-1]}" if inside else ""
-        raise UserError(f"--import '{shown(text, 200)}'{where}: {type(problem).__name__}: {shown(first, 300)}") from problem
+        raise UserError(
+            f"--import '{shown(text, 200)}'{where}: {type(problem).__name__}: {shown(first, 300)}"
+        ) from problem
     finally:
         sys.path.remove(str(path.resolve().parent))

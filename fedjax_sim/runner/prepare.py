@@ -1,4 +1,5 @@
-"""From a Config to a compiled simulation: data, model, method, layout. Everything a run needs, nothing it writes."""
+"""From a Config to a compiled simulation: data, model, method, layout. Everything a run needs,
+nothing it writes."""
 
 from __future__ import annotations
 
@@ -86,8 +87,13 @@ def load_federation(config: Config) -> Federation:
 
 
 def batch_size(config: Config, fed: Federation) -> int:
-    """Rows of a minibatch; "full" is as many as the largest client has, so that everybody's data are one masked batch."""
-    return int(np.asarray(fed.size["train"]).max()) if config.batch_size == FULL else int(config.batch_size)
+    """Rows of a minibatch; "full" is as many as the largest client has, so that everybody's data
+    are one masked batch."""
+    return (
+        int(np.asarray(fed.size["train"]).max())
+        if config.batch_size == FULL
+        else int(config.batch_size)
+    )
 
 
 def make_env(
@@ -125,7 +131,8 @@ def make_env(
 
 
 def step_flops(env: Env, fed: Federation, net: Tree) -> float:
-    """Floating-point operations of one gradient step, from the unoptimised program; nothing is compiled or run."""
+    """Floating-point operations of one gradient step, from the unoptimised program; nothing is
+    compiled or run."""
     x = models.batch_of(fed.shape, env.batch_size, env.dtype)
     y = jax.ShapeDtypeStruct((env.batch_size, *fed.y.shape[1:]), fed.y.dtype)
 
@@ -136,7 +143,9 @@ def step_flops(env: Env, fed: Federation, net: Tree) -> float:
             return jnp.square(outputs).mean()
         return optax.softmax_cross_entropy_with_integer_labels(outputs, y).mean()
 
-    cost = jax.jit(jax.grad(loss)).lower(jax.eval_shape(lambda: net["params"]), x, y).cost_analysis()
+    cost = (
+        jax.jit(jax.grad(loss)).lower(jax.eval_shape(lambda: net["params"]), x, y).cost_analysis()
+    )
     return float((cost or {}).get("flops", 0.0))
 
 
@@ -157,18 +166,33 @@ def prepare(
     loaded: bool = False,
     going_on: bool = False,
 ) -> Setup:
-    """Everything a run needs. Own data, model, initial weights, method or optimiser may be given instead of names.
+    """Everything a run needs. Own data, model, initial weights, method or optimiser may be given
+    instead of names.
 
-    cohorts: fixed participants round by round (an availability trace), repeated when it ends, instead of drawn ones;
-    the same as `Config.cohorts`. measure: whether `--chunk auto` may time layouts for a long run. loaded: `fed` is what
-    `load_federation(config)` returned. going_on: `config` is that of a run directory; initial weights are not needed,
-    and data, method and model must be those it names.
+    cohorts: fixed participants round by round (an availability trace), repeated when it ends,
+    instead of drawn ones; the same as `Config.cohorts`. measure: whether `--chunk auto` may time
+    layouts for a long run. loaded: `fed` is what `load_federation(config)` returned. going_on:
+    `config` is that of a run directory; initial weights are not needed, and data, method and model
+    must be those it names.
     """
     check(config)
     start_jax(config)
     with interrupts.guard(), interrupts.at_once(), floats(config.dtype):
         return _prepare(
-            config, fed, model, net, method, optimizer, loss, layout, capacity, cohorts, say, measure, loaded, going_on
+            config,
+            fed,
+            model,
+            net,
+            method,
+            optimizer,
+            loss,
+            layout,
+            capacity,
+            cohorts,
+            say,
+            measure,
+            loaded,
+            going_on,
         )
 
 
@@ -212,7 +236,9 @@ def _prepare(
     config, participation = with_participants(config, cohorts, fed.num_clients, unseen)
     given_net = not going_on and (net is not None or bool(config.init))
     config, net = with_net(config, model, net, given_net)
-    env = make_env(config, fed, model, method, dtype, participation.high, len(unseen), optimizer, loss)
+    env = make_env(
+        config, fed, model, method, dtype, participation.high, len(unseen), optimizer, loss
+    )
     training.check_task(method, fed, env)
     training.check_method(method, config, env.optimizer)
     check_kept_state(config, env, net)
@@ -228,15 +254,24 @@ def _prepare(
         layout, resolved = resolve_layout(
             config, env, fed, net, participation, lambda layout: on(layout, some), say, measure
         )
-    resolved |= told_of(method, config, env) | dict(client_rows=client_rows(fed, participation.seen))
+    resolved |= told_of(method, config, env) | dict(
+        client_rows=client_rows(fed, participation.seen)
+    )
     resolved |= described(metrics, config.evaluations)  # what is measured, and how it is read
-    simulation = host_rows.on_host(on(layout, "cohort")) if config.state_on == "host" else on(layout, "all")
+    simulation = (
+        host_rows.on_host(on(layout, "cohort")) if config.state_on == "host" else on(layout, "all")
+    )
     return Setup(config, fed, simulation, net, participation, unseen, resolved, given_net, parts)
 
 
 def check_kept_state(config: Config, env: Env, net: Tree) -> None:
-    if env.keeps_optimizer and not jax.tree.leaves(jax.eval_shape(env.optimizer.init, net["params"])):
-        raise UserError(f"optimizer-state client means nothing here: optimizer {config.optimizer} has no state to keep")
+    if env.keeps_optimizer and not jax.tree.leaves(
+        jax.eval_shape(env.optimizer.init, net["params"])
+    ):
+        raise UserError(
+            f"optimizer-state client means nothing here: optimizer {config.optimizer} has no state"
+            " to keep"
+        )
 
 
 def with_model(config: Config, model: Any, fed: Federation) -> tuple[Config, models.Model]:
@@ -245,22 +280,31 @@ def with_model(config: Config, model: Any, fed: Federation) -> tuple[Config, mod
     if model is not None:
         if config.activation_type != config.dtype:
             raise UserError(
-                f"activations {config.activations} are for models known by name, and model= is an object; build it so: "
-                f"fedjax_sim.build(…, activations='{config.activations}'), or a flax module with a dtype of its own"
+                f"activations {config.activations} are for models known by name, and model= is an"
+                f" object; build it so: fedjax_sim.build(…, activations='{config.activations}'), or"
+                " a flax module with a dtype of its own"
             )
-        model = models.as_model(model, fed.shape, fed.classes, dtype, places=task_called(fed.task).target == TOKENS)
+        model = models.as_model(
+            model, fed.shape, fed.classes, dtype, places=task_called(fed.task).target == TOKENS
+        )
         provenance.check_model(model, fed, dtype)
         config = dataclasses.replace(config, model=model.name, own_model=True)
     else:
         models.check_options(config.model, config.model_options)
-        how: dict[str, Any] = dict(dtype=dtype, conv=config.conv, activations=config.activation_type)
+        how: dict[str, Any] = dict(
+            dtype=dtype, conv=config.conv, activations=config.activation_type
+        )
         if len(fed.shape) == 1:
-            how |= dict(vocabulary=int(np.max(fed.x)) + 1, places=task_called(fed.task).target == TOKENS)
+            how |= dict(
+                vocabulary=int(np.max(fed.x)) + 1, places=task_called(fed.task).target == TOKENS
+            )
         model = models.build(config.model, fed.shape, fed.classes, **how, **config.model_options)
     return dataclasses.replace(config, model_shapes=provenance.shapes_of(model)), model
 
 
-def with_net(config: Config, model: models.Model, net: Tree | None, given: bool) -> tuple[Config, Tree]:
+def with_net(
+    config: Config, model: models.Model, net: Tree | None, given: bool
+) -> tuple[Config, Tree]:
     """The initial weights: those that were given, or the seed's."""
     if not given:
         return config, initial_net(model, config.seed)
@@ -276,7 +320,9 @@ def with_participants(
     seen = tuple(i for i in range(clients) if i not in set(unseen))
     config = with_cohorts(config, cohorts, clients, unseen)
     low, high = parse_participation(config.participation, clients, len(seen))
-    return config, Participation(low, high, seen, config.dropout, straggler_terms(config.stragglers), config.cohorts)
+    return config, Participation(
+        low, high, seen, config.dropout, straggler_terms(config.stragglers), config.cohorts
+    )
 
 
 def simulated(
@@ -313,19 +359,24 @@ def told_of(method: Method, config: Config, env: Env) -> dict[str, Any]:
     prefers = method.prefers if isinstance(env.optimizer, optim.Sgd) else ()  # numbers of SGD
     return dict(
         prefers={k: v for k, v in prefers if getattr(config, k) == v},  # in force
-        panels={name: list(panel) for name, panel in method.panels.items()},  # what the report draws of its log
+        panels={
+            name: list(panel) for name, panel in method.panels.items()
+        },  # what the report draws of its log
         replaces=dict(method.replaces),  # beside what was asked for: what the method does instead
     )
 
 
 def client_rows(fed: Federation, seen: tuple[int, ...]) -> dict[str, Any]:
-    """What the figures over clients stand on: the split, and how many rows of it the clients have."""
+    """What the figures over clients stand on: the split, and how many rows of it the clients
+    have."""
     split = client_split(fed)
     size = np.asarray(fed.size[split])[list(seen)]
     return dict(split=split, least=int(size.min()), mean=float(size.mean()), most=int(size.max()))
 
 
-def with_cohorts(config: Config, cohorts: tuple[tuple[int, ...], ...], clients: int, unseen: tuple[int, ...]) -> Config:
+def with_cohorts(
+    config: Config, cohorts: tuple[tuple[int, ...], ...], clients: int, unseen: tuple[int, ...]
+) -> Config:
     """`config` with fixed cohorts, checked; their size is the participation."""
     if isinstance(cohorts, (tuple, list)) and not cohorts:
         return config
@@ -335,8 +386,8 @@ def with_cohorts(config: Config, cohorts: tuple[tuple[int, ...], ...], clients: 
         seen = clients - len(unseen)
         if parse_participation(config.participation, clients, seen) != (len(cohorts[0]),) * 2:
             raise UserError(
-                f"participation '{config.participation}' does not fit cohorts of {len(cohorts[0])} clients; use {words}, "
-                f"or leave it out"
+                f"participation '{config.participation}' does not fit cohorts of {len(cohorts[0])}"
+                f" clients; use {words}, or leave it out"
             )
     return dataclasses.replace(config, cohorts=cohorts, participation=words)
 
@@ -357,8 +408,12 @@ def resolve_layout(
     steps = float((env.epochs * -(-sizes // env.batch_size)).mean() * participation.high)
 
     def place(choice: autotune.Choice) -> layouts.Layout:
-        if config.backend == "sharded" and choice.devices == 1:  # as said: the sharded program, on a mesh of one
-            mesh = jax.make_mesh((1,), (layouts.CLIENTS,), axis_types=(AxisType.Auto,), devices=jax.devices()[:1])
+        if (
+            config.backend == "sharded" and choice.devices == 1
+        ):  # as said: the sharded program, on a mesh of one
+            mesh = jax.make_mesh(
+                (1,), (layouts.CLIENTS,), axis_types=(AxisType.Auto,), devices=jax.devices()[:1]
+            )
             return layouts.Layout(choice.chunk, mesh)
         return layouts.make_layout(choice.chunk, choice.devices)
 
@@ -382,7 +437,10 @@ def resolve_layout(
         say or (lambda text: None),
     )
     return place(choice), dict(
-        chunk=choice.chunk, devices=choice.devices, device_kind=jax.default_backend(), chunk_why=choice.why
+        chunk=choice.chunk,
+        devices=choice.devices,
+        device_kind=jax.default_backend(),
+        chunk_why=choice.why,
     )
 
 

@@ -1,7 +1,9 @@
-"""Seconds of each part of a round, measured with staged programs: one fused program cannot be split.
+"""Seconds of each part of a round, measured with staged programs: one fused program cannot be
+split.
 
-The stages are compiled one by one and run on the same State; the best of several repetitions counts. Their sum is a
-little more than the fused round, because nothing is shared or overlapped between them.
+The stages are compiled one by one and run on the same State; the best of several repetitions
+counts. Their sum is a little more than the fused round, because nothing is shared or overlapped
+between them.
 """
 
 from __future__ import annotations
@@ -32,8 +34,11 @@ def best_of(fn: Callable[[], Any], repeats: int) -> tuple[float, Any]:
 
 
 @in_its_floats
-def stage_seconds(setup: Setup, repeats: int = 3, say: Callable[[str], None] = lambda text: None) -> dict[str, float]:
-    """Seconds of: orders (sampling, observing, acting), local, aggregation, controller, evaluation, and a whole round.
+def stage_seconds(
+    setup: Setup, repeats: int = 3, say: Callable[[str], None] = lambda text: None
+) -> dict[str, float]:
+    """Seconds of: orders (sampling, observing, acting), local, aggregation, controller, evaluation,
+    and a whole round.
 
     say: hears which of them is compiled and timed.
     """

@@ -1,4 +1,5 @@
-"""How far a run is: a bar on a terminal, a line per segment elsewhere, or JSON lines for programs."""
+"""How far a run is: a bar on a terminal, a line per segment elsewhere, or JSON lines for
+programs."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ if TYPE_CHECKING:
 
 
 def measured(lane: Lane, segment: Segment) -> tuple[str, About, float]:
-    """(whose and what, how it is read, the last value) of the run's primary metric; NaN for none."""
+    """(whose and what, how it is read, the last value) of the run's primary metric; NaN for
+    none."""
     primary = Primary.read(lane.setup.resolved)
     whose, value = last_value(segment.rows, primary)
     rows = lane.setup.resolved.get("client_rows", {}).get("split")
@@ -32,7 +34,11 @@ def left(segment: Segment) -> str:
     """
     seconds = segment.seconds / (segment.last - segment.first + 1) * (segment.total - segment.last)
     minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d} left" if minutes >= 60 else f"{minutes}:{rest:02d} left"
+    return (
+        f"{minutes // 60}:{minutes % 60:02d}:{rest:02d} left"
+        if minutes >= 60
+        else f"{minutes}:{rest:02d} left"
+    )
 
 
 LONG = 10.0  # seconds
@@ -43,7 +49,9 @@ class Lines(Sink):
 
     def __init__(self, out: TextIO | None = None):
         self.out = out
-        self.next = LONG  # seconds of compiling after which it is said that it goes on; then twice as many
+        self.next = (
+            LONG  # seconds of compiling after which it is said that it goes on; then twice as many
+        )
 
     def say(self, text: str) -> None:
         print(text, file=self.out or sys.stderr, flush=True)
@@ -65,11 +73,15 @@ class Lines(Sink):
         what, about, value = measured(lane, segment)
         shown = f", {what} {about.text(value, sign=True)}" if value == value else ""
         rest = f", {left(segment)}" if segment.last < segment.total else ""
-        self.say(f"{name_of(lane)}: round {segment.last} of {segment.total}{shown}, {each:.3g} s/round{rest}")
+        self.say(
+            f"{name_of(lane)}: round {segment.last} of {segment.total}{shown}, {each:.3g}"
+            f" s/round{rest}"
+        )
 
 
 class LongCompilation(Lines):
-    """Nothing but that it compiles, where that takes long: nobody should wait in front of a silent notebook."""
+    """Nothing but that it compiles, where that takes long: nobody should wait in front of a silent
+    notebook."""
 
     def compiling(self, lane: Lane) -> None: ...
 
@@ -95,7 +107,9 @@ class Bar(Sink):
         self.lanes.append(lane)
         if self.bar is None:
             total = lane.setup.config.rounds
-            self.bar = tqdm(total=total, initial=done, unit="round", file=sys.stderr, dynamic_ncols=True)
+            self.bar = tqdm(
+                total=total, initial=done, unit="round", file=sys.stderr, dynamic_ncols=True
+            )
         self.bar.set_description(self.name())
 
     def name(self) -> str:
@@ -149,11 +163,19 @@ class JsonLines(Sink):
 
     def tell(self, lane: Lane, event: str, **more: Any) -> None:
         config, directory = lane.setup.config, lane.directory
-        base = dict(method=config.method, seed=config.seed, out=str(directory.path) if directory else None)
+        base = dict(
+            method=config.method, seed=config.seed, out=str(directory.path) if directory else None
+        )
         print(told(event, **base | more), file=self.out or sys.stdout, flush=True)
 
     def begin(self, lane: Lane, done: int) -> None:
-        self.tell(lane, "begin", round=done, rounds=lane.setup.config.rounds, config_hash=lane.setup.config.hash())
+        self.tell(
+            lane,
+            "begin",
+            round=done,
+            rounds=lane.setup.config.rounds,
+            config_hash=lane.setup.config.hash(),
+        )
 
     def compiling(self, lane: Lane) -> None:
         self.tell(lane, "compiling")

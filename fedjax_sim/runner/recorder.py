@@ -1,4 +1,5 @@
-"""Rows of a run: what the compiled program returns, as numbers with names; knows nothing of clocks or files."""
+"""Rows of a run: what the compiled program returns, as numbers with names; knows nothing of clocks
+or files."""
 
 from __future__ import annotations
 
@@ -56,18 +57,26 @@ class Recorder:
                 elif values.ndim == 3:  # a matrix: who mixes whose model
                     row.update({f"{name}_{a}_{b}": v for (a, b), v in np.ndenumerate(values[i])})
                 else:
-                    row.update({f"{name}_{j}": v for j, v in enumerate(values[i].reshape(-1).tolist())})
+                    row.update(
+                        {f"{name}_{j}": v for j, v in enumerate(values[i].reshape(-1).tolist())}
+                    )
             row |= dict(bytes_down=int(down[i]), bytes_up=int(up[i]))
             self.rounds.append(row)
             row |= figures.recent_shares(self.rounds)
-            if "acted_ids" in logs:  # what each participant was told by the controller, and what it earned
+            if (
+                "acted_ids" in logs
+            ):  # what each participant was told by the controller, and what it earned
                 self.clients.setdefault("acted_rounds", []).append(np.int64(row["round"]))
                 for name in (n for n in logs if n.startswith("acted_")):
                     self.clients.setdefault(name, []).append(logs[name][i])
-            for sentence in figures.complaints(self.rounds) + self.setup.simulation.method.complaints(self.rounds):
+            for sentence in figures.complaints(
+                self.rounds
+            ) + self.setup.simulation.method.complaints(self.rounds):
                 if sentence.split(":")[0] not in self.said:
                     self.said.add(sentence.split(":")[0])
-                    log.warning("%s, round %d: %s", self.setup.config.method, row["round"], sentence)
+                    log.warning(
+                        "%s, round %d: %s", self.setup.config.method, row["round"], sentence
+                    )
 
     def add_evaluation(self, scores: dict[str, Any], log: dict[str, np.ndarray] | None) -> None:
         row: dict[str, Any] = {"round": int(scores["round"])}
@@ -76,33 +85,53 @@ class Recorder:
         metrics = self.metrics
         for held, prefix in OF_SERVER.items():
             for metric in metrics if held in scores else ():
-                row |= {f"{prefix}_{name}": v for name, v in metric.of_rows(scores[held].get(metric.name, {})).items()}
+                row |= {
+                    f"{prefix}_{name}": v
+                    for name, v in metric.of_rows(scores[held].get(metric.name, {})).items()
+                }
         for mode, prefix in OF_CLIENTS.items():
-            if mode in scores and (mode != "global@clients" or mode in self.setup.config.evaluations):
+            if mode in scores and (
+                mode != "global@clients" or mode in self.setup.config.evaluations
+            ):
                 row |= self.of_clients(mode, prefix, scores[mode], row["round"])
         if log is not None and "probe_ids" in log:
-            # the probe does not fine-tune: of a method that does, it is not to be mixed with what the others hold
+            # the probe does not fine-tune: of a method that does, it is not to be mixed with what
+            # the others hold
             mixed = "resident" in scores and not self.setup.simulation.method.adapts
             resident = scores["resident"][metrics[0].name] if mixed else None
             row |= figures.probe_figures(log, resident, metrics[0], self.setup.participation.seen)
         on_their_rows = next(
-            (scores[mode] for mode in OF_CLIENTS if mode in scores and not mode.startswith("personal@")), None
+            (
+                scores[mode]
+                for mode in OF_CLIENTS
+                if mode in scores and not mode.startswith("personal@")
+            ),
+            None,
         )
         if on_their_rows is not None:
-            counts = np.asarray(on_their_rows[metrics[0].name]["count"])[list(self.setup.participation.seen)]
-            row |= dict(client_rows_least=float(counts.min()), client_rows_mean=float(counts.mean()))
+            counts = np.asarray(on_their_rows[metrics[0].name]["count"])[
+                list(self.setup.participation.seen)
+            ]
+            row |= dict(
+                client_rows_least=float(counts.min()), client_rows_mean=float(counts.mean())
+            )
             if self.setup.simulation.client_split == "train":
-                row["client_on_train_rows"] = 1  # nobody has validation or test rows: a training accuracy
+                row["client_on_train_rows"] = (
+                    1  # nobody has validation or test rows: a training accuracy
+                )
         for name in ("participants", "dropped", "diverged", "exploding"):
             row[name] = sum(r.get(name, 0) for r in recent)
         row |= dict(
-            bytes_down=self.bytes_down, bytes_up=self.bytes_up, train_loss=recent[-1]["train_loss"] if recent else math.nan
+            bytes_down=self.bytes_down,
+            bytes_up=self.bytes_up,
+            train_loss=recent[-1]["train_loss"] if recent else math.nan,
         )
         self.rows.append(row)
 
     @property
     def columns(self) -> list[str]:
-        """What metrics.csv begins with: the columns that the run's metrics fill, then what every run counts."""
+        """What metrics.csv begins with: the columns that the run's metrics fill, then what every
+        run counts."""
         measured = columns_of(self.metrics, ("global", "personal", *self.setup.config.evaluations))
         return ["round", *measured, *figures.COUNTED]
 
@@ -111,10 +140,16 @@ class Recorder:
         """What the run measures, the primary metric first."""
         return self.setup.simulation.env.metrics
 
-    def of_clients(self, mode: str, prefix: str, found: dict[str, Any], round_: int) -> dict[str, float]:
-        """Columns of one evaluation mode over clients; the primary metric's sums client by client are kept."""
+    def of_clients(
+        self, mode: str, prefix: str, found: dict[str, Any], round_: int
+    ) -> dict[str, float]:
+        """Columns of one evaluation mode over clients; the primary metric's sums client by client
+        are kept."""
         seen, unseen, first = self.setup.participation.seen, self.setup.unseen, self.metrics[0]
-        row = {f"{prefix}_{name}": value for name, value in over_clients(self.metrics, found, seen).items()}
+        row = {
+            f"{prefix}_{name}": value
+            for name, value in over_clients(self.metrics, found, seen).items()
+        }
         if unseen:
             mean = f"{first.over or ''}mean"
             row[f"unseen_{prefix}_{mean}"] = over_clients([first], found, unseen)[mean]
@@ -123,8 +158,12 @@ class Recorder:
         self.clients[f"{place}_count"] = [sums["count"]]
         kept = {name: value for name, value in sums.items() if name != "count"}
         real = sums["count"] > 0
-        if len(kept) > 1 or not np.array_equal(first.values(sums), next(iter(kept.values()))[real] / sums["count"][real]):
-            kept["values"] = np.full(len(real), np.nan)  # more than a ratio: readers of the file cannot know
+        if len(kept) > 1 or not np.array_equal(
+            first.values(sums), next(iter(kept.values()))[real] / sums["count"][real]
+        ):
+            kept["values"] = np.full(
+                len(real), np.nan
+            )  # more than a ratio: readers of the file cannot know
             kept["values"][real] = first.values(sums)
         for name, value in (kept | dict(rounds=np.int64(round_))).items():
             self.clients.setdefault(f"{place}_{name}", []).append(value)
@@ -136,11 +175,14 @@ class Recorder:
         self.rows = [r for r in self.rows if r["round"] <= round_]
         if rounds:
             self.rounds = [r for r in self.rounds if r["round"] <= round_]
-        for name in [n for n in self.clients if n.endswith("_rounds") and (rounds or n != "acted_rounds")]:
+        for name in [
+            n for n in self.clients if n.endswith("_rounds") and (rounds or n != "acted_rounds")
+        ]:
             self.drop_clients(name.removesuffix("_rounds"), round_)
 
     def reopen(self, round_: int) -> None:
-        """A run that had ended at `round_` goes on: what was recorded there only because it was the end is dropped."""
+        """A run that had ended at `round_` goes on: what was recorded there only because it was the
+        end is dropped."""
         config, method = self.setup.config, self.setup.simulation.method
         if not self.rows or self.rows[-1]["round"] != round_:
             return
@@ -151,14 +193,23 @@ class Recorder:
         elif adapts and not adapted:
             for mode, prefix in ((m.replace("@", "_at_"), OF_CLIENTS[m]) for m in adapts):
                 self.drop_clients(mode, round_ - 1)
-                for name in [n for n in self.rows[-1] if n.removeprefix("unseen_").startswith(f"{prefix}_")]:
+                for name in [
+                    n for n in self.rows[-1] if n.removeprefix("unseen_").startswith(f"{prefix}_")
+                ]:
                     del self.rows[-1][name]
 
     def drop_clients(self, mode: str, round_: int) -> None:
-        """Forget the per-client counts of one evaluation mode after `round_`; mode 'acted': what they were told."""
+        """Forget the per-client counts of one evaluation mode after `round_`; mode 'acted': what
+        they were told."""
         keep = [int(r) <= round_ for r in self.clients.get(f"{mode}_rounds", ())]
-        parts = {name: name.removeprefix(f"{mode}_") for name in self.clients if name.startswith(f"{mode}_")}
-        for name in (n for n, part in parts.items() if part != "count" and not part.startswith("at_")):
+        parts = {
+            name: name.removeprefix(f"{mode}_")
+            for name in self.clients
+            if name.startswith(f"{mode}_")
+        }
+        for name in (
+            n for n, part in parts.items() if part != "count" and not part.startswith("at_")
+        ):
             self.clients[name] = [v for v, k in zip(self.clients[name], keep, strict=True) if k]
 
     def arrays(self) -> dict[str, np.ndarray]:

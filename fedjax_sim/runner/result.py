@@ -22,7 +22,8 @@ from fedjax_sim.types import State, Tree
 
 @dataclasses.dataclass(repr=False)
 class Result:
-    """What a run leaves: evaluated rows, per-round rows, per-client counts, the summary, the final State."""
+    """What a run leaves: evaluated rows, per-round rows, per-client counts, the summary, the final
+    State."""
 
     summary: dict[str, Any]
     rows: list[dict[str, Any]]
@@ -39,14 +40,22 @@ class Result:
         rows = s.get("client_rows", {}).get("split")
         of_clients = f"clients ({rows} rows)" if rows else "clients"
         found = {"global": s.get("last_global"), of_clients: s.get(primary.of_clients("mean"))}
-        shown = ", ".join(f"{name} {primary.about.text(v, sign=True)}" for name, v in found.items() if v is not None)
+        shown = ", ".join(
+            f"{name} {primary.about.text(v, sign=True)}"
+            for name, v in found.items()
+            if v is not None
+        )
         told = shown if primary.label == "accuracy" else f"{primary.label} {shown}" if shown else ""
         what = f"{s['method']} on {s['dataset']}, {s['rounds']} rounds, seed {s['seed']}"
-        return f"Result({what}: {told or 'nothing measured'}{f', in {str(self.out)!r}' if self.out else ''})"
+        return (
+            f"Result({what}:"
+            f" {told or 'nothing measured'}{f', in {str(self.out)!r}' if self.out else ''})"
+        )
 
     @functools.cached_property
     def net(self) -> Tree:
-        """The final common net: {"params": {group: …}, "batch_stats": {…}}, NumPy arrays. `fs.save_net` writes it."""
+        """The final common net: {"params": {group: …}, "batch_stats": {…}}, NumPy arrays.
+        `fs.save_net` writes it."""
         return predictor.global_net(self.setup.simulation, self.state)
 
     def personal(self, client: int) -> Tree:
@@ -54,13 +63,17 @@ class Result:
         return predictor.personal(self.setup.simulation, self.state, client)
 
     def predict(self, x: Any, client: int | None = None, *, logits: bool = False) -> np.ndarray:
-        """Classes [B] of raw examples, as they are in the dataset; they are normalised as in training. Other tasks have
-        predictions of their own: numbers [B, K], labels [B, K], a token for every place [B, T].
+        """Classes [B] of raw examples, as they are in the dataset; they are normalised as in
+        training. Other tasks have predictions of their own: numbers [B, K], labels [B, K], a token
+        for every place [B, T].
 
-        client: predict with this client's own model instead of the common one. logits: scores [B, classes] instead.
+        client: predict with this client's own model instead of the common one. logits: scores [B,
+        classes] instead.
         """
         sim = self.setup.simulation
-        x = predictor.normalised(self.setup.fed, check_inputs(x, "x", self.setup.fed.task), sim.env.dtype)
+        x = predictor.normalised(
+            self.setup.fed, check_inputs(x, "x", self.setup.fed.task), sim.env.dtype
+        )
         net = self.net if client is None else self.personal(client)
         scores = predictor.logits(sim, net, x, client is not None)
         return scores if logits else task_called(self.setup.fed.task).read(scores)
@@ -70,7 +83,8 @@ class Result:
         save_net(path, self.net)
 
     def table(self, which: str = "metrics") -> Any:
-        """Rows as they stand in metrics.csv (evaluated rounds) or in rounds.csv ("rounds"): a list that shows as a table."""
+        """Rows as they stand in metrics.csv (evaluated rounds) or in rounds.csv ("rounds"): a list
+        that shows as a table."""
         from fedjax_sim.notebook.rows import Rows
 
         return Rows(lookup("table", which, {"metrics": self.rows, "rounds": self.rounds}))
@@ -80,7 +94,8 @@ class Result:
         return self.table(which).to_pandas()
 
     def plot(self, path: str | pathlib.Path | None = None, against: str = "rounds") -> Any:
-        """Accuracy against rounds or bytes: a picture that a notebook shows; path: also written, as PNG and PDF."""
+        """Accuracy against rounds or bytes: a picture that a notebook shows; path: also written, as
+        PNG and PDF."""
         from fedjax_sim.notebook.plot import curves
 
         return curves([self], path, against)

@@ -1,7 +1,9 @@
-"""Several seeds of one set-up: one compilation, one run directory each, mean and standard deviation.
+"""Several seeds of one set-up: one compilation, one run directory each, mean and standard
+deviation.
 
-loop: one seed after another through the same compiled program (the default: every loop keeps its own bounds).
-vmap: all seeds side by side in one program. Loops then run to the longest seed and server-level branches compute both
+loop: one seed after another through the same compiled program (the default: every loop keeps its
+own bounds). vmap: all seeds side by side in one program. Loops then run to the longest seed and
+server-level branches compute both
       sides, so on a CPU this is slower; on an accelerator with a small model it may pay. Measure.
 """
 
@@ -22,7 +24,8 @@ MODES = ("loop", "vmap")
 
 
 def with_seed(setup: Setup, seed: int) -> Setup:
-    """The same compiled simulation, another seed: other cohorts and shuffles, and other initial weights unless given."""
+    """The same compiled simulation, another seed: other cohorts and shuffles, and other initial
+    weights unless given."""
     net = setup.net if setup.given_net else initial_net(setup.simulation.env.model, seed)
     return dataclasses.replace(setup, config=dataclasses.replace(setup.config, seed=seed), net=net)
 
@@ -42,7 +45,9 @@ def run_seeds(
         raise UserError(f"seeds {number} is not allowed; use a whole number of 1 or more")
     setups = [with_seed(setup, setup.config.seed + i) for i in range(number)]
     root = pathlib.Path(out) if out is not None else None
-    folders = [RunDirectory(root / f"seed-{s.config.seed}") if root is not None else None for s in setups]
+    folders = [
+        RunDirectory(root / f"seed-{s.config.seed}") if root is not None else None for s in setups
+    ]
     if mode == "vmap":
         return drive(setups, folders, progress=progress, **more)
     results: list[Result] = []

@@ -1,8 +1,9 @@
-"""Where a run's numbers go while it runs: one interface for files, progress, TensorBoard, Weights & Biases, a callback.
+"""Where a run's numbers go while it runs: one interface for files, progress, TensorBoard, Weights &
+Biases, a callback.
 
-The driver tells every sink of every lane: begin, compiling, waiting, compiled, then segment after segment, and the end.
-Sinks are told in process 0 only. The CSV files are always there (`Files`); the others are asked for by name (`SINKS`) or
-given.
+The driver tells every sink of every lane: begin, compiling, waiting, compiled, then segment after
+segment, and the end. Sinks are told in process 0 only. The CSV files are always there (`Files`);
+the others are asked for by name (`SINKS`) or given.
 """
 
 from __future__ import annotations
@@ -85,17 +86,32 @@ def numbers(row: dict[str, Any]) -> dict[str, float]:
     >>> numbers({"round": 3, "global_acc": 0.5, "val_acc": float("nan")})
     {'global_acc': 0.5}
     """
-    return {k: float(v) for k, v in row.items() if k != "round" and isinstance(v, (int, float)) and v == v}
+    return {
+        k: float(v)
+        for k, v in row.items()
+        if k != "round" and isinstance(v, (int, float)) and v == v
+    }
 
 
 # name -> (module, class, one line)
 SINKS: dict[str, tuple[str, str, str]] = {
-    "tensorboard": ("tensorboard", "TensorBoard", "event files in the run directory (look at them with tensorboard)"),
-    "wandb": ("wandb_run", "WandB", "Weights & Biases; offline unless WANDB_MODE or WANDB_API_KEY says otherwise"),
+    "tensorboard": (
+        "tensorboard",
+        "TensorBoard",
+        "event files in the run directory (look at them with tensorboard)",
+    ),
+    "wandb": (
+        "wandb_run",
+        "WandB",
+        "Weights & Biases; offline unless WANDB_MODE or WANDB_API_KEY says otherwise",
+    ),
 }
 
 
 def named(names: Sequence[str]) -> list[Sink]:
     """The sinks with these names; a missing package is a sentence."""
     found = [lookup("log", name, SINKS) for name in names]
-    return [getattr(importlib.import_module(f"fedjax_sim.runner.{module}"), kind)() for module, kind, _ in found]
+    return [
+        getattr(importlib.import_module(f"fedjax_sim.runner.{module}"), kind)()
+        for module, kind, _ in found
+    ]

@@ -1,4 +1,5 @@
-"""How JAX is started, from the command line and from Python alike: one host device per core, programs kept on disk."""
+"""How JAX is started, from the command line and from Python alike: one host device per core,
+programs kept on disk."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from fedjax_sim.runner.config import Config, number_or_auto
 
 
 def want_host_devices(config: Config, processes: int = 1) -> None:
-    """Ask for CPU devices before JAX starts its backend: as many as --devices says (in all), else one per core."""
+    """Ask for CPU devices before JAX starts its backend: as many as --devices says (in all), else
+    one per core."""
     number = number_or_auto("devices", config.devices)
     wanted = max(1, number // processes) if number is not None else layouts.host_cores()
     try:
@@ -24,13 +26,16 @@ def want_host_devices(config: Config, processes: int = 1) -> None:
 
 
 def start_jax(config: Config) -> None:
-    """The same for a run from Python. What the program itself has asked for stays; called again, it does nothing.
+    """The same for a run from Python. What the program itself has asked for stays; called again, it
+    does nothing.
 
     Later runs of the process may want more devices than this one: all cores are asked for.
     """
     use_compilation_cache()
     said = jax.config.values.get("jax_num_cpu_devices", -1)
-    if (said is not None and said > 0) or "host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
+    if (said is not None and said > 0) or "host_platform_device_count" in os.environ.get(
+        "XLA_FLAGS", ""
+    ):
         return
     if jax.distributed.is_initialized():
         return
@@ -41,8 +46,9 @@ def start_jax(config: Config) -> None:
         have = layouts.available_devices()
         if number is None and jax.default_backend() == "cpu" and have < cores:
             warnings.warn(
-                f"JAX was started before this run, with {have} CPU device(s): clients train on {have} of {cores} cores, "
-                f"and programs compiled so far are not kept; start the run before anything else uses JAX",
+                f"JAX was started before this run, with {have} CPU device(s): clients train on"
+                f" {have} of {cores} cores, and programs compiled so far are not kept; start the"
+                " run before anything else uses JAX",
                 stacklevel=3,
             )
 
@@ -50,4 +56,7 @@ def start_jax(config: Config) -> None:
 def host_devices_missing(config: Config) -> None:
     have, number = layouts.available_devices(), number_or_auto("devices", config.devices)
     if number is not None and number > have:
-        raise UserError(f"devices {config.devices} is more than the {have} {jax.default_backend()} devices there are")
+        raise UserError(
+            f"devices {config.devices} is more than the {have} {jax.default_backend()} devices"
+            " there are"
+        )

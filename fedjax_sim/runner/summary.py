@@ -29,7 +29,8 @@ def clean(value: Any) -> Any:
 
 
 def layer_distances(setup: Setup, recorder: Recorder) -> dict[str, float] | None:
-    """Mean distance of the participants' models to the server's in the last round, by parameter group, where logged."""
+    """Mean distance of the participants' models to the server's in the last round, by parameter
+    group, where logged."""
     groups, last = setup.simulation.env.model.groups, recorder.rounds[-1] if recorder.rounds else {}
     if f"layer_dist_{groups[0]}" not in last:
         return None
@@ -40,29 +41,43 @@ def training_note(setup: Setup, primary: Primary) -> dict[str, str]:
     """What the figures over clients are worth where nothing was kept apart."""
     if setup.simulation.client_split != "train":
         return {}
-    return {primary.of_clients("note"): f"training {primary.label}: the clients have no validation or test rows"}
+    return {
+        primary.of_clients(
+            "note"
+        ): f"training {primary.label}: the clients have no validation or test rows"
+    }
 
 
 def scored_globally(setup: Setup) -> bool:
-    """Whether the server's model was scored on the test set: then there is a loss, finite or not."""
+    """Whether the server's model was scored on the test set: then there is a loss, finite or
+    not."""
     asked = setup.simulation.method.has_global_model and "global" in setup.config.evaluations
     return asked and len(setup.fed.held.get("test", ())) > 0
 
 
 def metric_figures(setup: Setup, recorder: Recorder) -> dict[str, Any]:
-    """The last figures over clients of the primary metric, and the last value of every column of the others."""
+    """The last figures over clients of the primary metric, and the last value of every column of
+    the others."""
     primary, about = Primary.read(setup.resolved), setup.resolved.get("metrics_about", {})
     last: dict[str, Any] = next((r for r in reversed(recorder.rows) if primary.columns[1] in r), {})
-    over = {name: last.get(f"client_{primary.over}{name}") for name in ("mean", "pooled", "std", "worst10")}
-    others = {name: next((r[name] for r in reversed(recorder.rows) if name in r), None) for name in about}
+    over = {
+        name: last.get(f"client_{primary.over}{name}")
+        for name in ("mean", "pooled", "std", "worst10")
+    }
+    others = {
+        name: next((r[name] for r in reversed(recorder.rows) if name in r), None) for name in about
+    }
     return dict(
         **{primary.of_clients(name): value for name, value in over.items()},
         metrics={name: value for name, value in others.items() if value is not None},
     )
 
 
-def summarise(setup: Setup, recorder: Recorder, timings: list[dict[str, Any]], compile_seconds: float) -> dict[str, Any]:
-    """The figures of a run. `best_global` is the best over rounds on test data: the papers' figure, not a fair one."""
+def summarise(
+    setup: Setup, recorder: Recorder, timings: list[dict[str, Any]], compile_seconds: float
+) -> dict[str, Any]:
+    """The figures of a run. `best_global` is the best over rounds on test data: the papers' figure,
+    not a fair one."""
     config = setup.config
     primary = Primary.read(setup.resolved)
     steady = timings[1:] or timings
@@ -92,7 +107,8 @@ def summarise(setup: Setup, recorder: Recorder, timings: list[dict[str, Any]], c
         dropped=sum(r["dropped"] for r in recorder.rounds),
         **figures.divergence_figures(recorder.rounds),
         **figures.explosion_figures(recorder.rounds),
-        final_loss_finite=not scored_globally(setup) or math.isfinite(end.get("global_loss", math.nan)),
+        final_loss_finite=not scored_globally(setup)
+        or math.isfinite(end.get("global_loss", math.nan)),
         peak_rss_mb=peak_rss_mb(),
         peak_rss_note="of the process since it started",
         seed=config.seed,
@@ -101,7 +117,11 @@ def summarise(setup: Setup, recorder: Recorder, timings: list[dict[str, Any]], c
         dataset=config.dataset,
         partition=config.partition,
         model=setup.simulation.env.model.name,
-        **{k: v for k, v in ((k, end.get(k)) for k in (f"unseen_{primary.columns[1]}",)) if v is not None},
+        **{
+            k: v
+            for k, v in ((k, end.get(k)) for k in (f"unseen_{primary.columns[1]}",))
+            if v is not None
+        },
         **setup.resolved,
     )
     return clean(out)

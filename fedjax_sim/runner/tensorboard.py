@@ -1,8 +1,10 @@
-"""Event files that TensorBoard reads: every number of metrics.csv and rounds.csv over rounds. No package is needed.
+"""Event files that TensorBoard reads: every number of metrics.csv and rounds.csv over rounds. No
+package is needed.
 
-A file is a row of records, each: length (uint64), its checksum, the data, their checksum. The data are a protobuf message
-Event: 1 wall_time (double), 2 step (int64), 3 file_version (string), 5 summary { 1 value { 1 tag, 2 simple_value } }.
-The checksum is CRC-32C, rotated and shifted ("masked").
+A file is a row of records, each: length (uint64), its checksum, the data, their checksum. The data
+are a protobuf message Event: 1 wall_time (double), 2 step (int64), 3 file_version (string), 5
+summary { 1 value { 1 tag, 2 simple_value } }. The checksum is CRC-32C, rotated and shifted
+("masked").
 """
 
 from __future__ import annotations
@@ -88,6 +90,10 @@ class TensorBoard(Sink):
         now, out = time.time(), bytearray()
         for kind, rows in (("evaluation", segment.rows), ("round", segment.rounds)):
             for row in rows:
-                out += record(event(now, int(row["round"]), {f"{kind}/{k}": v for k, v in numbers(row).items()}))
+                out += record(
+                    event(
+                        now, int(row["round"]), {f"{kind}/{k}": v for k, v in numbers(row).items()}
+                    )
+                )
         with self.files[id(lane)].open("ab") as file:
             file.write(out)

@@ -1,4 +1,5 @@
-"""The run's optimiser and loss: from the words of a Config, or objects of the user's, to records of `local`."""
+"""The run's optimiser and loss: from the words of a Config, or objects of the user's, to records of
+`local`."""
 
 from __future__ import annotations
 
@@ -20,28 +21,40 @@ OWN_RATE = 1.0  # of an object that has its learning rate inside
 
 
 def settled(config: Config, method: Method, given: Any = None) -> Config:
-    """`config` with the numbers of its optimiser where they belong: what nobody said is the method's, or the rule's own."""
+    """`config` with the numbers of its optimiser where they belong: what nobody said is the
+    method's, or the rule's own."""
     if given is not None:
         return with_own(config, given)
     name, options = optimizers.parse(config.optimizer)
     said = {k: v for k in UNSAID if not isinstance(v := getattr(config, k), Unsaid)}
-    inside = {k: convert(f"optimizer {name}.{k}", v, real) for k, v in options.items() if k == "lr" or name == SGD}
+    inside = {
+        k: convert(f"optimizer {name}.{k}", v, real)
+        for k, v in options.items()
+        if k == "lr" or name == SGD
+    }
     for option, value in inside.items():
         if option not in UNSAID:
             optimizers.options_of(SGD, {option: value})
         if said.get(option, value) != value:
             raise UserError(
-                f"{option} is given twice: optimizer '{shown(config.optimizer)}', and {said[option]:g}; leave one out"
+                f"{option} is given twice: optimizer '{shown(config.optimizer)}', and"
+                f" {said[option]:g}; leave one out"
             )
     if name == SGD:
-        unsaid = {k: float(dict(method.prefers).get(k, getattr(config, k))) for k in UNSAID if k not in said}
+        unsaid = {
+            k: float(dict(method.prefers).get(k, getattr(config, k)))
+            for k in UNSAID
+            if k not in said
+        }
         return dataclasses.replace(config, optimizer=SGD, **{**unsaid, **inside})  # type: ignore[arg-type]
     optimizers.options_of(name, {k: v for k, v in options.items() if k != "lr"})
     refuse_numbers_of_sgd(config, name)
     rate = inside.get("lr", said.get("lr", optimizers.RATES.get(name, optimizers.RATE)))
     rest = ",".join(f"{k}={v}" for k, v in options.items() if k != "lr")
     text = f"{name}:{rest}" if rest else name
-    return dataclasses.replace(config, optimizer=text, lr=float(rate), momentum=0.0, weight_decay=0.0)
+    return dataclasses.replace(
+        config, optimizer=text, lr=float(rate), momentum=0.0, weight_decay=0.0
+    )
 
 
 def refuse_numbers_of_sgd(config: Config, name: str) -> None:
@@ -49,8 +62,9 @@ def refuse_numbers_of_sgd(config: Config, name: str) -> None:
         value = getattr(config, number)
         if value and not isinstance(value, Unsaid):
             raise UserError(
-                f"{number.replace('_', '-')} {value:g} belongs to optimizer sgd, and this is '{shown(name)}'; its own "
-                f"numbers stand behind its name, e.g. adamw:weight_decay=0.01"
+                f"{number.replace('_', '-')} {value:g} belongs to optimizer sgd, and this is"
+                f" '{shown(name)}'; its own numbers stand behind its name, e.g."
+                " adamw:weight_decay=0.01"
             )
 
 
@@ -59,11 +73,16 @@ def with_own(config: Config, given: Any) -> Config:
     made = optimizers.own_optimizer(given)
     refuse_numbers_of_sgd(config, "an object of optax")
     if config.optimizer not in (Config.optimizer, "own"):
-        raise UserError(f"optimizer '{shown(config.optimizer)}' and an optimizer as an object are two; leave one out")
+        raise UserError(
+            f"optimizer '{shown(config.optimizer)}' and an optimizer as an object are two; leave"
+            " one out"
+        )
     rate = OWN_RATE if isinstance(config.lr, Unsaid) else config.lr
     text = optimizers.fingerprint(made)
     mark = hashlib.sha256((text + repr(made.values.items)).encode()).hexdigest()[:16]
-    return dataclasses.replace(config, optimizer="own", own_optimizer=mark, lr=rate, momentum=0.0, weight_decay=0.0)
+    return dataclasses.replace(
+        config, optimizer="own", own_optimizer=mark, lr=rate, momentum=0.0, weight_decay=0.0
+    )
 
 
 def make_optimizer(config: Config, groups: tuple[str, ...], given: Any = None) -> optim.Optimizer:
@@ -88,7 +107,8 @@ def make_optimizer(config: Config, groups: tuple[str, ...], given: Any = None) -
 def refuse_groups(config: Config, name: str) -> None:
     if config.decay_groups != Config.decay_groups:
         raise UserError(
-            f"decay-groups '{shown(config.decay_groups)}' do not go with optimizer {name}: no group decays there"
+            f"decay-groups '{shown(config.decay_groups)}' do not go with optimizer {name}: no group"
+            " decays there"
         )
 
 
@@ -98,26 +118,40 @@ def check_method(method: Method, config: Config, rule: optim.Optimizer) -> None:
         what = (
             f"optimizer {config.optimizer}"
             if not isinstance(rule, optim.Sgd)
-            else f"clip-norm {config.clip_norm:g}"
-            if config.clip_norm
-            else f"local-schedule {config.local_schedule}"
+            else (
+                f"clip-norm {config.clip_norm:g}"
+                if config.clip_norm
+                else f"local-schedule {config.local_schedule}"
+            )
         )
-        raise UserError(f"method '{method.name}' does not go with {what}: {method.needs_sgd}; use plain sgd")
+        raise UserError(
+            f"method '{method.name}' does not go with {what}: {method.needs_sgd}; use plain sgd"
+        )
 
 
-# ---- the loss and the task ------------------------------------------------------------------------------------------
+# ---- the loss and the task -----------------------------------------------------------------------
 def with_loss(config: Config, method: Method, fed: Federation, given: Any = None) -> Config:
-    """`config` with its loss: the method's own unless it names one, or the task's where that is of no use there."""
+    """`config` with its loss: the method's own unless it names one, or the task's where that is of
+    no use there."""
     task = task_called(fed.task)
     if given is not None:
         if config.loss not in ("auto", "own"):
-            raise UserError(f"loss '{shown(config.loss)}' and a loss as an object are two; leave one out")
+            raise UserError(
+                f"loss '{shown(config.loss)}' and a loss as an object are two; leave one out"
+            )
         if not callable(given) and not isinstance(given, losses.Loss):
-            raise UserError(f"loss= is {shown(repr(given))}, neither a name nor a function (outputs, targets) -> [B]")
-        return dataclasses.replace(config, loss="own", own_loss=getattr(given, "__name__", repr(given)))
+            raise UserError(
+                f"loss= is {shown(repr(given))}, neither a name nor a function (outputs, targets)"
+                " -> [B]"
+            )
+        return dataclasses.replace(
+            config, loss="own", own_loss=getattr(given, "__name__", repr(given))
+        )
     if config.loss != "auto":
         return config
-    usable = task.target in losses.CLASSES[method.loss].targets and (task.name == "classification" or method.loss != "ce")
+    usable = task.target in losses.CLASSES[method.loss].targets and (
+        task.name == "classification" or method.loss != "ce"
+    )
     return dataclasses.replace(config, loss=method.loss if usable else task.loss)
 
 
@@ -139,6 +173,6 @@ def check_task(method: Method, fed: Federation, env: Env) -> None:
         why = why or "it reads the confusion of classes"
     if why:
         raise UserError(
-            f"method '{method.name}' is for classification with one class and one vector of logits per example, and the "
-            f"task of '{shown(fed.name)}' is {task.name}: {why}"
+            f"method '{method.name}' is for classification with one class and one vector of logits"
+            f" per example, and the task of '{shown(fed.name)}' is {task.name}: {why}"
         )

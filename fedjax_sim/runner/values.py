@@ -1,4 +1,5 @@
-"""Several values of one real setting, side by side in one program: one run directory each, as separate runs leave them."""
+"""Several values of one real setting, side by side in one program: one run directory each, as
+separate runs leave them."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ RULE = "optimizer."  # before a number of a rule of optax
 
 
 def allowed(setup: Setup) -> dict[str, str]:
-    """Settings whose values can run side by side: as they are called -> the option of the run or of the method."""
+    """Settings whose values can run side by side: as they are called -> the option of the run or of
+    the method."""
     numbers, before = setup.simulation.data.numbers, f"{setup.config.method}."
     own = {} if setup.config.own_method else dict.fromkeys(innermost(numbers.method).numbers)
     run = [name for name in OF_THE_RUN if name == "lr" or name in numbers.optimizer.numbers]
@@ -35,9 +37,15 @@ def allowed(setup: Setup) -> dict[str, str]:
     if isinstance(numbers.optimizer, optimizers.Rule):
         run += [RULE + name for name in numbers.optimizer.values.numbers]
     around = [
-        f"{name}.{option}" for name in names_of(setup.config.transforms) for option in numbers_around(numbers.method, name)
+        f"{name}.{option}"
+        for name in names_of(setup.config.transforms)
+        for option in numbers_around(numbers.method, name)
     ]
-    return {name: name for name in own} | {before + name: name for name in own} | {name: name for name in (*run, *around)}
+    return (
+        {name: name for name in own}
+        | {before + name: name for name in own}
+        | {name: name for name in (*run, *around)}
+    )
 
 
 def numbers_around(method: Any, name: str) -> list[str]:
@@ -58,11 +66,15 @@ def with_value(setup: Setup, name: str, value: Any) -> Setup:
         config = dataclasses.replace(config, **{option: like(name, value, 0.0)})
     elif name.startswith(LOSS):
         number = like(name, value, 0.0)
-        config = dataclasses.replace(config, loss_options={**config.loss_options, name.removeprefix(LOSS): number})
+        config = dataclasses.replace(
+            config, loss_options={**config.loss_options, name.removeprefix(LOSS): number}
+        )
     elif name.startswith(RULE):
         rule, options = optimizers.parse(config.optimizer)
         options |= {name.removeprefix(RULE): str(value)}
-        config = dataclasses.replace(config, optimizer=f"{rule}:{','.join(f'{k}={v}' for k, v in options.items())}")
+        config = dataclasses.replace(
+            config, optimizer=f"{rule}:{','.join(f'{k}={v}' for k, v in options.items())}"
+        )
     elif (owner := name.partition(".")[0]) in names_of(config.transforms):
         texts = with_option(config.transforms, owner, name.partition(".")[2], value)
         config = dataclasses.replace(config, transforms=texts)
@@ -72,8 +84,13 @@ def with_value(setup: Setup, name: str, value: Any) -> Setup:
     numbers = numbers_for(setup, config)
     same: Any = jax.tree.structure(setup.simulation.data.numbers)
     if jax.tree.structure(numbers) != same:
-        raise UserError(f"{name} {value} is another program than the other values (0 leaves a term out); run it by itself")
-    return dataclasses.replace(setup, config=config, simulation=setup.simulation.with_numbers(numbers))
+        raise UserError(
+            f"{name} {value} is another program than the other values (0 leaves a term out); run it"
+            " by itself"
+        )
+    return dataclasses.replace(
+        setup, config=config, simulation=setup.simulation.with_numbers(numbers)
+    )
 
 
 def numbers_for(setup: Setup, config: Config) -> Numbers:
@@ -99,10 +116,11 @@ def run_values(
     progress: bool | None = None,
     **more: Any,
 ) -> list[Result]:
-    """Runs that differ in one real setting, side by side in one program; directories out/NAME=VALUE.
+    """Runs that differ in one real setting, side by side in one program; directories
+    out/NAME=VALUE.
 
-    name: lr, momentum, weight_decay, clip_norm, optimizer.OPTION, loss.OPTION, or a field of the method, of its agent, or
-    TRANSFORM.OPTION of a transform around it, that is annotated Real.
+    name: lr, momentum, weight_decay, clip_norm, optimizer.OPTION, loss.OPTION, or a field of the
+    method, of its agent, or TRANSFORM.OPTION of a transform around it, that is annotated Real.
     progress, more: see `driver.drive`.
 
     >>> from fedjax_sim import Config, prepare
@@ -111,15 +129,24 @@ def run_values(
     [{'mu': 0.1}, {'mu': 1}]
     """
     lanes = lanes_for(setup, name, values)
-    folders = [pathlib.Path(out) / f"{name}={value}" if out is not None else None for value in values]
-    return drive(lanes, [RunDirectory(f) if f is not None else None for f in folders], progress=progress, **more)
+    folders = [
+        pathlib.Path(out) / f"{name}={value}" if out is not None else None for value in values
+    ]
+    return drive(
+        lanes,
+        [RunDirectory(f) if f is not None else None for f in folders],
+        progress=progress,
+        **more,
+    )
 
 
 def lanes_for(setup: Setup, name: str, values: Sequence[Any]) -> list[Setup]:
     """A set-up per value, checked."""
     lanes = [with_value(setup, name, value) for value in values]
     if len({lane.config.hash() for lane in lanes}) < max(len(lanes), 2):
-        raise UserError(f"{name}={shown(','.join(map(str, values)))} does not name two or more different values")
+        raise UserError(
+            f"{name}={shown(','.join(map(str, values)))} does not name two or more different values"
+        )
     return lanes
 
 
@@ -132,5 +159,7 @@ def read(text: str) -> tuple[str, list[str]]:
     name, equals, rest = text.partition("=")
     values = [part.strip() for part in rest.split(",")]
     if not (name and equals and all(values)):
-        raise UserError(f"--vmap '{shown(text)}' cannot be read; use NAME=VALUE,VALUE, e.g. lr=0.01,0.03,0.1")
+        raise UserError(
+            f"--vmap '{shown(text)}' cannot be read; use NAME=VALUE,VALUE, e.g. lr=0.01,0.03,0.1"
+        )
     return name.strip(), values

@@ -1,4 +1,5 @@
-"""Weights & Biases: a run there for every run here. Works without a network: then its files wait for `wandb sync`."""
+"""Weights & Biases: a run there for every run here. Works without a network: then its files wait
+for `wandb sync`."""
 
 from __future__ import annotations
 
@@ -20,7 +21,10 @@ class WandB(Sink):
         try:
             import wandb
         except ImportError:
-            raise UserError("--log wandb needs Weights & Biases; install it with: pip install 'fedjax-sim[wandb]'") from None
+            raise UserError(
+                "--log wandb needs Weights & Biases; install it with: pip install"
+                " 'fedjax-sim[wandb]'"
+            ) from None
         self.wandb = wandb
         self.runs: dict[int, Any] = {}
 
@@ -42,7 +46,9 @@ class WandB(Sink):
         told: dict[int, dict[str, float]] = {}
         for kind, rows in (("round", segment.rounds), ("evaluation", segment.rows)):
             for row in rows:
-                told.setdefault(int(row["round"]), {}).update({f"{kind}/{k}": v for k, v in numbers(row).items()})
+                told.setdefault(int(row["round"]), {}).update(
+                    {f"{kind}/{k}": v for k, v in numbers(row).items()}
+                )
         for step, values in sorted(told.items()):
             self.runs[id(lane)].log(values, step=step)
 

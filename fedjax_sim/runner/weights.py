@@ -1,4 +1,5 @@
-"""Weights that come from somewhere: drawn from the seed, read from a file, given by the caller; all checked alike."""
+"""Weights that come from somewhere: drawn from the seed, read from a file, given by the caller; all
+checked alike."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ from fedjax_sim.types import Tree
 
 
 def initial_net(model: models.Model, seed: int) -> Tree:
-    """Initial weights: a function of the model and the seed alone, so every method starts from the same."""
+    """Initial weights: a function of the model and the seed alone, so every method starts from the
+    same."""
     key = jax.random.wrap_key_data(jnp.asarray(seed_key(seed)))
     return initial_weights(model, jax.random.fold_in(key, 0x1217))
 
@@ -32,24 +34,35 @@ def by_name(net: Tree) -> dict[str, Any]:
 
 
 def save_net(path: str | pathlib.Path, net: Tree) -> None:
-    """Weights as a plain .npz: one array per leaf, named by its path, e.g. 'params/conv1/kernel'."""
-    write_bytes(pathlib.Path(path), npz_bytes({name: np.asarray(value) for name, value in by_name(net).items()}))
+    """Weights as a plain .npz: one array per leaf, named by its path, e.g.
+    'params/conv1/kernel'."""
+    write_bytes(
+        pathlib.Path(path),
+        npz_bytes({name: np.asarray(value) for name, value in by_name(net).items()}),
+    )
 
 
 def read_arrays(path: str | pathlib.Path) -> tuple[dict[str, np.ndarray], str]:
-    """(arrays by name, what is said about them) of a file that `save_net` or `export` wrote: .npz, or flax's .msgpack."""
+    """(arrays by name, what is said about them) of a file that `save_net` or `export` wrote: .npz,
+    or flax's .msgpack."""
     packed = pathlib.Path(path).suffix == ".msgpack"
     try:
         if packed:
             from flax.serialization import msgpack_restore
 
             told = msgpack_restore(pathlib.Path(path).read_bytes())
-            return {str(name): np.asarray(value) for name, value in told["arrays"].items()}, str(told["about"])
+            return {str(name): np.asarray(value) for name, value in told["arrays"].items()}, str(
+                told["about"]
+            )
         with np.load(path, allow_pickle=False) as file:
             about = str(file["about"]) if "about" in file.files else ""
             return {name: file[name] for name in file.files if name != "about"}, about
-    except Exception:  # not there, empty, cut, another format, claims more than there is: many kinds
-        raise UserError(f"initial weights '{path}' cannot be read as {'.msgpack' if packed else '.npz'}") from None
+    except (
+        Exception
+    ):  # not there, empty, cut, another format, claims more than there is: many kinds
+        raise UserError(
+            f"initial weights '{path}' cannot be read as {'.msgpack' if packed else '.npz'}"
+        ) from None
 
 
 def load_net(path: str | pathlib.Path, like: Tree) -> Tree:
@@ -60,11 +73,15 @@ def load_net(path: str | pathlib.Path, like: Tree) -> Tree:
 def given_net(net: Tree, like: Tree) -> Tree:
     """Weights from the caller; must have exactly the shapes of `like`."""
     try:
-        return fitting("the weights given as net", {k: np.asarray(v) for k, v in by_name(net).items()}, like)
+        return fitting(
+            "the weights given as net", {k: np.asarray(v) for k, v in by_name(net).items()}, like
+        )
     except UserError:
         raise
     except (TypeError, ValueError):
-        raise UserError(f"the weights given as net are not a tree of arrays but {type(net).__name__}") from None
+        raise UserError(
+            f"the weights given as net are not a tree of arrays but {type(net).__name__}"
+        ) from None
 
 
 def fitting(what: str, stored: Mapping[str, np.ndarray], like: Tree) -> Tree:
@@ -75,7 +92,9 @@ def fitting(what: str, stored: Mapping[str, np.ndarray], like: Tree) -> Tree:
             has = f"has shape {stored[name].shape}" if name in stored else "is missing"
             raise UserError(f"{what}: '{name}' {has}; the model wants shape {leaf.shape}")
         if stored[name].dtype.kind not in "fiub" and str(stored[name].dtype) != str(leaf.dtype):
-            raise UserError(f"{what}: '{name}' is {stored[name].dtype}; the model wants {leaf.dtype}")
+            raise UserError(
+                f"{what}: '{name}' is {stored[name].dtype}; the model wants {leaf.dtype}"
+            )
         with np.errstate(over="ignore"):
             if not np.isfinite(stored[name].astype(leaf.dtype).astype(np.float64)).all():
                 raise UserError(f"{what}: '{name}' has numbers that are not finite as {leaf.dtype}")

@@ -1,4 +1,5 @@
-"""Transforms, by name: methods around methods. In order: the first one listed is nearest to the method.
+"""Transforms, by name: methods around methods. In order: the first one listed is nearest to the
+method.
 
 --transform clip:1.0 --transform topk:0.01        TopK(0.01, Clip(1.0, FedAvg()))
 """
@@ -22,9 +23,21 @@ T = TypeVar("T", bound=type)
 # name -> (module, class, one line)
 _TABLE: dict[str, tuple[str, str, str]] = {
     "clip": ("clip", "Clip", "what a client sends is no longer than `norm`"),
-    "topk": ("topk", "TopK", "only the largest `share` of an update is sent, the rest is remembered"),
-    "server_optimizer": ("server_optimizer", "ServerOptimizer", "the server steps along the mean update by a rule of optax"),
-    "power_of_choice": ("power_of_choice", "PowerOfChoice", "of some clients drawn, those with the largest loss take part"),
+    "topk": (
+        "topk",
+        "TopK",
+        "only the largest `share` of an update is sent, the rest is remembered",
+    ),
+    "server_optimizer": (
+        "server_optimizer",
+        "ServerOptimizer",
+        "the server steps along the mean update by a rule of optax",
+    ),
+    "power_of_choice": (
+        "power_of_choice",
+        "PowerOfChoice",
+        "of some clients drawn, those with the largest loss take part",
+    ),
     "agent_selection": ("agent_selection", "AgentSelection", "an agent decides who takes part"),
     "fedavgm": ("server_optimizer", "FedAvgM", "server_optimizer with momentum"),
     "fedadam": ("server_optimizer", "FedAdam", "server_optimizer with Adam"),
@@ -32,7 +45,9 @@ _TABLE: dict[str, tuple[str, str, str]] = {
     "fedadagrad": ("server_optimizer", "FedAdagrad", "server_optimizer with Adagrad"),
 }
 TRANSFORMS: dict[str, str] = {name: line for name, (_, _, line) in _TABLE.items()}
-CLASSES: dict[str, str] = {kind: module for module, kind, _ in _TABLE.values()}  # class -> its module
+CLASSES: dict[str, str] = {
+    kind: module for module, kind, _ in _TABLE.values()
+}  # class -> its module
 _KINDS: dict[str, type[Transform]] = {}  # what `register_transform` saw
 
 
@@ -51,11 +66,16 @@ def register_transform(name: str, description: str = "") -> Callable[[T], T]:
 def transform_class(name: str) -> type[Transform]:
     """The class of the transform called `name`."""
     module, kind, _ = lookup("transform", name, dict.fromkeys(_KINDS, ("", "", "")) | _TABLE)
-    return getattr(importlib.import_module(f"fedjax_sim.transforms.{module}"), kind) if module else _KINDS[name]
+    return (
+        getattr(importlib.import_module(f"fedjax_sim.transforms.{module}"), kind)
+        if module
+        else _KINDS[name]
+    )
 
 
 def transformed(method: Method, texts: Sequence[str]) -> Method:
-    """The method inside the transforms that the texts name: NAME, NAME:VALUE,… or NAME:OPTION=VALUE,….
+    """The method inside the transforms that the texts name: NAME, NAME:VALUE,… or
+    NAME:OPTION=VALUE,….
 
     >>> from fedjax_sim.methods import make_method
     >>> transformed(make_method("fedprox"), ["clip:2", "topk:share=0.1"])
@@ -77,7 +97,10 @@ def read(text: str) -> tuple[Any, dict[str, str]]:
         option, equals, value = part.partition("=")
         if not equals:
             if place >= len(known):
-                raise UserError(f"transform '{shown(text)}' has more values than options; allowed: {', '.join(known)}")
+                raise UserError(
+                    f"transform '{shown(text)}' has more values than options; allowed:"
+                    f" {', '.join(known)}"
+                )
             option, value = known[place], part
         if option not in known:
             raise unknown(f"option of transform '{name}'", shown(option), known)
@@ -98,7 +121,10 @@ def with_option(texts: Sequence[str], name: str, option: str, value: Any) -> tup
     """
     places = [i for i, known in enumerate(names_of(texts)) if known == name]
     if len(places) != 1:
-        raise UserError(f"'{name}.{shown(option)}' names one transform, and '{name}' is there {len(places)} times; use 1")
+        raise UserError(
+            f"'{name}.{shown(option)}' names one transform, and '{name}' is there {len(places)}"
+            " times; use 1"
+        )
     _, values = read(texts[places[0]])
     options = ",".join(f"{o}={v}" for o, v in {**values, option: value}.items())
     changed = f"{name}:{options}"
@@ -107,7 +133,8 @@ def with_option(texts: Sequence[str], name: str, option: str, value: Any) -> tup
 
 
 def texts_of(method: Method) -> list[str] | None:
-    """The texts under which `transformed` builds the transforms around a method; None where one has no name.
+    """The texts under which `transformed` builds the transforms around a method; None where one has
+    no name.
 
     >>> from fedjax_sim.methods import make_method
     >>> texts_of(transformed(make_method("fedavg"), ["clip:2", "topk"]))

@@ -1,11 +1,13 @@
 """An agent decides who takes part.
 
-    state    s_k = [n_k / max n, last loss of k / (1 + last loss), 1 / (1 + rounds since), has taken part]      per client
+    state    s_k = [n_k / max n, last loss of k / (1 + last loss), 1 / (1 + rounds since), has taken
+                                        part]      per client
     action   take or skip; the M clients with the largest log π(take|s_k) + Gumbel noise take part
-    reward   the fall of the participants' mean training loss since the round before, for all who were taken
+    reward   the fall of the participants' mean training loss since the round before, for all who
+             were taken
 
-Any discrete agent of `agents/` that learns from stored transitions (q_bandit, dqn, sac). Its state is the server's.
-Wire: the method's, and the losses, one float up.
+Any discrete agent of `agents/` that learns from stored transitions (q_bandit, dqn, sac). Its state
+is the server's. Wire: the method's, and the losses, one float up.
 """
 
 from __future__ import annotations
@@ -48,39 +50,65 @@ class AgentSelection(Selection):
             kind: Any = registry.kind(self.agent)
             object.__setattr__(self, "agent", kind(hidden=(16,), batch=16, capacity=1000))
         if getattr(self.agent, "name", None) not in AGENTS:
-            raise UserError(f"agent_selection.agent={self.agent} is not allowed; use {', '.join(AGENTS)}")
+            raise UserError(
+                f"agent_selection.agent={self.agent} is not allowed; use {', '.join(AGENTS)}"
+            )
 
     def made(self, env: Env) -> Any:
         return self.agent.sized(SEEN, 2, env.dtype)
 
     def begin_server(self, env: Env, net: Tree) -> Memory:
         nothing = jnp.zeros(env.num_clients, env.dtype)
-        agent = self.made(env).init(jax.random.key(0))  # always the same start: the server's state has no key of its own
+        agent = self.made(env).init(
+            jax.random.key(0)
+        )  # always the same start: the server's state has no key of its own
         return Memory(agent, nothing, nothing.astype(jnp.int32), jnp.zeros((), env.dtype))
 
     def states(self, env: Env, mine: Memory, t: Array) -> Array:
         """[N, S]."""
         size = env.fed.size["train"].astype(env.dtype)
         since = jnp.where(mine.last > 0, t + 1 - mine.last, t + 1).astype(env.dtype)
-        parts = [size / jnp.maximum(size.max(), 1), mine.loss / (1 + mine.loss), 1 / (1 + since), mine.last > 0]
+        parts = [
+            size / jnp.maximum(size.max(), 1),
+            mine.loss / (1 + mine.loss),
+            1 / (1 + since),
+            mine.last > 0,
+        ]
         return jnp.stack([part.astype(env.dtype) for part in parts], 1)
 
     def select(self, env: Env, server: Around, t: Array, key: Array, stats: Stats) -> Array:
         agent, seen = self.made(env), self.states(env, server.mine, t)
-        wanted = jax.vmap(lambda s: agent.act(server.mine.agent, s, key)[1].policy[TAKE])(seen)  # [N]
-        score = jnp.log(wanted + 1e-6) + jax.random.gumbel(jax.random.fold_in(key, 1), wanted.shape, env.dtype)
+        wanted = jax.vmap(lambda s: agent.act(server.mine.agent, s, key)[1].policy[TAKE])(
+            seen
+        )  # [N]
+        score = jnp.log(wanted + 1e-6) + jax.random.gumbel(
+            jax.random.fold_in(key, 1), wanted.shape, env.dtype
+        )
         return lax.top_k(jnp.where(stats.eligible, score, -jnp.inf), env.cohort)[1]
 
-    def step(self, env: Env, mine: Memory, old: Any, new: Any, cohort: Cohort) -> tuple[Memory, Any]:
+    def step(
+        self, env: Env, mine: Memory, old: Any, new: Any, cohort: Cohort
+    ) -> tuple[Memory, Any]:
         from agents.types import Transition
 
         mean = cohort.losses.sum() / jnp.maximum(cohort.count, 1)
         gain = jnp.where(mine.last.any(), mine.mean - mean, 0).astype(env.dtype)
         to = jnp.where(cohort.ok, cohort.ids, env.num_clients)  # out of range: not written
         loss = mine.loss.at[to].set(cohort.losses.astype(env.dtype), mode="drop")
-        after = Memory(mine.agent, loss, mine.last.at[to].set(cohort.t + 1, mode="drop"), mean.astype(env.dtype))
-        before, then = self.states(env, mine, cohort.t)[cohort.ids], self.states(env, after, cohort.t + 1)[cohort.ids]
-        taken, never = jnp.full(cohort.ids.shape, TAKE, jnp.int32), jnp.zeros(cohort.ids.shape, bool)
+        after = Memory(
+            mine.agent,
+            loss,
+            mine.last.at[to].set(cohort.t + 1, mode="drop"),
+            mean.astype(env.dtype),
+        )
+        before, then = (
+            self.states(env, mine, cohort.t)[cohort.ids],
+            self.states(env, after, cohort.t + 1)[cohort.ids],
+        )
+        taken, never = (
+            jnp.full(cohort.ids.shape, TAKE, jnp.int32),
+            jnp.zeros(cohort.ids.shape, bool),
+        )
         rewards = jnp.broadcast_to(gain, cohort.ids.shape)
         told = Transition(before, taken, rewards, then, never, cohort.ok)
         return after._replace(agent=self.made(env).update(mine.agent, told, cohort.key)[0]), new

@@ -1,9 +1,10 @@
 """What a transform is: a method around a method.
 
-It may change what a client sends (`send`, with private state of its own), what goes down (`hand_out`), what the server makes
-of all uploads (`step`, with state of its own), and says what that costs on the wire (`wire`). Everything else is the inner
-method's. What the server works with passes through `send`: the net, and `sums` and `report` where the method declares them
-as `payload`; what is for the log does not. The client's resident model is what it trained, whatever it sends.
+It may change what a client sends (`send`, with private state of its own), what goes down
+(`hand_out`), what the server makes of all uploads (`step`, with state of its own), and says what
+that costs on the wire (`wire`). Everything else is the inner method's. What the server works with
+passes through `send`: the net, and `sums` and `report` where the method declares them as `payload`;
+what is for the log does not. The client's resident model is what it trained, whatever it sends.
 """
 
 from __future__ import annotations
@@ -15,13 +16,25 @@ import jax.numpy as jnp
 
 from fedjax_sim.errors import UserError
 from fedjax_sim.fields import field
-from fedjax_sim.hooks import Around, Controlled, Finishes, Kind, Method, Peers, Personal, Selects, SetsUp, Stats
+from fedjax_sim.hooks import (
+    Around,
+    Controlled,
+    Finishes,
+    Kind,
+    Method,
+    Peers,
+    Personal,
+    Selects,
+    SetsUp,
+    Stats,
+)
 from fedjax_sim.plans import Wire
 from fedjax_sim.types import Array, Client, Cohort, Ctx, Env, Plan, Tree, Upload
 
 
 class Beside(NamedTuple):
-    """ONE client's own state: the inner method's, the transform's, and what it was told for the round at hand."""
+    """ONE client's own state: the inner method's, the transform's, and what it was told for the
+    round at hand."""
 
     inner: Tree
     mine: Tree
@@ -54,13 +67,16 @@ class Transform(Personal, Peers, Controlled, Selects, SetsUp, Finishes, Method):
         inner: Method = field(None)
 
     def __init_subclass__(cls, abstract: bool = False, **more: Any) -> None:
-        """`inner` is a field after those of the transform itself: Clip(1.0, FedAvg()). abstract: a base of transforms."""
-        if not abstract and not any("inner" in getattr(base, "__dataclass_fields__", ()) for base in cls.__mro__[1:]):
+        """`inner` is a field after those of the transform itself: Clip(1.0, FedAvg()). abstract: a
+        base of transforms."""
+        if not abstract and not any(
+            "inner" in getattr(base, "__dataclass_fields__", ()) for base in cls.__mro__[1:]
+        ):
             cls.__annotations__ = {**vars(cls).get("__annotations__", {}), "inner": "Method"}
             cls.inner = field(None)
         super().__init_subclass__(**more)
 
-    # ---- what a transform says ------------------------------------------------------------------------------------
+    # ---- what a transform says -------------------------------------------------------------------
     def begin(self, env: Env, net: Tree) -> Tree:
         """ONE client's private state."""
         return ()
@@ -73,22 +89,29 @@ class Transform(Personal, Peers, Controlled, Selects, SetsUp, Finishes, Method):
         """ONE client: the net it starts from, as it arrives."""
         return net
 
-    def send(self, env: Env, mine: Tree, start: Tree, sent: Sent, mask: Array, ctx: Ctx) -> tuple[Tree, Sent]:
-        """ONE client: (private state, what it sends). start: the net it began with; mask [G] bool: groups that travel."""
+    def send(
+        self, env: Env, mine: Tree, start: Tree, sent: Sent, mask: Array, ctx: Ctx
+    ) -> tuple[Tree, Sent]:
+        """ONE client: (private state, what it sends). start: the net it began with; mask [G] bool:
+        groups that travel."""
         return mine, sent
 
     def step(self, env: Env, mine: Tree, old: Any, new: Any, cohort: Cohort) -> tuple[Tree, Any]:
-        """The server: (private state, its state) from the inner method's states before and after aggregation."""
+        """The server: (private state, its state) from the inner method's states before and after
+        aggregation."""
         return mine, new
 
     def check(self) -> None:
         if not isinstance(self.inner, Method):
-            raise UserError(f"transform '{self.name}' goes around a method, not {self.inner!r}; e.g. inner=FedAvg()")
+            raise UserError(
+                f"transform '{self.name}' goes around a method, not {self.inner!r}; e.g."
+                " inner=FedAvg()"
+            )
         why = self.inner.refusal(self.name) if self.alters else ""
         if why:
             raise UserError(f"method '{self.inner.name}' refuses transform '{self.name}': {why}")
 
-    # ---- the inner method's facts ---------------------------------------------------------------------------------
+    # ---- the inner method's facts ----------------------------------------------------------------
     needs = property(lambda self: self.inner.needs)  # type: ignore[assignment]
     has_global_model = property(lambda self: self.inner.has_global_model)  # type: ignore[assignment]
     loss = property(lambda self: self.inner.loss)  # type: ignore[assignment]
@@ -108,18 +131,22 @@ class Transform(Personal, Peers, Controlled, Selects, SetsUp, Finishes, Method):
     def ask(self, kind: type[Kind]) -> Kind | None:
         return super().ask(kind) if self.inner.ask(kind) is not None else None
 
-    # ---- hooks that a transform takes part in ---------------------------------------------------------------------
+    # ---- hooks that a transform takes part in ----------------------------------------------------
     def init(self, env: Env, net: Tree) -> tuple[Around, Beside]:
         server, own = self.inner.init(env, net)
         return Around(server, self.begin_server(env, net)), Beside(own, self.begin(env, net))
 
-    def receive(self, env: Env, server: Around, client: Client, plan: Plan, ctx: Ctx) -> tuple[Client, Tree]:
+    def receive(
+        self, env: Env, server: Around, client: Client, plan: Plan, ctx: Ctx
+    ) -> tuple[Client, Tree]:
         own: Beside = client.own
         client, net = self.inner.receive(env_inside(env), server.inner, inside(client), plan, ctx)
         told = Beside(client.own, own.mine, plan.send)
         return client._replace(own=told), self.hand_out(env, net, ctx)
 
-    def local(self, env: Env, net: Tree, server: Around, client: Client, ctx: Ctx) -> tuple[Client, Upload]:
+    def local(
+        self, env: Env, net: Tree, server: Around, client: Client, ctx: Ctx
+    ) -> tuple[Client, Upload]:
         own: Beside = client.own
         after, up = self.inner.local(env_inside(env), net, server.inner, inside(client), ctx)
         held = up.net if up.held is None else up.held
@@ -127,14 +154,16 @@ class Transform(Personal, Peers, Controlled, Selects, SetsUp, Finishes, Method):
         mask = jnp.ones(env.num_groups, bool) if isinstance(own.send, tuple) else own.send > 0
         mine, sent = self.send(env, own.mine, net, Sent(up.net, **payload), mask, ctx)
         changed = {name: getattr(sent, name) for name in self.payload}
-        return after._replace(own=Beside(after.own, mine)), up._replace(net=sent.net, held=held, **changed)
+        return after._replace(own=Beside(after.own, mine)), up._replace(
+            net=sent.net, held=held, **changed
+        )
 
     def aggregate(self, env: Env, server: Around, cohort: Cohort) -> Around:
         new = self.inner.aggregate(env_inside(env), server.inner, cohort)
         mine, new = self.step(env, server.mine, server.inner, new, cohort)
         return Around(new, mine)
 
-    # ---- hooks that are the inner method's ------------------------------------------------------------------------
+    # ---- hooks that are the inner method's -------------------------------------------------------
     def plan(self, env: Env, server: Around, ctx: Ctx) -> Plan:
         return self.inner.plan(env_inside(env), server.inner, ctx)
 
@@ -172,7 +201,9 @@ class Transform(Personal, Peers, Controlled, Selects, SetsUp, Finishes, Method):
         return self._inner.peer_ids(env, server.inner, ids)
 
     def prepare(self, env: Env, server: Around, ids: Array, rows: Client) -> Around:
-        return server._replace(inner=self._inner.prepare(env_inside(env), server.inner, ids, inside(rows)))
+        return server._replace(
+            inner=self._inner.prepare(env_inside(env), server.inner, ids, inside(rows))
+        )
 
     def setup(self, env: Env, server: Around, client: Client, ctx: Ctx) -> Client:
         after = self._inner.setup(env, server.inner, inside(client), ctx)
@@ -190,16 +221,22 @@ class Transform(Personal, Peers, Controlled, Selects, SetsUp, Finishes, Method):
     def available(self, env: Env, server: Around, client: Client, ctx: Ctx) -> Array | None:
         return self._inner.available(env_inside(env), server.inner, inside(client), ctx)
 
-    def imposed(self, env: Env, server: Around, client: Client, ctx: Ctx) -> tuple[Array, Array] | None:
+    def imposed(
+        self, env: Env, server: Around, client: Client, ctx: Ctx
+    ) -> tuple[Array, Array] | None:
         return self._inner.imposed(env_inside(env), server.inner, inside(client), ctx)
 
     def plan_of(self, env: Env, action: Array, server: Around, ctx: Ctx) -> Plan:
         return self._inner.plan_of(env_inside(env), action, server.inner, ctx)
 
-    def reward_of(self, env: Env, old: Around, server: Around, report: Any, action: Array, ctx: Ctx) -> Array:
+    def reward_of(
+        self, env: Env, old: Around, server: Around, report: Any, action: Array, ctx: Ctx
+    ) -> Array:
         return self._inner.reward_of(env_inside(env), old.inner, server.inner, report, action, ctx)
 
-    def combine(self, env: Env, old: Around, server: Around, rewards: Array, cohort: Cohort) -> Array:
+    def combine(
+        self, env: Env, old: Around, server: Around, rewards: Array, cohort: Cohort
+    ) -> Array:
         return self._inner.combine(env_inside(env), old.inner, server.inner, rewards, cohort)
 
     def log_actions(self, env: Env, actions: Array, active: Array, ctx: Ctx) -> dict[str, Array]:

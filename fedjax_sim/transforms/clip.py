@@ -1,10 +1,11 @@
 """Clipping: what ONE client sends is no longer than `norm`.
 
-    Δ = w_k − (the net it started from), in the groups that travel; with it the sums and the report that are payload
+    Δ = w_k − (the net it started from), in the groups that travel; with it the sums and the report
+    that are payload
     f = min(1, norm / ‖(Δ, sums, report)‖);     sent: start + f·Δ,  f·sums,  f·report
 
-The norm is over parameters; BatchNorm's running statistics go as they are. A client that stays below sends, bit for bit,
-what it would have sent. This alone is no differential privacy.
+The norm is over parameters; BatchNorm's running statistics go as they are. A client that stays
+below sends, bit for bit, what it would have sent. This alone is no differential privacy.
 """
 
 from __future__ import annotations
@@ -26,7 +27,10 @@ def is_float(a: Array) -> bool:
 def travelling(env: Env, change: Tree, mask: Array) -> Tree:
     """Parameters [group, …] with 0 in the groups that stay."""
     place = {name: i for i, name in enumerate(env.model.groups)}
-    return {name: jax.tree.map(lambda a, i=place[name]: jnp.where(mask[i], a, 0), sub) for name, sub in change.items()}
+    return {
+        name: jax.tree.map(lambda a, i=place[name]: jnp.where(mask[i], a, 0), sub)
+        for name, sub in change.items()
+    }
 
 
 @register_transform("clip")
@@ -35,7 +39,9 @@ class Clip(Transform):
 
     norm: Real = field(1.0, gt=0, help="the largest length of an update")
 
-    def send(self, env: Env, mine: Tree, start: Tree, sent: Sent, mask: Array, ctx: Ctx) -> tuple[Tree, Sent]:
+    def send(
+        self, env: Env, mine: Tree, start: Tree, sent: Sent, mask: Array, ctx: Ctx
+    ) -> tuple[Tree, Sent]:
         new, old = sent.net["params"], start["params"]
         change = travelling(env, jax.tree.map(jnp.subtract, new, old), mask)
         beside = [a for a in jax.tree.leaves((sent.sums, sent.report)) if is_float(a)]
@@ -44,5 +50,7 @@ class Clip(Transform):
         short = lambda whole, cut: jnp.where(share < 1, cut, whole)
         # a group that stays is sent to nobody: it may as well go on as it is
         params = jax.tree.map(lambda w, a, d: short(w, a + share * d), new, old, change)
-        scaled = lambda tree: jax.tree.map(lambda a: short(a, share * a) if is_float(a) else a, tree)
+        scaled = lambda tree: jax.tree.map(
+            lambda a: short(a, share * a) if is_float(a) else a, tree
+        )
         return mine, Sent({**sent.net, "params": params}, scaled(sent.sums), scaled(sent.report))

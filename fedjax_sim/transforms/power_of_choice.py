@@ -1,10 +1,12 @@
 """Power-of-choice (Cho et al., 2020): clients that are badly off take part more often.
 
-    d candidates are drawn without replacement, with chances n_k / Σ n;  the M of them with the largest loss take part
+    d candidates are drawn without replacement, with chances n_k / Σ n;  the M of them with the
+    largest loss take part
 
-losses=last: what each reported when it last took part (rpow-d; who never has comes first). losses=now: the mean loss of the
-common model on all training rows of every candidate (pow-d), which costs d − M further downloads per round.
-d = M is a draw by data sizes. Wire: the method's; with losses=now (d − M)/M models down and d/M floats up per participant.
+losses=last: what each reported when it last took part (rpow-d; who never has comes first).
+losses=now: the mean loss of the common model on all training rows of every candidate (pow-d), which
+costs d − M further downloads per round. d = M is a draw by data sizes. Wire: the method's; with
+losses=now (d − M)/M models down and d/M floats up per participant.
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ class Selection(Transform, abstract=True):
 
 
 def drawn(key: Array, chance: Array, few: int) -> Array:
-    """[few] different numbers, drawn one after another with these chances [N]; 0: never before all others.
+    """[few] different numbers, drawn one after another with these chances [N]; 0: never before all
+    others.
 
     >>> sorted(drawn(jax.random.key(0), jnp.array([0.0, 1.0, 1.0]), 2).tolist())
     [1, 2]
@@ -49,14 +52,16 @@ class PowerOfChoice(Selection):
     """Of some clients drawn, those with the largest loss take part."""
 
     candidates: int = field(0, ge=0, help="d (0: twice the participants)")
-    losses: str = field("last", choices=("last", "now"), help="as last reported, or computed by every candidate")
+    losses: str = field(
+        "last", choices=("last", "now"), help="as last reported, or computed by every candidate"
+    )
 
     def many(self, env: Env) -> int:
         """d."""
         if self.candidates and not env.cohort <= self.candidates <= env.population:
             raise UserError(
-                f"power_of_choice.candidates={self.candidates} is not allowed; use {env.cohort} (the participants) to "
-                f"{env.population}"
+                f"power_of_choice.candidates={self.candidates} is not allowed; use {env.cohort}"
+                f" (the participants) to {env.population}"
             )
         return self.candidates or min(2 * env.cohort, env.population)
 
@@ -67,7 +72,11 @@ class PowerOfChoice(Selection):
     def select(self, env: Env, server: Around, t: Array, key: Array, stats: Stats) -> Array:
         chance = jnp.where(stats.eligible, jnp.maximum(stats.size, 1), 0).astype(env.dtype)
         who = drawn(key, chance, self.many(env))  # [d]
-        found = server.mine[who] if self.losses == "last" else lax.map(lambda k: self.loss_of(env, server, k), who)
+        found = (
+            server.mine[who]
+            if self.losses == "last"
+            else lax.map(lambda k: self.loss_of(env, server, k), who)
+        )
         return who[lax.top_k(found, env.cohort)[1]]
 
     def loss_of(self, env: Env, server: Around, who: Array) -> Array:
@@ -83,7 +92,8 @@ class PowerOfChoice(Selection):
         super().check()
         if self.losses == "now" and not self.inner.has_global_model:
             raise UserError(
-                f"power_of_choice.losses=now asks for a common model, and '{self.inner.name}' has none; use last"
+                f"power_of_choice.losses=now asks for a common model, and '{self.inner.name}' has"
+                " none; use last"
             )
 
     def wire(self, env: Env, net: Tree) -> Wire:

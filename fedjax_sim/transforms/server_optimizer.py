@@ -1,12 +1,13 @@
-"""Adaptive federated optimisation (Reddi et al., 2021; Hsu et al., 2019): the mean update as a gradient.
+"""Adaptive federated optimisation (Reddi et al., 2021; Hsu et al., 2019): the mean update as a
+gradient.
 
     g = Θ − Θ⁺            Θ⁺: what the method would have made of the round
     Θ ← Θ + u,            u = −lr · rule(g), a transformation of optax with its state on the server
 
-rule sgd with lr 1 is the method itself up to rounding. momentum: v ← β₁ v + g (FedAvgM). adam, yogi, adagrad: with β₁, β₂
-and the adaptivity τ as optax has them (Adam and Yogi correct their bias, which the paper's pseudo-code does not).
-Only parameters step; BatchNorm's running statistics are the mean's. The server's other state is the method's own.
-Wire: the method's.
+rule sgd with lr 1 is the method itself up to rounding. momentum: v ← β₁ v + g (FedAvgM). adam,
+yogi, adagrad: with β₁, β₂ and the adaptivity τ as optax has them (Adam and Yogi correct their bias,
+which the paper's pseudo-code does not). Only parameters step; BatchNorm's running statistics are
+the mean's. The server's other state is the method's own. Wire: the method's.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ class ServerOptimizer(Transform):
         super().check()
         if not self.inner.has_global_model:
             raise UserError(
-                f"transform '{self.name}' steps from a common model, and method '{self.inner.name}' has none; "
-                f"allowed: a method with a global model"
+                f"transform '{self.name}' steps from a common model, and method '{self.inner.name}'"
+                " has none; allowed: a method with a global model"
             )
 
     @property

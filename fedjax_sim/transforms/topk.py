@@ -1,10 +1,11 @@
-"""Sparse uploads with error feedback (Stich et al., 2018): only the largest entries of an update travel.
+"""Sparse uploads with error feedback (Stich et al., 2018): only the largest entries of an update
+travel.
 
     Δ = w_k − (the net it started from) + e_k;     sent: start + top(Δ);     e_k ← Δ − top(Δ)
 
-top keeps, array by array, the `share` of the entries that are largest in size, at least one. e_k stays on the client and
-is added the next time. Sums and reports that are payload go whole.
-Wire: an entry takes 32 bits and as many as name its place; a share of 1 goes without places.
+top keeps, array by array, the `share` of the entries that are largest in size, at least one. e_k
+stays on the client and is added the next time. Sums and reports that are payload go whole. Wire: an
+entry takes 32 bits and as many as name its place; a share of 1 goes without places.
 """
 
 from __future__ import annotations
@@ -52,7 +53,9 @@ class TopK(Transform):
     def begin(self, env: Env, net: Tree) -> Tree:
         return jax.tree.map(jnp.zeros_like, net["params"]) if self.share < 1 else ()
 
-    def send(self, env: Env, mine: Tree, start: Tree, sent: Sent, mask: Array, ctx: Ctx) -> tuple[Tree, Sent]:
+    def send(
+        self, env: Env, mine: Tree, start: Tree, sent: Sent, mask: Array, ctx: Ctx
+    ) -> tuple[Tree, Sent]:
         if self.share == 1:
             return mine, sent
         new, old = sent.net["params"], start["params"]
@@ -66,6 +69,11 @@ class TopK(Transform):
         plain = self.inner.wire(env, net)
         if self.share == 1:
             return plain
-        sizes = [[a.size for a in jax.tree.leaves(net["params"].get(name, {}))] for name in env.model.groups]
+        sizes = [
+            [a.size for a in jax.tree.leaves(net["params"].get(name, {}))]
+            for name in env.model.groups
+        ]
         place = lambda size: BITS_PER_PARAMETER + max(1, math.ceil(math.log2(size)))
-        return plain._replace(up=tuple(sum(kept(n, self.share) * place(n) for n in group) for group in sizes))
+        return plain._replace(
+            up=tuple(sum(kept(n, self.share) * place(n) for n in group) for group in sizes)
+        )

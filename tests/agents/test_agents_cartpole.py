@@ -1,4 +1,5 @@
-"""CartPole-v1 of gymnax, an environment nobody here wrote; minutes of training, so only with `-m slow`."""
+"""CartPole-v1 of gymnax, an environment nobody here wrote; minutes of training, so only with `-m
+slow`."""
 
 import re
 from pathlib import Path
@@ -9,7 +10,8 @@ import pytest
 pytest.importorskip("gymnax")
 README = Path(__file__).parents[2] / "agents" / "README.md"
 # what a policy that does nothing useful gets: about 9.3 (greedy constant action), 22 (random)
-# PPO and SAC solve it (195) in these budgets; DQN comes near, on some seeds; TRPO and A2C take one step per round
+# PPO and SAC solve it (195) in these budgets; DQN comes near, on some seeds; TRPO and A2C take one
+# step per round
 WANTED = {"dqn": 120, "ppo": 195, "sac": 195, "a2c": 60, "trpo": 60}
 
 

@@ -1,6 +1,8 @@
-"""What every learning agent promises: reproducible, resumable, vmappable, compiled once, unspoiled by bad input.
+"""What every learning agent promises: reproducible, resumable, vmappable, compiled once, unspoiled
+by bad input.
 
-Two programs per agent are compiled (a short training run and one update); all properties are data driven.
+Two programs per agent are compiled (a short training run and one update); all properties are data
+driven.
 """
 
 import functools
@@ -37,7 +39,13 @@ def random_batch(agent, state, key, rows=ROWS):
     action, info = jax.vmap(agent.act, (None, 0, 0))(state, x, jax.random.split(choose, rows))
     reward = x[:, 0] - (action if action.ndim == 1 else action @ jnp.arange(A, dtype=x.dtype))
     return agents.Transition(
-        x, action, reward, following, jax.random.bernoulli(end, 0.3, (rows,)), jnp.ones(rows, bool), info
+        x,
+        action,
+        reward,
+        following,
+        jax.random.bernoulli(end, 0.3, (rows,)),
+        jnp.ones(rows, bool),
+        info,
     )
 
 
@@ -52,10 +60,17 @@ def programs(name):
             batch_key, key = jax.random.split(key)
             return agent.update(state, random_batch(agent, state, batch_key), key)
 
-        return jax.lax.scan(one_round, agent.init(key), jax.random.split(jax.random.fold_in(key, 1), ROUNDS))
+        return jax.lax.scan(
+            one_round, agent.init(key), jax.random.split(jax.random.fold_in(key, 1), ROUNDS)
+        )
 
     agent = build(name)
-    return agent, jax.jit(train), jax.jit(agent.update), jax.jit(functools.partial(random_batch, agent))
+    return (
+        agent,
+        jax.jit(train),
+        jax.jit(agent.update),
+        jax.jit(functools.partial(random_batch, agent)),
+    )
 
 
 @functools.cache
@@ -78,7 +93,8 @@ def close(left, right, tolerance=1e-5):
 
 def differs(left, right):
     return any(
-        (np.asarray(a) != np.asarray(b)).any() for a, b in zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True)
+        (np.asarray(a) != np.asarray(b)).any()
+        for a, b in zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True)
     )
 
 
@@ -102,8 +118,13 @@ def test_vmapped_seeds_and_learning_rates_equal_separate_runs(name):
     keys, rates = jax.random.split(jax.random.key(4), 3), jnp.array([0.01, 0.002, 0.05])
     together = jax.jit(jax.vmap(train.__wrapped__))(keys, rates)
     for i in range(3):
-        # rounding grows in TRPO's ill-conditioned linear system (in float64 the difference is below 1e-8)
-        close(jax.tree.map(lambda x: x[i], together), train(keys[i], rates[i]), 1e-4 if name == "trpo" else 1e-5)
+        # rounding grows in TRPO's ill-conditioned linear system (in float64 the difference is below
+        # 1e-8)
+        close(
+            jax.tree.map(lambda x: x[i], together),
+            train(keys[i], rates[i]),
+            1e-4 if name == "trpo" else 1e-5,
+        )
 
 
 @every_agent
@@ -162,7 +183,9 @@ def test_masked_rows_teach_nothing(name):
     clean, _ = update(state, masked, jax.random.key(5))
     assert differs(clean.learner, state.learner)
     # 1. whatever stands in the masked rows
-    garbage = lambda x: np.where(np.reshape(masked.mask, (-1,) + (1,) * (x.ndim - 1)), x, np.asarray(7, x.dtype))
+    garbage = lambda x: np.where(
+        np.reshape(masked.mask, (-1,) + (1,) * (x.ndim - 1)), x, np.asarray(7, x.dtype)
+    )
     filled = jax.tree.map(garbage, masked)._replace(mask=masked.mask)
     same_bits(clean, update(state, filled, jax.random.key(5))[0])
     # 2. a row with a NaN anywhere is a masked row
@@ -227,7 +250,9 @@ def test_unavailable_actions_are_never_chosen(name):
         np.testing.assert_allclose(np.exp(info.log_probability), chosen, rtol=1e-4)
     assert (info.policy[:, ~available] == 0).all()
     np.testing.assert_allclose(info.policy.sum(-1), 1, rtol=1e-5)
-    everything, nothing = (act(state, batch.observation[0], keys, jnp.full(A, yes)) for yes in (True, False))
+    everything, nothing = (
+        act(state, batch.observation[0], keys, jnp.full(A, yes)) for yes in (True, False)
+    )
     same_bits(everything, nothing)
 
 
@@ -271,7 +296,9 @@ def test_float64_stays_float64_and_float32_stays_float32(name):
 def test_replay_agents_wait_for_a_full_minibatch(name):
     agent, _, update, draw = programs(name)
     start = agent.init(jax.random.key(0))
-    first, _ = update(start, draw(start, jax.random.key(1)), jax.random.key(2))  # 6 stored, 8 needed
+    first, _ = update(
+        start, draw(start, jax.random.key(1)), jax.random.key(2)
+    )  # 6 stored, 8 needed
     same_bits(first.learner, start.learner)
     assert int(first.replay.size) == ROWS
     second, _ = update(first, draw(first, jax.random.key(3)), jax.random.key(4))

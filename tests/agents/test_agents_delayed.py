@@ -24,7 +24,14 @@ def batch(actors, first, reported):
     free = jnp.array([[True, True, actor % 2 == 0] for actor in actors])
     info = Info(-x[:, 0], x[:, 0], jnp.full((count, 3), 1 / 3), free)
     return Transition(
-        x, jnp.arange(count), 10 * x[:, 0], x + 0.5, jnp.zeros(count), jnp.array(reported), info, actor=jnp.array(actors)
+        x,
+        jnp.arange(count),
+        10 * x[:, 0],
+        x + 0.5,
+        jnp.zeros(count),
+        jnp.array(reported),
+        info,
+        actor=jnp.array(actors),
     )
 
 
@@ -34,7 +41,9 @@ def test_what_waits_is_completed_by_the_same_actor_only():
     key = jax.random.key(1)
     state, _ = agent.update(state, batch([4, 1], 1, [True, True]), key)
     assert not np.asarray(state.agent.mask).any()  # nobody was seen before
-    state, _ = agent.update(state, batch([2, 4], 7, [True, False]), key)  # 4 acts but does not report: it waits on
+    state, _ = agent.update(
+        state, batch([2, 4], 7, [True, False]), key
+    )  # 4 acts but does not report: it waits on
     assert not np.asarray(state.agent.mask).any()
     state, _ = agent.update(state, batch([4, 2], 20, [True, True]), key)
     taught = state.agent

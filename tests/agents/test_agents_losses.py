@@ -1,4 +1,5 @@
-"""Losses against numbers worked out by hand, and gradients against finite differences of NumPy versions."""
+"""Losses against numbers worked out by hand, and gradients against finite differences of NumPy
+versions."""
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +19,11 @@ def test_hand_worked_numbers():
     # the online network prefers action 1, whose target value is 10
     close(
         losses.double_q_target(
-            jnp.array(1.0), jnp.array(0.0), jnp.array([0.0, 5.0, 1.0]), jnp.array([99.0, 10.0, 50.0]), 0.9
+            jnp.array(1.0),
+            jnp.array(0.0),
+            jnp.array([0.0, 5.0, 1.0]),
+            jnp.array([99.0, 10.0, 50.0]),
+            0.9,
         ),
         10.0,
     )
@@ -26,8 +31,13 @@ def test_hand_worked_numbers():
     entropy = 2 * LOG2 - 0.75 * np.log(3)
     close(losses.soft_value(three_to_one, jnp.array([4.0, 8.0]), jnp.array(0.0)), 5.0)
     close(losses.soft_value(three_to_one, jnp.array([4.0, 8.0]), jnp.array(2.0)), 5 + 2 * entropy)
-    close(losses.soft_policy_loss(three_to_one, jnp.array([4.0, 8.0]), jnp.array(2.0)), -5 - 2 * entropy)
-    close(losses.temperature_loss(jnp.log(0.5), jnp.array(0.9), jnp.array(0.4)), -0.5 * LOG2)  # −log ½ · (0.4 − 0.9)
+    close(
+        losses.soft_policy_loss(three_to_one, jnp.array([4.0, 8.0]), jnp.array(2.0)),
+        -5 - 2 * entropy,
+    )
+    close(
+        losses.temperature_loss(jnp.log(0.5), jnp.array(0.9), jnp.array(0.4)), -0.5 * LOG2
+    )  # −log ½ · (0.4 − 0.9)
     close(losses.policy_gradient_loss(jnp.array(-2.0), jnp.array(3.0)), 6.0)
     close(losses.surrogate(jnp.log(0.6), jnp.log(0.3), jnp.array(-2.0)), -4.0)
 
@@ -54,7 +64,8 @@ def test_masked_reductions():
 
 
 def test_advantages_are_standardised_over_rounds():
-    """Round one: (1, 3) around 0, root mean square √5. Round two: (4, 6) around the mean 2 of round one."""
+    """Round one: (1, 3) around 0, root mean square √5. Round two: (4, 6) around the mean 2 of round
+    one."""
     every, half = jnp.ones(2, bool), jnp.array(0.5)
     close = lambda got, expected: np.testing.assert_allclose(got, expected, rtol=1e-5)
     start, one, two = losses.no_moments(jnp.float32), jnp.array([1.0, 3.0]), jnp.array([4.0, 6.0])
@@ -76,7 +87,11 @@ def _log_softmax(x):
     return x - x.max() - np.log(np.exp(x - x.max()).sum())
 
 
-_q, _adv, _old = np.array([0.3, -1.2, 2.0]), np.array([1.5, -0.7, 0.2]), np.array([-1.0, -1.3, -0.9])
+_q, _adv, _old = (
+    np.array([0.3, -1.2, 2.0]),
+    np.array([1.5, -0.7, 0.2]),
+    np.array([-1.0, -1.3, -0.9]),
+)
 
 
 def _np_soft_policy(x):
@@ -124,7 +139,10 @@ CASES = {
 def test_gradients_equal_finite_differences(name):
     point, numpy_loss, jax_loss = CASES[name]
     step = 1e-6
-    slopes = [(numpy_loss(point + step * e) - numpy_loss(point - step * e)) / (2 * step) for e in np.eye(len(point))]
+    slopes = [
+        (numpy_loss(point + step * e) - numpy_loss(point - step * e)) / (2 * step)
+        for e in np.eye(len(point))
+    ]
     with jax.enable_x64(True):
         value, gradient = jax.value_and_grad(jax_loss)(jnp.asarray(point))
         assert gradient.dtype == jnp.float64
@@ -142,7 +160,8 @@ def test_what_is_held_fixed_has_no_gradient():
 
 
 def test_exact_expectations_equal_monte_carlo():
-    """SAC sums over actions; sampling them instead gives the same value and the same policy gradient."""
+    """SAC sums over actions; sampling them instead gives the same value and the same policy
+    gradient."""
     rng = np.random.default_rng(0)
     logits, q, alpha = np.array([0.2, -0.6, 1.0]), np.array([1.0, 3.0, -0.5]), 0.3
     p = np.exp(logits) / np.exp(logits).sum()
@@ -154,7 +173,9 @@ def test_exact_expectations_equal_monte_carlo():
     # score-function estimate of ∇ E_a[α log π(a) − Q(a)] with respect to the logits
     score = np.eye(3)[actions] - p
     estimate = -per_sample[:, None] * score
-    gradient = jax.grad(losses.soft_policy_loss)(jnp.asarray(logits), jnp.asarray(q), jnp.asarray(alpha))
+    gradient = jax.grad(losses.soft_policy_loss)(
+        jnp.asarray(logits), jnp.asarray(q), jnp.asarray(alpha)
+    )
     assert (abs(gradient - estimate.mean(0)) < 4 * estimate.std(0) / np.sqrt(len(actions))).all()
 
 
@@ -168,7 +189,9 @@ def test_wrong_shapes_are_rejected():
 def test_running_statistics_equal_numpy():
     rng = np.random.default_rng(2)
     statistics, kept = nets.no_statistics(3, jnp.float32), []
-    np.testing.assert_array_equal(nets.normalise(statistics, jnp.ones(3)), np.ones(3))  # nothing seen yet
+    np.testing.assert_array_equal(
+        nets.normalise(statistics, jnp.ones(3)), np.ones(3)
+    )  # nothing seen yet
     for size in (4, 1, 7):
         x, mask = rng.normal(3, 2, (size, 3)).astype(np.float32), rng.random(size) < 0.7
         statistics = nets.observe(statistics, jnp.asarray(x), jnp.asarray(mask))
@@ -177,12 +200,16 @@ def test_running_statistics_equal_numpy():
     np.testing.assert_allclose(statistics.mean, kept.mean(0), rtol=1e-5)
     np.testing.assert_allclose(statistics.spread, kept.var(0) * len(kept), rtol=1e-4)
     x = rng.normal(3, 2, 3).astype(np.float32)
-    np.testing.assert_allclose(nets.normalise(statistics, x), (x - kept.mean(0)) / kept.std(0), rtol=1e-4)
+    np.testing.assert_allclose(
+        nets.normalise(statistics, x), (x - kept.mean(0)) / kept.std(0), rtol=1e-4
+    )
 
 
 def test_epsilon_greedy_probabilities():
     values, available = jnp.array([1.0, 9.0, 3.0, 2.0]), jnp.array([True, False, True, True])
-    np.testing.assert_allclose(nets.epsilon_greedy(values, available, 0.3), [0.1, 0.0, 0.8, 0.1], rtol=1e-6)
+    np.testing.assert_allclose(
+        nets.epsilon_greedy(values, available, 0.3), [0.1, 0.0, 0.8, 0.1], rtol=1e-6
+    )
 
 
 def test_network_starts_near_zero():

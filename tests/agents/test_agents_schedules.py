@@ -1,4 +1,5 @@
-"""Schedules, registry, fixed policies, and the two problems of the federated methods: simplex and budgets."""
+"""Schedules, registry, fixed policies, and the two problems of the federated methods: simplex and
+budgets."""
 
 import re
 import subprocess
@@ -19,12 +20,17 @@ def test_importing_the_package_is_cheap():
         "import sys, agents; agents.DESCRIPTIONS; "
         "print([m for m in ('jax', 'optax', 'distrax', 'flax', 'numpy') if m in sys.modules])"
     )
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip()
+        == "[]"
+    )
 
 
 def test_registry_lists_and_builds_every_agent():
     assert (
-        set(agents.NAMES) == set(agents.DESCRIPTIONS) >= {"sac", "dqn", "a2c", "ppo", "trpo", "ddpg", "q_bandit", "random"}
+        set(agents.NAMES)
+        == set(agents.DESCRIPTIONS)
+        >= {"sac", "dqn", "a2c", "ppo", "trpo", "ddpg", "q_bandit", "random"}
     )
     for name in agents.NAMES:
         assert agents.make(name, 3, 2).name == name
@@ -38,7 +44,9 @@ def test_registry_lists_and_builds_every_agent():
 
 
 def test_registry_says_what_kind_an_agent_is():
-    assert tuple(agents.CONTINUOUS) == ("ddpg",) and set(agents.DISCRETE) == set(agents.NAMES) - {"ddpg"}
+    assert tuple(agents.CONTINUOUS) == ("ddpg",) and set(agents.DISCRETE) == set(agents.NAMES) - {
+        "ddpg"
+    }
     assert set(agents.NAMES) - set(agents.LEARNERS) == {"random", "fixed"}
     for name in agents.NAMES:
         agent = agents.make(name, 3, 2)
@@ -60,7 +68,10 @@ def test_registry_says_what_kind_an_agent_is():
         (lambda: agents.make("dqn", 3, 2, batch=64, capacity=32), "can never be reached"),
         (lambda: agents.make("ddpg", 3, 2, actions="sphere"), "allowed: simplex, box"),
         (lambda: agents.make("fixed", 3, 2, action=2), "index from 0 to 1"),
-        (lambda: agents.make("sac", 3, 2, optimizer="rms"), "unknown optimizer 'rms' (allowed: adam, sgd)"),
+        (
+            lambda: agents.make("sac", 3, 2, optimizer="rms"),
+            "unknown optimizer 'rms' (allowed: adam, sgd)",
+        ),
         (lambda: agents.make("dqn", 3, 2, horizon=0), "horizon must lie between 1"),
     ],
 )
@@ -98,7 +109,9 @@ def test_epsilon_schedules():
 
 
 def test_ddpg_random_rounds_and_intervals():
-    agent = agents.make("ddpg", 1, 3, hidden=(8,), batch=4, capacity=16, random_rounds=2, update_every=2)
+    agent = agents.make(
+        "ddpg", 1, 3, hidden=(8,), batch=4, capacity=16, random_rounds=2, update_every=2
+    )
     state, keys, changed = agent.init(jax.random.key(0)), jax.random.split(jax.random.key(1), 8), []
     update = jax.jit(agent.update)
     act = jax.jit(jax.vmap(agent.act, (None, 0, 0)))
@@ -113,7 +126,14 @@ def test_ddpg_random_rounds_and_intervals():
         old_bias, new_bias = (s.learner.actor["params"]["Dense_1"]["bias"] for s in (state, new))
         changed.append(bool((old_bias != new_bias).any()))
         state = new
-    assert changed == [False, False, False, True, False, True]  # not in rounds 1, 2; then every second
+    assert changed == [
+        False,
+        False,
+        False,
+        True,
+        False,
+        True,
+    ]  # not in rounds 1, 2; then every second
     assert spread(state) < 0.3
 
 
@@ -122,12 +142,18 @@ def test_fixed_policies():
     state = constant.init(jax.random.key(0))
     key = jax.random.key(0)
     assert int(constant.act(state, jnp.zeros(1), key)[0]) == 2
-    assert int(constant.act(state, jnp.zeros(1), key, jnp.array([False, True, False, True]))[0]) == 1
+    assert (
+        int(constant.act(state, jnp.zeros(1), key, jnp.array([False, True, False, True]))[0]) == 1
+    )
     mixture = jnp.array([0.2, 0.8])
     np.testing.assert_array_equal(Fixed(action=mixture).act(state, jnp.zeros(1), key)[0], mixture)
     anything = Uniform(num_actions=4)
-    act = jax.jit(jax.vmap(lambda k, available: anything.act(state, jnp.zeros(1), k, available)[0], (0, None)))
-    drawn = np.bincount(act(jax.random.split(key, 4000), jnp.array([True, False, True, True])), minlength=4)
+    act = jax.jit(
+        jax.vmap(lambda k, available: anything.act(state, jnp.zeros(1), k, available)[0], (0, None))
+    )
+    drawn = np.bincount(
+        act(jax.random.split(key, 4000), jnp.array([True, False, True, True])), minlength=4
+    )
     assert drawn[1] == 0 and (abs(drawn[[0, 2, 3]] - 4000 / 3) < 4 * np.sqrt(4000 * 2 / 9)).all()
     new, losses = anything.update(state, None, key)
     assert int(new.rounds) == 1 and losses == {}
@@ -143,7 +169,9 @@ def test_joint_actions_are_flat_indices():
 def test_ddpg_finds_the_optimum_of_a_concave_reward_on_the_simplex():
     """r = −‖a − c(s)‖² with c(s) inside the simplex: the best action is c(s), the best reward 0."""
     goals = jnp.array([[0.6, 0.3, 0.1], [0.1, 0.2, 0.7]])
-    agent = agents.make("ddpg", 2, 3, hidden=(32,), lr=5e-3, noise=0.1, batch=64, gradient_steps=10, capacity=4000)
+    agent = agents.make(
+        "ddpg", 2, 3, hidden=(32,), lr=5e-3, noise=0.1, batch=64, gradient_steps=10, capacity=4000
+    )
 
     def one_round(state, key):
         see, choose, learn = jax.random.split(key, 3)
@@ -165,7 +193,8 @@ def test_ddpg_finds_the_optimum_of_a_concave_reward_on_the_simplex():
 
 
 def test_q_bandit_learns_to_respect_budgets():
-    """Joint action (depth, effort) ∈ {1..3}², reward = depth·effort − 4·(excess over the context's budgets)."""
+    """Joint action (depth, effort) ∈ {1..3}², reward = depth·effort − 4·(excess over the context's
+    budgets)."""
     sizes, budgets = (3, 3), np.array([[1, 3], [2, 2], [3, 1], [3, 3]])
     agent = agents.make("q_bandit", 4, 9, lr=5e-3, epsilon_end=0.1, gradient_steps=10)
 
@@ -190,6 +219,10 @@ def test_q_bandit_learns_to_respect_budgets():
 
     info = train(jax.random.key(0))
     table = np.array([[float(reward_of(c, a)) for a in range(9)] for c in range(4)])
-    np.testing.assert_array_equal(info.policy.argmax(-1), table.argmax(-1))  # the greedy action is optimal
-    np.testing.assert_array_equal(table.argmax(-1), (budgets - 1) @ [3, 1])  # which uses up both budgets
+    np.testing.assert_array_equal(
+        info.policy.argmax(-1), table.argmax(-1)
+    )  # the greedy action is optimal
+    np.testing.assert_array_equal(
+        table.argmax(-1), (budgets - 1) @ [3, 1]
+    )  # which uses up both budgets
     np.testing.assert_allclose(info.value, table.max(-1), atol=0.4)

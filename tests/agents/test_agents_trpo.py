@@ -26,7 +26,9 @@ def test_fisher_vector_product_equals_the_explicit_fisher_matrix():
     init, apply = nets.mlp((HIDDEN,), A, jnp.float32)
     x = jax.random.normal(jax.random.key(0), (ROWS, S))
     flat, unravel = ravel_pytree(init(jax.random.key(1), x[0]))
-    flat = flat + 0.5 * jax.random.normal(jax.random.key(2), flat.shape)  # away from the uniform policy
+    flat = flat + 0.5 * jax.random.normal(
+        jax.random.key(2), flat.shape
+    )  # away from the uniform policy
     log_p = lambda p: jax.nn.log_softmax(apply(unravel(p), x))
     old = log_p(flat)
     kl = lambda p: (jnp.exp(old) * (old - log_p(p))).sum(-1).mean()
@@ -34,7 +36,9 @@ def test_fisher_vector_product_equals_the_explicit_fisher_matrix():
     fisher = np.einsum("ra,rap,raq->pq", np.exp(np.asarray(old, np.float64)), scores, scores) / ROWS
     for seed in range(3):
         v = jax.random.normal(jax.random.key(10 + seed), flat.shape)
-        np.testing.assert_allclose(trpo.fisher_vector_product(kl, flat, v), fisher @ np.asarray(v), atol=2e-5)
+        np.testing.assert_allclose(
+            trpo.fisher_vector_product(kl, flat, v), fisher @ np.asarray(v), atol=2e-5
+        )
 
 
 def test_step_of_a_quadratic_has_the_radius_of_the_trust_region():
@@ -57,7 +61,8 @@ def test_step_of_a_quadratic_has_the_radius_of_the_trust_region():
 
 
 def test_a_step_that_leaves_the_trust_region_is_shortened():
-    """Away from the start the divergence grows faster than its Hessian says, so the full step is too long."""
+    """Away from the start the divergence grows faster than its Hessian says, so the full step is
+    too long."""
     kl = lambda p: 0.5 * (p**2).sum() + 100 * (p**4).sum()
     full = np.sqrt(2 * 0.1 / 2)  # g = (1, 1), F = 1: the step is √(2δ/gᵀg)·g
     got = trpo.trust_region_step(
@@ -73,7 +78,14 @@ def test_a_step_that_only_worsens_is_not_taken():
     start = jnp.ones(2)
     pitfall = lambda p: jnp.where((p == start).all(), p.sum(), p.sum() - 100.0)  # every move loses
     got = trpo.trust_region_step(
-        pitfall, lambda p: ((p - start) ** 2).sum(), start, max_kl=0.1, damping=0.1, iterations=5, backtracks=10, shrink=0.8
+        pitfall,
+        lambda p: ((p - start) ** 2).sum(),
+        start,
+        max_kl=0.1,
+        damping=0.1,
+        iterations=5,
+        backtracks=10,
+        shrink=0.8,
     )
     np.testing.assert_array_equal(got, start)
 
@@ -88,12 +100,18 @@ def test_update_respects_the_kl_bound_and_never_worsens_the_surrogate(max_kl):
         x, following = rng.normal(size=(2, ROWS, S)).astype(np.float32)
         action, info = act(state, x, jax.random.split(jax.random.key(round_), ROWS))
         reward, done = rng.normal(size=ROWS).astype(np.float32) * 5, rng.random(ROWS) < 0.5
-        batch = agents.Transition(x, action, jnp.asarray(reward), following, done, jnp.ones(ROWS, bool), info)
+        batch = agents.Transition(
+            x, action, jnp.asarray(reward), following, done, jnp.ones(ROWS, bool), info
+        )
         new, losses = update(state, batch, jax.random.key(100))
-        old_p, new_p = (forward(s.learner.params.policy, x).astype(np.float64) for s in (state, new))
+        old_p, new_p = (
+            forward(s.learner.params.policy, x).astype(np.float64) for s in (state, new)
+        )
         kl = (old_p * np.log(old_p / new_p)).sum(-1).mean()
         value = lambda obs: np.asarray(
-            actor_critic.networks(S, A, (HIDDEN,), jnp.float32).value(state.learner.params.value, obs)
+            actor_critic.networks(S, A, (HIDDEN,), jnp.float32).value(
+                state.learner.params.value, obs
+            )
         )
         advantage = reward + 0.99 * (1 - done) * value(following) - value(x)
         advantage = np.asarray(losses_of.standardise(advantage, state.advantages, new.advantages))

@@ -1,4 +1,5 @@
-"""Whole updates of each agent against PyTorch: from stored arrays always, live where torch is installed.
+"""Whole updates of each agent against PyTorch: from stored arrays always, live where torch is
+installed.
 
 The PyTorch side and the script that stores its results are in `tests/golden/make_agents.py`.
 """
@@ -21,11 +22,17 @@ def same(got, wanted):
 @every_case
 def test_update_equals_stored_pytorch(case):
     with np.load(make_agents.FILE, allow_pickle=False) as file:
-        stored = {name.removeprefix(f"{case}/"): file[name] for name in file.files if name.startswith(f"{case}/")}
+        stored = {
+            name.removeprefix(f"{case}/"): file[name]
+            for name in file.files
+            if name.startswith(f"{case}/")
+        }
     same(make_agents.ours(case), stored)
 
 
 @every_case
-@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="the stored arrays are compared above")
+@pytest.mark.skipif(
+    importlib.util.find_spec("torch") is None, reason="the stored arrays are compared above"
+)
 def test_update_equals_live_pytorch(case):
     same(make_agents.ours(case), make_agents.theirs(case))

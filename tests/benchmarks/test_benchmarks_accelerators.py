@@ -1,4 +1,5 @@
-"""benchmarks.hlo on small compiled programs (tests/golden/make_hlo.py): every number is counted by hand from their text."""
+"""benchmarks.hlo on small compiled programs (tests/golden/make_hlo.py): every number is counted by
+hand from their text."""
 
 from __future__ import annotations
 
@@ -26,22 +27,28 @@ def loops(root: hlo.Node) -> list[tuple]:
     return [(one.trips, one.filled, one.role, times) for _, one, times in hlo.walk(root)]
 
 
-# ---- loops --------------------------------------------------------------------------------------------------------
+# ---- loops ---------------------------------------------------------------------------------------
 @pytest.mark.parametrize("kind", ["tpu", "gpu"])
 @pytest.mark.parametrize("steps, blocks", [(8, 2), (9, 3), (4, 1), (3, 1)])
 def test_trips_are_known_or_filled_in(kind, steps, blocks):
-    """The GPU's text has known_trip_count; on a TPU the four and the three are read from the loops' conditions."""
+    """The GPU's text has known_trip_count; on a TPU the four and the three are read from the loops'
+    conditions."""
     root = read(kind, steps)
     outer, inner, other = loops(root)
     assert outer == (None, blocks, "block" if steps > 4 else "units", 1)
     assert inner == (4, 4, "steps", blocks)
     assert other == (3, 3, "other", 1)
     first = root.loops[0]
-    assert (first.known, first.source) == (False, "blocks of 4 steps" if steps > 4 else "units of clients")
+    assert (first.known, first.source) == (
+        False,
+        "blocks of 4 steps" if steps > 4 else "units of clients",
+    )
     assert root.loops[1].known and root.loops[1].source == "compiler"
 
 
-def bare(condition: str, body: str, start: str = "tuple(%zero, %w, %n)", more: str = "") -> hlo.Node:
+def bare(
+    condition: str, body: str, start: str = "tuple(%zero, %w, %n)", more: str = ""
+) -> hlo.Node:
     """A program that is one loop over (counter, w, n)."""
     text = f"""
 %back () -> () {{
@@ -87,7 +94,12 @@ PLUS_ONE = "%j = s32[] add(%i, %one)\n  ROOT %r = (s32[], f32[4]{0}, s32[]) tupl
         (COUNTED, PLUS_ONE, ', backend_config={"known_trip_count":{"n":"7"}}', 7),
         (COUNTED, PLUS_ONE.replace("%step, %k", "%step, %j"), "", None),  # the bound changes
         (COUNTED.replace("LT", "GT"), PLUS_ONE, "", None),  # counts in another way
-        (COUNTED, "%two = s32[] constant(5)\n  " + PLUS_ONE.replace("%one", "%two"), "", 3),  # 0, 5, 10
+        (
+            COUNTED,
+            "%two = s32[] constant(5)\n  " + PLUS_ONE.replace("%one", "%two"),
+            "",
+            3,
+        ),  # 0, 5, 10
     ],
 )
 def test_what_counts_as_known(condition, body, more, trips):
@@ -100,9 +112,10 @@ def test_a_bound_that_only_the_data_know():
     assert bare(COUNTED, PLUS_ONE, "tuple(%zero, %w, %gone)").loops[0].trips is None
 
 
-# ---- costs --------------------------------------------------------------------------------------------------------
+# ---- costs ---------------------------------------------------------------------------------------
 def test_costs_of_the_gpu_program():
-    """Bytes: a step reads w, 8 of 20,000 rows of the pool and one of 40 rows of numbers; the table is written in one row."""
+    """Bytes: a step reads w, 8 of 20,000 rows of the pool and one of 40 rows of numbers; the table
+    is written in one row."""
     root = read("gpu")
     body = root.loops[0].body.loops[0].body.own
     careful = (512 + 8 * 16 + 32 + 4 + 4 + 512) + 8
@@ -110,10 +123,14 @@ def test_costs_of_the_gpu_program():
     assert root.loops[0].body.own == Cost(0, 2, 8 + 8, 16, touched=16)
     assert root.loops[0].condition == Cost(0, 1, 4 + 4 + 1, 9, touched=9)
     assert root.loops[1].body.own == Cost(0, 2, 1024 + 8, 1032, touched=1032)
-    entry = 8 + 8 + 5 + (0 + 512 + 4 + 512) + 1024  # two copies, a comparison, one row of the table, a copy
+    entry = (
+        8 + 8 + 5 + (0 + 512 + 4 + 512) + 1024
+    )  # two copies, a comparison, one row of the table, a copy
     assert (root.own.kernels, root.own.bytes) == (5, entry)
     whole = hlo.total(root)
-    assert whole.kernels == 5 + 2 * (2 + 4 * 2) + 3 * 1 + 3 * 2 + 2  # of the conditional the branch with two products
+    assert (
+        whole.kernels == 5 + 2 * (2 + 4 * 2) + 3 * 1 + 3 * 2 + 2
+    )  # of the conditional the branch with two products
     assert whole.bytes == entry + 2 * (16 + 4 * 1200) + 3 * 9 + 3 * 1032 + 2 * 1280
     assert whole.syncs == 3 + 1  # two turns and the end of the loop, the conditional
     assert whole.cycles == 0
@@ -123,16 +140,23 @@ def test_costs_of_the_tpu_program():
     root = read("tpu")
     body = root.loops[0].body.loops[0].body.own
     assert body.cycles == 1832 + 1817 + 1827
-    assert body.kernels == 4 + 1 and body.bytes == 4  # all but a counter is in the core's own memory
+    assert (
+        body.kernels == 4 + 1 and body.bytes == 4
+    )  # all but a counter is in the core's own memory
     assert body.unpriced == 1  # the gather has no cycles
     numbers, padded, picked, w = 8 * 4, 4096, 8 * 16, 512
     kernels = [numbers + 4 + numbers, numbers + padded, picked + padded + picked, w + picked + w, 8]
-    assert (body.touched, body.fetched) == (sum(kernels), 0)  # wherever it lies; of the pool eight rows
+    assert (body.touched, body.fetched) == (
+        sum(kernels),
+        0,
+    )  # wherever it lies; of the pool eight rows
     assert root.own.fetched == 2 * 2 * w  # w into the core, and out again
     assert root.loops[1].body.own.cycles == 1840
     assert root.own.cycles == 1908 + 10264
     pool, rows, w, numbers = 20_000 * 16, 40 * 8 * 4, 8 * 16 * 4, 2 * 8 + 4 + 4
-    assert root.own.bytes == pool + rows + w + w + w + numbers  # into the core; w comes out again; a row of the table
+    assert (
+        root.own.bytes == pool + rows + w + w + w + numbers
+    )  # into the core; w comes out again; a row of the table
     assert hlo.total(root).cycles == 12_172 + 8 * 5476 + 3 * 1840 + 2324
 
 
@@ -150,7 +174,9 @@ def test_a_step_done_twice_costs_twice():
     """Two models, or a compiler that computes the training again."""
     text = (GOLDEN / "hlo_tpu.txt").read_text()
     line = next(line for line in text.splitlines() if "%while.14 = " in line)
-    root = hlo.tree(hlo.parse(text.replace(line, line + "\n" + line.replace("%while.14", "%while.14b"))))
+    root = hlo.tree(
+        hlo.parse(text.replace(line, line + "\n" + line.replace("%while.14", "%while.14b")))
+    )
     hlo.fill(root, 8)
     cost, runs = hlo.step(root, 8)
     assert (cost.cycles, runs) == (2 * 5476, 2)
@@ -163,7 +189,10 @@ def test_a_program_without_a_loop_is_one_step():
 
 
 def test_collectives_of_a_mesh():
-    assert dict(hlo.total(read("mesh")).collectives) == {("all-gather", 16 * 32 * 4): 1, ("all-reduce", 32 * 4): 1}
+    assert dict(hlo.total(read("mesh")).collectives) == {
+        ("all-gather", 16 * 32 * 4): 1,
+        ("all-reduce", 32 * 4): 1,
+    }
 
 
 def test_the_dearest_instructions():
@@ -174,7 +203,8 @@ def test_the_dearest_instructions():
 
 
 def test_a_single_step_is_still_a_step():
-    """One step per round: the loop that holds it is a loop over steps, the one around it runs over units."""
+    """One step per round: the loop that holds it is a loop over steps, the one around it runs over
+    units."""
     root = read("gpu", steps=1)
     assert [one[2] for one in loops(root)] == ["units", "steps", "other"]
     unknown = bare(COUNTED, PLUS_ONE, "tuple(%zero, %w, %gone)")
@@ -185,7 +215,11 @@ def test_a_single_step_is_still_a_step():
 
 def test_units_of_clients_around_known_steps():
     """The steps are known, the loop around them is not: it runs once."""
-    text = (GOLDEN / "hlo_gpu.txt").read_text().replace('known_trip_count":{"n":"4"', 'known_trip_count":{"n":"45"')
+    text = (
+        (GOLDEN / "hlo_gpu.txt")
+        .read_text()
+        .replace('known_trip_count":{"n":"4"', 'known_trip_count":{"n":"45"')
+    )
     root = hlo.tree(hlo.parse(text))
     hlo.fill(root, 45)
     assert loops(root)[:2] == [(None, 1, "units", 1), (45, 45, "steps", 1)]
@@ -193,11 +227,17 @@ def test_units_of_clients_around_known_steps():
 
 
 def test_steps_that_have_a_loop_inside():
-    """The outer body differentiates too: its turns are the steps, and the inner loop belongs to each."""
+    """The outer body differentiates too: its turns are the steps, and the inner loop belongs to
+    each."""
     text = (GOLDEN / "hlo_gpu.txt").read_text()
-    mark = "  %loop_add_fusion.2 = s32[] fusion(%get-tuple-element.114), kind=kLoop, calls=%fused_add.2"
+    mark = (
+        "  %loop_add_fusion.2 = s32[] fusion(%get-tuple-element.114), kind=kLoop,"
+        " calls=%fused_add.2"
+    )
     assert mark in text
-    root = hlo.tree(hlo.parse(text.replace(mark, mark + ', metadata={op_name="a/transpose(jvp())/mul"}')))
+    root = hlo.tree(
+        hlo.parse(text.replace(mark, mark + ', metadata={op_name="a/transpose(jvp())/mul"}'))
+    )
     hlo.fill(root, 8)
     assert loops(root)[:2] == [(None, 8, "steps", 1), (4, 4, "steps", 8)]
     cost, runs = hlo.step(root, 8)
@@ -205,7 +245,8 @@ def test_steps_that_have_a_loop_inside():
 
 
 def test_several_units_of_clients():
-    """Five units of clients, one after another: a local step is done five times, and costs as much."""
+    """Five units of clients, one after another: a local step is done five times, and costs as
+    much."""
     text = (GOLDEN / "hlo_gpu.txt").read_text()
     root = hlo.tree(hlo.parse(text))
     hlo.fill(root, steps=4, units=5)
@@ -214,7 +255,7 @@ def test_several_units_of_clients():
     assert (cost.kernels, runs) == (5 * 2, 5)
 
 
-# ---- the command --------------------------------------------------------------------------------------------------
+# ---- the command ---------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     "words, sentence",
     [
@@ -224,7 +265,10 @@ def test_several_units_of_clients():
         (["--methods", "fedavgg"], "unknown method 'fedavgg'; allowed:"),
         (["--programs", "theirs"], "unknown program 'theirs'; allowed: ours, naive"),
         (["--pool-times", "0"], "--pool-times 0 is too small; allowed: 1 or more"),
-        (["--against", "no-such-revision"], "--against 'no-such-revision' is no revision that git knows here"),
+        (
+            ["--against", "no-such-revision"],
+            "--against 'no-such-revision' is no revision that git knows here",
+        ),
     ],
 )
 def test_bad_input_is_one_sentence(words, sentence, capsys):
@@ -235,7 +279,12 @@ def test_bad_input_is_one_sentence(words, sentence, capsys):
 
 
 def stepped(cycles=1e6, mb=100.0, touched=300.0, fetched=5.0):
-    return dict(cycles_per_step=cycles, mb_per_step=mb, mb_touched_per_step=touched, mb_fetched_per_step=fetched)
+    return dict(
+        cycles_per_step=cycles,
+        mb_per_step=mb,
+        mb_touched_per_step=touched,
+        mb_fetched_per_step=fetched,
+    )
 
 
 @pytest.mark.parametrize(

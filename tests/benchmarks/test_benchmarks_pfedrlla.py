@@ -1,4 +1,5 @@
-"""The evidence of pFedRLLA on a small scale: rows, figures, and that finished rows are not computed again."""
+"""The evidence of pFedRLLA on a small scale: rows, figures, and that finished rows are not computed
+again."""
 
 from __future__ import annotations
 
@@ -17,19 +18,37 @@ def test_designed_parts(tmp_path, capsys, monkeypatch):
     assert pfedrlla.main(words) == 0
     row = json.loads((tmp_path / "heatmap.jsonl").read_text().splitlines()[0])
     weights = np.array(row["weights"])
-    assert weights.shape == (9, 10) and np.allclose(weights.sum(1), 1, atol=1e-4) and len(row["curve"]) == 6
+    assert (
+        weights.shape == (9, 10)
+        and np.allclose(weights.sum(1), 1, atol=1e-4)
+        and len(row["curve"]) == 6
+    )
     worth = {rule["rule"]: rule for rule in row["landscape"]}
     assert worth["wanted"]["r3"] == 0 > worth["uniform"]["r3"] and abs(worth["self"]["r2"]) < 1e-6
     assert worth["group"]["entropy"] < worth["uniform"]["entropy"] < 1.001
-    assert all((tmp_path / name).stat().st_size > 1000 for name in ("heatmap.png", "embeddings.png"))
-    assert "mhae" in (tmp_path / "embeddings.csv").read_text() and "silhouette" not in capsys.readouterr().err
+    assert all(
+        (tmp_path / name).stat().st_size > 1000 for name in ("heatmap.png", "embeddings.png")
+    )
+    assert (
+        "mhae" in (tmp_path / "embeddings.csv").read_text()
+        and "silhouette" not in capsys.readouterr().err
+    )
     monkeypatch.setattr(pfedrlla_designed, "trained", None)  # what is finished is read
     monkeypatch.setattr(pfedrlla_designed, "embeddings", None)
     assert pfedrlla.main(words) == 0
 
 
 def test_cost_is_shares_of_local_training(tmp_path):
-    words = ["--part", "cost", "--out", str(tmp_path), *TINY.split(), *SMALL.split(), "--cost-rounds", "1"]
+    words = [
+        "--part",
+        "cost",
+        "--out",
+        str(tmp_path),
+        *TINY.split(),
+        *SMALL.split(),
+        "--cost-rounds",
+        "1",
+    ]
     assert pfedrlla.main(words) == 0
     row, whole = map(json.loads, (tmp_path / "cost.jsonl").read_text().splitlines())
     assert whole["round_with"] > 0 and whole["extra_share"] > -1
@@ -46,7 +65,9 @@ def test_a_part_that_is_not_there(capsys):
 def test_groups_contradict_each_other():
     """The same digit has another name in every group, and nobody shares an image."""
     fed = pfedrlla_designed.grouped(3, 2, rows=60)
-    rows = [np.concatenate([fed.client_rows(k, s) for s in ("train", "val", "test")]) for k in range(6)]
+    rows = [
+        np.concatenate([fed.client_rows(k, s) for s in ("train", "val", "test")]) for k in range(6)
+    ]
     assert len(set(np.concatenate(rows).tolist())) == 360
     from fedjax_sim.data.sources import load
 

@@ -20,14 +20,24 @@ def test_a_part_inside_another_is_counted_once(monkeypatch):
 def test_one_start_has_every_part():
     settings = dict(method="fedavg", model="mlp", clients=4, rounds=5, epochs=1.0, devices="1")
     row = startup.start(settings, check_weights=True)
-    assert set(row["parts"]) == set(startup.PARTS) and all(s >= 0 for pair in row["parts"].values() for s in pair)
-    assert row["hlo_lines"] > row["fusions"] > 0 and row["programs"] > 0 and row["same"] in (True, False)
+    assert set(row["parts"]) == set(startup.PARTS) and all(
+        s >= 0 for pair in row["parts"].values() for s in pair
+    )
+    assert (
+        row["hlo_lines"] > row["fusions"] > 0
+        and row["programs"] > 0
+        and row["same"] in (True, False)
+    )
     assert startup.total(row, 1) > row["parts"]["compile"][1] > 0
-    text = startup.table([dict(method="fedavg", model="mlp", cache="cold", **json.loads(json.dumps(row)))])
+    text = startup.table(
+        [dict(method="fedavg", model="mlp", cache="cold", **json.loads(json.dumps(row)))]
+    )
     assert "fedavg mlp cold" in text and all(part in text for part in startup.PARTS)
 
 
-@pytest.mark.parametrize("arguments", [["--methods", "fedagv"], ["--models", "lenet6"], ["--repeat", "0"]])
+@pytest.mark.parametrize(
+    "arguments", [["--methods", "fedagv"], ["--models", "lenet6"], ["--repeat", "0"]]
+)
 def test_wrong_names_are_one_sentence(arguments, capsys):
     with pytest.raises(SystemExit) as error:
         startup.main(arguments)

@@ -16,11 +16,15 @@ def test_data_fit_their_task(name):
     assert job.work == job.per_round * job.examples * (64 if job.unit == "characters" else 1)
     if job.task == "sequence":
         assert (x[:, 1:] == y[:, :-1]).all() and x.max() < job.outputs
-    assert len(set(tasks.cohort(job, 3))) == job.per_round and tasks.cohort(job, 3) == tasks.cohort(job, 3)
+    assert len(set(tasks.cohort(job, 3))) == job.per_round and tasks.cohort(job, 3) == tasks.cohort(
+        job, 3
+    )
 
 
 def test_a_round_of_ours(monkeypatch):
-    small = tasks.Job("sequence", "lstm", (8,), 5, "characters", clients=3, per_round=2, examples=4, batch=2)
+    small = tasks.Job(
+        "sequence", "lstm", (8,), 5, "characters", clients=3, per_round=2, examples=4, batch=2
+    )
     tasks.ours(small)(1)
 
 
@@ -40,7 +44,9 @@ def test_models_have_as_many_parameters_as_pytorchs():
     from fedjax_sim import models
 
     for job in tasks.JOBS.values():
-        ours = sum(models.parameter_counts(models.build(job.model, job.shape, job.outputs)).values())
+        ours = sum(
+            models.parameter_counts(models.build(job.model, job.shape, job.outputs)).values()
+        )
         theirs = sum(p.numel() for p in tasks.torch_model(job).parameters())
         extra = 4 * 128 if job.model == "lstm" else 0  # PyTorch has two biases per gate
         assert ours + extra == theirs, job.model

@@ -18,8 +18,19 @@ def test_ratios_are_of_the_same_work():
 
 def test_one_measurement(capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("FEDJAX_SIM_CACHE", "off")
-    words = ["--networks", "mlp", "--values", "2", "--repeat", "1", "--json", str(tmp_path / "v.json")]
+    words = [
+        "--networks",
+        "mlp",
+        "--values",
+        "2",
+        "--repeat",
+        "1",
+        "--json",
+        str(tmp_path / "v.json"),
+    ]
     assert sweep_values.main(words) == 0
     head, row = capsys.readouterr().out.splitlines()
-    assert row.split()[:3] == ["mlp", "2", "30"] and row.endswith(("pay", "pays")) and "beside" in head
+    assert (
+        row.split()[:3] == ["mlp", "2", "30"] and row.endswith(("pay", "pays")) and "beside" in head
+    )
     assert (tmp_path / "v.json").read_text().count("round_beside_s") == 1

@@ -1,4 +1,5 @@
-"""The command line: every mistake is one sentence on stderr and exit code 2, and nothing is written or overwritten."""
+"""The command line: every mistake is one sentence on stderr and exit code 2, and nothing is written
+or overwritten."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ from fedjax_sim import __version__
 from fedjax_sim.cli import registries
 from fedjax_sim.cli.main import main, make_parser
 
-jax.devices()  # started with the test session's eight devices, before a command asks for its own number
+# started with the test session's eight devices, before a command asks for its own number
+jax.devices()
 
 
 MISTAKES = [  # options of `run fedavg`, what the sentence must say
@@ -33,15 +35,24 @@ MISTAKES = [  # options of `run fedavg`, what the sentence must say
     (["--evaluate", "global,personl"], "unknown evaluation 'personl' (did you mean 'personal'?)"),
     (["--schedule", "cosin"], "unknown schedule 'cosin' (did you mean 'cosine'?)"),
     (["--backend", "vmpa"], "unknown backend 'vmpa' (did you mean 'vmap'?)"),
-    (["--set", "fedavg.weigths=uniform"], "unknown option of fedavg 'weigths' (did you mean 'weights'?)"),
-    (["--set", "fedavgg.weights=uniform"], "unknown name in --set 'fedavgg' (did you mean 'fedavg'?)"),
+    (
+        ["--set", "fedavg.weigths=uniform"],
+        "unknown option of fedavg 'weigths' (did you mean 'weights'?)",
+    ),
+    (
+        ["--set", "fedavgg.weights=uniform"],
+        "unknown name in --set 'fedavgg' (did you mean 'fedavg'?)",
+    ),
     (["--dtype", "float16"], "unknown dtype 'float16'"),
     (["--norm", "foo"], "unknown norm 'foo'"),
     (["--conv", "foo"], "unknown convolution form 'foo'"),
     # options that cannot be read
     (["--set", "garbage"], "--set 'garbage' cannot be read"),
     (["--set", "fedavg.weights=unifrm"], "allowed: size, uniform"),
-    (["--set", "model.hidden=abc"], "model.hidden 'abc' is not a list of whole numbers joined by x"),
+    (
+        ["--set", "model.hidden=abc"],
+        "model.hidden 'abc' is not a list of whole numbers joined by x",
+    ),
     (["--set", "model.hidden=0"], "integers from 1 to 1048576"),
     (["--set", "model.foo=1"], "model 'mlp' has no option 'foo'"),
     (["--set", "loss.gamma=1"], "unknown option of loss 'ce' 'gamma'"),
@@ -60,7 +71,10 @@ MISTAKES = [  # options of `run fedavg`, what the sentence must say
     (["--partition", "dirichlet:nan"], "'nan' is not a valid alpha"),
     (["--server-val", "99999"], "server_val=99999 does not fit"),
     # participation
-    (["--participation", "11/10", "--clients", "10"], "asks for 11 clients per round; allowed: 1 to 10"),
+    (
+        ["--participation", "11/10", "--clients", "10"],
+        "asks for 11 clients per round; allowed: 1 to 10",
+    ),
     (["--participation", "10/50", "--clients", "20"], "is of 50 clients, but there are 20"),
     (["--participation", "0"], "participation '0' is not allowed"),
     (["--participation", "1.5"], "participation '1.5' is not allowed"),
@@ -98,7 +112,10 @@ MISTAKES = [  # options of `run fedavg`, what the sentence must say
     (["--devices", "abc"], "devices 'abc' is not allowed"),
     (["--devices", "99"], "devices 99 is more than the"),
     (["--seeds", "0"], "seeds 0 is not allowed"),
-    (["--seeds", "2", "--seeds-mode", "vmap", "--devices", "2"], "--seeds-mode vmap runs on one device, not 2"),
+    (
+        ["--seeds", "2", "--seeds-mode", "vmap", "--devices", "2"],
+        "--seeds-mode vmap runs on one device, not 2",
+    ),
     (["--seed", "-1"], "seed -1 is not allowed"),
     (["--data-seed", "-1"], "data-seed -1 is not allowed"),
     (["--seed", "9" * 30], "is too large; allowed: at most 2^63 - 1"),
@@ -154,26 +171,63 @@ def test_mistakes_are_one_sentence(capsys, tmp_path, options, sentence):
         (["profile", "scafold"], "unknown method 'scafold' (did you mean 'scaffold'?)"),
         (["compare", "fedavg", "fedprx"], "unknown method 'fedprx' (did you mean 'fedprox'?)"),
         (["compare", "fedavg", "fedavg"], "'fedavg' and 'fedavg' are the same run"),
-        (["compare", "fedprox:mu=0.1", "fedprox:mu=0.10"], "'fedprox:mu=0.1' and 'fedprox:mu=0.10' are the same run"),
+        (
+            ["compare", "fedprox:mu=0.1", "fedprox:mu=0.10"],
+            "'fedprox:mu=0.1' and 'fedprox:mu=0.10' are the same run",
+        ),
         (["compare", "fedprox:mu"], "use METHOD:OPTION=VALUE"),
-        (["compare", "fedprox:lrr=1"], "unknown option of a run or of method 'fedprox' 'lrr' (did you mean 'lr'?)"),
+        (
+            ["compare", "fedprox:lrr=1"],
+            "unknown option of a run or of method 'fedprox' 'lrr' (did you mean 'lr'?)",
+        ),
         (["compare", "fedprox:lr=x"], "argument --lr: 'x' is not a number"),
         (["compare", "fedprox:out=x"], "'out' is an option of the whole command"),
         (["compare", "fedavg:probe=maybe"], "probe 'maybe' is not one of true, false"),
         (["compare", "fedavg", "fedprox:clients=5000", *SMALL, "--out", "o"], "are too many"),
-        (["run", "fedavg", *SMALL, "--data-seed", "x"], "argument --data-seed: 'x' is not a whole number"),
-        (["run", "fedavg", *SMALL, "--seeds", "2", "--seeds-mode", "vmap", "--data-seed", "follow"], "own data"),
-        (["compare", "fedavg", "ditto", *SMALL, "--set", "ditto.lam=x"], "ditto.lam 'x' is not a number"),
-        (["compare", "fedavg", "ditto", *SMALL, "--data-seed", "-1"], "data-seed -1 is not allowed"),
+        (
+            ["run", "fedavg", *SMALL, "--data-seed", "x"],
+            "argument --data-seed: 'x' is not a whole number",
+        ),
+        (
+            [
+                "run",
+                "fedavg",
+                *SMALL,
+                "--seeds",
+                "2",
+                "--seeds-mode",
+                "vmap",
+                "--data-seed",
+                "follow",
+            ],
+            "own data",
+        ),
+        (
+            ["compare", "fedavg", "ditto", *SMALL, "--set", "ditto.lam=x"],
+            "ditto.lam 'x' is not a number",
+        ),
+        (
+            ["compare", "fedavg", "ditto", *SMALL, "--data-seed", "-1"],
+            "data-seed -1 is not allowed",
+        ),
         (["compare", "fedavg", "ditto", *SMALL, "--seeds", "0"], "seeds 0 is not allowed"),
-        (["run", "ditto", *SMALL, "--set", "ditto.personal_epochs=nan"], "personal_epochs 'nan' is not a finite number"),
+        (
+            ["run", "ditto", *SMALL, "--set", "ditto.personal_epochs=nan"],
+            "personal_epochs 'nan' is not a finite number",
+        ),
         (["run", "ditto", *SMALL, "--set", "ditto.personal_epochs=1e30"], "use 0 to 1e+06"),
-        (["run", "fedavg_ft", *SMALL, "--set", "fedavg_ft.ft_epochs=inf"], "ft_epochs 'inf' is not a finite number"),
+        (
+            ["run", "fedavg_ft", *SMALL, "--set", "fedavg_ft.ft_epochs=inf"],
+            "ft_epochs 'inf' is not a finite number",
+        ),
         (
             ["run", "fedavg_ft", *SMALL, "--set", "fedavg_ft.ft_epochs=-1"],
             "fedavg_ft.ft_epochs=-1 is not allowed; use 0 to 1e+06",
         ),
-        (["run", "fedprox", *SMALL, "--set", "fedprox.mu=nan"], "fedprox.mu 'nan' is not a finite number"),
+        (
+            ["run", "fedprox", *SMALL, "--set", "fedprox.mu=nan"],
+            "fedprox.mu 'nan' is not a finite number",
+        ),
         (["resume", "~nosuchuser/x"], "'~nosuchuser/x' is not a path"),
         (["list", "metods"], "(did you mean 'methods'?)"),
         (["resume", "nowhere"], "no run directory 'nowhere'"),
@@ -197,7 +251,9 @@ def test_mistakes_are_one_sentence(capsys, tmp_path, options, sentence):
 )
 def test_mistakes_of_other_commands(capsys, tmp_path, argv, sentence):
     assert sentence in refused(capsys, *argv)
-    assert list(tmp_path.iterdir()) == []  # a second method's mistake is found before the first one runs
+    assert (
+        list(tmp_path.iterdir()) == []
+    )  # a second method's mistake is found before the first one runs
 
 
 def test_missing_data_names_three_ways(capsys, monkeypatch, tmp_path):
@@ -211,15 +267,21 @@ def test_missing_data_names_three_ways(capsys, monkeypatch, tmp_path):
 def test_damaged_initial_weights(capsys, tmp_path):
     np.savez(tmp_path / "cut.npz", a=np.zeros(100))
     (tmp_path / "cut.npz").write_bytes((tmp_path / "cut.npz").read_bytes()[:60])
-    assert "cannot be read as .npz" in refused(capsys, "run", "fedavg", *SMALL, "--init", "cut.npz", "--out", "o")
+    assert "cannot be read as .npz" in refused(
+        capsys, "run", "fedavg", *SMALL, "--init", "cut.npz", "--out", "o"
+    )
     np.savez(tmp_path / "other.npz", a=np.zeros(100))
-    assert "'params/fc/bias' is missing" in refused(capsys, "run", "fedavg", *SMALL, "--init", "other.npz", "--out", "o")
+    assert "'params/fc/bias' is missing" in refused(
+        capsys, "run", "fedavg", *SMALL, "--init", "other.npz", "--out", "o"
+    )
     assert not (tmp_path / "o").exists()
 
 
 def test_output_directory_that_cannot_be_made(capsys, tmp_path):
     (tmp_path / "file").write_text("mine")
-    assert "cannot be made" in refused(capsys, "run", "fedavg", *SMALL, "--rounds", "1", "--out", "file/run")
+    assert "cannot be made" in refused(
+        capsys, "run", "fedavg", *SMALL, "--rounds", "1", "--out", "file/run"
+    )
     assert (tmp_path / "file").read_text() == "mine"
 
 
@@ -227,7 +289,12 @@ def test_output_directory_that_cannot_be_made(capsys, tmp_path):
 def finished(tmp_path_factory) -> pathlib.Path:
     """A run directory made by the command line: 4 rounds, a checkpoint every 2."""
     out = tmp_path_factory.mktemp("cli") / "run"
-    assert main(["run", "fedavg", *SMALL, "--rounds", "4", "--checkpoint-every", "2", "--out", str(out)]) == 0
+    assert (
+        main(
+            ["run", "fedavg", *SMALL, "--rounds", "4", "--checkpoint-every", "2", "--out", str(out)]
+        )
+        == 0
+    )
     return out
 
 
@@ -240,14 +307,20 @@ def copy(finished, tmp_path) -> pathlib.Path:
 
 def test_existing_directory_is_not_overwritten(capsys, copy):
     before = contents(copy)
-    for command in (["run", "fedavg"], ["compare", "fedavg", "ditto"], ["run", "fedavg", "--seeds", "2"]):
+    for command in (
+        ["run", "fedavg"],
+        ["compare", "fedavg", "ditto"],
+        ["run", "fedavg", "--seeds", "2"],
+    ):
         assert "exists already" in refused(capsys, *command, *SMALL, "--out", str(copy))
     assert contents(copy) == before
 
 
 def test_resume_refuses_fewer_rounds_than_done(capsys, copy):
     before = contents(copy)
-    assert "rounds 3 is less than the 4 rounds already done" in refused(capsys, "resume", str(copy), "--rounds", "3")
+    assert "rounds 3 is less than the 4 rounds already done" in refused(
+        capsys, "resume", str(copy), "--rounds", "3"
+    )
     assert contents(copy) == before
 
 
@@ -271,7 +344,8 @@ def test_resume_refuses_a_changed_configuration(capsys, copy, change, sentence):
 
 
 def test_resume_refuses_another_hash(capsys, copy):
-    """Configuration and its hash changed together: the checkpoint still knows what it belongs to."""
+    """Configuration and its hash changed together: the checkpoint still knows what it belongs
+    to."""
     from fedjax_sim.runner.config import Config
     from fedjax_sim.runner.files import checksum
 
@@ -280,11 +354,16 @@ def test_resume_refuses_another_hash(capsys, copy):
     data["config"]["lr"] = 0.5
     data["config_hash"] = Config.from_json(data["config"]).hash()
     file.write_text(json.dumps(data | dict(checksum=checksum(data))))
-    assert "belongs to configuration" in refused(capsys, "resume", str(copy), "--rounds", "6", "--quiet")
+    assert "belongs to configuration" in refused(
+        capsys, "resume", str(copy), "--rounds", "6", "--quiet"
+    )
 
 
 def largest_array_file(checkpoint: pathlib.Path) -> pathlib.Path:
-    return max((p for p in (checkpoint / "state").rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
+    return max(
+        (p for p in (checkpoint / "state").rglob("*") if p.is_file()),
+        key=lambda p: p.stat().st_size,
+    )
 
 
 def flip(file: pathlib.Path) -> None:
@@ -314,11 +393,18 @@ def test_resume_refuses_a_damaged_checkpoint(capsys, copy, damage):
 def test_a_run_of_the_old_format_is_refused(capsys, copy):
     """The sentence names both versions, for resume and for parts."""
     for file in (copy / "config.json", copy / "checkpoints" / "00000004" / "meta.json"):
-        file.write_text(json.dumps({**json.loads(file.read_text()), "format": 1, "version": "0.1.0"}))
+        file.write_text(
+            json.dumps({**json.loads(file.read_text()), "format": 1, "version": "0.1.0"})
+        )
     before = contents(copy)
-    both = f"was written by fedjax_sim 0.1.0 in format 1; this is version {__version__}, which reads format 4"
+    both = (
+        f"was written by fedjax_sim 0.1.0 in format 1; this is version {__version__}, which reads"
+        " format 4"
+    )
     assert both in refused(capsys, "resume", str(copy))
-    assert both in refused(capsys, "run", "fedavg", *SMALL, "--start-from", f"{copy}:server", "--out", "new")
+    assert both in refused(
+        capsys, "run", "fedavg", *SMALL, "--start-from", f"{copy}:server", "--out", "new"
+    )
     assert contents(copy) == before and not pathlib.Path("new").exists()
 
 
@@ -339,7 +425,8 @@ def test_resume_of_a_finished_run_changes_no_figure(capsys, copy, finished):
 def test_dry_run_prints_sizes_and_writes_nothing(capsys, tmp_path):
     assert main(["run", "scaffold", *SMALL, "--dry-run"]) == 0
     out = capsys.readouterr().out
-    # an mlp 784-8-10 in float32: 784·8 + 8 and 8·10 + 10 parameters, and as many control variates on each of 6 clients
+    # an mlp 784-8-10 in float32: 784·8 + 8 and 8·10 + 10 parameters, and as many control variates
+    # on each of 6 clients
     assert "parameters: 6,370 (fc1 6,280, fc 90)" in out
     assert f"N x {4 * 6370} B" in out and f"{6 * 4 * 6370 / 1e6:.2f} MB" in out
     for word in ("estimated peak memory", " down", " up", "steps on average", "chunk 1"):
@@ -362,8 +449,18 @@ def test_dry_run_times_no_layouts(capsys, tmp_path, monkeypatch):
 def test_profile_prints_every_part(capsys):
     assert main(["profile", "fedavg", *(word for word in SMALL if word != "--quiet")]) == 0
     out, err = capsys.readouterr()
-    assert err.startswith("fedavg: compiling and timing orders …\n") and "timing evaluation …" in err
-    for part in ("local", "aggregation", "controller", "evaluation", "bytes down", "bytes up", "persistent client state"):
+    assert (
+        err.startswith("fedavg: compiling and timing orders …\n") and "timing evaluation …" in err
+    )
+    for part in (
+        "local",
+        "aggregation",
+        "controller",
+        "evaluation",
+        "bytes down",
+        "bytes up",
+        "persistent client state",
+    ):
         assert part in out
     # 3 of 6 clients, 6370 parameters of 4 bytes
     assert f"{3 * 6370 * 4} B" in out
@@ -399,20 +496,37 @@ def test_help_is_quick_and_imports_no_jax():
         "sys.exit(f'imported {heavy}' if heavy else 0)"
     )
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert done.returncode == 0, done.stderr
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 1.0
-    for text in ("--participation", "--dropout", "--dry-run", "--set", "--seeds", "--coordinator", "default: 0.02"):
+    for text in (
+        "--participation",
+        "--dropout",
+        "--dry-run",
+        "--set",
+        "--seeds",
+        "--coordinator",
+        "default: 0.02",
+    ):
         assert text in done.stdout
     whole = subprocess.run(
-        [sys.executable, "-m", "fedjax_sim", "--help"], cwd=ROOT, capture_output=True, text=True, timeout=60
+        [sys.executable, "-m", "fedjax_sim", "--help"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
-    assert whole.returncode == 0 and all(c in whole.stdout for c in ("run", "compare", "resume", "profile", "list"))
+    assert whole.returncode == 0 and all(
+        c in whole.stdout for c in ("run", "compare", "resume", "profile", "list")
+    )
 
 
 @pytest.mark.parametrize(
-    "command", ["", "run", "compare", "sweep", "train", "profile", "resume", "report", "export", "list"]
+    "command",
+    ["", "run", "compare", "sweep", "train", "profile", "resume", "report", "export", "list"],
 )
 def test_help_fits_80_columns(capsys, monkeypatch, command):
     monkeypatch.setenv("COLUMNS", "80")
@@ -420,12 +534,15 @@ def test_help_fits_80_columns(capsys, monkeypatch, command):
         make_parser().parse_args([*command.split(), "--help"])
     text = capsys.readouterr().out
     assert [line for line in text.splitlines() if len(line) > 80] == []
-    assert "{" not in re.sub(r"\{(loop,vmap|local,slurm,ray)\}", "", text)  # every list of names was filled in
+    assert "{" not in re.sub(
+        r"\{(loop,vmap|local,slurm,ray)\}", "", text
+    )  # every list of names was filled in
 
 
 @pytest.mark.parametrize("what", sorted(registries.REGISTRIES))
 def test_help_names_what_the_registries_hold(capsys, monkeypatch, what):
-    """Read from the source, without importing the module: the very names of the imported registry, and all in the help."""
+    """Read from the source, without importing the module: the very names of the imported registry,
+    and all in the help."""
     module, variable = registries.REGISTRIES[what]
     held = list(getattr(importlib.import_module(module), variable))
     if what not in registries.LIGHT:

@@ -41,7 +41,8 @@ class Watched(argparse.Namespace):
 
 
 def read_by(words: list[str]) -> set[str]:
-    """The options that a command looks at on its way, from its own start: what parsing itself does not count."""
+    """The options that a command looks at on its way, from its own start: what parsing itself does
+    not count."""
     plain = parsers.make_parser().parse_args(words)
     args = Watched(**vars(plain), words=words)
     vars(args).pop("_read", None)
@@ -61,17 +62,40 @@ def work(tmp_path_factory):
 def commands(work: pathlib.Path) -> dict[str, list[list[str]]]:
     """For every command what together looks at all of its options."""
     run, grid = str(work / "run"), str(work / "grid.toml")
-    both = lambda *words: [[*words, *TINY, "--out", str(work / f"own-{words[0]}")], [*words, *TINY, "--dry-run"]]
-    cell = ["paper", "run", "qbandit:T2", "--scale", "smoke", "--rows", "baseline+joint+comm", "--cols", "c10a1"]
+    both = lambda *words: [
+        [*words, *TINY, "--out", str(work / f"own-{words[0]}")],
+        [*words, *TINY, "--dry-run"],
+    ]
+    cell = [
+        "paper",
+        "run",
+        "qbandit:T2",
+        "--scale",
+        "smoke",
+        "--rows",
+        "baseline+joint+comm",
+        "--cols",
+        "c10a1",
+    ]
     return {
         "run": both("run", "fedavg"),
         "compare": both("compare", "fedavg", "local"),
         "train": [["train", "pfedrlla", *TINY, "--protocol", "pfedrlla", "--dry-run"]],
-        "profile": [["profile", "fedavg", *TINY, "--dry-run"], ["profile", "fedavg", *TINY, "--out", str(work / "p")]],
-        "sweep": [["sweep", grid, "--out", str(work / "grid")], ["sweep", grid, "--out", str(work / "grid"), "--task", "0"]],
+        "profile": [
+            ["profile", "fedavg", *TINY, "--dry-run"],
+            ["profile", "fedavg", *TINY, "--out", str(work / "p")],
+        ],
+        "sweep": [
+            ["sweep", grid, "--out", str(work / "grid")],
+            ["sweep", grid, "--out", str(work / "grid"), "--task", "0"],
+        ],
         "resume": [["resume", run]],
         "report": [["report", run]],
-        "paper": [["paper", "list"], [*cell, "--dry-run"], [*cell, "--rounds", "1", "--out", str(work / "papers")]],
+        "paper": [
+            ["paper", "list"],
+            [*cell, "--dry-run"],
+            [*cell, "--rounds", "1", "--out", str(work / "papers")],
+        ],
         "export": [["export", run]],
         "list": [["list", "losses"]],
     }
@@ -84,7 +108,12 @@ LATER = {"train": {"json", "log", "quiet", "seeds_mode"}}
 
 def nested(parser: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:
     """A command and its own commands."""
-    inside = [sub for a in parser._actions if isinstance(a, argparse._SubParsersAction) for sub in a.choices.values()]
+    inside = [
+        sub
+        for a in parser._actions
+        if isinstance(a, argparse._SubParsersAction)
+        for sub in a.choices.values()
+    ]
     return [parser, *inside]
 
 
@@ -108,23 +137,39 @@ def test_every_setting_of_a_run_is_used_by_somebody():
         if file.parent.name != "cli" and file.name != "config.py":
             tree = ast.parse(file.read_text())
             read |= {n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute)}
-            read |= {n.value for n in ast.walk(tree) if isinstance(n, ast.Constant) and isinstance(n.value, str)}
+            read |= {
+                n.value
+                for n in ast.walk(tree)
+                if isinstance(n, ast.Constant) and isinstance(n.value, str)
+            }
     assert {f.name for f in dataclasses.fields(Config)} - read == set()
     assert {f.name for f in dataclasses.fields(Config)} >= FOUND
 
 
 REFUSED = [
-    (["profile", "fedavg", "--seeds", "2"], "'--seeds' is not an option of fedjax-sim profile (did you mean '--seed'?)"),
+    (
+        ["profile", "fedavg", "--seeds", "2"],
+        "'--seeds' is not an option of fedjax-sim profile (did you mean '--seed'?)",
+    ),
     (["profile", "fedavg", "--quiet"], "'--quiet' is not an option of fedjax-sim profile"),
     (["profile", "fedavg", "--keep=2"], "'--keep' is not an option of fedjax-sim profile"),
     (["run", "fedavg", "--partipation", "1"], "did you mean '--participation'?"),
     (["run", "fedavg", "--num-processes", "2"], "need --coordinator"),
-    (["run", "fedavg", "--coordinator", "auto", "--num-processes", "2"], "leave --num-processes and --process-id out"),
-    (["run", "fedavg", *TINY, "--dry-run", "--labels", "a.bmp"], "unknown ending of a figure's file '.bmp'"),
+    (
+        ["run", "fedavg", "--coordinator", "auto", "--num-processes", "2"],
+        "leave --num-processes and --process-id out",
+    ),
+    (
+        ["run", "fedavg", *TINY, "--dry-run", "--labels", "a.bmp"],
+        "unknown ending of a figure's file '.bmp'",
+    ),
     (["sweep", "grid.toml", "--slurm", "-c 4"], "it needs --launcher slurm"),
     (["sweep", "grid.toml", "--gather", "--workers", "2"], "--workers has no meaning beside it"),
     (["sweep", "grid.toml", "--task", "1", "--dry-run"], "--dry-run has no meaning beside it"),
-    (["sweep", "grid.toml", "--dry-run", "--launcher", "ray"], "--launcher has no meaning beside it"),
+    (
+        ["sweep", "grid.toml", "--dry-run", "--launcher", "ray"],
+        "--launcher has no meaning beside it",
+    ),
     (["sweep", "grid.toml", "--log", "nowhere"], "unknown log 'nowhere'"),
 ]
 
@@ -135,18 +180,33 @@ def test_what_would_say_nothing_is_refused(words, sentence, capsys):
 
 
 def test_a_dry_run_tells_who_has_which_data(capsys, tmp_path):
-    assert main(["run", "fedavg", *TINY, "--dry-run", "--labels", str(tmp_path / "labels.png")]) == 0
+    assert (
+        main(["run", "fedavg", *TINY, "--dry-run", "--labels", str(tmp_path / "labels.png")]) == 0
+    )
     assert "label skew" in capsys.readouterr().out
     assert (tmp_path / "labels.png").read_bytes().startswith(b"\x89PNG")
     assert main(["compare", "fedavg", "local", *TINY, "--dry-run"]) == 0
     assert capsys.readouterr().out.count("label skew") == 1  # the same data are described once
     assert main(["compare", "fedavg", "local", *TINY, "--dry-run", "--json"]) == 0
     told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [(t["event"], t["method"]) for t in told] == [("dry-run", "fedavg"), ("dry-run", "local")]
+    assert [(t["event"], t["method"]) for t in told] == [
+        ("dry-run", "fedavg"),
+        ("dry-run", "local"),
+    ]
     assert told[0]["parameters"] > 0
 
 
 def test_profile_leaves_out_what_a_preset_says_of_runs(capsys):
-    words = ["--preset", "fedpolicy-fmnist", "--dataset", "digits", "--model", "mlp", "--clients", "10", "--dry-run"]
+    words = [
+        "--preset",
+        "fedpolicy-fmnist",
+        "--dataset",
+        "digits",
+        "--model",
+        "mlp",
+        "--clients",
+        "10",
+        "--dry-run",
+    ]
     assert main(["profile", *words]) == 0
     assert "fedpolicy on digits" in capsys.readouterr().out

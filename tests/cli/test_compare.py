@@ -1,4 +1,5 @@
-"""`compare`: entries with options of their own, everything prepared first, seeds and their data, the files it writes."""
+"""`compare`: entries with options of their own, everything prepared first, seeds and their data,
+the files it writes."""
 
 from __future__ import annotations
 
@@ -18,10 +19,27 @@ ROUNDS = ["--rounds", "2"]
 
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory):
-    """The same method twice, with options of the method and of the run; two seeds, whose data follow them."""
+    """The same method twice, with options of the method and of the run; two seeds, whose data
+    follow them."""
     out = tmp_path_factory.mktemp("compare") / "out"
     entries = ["fedprox:mu=0.1,lr=0.05", "fedprox:mu=1"]
-    assert main(["compare", *entries, *SMALL, *ROUNDS, "--seeds", "2", "--data-seed", "follow", "--out", str(out)]) == 0
+    assert (
+        main(
+            [
+                "compare",
+                *entries,
+                *SMALL,
+                *ROUNDS,
+                "--seeds",
+                "2",
+                "--data-seed",
+                "follow",
+                "--out",
+                str(out),
+            ]
+        )
+        == 0
+    )
     return out
 
 
@@ -31,7 +49,10 @@ def config(path):
 
 def test_entries_have_options_of_their_own(compared):
     first, second = compared / "fedprox,mu=0.1,lr=0.05", compared / "fedprox,mu=1"
-    assert [config(f / "seed-0")["options"] for f in (first, second)] == [{"mu": "0.1"}, {"mu": "1"}]
+    assert [config(f / "seed-0")["options"] for f in (first, second)] == [
+        {"mu": "0.1"},
+        {"mu": "1"},
+    ]
     assert [config(f / "seed-0")["lr"] for f in (first, second)] == [0.05, 0.02]
 
 
@@ -43,14 +64,18 @@ def test_the_partition_follows_the_seed(compared):
             assert (config(path)["seed"], config(path)["data_seed"]) == (seed, seed)
             with np.load(path / "labels.npz") as file:
                 labels.setdefault(seed, file["label_counts"])
-                assert np.array_equal(labels[seed], file["label_counts"])  # the same for every method
+                assert np.array_equal(
+                    labels[seed], file["label_counts"]
+                )  # the same for every method
     assert not np.array_equal(labels[0], labels[1])
 
 
 def test_files_of_a_comparison(compared):
     told = json.loads((compared / "compare.json").read_text())
     runs = [json.loads((p / "summary.json").read_text()) for p in sorted(compared.glob("*/seed-*"))]
-    assert [r["method"] for r in told["runs"]] == ["fedprox:mu=0.1,lr=0.05"] * 2 + ["fedprox:mu=1"] * 2
+    assert [r["method"] for r in told["runs"]] == ["fedprox:mu=0.1,lr=0.05"] * 2 + [
+        "fedprox:mu=1"
+    ] * 2
     best = [r["best_global"] for r in runs[:2]]
     (cell,) = [s["figures"]["best_global"] for s in told["statistics"] if "0.05" in s["method"]]
     assert (
@@ -71,7 +96,9 @@ def test_files_of_a_comparison(compared):
 def test_everything_is_prepared_before_anything_trains(monkeypatch):
     order = []
     real = several.set_ups
-    monkeypatch.setattr("fedjax_sim.cli.compare.set_ups", lambda *a: order.append("prepared") or real(*a))
+    monkeypatch.setattr(
+        "fedjax_sim.cli.compare.set_ups", lambda *a: order.append("prepared") or real(*a)
+    )
 
     def trains(setups, args, out, **more):
         order.append("trained")
@@ -93,13 +120,20 @@ def test_methods_share_what_they_read(monkeypatch):
 
 
 def test_settings_that_differ_are_said(tmp_path, capsys):
-    """Variants of one method have one rate; a method with a rate of its own is compared with others aloud."""
+    """Variants of one method have one rate; a method with a rate of its own is compared with others
+    aloud."""
     words = [*SMALL, "--dry-run"]
     assert main(["compare", "fedpam", "fedpam:variant=pam", *words]) == 0
-    told = [line for line in capsys.readouterr().out.splitlines() if line.startswith("compared with")]
-    assert told == ["compared with different settings: fedpam.variant full (fedpam), pam (fedpam:variant=pam)"]
+    told = [
+        line for line in capsys.readouterr().out.splitlines() if line.startswith("compared with")
+    ]
+    assert told == [
+        "compared with different settings: fedpam.variant full (fedpam), pam (fedpam:variant=pam)"
+    ]
     assert main(["compare", "fedavg", "fedpam", "fedpolicy", *words]) == 0
-    told = [line for line in capsys.readouterr().out.splitlines() if line.startswith("compared with")]
+    told = [
+        line for line in capsys.readouterr().out.splitlines() if line.startswith("compared with")
+    ]
     assert told == [
         "compared with different settings: lr 0.02 (fedavg, fedpolicy), 0.005 (fedpam)",
         "compared with different settings: momentum 0.9 (fedavg, fedpolicy), 0.5 (fedpam)",
@@ -112,7 +146,10 @@ def test_settings_that_differ_are_said(tmp_path, capsys):
 def test_settings_that_differ_are_in_the_files(compared):
     differs = json.loads((compared / "compare.json").read_text())["differs"]
     first, second = "fedprox:mu=0.1,lr=0.05", "fedprox:mu=1"
-    assert differs == {"lr": {first: "0.05", second: "0.02"}, "fedprox.mu": {first: "0.1", second: "1.0"}}
+    assert differs == {
+        "lr": {first: "0.05", second: "0.02"},
+        "fedprox.mu": {first: "0.1", second: "1.0"},
+    }
 
 
 def test_the_order_typed_is_kept(tmp_path):

@@ -1,7 +1,9 @@
-"""Any command line ends with exit code 0, or with 2 and one line on stderr; never in a traceback, never with files.
+"""Any command line ends with exit code 0, or with 2 and one line on stderr; never in a traceback,
+never with files.
 
-Mostly dry runs in this process, bounded and derandomised; `make fuzz` runs more of them, at random. Profiles as in
-`test_fuzz.py`, with fewer examples: a command line that is right costs a fifth of a second.
+Mostly dry runs in this process, bounded and derandomised; `make fuzz` runs more of them, at random.
+Profiles as in `test_fuzz.py`, with fewer examples: a command line that is right costs a fifth of a
+second.
 """
 
 from __future__ import annotations
@@ -28,7 +30,18 @@ BOUNDED = settings(
     deadline=None,
     suppress_health_check=list(HealthCheck),
 )
-SMALL = ["--model", "mlp", "--set", "model.hidden=2", "--clients", "4", "--participation", "0.5", "--epochs", "1"]
+SMALL = [
+    "--model",
+    "mlp",
+    "--set",
+    "model.hidden=2",
+    "--clients",
+    "4",
+    "--participation",
+    "0.5",
+    "--epochs",
+    "1",
+]
 SMALL += ["--devices", "1", "--chunk", "1", "--dry-run"]
 
 COMMAND = next(action for action in make_parser()._actions if action.dest == "command")
@@ -57,26 +70,80 @@ NAMES = [
     "",
 ]
 numbers = st.one_of(
-    st.sampled_from(["0", "-1", "1", "2", "0.5", "1e30", "1e-30", "1e400", "nan", "inf", "-inf", "²", "1_0", "٣", "0x1"]),
+    st.sampled_from(
+        [
+            "0",
+            "-1",
+            "1",
+            "2",
+            "0.5",
+            "1e30",
+            "1e-30",
+            "1e400",
+            "nan",
+            "inf",
+            "-inf",
+            "²",
+            "1_0",
+            "٣",
+            "0x1",
+        ]
+    ),
     st.sampled_from([2**31 - 1, 2**31, 2**32, 2**63 - 1, 2**63, 10**400]).map(str),
     st.integers(-3, 50).map(str),
     st.floats().map(str),
 )
 words = st.one_of(
-    st.sampled_from(["auto", "global", "iid", "ce", "c3e", "mlp", "digits", "float64", "host", "loop", "vmap", "true", ""]),
-    st.sampled_from(["~nosuchuser", "~nosuchuser/x.npz", "n" * 300, "/", "/proc/self/mem", ".", "a:b,c=d", "1:2", "3/4"]),
-    st.sampled_from(["synthetic:seed=-1", "synthetic:train=99999999999", "dirichlet:nan", "cosine:end=inf"]),
+    st.sampled_from(
+        [
+            "auto",
+            "global",
+            "iid",
+            "ce",
+            "c3e",
+            "mlp",
+            "digits",
+            "float64",
+            "host",
+            "loop",
+            "vmap",
+            "true",
+            "",
+        ]
+    ),
+    st.sampled_from(
+        [
+            "~nosuchuser",
+            "~nosuchuser/x.npz",
+            "n" * 300,
+            "/",
+            "/proc/self/mem",
+            ".",
+            "a:b,c=d",
+            "1:2",
+            "3/4",
+        ]
+    ),
+    st.sampled_from(
+        ["synthetic:seed=-1", "synthetic:train=99999999999", "dirichlet:nan", "cosine:end=inf"]
+    ),
     st.text(max_size=8),
     st.text("~/.:=,x@²\n\t\x1b\ud800", max_size=8),
 )
 values = st.one_of(numbers, words)
 flags = st.tuples(st.sampled_from(FLAGS), values).map(list)
-sets = st.builds(lambda o, n, v: ["--set", f"{o}.{n}={v}"], st.sampled_from(OWNERS), st.sampled_from(NAMES), values)
+sets = st.builds(
+    lambda o, n, v: ["--set", f"{o}.{n}={v}"],
+    st.sampled_from(OWNERS),
+    st.sampled_from(NAMES),
+    values,
+)
 
 
 @pytest.fixture(autouse=True, scope="module")
 def empty_folder(tmp_path_factory):
-    """No data folders, nothing to find; what is left in the folder at the end was written by a command."""
+    """No data folders, nothing to find; what is left in the folder at the end was written by a
+    command."""
     folder = tmp_path_factory.mktemp("empty")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
@@ -97,7 +164,9 @@ def ends_well(argv: list[str]) -> int:
         jax.config.update("jax_default_matmul_precision", None)
     said = err.getvalue()
     if code == 2:
-        assert said.startswith("fedjax-sim: ") and said.count("\n") == 1 and said[:-1].isprintable(), repr(said)
+        assert (
+            said.startswith("fedjax-sim: ") and said.count("\n") == 1 and said[:-1].isprintable()
+        ), repr(said)
         assert len(said) < 1000 and "Traceback" not in said
     else:
         assert code == 0 and said == "", (code, said)
@@ -127,11 +196,19 @@ def test_options_of_methods(name, data):
 @BOUNDED
 @given(
     st.lists(
-        st.one_of(values, st.sampled_from(["run", "compare", "resume", "report", "list", "fedavg", "--set"])), max_size=5
+        st.one_of(
+            values,
+            st.sampled_from(["run", "compare", "resume", "report", "list", "fedavg", "--set"]),
+        ),
+        max_size=5,
     )
 )
 def test_any_words(words):
-    if "-h" in words or any(w.startswith("--h") for w in words) or words[:1] in (["run"], ["compare"]):
+    if (
+        "-h" in words
+        or any(w.startswith("--h") for w in words)
+        or words[:1] in (["run"], ["compare"])
+    ):
         words = [*words, "--dry-run"]
     if words[:1] == ["report"]:
         words = ["report", "nowhere", *words[1:]]

@@ -1,4 +1,5 @@
-"""Published tables: the data, which runs they become, and a few cells of every table, run at the smallest scale."""
+"""Published tables: the data, which runs they become, and a few cells of every table, run at the
+smallest scale."""
 
 from __future__ import annotations
 
@@ -20,7 +21,10 @@ from fedjax_sim.runner.lock import Lock
 
 TABLES = [table for paper in papers().values() for table in paper.tables.values()]
 PROMISED = {
-    "fedpolicy": [*(f"T{i}" for i in (2, 3, 4, 5, 6, 7, 9, 10, 11)), *(f"F{i}" for i in range(3, 11))],
+    "fedpolicy": [
+        *(f"T{i}" for i in (2, 3, 4, 5, 6, 7, 9, 10, 11)),
+        *(f"F{i}" for i in range(3, 11)),
+    ],
     "pfedrlla": [*(f"T{i}" for i in range(1, 9)), *(f"F{i}" for i in range(2, 9))],
     "fedpam": [f"T{i}" for i in range(1, 9)],
     "qbandit": ["T2", *(f"F{i}" for i in range(2, 8))],
@@ -31,7 +35,7 @@ def cells(name: str, scale: str = "smoke", rows: str = "", cols: str = "", **typ
     return list(Planner(find(name), Choice(scale, rows, cols, typed=typed)).cells())
 
 
-# ---- the data -----------------------------------------------------------------------------------------------------
+# ---- the data ------------------------------------------------------------------------------------
 def test_all_tables_and_figures_are_there():
     for paper, keys in PROMISED.items():
         assert set(keys) <= set(papers()[paper].tables), paper
@@ -68,16 +72,32 @@ def test_means_agree_with_their_own_sums():
     """Margins that the papers print themselves: a digit that was copied wrongly shows."""
     figures = lambda name, row: [c.value for (r, _), c in find(name).published.items() if r == row]
     ours, others = figures("pfedrlla:T1", "pfedrlla"), papers()["pfedrlla"].tables["T1"].rows[:-1]
-    best = [max(col) for col in zip(*(figures("pfedrlla:T1", line.key) for line in others), strict=True)]
+    best = [
+        max(col) for col in zip(*(figures("pfedrlla:T1", line.key) for line in others), strict=True)
+    ]
     gains = [round(a - b, 2) for a, b in zip(ours, best, strict=True)]
     assert gains == [1.01, 1.50, 2.44, 3.11, 0.72, 0.82, 0.58, 3.07, 0.70]
-    widths = dict(zip(("identity", "64", "128", "256", "512", "1024"), figures("fedpam:T7", "accuracy"), strict=True))
-    assert [round(v - widths["identity"], 2) for v in widths.values()][1:] == [3.68, 4.02, 4.49, 6.21, 4.92]
+    widths = dict(
+        zip(
+            ("identity", "64", "128", "256", "512", "1024"),
+            figures("fedpam:T7", "accuracy"),
+            strict=True,
+        )
+    )
+    assert [round(v - widths["identity"], 2) for v in widths.values()][1:] == [
+        3.68,
+        4.02,
+        4.49,
+        6.21,
+        4.92,
+    ]
 
 
 def test_tables_that_repeat_figures_agree_but_where_a_footnote_says_so():
     t3, t9 = (find(f"fedpolicy:{key}").published for key in ("T3", "T9"))
-    assert [key for key in t3 if t3[key].value != t9[key].value] == [key for key in t9 if t9[key].marks]
+    assert [key for key in t3 if t3[key].value != t9[key].value] == [
+        key for key in t9 if t9[key].marks
+    ]
 
 
 @pytest.mark.parametrize("table", TABLES, ids=lambda t: t.name)
@@ -118,7 +138,7 @@ def test_mistakes_in_the_data_are_sentences():
         paper_of("p", data)
 
 
-# ---- settings -----------------------------------------------------------------------------------------------------
+# ---- settings ------------------------------------------------------------------------------------
 def test_the_published_settings_reach_the_runs():
     (cell,) = cells("fedpolicy:T5", "paper", "trpo", "fc2")
     config = cell.jobs[0].config
@@ -126,11 +146,21 @@ def test_the_published_settings_reach_the_runs():
         *("fedpolicy", "trpo", "fixed:2"),
         "resnet18",
     )
-    assert (config.rounds, config.epochs, config.batch_size, config.loss, len(cell.jobs)) == (105, 5, 64, "c3e", 3)
+    assert (config.rounds, config.epochs, config.batch_size, config.loss, len(cell.jobs)) == (
+        105,
+        5,
+        64,
+        "c3e",
+        3,
+    )
     (cell,) = cells("fedpolicy:T2", "paper", "fedprox", "c100.1")
     assert float(cell.jobs[0].config.options["mu"]) == 0.001
     (cell,) = cells("pfedrlla:T3", "paper", "c10s5e1", "fedavg")
-    assert (cell.jobs[0].config.epochs, cell.jobs[0].config.rounds, cell.reading) == (1, 500, "last:before_all_pooled")
+    assert (cell.jobs[0].config.epochs, cell.jobs[0].config.rounds, cell.reading) == (
+        1,
+        500,
+        "last:before_all_pooled",
+    )
     (cell,) = cells("fedpam:T3", "paper", "fedfomo", "p.5")
     config = cell.jobs[0].config
     assert (config.clients, config.participation, config.val_fraction) == (50, "0.5:1", 0.2)
@@ -148,9 +178,12 @@ def test_what_is_smaller_is_said():
 def test_the_same_run_has_one_name_whatever_the_table():
     one, two, three = (
         cells(*told)[0].jobs[0].name
-        for told in (("fedpolicy:T2", "paper", "fedpolicy", "c10.1"), ("fedpolicy:T5", "paper", "sac", "c10.1"),
-                     ("fedpolicy:T6", "paper", "all", "c10.1"))
-    )  # fmt: skip
+        for told in (
+            ("fedpolicy:T2", "paper", "fedpolicy", "c10.1"),
+            ("fedpolicy:T5", "paper", "sac", "c10.1"),
+            ("fedpolicy:T6", "paper", "all", "c10.1"),
+        )
+    )
     assert one == two == three
     assert cells("fedpolicy:T10", "paper", "lam0.10", "c10.1")[0].jobs[0].name != one
 
@@ -166,29 +199,48 @@ def test_an_option_of_one_method_is_nobody_elses():
 def test_runs_before_others():
     (cell,) = cells("pfedrlla:T1", "paper", "pfedrlla", "c10s2")
     (job,) = cell.jobs
-    assert job.before is not None and job.before.config.partition == "pathological:4" and job.before.config.rounds == 600
+    assert (
+        job.before is not None
+        and job.before.config.partition == "pathological:4"
+        and job.before.config.rounds == 600
+    )
     assert job.before.config.options["regime"] == "pretrain" and "agent" in job.parts
     assert [j.name for j in jobs_in([cell])] == [job.before.name, job.name]
     (short,) = cells("pfedrlla:T1", "paper", "pfedrlla", "c10s2", rounds=40, epochs=1)
-    assert (short.jobs[0].config.rounds, short.jobs[0].before.config.rounds, short.jobs[0].before.config.epochs) == (
-        40,
-        600,
-        1,
-    )
+    assert (
+        short.jobs[0].config.rounds,
+        short.jobs[0].before.config.rounds,
+        short.jobs[0].before.config.epochs,
+    ) == (40, 600, 1)
     (cell,) = cells("fedpam:T1", "paper", "fedpam-m0-cosine", "dir-c10")
     (plain,) = cells("fedpam:T1", "paper", "fedpam-m0", "dir-c10")
     assert [j.before.name for j in cell.jobs] == [j.name for j in plain.jobs]
     assert cell.jobs[0].config.lr == 0 and cell.jobs[0].config.rounds == 1
 
 
-# ---- running ------------------------------------------------------------------------------------------------------
+# ---- running -------------------------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def out(tmp_path_factory) -> pathlib.Path:
     return tmp_path_factory.mktemp("papers")
 
 
 def paper(out: pathlib.Path, *words: str, what: str = "run") -> int:
-    return main(["paper", what, *words, "--scale", "smoke", "--out", str(out), "--devices", "1", "--chunk", "1", "--quiet"])
+    return main(
+        [
+            "paper",
+            what,
+            *words,
+            "--scale",
+            "smoke",
+            "--out",
+            str(out),
+            "--devices",
+            "1",
+            "--chunk",
+            "1",
+            "--quiet",
+        ]
+    )
 
 
 def told(out: pathlib.Path, name: str) -> dict:
@@ -267,7 +319,9 @@ def test_differences_are_paired_by_seed(out, capsys):
 
 def test_exceedances_of_the_baseline_follow_from_the_budgets(out):
     """Four of ten budgets are below one epoch, eight below six layers; three rounds."""
-    paper(out, "qbandit:T2", "--rows", "baseline+joint+comp,baseline+joint+comm", "--cols", "mnista1")
+    paper(
+        out, "qbandit:T2", "--rows", "baseline+joint+comp,baseline+joint+comm", "--cols", "mnista1"
+    )
     assert [c["values"] for c in told(out, "qbandit:T2")["cells"]] == [[12.0], [24.0]]
 
 
@@ -287,7 +341,9 @@ def test_readings_are_those_of_the_run(out):
 def test_the_cosine_is_of_the_same_state(out):
     """A round with rate 0 from the other cell's state: nothing but the way of inference differs."""
     paper(out, "fedpam:T1", "--rows", "fedpam,fedpam-cosine", "--cols", "dir-c10")
-    (first,), (then,) = ([*c.jobs] for c in cells("fedpam:T1", "smoke", "fedpam,fedpam-cosine", "dir-c10"))
+    (first,), (then,) = (
+        [*c.jobs] for c in cells("fedpam:T1", "smoke", "fedpam,fedpam-cosine", "dir-c10")
+    )
     folder = Cells(out / "fedpam")
     config = json.loads((folder.run(then) / "config.json").read_text())["config"]
     assert config["started_with"].startswith("clients,server@") and then.before.name == first.name
@@ -319,7 +375,15 @@ def test_a_run_that_another_process_does_is_left_to_it(out, capsys):
 
 def test_a_run_that_fails_is_named_and_the_others_go_on(out, capsys):
     """150 classes per client are more than there are."""
-    words = ("pfedrlla:T1", "--rows", "local,fedavg", "--cols", "c10s2", "--set", "partition=pathological:150")
+    words = (
+        "pfedrlla:T1",
+        "--rows",
+        "local,fedavg",
+        "--cols",
+        "c10s2",
+        "--set",
+        "partition=pathological:150",
+    )
     assert paper(out, *words) == 1
     told = capsys.readouterr()
     assert told.err.count("failed: ") == 2 and "pathological" in told.out and "failed" in told.out
@@ -332,11 +396,17 @@ def test_show_runs_nothing(out, tmp_path, capsys):
 
 
 def test_mistakes_are_sentences(capsys):
-    assert "unknown paper 'fedpolcy' (did you mean 'fedpolicy'?)" in refused(capsys, "paper", "run", "fedpolcy:T2")
+    assert "unknown paper 'fedpolcy' (did you mean 'fedpolicy'?)" in refused(
+        capsys, "paper", "run", "fedpolcy:T2"
+    )
     assert "names no table" in refused(capsys, "paper", "run", "fedpolicy")
     assert "unknown table of fedpolicy 'T8'" in refused(capsys, "paper", "show", "fedpolicy:T8")
-    assert "unknown row of fedpolicy:T2 'fedavgg'" in refused(capsys, "paper", "run", "fedpolicy:T2", "--rows", "fedavgg")
-    assert "unknown scale 'tiny'" in refused(capsys, "paper", "run", "fedpolicy:T2", "--scale", "tiny")
+    assert "unknown row of fedpolicy:T2 'fedavgg'" in refused(
+        capsys, "paper", "run", "fedpolicy:T2", "--rows", "fedavgg"
+    )
+    assert "unknown scale 'tiny'" in refused(
+        capsys, "paper", "run", "fedpolicy:T2", "--scale", "tiny"
+    )
     assert "use NAME=VALUE" in refused(capsys, "paper", "run", "fedpolicy:T2", "--set", "rounds")
     assert "'0' is too small" in refused(capsys, "paper", "run", "fedpolicy:T2", "--seeds", "0")
 
@@ -347,7 +417,9 @@ def test_the_list(capsys):
     assert all(f"  {table.name} " in printed for table in TABLES)
     assert main(["paper", "list", "qbandit:T2"]) == 0
     assert "own-terms+joint+comp" in capsys.readouterr().out
-    assert set(METHODS) >= {line.method for t in TABLES for line in (*t.rows, *t.cols, *t.extra) if line.method}
+    assert set(METHODS) >= {
+        line.method for t in TABLES for line in (*t.rows, *t.cols, *t.extra) if line.method
+    }
 
 
 def test_the_data_are_in_the_package():
@@ -357,7 +429,7 @@ def test_the_data_are_in_the_package():
     assert "presets/papers/*.toml" in said["tool"]["setuptools"]["package-data"]["fedjax_sim"]
 
 
-# ---- figures ------------------------------------------------------------------------------------------------------
+# ---- figures -------------------------------------------------------------------------------------
 DRAWN = {
     "fedpolicy:F3": ("fedavg,fedpolicy", "c10.1"),
     "fedpolicy:F4": ("sac", "c10.1"),
@@ -418,5 +490,9 @@ def test_training_accuracy_client_by_client(out):
     run = load_run(out / "qbandit" / "runs" / cell.jobs[0].name)
     rows = run.clients["label_counts"].sum(1)
     assert run.of_clients("personal_at_train").shape == (3, 10)
-    counts = [v for k, v in run.clients.items() if k.startswith("personal_at_train") and k.endswith("count")]
+    counts = [
+        v
+        for k, v in run.clients.items()
+        if k.startswith("personal_at_train") and k.endswith("count")
+    ]
     assert (counts[0].reshape(-1)[:10] == rows).all()

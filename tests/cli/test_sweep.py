@@ -1,4 +1,5 @@
-"""`sweep`: the grid, what is skipped and gone on with, failures, workers, SLURM and Ray, results.csv."""
+"""`sweep`: the grid, what is skipped and gone on with, failures, workers, SLURM and Ray,
+results.csv."""
 
 from __future__ import annotations
 
@@ -27,7 +28,10 @@ from fedjax_sim.report.runs import load_runs
 from fedjax_sim.runner.lock import Lock
 
 __all__ = ["empty_folder"]  # used by every test
-TINY = '[settings]\nrounds = 2\nmodel = "mlp"\n"model.hidden" = [8]\nclients = 6\nepochs = 1\ndevices = 1\nchunk = 1\n'
+TINY = (
+    '[settings]\nrounds = 2\nmodel = "mlp"\n"model.hidden" = [8]\nclients = 6\nepochs = 1\ndevices'
+    " = 1\nchunk = 1\n"
+)
 
 
 def toml(text: str) -> pathlib.Path:
@@ -40,27 +44,44 @@ def rows(folder: str) -> list[dict[str, str]]:
     return list(csv.DictReader((pathlib.Path(folder) / "results.csv").open()))
 
 
-# ---- the plan -------------------------------------------------------------------------------------------------------
+# ---- the plan ------------------------------------------------------------------------------------
 def test_the_grid_is_methods_times_settings_times_seeds():
     jobs = jobs_of(
         {
             "methods": ["fedavg", "fedprox", "fedpolicy", "fedprox:mu=5"],
             "seeds": [0, 7],
             "settings": {"rounds": 3, "loss": "ce", "model": "mlp", "data_seed": "follow"},
-            "grid": {"partition": ["iid", "dirichlet:0.1"], "agent": ["sac", "ppo"], "fedprox": {"mu": [0.1, 1]}},
+            "grid": {
+                "partition": ["iid", "dirichlet:0.1"],
+                "agent": ["sac", "ppo"],
+                "fedprox": {"mu": [0.1, 1]},
+            },
         }
     )
     count = lambda method: len([j for j in jobs if j.config.method == method])
     assert count("fedavg") == 2 * 2  # neither agent nor mu is one of its options: once each
     assert count("fedprox") == (2 + 1) * 2 * 2  # two from the grid, one that says its own
     assert count("fedpolicy") == 2 * 2 * 2
-    assert {j.config.options.get("agent") for j in jobs if j.config.method == "fedpolicy"} == {"sac", "ppo"}
-    assert {j.config.options.get("mu") for j in jobs if j.config.method == "fedprox"} == {"0.1", "1", "5"}
+    assert {j.config.options.get("agent") for j in jobs if j.config.method == "fedpolicy"} == {
+        "sac",
+        "ppo",
+    }
+    assert {j.config.options.get("mu") for j in jobs if j.config.method == "fedprox"} == {
+        "0.1",
+        "1",
+        "5",
+    }
     assert all(j.config.rounds == 3 and j.config.data_seed == j.config.seed for j in jobs)
-    assert [j.index for j in jobs] == list(range(len(jobs))) and len({j.name for j in jobs}) == len(jobs)
+    assert [j.index for j in jobs] == list(range(len(jobs))) and len({j.name for j in jobs}) == len(
+        jobs
+    )
     more = jobs_of({"methods": ["fedavg"], "settings": {"rounds": 9}})
-    assert more[0].name == jobs_of({"methods": ["fedavg"]})[0].name  # more rounds: the same run goes on
-    assert len(jobs_of({"methods": ["fedavg"], "grid": {"rounds": [2, 4]}})) == 2  # unless they are what is swept
+    assert (
+        more[0].name == jobs_of({"methods": ["fedavg"]})[0].name
+    )  # more rounds: the same run goes on
+    assert (
+        len(jobs_of({"methods": ["fedavg"], "grid": {"rounds": [2, 4]}})) == 2
+    )  # unless they are what is swept
 
 
 @pytest.mark.parametrize(
@@ -69,13 +90,19 @@ def test_the_grid_is_methods_times_settings_times_seeds():
         ("methods = [", "is not TOML"),
         ("seeds = 2", "needs methods"),
         ('methods = ["fedavgg"]', "unknown method 'fedavgg' (did you mean 'fedavg'?)"),
-        ('methods = ["fedavg"]\nseed = 3', "unknown part of a sweep file 'seed' (did you mean 'seeds'?)"),
+        (
+            'methods = ["fedavg"]\nseed = 3',
+            "unknown part of a sweep file 'seed' (did you mean 'seeds'?)",
+        ),
         ('methods = ["fedavg"]\nseeds = 0', "seeds 0 is not allowed"),
         ('methods = ["fedavg"]\nseeds = [1, 1]', "a list of different seeds"),
         ('methods = ["fedavg"]\n[grid]\nlr = 0.1', "grid.lr is not a list of values"),
         ('methods = ["fedavg"]\n[grid]\nlr = [0.1, "x"]', "argument --lr: 'x' is not a number"),
         ('methods = ["fedavg"]\n[settings]\nlrr = 1', "'lrr' (did you mean 'lr'?)"),
-        ('methods = ["fedavg"]\n[settings]\nmu = 1', "unknown option of a run or of method 'fedavg' 'mu'"),
+        (
+            'methods = ["fedavg"]\n[settings]\nmu = 1',
+            "unknown option of a run or of method 'fedavg' 'mu'",
+        ),
         ('methods = ["fedavg"]\n[settings]\nout = "x"', "is an option of the whole command"),
         ('methods = ["fedavg"]\n[settings]\nrounds = 0', "rounds 0 is too small"),
         ('methods = ["fedprox:mu=-x"]', "fedprox.mu '-x' is not a number"),
@@ -87,7 +114,7 @@ def test_mistakes_are_one_sentence_before_anything_runs(capsys, tmp_path, text, 
     assert not (tmp_path / "out").exists()
 
 
-# ---- one task -------------------------------------------------------------------------------------------------------
+# ---- one task ------------------------------------------------------------------------------------
 def test_a_task_runs_skips_and_goes_on(capsys):
     file = toml('methods = ["fedavg"]\n' + TINY)
     task = ["sweep", str(file), "--out", "out", "--task", "0", "--quiet"]
@@ -107,9 +134,10 @@ def test_a_task_runs_skips_and_goes_on(capsys):
     assert "task 5 is not in the sweep" in refused(capsys, *task[:-2], "5")
 
 
-# ---- workers --------------------------------------------------------------------------------------------------------
+# ---- workers -------------------------------------------------------------------------------------
 def test_processes_side_by_side_and_a_failure_that_stops_nobody(capsys, monkeypatch):
-    """Real processes: one run ends well, one fails; both are in results.csv, and the next start tries only the latter."""
+    """Real processes: one run ends well, one fails; both are in results.csv, and the next start
+    tries only the latter."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     file = toml('methods = ["fedavg"]\n' + TINY + '[grid]\ndataset = ["digits", "nowhere.npz"]\n')
@@ -118,13 +146,22 @@ def test_processes_side_by_side_and_a_failure_that_stops_nobody(capsys, monkeypa
     said = capsys.readouterr()
     status = {r["dataset"]: r for r in rows("out")}
     assert status["digits"]["status"] == "done" and float(status["digits"]["best_global"]) > 0
-    assert status["nowhere.npz"]["status"] == "failed" and "there is no file 'nowhere.npz'" in status["nowhere.npz"]["why"]
     assert (
-        "failed: there is no file 'nowhere.npz'" in said.out and "\r" not in said.err and "1 of 2 done, 1 failed" in said.err
+        status["nowhere.npz"]["status"] == "failed"
+        and "there is no file 'nowhere.npz'" in status["nowhere.npz"]["why"]
+    )
+    assert (
+        "failed: there is no file 'nowhere.npz'" in said.out
+        and "\r" not in said.err
+        and "1 of 2 done, 1 failed" in said.err
     )
     jobs = jobs_of({"methods": ["fedavg"]} | tomllib.loads(file.read_text()))
-    assert [job.config.dataset for job in pending(Folder(pathlib.Path("out")), jobs)] == ["nowhere.npz"]
-    assert [run.path.parent for run in load_runs(["out"])] == [pathlib.Path("out/runs")]  # as `report` finds it
+    assert [job.config.dataset for job in pending(Folder(pathlib.Path("out")), jobs)] == [
+        "nowhere.npz"
+    ]
+    assert [run.path.parent for run in load_runs(["out"])] == [
+        pathlib.Path("out/runs")
+    ]  # as `report` finds it
 
 
 class Pretend:
@@ -148,7 +185,12 @@ class Pretend:
         self.going -= 1
         code = self.codes.get(handle.job.index, 0)
         if code == 0:
-            write_run(self.folder.run(handle.job), handle.job.config.method, handle.job.config.seed, rounds=2)
+            write_run(
+                self.folder.run(handle.job),
+                handle.job.config.method,
+                handle.job.config.seed,
+                rounds=2,
+            )
             file = self.folder.run(handle.job) / "summary.json"
             file.write_text(json.dumps(json.loads(file.read_text()) | {"rounds": 2}))
             sign(file.parent)
@@ -174,12 +216,24 @@ def test_the_queue_keeps_its_room_and_writes_down_failures(seven, capsys):
     folder.path.mkdir(exist_ok=True)
     queue.work_off(jobs, jobs, folder, launcher, Table(jobs, folder))
     assert max(launcher.at_once) == 3
-    assert [folder.status(job) for job in jobs] == ["done", "done", "failed", "done", "done", "failed", "done"]
+    assert [folder.status(job) for job in jobs] == [
+        "done",
+        "done",
+        "failed",
+        "done",
+        "done",
+        "failed",
+        "done",
+    ]
     assert (
-        folder.why(jobs[2]) == "it was ended by signal 9, after: round 3" and folder.why(jobs[5]) == "it ended with code 1"
+        folder.why(jobs[2]) == "it was ended by signal 9, after: round 3"
+        and folder.why(jobs[5]) == "it ended with code 1"
     )
     lines = capsys.readouterr().err.splitlines()
-    assert sum(" running " in line for line in lines) == 7 and sum(" failed: " in line for line in lines) == 2
+    assert (
+        sum(" running " in line for line in lines) == 7
+        and sum(" failed: " in line for line in lines) == 2
+    )
     assert "5 of 7 done, 2 failed" in lines[-1]
     table = results(jobs, folder)
     assert "fedavg" in table and "failed: it was ended by signal 9" in table and "±" in table
@@ -209,7 +263,9 @@ def test_a_terminal_sees_one_table(seven, monkeypatch, capsys):
     table(jobs[:2], True)
     table(jobs[:1], False)
     err = capsys.readouterr().err
-    assert "0 of 7 done" in err and jobs[1].name in err and "0 / 2" in err and "\x1b[5F" in err  # back over five lines
+    assert (
+        "0 of 7 done" in err and jobs[1].name in err and "0 / 2" in err and "\x1b[5F" in err
+    )  # back over five lines
 
 
 def test_workers_share_cores_and_accelerators(seven, monkeypatch, capsys):
@@ -221,23 +277,32 @@ def test_workers_share_cores_and_accelerators(seven, monkeypatch, capsys):
     handles = [launcher.start(job) for job in jobs[:3]]
     for process, _, _ in handles:
         process.wait()
-    assert [launcher.poll(h) for h in handles] == [(0, "devices 4"), (0, "devices 5"), (0, "devices 7")]
+    assert [launcher.poll(h) for h in handles] == [
+        (0, "devices 4"),
+        (0, "devices 5"),
+        (0, "devices 7"),
+    ]
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     file = toml('methods = ["fedavg"]')
-    assert f"is more than the {len(local.cores())} cores" in refused(capsys, "sweep", str(file), "--workers", "9999")
+    assert f"is more than the {len(local.cores())} cores" in refused(
+        capsys, "sweep", str(file), "--workers", "9999"
+    )
 
 
-# ---- beyond one machine ---------------------------------------------------------------------------------------------
+# ---- beyond one machine --------------------------------------------------------------------------
 def test_slurm_script_and_submission(capsys, tmp_path, monkeypatch):
     """Against a stand-in sbatch; the written script is then run as SLURM would, for one task."""
     (tmp_path / "bin").mkdir()
     sbatch = tmp_path / "bin" / "sbatch"
     refuse = f"[ -e {tmp_path}/refuse ] && echo no such partition >&2 && exit 1"
-    sbatch.write_text(f'#!/bin/sh\ncp "$1" {tmp_path}/submitted\n{refuse}\necho Submitted batch job 4711\n')
+    sbatch.write_text(
+        f'#!/bin/sh\ncp "$1" {tmp_path}/submitted\n{refuse}\necho Submitted batch job 4711\n'
+    )
     sbatch.chmod(0o755)
     file = toml(
-        'methods = ["fedavg", "fedprox"]\nseeds = 2\n' + TINY.replace("[settings]", '[settings]\ndataset = "gone.npz"')
+        'methods = ["fedavg", "fedprox"]\nseeds = 2\n'
+        + TINY.replace("[settings]", '[settings]\ndataset = "gone.npz"')
     )
     command = [
         "sweep",
@@ -265,10 +330,18 @@ def test_slurm_script_and_submission(capsys, tmp_path, monkeypatch):
     said = capsys.readouterr()
     assert "as job 4711" in said.err and "--gather" in said.err
     text = (tmp_path / "submitted").read_text()
-    assert text.startswith("#!/bin/bash\n") and "#SBATCH --array=0,2-3%3\n" in text  # not the one that has ended
-    assert "#SBATCH -p gpu\n" in text and "#SBATCH --time=1:00:00\n" in text and f"#SBATCH --chdir={tmp_path}" in text
+    assert (
+        text.startswith("#!/bin/bash\n") and "#SBATCH --array=0,2-3%3\n" in text
+    )  # not the one that has ended
+    assert (
+        "#SBATCH -p gpu\n" in text
+        and "#SBATCH --time=1:00:00\n" in text
+        and f"#SBATCH --chdir={tmp_path}" in text
+    )
     env = dict(os.environ, SLURM_ARRAY_TASK_ID="2", PYTHONPATH=str(ROOT), JAX_PLATFORMS="cpu")
-    done = subprocess.run(["bash", "submitted"], env=env, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        ["bash", "submitted"], env=env, capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 2 and "there is no file 'gone.npz'" in done.stderr
     assert main([*command[:4], "--gather"]) == 1
     assert [r["status"] for r in rows("out")] == ["waiting", "done", "failed", "waiting"]
@@ -305,14 +378,21 @@ def test_ray_tasks_share_the_queue(seven, monkeypatch, capsys):
     folder.path.mkdir()
     queue.work_off(jobs[:2], jobs, folder, launcher, lambda running, changed: None)
     assert asked == [{"num_cpus": 4, "max_retries": 0}] * 2 and launcher.room == 2
-    assert folder.why(jobs[1]) == "no memory" and not folder.why(jobs[0]) and "no memory" in folder.log(jobs[0]).read_text()
+    assert (
+        folder.why(jobs[1]) == "no memory"
+        and not folder.why(jobs[0])
+        and "no memory" in folder.log(jobs[0]).read_text()
+    )
     monkeypatch.setitem(sys.modules, "ray", None)
-    assert "needs Ray; install it with" in refused(capsys, "sweep", str(toml('methods = ["fedavg"]')), "--launcher", "ray")
+    assert "needs Ray; install it with" in refused(
+        capsys, "sweep", str(toml('methods = ["fedavg"]')), "--launcher", "ray"
+    )
 
 
 def test_an_interrupted_task_lets_its_run_save(tmp_path, monkeypatch):
     code = (
-        "import signal, sys, time; signal.signal(15, lambda *a: (print('saved'), sys.exit(143))); print(1); time.sleep(60)"
+        "import signal, sys, time; signal.signal(15, lambda *a: (print('saved'), sys.exit(143)));"
+        " print(1); time.sleep(60)"
     )
     naps = iter([None, KeyboardInterrupt])
 
@@ -333,13 +413,16 @@ def test_a_second_sweep_in_the_folder_is_refused(capsys):
     pathlib.Path("out").mkdir()
     lock = Lock(pathlib.Path("out"))
     lock.take()
-    assert "'out' is in use by another process" in refused(capsys, "sweep", str(file), "--out", "out")
+    assert "'out' is in use by another process" in refused(
+        capsys, "sweep", str(file), "--out", "out"
+    )
     lock.release()
     assert not list(pathlib.Path("out").glob("runs/*/"))
 
 
 def test_a_run_that_another_process_has_begun_is_not_begun_again(capsys):
-    """Before its first checkpoint it has nothing to go on from, but it is not for others to throw away."""
+    """Before its first checkpoint it has nothing to go on from, but it is not for others to throw
+    away."""
     from fedjax_sim.runner.directory import RunDirectory
     from fedjax_sim.runner.prepare import prepare
 
@@ -356,7 +439,10 @@ def test_a_run_that_another_process_has_begun_is_not_begun_again(capsys):
     assert {p.name: p.read_bytes() for p in directory.iterdir()} == before
     begun.lock.release()
     assert main(task) == 0 and (directory / "mine.txt").read_text() == "mine"
-    assert "had no checkpoint yet and begins again; removed what it had: config.json" in capsys.readouterr().err
+    assert (
+        "had no checkpoint yet and begins again; removed what it had: config.json"
+        in capsys.readouterr().err
+    )
 
 
 def test_a_task_leaves_a_finished_run_without_checkpoints_alone(capsys):
@@ -372,13 +458,23 @@ def test_a_task_leaves_a_finished_run_without_checkpoints_alone(capsys):
     assert {p.name: p.read_bytes() for p in run.iterdir()} == before
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the kernel tells a process only there that its parent is gone")
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="the kernel tells a process only there that its parent is gone"
+)
 def test_a_killed_sweep_leaves_no_run_behind(tmp_path):
     """kill -9 of whoever started a run: it ends, so that the next sweep finds no lock."""
-    inside = "import os, time; from fedjax_sim.cli.sweep import queue; queue.end_with_parent(); print(os.getpid()); "
+    inside = (
+        "import os, time; from fedjax_sim.cli.sweep import queue; queue.end_with_parent();"
+        " print(os.getpid()); "
+    )
     inside += "time.sleep(60)"
-    outside = f"from fedjax_sim.cli.sweep.queue import task; task([{sys.executable!r}, '-u', '-c', {inside!r}], 'log')"
-    parent = subprocess.Popen([sys.executable, "-c", outside], cwd=tmp_path, env=dict(os.environ, PYTHONPATH=str(ROOT)))
+    outside = (
+        f"from fedjax_sim.cli.sweep.queue import task; task([{sys.executable!r}, '-u', '-c',"
+        f" {inside!r}], 'log')"
+    )
+    parent = subprocess.Popen(
+        [sys.executable, "-c", outside], cwd=tmp_path, env=dict(os.environ, PYTHONPATH=str(ROOT))
+    )
     told = lambda: (tmp_path / "log").read_text().split() if (tmp_path / "log").exists() else []
     wait_for(told)
     parent.kill()
@@ -401,12 +497,16 @@ def wait_for(what, seconds: float = 60) -> None:
 
 
 def test_ray_on_a_local_cluster(monkeypatch, capsys):
-    ray = pytest.importorskip("ray", reason="ray is not installed: the launcher ran against a stand-in only")
+    ray = pytest.importorskip(
+        "ray", reason="ray is not installed: the launcher ran against a stand-in only"
+    )
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     file = toml('methods = ["fedavg", "fedprox", "fedavg:dataset=nowhere.npz"]\nseeds = 2\n' + TINY)
     ray.init(num_cpus=2, include_dashboard=False)
     try:
-        assert main(["sweep", str(file), "--out", "out", "--launcher", "ray", "--workers", "2"]) == 1
+        assert (
+            main(["sweep", str(file), "--out", "out", "--launcher", "ray", "--workers", "2"]) == 1
+        )
     finally:
         ray.shutdown()
     assert sorted(r["status"] for r in rows("out")) == ["done"] * 4 + ["failed"] * 2

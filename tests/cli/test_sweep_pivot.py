@@ -23,7 +23,9 @@ def task(i: int) -> int:
 
 
 def test_rows_and_columns_are_two_settings(capsys):
-    file = toml('methods = ["fedavg", "fedprox:mu=0.1"]\nseeds = 2\n' + TINY + "[grid]\nlr = [0.05, 0.1]\n")
+    file = toml(
+        'methods = ["fedavg", "fedprox:mu=0.1"]\nseeds = 2\n' + TINY + "[grid]\nlr = [0.05, 0.1]\n"
+    )
     assert all(task(i) == 0 for i in (0, 1, 2, 4, 5))
     capsys.readouterr()
     assert main(["sweep", str(file), "--out", "s", "--gather", "--pivot", "method,lr"]) == 0
@@ -35,51 +37,106 @@ def test_rows_and_columns_are_two_settings(capsys):
     assert second.startswith("fedprox") and second.endswith("not ended")
     assert "| fedavg |" in pathlib.Path("s/pivot.md").read_text()
     values = [
-        json.loads(p.read_text())["best_global"] for p in sorted(pathlib.Path("s/runs").glob("fedavg-lr0.05*/summary.json"))
+        json.loads(p.read_text())["best_global"]
+        for p in sorted(pathlib.Path("s/runs").glob("fedavg-lr0.05*/summary.json"))
     ]
     assert f"{100 * sum(values) / 2:.2f} ±" in first
-    assert main(["sweep", str(file), "--out", "s", "--gather", "--pivot", "lr,method", "--read", "last:client_mean"]) == 0
+    assert (
+        main(
+            [
+                "sweep",
+                str(file),
+                "--out",
+                "s",
+                "--gather",
+                "--pivot",
+                "lr,method",
+                "--read",
+                "last:client_mean",
+            ]
+        )
+        == 0
+    )
     assert "mean over clients" in capsys.readouterr().out
     assert "unknown setting in --pivot 'lrr' (did you mean 'lr'?)" in refused(
         capsys, "sweep", str(file), "--out", "s", "--gather", "--pivot", "method,lrr"
     )
-    assert "names no rows and columns" in refused(capsys, "sweep", str(file), "--out", "s", "--pivot", "method")
-    assert "it needs --pivot" in refused(capsys, "sweep", str(file), "--out", "s", "--read", "last:client_mean")
-    words = ("sweep", str(file), "--out", "s", "--gather", "--pivot", "method,lr", "--read", "smallest:global_acc")
+    assert "names no rows and columns" in refused(
+        capsys, "sweep", str(file), "--out", "s", "--pivot", "method"
+    )
+    assert "it needs --pivot" in refused(
+        capsys, "sweep", str(file), "--out", "s", "--read", "last:client_mean"
+    )
+    words = (
+        "sweep",
+        str(file),
+        "--out",
+        "s",
+        "--gather",
+        "--pivot",
+        "method,lr",
+        "--read",
+        "smallest:global_acc",
+    )
     assert "unknown reading 'smallest'" in refused(capsys, *words)
 
 
 def test_the_settings_that_are_left_make_a_table_each():
     cell = lambda value: Cell((value,), rounds=(2,), planned=2)
-    made = Pivot("t", [("a", "a")], [("x", "x"), ("y", "y")], {("a", "x"): cell(1.0), ("a", "y"): cell(2.0)})
-    assert made.as_text().splitlines()[-1].split() == ["a", "1.00", "2.00"] and made.same() == "2 rounds, 1 seed"
+    made = Pivot(
+        "t", [("a", "a")], [("x", "x"), ("y", "y")], {("a", "x"): cell(1.0), ("a", "y"): cell(2.0)}
+    )
+    assert (
+        made.as_text().splitlines()[-1].split() == ["a", "1.00", "2.00"]
+        and made.same() == "2 rounds, 1 seed"
+    )
 
 
 BEFORE = (
-    'methods = ["fedavg:start_from=@first:server", "fedavg"]\n' + TINY + '[before.first]\nmethod = "fedprox"\nrounds = 3\n'
+    'methods = ["fedavg:start_from=@first:server", "fedavg"]\n'
+    + TINY
+    + '[before.first]\nmethod = "fedprox"\nrounds = 3\n'
 )
 
 
 def test_a_run_starts_from_another_one(capsys):
     toml(BEFORE)
-    assert "which has not ended" in refused(capsys, "sweep", "grid.toml", "--out", "s", "--task", "1", "--quiet")
+    assert "which has not ended" in refused(
+        capsys, "sweep", "grid.toml", "--out", "s", "--task", "1", "--quiet"
+    )
     assert task(0) == 0 and task(1) == 0
     capsys.readouterr()
     runs = pathlib.Path("s/runs")
     (first,) = runs.glob("before-first-s0")
-    told = [json.loads((p / "config.json").read_text())["config"] for p in (first, *sorted(runs.glob("fedavg*")))]
+    told = [
+        json.loads((p / "config.json").read_text())["config"]
+        for p in (first, *sorted(runs.glob("fedavg*")))
+    ]
     assert [c["rounds"] for c in told] == [3, 2] and told[1]["started_with"].startswith("server@")
     assert main(["sweep", "grid.toml", "--out", "s", "--dry-run"]) == 0
-    assert [line.split()[2] for line in capsys.readouterr().out.splitlines()] == ["done", "done", "waiting"]
+    assert [line.split()[2] for line in capsys.readouterr().out.splitlines()] == [
+        "done",
+        "done",
+        "waiting",
+    ]
 
 
 @pytest.mark.parametrize(
     "text, sentence",
     [
-        ('methods = ["fedavg:start_from=@frist"]\n[before.first]\nmethod = "fedprox"', "did you mean 'first'"),
-        ('methods = ["fedavg:start_from=@first"]\n[before.first]\nmethod = "fedprox"', "hands nothing over by itself"),
+        (
+            'methods = ["fedavg:start_from=@frist"]\n[before.first]\nmethod = "fedprox"',
+            "did you mean 'first'",
+        ),
+        (
+            'methods = ["fedavg:start_from=@first"]\n[before.first]\nmethod = "fedprox"',
+            "hands nothing over by itself",
+        ),
         ('methods = ["fedavg"]\n[before.first]\nrounds = 2', "[before.first] needs a method"),
-        ('methods = ["fedavg"]\n[before.first]\nmethod = "fedavg"\nround = 2', "did you mean 'rounds'"),
+        (
+            'methods = ["fedavg"]\n[before.first]\nmethod = "fedavg"\nround = 2',
+            "did you mean 'rounds'",
+        ),
     ],
 )
 def test_mistakes_are_sentences(text, sentence, capsys):
@@ -88,7 +145,10 @@ def test_mistakes_are_sentences(text, sentence, capsys):
 
 def test_an_agent_is_handed_over_without_naming_parts():
     jobs = jobs_of(
-        {"methods": ["pfedrlla:start_from=@pre"], "before": {"pre": {"method": "pfedrlla:regime=pretrain", "rounds": 4}}}
+        {
+            "methods": ["pfedrlla:start_from=@pre"],
+            "before": {"pre": {"method": "pfedrlla:regime=pretrain", "rounds": 4}},
+        }
     )
     assert jobs[0].name == "before-pre-s0" and jobs[1].before is jobs[0]
     assert "agent" in jobs[1].parts and jobs[1].config.start_from is None
@@ -96,7 +156,12 @@ def test_an_agent_is_handed_over_without_naming_parts():
 
 def test_the_queue_waits_and_gives_up(tmp_path):
     """What starts from another run is begun after it; it fails when that one does."""
-    jobs = jobs_of({"methods": ["fedavg:start_from=@a:server"], "before": {"a": {"method": "fedavg", "seed": 5}}})
+    jobs = jobs_of(
+        {
+            "methods": ["fedavg:start_from=@a:server"],
+            "before": {"a": {"method": "fedavg", "seed": 5}},
+        }
+    )
     folder, order = Folder(tmp_path), []
 
     class Fails:

@@ -1,4 +1,5 @@
-"""The Federation record: row tables, histograms, leaks, pytree behaviour, own arrays, the figure."""
+"""The Federation record: row tables, histograms, leaks, pytree behaviour, own arrays, the
+figure."""
 
 import dataclasses
 import subprocess
@@ -25,10 +26,14 @@ ALL_TRAIN = [0, 1, 2, 3, 4, 10, 11, 20, 21, 22]
 
 def test_from_arrays_tables():
     x, y = arrays()
-    fed = Federation.from_arrays(x, y, {"train": TRAIN, "val": [[5], [], [23, 24]]}, test=[30], server_val=[39])
+    fed = Federation.from_arrays(
+        x, y, {"train": TRAIN, "val": [[5], [], [23, 24]]}, test=[30], server_val=[39]
+    )
     assert fed.num_clients == 3 and fed.shape == (5, 6, 3) and set(fed.rows) == {"train", "val"}
     assert fed.rows["train"].tolist() == [[0, 1, 2, 3, 4], [10, 11, 0, 0, 0], [20, 21, 22, 0, 0]]
-    assert {a.dtype for a in (fed.rows["train"], fed.size["train"], fed.held["test"], fed.y)} == {np.dtype(np.int32)}
+    assert {a.dtype for a in (fed.rows["train"], fed.size["train"], fed.held["test"], fed.y)} == {
+        np.dtype(np.int32)
+    }
     assert fed.size["val"].tolist() == [1, 0, 2] and fed.held["val"].tolist() == [39]
     assert fed.x.dtype == np.uint8 and fed.scale == 1 / 255
     train = x[ALL_TRAIN] / 255.0
@@ -44,7 +49,9 @@ def test_label_counts_against_bincount():
     big = federate("digits", "dirichlet:0.1", clients=30)
     for split in ("train", "val"):
         for i, counts in enumerate(big.label_counts(split)):
-            np.testing.assert_array_equal(counts, np.bincount(big.y[big.client_rows(i, split)], minlength=10))
+            np.testing.assert_array_equal(
+                counts, np.bincount(big.y[big.client_rows(i, split)], minlength=10)
+            )
 
 
 def test_float_images_and_appended_test_set():
@@ -65,7 +72,9 @@ def test_global_test_set_is_the_union_of_the_clients():
 
 def test_is_a_pytree_argument():
     x, y = arrays()
-    fed = Federation.from_arrays(x, y, {"train": TRAIN}, test=[30], name="mine", augment="crop_flip")
+    fed = Federation.from_arrays(
+        x, y, {"train": TRAIN}, test=[30], name="mine", augment="crop_flip"
+    )
     traces = []
 
     @jax.jit
@@ -77,7 +86,9 @@ def test_is_a_pytree_argument():
     fed = jax.device_put(fed)
     expected = ((x[[0, 10, 20]] / 255.0 - np.asarray(fed.mean)) / np.asarray(fed.std)).mean()
     np.testing.assert_allclose(first_batch_mean(fed)[0], expected, rtol=1e-4, atol=1e-6)
-    first_batch_mean(dataclasses.replace(fed, y=jnp.flip(fed.y)))  # same static fields: no new trace
+    first_batch_mean(
+        dataclasses.replace(fed, y=jnp.flip(fed.y))
+    )  # same static fields: no new trace
     assert traces == [4]
     assert (fed.name, fed.augment) == ("mine", "crop_flip")
     np.testing.assert_array_equal(fed.label_counts(), Federation.label_counts(jax.device_get(fed)))
@@ -97,15 +108,25 @@ def test_origin_and_fingerprint_do_not_compile_again():
 
     total(one), total(other), total(jax.device_put(other))
     assert len(traces) == 1 and len(jax.tree.leaves(one)) == len(jax.tree.leaves(other))
-    assert jax.tree.structure(one) == jax.tree.structure(other) and hash(jax.tree.structure(one)) is not None
+    assert (
+        jax.tree.structure(one) == jax.tree.structure(other)
+        and hash(jax.tree.structure(one)) is not None
+    )
     assert jax.device_put(other).description == "made elsewhere"  # it rides along
-    assert one.fingerprint() == other.fingerprint() == jax.device_put(one).fingerprint()  # float64 -> float32
-    assert one.__dict__["_fingerprint"] == one.fingerprint() and "_fingerprint" not in dataclasses.replace(one).__dict__
+    assert (
+        one.fingerprint() == other.fingerprint() == jax.device_put(one).fingerprint()
+    )  # float64 -> float32
+    assert (
+        one.__dict__["_fingerprint"] == one.fingerprint()
+        and "_fingerprint" not in dataclasses.replace(one).__dict__
+    )
 
 
 def test_fingerprint_sees_every_part():
     x, y = arrays()
-    fed = Federation.from_arrays(x, y, {"train": TRAIN, "val": [[5], [], [23, 24]]}, test=[30], server_val=[39])
+    fed = Federation.from_arrays(
+        x, y, {"train": TRAIN, "val": [[5], [], [23, 24]]}, test=[30], server_val=[39]
+    )
     pixel, label = np.array(fed.x), np.array(fed.y)
     pixel[-1, -1, -1, -1] ^= 1
     label[7] = (label[7] + 1) % 4
@@ -124,7 +145,10 @@ def test_fingerprint_sees_every_part():
         dict(classes=5),
         dict(augment="crop_flip"),
     ]
-    prints = [fed.fingerprint(), *(dataclasses.replace(fed, **change).fingerprint() for change in changed)]
+    prints = [
+        fed.fingerprint(),
+        *(dataclasses.replace(fed, **change).fingerprint() for change in changed),
+    ]
     assert len(set(prints)) == len(prints)
     assert dataclasses.replace(fed, name="other").fingerprint() == fed.fingerprint()
 
@@ -138,14 +162,19 @@ def test_non_finite_images_are_refused_by_row():
             with pytest.raises(UserError, match=r"row 17 has -?(nan|inf).*\[2, 3, 1\]"):
                 Federation.from_arrays(poisoned, y, {"train": TRAIN}, test=[30])
     clean = Federation.from_arrays((x / 255).astype(np.float32), y, {"train": TRAIN}, test=[30])
-    assert np.isnan(dataclasses.replace(clean, x=np.full_like(clean.x, np.nan)).x).all()  # planting stays possible
+    assert np.isnan(
+        dataclasses.replace(clean, x=np.full_like(clean.x, np.nan)).x
+    ).all()  # planting stays possible
 
 
 def test_kinds_of_images():
     x, y = arrays()
     make = lambda x: Federation.from_arrays(x, y, {"train": TRAIN}, test=[30])
     big = make((x / 255).astype(">f4"))
-    assert big.x.dtype == np.dtype("=f4") and big.fingerprint() == make((x / 255).astype(np.float32)).fingerprint()
+    assert (
+        big.x.dtype == np.dtype("=f4")
+        and big.fingerprint() == make((x / 255).astype(np.float32)).fingerprint()
+    )
     assert make((x / 255).astype(np.float16)).x.dtype == np.float16
     ink = make(x > 100)
     assert ink.x.dtype == np.uint8 and set(np.unique(ink.x)) == {0, 255} and ink.scale == 1 / 255
@@ -224,8 +253,8 @@ def test_bubble_plot(tmp_path):
 
 def test_import_is_light():
     code = (
-        "import sys, fedjax_sim.data, fedjax_sim.data.sources, fedjax_sim.data.partition\n"
-        "print([m for m in ('jax', 'sklearn', 'tensorflow_datasets', 'matplotlib') if m in sys.modules])"
+        "import sys, fedjax_sim.data, fedjax_sim.data.sources, fedjax_sim.data.partition\nprint([m"
+        " for m in ('jax', 'sklearn', 'tensorflow_datasets', 'matplotlib') if m in sys.modules])"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"

@@ -1,4 +1,5 @@
-"""Files and names nobody vouches for: every one is read right or answered in one sentence, and nothing huge is made."""
+"""Files and names nobody vouches for: every one is read right or answered in one sentence, and
+nothing huge is made."""
 
 import gzip
 import io
@@ -19,7 +20,11 @@ def images(n, *shape, seed=0):
 def npy(array, **header):
     """The bytes of a .npy; `header` overwrites what it claims (shape, descr, fortran_order)."""
     out = io.BytesIO()
-    facts = {"shape": array.shape, "descr": np.lib.format.dtype_to_descr(array.dtype), "fortran_order": False}
+    facts = {
+        "shape": array.shape,
+        "descr": np.lib.format.dtype_to_descr(array.dtype),
+        "fortran_order": False,
+    }
     np.lib.format.write_array_header_1_0(out, facts | header)
     return out.getvalue() + array.tobytes()
 
@@ -27,7 +32,12 @@ def npy(array, **header):
 def write_members(path, change, compression=zipfile.ZIP_DEFLATED):
     """A good dataset file in which the members of `change` (bytes) replace the good ones."""
     y = (np.arange(30) % 3).astype(np.uint8)
-    members = {"x_train": images(30, 6, 6), "y_train": y, "x_test": images(10, 6, 6), "y_test": y[:10]}
+    members = {
+        "x_train": images(30, 6, 6),
+        "y_train": y,
+        "x_test": images(10, 6, 6),
+        "y_test": y[:10],
+    }
     with zipfile.ZipFile(path, "w", compression) as file:
         for key, array in members.items():
             file.writestr(f"{key}.npy", change.get(key, npy(array)))
@@ -41,7 +51,10 @@ X, Y = np.zeros((30, 6, 6), np.uint8), np.zeros(30, np.int64)
 @pytest.mark.parametrize(
     "change, words",
     [
-        ({"x_train": npy(X, shape=(10**9, 800, 800))}, r"claims \|u1\[1000000000, 800, 800\], which is 640 TB, but holds"),
+        (
+            {"x_train": npy(X, shape=(10**9, 800, 800))},
+            r"claims \|u1\[1000000000, 800, 800\], which is 640 TB, but holds",
+        ),
         ({"x_train": npy(X, shape=(30, 6, 7))}, "but holds 1080 bytes"),
         ({"x_train": npy(X, shape=(-30, 6, -6))}, "claims the shape"),
         ({"x_train": npy(X, shape=(10**30, 0, 6))}, "but holds"),
@@ -81,10 +94,15 @@ def test_malformed_npz_is_one_sentence(change, words, tmp_path):
 
 
 def test_npz_that_are_fine(tmp_path):
-    """Big-endian, Fortran order, float16, bool, version 2 headers, stored or deflated, and members nobody reads."""
+    """Big-endian, Fortran order, float16, bool, version 2 headers, stored or deflated, and members
+    nobody reads."""
     path = tmp_path / "good.npz"
     halves = (images(30, 6, 6) / 255).astype(np.float16)
-    swapped = {"x_train": npy(halves.astype(">f8")), "x_test": npy(halves[:10].astype("<f8")), "notes.txt": b"\xff"}
+    swapped = {
+        "x_train": npy(halves.astype(">f8")),
+        "x_test": npy(halves[:10].astype("<f8")),
+        "notes.txt": b"\xff",
+    }
     write_members(path, swapped | {"y_train": npy(Y.astype(">i8") + 2)}, zipfile.ZIP_STORED)
     data = load(path)
     assert data.x_train.dtype == np.dtype("=f8") and data.y_train.tolist() == [2] * 30
@@ -149,7 +167,10 @@ def test_zips_that_are_not_ours(tmp_path, monkeypatch):
         ("synthetic:train=1" + "0" * 30, "at most 2"),
         ("synthetic:train=1" + "0" * 300, "plain digits"),
         ("synthetic:train=1" + "0" * 15, "PB|TB|EB of memory"),
-        ("synthetic:shape=1000000x1000000x3", "of memory, but .* are free; use fewer or smaller images"),
+        (
+            "synthetic:shape=1000000x1000000x3",
+            "of memory, but .* are free; use fewer or smaller images",
+        ),
         ("synthetic:classes=200000,train=200000,shape=1x1x1", "more than the 100000 allowed"),
         ("synthetic:train=20,train=30", "gives train twice"),
         ("synthetic:difficulty=inf", "finite number above 0"),

@@ -1,4 +1,5 @@
-"""The user's own data: a client column, tables, .csv files, folders of pictures, idx files, and what docs/data.md shows."""
+"""The user's own data: a client column, tables, .csv files, folders of pictures, idx files, and
+what docs/data.md shows."""
 
 import gzip
 import pathlib
@@ -21,7 +22,7 @@ def refused(words):
     return pytest.raises(UserError, match=words)
 
 
-# ---- one client per value -----------------------------------------------------------------------------------------
+# ---- one client per value ------------------------------------------------------------------------
 
 
 def with_people(people, test=10):
@@ -42,7 +43,10 @@ def test_one_client_per_value(kind):
     for i, value in enumerate(sorted(set(people.tolist()))):
         mine = np.concatenate([fed.client_rows(i, split) for split in fed.rows])
         assert sorted(mine.tolist()) == np.flatnonzero(data.extra["who"] == value).tolist()
-    assert federate(data, "column:who", clients=3, protocol="pfllib").fingerprint() == fed.fingerprint()
+    assert (
+        federate(data, "column:who", clients=3, protocol="pfllib").fingerprint()
+        == fed.fingerprint()
+    )
     with refused("makes 3 clients.*but 20 were asked for; use clients=3"):
         federate(data, "column:who", clients=20)
 
@@ -54,7 +58,9 @@ def test_small_clients_of_a_column(caplog):
         federate(data, "column:who", server_val=0)
     fed = federate(data, "column:who,min=2", server_val=0)
     assert fed.num_clients == 2 and "1 examples of small clients left out" in caplog.text
-    assert 40 not in np.concatenate([fed.client_rows(i, split) for i in (0, 1) for split in fed.rows])
+    assert 40 not in np.concatenate(
+        [fed.client_rows(i, split) for i in (0, 1) for split in fed.rows]
+    )
     y = np.zeros(41, int)
     for spec, extra, words in (
         ("column", {}, "needs its name"),
@@ -66,16 +72,25 @@ def test_small_clients_of_a_column(caplog):
             partition(spec, y, 3, 0, extra)
 
 
-# ---- tables ---------------------------------------------------------------------------------------------------------
+# ---- tables --------------------------------------------------------------------------------------
 
 
 def test_csv(tmp_path):
     rng = np.random.default_rng(0)
     values = rng.normal([3.0, 5000.0], [1.0, 100.0], (50, 2))
-    lines = [f"{a!r};{i % 3};{b!r};p{i % 4};{'cat' if i % 2 else 'ant'}\n" for i, (a, b) in enumerate(values.tolist())]
-    (tmp_path / "t.csv").write_text("\ufeffheight;id; weight;person;label\n" + "\n".join(lines), encoding="utf-8")
+    lines = [
+        f"{a!r};{i % 3};{b!r};p{i % 4};{'cat' if i % 2 else 'ant'}\n"
+        for i, (a, b) in enumerate(values.tolist())
+    ]
+    (tmp_path / "t.csv").write_text(
+        "\ufeffheight;id; weight;person;label\n" + "\n".join(lines), encoding="utf-8"
+    )
     data = load(tmp_path / "t.csv")
-    assert data.x_train.shape == (40, 1, 1, 2) and data.x_test.shape == (10, 1, 1, 2) and data.classes == 2
+    assert (
+        data.x_train.shape == (40, 1, 1, 2)
+        and data.x_test.shape == (10, 1, 1, 2)
+        and data.classes == 2
+    )
     assert set(data.extra) == {"id", "person"} and data.extra["id"].dtype == np.int64
     rows = {tuple(np.float32(v)): i for i, v in enumerate(values)}
     x, y = np.concatenate([data.x_train, data.x_test]), np.concatenate([data.y_train, data.y_test])
@@ -90,13 +105,16 @@ def test_csv(tmp_path):
     np.testing.assert_allclose(fed.mean, fed.x[train, 0, 0].mean(0, dtype=np.float64), rtol=1e-12)
     model = models.build("mlp", fed.shape, fed.classes)
     logits = jax.eval_shape(
-        lambda key: model.head(net := model.init(key), model.features(net, fed.x[:3])[0]), jax.random.key(0)
+        lambda key: model.head(net := model.init(key), model.features(net, fed.x[:3])[0]),
+        jax.random.key(0),
     )
     assert logits.shape == (3, 2)
 
 
 def test_csv_with_its_own_split_and_numbers_as_labels(tmp_path):
-    text = "y,a,split\n" + "".join(f"{i % 3},{i},{'test' if i >= 8 else 'Train'}\n" for i in range(12))
+    text = "y,a,split\n" + "".join(
+        f"{i % 3},{i},{'test' if i >= 8 else 'Train'}\n" for i in range(12)
+    )
     (tmp_path / "t.csv").write_text(text)
     data = load(tmp_path / "t.csv")
     assert data.x_train.ravel().tolist() == list(range(8)) and data.y_test.tolist() == [2, 0, 1, 2]
@@ -111,7 +129,8 @@ def people(tmp_path):
 
 
 def test_a_number_of_a_client_is_no_feature(people, caplog):
-    """Not by its name, and not where the partition asks for it; and it is said which column is what."""
+    """Not by its name, and not where the partition asks for it; and it is said which column is
+    what."""
     told = f"{people}:label=outcome"
     data = load(told)
     assert data.x_train.shape[-1] == 2 and set(data.extra) == {"user_id"}
@@ -125,7 +144,8 @@ def test_a_number_of_a_client_is_no_feature(people, caplog):
         load(people, label="outcome", client="user_id", features=["dose"]),
     ):
         assert (
-            named.x_train.shape[-1] == 1 and named.columns == "features: dose; label: outcome; client: user_id; facts: ward"
+            named.x_train.shape[-1] == 1
+            and named.columns == "features: dose; label: outcome; client: user_id; facts: ward"
         )
     assert load(f"{told},features=dose+user_id").x_train.shape[-1] == 2  # somebody wants it
 
@@ -143,7 +163,10 @@ def test_columns_are_named_in_a_sentence(people, capsys):
             load(f"{people}:{options}")
     words = ["run", "fedavg", "--model", "mlp", "--dry-run", "--partition", "column:user_id"]
     assert main([*words, "--dataset", f"{people}:label=outcome"]) == 0
-    assert "columns of t: features: dose, ward; label: outcome; client: user_id\n" in capsys.readouterr().out
+    assert (
+        "columns of t: features: dose, ward; label: outcome; client: user_id\n"
+        in capsys.readouterr().out
+    )
 
 
 @pytest.mark.parametrize(
@@ -163,7 +186,10 @@ def test_columns_are_named_in_a_sentence(people, capsys):
         ("label,a\n-1,1\n1,2\n", "labels must be whole numbers"),
         ("label,a\n,1\n1,2\n", "row 0 has no label"),
         ("label,a\n500000,1\n1,2\n", "below 100000"),
-        ("label,a,split\n1,1,train\n1,2,valid\n", "row 1 has the split 'valid'; allowed: train, test"),
+        (
+            "label,a,split\n1,1,train\n1,2,valid\n",
+            "row 1 has the split 'valid'; allowed: train, test",
+        ),
         ('label,a\n1,"2\n', "not a readable .csv"),
         ("label,a\n1,\ud800\n", "not a readable .csv"),
     ],
@@ -177,7 +203,7 @@ def test_bad_csv(text, words, tmp_path):
         load(tmp_path / "absent.csv")
 
 
-# ---- pictures and idx -----------------------------------------------------------------------------------------------
+# ---- pictures and idx ----------------------------------------------------------------------------
 
 
 def draw(path, value, size=(5, 4), mode="L"):
@@ -192,12 +218,20 @@ def test_folder_of_pictures(tmp_path):
                 draw(tmp_path / part / name / f"{i}.png", 100 * k + 10 * i + (part == "test"))
     (tmp_path / "train" / "ant" / "notes.txt").write_text("not a picture")
     data = load(f"folder:{tmp_path}")
-    assert data.x_train.shape == (6, 4, 5, 1) and data.y_train.tolist() == [0, 0, 0, 1, 1, 1] and data.classes == 2
-    assert data.x_train[:, 0, 0, 0].tolist() == [100, 110, 120, 0, 10, 20] and data.x_test[:, 3, 4, 0].tolist() == [101, 1]
+    assert (
+        data.x_train.shape == (6, 4, 5, 1)
+        and data.y_train.tolist() == [0, 0, 0, 1, 1, 1]
+        and data.classes == 2
+    )
+    assert data.x_train[:, 0, 0, 0].tolist() == [100, 110, 120, 0, 10, 20] and data.x_test[
+        :, 3, 4, 0
+    ].tolist() == [101, 1]
     draw(tmp_path / "train" / "ant" / "9.png", 50, mode="RGB")
     data = load(f"folder:{tmp_path}/")
     assert data.x_train.shape == (7, 4, 5, 3) and data.x_train[3, 0, 0].tolist() == [50, 0, 7]
-    assert federate(f"folder:{tmp_path}", "iid", clients=2).description.startswith(f"folder:{tmp_path.name}, iid")
+    assert federate(f"folder:{tmp_path}", "iid", clients=2).description.startswith(
+        f"folder:{tmp_path.name}, iid"
+    )
 
 
 def test_folder_without_test_set_and_bad_folders(tmp_path, monkeypatch):
@@ -213,11 +247,19 @@ def test_folder_without_test_set_and_bad_folders(tmp_path, monkeypatch):
     with refused("a.png' is not a readable picture"):
         load(f"folder:{tmp_path}")
     good = (tmp_path / "class1" / "1.png").read_bytes()
-    (tmp_path / "class1" / "a.png").write_bytes(good[:45])  # the header is right, the pixels are missing
-    monkeypatch.setattr("PIL.ImageFile.LOAD_TRUNCATED_IMAGES", True)  # as tensorflow-datasets leaves it
+    (tmp_path / "class1" / "a.png").write_bytes(
+        good[:45]
+    )  # the header is right, the pixels are missing
+    monkeypatch.setattr(
+        "PIL.ImageFile.LOAD_TRUNCATED_IMAGES", True
+    )  # as tensorflow-datasets leaves it
     with refused("a.png' is not a readable picture"):
         load(f"folder:{tmp_path}")
-    for path, words in (("", "folder:FOLDER"), ("absent", "not a folder"), ("~nosuchuser", "not a path")):
+    for path, words in (
+        ("", "folder:FOLDER"),
+        ("absent", "not a folder"),
+        ("~nosuchuser", "not a path"),
+    ):
         with refused(words):
             load(f"folder:{path}")
     (tmp_path / "empty").mkdir()
@@ -227,7 +269,11 @@ def test_folder_without_test_set_and_bad_folders(tmp_path, monkeypatch):
 
 def test_idx_by_path(tmp_path):
     def write(name, array):
-        raw = bytes([0, 0, 8, array.ndim]) + b"".join(n.to_bytes(4, "big") for n in array.shape) + array.tobytes()
+        raw = (
+            bytes([0, 0, 8, array.ndim])
+            + b"".join(n.to_bytes(4, "big") for n in array.shape)
+            + array.tobytes()
+        )
         (tmp_path / name).write_bytes(gzip.compress(raw) if name.endswith(".gz") else raw)
 
     x = np.random.default_rng(0).integers(0, 256, (8, 3, 3), dtype=np.uint8)
@@ -243,11 +289,12 @@ def test_idx_by_path(tmp_path):
         load(f"idx:{tmp_path}")
 
 
-# ---- what the page shows --------------------------------------------------------------------------------------------
+# ---- what the page shows -------------------------------------------------------------------------
 
 
 def test_docs_run(tmp_path, monkeypatch, capsys):
-    """Every kind of own data in at most 25 lines, with the number of clients that it should have."""
+    """Every kind of own data in at most 25 lines, with the number of clients that it should
+    have."""
     page = (ROOT / "docs" / "data.md").read_text()
     monkeypatch.chdir(tmp_path)
     names: dict = {}
@@ -256,19 +303,28 @@ def test_docs_run(tmp_path, monkeypatch, capsys):
         assert block.count("\n") <= 25
         exec(block, names)  # one page, one session
         clients.append(names["fed"].num_clients)
-    assert clients == [2, 3, 4, 4, 3, 2, 2]  # arrays, .npz, .csv twice, pictures, idx, and the last one described
+    assert clients == [
+        2,
+        3,
+        4,
+        4,
+        3,
+        2,
+        2,
+    ]  # arrays, .npz, .csv twice, pictures, idx, and the last one described
     assert "arrays" in capsys.readouterr().out and pathlib.Path("labels.png").exists()
 
 
 def test_pictures_are_resized_on_request(tmp_path):
-    """Of differing size, grey: the size that was asked for, and the same picture where it has it already."""
+    """Of differing size, grey: the size that was asked for, and the same picture where it has it
+    already."""
     for i in range(10):
         draw(tmp_path / "a,b" / f"class{i % 2}" / f"{i}.png", 10 * i, size=(5 + i, 4 + 2 * i))
     data = load(f"folder:{tmp_path / 'a,b'},size=8x6")
     assert data.x_train.shape[1:] == (8, 6, 1) and data.name == "a,b"
-    assert sorted({int(v) for v in np.unique(data.x_train)} | {int(v) for v in np.unique(data.x_test)}) == list(
-        range(0, 100, 10)
-    )
+    assert sorted(
+        {int(v) for v in np.unique(data.x_train)} | {int(v) for v in np.unique(data.x_test)}
+    ) == list(range(0, 100, 10))
     assert load(f"folder:{tmp_path / 'a,b'},size=9").x_test.shape[1:] == (9, 9, 1)
     with refused("folder:PATH,size=32 resizes them"):
         load(f"folder:{tmp_path / 'a,b'}")
@@ -277,13 +333,19 @@ def test_pictures_are_resized_on_request(tmp_path):
             load(f"folder:{tmp_path / 'a,b'},size={text}")
 
 
-# ---- what cannot be meant ---------------------------------------------------------------------------------------------
+# ---- what cannot be meant ------------------------------------------------------------------------
 @pytest.mark.parametrize(
     "given, sentence",
     [
         (dict(classes="3"), "classes must be a whole number, at least 1 and below 2^63, got '3'"),
-        (dict(classes=float("nan")), "classes must be a whole number, at least 1 and below 2^63, got nan"),
-        (dict(rows=[[1], [2]]), "rows must be {'train': [rows of client 0, rows of client 1, …]}, got [[1], [2]]"),
+        (
+            dict(classes=float("nan")),
+            "classes must be a whole number, at least 1 and below 2^63, got nan",
+        ),
+        (
+            dict(rows=[[1], [2]]),
+            "rows must be {'train': [rows of client 0, rows of client 1, …]}, got [[1], [2]]",
+        ),
         (dict(name=3), "name must be text, got 3"),
         (dict(description=None), "description must be text, got None"),
     ],
@@ -296,5 +358,7 @@ def test_own_arrays_are_told_apart_from_mistakes(given, sentence):
 
 
 def test_a_batch_of_more_rows_than_can_be_counted():
-    with pytest.raises(fs.UserError, match="batch-size 2147483648 is too large; allowed: 2147483647 or less"):
+    with pytest.raises(
+        fs.UserError, match="batch-size 2147483648 is too large; allowed: 2147483647 or less"
+    ):
         fs.run("fedavg", model="mlp", clients=4, rounds=1, batch_size=2**31)

@@ -67,7 +67,10 @@ def test_dirichlet_counts_follow_the_recipe_of_one_draw():
     shares = np.random.default_rng(11).dirichlet([alpha] * clients, size=4)
     held = [0] * clients
     for k, n in enumerate(per_class):
-        p = [share if held[j] < per_class.sum() / clients else 0.0 for j, share in enumerate(shares[k])]
+        p = [
+            share if held[j] < per_class.sum() / clients else 0.0
+            for j, share in enumerate(shares[k])
+        ]
         total, reached, start = sum(p), 0.0, 0
         for j in range(clients):
             reached += p[j] / total
@@ -107,9 +110,12 @@ def test_dirichlet_with_vanishing_alpha_terminates():
 def test_shards_structure_and_leftover():
     y = np.sort(labels(1007))
     rows = partition("shards:2", y, 10, rng=0)
-    assert [len(r) for r in rows] == [100] * 9 + [107]  # 20 shards of 50, 7 left over for the last client
+    assert [len(r) for r in rows] == [100] * 9 + [
+        107
+    ]  # 20 shards of 50, 7 left over for the last client
     shards = [sorted(y[half].tolist()) for r in rows for half in (r[:50], r[50:100])]
-    # Sorted by label, the shards laid end to end are the sorted labels; the leftover is the end of them.
+    # Sorted by label, the shards laid end to end are the sorted labels; the leftover is the end of
+    # them.
     np.testing.assert_array_equal(np.concatenate(sorted(shards)), y[:1000])
     assert y[rows[-1][100:]].tolist() == y[1000:].tolist()
 
@@ -121,7 +127,8 @@ def test_shards_hold_s_classes_where_classes_divide():
 
 
 def test_pathological_groups_and_equal_parts():
-    """PFLlib's structure: C/s groups of clients with identical label sets, each class in equal parts."""
+    """PFLlib's structure: C/s groups of clients with identical label sets, each class in equal
+    parts."""
     y = np.repeat(np.arange(10), 600)
     rows = partition("pathological:2", y, 100, rng=0)
     sets = [tuple(np.unique(y[r])) for r in rows]
@@ -142,7 +149,12 @@ def test_pathological_unbalanced_parts_stay_in_range():
     counts = np.array([np.bincount(y[r], minlength=10) for r in rows])
     for k in range(10):
         parts = counts[counts[:, k] > 0, k]
-        assert len(parts) == 10 and parts[:-1].min() >= 10 and parts[:-1].max() < 100 and parts.sum() == 1000
+        assert (
+            len(parts) == 10
+            and parts[:-1].min() >= 10
+            and parts[:-1].max() < 100
+            and parts.sum() == 1000
+        )
     assert len(set(counts[counts > 0].tolist())) > 10
 
 
@@ -252,7 +264,9 @@ def test_more_omniglot_clients_than_drawings():
 
 
 def test_every_partition_has_help():
-    assert len(PARTITIONS) == 8 and all(entry.help.startswith(name) for name, entry in PARTITIONS.items())
+    assert len(PARTITIONS) == 8 and all(
+        entry.help.startswith(name) for name, entry in PARTITIONS.items()
+    )
 
 
 def test_tables_that_do_not_fit_in_memory_are_refused(monkeypatch):
@@ -260,7 +274,10 @@ def test_tables_that_do_not_fit_in_memory_are_refused(monkeypatch):
     monkeypatch.setattr(memory, "available", lambda: 10_000)
     y = np.arange(2000) % 50
     for spec in ("dirichlet:0.1", "fixed:2", "pathological:2", "shards:2"):
-        with pytest.raises(UserError, match="with 20 clients and 50 classes needs about 40000 bytes of memory, but 10000"):
+        with pytest.raises(
+            UserError,
+            match="with 20 clients and 50 classes needs about 40000 bytes of memory, but 10000",
+        ):
             partition(spec, y, clients=20)
     assert len(partition("iid", y, clients=20)) == 20
 

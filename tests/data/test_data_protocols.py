@@ -1,4 +1,5 @@
-"""Split protocols: fractions, disjointness, no leak of test rows, server validation, seeds, normalisation."""
+"""Split protocols: fractions, disjointness, no leak of test rows, server validation, seeds,
+normalisation."""
 
 import hashlib
 
@@ -38,7 +39,9 @@ def test_fractions_cover_and_no_leak(protocol, partition):
     assert set(fed.rows) == set(SHARES[protocol])
     total = sum(fed.size[split] for split in fed.size)
     for split, share in SHARES[protocol].items():
-        if protocol == "standard":  # few rows say nothing: at least 20 for validation, or a third of what there is
+        if (
+            protocol == "standard"
+        ):  # few rows say nothing: at least 20 for validation, or a third of what there is
             more = np.maximum(np.minimum(20, total // 3) - np.floor(0.1 * total + 0.5), 0)
             total_or_more = share * total + (more if split == "val" else -more)
             assert np.abs(fed.size[split] - total_or_more).max() <= 1.0
@@ -55,7 +58,9 @@ def test_fractions_cover_and_no_leak(protocol, partition):
         assert fed.held["test"].tolist() == list(range(4000, 5000))
         server = fed.held["val"].tolist() if protocol in ("standard", "fedpolicy") else []
         assert sorted([*rows.tolist(), *server]) == list(range(4000))
-    tested = set(fed.held["test"].tolist()) | set(used(fed, "test").tolist() if "test" in fed.rows else [])
+    tested = set(fed.held["test"].tolist()) | set(
+        used(fed, "test").tolist() if "test" in fed.rows else []
+    )
     for split in set(fed.rows) - {"test"}:
         assert not tested & set(used(fed, split).tolist())
     assert ("val" in fed.held) == (protocol in ("standard", "fedpolicy"))
@@ -94,7 +99,9 @@ def test_seed_and_stages():
     a, b, c = (federate("digits", clients=10, data_seed=s) for s in (1, 1, 2))
     np.testing.assert_array_equal(a.rows["train"], b.rows["train"])
     np.testing.assert_array_equal(a.held["val"], b.held["val"])
-    assert a.rows["train"].shape != c.rows["train"].shape or (a.rows["train"] != c.rows["train"]).any()
+    assert (
+        a.rows["train"].shape != c.rows["train"].shape or (a.rows["train"] != c.rows["train"]).any()
+    )
 
 
 def test_pfllib_minimum_client():
@@ -125,8 +132,12 @@ def test_norms():
     np.testing.assert_allclose([fed.mean[0], fed.std[0]], [train.mean(), train.std()], rtol=1e-10)
 
 
-ROWS = {  # sha256 over the leaves of federate("digits", "dirichlet:0.3", clients=10, protocol=...), before val_fraction
-    "standard": "b4a2910af0972b20e1fd1445d372894490f9de6529b5fda428042e2b2c267f25",  # since it has at least 20 val rows
+# sha256 over the leaves of federate("digits", "dirichlet:0.3", clients=10, protocol=...), before
+# val_fraction
+ROWS = {
+    "standard": (
+        "b4a2910af0972b20e1fd1445d372894490f9de6529b5fda428042e2b2c267f25"
+    ),  # since it has at least 20 val rows
     "fedpolicy": "1387a2a4964d5c0766ea2defc06500877222e46ddb54df3394d1f5a4922cf233",
     "pfllib": "5b980494eff62a94a100f0b029f7d6a6b4d3877d0d99279c92d10cba5e5b9eda",
     "pfedrlla": "8bfb8da4b437b0686d73f03407b78ba4df54f89840563ccefdb458901a9f22cb",
@@ -160,7 +171,9 @@ def test_val_fraction_under_any_protocol(protocol):
 
 def test_val_fraction_needs_two_training_examples():
     small = toy(train=60, test=0)
-    fed = federate(small, "iid", clients=30, protocol="pfllib", val_fraction=0.9)  # 2 each: 1 test, 1 train
+    fed = federate(
+        small, "iid", clients=30, protocol="pfllib", val_fraction=0.9
+    )  # 2 each: 1 test, 1 train
     assert fed.size["train"].tolist() == [1] * 30 and fed.size["val"].tolist() == [0] * 30
     fed = federate(small, "iid", clients=20, protocol="pfllib", val_fraction=0.01)  # 3 each
     assert fed.size["train"].tolist() == fed.size["val"].tolist() == [1] * 20
@@ -169,22 +182,39 @@ def test_val_fraction_needs_two_training_examples():
 def test_description_and_fingerprint_of_a_federation(tmp_path):
     make = lambda **more: federate(**dict(dataset="digits", partition="iid", clients=5) | more)
     fed = make()
-    assert fed.description == (
-        "digits, iid, 5 clients, standard, server_val 144, norm dataset, data_seed 0, 1797 examples 28x28x1"
+    assert (
+        fed.description
+        == "digits, iid, 5 clients, standard, server_val 144, norm dataset, data_seed 0, 1797"
+        " examples 28x28x1"
     )
     assert make().fingerprint() == fed.fingerprint() and make().description == fed.description
-    others = [dict(data_seed=1), dict(partition="shards:2"), dict(clients=6), dict(norm="none"), dict(val_fraction=0.2)]
+    others = [
+        dict(data_seed=1),
+        dict(partition="shards:2"),
+        dict(clients=6),
+        dict(norm="none"),
+        dict(val_fraction=0.2),
+    ]
     others = [make(**other) for other in others]
-    assert len({f.fingerprint() for f in [fed, *others]}) == len({f.description for f in [fed, *others]}) == 6
+    assert (
+        len({f.fingerprint() for f in [fed, *others]})
+        == len({f.description for f in [fed, *others]})
+        == 6
+    )
 
     data = load("digits")
     arrays = {key: getattr(data, key) for key in ("x_train", "y_train", "x_test", "y_test")}
     np.savez(tmp_path / "mine.npz", **arrays)
     (tmp_path / "elsewhere").mkdir()
     np.savez(tmp_path / "elsewhere" / "mine.npz", **arrays)
-    one, same = make(dataset=str(tmp_path / "mine.npz")), make(dataset=tmp_path / "elsewhere" / "mine.npz")
+    one, same = (
+        make(dataset=str(tmp_path / "mine.npz")),
+        make(dataset=tmp_path / "elsewhere" / "mine.npz"),
+    )
     assert (
-        one.description == same.description and "mine.npz, iid" in one.description and str(tmp_path) not in one.description
+        one.description == same.description
+        and "mine.npz, iid" in one.description
+        and str(tmp_path) not in one.description
     )
     assert one.fingerprint() == same.fingerprint() == fed.fingerprint()
     arrays["x_test"][3, 4, 5, 0] ^= 1
@@ -238,10 +268,15 @@ def test_enough_validation_rows_by_default():
     """The figures over clients of a run without any option stand on more than a handful of rows."""
     fed = federate("digits")
     total = fed.size["train"] + fed.size["val"]
-    assert (fed.size["val"] == np.maximum(np.floor(0.1 * total + 0.5), np.minimum(20, total // 3))).all()
+    assert (
+        fed.size["val"] == np.maximum(np.floor(0.1 * total + 0.5), np.minimum(20, total // 3))
+    ).all()
     assert fed.size["val"].mean() > 15 and (fed.size["val"] >= np.minimum(20, total // 3)).all()
     assert (
-        federate("digits", val_fraction=0.1).size["val"] == np.maximum(1, np.floor(0.1 * total + 0.5))
+        federate("digits", val_fraction=0.1).size["val"]
+        == np.maximum(1, np.floor(0.1 * total + 0.5))
     ).all()  # as it is said
-    large = federate("synthetic:train=9000,test=100", "iid", clients=20)  # nothing changes for clients of 200 and more
+    large = federate(
+        "synthetic:train=9000,test=100", "iid", clients=20
+    )  # nothing changes for clients of 200 and more
     assert (large.size["val"] == 41).all()

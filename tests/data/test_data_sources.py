@@ -1,4 +1,5 @@
-"""Sources: digits, synthetic, npz, idx, prepared tensorflow-datasets, and what missing data says."""
+"""Sources: digits, synthetic, npz, idx, prepared tensorflow-datasets, and what missing data
+says."""
 
 import gzip
 import hashlib
@@ -22,7 +23,9 @@ def no_outside_data(monkeypatch, tmp_path):
     """No data folder, no Debian package, no prepared datasets: what a test needs, it writes."""
     monkeypatch.delenv("FEDJAX_SIM_DATA", raising=False)
     monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "nothing"))
-    monkeypatch.setattr(folder_module, "DEBIAN_FOLDERS", {"fashion_mnist": str(tmp_path / "debian")})
+    monkeypatch.setattr(
+        folder_module, "DEBIAN_FOLDERS", {"fashion_mnist": str(tmp_path / "debian")}
+    )
 
 
 def images(n, *shape, seed=0):
@@ -36,7 +39,9 @@ def save(path, x_shape, classes=10, train=30, test=10, **more):
         "x_test": images(test, *x_shape, seed=1),
         "y_test": np.arange(test) % classes,
     }
-    np.savez(path, **{k: v.astype(np.uint8) if k[0] == "y" else v for k, v in arrays.items()}, **more)
+    np.savez(
+        path, **{k: v.astype(np.uint8) if k[0] == "y" else v for k, v in arrays.items()}, **more
+    )
     return arrays
 
 
@@ -65,8 +70,14 @@ DIGITS = {  # sha256 of the arrays as scikit-learn's copy gave them, resized in 
 
 def test_digits_are_bit_for_bit_what_they_were():
     data = load("digits")
-    assert data.x_train.dtype == np.uint8 and data.y_train.dtype == np.int32 and data.x_test.shape == (355, 28, 28, 1)
-    assert {key: hashlib.sha256(getattr(data, key).tobytes()).hexdigest() for key in DIGITS} == DIGITS
+    assert (
+        data.x_train.dtype == np.uint8
+        and data.y_train.dtype == np.int32
+        and data.x_test.shape == (355, 28, 28, 1)
+    )
+    assert {
+        key: hashlib.sha256(getattr(data, key).tobytes()).hexdigest() for key in DIGITS
+    } == DIGITS
     share = np.bincount(data.y_test) / np.bincount(np.concatenate([data.y_train, data.y_test]))
     assert (np.abs(share - 0.2) < 0.01).all()  # stratified
 
@@ -83,7 +94,8 @@ def test_digits_need_no_scikit_learn_and_match_it_where_it_is():
 
 @pytest.fixture(scope="module")
 def interpolated():
-    """What PyTorch's interpolate gives: computed here where it is installed, and equal to the committed arrays."""
+    """What PyTorch's interpolate gives: computed here where it is installed, and equal to the
+    committed arrays."""
     golden = dict(np.load(make_data.HERE / "data_resize.npz"))
     if importlib.util.find_spec("torch"):
         live = make_data.resized()
@@ -96,13 +108,22 @@ def interpolated():
 def test_resize_against_torch(interpolated):
     for old, new in make_data.RESIZES:
         expected = interpolated[f"{old[0]}x{old[1]}"]
-        np.testing.assert_allclose(resize_bilinear(make_data.resize_input(old), *new), expected, atol=1e-12)
+        np.testing.assert_allclose(
+            resize_bilinear(make_data.resize_input(old), *new), expected, atol=1e-12
+        )
 
 
 def test_synthetic_options_and_determinism():
     data = load("synthetic:shape=16x12x3,classes=7,train=70,test=14,difficulty=2.0")
-    assert data.x_train.shape == (70, 16, 12, 3) and data.x_train.dtype == np.uint8 and data.classes == 7
-    assert np.bincount(data.y_train).tolist() == [10] * 7 and np.bincount(data.y_test).tolist() == [2] * 7
+    assert (
+        data.x_train.shape == (70, 16, 12, 3)
+        and data.x_train.dtype == np.uint8
+        and data.classes == 7
+    )
+    assert (
+        np.bincount(data.y_train).tolist() == [10] * 7
+        and np.bincount(data.y_test).tolist() == [2] * 7
+    )
     same = load("synthetic", shape=(16, 12, 3), classes=7, train=70, test=14, difficulty=2.0)
     np.testing.assert_array_equal(data.x_train, same.x_train)
     assert (load("synthetic:shape=16x12x3,classes=7,train=70,seed=1").x_train != data.x_train).any()
@@ -119,7 +140,9 @@ def test_synthetic_difficulty():
         residual = flat(d.x_train) - centres[d.y_train]
         inverse = np.linalg.pinv(residual.T @ residual / len(residual) + 1e-6 * np.eye(144))
         gap = flat(d.x_test)[:, None] - centres
-        accuracy.append((np.einsum("nki,ij,nkj->nk", gap, inverse, gap).argmin(1) == d.y_test).mean())
+        accuracy.append(
+            (np.einsum("nki,ij,nkj->nk", gap, inverse, gap).argmin(1) == d.y_test).mean()
+        )
     assert accuracy[0] > 0.98 and 0.6 < accuracy[1] < 0.95 and 0.15 < accuracy[2] < 0.5
 
 
@@ -135,9 +158,20 @@ def test_npz_folder_and_variable(tmp_path, monkeypatch):
 
 
 def test_user_npz_with_extras(tmp_path):
-    save(tmp_path / "mine.npz", (6, 6), classes=3, domain_train=np.zeros(30, int), domain_test=np.ones(10, int))
+    save(
+        tmp_path / "mine.npz",
+        (6, 6),
+        classes=3,
+        domain_train=np.zeros(30, int),
+        domain_test=np.ones(10, int),
+    )
     data = load(tmp_path / "mine.npz")
-    assert (data.name, data.classes, data.x_train.shape, data.mean) == ("mine", 3, (30, 6, 6, 1), None)
+    assert (data.name, data.classes, data.x_train.shape, data.mean) == (
+        "mine",
+        3,
+        (30, 6, 6, 1),
+        None,
+    )
     assert data.extra["domain"].tolist() == [0] * 30 + [1] * 10
     fed = federate(str(tmp_path / "mine.npz"), "iid", clients=3)
     assert fed.classes == 3 and fed.name == "mine"
@@ -156,13 +190,16 @@ def test_usps_and_mnist_m_become_28x28(tmp_path, interpolated):
     save(tmp_path / "usps.npz", (16, 16))
     grey = make_data.usps_input()
     np.savez(
-        tmp_path / "usps.npz", **dict(np.load(tmp_path / "usps.npz")) | {"x_train": grey, "y_train": np.arange(len(grey))}
+        tmp_path / "usps.npz",
+        **dict(np.load(tmp_path / "usps.npz")) | {"x_train": grey, "y_train": np.arange(len(grey))},
     )
     usps = load("usps", tmp_path).x_train
     assert usps.shape == (make_data.USPS, 28, 28, 1)
     assert np.abs(usps[..., 0] - interpolated["usps"]).max() <= 0.5 + 1e-9
     colour = save(tmp_path / "mnist_m.npz", (32, 32, 3))
-    np.testing.assert_array_equal(load("mnist_m", tmp_path).x_train, colour["x_train"][:, 2:30, 2:30])
+    np.testing.assert_array_equal(
+        load("mnist_m", tmp_path).x_train, colour["x_train"][:, 2:30, 2:30]
+    )
 
 
 def test_mnist_star(tmp_path):
@@ -172,11 +209,20 @@ def test_mnist_star(tmp_path):
     data = load("mnist_star", tmp_path)
     assert data.x_train.shape == (120, 28, 28, 3) and data.x_test.shape == (30, 28, 28, 3)
     assert np.bincount(data.extra["domain"]).tolist() == [60, 40, 50]
-    assert data.extra["domain"].tolist() == [0] * 50 + [1] * 30 + [2] * 40 + [0] * 10 + [1] * 10 + [2] * 10
+    assert (
+        data.extra["domain"].tolist()
+        == [0] * 50 + [1] * 30 + [2] * 40 + [0] * 10 + [1] * 10 + [2] * 10
+    )
     for channel in range(3):
         np.testing.assert_array_equal(data.x_train[:50, ..., channel], mnist["x_train"])
     fed = federate("mnist_star", "mnist_star", clients=10, protocol="pfedrlla", data_dir=tmp_path)
-    assert [set(data.extra["domain"][fed.client_rows(i)]) for i in (0, 3, 4, 7, 8)] == [{0}, {0}, {1}, {1}, {2}]
+    assert [set(data.extra["domain"][fed.client_rows(i)]) for i in (0, 3, 4, 7, 8)] == [
+        {0},
+        {0},
+        {1},
+        {1},
+        {2},
+    ]
 
 
 def save_omniglot(path, characters=(12, 8)):
@@ -203,7 +249,9 @@ def test_omniglot(tmp_path):
     for j in (0, 19):
         rows = np.concatenate([fed.client_rows(j, split) for split in fed.rows])
         assert set(data.extra["drawer"][rows]) == {j}
-        assert sorted(data.extra["character"][rows].tolist()) == list(range(1, 21))  # one drawing of each character
+        assert sorted(data.extra["character"][rows].tolist()) == list(
+            range(1, 21)
+        )  # one drawing of each character
 
 
 def prepare_tfds(root, name, n=(20, 5)):
@@ -225,7 +273,9 @@ def prepare_tfds(root, name, n=(20, 5)):
     truth, infos = {}, []
     for split, number in zip(("train", "test"), n, strict=True):
         truth[split] = images(number, 32, 32, 3, seed=number), np.arange(number) % 10
-        file = writer.ArrayRecordWriter(str(place / f"{name}-{split}.array_record-00000-of-00001"), "group_size:1")
+        file = writer.ArrayRecordWriter(
+            str(place / f"{name}-{split}.array_record-00000-of-00001"), "group_size:1"
+        )
         for i, (x, y) in enumerate(zip(*truth[split], strict=True)):
             png = io.BytesIO()
             Image.fromarray(x).save(png, "PNG")
@@ -245,7 +295,9 @@ def prepare_tfds(root, name, n=(20, 5)):
                 ),
             )
         )
-    tfds.folder_dataset.write_metadata(data_dir=place, features=features, split_infos=infos, check_data=False)
+    tfds.folder_dataset.write_metadata(
+        data_dir=place, features=features, split_infos=infos, check_data=False
+    )
     return truth
 
 
@@ -286,7 +338,13 @@ def test_download_without_tensorflow_says_so(tmp_path):
 def test_bad_files(tmp_path):
     np.savez(tmp_path / "packed.npz", x_train_xz=np.zeros(3, np.uint8), y_train=np.zeros(3, int))
     (tmp_path / "broken.npz").write_bytes(b"PK\x03\x04 not a zip")
-    np.savez(tmp_path / "pickled.npz", x_train=np.array([{}], object), y_train=[0], x_test=[0], y_test=[0])
+    np.savez(
+        tmp_path / "pickled.npz",
+        x_train=np.array([{}], object),
+        y_train=[0],
+        x_test=[0],
+        y_test=[0],
+    )
     save(tmp_path / "ragged.npz", (6, 6))
     arrays = dict(np.load(tmp_path / "ragged.npz"))
     np.savez(tmp_path / "ragged.npz", **arrays | {"y_train": arrays["y_train"][:-1]})
@@ -342,13 +400,23 @@ def test_bad_names(name, words):
 def test_a_fixed_part_of_a_published_dataset(tmp_path):
     arrays = save(tmp_path / "mnist.npz", (28, 28))
     few, again, more = (load(f"mnist:train={n},test=4", tmp_path) for n in (6, 6, 20))
-    assert few.name == "mnist" and (len(few.y_train), len(few.y_test), len(more.y_train)) == (6, 4, 20)
+    assert few.name == "mnist" and (len(few.y_train), len(few.y_test), len(more.y_train)) == (
+        6,
+        4,
+        20,
+    )
     assert np.array_equal(few.x_train, again.x_train) and np.array_equal(few.y_test, more.y_test)
-    rows = lambda data: {(x.tobytes(), int(y)) for x, y in zip(data.x_train, data.y_train, strict=True)}
-    whole = {(x.tobytes(), int(y)) for x, y in zip(arrays["x_train"], arrays["y_train"], strict=True)}
+    rows = lambda data: {
+        (x.tobytes(), int(y)) for x, y in zip(data.x_train, data.y_train, strict=True)
+    }
+    whole = {
+        (x.tobytes(), int(y)) for x, y in zip(arrays["x_train"], arrays["y_train"], strict=True)
+    }
     assert rows(few) < rows(more) < whole
     assert len(load("mnist:train=6", tmp_path).y_test) == 10
-    with pytest.raises(UserError, match="mnist has 30 train examples, not 31; allowed: train=1 to train=30"):
+    with pytest.raises(
+        UserError, match="mnist has 30 train examples, not 31; allowed: train=1 to train=30"
+    ):
         load("mnist:train=31", tmp_path)
     with pytest.raises(UserError, match="'0' is not a valid train"):
         load("mnist:train=0", tmp_path)
@@ -357,7 +425,11 @@ def test_a_fixed_part_of_a_published_dataset(tmp_path):
 
 
 def test_a_part_keeps_the_facts_of_its_examples(tmp_path):
-    more = {f"{k}_{s}": np.arange(n) % 3 for k in ("alphabet", "drawer") for s, n in (("train", 30), ("test", 10))}
+    more = {
+        f"{k}_{s}": np.arange(n) % 3
+        for k in ("alphabet", "drawer")
+        for s, n in (("train", 30), ("test", 10))
+    }
     save(tmp_path / "omniglot.npz", (105, 105), **more)
     whole, part = load("omniglot", tmp_path), load("omniglot:train=7,test=3", tmp_path)
     at = [int(np.flatnonzero((whole.x_train == x).all((1, 2, 3)))[0]) for x in part.x_train]

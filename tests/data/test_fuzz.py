@@ -1,7 +1,9 @@
-"""Whatever is thrown at it: either a valid result or one sentence (UserError), never a traceback or a huge allocation.
+"""Whatever is thrown at it: either a valid result or one sentence (UserError), never a traceback or
+a huge allocation.
 
-Bounded and derandomised here; `make fuzz` runs the profile `long` with new random examples. Adding an input: write a
-strategy for it, call the code inside `sentence_or_none`, and check what comes out.
+Bounded and derandomised here; `make fuzz` runs the profile `long` with new random examples. Adding
+an input: write a strategy for it, call the code inside `sentence_or_none`, and check what comes
+out.
 """
 
 import contextlib
@@ -15,7 +17,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fedjax_sim.data import DATASETS, PARTITIONS, PROTOCOLS, Dataset, Federation, federate, load, memory
+from fedjax_sim.data import (
+    DATASETS,
+    PARTITIONS,
+    PROTOCOLS,
+    Dataset,
+    Federation,
+    federate,
+    load,
+    memory,
+)
 from fedjax_sim.data import folder as folder_module
 from fedjax_sim.data.folder import read_idx
 from fedjax_sim.data.partition import partition
@@ -27,11 +38,12 @@ settings.register_profile("long", max_examples=5000, print_blob=True, **COMMON)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "short"))
 
 
-# ---- what may happen ------------------------------------------------------------------------------------------
+# ---- what may happen -----------------------------------------------------------------------------
 
 
 def sentence_or_none(make):
-    """What `make()` returns, or None where it was refused in a sentence; every other exception is a failure."""
+    """What `make()` returns, or None where it was refused in a sentence; every other exception is a
+    failure."""
     try:
         return make()
     except UserError as error:
@@ -80,9 +92,27 @@ def place(tmp_path_factory):
     return tmp_path_factory.mktemp("fuzz")
 
 
-# ---- texts -----------------------------------------------------------------------------------------------------
+# ---- texts ---------------------------------------------------------------------------------------
 
-NUMBERS = ["0", "1", "2", "3", "10", "-1", "0.1", "0.5", "1.0", "1e-3", "1e30", "1e400", "nan", "inf", "-inf", "²", "٣"]
+NUMBERS = [
+    "0",
+    "1",
+    "2",
+    "3",
+    "10",
+    "-1",
+    "0.1",
+    "0.5",
+    "1.0",
+    "1e-3",
+    "1e30",
+    "1e400",
+    "nan",
+    "inf",
+    "-inf",
+    "²",
+    "٣",
+]
 NUMBERS += [
     "1_0",
     "10**30",
@@ -100,16 +130,27 @@ NUMBERS += [
     "1/0/0",
     "1/",
 ]
-number_text = st.one_of(st.sampled_from(NUMBERS), st.integers(-5, 60).map(str), st.floats().map(str), st.text(max_size=8))
-keys = sorted({key for table in (PARTITIONS, DATASETS) for entry in table.values() for key in entry.options})
+number_text = st.one_of(
+    st.sampled_from(NUMBERS),
+    st.integers(-5, 60).map(str),
+    st.floats().map(str),
+    st.text(max_size=8),
+)
+keys = sorted(
+    {key for table in (PARTITIONS, DATASETS) for entry in table.values() for key in entry.options}
+)
 option_text = st.one_of(
-    number_text, st.tuples(st.sampled_from([*keys, "x", ""]), number_text).map("=".join), st.text(max_size=10)
+    number_text,
+    st.tuples(st.sampled_from([*keys, "x", ""]), number_text).map("=".join),
+    st.text(max_size=10),
 )
 
 
 def specs(names):
     """Spec strings: mostly a known name with options of all kinds, sometimes anything."""
-    known = st.tuples(st.sampled_from(sorted(names)), st.lists(option_text, max_size=4).map(",".join)).map(":".join)
+    known = st.tuples(
+        st.sampled_from(sorted(names)), st.lists(option_text, max_size=4).map(",".join)
+    ).map(":".join)
     return st.one_of(st.sampled_from(sorted(names)), known, known, st.text(max_size=20))
 
 
@@ -118,11 +159,16 @@ def test_dataset_specs(spec):
     data = sentence_or_none(lambda: load(spec))
     if data is not None:
         assert (
-            data.x_train.nbytes < 30_000_000 and len(data.x_train) == len(data.y_train) and data.y_train.max() < data.classes
+            data.x_train.nbytes < 30_000_000
+            and len(data.x_train) == len(data.y_train)
+            and data.y_train.max() < data.classes
         )
 
 
-@given(st.sampled_from(["mnist", "digits", "omniglot"]), st.one_of(st.text(), st.text("~/.x\0\n", max_size=300)))
+@given(
+    st.sampled_from(["mnist", "digits", "omniglot"]),
+    st.one_of(st.text(), st.text("~/.x\0\n", max_size=300)),
+)
 def test_data_folders(name, folder):
     sentence_or_none(lambda: load(name, data_dir=folder))
 
@@ -135,31 +181,50 @@ def test_file_names(text):
 @given(specs(PARTITIONS), st.integers(-1, 80), st.integers(1, 60), st.integers(1, 7))
 def test_partition_specs(spec, clients, number, classes):
     rng = np.random.default_rng(number)
-    extra = {"domain": np.arange(number) % 3, "drawer": np.arange(number) % 5, "x": np.arange(number) % 4}
-    rows = sentence_or_none(lambda: partition(spec, rng.integers(0, classes, number), clients, 0, extra))
+    extra = {
+        "domain": np.arange(number) % 3,
+        "drawer": np.arange(number) % 5,
+        "x": np.arange(number) % 4,
+    }
+    rows = sentence_or_none(
+        lambda: partition(spec, rng.integers(0, classes, number), clients, 0, extra)
+    )
     if rows is not None:
         together = np.concatenate(rows)
         assert len(rows) == clients and min(map(len, rows)) >= 1
-        assert len(set(together.tolist())) == len(together) and together.min() >= 0 and together.max() < number
+        assert (
+            len(set(together.tolist())) == len(together)
+            and together.min() >= 0
+            and together.max() < number
+        )
 
 
 @given(st.tuples(*[st.integers(1, 10**k) for k in (1, 2, 4, 6, 18)]), st.integers(1, 2**63 - 1))
 def test_synthetic_of_any_size(sizes, seed):
     """What does not fit is refused before it is made."""
     channels, classes, side, test, train = sizes
-    spec = f"synthetic:shape={side}x{side}x{channels},classes={classes},train={train},test={test},seed={seed}"
+    spec = (
+        f"synthetic:shape={side}x{side}x{channels},classes={classes},"
+        f"train={train},test={test},seed={seed}"
+    )
     data = sentence_or_none(lambda: load(spec))
     assert data is None or data.x_train.nbytes + data.x_test.nbytes < 30_000_000
 
 
 @given(
-    st.sampled_from([0.001, 0.1, 1.0, 100.0]), st.integers(1, 30), st.integers(1, 5), st.integers(1, 20), st.integers(1, 100)
+    st.sampled_from([0.001, 0.1, 1.0, 100.0]),
+    st.integers(1, 30),
+    st.integers(1, 5),
+    st.integers(1, 20),
+    st.integers(1, 100),
 )
 def test_dirichlet_of_any_size(alpha, least, tries, clients, number):
     spec = f"dirichlet:{alpha},min={least},tries={tries}"
     rows = sentence_or_none(lambda: partition(spec, np.arange(number) % 4, clients, 0))
     assert (rows is None) == (least * clients > number)
-    assert rows is None or (min(map(len, rows)) >= least and sorted(np.concatenate(rows)) == list(range(number)))
+    assert rows is None or (
+        min(map(len, rows)) >= least and sorted(np.concatenate(rows)) == list(range(number))
+    )
 
 
 TOY = Dataset(
@@ -175,7 +240,17 @@ anything = st.one_of(st.none(), st.integers(), st.floats(), st.text(max_size=5),
 
 
 @given(
-    st.sampled_from(["iid", "dirichlet:0.1", "shards:2", "pathological:2", "fixed:2", "mnist_star", "omniglot:0.2"]),
+    st.sampled_from(
+        [
+            "iid",
+            "dirichlet:0.1",
+            "shards:2",
+            "pathological:2",
+            "fixed:2",
+            "mnist_star",
+            "omniglot:0.2",
+        ]
+    ),
     st.fixed_dictionaries(
         {},
         optional={
@@ -195,10 +270,39 @@ def test_protocols(spec, options):
         check_federation(fed)
 
 
-# ---- files -----------------------------------------------------------------------------------------------------
+# ---- files ---------------------------------------------------------------------------------------
 
-DTYPES = ["u1", "<f2", "<f4", ">f4", "<f8", ">i8", "i1", "<u8", "?", "<c8", "S3", "<U2", "<M8[s]", "O", "f4,i4", "g"]
-SHAPES = [(), (0,), (6,), (6, 3), (6, 2, 2), (6, 2, 2, 1), (6, 2, 2, 0), (6, 0, 2), (0, 2, 2), (5, 2, 2), (6, 2, 2, 1, 1)]
+DTYPES = [
+    "u1",
+    "<f2",
+    "<f4",
+    ">f4",
+    "<f8",
+    ">i8",
+    "i1",
+    "<u8",
+    "?",
+    "<c8",
+    "S3",
+    "<U2",
+    "<M8[s]",
+    "O",
+    "f4,i4",
+    "g",
+]
+SHAPES = [
+    (),
+    (0,),
+    (6,),
+    (6, 3),
+    (6, 2, 2),
+    (6, 2, 2, 1),
+    (6, 2, 2, 0),
+    (6, 0, 2),
+    (0, 2, 2),
+    (5, 2, 2),
+    (6, 2, 2, 1, 1),
+]
 VALUES = [0, 1, 2, 255, -1, 2**31, 1e30, np.nan, np.inf]
 
 
@@ -213,7 +317,9 @@ def arrays(draw):
 
 
 GOOD = {"x_train": TOY.x_train, "y_train": TOY.y_train, "x_test": TOY.x_test, "y_test": TOY.y_test}
-mostly_good = {key: st.one_of(st.just(value), st.just(value), arrays()) for key, value in GOOD.items()}
+mostly_good = {
+    key: st.one_of(st.just(value), st.just(value), arrays()) for key, value in GOOD.items()
+}
 
 
 @given(st.fixed_dictionaries(mostly_good), st.sampled_from([np.savez, np.savez_compressed]))
@@ -224,7 +330,12 @@ def test_npz_of_any_arrays(place, members, save):
         check_federation(fed)
 
 
-@given(arrays(), arrays(), st.one_of(st.just([[0, 1], [2]]), arrays()), st.one_of(st.just([3, 4]), arrays()))
+@given(
+    arrays(),
+    arrays(),
+    st.one_of(st.just([[0, 1], [2]]), arrays()),
+    st.one_of(st.just([3, 4]), arrays()),
+)
 def test_own_arrays(x, y, train, test):
     y = np.arange(6) % 2 if y.dtype.kind not in "iu" or y.ndim != 1 else y
     fed = sentence_or_none(lambda: Federation.from_arrays(x, y, {"train": train}, test=test))
@@ -242,7 +353,18 @@ def zipped(compression):
     return out.getvalue()
 
 
-WORDS = [b"x_train", b"y_train", b"x_test", b"y_test", b"<i4", b"|u1", b"<f8", b"|O", b"2, 2", b"9, 9"]
+WORDS = [
+    b"x_train",
+    b"y_train",
+    b"x_test",
+    b"y_test",
+    b"<i4",
+    b"|u1",
+    b"<f8",
+    b"|O",
+    b"2, 2",
+    b"9, 9",
+]
 
 
 @st.composite
@@ -263,9 +385,11 @@ def damaged(draw, originals):
         elif kind == "double":
             raw[start:start] = raw[start : start + width]
         elif kind == "swap":
-            old, new = draw(st.permutations([b"x_train", b"y_train", b"xx_test", b"<i4", b"|u1", b"<f8", b"2, 2", b"9, 9"]))[
-                :2
-            ]
+            old, new = draw(
+                st.permutations(
+                    [b"x_train", b"y_train", b"xx_test", b"<i4", b"|u1", b"<f8", b"2, 2", b"9, 9"]
+                )
+            )[:2]
             raw = bytearray(bytes(raw).replace(old, new[: len(old)].ljust(len(old))))
     return bytes(raw)
 
@@ -283,10 +407,17 @@ CSV = b"a,client,label,split\n" + b"".join(
 )
 
 
-@given(damaged([CSV, CSV.replace(b",", b";"), CSV.replace(b"0,", b"no,")]), st.sampled_from(["iid", "column:client"]))
+@given(
+    damaged([CSV, CSV.replace(b",", b";"), CSV.replace(b"0,", b"no,")]),
+    st.sampled_from(["iid", "column:client"]),
+)
 def test_damaged_csv(place, raw, spec):
     (place / "damaged.csv").write_bytes(raw)
-    fed = sentence_or_none(lambda: federate(place / "damaged.csv", spec, server_val=0, clients=None if spec != "iid" else 2))
+    fed = sentence_or_none(
+        lambda: federate(
+            place / "damaged.csv", spec, server_val=0, clients=None if spec != "iid" else 2
+        )
+    )
     if fed is not None:
         check_federation(fed)
 

@@ -1,4 +1,5 @@
-"""Text as data, one client per speaker: sources, windows, and methods on next-character prediction."""
+"""Text as data, one client per speaker: sources, windows, and methods on next-character
+prediction."""
 
 from __future__ import annotations
 
@@ -9,7 +10,15 @@ import fedjax_sim as fs
 from fedjax_sim.cli.main import main
 from fedjax_sim.data.sources import load
 
-HOW = dict(model="lstm", model_options={"width": 24, "embed": 8}, rounds=3, epochs=1, batch_size=8, devices="1", chunk="3")
+HOW = dict(
+    model="lstm",
+    model_options={"width": 24, "embed": 8},
+    rounds=3,
+    epochs=1,
+    batch_size=8,
+    devices="1",
+    chunk="3",
+)
 
 
 def decoded(fed, rows) -> str:
@@ -18,7 +27,11 @@ def decoded(fed, rows) -> str:
 
 def test_the_embedded_plays():
     data = load("plays")
-    assert data.task == "sequence" and data.classes == len(data.vocabulary) == 60 and len(set(data.extra["client"])) == 18
+    assert (
+        data.task == "sequence"
+        and data.classes == len(data.vocabulary) == 60
+        and len(set(data.extra["client"])) == 18
+    )
     fed = fs.federate("plays:window=32", protocol="pfllib", val_fraction=0.2)
     assert fed.shape == (32,) and fed.num_clients == 18 and "vocabulary of 60" in fed.description
     assert "vocabulary of 60" in fed.describe() and "\\n !',-." in fed.describe()
@@ -41,12 +54,23 @@ def test_windows_are_the_text(tmp_path):
 
 
 def test_a_play_and_a_table_say_the_same(tmp_path):
-    speech = {"ANN": "so it is and so it was and so it will be", "BOB": "never say never to the never ending sea"}
-    (tmp_path / "play.txt").write_text("\n\n".join(f"{name}:\n{said}" for name, said in speech.items()))
-    (tmp_path / "play.csv").write_text("who,words\n" + "\n".join(f"{n},{s}" for n, s in speech.items()))
+    speech = {
+        "ANN": "so it is and so it was and so it will be",
+        "BOB": "never say never to the never ending sea",
+    }
+    (tmp_path / "play.txt").write_text(
+        "\n\n".join(f"{name}:\n{said}" for name, said in speech.items())
+    )
+    (tmp_path / "play.csv").write_text(
+        "who,words\n" + "\n".join(f"{n},{s}" for n, s in speech.items())
+    )
     a = load(f"text:{tmp_path}/play.txt,window=8")
     b = load(f"text:{tmp_path}/play.csv,window=8,speaker=who,text=words")
-    assert a.vocabulary == b.vocabulary and (a.x_train == b.x_train).all() and (a.extra["client"] == b.extra["client"]).all()
+    assert (
+        a.vocabulary == b.vocabulary
+        and (a.x_train == b.x_train).all()
+        and (a.extra["client"] == b.extra["client"]).all()
+    )
 
 
 @pytest.mark.parametrize(
@@ -75,20 +99,26 @@ def test_a_partition_by_classes_is_refused():
 
 @pytest.mark.parametrize("method", ["fedavg", "fedprox", "ditto", "fedper", "fedpolicy"])
 def test_methods_on_the_next_character(method):
-    """All of them learn in three rounds; Ditto's clients that did not take part yet have the first weights."""
+    """All of them learn in three rounds; Ditto's clients that did not take part yet have the first
+    weights."""
     fed = fs.federate("plays:window=32")
     options = {"agent.batch": 4, "first": "any"} if method == "fedpolicy" else {}
-    result = fs.run(method, fed, participation="6/18", optimizer="adam:lr=0.02", seed=1, **HOW, **options)
+    result = fs.run(
+        method, fed, participation="6/18", optimizer="adam:lr=0.02", seed=1, **HOW, **options
+    )
     first, last = result.rows[0], result.rows[-1]
     assert last["client_loss"] < first["client_loss"] and last["client_loss"] < 3.6
-    assert result.summary["bytes_up"] > 0 and last["client_perplexity"] == pytest.approx(np.exp(last["client_loss"]))
+    assert result.summary["bytes_up"] > 0 and last["client_perplexity"] == pytest.approx(
+        np.exp(last["client_loss"])
+    )
     if method == "fedpolicy":  # blocks: what goes down differs from client to client
         assert result.summary["bytes_down"] < result.summary["bytes_up"]
 
 
 def test_on_the_command_line(tmp_path, capsys):
     words = (
-        "run fedavg --dataset plays:window=16 --model lstm --set model.width=8 --rounds 1 --epochs 0.1 --devices 1 --chunk 1"
+        "run fedavg --dataset plays:window=16 --model lstm --set model.width=8 --rounds 1 --epochs"
+        " 0.1 --devices 1 --chunk 1"
     )
     assert main([*words.split(), "--participation", "3/18", "--dry-run"]) == 0
     told = capsys.readouterr().out

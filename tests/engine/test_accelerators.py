@@ -1,4 +1,5 @@
-"""What an accelerator would run gives the CPU's values, and is written down as its compiler wants it.
+"""What an accelerator would run gives the CPU's values, and is written down as its compiler wants
+it.
 
 `platform.lowering_for` traces the accelerators' forms; a CPU can compile and run them all the same.
 """
@@ -35,12 +36,21 @@ def even_federation() -> Federation:
     cut = np.split(rng.permutation(total), np.cumsum([size] * N + [3] * N + [3] * N + [8]))
     rows = {"train": cut[:N], "val": cut[N : 2 * N], "test": cut[2 * N : 3 * N]}
     return Federation.from_arrays(
-        x, y, rows, test=cut[3 * N + 1], server_val=cut[3 * N], classes=tiny.CLASSES, mean=0.0, std=1.0, name="even"
+        x,
+        y,
+        rows,
+        test=cut[3 * N + 1],
+        server_val=cut[3 * N],
+        classes=tiny.CLASSES,
+        mean=0.0,
+        std=1.0,
+        name="even",
     )
 
 
 def fresh(name: str, chunk: int, fed=tiny.federation, **more):
-    """A simulation that is traced anew: traces are remembered by function, and do not know for which device they were."""
+    """A simulation that is traced anew: traces are remembered by function, and do not know for
+    which device they were."""
     keep, tiny.federation = tiny.federation, fed
     try:
         return tiny.simulation.__wrapped__(name, chunk=chunk, **more)
@@ -77,7 +87,11 @@ def test_the_accelerators_round_is_the_cpus(name, fed, platform, chunk):
 def test_a_diverged_client_counts_for_nothing(platform, chunk):
     """Its weight is 0, its own state stays, and nobody else notices."""
     clean = two_rounds("ditto", chunk, platform)
-    victim = int(np.asarray(tiny.simulation("ditto").orders(*tiny.start(tiny.simulation("ditto"))).slots.ctx.id)[0])
+    victim = int(
+        np.asarray(
+            tiny.simulation("ditto").orders(*tiny.start(tiny.simulation("ditto"))).slots.ctx.id
+        )[0]
+    )
 
     def poison(data):
         x = np.array(data.fed.x)
@@ -93,17 +107,22 @@ def test_a_diverged_client_counts_for_nothing(platform, chunk):
     assert not all(np.array_equal(a, b) for a, b in zip(own(before), own(clean[0]), strict=True))
 
 
-# ---- the program ----------------------------------------------------------------------------------------------------
+# ---- the program ---------------------------------------------------------------------------------
 def computations(text: str) -> dict[str, str]:
     """Optimised HLO -> its computations by name."""
-    return {m[1]: m[2] for m in re.finditer(r"^(?:ENTRY )?%?([\w.\-]+) [^\n]*\{\n(.*?)^\}", text, re.M | re.S)}
+    return {
+        m[1]: m[2]
+        for m in re.finditer(r"^(?:ENTRY )?%?([\w.\-]+) [^\n]*\{\n(.*?)^\}", text, re.M | re.S)
+    }
 
 
 def compiled(name: str, platform: str, chunk: int = M, fed=tiny.federation):
     with lowering_for(platform):
         sim = fresh(name, chunk, fed)
         state = sim.init(0, sim.env.model.init(jax.random.key(0)))
-        shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(np.shape(a), np.asarray(a).dtype), (state, sim.data))
+        shapes = jax.tree.map(
+            lambda a: jax.ShapeDtypeStruct(np.shape(a), np.asarray(a).dtype), (state, sim.data)
+        )
         return sim, jax.jit(lambda s, d: sim.round(s, d), donate_argnums=0).lower(*shapes).compile()
 
 
@@ -126,7 +145,10 @@ def test_nothing_in_a_loop_is_as_large_as_the_pool(platform):
         name = todo.pop()
         if name not in seen:
             seen.add(name)
-            todo += re.findall(r"(?:calls|to_apply|body|condition|branch_computations)=\{?%?([\w.\-]+)", parts.get(name, ""))
+            todo += re.findall(
+                r"(?:calls|to_apply|body|condition|branch_computations)=\{?%?([\w.\-]+)",
+                parts.get(name, ""),
+            )
     made = [
         line
         for name in seen
@@ -160,7 +182,9 @@ def test_the_state_is_given_away_whole(platform):
     _, program = compiled("ditto", platform)
     state = tiny.start(tiny.simulation("ditto"))[0]
     size = sum(np.asarray(a).nbytes for a in jax.tree.leaves(state))
-    assert program.memory_analysis().alias_size_in_bytes >= size - 64  # round number and key may be written anew
+    assert (
+        program.memory_analysis().alias_size_in_bytes >= size - 64
+    )  # round number and key may be written anew
 
 
 @pytest.mark.parametrize("platform", ["tpu", "cuda"])

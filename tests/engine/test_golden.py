@@ -1,6 +1,8 @@
-"""lenet5 and cnn4 for three rounds against values from a PyTorch loop; see golden/make_golden.py, which wrote them.
+"""lenet5 and cnn4 for three rounds against values from a PyTorch loop; see golden/make_golden.py,
+which wrote them.
 
-Within 1e-9 in double precision, in every form of convolution (Winograd's transforms lose a few digits: 1e-7).
+Within 1e-9 in double precision, in every form of convolution (Winograd's transforms lose a few
+digits: 1e-7).
 """
 
 from __future__ import annotations
@@ -21,8 +23,9 @@ from fedjax_sim.types import Env
 
 FOLDER = GOLDEN_FOLDER
 
-# every form once per layer shape, every method at least once per model; few programs, because compiling them is
-# what this file spends its time on. XLA's own convolution is slow inside a loop: only in the small model.
+# every form once per layer shape, every method at least once per model; few programs, because
+# compiling them is what this file spends its time on. XLA's own convolution is slow inside a loop:
+# only in the small model.
 RUNS = [
     ("lenet5", "fedavg", "lax"),
     ("lenet5", "fedavg", "patches"),
@@ -42,10 +45,15 @@ def golden(model: str) -> dict[str, np.ndarray]:
         return {name: file[name] for name in file.files}
 
 
-def three_rounds(model: str, method: str, conv: str, dtype, chunk: int = 1) -> dict[str, np.ndarray]:
+def three_rounds(
+    model: str, method: str, conv: str, dtype, chunk: int = 1
+) -> dict[str, np.ndarray]:
     """The engine's run, under the names of the golden file."""
     fed = settings.federation()
-    net = {"params": jax.tree.map(lambda a: jnp.asarray(a, dtype), settings.initial(model)), "batch_stats": {}}
+    net = {
+        "params": jax.tree.map(lambda a: jnp.asarray(a, dtype), settings.initial(model)),
+        "batch_stats": {},
+    }
     env = Env(
         model=models.build(model, fed.shape, settings.CLASSES, dtype=dtype, conv=conv),
         loss=losses.make_loss("ce", settings.CLASSES),
@@ -73,7 +81,12 @@ def three_rounds(model: str, method: str, conv: str, dtype, chunk: int = 1) -> d
     out = {"net": settings.digest(state.server.net["params"], 40)}
     if method in ("scaffold", "ditto"):
         own = state.clients.own if method == "scaffold" else state.clients.own["params"]
-        out["own"] = np.stack([settings.digest(jax.tree.map(lambda a: a[k], own), 6) for k in range(len(settings.SIZES))])
+        out["own"] = np.stack(
+            [
+                settings.digest(jax.tree.map(lambda a: a[k], own), 6)
+                for k in range(len(settings.SIZES))
+            ]
+        )
     if method == "scaffold":
         out["control"] = settings.digest(state.server.control, 40)
     return {f"{method}/{name}": value for name, value in out.items()}
@@ -84,26 +97,38 @@ def assert_golden(ours: dict[str, np.ndarray], model: str, tolerance: float) -> 
     np.testing.assert_array_equal(
         stored["batches"],
         settings.batches_of_the_run(),
-        err_msg=("the random draws are no longer those of the golden files; check why, then run golden/make_golden.py"),
+        err_msg=(
+            "the random draws are no longer those of the golden files; check why, then run"
+            " golden/make_golden.py"
+        ),
     )
     for name, value in ours.items():
-        np.testing.assert_allclose(value, stored[name], rtol=tolerance, atol=tolerance, err_msg=name)
+        np.testing.assert_allclose(
+            value, stored[name], rtol=tolerance, atol=tolerance, err_msg=name
+        )
 
 
 @pytest.mark.parametrize(("model", "method", "conv"), RUNS)
 def test_three_rounds_in_double_precision(model, method, conv):
     with jax.enable_x64(True):
         uses_winograd = conv == "winograd" or (conv == "auto" and model == "cnn4")
-        assert_golden(three_rounds(model, method, conv, jnp.float64), model, 1e-7 if uses_winograd else 1e-9)
+        assert_golden(
+            three_rounds(model, method, conv, jnp.float64), model, 1e-7 if uses_winograd else 1e-9
+        )
 
 
 def test_clients_side_by_side():
     with jax.enable_x64(True):
-        assert_golden(three_rounds("lenet5", "fedavg", "auto", jnp.float64, chunk=settings.COHORT), "lenet5", 1e-9)
+        assert_golden(
+            three_rounds("lenet5", "fedavg", "auto", jnp.float64, chunk=settings.COHORT),
+            "lenet5",
+            1e-9,
+        )
 
 
 def test_single_precision():
-    """A smoke check: one near-tied pooling window may choose otherwise, so only the norms are held to much."""
+    """A smoke check: one near-tied pooling window may choose otherwise, so only the norms are held
+    to much."""
     ours = three_rounds("lenet5", "fedavg", "auto", jnp.float32)["fedavg/net"]
     stored = golden("lenet5")["fedavg/net"]
     np.testing.assert_allclose(ours[:, 0], stored[:, 0], rtol=1e-3)

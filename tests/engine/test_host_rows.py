@@ -1,4 +1,5 @@
-"""`--state-on host`: the same numbers as on the device, resume included, and only the cohort's rows on the device."""
+"""`--state-on host`: the same numbers as on the device, resume included, and only the cohort's rows
+on the device."""
 
 import jax
 import numpy as np
@@ -48,19 +49,30 @@ def run(method: str, out=None, **options) -> runner.Result:
     return runner.execute(setup, RunDirectory(out) if out else None)
 
 
-@pytest.mark.parametrize(("method", "where"), [("ditto", {}), ("random", {}), ("random", {"devices": "4", "chunk": "2"})])
+@pytest.mark.parametrize(
+    ("method", "where"), [("ditto", {}), ("random", {}), ("random", {"devices": "4", "chunk": "2"})]
+)
 def test_host_gives_the_numbers_of_the_device(method, where):
     device, host = run(method, **where), run(method, state_on="host", **where)
     np.testing.assert_allclose(numbers(host.rows), numbers(device.rows), rtol=1e-6, atol=1e-6)
     np.testing.assert_allclose(numbers(host.rounds), numbers(device.rounds), rtol=1e-6, atol=1e-6)
     for name in device.clients:
         np.testing.assert_allclose(host.clients[name], device.clients[name], rtol=1e-6, atol=1e-6)
-    count = device.setup.fed.num_clients  # rows beyond are nobody's: they fill up the devices' shares
-    real = lambda state: jax.tree.leaves((state._replace(clients=()), jax.tree.map(lambda a: a[:count], state.clients)))
+    count = (
+        device.setup.fed.num_clients
+    )  # rows beyond are nobody's: they fill up the devices' shares
+    real = lambda state: jax.tree.leaves(
+        (state._replace(clients=()), jax.tree.map(lambda a: a[:count], state.clients))
+    )
     for mine, theirs in zip(real(host.state), real(device.state), strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-6, atol=1e-6)
     assert all(isinstance(a, np.ndarray) for a in jax.tree.leaves(host.state.clients))
-    changed = np.abs(jax.tree.leaves(host.state.clients)[0] - jax.tree.leaves(host.state.clients)[0][0]).sum() > 0
+    changed = (
+        np.abs(
+            jax.tree.leaves(host.state.clients)[0] - jax.tree.leaves(host.state.clients)[0][0]
+        ).sum()
+        > 0
+    )
     assert changed, "clients that trained must differ"
 
 
@@ -70,7 +82,8 @@ def test_controllers_observe_the_cohorts_rows():
 
 
 def test_setup_is_streamed(monkeypatch):
-    """A method that counts up in its own state: by its client number before round 1, by one per participation."""
+    """A method that counts up in its own state: by its client number before round 1, by one per
+    participation."""
 
     class Counting(SetsUp, Method):
         def init(self, env, net):
@@ -83,9 +96,13 @@ def test_setup_is_streamed(monkeypatch):
             after, up = super().local(env, net, server, client, ctx)
             return after._replace(own=client.own + 1), up
 
-    monkeypatch.setattr(host_rows, "BLOCK", 4 * 4)  # four rows of one float at a time: 4 + 2 clients
+    monkeypatch.setattr(
+        host_rows, "BLOCK", 4 * 4
+    )  # four rows of one float at a time: 4 + 2 clients
     setup = prepare(
-        config("fedavg", evaluations=("global",), state_on="host", participation="1"), fed=federation(), method=Counting()
+        config("fedavg", evaluations=("global",), state_on="host", participation="1"),
+        fed=federation(),
+        method=Counting(),
     )
     result = runner.execute(setup, None)
     np.testing.assert_array_equal(result.state.clients.own, 100.0 * np.arange(1, N + 1) + 4)
@@ -110,7 +127,9 @@ def test_resume_repeats_an_uninterrupted_run(tmp_path, monkeypatch, block):
 
 
 def test_only_the_cohort_is_on_the_device():
-    sim = prepare(config("ditto", state_on="host", participation=f"1/{N}"), fed=federation()).simulation
+    sim = prepare(
+        config("ditto", state_on="host", participation=f"1/{N}"), fed=federation()
+    ).simulation
     keeper = host_rows.HostRows(sim)
     state = sim.init(0, sim.env.model.init(jax.random.key(0)))
     rows = keeper.with_rows(state, np.asarray([3]))

@@ -1,5 +1,6 @@
-"""One round's uploads are the same whatever the layout: loop, chunks, all at once, over a mesh; and it lowers for
-accelerators. Archetypes: stateless, stateful, resident models, controlled by an agent."""
+"""One round's uploads are the same whatever the layout: loop, chunks, all at once, over a mesh; and
+it lowers for accelerators. Archetypes: stateless, stateful, resident models, controlled by an
+agent."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ ARCHETYPES = ["fedavg", "scaffold", "random", "fedpolicy"]
 
 @pytest.mark.parametrize("name", ARCHETYPES)
 def test_layouts_agree(name):
-    """Chunks, full vmap and meshes of 2 and 8 devices: uploads, server and client states to 1e-5."""
+    """Chunks, full vmap and meshes of 2 and 8 devices: uploads, server and client states to
+    1e-5."""
     base = simulation(name)
     want = base.examine(*start(base))
     for chunk, devices in ((2, 1), (M, 1), (1, 2), (2, 2), (1, 8)):
@@ -56,14 +58,17 @@ def test_loop_backend_names_the_failing_client():
 
 
 def test_upload_does_not_depend_on_mesh_neighbours():
-    """Inside shard_map a gradient must not be summed over devices: other data on one client, same upload elsewhere."""
+    """Inside shard_map a gradient must not be summed over devices: other data on one client, same
+    upload elsewhere."""
     sim = simulation("fedavg", devices=2)
     state, data = start(sim)
     _, _, ids, nets = sim.examine(state, data)
     fed = data.fed
     x = np.array(fed.x)
     x[fed.client_rows(int(ids[0]))] += 1
-    data2 = start(sim, data=sim.data._replace(fed=__import__("dataclasses").replace(sim.data.fed, x=x)))[1]
+    data2 = start(
+        sim, data=sim.data._replace(fed=__import__("dataclasses").replace(sim.data.fed, x=x))
+    )[1]
     _, _, _, nets2 = sim.examine(state, data2)
     rest = lambda tree: jax.tree.map(lambda a: a[1:], tree)
     assert same_bits(rest(nets), rest(nets2)) and not same_bits(nets, nets2)
@@ -84,17 +89,28 @@ def test_dealing_covers_every_active_client_once(chunk, devices):
     layout = Layout(chunk) if devices == 1 else make_layout(chunk, devices)
     units = -(-len(steps) // chunk)
     table, count = deal(layout, steps, min(units, 2 * -(-units // devices)))
-    dealt = [int(i) for d in range(devices) for u in range(int(count[d])) for i in np.asarray(table[d, u]) if i < len(steps)]
+    dealt = [
+        int(i)
+        for d in range(devices)
+        for u in range(int(count[d]))
+        for i in np.asarray(table[d, u])
+        if i < len(steps)
+    ]
     assert sorted(dealt) == [i for i, s in enumerate(np.asarray(steps)) if s > 0]
     if devices == 2 and chunk == 1:  # 71 steps, longest first to the least loaded
-        load = [sum(int(steps[i]) for i in np.asarray(table[d, : int(count[d])]).reshape(-1)) for d in range(2)]
+        load = [
+            sum(int(steps[i]) for i in np.asarray(table[d, : int(count[d])]).reshape(-1))
+            for d in range(2)
+        ]
         assert sorted(load) == [35, 36]
 
 
 def exported(sim, platform: str) -> str:
     """The round as `jax.export` writes it down for a platform this machine need not have."""
     state, data = start(sim)
-    abstract = jax.tree.map(lambda a: jax.ShapeDtypeStruct(np.shape(a), np.asarray(a).dtype), (state, data))
+    abstract = jax.tree.map(
+        lambda a: jax.ShapeDtypeStruct(np.shape(a), np.asarray(a).dtype), (state, data)
+    )
     with lowering_for(platform):
         fresh = jax.jit(lambda s, d: sim.round(s, d))  # traces are remembered by function
         return jax.export.export(fresh, platforms=(platform,))(*abstract).mlir_module()
@@ -109,7 +125,8 @@ def test_round_lowers_for_accelerators(name):
 
 
 def test_accelerators_get_their_own_branches():
-    """On a CPU minibatches are gathered behind a conditional and maps are cut into blocks; elsewhere neither is done."""
+    """On a CPU minibatches are gathered behind a conditional and maps are cut into blocks;
+    elsewhere neither is done."""
     sim = simulation("fedavg", model="cnn6")
     cpu, cuda = exported(sim, "cpu"), exported(sim, "cuda")
     assert cpu.count("stablehlo.case") > cuda.count("stablehlo.case")
@@ -122,12 +139,17 @@ def test_ragged_clients_cost_what_they_hold():
         sim = simulation("fedavg", chunk=chunk)
         log = sim.examine(*start(sim))[1]
         needed, executed = int(log["steps_needed"]), int(log["steps_executed"])
-        assert executed == needed if chunk == 1 else needed < executed < M * max(2 * -(-n // tiny.BATCH) for n in tiny.SIZES)
+        assert (
+            executed == needed
+            if chunk == 1
+            else needed < executed < M * max(2 * -(-n // tiny.BATCH) for n in tiny.SIZES)
+        )
 
 
-# ---- a method that reads other clients' models -------------------------------------------------------------------------
+# ---- a method that reads other clients' models ---------------------------------------------------
 def test_peers_are_read_as_they_were_at_the_start_of_the_round():
-    """Mixing equals NumPy; a client that trained earlier in the same round is still mixed with its old model."""
+    """Mixing equals NumPy; a client that trained earlier in the same round is still mixed with its
+    old model."""
     base = simulation("neighbourhood")
     state, data = start(base)
     state = base.examine(*base_twice(base, state, data))[0]  # residents differ now
@@ -138,7 +160,9 @@ def test_peers_are_read_as_they_were_at_the_start_of_the_round():
     for slot in range(M):
         one = jax.tree.map(lambda a: a[slot], told.slots)
         k, next_k = ids[slot], ids[(slot + 1) % M]
-        mine, other = (jax.tree.map(lambda a: np.asarray(a[j]), state.clients.resident) for j in (k, next_k))
+        mine, other = (
+            jax.tree.map(lambda a: np.asarray(a[j]), state.clients.resident) for j in (k, next_k)
+        )
         mixed = jax.tree.map(
             lambda g, a, b: (0.5 * a + 0.5 * b) if g == env.num_groups - 1 else 0.75 * a + 0.25 * b,
             env.group_of(mine),
@@ -154,7 +178,9 @@ def test_peers_are_read_as_they_were_at_the_start_of_the_round():
         where = jax.tree.map(lambda a: a.sharding, there[0])
         moved = jax.device_put(jax.tree.map(np.asarray, state), where) if devices > 1 else state
         got = sim.examine(moved, there[1])
-        assert close(want[3], got[3]) and close(want[0].clients, jax.tree.map(lambda a: a[:N], got[0].clients))
+        assert close(want[3], got[3]) and close(
+            want[0].clients, jax.tree.map(lambda a: a[:N], got[0].clients)
+        )
 
 
 def test_peers_of_rows_on_the_host():
@@ -164,7 +190,9 @@ def test_peers_of_rows_on_the_host():
     base = simulation("neighbourhood")
     state, data = start(base)
     host = on_host(simulation("neighbourhood", stored="cohort"))
-    there, inputs = place(host.layout, host.init(0, host.env.model.init(jax.random.key(0))), host.data)
+    there, inputs = place(
+        host.layout, host.init(0, host.env.model.init(jax.random.key(0))), host.data
+    )
     for _ in range(3):
         state = base.examine(state, data)[0]
         there = host.round(there, inputs)[0]

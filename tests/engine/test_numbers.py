@@ -1,4 +1,5 @@
-"""Real settings are arguments of the compiled program: another value is the same program, and gives its own numbers."""
+"""Real settings are arguments of the compiled program: another value is the same program, and gives
+its own numbers."""
 
 from __future__ import annotations
 
@@ -41,7 +42,12 @@ def two(name: str, **layout) -> tuple[Simulation, Simulation]:
     env = dataclasses.replace(one.env, optimizer=optim.Sgd(0.45, 2.5e-4), loss=halved(one.env.loss))
     rates = halved(optim.schedule("constant", 0.05, 8))
     who = Participation(tiny.M, tiny.M, tuple(range(tiny.N)))
-    more = dict(lr=rates, eval_every=one.eval_every, capacity=one.capacity, evaluations=one.stages.evaluations)
+    more = dict(
+        lr=rates,
+        eval_every=one.eval_every,
+        capacity=one.capacity,
+        evaluations=one.stages.evaluations,
+    )
     return one, simulate(halved(one.method), env, tiny.federation(), who, one.layout, **more)
 
 
@@ -52,7 +58,8 @@ def compiled_in(sim: Simulation):
 
 
 def texts(sim: Simulation, state, data) -> list[str]:
-    """Rounds with their evaluations, and the fine-tuning of methods that do it, as they go to the compiler."""
+    """Rounds with their evaluations, and the fine-tuning of methods that do it, as they go to the
+    compiler."""
     return [sim.run.lower(state, data, 1).as_text(), sim.adapt.lower(state, data).as_text()]
 
 
@@ -65,10 +72,17 @@ def test_another_value_is_the_same_program(name):
     assert texts(one, state, data) == texts(other, state, data)
 
 
-QUICK = ("fedprox", "ditto", "fedpam", "fedpolicy")  # one of each kind: compiling every method twice takes minutes
+QUICK = (
+    "fedprox",
+    "ditto",
+    "fedpam",
+    "fedpolicy",
+)  # one of each kind: compiling every method twice takes minutes
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in CASES])
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in CASES]
+)
 def test_another_value_gives_its_own_numbers(name):
     one, other = two(name)
     state, data = tiny.start(other)
@@ -104,25 +118,42 @@ def test_zero_leaves_the_term_out_where_the_field_says_so():
     assert list(rule.numbers) == ["weight_decay"] and jax.tree.leaves(rule) == [0.1]
     state = jax.jit(lambda rule, w: rule.transform().init(w))(rule, jnp.ones(3))
     assert not jax.tree.leaves(state)  # no velocity is carried
-    assert make_method("fedprox", mu=0.0).numbers == {"mu": 0.0}  # a pull of 0 is a number as any other
-    assert "lam" not in make_method("fedpam", lam=0.0).numbers and make_method("fedpam").numbers["lam"] == 30.0
-    assert make_method("ditto", personal_epochs=2).numbers == {"lam": 0.5}  # epochs size the shuffles
+    assert make_method("fedprox", mu=0.0).numbers == {
+        "mu": 0.0
+    }  # a pull of 0 is a number as any other
+    assert (
+        "lam" not in make_method("fedpam", lam=0.0).numbers
+        and make_method("fedpam").numbers["lam"] == 30.0
+    )
+    assert make_method("ditto", personal_epochs=2).numbers == {
+        "lam": 0.5
+    }  # epochs size the shuffles
     assert make_method("perfedavg", beta=0.1).numbers == {"beta": 0.1}  # the word lr is none
 
 
 def test_an_agents_numbers_are_its_methods():
     made = fs.FedPolicy(agent=SAC(lr=0.01), lam=0.5)
-    assert made.numbers["agent.lr"] == 0.01 and made.numbers["lam"] == 0.5 and "agent.batch" not in made.numbers
+    assert (
+        made.numbers["agent.lr"] == 0.01
+        and made.numbers["lam"] == 0.5
+        and "agent.batch" not in made.numbers
+    )
     assert make_method("fedpolicy", **{"agent.lr": "0.01"}).agent.lr == 0.01
     other = dataclasses.replace(made, agent=dataclasses.replace(made.agent, lr=0.1))
-    assert jax.tree.structure(made) == jax.tree.structure(other) != jax.tree.structure(fs.FedPolicy(agent=SAC(batch=8)))
+    assert (
+        jax.tree.structure(made)
+        == jax.tree.structure(other)
+        != jax.tree.structure(fs.FedPolicy(agent=SAC(batch=8)))
+    )
     assert fs.PFedRLLA(agent=DDPG(noise=0.5)).numbers["agent.noise"] == 0.5
 
 
-# ---- records --------------------------------------------------------------------------------------------------------
+# ---- records -------------------------------------------------------------------------------------
 def test_a_method_is_a_frozen_record():
     made = FedProx(0.1)
-    assert repr(made) == "FedProx(weights='size', mu=0.1)" and made == FedProx(mu="0.1") != FedProx(mu=0.2)
+    assert repr(made) == "FedProx(weights='size', mu=0.1)" and made == FedProx(mu="0.1") != FedProx(
+        mu=0.2
+    )
     assert dataclasses.replace(made, mu=1).mu == 1.0 and fs.FedProx is FedProx
     with pytest.raises(dataclasses.FrozenInstanceError):
         made.mu = 0.2
@@ -139,7 +170,11 @@ def test_editors_know_every_class():
 
     source = pathlib.Path(fs.__file__).read_text()
     for kind in (*methods.CLASSES, *transforms.CLASSES):
-        assert f" import {kind} as {kind}\n" in source and kind in dir(fs) and getattr(fs, kind).__name__ == kind
+        assert (
+            f" import {kind} as {kind}\n" in source
+            and kind in dir(fs)
+            and getattr(fs, kind).__name__ == kind
+        )
 
 
 def test_vmap_over_methods_is_a_sweep():
@@ -147,13 +182,15 @@ def test_vmap_over_methods_is_a_sweep():
     sim = simulation_of(FedProx(0.1))
     state, data = tiny.start(sim)
     stack = jax.tree.map(lambda *a: jnp.stack(a), *(FedProx(mu) for mu in (0.1, 5.0)))
-    one = lambda method: sim.round(state, data._replace(numbers=data.numbers._replace(method=method)))[0].server.net
+    one = lambda method: (
+        sim.round(state, data._replace(numbers=data.numbers._replace(method=method)))[0].server.net
+    )
     both = jax.jit(jax.vmap(one))(stack)
     for i, mu in enumerate((0.1, 5.0)):
         tiny.assert_close(jax.tree.map(lambda a: a[i], both), jax.jit(one)(FedProx(mu)), 1e-5)
 
 
-# ---- methods of one's own -------------------------------------------------------------------------------------------
+# ---- methods of one's own ------------------------------------------------------------------------
 class Scaled(FedProx):
     width: float = 1.0  # a constant of the program
 
@@ -172,14 +209,25 @@ class Hesitant(FedProx):
 def simulation_of(method: Method) -> Simulation:
     base = tiny.simulation("fedavg")
     who = Participation(tiny.M, tiny.M, tuple(range(tiny.N)))
-    return simulate(method, base.env, tiny.federation(), who, lr=optim.schedule("constant", 0.05, 8), evaluations=())
+    return simulate(
+        method,
+        base.env,
+        tiny.federation(),
+        who,
+        lr=optim.schedule("constant", 0.05, 8),
+        evaluations=(),
+    )
 
 
 def test_what_is_a_number_of_an_own_method():
-    assert simulation_of(Scaled(mu=0.2, width=3)).data.numbers.method.numbers == {"mu": pytest.approx(0.2)}
+    assert simulation_of(Scaled(mu=0.2, width=3)).data.numbers.method.numbers == {
+        "mu": pytest.approx(0.2)
+    }
 
 
 def test_a_method_that_decides_by_a_number_is_refused():
     sim = simulation_of(Hesitant())
-    with pytest.raises(UserError, match=r"method 'Hesitant' asks for a value .* as float, not Real \(mu\)"):
+    with pytest.raises(
+        UserError, match=r"method 'Hesitant' asks for a value .* as float, not Real \(mu\)"
+    ):
         jax.jit(sim.round)(*tiny.start(sim))

@@ -82,22 +82,34 @@ def test_range_draws_every_size_equally_often():
     _, active = draws(Participation(2, 5, tuple(range(9))))
     sizes = active.sum(1)
     counts = np.bincount(sizes, minlength=6)
-    assert counts[:2].sum() == 0 and np.abs(counts[2:] - ROUNDS / 4).max() < 5 * np.sqrt(ROUNDS * 3 / 16)
-    assert all((row[:n]).all() for row, n in zip(active, sizes, strict=True))  # the first ones of the permutation
+    assert counts[:2].sum() == 0 and np.abs(counts[2:] - ROUNDS / 4).max() < 5 * np.sqrt(
+        ROUNDS * 3 / 16
+    )
+    assert all(
+        (row[:n]).all() for row, n in zip(active, sizes, strict=True)
+    )  # the first ones of the permutation
 
 
 def test_a_round_depends_on_its_key_alone():
     part = Participation(3, 5, tuple(range(9)), dropout=0.5, slow=(0.5, 0.2))
     ids = jnp.arange(9)
     for fn in (part.reports, part.share_of_work):
-        assert np.array_equal(fn(KEYS[0], ids), fn(KEYS[0], ids)) and not np.array_equal(fn(KEYS[0], ids), fn(KEYS[1], ids))
+        assert np.array_equal(fn(KEYS[0], ids), fn(KEYS[0], ids)) and not np.array_equal(
+            fn(KEYS[0], ids), fn(KEYS[1], ids)
+        )
         # keyed by the client, not by its place in the cohort
-        assert np.array_equal(np.asarray(fn(KEYS[0], ids))[::-1], np.asarray(fn(KEYS[0], ids[::-1])))
+        assert np.array_equal(
+            np.asarray(fn(KEYS[0], ids))[::-1], np.asarray(fn(KEYS[0], ids[::-1]))
+        )
 
 
 @pytest.mark.parametrize("chance", [0.0, 0.3, 1.0])
 def test_dropout_is_the_chance_of_failing(chance):
-    failed = ~np.asarray(jax.vmap(lambda k: Participation(5, 5, tuple(range(5)), chance).reports(k, jnp.arange(5)))(KEYS))
+    failed = ~np.asarray(
+        jax.vmap(lambda k: Participation(5, 5, tuple(range(5)), chance).reports(k, jnp.arange(5)))(
+            KEYS
+        )
+    )
     n = failed.size
     assert abs(failed.sum() - n * chance) <= 5 * np.sqrt(n * chance * (1 - chance))
 
@@ -108,7 +120,9 @@ def test_stragglers_manage_a_uniform_share():
     slow = share[share < 1]
     assert abs(len(slow) - 0.4 * len(share)) < 5 * np.sqrt(len(share) * 0.24)
     assert slow.min() >= 0.25 and abs(slow.mean() - 0.625) < 5 * 0.75 / np.sqrt(12 * len(slow))
-    assert (np.asarray(Participation(5, 5, tuple(range(5))).share_of_work(KEYS[0], jnp.arange(5))) == 1).all()
+    assert (
+        np.asarray(Participation(5, 5, tuple(range(5))).share_of_work(KEYS[0], jnp.arange(5))) == 1
+    ).all()
 
 
 def test_schedule_is_followed_in_turn():
@@ -133,7 +147,10 @@ def test_natural_values_from_python():
 
     small = dict(model="mlp", model_options={"hidden": (4,)}, clients=6, rounds=2, epochs=0.5)
     pairs = [
-        (dict(participation=0.5, devices=1, chunk=1), dict(participation="3/6", devices="1", chunk="1")),
+        (
+            dict(participation=0.5, devices=1, chunk=1),
+            dict(participation="3/6", devices="1", chunk="1"),
+        ),
         (dict(participation=3, shuffle=False), dict(participation="3", shuffle="off")),
         (dict(participation=(2, 4)), dict(participation="2:4")),
     ]

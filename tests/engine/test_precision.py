@@ -31,17 +31,28 @@ def lowered(platform, method="fedavg", model="lenet5", **settings):
         setup = prepare(Config(method, model=model, **{**SMALL, **settings}))
         sim = setup.simulation
         state = sim.init(0, setup.net)
-        abstract = jax.tree.map(lambda a: jax.ShapeDtypeStruct(np.shape(a), a.dtype), (state, sim.data))
+        abstract = jax.tree.map(
+            lambda a: jax.ShapeDtypeStruct(np.shape(a), a.dtype), (state, sim.data)
+        )
         jax.clear_caches()  # traces are remembered by function
         try:
-            return jax.jit(lambda s, d: sim.round(s, d)).trace(*abstract).lower(lowering_platforms=(platform,)).as_text()
+            return (
+                jax.jit(lambda s, d: sim.round(s, d))
+                .trace(*abstract)
+                .lower(lowering_platforms=(platform,))
+                .as_text()
+            )
         finally:
             jax.clear_caches()
 
 
 def products(text):
     """The lines of matrix products (not of two vectors) and of convolutions."""
-    lines = [line for line in text.splitlines() if "stablehlo.dot_general" in line or "stablehlo.convolution" in line]
+    lines = [
+        line
+        for line in text.splitlines()
+        if "stablehlo.dot_general" in line or "stablehlo.convolution" in line
+    ]
     return [line for line in lines if not re.search(r"-> tensor<(\d+x)?f32>", line)]
 
 
@@ -50,7 +61,7 @@ def said(line):
     return set(re.findall(r"\b(DEFAULT|HIGH|HIGHEST)\b", line)) - {"DEFAULT"}
 
 
-# ---- --precision --------------------------------------------------------------------------------------------------
+# ---- --precision ---------------------------------------------------------------------------------
 @pytest.mark.parametrize("platform", ["tpu", "cuda"])
 def test_the_lowered_round_has_the_precision_asked_for(platform):
     for precision, word in (("default", None), ("high", "HIGH"), ("highest", "HIGHEST")):
@@ -81,7 +92,11 @@ def test_what_the_server_adds_up_is_exact_at_any_precision():
     """FedPAC mixes heads by products on the server, and adds up the squares of features."""
     found = products(lowered("tpu", "fedpac", "mlp"))
     mixed = [line for line in found if re.search(r"\(tensor<2x2xf32>, tensor<2x64x10xf32>\)", line)]
-    squares = [line for line in found if re.search(r"-> tensor<2x10x64xf32>", line) and "batching_dims" in line]
+    squares = [
+        line
+        for line in found
+        if re.search(r"-> tensor<2x10x64xf32>", line) and "batching_dims" in line
+    ]
     assert mixed and all("HIGHEST" in line for line in mixed)
     assert squares and all("HIGHEST" in line for line in squares)
     assert any("HIGHEST" not in line for line in found)  # training is not
@@ -90,18 +105,22 @@ def test_what_the_server_adds_up_is_exact_at_any_precision():
 def test_batch_norm_is_exact_at_any_precision():
     found = products(lowered("tpu", model="resnet18", model_options={"stem": "cifar"}))
     moments = [
-        line for line in found if "dot_general" in line and re.search(r"\(tensor<2x\d{3,}xf32>, tensor<2x\d{3,}x", line)
+        line
+        for line in found
+        if "dot_general" in line and re.search(r"\(tensor<2x\d{3,}xf32>, tensor<2x\d{3,}x", line)
     ]
     assert moments and all("HIGHEST" in line for line in moments)
 
 
-# ---- activations in bfloat16: layers ------------------------------------------------------------------------------
+# ---- activations in bfloat16: layers -------------------------------------------------------------
 @pytest.mark.parametrize(
-    ("size", "k", "stride", "pad"), [(7, 5, 1, 0), (8, 3, 1, 1), (9, 3, 2, 1), (8, 3, 2, 1), (6, 1, 2, 0)]
+    ("size", "k", "stride", "pad"),
+    [(7, 5, 1, 0), (8, 3, 1, 1), (9, 3, 2, 1), (8, 3, 2, 1), (6, 1, 2, 0)],
 )
 @pytest.mark.parametrize("platform", ["cpu", "tpu", "cuda"])
 def test_a_narrow_convolution_has_the_gradients_of_rounded_operands(size, k, stride, pad, platform):
-    """In float32, from what bfloat16 holds: the sums themselves are not rounded, but for the kernel's on a GPU."""
+    """In float32, from what bfloat16 holds: the sums themselves are not rounded, but for the
+    kernel's on a GPU."""
     keys = jax.random.split(jax.random.key(0), 3)
     x = jax.random.normal(keys[0], (4, size, size, 3)).astype(jnp.bfloat16)
     w = jax.random.normal(keys[1], (k, k, 3, 5))
@@ -121,7 +140,10 @@ def test_a_narrow_convolution_has_the_gradients_of_rounded_operands(size, k, str
 @pytest.mark.parametrize("platform", ["cpu", "tpu"])
 def test_a_narrow_product_adds_up_in_float32(platform):
     keys = jax.random.split(jax.random.key(0), 3)
-    x, w = jax.random.normal(keys[0], (8, 300)).astype(jnp.bfloat16), jax.random.normal(keys[1], (300, 7))
+    x, w = (
+        jax.random.normal(keys[0], (8, 300)).astype(jnp.bfloat16),
+        jax.random.normal(keys[1], (300, 7)),
+    )
     g = jax.random.normal(keys[2], (8, 7))
     held = lambda a: a.astype(jnp.bfloat16).astype(jnp.float32)
     with lowering_for(platform):
@@ -140,32 +162,50 @@ def training(name, shape, activations, platform="cpu", **options):
     x, y = jax.random.normal(jax.random.key(2), (8, *shape)), jnp.arange(8) % 10
 
     def loss(params, x):
-        features, stats = model.features({**net, "params": params}, x, train=True, mask=jnp.arange(8) < 7)
+        features, stats = model.features(
+            {**net, "params": params}, x, train=True, mask=jnp.arange(8) < 7
+        )
         logits = model.head({**net, "params": params}, features)
         assert features.dtype == logits.dtype == jnp.float32
         return -jax.nn.log_softmax(logits)[jnp.arange(8), y].mean(), (features, stats)
 
     with lowering_for(platform):
-        (value, (features, stats)), grads = jax.jit(jax.value_and_grad(loss, has_aux=True))(net["params"], x)
+        (value, (features, stats)), grads = jax.jit(jax.value_and_grad(loss, has_aux=True))(
+            net["params"], x
+        )
     return value, features, stats, grads
 
 
-BUILT_IN = [name for name in MODELS if REGISTRY[name].build is None and not REGISTRY[name].tokens]  # those refuse
+BUILT_IN = [
+    name for name in MODELS if REGISTRY[name].build is None and not REGISTRY[name].tokens
+]  # those refuse
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_every_model_is_close_to_itself_in_float32(name):
-    """Gradients point the same way: ReLUs near 0 switch, so that they differ by more than a rounding."""
+    """Gradients point the same way: ReLUs near 0 switch, so that they differ by more than a
+    rounding."""
     shape, options = ((8, 8, 3), {"stem": "cifar"}) if name == "resnet18" else ((28, 28, 1), {})
     want, got = training(name, shape, None, **options), training(name, shape, "bfloat16", **options)
     assert abs(float(got[0] - want[0])) < 0.02 and float(got[0]) != float(want[0])
-    assert np.allclose(got[1], want[1], atol=(0.1 if name == "resnet18" else 0.02) * float(jnp.abs(want[1]).max()))
-    assert bool((got[1] == got[1].astype(jnp.bfloat16).astype(jnp.float32)).all()) or name == "resnet18"  # rounded; a mean
+    assert np.allclose(
+        got[1], want[1], atol=(0.1 if name == "resnet18" else 0.02) * float(jnp.abs(want[1]).max())
+    )
+    assert (
+        bool((got[1] == got[1].astype(jnp.bfloat16).astype(jnp.float32)).all())
+        or name == "resnet18"
+    )  # rounded; a mean
     assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(got[2:]))
     flat = lambda tree: jnp.concatenate([a.ravel() for a in jax.tree.leaves(tree)])
     a, b = flat(want[3]), flat(got[3])
-    assert float(a @ b / jnp.linalg.norm(a) / jnp.linalg.norm(b)) > (0.9 if name == "resnet18" else 0.98)
-    assert np.allclose(flat(want[2]) if name == "resnet18" else 0, flat(got[2]) if name == "resnet18" else 0, atol=0.02)
+    assert float(a @ b / jnp.linalg.norm(a) / jnp.linalg.norm(b)) > (
+        0.9 if name == "resnet18" else 0.98
+    )
+    assert np.allclose(
+        flat(want[2]) if name == "resnet18" else 0,
+        flat(got[2]) if name == "resnet18" else 0,
+        atol=0.02,
+    )
 
 
 @pytest.mark.parametrize("platform", ["tpu", "cuda"])
@@ -181,11 +221,17 @@ def test_accelerators_multiply_bfloat16_and_keep_weights_in_float32(platform):
 
 def test_the_same_numbers_with_the_accelerators_forms():
     """Where both round in the same places."""
-    want, got = training("mlp", (8, 8, 1), "bfloat16"), training("mlp", (8, 8, 1), "bfloat16", "tpu")
-    assert all(np.allclose(a, b, rtol=1e-4, atol=1e-6) for a, b in zip(*map(jax.tree.leaves, (want, got)), strict=True))
+    want, got = (
+        training("mlp", (8, 8, 1), "bfloat16"),
+        training("mlp", (8, 8, 1), "bfloat16", "tpu"),
+    )
+    assert all(
+        np.allclose(a, b, rtol=1e-4, atol=1e-6)
+        for a, b in zip(*map(jax.tree.leaves, (want, got)), strict=True)
+    )
 
 
-# ---- activations in bfloat16: runs --------------------------------------------------------------------------------
+# ---- activations in bfloat16: runs ---------------------------------------------------------------
 @pytest.mark.parametrize("method", ["fedavg", "ditto", "fedpolicy"])
 def test_everything_stored_is_float32(method):
     setup = prepare(Config(method, model="mlp", activations="bfloat16", **SMALL))
@@ -205,15 +251,25 @@ def test_a_run_goes_on_exactly(tmp_path):
     whole = fs.run("ditto", out=tmp_path / "whole", **how)
     fs.run("ditto", out=tmp_path / "part", **{**how, "rounds": 2})
     part = fs.resume(tmp_path / "part", 4)
-    assert all(np.array_equal(a, b) for a, b in zip(*(jax.tree.leaves(r.state) for r in (whole, part)), strict=True))
-    assert json.loads((tmp_path / "part" / "config.json").read_text())["config"]["activations"] == "bfloat16"
+    assert all(
+        np.array_equal(a, b)
+        for a, b in zip(*(jax.tree.leaves(r.state) for r in (whole, part)), strict=True)
+    )
+    assert (
+        json.loads((tmp_path / "part" / "config.json").read_text())["config"]["activations"]
+        == "bfloat16"
+    )
 
 
 def test_an_exported_model_keeps_its_activations(tmp_path):
     fs.run("fedavg", out=tmp_path / "run", model="mlp", activations="bfloat16", **SMALL)
     model = fs.load_model(fs.export(tmp_path / "run"))
     assert model.model.activations == jnp.bfloat16
-    text = jax.jit(model.predict).lower(model.net, np.zeros((2, *model.about["shape"]), np.float32)).as_text()
+    text = (
+        jax.jit(model.predict)
+        .lower(model.net, np.zeros((2, *model.about["shape"]), np.float32))
+        .as_text()
+    )
     assert "reduce_precision" in text
 
 
@@ -221,7 +277,9 @@ def test_the_hash_knows_bfloat16_and_nothing_else_changed():
     plain = Config("fedavg")
     assert plain.hash() == dataclasses.replace(plain, activations="float32").hash()
     assert plain.hash() != dataclasses.replace(plain, activations="bfloat16").hash()
-    kept = {k: v for k, v in plain.to_json().items() if k != "activations"}  # as an earlier version wrote it
+    kept = {
+        k: v for k, v in plain.to_json().items() if k != "activations"
+    }  # as an earlier version wrote it
     assert Config.from_json(kept) == plain
 
 
@@ -233,8 +291,14 @@ class Own(nn.Module):
 
 def test_refusals_are_a_sentence(monkeypatch):
     for settings, words in (
-        (dict(activations="bfloat16", dtype="float64"), "activations bfloat16 do not go with dtype float64"),
-        (dict(activations="float32", dtype="float64"), "activations float32 do not go with dtype float64"),
+        (
+            dict(activations="bfloat16", dtype="float64"),
+            "activations bfloat16 do not go with dtype float64",
+        ),
+        (
+            dict(activations="float32", dtype="float64"),
+            "activations float32 do not go with dtype float64",
+        ),
         (dict(activations="float16"), "allowed: auto, bfloat16, float32"),
         (dict(activations="bfloat16", model=Own()), "models known by name"),
     ):

@@ -1,4 +1,5 @@
-"""Two processes on loopback with four fake devices each: the figures and models of one process with eight devices."""
+"""Two processes on loopback with four fake devices each: the figures and models of one process with
+eight devices."""
 
 from __future__ import annotations
 
@@ -99,30 +100,69 @@ def table(path: pathlib.Path) -> list[dict[str, str]]:
 def test_two_processes_equal_one(tmp_path):
     address = f"127.0.0.1:{free_port()}"
     pair = [
-        start(tmp_path / f"p{i}", "--coordinator", address, "--num-processes", "2", "--process-id", str(i)) for i in range(2)
+        start(
+            tmp_path / f"p{i}",
+            "--coordinator",
+            address,
+            "--num-processes",
+            "2",
+            "--process-id",
+            str(i),
+        )
+        for i in range(2)
     ]
     first, second = finish(pair)
     finish([start(tmp_path / "alone")])
     # only process 0 speaks and writes
-    assert "run directory" in first and all(line.startswith("[Gloo]") for line in second.splitlines())
+    assert "run directory" in first and all(
+        line.startswith("[Gloo]") for line in second.splitlines()
+    )
     assert list((tmp_path / "p1").iterdir()) == []
-    assert {p.name for p in (tmp_path / "p0" / "run").iterdir()} >= {"config.json", "metrics.csv", "summary.json"}
-    assert sorted(p.name for p in (tmp_path / "p0" / "run" / "checkpoints").iterdir()) == ["00000002", "00000004"]
+    assert {p.name for p in (tmp_path / "p0" / "run").iterdir()} >= {
+        "config.json",
+        "metrics.csv",
+        "summary.json",
+    }
+    assert sorted(p.name for p in (tmp_path / "p0" / "run" / "checkpoints").iterdir()) == [
+        "00000002",
+        "00000004",
+    ]
     for name in ("metrics.csv", "rounds.csv"):
         together, alone = (table(tmp_path / folder / "run" / name) for folder in ("p0", "alone"))
         assert len(together) == len(alone) == (2 if name == "metrics.csv" else 4)
         for a, b in zip(together, alone, strict=True):
             assert list(a) == list(b)
-            assert all(float(a[k]) == pytest.approx(float(b[k]), rel=1e-5, abs=1e-5) for k in a if b[k] != "")
+            assert all(
+                float(a[k]) == pytest.approx(float(b[k]), rel=1e-5, abs=1e-5)
+                for k in a
+                if b[k] != ""
+            )
     # the models themselves, global and per client, read back from what was written
     together, alone = (resume(tmp_path / folder / "run").state for folder in ("p0", "alone"))
     assert close((together.server, together.clients), (alone.server, alone.clients), 1e-5)
     # two processes go on, from the same directory
     address = f"127.0.0.1:{free_port()}"
-    command = ["resume", str(tmp_path / "p0" / "run"), "--rounds", "5", "--quiet", "--coordinator", address]
+    command = [
+        "resume",
+        str(tmp_path / "p0" / "run"),
+        "--rounds",
+        "5",
+        "--quiet",
+        "--coordinator",
+        address,
+    ]
     pair = [
         subprocess.Popen(
-            [sys.executable, "-m", "fedjax_sim", *command, "--num-processes", "2", "--process-id", str(i)],
+            [
+                sys.executable,
+                "-m",
+                "fedjax_sim",
+                *command,
+                "--num-processes",
+                "2",
+                "--process-id",
+                str(i),
+            ],
             cwd=tmp_path,
             text=True,
             env=ENVIRONMENT,
@@ -133,8 +173,15 @@ def test_two_processes_equal_one(tmp_path):
     ]
     first, second = finish(pair)
     assert "run directory" in first and "run directory" not in second
-    assert [r["round"] for r in table(tmp_path / "p0" / "run" / "rounds.csv")] == ["1", "2", "3", "4", "5"]
-    # what two processes wrote is an ordinary run directory: one process with the same devices goes on
+    assert [r["round"] for r in table(tmp_path / "p0" / "run" / "rounds.csv")] == [
+        "1",
+        "2",
+        "3",
+        "4",
+        "5",
+    ]
+    # what two processes wrote is an ordinary run directory: one process with the same devices goes
+    # on
     more = subprocess.run(
         [sys.executable, "-m", "fedjax_sim", "resume", "run", "--rounds", "6", "--quiet"],
         cwd=tmp_path / "p0",

@@ -1,8 +1,9 @@
 """A small part of the suite with the compiler as people run it.
 
-`conftest.py` switches the expensive passes of XLA off for every other test. Here ONE process without those flags, and
-without any cache of compiled programs, checks what optimisation could break; every check becomes a test of its own.
-`python tests/engine/test_production_flags.py` is that process.
+`conftest.py` switches the expensive passes of XLA off for every other test. Here ONE process
+without those flags, and without any cache of compiled programs, checks what optimisation could
+break; every check becomes a test of its own. `python tests/engine/test_production_flags.py` is that
+process.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 CHECKS = ("golden_fedavg", "golden_scaffold", "convolutions", "resume", "neutral_pfedfda")
 
 
-# ---- in the process of its own ----------------------------------------------------------------------------------
+# ---- in the process of its own -------------------------------------------------------------------
 def golden(method: str, conv: str) -> None:
     """Three rounds of lenet5 against PyTorch's values."""
     import jax
@@ -56,9 +57,13 @@ def convolutions() -> None:
 
     def compare(layer, shape, forms) -> None:
         arrays = [jnp.asarray(rng.standard_normal(s)) for s in (shape, (3, 3, shape[3], 8), (8,))]
-        weight = jnp.asarray(rng.standard_normal(layer(*arrays, "lax").shape))  # an uneven gradient from above
+        weight = jnp.asarray(
+            rng.standard_normal(layer(*arrays, "lax").shape)
+        )  # an uneven gradient from above
         total = lambda *a, conv: (((y := layer(*a, conv)) * weight).sum(), y)
-        run = lambda conv: jax.jit(jax.grad(lambda *a: total(*a, conv=conv), (0, 1, 2), has_aux=True))(*arrays)
+        run = lambda conv: jax.jit(
+            jax.grad(lambda *a: total(*a, conv=conv), (0, 1, 2), has_aux=True)
+        )(*arrays)
         wanted = jax.tree.leaves(run("lax"))
         for form in forms:
             for got, want in zip(jax.tree.leaves(run(form)), wanted, strict=True):
@@ -88,20 +93,25 @@ def resume() -> None:
 
 
 def neutral_pfedfda() -> None:
-    """A transform that changes nothing gives the same bits; the one method for which the contract cannot ask for that."""
+    """A transform that changes nothing gives the same bits; the one method for which the contract
+    cannot ask for that."""
     import test_contract as contract
     from tiny import same_bits, simulation, start
 
     case = contract.ALL["pfedfda"]
     plain, inside = (
-        simulation("pfedfda", model=case.model, **more, **case.options) for more in ({}, {"around": contract.Neutral})
+        simulation("pfedfda", model=case.model, **more, **case.options)
+        for more in ({}, {"around": contract.Neutral})
     )
     (want, data), (got, same) = start(plain), start(inside)
     for _ in range(2):
         want, *told = plain.examine(want, data)
         got, *other = inside.examine(got, same)
         assert same_bits(told, other)
-    assert same_bits((want.server, want.clients), (got.server.inner, got.clients._replace(own=got.clients.own.inner)))
+    assert same_bits(
+        (want.server, want.clients),
+        (got.server.inner, got.clients._replace(own=got.clients.own.inner)),
+    )
 
 
 def main() -> None:
@@ -109,17 +119,24 @@ def main() -> None:
     import jax
 
     flags = os.environ.get("XLA_FLAGS", "")
-    assert not flags and not jax.config.jax_compilation_cache_dir, f"these are not the flags of production: {flags}"
+    assert not flags and not jax.config.jax_compilation_cache_dir, (
+        f"these are not the flags of production: {flags}"
+    )
     for name in CHECKS:
         started, problem = time.perf_counter(), ""
         try:
             globals()[name]()
         except Exception:
             problem = traceback.format_exc()
-        print(json.dumps({"check": name, "seconds": time.perf_counter() - started, "problem": problem}), flush=True)
+        print(
+            json.dumps(
+                {"check": name, "seconds": time.perf_counter() - started, "problem": problem}
+            ),
+            flush=True,
+        )
 
 
-# ---- here -------------------------------------------------------------------------------------------------------
+# ---- here ----------------------------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def answers() -> dict[str, dict]:
     unwanted = ("XLA_FLAGS", "JAX_COMPILATION_CACHE_DIR", "JAX_ENABLE_X64")
@@ -130,7 +147,9 @@ def answers() -> dict[str, dict]:
             map(str, (ROOT, HERE, *(ROOT / "tests" / room for room in ("", "support", "methods"))))
         ),
     }
-    done = subprocess.run([sys.executable, __file__], env=environment, cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, __file__], env=environment, cwd=ROOT, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     return {line["check"]: line for line in map(json.loads, done.stdout.splitlines())}
 

@@ -1,4 +1,5 @@
-"""The evaluation `resident`: every client with what it holds, as its method predicts, nothing sent for the occasion."""
+"""The evaluation `resident`: every client with what it holds, as its method predicts, nothing sent
+for the occasion."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ def client(tree, k: int):
 
 
 def after_two_rounds(sim):
-    """Four of six clients take part in a round: what some of them hold is older than the server's model."""
+    """Four of six clients take part in a round: what some of them hold is older than the server's
+    model."""
     state, data = start(sim)
     for _ in range(2):
         state = sim.examine(state, data)[0]
@@ -30,7 +32,9 @@ def losses(predict) -> np.ndarray:
     """[N] summed cross-entropy of predict(k, x) on the clients' test rows."""
     fed = federation()
     rows = [fed.client_rows(k, "test") for k in range(N)]
-    each = lambda k: optax.softmax_cross_entropy_with_integer_labels(predict(k, fed.x[rows[k]]), np.asarray(fed.y)[rows[k]])
+    each = lambda k: optax.softmax_cross_entropy_with_integer_labels(
+        predict(k, fed.x[rows[k]]), np.asarray(fed.y)[rows[k]]
+    )
     return np.array([float(each(k).sum()) for k in range(N)])
 
 
@@ -52,7 +56,10 @@ def fedrod(model, held, own, x):
 def fedcp(model, held, own, x):
     from fedjax_sim.methods.fedcp import gates
 
-    z, mine = model.features(held, x, train=False)[0], {**held, "params": {**held["params"], model.head_group: own}}
+    z, mine = (
+        model.features(held, x, train=False)[0],
+        {**held, "params": {**held["params"], model.head_group: own}},
+    )
     v = own["kernel"].sum(1)
     r, s = gates(held["params"]["policy"], z, v / np.linalg.norm(v), None)
     return model.head(mine, r * z) + model.head(held, s * z)
@@ -75,29 +82,40 @@ def test_what_is_held_is_used_as_the_method_predicts(name):
     sim = simulation(name)
     state, data = after_two_rounds(sim)
     clients, model = state.clients, sim.env.model
-    want = losses(lambda k, x: HOW[name](model, client(clients.resident, k), client(clients.own, k), x))
+    want = losses(
+        lambda k, x: HOW[name](model, client(clients.resident, k), client(clients.own, k), x)
+    )
     found = sim.evaluate(state, data)
     np.testing.assert_allclose(found["resident"]["loss"]["total"], want, rtol=1e-4, atol=1e-5)
-    if name in ("fedpam", "fedrod", "fedcp"):  # some hold an old model: not the evaluation `personal`
+    if name in (
+        "fedpam",
+        "fedrod",
+        "fedcp",
+    ):  # some hold an old model: not the evaluation `personal`
         assert not np.allclose(found["personal"]["loss"]["total"], want, rtol=1e-3)
 
 
 @pytest.mark.parametrize("name", ["fedbabu", "fedavg_ft"])
 def test_fine_tuned_copies_are_looked_at(name):
-    """Where a method fine-tunes at evaluation, so do its clients with what they hold; not in every evaluation."""
+    """Where a method fine-tunes at evaluation, so do its clients with what they hold; not in every
+    evaluation."""
     sim = simulation(name)
     state, data = after_two_rounds(sim)
     assert "resident" not in sim.evaluate(state, data)
     found = sim.adapt(state, data)
     held = losses(lambda k, x: plain(sim.env.model, client(state.clients.resident, k), x))
     assert not np.allclose(found["resident"]["loss"]["total"], held, rtol=1e-2)
-    assert not np.allclose(found["resident"]["loss"]["total"], found["personal"]["loss"]["total"], rtol=1e-2)
+    assert not np.allclose(
+        found["resident"]["loss"]["total"], found["personal"]["loss"]["total"], rtol=1e-2
+    )
 
 
 def test_a_transform_changes_nothing():
     sim = simulation("fedpam")
     around = simulation("fedpam", around=lambda inner: transformed(inner, ["clip:1000000"]))
-    one, two = (s.evaluate(*after_two_rounds(s))["resident"]["loss"]["total"] for s in (sim, around))
+    one, two = (
+        s.evaluate(*after_two_rounds(s))["resident"]["loss"]["total"] for s in (sim, around)
+    )
     np.testing.assert_allclose(one, two, rtol=1e-5)
 
 

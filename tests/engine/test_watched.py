@@ -14,7 +14,15 @@ from fedjax_sim.cli.describe import warnings
 from fedjax_sim.engine.round import watched
 
 BAD = 2
-HOW = dict(model="mlp", model_options={"hidden": (8,)}, rounds=4, epochs=1, batch_size=8, participation="1", devices="1")
+HOW = dict(
+    model="mlp",
+    model_options={"hidden": (8,)},
+    rounds=4,
+    epochs=1,
+    batch_size=8,
+    participation="1",
+    devices="1",
+)
 
 
 def federation(factor: float) -> fs.Federation:
@@ -38,8 +46,14 @@ def test_an_exploding_client_is_said_and_counted(tmp_path, caplog):
     assert result.rounds[0]["update_norm_max"] > 100 * result.rounds[0]["update_norm"] > 0
     summary = result.summary
     assert summary["exploding"] == sum(r["exploding"] for r in result.rounds) > 0
-    assert summary["exploding_first"] == {"round": 1, "client": BAD} and BAD in summary["exploding_clients"]
-    assert any("exploded" in line and "clients 2" in line and "rounds 1" in line for line in warnings(summary))
+    assert (
+        summary["exploding_first"] == {"round": 1, "client": BAD}
+        and BAD in summary["exploding_clients"]
+    )
+    assert any(
+        "exploded" in line and "clients 2" in line and "rounds 1" in line
+        for line in warnings(summary)
+    )
     with (tmp_path / "run" / "metrics.csv").open(newline="") as file:
         assert sum(int(row["exploding"]) for row in csv.DictReader(file)) == summary["exploding"]
 
@@ -47,7 +61,9 @@ def test_an_exploding_client_is_said_and_counted(tmp_path, caplog):
 def test_healthy_clients_are_not(caplog):
     result = fs.run("fedavg", federation(1.0), **HOW)
     assert result.summary["exploding"] == 0 and result.summary["exploding_first"] is None
-    assert "exploded" not in caplog.text and not any("exploded" in line for line in warnings(result.summary))
+    assert "exploded" not in caplog.text and not any(
+        "exploded" in line for line in warnings(result.summary)
+    )
     assert all(0 < r["update_norm"] <= r["update_norm_max"] < 10 for r in result.rounds)
 
 
@@ -67,4 +83,8 @@ def test_what_explodes(length, began, count):
     assert int(found["exploding"]) == count
     assert int(found["exploding_id"]) == (12 if count else -1)
     nobody = watched(jnp.array(length), jnp.array(began), ~ok, jnp.arange(4))
-    assert (int(nobody["exploding"]), float(nobody["update_norm"]), float(nobody["update_norm_max"])) == (0, 0.0, 0.0)
+    assert (
+        int(nobody["exploding"]),
+        float(nobody["update_norm"]),
+        float(nobody["update_norm_max"]),
+    ) == (0, 0.0, 0.0)

@@ -1,9 +1,11 @@
-"""The random draws of a run as plain Python lists, for loops that check the engine's arithmetic without its code.
+"""The random draws of a run as plain Python lists, for loops that check the engine's arithmetic
+without its code.
 
-Only two things come from the simulator: `Participation` (who is sampled, who reports) and `local.epoch_orders` (the
-permutation of one epoch). Keys follow the documented rule, written out here: a draw of a round is keyed by
-(seed, round, stage), a client's by (seed, round, stage, client id), a client's several passes of one round also by the
-pass ("salt"). How many steps there are and how an epoch is cut into minibatches is computed here, in NumPy.
+Only two things come from the simulator: `Participation` (who is sampled, who reports) and
+`local.epoch_orders` (the permutation of one epoch). Keys follow the documented rule, written out
+here: a draw of a round is keyed by (seed, round, stage), a client's by (seed, round, stage, client
+id), a client's several passes of one round also by the pass ("salt"). How many steps there are and
+how an epoch is cut into minibatches is computed here, in NumPy.
 """
 
 from __future__ import annotations
@@ -35,19 +37,26 @@ def _orders(seed, t, client, salt, n, padded, epochs):
     return epoch_orders(key, n, padded, epochs)
 
 
-def reporting(participation, seed: int, t: int, dropout: float = 0.0) -> tuple[list[int], list[int]]:
+def reporting(
+    participation, seed: int, t: int, dropout: float = 0.0
+) -> tuple[list[int], list[int]]:
     """(clients that take part and report, clients that take part and fail) in round t."""
     ids, invited, fine = (np.asarray(a) for a in _cohort(participation, seed, t, dropout))
     return ids[invited & fine].tolist(), ids[invited & ~fine].tolist()
 
 
-def minibatches(fed, seed: int, t: int, client: int, *, batch_size: int, epochs: float, salt: int = 0) -> list[np.ndarray]:
-    """Rows of the pool of every step of ONE client in round t; the last minibatch of an epoch may be short."""
+def minibatches(
+    fed, seed: int, t: int, client: int, *, batch_size: int, epochs: float, salt: int = 0
+) -> list[np.ndarray]:
+    """Rows of the pool of every step of ONE client in round t; the last minibatch of an epoch may
+    be short."""
     rows = fed.client_rows(client)
     n, widest = len(rows), fed.rows["train"].shape[1]
     per_epoch = math.ceil(n / batch_size)
     steps = max(1, round(epochs * per_epoch)) if n and epochs > 0 else 0
     padded = math.ceil(widest / batch_size) * batch_size
     orders = np.asarray(_orders(seed, t, client, salt, n, padded, max(1, math.ceil(epochs))))
-    whole = [rows[order[:n][i : i + batch_size]] for order in orders for i in range(0, n, batch_size)]
+    whole = [
+        rows[order[:n][i : i + batch_size]] for order in orders for i in range(0, n, batch_size)
+    ]
     return whole[:steps]

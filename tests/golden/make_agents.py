@@ -1,11 +1,12 @@
-"""Whole updates of the agents in PyTorch (float64), written from the equations; writes agents_updates.npz.
+"""Whole updates of the agents in PyTorch (float64), written from the equations; writes
+agents_updates.npz.
 
     python -m tests.golden.make_agents          (from the repository's root, needs torch)
 
-`ours(case)` runs the agent, `theirs(case)` the PyTorch version from the same start on the same rows; both give the
-parameters afterwards. `tests/agents/test_agents_updates.py` compares the first with the stored arrays always, and with
-the second where torch is installed. Every action mask is used: of the state and of the next state; rows with a single
-available action teach nothing.
+`ours(case)` runs the agent, `theirs(case)` the PyTorch version from the same start on the same
+rows; both give the parameters afterwards. `tests/agents/test_agents_updates.py` compares the first
+with the stored arrays always, and with the second where torch is installed. Every action mask is
+used: of the state and of the next state; rows with a single available action teach nothing.
 """
 
 from __future__ import annotations
@@ -50,7 +51,12 @@ def shaken(tree: Any) -> Any:
     """Every float shaken, so that no symmetry of the initial values hides a mistake."""
     leaves, shape = jax.tree.flatten(tree)
     keys = jax.random.split(jax.random.key(7), len(leaves))
-    return shape.unflatten([x + 0.3 * jax.random.normal(k, x.shape, x.dtype) for x, k in zip(leaves, keys, strict=True)])
+    return shape.unflatten(
+        [
+            x + 0.3 * jax.random.normal(k, x.shape, x.dtype)
+            for x, k in zip(leaves, keys, strict=True)
+        ]
+    )
 
 
 def experience(agent: agents.Agent, state: Any, seed: int) -> agents.Transition:
@@ -60,18 +66,23 @@ def experience(agent: agents.Agent, state: Any, seed: int) -> agents.Transition:
     keys = jax.random.split(jax.random.key(seed), ROWS)
     action, info = jax.jit(jax.vmap(agent.act, (None, 0, 0, 0)))(state, x, keys, available)
     reward, done = jnp.asarray(rng.normal(size=ROWS)), jnp.asarray(rng.random(ROWS) < 0.4)
-    return agents.Transition(x, action, reward, following, done, jnp.ones(ROWS, bool), info, next_available)
+    return agents.Transition(
+        x, action, reward, following, done, jnp.ones(ROWS, bool), info, next_available
+    )
 
 
 @functools.cache
 def played(case: str) -> tuple[Any, Any, list[agents.Transition], Any]:
-    """(learner before, learner after, the rounds' transitions, the two minibatches of a replay agent)."""
+    """(learner before, learner after, the rounds' transitions, the two minibatches of a replay
+    agent)."""
     name, options, rounds = CASES[case]
     with jax.enable_x64(True):
         agent = agents.make(name, S, A, **options, dtype=jnp.float64)
         state = agent.init(jax.random.key(0))
         parts = NETWORKS.get(name, ("params",))
-        before = state.learner._replace(**shaken({part: getattr(state.learner, part) for part in parts}))
+        before = state.learner._replace(
+            **shaken({part: getattr(state.learner, part) for part in parts})
+        )
         state, batches, drawn = state._replace(learner=before), [], None
         for seed in range(rounds):
             batches.append(experience(agent, state, seed))
@@ -86,7 +97,11 @@ def played(case: str) -> tuple[Any, Any, list[agents.Transition], Any]:
 
 def layers(params: Any, twin: int | None = None) -> list[np.ndarray]:
     """(W1, b1, W2, b2) of a network with one hidden layer."""
-    found = [params["params"][layer][leaf] for layer in ("Dense_0", "Dense_1") for leaf in ("kernel", "bias")]
+    found = [
+        params["params"][layer][leaf]
+        for layer in ("Dense_0", "Dense_1")
+        for leaf in ("kernel", "bias")
+    ]
     return [np.asarray(x if twin is None else x[twin]) for x in found]
 
 
@@ -94,8 +109,16 @@ def networks(learner: Any, name: str) -> dict[str, list[np.ndarray]]:
     if name not in NETWORKS:
         return {"policy": layers(learner.params.policy), "value": layers(learner.params.value)}
     if name == "sac":
-        twins = {f"{part}{i}": layers(getattr(learner, part), i) for part in ("critics", "targets") for i in (0, 1)}
-        return {"policy": layers(learner.policy), **twins, "log_alpha": [np.asarray(learner.log_alpha)]}
+        twins = {
+            f"{part}{i}": layers(getattr(learner, part), i)
+            for part in ("critics", "targets")
+            for i in (0, 1)
+        }
+        return {
+            "policy": layers(learner.policy),
+            **twins,
+            "log_alpha": [np.asarray(learner.log_alpha)],
+        }
     return {part: layers(getattr(learner, part)) for part in NETWORKS[name]}
 
 
@@ -104,19 +127,25 @@ def ours(case: str) -> dict[str, np.ndarray]:
     return {f"{part}.{i}": x for part, arrays in found.items() for i, x in enumerate(arrays)}
 
 
-# ------------------------------------------------------------------------------------------------ PyTorch
+# --------------------------------------------------------------------------------------------------
+# PyTorch
 def theirs(case: str) -> dict[str, np.ndarray]:
     import torch
 
     name, options, _ = CASES[case]
     before, _, batches, drawn = played(case)
-    nets = {k: [torch.tensor(x, requires_grad=True) for x in arrays] for k, arrays in networks(before, name).items()}
+    nets = {
+        k: [torch.tensor(x, requires_grad=True) for x in arrays]
+        for k, arrays in networks(before, name).items()
+    }
     tensor = lambda x: torch.tensor(np.asarray(x))
     run = lambda p, x: torch.relu(x @ p[0] + p[1]) @ p[2] + p[3]
     forbid = lambda logits, usable: logits.masked_fill(~usable, -1e9)
 
     def optimiser(parameters: Any) -> Any:
-        return (torch.optim.SGD if options.get("optimizer") == "sgd" else torch.optim.Adam)(parameters, LR)
+        return (torch.optim.SGD if options.get("optimizer") == "sgd" else torch.optim.Adam)(
+            parameters, LR
+        )
 
     def step(optimiser: Any, parameters: Any, loss: Any) -> None:
         """Gradient, clip of the global norm at 1, optimiser."""
@@ -164,7 +193,9 @@ def theirs(case: str) -> dict[str, np.ndarray]:
         both = critics[0] + critics[1]
         descents = [optimiser(p) for p in (both, policy, [log_alpha])]
         for rows in minibatches:
-            log_p = torch.log_softmax(forbid(run(policy, rows.next_observation), rows.next_available), -1)
+            log_p = torch.log_softmax(
+                forbid(run(policy, rows.next_observation), rows.next_available), -1
+            )
             q = torch.minimum(*(run(t, rows.next_observation) for t in targets))
             alpha = log_alpha.exp().item()
             soft = (log_p.exp() * (q - alpha * log_p)).sum(-1)
@@ -189,31 +220,57 @@ def theirs(case: str) -> dict[str, np.ndarray]:
             y = rows.reward
             if options.get("bootstrap"):
                 action = mu(target_actor, rows.next_observation, rows.next_available)
-                y = (y + GAMMA * (1 - rows.done) * value(target_critic, rows.next_observation, action)).detach()
-            step(descents[0], critic, ((value(critic, rows.observation, rows.action) - y) ** 2).mean())
+                y = (
+                    y
+                    + GAMMA * (1 - rows.done) * value(target_critic, rows.next_observation, action)
+                ).detach()
+            step(
+                descents[0],
+                critic,
+                ((value(critic, rows.observation, rows.action) - y) ** 2).mean(),
+            )
             wanted = mu(actor, rows.observation, rows.available)
             step(descents[1], actor, -value(critic, rows.observation, wanted).mean())
             follow(target_actor, actor)
             follow(target_critic, critic)
 
-    else:  # a2c, ppo: the mean of the advantages fades over the rounds before, their scale over this one too
+    # a2c, ppo: the mean of the advantages fades over the rounds before, their scale over this one
+    # too
+    else:
         policy, value = nets["policy"], nets["value"]
         descent, weight, mean, square = optimiser(policy + value), 0.0, 0.0, 0.0
         for t in range(len(batches)):
             recent = [batches[t], *(batches[max(0, t - 1) : t] if name == "ppo" else ())]
-            free = [np.asarray(b.info.available).sum(-1) != 1 for b in recent]  # none available: all are
-            kept = [jax.tree.map(lambda x, f=f: np.asarray(x)[f], b) for b, f in zip(recent, free, strict=True)]
-            rows = [jax.tree.map(tensor, b._replace(done=np.asarray(b.done, np.float64))) for b in kept]
+            free = [
+                np.asarray(b.info.available).sum(-1) != 1 for b in recent
+            ]  # none available: all are
+            kept = [
+                jax.tree.map(lambda x, f=f: np.asarray(x)[f], b)
+                for b, f in zip(recent, free, strict=True)
+            ]
+            rows = [
+                jax.tree.map(tensor, b._replace(done=np.asarray(b.done, np.float64))) for b in kept
+            ]
             pick = lambda get: torch.cat([get(b) for b in rows])
-            x, a, following = (pick(lambda b, f=f: getattr(b, f)) for f in ("observation", "action", "next_observation"))
-            reward, done, old = pick(lambda b: b.reward), pick(lambda b: b.done), pick(lambda b: b.info.log_probability)
+            x, a, following = (
+                pick(lambda b, f=f: getattr(b, f))
+                for f in ("observation", "action", "next_observation")
+            )
+            reward, done, old = (
+                pick(lambda b: b.reward),
+                pick(lambda b: b.done),
+                pick(lambda b: b.info.log_probability),
+            )
             usable = pick(lambda b: b.info.available)
             y = (reward + GAMMA * (1 - done) * run(value, following)[:, 0]).detach()
             error = (y - run(value, x)[:, 0]).detach()
             centre = mean / weight if weight else 0.0
             fresh = error[: free[0].sum()]
             square = DECAY * square + (1 - DECAY) * ((fresh - centre) ** 2).mean().item()
-            mean, weight = DECAY * mean + (1 - DECAY) * fresh.mean().item(), DECAY * weight + 1 - DECAY
+            mean, weight = (
+                DECAY * mean + (1 - DECAY) * fresh.mean().item(),
+                DECAY * weight + 1 - DECAY,
+            )
             advantage = (error - centre) / ((square / weight) ** 0.5 + 1e-8)
             for _ in range(1 if name == "a2c" else 4):
                 log_p = torch.log_softmax(forbid(run(policy, x), usable), -1)
@@ -225,9 +282,15 @@ def theirs(case: str) -> dict[str, np.ndarray]:
                 loss = -gain.mean() + 0.5 * ((run(value, x)[:, 0] - y) ** 2).mean() - 0.01 * entropy
                 step(descent, policy + value, loss)
 
-    return {f"{part}.{i}": x.detach().numpy() for part, arrays in nets.items() for i, x in enumerate(arrays)}
+    return {
+        f"{part}.{i}": x.detach().numpy()
+        for part, arrays in nets.items()
+        for i, x in enumerate(arrays)
+    }
 
 
 if __name__ == "__main__":
-    np.savez_compressed(FILE, **{f"{case}/{name}": x for case in CASES for name, x in theirs(case).items()})
+    np.savez_compressed(
+        FILE, **{f"{case}/{name}": x for case in CASES for name, x in theirs(case).items()}
+    )
     print(FILE, FILE.stat().st_size, "bytes")

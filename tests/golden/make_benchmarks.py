@@ -1,7 +1,8 @@
-"""Rounds of the benchmark's PyTorch peers:  python tests/golden/make_benchmarks.py  writes benchmarks.npz.
+"""Rounds of the benchmark's PyTorch peers:  python tests/golden/make_benchmarks.py  writes
+benchmarks.npz.
 
-The workloads are drawn by `benchmarks.workloads` in NumPy. torch is imported where it is used, so that the tests can
-read the settings without it.
+The workloads are drawn by `benchmarks.workloads` in NumPy. torch is imported where it is used, so
+that the tests can read the settings without it.
 """
 
 from __future__ import annotations
@@ -37,17 +38,34 @@ TINY = Workload(
     weight_decay=1e-2,
 )
 RAGGED = dataclasses.replace(
-    TINY, name="ragged", shape=(16, 16, 1), model="lenet5_pad2", examples=0, dirichlet=0.3, pool=60, lr=0.05
+    TINY,
+    name="ragged",
+    shape=(16, 16, 1),
+    model="lenet5_pad2",
+    examples=0,
+    dirichlet=0.3,
+    pool=60,
+    lr=0.05,
 )
-WHOLE = dataclasses.replace(RAGGED, name="whole", batch=RAGGED.pool)  # one batch per epoch: the order cannot matter
+WHOLE = dataclasses.replace(
+    RAGGED, name="whole", batch=RAGGED.pool
+)  # one batch per epoch: the order cannot matter
 NORMALISED = dataclasses.replace(
-    TINY, model="resnet18", shape=(32, 32, 3), momentum=0.0, lr=0.01, epochs=1, examples=10, batch=12
+    TINY,
+    model="resnet18",
+    shape=(32, 32, 3),
+    momentum=0.0,
+    lr=0.01,
+    epochs=1,
+    examples=10,
+    batch=12,
 )
 TINY_ROUND, ROUNDS = 3, (0, 1)
 
 
 def summary(weights: Mapping[str, np.ndarray], entries: int = 24) -> np.ndarray:
-    """[names, 1 + entries]: of every array, sorted by name, its norm and some entries at fixed places."""
+    """[names, 1 + entries]: of every array, sorted by name, its norm and some entries at fixed
+    places."""
     rows = []
     for name in sorted(weights):
         flat = np.asarray(weights[name], np.float64).reshape(-1)
@@ -68,7 +86,11 @@ def processes(workload: Workload, index: int) -> np.ndarray:
     """Several processes of one thread behind a subprocess that speaks the protocol."""
     worker = protocol.Worker(PEERS["torch_procs"][0], workload)
     try:
-        assert worker.ready["ready"] and "torch" in worker.ready["versions"] and worker.round(index) > 0
+        assert (
+            worker.ready["ready"]
+            and "torch" in worker.ready["versions"]
+            and worker.round(index) > 0
+        )
         with tempfile.TemporaryDirectory() as folder:
             file = worker.ask(cmd="weights", file=f"{folder}/weights.npz")["saved"]
             with np.load(file, allow_pickle=False) as saved:

@@ -1,8 +1,10 @@
-"""Golden arrays of the data tests:  python tests/golden/make_data.py  writes data_resize.npz with PyTorch.
+"""Golden arrays of the data tests:  python tests/golden/make_data.py  writes data_resize.npz with
+PyTorch.
 
-`torch.nn.functional.interpolate(mode="bilinear")`, without antialiasing, of random images in float64: what
-`fedjax_sim.data.images.resize_bilinear` must equal. With `digits` as argument it writes the embedded digits,
-fedjax_sim/data/digits.npz, from scikit-learn's copy of the UCI set (see `digits` below).
+`torch.nn.functional.interpolate(mode="bilinear")`, without antialiasing, of random images in
+float64: what `fedjax_sim.data.images.resize_bilinear` must equal. With `digits` as argument it
+writes the embedded digits, fedjax_sim/data/digits.npz, from scikit-learn's copy of the UCI set (see
+`digits` below).
 """
 
 from __future__ import annotations
@@ -13,7 +15,11 @@ import sys
 import numpy as np
 
 HERE = pathlib.Path(__file__).resolve().parent
-RESIZES = (((8, 8), (28, 28)), ((16, 16), (28, 28)), ((7, 5), (3, 9)))  # (old height, width) -> (new height, width)
+RESIZES = (
+    ((8, 8), (28, 28)),
+    ((16, 16), (28, 28)),
+    ((7, 5), (3, 9)),
+)  # (old height, width) -> (new height, width)
 USPS = 6  # images of 16x16 in the test of usps
 
 
@@ -39,10 +45,12 @@ def resized() -> dict[str, np.ndarray]:
 
 
 def digits() -> dict[str, np.ndarray]:
-    """The embedded digits: 8x8 levels 0..16, labels, which are test images, and where 127.5 was rounded down.
+    """The embedded digits: 8x8 levels 0..16, labels, which are test images, and where 127.5 was
+    rounded down.
 
-    They were first resized by floating-point matrix products, where a value of exactly 127.5 fell to either side;
-    these pixels are listed, so that the exact arithmetic of today gives the same images on every machine.
+    They were first resized by floating-point matrix products, where a value of exactly 127.5 fell
+    to either side; these pixels are listed, so that the exact arithmetic of today gives the same
+    images on every machine.
     """
     from sklearn.datasets import load_digits
 
@@ -60,7 +68,12 @@ def digits() -> dict[str, np.ndarray]:
     floating = to_uint8(resize_bilinear(data.images[..., None] * (255.0 / 16.0), 28, 28))
     low = np.flatnonzero(floating != enlarged(levels))
     assert (floating.reshape(-1)[low] == 127).all()
-    return {"levels": levels, "y": y.astype(np.uint8), "is_test": place % 5 == 4, "low": low.astype(np.uint32)}
+    return {
+        "levels": levels,
+        "y": y.astype(np.uint8),
+        "is_test": place % 5 == 4,
+        "low": low.astype(np.uint32),
+    }
 
 
 if __name__ == "__main__":

@@ -1,9 +1,11 @@
-"""Golden values of lenet5 and cnn4 from a PyTorch loop:  python tests/golden/make_golden.py  writes lenet5.npz, cnn4.npz.
+"""Golden values of lenet5 and cnn4 from a PyTorch loop:  python tests/golden/make_golden.py  writes
+lenet5.npz, cnn4.npz.
 
-Everything a federated round does is written here once more with torch.nn, torch.optim.SGD and plain loops, in float64:
-Conv2d on NCHW maps, autograd, PyTorch's own momentum and weight decay. From the simulator come only the batches (see
-`draws.py`); the initial weights are transplanted, convolution kernels HWIO -> OIHW, and the rows of the first dense
-layer from the flatten order (height, width, channel) to (channel, height, width).
+Everything a federated round does is written here once more with torch.nn, torch.optim.SGD and plain
+loops, in float64: Conv2d on NCHW maps, autograd, PyTorch's own momentum and weight decay. From the
+simulator come only the batches (see `draws.py`); the initial weights are transplanted, convolution
+kernels HWIO -> OIHW, and the rows of the first dense layer from the flatten order (height, width,
+channel) to (channel, height, width).
 """
 
 from __future__ import annotations
@@ -31,7 +33,11 @@ class LeNet5(nn.Module):
     def __init__(self):
         super().__init__()
         self.conv1, self.conv2 = nn.Conv2d(1, 6, 5), nn.Conv2d(6, 16, 5)
-        self.fc1, self.fc2, self.fc = nn.Linear(256, 120), nn.Linear(120, 84), nn.Linear(84, settings.CLASSES)
+        self.fc1, self.fc2, self.fc = (
+            nn.Linear(256, 120),
+            nn.Linear(120, 84),
+            nn.Linear(84, settings.CLASSES),
+        )
 
     def forward(self, x):
         x = functional.max_pool2d(functional.relu(self.conv1(x)), 2)
@@ -55,7 +61,7 @@ class CNN4(nn.Module):
 NETS = {"lenet5": LeNet5, "cnn4": CNN4}
 
 
-# ---- transplanting ----------------------------------------------------------------------------------------------
+# ---- transplanting -------------------------------------------------------------------------------
 def to_torch(params: dict, module: nn.Module) -> nn.Module:
     """Write {group: {kernel, bias}} into a module."""
     state = {}
@@ -65,10 +71,17 @@ def to_torch(params: dict, module: nn.Module) -> nn.Module:
             kernel = kernel.transpose(3, 2, 0, 1)  # HWIO -> OIHW
         elif group == "fc1":  # rows HWC -> CHW
             channels = kernel.shape[0] // SIDE**2
-            kernel = kernel.reshape(SIDE, SIDE, channels, -1).transpose(2, 0, 1, 3).reshape(kernel.shape).T
+            kernel = (
+                kernel.reshape(SIDE, SIDE, channels, -1)
+                .transpose(2, 0, 1, 3)
+                .reshape(kernel.shape)
+                .T
+            )
         else:
             kernel = kernel.T
-        state[f"{group}.weight"], state[f"{group}.bias"] = (torch.tensor(a.copy()) for a in (kernel, leaves["bias"]))
+        state[f"{group}.weight"], state[f"{group}.bias"] = (
+            torch.tensor(a.copy()) for a in (kernel, leaves["bias"])
+        )
     module.load_state_dict(state)
     return module
 
@@ -84,14 +97,18 @@ def from_torch(tensors: dict[str, torch.Tensor]) -> dict:
                 array = array.transpose(2, 3, 1, 0)
             elif group == "fc1":
                 channels = array.shape[1] // SIDE**2
-                array = array.T.reshape(channels, SIDE, SIDE, -1).transpose(1, 2, 0, 3).reshape(array.T.shape)
+                array = (
+                    array.T.reshape(channels, SIDE, SIDE, -1)
+                    .transpose(1, 2, 0, 3)
+                    .reshape(array.T.shape)
+                )
             else:
                 array = array.T
         out.setdefault(group, {})["kernel" if leaf == "weight" else "bias"] = array
     return out
 
 
-# ---- the loop ---------------------------------------------------------------------------------------------------
+# ---- the loop ------------------------------------------------------------------------------------
 def train(
     start: dict,
     module: nn.Module,
@@ -105,14 +122,19 @@ def train(
     anchor: dict | None = None,
     shift: dict | None = None,
 ) -> dict:
-    """One client's local training from `start`; a proximal term to `anchor`, or `shift` added to the gradients."""
+    """One client's local training from `start`; a proximal term to `anchor`, or `shift` added to
+    the gradients."""
     module.load_state_dict(start)
-    optimizer = torch.optim.SGD(module.parameters(), lr=settings.LR, momentum=momentum, weight_decay=decay)
+    optimizer = torch.optim.SGD(
+        module.parameters(), lr=settings.LR, momentum=momentum, weight_decay=decay
+    )
     for rows in batches:
         optimizer.zero_grad()
         loss = functional.cross_entropy(module(x[rows]), y[rows])
         if anchor is not None:
-            loss = loss + strength / 2 * sum(((p - anchor[n]) ** 2).sum() for n, p in module.named_parameters())
+            loss = loss + strength / 2 * sum(
+                ((p - anchor[n]) ** 2).sum() for n, p in module.named_parameters()
+            )
         loss.backward()
         if shift is not None:
             for name, p in module.named_parameters():
@@ -126,14 +148,19 @@ def combine(fn, *states: dict) -> dict:
 
 
 def average(states: list, weights: list) -> dict:
-    return combine(lambda *a: sum(w * t for w, t in zip(weights, a, strict=True)) / sum(weights), *states)
+    return combine(
+        lambda *a: sum(w * t for w, t in zip(weights, a, strict=True)) / sum(weights), *states
+    )
 
 
 def run(model: str, method: str, options: dict) -> dict:
     """Three rounds of one method: what the server and the clients hold at the end."""
     fed, cohorts = settings.federation(), settings.participation()
     pixels = (np.asarray(fed.x, np.float64) / 255 - fed.mean) / fed.std
-    x, y = torch.tensor(pixels.transpose(0, 3, 1, 2).copy()), torch.tensor(np.asarray(fed.y, np.int64))
+    x, y = (
+        torch.tensor(pixels.transpose(0, 3, 1, 2).copy()),
+        torch.tensor(np.asarray(fed.y, np.int64)),
+    )
     module = to_torch(settings.initial(model), NETS[model]().double())
     theta = copy.deepcopy(module.state_dict())
     zero = combine(torch.zeros_like, theta)
@@ -160,11 +187,17 @@ def run(model: str, method: str, options: dict) -> dict:
                     shift=combine(lambda c, ck: c - ck, control, mine),
                 )
                 own[k] = combine(
-                    lambda ck, c, a, b: ck - c + (a - b) / (len(batches) * settings.LR), mine, control, theta, end
+                    lambda ck, c, a, b: ck - c + (a - b) / (len(batches) * settings.LR),
+                    mine,
+                    control,
+                    theta,
+                    end,
                 )
                 changes.append(combine(torch.sub, own[k], mine))
             elif method == "fedprox":
-                end = train(theta, module, batches, x, y, **usual, strength=options["mu"], anchor=theta)
+                end = train(
+                    theta, module, batches, x, y, **usual, strength=options["mu"], anchor=theta
+                )
             else:
                 end = train(theta, module, batches, x, y, **usual)
             if method == "ditto":

@@ -1,4 +1,5 @@
-"""Cross-entropy and label smoothing by PyTorch:  python tests/golden/make_losses.py  writes losses.npz (float64)."""
+"""Cross-entropy and label smoothing by PyTorch:  python tests/golden/make_losses.py  writes
+losses.npz (float64)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""FedNTD, FedSAM and FedFA's statistics by PyTorch:  python tests/golden/make_methods_global.py  writes
-methods_global.npz.
+"""FedNTD, FedSAM and FedFA's statistics by PyTorch:  python tests/golden/make_methods_global.py
+writes methods_global.npz.
 
-A network 16-5-3 is trained in float64 on all examples of client 1 of the tiny federation at once, by torch.optim.SGD and
-autograd; weights are drawn with NumPy's frozen `RandomState` and stored, so that nothing depends on JAX's random bits.
+A network 16-5-3 is trained in float64 on all examples of client 1 of the tiny federation at once,
+by torch.optim.SGD and autograd; weights are drawn with NumPy's frozen `RandomState` and stored, so
+that nothing depends on JAX's random bits.
 """
 
 from __future__ import annotations
@@ -29,14 +30,19 @@ Net = dict[str, torch.Tensor]
 def weights(shapes: dict[str, tuple[int, ...]], seed: int) -> dict[str, np.ndarray]:
     """Uniform in ±1/2, exactly representable in single precision."""
     rng = np.random.RandomState(seed)
-    return {name: rng.uniform(-0.5, 0.5, shape).astype(np.float32).astype(np.float64) for name, shape in shapes.items()}
+    return {
+        name: rng.uniform(-0.5, 0.5, shape).astype(np.float32).astype(np.float64)
+        for name, shape in shapes.items()
+    }
 
 
 def logits(w: Net, x: torch.Tensor) -> torch.Tensor:
     return torch.relu(x @ w["fc1.kernel"] + w["fc1.bias"]) @ w["fc.kernel"] + w["fc.bias"]
 
 
-def train(start: dict[str, np.ndarray], gradient: Callable[[Net], tuple[torch.Tensor, ...]]) -> dict[str, np.ndarray]:
+def train(
+    start: dict[str, np.ndarray], gradient: Callable[[Net], tuple[torch.Tensor, ...]]
+) -> dict[str, np.ndarray]:
     """STEPS steps of PyTorch's SGD; gradient(w) -> gradients in the order of w."""
     w = {name: torch.tensor(value, requires_grad=True) for name, value in start.items()}
     sgd = torch.optim.SGD(list(w.values()), lr=LR, momentum=MOMENTUM, weight_decay=DECAY)
@@ -47,7 +53,9 @@ def train(start: dict[str, np.ndarray], gradient: Callable[[Net], tuple[torch.Te
     return {name: value.detach().numpy() for name, value in w.items()}
 
 
-def not_true(teacher: torch.Tensor, student: torch.Tensor, y: torch.Tensor, tau: float) -> torch.Tensor:
+def not_true(
+    teacher: torch.Tensor, student: torch.Tensor, y: torch.Tensor, tau: float
+) -> torch.Tensor:
     """τ²·KL over the C−1 other classes, mean over the batch, entry by entry."""
     others = torch.tensor([[c for c in range(student.shape[1]) if c != label] for label in y])
     q = torch.softmax(teacher.gather(1, others) / tau, 1)
@@ -63,7 +71,14 @@ def divergence() -> dict[str, np.ndarray]:
     value = not_true(torch.tensor(teacher), z, torch.tensor(y), tau)
     value.backward()
     assert z.grad is not None
-    out = {"teacher": teacher, "student": student, "y": y, "tau": tau, "value": value.item(), "slope": z.grad.numpy()}
+    out = {
+        "teacher": teacher,
+        "student": student,
+        "y": y,
+        "tau": tau,
+        "value": value.item(),
+        "slope": z.grad.numpy(),
+    }
     return {f"ntd/{name}": np.asarray(value) for name, value in out.items()}
 
 
@@ -72,7 +87,10 @@ def trainings() -> dict[str, np.ndarray]:
     fed, start = tiny.federation(), weights(LAYERS, 1)
     rows = fed.client_rows(CLIENT)
     images, labels = np.asarray(fed.x)[rows], np.asarray(fed.y)[rows]
-    x, y = torch.tensor(images.reshape(len(rows), -1).astype(np.float64)), torch.tensor(labels.astype(np.int64))
+    x, y = (
+        torch.tensor(images.reshape(len(rows), -1).astype(np.float64)),
+        torch.tensor(labels.astype(np.int64)),
+    )
     teacher = logits({name: torch.tensor(value) for name, value in start.items()}, x)
 
     def plain(w: Net) -> tuple[torch.Tensor, ...]:
@@ -80,7 +98,9 @@ def trainings() -> dict[str, np.ndarray]:
 
     def distilled(w: Net) -> tuple[torch.Tensor, ...]:
         z = logits(w, x)
-        return torch.autograd.grad(functional.cross_entropy(z, y) + BETA * not_true(teacher, z, y, TAU), list(w.values()))
+        return torch.autograd.grad(
+            functional.cross_entropy(z, y) + BETA * not_true(teacher, z, y, TAU), list(w.values())
+        )
 
     def sharp(w: Net) -> tuple[torch.Tensor, ...]:
         grads = plain(w)
@@ -95,9 +115,12 @@ def trainings() -> dict[str, np.ndarray]:
 
 
 def feature_statistics() -> dict[str, np.ndarray]:
-    """Of the first 3x3 convolution of client 1's images: channel means and deviations of its maps, mean over images."""
+    """Of the first 3x3 convolution of client 1's images: channel means and deviations of its maps,
+    mean over images."""
     fed, conv = tiny.federation(), weights({"kernel": (3, 3, 1, 2), "bias": (2,)}, 2)
-    images = torch.tensor(np.asarray(fed.x)[fed.client_rows(CLIENT)].astype(np.float64)).permute(0, 3, 1, 2)
+    images = torch.tensor(np.asarray(fed.x)[fed.client_rows(CLIENT)].astype(np.float64)).permute(
+        0, 3, 1, 2
+    )
     kernel = torch.tensor(conv["kernel"]).permute(3, 2, 0, 1)  # HWIO -> OIHW
     maps = torch.relu(functional.conv2d(images, kernel, torch.tensor(conv["bias"]), padding=1))
     deviation = torch.sqrt(maps.var((2, 3), correction=1) + 1e-6)

@@ -1,8 +1,10 @@
-"""Golden values of networks and layers from PyTorch:  python tests/golden/make_models.py  writes models_*.npz.
+"""Golden values of networks and layers from PyTorch:  python tests/golden/make_models.py  writes
+models_*.npz.
 
-`test_models.py` and `test_layers.py` compare with the files always, and with PyTorch itself where it is installed.
-Weights and inputs come from NumPy, so that nothing of the simulator is in the files. A network's gradients are stored as
-fingerprints (see `fingerprint`): ResNet-18 has eleven million of them.
+`test_models.py` and `test_layers.py` compare with the files always, and with PyTorch itself where
+it is installed. Weights and inputs come from NumPy, so that nothing of the simulator is in the
+files. A network's gradients are stored as fingerprints (see `fingerprint`): ResNet-18 has eleven
+million of them.
 """
 
 from __future__ import annotations
@@ -16,18 +18,30 @@ import numpy as np
 
 HERE = pathlib.Path(__file__).resolve().parent
 CLASSES, BATCH = 7, 4
-NETS = {"lenet5": (28, 28, 1), "lenet5_pad2": (28, 28, 1), "cnn4": (32, 32, 3), "resnet18": (32, 32, 3)}
+NETS = {
+    "lenet5": (28, 28, 1),
+    "lenet5_pad2": (28, 28, 1),
+    "cnn4": (32, 32, 3),
+    "resnet18": (32, 32, 3),
+}
 POOL_SIZES = ((4, 4), (5, 6), (7, 1))
-PLACES = {"kernel": "weight", "scale": "weight", "bias": "bias", "mean": "running_mean", "var": "running_var"}
+PLACES = {
+    "kernel": "weight",
+    "scale": "weight",
+    "bias": "bias",
+    "mean": "running_mean",
+    "var": "running_var",
+}
 
 
-# ---- inputs ------------------------------------------------------------------------------------------------------
+# ---- inputs --------------------------------------------------------------------------------------
 def rng_of(name: str) -> np.random.Generator:
     return np.random.default_rng(zlib.crc32(name.encode()))
 
 
 def leaf(path: str, shape: tuple[int, ...]) -> np.ndarray:
-    """The weights of one leaf, e.g. of 'params/conv1/kernel': of the usual size, statistics not at their start."""
+    """The weights of one leaf, e.g. of 'params/conv1/kernel': of the usual size, statistics not at
+    their start."""
     rng, last = rng_of(path), path.rsplit("/", 1)[-1]
     if last in ("scale", "var"):
         return rng.uniform(0.5, 1.5, shape)
@@ -42,35 +56,47 @@ def images(name: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def tied_windows() -> np.ndarray:
-    return np.random.default_rng(2).integers(-2, 3, (2, 6, 6, 1)).astype(np.float32)  # many ties, and zeros
+    return (
+        np.random.default_rng(2).integers(-2, 3, (2, 6, 6, 1)).astype(np.float32)
+    )  # many ties, and zeros
 
 
 def stem_input(size: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
-    """A map with ties `[2,H,W,3]` and the gradient `[2,h,w,3]` that comes back to its pooled form."""
+    """A map with ties `[2,H,W,3]` and the gradient `[2,h,w,3]` that comes back to its pooled
+    form."""
     x = np.random.default_rng(3).integers(-3, 4, (2, *size, 3)).astype(np.float32)
     pooled = (2, *((n + 1) // 2 for n in size), 3)
     return x, np.random.default_rng(4).standard_normal(pooled).astype(np.float32)
 
 
 def norm_input() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """(x [5,2,2,3], which examples are real [5], the gradient that comes back, scale [3]); bias = scale - 1."""
+    """(x [5,2,2,3], which examples are real [5], the gradient that comes back, scale [3]); bias =
+    scale - 1."""
     rng = np.random.default_rng(0)
     x, mask = rng.standard_normal((5, 2, 2, 3)) * 3 + 1, np.array([1, 0, 1, 1, 0], bool)
-    return x, mask, rng.standard_normal(x.shape) * mask[:, None, None, None], np.array([1.0, 2.0, 3.0])
+    return (
+        x,
+        mask,
+        rng.standard_normal(x.shape) * mask[:, None, None, None],
+        np.array([1.0, 2.0, 3.0]),
+    )
 
 
 def fingerprint(a: np.ndarray) -> np.ndarray:
-    """[21] of an array: its norm, four sums with random signs, 16 entries. A wrong entry anywhere changes the sums.
+    """[21] of an array: its norm, four sums with random signs, 16 entries. A wrong entry anywhere
+    changes the sums.
 
     >>> fingerprint(np.ones(4))[0].item(), fingerprint(np.ones(4)).shape
     (2.0, (21,))
     """
     flat = np.asarray(a, np.float64).ravel()
     signs = np.random.default_rng(flat.size).integers(0, 2, (4, flat.size)) * 2.0 - 1
-    return np.concatenate([[np.linalg.norm(flat)], signs @ flat, flat[np.linspace(0, flat.size - 1, 16).astype(int)]])
+    return np.concatenate(
+        [[np.linalg.norm(flat)], signs @ flat, flat[np.linspace(0, flat.size - 1, 16).astype(int)]]
+    )
 
 
-# ---- PyTorch -----------------------------------------------------------------------------------------------------
+# ---- PyTorch -------------------------------------------------------------------------------------
 def torch_net(name: str) -> tuple[Any, Any]:
     """(module, forward) in double precision; submodules are named as ours."""
     import torch
@@ -117,12 +143,18 @@ def torch_resnet18(channels: int) -> tuple[Any, Any]:
         def forward(self, x):
             y = torch.relu(self.bn1(self.conv1(x)))
             y = self.bn2(self.conv2(y))
-            return torch.relu(y + (self.bn_shortcut(self.conv_shortcut(x)) if hasattr(self, "bn_shortcut") else x))
+            return torch.relu(
+                y + (self.bn_shortcut(self.conv_shortcut(x)) if hasattr(self, "bn_shortcut") else x)
+            )
 
-    stem = nn.ModuleDict({"conv": nn.Conv2d(channels, 64, 7, 2, 3, bias=False), "bn": nn.BatchNorm2d(64)})
+    stem = nn.ModuleDict(
+        {"conv": nn.Conv2d(channels, 64, 7, 2, 3, bias=False), "bn": nn.BatchNorm2d(64)}
+    )
     layers, ci = {"stem": stem}, 64
     for i, co in enumerate((64, 128, 256, 512), 1):
-        layers[f"stage{i}"] = nn.ModuleDict({"block1": Block(ci, co, 1 if i == 1 else 2), "block2": Block(co, co, 1)})
+        layers[f"stage{i}"] = nn.ModuleDict(
+            {"block1": Block(ci, co, 1 if i == 1 else 2), "block2": Block(co, co, 1)}
+        )
         ci = co
     net = nn.ModuleDict({**layers, "fc": nn.Linear(512, CLASSES)}).double()
 
@@ -141,7 +173,8 @@ def ours(a: np.ndarray) -> np.ndarray:
 
 
 def run_net(name: str) -> dict[str, np.ndarray]:
-    """One training pass: 'logits', and 'params/…' (gradients of the mean cross-entropy) and 'batch_stats/…' as ours."""
+    """One training pass: 'logits', and 'params/…' (gradients of the mean cross-entropy) and
+    'batch_stats/…' as ours."""
     import torch
 
     net, forward = torch_net(name)
@@ -158,30 +191,45 @@ def run_net(name: str) -> dict[str, np.ndarray]:
         ours_path = "/".join([kind, *group.split("."), word])
         shape = ours(np.empty(tensor.shape)).shape
         value = leaf(ours_path, shape)
-        value = value.transpose(3, 2, 0, 1) if value.ndim == 4 else value.T if value.ndim == 2 else value
+        value = (
+            value.transpose(3, 2, 0, 1)
+            if value.ndim == 4
+            else value.T
+            if value.ndim == 2
+            else value
+        )
         tensor.data.copy_(torch.tensor(np.ascontiguousarray(value)))
         tensors[ours_path] = tensor
     x, y = images(name)
     out = forward(torch.tensor(x.transpose(0, 3, 1, 2)))
     torch.nn.functional.cross_entropy(out, torch.tensor(y)).backward()
-    results = {path: ours((t.grad if path.startswith("params") else t).numpy()) for path, t in tensors.items()}
+    results = {
+        path: ours((t.grad if path.startswith("params") else t).numpy())
+        for path, t in tensors.items()
+    }
     return {"logits": out.detach().numpy(), **results}
 
 
 def run_layers() -> dict[str, np.ndarray]:
-    """Max-pooling of ties, the stem's pooling, BatchNorm of the real examples: values and gradients, channels last."""
+    """Max-pooling of ties, the stem's pooling, BatchNorm of the real examples: values and
+    gradients, channels last."""
     import torch
     from torch.nn import functional
 
     t = torch.tensor(tied_windows(), requires_grad=True)
-    (functional.max_pool2d(torch.relu(t.permute(0, 3, 1, 2)[:, :, 1:5, 1:5]), 2) * 210).sum().backward()
+    (
+        functional.max_pool2d(torch.relu(t.permute(0, 3, 1, 2)[:, :, 1:5, 1:5]), 2) * 210
+    ).sum().backward()
     results = {"tied": t.grad.numpy()}
     for size in POOL_SIZES:
         x, weight = stem_input(size)
         t = torch.tensor(x, requires_grad=True)
         y = functional.max_pool2d(torch.relu(t.permute(0, 3, 1, 2)), 3, 2, 1).permute(0, 2, 3, 1)
         (y * torch.tensor(weight)).sum().backward()
-        results |= {f"stem/{size}/value": y.detach().numpy(), f"stem/{size}/gradient": t.grad.numpy()}
+        results |= {
+            f"stem/{size}/value": y.detach().numpy(),
+            f"stem/{size}/gradient": t.grad.numpy(),
+        }
     x, mask, weight, scale = norm_input()
     bn = torch.nn.BatchNorm2d(3).double()
     bn.weight.data, bn.bias.data = torch.tensor(scale), torch.tensor(scale - 1)
@@ -199,7 +247,7 @@ def run_layers() -> dict[str, np.ndarray]:
     }
 
 
-# ---- files -------------------------------------------------------------------------------------------------------
+# ---- files ---------------------------------------------------------------------------------------
 def stored(name: str) -> dict[str, np.ndarray]:
     """The committed values of a network (gradients as fingerprints) or of 'layers'."""
     with np.load(HERE / f"models_{name}.npz", allow_pickle=False) as file:

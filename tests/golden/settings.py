@@ -1,7 +1,9 @@
-"""The tiny federations behind the golden values: what the PyTorch loop and the engine must agree on.
+"""The tiny federations behind the golden values: what the PyTorch loop and the engine must agree
+on.
 
-Everything is drawn with NumPy's frozen `RandomState`, so the files do not depend on the versions of JAX or PyTorch;
-the batches do depend on JAX's random bits, and are stored so that a change of those is told from a wrong number.
+Everything is drawn with NumPy's frozen `RandomState`, so the files do not depend on the versions of
+JAX or PyTorch; the batches do depend on JAX's random bits, and are stored so that a change of those
+is told from a wrong number.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ METHODS: dict[str, dict[str, float]] = {
     "ditto": {"lam": 0.5, "personal_epochs": 1.0},
 }
 
-# kernels [k, k, in, out] and [in, out] (the flattened map is in the order height, width, channel), biases [out]
+# kernels [k, k, in, out] and [in, out] (the flattened map is in the order height, width, channel),
+# biases [out]
 WEIGHTS: dict[str, dict[str, tuple[int, ...]]] = {
     "lenet5": {
         "conv1": (5, 5, 1, 6),
@@ -32,12 +35,18 @@ WEIGHTS: dict[str, dict[str, tuple[int, ...]]] = {
         "fc2": (120, 84),
         "fc": (84, CLASSES),
     },
-    "cnn4": {"conv1": (5, 5, 1, 32), "conv2": (5, 5, 32, 64), "fc1": (4 * 4 * 64, 512), "fc": (512, CLASSES)},
+    "cnn4": {
+        "conv1": (5, 5, 1, 32),
+        "conv2": (5, 5, 32, 64),
+        "fc1": (4 * 4 * 64, 512),
+        "fc": (512, CLASSES),
+    },
 }
 
 
 def federation() -> Federation:
-    """Noisy class patterns, without flat areas: equal values in one pooling window would have no unique gradient."""
+    """Noisy class patterns, without flat areas: equal values in one pooling window would have no
+    unique gradient."""
     rng = np.random.RandomState(7)
     total = sum(SIZES) + 4
     y = rng.randint(0, CLASSES, total)
@@ -57,12 +66,16 @@ def initial(model: str) -> dict[str, dict[str, np.ndarray]]:
     out = {}
     for group, shape in WEIGHTS[model].items():
         bound = 1 / np.sqrt(np.prod(shape[:-1]))
-        out[group] = {"kernel": rng.uniform(-bound, bound, shape), "bias": rng.uniform(-bound, bound, shape[-1:])}
+        out[group] = {
+            "kernel": rng.uniform(-bound, bound, shape),
+            "bias": rng.uniform(-bound, bound, shape[-1:]),
+        }
     return out
 
 
 def digest(tree: dict, entries: int) -> np.ndarray:
-    """[leaves, 1 + entries]: of every leaf its norm and some entries at fixed places, repeated in a short leaf."""
+    """[leaves, 1 + entries]: of every leaf its norm and some entries at fixed places, repeated in a
+    short leaf."""
     rows = []
     for group in sorted(tree):
         for leaf in ("kernel", "bias"):

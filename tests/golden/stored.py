@@ -1,4 +1,5 @@
-"""Values computed by PyTorch: stored ones where torch is not installed, live ones where it is, and then both agree."""
+"""Values computed by PyTorch: stored ones where torch is not installed, live ones where it is, and
+then both agree."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ FOLDER = pathlib.Path(__file__).resolve().parent
 def torch_values(name: str, tolerance: float = 1e-9) -> dict[str, np.ndarray]:
     """{what: array} of `make_<name>.py`, inputs and results, never skipped.
 
-    With torch installed the generator runs again, and the file beside it must hold the same within `tolerance`.
+    With torch installed the generator runs again, and the file beside it must hold the same within
+    `tolerance`.
     """
     with np.load(FOLDER / f"{name}.npz", allow_pickle=False) as file:
         stored = {key: file[key] for key in file.files}
@@ -24,10 +26,15 @@ def torch_values(name: str, tolerance: float = 1e-9) -> dict[str, np.ndarray]:
     except ImportError:
         return stored
     live = importlib.import_module(f"golden.make_{name}").values()
-    again = f"tests/golden/{name}.npz is not what PyTorch says now; check why, then run tests/golden/make_{name}.py"
+    again = (
+        f"tests/golden/{name}.npz is not what PyTorch says now; check why, then run"
+        f" tests/golden/make_{name}.py"
+    )
     assert set(live) == set(stored), again
     for key in live:
-        np.testing.assert_allclose(live[key], stored[key], rtol=tolerance, atol=tolerance, err_msg=f"{key}: {again}")
+        np.testing.assert_allclose(
+            live[key], stored[key], rtol=tolerance, atol=tolerance, err_msg=f"{key}: {again}"
+        )
     return live
 
 

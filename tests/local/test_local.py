@@ -1,6 +1,7 @@
 """Local training of ONE client: what it sees, how far it goes, what stands still, what it keeps.
 
-Expected values come from NumPy and closed forms. The model is the smallest mlp: what is tested is the loop.
+Expected values come from NumPy and closed forms. The model is the smallest mlp: what is tested is
+the loop.
 """
 
 from __future__ import annotations
@@ -32,7 +33,14 @@ def federation(augment: str = "") -> Federation:
     x, y = rng.normal(size=(total, 3, 2, 1)), rng.randint(0, CLASSES, total)
     cuts = np.split(rng.permutation(total), np.cumsum(SIZES))
     return Federation.from_arrays(
-        x, y, {"train": cuts[:-1]}, test=cuts[-1], classes=CLASSES, mean=0.0, std=1.0, augment=augment
+        x,
+        y,
+        {"train": cuts[:-1]},
+        test=cuts[-1],
+        classes=CLASSES,
+        mean=0.0,
+        std=1.0,
+        augment=augment,
     )
 
 
@@ -40,11 +48,19 @@ def with_empty_client(fed: Federation) -> Federation:
     """The same with a further client that owns nothing."""
     table, size = fed.rows["train"], fed.size["train"]
     return dataclasses.replace(
-        fed, rows={"train": np.concatenate([table, table[:1] * 0])}, size={"train": np.append(size, 0).astype(np.int32)}
+        fed,
+        rows={"train": np.concatenate([table, table[:1] * 0])},
+        size={"train": np.append(size, 0).astype(np.int32)},
     )
 
 
-def environment(loss: str = "ce", optimizer=None, dtype=jnp.float32, fed: Federation | None = None, **loss_options) -> Env:
+def environment(
+    loss: str = "ce",
+    optimizer=None,
+    dtype=jnp.float32,
+    fed: Federation | None = None,
+    **loss_options,
+) -> Env:
     fed = jax.tree.map(jnp.asarray, fed or federation())
     made = losses.make_loss(loss, CLASSES, **loss_options)
     counts = jnp.asarray(fed.label_counts(), dtype)
@@ -67,7 +83,10 @@ def environment(loss: str = "ce", optimizer=None, dtype=jnp.float32, fed: Federa
 def context(env: Env, client, epochs=2.0, seed: int = 5) -> Ctx:
     """Of one client, or of several when `client` is a vector."""
     ids = jnp.asarray(client, jnp.int32)
-    keys = jnp.vectorize(lambda i: jax.random.key_data(jax.random.fold_in(jax.random.key(seed), i)), signature="()->(k)")
+    keys = jnp.vectorize(
+        lambda i: jax.random.key_data(jax.random.fold_in(jax.random.key(seed), i)),
+        signature="()->(k)",
+    )
     return Ctx(
         ids,
         keys(ids),
@@ -96,7 +115,7 @@ def gradient_plug(value: float):
     return gradient
 
 
-# ---- how many steps ---------------------------------------------------------------------------------------------
+# ---- how many steps ------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("n", "epochs", "steps"),
     [
@@ -121,7 +140,9 @@ def test_number_of_steps(n, epochs, steps):
     assert int(steps_for(environment(), jnp.int32(n), epochs)) == steps
 
 
-@pytest.mark.parametrize(("client", "epochs"), [(len(SIZES), 2.0), (2, 0.0)], ids=["no data", "no epochs"])
+@pytest.mark.parametrize(
+    ("client", "epochs"), [(len(SIZES), 2.0), (2, 0.0)], ids=["no data", "no epochs"]
+)
 def test_nothing_to_do_leaves_everything_as_it_was(client, epochs):
     env = environment("c3e", fed=with_empty_client(federation()))
     net, before = start_net(env), Client(confusion=losses.init_confusion(CLASSES))
@@ -130,7 +151,7 @@ def test_nothing_to_do_leaves_everything_as_it_was(client, epochs):
     jax.tree.map(np.testing.assert_array_equal, arrays((done.net, after)), arrays((net, before)))
 
 
-# ---- what is seen -----------------------------------------------------------------------------------------------
+# ---- what is seen --------------------------------------------------------------------------------
 @pytest.mark.parametrize("wide", [False, True], ids=["32 bit", "64 bit"])
 def test_every_epoch_is_a_fresh_permutation(wide):
     with jax.enable_x64(wide):
@@ -149,14 +170,17 @@ def test_orders_do_not_depend_on_the_precision():
 
 
 def test_orders_are_fair():
-    """Each example comes first about equally often: 4000 epochs, 5 examples, 5 standard deviations."""
+    """Each example comes first about equally often: 4000 epochs, 5 examples, 5 standard
+    deviations."""
     first = np.asarray(epoch_orders(jax.random.key(3), jnp.int32(5), 8, 4000))[:, 0]
     assert np.abs(np.bincount(first, minlength=5) - 800).max() < 5 * math.sqrt(4000 * 0.2 * 0.8)
 
 
 def drawn(env: Env, client: int, steps: int, key_seed: int = 7):
     """(x, y, mask) of the first `steps` minibatches."""
-    draw = jax.jit(lambda k: stream(env, context(env, client), jax.random.key(key_seed), 3.0)(k)[:3])
+    draw = jax.jit(
+        lambda k: stream(env, context(env, client), jax.random.key(key_seed), 3.0)(k)[:3]
+    )
     return [arrays(draw(jnp.int32(k))) for k in range(steps)]
 
 
@@ -189,54 +213,75 @@ def test_normalisation_when_gathered():
     )
     ((seen, _, _),) = drawn(environment(fed=fed), 0, 1)
     expected = (x[:4] / 255 - np.array([0.2, 0.4])) / np.array([0.5, 2.0])
-    np.testing.assert_allclose(np.sort(seen.reshape(4, -1), 0), np.sort(expected.reshape(4, -1), 0), atol=1e-6)
+    np.testing.assert_allclose(
+        np.sort(seen.reshape(4, -1), 0), np.sort(expected.reshape(4, -1), 0), atol=1e-6
+    )
 
 
 @pytest.mark.parametrize("client", [0, 3])
 def test_nothing_of_other_clients_is_read(client):
-    """Ragged last batches: even NaN in every row the client does not own leaves its result bit-equal."""
+    """Ragged last batches: even NaN in every row the client does not own leaves its result
+    bit-equal."""
     fed = federation()
     others = np.setdiff1d(np.arange(len(fed.x)), fed.client_rows(client))
     poisoned = fed.x.copy()
     poisoned[others] = np.nan
     env = environment()
     train = jax.jit(
-        lambda x, c: descend(dataclasses.replace(env, fed=dataclasses.replace(env.fed, x=x)), start_net(env), Client(), c)[1]
+        lambda x, c: descend(
+            dataclasses.replace(env, fed=dataclasses.replace(env.fed, x=x)),
+            start_net(env),
+            Client(),
+            c,
+        )[1]
     )
     clean, dirty = (arrays(train(jnp.asarray(x), context(env, client))) for x in (fed.x, poisoned))
     assert np.isfinite(dirty.loss) and dirty.steps > 0
     jax.tree.map(np.testing.assert_array_equal, clean, dirty)
 
 
-# ---- how it moves -----------------------------------------------------------------------------------------------
+# ---- how it moves --------------------------------------------------------------------------------
 def test_momentum_in_closed_form():
-    """A constant gradient g: v_s = g(1 − m^s)/(1 − m), w = w₀ − η Σ v_s; the velocity starts at 0 in every call."""
+    """A constant gradient g: v_s = g(1 − m^s)/(1 − m), w = w₀ − η Σ v_s; the velocity starts at 0
+    in every call."""
     momentum, g, steps = 0.9, 0.25, 8  # 13 examples, batch 4, 2 epochs
     env = environment(optimizer=optim.Sgd(momentum))
-    net, train = start_net(env), jax.jit(lambda net, c: descend(env, net, Client(), c, gradient=gradient_plug(g))[1])
+    net, train = (
+        start_net(env),
+        jax.jit(lambda net, c: descend(env, net, Client(), c, gradient=gradient_plug(g))[1]),
+    )
     way = LR * sum(g * (1 - momentum**s) / (1 - momentum) for s in range(1, steps + 1))
     once = train(net, context(env, 2))
     twice = train(once.net, context(env, 2))
     assert int(once.steps) == steps
-    for a, b, c in zip(*(jax.tree.leaves(arrays(n["params"])) for n in (net, once.net, twice.net)), strict=True):
+    for a, b, c in zip(
+        *(jax.tree.leaves(arrays(n["params"])) for n in (net, once.net, twice.net)), strict=True
+    ):
         np.testing.assert_allclose(a - b, way, rtol=1e-5)
         np.testing.assert_allclose(b - c, way, rtol=1e-5)
 
 
 def test_weight_decay_of_some_groups():
-    """Without gradient, w shrinks by (1 − η·wd) per step where the group decays and stands still elsewhere."""
+    """Without gradient, w shrinks by (1 − η·wd) per step where the group decays and stands still
+    elsewhere."""
     decay, steps = 0.1, 4
     shrink = (1 - LR * decay) ** steps
     groups = environment().model.groups
     for names in ("all", "fc1", "fc", "fc1+fc"):
         env = environment(optimizer=optim.Sgd(0.0, decay, optim.decay_groups(names, groups)))
         net = start_net(env)
-        done = jax.jit(lambda c, env=env, net=net: descend(env, net, Client(), c, gradient=gradient_plug(0.0))[1])(
-            context(env, 0)
-        )
+        done = jax.jit(
+            lambda c, env=env, net=net: descend(env, net, Client(), c, gradient=gradient_plug(0.0))[
+                1
+            ]
+        )(context(env, 0))
         for group in groups:
             factor = shrink if names == "all" or group in names.split("+") else 1.0
-            for a, b in zip(jax.tree.leaves(net["params"][group]), jax.tree.leaves(done.net["params"][group]), strict=True):
+            for a, b in zip(
+                jax.tree.leaves(net["params"][group]),
+                jax.tree.leaves(done.net["params"][group]),
+                strict=True,
+            ):
                 np.testing.assert_allclose(b, np.asarray(a) * factor, rtol=1e-5)
     with pytest.raises(UserError, match="conv1"):
         optim.decay_groups("conv1", groups)
@@ -247,9 +292,13 @@ def test_decay_enters_the_momentum():
     momentum, decay, g = 0.5, 0.2, 0.1
     env = environment(optimizer=optim.Sgd(momentum, decay))
     net = start_net(env)
-    done = jax.jit(lambda c: descend(env, net, Client(), c, gradient=gradient_plug(g), epochs=1)[1])(context(env, 0))
+    done = jax.jit(
+        lambda c: descend(env, net, Client(), c, gradient=gradient_plug(g), epochs=1)[1]
+    )(context(env, 0))
     assert int(done.steps) == 2
-    for w, ours in zip(jax.tree.leaves(arrays(net["params"])), jax.tree.leaves(done.net["params"]), strict=True):
+    for w, ours in zip(
+        jax.tree.leaves(arrays(net["params"])), jax.tree.leaves(done.net["params"]), strict=True
+    ):
         v = g + decay * w
         first = w - LR * v
         v = momentum * v + g + decay * first
@@ -257,10 +306,13 @@ def test_decay_enters_the_momentum():
 
 
 def test_frozen_groups():
-    """A frozen group stands still, bit for bit, also against decay and momentum; the others move as if it were fixed."""
+    """A frozen group stands still, bit for bit, also against decay and momentum; the others move as
+    if it were fixed."""
     env = environment()
     net = start_net(env)
-    alone = jax.jit(lambda net, c: descend(env, net, Client(), c, trainable=("fc",))[1].net["params"])
+    alone = jax.jit(
+        lambda net, c: descend(env, net, Client(), c, trainable=("fc",))[1].net["params"]
+    )
     after = arrays(alone(net, context(env, 2)))
     jax.tree.map(np.testing.assert_array_equal, after["fc1"], arrays(net["params"]["fc1"]))
     assert np.abs(after["fc"]["kernel"] - net["params"]["fc"]["kernel"]).max() > 1e-3
@@ -270,7 +322,9 @@ def test_frozen_groups():
     hidden = {k: np.asarray(v, np.float64) for k, v in net["params"]["fc1"].items()}
     vw, vb = np.zeros_like(w), np.zeros_like(b)
     ctx = context(env, 2)
-    draw = jax.jit(lambda k: stream(env, ctx, jax.random.fold_in(ctx.key, 0), env.max_epochs)(k)[:3])
+    draw = jax.jit(
+        lambda k: stream(env, ctx, jax.random.fold_in(ctx.key, 0), env.max_epochs)(k)[:3]
+    )
     for k in range(8):
         x, y, mask = arrays(draw(jnp.int32(k)))
         x, y = x[mask].reshape(mask.sum(), -1).astype(np.float64), y[mask]
@@ -291,55 +345,74 @@ def softmax(z: np.ndarray) -> np.ndarray:
 def test_passes_of_one_round_are_told_apart_by_their_salt():
     env = environment()
     net = start_net(env)
-    end = jax.jit(lambda c, salt: descend(env, net, Client(), c, salt=salt)[1].net["params"]["fc"]["kernel"])
+    end = jax.jit(
+        lambda c, salt: descend(env, net, Client(), c, salt=salt)[1].net["params"]["fc"]["kernel"]
+    )
     a, again, b = (np.asarray(end(context(env, 2), salt)) for salt in (0, 0, 1))
     np.testing.assert_array_equal(a, again)
     assert np.abs(a - b).max() > 1e-6
 
 
-# ---- side by side -----------------------------------------------------------------------------------------------
+# ---- side by side --------------------------------------------------------------------------------
 def test_lanes_of_different_length_equal_clients_one_by_one():
-    """Finished lanes stand still: nets, loss, accuracy, steps and loss statistics, in double precision."""
+    """Finished lanes stand still: nets, loss, accuracy, steps and loss statistics, in double
+    precision."""
     with jax.enable_x64(True):
         env = environment("c3e", dtype=jnp.float64, warmup=4.0)
         net, client = start_net(env), Client(confusion=losses.init_confusion(CLASSES, jnp.float64))
         clients, epochs = [0, 1, 2, 3, 2], [2.0, 1.0, 3.0, 0.5, 0.0]
         ctx = context(env, clients)._replace(epochs=jnp.array(epochs))
         wide = dataclasses.replace(env, lanes=len(clients))
-        together = arrays(jax.jit(jax.vmap(lambda c: descend(wide, net, client, c), axis_name=LANES))(ctx))
+        together = arrays(
+            jax.jit(jax.vmap(lambda c: descend(wide, net, client, c), axis_name=LANES))(ctx)
+        )
         alone = jax.jit(lambda c: descend(env, net, client, c))
         for i in range(len(clients)):
             one = arrays(alone(jax.tree.map(lambda a: a[i], ctx)))
             assert together[1].steps[i] == one[1].steps
-            jax.tree.map(lambda a, b: np.testing.assert_allclose(a[i], b, rtol=1e-11, atol=1e-12), together, one)
+            jax.tree.map(
+                lambda a, b: np.testing.assert_allclose(a[i], b, rtol=1e-11, atol=1e-12),
+                together,
+                one,
+            )
         assert len(set(together[1].steps.tolist())) >= 4
-        jax.tree.map(lambda a, b: np.testing.assert_array_equal(a[-1], b), together[1].net, arrays(net))
+        jax.tree.map(
+            lambda a, b: np.testing.assert_array_equal(a[-1], b), together[1].net, arrays(net)
+        )
 
 
-# ---- loss statistics --------------------------------------------------------------------------------------------
+# ---- loss statistics -----------------------------------------------------------------------------
 def test_running_confusion_of_c3e():
-    """Conf ← μ Conf + (1−μ)(Yᵀ softmax(Z) + ε), Count likewise, on the same batches, carried on from the stored one."""
+    """Conf ← μ Conf + (1−μ)(Yᵀ softmax(Z) + ε), Count likewise, on the same batches, carried on
+    from the stored one."""
     with jax.enable_x64(True):
         env = environment("c3e", dtype=jnp.float64)
         ctx, net, decay, eps = context(env, 2), start_net(env), env.loss.decay, 1e-3
         rng = np.random.RandomState(6)
         stored = losses.Confusion(
-            jnp.asarray(rng.uniform(1, 2, (CLASSES, CLASSES))), jnp.asarray(rng.uniform(1, 2, CLASSES)), jnp.asarray(30.0)
+            jnp.asarray(rng.uniform(1, 2, (CLASSES, CLASSES))),
+            jnp.asarray(rng.uniform(1, 2, CLASSES)),
+            jnp.asarray(30.0),
         )
         # rate 0: the net stays what it is, so the logits are those of the initial net
         train = jax.jit(
-            lambda c, track: descend(env, net, Client(confusion=stored), c, lr=0.0, track=track), static_argnums=1
+            lambda c, track: descend(env, net, Client(confusion=stored), c, lr=0.0, track=track),
+            static_argnums=1,
         )
         kept, _ = arrays(train(ctx, True))
         conf, count = np.asarray(stored.conf), np.asarray(stored.count)
-        draw = jax.jit(lambda k: stream(env, ctx, jax.random.fold_in(ctx.key, 0), env.max_epochs)(k)[:3])
+        draw = jax.jit(
+            lambda k: stream(env, ctx, jax.random.fold_in(ctx.key, 0), env.max_epochs)(k)[:3]
+        )
         p = arrays(net["params"])
         for k in range(8):
             x, y, mask = arrays(draw(jnp.int32(k)))
             x, y = x[mask].reshape(mask.sum(), -1), y[mask]
             hidden = np.maximum(x @ p["fc1"]["kernel"] + p["fc1"]["bias"], 0)
             onehot = np.eye(CLASSES)[y]
-            conf = decay * conf + (1 - decay) * (onehot.T @ softmax(hidden @ p["fc"]["kernel"] + p["fc"]["bias"]) + eps)
+            conf = decay * conf + (1 - decay) * (
+                onehot.T @ softmax(hidden @ p["fc"]["kernel"] + p["fc"]["bias"]) + eps
+            )
             count = decay * count + (1 - decay) * (onehot.sum(0) + eps)
         np.testing.assert_allclose(kept.confusion.conf, conf, atol=1e-12)
         np.testing.assert_allclose(kept.confusion.count, count, atol=1e-12)
@@ -355,12 +428,15 @@ def test_loss_and_accuracy_are_means_over_examples():
     done = arrays(jax.jit(lambda c: descend(env, net, Client(), c, lr=0.0)[1])(context(env, 2)))
     rows, p = fed.client_rows(2), arrays(net["params"])
     x, y = np.asarray(fed.x)[rows].reshape(len(rows), -1), np.asarray(fed.y)[rows]
-    prob = softmax(np.maximum(x @ p["fc1"]["kernel"] + p["fc1"]["bias"], 0) @ p["fc"]["kernel"] + p["fc"]["bias"])
+    prob = softmax(
+        np.maximum(x @ p["fc1"]["kernel"] + p["fc1"]["bias"], 0) @ p["fc"]["kernel"]
+        + p["fc"]["bias"]
+    )
     np.testing.assert_allclose(done.loss, -np.log(prob[np.arange(len(y)), y]).mean(), rtol=1e-5)
     np.testing.assert_allclose(done.accuracy, (prob.argmax(1) == y).mean(), rtol=1e-6)
 
 
-# ---- learning rate over rounds ----------------------------------------------------------------------------------
+# ---- learning rate over rounds -------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -377,15 +453,18 @@ def test_schedules(text, expected):
         np.testing.assert_allclose(float(rate(jnp.float32(t))), expected(t), rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.parametrize("text", ["linear", "step:each=3", "step:every=0", "cosine:end", "constant:gamma=1"])
+@pytest.mark.parametrize(
+    "text", ["linear", "step:each=3", "step:every=0", "cosine:end", "constant:gamma=1"]
+)
 def test_schedules_that_do_not_exist(text):
     with pytest.raises(UserError):
         optim.schedule(text, 0.3, 10)
 
 
-# ---- augmentation -----------------------------------------------------------------------------------------------
+# ---- augmentation --------------------------------------------------------------------------------
 def test_crop_flip():
-    """Every result is one of the 2·9·9 crops and flips of its own zero-padded image; a function of the key alone."""
+    """Every result is one of the 2·9·9 crops and flips of its own zero-padded image; a function of
+    the key alone."""
     rng = np.random.RandomState(8)
     x = rng.normal(size=(6, 5, 7, 2)).astype(np.float32)
     augmented = jax.jit(crop_flip)
@@ -394,7 +473,10 @@ def test_crop_flip():
     choices = []
     for image, got in zip(np.pad(x, ((0, 0), (4, 4), (4, 4), (0, 0))), out, strict=True):
         crops = {
-            (i, j, flip): image[i : i + 5, j : j + 7][:, ::flip] for i in range(9) for j in range(9) for flip in (1, -1)
+            (i, j, flip): image[i : i + 5, j : j + 7][:, ::flip]
+            for i in range(9)
+            for j in range(9)
+            for flip in (1, -1)
         }
         found = [name for name, crop in crops.items() if np.array_equal(crop, got)]
         assert found
@@ -403,14 +485,17 @@ def test_crop_flip():
     np.testing.assert_array_equal(out, augmented(jax.random.key(0), x))
     assert np.abs(out - np.asarray(augmented(jax.random.key(1), x))).max() > 0
     with lowering_for("cuda"):  # the accelerators' form
-        np.testing.assert_array_equal(out, jax.jit(lambda key, x: crop_flip(key, x))(jax.random.key(0), x))
+        np.testing.assert_array_equal(
+            out, jax.jit(lambda key, x: crop_flip(key, x))(jax.random.key(0), x)
+        )
     keys = jax.random.split(jax.random.key(0), 3)  # clients side by side
     beside = jax.jit(jax.vmap(crop_flip))(keys, np.stack([x] * 3))
     np.testing.assert_array_equal(beside, [augmented(key, x) for key in keys])
 
 
 def test_augmentation_is_part_of_the_minibatches():
-    """Keyed by (client's key, step): the same step is the same picture, labels and mask are untouched."""
+    """Keyed by (client's key, step): the same step is the same picture, labels and mask are
+    untouched."""
     plain, augmented = environment(), environment(fed=federation("crop_flip"))
     clean = drawn(plain, 0, 2)
     once, again, other = (drawn(augmented, 0, 2, seed) for seed in (7, 7, 8))

@@ -31,7 +31,7 @@ def example(seed=0, scale=2.0):
     return logits, labels, mask, counts, confusion
 
 
-# ---- the transcription: one example at a time, plain Python sums ------------------------------------------
+# ---- the transcription: one example at a time, plain Python sums ---------------------------------
 
 
 def log_softmax(z):
@@ -66,7 +66,9 @@ def reference(
     if name == "focal":
         return (1 - np.exp(-nll)) ** gamma * nll
     if name == "fedlc":
-        return -log_softmax(np.array([z[c] - tau * max(n[c], 1e-8) ** -0.25 for c in range(classes)]))[y]
+        return -log_softmax(
+            np.array([z[c] - tau * max(n[c], 1e-8) ** -0.25 for c in range(classes)])
+        )[y]
     if name == "cb":
         w = np.array([(1 - beta) / (1 - beta ** n[c]) if n[c] > 0 else 0.0 for c in range(classes)])
         return (w * classes / w.sum())[y] * nll
@@ -75,7 +77,12 @@ def reference(
         return -sum(a * v for a, v in zip(t, log_softmax(z), strict=True))
     conf, count, seen = confusion
     pi = np.maximum(count / count.sum(), 1e-8)
-    zp = np.array([z[j] + (b * np.log(pi[j]) * np.exp(conf[y, j] / conf.sum()) if prior else 0.0) for j in range(classes)])
+    zp = np.array(
+        [
+            z[j] + (b * np.log(pi[j]) * np.exp(conf[y, j] / conf.sum()) if prior else 0.0)
+            for j in range(classes)
+        ]
+    )
     a = 0.5 * (conf + conf.T)
     delta = a / a.sum(1)[:, None] if row_norm else a.copy()
     np.fill_diagonal(delta, 0)
@@ -92,7 +99,11 @@ def reference(
 
 def reference_mean(name, logits, labels, mask, counts, confusion, **options):
     return np.mean(
-        [reference(name, logits[i], labels[i], counts, confusion, **options) for i in range(len(labels)) if mask[i]]
+        [
+            reference(name, logits[i], labels[i], counts, confusion, **options)
+            for i in range(len(labels))
+            if mask[i]
+        ]
     )
 
 
@@ -125,7 +136,9 @@ def test_value_and_gradient_match_the_transcription(name, options):
     with double_precision():
         loss = losses.make_loss(name, CLASSES, **options)
         stats = to_confusion(confusion)
-        value = lambda z: loss.value(z, jnp.asarray(labels), jnp.asarray(mask), jnp.asarray(counts), stats)
+        value = lambda z: loss.value(
+            z, jnp.asarray(labels), jnp.asarray(mask), jnp.asarray(counts), stats
+        )
         got, slope = jax.jit(jax.value_and_grad(value))(jnp.asarray(logits))
         assert got.dtype == slope.dtype == jnp.float64
     want = reference_mean(name, logits, labels, mask, counts, confusion, **options)
@@ -152,7 +165,9 @@ def test_cross_entropy_and_label_smoothing_match_torch():
         args = [jnp.asarray(a) for a in (logits, labels, mask, np.ones(CLASSES))]
         got, slope = jax.jit(jax.value_and_grad(losses.make_loss("ce", CLASSES).value))(*args, ())
         # torch spreads its s over all classes: s' = s C/(C−1) on the wrong ones makes them the same
-        smooth = losses.make_loss("ls", CLASSES, smoothing=float(want["smoothing"]) * (CLASSES - 1) / CLASSES)
+        smooth = losses.make_loss(
+            "ls", CLASSES, smoothing=float(want["smoothing"]) * (CLASSES - 1) / CLASSES
+        )
         smoothed = smooth.value(*args, ())
     np.testing.assert_allclose(got, want["ce"], rtol=1e-12)
     np.testing.assert_allclose(slope[mask], want["ce/slope"], atol=1e-12)
@@ -174,7 +189,9 @@ def test_reduces_to_cross_entropy(name, options, counts):
     logits, labels, mask, drawn, confusion = example(1)
     args = [jnp.asarray(a) for a in (logits, labels, mask, drawn if counts is None else counts)]
     plain = jax.jit(losses.make_loss("ce", CLASSES).value)(*args, ())
-    other = jax.jit(losses.make_loss(name, CLASSES, **options).value)(*args, to_confusion(confusion))
+    other = jax.jit(losses.make_loss(name, CLASSES, **options).value)(
+        *args, to_confusion(confusion)
+    )
     np.testing.assert_allclose(other, plain, rtol=2e-6)
 
 
@@ -198,7 +215,11 @@ def test_hostile_input_gives_finite_values_and_gradients(name, dtype):
             for n in (np.zeros(CLASSES), np.array([40.0, 0, 0, 0, 1.0])):
                 for state in (stats, zero):
                     value, slope = step(
-                        jnp.asarray(logits, dtype), jnp.asarray(labels), jnp.asarray(on), jnp.asarray(n, dtype), state
+                        jnp.asarray(logits, dtype),
+                        jnp.asarray(labels),
+                        jnp.asarray(on),
+                        jnp.asarray(n, dtype),
+                        state,
                     )
                     assert value.dtype == slope.dtype == dtype
                     assert np.isfinite(value) and np.isfinite(slope).all()
@@ -234,7 +255,10 @@ def test_confusion_follows_its_recurrence():
             for i in np.flatnonzero(mask):
                 new_conf[labels[i]] += np.exp(log_softmax(logits[i]))
                 new_count[labels[i]] += 1
-            conf, count = decay * conf + (1 - decay) * new_conf, decay * count + (1 - decay) * new_count
+            conf, count = (
+                decay * conf + (1 - decay) * new_conf,
+                decay * count + (1 - decay) * new_count,
+            )
             batch = [jnp.asarray(a) for a in (logits, labels, mask)]
             stats = losses.update_confusion(stats, *batch, decay, batch_size=6)
     got_conf, got_count, seen = (np.asarray(part) for part in stats)
@@ -302,14 +326,22 @@ def test_defaults_follow_the_data_set():
 @pytest.mark.parametrize(
     "call,words",
     [
-        (lambda: losses.make_loss("fokal", 3), "unknown loss 'fokal' (did you mean 'focal'?); allowed: bce, c3e, cb"),
-        (lambda: losses.make_loss("ce", 3, gamma=1.0), "unknown option of loss 'ce' 'gamma'; allowed: decay"),
+        (
+            lambda: losses.make_loss("fokal", 3),
+            "unknown loss 'fokal' (did you mean 'focal'?); allowed: bce, c3e, cb",
+        ),
+        (
+            lambda: losses.make_loss("ce", 3, gamma=1.0),
+            "unknown option of loss 'ce' 'gamma'; allowed: decay",
+        ),
         (lambda: losses.make_loss("focal", 3, gamma=-1), "gamma=-1 must be a number in [0, inf)"),
         (lambda: losses.make_loss("cb", 3, beta=1.0), "beta=1.0 must be a number in [0, 1)"),
         (lambda: losses.make_loss("ls", 3, smoothing="much"), "smoothing='much' must be a number"),
         (lambda: losses.make_loss("c3e", 3, prior=1), "prior=1 must be true or false"),
         (
-            lambda: losses.make_loss("c3e", 3).value(jnp.ones((1, 3)), jnp.zeros(1, int), jnp.ones(1), jnp.ones(3)),
+            lambda: losses.make_loss("c3e", 3).value(
+                jnp.ones((1, 3)), jnp.zeros(1, int), jnp.ones(1), jnp.ones(3)
+            ),
             "needs the client's running confusion",
         ),
     ],

@@ -1,4 +1,5 @@
-"""Local optimisers of optax: against independent loops, as arguments of the program, kept with the client, and refused."""
+"""Local optimisers of optax: against independent loops, as arguments of the program, kept with the
+client, and refused."""
 
 from __future__ import annotations
 
@@ -18,7 +19,16 @@ from fedjax_sim.runner.facts import facts
 from fedjax_sim.runner.values import run_values
 
 SIZES, BATCH, EPOCHS, RATE = (7, 4, 10), 4, 2, 0.03
-HOW = dict(model="mlp", participation="1", rounds=3, epochs=EPOCHS, batch_size=BATCH, shuffle="off", devices="1", chunk="2")
+HOW = dict(
+    model="mlp",
+    participation="1",
+    rounds=3,
+    epochs=EPOCHS,
+    batch_size=BATCH,
+    shuffle="off",
+    devices="1",
+    chunk="2",
+)
 WIDTH = {"model_options": {"hidden": (5,)}}
 
 
@@ -28,7 +38,9 @@ def federation(dtype=np.float64) -> fs.Federation:
     total = sum(SIZES) + 4
     x, y = rng.normal(size=(total, 6)).astype(dtype), rng.integers(0, 3, total)
     cuts = np.split(np.arange(total), np.cumsum(SIZES))
-    return fs.Federation.from_arrays(x, y, {"train": cuts[:-1]}, test=cuts[-1], classes=3, mean=0.0, std=1.0)
+    return fs.Federation.from_arrays(
+        x, y, {"train": cuts[:-1]}, test=cuts[-1], classes=3, mean=0.0, std=1.0
+    )
 
 
 def run(**options):
@@ -39,7 +51,7 @@ def leaves(tree) -> list[np.ndarray]:
     return [np.asarray(a) for a in jax.tree.leaves(tree)]
 
 
-# ---- independent loops ----------------------------------------------------------------------------------------------
+# ---- independent loops ---------------------------------------------------------------------------
 class NumpyAdam:
     """Adam, and backpropagation through the one hidden layer, by hand."""
 
@@ -64,7 +76,9 @@ class NumpyAdam:
         self.m = [0.9 * m + 0.1 * g for m, g in zip(self.m, grads, strict=True)]
         self.v = [0.999 * v + 0.001 * g * g for v, g in zip(self.v, grads, strict=True)]
         unit = lambda m, v: (m / (1 - 0.9**self.t)) / (np.sqrt(v / (1 - 0.999**self.t)) + 1e-8)
-        return [p - RATE * (unit(m, v) + decay * p) for p, m, v in zip(w, self.m, self.v, strict=True)]
+        return [
+            p - RATE * (unit(m, v) + decay * p) for p, m, v in zip(w, self.m, self.v, strict=True)
+        ]
 
 
 class TorchAdam:
@@ -94,7 +108,10 @@ def by_hand(rule, net, state: str, decay: float) -> list[np.ndarray]:
     """FedAvg of all clients, three rounds."""
     fed, kept = federation(), {}
     p = net["params"]
-    w = [np.array(a, np.float64) for a in (p["fc1"]["kernel"], p["fc1"]["bias"], p["fc"]["kernel"], p["fc"]["bias"])]
+    w = [
+        np.array(a, np.float64)
+        for a in (p["fc1"]["kernel"], p["fc1"]["bias"], p["fc"]["kernel"], p["fc"]["bias"])
+    ]
     for _ in range(HOW["rounds"]):
         total = [0 * a for a in w]
         for client, n in enumerate(SIZES):
@@ -104,7 +121,9 @@ def by_hand(rule, net, state: str, decay: float) -> list[np.ndarray]:
             for _ in range(EPOCHS):
                 for i in range(0, n, BATCH):
                     x = np.asarray(fed.x)[rows[i : i + BATCH]].reshape(-1, 6)
-                    mine = own.step(mine, x, np.asarray(fed.y)[rows[i : i + BATCH]].astype(np.int64), decay)
+                    mine = own.step(
+                        mine, x, np.asarray(fed.y)[rows[i : i + BATCH]].astype(np.int64), decay
+                    )
             total = [t + n / sum(SIZES) * m for t, m in zip(total, mine, strict=True)]
         w = total
     return w
@@ -115,18 +134,25 @@ def by_hand(rule, net, state: str, decay: float) -> list[np.ndarray]:
 def test_adam_equals_an_independent_loop_in_float64(rule, state):
     decay = 0.1
     rule()  # or skip
-    result = run(optimizer=f"adamw:lr={RATE},weight_decay={decay}", optimizer_state=state, dtype="float64")
+    result = run(
+        optimizer=f"adamw:lr={RATE},weight_decay={decay}", optimizer_state=state, dtype="float64"
+    )
     p = result.net["params"]
     ours = [p["fc1"]["kernel"], p["fc1"]["bias"], p["fc"]["kernel"], p["fc"]["bias"]]
     for mine, theirs in zip(ours, by_hand(rule, result.setup.net, state, decay), strict=True):
         np.testing.assert_allclose(np.asarray(mine), theirs, rtol=1e-10, atol=1e-12)
 
 
-# ---- by name and as an object ---------------------------------------------------------------------------------------
+# ---- by name and as an object --------------------------------------------------------------------
 @pytest.mark.parametrize("name", [n for n in OPTIMIZERS if n != "sgd"])
 def test_every_rule_makes_a_round(name):
-    before, after = set_up("fedavg", federation(), optimizer=name, **HOW, **WIDTH).net, run(optimizer=name, rounds=1)
-    moved = [float(np.abs(a - b).max()) for a, b in zip(leaves(before), leaves(after.net), strict=True)]
+    before, after = (
+        set_up("fedavg", federation(), optimizer=name, **HOW, **WIDTH).net,
+        run(optimizer=name, rounds=1),
+    )
+    moved = [
+        float(np.abs(a - b).max()) for a, b in zip(leaves(before), leaves(after.net), strict=True)
+    ]
     assert max(moved) > 0 and np.isfinite(moved).all()
 
 
@@ -145,12 +171,22 @@ def test_a_line_search_gets_what_it_asks_for():
 
 def test_numbers_are_arguments():
     text = lambda s: s.simulation.run.lower(s.first_state(), s.simulation.data, 1, True).as_text()
-    one = set_up("fedavg", federation(), optimizer="adamw:b1=0.9", lr=0.1, clip_norm=1, **HOW, **WIDTH)
-    two = set_up("fedavg", federation(), optimizer="adamw:b1=0.5", lr=0.2, clip_norm=2, **HOW, **WIDTH)
+    one = set_up(
+        "fedavg", federation(), optimizer="adamw:b1=0.9", lr=0.1, clip_norm=1, **HOW, **WIDTH
+    )
+    two = set_up(
+        "fedavg", federation(), optimizer="adamw:b1=0.5", lr=0.2, clip_norm=2, **HOW, **WIDTH
+    )
     assert text(one) == text(two)
-    a = set_up("fedavg", federation(), optimizer=optax.inject_hyperparams(optax.adam)(0.1), **HOW, **WIDTH)
-    b = set_up("fedavg", federation(), optimizer=optax.inject_hyperparams(optax.adam)(0.2), **HOW, **WIDTH)
-    here = a.simulation.run(a.first_state(), b.simulation.data, 1, True)[0].server.net  # a's program, b's numbers
+    a = set_up(
+        "fedavg", federation(), optimizer=optax.inject_hyperparams(optax.adam)(0.1), **HOW, **WIDTH
+    )
+    b = set_up(
+        "fedavg", federation(), optimizer=optax.inject_hyperparams(optax.adam)(0.2), **HOW, **WIDTH
+    )
+    here = a.simulation.run(a.first_state(), b.simulation.data, 1, True)[
+        0
+    ].server.net  # a's program, b's numbers
     there = b.simulation.run(b.first_state(), b.simulation.data, 1, True)[0].server.net
     assert all((p == q).all() for p, q in zip(leaves(here), leaves(there), strict=True))
 
@@ -165,23 +201,33 @@ def test_values_of_a_rule_side_by_side():
 
 
 def test_sgd_behind_its_name_is_the_run_with_its_options():
-    one, two = run(optimizer="sgd:lr=0.1,momentum=0.5,weight_decay=0"), run(lr=0.1, momentum=0.5, weight_decay=0.0)
+    one, two = (
+        run(optimizer="sgd:lr=0.1,momentum=0.5,weight_decay=0"),
+        run(lr=0.1, momentum=0.5, weight_decay=0.0),
+    )
     assert all((a == b).all() for a, b in zip(leaves(one.net), leaves(two.net), strict=True))
     assert one.setup.config.hash() == two.setup.config.hash()
 
 
-# ---- clipping and schedules -----------------------------------------------------------------------------------------
+# ---- clipping and schedules ----------------------------------------------------------------------
 def test_a_clipped_step_is_no_longer_than_it_may_be():
     options = dict(momentum=0.0, weight_decay=0.0, lr=1.0, rounds=1, epochs=0.01, batch_size="full")
     start = set_up("fedavg", federation(), **{**HOW, **WIDTH, **options}).net
-    far = lambda r: float(jnp.sqrt(sum(((a - b) ** 2).sum() for a, b in zip(leaves(r.net), leaves(start), strict=True))))
+    far = lambda r: float(
+        jnp.sqrt(
+            sum(((a - b) ** 2).sum() for a, b in zip(leaves(r.net), leaves(start), strict=True))
+        )
+    )
     free, clipped = run(**options), run(clip_norm=0.1, **options)
     assert far(free) > 0.2
     assert far(clipped) <= 0.1 + 1e-6  # a mean of steps of this length
     step = next(fs.rounds("fedavg", federation(), clip_norm=0.1, **{**HOW, **WIDTH, **options}))
     for client in range(3):
         own = jax.tree.map(lambda a: a[client], step.uploads)
-        gap = sum(((np.asarray(a) - b) ** 2).sum() for a, b in zip(jax.tree.leaves(own), leaves(start), strict=True))
+        gap = sum(
+            ((np.asarray(a) - b) ** 2).sum()
+            for a, b in zip(jax.tree.leaves(own), leaves(start), strict=True)
+        )
         np.testing.assert_allclose(np.sqrt(gap), 0.1, rtol=1e-4)
 
 
@@ -195,10 +241,22 @@ def test_a_clipped_step_is_no_longer_than_it_may_be():
 )
 @pytest.mark.parametrize("optimizer", ["sgd", "signsgd"])
 def test_schedules_within_a_round(text, factors, optimizer):
-    """Six equal examples and a small rate: every gradient is nearly the same, and the way gone is the sum of the rates."""
+    """Six equal examples and a small rate: every gradient is nearly the same, and the way gone is
+    the sum of the rates."""
     x, y = np.ones((8, 1)), np.zeros(8, int)
-    fed = fs.Federation.from_arrays(x, y, {"train": [range(6)]}, test=[6, 7], classes=2, mean=0.0, std=1.0)
-    how = dict(HOW, rounds=1, epochs=1, batch_size=1, momentum=0.0, weight_decay=0.0, lr=1e-4, optimizer=optimizer)
+    fed = fs.Federation.from_arrays(
+        x, y, {"train": [range(6)]}, test=[6, 7], classes=2, mean=0.0, std=1.0
+    )
+    how = dict(
+        HOW,
+        rounds=1,
+        epochs=1,
+        batch_size=1,
+        momentum=0.0,
+        weight_decay=0.0,
+        lr=1e-4,
+        optimizer=optimizer,
+    )
     if optimizer == "signsgd":
         how = {k: v for k, v in how.items() if k not in ("momentum", "weight_decay")}
     plain = fs.run("fedavg", fed, **how, **WIDTH)
@@ -209,7 +267,7 @@ def test_schedules_within_a_round(text, factors, optimizer):
     np.testing.assert_allclose(gone[1] / gone[0], share, rtol=2e-3)
 
 
-# ---- state that stays -----------------------------------------------------------------------------------------------
+# ---- state that stays ----------------------------------------------------------------------------
 def test_kept_state_is_counted_and_resumed(tmp_path):
     options = dict(HOW, optimizer="adam", optimizer_state="client", lr=0.01, **WIDTH)
     setup = set_up("fedavg", federation(np.float32), **options)
@@ -220,13 +278,18 @@ def test_kept_state_is_counted_and_resumed(tmp_path):
     again = fs.resume(tmp_path / "a", 3, fed=federation(np.float32))
     assert all((a == b).all() for a, b in zip(leaves(whole.net), leaves(again.net), strict=True))
     fresh = fs.run("fedavg", federation(np.float32), **{**options, "optimizer_state": "round"})
-    assert not all((a == b).all() for a, b in zip(leaves(whole.net), leaves(fresh.net), strict=True))
+    assert not all(
+        (a == b).all() for a, b in zip(leaves(whole.net), leaves(fresh.net), strict=True)
+    )
 
 
 def test_momentum_that_stays():
     """One client: rounds with a kept state are one long round."""
     fed = fs.Federation.from_arrays(
-        np.random.default_rng(0).normal(size=(10, 6)), np.arange(10) % 3, {"train": [range(8)]}, test=[8, 9]
+        np.random.default_rng(0).normal(size=(10, 6)),
+        np.arange(10) % 3,
+        {"train": [range(8)]},
+        test=[8, 9],
     )
     how = dict(HOW, lr=0.05, momentum=0.9, dtype="float64", **WIDTH)
     many = fs.run("fedavg", fed, optimizer_state="client", **{**how, "rounds": 4, "epochs": 1})
@@ -236,15 +299,27 @@ def test_momentum_that_stays():
 
 
 def test_resume_needs_the_same_object(tmp_path):
-    fs.run("fedavg", federation(np.float32), out=tmp_path / "a", **{**HOW, "rounds": 1}, optimizer=optax.adam(1e-3), **WIDTH)
+    fs.run(
+        "fedavg",
+        federation(np.float32),
+        out=tmp_path / "a",
+        **{**HOW, "rounds": 1},
+        optimizer=optax.adam(1e-3),
+        **WIDTH,
+    )
     with pytest.raises(fs.UserError, match="an optimiser given as an object"):
         fs.resume(tmp_path / "a", 2, fed=federation(np.float32))
     with pytest.raises(fs.UserError, match="the optimiser is not that of the run"):
         fs.resume(tmp_path / "a", 2, fed=federation(np.float32), optimizer=optax.adam(2e-3))
-    assert fs.resume(tmp_path / "a", 2, fed=federation(np.float32), optimizer=optax.adam(1e-3)).summary["rounds"] == 2
+    assert (
+        fs.resume(
+            tmp_path / "a", 2, fed=federation(np.float32), optimizer=optax.adam(1e-3)
+        ).summary["rounds"]
+        == 2
+    )
 
 
-# ---- what is refused ------------------------------------------------------------------------------------------------
+# ---- what is refused -----------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -268,23 +343,43 @@ def test_refusals(options, words):
 
 
 @pytest.mark.parametrize("method", ["scaffold", "pfedme", "apfl", "perfedavg"])
-@pytest.mark.parametrize("options", [dict(optimizer="adam"), dict(clip_norm=1.0), dict(local_schedule="cosine")])
+@pytest.mark.parametrize(
+    "options", [dict(optimizer="adam"), dict(clip_norm=1.0), dict(local_schedule="cosine")]
+)
 def test_methods_whose_equations_are_of_sgd_say_so(method, options):
     with pytest.raises(fs.UserError, match=f"method '{method}' does not go with .*; use plain sgd"):
         set_up(method, federation(np.float32), **HOW, **WIDTH, **options)
     with pytest.raises(fs.UserError, match="use plain sgd"):
-        set_up(fs.Clip(1.0, fs.make_method(method)), federation(np.float32), **HOW, **WIDTH, **options)
+        set_up(
+            fs.Clip(1.0, fs.make_method(method)), federation(np.float32), **HOW, **WIDTH, **options
+        )
 
 
-@pytest.mark.parametrize(("method", "words"), [("ditto", "trains more than once"), ("fedrep", "trains some groups")])
+@pytest.mark.parametrize(
+    ("method", "words"), [("ditto", "trains more than once"), ("fedrep", "trains some groups")]
+)
 def test_one_state_serves_one_pass(method, words):
     with pytest.raises(fs.UserError, match=words):
-        fs.run(method, federation(np.float32), optimizer="adam", optimizer_state="client", **HOW, **WIDTH)
+        fs.run(
+            method,
+            federation(np.float32),
+            optimizer="adam",
+            optimizer_state="client",
+            **HOW,
+            **WIDTH,
+        )
 
 
 def test_on_the_command_line(tmp_path, capsys):
     words = "run fedavg --model mlp --clients 3 --rounds 1 --epochs 1 --devices 1 --chunk 1 --quiet"
-    more = ["--optimizer", "adamw:lr=1e-3,weight_decay=0.01", "--clip-norm", "1.0", "--optimizer-state", "client"]
+    more = [
+        "--optimizer",
+        "adamw:lr=1e-3,weight_decay=0.01",
+        "--clip-norm",
+        "1.0",
+        "--optimizer-state",
+        "client",
+    ]
     assert main([*words.split(), *more, "--out", str(tmp_path / "a")]) == 0
     assert main(["list", "optimizers"]) == 0
     assert "adamw" in capsys.readouterr().out

@@ -1,4 +1,5 @@
-"""Tasks beside classification: what is learned and measured, against closed forms and scikit-learn; files and refusals."""
+"""Tasks beside classification: what is learned and measured, against closed forms and scikit-learn;
+files and refusals."""
 
 from __future__ import annotations
 
@@ -17,7 +18,10 @@ from fedjax_sim.metrics import make_metrics
 from fedjax_sim.tasks import TASKS, Task
 
 HOW = dict(participation="1", rounds=2, epochs=1, batch_size=8, devices="1", chunk="2")
-ROWS = {"train": [range(0, 20), range(20, 27), range(27, 45)], "val": [range(45, 49), range(49, 53), range(53, 57)]}
+ROWS = {
+    "train": [range(0, 20), range(20, 27), range(27, 45)],
+    "val": [range(45, 49), range(49, 53), range(53, 57)],
+}
 TEST = range(57, 75)
 
 
@@ -28,7 +32,9 @@ def table(task: str) -> fs.Federation:
     x = rng.normal(size=(75, 3)) * [1, 10, 0.1] + [0, 5, -1]
     clear = (x - x.mean(0)) / x.std(0)
     if task == "regression":
-        y = np.stack([clear @ [1.0, -2, 0.5] + 0.3, clear @ [0.0, 1, 1]], 1) + 0.1 * rng.normal(size=(75, 2))
+        y = np.stack([clear @ [1.0, -2, 0.5] + 0.3, clear @ [0.0, 1, 1]], 1) + 0.1 * rng.normal(
+            size=(75, 2)
+        )
     else:
         y = (clear @ rng.normal(size=(3, 4)) + 0.3 * rng.normal(size=(75, 4)) > 0).astype(int)
     return fs.Federation.from_arrays(x, y, ROWS, test=TEST, server_val=[0, 1, 2, 3][:0] or None)
@@ -36,7 +42,8 @@ def table(task: str) -> fs.Federation:
 
 @functools.cache
 def tokens() -> fs.Federation:
-    """A little language of 5 tokens in which the next one is the last but one plus one; the ends of some rows are masked."""
+    """A little language of 5 tokens in which the next one is the last but one plus one; the ends of
+    some rows are masked."""
     rng = np.random.default_rng(2)
     x = np.zeros((75, 9), int)
     x[:, :2] = rng.integers(0, 5, (75, 2))
@@ -54,20 +61,26 @@ def federation(task: str) -> fs.Federation:
 MODELS = {
     "regression": dict(model="linear", lr=0.05),
     "multilabel": dict(model="mlp", lr=0.1),
-    "sequence": dict(model="lstm", model_options={"width": 16, "embed": 4}, optimizer="adam:lr=0.02"),
+    "sequence": dict(
+        model="lstm", model_options={"width": 16, "embed": 4}, optimizer="adam:lr=0.02"
+    ),
 }
 
 
-# ---- data -----------------------------------------------------------------------------------------------------------
+# ---- data ----------------------------------------------------------------------------------------
 def test_arrays_say_their_task():
     assert [federation(task).task for task in MODELS] == list(MODELS)
     fed = tokens()
     assert (fed.x.dtype, fed.shape, fed.classes, fed.vocabulary) == (np.int32, (8,), 5, ())
-    assert (fed.mean == 0).all() and (fed.std == 1).all() and fed.scale == 1  # tokens are never normalised
+    assert (
+        (fed.mean == 0).all() and (fed.std == 1).all() and fed.scale == 1
+    )  # tokens are never normalised
     own = table("regression")
     trained = np.concatenate([np.asarray(own.x)[own.client_rows(i)] for i in range(3)])
     np.testing.assert_allclose(own.mean, trained.mean((0, 1, 2)))  # per column
-    assert fs.Federation.from_arrays(np.zeros((4, 6), int), None, {"train": [[0], [1]]}, test=[2, 3]).shape == (5,)
+    assert fs.Federation.from_arrays(
+        np.zeros((4, 6), int), None, {"train": [[0], [1]]}, test=[2, 3]
+    ).shape == (5,)
 
 
 def test_counts_of_what_clients_have():
@@ -96,9 +109,10 @@ def test_arrays_that_do_not_fit(x, y, task, words):
         fs.Federation.from_arrays(x, y, {"train": [[0], [1]]}, test=[2, 3], task=task)
 
 
-# ---- closed forms and scikit-learn ----------------------------------------------------------------------------------
+# ---- closed forms and scikit-learn ---------------------------------------------------------------
 def test_ridge_regression_by_fedavg_is_the_closed_form():
-    """One full step per client and round, averaged by size, is a step on everybody's data; weight decay is ridge."""
+    """One full step per client and round, averaged by size, is a step on everybody's data; weight
+    decay is ridge."""
     fed, decay = table("regression"), 0.1
     how = {**HOW, "rounds": 400, "eval_every": 400, "batch_size": "full", "dtype": "float64"}
     result = fs.run("fedavg", fed, model="linear", lr=0.2, momentum=0.0, weight_decay=decay, **how)
@@ -119,17 +133,27 @@ def test_figures_of_labels_are_those_of_scikit_learn():
     result = fs.run("fedavg", fed, **HOW, **MODELS["multilabel"])
     truth, said = np.asarray(fed.y)[list(TEST)], result.predict(np.asarray(fed.x)[list(TEST)])
     row = result.rows[-1]
-    assert row["global_f1"] == pytest.approx(sk.f1_score(truth, said, average="micro", zero_division=0))
-    assert row["global_f1_macro"] == pytest.approx(sk.f1_score(truth, said, average="macro", zero_division=0))
+    assert row["global_f1"] == pytest.approx(
+        sk.f1_score(truth, said, average="micro", zero_division=0)
+    )
+    assert row["global_f1_macro"] == pytest.approx(
+        sk.f1_score(truth, said, average="macro", zero_division=0)
+    )
     assert row["global_subset"] == pytest.approx(sk.accuracy_score(truth, said))
     assert row["global_hamming"] == pytest.approx(sk.hamming_loss(truth, said))
     scores = result.predict(np.asarray(fed.x)[list(TEST)], logits=True)
-    assert row["global_loss"] == pytest.approx(sk.log_loss(truth.ravel(), 1 / (1 + np.exp(-scores.ravel()))), rel=1e-4)
+    assert row["global_loss"] == pytest.approx(
+        sk.log_loss(truth.ravel(), 1 / (1 + np.exp(-scores.ravel()))), rel=1e-4
+    )
     each = [
-        sk.f1_score(np.asarray(fed.y)[list(r)], result.predict(np.asarray(fed.x)[list(r)]), average="micro")
+        sk.f1_score(
+            np.asarray(fed.y)[list(r)], result.predict(np.asarray(fed.x)[list(r)]), average="micro"
+        )
         for r in ROWS["val"]
     ]
-    assert row["client_f1_mean"] == pytest.approx(np.mean(each)) and row["client_f1_worst10"] == pytest.approx(min(each))
+    assert row["client_f1_mean"] == pytest.approx(np.mean(each)) and row[
+        "client_f1_worst10"
+    ] == pytest.approx(min(each))
 
 
 def test_figures_of_numbers_are_those_of_scikit_learn():
@@ -142,7 +166,9 @@ def test_figures_of_numbers_are_those_of_scikit_learn():
     assert row["global_rmse"] == pytest.approx(row["global_mse"] ** 0.5)
     assert row["global_mae"] == pytest.approx(sk.mean_absolute_error(truth, said), rel=1e-5)
     assert row["global_r2"] == pytest.approx(sk.r2_score(truth, said), rel=1e-4)
-    assert result.summary["primary"]["better"] == -1 and result.summary["last_global"] == pytest.approx(row["global_mse"])
+    assert result.summary["primary"]["better"] == -1 and result.summary[
+        "last_global"
+    ] == pytest.approx(row["global_mse"])
 
 
 def test_places_without_a_target_do_not_count():
@@ -159,27 +185,39 @@ def test_places_without_a_target_do_not_count():
     assert row["global_perplexity"] == pytest.approx(np.exp(row["global_loss"]))
     other = np.where(on, truth, -1)
     loss = losses.make_loss("ce", 5)
-    value = lambda y: float(loss.value(jnp.asarray(scores), jnp.asarray(y), jnp.ones(len(y)), jnp.ones(5)))
+    value = lambda y: float(
+        loss.value(jnp.asarray(scores), jnp.asarray(y), jnp.ones(len(y)), jnp.ones(5))
+    )
     assert value(other) == pytest.approx(row["global_loss"], rel=1e-5)
 
 
 @pytest.mark.parametrize("task", MODELS)
 def test_every_task_learns(task):
-    result = fs.run("fedavg", federation(task), **{**HOW, "rounds": 25, "eval_every": 5}, **MODELS[task])
+    result = fs.run(
+        "fedavg", federation(task), **{**HOW, "rounds": 25, "eval_every": 5}, **MODELS[task]
+    )
     assert result.rows[-1]["global_loss"] < 0.6 * result.rows[0]["global_loss"]
     if task == "sequence":
         assert result.rows[-1]["global_acc"] > 0.75  # two places cannot be known
 
 
-# ---- losses ---------------------------------------------------------------------------------------------------------
+# ---- losses --------------------------------------------------------------------------------------
 def test_losses_of_numbers_and_labels():
-    z, t, on = jnp.array([[1.0, 3.0], [9.0, 9.0]]), jnp.array([[0.0, 0.0], [9.0, 0.0]]), jnp.array([True, False])
-    value = lambda name, target, **options: float(losses.make_loss(name, 2, **options).value(z, target, on, jnp.ones(2)))
+    z, t, on = (
+        jnp.array([[1.0, 3.0], [9.0, 9.0]]),
+        jnp.array([[0.0, 0.0], [9.0, 0.0]]),
+        jnp.array([True, False]),
+    )
+    value = lambda name, target, **options: float(
+        losses.make_loss(name, 2, **options).value(z, target, on, jnp.ones(2))
+    )
     assert value("mse", t) == pytest.approx((1 + 9) / 2)
     assert value("huber", t, delta=2.0) == pytest.approx((0.5 + 2 * (3 - 1)) / 2)
     both = [np.log1p(np.exp(1.0)), np.log1p(np.exp(-3.0))]
     assert value("bce", jnp.array([[0, 1], [0, 0]])) == pytest.approx(np.mean(both), rel=1e-5)
-    assert value("bce", jnp.array([[0, 1], [0, 0]]), positive=3.0) == pytest.approx((both[0] + 3 * both[1]) / 2, rel=1e-5)
+    assert value("bce", jnp.array([[0, 1], [0, 0]]), positive=3.0) == pytest.approx(
+        (both[0] + 3 * both[1]) / 2, rel=1e-5
+    )
 
 
 def test_a_loss_of_ones_own():
@@ -192,7 +230,13 @@ def test_a_loss_of_ones_own():
     assert named.rows[-1]["global_mse"] == pytest.approx(own.rows[-1]["global_mse"], rel=1e-6)
     del losses.CLASSES["mine"], losses.LOSSES["mine"]
     with pytest.raises(fs.UserError, match="must return one value per example"):
-        fs.run("fedavg", table("regression"), loss=lambda z, y: (z - y).mean(), **HOW, **MODELS["regression"])
+        fs.run(
+            "fedavg",
+            table("regression"),
+            loss=lambda z, y: (z - y).mean(),
+            **HOW,
+            **MODELS["regression"],
+        )
 
 
 def test_a_loss_as_a_class_with_a_number():
@@ -206,7 +250,9 @@ def test_a_loss_as_a_class_with_a_number():
             return (jnp.abs(logits - labels) ** self.power).mean(-1)
 
     options = {"loss.power": 2.0}
-    own = fs.run("fedavg", table("regression"), loss="powers", **options, **HOW, **MODELS["regression"])
+    own = fs.run(
+        "fedavg", table("regression"), loss="powers", **options, **HOW, **MODELS["regression"]
+    )
     usual = fs.run("fedavg", table("regression"), **HOW, **MODELS["regression"])
     del losses.CLASSES["powers"], losses.LOSSES["powers"]
     assert own.rows[-1]["global_mse"] == pytest.approx(usual.rows[-1]["global_mse"], rel=1e-5)
@@ -224,7 +270,7 @@ def test_a_task_of_ones_own():
     assert "global_recall_mean" in result.rows[-1]
 
 
-# ---- files ----------------------------------------------------------------------------------------------------------
+# ---- files ---------------------------------------------------------------------------------------
 @pytest.mark.parametrize("task", MODELS)
 def test_files_resume_report_and_export(task, tmp_path, capsys):
     fed, how = federation(task), {**HOW, **MODELS[task]}
@@ -240,7 +286,9 @@ def test_files_resume_report_and_export(task, tmp_path, capsys):
     file = fs.export(tmp_path / "a", fed=fed)
     model = fs.load_model(file)
     x = np.asarray(fed.x)[:3]
-    np.testing.assert_allclose(np.asarray(model(x)), again.predict(x, logits=True), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        np.asarray(model(x)), again.predict(x, logits=True), rtol=1e-4, atol=1e-5
+    )
     capsys.readouterr()
 
 
@@ -253,8 +301,20 @@ def test_clients_side_by_side_are_clients_one_after_another(task):
             assert value == pytest.approx(other.rows[-1][key], rel=1e-3, abs=1e-5), key
 
 
-# ---- what is refused ------------------------------------------------------------------------------------------------
-CLASSES_ONLY = ("fedntd", "ccvr", "fedca", "fedpac", "fedas", "pfedfda", "fedcp", "fedphp", "fedrod", "fedpam", "qbandit")
+# ---- what is refused -----------------------------------------------------------------------------
+CLASSES_ONLY = (
+    "fedntd",
+    "ccvr",
+    "fedca",
+    "fedpac",
+    "fedas",
+    "pfedfda",
+    "fedcp",
+    "fedphp",
+    "fedrod",
+    "fedpam",
+    "qbandit",
+)
 
 
 @pytest.mark.parametrize("method", CLASSES_ONLY)
@@ -274,12 +334,24 @@ def test_agents_that_see_a_confusion_say_so(method, task):
 @pytest.mark.parametrize(
     ("task", "options", "words"),
     [
-        ("regression", dict(loss="ce"), "loss 'ce' needs class labels, .* allowed there: huber, mse"),
+        (
+            "regression",
+            dict(loss="ce"),
+            "loss 'ce' needs class labels, .* allowed there: huber, mse",
+        ),
         ("multilabel", dict(loss="mse"), "loss 'mse' needs real"),
         ("sequence", dict(loss="bce"), "loss 'bce' needs labels"),
-        ("sequence", dict(model="lenet5", model_options={}), "the data are tokens, 8 each; use lstm, transformer"),
+        (
+            "sequence",
+            dict(model="lenet5", model_options={}),
+            "the data are tokens, 8 each; use lstm, transformer",
+        ),
         ("regression", dict(model="lstm"), "model 'lstm' is for tokens"),
-        ("sequence", dict(model_options={"width": 0}), "model.width=0 of model 'lstm' is not allowed"),
+        (
+            "sequence",
+            dict(model_options={"width": 0}),
+            "model.width=0 of model 'lstm' is not allowed",
+        ),
         ("regression", dict(loss=3), "neither a name nor a function"),
     ],
 )
@@ -288,7 +360,7 @@ def test_what_does_not_fit_a_task(task, options, words):
         fs.run("fedavg", federation(task), **{**HOW, **MODELS[task], **options})
 
 
-# ---- tables ---------------------------------------------------------------------------------------------------------
+# ---- tables --------------------------------------------------------------------------------------
 def frame():
     import pandas as pd
 
@@ -320,15 +392,23 @@ def test_tables_with_named_columns(label, task, classes, ending, tmp_path):
         frame().to_parquet(tmp_path / "t.parquet")
     else:
         frame().to_csv(tmp_path / "t.csv", index=False)
-    fed = fs.federate(f"{tmp_path}/t{ending}:label={label},client=ward,features=b+c", "column:client")
+    fed = fs.federate(
+        f"{tmp_path}/t{ending}:label={label},client=ward,features=b+c", "column:client"
+    )
     assert (fed.task, fed.classes, fed.num_clients, fed.shape) == (task, classes, 3, (1, 1, 2))
     assert np.isfinite(fs.run("fedavg", fed, model="linear", **HOW).summary["last_global"])
 
 
 def test_a_csv_with_a_target_of_regression(tmp_path):
-    frame()[["a", "b", "price"]].rename(columns={"price": "y"}).to_csv(tmp_path / "t.csv", index=False)
+    frame()[["a", "b", "price"]].rename(columns={"price": "y"}).to_csv(
+        tmp_path / "t.csv", index=False
+    )
     fed = fs.federate(f"{tmp_path}/t.csv", clients=4)
-    assert (fed.task, fed.num_clients, fed.y.shape[1]) == ("regression", 4, 1) and ", iid, " in fed.description
+    assert (fed.task, fed.num_clients, fed.y.shape[1]) == (
+        "regression",
+        4,
+        1,
+    ) and ", iid, " in fed.description
     with pytest.raises(fs.UserError, match="vector of integer labels"):
         fs.federate(f"{tmp_path}/t.csv", clients=4, task="classification")
 
@@ -353,7 +433,18 @@ def test_tables_that_do_not_fit(options, words, tmp_path):
 def test_a_task_by_name_on_the_command_line(tmp_path, capsys):
     table = frame()[["a", "b", "rain"]].rename(columns={"rain": "y"})
     table.to_csv(tmp_path / "t.csv", index=False)
-    words = ["run", "fedavg", "--dataset", f"{tmp_path}/t.csv", "--partition", "iid", "--clients", "4", "--model", "linear"]
+    words = [
+        "run",
+        "fedavg",
+        "--dataset",
+        f"{tmp_path}/t.csv",
+        "--partition",
+        "iid",
+        "--clients",
+        "4",
+        "--model",
+        "linear",
+    ]
     more = ["--rounds", "1", "--devices", "1", "--chunk", "1", "--dry-run"]
     assert main([*words, "--task", "regression", *more]) == 0
     assert "task: regression, 1x1x2 in, 1 out, loss mse" in capsys.readouterr().out

@@ -15,7 +15,8 @@ from fedjax_sim.methods import ccvr
 
 @pytest.fixture(scope="module")
 def pooled_features():
-    """(statistics summed over all clients, diagonal and full; features [n, d] and labels of all of them, by NumPy)."""
+    """(statistics summed over all clients, diagonal and full; features [n, d] and labels of all of
+    them, by NumPy)."""
     sim = simulation("ccvr")
     env = sim.open(start(sim)[1])
     net = sim.env.model.init(jax.random.key(3))
@@ -47,16 +48,23 @@ def test_ccvr_draws_from_the_gaussians():
     root = RNG().normal(size=(2, 4, 2))  # rank 2 of 4
     covariance = root @ root.transpose(0, 2, 1)
     mean = np.array([[1.0, -2.0, 0.0, 3.0], [0.0] * 4])
-    drawn = np.asarray(ccvr.draw_features(jax.random.key(0), jnp.array(mean), jnp.array(covariance), 40_000))
+    drawn = np.asarray(
+        ccvr.draw_features(jax.random.key(0), jnp.array(mean), jnp.array(covariance), 40_000)
+    )
     for c in range(2):
         assert np.allclose(drawn[c].mean(0), mean[c], atol=0.06)
         assert np.allclose(np.cov(drawn[c], rowvar=False), covariance[c], atol=0.12)
-    flat = np.asarray(ccvr.draw_features(jax.random.key(0), jnp.array(mean), jnp.array([[4.0, 0, 1, 1]] * 2), 40_000))
+    flat = np.asarray(
+        ccvr.draw_features(
+            jax.random.key(0), jnp.array(mean), jnp.array([[4.0, 0, 1, 1]] * 2), 40_000
+        )
+    )
     assert np.allclose(flat[0].std(0), [2, 0, 1, 1], atol=0.05)
 
 
 def test_ccvr_head_step_in_closed_form():
-    """Two classes seen, no variance, 128 each: one batch of 256, whatever the shuffle; the third class is left out."""
+    """Two classes seen, no variance, 128 each: one batch of 256, whatever the shuffle; the third
+    class is left out."""
     env = simulation("ccvr").env
     net = env.model.init(jax.random.key(1))
     mean = RNG().normal(size=(3, 5)).astype(np.float32)
@@ -78,7 +86,8 @@ def test_ccvr_head_step_in_closed_form():
 
 
 def test_ccvr_repairs_a_biased_head():
-    """A head that always says class 0: after calibration it separates three Gaussians it has never seen examples of."""
+    """A head that always says class 0: after calibration it separates three Gaussians it has never
+    seen examples of."""
     env, rng = simulation("ccvr").env, RNG(1)
     net = env.model.init(jax.random.key(1))
     net["params"]["fc"] = dict(kernel=jnp.zeros((5, 3)), bias=jnp.array([2.0, 0.0, 0.0]))
@@ -98,7 +107,9 @@ def test_ccvr_post_hoc_only_touches_the_head_at_the_end():
     plain = base.examine(*start(base))[0]
     assert close(state.server.net, plain.server.net, 1e-6)
     assert set(np.nonzero(np.asarray(state.server.joined))[0]) == set(np.asarray(ids).tolist())
-    early, last = (sim.evaluate(state._replace(t=jnp.int32(t)), data) for t in (7, 8))  # 8 rounds are planned
+    early, last = (
+        sim.evaluate(state._replace(t=jnp.int32(t)), data) for t in (7, 8)
+    )  # 8 rounds are planned
     assert close(early["global"], base.evaluate(plain, start(base)[1])["global"], 1e-6)
     assert not close(early["global"]["loss"]["total"], last["global"]["loss"]["total"], 1e-4)
     net = sim.method.finish(sim.open(data), state.server, jax.random.PRNGKey(0))

@@ -1,7 +1,8 @@
-"""One table, every registered method: what each of them promises. Two small compiled programs per method serve all.
+"""One table, every registered method: what each of them promises. Two small compiled programs per
+method serve all.
 
-`examine` is one round that also returns every upload; `run` is several rounds with evaluations. Seeds, data and the
-chance of dropout are arguments, so no property costs a further compilation.
+`examine` is one round that also returns every upload; `run` is several rounds with evaluations.
+Seeds, data and the chance of dropout are arguments, so no property costs a further compilation.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from fedjax_sim.methods.fedavg import FedAvg
 from fedjax_sim.transforms.base import Transform
 
 ALL = {**CASES, **DUMMY_CASES}
-# With the tests' flags (no optimisation) the compiler joins one or the other product of β·μ + (1−β)·μ_g with the addition,
-# in each program as it likes: some uploaded means differ in the last bit. As people run it they are the same bits:
-# `test_production_flags.py` (neutral_pfedfda).
+# With the tests' flags (no optimisation) the compiler joins one or the other product of β·μ +
+# (1−β)·μ_g with the addition, in each program as it likes: some uploaded means differ in the last
+# bit. As people run it they are the same bits: `test_production_flags.py` (neutral_pfedfda).
 LAST_BIT = {"pfedfda": 1e-6}
 
 
@@ -41,14 +42,18 @@ def test_every_reference_is_there(name):
 
 
 # one worker compiles all of a method's programs
-@pytest.fixture(scope="module", params=[pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in sorted(ALL)])
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in sorted(ALL)],
+)
 def sim(request):
     case = ALL[request.param]
     return simulation(request.param, model=case.model, **case.options)
 
 
 def test_groups_of_tests_stay_together(request):
-    """pytest 9.2 with xdist 3.8 drops the groups without a word, and every worker then compiles everything."""
+    """pytest 9.2 with xdist 3.8 drops the groups without a word, and every worker then compiles
+    everything."""
     if getattr(request.config.option, "loadgroup", False):  # in a worker
         assert request.node.nodeid.endswith("@test_contract")
 
@@ -99,7 +104,9 @@ def test_silence_changes_nothing(sim):
     state = sim.examine(state, data)[0]  # from a state that has moved
     after, log, _, _ = sim.examine(state, data._replace(dropout=np.float32(1.0)))
     assert int(log["dropped"]) == M and int(log["up"]) == 0
-    assert same_bits((state.server, state.clients, state.agent), (after.server, after.clients, after.agent))
+    assert same_bits(
+        (state.server, state.clients, state.agent), (after.server, after.clients, after.agent)
+    )
 
 
 def test_diverged_client_is_counted_and_weighs_nothing(sim):
@@ -182,7 +189,8 @@ def test_loop_backend_agrees(sim):
 
 
 def test_resume_is_exact_and_compiles_once(sim):
-    """4 rounds equal 2 + 2 rounds bit for bit; the second segment compiles nothing; odd lengths neither."""
+    """4 rounds equal 2 + 2 rounds bit for bit; the second segment compiles nothing; odd lengths
+    neither."""
     state, data = start(sim)
     whole, logs, scores = sim.run(state, data, jnp.int32(4))
     half, logs1, _ = sim.run(start(sim)[0], data, jnp.int32(2))
@@ -213,7 +221,9 @@ def test_test_data_only_reaches_the_scores(sim):
         assert same_bits(scores["val"], scores2["val"])
 
 
-@pytest.mark.parametrize("name", [name for name, case in ALL.items() if case.fedavg_when is not None])
+@pytest.mark.parametrize(
+    "name", [name for name, case in ALL.items() if case.fedavg_when is not None]
+)
 def test_reduces_to_fedavg(name):
     """Where the paper says so: the global model equals FedAvg's."""
     base, other = simulation("fedavg"), simulation(name, **ALL[name].fedavg_when)
@@ -225,7 +235,8 @@ def test_reduces_to_fedavg(name):
 
 
 def test_private_group_stays_and_counts():
-    """`extend`: the private group moves on the client, never on the server, and its predictions use it."""
+    """`extend`: the private group moves on the client, never on the server, and its predictions use
+    it."""
     sim = simulation("private_scale")
     state, data = start(sim)
     after, _, ids, _ = sim.examine(state, data)
@@ -234,8 +245,12 @@ def test_private_group_stays_and_counts():
     took_part = np.isin(np.arange(N), np.asarray(ids))
     assert (own[took_part] != 1).any(1).all() and (own[~took_part] == 1).all()
     personal = np.asarray(sim.evaluate(after, data)["personal"]["loss"]["total"])
-    plain = np.asarray(sim.evaluate(after._replace(clients=state.clients), data)["personal"]["loss"]["total"])
-    assert not np.isclose(personal, plain)[took_part].any() and np.allclose(personal[~took_part], plain[~took_part])
+    plain = np.asarray(
+        sim.evaluate(after._replace(clients=state.clients), data)["personal"]["loss"]["total"]
+    )
+    assert not np.isclose(personal, plain)[took_part].any() and np.allclose(
+        personal[~took_part], plain[~took_part]
+    )
 
 
 class Neutral(Transform):
@@ -252,12 +267,15 @@ class Typo(FedAvg):
 
 def test_a_typo_in_needs_is_an_error():
     sim = simulation("fedavg")
-    with pytest.raises(UserError, match=r"word in needs of method 'fedavg': 'residents' .did you mean 'resident'"):
+    with pytest.raises(
+        UserError, match=r"word in needs of method 'fedavg': 'residents' .did you mean 'resident'"
+    ):
         dataclasses.replace(sim.stages, method=Typo())
 
 
 def test_scaffold_first_step_is_fedavg():
-    """With zero control variates the first round is FedAvg without momentum and with uniform weights."""
+    """With zero control variates the first round is FedAvg without momentum and with uniform
+    weights."""
     scaffold, fedavg = simulation("scaffold"), simulation("fedavg", weights="uniform")
     from fedjax_sim.engine.participation import Participation
     from fedjax_sim.engine.simulation import simulate
@@ -265,6 +283,14 @@ def test_scaffold_first_step_is_fedavg():
 
     plain = dataclasses.replace(fedavg.env, optimizer=fedavg.env.optimizer._replace(momentum=0.0))
     base = simulate(
-        fedavg.method, plain, tiny.federation(), Participation(M, M, tuple(range(N))), lr=schedule("constant", 0.05, 8)
+        fedavg.method,
+        plain,
+        tiny.federation(),
+        Participation(M, M, tuple(range(N))),
+        lr=schedule("constant", 0.05, 8),
     )
-    assert_close(base.examine(*start(base))[0].server.net, scaffold.examine(*start(scaffold))[0].server.net, 1e-6)
+    assert_close(
+        base.examine(*start(base))[0].server.net,
+        scaffold.examine(*start(scaffold))[0].server.net,
+        1e-6,
+    )

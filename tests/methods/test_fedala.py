@@ -23,7 +23,9 @@ def test_fedala_weights_move_within_the_box_and_only_where_asked():
     kernel = np.asarray(own.weights["fc"]["kernel"])
     assert (kernel >= 0).all() and (kernel <= 1).all()
     moved = (kernel != 1).any((1, 2))
-    assert np.array_equal(np.asarray(own.begun), moved) and np.array_equal(np.flatnonzero(moved), [0, 2, 4])
+    assert np.array_equal(np.asarray(own.begun), moved) and np.array_equal(
+        np.flatnonzero(moved), [0, 2, 4]
+    )
 
 
 def test_fedala_is_tested_after_mixing_where_asked():
@@ -33,6 +35,8 @@ def test_fedala_is_tested_after_mixing_where_asked():
     state = sim.examine(state, data)[0]
     ctx = Ctx(jnp.int32(0), jax.random.key(0), state.t, jnp.float32(2), jnp.float32(0.1))
     mine = jax.tree.map(lambda a: a[0], state.clients)
-    net = jax.jit(lambda s, c, d: sim.method.personal(sim.open(d), s, c, ctx))(state.server, mine, data)
+    net = jax.jit(lambda s, c, d: sim.method.personal(sim.open(d), s, c, ctx))(
+        state.server, mine, data
+    )
     assert_close(net, state.server.net, 1e-6)
     assert not tiny.close(net, mine.resident, 1e-4)

@@ -16,10 +16,14 @@ def test_fedamp_far_apart_is_local_training_with_a_pull_to_itself():
     uploaded = lambda s: s._replace(server=s.server._replace(last=s.server.last + 1))
     (state, data), (other, same) = start(sim), start(base)
     far = sim.examine(uploaded(scattered(state, 3.0)), data)[0]
-    assert_close(far.clients.resident, base.examine(scattered(other, 3.0), same)[0].clients.resident, 1e-6)
+    assert_close(
+        far.clients.resident, base.examine(scattered(other, 3.0), same)[0].clients.resident, 1e-6
+    )
     near = sim.examine(uploaded(scattered(state, 0.02)), data)[0]
     want = base.examine(scattered(other, 0.02), same)[0]
-    assert not tiny.close(near.clients.resident, want.clients.resident, 1e-4)  # they do attract each other when close
+    assert not tiny.close(
+        near.clients.resident, want.clients.resident, 1e-4
+    )  # they do attract each other when close
     strangers = sim.examine(scattered(state, 0.02), data)[0]  # but not before they have uploaded
     assert_close(strangers.clients.resident, want.clients.resident, 1e-6)
 
@@ -30,7 +34,11 @@ def test_fedamp_reaches_the_last_uploaders():
     everybody = engine(make_method("fedamp", **options), cohort)
     two = engine(make_method("fedamp", peers=2, **options), cohort)
     for uploads, same in (({1: 3, 4: 2}, True), ({1: 3, 4: 2, 5: 1}, False)):
-        last = jnp.zeros(N, jnp.int32).at[jnp.array(list(uploads))].set(jnp.array(list(uploads.values())))
+        last = (
+            jnp.zeros(N, jnp.int32)
+            .at[jnp.array(list(uploads))]
+            .set(jnp.array(list(uploads.values())))
+        )
         ends = []
         for sim in (everybody, two):
             state, data = start(sim)

@@ -26,7 +26,9 @@ def test_fedas_with_equal_traces_averages_uniformly(monkeypatch):
     keys = sim.orders(state, data).slots.ctx.key
     traces = jnp.stack(
         [
-            fisher_trace(env, jax.tree.map(lambda a, k=k: a[k], nets), Ctx(**(ctx(k) | {"key": keys[k]})))
+            fisher_trace(
+                env, jax.tree.map(lambda a, k=k: a[k], nets), Ctx(**(ctx(k) | {"key": keys[k]}))
+            )
             for k in range(len(cohort))
         ]
     )
@@ -37,9 +39,12 @@ def test_fedas_with_equal_traces_averages_uniformly(monkeypatch):
     after, _, _, nets = sim.examine(state, data)
     assert_close(after.server.net, mean(nets, jnp.ones(len(cohort))), 1e-6)
     # the clients' heads are their own: not averaged before the next round
-    told = lambda s: sim.method.receive(env, s.server, jax.tree.map(lambda a: a[0], s.clients), None, ctx_of(sim, s, data))
+    told = lambda s: sim.method.receive(
+        env, s.server, jax.tree.map(lambda a: a[0], s.clients), None, ctx_of(sim, s, data)
+    )
     assert_close(
-        jax.jit(told)(after)[1]["params"]["fc"], jax.tree.map(lambda a: a[0], after.clients.resident["params"]["fc"])
+        jax.jit(told)(after)[1]["params"]["fc"],
+        jax.tree.map(lambda a: a[0], after.clients.resident["params"]["fc"]),
     )
 
 
@@ -55,7 +60,9 @@ def test_fedas_trace_adds_up_over_batches():
         x, y = batch.x[np.asarray(batch.mask)], batch.y[np.asarray(batch.mask)]
 
         def nll(params, x=x, y=y):
-            logits = env.model.head({"params": params}, env.model.features({**net, "params": params}, x)[0])
+            logits = env.model.head(
+                {"params": params}, env.model.features({**net, "params": params}, x)[0]
+            )
             return -jax.nn.log_softmax(logits)[jnp.arange(len(y)), y].mean()
 
         total += sum(float(jnp.sum(g**2)) for g in jax.tree.leaves(jax.grad(nll)(net["params"])))
@@ -68,5 +75,7 @@ def test_fedas_alignment_is_a_sum_over_classes():
     labels, mask = np.array([0, 0, 2, 2, 2, 1, 1]), np.array([1, 1, 1, 1, 1, 1, 0], bool)
     want = sum(np.mean((features[mask & (labels == c)] - goals[c]) ** 2) for c in (0, 1, 2))
     features[6] = np.nan  # padding may hold anything
-    got = alignment(jnp.asarray(features), jnp.asarray(goals)[labels], jnp.asarray(labels), jnp.asarray(mask), 4)
+    got = alignment(
+        jnp.asarray(features), jnp.asarray(goals)[labels], jnp.asarray(labels), jnp.asarray(mask), 4
+    )
     assert np.isclose(float(got), want, rtol=1e-6)

@@ -17,13 +17,25 @@ from fedjax_sim.types import Cohort
 def cohort_of(struggles: np.ndarray, ok: np.ndarray, nets) -> Cohort:
     size = len(ok)
     return Cohort(
-        (), (), (), int(ok.sum()), np.arange(size), jnp.array(ok), jnp.ones(size), jnp.array(struggles), (), 0, (), nets
+        (),
+        (),
+        (),
+        int(ok.sum()),
+        np.arange(size),
+        jnp.array(ok),
+        jnp.ones(size),
+        jnp.array(struggles),
+        (),
+        0,
+        (),
+        nets,
     )
 
 
 @pytest.mark.parametrize("hopeless", [False, True])
 def test_fedca_averages_once_per_priority_class(hopeless):
-    """One average per worst class, then their mean, spelled out; a class that everybody fails is averaged uniformly."""
+    """One average per worst class, then their mean, spelled out; a class that everybody fails is
+    averaged uniformly."""
     rng, p = RNG(5), 2
     struggles = rng.uniform(0, 0.8, size=(5, 6))
     struggles[:, 3] = 1.0 if hopeless else 0.9 + 0.02 * np.arange(5)
@@ -55,6 +67,14 @@ def test_fedca_struggle_is_the_share_predicted_elsewhere():
     conf = RNG(6).uniform(0, 2, size=(3, 3))
     count = np.array([4.0, 2.0, 0.5])
     want = [min(1.0, sum(conf[i, j] for j in range(3) if j != i) / count[i]) for i in range(3)]
-    assert np.allclose(fedca.struggle(Confusion(jnp.array(conf), jnp.array(count), jnp.array(0.0))), want, atol=1e-6)
-    _, after, up = train_one("fedca")  # tracked with plain cross-entropy as well, and reported after training
-    assert not np.allclose(after.confusion.conf, 1) and close(up.report, fedca.struggle(after.confusion), 1e-6)
+    assert np.allclose(
+        fedca.struggle(Confusion(jnp.array(conf), jnp.array(count), jnp.array(0.0))),
+        want,
+        atol=1e-6,
+    )
+    _, after, up = train_one(
+        "fedca"
+    )  # tracked with plain cross-entropy as well, and reported after training
+    assert not np.allclose(after.confusion.conf, 1) and close(
+        up.report, fedca.struggle(after.confusion), 1e-6
+    )

@@ -32,7 +32,13 @@ def numpy_ffa(x, spread_mean, spread_std, noise, eps=1e-6):
     scale = std + deviation(std, spread_std) * noise[1]
     out = np.stack(
         [
-            np.stack([scale[i, c] * (x[i, :, :, c] - mean[i, c]) / std[i, c] + shift[i, c] for c in range(channels)], -1)
+            np.stack(
+                [
+                    scale[i, c] * (x[i, :, :, c] - mean[i, c]) / std[i, c] + shift[i, c]
+                    for c in range(channels)
+                ],
+                -1,
+            )
             for i in range(batch)
         ]
     )
@@ -66,8 +72,12 @@ def test_fedfa_gradient_is_finite_on_flat_maps():
 
 
 def test_fedfa_running_statistics_of_the_first_stage():
-    """One step from zero and one: 0.01 and 0.99 + 0.01 times the means over client 1's maps, by torch's convolution."""
-    want = {name: torch_values("methods_global")[f"fedfa/{name}"] for name in ("kernel", "bias", "mean", "std")}
+    """One step from zero and one: 0.01 and 0.99 + 0.01 times the means over client 1's maps, by
+    torch's convolution."""
+    want = {
+        name: torch_values("methods_global")[f"fedfa/{name}"]
+        for name in ("kernel", "bias", "mean", "std")
+    }
     conv1 = {"kernel": want["kernel"], "bias": want["bias"]}
     _, after, up = train_one("fedfa", epochs=1.0, p=1.0, given={"conv1": conv1})
     got = after.own["conv1"]
@@ -104,7 +114,9 @@ def test_fedfa_spread_is_the_variance_over_participants():
 def test_fedfa_without_augmentation_is_fedavg():
     plain, off = train_one("fedavg", client=2, conv=True)[2], train_one("fedfa", client=2, p=0.0)
     assert close(plain.net, off[2].net, 1e-6)
-    assert np.all(np.asarray(off[1].own["conv2"].mean) == 0) and np.all(np.asarray(off[1].own["conv2"].std) == 1)
+    assert np.all(np.asarray(off[1].own["conv2"].mean) == 0) and np.all(
+        np.asarray(off[1].own["conv2"].std) == 1
+    )
     assert not close(plain.net, train_one("fedfa", client=2)[2].net, 1e-4)
 
 

@@ -23,9 +23,12 @@ def test_amplitudes_are_mixed_and_phases_kept():
 
 
 def test_padding_is_nobodys_partner():
-    """The real examples of a batch are shuffled among themselves; a lonely one is mixed with itself and stays."""
+    """The real examples of a batch are shuffled among themselves; a lonely one is mixed with itself
+    and stays."""
     mask = jnp.array([True, True, True, False, False])
-    drawn = {tuple(fedfa_freq.partners(jax.random.key(seed), mask)[:3].tolist()) for seed in range(12)}
+    drawn = {
+        tuple(fedfa_freq.partners(jax.random.key(seed), mask)[:3].tolist()) for seed in range(12)
+    }
     assert all(sorted(one) == [0, 1, 2] for one in drawn) and len(drawn) > 2
     trained = lambda name, client, **options: train_one(name, client, conv=True, **options)[2].net
     assert close(trained("fedavg", 3), trained("fedfa_freq", 3, p=1.0, lam=1.0), 1e-5)

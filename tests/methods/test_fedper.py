@@ -12,7 +12,8 @@ from fedjax_sim.methods import make_method
 
 
 def test_fedper_trains_as_the_backbone_redistribution():
-    """Size weights: the same backbone on the server, the same heads on the clients; only the head stays at home."""
+    """Size weights: the same backbone on the server, the same heads on the clients; only the head
+    stays at home."""
     want, _, _ = after_rounds(simulation("backbone", weights="size", first="any"))
     got, _, _ = after_rounds(simulation("fedper"))
     body = lambda net: {name: sub for name, sub in net["params"].items() if name != HEAD}
@@ -26,5 +27,10 @@ def test_fedper_trains_as_the_backbone_redistribution():
 @pytest.mark.parametrize("layers", [2, -1])
 def test_fedper_must_share_something(layers):
     sim = simulation("fedavg")
-    with pytest.raises(UserError, match=rf"^{layers} parameter groups cannot stay private.*'mlp' has 2; allowed: 0 to 1"):
-        variant(sim, make_method("fedper", layers=layers)).init(0, sim.env.model.init(jax.random.key(0)))
+    with pytest.raises(
+        UserError,
+        match=rf"^{layers} parameter groups cannot stay private.*'mlp' has 2; allowed: 0 to 1",
+    ):
+        variant(sim, make_method("fedper", layers=layers)).init(
+            0, sim.env.model.init(jax.random.key(0))
+        )

@@ -26,4 +26,6 @@ def test_mmd_against_its_definition():
     mask = np.arange(6) < 4
     value, slope = jax.value_and_grad(mmd_rbf)(*padded, mask)
     np.testing.assert_allclose(value, want, rtol=1e-4)
-    assert np.isfinite(slope[:4]).all() and (slope[4:] == 0).all() and np.abs(slope[:4]).max() > 1e-3
+    assert (
+        np.isfinite(slope[:4]).all() and (slope[4:] == 0).all() and np.abs(slope[:4]).max() > 1e-3
+    )

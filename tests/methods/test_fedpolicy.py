@@ -1,4 +1,5 @@
-"""FedPolicy against FedAvg, against NumPy, against the paper's byte counts; what the agent sees, and that it can learn."""
+"""FedPolicy against FedAvg, against NumPy, against the paper's byte counts; what the agent sees,
+and that it can learn."""
 
 from __future__ import annotations
 
@@ -33,14 +34,18 @@ def rounds_of(sim, count=2):
     return state
 
 
-# ---- what it reduces to -----------------------------------------------------------------------------------------
+# ---- what it reduces to --------------------------------------------------------------------------
 def test_full_policy_is_fedavg_with_uniform_weights():
-    mine, base = rounds_of(simulation("fedpolicy", agent="full")), rounds_of(simulation("fedavg", weights="uniform"))
+    mine, base = (
+        rounds_of(simulation("fedpolicy", agent="full")),
+        rounds_of(simulation("fedavg", weights="uniform")),
+    )
     assert close(mine.server.net, base.server.net, 1e-6)
 
 
 def keeps(private: str):
-    """A static policy in its own words: one group is the client's, the server averages all and knows no blocks or plans."""
+    """A static policy in its own words: one group is the client's, the server averages all and
+    knows no blocks or plans."""
 
     class Keeps(Method):
         needs = frozenset({"resident"})
@@ -54,7 +59,9 @@ def keeps(private: str):
 
         def local(self, env, net, server, client, ctx):
             client, done = descend(env, net, client, ctx)
-            return client._replace(own=done.net["params"][private]), upload(env, ctx, done, "uniform")
+            return client._replace(own=done.net["params"][private]), upload(
+                env, ctx, done, "uniform"
+            )
 
         def aggregate(self, env, server, cohort):
             return cohort.mean["params"]
@@ -64,11 +71,19 @@ def keeps(private: str):
 
 @pytest.mark.parametrize("block, private", [("backbone", "fc"), ("head", "fc1")])
 def test_static_policies_keep_a_block_private(block, private):
-    """agent=backbone is FedPer with uniform weights whose heads are averaged too, but never handed out."""
+    """agent=backbone is FedPer with uniform weights whose heads are averaged too, but never handed
+    out."""
     sim = simulation("fedavg")
     everybody = Participation(M, M, tuple(range(N)))
     base = rounds_of(
-        simulate(keeps(private), sim.env, tiny.federation(), everybody, lr=schedule("constant", 0.05, 8), evaluations=())
+        simulate(
+            keeps(private),
+            sim.env,
+            tiny.federation(),
+            everybody,
+            lr=schedule("constant", 0.05, 8),
+            evaluations=(),
+        )
     )
     mine = rounds_of(simulation("fedpolicy", agent=block, first="any"))
     assert close(mine.server.net["params"], base.server, 1e-6)
@@ -78,16 +93,21 @@ def test_static_policies_keep_a_block_private(block, private):
 
 
 def test_first_participation_gets_everything():
-    """In round 2 those who were there get the head, the newcomers everything; and so says what was logged."""
+    """In round 2 those who were there get the head, the newcomers everything; and so says what was
+    logged."""
     sim = simulation("head")
     state, data = start(sim)
     state, _, before, _ = sim.examine(state, data)
-    assert np.asarray(state.clients.own.joined).nonzero()[0].tolist() == sorted(np.asarray(before).tolist())
+    assert np.asarray(state.clients.own.joined).nonzero()[0].tolist() == sorted(
+        np.asarray(before).tolist()
+    )
     told = jax.jit(sim.orders)(state, data)
     ids = np.asarray(told.slots.ctx.id)
     known = np.isin(ids, np.asarray(before))
     assert known.any() and not known.all()
-    np.testing.assert_array_equal(told.slots.plan.take, np.where(known[:, None], [[0, 1]], [[1, 1]]))
+    np.testing.assert_array_equal(
+        told.slots.plan.take, np.where(known[:, None], [[0, 1]], [[1, 1]])
+    )
     log = sim.examine(state, data)[1]
     np.testing.assert_array_equal(log["acted_takes"], told.slots.plan.take)
     np.testing.assert_array_equal(log["acted_ids"], ids)
@@ -101,7 +121,11 @@ def test_first_participation_gets_everything():
     slot = jax.tree.map(lambda a: a[0], jax.jit(mix.orders)(state, data).slots)
     client = jax.tree.map(lambda a: a[0], state.clients)
     client = client._replace(resident=jax.tree.map(lambda a: a + 1, client.resident))
-    assert close(mix.method.receive(mix.env, state.server, client, slot.plan, slot.ctx)[1], state.server.net, 0)
+    assert close(
+        mix.method.receive(mix.env, state.server, client, slot.plan, slot.ctx)[1],
+        state.server.net,
+        0,
+    )
 
 
 def test_blocks_move_the_papers_bytes():
@@ -115,7 +139,9 @@ def test_blocks_move_the_papers_bytes():
         action = ("full", "backbone", "head").index(agent)
         plan = control.plan_of(env, action, None, tiny_ctx())
         taken, sent = (10 * (np.asarray(mask) > 0)[None] for mask in (plan.take, plan.send))
-        down, up = payload_bytes(taken, sent, floats_on_wire(floats), np.array([10]), np.array([10]))
+        down, up = payload_bytes(
+            taken, sent, floats_on_wire(floats), np.array([10]), np.array([10])
+        )
         assert round(float(down[0] + up[0]) / 2**30, 4) == want
 
 
@@ -125,20 +151,25 @@ def tiny_ctx():
     return Ctx(jnp.int32(0), jax.random.key(0), jnp.int32(0), jnp.float32(1), jnp.float32(0.1))
 
 
-# ---- state, reward, transition ----------------------------------------------------------------------------------
+# ---- state, reward, transition -------------------------------------------------------------------
 def numpy_state(fed, confusion, resident, net, client):
     rows = np.asarray(confusion.conf, np.float64)
     away = np.linalg.norm(vector(resident) - vector(net)) / np.linalg.norm(vector(net))
     return np.concatenate(
         [
             (rows / rows.sum(1, keepdims=True)).ravel(),
-            [accuracy(fed, resident, fed.client_rows(client, "val")), accuracy(fed, net, fed.held["val"]), away],
+            [
+                accuracy(fed, resident, fed.client_rows(client, "val")),
+                accuracy(fed, net, fed.held["val"]),
+                away,
+            ],
         ]
     )
 
 
 def test_state_reward_and_transition_by_hand():
-    """The second round of a SAC run: everything in the replay, recomputed in NumPy from nets, rows and confusions."""
+    """The second round of a SAC run: everything in the replay, recomputed in NumPy from nets, rows
+    and confusions."""
     sim = simulation("fedpolicy", first="any", **{"agent.batch": 4})
     state, data = start(sim)
     fed = data.fed
@@ -151,9 +182,15 @@ def test_state_reward_and_transition_by_hand():
     for slot, client in enumerate(np.asarray(ids).tolist()):
         row = one(replay.rows, M + slot)
         before = numpy_state(
-            fed, one(first.clients.confusion, client), one(first.clients.resident, client), first.server.net, client
+            fed,
+            one(first.clients.confusion, client),
+            one(first.clients.resident, client),
+            first.server.net,
+            client,
         )
-        after = numpy_state(fed, one(second.clients.confusion, client), one(nets, slot), second.server.net, client)
+        after = numpy_state(
+            fed, one(second.clients.confusion, client), one(nets, slot), second.server.net, client
+        )
         np.testing.assert_allclose(row.observation, before, atol=1e-5)
         np.testing.assert_allclose(row.next_observation, after, atol=1e-5)
         assert before.shape == (CLASSES**2 + 3,)
@@ -161,13 +198,21 @@ def test_state_reward_and_transition_by_hand():
         np.testing.assert_allclose(row.reward, reward, atol=1e-6)
         assert float(row.done) == 0.0 and int(row.action) in (0, 1, 2)
         rewards.append(reward)
-        resident, net = one(first.clients.resident, client)["params"], jax.tree.map(np.asarray, first.server.net["params"])
+        resident, net = (
+            one(first.clients.resident, client)["params"],
+            jax.tree.map(np.asarray, first.server.net["params"]),
+        )
         part = lambda tree, g: np.concatenate([np.ravel(a) for a in jax.tree.leaves(tree[g])])
         gaps.append(np.linalg.norm(part(resident, "fc1") - part(net, "fc1")))
         heads.append(np.linalg.norm(part(resident, "fc") - part(net, "fc")))
         takes = [(1, 1), (1, 0), (0, 1)][int(row.action)]
         inits.append(
-            np.concatenate([part(net if take else resident, g) for take, g in zip(takes, ("fc1", "fc"), strict=True)])
+            np.concatenate(
+                [
+                    part(net if take else resident, g)
+                    for take, g in zip(takes, ("fc1", "fc"), strict=True)
+                ]
+            )
         )
     np.testing.assert_allclose(log["reward"], np.mean(rewards), atol=1e-6)
     np.testing.assert_allclose(log["backbone_mismatch"], np.mean(gaps), rtol=1e-4)
@@ -178,12 +223,15 @@ def test_state_reward_and_transition_by_hand():
 
 
 def test_first_participation_knows_the_initial_model():
-    """Resident = Θ⁰, its accuracy on every client's validation rows, uniform confusion rows, distance 0."""
+    """Resident = Θ⁰, its accuracy on every client's validation rows, uniform confusion rows,
+    distance 0."""
     sim = simulation("fedpolicy", **{"agent.batch": 4})
     state, data = start(sim)
     want = [accuracy(data.fed, state.server.net, data.fed.client_rows(i, "val")) for i in range(N)]
     np.testing.assert_allclose(state.clients.own.acc, want, atol=1e-6)
-    np.testing.assert_allclose(state.server.acc, accuracy(data.fed, state.server.net, data.fed.held["val"]), atol=1e-6)
+    np.testing.assert_allclose(
+        state.server.acc, accuracy(data.fed, state.server.net, data.fed.held["val"]), atol=1e-6
+    )
     seen = np.asarray(jax.jit(sim.orders)(state, data).observed)
     np.testing.assert_allclose(seen[:, : CLASSES**2], 1 / CLASSES, atol=1e-6)
     np.testing.assert_allclose(seen[:, -1], 0, atol=1e-6)
@@ -201,9 +249,15 @@ def test_test_labels_never_reach_the_agent():
     assert same_bits((after.agent, log), (after2.agent, log2))
 
 
-# ---- switches ---------------------------------------------------------------------------------------------------
+# ---- switches ------------------------------------------------------------------------------------
 def test_state_subsets_change_the_observation():
-    assert [observation_size(s, 10) for s in ("all", "ncf", "ncfnla", "ocmla", "opd")] == [103, 3, 2, 102, 102]
+    assert [observation_size(s, 10) for s in ("all", "ncf", "ncfnla", "ocmla", "opd")] == [
+        103,
+        3,
+        2,
+        102,
+        102,
+    ]
     assert observation_size("all", 100) == 10_003
     state, data = start(simulation("fedpolicy", **{"agent.batch": 4}))
     env, ctx = simulation("fedpolicy", **{"agent.batch": 4}).open(data), tiny_ctx()
@@ -211,7 +265,11 @@ def test_state_subsets_change_the_observation():
     everything = make_method("fedpolicy").observe(env, state.server, client, ctx)
     c2 = CLASSES**2
     keep = dict(
-        all=range(c2 + 3), ncf=range(c2, c2 + 3), ncfnla=(c2 + 1, c2 + 2), ocmla=range(c2 + 2), opd=(*range(c2 + 1), c2 + 2)
+        all=range(c2 + 3),
+        ncf=range(c2, c2 + 3),
+        ncfnla=(c2 + 1, c2 + 2),
+        ocmla=range(c2 + 2),
+        opd=(*range(c2 + 1), c2 + 2),
     )
     for name in STATES:
         seen = make_method("fedpolicy", state=name).observe(env, state.server, client, ctx)
@@ -224,42 +282,65 @@ def test_rewards():
     from fedjax_sim.methods.fedpolicy import Report, Server
 
     zero = jnp.float32(0)
-    report, old, new = Report(jnp.float32(0.5), jnp.float32(0.7), zero, zero, zero), Server((), 0.4), Server((), 0.8)
-    reward = lambda **options: float(make_method("fedpolicy", **options).reward_of(None, old, new, report, 0, None))
+    report, old, new = (
+        Report(jnp.float32(0.5), jnp.float32(0.7), zero, zero, zero),
+        Server((), 0.4),
+        Server((), 0.8),
+    )
+    reward = lambda **options: float(
+        make_method("fedpolicy", **options).reward_of(None, old, new, report, 0, None)
+    )
     assert reward() == pytest.approx(0.2 + 0.25 * 0.4)
     assert reward(lam="1") == pytest.approx(0.6)
     assert reward(reward="local") == pytest.approx(0.2)
     assert reward(reward="global") == pytest.approx(0.4)
-    assert reward(reward="mixture") == reward(reward="contribution") == pytest.approx(0.2)  # the shares come by `combine`
+    assert (
+        reward(reward="mixture") == reward(reward="contribution") == pytest.approx(0.2)
+    )  # the shares come by `combine`
 
 
 def test_layerwise_and_mix():
-    """Subsets of groups as masks; mixing coefficients that interpolate, with DDPG learning from real-valued actions."""
+    """Subsets of groups as masks; mixing coefficients that interpolate, with DDPG learning from
+    real-valued actions."""
     assert {tuple(m) for m in np.asarray(subset_masks(2), int).tolist()} == {(1, 0), (0, 1), (1, 1)}
     sim = simulation("fedpolicy", actions="layerwise", **{"agent.batch": 4})
     state, data = start(sim)
     told = jax.jit(sim.orders)(state, data)
-    np.testing.assert_array_equal(told.slots.plan.take, np.asarray(subset_masks(2))[np.asarray(told.actions)])
+    np.testing.assert_array_equal(
+        told.slots.plan.take, np.asarray(subset_masks(2))[np.asarray(told.actions)]
+    )
     sim = simulation("fedpolicy", actions="mix", **{"agent.batch": 4, "agent.gradient_steps": 1})
     state, data = start(sim)
     for _ in range(4):
         state, log, ids, _ = sim.examine(state, data)
-    after = state._replace(clients=state.clients._replace(own=state.clients.own._replace(joined=jnp.ones(N, bool))))
+    after = state._replace(
+        clients=state.clients._replace(own=state.clients.own._replace(joined=jnp.ones(N, bool)))
+    )
     told = jax.jit(sim.orders)(after, data)
     take = np.asarray(told.slots.plan.take)
     np.testing.assert_allclose(take, (np.asarray(told.actions) + 1) / 2, atol=1e-6)
-    assert take.shape == (M, 2) and (take >= 0).all() and (take <= 1).all() and len(np.unique(take)) > 2
+    assert (
+        take.shape == (M, 2)
+        and (take >= 0).all()
+        and (take <= 1).all()
+        and len(np.unique(take)) > 2
+    )
     assert float(log["agent_critic"]) > 0 and {"mix_fc1", "mix_fc"} <= set(log)
     client = jax.tree.map(lambda a: a[ids[0]], after.clients)
     slot = jax.tree.map(lambda a: a[0], told.slots)
     _, net = sim.method.receive(sim.env, after.server, client, slot.plan, slot.ctx)
     for g, name in enumerate(("fc1", "fc")):
-        mine, common = (np.asarray(t["params"][name]["kernel"]) for t in (client.resident, after.server.net))
-        np.testing.assert_allclose(net["params"][name]["kernel"], mine + take[0, g] * (common - mine), atol=1e-6)
+        mine, common = (
+            np.asarray(t["params"][name]["kernel"]) for t in (client.resident, after.server.net)
+        )
+        np.testing.assert_allclose(
+            net["params"][name]["kernel"], mine + take[0, g] * (common - mine), atol=1e-6
+        )
 
 
 def test_what_is_executed_is_what_is_learned_and_logged():
-    """actions=mix: at a first participation everything is taken, whatever the agent says; it learns nothing from that."""
+    """actions=mix: at a first participation everything is taken, whatever the agent says; it learns
+    nothing from that."""
     sim = simulation("fedpolicy", actions="mix", **{"agent.batch": 4, "agent.gradient_steps": 1})
     state, data = start(sim)
     joined, stored = set(), 0
@@ -273,14 +354,17 @@ def test_what_is_executed_is_what_is_learned_and_logged():
         assert (takes[~new] < 1).any() or new.all()
         np.testing.assert_allclose([log["mix_fc1"], log["mix_fc"]], takes.mean(0), rtol=1e-6)
         replay = state.agent.replay
-        np.testing.assert_array_equal(replay.rows.action[stored : stored + (~new).sum()], log["acted_actions"][~new])
+        np.testing.assert_array_equal(
+            replay.rows.action[stored : stored + (~new).sum()], log["acted_actions"][~new]
+        )
         stored += (~new).sum()
         assert int(replay.size) == stored
     assert 0 < stored < 3 * M
 
 
 def test_forced_choices_are_not_remembered():
-    """Blocks: who takes part for the first time gets everything, and that is no row of the replay, nor of the statistics."""
+    """Blocks: who takes part for the first time gets everything, and that is no row of the replay,
+    nor of the statistics."""
     sim = simulation("fedpolicy", **{"agent.batch": 4})
     state, data = start(sim)
     first = sim.examine(state, data)[0]
@@ -292,8 +376,11 @@ def test_forced_choices_are_not_remembered():
 
 
 def test_greedy_takes_what_the_agent_thinks_best():
-    """The same learned agent, drawing and not: in place of a draw, the most probable available block; nothing is learned."""
-    draws, picks = (simulation("fedpolicy", greedy=greedy, **{"agent.batch": 4}) for greedy in (False, True))
+    """The same learned agent, drawing and not: in place of a draw, the most probable available
+    block; nothing is learned."""
+    draws, picks = (
+        simulation("fedpolicy", greedy=greedy, **{"agent.batch": 4}) for greedy in (False, True)
+    )
     state, data = start(draws)
     for _ in range(3):
         state = draws.examine(state, data)[0]
@@ -315,8 +402,12 @@ def test_oracle_takes_the_candidate_with_the_lowest_validation_loss():
         net = jax.tree.map(np.asarray, state.server.net)["params"]
         rows, losses = fed.client_rows(client, "val"), []
         for body, head in ((net, net), (net, resident), (resident, net)):
-            z = predict({"params": {"fc1": body["fc1"], "fc": head["fc"]}}, np.asarray(fed.x)[rows]).astype(np.float64)
-            losses.append(np.mean(np.log(np.exp(z).sum(1)) - z[np.arange(len(z)), np.asarray(fed.y)[rows]]))
+            z = predict(
+                {"params": {"fc1": body["fc1"], "fc": head["fc"]}}, np.asarray(fed.x)[rows]
+            ).astype(np.float64)
+            losses.append(
+                np.mean(np.log(np.exp(z).sum(1)) - z[np.arange(len(z)), np.asarray(fed.y)[rows]])
+            )
         np.testing.assert_allclose(told.observed[slot], losses, atol=1e-5)
         assert int(told.actions[slot]) == int(np.argmin(losses))
 
@@ -326,7 +417,9 @@ def test_every_agent_gives_a_plan(agent):
     """Orders only, which is cheap to compile; that agents learn is tested where they live."""
     sim = simulation("fedpolicy", agent=agent)
     told = jax.jit(sim.orders)(*start(sim))
-    assert set(np.asarray(told.actions).tolist()) <= {0, 1, 2} and np.asarray(told.slots.plan.take).shape == (M, 2)
+    assert set(np.asarray(told.actions).tolist()) <= {0, 1, 2} and np.asarray(
+        told.slots.plan.take
+    ).shape == (M, 2)
 
 
 def test_agent_options_arrive():
@@ -371,18 +464,35 @@ def test_what_it_needs_of_model_and_data():
     )
     rows = {s: [fed.client_rows(i, s) for i in range(N)] for s in ("train", "val", "test")}
     bare = lambda **more: Federation.from_arrays(
-        fed.x, fed.y, more.pop("rows", rows), test=fed.held["test"], classes=CLASSES, mean=0.0, std=1.0, **more
+        fed.x,
+        fed.y,
+        more.pop("rows", rows),
+        test=fed.held["test"],
+        classes=CLASSES,
+        mean=0.0,
+        std=1.0,
+        **more,
     )
     with pytest.raises(UserError, match="server holds back for validation"):
         made(bare())
     with pytest.raises(UserError, match="validation rows on every client"):
         made(bare(rows={"train": rows["train"]}, server_val=fed.held["val"]))
-    static = simulation("fedpolicy", agent="full")  # a static policy needs no validation rows; its reward is not known
+    static = simulation(
+        "fedpolicy", agent="full"
+    )  # a static policy needs no validation rows; its reward is not known
     plain = simulate(
-        static.method, static.env, bare(), Participation(M, M, tuple(range(N))), lr=schedule("constant", 0.1, 1)
+        static.method,
+        static.env,
+        bare(),
+        Participation(M, M, tuple(range(N))),
+        lr=schedule("constant", 0.1, 1),
     )
     log = plain.examine(*start(plain))[1]
-    assert np.isnan(float(log["reward"])) and "server_val_acc" not in log and np.isfinite(float(log["init_drift"]))
+    assert (
+        np.isnan(float(log["reward"]))
+        and "server_val_acc" not in log
+        and np.isfinite(float(log["init_drift"]))
+    )
     with pytest.raises(UserError, match="one parameter group"):
         made(fed, dataclasses.replace(sim.env, model=sim.env.model._replace(groups=("fc",))))
 
@@ -397,7 +507,7 @@ def test_loss_of_the_paper_unless_another_is_named():
     assert prepare(dataclasses.replace(config, method="fedavg")).config.loss == "ce"
 
 
-# ---- figures ----------------------------------------------------------------------------------------------------
+# ---- figures -------------------------------------------------------------------------------------
 def test_figures_from_run_directories(tmp_path):
     """Every figure is made from plain CSV files; shares are those of the last ten rounds."""
     import json
@@ -413,23 +523,40 @@ def test_figures_from_run_directories(tmp_path):
         folder.mkdir()
         options = {"agent": agent} if agent else {}
         (folder / "config.json").write_text(
-            json.dumps({"config": {"method": "fedpolicy" if agent else "fedavg", "options": options}})
+            json.dumps(
+                {"config": {"method": "fedpolicy" if agent else "fedavg", "options": options}}
+            )
         )
         counts = rng.multinomial(10, [0.5, 0.4, 0.1], 20)
-        names = "round,bytes_down,bytes_up" + (",action_full,action_backbone,action_head,action_entropy" if agent else "")
+        names = "round,bytes_down,bytes_up" + (
+            ",action_full,action_backbone,action_head,action_entropy" if agent else ""
+        )
         lines = [
-            f"{i + 1},{900 + i},1000" + (f",{','.join(map(str, c))},0.5" if agent else "") for i, c in enumerate(counts)
+            f"{i + 1},{900 + i},1000" + (f",{','.join(map(str, c))},0.5" if agent else "")
+            for i, c in enumerate(counts)
         ]
         (folder / "rounds.csv").write_text("\n".join([names, *lines]) + "\n")
         (folder / "metrics.csv").write_text(
-            "round,global_acc,client_mean\n" + "".join(f"{i},{0.04 * i},{'' if i % 2 else 0.03 * i}\n" for i in range(1, 21))
+            "round,global_acc,client_mean\n"
+            + "".join(f"{i},{0.04 * i},{'' if i % 2 else 0.03 * i}\n" for i in range(1, 21))
         )
         manifest.write(folder, {file.name: stamp(file.read_bytes()) for file in folder.iterdir()})
         if agent:
             shares = windowed_shares(load_run(folder).actions)
             np.testing.assert_allclose(shares["full"][14], counts[5:15, 0].sum() / 100)
             np.testing.assert_allclose(shares["head"][3], counts[:4, 2].sum() / 40)
-    assert main(["report", str(tmp_path / "sac"), str(tmp_path / "plain"), "--out", str(tmp_path / "figures")]) == 0
+    assert (
+        main(
+            [
+                "report",
+                str(tmp_path / "sac"),
+                str(tmp_path / "plain"),
+                "--out",
+                str(tmp_path / "figures"),
+            ]
+        )
+        == 0
+    )
     made = {p.name for p in (tmp_path / "figures").iterdir()}
     assert {"accuracy.png", "actions.png", "communication.png", "policy.png", "report.html"} <= made
     assert all((tmp_path / "figures" / name).stat().st_size > 5000 for name in made)

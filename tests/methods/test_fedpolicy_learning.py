@@ -1,4 +1,5 @@
-"""FedPolicy: rewards and transitions by hand, every agent learns inside the engine, what is written, planted preferences."""
+"""FedPolicy: rewards and transitions by hand, every agent learns inside the engine, what is
+written, planted preferences."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ from agents.registry import options as registry_options
 
 @pytest.mark.parametrize("chunk, kind, lam", [(1, "contribution", 0.25), (2, "mixture", 2.0)])
 def test_contribution_is_what_the_aggregate_loses_without_the_client(chunk, kind, lam):
-    """Leave-one-out means and their accuracies by a NumPy loop, in the second round; one by one and two side by side."""
+    """Leave-one-out means and their accuracies by a NumPy loop, in the second round; one by one and
+    two side by side."""
     sim = simulation("fedpolicy", chunk=chunk, agent="full", reward=kind, lam=lam)
     state, data = start(sim)
     first = sim.examine(state, data)[0]
@@ -27,9 +29,13 @@ def test_contribution_is_what_the_aggregate_loses_without_the_client(chunk, kind
     fed, rewards = data.fed, []
     for k, client in enumerate(np.asarray(ids).tolist()):
         others = jax.tree.map(lambda a, k=k: np.delete(np.asarray(a), k, 0).mean(0), nets)
-        share = accuracy(fed, second.server.net, fed.held["val"]) - accuracy(fed, others, fed.held["val"])
+        share = accuracy(fed, second.server.net, fed.held["val"]) - accuracy(
+            fed, others, fed.held["val"]
+        )
         one = lambda tree, i: jax.tree.map(lambda a: np.asarray(a)[i], tree)
-        own = accuracy(fed, one(nets, k), fed.client_rows(client, "val")) - float(first.clients.own.acc[client])
+        own = accuracy(fed, one(nets, k), fed.client_rows(client, "val")) - float(
+            first.clients.own.acc[client]
+        )
         rewards.append(share if kind == "contribution" else own + lam * share)
     assert np.std(rewards) > 0
     np.testing.assert_allclose(log["acted_rewards"], rewards, atol=1e-6)
@@ -44,14 +50,17 @@ def test_who_is_alone_contributed_the_whole_step():
     other = jax.tree.map(lambda a: a + 0.5, state.server.net)
     stack = jax.tree.map(lambda a: jnp.stack([a, 0 * a]), other)
     weights = jnp.array([3.0, 0.0])
-    cohort = types.SimpleNamespace(mean=other, weight=jnp.full(2, 3.0), weights=weights, ok=weights > 0, nets=stack)
+    cohort = types.SimpleNamespace(
+        mean=other, weight=jnp.full(2, 3.0), weights=weights, ok=weights > 0, nets=stack
+    )
     share = contributions(env, state.server.net, jnp.float32(0.5), cohort)
     want = 0.5 - accuracy(data.fed, state.server.net, data.fed.held["val"])
     np.testing.assert_allclose(share, [want, 0], atol=1e-6)
 
 
 def test_next_state_at_the_next_participation():
-    """Three rounds: what the agent learns from ends with what it saw of the same client when that came back."""
+    """Three rounds: what the agent learns from ends with what it saw of the same client when that
+    came back."""
     sim = simulation("fedpolicy", next_state="participation", first="any", **{"agent.batch": 4})
     state, data = start(sim)
     seen, want = {}, []
@@ -62,7 +71,11 @@ def test_next_state_at_the_next_participation():
             now = np.asarray(told.observed[k])
             if client in seen:
                 want.append((*seen[client], now))
-            seen[client] = (np.asarray(told.observed[k]), int(told.actions[k]), float(log["acted_rewards"][k]))
+            seen[client] = (
+                np.asarray(told.observed[k]),
+                int(told.actions[k]),
+                float(log["acted_rewards"][k]),
+            )
     replay = state.agent.agent.replay
     assert int(replay.size) == len(want) >= 4 and int(state.agent.pending.mask.sum()) == len(seen)
     for i, (before, action, reward, after) in enumerate(want):
@@ -75,7 +88,8 @@ def test_next_state_at_the_next_participation():
 
 @pytest.mark.parametrize("agent", [name for name in LEARNERS if name in DISCRETE and name != "sac"])
 def test_every_agent_learns_inside_the_engine(agent):
-    """Two rounds of the compiled program change what it knows; SAC and DDPG do so above. Its diagnostics are in the log."""
+    """Two rounds of the compiled program change what it knows; SAC and DDPG do so above. Its
+    diagnostics are in the log."""
     options = {"agent.batch": 4} if "batch" in registry_options(agent) else {}
     sim = simulation("fedpolicy", agent=agent, first="any", **options)
     state, data = start(sim)
@@ -83,11 +97,13 @@ def test_every_agent_learns_inside_the_engine(agent):
     state = sim.examine(state, data)[0]
     state, log, *_ = sim.examine(state, data)
     assert not same_bits(old.learner, state.agent.learner)
-    assert {"agent_live_critic", "agent_entropy", "agent_sensitivity", "agent_value_error"} <= set(log)
+    assert {"agent_live_critic", "agent_entropy", "agent_sensitivity", "agent_value_error"} <= set(
+        log
+    )
     assert 0 < float(log["agent_live_critic"]) <= 1 and 0 < float(log["agent_entropy"]) <= 1
 
 
-# ---- what is written --------------------------------------------------------------------------------------------
+# ---- what is written -----------------------------------------------------------------------------
 def test_actions_and_rewards_of_every_client_are_written_and_survive_a_resume(tmp_path):
     import csv
 
@@ -98,9 +114,16 @@ def test_actions_and_rewards_of_every_client_are_written_and_survive_a_resume(tm
     run("random", out=tmp_path / "part", rounds=2, **config)
     resume(tmp_path / "part", rounds=4)
     told, again = (np.load(tmp_path / name / "clients.npz") for name in ("whole", "part"))
-    assert set(told.files) == set(again.files) and all(np.array_equal(told[k], again[k]) for k in told.files)
+    assert set(told.files) == set(again.files) and all(
+        np.array_equal(told[k], again[k]) for k in told.files
+    )
     assert told["acted_rounds"].tolist() == [1, 2, 3, 4]
-    assert told["acted_ids"].shape == told["acted_actions"].shape == told["acted_rewards"].shape == (4, 3)
+    assert (
+        told["acted_ids"].shape
+        == told["acted_actions"].shape
+        == told["acted_rewards"].shape
+        == (4, 3)
+    )
     assert told["acted_takes"].shape[:2] == (4, 3) and (told["acted_epochs"] == 1).all()
     with open(tmp_path / "part" / "rounds.csv") as file:
         rows = list(csv.DictReader(file))
@@ -121,36 +144,52 @@ def test_a_dead_or_blind_controller_is_said_once(caplog):
     recorder.rounds, recorder.clients, recorder.said = [], {}, set()
     recorder.wire = floats_on_wire((5,))
     simulation = types.SimpleNamespace(method=make_method("fedpolicy"))
-    recorder.setup = types.SimpleNamespace(config=types.SimpleNamespace(method="fedpolicy"), simulation=simulation)
+    recorder.setup = types.SimpleNamespace(
+        config=types.SimpleNamespace(method="fedpolicy"), simulation=simulation
+    )
     count = 60
-    names = dict(agent_live_policy=np.zeros(count), agent_live_critic=np.ones(count), agent_sensitivity=np.zeros(count))
+    names = dict(
+        agent_live_policy=np.zeros(count),
+        agent_live_critic=np.ones(count),
+        agent_sensitivity=np.zeros(count),
+    )
     names["agent_live_policy"][:3] = 0.5
     names["agent_sensitivity"][:20] = 0.2
-    traffic = dict(taken=np.ones((count, 1)), sent=np.ones((count, 1)), down=np.ones(count), up=np.ones(count))
+    traffic = dict(
+        taken=np.ones((count, 1)), sent=np.ones((count, 1)), down=np.ones(count), up=np.ones(count)
+    )
     with caplog.at_level("WARNING"):
         recorder.add_rounds(dict(round=np.arange(1, count + 1), **names, **traffic), count)
     said = [record.getMessage() for record in caplog.records]
     assert [text.split(":")[0] for text in said] == ["fedpolicy, round 13", "fedpolicy, round 45"]
-    assert "no live unit in its policy network" in said[0] and "has not depended on the state" in said[1]
+    assert (
+        "no live unit in its policy network" in said[0]
+        and "has not depended on the state" in said[1]
+    )
 
 
-# ---- does it learn at all? --------------------------------------------------------------------------------------
+# ---- does it learn at all? -----------------------------------------------------------------------
 @pytest.mark.slow
 def test_planted_preferences_are_found():
-    """At the shipped defaults agents send loners the head and not the misled, and earn more than every static policy.
+    """At the shipped defaults agents send loners the head and not the misled, and earn more than
+    every static policy.
 
-    Means over five seeds that were fixed before any of them was run; see planted.py. Beside them the most that any of the
-    27 policies earns that treat clients of a kind alike, found by trying all. What there is to win is what that is ahead of
-    the best policy that treats all alike: shares are of this gain. Also what the agent, as it is in the end, would have
-    earned from the start, drawing no more (greedy).
-    Run with: pytest -m slow -s tests/methods/test_fedpolicy_learning.py (PLANTED_SEEDS=0,1,2,3,4 for development)
+    Means over five seeds that were fixed before any of them was run; see planted.py. Beside them
+    the most that any of the 27 policies earns that treat clients of a kind alike, found by trying
+    all. What there is to win is what that is ahead of the best policy that treats all alike: shares
+    are of this gain. Also what the agent, as it is in the end, would have earned from the start,
+    drawing no more (greedy). Run with: pytest -m slow -s tests/methods/test_fedpolicy_learning.py
+    (PLANTED_SEEDS=0,1,2,3,4 for development)
     """
     rounds, seeds = 400, (20, 21, 22, 23, 24)
     if "PLANTED_SEEDS" in os.environ:
         seeds = tuple(int(seed) for seed in os.environ["PLANTED_SEEDS"].split(","))
     all_earned = np.stack([planted.earned_by_all(rounds, seed) for seed in seeds])  # [seeds, 27]
     policies = planted.all_policies().tolist()
-    bound, best = all_earned.max(1), all_earned[:, [policies.index([a] * 3) for a in range(3)]].max(1)
+    bound, best = (
+        all_earned.max(1),
+        all_earned[:, [policies.index([a] * 3) for a in range(3)]].max(1),
+    )
     print("\nseeds", seeds, "best of 27", bound.round(3), "best static", best.round(3))
     assert bound.mean() > best.mean() + 0.1  # there is something to win
     for agent in ("sac", "trpo", "a2c", "ppo", "dqn"):
@@ -158,15 +197,34 @@ def test_planted_preferences_are_found():
         sure = planted.simulation(rounds, agent, greedy=True)
         earned, greedy, shares = [], [], []
         for seed in seeds:
-            begin = lambda seed=seed: sim.init(seed, jax.tree.map(jnp.asarray, planted.initial_net()))
+            begin = lambda seed=seed: sim.init(
+                seed, jax.tree.map(jnp.asarray, planted.initial_net())
+            )
             state, logs, _ = sim.run(begin(), sim.data, jnp.int32(rounds))
             earned.append(float(np.asarray(logs["reward"]).sum()))
             shares.append(planted.head_shares(sim, state))
             logs = sure.run(begin()._replace(agent=state.agent), sure.data, jnp.int32(rounds))[1]
             greedy.append(float(np.asarray(logs["reward"]).sum()))
         shown = [{name: round(share, 2) for name, share in sorted(seen.items())} for seen in shares]
-        of_gain = lambda values: f"{(np.mean(values) - best.mean()) / (bound.mean() - best.mean()):.0%} of the gain"
-        print(agent, "earned", np.round(earned, 3), of_gain(earned), "greedy", np.round(greedy, 3), of_gain(greedy))
-        print(agent, "minus the best static policy, by seed", np.round(earned - best, 3), "head shares", shown, flush=True)
+        of_gain = lambda values: (
+            f"{(np.mean(values) - best.mean()) / (bound.mean() - best.mean()):.0%} of the gain"
+        )
+        print(
+            agent,
+            "earned",
+            np.round(earned, 3),
+            of_gain(earned),
+            "greedy",
+            np.round(greedy, 3),
+            of_gain(greedy),
+        )
+        print(
+            agent,
+            "minus the best static policy, by seed",
+            np.round(earned - best, 3),
+            "head shares",
+            shown,
+            flush=True,
+        )
         assert np.mean(earned) > best.mean(), agent
         assert np.mean([s["loner"] - s["misled"] for s in shares]) > 0.3, agent

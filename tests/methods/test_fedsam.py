@@ -16,5 +16,7 @@ def test_fedsam_takes_the_gradient_at_the_perturbed_point():
 
 def test_fedsam_keeps_the_statistics_of_the_first_pass():
     grad_of = lambda w, batch: ((w["a"] ** 2 / 2, ("statistics at", w["a"])), {"a": w["a"]})
-    (_, aux), grads, batch = fedsam.sharpness_aware(0.5)(grad_of, {"a": jnp.array(3.0)}, 7, lambda step: ("batch", step), ())
+    (_, aux), grads, batch = fedsam.sharpness_aware(0.5)(
+        grad_of, {"a": jnp.array(3.0)}, 7, lambda step: ("batch", step), ()
+    )
     assert aux == ("statistics at", 3.0) and grads["a"] == 3.5 and batch == ("batch", 7)

@@ -22,12 +22,15 @@ def test_pytorch_saw_the_examples_of_client_1():
 @pytest.mark.parametrize("name", ["fedntd", "ccvr", "fedsam", "fedfa", "fedfa_freq", "fedca"])
 def test_takes_the_loss_of_the_run(name):
     plain, calibrated = train_one(name)[2], train_one(name, loss="c3e")[2]
-    assert all(np.isfinite(a).all() for a in tiny.arrays(calibrated)) and not close(plain.net, calibrated.net, 1e-3)
+    assert all(np.isfinite(a).all() for a in tiny.arrays(calibrated)) and not close(
+        plain.net, calibrated.net, 1e-3
+    )
 
 
 @pytest.mark.parametrize("name", ["ccvr", "fedfa"])
 def test_side_by_side_agrees(name):
-    """Running values and statistics stand still once a client has finished and its neighbour has not."""
+    """Running values and statistics stand still once a client has finished and its neighbour has
+    not."""
     (_, alone, want), (_, beside, got) = train_one(name), train_one(name, neighbour=2)
     assert close(want, got, 1e-5) and close(alone, beside, 1e-5)
 
@@ -35,7 +38,11 @@ def test_side_by_side_agrees(name):
 @pytest.mark.parametrize(
     "name, options, said",
     [
-        ("ccvr", {"mode": "half"}, "unknown mode of ccvr 'half'; allowed: per_round_diag, post_full"),
+        (
+            "ccvr",
+            {"mode": "half"},
+            "unknown mode of ccvr 'half'; allowed: per_round_diag, post_full",
+        ),
         ("fedsam", {"rho": "-1"}, "rho=-1"),
         ("ccvr", {"samples": "0"}, "samples=0"),
         ("fedfa", {"p": "1.5"}, "p=1.5"),

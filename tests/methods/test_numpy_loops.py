@@ -1,8 +1,9 @@
 """FedAvg, FedProx, SCAFFOLD and Ditto for three rounds against a loop written in NumPy alone.
 
-The loop below knows nothing of the engine: forward and backward pass of the mlp by hand, SGD in PyTorch's order, the
-methods from their equations. Only the random draws are shared (see `golden/draws.py`). Ragged clients, in double
-precision within 1e-9; float32 alone could hide a wrong term behind rounding.
+The loop below knows nothing of the engine: forward and backward pass of the mlp by hand, SGD in
+PyTorch's order, the methods from their equations. Only the random draws are shared (see
+`golden/draws.py`). Ragged clients, in double precision within 1e-9; float32 alone could hide a
+wrong term behind rounding.
 """
 
 from __future__ import annotations
@@ -14,7 +15,21 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from golden.draws import minibatches, reporting, stage_key
-from numpy_loop import BATCH, CLASSES, DECAY, LAYERS, LR, MOMENTUM, ROUNDS, SEED, each, gradients, mean_of, pull, sgd
+from numpy_loop import (
+    BATCH,
+    CLASSES,
+    DECAY,
+    LAYERS,
+    LR,
+    MOMENTUM,
+    ROUNDS,
+    SEED,
+    each,
+    gradients,
+    mean_of,
+    pull,
+    sgd,
+)
 
 from fedjax_sim import models
 from fedjax_sim.data.federation import Federation
@@ -30,10 +45,12 @@ COHORT = 3
 DROPOUT = 0.5
 
 
-# ---- the independent loop ---------------------------------------------------------------------------------------
+# ---- the independent loop ------------------------------------------------------------------------
 
 
-def reference(method: str, options: dict, fed: Federation, start: dict, draws, epochs: float) -> dict:
+def reference(
+    method: str, options: dict, fed: Federation, start: dict, draws, epochs: float
+) -> dict:
     """`draws(t) -> reporting clients`; returns everything the method keeps, in float64."""
     images = (np.asarray(fed.x, np.float64) / 255 - fed.mean) / fed.std
     images, labels = images.reshape(len(images), -1), np.asarray(fed.y)
@@ -44,7 +61,13 @@ def reference(method: str, options: dict, fed: Federation, start: dict, draws, e
 
     def train(w, t, k, salt=0, epochs=epochs, **how):
         how = dict(momentum=MOMENTUM, decay=DECAY) | how
-        return sgd(w, minibatches(fed, SEED, t, k, batch_size=BATCH, epochs=epochs, salt=salt), images, labels, **how)
+        return sgd(
+            w,
+            minibatches(fed, SEED, t, k, batch_size=BATCH, epochs=epochs, salt=salt),
+            images,
+            labels,
+            **how,
+        )
 
     for t in range(ROUNDS):
         cohort = draws(t)
@@ -52,9 +75,17 @@ def reference(method: str, options: dict, fed: Federation, start: dict, draws, e
         for k in cohort:
             if method == "scaffold":
                 c, ck = control, own[k]
-                end, loss = train(received, t, k, momentum=0.0, correction=lambda w, c=c, ck=ck: each(np.subtract, c, ck))
+                end, loss = train(
+                    received,
+                    t,
+                    k,
+                    momentum=0.0,
+                    correction=lambda w, c=c, ck=ck: each(np.subtract, c, ck),
+                )
                 steps = len(minibatches(fed, SEED, t, k, batch_size=BATCH, epochs=epochs))
-                own[k] = each(lambda ck, c, a, b, s=steps: ck - c + (a - b) / (s * LR), ck, c, received, end)
+                own[k] = each(
+                    lambda ck, c, a, b, s=steps: ck - c + (a - b) / (s * LR), ck, c, received, end
+                )
                 changes.append(each(np.subtract, own[k], ck))
             elif method == "fedprox":
                 end, loss = train(received, t, k, correction=pull(options["mu"], received))
@@ -76,15 +107,19 @@ def reference(method: str, options: dict, fed: Federation, start: dict, draws, e
             continue
         if method == "scaffold":
             average = mean_of(ends, [1] * len(ends))
-            theta = each(lambda old, new: old + options["server_lr"] * (new - old), received, average)
+            theta = each(
+                lambda old, new: old + options["server_lr"] * (new - old), received, average
+            )
             share = len(cohort) / len(sizes)  # n_t / N
-            control = each(lambda c, d: c + share * d, control, mean_of(changes, [1] * len(changes)))
+            control = each(
+                lambda c, d: c + share * d, control, mean_of(changes, [1] * len(changes))
+            )
         else:
             theta = mean_of(ends, [sizes[k] for k in cohort])
     return dict(net=theta, own=own, control=control, loss=np.array(train_loss))
 
 
-# ---- the engine -------------------------------------------------------------------------------------------------
+# ---- the engine ----------------------------------------------------------------------------------
 def federation() -> Federation:
     rng = np.random.RandomState(0)
     total = sum(SIZES) + 6
@@ -165,13 +200,21 @@ def assert_same(ours: dict, theirs: dict, tolerance: float) -> None:
                 )
 
 
-CASES = {"fedavg": {}, "fedprox": {"mu": 0.3}, "scaffold": {"server_lr": 0.7}, "ditto": {"lam": 0.4, "personal_epochs": 1.0}}
+CASES = {
+    "fedavg": {},
+    "fedprox": {"mu": 0.3},
+    "scaffold": {"server_lr": 0.7},
+    "ditto": {"lam": 0.4, "personal_epochs": 1.0},
+}
 
 
-@pytest.mark.parametrize(("epochs", "chunk"), [(2.0, 1), (1.5, COHORT)], ids=["2 epochs", "1.5 epochs side by side"])
+@pytest.mark.parametrize(
+    ("epochs", "chunk"), [(2.0, 1), (1.5, COHORT)], ids=["2 epochs", "1.5 epochs side by side"]
+)
 @pytest.mark.parametrize("method", CASES)
 def test_three_rounds_in_double_precision(method, epochs, chunk):
-    """Θ, and whatever the method keeps (c, c_k, v_k), with everybody reporting and with failures."""
+    """Θ, and whatever the method keeps (c, c_k, v_k), with everybody reporting and with
+    failures."""
     options, fed = CASES[method], federation()
     with jax.enable_x64(True):
         sim, start = engine(method, epochs, jnp.float64, chunk)
@@ -179,7 +222,12 @@ def test_three_rounds_in_double_precision(method, epochs, chunk):
             failed = [reporting(participation(), SEED, t, dropout)[1] for t in range(ROUNDS)]
             assert any(failed) == (dropout > 0)
             theirs = reference(
-                method, options, fed, initial(), lambda t, p=dropout: reporting(participation(), SEED, t, p)[0], epochs
+                method,
+                options,
+                fed,
+                initial(),
+                lambda t, p=dropout: reporting(participation(), SEED, t, p)[0],
+                epochs,
             )
             data = sim.data._replace(dropout=np.float64(dropout))
             state, logs, _ = sim.run(start(), data, jnp.int32(ROUNDS))
@@ -190,7 +238,8 @@ def test_three_rounds_in_double_precision(method, epochs, chunk):
             np.testing.assert_allclose(logs["train_loss"], theirs["loss"], atol=1e-9)
             np.testing.assert_array_equal(logs["dropped"], [len(f) for f in failed])
         moved = max(
-            np.abs(a["kernel"] - b["kernel"]).max() for a, b in ((ours["net"][name], initial()[name]) for name in LAYERS)
+            np.abs(a["kernel"] - b["kernel"]).max()
+            for a, b in ((ours["net"][name], initial()[name]) for name in LAYERS)
         )
         assert moved > 1e-2  # the comparison is not of two standstills
 
@@ -199,7 +248,9 @@ def test_three_rounds_in_double_precision(method, epochs, chunk):
 def test_three_rounds_in_single_precision(method):
     options, fed = CASES[method], federation()
     sim, start = engine(method, 2.0, jnp.float32, 1)
-    theirs = reference(method, options, fed, initial(), lambda t: reporting(participation(), SEED, t)[0], 2.0)
+    theirs = reference(
+        method, options, fed, initial(), lambda t: reporting(participation(), SEED, t)[0], 2.0
+    )
     state, _, _ = sim.run(start(), sim.data, jnp.int32(ROUNDS))
     ours = kept(method, state)
     assert ours["net"]["fc"]["kernel"].dtype == np.float32
@@ -208,7 +259,8 @@ def test_three_rounds_in_single_precision(method):
 
 @pytest.mark.parametrize(("method", "chunk"), [("scaffold", COHORT), ("ditto", 1)])
 def test_who_does_not_report_changes_nothing(method, chunk):
-    """Everybody fails: the whole State stands still but for the round. One fails: its own row stands still, exactly."""
+    """Everybody fails: the whole State stands still but for the round. One fails: its own row
+    stands still, exactly."""
     sim, start = engine(method, 2.0, jnp.float32, chunk)
     before = jax.tree.map(np.asarray, start())
     after, _, _ = sim.run(start(), sim.data._replace(dropout=np.float32(1)), jnp.int32(ROUNDS))
@@ -233,15 +285,22 @@ def test_local_only_is_everybody_for_himself():
     for t in range(ROUNDS):
         for k in reporting(participation(), SEED, t)[0]:
             batches = minibatches(fed, SEED, t, k, batch_size=BATCH, epochs=2.0)
-            own[k], _ = sgd(own[k], batches, images, np.asarray(fed.y), momentum=MOMENTUM, decay=DECAY)
+            own[k], _ = sgd(
+                own[k], batches, images, np.asarray(fed.y), momentum=MOMENTUM, decay=DECAY
+            )
     with jax.enable_x64(True):
         sim, start = engine("local", 2.0, jnp.float64, 1)
         state, _, _ = sim.run(start(), sim.data, jnp.int32(ROUNDS))
-        assert_same(dict(own=jax.tree.map(np.asarray, state.clients.resident["params"])), dict(own=own), 1e-9)
+        assert_same(
+            dict(own=jax.tree.map(np.asarray, state.clients.resident["params"])),
+            dict(own=own),
+            1e-9,
+        )
 
 
 def test_fine_tuning_is_training_from_the_global_model():
-    """`fedavg_ft`: a client's own model is Θ after ft_epochs on its rows, at the round's learning rate."""
+    """`fedavg_ft`: a client's own model is Θ after ft_epochs on its rows, at the round's learning
+    rate."""
     from fedjax_sim.engine.round import TRAIN
     from fedjax_sim.methods.fedavg import FINE_TUNE
     from fedjax_sim.types import Client, Ctx
@@ -254,7 +313,9 @@ def test_fine_tuning_is_training_from_the_global_model():
         sim, start = engine("fedavg_ft", 2.0, jnp.float64, 1, ft_epochs=3.0)
         key = jax.random.fold_in(stage_key(SEED, 0, TRAIN), k)
         ctx = Ctx(jnp.int32(k), key, jnp.int32(0), jnp.float64(2.0), jnp.float64(LR))
-        tune = jax.jit(lambda server, data: sim.method.personal(sim.open(data), server, Client(), ctx))
+        tune = jax.jit(
+            lambda server, data: sim.method.personal(sim.open(data), server, Client(), ctx)
+        )
         net = tune(start().server, sim.data)
         assert_same(dict(net=jax.tree.map(np.asarray, net["params"])), dict(net=want), 1e-9)
 
@@ -266,5 +327,7 @@ def test_gradients_of_the_reference_by_finite_differences():
     _, grads = gradients(params, x, y)
     direction = each(lambda a: rng.normal(size=a.shape), params)
     step = lambda h: gradients(each(lambda w, d: w + h * d, params, direction), x, y)[0]
-    slope = sum((grads[n][leaf] * direction[n][leaf]).sum() for n in LAYERS for leaf in ("kernel", "bias"))
+    slope = sum(
+        (grads[n][leaf] * direction[n][leaf]).sum() for n in LAYERS for leaf in ("kernel", "bias")
+    )
     np.testing.assert_allclose((step(1e-6) - step(-1e-6)) / 2e-6, slope, rtol=1e-6)

@@ -1,4 +1,5 @@
-"""The personalised methods: reductions to FedAvg, learning at their defaults, layouts, bad options."""
+"""The personalised methods: reductions to FedAvg, learning at their defaults, layouts, bad
+options."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ from fedjax_sim.types import Env, State
     ],
 )
 def test_without_its_mixture_is_fedavg(name, options, personal):
-    """Uploads and the global model are FedAvg's, and the personal model is what the client trained."""
+    """Uploads and the global model are FedAvg's, and the personal model is what the client
+    trained."""
     want, ids, uploads = after_rounds(simulation("fedavg"))
     got, same, mine = after_rounds(simulation(name, **options))
     assert np.array_equal(ids, same)
@@ -46,7 +48,8 @@ def test_without_its_mixture_is_fedavg(name, options, personal):
 
 @functools.cache
 def skewed() -> Federation:
-    """The tiny federation with two of three classes per client, told apart by a pattern; same shapes, so same programs."""
+    """The tiny federation with two of three classes per client, told apart by a pattern; same
+    shapes, so same programs."""
     fed, rng = tiny.federation(), np.random.default_rng(5)
     y = np.array(fed.y)
     for i in range(N):
@@ -57,9 +60,12 @@ def skewed() -> Federation:
     return dataclasses.replace(fed, x=x.astype(np.float32), y=y)
 
 
-@pytest.mark.parametrize("name", ["fedper", "fedrep", "fedbabu", "apfl", "perfedavg", "pfedme", "fedrod", "fedphp"])
+@pytest.mark.parametrize(
+    "name", ["fedper", "fedrep", "fedbabu", "apfl", "perfedavg", "pfedme", "fedrod", "fedphp"]
+)
 def test_defaults_learn(name):
-    """Ten rounds with default options: clients' own predictors lose much less than at the start, and nearly all is right."""
+    """Ten rounds with default options: clients' own predictors lose much less than at the start,
+    and nearly all is right."""
     sim = simulation(name)
     data = make_data(sim.stages, skewed())
     state, _ = start(sim)
@@ -104,7 +110,8 @@ SEVEN = ("fedamp", "fedfomo", "fedpac", "fedala", "fedas", "pfedfda", "fedcp")
 
 @functools.cache
 def two_of_four() -> Federation:
-    """Six clients with two of four classes each, 20 to 40 training rows: something to personalise, unlike in `tiny`."""
+    """Six clients with two of four classes each, 20 to 40 training rows: something to personalise,
+    unlike in `tiny`."""
     rng = np.random.default_rng(11)
     patterns, y = rng.normal(size=(4, 6, 6, 1)), []
     rows: dict[str, list] = {"train": [], "val": [], "test": []}
@@ -118,13 +125,16 @@ def two_of_four() -> Federation:
 
 @pytest.mark.parametrize("name", SEVEN)
 def test_default_options_learn(name):
-    """Ten rounds: four of five test examples right (local training: 0.95), where a guess is right in one of four."""
+    """Ten rounds: four of five test examples right (local training: 0.95), where a guess is right
+    in one of four."""
     fed, method = two_of_four(), make_method(name)
     model = models.build("mlp", fed.shape, 4, hidden=(16,))
     model = method.extend(model)
     env = Env(model, losses.make_loss("ce", 4), optim.Sgd(0.9, 5e-4), N, 4, 10, 2.0, 2.0, rounds=10)
     who, lr = Participation(4, 4, tuple(range(N))), optim.schedule("constant", 0.05, 10)
-    sim = simulate(method, env, fed, who, lr=lr, evaluations=("personal",), eval_every=10, capacity=1)
+    sim = simulate(
+        method, env, fed, who, lr=lr, evaluations=("personal",), eval_every=10, capacity=1
+    )
     state, data = start(sim)
     score = sim.adapt if method.adapts else sim.evaluate
     before = score(state, data)["personal"]
@@ -136,7 +146,8 @@ def test_default_options_learn(name):
 
 @pytest.mark.parametrize("name", ["fedamp", "fedfomo", "fedala", "fedas"])
 def test_layouts_agree_after_round_one(name):
-    """Two lanes on each of two devices, from a state that has moved: peers' rows, loops of unequal length."""
+    """Two lanes on each of two devices, from a state that has moved: peers' rows, loops of unequal
+    length."""
     base, other = simulation(name), simulation(name, chunk=2, devices=2)
     ends = []
     for sim in (base, other):
@@ -160,7 +171,8 @@ def test_rows_on_the_host(name):
 
 @pytest.mark.parametrize("name", SEVEN)
 def test_resnet_with_local_statistics_traces(name):
-    """Every model: a round and the clients' predictors fit together, private BatchNorm statistics included."""
+    """Every model: a round and the clients' predictors fit together, private BatchNorm statistics
+    included."""
     for local in (True, False):
         sim = engine(make_method(name), (0, 1), model="resnet18", bn_local=local)
         net = jax.eval_shape(sim.env.model.init, jax.random.key(0))
@@ -175,7 +187,9 @@ def test_resnet_with_local_statistics_traces(name):
             )
 
         assert jax.eval_shape(predictions, state, sim.data).shape == (3, tiny.CLASSES)
-        assert jax.tree.map(lambda a: (a.shape, a.dtype), after) == jax.tree.map(lambda a: (a.shape, a.dtype), state)
+        assert jax.tree.map(lambda a: (a.shape, a.dtype), after) == jax.tree.map(
+            lambda a: (a.shape, a.dtype), state
+        )
 
 
 def shapes_of(sim: Simulation, net):

@@ -1,4 +1,5 @@
-"""pFedRLLA against NumPy, against the rules it contains, against forced agents; its regimes and its rewards."""
+"""pFedRLLA against NumPy, against the rules it contains, against forced agents; its regimes and its
+rewards."""
 
 from __future__ import annotations
 
@@ -55,8 +56,17 @@ def varied(kind, method):
     return kind(**{one.name: getattr(method, one.name) for one in dataclasses.fields(method)})
 
 
-def simulation(method=None, participants: int = M, chunk: int = 1, devices: int = 1, stored="all", started=(), **options):
-    """A small net whose body is fc1 and whose head is fc; options of pfedrlla unless a method is given."""
+def simulation(
+    method=None,
+    participants: int = M,
+    chunk: int = 1,
+    devices: int = 1,
+    stored="all",
+    started=(),
+    **options,
+):
+    """A small net whose body is fc1 and whose head is fc; options of pfedrlla unless a method is
+    given."""
     fed = tiny.federation()
     method = method or make_method("pfedrlla", **{**SMALL, **options})
     env = Env(
@@ -75,7 +85,16 @@ def simulation(method=None, participants: int = M, chunk: int = 1, devices: int 
     layout: Layout = make_layout(chunk, devices)
     rate = optim.schedule("constant", 0.05, 8)
     return simulate(
-        method, env, fed, everyone, layout, lr=rate, evaluations=("resident",), eval_every=2, capacity=2, stored=stored
+        method,
+        env,
+        fed,
+        everyone,
+        layout,
+        lr=rate,
+        evaluations=("resident",),
+        eval_every=2,
+        capacity=2,
+        stored=stored,
     )
 
 
@@ -113,9 +132,10 @@ def numpy_tree(tree):
     return jax.tree.map(np.asarray, tree)
 
 
-# ---- the mixture ------------------------------------------------------------------------------------------------------
+# ---- the mixture ---------------------------------------------------------------------------------
 def test_mixture_is_a_double_loop(moved):
-    """Body by ρ_j = n_j / (n_k + Σ n), head by the action, over the previous participants and the client itself."""
+    """Body by ρ_j = n_j / (n_k + Σ n), head by the action, over the previous participants and the
+    client itself."""
     sim, state, data = moved
     told, mixtures = announced(sim)(state, data)
     previous, n = np.asarray(state.server.previous), np.asarray(data.fed.size["train"])
@@ -131,7 +151,9 @@ def test_mixture_is_a_double_loop(moved):
                 for place, j in enumerate([*previous, k]):
                     weight = n[j] / total if group == "fc1" else action[place]
                     want[group][leaf] = want[group][leaf] + weight * bank[group][leaf][j]
-        assert_close(want, jax.tree.map(lambda a, s=slot: np.asarray(a[s]), mixtures["params"]), 1e-5)
+        assert_close(
+            want, jax.tree.map(lambda a, s=slot: np.asarray(a[s]), mixtures["params"]), 1e-5
+        )
 
 
 def test_first_round_mixes_its_own_cohort(scratch):
@@ -143,7 +165,9 @@ def test_first_round_mixes_its_own_cohort(scratch):
 
 def test_who_failed_to_report_counts_nothing(moved):
     sim, state, data = moved
-    missing = state._replace(server=state.server._replace(reported=jnp.array([True, False, False, True])))
+    missing = state._replace(
+        server=state.server._replace(reported=jnp.array([True, False, False, True]))
+    )
     told = announced(sim)(missing, data)[0]
     weights = np.asarray(told.slots.plan.weights)  # [M, G, m+1]
     assert (weights[:, :, 1:3] == 0).all() and (weights[:, :, [0, 3, 4]] > 0).all()
@@ -155,15 +179,23 @@ def test_who_failed_to_report_counts_nothing(moved):
 def test_rules_sum_to_one(rule):
     sizes, action = jnp.array([3.0, 5.0, 2.0, 7.0]), jnp.array([0.1, 0.0, 0.3, 0.6])
     for usable in ([True, False, True, True], [False, False, False, True]):
-        found = np.asarray(part_weights(rule, jnp.array([0.4, 0.0, 0.0, 0.6]), sizes, jnp.array(usable)))
+        found = np.asarray(
+            part_weights(rule, jnp.array([0.4, 0.0, 0.0, 0.6]), sizes, jnp.array(usable))
+        )
         assert abs(found.sum() - 1) < 1e-6
         assert rule == "agent" or (found[~np.array(usable)] == 0).all()
     found = np.asarray(part_weights(rule, action, sizes, jnp.ones(4, bool)))
-    want = {"weighted": sizes / 17, "agent": action, "even": [0.25] * 4, "mean": [1 / 3] * 3 + [0], "local": [0, 0, 0, 1]}
+    want = {
+        "weighted": sizes / 17,
+        "agent": action,
+        "even": [0.25] * 4,
+        "mean": [1 / 3] * 3 + [0],
+        "local": [0, 0, 0, 1],
+    }
     np.testing.assert_allclose(found, want[rule], atol=1e-6)
 
 
-# ---- what it reduces to -----------------------------------------------------------------------------------------------
+# ---- what it reduces to --------------------------------------------------------------------------
 def rounds_of(sim, count=3):
     state, data = start(sim)
     for _ in range(count):
@@ -172,7 +204,8 @@ def rounds_of(sim, count=3):
 
 
 def test_own_weight_alone_is_local_training():
-    """Every agent's weight on oneself, bodies at home: after the same first training, the uploads of local training."""
+    """Every agent's weight on oneself, bodies at home: after the same first training, the uploads
+    of local training."""
     alone = lambda observation: jnp.zeros(M + 1).at[-1].set(1.0)
     options = dict(SMALL, body="local", initial_training=False)
     ours = simulation(forced(make_method("pfedrlla", **options), alone))
@@ -183,7 +216,8 @@ def test_own_weight_alone_is_local_training():
 
 
 def test_size_weights_everywhere_are_the_weighted_rule():
-    """An agent that says n_j / Σ n for the whole net does what body = head = weighted does without an agent."""
+    """An agent that says n_j / Σ n for the whole net does what body = head = weighted does without
+    an agent."""
     weighted = simulation(make_method("pfedrlla", body="weighted", head="weighted"))
     asked = make_method("pfedrlla", **{**SMALL, "body": "agent"})
 
@@ -200,7 +234,8 @@ def test_size_weights_everywhere_are_the_weighted_rule():
 
 
 def test_everybody_trains_before_round_one(scratch):
-    """The start of client k is local training from the common model; without it, the common model."""
+    """The start of client k is local training from the common model; without it, the common
+    model."""
     state, data = start(scratch)
     bank = numpy_tree(state.clients.resident["params"]["fc1"]["kernel"])
     assert all((bank[i] != bank[j]).any() for i in range(N) for j in range(i))
@@ -209,7 +244,9 @@ def test_everybody_trains_before_round_one(scratch):
     assert close(jax.tree.map(lambda a: a[2], start(plain)[0].clients.resident), net)
     broken = dataclasses.replace(data.fed, x=np.full_like(data.fed.x, np.nan))
     sick = dataclasses.replace(scratch, init=simulate_start(scratch, broken))
-    assert close(jax.tree.map(lambda a: a[2], sick.init(0, net).clients.resident), net)  # kept, as others mix it
+    assert close(
+        jax.tree.map(lambda a: a[2], sick.init(0, net).clients.resident), net
+    )  # kept, as others mix it
 
 
 def simulate_start(sim, fed):
@@ -218,9 +255,10 @@ def simulate_start(sim, fed):
     return lambda seed, net: begin(sim.stages, sim.data._replace(fed=fed), seed, net)
 
 
-# ---- the reward -------------------------------------------------------------------------------------------------------
+# ---- the reward ----------------------------------------------------------------------------------
 def test_reward_is_the_papers(moved):
-    """r1, r2, r3 from NumPy: accuracies of w_DRL on validation rows before and after the mixture, V_k from cosines."""
+    """r1, r2, r3 from NumPy: accuracies of w_DRL on validation rows before and after the mixture,
+    V_k from cosines."""
     sim, state, data = moved
     (told, mixtures), (_, log, _, _) = announced(sim)(state, data), sim.examine(state, data)
     fed = data.fed
@@ -232,13 +270,15 @@ def test_reward_is_the_papers(moved):
             jax.tree.map(lambda a, i=i: np.asarray(a[i]), t["params"])
             for t, i in ((mixtures, slot), (state.clients.own.second, k))
         )
-        # one update of the agent has happened, at which every client copies the body at its next participation
+        # one update of the agent has happened, at which every client copies the body at its next
+        # participation
         body = mixed["fc1"] if int(state.clients.own.version[k]) < 1 else second["fc1"]
         rows = fed.client_rows(k, "val")
         x, y = np.asarray(fed.x)[rows].reshape(len(rows), -1), np.asarray(fed.y)[rows]
         hidden = np.maximum(x @ body["kernel"] + body["bias"], 0)
         before, now = (
-            ((hidden @ head["kernel"] + head["bias"]).argmax(1) == y).mean() for head in (second["fc"], mixed["fc"])
+            ((hidden @ head["kernel"] + head["bias"]).argmax(1) == y).mean()
+            for head in (second["fc"], mixed["fc"])
         )
         own = np.asarray(told.observed[slot], np.float64)[-6:]
         near = [(own @ x / np.linalg.norm(own) / np.linalg.norm(x) + 1) / 2 for x in e] + [1.0]
@@ -251,54 +291,85 @@ def test_reward_is_the_papers(moved):
 def test_similarities_and_forms():
     e, others = jnp.array([1.0, 0.0]), jnp.array([[0.0, 2.0], [-1.0, 0.0], [3.0, 0.0]])
     usable = jnp.array([True, True, False, True])
-    np.testing.assert_allclose(preferred(e, others, usable, "paper"), np.array([0.5, 0, 0, 1]) / 1.5, atol=1e-6)
+    np.testing.assert_allclose(
+        preferred(e, others, usable, "paper"), np.array([0.5, 0, 0, 1]) / 1.5, atol=1e-6
+    )
     far = np.array(
         [0 + 3, -1 + 2, 0]
     )  # cosines plus L1 distances of who counts, itself last: as the authors' code adds them
     near = np.exp(-(far + 1e-4) / (3 + 1e-4))
-    np.testing.assert_allclose(preferred(e, others, usable, "code")[jnp.array([0, 1, 3])], near / near.sum(), atol=1e-6)
+    np.testing.assert_allclose(
+        preferred(e, others, usable, "code")[jnp.array([0, 1, 3])], near / near.sum(), atol=1e-6
+    )
     action, wanted = jnp.array([0.5, 0.5]), jnp.array([1.0, 0.0])
     assert float(terms(0.7, 0.5, action, wanted, 0.7, "paper")[2]) == -0.5
-    np.testing.assert_allclose(terms(0.7, 0.5, action, wanted, 0.7, "code"), (0.0, 0.2, -np.sqrt(0.5)), atol=1e-6)
+    np.testing.assert_allclose(
+        terms(0.7, 0.5, action, wanted, 0.7, "code"), (0.0, 0.2, -np.sqrt(0.5)), atol=1e-6
+    )
 
 
 def test_switches_of_the_reward():
-    """Weights of the reward, acc_tar, the previous accuracy, the baseline: each changes the reward as its formula says."""
+    """Weights of the reward, acc_tar, the previous accuracy, the baseline: each changes the reward
+    as its formula says."""
     even = lambda observation: jnp.full(M + 1, 1 / (M + 1))
-    every = {"beta1": 2.0, "beta2": 0.5, "beta3": 5.0, "acc_tar": 0.5, "acc_pre": "previous", "reward_baseline": True}
+    every = {
+        "beta1": 2.0,
+        "beta2": 0.5,
+        "beta3": 5.0,
+        "acc_tar": 0.5,
+        "acc_pre": "previous",
+        "reward_baseline": True,
+    }
     sim = simulation(forced(make_method("pfedrlla", **SMALL, regime="finetune", **every), even))
     state, data = start(sim)
     state = sim.examine(state, data)[0]
     _, log, ids, _ = sim.examine(state, data)
     # a second participation starts from the accuracy after the first mixture
-    assert abs(float(log["val_before"]) - np.asarray(state.clients.own.last)[np.asarray(ids)].mean()) < 1e-6
+    assert (
+        abs(float(log["val_before"]) - np.asarray(state.clients.own.last)[np.asarray(ids)].mean())
+        < 1e-6
+    )
     # with the baseline the mean of β1 r1 is 0, whatever acc_tar is
     assert abs(float(log["reward"]) - float(0.5 * log["r2"] + 5 * log["r3"])) < 1e-5
     assert float(log["r1"]) > float(jnp.exp(-0.5)) - 1 - 1e-6  # acc ≥ 0 and acc_tar = 0.5
 
 
-# ---- regimes ----------------------------------------------------------------------------------------------------------
+# ---- regimes -------------------------------------------------------------------------------------
 def test_schedules_are_the_papers():
-    """Appendix G: the encoder in every round to 50, then every 10; the agent's updates are what w_DRL is told."""
+    """Appendix G: the encoder in every round to 50, then every 10; the agent's updates are what
+    w_DRL is told."""
     plan = Schedule("scratch", 50, 10)
     due = [r + 1 for r in range(100) if bool(plan.encoder_due(jnp.int32(r)))]
     assert due == [*range(1, 51), 60, 70, 80, 90, 100]
-    assert [int(plan.versions(jnp.int32(r))) for r in (0, 49, 50, 59, 60, 69, 70)] == [0, 0, 0, 0, 1, 1, 2]
+    assert [int(plan.versions(jnp.int32(r))) for r in (0, 49, 50, 59, 60, 69, 70)] == [
+        0,
+        0,
+        0,
+        0,
+        1,
+        1,
+        2,
+    ]
 
 
 def test_pretraining_keeps_bodies_at_home():
     sim = simulation(regime="pretrain", random_rounds=0)
     state, data = start(sim)
     told = announced(sim)(state, data)[0]
-    np.testing.assert_array_equal(told.slots.plan.weights[:, 0], np.eye(M + 1)[[M] * M])  # fc1: only its own
+    np.testing.assert_array_equal(
+        told.slots.plan.weights[:, 0], np.eye(M + 1)[[M] * M]
+    )  # fc1: only its own
     assert (np.asarray(told.slots.plan.take) == [0, 1]).all() and state.clients.own.second == ()
     before = state.server.encoder
     state = sim.examine(state, data)[0]
-    assert int(state.server.encoder.rounds) == 1 and not same_bits(before.params, state.server.encoder.params)
+    assert int(state.server.encoder.rounds) == 1 and not same_bits(
+        before.params, state.server.encoder.params
+    )
 
 
 def test_second_model_moves_when_the_agent_has_learned():
-    """w_DRL: the head of every mixture; the body only at the first participation after an update of the agent."""
+    """w_DRL: the head of every mixture; the body only at the first participation after an update of
+    the agent."""
     sim = simulation(random_rounds=1, every=3)  # the agent learns in rounds 3, 6, …
     state, data = start(sim)
     second = lambda s, g: numpy_tree(s.clients.own.second["params"][g]["kernel"])
@@ -318,17 +389,27 @@ def test_second_model_moves_when_the_agent_has_learned():
 
 def test_a_pretrained_agent_is_fine_tuned(tmp_path, capsys):
     """train writes a run directory; run takes agent and encoder over and says what is missing."""
-    common = "--model mlp --set model.hidden=5 --clients 6 --participation 0.5 --epochs 1 --protocol pfedrlla --quiet "
-    common += "--devices 1 --chunk 1 --dataset synthetic:shape=6x6x1,classes=3,train=120,test=30 --evaluate resident "
+    common = (
+        "--model mlp --set model.hidden=5 --clients 6 --participation 0.5 --epochs 1 --protocol"
+        " pfedrlla --quiet "
+    )
     common += (
-        "--set pfedrlla.side=4 --set pfedrlla.embedding=6 --set pfedrlla.agent.batch=4 --set pfedrlla.agent.capacity=64"
+        "--devices 1 --chunk 1 --dataset synthetic:shape=6x6x1,classes=3,train=120,test=30"
+        " --evaluate resident "
+    )
+    common += (
+        "--set pfedrlla.side=4 --set pfedrlla.embedding=6 --set pfedrlla.agent.batch=4 --set"
+        " pfedrlla.agent.capacity=64"
     )
     first, second = tmp_path / "first", tmp_path / "second"
     words = f"train pfedrlla --rounds 4 --set pfedrlla.random_rounds=2 --out {first} {common}"
     assert main(words.split()) == 0
     parts = "agent.learner,agent.rounds,server.encoder,server.frame"
     assert f"--start-from {first}:{parts}" in capsys.readouterr().out
-    words = f"run pfedrlla --rounds 2 --set pfedrlla.random_rounds=2 --out {second} {common} --start-from {first}"
+    words = (
+        f"run pfedrlla --rounds 2 --set pfedrlla.random_rounds=2 --out {second} {common}"
+        f" --start-from {first}"
+    )
     assert main([*words.split()[:-1], f"{first}:{parts}"]) == 0
     from fedjax_sim.runner.execute import resume
 
@@ -337,9 +418,20 @@ def test_a_pretrained_agent_is_fine_tuned(tmp_path, capsys):
     assert result.state.clients.own.second == ()  # fine-tuning compares real models, on resume too
     assert int(result.state.agent.replay.size) <= 3 * 3  # its own experience alone
     for wrong in ("agent", "agent,server.encoder", "agent.learner,agent.rounds,server"):
-        assert main([*words.replace(str(second), str(tmp_path / "third")).split()[:-1], f"{first}:{wrong}"]) == 2
+        assert (
+            main(
+                [
+                    *words.replace(str(second), str(tmp_path / "third")).split()[:-1],
+                    f"{first}:{wrong}",
+                ]
+            )
+            == 2
+        )
         said = capsys.readouterr().err
-        assert "sees through its encoder and the encoder's frame" in said and f"allowed: RUN:{parts}" in said
+        assert (
+            "sees through its encoder and the encoder's frame" in said
+            and f"allowed: RUN:{parts}" in said
+        )
     assert main(["train", "fedavg"]) == 2
     assert "has no agent to train; allowed: fedpolicy, qbandit, pfedrlla" in capsys.readouterr().err
 
@@ -359,12 +451,19 @@ def test_mistakes_are_sentences():
     fed = tiny.federation()
     without = dataclasses.replace(fed, rows={k: v for k, v in fed.rows.items() if k != "val"})
     with pytest.raises(UserError, match="allowed: --protocol pfedrlla"):
-        simulate(make_method("pfedrlla"), simulation().env, without, Participation(M, M, tuple(range(N))), lr=lambda t: t)
+        simulate(
+            make_method("pfedrlla"),
+            simulation().env,
+            without,
+            Participation(M, M, tuple(range(N))),
+            lr=lambda t: t,
+        )
 
 
-# ---- layouts ----------------------------------------------------------------------------------------------------------
+# ---- layouts -------------------------------------------------------------------------------------
 def test_two_devices_and_host_rows_give_the_same(moved):
-    """The same uploads to 1e-5 on two devices; `--state-on host` the same States; a round reads m rows, not all."""
+    """The same uploads to 1e-5 on two devices; `--state-on host` the same States; a round reads m
+    rows, not all."""
     from fedjax_sim.engine.host_rows import on_host, place
 
     sim, state, data = moved
@@ -373,9 +472,13 @@ def test_two_devices_and_host_rows_give_the_same(moved):
     there = start(two)
     where = jax.tree.map(lambda a: a.sharding, there[0])
     got = two.examine(jax.device_put(numpy_tree(state), where), there[1])
-    assert close(want[3], got[3]) and close(want[0].clients, jax.tree.map(lambda a: a[:N], got[0].clients))
+    assert close(want[3], got[3]) and close(
+        want[0].clients, jax.tree.map(lambda a: a[:N], got[0].clients)
+    )
     host = on_host(simulation(random_rounds=1, every=1, stored="cohort"))
-    far, inputs = place(host.layout, host.init(0, host.env.model.init(jax.random.key(0))), host.data)
+    far, inputs = place(
+        host.layout, host.init(0, host.env.model.init(jax.random.key(0))), host.data
+    )
     near, data = start(sim)
     for _ in range(3):
         near, far = sim.examine(near, data)[0], host.round(far, inputs)[0]
@@ -384,7 +487,8 @@ def test_two_devices_and_host_rows_give_the_same(moved):
 
 
 def test_devices_share_out_the_decoder(monkeypatch):
-    """Half of its columns each, round after round, and the same encoder as on one device; another one is whole on both."""
+    """Half of its columns each, round after round, and the same encoder as on one device; another
+    one is whole on both."""
     from fedjax_sim.methods.pfedrlla import encoder as module
 
     one, whole = simulation(), start(simulation(devices=2))[0].server.encoder
@@ -393,23 +497,38 @@ def test_devices_share_out_the_decoder(monkeypatch):
     states = [start(sim) for sim in (one, two)]
     place = jax.tree.map(lambda a: a.sharding, states[1][0].server)
     for _ in range(3):
-        states = [(sim.run(state, data, 1)[0], data) for sim, (state, data) in zip((one, two), states, strict=True)]
+        states = [
+            (sim.run(state, data, 1)[0], data)
+            for sim, (state, data) in zip((one, two), states, strict=True)
+        ]
     near, far = (state.server.encoder for state, _ in states)
     assert_close(near.params, numpy_tree(far.params), 1e-4)
-    held = lambda encoder: encoder.params["params"]["up_0"]["cell"]["hi"]["kernel"].addressable_shards[1].data.shape
+    held = lambda encoder: (
+        encoder.params["params"]["up_0"]["cell"]["hi"]["kernel"].addressable_shards[1].data.shape
+    )
     assert held(whole) == (16, 16) and held(far) == (16, 8)
     same_place = lambda a, where: a.sharding.is_equivalent_to(where, a.ndim)
-    assert all(jax.tree.leaves(jax.tree.map(same_place, states[1][0].server, place)))  # as the compiled program takes it
+    assert all(
+        jax.tree.leaves(jax.tree.map(same_place, states[1][0].server, place))
+    )  # as the compiled program takes it
 
 
 def test_a_round_needs_the_state_and_the_rows_it_reads():
-    """Beside a bank of 120 models, a compiled round holds room for a few of them: no second bank, no copy of the first."""
+    """Beside a bank of 120 models, a compiled round holds room for a few of them: no second bank,
+    no copy of the first."""
     fed = prepare_many(120)
-    method = make_method("pfedrlla", **{**SMALL, "head_layers": "all_fc", "regime": "finetune", "initial_training": False})
+    method = make_method(
+        "pfedrlla",
+        **{**SMALL, "head_layers": "all_fc", "regime": "finetune", "initial_training": False},
+    )
     net = build("mlp", fed.shape, fed.classes, hidden=(256,))
-    env = Env(net, losses.make_loss("ce", fed.classes), optim.Sgd(0.9, 0.0), 120, M, 8, 1.0, 1.0, rounds=8)
+    env = Env(
+        net, losses.make_loss("ce", fed.classes), optim.Sgd(0.9, 0.0), 120, M, 8, 1.0, 1.0, rounds=8
+    )
     who = Participation(M, M, tuple(range(120)))
-    sim = simulate(method, env, fed, who, lr=optim.schedule("constant", 0.05, 8), evaluations=("resident",))
+    sim = simulate(
+        method, env, fed, who, lr=optim.schedule("constant", 0.05, 8), evaluations=("resident",)
+    )
     state, data = start(sim)
     one = sum(a.nbytes for a in jax.tree.leaves(net.init(jax.random.key(0))))
     bank = sum(a.nbytes for a in jax.tree.leaves(state.clients.resident))
@@ -424,8 +543,15 @@ def prepare_many(clients: int):
     from fedjax_sim.data.federation import Federation
 
     rng = np.random.default_rng(5)
-    x, y = rng.standard_normal((clients * 8, 12, 12, 1)).astype(np.float32), rng.integers(0, 3, clients * 8)
+    x, y = (
+        rng.standard_normal((clients * 8, 12, 12, 1)).astype(np.float32),
+        rng.integers(0, 3, clients * 8),
+    )
     rows = np.arange(clients * 8).reshape(clients, 8)
     return Federation.from_arrays(
-        x, y, {"train": list(rows[:, :4]), "val": list(rows[:, 4:6]), "test": list(rows[:, 6:])}, classes=3, name="many"
+        x,
+        y,
+        {"train": list(rows[:, :4]), "val": list(rows[:, 4:6]), "test": list(rows[:, 6:])},
+        classes=3,
+        name="many",
     )

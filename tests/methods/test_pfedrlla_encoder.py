@@ -1,4 +1,5 @@
-"""The encoder of pFedRLLA: projections without the ambiguity of signs, a loss that falls, groups that separate."""
+"""The encoder of pFedRLLA: projections without the ambiguity of signs, a loss that falls, groups
+that separate."""
 
 from __future__ import annotations
 
@@ -10,7 +11,15 @@ import pytest
 
 from fedjax_sim.methods.pfedrlla import encoder as module
 from fedjax_sim.methods.pfedrlla import mhae, pca, project
-from fedjax_sim.methods.pfedrlla.encoder import DECAY, RATE, Mhae, features, follow, make_frame, placed
+from fedjax_sim.methods.pfedrlla.encoder import (
+    DECAY,
+    RATE,
+    Mhae,
+    features,
+    follow,
+    make_frame,
+    placed,
+)
 
 SIDE, WIDE = 8, 24
 
@@ -21,7 +30,8 @@ def some_weights(seed: int = 0, shape=(12, 16)) -> np.ndarray:
 
 
 def by_svd(weights: np.ndarray, side: int) -> np.ndarray:
-    """The definition: left singular vectors of the centred matrix, the entry of largest size positive."""
+    """The definition: left singular vectors of the centred matrix, the entry of largest size
+    positive."""
     matrix = weights.T.reshape(side, -1)  # outputs first, as PyTorch stores a layer
     left, sizes, _ = np.linalg.svd(matrix - matrix.mean(0), full_matrices=True)
     left = left * np.sign(left[np.abs(left).argmax(0), np.arange(side)])
@@ -30,11 +40,14 @@ def by_svd(weights: np.ndarray, side: int) -> np.ndarray:
 
 def test_projection_is_the_svds():
     weights = some_weights()
-    np.testing.assert_allclose(project(jnp.asarray(weights, jnp.float32), SIDE), by_svd(weights, SIDE), atol=2e-4)
+    np.testing.assert_allclose(
+        project(jnp.asarray(weights, jnp.float32), SIDE), by_svd(weights, SIDE), atol=2e-4
+    )
 
 
 def test_projection_knows_no_sign_and_no_scale(monkeypatch):
-    """A solver that returns every vector with the other sign gives the same F; neither the scale nor −A changes it."""
+    """A solver that returns every vector with the other sign gives the same F; neither the scale
+    nor −A changes it."""
     weights = jnp.asarray(some_weights(1), jnp.float32)
     want = project(weights, SIDE)
     np.testing.assert_allclose(project(3 * weights, SIDE), want, atol=1e-4)
@@ -47,7 +60,8 @@ def test_projection_knows_no_sign_and_no_scale(monkeypatch):
 
 @pytest.mark.parametrize("shape", [(12, 16), (60, 16), (12, 10)], ids=["tall", "wide", "uneven"])
 def test_shared_basis_is_the_svds(shape, monkeypatch):
-    """Of 3 nets, through either Gram matrix: F_k = A_k V with NumPy's right singular vectors; no sign of the solver's."""
+    """Of 3 nets, through either Gram matrix: F_k = A_k V with NumPy's right singular vectors; no
+    sign of the solver's."""
     nets = np.stack([some_weights(seed, shape) for seed in range(3)])
     stack = np.stack([w.T.reshape(SIDE, -1) for w in nets])
     stack = stack - stack.mean(1, keepdims=True)
@@ -65,8 +79,13 @@ def test_shared_basis_is_the_svds(shape, monkeypatch):
 
 
 def test_frame_centres_and_follows():
-    """What the encoder reads has mean 0 over clients and the size of singular vectors; a round renews a tenth of it."""
-    params = {"fc": {"kernel": jnp.asarray(np.stack([some_weights(seed) for seed in range(5)]), jnp.float32)}}
+    """What the encoder reads has mean 0 over clients and the size of singular vectors; a round
+    renews a tenth of it."""
+    params = {
+        "fc": {
+            "kernel": jnp.asarray(np.stack([some_weights(seed) for seed in range(5)]), jnp.float32)
+        }
+    }
     frame, seen = make_frame(params, ("fc",), SIDE)
     read = np.asarray(placed(frame, seen))
     np.testing.assert_allclose(read.mean(0), 0, atol=1e-5)
@@ -77,12 +96,15 @@ def test_frame_centres_and_follows():
     want = 0.9 * frame.spread + 0.1 * jnp.square(seen[:2] - moved.centre).mean((0, 2))
     np.testing.assert_allclose(moved.spread, want, rtol=1e-5)
     assert same(frame, follow(frame, seen, jnp.zeros(5, bool)))
-    equal = make_frame(jax.tree.map(lambda a: jnp.broadcast_to(a[:1], a.shape), params), ("fc",), SIDE)
+    equal = make_frame(
+        jax.tree.map(lambda a: jnp.broadcast_to(a[:1], a.shape), params), ("fc",), SIDE
+    )
     assert (np.abs(np.asarray(placed(*equal))) < 1e-2).all()  # before anybody has trained
 
 
 def test_sizes_that_do_not_fit_are_filled_up():
-    """15 weights on a side of 8: two columns with a zero in the last place; directions without weight are 0."""
+    """15 weights on a side of 8: two columns with a zero in the last place; directions without
+    weight are 0."""
     weights = some_weights(2, (5, 3))
     matrix = np.append(weights.T.reshape(-1), 0).reshape(SIDE, 2)
     found = np.asarray(project(jnp.asarray(weights, jnp.float32), SIDE))
@@ -93,7 +115,8 @@ def test_sizes_that_do_not_fit_are_filled_up():
 
 def test_features_are_the_weight_matrices_in_order():
     net = {
-        g: {"kernel": jnp.asarray(some_weights(i), jnp.float32), "bias": jnp.ones(16)} for i, g in enumerate(("fc1", "fc"))
+        g: {"kernel": jnp.asarray(some_weights(i), jnp.float32), "bias": jnp.ones(16)}
+        for i, g in enumerate(("fc1", "fc"))
     }
     found = features(net, ("fc1", "fc"), SIDE)
     assert found.shape == (2, SIDE**2)
@@ -106,7 +129,9 @@ def test_default_sizes_are_the_papers():
     lstm = lambda inputs, hidden: 4 * hidden * (inputs + hidden + 1)
     want = lstm(1024, 128) + lstm(128, 128) + lstm(128, 1024) + lstm(1024, 1024)
     assert sum(a.size for a in jax.tree.leaves(encoder.params)) == want
-    shape = jax.eval_shape(functions.embed, encoder, jax.ShapeDtypeStruct((10, 2, 1024), jnp.float32)).shape
+    shape = jax.eval_shape(
+        functions.embed, encoder, jax.ShapeDtypeStruct((10, 2, 1024), jnp.float32)
+    ).shape
     assert shape == (10, 128)
 
 
@@ -117,10 +142,14 @@ def by_flax(params, x):
 
 @pytest.mark.parametrize("layers, few", [(1, 8), (2, 8), (3, 8), (3, 1)])
 def test_training_is_adam_on_flaxs_gradient(layers, few, monkeypatch):
-    """One step per client in use, in order; gradients as outer products of a few rows, or as matrix products of many."""
+    """One step per client in use, in order; gradients as outer products of a few rows, or as matrix
+    products of many."""
     monkeypatch.setattr(module, "FEW", few)
     functions, rng = mhae(4, 8), np.random.default_rng(layers)
-    x, use = jnp.asarray(rng.standard_normal((5, layers, 16)), jnp.float32), jnp.array([True, False, True, True, False])
+    x, use = (
+        jnp.asarray(rng.standard_normal((5, layers, 16)), jnp.float32),
+        jnp.array([True, False, True, True, False]),
+    )
     start = functions.init(layers)
     params, total = start.params, 0.0
     rule = optax.chain(optax.add_decayed_weights(DECAY), optax.adam(RATE))
@@ -137,22 +166,35 @@ def test_training_is_adam_on_flaxs_gradient(layers, few, monkeypatch):
 
 
 def test_training_needs_no_room_beside_its_state():
-    """Neither a gradient nor a copy of the weights is ever written: 3.9 MB of them, and less than a tenth is needed."""
+    """Neither a gradient nor a copy of the weights is ever written: 3.9 MB of them, and less than a
+    tenth is needed."""
     functions = mhae(16, 64)
     x, use = jax.ShapeDtypeStruct((5, 2, 256), jnp.float32), jax.ShapeDtypeStruct((5,), bool)
     encoder = jax.eval_shape(lambda: functions.init(2))
-    used = jax.jit(functions.train, donate_argnums=0).lower(encoder, x, use).compile().memory_analysis()
+    used = (
+        jax.jit(functions.train, donate_argnums=0)
+        .lower(encoder, x, use)
+        .compile()
+        .memory_analysis()
+    )
     size = sum(a.size * 4 for a in jax.tree.leaves(encoder.params))
     assert used.temp_size_in_bytes < 0.1 * size, used.temp_size_in_bytes / size
 
 
-@pytest.mark.parametrize("side, devices, shared", [(32, 2, True), (32, 4, True), (32, 3, False), (16, 2, False)])
+@pytest.mark.parametrize(
+    "side, devices, shared", [(32, 2, True), (32, 4, True), (32, 3, False), (16, 2, False)]
+)
 def test_what_of_an_encoder_is_shared_out(side, devices, shared):
-    """The decoder's 16 matrices, 8 biases and both moments of each, where they are large and can be cut evenly."""
+    """The decoder's 16 matrices, 8 biases and both moments of each, where they are large and can be
+    cut evenly."""
     encoder = jax.eval_shape(lambda: mhae(side).init(2))
     split = encoder.shared_out(devices)
     assert jax.tree.structure(split) == jax.tree.structure(encoder)
-    chosen = [a.shape for a, yes in zip(jax.tree.leaves(encoder), jax.tree.leaves(split), strict=True) if yes]
+    chosen = [
+        a.shape
+        for a, yes in zip(jax.tree.leaves(encoder), jax.tree.leaves(split), strict=True)
+        if yes
+    ]
     assert chosen.count((1024, 1024)) == 36 * shared and chosen.count((128, 1024)) == 12 * shared
     assert chosen.count((1024,)) == 24 * shared and len(chosen) == 72 * shared
 
@@ -164,15 +206,20 @@ def groups():
     start, centres = rng.standard_normal((WIDE, 16)), 2 * rng.standard_normal((3, WIDE, 16))
     group = np.repeat(np.arange(3), 4)
     heads = start + centres[group] + 0.2 * rng.standard_normal((12, WIDE, 16))
-    seen = jax.jit(jax.vmap(lambda h: features({"fc": {"kernel": h}}, ("fc",), SIDE)))(jnp.asarray(heads, jnp.float32))
+    seen = jax.jit(jax.vmap(lambda h: features({"fc": {"kernel": h}}, ("fc",), SIDE)))(
+        jnp.asarray(heads, jnp.float32)
+    )
     return group, heads, seen
 
 
 @pytest.fixture(scope="module")
 def small():
-    """(functions, compiled train, compiled loss over all clients, compiled embed) of one small autoencoder."""
+    """(functions, compiled train, compiled loss over all clients, compiled embed) of one small
+    autoencoder."""
     functions = mhae(SIDE, 8)
-    whole = jax.jit(lambda params, x: jax.lax.map(lambda one: functions.loss(params, one), x).mean())
+    whole = jax.jit(
+        lambda params, x: jax.lax.map(lambda one: functions.loss(params, one), x).mean()
+    )
     return functions, jax.jit(functions.train), whole, jax.jit(functions.embed)
 
 
@@ -192,7 +239,9 @@ def test_loss_falls_and_only_used_clients_teach(groups, small):
 
 
 def same(a, b) -> bool:
-    return all(np.array_equal(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
+    return all(
+        np.array_equal(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    )
 
 
 def test_embedding_is_the_sum_and_deterministic(groups, small):
@@ -209,5 +258,7 @@ def test_pca_is_numpys(groups):
     rows = heads.reshape(12, -1)
     left, sizes, _ = np.linalg.svd(rows - rows.mean(0), full_matrices=False)
     np.testing.assert_allclose(
-        np.abs(pca(jnp.asarray(rows, jnp.float32), 3)), np.abs(left[:, :3] * sizes[:3]), atol=1e-2 * sizes[0]
+        np.abs(pca(jnp.asarray(rows, jnp.float32), 3)),
+        np.abs(left[:, :3] * sizes[:3]),
+        atol=1e-2 * sizes[0],
     )

@@ -1,4 +1,5 @@
-"""pFedRLLA's agent in another run and among other peers: what it takes along, whose order it does not see, its aims."""
+"""pFedRLLA's agent in another run and among other peers: what it takes along, whose order it does
+not see, its aims."""
 
 from __future__ import annotations
 
@@ -21,9 +22,13 @@ from fedjax_sim.runner.prepare import prepare
 
 
 def config(**more):
-    options = {"side": 4, "embedding": 6, "agent.batch": 4, "agent.capacity": 64, "random_rounds": 2} | more.pop(
-        "options", {}
-    )
+    options = {
+        "side": 4,
+        "embedding": 6,
+        "agent.batch": 4,
+        "agent.capacity": 64,
+        "random_rounds": 2,
+    } | more.pop("options", {})
     return (
         dict(
             model="mlp",
@@ -54,15 +59,23 @@ def trained(tmp_path_factory):
 
 
 def test_the_actor_says_the_same_of_the_same_heads(trained):
-    """Round 1 of a run on another partition, with --start-from: its weights are those that the pre-trained encoder, frame
-    and actor give for the heads that are there, by hand; nothing is seen as 0."""
+    """Round 1 of a run on another partition, with --start-from: its weights are those that the
+    pre-trained encoder, frame and actor give for the heads that are there, by hand; nothing is seen
+    as 0."""
     folder, old = trained
     parts = ",".join(make_method("pfedrlla").hands_over)
-    setup = prepare(Config("pfedrlla", **config(rounds=3, start_from=f"{folder}:{parts}", data_seed=7)), measure=False)
+    setup = prepare(
+        Config("pfedrlla", **config(rounds=3, start_from=f"{folder}:{parts}", data_seed=7)),
+        measure=False,
+    )
     sim = setup.simulation
     state, data = layouts.place(sim.layout, setup.first_state(), sim.data)
-    assert same_bits(state.agent.learner, old.agent.learner) and same_bits(state.server.frame, old.server.frame)
-    assert int(old.agent.replay.size) == 18 and int(state.agent.replay.size) == 0  # nobody's experience but its own
+    assert same_bits(state.agent.learner, old.agent.learner) and same_bits(
+        state.server.frame, old.server.frame
+    )
+    assert (
+        int(old.agent.replay.size) == 18 and int(state.agent.replay.size) == 0
+    )  # nobody's experience but its own
     told = jax.jit(sim.orders)(state, data)
     ids, heads = np.asarray(told.slots.ctx.id), state.clients.resident["params"]
     seen = jax.vmap(lambda net: features(net, ("fc1", "fc"), 4, old.server.frame))(heads)
@@ -76,15 +89,18 @@ def test_the_actor_says_the_same_of_the_same_heads(trained):
         np.testing.assert_allclose(told.info.policy[slot], policy, atol=1e-5)
 
 
-# ---- the order of peers -----------------------------------------------------------------------------------------------
+# ---- the order of peers --------------------------------------------------------------------------
 def test_weights_do_not_depend_on_the_order_of_the_previous_cohort():
-    """The same State with K' written down in another order: every peer has the same weight, in what is done and learned."""
+    """The same State with K' written down in another order: every peer has the same weight, in what
+    is done and learned."""
     sim = simulation(random_rounds=0, every=1, **{"agent.noise": 0.05})
     state, data = start(sim)
     for _ in range(3):
         state = sim.examine(state, data)[0]
     order = np.array([2, 0, 3, 1])
-    server = state.server._replace(previous=state.server.previous[order], reported=state.server.reported[order])
+    server = state.server._replace(
+        previous=state.server.previous[order], reported=state.server.reported[order]
+    )
     turned = state._replace(server=server._replace(embedded=server.embedded[order]))
     (told, mixed), (again, same) = announced(sim)(state, data), announced(sim)(turned, data)
     assert np.ptp(np.asarray(told.actions), -1).min() > 1e-4
@@ -98,9 +114,21 @@ def test_weights_do_not_depend_on_the_order_of_the_previous_cohort():
 
 
 def test_ranked_agents_learn_the_same_in_any_order():
-    """Rows with their candidates turned, and one that may not be chosen: the same memory, the same networks."""
+    """Rows with their candidates turned, and one that may not be chosen: the same memory, the same
+    networks."""
     rng, width, count = np.random.default_rng(0), 3, 5
-    agent = Ranked(inner=DDPG(width * 4, 4, hidden=(8,), batch=4, capacity=16, gradient_steps=2, bootstrap=True, lr=0.1))
+    agent = Ranked(
+        inner=DDPG(
+            width * 4,
+            4,
+            hidden=(8,),
+            batch=4,
+            capacity=16,
+            gradient_steps=2,
+            bootstrap=True,
+            lr=0.1,
+        )
+    )
     x, following = rng.normal(size=(2, count, 4, width)).astype(np.float32)
     action = rng.dirichlet(np.ones(4), count).astype(np.float32)
     may = np.tile([True, True, False, True], (count, 1))
@@ -108,10 +136,21 @@ def test_ranked_agents_learn_the_same_in_any_order():
     def taught(order):
         places = np.append(order, 3)
         turn = lambda a: a[:, places]
-        info = Info(np.zeros(count, np.float32), np.zeros(count, np.float32), turn(action), turn(may))
+        info = Info(
+            np.zeros(count, np.float32), np.zeros(count, np.float32), turn(action), turn(may)
+        )
         flat = lambda a: turn(a).reshape(count, -1)
         rows = Transition(
-            *(flat(x), turn(action), x[:, 3, 0], flat(following), np.zeros(count), np.ones(count, bool), info, turn(may))
+            *(
+                flat(x),
+                turn(action),
+                x[:, 3, 0],
+                flat(following),
+                np.zeros(count),
+                np.ones(count, bool),
+                info,
+                turn(may),
+            )
         )
         return jax.jit(agent.update)(agent.init(jax.random.key(0)), rows, jax.random.key(1))[0]
 
@@ -121,7 +160,7 @@ def test_ranked_agents_learn_the_same_in_any_order():
         np.testing.assert_allclose(a, b, atol=1e-6)
 
 
-# ---- what it aims at, how often it learns -----------------------------------------------------------------------------
+# ---- what it aims at, how often it learns --------------------------------------------------------
 def test_a_following_target_is_the_accuracy_so_far():
     sim = simulation(target="following", random_rounds=0, every=1)
     state, data = start(sim)
@@ -137,7 +176,8 @@ def test_a_following_target_is_the_accuracy_so_far():
 
 
 def test_the_regime_scratch_takes_the_steps_of_all_rounds():
-    """Every ten rounds fifty steps, where there were five; pre-training and fine-tuning take five at a time."""
+    """Every ten rounds fifty steps, where there were five; pre-training and fine-tuning take five
+    at a time."""
     steps = {}
     for regime in ("scratch", "pretrain", "finetune"):
         options = {k: v for k, v in SMALL.items() if not k.startswith("agent.")}

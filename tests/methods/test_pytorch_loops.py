@@ -1,9 +1,11 @@
-"""The personalised methods for three rounds against golden values of plain PyTorch loops, written from the spec alone.
+"""The personalised methods for three rounds against golden values of plain PyTorch loops, written
+from the spec alone.
 
-`golden/baselines/README.md` says what the numbers are and how they were made. Here the engine runs the same federation:
-fixed cohorts, full-batch steps, double precision. Compared within 1e-9: the shared model after every round, what clients
-keep at the end, every client's personal logits after every round, floats on the wire. Every golden number of a method is
-compared with something, or the test fails.
+`golden/baselines/README.md` says what the numbers are and how they were made. Here the engine runs
+the same federation: fixed cohorts, full-batch steps, double precision. Compared within 1e-9: the
+shared model after every round, what clients keep at the end, every client's personal logits after
+every round, floats on the wire. Every golden number of a method is compared with something, or the
+test fails.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ GOLDEN = np.load(GOLDEN_FOLDER / "baselines" / "values.npz")
 N = len(settings.SIZES)
 
 
-# ---- the driver ---------------------------------------------------------------------------------------------------
+# ---- the driver ----------------------------------------------------------------------------------
 def whole_model(state) -> dict[str, np.ndarray]:
     return flat("server", {g: state.server.net["params"][g] for g in ("fc1", "fc")})
 
@@ -61,13 +63,17 @@ class Case(NamedTuple):
     chunk: int = 1  # clients side by side
     start: Mapping[str, Any] = MappingProxyType({})  # the extra groups' initial weights
     golden: str = ""  # name in values.npz, if not the method's
-    inside: tuple[str, Callable] | None = None  # (name, (cohort) -> array): what a round computes and does not keep
+    inside: tuple[str, Callable] | None = (
+        None  # (name, (cohort) -> array): what a round computes and does not keep
+    )
 
 
 def flat(prefix: str, tree: Any) -> dict[str, np.ndarray]:
     """{"fc": {"bias": …}} -> {"prefix/fc/bias": …}"""
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
-    return {"/".join([prefix, *(str(k.key) for k in path)]): np.asarray(leaf) for path, leaf in leaves}
+    return {
+        "/".join([prefix, *(str(k.key) for k in path)]): np.asarray(leaf) for path, leaf in leaves
+    }
 
 
 def federation() -> Federation:
@@ -76,7 +82,8 @@ def federation() -> Federation:
 
 
 def built(case: Case) -> tuple[Simulation, dict]:
-    """(the simulation, the initial net): the same federation, model, optimiser and cohorts as in PyTorch."""
+    """(the simulation, the initial net): the same federation, model, optimiser and cohorts as in
+    PyTorch."""
     fed, method = federation(), make_method(case.method, **case.options)
     if case.inside:
         name, value = case.inside
@@ -104,19 +111,25 @@ def built(case: Case) -> tuple[Simulation, dict]:
     lr = optim.schedule("constant", settings.LR, settings.ROUNDS)
     sim = simulate(method, env, fed, who, Layout(case.chunk), lr=lr, evaluations=())
     net = env.model.init(jax.random.key(0))
-    given = jax.tree.map(lambda a: jnp.asarray(a, jnp.float64), {**settings.initial(), **case.start})
+    given = jax.tree.map(
+        lambda a: jnp.asarray(a, jnp.float64), {**settings.initial(), **case.start}
+    )
     return sim, {**net, "params": {**net["params"], **given}}
 
 
 def personal_logits(sim: Simulation, state, data) -> jax.Array:
     """[N, R, C] of every client's own predictor on its test rows."""
     method, env = sim.method, sim.open(data)
-    ctxs = contexts(sim.stages, sim.env, stage_key(state, PERSONAL), jnp.arange(N, dtype=jnp.int32), state.t)
+    ctxs = contexts(
+        sim.stages, sim.env, stage_key(state, PERSONAL), jnp.arange(N, dtype=jnp.int32), state.t
+    )
 
     def one(args):
         client, ctx = args
         predictor = method.personal(env, state.server, client, ctx)
-        return (method.predict or predict_net)(env, predictor, gather(env, env.fed.rows["test"][ctx.id], ctx.t)[0])
+        return (method.predict or predict_net)(
+            env, predictor, gather(env, env.fed.rows["test"][ctx.id], ctx.t)[0]
+        )
 
     return jax.lax.map(one, (jax.tree.map(lambda a: a[:N], state.clients), ctxs))
 
@@ -139,13 +152,20 @@ def played(name: str) -> tuple[dict[str, np.ndarray], Any]:
         ways = zip(("taken", "sent"), ("down", "up"), extra, strict=True)
         wire = [np.asarray(log[way]) @ floats / log[count] + more for way, count, more in ways]
         ours = {key: np.stack([r[key] for r in rounds]) for key in rounds[0]}
-        return {**ours, **case.client(state), "logits": np.stack(seen), "floats": np.array(wire)}, state
+        return {
+            **ours,
+            **case.client(state),
+            "logits": np.stack(seen),
+            "floats": np.array(wire),
+        }, state
 
 
-# ---- the table ----------------------------------------------------------------------------------------------------
+# ---- the table -----------------------------------------------------------------------------------
 def own(name: str, read: Callable = lambda kept: kept) -> Callable:
     """What clients keep of their own, under client/NAME."""
-    return lambda state: flat(f"client/{name}", jax.tree.map(lambda a: a[:N], read(state.clients.own)))
+    return lambda state: flat(
+        f"client/{name}", jax.tree.map(lambda a: a[:N], read(state.clients.own))
+    )
 
 
 def resident(name: str) -> Callable:
@@ -153,7 +173,9 @@ def resident(name: str) -> Callable:
 
 
 def apfl(state) -> dict[str, np.ndarray]:
-    return own("v", lambda kept: kept.net["params"])(state) | own("alpha", lambda kept: kept.alpha)(state)
+    return own("v", lambda kept: kept.net["params"])(state) | own("alpha", lambda kept: kept.alpha)(
+        state
+    )
 
 
 def ala(state) -> dict[str, np.ndarray]:
@@ -174,12 +196,18 @@ def fedcp_policy() -> dict[str, np.ndarray]:
 
 def fedpac_server(state) -> dict[str, np.ndarray]:
     known = np.asarray(state.server.known).astype(float)
-    return backbone(state) | {"server/prototypes": np.asarray(state.server.centroids), "server/known": known}
+    return backbone(state) | {
+        "server/prototypes": np.asarray(state.server.centroids),
+        "server/known": known,
+    }
 
 
 def pfedfda_server(state) -> dict[str, np.ndarray]:
     both = state.server.net["params"]["gaussians"]
-    return backbone(state) | {"server/mu": np.asarray(both["mean"]), "server/sigma": np.asarray(both["covariance"])}
+    return backbone(state) | {
+        "server/mu": np.asarray(both["mean"]),
+        "server/sigma": np.asarray(both["covariance"]),
+    }
 
 
 def mixing_of(cohort) -> jax.Array:
@@ -219,7 +247,9 @@ CASES: dict[str, Case] = {
     "fedala": Case("fedala", ALA, ala),
     "fedala, side by side": Case("fedala", ALA, ala, chunk=3),
     "fedala_top": Case("fedala", chosen("fedala_top", *ALA, layers=1), ala, golden="fedala_top"),
-    "fedas": Case("fedas", chosen("fedas", "align_lr"), resident("model"), inside=("fisher", weights_of)),
+    "fedas": Case(
+        "fedas", chosen("fedas", "align_lr"), resident("model"), inside=("fisher", weights_of)
+    ),
     "pfedfda": Case("pfedfda", chosen("pfedfda", "grid"), BETA, pfedfda_server, start=FDA_START),
     "fedcp": Case(
         "fedcp",
@@ -230,20 +260,31 @@ CASES: dict[str, Case] = {
     ),
 }
 
-# arrays of the file that are not compared here: the numbers that follow from them are, or they have a test of their own
-INSIDE = {"fedala": {"passes"}, "fedala_top": {"passes"}, "pfedfda": {"evaluation_beta", "evaluation_surface", "lead"}}
+# arrays of the file that are not compared here: the numbers that follow from them are, or they have
+# a test of their own
+INSIDE = {
+    "fedala": {"passes"},
+    "fedala_top": {"passes"},
+    "pfedfda": {"evaluation_beta", "evaluation_surface", "lead"},
+}
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_three_rounds(name):
     ours, _ = played(name)
     golden = CASES[name].golden or CASES[name].method
-    theirs = {key.removeprefix(golden + "/"): GOLDEN[key] for key in GOLDEN.files if key.startswith(golden + "/")}
+    theirs = {
+        key.removeprefix(golden + "/"): GOLDEN[key]
+        for key in GOLDEN.files
+        if key.startswith(golden + "/")
+    }
     assert set(theirs) - set(ours) == INSIDE.get(golden, set()) and set(ours) <= set(theirs)
     for key, value in ours.items():
         assert value.dtype == np.float64, key
         np.testing.assert_allclose(value, theirs[key], rtol=0, atol=1e-9, err_msg=key)
-    assert not np.allclose(theirs["logits"][0], theirs["logits"][-1], atol=1e-3)  # not two standstills
+    assert not np.allclose(
+        theirs["logits"][0], theirs["logits"][-1], atol=1e-3
+    )  # not two standstills
 
 
 def test_the_surface_of_the_interpolation_search():
@@ -254,8 +295,14 @@ def test_the_surface_of_the_interpolation_search():
         both, layer = state.server.net["params"]["gaussians"], state.server.net["params"]["fc1"]
         for k in range(N):
             rows = fed.client_rows(k)
-            features = jax.nn.relu(fed.x[rows].reshape(len(rows), -1) @ layer["kernel"] + layer["bias"])
+            features = jax.nn.relu(
+                fed.x[rows].reshape(len(rows), -1) @ layer["kernel"] + layer["bias"]
+            )
             prior = jnp.asarray(fed.label_counts()[k] / len(rows) + 1e-4)
             grid, real = jnp.linspace(0, 1, 21), jnp.ones(len(rows), bool)
-            got = surface(features, jnp.asarray(fed.y[rows]), real, Gaussians(**both), prior, grid, False)
-            np.testing.assert_allclose(got, GOLDEN["pfedfda/evaluation_surface"][k], rtol=0, atol=1e-9)
+            got = surface(
+                features, jnp.asarray(fed.y[rows]), real, Gaussians(**both), prior, grid, False
+            )
+            np.testing.assert_allclose(
+                got, GOLDEN["pfedfda/evaluation_surface"][k], rtol=0, atol=1e-9
+            )

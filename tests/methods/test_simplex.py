@@ -1,4 +1,5 @@
-"""Quadratic programs over the simplex and the projection onto it, against SLSQP and by definition."""
+"""Quadratic programs over the simplex and the projection onto it, against SLSQP and by
+definition."""
 
 from __future__ import annotations
 
@@ -29,7 +30,13 @@ def slsqp(matrix: np.ndarray) -> np.ndarray:
 def programs() -> list[np.ndarray]:
     rng = np.random.default_rng(5)
     made = []
-    for size, rank, spread in ((2, 2, 1.0), (5, 3, 0.1), (10, 4, 1e-3), (10, 30, 1e-6), (20, 8, 0.05)):
+    for size, rank, spread in (
+        (2, 2, 1.0),
+        (5, 3, 0.1),
+        (10, 4, 1e-3),
+        (10, 30, 1e-6),
+        (20, 8, 0.05),
+    ):
         points = rng.normal(size=(size, rank))
         apart = points[0] - points
         made.append(np.diag(spread * rng.uniform(0.5, 2, size)) + apart @ apart.T)
@@ -51,12 +58,20 @@ def test_simplex_program_against_slsqp(which):
 
 def test_simplex_program_in_degenerate_cases():
     everybody, solve = np.ones(3, bool), jax.jit(simplex_qp)
-    np.testing.assert_allclose(solve(np.zeros((3, 3), np.float32), everybody), 1 / 3)  # no preference
-    np.testing.assert_allclose(solve(np.eye(3, dtype=np.float32), np.array([False, True, False])), [0, 1, 0])
-    twins = np.array([[2.0, 2.0, 0.0], [2.0, 2.0, 0.0], [0.0, 0.0, 2.0]], np.float32)  # two columns are the same
+    np.testing.assert_allclose(
+        solve(np.zeros((3, 3), np.float32), everybody), 1 / 3
+    )  # no preference
+    np.testing.assert_allclose(
+        solve(np.eye(3, dtype=np.float32), np.array([False, True, False])), [0, 1, 0]
+    )
+    twins = np.array(
+        [[2.0, 2.0, 0.0], [2.0, 2.0, 0.0], [0.0, 0.0, 2.0]], np.float32
+    )  # two columns are the same
     got = np.asarray(solve(twins, everybody))
     np.testing.assert_allclose([got[0] + got[1], got[2]], [0.5, 0.5], atol=1e-6)
-    free = np.array([[0.0, 0.0, 0.0], [0.0, 1.0, 0.5], [0.0, 0.5, 1.0]], np.float32)  # one costs nothing
+    free = np.array(
+        [[0.0, 0.0, 0.0], [0.0, 1.0, 0.5], [0.0, 0.5, 1.0]], np.float32
+    )  # one costs nothing
     np.testing.assert_allclose(solve(free, everybody), [1, 0, 0], atol=1e-6)
     np.testing.assert_allclose(solve(np.ones((1, 1), np.float32), np.ones(1, bool)), [1])
 

@@ -25,7 +25,9 @@ MORE = dict(model="mlp", rounds=2, epochs=1, participation="0.5", devices="1", c
 
 def logits_of(result, rows) -> np.ndarray:
     fed, model = tiny.federation(), result.setup.simulation.env.model
-    return np.asarray(model.head(result.net, model.features(result.net, jnp.asarray(fed.x[rows]), train=False)[0]))
+    return np.asarray(
+        model.head(result.net, model.features(result.net, jnp.asarray(fed.x[rows]), train=False)[0])
+    )
 
 
 def recalls(logits, y) -> list[float]:
@@ -36,7 +38,10 @@ def error(logits, y) -> float:
     p = np.asarray(jax.nn.softmax(logits))
     sure, hit = p.max(1), p.argmax(1) == y
     place = np.clip(np.ceil(sure * 15).astype(int) - 1, 0, 14)
-    return sum(abs(hit[place == b].mean() - sure[place == b].mean()) * (place == b).mean() for b in np.unique(place))
+    return sum(
+        abs(hit[place == b].mean() - sure[place == b].mean()) * (place == b).mean()
+        for b in np.unique(place)
+    )
 
 
 def test_the_global_models_by_hand():
@@ -47,12 +52,26 @@ def test_the_global_models_by_hand():
     assert last["global_recall_mean"] == pytest.approx(np.mean(recalls(logits, y)))
     assert last["global_recall_worst"] == pytest.approx(min(recalls(logits, y)))
     assert last["global_ece"] == pytest.approx(error(logits, y), abs=1e-5)
-    own = np.concatenate([fed.client_rows(k, "test") for k in range(tiny.N)])  # clients predict with the common model
-    assert last["client_recall_mean"] == pytest.approx(np.mean(recalls(logits_of(result, own), fed.y[own])))
-    assert result.summary["metrics"]["global_ece"] == pytest.approx(last["global_ece"], rel=1e-7)  # as the file has it
-    better = {name: about["better"] for name, about in result.summary["metrics_about"].items() if about["tabled"]}
+    own = np.concatenate(
+        [fed.client_rows(k, "test") for k in range(tiny.N)]
+    )  # clients predict with the common model
+    assert last["client_recall_mean"] == pytest.approx(
+        np.mean(recalls(logits_of(result, own), fed.y[own]))
+    )
+    assert result.summary["metrics"]["global_ece"] == pytest.approx(
+        last["global_ece"], rel=1e-7
+    )  # as the file has it
+    better = {
+        name: about["better"]
+        for name, about in result.summary["metrics_about"].items()
+        if about["tabled"]
+    }
     for prefix in ("global", "client"):
-        assert [better[f"{prefix}_{name}"] for name in ("recall_mean", "recall_worst", "ece")] == [1, 1, -1]
+        assert [better[f"{prefix}_{name}"] for name in ("recall_mean", "recall_worst", "ece")] == [
+            1,
+            1,
+            -1,
+        ]
 
 
 @pytest.mark.parametrize("how", [dict(state_on="host"), dict(devices="2")])
@@ -63,10 +82,18 @@ def test_own_models_and_layouts(how):
     other = fs.run("ditto", fed, metrics=["recall"], **{**MORE, **how})
     for name in ("client_recall_mean", "global_recall_worst"):
         assert other.rows[-1][name] == pytest.approx(plain.rows[-1][name], abs=1e-6)
-    pooled = np.concatenate([
-        np.stack([plain.predict(fed.x[fed.client_rows(k, "test")], client=k), fed.y[fed.client_rows(k, "test")]], 1)
-        for k in range(tiny.N)
-    ])  # fmt: skip
+    pooled = np.concatenate(
+        [
+            np.stack(
+                [
+                    plain.predict(fed.x[fed.client_rows(k, "test")], client=k),
+                    fed.y[fed.client_rows(k, "test")],
+                ],
+                1,
+            )
+            for k in range(tiny.N)
+        ]
+    )
     want = np.mean([(pooled[pooled[:, 1] == c, 0] == c).mean() for c in np.unique(pooled[:, 1])])
     assert plain.rows[-1]["client_recall_mean"] == pytest.approx(want)
 
@@ -110,4 +137,7 @@ def test_mistakes_are_sentences(capsys):
     )
     with pytest.raises(fs.UserError, match=r"metrics 3 is not a list of metrics"):
         fs.run("fedavg", tiny.federation(), metrics=3, **MORE)
-    assert [metric.better for metric in make_metrics(["recall", "calibration"], 3, default=())] == [1, -1]
+    assert [metric.better for metric in make_metrics(["recall", "calibration"], 3, default=())] == [
+        1,
+        -1,
+    ]

@@ -1,4 +1,5 @@
-"""Layers against independent forms: convolutions against `lax`, pooling against PyTorch, BatchNorm against both."""
+"""Layers against independent forms: convolutions against `lax`, pooling against PyTorch, BatchNorm
+against both."""
 
 import jax
 import jax.numpy as jnp
@@ -22,30 +23,41 @@ def value_and_gradients(f, *arguments):
 @pytest.mark.parametrize("form", ["patches", "block", "winograd", "auto"])
 @pytest.mark.parametrize(
     ("shape", "k", "co", "pad"),
-    [((2, 12, 12, 3), 5, 6, 2), ((2, 13, 10, 2), 5, 20, 0), ((2, 9, 8, 16), 3, 4, 1), ((1, 6, 6, 2), 1, 3, 0)],
+    [
+        ((2, 12, 12, 3), 5, 6, 2),
+        ((2, 13, 10, 2), 5, 20, 0),
+        ((2, 9, 8, 16), 3, 4, 1),
+        ((1, 6, 6, 2), 1, 3, 0),
+    ],
 )
 def test_pooled_forms_equal_lax_in_float64(form, shape, k, co, pad):
     rng = np.random.default_rng(0)
     with jax.enable_x64(True):
-        x, w, b = (jnp.asarray(rng.standard_normal(s)) for s in (shape, (k, k, shape[3], co), (co,)))
-        run = lambda conv: jax.jit(lambda *a: value_and_gradients(lambda *a: conv_relu_pool(*a, pad=pad, conv=conv), *a))(
-            x, w, b
+        x, w, b = (
+            jnp.asarray(rng.standard_normal(s)) for s in (shape, (k, k, shape[3], co), (co,))
         )
+        run = lambda conv: jax.jit(
+            lambda *a: value_and_gradients(lambda *a: conv_relu_pool(*a, pad=pad, conv=conv), *a)
+        )(x, w, b)
         for got, wanted in zip(run(form), run("lax"), strict=True):
             np.testing.assert_allclose(got, wanted, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize(
-    ("product", "rows"), [(patch_product, 768), (patch_product, 100), (dense_product, 10), (dense_product, 40)]
+    ("product", "rows"),
+    [(patch_product, 768), (patch_product, 100), (dense_product, 10), (dense_product, 40)],
 )
 @pytest.mark.parametrize("columns", [40, 520])
 def test_products_have_the_gradients_of_a_plain_product(product, rows, columns):
-    """768 rows are cut into blocks (and long ones transposed), 10 are transposed first; the others are left to XLA."""
+    """768 rows are cut into blocks (and long ones transposed), 10 are transposed first; the others
+    are left to XLA."""
     rng = np.random.default_rng(6)
     with jax.enable_x64(True):
         assert (blocks_of(rows, columns + 24, 8) > 1) == (rows == 768)
         a, w = (jnp.asarray(rng.standard_normal(s)) for s in ((rows, columns), (columns, 24)))
-        got, wanted = (jax.jit(lambda a, w: value_and_gradients(f, a, w))(a, w) for f in (product, jnp.matmul))
+        got, wanted = (
+            jax.jit(lambda a, w: value_and_gradients(f, a, w))(a, w) for f in (product, jnp.matmul)
+        )
         for x, y in zip(got, wanted, strict=True):
             np.testing.assert_allclose(x, y, rtol=1e-11, atol=1e-11)
 
@@ -70,7 +82,10 @@ def test_products_have_the_gradients_of_a_plain_product(product, rows, columns):
 def test_plain_forms_equal_lax_in_float64(shape, k, co, stride, pad, form):
     rng = np.random.default_rng(1)
     with jax.enable_x64(True):
-        x, w = jnp.asarray(rng.standard_normal(shape)), jnp.asarray(rng.standard_normal((k, k, shape[3], co)))
+        x, w = (
+            jnp.asarray(rng.standard_normal(shape)),
+            jnp.asarray(rng.standard_normal((k, k, shape[3], co))),
+        )
         got, wanted = (
             jax.jit(lambda x, w: value_and_gradients(lambda x, w: f(x, w, stride, pad), x, w))(x, w)
             for f in (lambda *a: plain_conv(*a, form), lax_conv)
@@ -81,7 +96,8 @@ def test_plain_forms_equal_lax_in_float64(shape, k, co, stride, pad, form):
 
 @pytest.fixture(params=["stored", "live"])
 def pytorch(request):
-    """PyTorch's values of the layers: from the committed file always, computed anew where it is installed."""
+    """PyTorch's values of the layers: from the committed file always, computed anew where it is
+    installed."""
     if request.param == "stored":
         return make_models.stored("layers")
     pytest.importorskip("torch", reason="torch is not installed; its stored values were compared")
@@ -119,11 +135,19 @@ def _batch_norm(x, weights, scale):
 def test_batch_norm_counts_real_examples_only_and_equals_pytorch(pytorch):
     x, mask, weight, scale = make_models.norm_input()
     with jax.enable_x64(True):
-        rows, x, scale = jnp.repeat(jnp.asarray(mask, jnp.float64), 4), jnp.asarray(x), jnp.asarray(scale)
+        rows, x, scale = (
+            jnp.repeat(jnp.asarray(mask, jnp.float64), 4),
+            jnp.asarray(x),
+            jnp.asarray(scale),
+        )
         out, stats = _batch_norm(x, rows, scale)
-        gx, gs = jax.grad(lambda x, s: (_batch_norm(x, rows, s)[0] * weight).sum(), (0, 1))(x, scale)
+        gx, gs = jax.grad(lambda x, s: (_batch_norm(x, rows, s)[0] * weight).sum(), (0, 1))(
+            x, scale
+        )
         assert not gx[~mask].any()
-        got = dict(value=out[mask], gradient=gx[mask], scale=gs, mean=stats["mean"], var=stats["var"])
+        got = dict(
+            value=out[mask], gradient=gx[mask], scale=gs, mean=stats["mean"], var=stats["var"]
+        )
         for part, a in got.items():
             np.testing.assert_allclose(a, pytorch[f"norm/{part}"], atol=1e-10, err_msg=part)
 

@@ -1,4 +1,5 @@
-"""Models: parameter counts, groups, PyTorch equality, forms of convolution, masks, taps, lowering."""
+"""Models: parameter counts, groups, PyTorch equality, forms of convolution, masks, taps,
+lowering."""
 
 import importlib.util
 import subprocess
@@ -40,7 +41,13 @@ from fedjax_sim.platform import lowering_for, run_once, target
         ("cnn6", (32, 32, 3), 10, {}, [896, 9_248, 18_496, 36_928, 524_416, 1_290]),
         ("cnn6", (28, 28, 1), 10, {}, [320, 9_248, 18_496, 36_928, 401_536, 1_290]),
         ("resnet18", (32, 32, 3), 10, {}, [9_536, 147_968, 525_568, 2_099_712, 8_393_728, 5_130]),
-        ("resnet18", (64, 64, 3), 200, {"stem": "cifar"}, [1_856, 147_968, 525_568, 2_099_712, 8_393_728, 102_600]),
+        (
+            "resnet18",
+            (64, 64, 3),
+            200,
+            {"stem": "cifar"},
+            [1_856, 147_968, 525_568, 2_099_712, 8_393_728, 102_600],
+        ),
     ],
 )
 def test_parameter_counts_of_the_specification(name, shape, classes, options, counts):
@@ -68,14 +75,18 @@ def test_initial_weights_follow_pytorch_defaults():
         kernel = np.asarray(net["params"][group]["kernel"])
         assert kernel.std() == pytest.approx(fan_in**-0.5 / 3**0.5, rel=0.15)
     again = model.init(jax.random.key(3))
-    assert all(np.array_equal(a, b) for a, b in zip(jax.tree.leaves(net), jax.tree.leaves(again), strict=True))
+    assert all(
+        np.array_equal(a, b)
+        for a, b in zip(jax.tree.leaves(net), jax.tree.leaves(again), strict=True)
+    )
 
 
 def test_channels_and_hidden_widths_of_a_convolutional_network():
     """Fewer channels than published: what a small machine takes."""
     model = build("cnn6", (8, 8, 1), 3, channels="2x3x4x5", hidden=7)
     sizes = {
-        name: [a.shape for a in jax.tree.leaves(group)] for name, group in model.init(jax.random.key(0))["params"].items()
+        name: [a.shape for a in jax.tree.leaves(group)]
+        for name, group in model.init(jax.random.key(0))["params"].items()
     }
     assert sizes["conv2"] == [(3,), (3, 3, 2, 3)] and sizes["conv4"] == [(5,), (3, 3, 4, 5)]
     assert sizes["fc1"] == [(7,), (2 * 2 * 5, 7)] and model.width == 7
@@ -101,20 +112,38 @@ def test_channels_and_hidden_widths_of_a_convolutional_network():
         (lambda: build("mlp", (28, 28, 1), 10, hidden=None), "integers"),
         (lambda: build("mlp", (28, 28, 1), 10, hidden=True), "integers"),
         (lambda: build("mlp", (28, 28, 1), 10, hidden=10**30), "1048576"),
-        (lambda: build("mlp", (28, 28, 1), 10, hidden=(2**20, 2**20)), "at most 1073741824 weights"),
+        (
+            lambda: build("mlp", (28, 28, 1), 10, hidden=(2**20, 2**20)),
+            "at most 1073741824 weights",
+        ),
         (lambda: build("mlp", (28, 28, 1), 10, hidden=(1,) * 101), "1 to 100"),
         (lambda: build("cnn4", (4000, 4000, 3), 10), "at most 1073741824 weights"),
         *(
-            (lambda name=name: check_options("mlp", {name: "x"}), f"no option '{name}'; allowed: hidden")
+            (
+                lambda name=name: check_options("mlp", {name: "x"}),
+                f"no option '{name}'; allowed: hidden",
+            )
             for name in ("name", "shape", "classes", "dtype", "conv", "options")
         ),
         (lambda: build("mlp", (28, 28, 1), 10, **{"name": "x"}), "no option 'name'"),
         (lambda: check_options("cnn4", {"shape": "x"}), "allowed: channels, hidden"),
         (lambda: build("cnn6", (8, 8, 1), 3, channels="8x8x16"), "channels of cnn6 are 4 integers"),
-        (lambda: build("cnn4", (32, 32, 3), 3, channels=(2**20, 2**20)), "5 x 5 x 1048576 x 1048576; at most"),
-        (lambda: with_group(build("mlp", (4, 4, 1), 3), "fc", lambda key: {"a": jnp.ones(1)}), "'fc'"),
-        (lambda: with_group(build("mlp", (4, 4, 1), 3), "", lambda key: {"a": jnp.ones(1)}), "name of its own"),
-        (lambda: with_group(build("mlp", (4, 4, 1), 3), "more", lambda key: jnp.ones(1)), "dict of arrays"),
+        (
+            lambda: build("cnn4", (32, 32, 3), 3, channels=(2**20, 2**20)),
+            "5 x 5 x 1048576 x 1048576; at most",
+        ),
+        (
+            lambda: with_group(build("mlp", (4, 4, 1), 3), "fc", lambda key: {"a": jnp.ones(1)}),
+            "'fc'",
+        ),
+        (
+            lambda: with_group(build("mlp", (4, 4, 1), 3), "", lambda key: {"a": jnp.ones(1)}),
+            "name of its own",
+        ),
+        (
+            lambda: with_group(build("mlp", (4, 4, 1), 3), "more", lambda key: jnp.ones(1)),
+            "dict of arrays",
+        ),
         (lambda: lowering_for("cud").__enter__(), "cuda"),
     ],
 )
@@ -124,12 +153,17 @@ def test_bad_input_is_one_sentence(call, word):
 
 
 def training_pass(name, conv):
-    """What `make_models.run_net` computes with PyTorch: logits, gradients and running statistics by path."""
+    """What `make_models.run_net` computes with PyTorch: logits, gradients and running statistics by
+    path."""
     with jax.enable_x64(True):
-        model = build(name, make_models.NETS[name], make_models.CLASSES, dtype=jnp.float64, conv=conv)
+        model = build(
+            name, make_models.NETS[name], make_models.CLASSES, dtype=jnp.float64, conv=conv
+        )
         shapes = jax.eval_shape(model.init, jax.random.key(0))
         path_of = lambda keys: "/".join(k.key for k in keys)
-        net = jax.tree_util.tree_map_with_path(lambda k, a: make_models.leaf(path_of(k), a.shape), shapes)
+        net = jax.tree_util.tree_map_with_path(
+            lambda k, a: make_models.leaf(path_of(k), a.shape), shapes
+        )
         x, y = make_models.images(name)
 
         @jax.jit
@@ -147,7 +181,8 @@ def training_pass(name, conv):
 
 
 @pytest.mark.parametrize(
-    ("name", "conv"), [("lenet5", "auto"), ("lenet5_pad2", "winograd"), ("cnn4", "auto"), ("resnet18", "auto")]
+    ("name", "conv"),
+    [("lenet5", "auto"), ("lenet5_pad2", "winograd"), ("cnn4", "auto"), ("resnet18", "auto")],
 )
 def test_values_and_gradients_equal_pytorch_in_float64(name, conv):
     """Fingerprints of PyTorch's values always; the values themselves where it is installed."""
@@ -160,7 +195,9 @@ def test_values_and_gradients_equal_pytorch_in_float64(name, conv):
         assert set(ours) == set(wanted)
         for path, a in wanted.items():
             scale = max(np.abs(a).max(), 1e-12)
-            np.testing.assert_allclose(ours[path] / scale, a / scale, rtol=0, atol=1e-8, err_msg=path)
+            np.testing.assert_allclose(
+                ours[path] / scale, a / scale, rtol=0, atol=1e-8, err_msg=path
+            )
 
 
 def test_float32_forms_agree_and_clients_under_vmap_equal_separate_runs():
@@ -170,7 +207,9 @@ def test_float32_forms_agree_and_clients_under_vmap_equal_separate_runs():
         model = build("lenet5_pad2", (28, 28, 1), 10, conv=conv)
 
         def gradient(net, x):
-            loss = lambda p: (model.head({"params": p}, model.features({"params": p}, x)[0]) ** 2).sum()
+            loss = lambda p: (
+                model.head({"params": p}, model.features({"params": p}, x)[0]) ** 2
+            ).sum()
             return jax.grad(loss)(net["params"])
 
         nets = jax.vmap(model.init)(jax.random.split(jax.random.key(2), 3))
@@ -183,10 +222,14 @@ def test_float32_forms_agree_and_clients_under_vmap_equal_separate_runs():
         results[conv] = together
     for conv, tree in results.items():
         for a, b in zip(jax.tree.leaves(tree), jax.tree.leaves(results["lax"]), strict=True):
-            np.testing.assert_allclose(a, b, rtol=1e-4, atol=3e-5 * float(jnp.abs(b).max()), err_msg=conv)
+            np.testing.assert_allclose(
+                a, b, rtol=1e-4, atol=3e-5 * float(jnp.abs(b).max()), err_msg=conv
+            )
 
 
-@pytest.mark.parametrize(("name", "shape"), [("lenet5", (28, 28, 1)), ("mlp", (8, 8, 1)), ("resnet18", (32, 32, 3))])
+@pytest.mark.parametrize(
+    ("name", "shape"), [("lenet5", (28, 28, 1)), ("mlp", (8, 8, 1)), ("resnet18", (32, 32, 3))]
+)
 def test_tap_sees_every_stage_and_changes_it(name, shape):
     model = build(name, shape, 3)
     net = jax.jit(model.init)(jax.random.key(0))
@@ -243,9 +286,17 @@ def products_of(name, platform, conv="auto"):
 def test_an_export_for_an_accelerator_holds_its_forms_and_not_the_cpus():
     assert target() == jax.default_backend()
     cuda = products_of("lenet5", "cuda")  # of its dense layers alone: convolutions are XLA's
-    assert cuda == products_of("lenet5", "tpu") <= 3 * 3 < products_of("lenet5", "cuda", "patches") <= 3 * 5
+    assert (
+        cuda
+        == products_of("lenet5", "tpu")
+        <= 3 * 3
+        < products_of("lenet5", "cuda", "patches")
+        <= 3 * 5
+    )
     assert products_of("lenet5", "cpu") > 3 * 5  # spreads a pool's gradient by products
-    assert products_of("cnn4", "cpu") > 2 * 36 > products_of("cnn4", "cuda")  # Winograd's, forward and backward
+    assert (
+        products_of("cnn4", "cpu") > 2 * 36 > products_of("cnn4", "cuda")
+    )  # Winograd's, forward and backward
     with pytest.raises(ZeroDivisionError), lowering_for("tpu"):
         assert target() == "tpu"
         raise ZeroDivisionError
@@ -260,14 +311,19 @@ def test_every_registered_model_builds():
 
 
 def test_the_registry_does_not_wait_for_jax():
-    code = "import sys; from fedjax_sim.models import MODELS, check_options; print('jax' in sys.modules, len(MODELS))"
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    code = (
+        "import sys; from fedjax_sim.models import MODELS, check_options; print('jax' in"
+        " sys.modules, len(MODELS))"
+    )
+    out = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout
     assert out.split() == ["False", str(len(MODELS))]
     with pytest.raises(AttributeError, match="nothing"):
         models.nothing  # noqa: B018
 
 
-# ---- groups --------------------------------------------------------------------------------------------------------
+# ---- groups --------------------------------------------------------------------------------------
 def test_the_head_is_known_by_name_wherever_it_stands():
     class Net(nn.Module):
         def setup(self):
@@ -305,11 +361,23 @@ def test_more_groups_change_nothing_of_the_others():
         draw = lambda key: {"matrix": jax.random.normal(key, (plain.width, 2), jnp.float64)}
         one = with_group(plain, "adjust", draw)
         model = with_group(with_group(plain, "policy", draw), "adjust", draw)
-        assert model.groups == (*plain.groups, "policy", "adjust") and one.groups == (*plain.groups, "adjust")
-        assert model.head_group == plain.head_group and model.dense == plain.dense and model.stages == plain.stages
+        assert model.groups == (*plain.groups, "policy", "adjust") and one.groups == (
+            *plain.groups,
+            "adjust",
+        )
+        assert (
+            model.head_group == plain.head_group
+            and model.dense == plain.dense
+            and model.stages == plain.stages
+        )
         assert list(parameter_counts(model))[-2:] == ["policy", "adjust"]
         first, second = jax.random.key(7), jax.random.key(8)
-        start = lambda first, second: (plain.init(first), one.init(first), model.init(first), model.init(second)["params"])
+        start = lambda first, second: (
+            plain.init(first),
+            one.init(first),
+            model.init(first),
+            model.init(second)["params"],
+        )
         before, middle, net, other = jax.jit(start)(first, second)
         equal = lambda a, b: jax.tree.all(jax.tree.map(np.array_equal, a, b))
         assert equal(before["params"], {g: net["params"][g] for g in plain.groups})
@@ -338,7 +406,8 @@ def test_more_groups_leave_the_statistics_of_resnet18_alone():
 
 
 def test_initial_weights_compiled_for_one_use_are_those_of_the_model():
-    """To the last bit with the compiler's defaults (see `benchmarks.startup`); this suite's flags round a·b + c twice."""
+    """To the last bit with the compiler's defaults (see `benchmarks.startup`); this suite's flags
+    round a·b + c twice."""
     model = build("lenet5", (28, 28, 1), 10)
     quick, full = initial_weights(model, jax.random.key(3)), jax.jit(model.init)(jax.random.key(3))
     assert jax.tree.structure(quick) == jax.tree.structure(full)
@@ -348,6 +417,8 @@ def test_initial_weights_compiled_for_one_use_are_those_of_the_model():
 
 
 def test_run_once_takes_the_options_of_jit_and_passes_errors_on():
-    assert run_once(lambda a, b: a - b, jnp.arange(3.0), jnp.ones(3), donate_argnums=1).tolist() == [-1, 0, 1]
+    assert run_once(
+        lambda a, b: a - b, jnp.arange(3.0), jnp.ones(3), donate_argnums=1
+    ).tolist() == [-1, 0, 1]
     with pytest.raises(TypeError, match="no sense"):
         run_once(lambda a: (_ for _ in ()).throw(TypeError("no sense")), jnp.int32(3))

@@ -1,4 +1,5 @@
-"""Models of tokens, NNX modules and pairs of functions: equations, groups, and the round's program."""
+"""Models of tokens, NNX modules and pairs of functions: equations, groups, and the round's
+program."""
 
 from __future__ import annotations
 
@@ -32,9 +33,14 @@ def plain_lstm(inputs, recurrent):
 
 
 def test_gradients_of_the_lstm():
-    a, b, c = (jax.random.normal(jax.random.key(i), s) for i, s in enumerate([(7, 3, 20), (5, 20), (7, 3, 5)]))
+    a, b, c = (
+        jax.random.normal(jax.random.key(i), s)
+        for i, s in enumerate([(7, 3, 20), (5, 20), (7, 3, 5)])
+    )
     value = lambda fn: jax.value_and_grad(lambda x, w: (fn(x, w) * c).sum(), (0, 1))(a, b)
-    for ours, theirs in zip(jax.tree.leaves(value(recur)), jax.tree.leaves(value(plain_lstm)), strict=True):
+    for ours, theirs in zip(
+        jax.tree.leaves(value(recur)), jax.tree.leaves(value(plain_lstm)), strict=True
+    ):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
@@ -53,7 +59,9 @@ def test_lstm_is_pytorchs():
             getattr(theirs, f"bias_ih_l{i}").copy_(tensor(p["bias"]))
             getattr(theirs, f"bias_hh_l{i}").zero_()
         said = theirs(tensor(net["params"]["embed"]["table"])[torch.tensor(x)])[0].numpy()
-    np.testing.assert_allclose(np.asarray(model.features(net, jnp.asarray(x))[0]), said, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        np.asarray(model.features(net, jnp.asarray(x))[0]), said, rtol=1e-4, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("name", ["lstm", "transformer"])
@@ -76,7 +84,9 @@ def test_large_vocabularies_are_looked_up(name):
     model = models.build(name, (4,), 7)
     net = model.init(jax.random.key(0))
     x = jnp.asarray([[1, 2, 6, 0]])
-    slope = lambda: jax.grad(lambda p: jnp.square(model.features({"params": p}, x)[0]).sum())(net["params"])
+    slope = lambda: jax.grad(lambda p: jnp.square(model.features({"params": p}, x)[0]).sum())(
+        net["params"]
+    )
     small = slope()
     limit, sequence.ONE_HOT = sequence.ONE_HOT, 3
     try:
@@ -91,15 +101,21 @@ def test_one_target_per_text():
     """Tokens with a class each: the features of the last place."""
     rng = np.random.default_rng(0)
     x = rng.integers(0, 9, (40, 6))
-    fed = fs.Federation.from_arrays(x, (x[:, -1] > 4).astype(int), {"train": [range(15), range(15, 30)]}, test=range(30, 40))
+    fed = fs.Federation.from_arrays(
+        x, (x[:, -1] > 4).astype(int), {"train": [range(15), range(15, 30)]}, test=range(30, 40)
+    )
     assert fed.task == "classification" and fed.shape == (6,)
-    how = dict(participation="1", rounds=12, eval_every=12, epochs=2, batch_size=8, devices="1", chunk="2")
-    result = fs.run("fedavg", fed, model="lstm", model_options={"width": 8}, optimizer="adam:lr=0.03", **how)
+    how = dict(
+        participation="1", rounds=12, eval_every=12, epochs=2, batch_size=8, devices="1", chunk="2"
+    )
+    result = fs.run(
+        "fedavg", fed, model="lstm", model_options={"width": 8}, optimizer="adam:lr=0.03", **how
+    )
     assert result.setup.net["params"]["embed"]["table"].shape == (9, 16)
     assert result.summary["last_global"] > 0.8
 
 
-# ---- modules of other kinds -----------------------------------------------------------------------------------------
+# ---- modules of other kinds ----------------------------------------------------------------------
 class Linen(nn.Module):
     @nn.compact
     def __call__(self, x):
@@ -118,7 +134,10 @@ class Nnx(nnx.Module):
 def pair():
     def init(key):
         a, b = jax.random.split(key)
-        draw = lambda key, shape: {"w": 0.3 * jax.random.normal(key, shape), "b": jnp.zeros(shape[1])}
+        draw = lambda key, shape: {
+            "w": 0.3 * jax.random.normal(key, shape),
+            "b": jnp.zeros(shape[1]),
+        }
         return {"body": draw(a, (6, 5)), "head": draw(b, (5, 3))}
 
     def apply(params, x):
@@ -132,7 +151,9 @@ def pair():
 def images() -> fs.Federation:
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(40, 2, 3)).astype(np.float32), rng.integers(0, 3, 40)
-    return fs.Federation.from_arrays(x, y, {"train": [range(12), range(12, 30)]}, test=range(30, 40))
+    return fs.Federation.from_arrays(
+        x, y, {"train": [range(12), range(12, 30)]}, test=range(30, 40)
+    )
 
 
 HOW = dict(participation="1", rounds=2, epochs=1, batch_size=5, devices="1", chunk="2")
@@ -176,7 +197,10 @@ def softmax_behind():
     [
         (lambda: WithDropout(nnx.Rngs(0)), "keeps more than parameters"),
         (softmax_behind, "does something behind its last layer"),
-        (lambda: (lambda key: {"head": {"w": jnp.zeros((6, 3)), "c": jnp.zeros(2)}}, pair()[1]), "cannot be applied"),
+        (
+            lambda: (lambda key: {"head": {"w": jnp.zeros((6, 3)), "c": jnp.zeros(2)}}, pair()[1]),
+            "cannot be applied",
+        ),
         (lambda: (lambda key: jnp.zeros(3), lambda p, x: x), "must be a dict of groups"),
         (lambda: 3, "or a pair of functions"),
     ],
@@ -197,13 +221,16 @@ def test_a_linen_module_of_tokens():
         rng.integers(0, 5, (30, 7)), None, {"train": [range(10), range(10, 20)]}, test=range(20, 30)
     )
     result = fs.run("fedper", fed, model=Bigram(), **HOW)
-    assert result.setup.simulation.env.model.groups == ("embed", "head") and np.isfinite(result.rows[-1]["client_loss"])
+    assert result.setup.simulation.env.model.groups == ("embed", "head") and np.isfinite(
+        result.rows[-1]["client_loss"]
+    )
 
 
 @pytest.mark.parametrize(("name", "inside"), [("lstm", 3), ("transformer", 1)])
 @pytest.mark.parametrize("platform", ["tpu", "cuda"])
 def test_accelerators_loop_over_steps_and_places_alone(name, inside, platform):
-    """Equal clients: every loop's turns are known, and none is over clients; clients are an axis of every product."""
+    """Equal clients: every loop's turns are known, and none is over clients; clients are an axis of
+    every product."""
     import re
 
     from fedjax_sim.platform import lowering_for
@@ -211,18 +238,33 @@ def test_accelerators_loop_over_steps_and_places_alone(name, inside, platform):
     rng = np.random.default_rng(0)
     rows = {"train": [range(i * 8, i * 8 + 8) for i in range(6)]}
     fed = fs.Federation.from_arrays(rng.integers(0, 9, (56, 13)), None, rows, test=range(48, 56))
-    how = dict(participation="1", rounds=1, epochs=1, batch_size=4, optimizer="adam", devices="1", chunk="6")
+    how = dict(
+        participation="1",
+        rounds=1,
+        epochs=1,
+        batch_size=4,
+        optimizer="adam",
+        devices="1",
+        chunk="6",
+    )
     small = {"width": 16, "embed": 4} if name == "lstm" else {"width": 16, "heads": 2}
     with lowering_for(platform):
         setup = set_up("fedavg", fed, model=name, model_options=small, **how)
         state = setup.first_state()
         shapes = jax.tree.map(
-            lambda a: jax.ShapeDtypeStruct(np.shape(a), np.asarray(a).dtype), (state, setup.simulation.data)
+            lambda a: jax.ShapeDtypeStruct(np.shape(a), np.asarray(a).dtype),
+            (state, setup.simulation.data),
         )
         text = jax.jit(setup.simulation.round).lower(*shapes).compile().as_text()
     every = [line for line in text.splitlines() if re.search(r" while\(", line)]
     assert all("known_trip_count" in line for line in every)
-    loops = [line for line in every if "f32[6," in line.split(" while(")[0]]  # others draw random numbers
-    turns = {int(found[1]) for line in loops if (found := re.search(r'known_trip_count":\{"n":"(\d+)"', line))}
+    loops = [
+        line for line in every if "f32[6," in line.split(" while(")[0]
+    ]  # others draw random numbers
+    turns = {
+        int(found[1])
+        for line in loops
+        if (found := re.search(r'known_trip_count":\{"n":"(\d+)"', line))
+    }
     assert len(loops) == inside and turns <= {12, 2}  # places, steps
     assert not re.search(r" scatter\(", text)

@@ -1,4 +1,5 @@
-"""A plain flax module as model=: groups in the order of calls, dropout and masked BatchNorm, sentences."""
+"""A plain flax module as model=: groups in the order of calls, dropout and masked BatchNorm,
+sentences."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ SHAPE = (4, 4, 1)
 
 
 class Net(nn.Module):
-    """Declared in another order than it is called; dropout and BatchNorm want to know whether it trains."""
+    """Declared in another order than it is called; dropout and BatchNorm want to know whether it
+    trains."""
 
     rate: float = 0.0
     norm: bool = False
@@ -37,7 +39,11 @@ class Net(nn.Module):
 
 def test_groups_are_in_the_order_of_calls():
     model = fs.from_module("mine", Net(norm=True), shape=SHAPE)
-    assert model.groups == ("first", "scale", "head") and model.head_group == "head" and model.dense == ("first", "head")
+    assert (
+        model.groups == ("first", "scale", "head")
+        and model.head_group == "head"
+        and model.dense == ("first", "head")
+    )
     assert (model.width, model.classes, model.name) == (6, 3, "mine")
     net = model.init(jax.random.key(0))
     assert list(net["params"]) == list(model.groups) and list(net["batch_stats"]) == ["scale"]
@@ -47,10 +53,19 @@ def test_a_module_trains_as_the_same_model_of_the_registry():
     fed, ask = federation(), dict(participation="1", rounds=2, epochs=1, batch_size=4, devices="1")
     known = fs.build("mlp", fed.shape, fed.classes, hidden=(6,))
     start = known.init(jax.random.key(1))
-    mine = {"params": {"first": start["params"]["fc1"], "head": start["params"]["fc"]}, "batch_stats": {}}
-    want, got = fs.run("fedper", fed, model=known, net=start, **ask), fs.run("fedper", fed, model=Net(), net=mine, **ask)
+    mine = {
+        "params": {"first": start["params"]["fc1"], "head": start["params"]["fc"]},
+        "batch_stats": {},
+    }
+    want, got = (
+        fs.run("fedper", fed, model=known, net=start, **ask),
+        fs.run("fedper", fed, model=Net(), net=mine, **ask),
+    )
     assert_close(got.personal(2)["params"]["first"], want.personal(2)["params"]["fc1"], 1e-5)
-    assert got.rows[-1]["client_mean"] == pytest.approx(want.rows[-1]["client_mean"]) and got.summary["model"] == "Net"
+    assert (
+        got.rows[-1]["client_mean"] == pytest.approx(want.rows[-1]["client_mean"])
+        and got.summary["model"] == "Net"
+    )
     assert got.summary["bytes_up"] == want.summary["bytes_up"]  # the head stays: it was found
 
 
@@ -64,7 +79,10 @@ def test_dropout_draws_from_the_step_and_only_in_training():
 
     assert not np.array_equal(dropped(1), dropped(2)) and np.array_equal(dropped(1), dropped(1))
     calm = model.features(net, x)[0]
-    assert np.array_equal(calm, model.features(net, x)[0]) and (dropped(1) == 0).sum() > (np.asarray(calm) == 0).sum()
+    assert (
+        np.array_equal(calm, model.features(net, x)[0])
+        and (dropped(1) == 0).sum() > (np.asarray(calm) == 0).sum()
+    )
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.5])
@@ -72,7 +90,10 @@ def test_dropout_reaches_a_run(rate):
     """Whole batches in order from given weights: dropout alone knows the seed and the step."""
     fed, before = federation(), fs.from_module("Net", Net(), shape=SHAPE).init(jax.random.key(0))
     ask = dict(cohorts=[[0, 2]], rounds=1, batch_size="full", shuffle="off", devices="1")
-    steps = [next(fs.rounds("fedavg", fed, model=Net(rate=rate), net=before, seed=s, **ask)) for s in (0, 1)]
+    steps = [
+        next(fs.rounds("fedavg", fed, model=Net(rate=rate), net=before, seed=s, **ask))
+        for s in (0, 1)
+    ]
     one, two = (step.upload(2)["params"]["first"]["kernel"] for step in steps)
     assert np.allclose(one, two, atol=1e-7) == (rate == 0)
 
@@ -81,7 +102,10 @@ def test_padding_is_not_part_of_the_statistics():
     model = fs.from_module("mine", Net(norm=True), shape=SHAPE)
     net = model.init(jax.random.key(0))
     x = jax.random.normal(jax.random.key(1), (3, *SHAPE))
-    padded, mask = jnp.concatenate([x, 100 * jnp.ones((2, *SHAPE))]), jnp.array([1, 1, 1, 0, 0], bool)
+    padded, mask = (
+        jnp.concatenate([x, 100 * jnp.ones((2, *SHAPE))]),
+        jnp.array([1, 1, 1, 0, 0], bool),
+    )
     some, stats = model.features(net, padded, train=True, mask=mask)
     want, wanted = model.features(net, x, train=True, mask=jnp.ones(3, bool))
     assert_close((some[:3], stats), (want, wanted), 1e-5)

@@ -1,4 +1,5 @@
-"""What Python users see: short texts, tables, predictions that agree with the evaluation, comparisons, sweeps, sentences."""
+"""What Python users see: short texts, tables, predictions that agree with the evaluation,
+comparisons, sweeps, sentences."""
 
 from __future__ import annotations
 
@@ -11,7 +12,9 @@ import pytest
 
 import fedjax_sim as fs
 
-SMALL = dict(model="mlp", model_options={"hidden": (6,)}, epochs=1, batch_size=8, devices="1", rounds=2)
+SMALL = dict(
+    model="mlp", model_options={"hidden": (6,)}, epochs=1, batch_size=8, devices="1", rounds=2
+)
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +23,9 @@ def fed():
     y = rng.integers(0, 3, 150)
     x = (rng.integers(0, 90, (150, 4, 4)) + 60 * y[:, None, None]).astype(np.uint8)
     cut = np.split(rng.permutation(150), np.cumsum([20, 31, 9, 40, 8, 5, 7, 10]))
-    return fs.Federation.from_arrays(x, y, {"train": cut[:4], "test": cut[4:8]}, test=np.concatenate(cut[4:]), name="bars")
+    return fs.Federation.from_arrays(
+        x, y, {"train": cut[:4], "test": cut[4:8]}, test=np.concatenate(cut[4:]), name="bars"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -40,23 +45,34 @@ def test_texts_are_short(fed, result):
 
 
 def test_predictions_are_those_of_the_evaluation(fed, result):
-    x, y = np.asarray(fed.x)[..., 0], np.asarray(fed.y)  # raw images without a channel, as they were given
+    x, y = (
+        np.asarray(fed.x)[..., 0],
+        np.asarray(fed.y),
+    )  # raw images without a channel, as they were given
     test = np.asarray(fed.held["test"])
-    assert np.mean(result.predict(x[test]) == y[test]) == pytest.approx(result.rows[-1]["global_acc"], abs=1e-6)
+    assert np.mean(result.predict(x[test]) == y[test]) == pytest.approx(
+        result.rows[-1]["global_acc"], abs=1e-6
+    )
     for k in range(4):
         rows = fed.client_rows(k, "test")
-        assert (result.predict(x[rows], client=k) == y[rows]).sum() == result.clients["personal_correct"][-1][k]
+        assert (result.predict(x[rows], client=k) == y[rows]).sum() == result.clients[
+            "personal_correct"
+        ][-1][k]
     hidden, head = (result.net["params"][g] for g in ("fc1", "fc"))
     flat = ((x / 255 - fed.mean) / fed.std).reshape(len(x), -1)
     want = np.maximum(flat @ hidden["kernel"] + hidden["bias"], 0) @ head["kernel"] + head["bias"]
     np.testing.assert_allclose(result.predict(x, logits=True), want, atol=1e-4)
-    assert not np.allclose(result.predict(x, 2, logits=True), want, atol=1e-3)  # Ditto's client 2 is another model
+    assert not np.allclose(
+        result.predict(x, 2, logits=True), want, atol=1e-3
+    )  # Ditto's client 2 is another model
 
 
 def test_what_cannot_be_predicted_is_said(fed, result):
     with pytest.raises(fs.UserError, match=r"x is float64, but the images of 'bars' are uint8"):
         result.predict(np.zeros((1, 4, 4)))
-    with pytest.raises(fs.UserError, match=r"images \(5, 4, 1\), but those of 'bars' are \(4, 4, 1\)"):
+    with pytest.raises(
+        fs.UserError, match=r"images \(5, 4, 1\), but those of 'bars' are \(4, 4, 1\)"
+    ):
         result.predict(np.zeros((1, 5, 4), np.uint8))
     with pytest.raises(fs.UserError, match="there is no client 4; allowed: 0 to 3"):
         result.predict(np.zeros((1, 4, 4), np.uint8), client=4)
@@ -67,14 +83,19 @@ def test_a_method_that_fine_tunes_and_one_without_a_global_model(fed):
     for name in ("fedavg_ft", "local"):
         result = fs.run(name, fed, participation="1", **SMALL)
         rows = fed.client_rows(1, "test")
-        assert (result.predict(x[rows], client=1) == y[rows]).sum() == result.clients["personal_correct"][-1][1]
+        assert (result.predict(x[rows], client=1) == y[rows]).sum() == result.clients[
+            "personal_correct"
+        ][-1][1]
     with pytest.raises(fs.UserError, match="method 'local' has no global model"):
         result.predict(x)
 
 
 def test_tables(result, monkeypatch):
     assert result.table() == result.rows and result.table("rounds") == result.rounds
-    assert repr(result.table()).splitlines()[0].split()[0] == "round" and "<table>" in result.table()._repr_html_()
+    assert (
+        repr(result.table()).splitlines()[0].split()[0] == "round"
+        and "<table>" in result.table()._repr_html_()
+    )
     frame = result.to_pandas()
     assert frame["global_acc"].tolist() == [row["global_acc"] for row in result.rows]
     with pytest.raises(fs.UserError, match=r"unknown table 'metrix' \(did you mean 'metrics'\?\)"):
@@ -104,12 +125,24 @@ def test_plot_leaves_the_callers_look_alone(result, tmp_path):
 
 def test_a_saved_net_is_where_the_next_run_starts(fed, result, tmp_path):
     fs.save_net(tmp_path / "net.npz", result.net)
-    again = fs.run("fedavg", fed, init=tmp_path / "net.npz", participation="1", **SMALL | dict(rounds=1, lr=0))
-    np.testing.assert_allclose(again.net["params"]["fc"]["kernel"], result.net["params"]["fc"]["kernel"], atol=1e-6)
+    again = fs.run(
+        "fedavg", fed, init=tmp_path / "net.npz", participation="1", **SMALL | dict(rounds=1, lr=0)
+    )
+    np.testing.assert_allclose(
+        again.net["params"]["fc"]["kernel"], result.net["params"]["fc"]["kernel"], atol=1e-6
+    )
 
 
 def test_compare_is_run_twice_on_the_same_draws(fed, tmp_path):
-    both = fs.compare("fedavg", "fedprox:mu=0.5,lr=0.1", fed=fed, seeds=2, participation="0.5", out=tmp_path / "c", **SMALL)
+    both = fs.compare(
+        "fedavg",
+        "fedprox:mu=0.5,lr=0.1",
+        fed=fed,
+        seeds=2,
+        participation="0.5",
+        out=tmp_path / "c",
+        **SMALL,
+    )
     assert both.entries == ["fedavg"] * 2 + ["fedprox:mu=0.5,lr=0.1"] * 2
     same = fs.make_method("fedprox", mu=0.5)
     alone = fs.compare(same, fed=fed, lr=0.1, seed=1, participation="0.5", **SMALL).results[0]
@@ -135,10 +168,21 @@ def test_a_comparison_shows_itself_as_a_table(fed):
 
 
 def test_sweep_is_the_command(tmp_path):
-    ask = dict(grid={"lr": [0.01, 0.1], "mu": [0.5]}, rounds=1, clients=3, epochs=0.1, model="mlp", devices="1")
+    ask = dict(
+        grid={"lr": [0.01, 0.1], "mu": [0.5]},
+        rounds=1,
+        clients=3,
+        epochs=0.1,
+        model="mlp",
+        devices="1",
+    )
     rows = fs.sweep(["fedavg"], tmp_path / "s", **ask | dict(grid={"lr": [0.1]}))
-    assert [(r["method"], r["status"], r["lr"]) for r in rows] == [("fedavg", "done", 0.1)] and rows[0]["last_global"] > 0
-    with pytest.raises(fs.UserError, match="unknown option of a run or of method 'fedavg' 'raunds'"):
+    assert [(r["method"], r["status"], r["lr"]) for r in rows] == [
+        ("fedavg", "done", 0.1)
+    ] and rows[0]["last_global"] > 0
+    with pytest.raises(
+        fs.UserError, match="unknown option of a run or of method 'fedavg' 'raunds'"
+    ):
         fs.sweep(["fedavg"], tmp_path / "t", raunds=3)
     with pytest.raises(fs.UserError, match="numbers, text and lists"):
         fs.sweep(["fedavg"], tmp_path / "t", lr=object())
@@ -147,7 +191,10 @@ def test_sweep_is_the_command(tmp_path):
 @pytest.mark.parametrize(
     ("wrong", "sentence"),
     [
-        (dict(raunds=3), r"unknown option of a run or of method 'fedavg' 'raunds' \(did you mean 'rounds'\?\)"),
+        (
+            dict(raunds=3),
+            r"unknown option of a run or of method 'fedavg' 'raunds' \(did you mean 'rounds'\?\)",
+        ),
         (dict(rounds="three"), "rounds 'three' is not a whole number; default: 30"),
         (dict(rounds=2.5), "rounds '2.5' is not a whole number"),
         (dict(rounds=None), "rounds None is not a number"),

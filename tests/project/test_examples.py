@@ -19,7 +19,11 @@ def test_scripts(name, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", [f"{name}.py", "1"])
     runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
     told = capsys.readouterr().out
-    assert {"own_data": "Result(fedavg on mine", "own_method": "\nByLoss ", "compare_two": "ditto:lam=0.1 1"}[name] in told
+    assert {
+        "own_data": "Result(fedavg on mine",
+        "own_method": "\nByLoss ",
+        "compare_two": "ditto:lam=0.1 1",
+    }[name] in told
 
 
 def shown(cell: str, names: dict) -> object:

@@ -1,8 +1,9 @@
-"""Who may import whom: the rooms of the package, read from the source (imports for type checkers do not count).
+"""Who may import whom: the rooms of the package, read from the source (imports for type checkers do
+not count).
 
-A room is a module or a folder directly below `fedjax_sim`, and `agents`. `ALLOWED` is the whole rule: a room imports
-itself and what stands there, a part of a room where only that part is named. What is allowed "inside functions" must
-not be loaded with the module.
+A room is a module or a folder directly below `fedjax_sim`, and `agents`. `ALLOWED` is the whole
+rule: a room imports itself and what stands there, a part of a room where only that part is named.
+What is allowed "inside functions" must not be loaded with the module.
 """
 
 from __future__ import annotations
@@ -37,40 +38,64 @@ ALLOWED: dict[str, set[str]] = {
     "transforms": ONE_CLIENT | {"agents.registry"},
     "engine": ONE_CLIENT | {"platform"},
     "accelerators": {"errors", "platform", "types", "engine"},
-    "runner": ONE_CLIENT | {"data", "engine", "methods", "metrics", "transforms", "platform", "accelerators", "__init__"},
+    "runner": (
+        ONE_CLIENT
+        | {
+            "data",
+            "engine",
+            "methods",
+            "metrics",
+            "transforms",
+            "platform",
+            "accelerators",
+            "__init__",
+        }
+    ),
     "presets": {"errors"},
-    "report": {"errors", "options", "metrics.base", "runner.files", "runner.figures", "runner.manifest", "__init__"},
+    "report": {
+        "errors",
+        "options",
+        "metrics.base",
+        "runner.files",
+        "runner.figures",
+        "runner.manifest",
+        "__init__",
+    },
     "papers": {"errors", "options", "presets", "report", "runner.files", "runner.figures"},
-    "cli": ONE_CLIENT
-    | {
-        "data",
-        "engine",
-        "methods",
-        "metrics",
-        "transforms",
-        "platform",
-        "accelerators",
-        "runner",
-        "report",
-        "presets",
-        "papers",
-        "agents",
-    }
-    | {"__init__"},
+    "cli": (
+        ONE_CLIENT
+        | {
+            "data",
+            "engine",
+            "methods",
+            "metrics",
+            "transforms",
+            "platform",
+            "accelerators",
+            "runner",
+            "report",
+            "presets",
+            "papers",
+            "agents",
+        }
+        | {"__init__"}
+    ),
     "notebook": BASICS | {"data", "engine", "platform", "runner", "report", "cli", "__init__"},
     "__main__": {"cli"},
-    "__init__": BASICS
-    | {
-        "data",
-        "engine",
-        "hooks",
-        "methods",
-        "metrics",
-        "models",
-        "notebook",
-        "runner",
-        "transforms",
-    },  # the public names, and the version
+    "__init__": (
+        BASICS
+        | {
+            "data",
+            "engine",
+            "hooks",
+            "methods",
+            "metrics",
+            "models",
+            "notebook",
+            "runner",
+            "transforms",
+        }
+    ),  # the public names, and the version
     "agents": set(),
 }
 INSIDE_FUNCTIONS: dict[str, set[str]] = {
@@ -103,16 +128,23 @@ class Import(NamedTuple):
 
 
 def resolve(node: ast.Import | ast.ImportFrom | ast.Call, package: str) -> list[str]:
-    """Absolute names of what one statement (or `import_module("…")`) imports, seen from inside `package`."""
+    """Absolute names of what one statement (or `import_module("…")`) imports, seen from inside
+    `package`."""
     if isinstance(node, ast.Import):
         return [alias.name for alias in node.names]
     if isinstance(node, ast.ImportFrom):
         above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
         base = ".".join([*above, *([node.module] if node.module else [])])
         return [f"{base}.{alias.name}" for alias in node.names]
-    called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+    called = (
+        node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+    )
     literal = node.args[0] if called in ("import_module", "__import__") and node.args else None
-    return [literal.value] if isinstance(literal, ast.Constant) and isinstance(literal.value, str) else []
+    return (
+        [literal.value]
+        if isinstance(literal, ast.Constant) and isinstance(literal.value, str)
+        else []
+    )
 
 
 def imports_of(source: str, package: str) -> Iterator[Import]:
@@ -135,8 +167,11 @@ def imports_of(source: str, package: str) -> Iterator[Import]:
 
 @functools.cache
 def modules() -> dict[str, pathlib.Path]:
-    """{dotted name: file} of the package and the agents; a folder's own file ends in `.__init__`."""
-    files = [file for top in ("fedjax_sim", "agents") for file in sorted((ROOT / top).rglob("*.py"))]
+    """{dotted name: file} of the package and the agents; a folder's own file ends in
+    `.__init__`."""
+    files = [
+        file for top in ("fedjax_sim", "agents") for file in sorted((ROOT / top).rglob("*.py"))
+    ]
     return {".".join(file.relative_to(ROOT).with_suffix("").parts): file for file in files}
 
 
@@ -146,13 +181,18 @@ def read(name: str) -> tuple[Import, ...]:
 
 
 def place(module: str) -> str | None:
-    """`fedjax_sim.data.spec.mix` -> `data.spec.mix`, `fedjax_sim.__version__` -> `__init__`; None: a foreign module."""
+    """`fedjax_sim.data.spec.mix` -> `data.spec.mix`, `fedjax_sim.__version__` -> `__init__`; None:
+    a foreign module."""
     top, _, rest = module.partition(".")
     if top == "agents":
         return module
     if top != "fedjax_sim":
         return None
-    known = any(name.split(".")[1] == rest.split(".")[0] for name in modules() if name.startswith("fedjax_sim."))
+    known = any(
+        name.split(".")[1] == rest.split(".")[0]
+        for name in modules()
+        if name.startswith("fedjax_sim.")
+    )
     return rest if rest and known else "__init__"
 
 
@@ -171,7 +211,10 @@ def violations(room: str, name: str, imports: tuple[Import, ...]) -> list[str]:
         target = place(module)
         allowed = {room, *ALLOWED[room], *(INSIDE_FUNCTIONS.get(room, ()) if lazy else ())}
         if target is not None and not stands_in(target, allowed):
-            found.append(f"{name}, line {line}: '{room}' imports '{module}'; allowed: {', '.join(sorted(allowed))}")
+            found.append(
+                f"{name}, line {line}: '{room}' imports '{module}'; allowed:"
+                f" {', '.join(sorted(allowed))}"
+            )
     return found
 
 
@@ -185,14 +228,17 @@ def test_a_room_imports_only_its_neighbours(room):
 
 @pytest.mark.parametrize("start", WITHOUT_JAX)
 def test_no_jax_is_loaded_by(start):
-    """Neither by itself nor by what it loads; a package's own file is loaded with any of its modules."""
+    """Neither by itself nor by what it loads; a package's own file is loaded with any of its
+    modules."""
     names = [name for name in modules() if stands_in(name.removeprefix("fedjax_sim."), {start})]
     way: dict[str, str] = {name: name for name in names}
     assert names, f"there is no '{start}'"
     waiting = list(names)
     while waiting:
         name = waiting.pop()
-        parents = [".".join(name.split(".")[:n]) + ".__init__" for n in range(1, name.count(".") + 1)]
+        parents = [
+            ".".join(name.split(".")[:n]) + ".__init__" for n in range(1, name.count(".") + 1)
+        ]
         loaded = [one.module for one in read(name) if not one.lazy] + parents
         for module in loaded:
             assert module.split(".")[0] not in ("jax", "flax", "optax"), f"{way[name]} -> {module}"
@@ -223,7 +269,8 @@ def later():
 """
 
 
-# words of the methods' names that may stand elsewhere: the default method, and split protocols called after papers
+# words of the methods' names that may stand elsewhere: the default method, and split protocols
+# called after papers
 ELSEWHERE = {
     "runner.config": {"fedavg"},
     "runner.execute": {"fedavg"},
@@ -242,14 +289,22 @@ def test_no_methods_name_outside_methods():
         place = name.removeprefix("fedjax_sim.")
         if name.startswith("agents") or place.split(".")[0] in ("methods", "presets"):
             continue
-        words = {n.value for n in ast.walk(ast.parse(file.read_text())) if isinstance(n, ast.Constant)}
-        named = {w for w in words if isinstance(w, str)} & set(METHODS) - COMMON_WORDS - ELSEWHERE.get(place, set())
+        words = {
+            n.value for n in ast.walk(ast.parse(file.read_text())) if isinstance(n, ast.Constant)
+        }
+        named = {w for w in words if isinstance(w, str)} & set(
+            METHODS
+        ) - COMMON_WORDS - ELSEWHERE.get(place, set())
         found += [f"{name}: {word}" for word in sorted(named)]
     assert not found, found
 
 
 def test_the_reader_sees_every_kind_of_import():
-    seen = [(one.module, one.lazy) for one in imports_of(SAMPLE, "fedjax_sim.methods") if "typing" not in one.module]
+    seen = [
+        (one.module, one.lazy)
+        for one in imports_of(SAMPLE, "fedjax_sim.methods")
+        if "typing" not in one.module
+    ]
     assert seen == [
         ("fedjax_sim.runner.config", False),
         ("fedjax_sim.methods.fedavg", False),
@@ -263,13 +318,29 @@ def test_the_reader_sees_every_kind_of_import():
 @pytest.mark.parametrize(
     "room, statement, said",
     [
-        ("methods", "from fedjax_sim.engine.round import simulate", "'methods' imports 'fedjax_sim.engine.round.simulate'"),
+        (
+            "methods",
+            "from fedjax_sim.engine.round import simulate",
+            "'methods' imports 'fedjax_sim.engine.round.simulate'",
+        ),
         ("methods", "import agents.sac", "'methods' imports 'agents.sac'"),
-        ("methods", "from fedjax_sim.data.sources import load", "'methods' imports 'fedjax_sim.data.sources.load'"),
+        (
+            "methods",
+            "from fedjax_sim.data.sources import load",
+            "'methods' imports 'fedjax_sim.data.sources.load'",
+        ),
         ("engine", "from fedjax_sim import methods", "'engine' imports 'fedjax_sim.methods'"),
         ("local", "def f():\n    import fedjax_sim.engine", "'local' imports 'fedjax_sim.engine'"),
-        ("agents", "from fedjax_sim.errors import UserError", "'agents' imports 'fedjax_sim.errors.UserError'"),
-        ("runner", "from fedjax_sim.cli import describe", "'runner' imports 'fedjax_sim.cli.describe'"),
+        (
+            "agents",
+            "from fedjax_sim.errors import UserError",
+            "'agents' imports 'fedjax_sim.errors.UserError'",
+        ),
+        (
+            "runner",
+            "from fedjax_sim.cli import describe",
+            "'runner' imports 'fedjax_sim.cli.describe'",
+        ),
         ("data", "from fedjax_sim.models import build", "'data' imports 'fedjax_sim.models.build'"),
     ],
 )
@@ -286,19 +357,27 @@ def test_doors_that_are_open():
         ("runner", "from fedjax_sim import __version__"),
         ("data", "import numpy, jax"),
     ):
-        assert not violations(room, "here", tuple(imports_of(statement, f"fedjax_sim.{room}"))), statement
+        assert not violations(room, "here", tuple(imports_of(statement, f"fedjax_sim.{room}"))), (
+            statement
+        )
 
 
 def long_functions(source: str) -> list[str]:
     """Functions of a file that are longer than a reader keeps in mind."""
-    found = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    found = [
+        node
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
     first = lambda node: min([node.lineno, *(d.lineno for d in node.decorator_list)])
     sizes = {node.name: node.end_lineno - first(node) + 1 for node in found}
     return [f"{name}: {lines} lines" for name, lines in sizes.items() if lines > LONGEST]
 
 
 def test_no_function_is_longer_than_a_page():
-    files = [path for room in ("fedjax_sim", "agents") for path in sorted((ROOT / room).rglob("*.py"))]
+    files = [
+        path for room in ("fedjax_sim", "agents") for path in sorted((ROOT / room).rglob("*.py"))
+    ]
     assert len(files) > 100
     found = {str(path.relative_to(ROOT)): long_functions(path.read_text()) for path in files}
     assert not {path: names for path, names in found.items() if names}

@@ -1,4 +1,5 @@
-"""`--dry-run --device`: sentences, sizes, and what is compiled. The device is a CPU that is called by another name."""
+"""`--dry-run --device`: sentences, sizes, and what is compiled. The device is a CPU that is called
+by another name."""
 
 from __future__ import annotations
 
@@ -21,7 +22,9 @@ from fedjax_sim.runner.prepare import load_federation
 __all__ = ["empty_folder"]  # used by every test
 
 FORETOLD = [*SMALL, "--dry-run", "--device", "v5e"]
-libtpu = pytest.mark.skipif(not accelerators.installed("tpu"), reason="the extra [aot] is not installed")
+libtpu = pytest.mark.skipif(
+    not accelerators.installed("tpu"), reason="the extra [aot] is not installed"
+)
 
 
 @pytest.fixture
@@ -39,12 +42,30 @@ def stand_in(monkeypatch):
 @pytest.mark.parametrize(
     "words, sentence",
     [
-        (["--dry-run", "--device", "v9"], "unknown device 'v9'; allowed: a100, h100, v5e, v5p, v6e"),
-        (["--dry-run", "--device", "v5e:big"], "topology 'big' of device 'v5e:big' cannot be read; use v5e:2x2"),
-        (["--device", "v5e"], "--device foretells with --dry-run; a run takes the devices that JAX sees"),
-        (["--dry-run", "--device", "v5e", "--devices", "2"], "devices 2 does not fit device 'v5e', which is 1"),
-        (["--dry-run", "--device", "v5e", "--backend", "loop"], "backend 'loop' compiles no rounds"),
-        (["--dry-run", "--device", "v5e", "--vmap", "lr=0.1,0.2"], "--device foretells one run, not several side by side"),
+        (
+            ["--dry-run", "--device", "v9"],
+            "unknown device 'v9'; allowed: a100, h100, v5e, v5p, v6e",
+        ),
+        (
+            ["--dry-run", "--device", "v5e:big"],
+            "topology 'big' of device 'v5e:big' cannot be read; use v5e:2x2",
+        ),
+        (
+            ["--device", "v5e"],
+            "--device foretells with --dry-run; a run takes the devices that JAX sees",
+        ),
+        (
+            ["--dry-run", "--device", "v5e", "--devices", "2"],
+            "devices 2 does not fit device 'v5e', which is 1",
+        ),
+        (
+            ["--dry-run", "--device", "v5e", "--backend", "loop"],
+            "backend 'loop' compiles no rounds",
+        ),
+        (
+            ["--dry-run", "--device", "v5e", "--vmap", "lr=0.1,0.2"],
+            "--device foretells one run, not several side by side",
+        ),
     ],
 )
 def test_refused_in_one_sentence(words, sentence, capsys, stand_in):
@@ -58,9 +79,16 @@ def test_a_missing_compiler_is_one_sentence(name, title, capsys, monkeypatch):
 
     accelerators.target_device.cache_clear()
     monkeypatch.setattr(accelerators, "installed", lambda platform: False)
-    monkeypatch.setattr(topologies, "get_topology_desc", lambda **asked: pytest.fail("not asked") if not asked else 1 / 0)
+    monkeypatch.setattr(
+        topologies,
+        "get_topology_desc",
+        lambda **asked: pytest.fail("not asked") if not asked else 1 / 0,
+    )
     said = refused(capsys, "run", "fedavg", *SMALL, "--dry-run", "--device", name)
-    assert f"device '{name}' needs the compiler of {title}; install it with: pip install 'fedjax-sim[aot]'" in said
+    assert (
+        f"device '{name}' needs the compiler of {title}; install it with: pip install"
+        " 'fedjax-sim[aot]'" in said
+    )
 
 
 def test_what_a_compiler_refuses_is_one_sentence(capsys, monkeypatch):
@@ -79,7 +107,10 @@ def test_what_a_compiler_refuses_is_one_sentence(capsys, monkeypatch):
 def test_a_tpu_that_is_there_is_left_alone(monkeypatch):
     monkeypatch.setattr(accelerators.os, "environ", {})
     accelerators.quiet_environment()
-    assert accelerators.os.environ["JAX_PLATFORMS"] == "cpu" and "TPU_SKIP_MDS_QUERY" in accelerators.os.environ
+    assert (
+        accelerators.os.environ["JAX_PLATFORMS"] == "cpu"
+        and "TPU_SKIP_MDS_QUERY" in accelerators.os.environ
+    )
     monkeypatch.setattr(accelerators.os, "environ", {"JAX_PLATFORMS": "tpu"})
     monkeypatch.setattr(accelerators, "here", lambda platform: True)
     accelerators.quiet_environment()
@@ -87,7 +118,14 @@ def test_a_tpu_that_is_there_is_left_alone(monkeypatch):
 
 
 def config_of(**more) -> Config:
-    small = dict(model="mlp", model_options={"hidden": "8"}, clients=6, participation="0.5", rounds=2, batch_size=16)
+    small = dict(
+        model="mlp",
+        model_options={"hidden": "8"},
+        clients=6,
+        participation="0.5",
+        rounds=2,
+        batch_size=16,
+    )
     return Config(more.pop("method", "scaffold"), **(small | more))
 
 
@@ -129,7 +167,10 @@ def test_fits_from_the_compilers_account(stand_in, name):
     setup = ahead.prepare_for(name, config, load_federation(config))
     found = ahead.fits(setup, name)
     assert found["fits"] and found["memory"] == DEVICES["v5e"].memory
-    assert found["needed"] == found["arguments"] + found["scratch"] + found["results"] - found["given_away"]
+    assert (
+        found["needed"]
+        == found["arguments"] + found["scratch"] + found["results"] - found["given_away"]
+    )
     many, stored = found["devices"], accelerators.state_like(setup.simulation, setup.net)
     held = tree_bytes(stored._replace(clients=())) + tree_bytes(stored.clients) // many
     assert found["given_away"] == held  # the whole state, and nothing else
@@ -167,10 +208,9 @@ def test_the_command_says_it(stand_in, capsys):
     assert "\n  fits TPU v5e: " in out and "of 16.9114 GB (arguments" in out
     assert main(["compare", "fedavg", "scaffold", *FORETOLD, "--json"]) == 0
     told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [(one["method"], one["on_device"]["device"], one["on_device"]["fits"]) for one in told] == [
-        ("fedavg", "v5e", True),
-        ("scaffold", "v5e", True),
-    ]
+    assert [
+        (one["method"], one["on_device"]["device"], one["on_device"]["fits"]) for one in told
+    ] == [("fedavg", "v5e", True), ("scaffold", "v5e", True)]
     profiled = [word for word in FORETOLD if word != "--quiet"]
     assert main(["profile", "fedavg", *profiled]) == 0
     assert "\n  fits TPU v5e: " in capsys.readouterr().out

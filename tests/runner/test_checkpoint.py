@@ -1,4 +1,5 @@
-"""Checkpoints: the whole State bit for bit, whole or absent, newest kept, refused when they do not fit."""
+"""Checkpoints: the whole State bit for bit, whole or absent, newest kept, refused when they do not
+fit."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ from fedjax_sim.types import Client, State
 
 
 def made_up(rows: int = 10, seed: int = 0, put=jnp.asarray) -> State:
-    """A State with every kind of leaf: scalars, integers, halves, not-a-numbers, a bank of rows, an empty tree."""
+    """A State with every kind of leaf: scalars, integers, halves, not-a-numbers, a bank of rows, an
+    empty tree."""
     rng = np.random.default_rng(seed)
     draw = lambda *shape: rng.standard_normal(shape).astype(np.float32)
     bank = draw(rows, 6, 4)
@@ -26,7 +28,12 @@ def made_up(rows: int = 10, seed: int = 0, put=jnp.asarray) -> State:
         jnp.int32(7),
         jnp.asarray(rng.integers(0, 2**32, 2, np.uint32)),
         {"w": jnp.asarray(draw(3, 3)), "count": jnp.int32(5), "flag": jnp.asarray(True)},
-        Client(dict(v=put(bank), n=put(rng.integers(0, 9, rows).astype(np.int32))), (), put(draw(rows, 5)), ()),
+        Client(
+            dict(v=put(bank), n=put(rng.integers(0, 9, rows).astype(np.int32))),
+            (),
+            put(draw(rows, 5)),
+            (),
+        ),
         {"half": jnp.asarray(draw(4), jnp.bfloat16), "none": jnp.zeros((0, 3))},
     )
 
@@ -46,11 +53,22 @@ def test_leaves_are_named_by_their_paths(tmp_path):
     path = checkpoint.save(tmp_path, made_up(), "h")
     names = [r["name"] for r in json.loads((path / "meta.json").read_text())["leaves"]]
     assert names == [
-        *("t", "key", "server.count", "server.flag", "server.w", "clients.own.n", "clients.own.v", "clients.resident"),
+        *(
+            "t",
+            "key",
+            "server.count",
+            "server.flag",
+            "server.w",
+            "clients.own.n",
+            "clients.own.v",
+            "clients.resident",
+        ),
         *("agent.half", "agent.none"),
     ]
     stored = checkpoint._checkpointer().restore((path / "state").absolute())
-    assert sorted(stored) == sorted(set(names) - {"agent.none"})  # nothing to store of an empty leaf
+    assert sorted(stored) == sorted(
+        set(names) - {"agent.none"}
+    )  # nothing to store of an empty leaf
     assert np.array_equal(stored["server.w"], made_up().server["w"])
 
 
@@ -63,7 +81,8 @@ def test_two_leaves_of_one_name_are_refused(tmp_path):
 
 @pytest.mark.parametrize("name", ["scaffold", "random"])
 def test_a_method_s_whole_state(tmp_path, name):
-    """After rounds, with client banks, resident models and server state; the restored State goes on to the same bits."""
+    """After rounds, with client banks, resident models and server state; the restored State goes on
+    to the same bits."""
     sim = simulation(name)
     state, data = start(sim)
     state, *_ = sim.run(state, data, jnp.int32(2))
@@ -79,7 +98,9 @@ def test_large_banks_are_written_in_rows(tmp_path, monkeypatch):
     path = checkpoint.save(tmp_path, state, "h")
     files = sorted(p.name for p in (path / "rows").iterdir())
     assert files == [f"clients.own.v-{first:08d}" for first in (0, 3, 6, 9)]  # 10 rows
-    assert [r["large"] for r in json.loads((path / "meta.json").read_text())["leaves"]].count(True) == 1
+    assert [r["large"] for r in json.loads((path / "meta.json").read_text())["leaves"]].count(
+        True
+    ) == 1
     assert same_bits(state, checkpoint.load(path, blank(state), "h"))
 
 
@@ -122,14 +143,17 @@ def test_newest_are_kept_and_partial_ones_ignored(tmp_path):
 
 
 def test_a_save_that_fails_leaves_the_old_one(tmp_path, monkeypatch):
-    """Atomic: everything but the last rename happened, and the folder still offers the previous checkpoint."""
+    """Atomic: everything but the last rename happened, and the folder still offers the previous
+    checkpoint."""
     checkpoint.save(tmp_path, made_up()._replace(t=jnp.int32(1)), "h")
 
     def killed(*_):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(checkpoint.os, "replace", killed)
-    monkeypatch.setattr(checkpoint, "write_json", lambda path, data: path.write_text(json.dumps(data)))
+    monkeypatch.setattr(
+        checkpoint, "write_json", lambda path, data: path.write_text(json.dumps(data))
+    )
     with pytest.raises(KeyboardInterrupt):
         checkpoint.save(tmp_path, made_up()._replace(t=jnp.int32(2)), "h")
     assert checkpoint.rounds(tmp_path) == [1]
@@ -146,12 +170,18 @@ def test_what_does_not_fit_is_refused(tmp_path):
     state = made_up()
     path = checkpoint.save(tmp_path, state, "h")
     assert "belongs to configuration h" in refused(path, blank(state), "other")
-    assert "'clients.own.n' is int32[10] there and int32[12] here" in refused(path, made_up(rows=12))
+    assert "'clients.own.n' is int32[10] there and int32[12] here" in refused(
+        path, made_up(rows=12)
+    )
     assert "this run's state has no 'agent.half'" in refused(path, state._replace(agent=()))
     more = state._replace(server={**state.server, "extra": jnp.zeros(2)})
     assert "it has no 'server.extra'" in refused(path, more)
-    renamed = state._replace(server={"v": state.server["w"], **{k: state.server[k] for k in ("count", "flag")}})
-    assert "it has no 'server.v'" in refused(path, renamed)  # same shapes in the same order, another name
+    renamed = state._replace(
+        server={"v": state.server["w"], **{k: state.server[k] for k in ("count", "flag")}}
+    )
+    assert "it has no 'server.v'" in refused(
+        path, renamed
+    )  # same shapes in the same order, another name
     other = state._replace(server={**state.server, "w": jnp.zeros((3, 3), jnp.bfloat16)})
     assert "'server.w' is float32[3, 3] there and bfloat16[3, 3] here" in refused(path, other)
     meta = json.loads((path / "meta.json").read_text())
@@ -160,7 +190,8 @@ def test_what_does_not_fit_is_refused(tmp_path):
 
 
 def test_wrong_values_are_noticed(tmp_path, monkeypatch):
-    """Readable but different values: the checksum of every leaf is compared, for whole leaves and for rows."""
+    """Readable but different values: the checksum of every leaf is compared, for whole leaves and
+    for rows."""
     monkeypatch.setattr(checkpoint, "BLOCK", 500)
     state = made_up()
     path = checkpoint.save(tmp_path, state, "h")

@@ -1,6 +1,8 @@
-"""What was done to run directories behind the program's back: `report` and `sweep --gather` never show other figures.
+"""What was done to run directories behind the program's back: `report` and `sweep --gather` never
+show other figures.
 
-Every kind of damage to every file: the figures of the untouched run, or a sentence that names the directory; no traceback.
+Every kind of damage to every file: the figures of the untouched run, or a sentence that names the
+directory; no traceback.
 """
 
 from __future__ import annotations
@@ -23,11 +25,14 @@ from fedjax_sim.report.runs import load_run, load_runs
 from fedjax_sim.runner import manifest
 
 __all__ = ["empty_folder"]  # used by every test
-SWEEP = 'methods = ["fedavg"]\nseeds = 2\n[settings]\nrounds = 2\nmodel = "mlp"\n"model.hidden" = [8]\nclients = 6\n'
+SWEEP = (
+    'methods = ["fedavg"]\nseeds = 2\n[settings]\nrounds = 2\nmodel = "mlp"\n"model.hidden" ='
+    " [8]\nclients = 6\n"
+)
 SWEEP += "epochs = 1\ndevices = 1\nchunk = 1\n"
 
 
-# ---- kinds of damage --------------------------------------------------------------------------------------------------
+# ---- kinds of damage -----------------------------------------------------------------------------
 def cut(file, rng):
     raw = file.read_bytes()
     file.write_bytes(raw[: rng.integers(0, len(raw))])
@@ -86,7 +91,20 @@ def not_text(file, rng):
     file.write_bytes(b"\xff\xfe\0" + file.read_bytes())
 
 
-KINDS = [cut, flipped, lost_line, other_digit, twice, nothing, nested, list_of_numbers, long_field, gone, folder, not_text]
+KINDS = [
+    cut,
+    flipped,
+    lost_line,
+    other_digit,
+    twice,
+    nothing,
+    nested,
+    list_of_numbers,
+    long_field,
+    gone,
+    folder,
+    not_text,
+]
 NAMES = [*manifest.FILES, manifest.MANIFEST]
 
 
@@ -96,7 +114,20 @@ def swept(tmp_path_factory):
     root = tmp_path_factory.mktemp("swept")
     (root / "grid.toml").write_text(SWEEP)
     for task in ("0", "1"):
-        assert main(["sweep", str(root / "grid.toml"), "--out", str(root / "out"), "--task", task, "--quiet"]) == 0
+        assert (
+            main(
+                [
+                    "sweep",
+                    str(root / "grid.toml"),
+                    "--out",
+                    str(root / "out"),
+                    "--task",
+                    task,
+                    "--quiet",
+                ]
+            )
+            == 0
+        )
     return root
 
 
@@ -109,7 +140,9 @@ def same(run, whole) -> bool:
     a, b = load_run(run), load_run(whole)
     arrays = lambda r: {**r.rounds, **r.metrics, **r.timings, **r.clients}
     equal = arrays(a).keys() == arrays(b).keys() and a.summary == b.summary and a.config == b.config
-    return equal and all(np.array_equal(x, arrays(b)[n], equal_nan=True) for n, x in arrays(a).items())
+    return equal and all(
+        np.array_equal(x, arrays(b)[n], equal_nan=True) for n, x in arrays(a).items()
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
@@ -153,7 +186,11 @@ def test_gather_leaves_damaged_runs_out_and_names_them(swept, tmp_path, capsys):
             if code == 0:
                 assert first == before[0], (name, kind)
                 continue
-            assert first["status"] == "damaged" and f"'{run}'" in first["why"] and not first["best_global"], (name, kind)
+            assert (
+                first["status"] == "damaged"
+                and f"'{run}'" in first["why"]
+                and not first["best_global"]
+            ), (name, kind)
             assert f"fedavg-s0 damaged: '{run}'" in told.out
 
 
@@ -162,9 +199,20 @@ def test_a_damaged_run_of_a_sweep_is_repaired_by_the_next(swept, tmp_path, capsy
     run = tmp_path / "out" / "runs" / "fedavg-s0"
     text = (run / "summary.json").read_text()
     (run / "summary.json").write_text(re.sub(r'"best_global": 0\.\d', '"best_global": 0.9', text))
-    task = ["sweep", str(swept / "grid.toml"), "--out", str(tmp_path / "out"), "--task", "0", "--quiet"]
+    task = [
+        "sweep",
+        str(swept / "grid.toml"),
+        "--out",
+        str(tmp_path / "out"),
+        "--task",
+        "0",
+        "--quiet",
+    ]
     assert main(task) == 0
-    assert json.loads((run / "summary.json").read_text())["best_global"] == json.loads(text)["best_global"]
+    assert (
+        json.loads((run / "summary.json").read_text())["best_global"]
+        == json.loads(text)["best_global"]
+    )
 
 
 def test_another_runs_directory_is_not_taken_for_this_one(swept, tmp_path, capsys):
@@ -178,7 +226,9 @@ def test_another_runs_directory_is_not_taken_for_this_one(swept, tmp_path, capsy
     (tmp_path / "other.toml").write_text(SWEEP + "lr = 0.5\n")
     command[1] = str(tmp_path / "other.toml")
     assert main(command) == 1
-    assert capsys.readouterr().out.count("has not been run with the settings of this sweep file") == 2
+    assert (
+        capsys.readouterr().out.count("has not been run with the settings of this sweep file") == 2
+    )
     assert main([*command[:-1], "--task", "1", "--quiet"]) == 2
     assert "holds another configuration" in capsys.readouterr().err
 
@@ -210,13 +260,18 @@ def test_an_extended_run_that_has_not_ended_has_no_old_summary(tmp_path):
 def test_a_damaged_profile_is_left_out(tmp_path):
     from fedjax_sim.report.costs import read_profiles
 
-    assert main(["profile", "fedavg", *(word for word in SMALL if word != "--quiet"), "--out", "p"]) == 0
+    assert (
+        main(["profile", "fedavg", *(word for word in SMALL if word != "--quiet"), "--out", "p"])
+        == 0
+    )
     assert len(read_profiles(["p"])) == 1
     file = tmp_path / "p" / "profile.json"
     for kind in KINDS:
         text, said = file.read_bytes(), []
         kind(file, np.random.default_rng(3))
-        assert read_profiles(["p"], said.append) == [] and (len(said) == 1 or not file.is_file()), kind
+        assert read_profiles(["p"], said.append) == [] and (len(said) == 1 or not file.is_file()), (
+            kind
+        )
         file.rmdir() if file.is_dir() else None
         file.write_bytes(text)
 

@@ -1,4 +1,5 @@
-"""`export`: what is in the file is what was scored in the run, in both formats, and a run can start from it."""
+"""`export`: what is in the file is what was scored in the run, in both formats, and a run can start
+from it."""
 
 from __future__ import annotations
 
@@ -17,10 +18,26 @@ __all__ = ["empty_folder"]  # used by every test
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory) -> pathlib.Path:
-    """fedavg (one common model), fedpam (clients that predict with more than a net), local (no common model)."""
+    """fedavg (one common model), fedpam (clients that predict with more than a net), local (no
+    common model)."""
     root = tmp_path_factory.mktemp("export")
     for method in ("fedavg", "fedpam", "local"):
-        assert main(["run", method, *SMALL, "--rounds", "2", "--protocol", "pfllib", "--out", str(root / method)]) == 0
+        assert (
+            main(
+                [
+                    "run",
+                    method,
+                    *SMALL,
+                    "--rounds",
+                    "2",
+                    "--protocol",
+                    "pfllib",
+                    "--out",
+                    str(root / method),
+                ]
+            )
+            == 0
+        )
     return root
 
 
@@ -30,7 +47,9 @@ def federation():
 
 def accuracy(model: fs.Exported, rows: np.ndarray) -> float:
     fed = federation()
-    return float((np.asarray(model(np.asarray(fed.x)[rows])).argmax(-1) == np.asarray(fed.y)[rows]).mean())
+    return float(
+        (np.asarray(model(np.asarray(fed.x)[rows])).argmax(-1) == np.asarray(fed.y)[rows]).mean()
+    )
 
 
 @pytest.mark.parametrize("ending", ["npz", "msgpack"])
@@ -38,7 +57,9 @@ def test_the_global_model_scores_as_in_the_run(runs, ending, capsys):
     assert main(["export", str(runs / "fedavg"), "--out", f"model.{ending}"]) == 0
     model = fs.load_model(f"model.{ending}")
     told = json.loads((runs / "fedavg" / "summary.json").read_text())
-    assert accuracy(model, np.asarray(federation().held["test"])) == pytest.approx(told["last_global"], abs=1e-6)
+    assert accuracy(model, np.asarray(federation().held["test"])) == pytest.approx(
+        told["last_global"], abs=1e-6
+    )
     assert model.about["round"] == 2 and model.about["client"] is None
 
 
@@ -49,7 +70,9 @@ def test_a_clients_predictor_scores_as_in_the_run(runs):
     for client in (0, 4):
         file = fs.export(runs / "fedpam", f"client-{client}.npz", client)
         rows = federation().client_rows(client, "test")
-        assert accuracy(fs.load_model(file), rows) == pytest.approx(correct[client] / count[client], abs=1e-6)
+        assert accuracy(fs.load_model(file), rows) == pytest.approx(
+            correct[client] / count[client], abs=1e-6
+        )
     private = [np.asarray(fs.load_model(f"client-{k}.npz").net[1]).tobytes() for k in (0, 4)]
     assert private[0] != private[1]
     common = fs.load_model(fs.export(runs / "fedpam", "common.npz"))
@@ -66,7 +89,9 @@ def test_the_example_runs_and_is_short(runs, capsys):
     assert "labels: [" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", ["a\"b'c.npz", 'x""" + oops + """.npz', "back\\slash\n{name}.npz", "é\u202e.msgpack"])
+@pytest.mark.parametrize(
+    "name", ["a\"b'c.npz", 'x""" + oops + """.npz', "back\\slash\n{name}.npz", "é\u202e.msgpack"]
+)
 def test_the_example_says_any_file_name(runs, name, capsys):
     """What stands in a file name is text in the example, never code."""
     assert main(["export", str(runs / "fedavg"), "--out", name]) == 0
@@ -78,8 +103,18 @@ def test_the_example_says_any_file_name(runs, name, capsys):
 @pytest.mark.parametrize("ending", ["npz", "msgpack"])
 def test_a_run_starts_from_it(runs, ending):
     file = fs.export(runs / "fedavg", f"start.{ending}")
-    assert main(["run", "fedavg", *SMALL, "--protocol", "pfllib", "--init", str(file), "--dry-run"]) == 0
-    options = dict(model="mlp", model_options={"hidden": (8,)}, clients=6, protocol="pfllib", devices="1", chunk="1")
+    assert (
+        main(["run", "fedavg", *SMALL, "--protocol", "pfllib", "--init", str(file), "--dry-run"])
+        == 0
+    )
+    options = dict(
+        model="mlp",
+        model_options={"hidden": (8,)},
+        clients=6,
+        protocol="pfllib",
+        devices="1",
+        chunk="1",
+    )
     setup = fs.prepare(fs.Config("fedavg", init=str(file), **options))
     kept = fs.load_model(file).net["params"]["fc"]["kernel"]
     assert np.array_equal(setup.net["params"]["fc"]["kernel"], kept)
@@ -88,17 +123,26 @@ def test_a_run_starts_from_it(runs, ending):
 def test_mistakes_are_one_sentence(runs, capsys, tmp_path):
     for argv, sentence in (
         (["nowhere"], "there is no run directory 'nowhere'"),
-        ([str(runs / "fedavg"), "--client", "1"], "predict with the global model; leave --client out"),
+        (
+            [str(runs / "fedavg"), "--client", "1"],
+            "predict with the global model; leave --client out",
+        ),
         ([str(runs / "fedpam"), "--client", "6"], "client 6 is not there; allowed: 0 to 5"),
         ([str(runs / "local")], "has no global model; name a client"),
         ([str(runs / "fedavg"), "--out", "model.pt"], "is neither .npz nor .msgpack"),
     ):
         assert sentence in refused(capsys, "export", *argv)
     fs.export(runs / "fedpam", "client.npz", 0)
-    assert "exists already" in refused(capsys, "export", str(runs / "fedavg"), "--out", "client.npz")
-    assert "initial weights 'client.npz'" in refused(capsys, "run", "fedavg", *SMALL, "--init", "client.npz")
+    assert "exists already" in refused(
+        capsys, "export", str(runs / "fedavg"), "--out", "client.npz"
+    )
+    assert "initial weights 'client.npz'" in refused(
+        capsys, "run", "fedavg", *SMALL, "--init", "client.npz"
+    )
     (tmp_path / "cut.msgpack").write_bytes(b"\x81")
-    assert "cannot be read as .msgpack" in refused(capsys, "run", "fedavg", *SMALL, "--init", "cut.msgpack")
+    assert "cannot be read as .msgpack" in refused(
+        capsys, "run", "fedavg", *SMALL, "--init", "cut.msgpack"
+    )
     np.savez("plain.npz", a=np.zeros(2))
     with pytest.raises(fs.UserError, match="says nothing about itself"):
         fs.load_model("plain.npz")

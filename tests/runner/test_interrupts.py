@@ -1,4 +1,5 @@
-"""Signals: a checkpoint within the segment, the command to go on, exit codes 130 and 143, the same bytes afterwards."""
+"""Signals: a checkpoint within the segment, the command to go on, exit codes 130 and 143, the same
+bytes afterwards."""
 
 from __future__ import annotations
 
@@ -24,7 +25,18 @@ ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",
     "FEDJAX_SIM_CACHE": jax.config.values["jax_compilation_cache_dir"],
 }
-TINY = ["run", "fedavg", "--model", "mlp", "--set", "model.hidden=5", "--clients", "4", "--participation", "0.5"]
+TINY = [
+    "run",
+    "fedavg",
+    "--model",
+    "mlp",
+    "--set",
+    "model.hidden=5",
+    "--clients",
+    "4",
+    "--participation",
+    "0.5",
+]
 TINY += ["--epochs", "1", "--devices", "1", "--chunk", "1", "--quiet"]
 
 
@@ -65,11 +77,26 @@ def test_an_interrupted_run_is_saved_and_goes_on(tmp_path, number, code):
     assert process.returncode == code, err
     assert f"continue with: fedjax-sim resume {out}" in err and "Traceback" not in err
     (done,) = checkpoint.rounds(out / "checkpoints")
-    assert 0 < done < 100_000 and not (out / "summary.json").exists() and not (out / ".lock").exists()
+    assert (
+        0 < done < 100_000 and not (out / "summary.json").exists() and not (out / ".lock").exists()
+    )
     if number == signal.SIGINT:
         more = (done // 10 + 1) * 10
         assert main(["resume", str(out), "--rounds", str(more), "--quiet"]) == 0
-        assert main([*TINY, "--rounds", str(more), "--eval-every", "10", "--out", str(tmp_path / "whole")]) == 0
+        assert (
+            main(
+                [
+                    *TINY,
+                    "--rounds",
+                    str(more),
+                    "--eval-every",
+                    "10",
+                    "--out",
+                    str(tmp_path / "whole"),
+                ]
+            )
+            == 0
+        )
         for name in ("metrics.csv", "rounds.csv"):
             assert (out / name).read_text() == (tmp_path / "whole" / name).read_text()
 
@@ -79,7 +106,7 @@ SLOW = """
 import ctypes, pathlib, jax
 real, left = jax.stages.Lowered.compile, [int(NUMBER)]
 def compile(self, *args, **named):
-    left[0] -= not named  # rounds are compiled as the compiler likes it; the initial weights are not
+    left[0] -= not named  # rounds have a compiler's options; the initial weights have none
     if left[0] > 0 or named:
         return real(self, *args, **named)
     pathlib.Path("compiling").touch()
@@ -89,11 +116,16 @@ jax.stages.Lowered.compile = compile
 """
 
 
-def interrupted_in_compiler(words: list[str], program: int, number: int, folder: pathlib.Path) -> tuple[int, str]:
-    """(exit code, standard error) of a command that gets one signal while it compiles; 240 s guard against a hang."""
+def interrupted_in_compiler(
+    words: list[str], program: int, number: int, folder: pathlib.Path
+) -> tuple[int, str]:
+    """(exit code, standard error) of a command that gets one signal while it compiles; 240 s guard
+    against a hang."""
     code = USUAL + SLOW.replace("NUMBER", str(program)) + COMMAND.removeprefix(USUAL)
     (folder / "compiling").unlink(missing_ok=True)
-    pipes = dict(env=ENVIRONMENT, cwd=folder, text=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    pipes = dict(
+        env=ENVIRONMENT, cwd=folder, text=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    )
     process = subprocess.Popen([sys.executable, "-c", code, *words], **pipes)
     try:
         wait_for(process, (folder / "compiling").exists)
@@ -120,12 +152,20 @@ def test_a_signal_ends_a_compilation(tmp_path, number, code, monkeypatch):
     for name in ("metrics.csv", "rounds.csv"):
         assert pathlib.Path("run", name).read_text() == pathlib.Path("whole", name).read_text()
     if number == signal.SIGTERM:  # gone on with, from a checkpoint
-        ended, err = interrupted_in_compiler(["resume", "run", "--rounds", "4", "--quiet"], 1, number, tmp_path)
-        assert ended == code and "interrupted after round 2, saved at round 2; continue with: fedjax-sim resume run" in err
+        ended, err = interrupted_in_compiler(
+            ["resume", "run", "--rounds", "4", "--quiet"], 1, number, tmp_path
+        )
+        assert (
+            ended == code
+            and "interrupted after round 2, saved at round 2; continue with: fedjax-sim resume run"
+            in err
+        )
         assert main(["resume", "run", "--rounds", "4", "--quiet"]) == 0
 
 
-@pytest.mark.parametrize("command", [["compare", "fedavg", "fedprox:mu=0.5"], ["run", "fedavg", "--seeds", "2"]])
+@pytest.mark.parametrize(
+    "command", [["compare", "fedavg", "fedprox:mu=0.5"], ["run", "fedavg", "--seeds", "2"]]
+)
 def test_what_is_printed_goes_on_with_everything(tmp_path, command, monkeypatch):
     """In the second of several runs: not with that run alone."""
     monkeypatch.chdir(tmp_path)
@@ -193,7 +233,11 @@ def test_a_second_signal_ends_native_code_at_once():
         "        libc.usleep(900000)\n"
     )
     process = subprocess.Popen(
-        [sys.executable, "-c", USUAL + code], env=ENVIRONMENT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [sys.executable, "-c", USUAL + code],
+        env=ENVIRONMENT,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
     )
     try:
         assert process.stdout.readline() == "ready\n"
@@ -204,4 +248,6 @@ def test_a_second_signal_ends_native_code_at_once():
         _, err = process.communicate(timeout=30)
     finally:
         process.kill()
-    assert process.returncode == 130 and "once more to stop at once" in err and "Traceback" not in err
+    assert (
+        process.returncode == 130 and "once more to stop at once" in err and "Traceback" not in err
+    )

@@ -1,4 +1,5 @@
-"""Figures against closed forms and plain loops: client figures, thresholds, convergence, probes, bytes beyond 32 bit."""
+"""Figures against closed forms and plain loops: client figures, thresholds, convergence, probes,
+bytes beyond 32 bit."""
 
 from __future__ import annotations
 
@@ -42,7 +43,9 @@ def test_client_figures():
     assert got["worst10"] == 0
 
 
-@pytest.mark.parametrize("clients, worst", [(1, 1), (9, 1), (10, 1), (11, 2), (20, 2), (25, 3), (100, 10)])
+@pytest.mark.parametrize(
+    "clients, worst", [(1, 1), (9, 1), (10, 1), (11, 2), (20, 2), (25, 3), (100, 10)]
+)
 def test_worst_tenth(clients, worst):
     """Accuracies 1/n, 2/n, …, 1: the worst k have mean (k + 1)/(2n)."""
     order = np.random.default_rng(0).permutation(clients)
@@ -67,7 +70,8 @@ def test_rounds_to():
 
 
 def test_convergence():
-    """Moving average of 3 over [0 0 0 6 6 6 6 6]: 0 2 4 6 6 6, constant from its fourth value, i.e. the sixth round."""
+    """Moving average of 3 over [0 0 0 6 6 6 6 6]: 0 2 4 6 6 6, constant from its fourth value, i.e.
+    the sixth round."""
     times, values = [10, 20, 30, 40, 50, 60, 70, 80], [0, 0, 0, 6, 6, 6, 6, 6]
     assert convergence(times, values, window=3, change=0.1) == 60
     assert convergence(times, values, window=3, change=2.5) == 50  # 4 6 6 6 stays within 2
@@ -81,7 +85,9 @@ def test_convergence():
 
 
 def test_relative_gain():
-    assert relative_gain(0.55, 0.5) == pytest.approx(10) and relative_gain(0.4, 0.5) == pytest.approx(-20)
+    assert relative_gain(0.55, 0.5) == pytest.approx(10) and relative_gain(
+        0.4, 0.5
+    ) == pytest.approx(-20)
 
 
 def test_probe_figures():
@@ -94,7 +100,9 @@ def test_probe_figures():
         probe_after_count=np.array([4.0, 4.0, 9.0, 0.0]),
     )
     got = probe_figures(log, None, ACCURACY)
-    assert got == dict(before_mean=pytest.approx((1 / 4 + 2 / 4) / 2), after_mean=pytest.approx((1 + 3 / 4) / 2))
+    assert got == dict(
+        before_mean=pytest.approx((1 / 4 + 2 / 4) / 2), after_mean=pytest.approx((1 + 3 / 4) / 2)
+    )
     resident = dict(correct=np.array([5.0, 0.0, 0.0, 0.0]), count=np.array([10.0, 4.0, 0.0, 4.0]))
     got = probe_figures(log, resident, ACCURACY)
     assert got["before_all_mean"] == pytest.approx((5 / 10 + 2 / 4 + 1 / 4) / 3)
@@ -107,9 +115,16 @@ def test_probe_figures():
 def test_payload_bytes_beyond_32_bit():
     """500 clients of an 11-million-parameter model: 22 GB a round."""
     floats = (10_000_000, 1_181_642)
-    taken, sent = np.array([[500, 500], [500, 0]], np.int32), np.array([[500, 0], [499, 499]], np.int32)
+    taken, sent = (
+        np.array([[500, 500], [500, 0]], np.int32),
+        np.array([[500, 0], [499, 499]], np.int32),
+    )
     down, up = payload_bytes(
-        taken, sent, floats_on_wire(floats, (7, 3)), np.array([500, 500], np.int32), np.array([500, 499], np.int32)
+        taken,
+        sent,
+        floats_on_wire(floats, (7, 3)),
+        np.array([500, 500], np.int32),
+        np.array([500, 499], np.int32),
     )
     assert down.tolist() == [4 * (500 * sum(floats) + 500 * 7), 4 * (500 * floats[0] + 500 * 7)]
     assert up.tolist() == [4 * (500 * floats[0] + 500 * 3), 4 * (499 * sum(floats) + 499 * 3)]
@@ -119,7 +134,9 @@ def test_payload_bytes_beyond_32_bit():
 def test_summary_figures():
     accuracies = [0.1, 0.5, 0.9, 0.7, *([0.6] * 9)]
     validation = [0.1, 0.8, 0.7, 0.2, *([0.3] * 9)]
-    rows = [dict(round=2 * i + 2, global_acc=accuracies[i], val_acc=validation[i]) for i in range(13)]
+    rows = [
+        dict(round=2 * i + 2, global_acc=accuracies[i], val_acc=validation[i]) for i in range(13)
+    ]
     got = summary_figures(rows)
     assert got["best_global"] == 0.9 and got["best_global_round"] == 6
     assert got["best_by_val"] == 0.5 and got["last_global"] == 0.6
@@ -129,11 +146,28 @@ def test_summary_figures():
 
 
 def test_numbers_survive_the_csv(tmp_path):
-    """What is written, read and written again has the same bytes: a resumed run rewrites its rows."""
-    values = [0.1, 1 / 3, -0.0, 0.0, 1e-30, 2.0**70, 123456789, -5, 2**60, math.inf, math.nan, np.float32(0.1), True]
+    """What is written, read and written again has the same bytes: a resumed run rewrites its
+    rows."""
+    values = [
+        0.1,
+        1 / 3,
+        -0.0,
+        0.0,
+        1e-30,
+        2.0**70,
+        123456789,
+        -5,
+        2**60,
+        math.inf,
+        math.nan,
+        np.float32(0.1),
+        True,
+    ]
     rows = [{"a": number(v)} for v in values]
     write_csv(tmp_path / "t.csv", ["a"], rows)
-    value = lambda text: math.nan if text == "" else int(text) if text.lstrip("-").isdigit() else float(text)
+    value = lambda text: (
+        math.nan if text == "" else int(text) if text.lstrip("-").isdigit() else float(text)
+    )
     again = [{"a": number(value(r["a"]))} for r in read_csv(tmp_path / "t.csv")]
     assert again == rows
     assert number(2**60) == str(2**60) and number(-0.0) == "0" and number(math.nan) == ""
@@ -141,7 +175,12 @@ def test_numbers_survive_the_csv(tmp_path):
 
 def test_probe_figures_are_over_those_who_can_take_part():
     """Client 0 is kept out of training: it is in neither the BP nor the AP figures."""
-    sums = dict(probe_before_correct=2.0, probe_before_count=4.0, probe_after_correct=3.0, probe_after_count=4.0)
+    sums = dict(
+        probe_before_correct=2.0,
+        probe_before_count=4.0,
+        probe_after_correct=3.0,
+        probe_after_count=4.0,
+    )
     log = dict(probe_ids=np.array([1])) | {name: np.array([value]) for name, value in sums.items()}
     resident = dict(correct=np.array([10.0, 3.0, 1.0]), count=np.array([10.0, 4.0, 4.0]))
     got = probe_figures(log, resident, ACCURACY, seen=(1, 2))
@@ -150,14 +189,19 @@ def test_probe_figures_are_over_those_who_can_take_part():
 
 
 def fake_setup(split="test", seen=(0, 1), unseen=()):
-    """As much of a Setup as a Recorder looks at: two groups of 3 and 2 floats, one float beside them each way."""
+    """As much of a Setup as a Recorder looks at: two groups of 3 and 2 floats, one float beside
+    them each way."""
     env = types.SimpleNamespace(group_floats=lambda net: (3, 2), metrics=METRICS)
     wire = lambda env, net: floats_on_wire(env.group_floats(net), (1, 1))
     method = types.SimpleNamespace(wire=wire, adapts=False, complaints=lambda rounds: [])
     simulation = types.SimpleNamespace(env=env, method=method, client_split=split)
-    config = types.SimpleNamespace(evaluations=("global", "personal", "resident"), eval_every=2, personal_every=0)
+    config = types.SimpleNamespace(
+        evaluations=("global", "personal", "resident"), eval_every=2, personal_every=0
+    )
     participation = types.SimpleNamespace(seen=seen)
-    return types.SimpleNamespace(simulation=simulation, net=None, participation=participation, unseen=unseen, config=config)
+    return types.SimpleNamespace(
+        simulation=simulation, net=None, participation=participation, unseen=unseen, config=config
+    )
 
 
 def some_rounds(first, number):
@@ -165,13 +209,21 @@ def some_rounds(first, number):
     at = np.arange(first, first + number)
     zero = np.zeros(number, int)
     return dict(
-        round=at, participants=at, dropped=zero, diverged=at % 2, down=at, up=at, train_loss=at / 8.0,
-        taken=np.stack([at, at], 1), sent=np.stack([at, zero], 1),
-    )  # fmt: skip
+        round=at,
+        participants=at,
+        dropped=zero,
+        diverged=at % 2,
+        down=at,
+        up=at,
+        train_loss=at / 8.0,
+        taken=np.stack([at, at], 1),
+        sent=np.stack([at, zero], 1),
+    )
 
 
 def test_totals_of_evaluated_rows():
-    """Running totals against sums over all rounds, also after a part was forgotten and came again."""
+    """Running totals against sums over all rounds, also after a part was forgotten and came
+    again."""
     recorder = Recorder(fake_setup())
     recorder.add_rounds(some_rounds(1, 6), 6)
     for at in (2, 4, 6):
@@ -194,7 +246,8 @@ def test_totals_of_evaluated_rows():
 
 
 def test_each_round_is_counted_once():
-    """An evaluation after every round of a long run looks at every round once, not at all of them every time."""
+    """An evaluation after every round of a long run looks at every round once, not at all of them
+    every time."""
 
     class Counting(list):
         looks = 0
@@ -217,14 +270,24 @@ def test_each_round_is_counted_once():
 
 def test_training_accuracy_is_named_and_unseen_clients_are_apart():
     count = np.array([4.0, 4.0])
-    sums = dict(accuracy=dict(correct=np.array([1.0, 4.0]), count=count), loss=dict(total=np.array([2.0, 3.0]), count=count))
+    sums = dict(
+        accuracy=dict(correct=np.array([1.0, 4.0]), count=count),
+        loss=dict(total=np.array([2.0, 3.0]), count=count),
+    )
     scores = dict(round=2, personal=sums)
     recorder = Recorder(fake_setup("train", (0,), (1,)))
     recorder.add_rounds(some_rounds(1, 2), 2)
     recorder.add_evaluation(scores, None)
     (row,) = recorder.rows
-    assert row["client_on_train_rows"] == 1 and row["client_mean"] == 0.25 and row["unseen_client_mean"] == 1.0
-    assert row["client_loss"] == 0.5 and recorder.clients["personal_correct"][0].tolist() == [1.0, 4.0]
+    assert (
+        row["client_on_train_rows"] == 1
+        and row["client_mean"] == 0.25
+        and row["unseen_client_mean"] == 1.0
+    )
+    assert row["client_loss"] == 0.5 and recorder.clients["personal_correct"][0].tolist() == [
+        1.0,
+        4.0,
+    ]
     tested = Recorder(fake_setup("test"))
     tested.add_rounds(some_rounds(1, 2), 2)
     tested.add_evaluation(scores, None)
@@ -233,18 +296,34 @@ def test_training_accuracy_is_named_and_unseen_clients_are_apart():
 
 def test_progress_figures():
     """Round 4 is the first at 50 %: bytes of its row, half of the second segment's time."""
-    rows = [dict(round=r, global_acc=a, bytes_down=10**9 * r, bytes_up=0) for r, a in ((2, 0.25), (4, 0.55), (6, 0.45))]
-    timings = [dict(first_round=1, last_round=2, seconds=60.0), dict(first_round=3, last_round=6, seconds=240.0)]
+    rows = [
+        dict(round=r, global_acc=a, bytes_down=10**9 * r, bytes_up=0)
+        for r, a in ((2, 0.25), (4, 0.55), (6, 0.45))
+    ]
+    timings = [
+        dict(first_round=1, last_round=2, seconds=60.0),
+        dict(first_round=3, last_round=6, seconds=240.0),
+    ]
     got = progress_figures(rows, timings, eval_every=2)
-    assert got["rounds_to"]["50"] == 4 and got["rounds_to"]["20"] == 2 and got["rounds_to"]["60"] is None
+    assert (
+        got["rounds_to"]["50"] == 4
+        and got["rounds_to"]["20"] == 2
+        and got["rounds_to"]["60"] is None
+    )
     assert got["comm_gb_to"]["50"] == 4.0 and got["comm_gb_to"]["60"] is None
-    assert got["time_min_to"]["50"] == pytest.approx(3.0) and got["time_min_to"]["20"] == pytest.approx(1.0)
+    assert got["time_min_to"]["50"] == pytest.approx(3.0) and got["time_min_to"][
+        "20"
+    ] == pytest.approx(1.0)
     assert got["targets_of"] == "global_acc" and got["convergence_round"] is None
     private = [dict(round=1, global_acc=math.nan, client_mean=0.35, bytes_down=0, bytes_up=0)]
     got = progress_figures(private, timings)
     assert got["targets_of"] == "client_mean" and got["rounds_to"]["30"] == 1
-    flat = [dict(round=r, global_acc=min(r, 5) / 10, bytes_down=0, bytes_up=0) for r in range(1, 60)]
-    assert progress_figures(flat, timings)["convergence_round"] == 24  # rounds 5 to 24 are the first 20 alike
+    flat = [
+        dict(round=r, global_acc=min(r, 5) / 10, bytes_down=0, bytes_up=0) for r in range(1, 60)
+    ]
+    assert (
+        progress_figures(flat, timings)["convergence_round"] == 24
+    )  # rounds 5 to 24 are the first 20 alike
     assert progress_figures([], [])["targets_of"] is None
 
 
@@ -265,10 +344,13 @@ def test_divergence_figures():
 
 
 def test_what_is_not_finite_is_null():
-    assert clean(dict(a=math.inf, b=dict(c=math.nan, d=2.0), e="x")) == dict(a=None, b=dict(c=None, d=2.0), e="x")
+    assert clean(dict(a=math.inf, b=dict(c=math.nan, d=2.0), e="x")) == dict(
+        a=None, b=dict(c=None, d=2.0), e="x"
+    )
 
 
-# ---- a metric that is no accuracy: smaller is better, a plain number, more than a ratio -------------------------------
+# ---- a metric that is no accuracy: smaller is better, a plain number, more than a ratio
+# -------------------------------
 RMSE = Metric(
     "rmse",
     lambda says, truth, real: dict(square=((says - truth) ** 2 * real).sum(), count=real.sum()),
@@ -285,7 +367,9 @@ def test_another_primary_metric_names_its_columns():
     sums = dict(square=np.array([4.0, 36.0, 0.0, 1.0]), count=np.array([1.0, 4.0, 0.0, 1.0]))
     loss = dict(total=np.ones(4), count=sums["count"])
     got = over_clients(OTHER, dict(rmse=sums, loss=loss), range(4))
-    assert got["rmse_mean"] == pytest.approx((2 + 3 + 1) / 3) and got["rmse_pooled"] == pytest.approx((41 / 6) ** 0.5)
+    assert got["rmse_mean"] == pytest.approx((2 + 3 + 1) / 3) and got[
+        "rmse_pooled"
+    ] == pytest.approx((41 / 6) ** 0.5)
     assert got["rmse_worst10"] == 3  # the largest: smaller is better
     assert {f"client_{name}" for name in got} <= set(columns_of(OTHER, ("global", "personal")))
     assert float(value_of(RMSE, dict(square=np.float32(0), count=np.float32(0)))) == 0
@@ -293,11 +377,20 @@ def test_another_primary_metric_names_its_columns():
 
 def test_another_primary_metric_is_read_by_summary_progress_and_files():
     primary = Primary.read(described(OTHER, ("global", "personal")))
-    assert primary.columns == ("global_rmse", "client_rmse_mean") and primary.of_clients("worst10") == "client_rmse_worst10"
-    rows = [dict(round=r, global_rmse=v, bytes_down=0, bytes_up=0) for r, v in ((1, 3.0), (2, 1.0), (3, 2.0))]
+    assert (
+        primary.columns == ("global_rmse", "client_rmse_mean")
+        and primary.of_clients("worst10") == "client_rmse_worst10"
+    )
+    rows = [
+        dict(round=r, global_rmse=v, bytes_down=0, bytes_up=0)
+        for r, v in ((1, 3.0), (2, 1.0), (3, 2.0))
+    ]
     got = summary_figures(rows, primary)
     assert got["best_global"] == 1.0 and got["best_global_round"] == 2 and got["last_global"] == 2.0
-    assert progress_figures(rows, [], primary=primary)["rounds_to"] == {} and primary.about.text(2.0) == "2"
+    assert (
+        progress_figures(rows, [], primary=primary)["rounds_to"] == {}
+        and primary.about.text(2.0) == "2"
+    )
     setup = fake_setup()
     setup.simulation.env.metrics = OTHER
     recorder = Recorder(setup)
@@ -305,9 +398,16 @@ def test_another_primary_metric_is_read_by_summary_progress_and_files():
     sums = dict(square=np.array([4.0, 36.0]), count=np.array([1.0, 4.0]))
     found = dict(rmse=sums, loss=dict(total=np.ones(2), count=sums["count"]))
     recorder.add_evaluation(
-        dict(round=2, personal=found, **{"global": {k: {n: v[0] for n, v in s.items()} for k, s in found.items()}}), None
+        dict(
+            round=2,
+            personal=found,
+            **{"global": {k: {n: v[0] for n, v in s.items()} for k, s in found.items()}},
+        ),
+        None,
     )
     assert recorder.rows[0]["global_rmse"] == 2.0 and recorder.rows[0]["client_rmse_worst10"] == 3.0
-    assert recorder.arrays()["personal_values"].tolist() == [[2.0, 3.0]]  # no ratio of two sums: kept for the report
+    assert recorder.arrays()["personal_values"].tolist() == [
+        [2.0, 3.0]
+    ]  # no ratio of two sums: kept for the report
     recorder.drop_clients("personal", 1)
     assert recorder.clients["personal_values"] == [] == recorder.clients["personal_square"]

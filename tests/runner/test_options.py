@@ -1,4 +1,5 @@
-"""Text to value: what is meant is read, everything else is refused in one sentence, from text and from Python alike."""
+"""Text to value: what is meant is read, everything else is refused in one sentence, from text and
+from Python alike."""
 
 from __future__ import annotations
 
@@ -12,20 +13,41 @@ from fedjax_sim import options
 from fedjax_sim.errors import UserError
 
 
-@pytest.mark.parametrize("text, value", [("0", 0), ("-3", -3), ("+7", 7), (" 12 ", 12), (str(2**63 - 1), 2**63 - 1)])
+@pytest.mark.parametrize(
+    "text, value", [("0", 0), ("-3", -3), ("+7", 7), (" 12 ", 12), (str(2**63 - 1), 2**63 - 1)]
+)
 def test_whole(text, value):
     assert options.whole(text) == value
 
 
 @pytest.mark.parametrize(
-    "text", ["", " ", "x", "1.0", "1e3", "1_000", "²", "٣", "１", "0x10", "nan", "inf", "--1", str(2**63), "9" * 5000]
+    "text",
+    [
+        "",
+        " ",
+        "x",
+        "1.0",
+        "1e3",
+        "1_000",
+        "²",
+        "٣",
+        "１",
+        "0x10",
+        "nan",
+        "inf",
+        "--1",
+        str(2**63),
+        "9" * 5000,
+    ],
 )
 def test_whole_refuses(text):
     with pytest.raises(ValueError):
         options.whole(text)
 
 
-@pytest.mark.parametrize("text, value", [("0.5", 0.5), (".5", 0.5), ("5.", 5.0), ("1e-3", 0.001), ("-2E+2", -200.0)])
+@pytest.mark.parametrize(
+    "text, value", [("0.5", 0.5), (".5", 0.5), ("5.", 5.0), ("1e-3", 0.001), ("-2E+2", -200.0)]
+)
 def test_real(text, value):
     assert options.real(text) == value
 
@@ -84,5 +106,7 @@ def test_like_refuses_in_one_sentence(value, default, sentence):
 
 def test_nothing_heavy_is_imported():
     code = "import sys, fedjax_sim.options; sys.exit(bool({'jax', 'numpy'} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
     assert done.returncode == 0, done.stderr

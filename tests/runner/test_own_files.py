@@ -70,27 +70,85 @@ def own(tmp_path):
         table.update(content)
 
 
-SETTINGS = ["--dataset", "stripes", "--model", "tiny_net", "--set", "model.width=4", "--clients", "4", "--epochs", "1",
-            "--devices", "1", "--chunk", "1", "--quiet", "--rounds", "2"]  # fmt: skip
+SETTINGS = [
+    "--dataset",
+    "stripes",
+    "--model",
+    "tiny_net",
+    "--set",
+    "model.width=4",
+    "--clients",
+    "4",
+    "--epochs",
+    "1",
+    "--devices",
+    "1",
+    "--chunk",
+    "1",
+    "--quiet",
+    "--rounds",
+    "2",
+]
 
 
 def test_own_things_by_name_in_every_command(own, capsys, tmp_path):
-    for what, name in (("methods", "my_prox"), ("models", "tiny_net"), ("datasets", "stripes"), ("agents", "lazy")):
+    for what, name in (
+        ("methods", "my_prox"),
+        ("models", "tiny_net"),
+        ("datasets", "stripes"),
+        ("agents", "lazy"),
+    ):
         assert main(["list", what, "--import", own]) == 0
-        line = next(text for text in capsys.readouterr().out.splitlines() if text.split()[:1] == [name])
+        line = next(
+            text for text in capsys.readouterr().out.splitlines() if text.split()[:1] == [name]
+        )
         assert len(line.split()) > 1  # with the first line of what is written about it
     assert (
-        main(["compare", "my_prox:mu=0.1", "fedpolicy:agent=lazy,agent.lr=0.2", *SETTINGS, "--dry-run", "--import", own])
+        main(
+            [
+                "compare",
+                "my_prox:mu=0.1",
+                "fedpolicy:agent=lazy,agent.lr=0.2",
+                *SETTINGS,
+                "--dry-run",
+                "--import",
+                own,
+            ]
+        )
         == 0
     )
     assert "tiny_net" in capsys.readouterr().out
-    assert main(["run", "my_prox", *SETTINGS, "--set", "my_prox.mu=0.25", "--out", "out", "--import", own]) == 0
+    assert (
+        main(
+            [
+                "run",
+                "my_prox",
+                *SETTINGS,
+                "--set",
+                "my_prox.mu=0.25",
+                "--out",
+                "out",
+                "--import",
+                own,
+            ]
+        )
+        == 0
+    )
     config = json.loads((tmp_path / "out" / "config.json").read_text())["config"]
-    assert (config["method"], config["dataset"], config["model"]) == ("my_prox", "stripes", "tiny_net")
-    assert json.loads((tmp_path / "out" / "summary.json").read_text())["client_acc_mean"] is not None
+    assert (config["method"], config["dataset"], config["model"]) == (
+        "my_prox",
+        "stripes",
+        "tiny_net",
+    )
+    assert (
+        json.loads((tmp_path / "out" / "summary.json").read_text())["client_acc_mean"] is not None
+    )
     assert main(["resume", "out", "--rounds", "3", "--quiet", "--import", own]) == 0
     toml = pathlib.Path("grid.toml")
-    toml.write_text('methods = ["my_prox"]\n[grid]\nmu = [0.1, 1]\n[settings]\ndataset = "stripes"\nmodel = "tiny_net"\n')
+    toml.write_text(
+        'methods = ["my_prox"]\n[grid]\nmu = [0.1, 1]\n[settings]\ndataset = "stripes"\nmodel ='
+        ' "tiny_net"\n'
+    )
     capsys.readouterr()
     assert main(["sweep", str(toml), "--dry-run", "--import", own]) == 0
     said = capsys.readouterr().out
@@ -103,14 +161,22 @@ def test_without_the_file_the_names_are_unknown(own, capsys, tmp_path):
 
     assert "unknown method 'my_prox'" in refused(capsys, "run", "my_prox", *SMALL)
     args = make_parser().parse_args(["sweep", "x.toml", "--import", "own.py", "--import", own])
-    assert passed_on(args) == ["--import", str(tmp_path / "own.py"), "--import", own]  # a task may start elsewhere
+    assert passed_on(args) == [
+        "--import",
+        str(tmp_path / "own.py"),
+        "--import",
+        own,
+    ]  # a task may start elsewhere
 
 
 @pytest.mark.parametrize(
     "text, sentence",
     [
         (None, "there is no such file"),
-        ("import nothing_like_that", "line 1: ModuleNotFoundError: No module named 'nothing_like_that'"),
+        (
+            "import nothing_like_that",
+            "line 1: ModuleNotFoundError: No module named 'nothing_like_that'",
+        ),
         ("x = 1\ny = x / 0", "line 2: ZeroDivisionError"),
         ("def f(:", "SyntaxError"),
         ("from fedjax_sim.errors import UserError\nraise UserError('mine')", "fedjax-sim: mine"),
@@ -127,12 +193,26 @@ def test_what_own_builders_return_is_checked(own, capsys):
         "import fedjax_sim as fs\nfs.register_dataset('stripes', lambda: 3)\n"
         "fs.register_model('tiny_net', lambda shape, classes, *, dtype, conv: 3)\n"
     )
-    assert "must be made as (x_train" in refused(capsys, "run", "fedavg", "--dataset", "stripes", "--import", "wrong.py")
-    assert "returned int, not a Model" in refused(capsys, "run", "fedavg", "--model", "tiny_net", "--import", "wrong.py")
+    assert "must be made as (x_train" in refused(
+        capsys, "run", "fedavg", "--dataset", "stripes", "--import", "wrong.py"
+    )
+    assert "returned int, not a Model" in refused(
+        capsys, "run", "fedavg", "--model", "tiny_net", "--import", "wrong.py"
+    )
 
 
 def test_the_example_is_such_a_file(own, capsys):
     example = str(ROOT / "examples" / "own.py")
-    options = ["--dataset", "stripes", "--model", "narrow", "--set", "model.width=8", "--dry-run", "--import", example]
+    options = [
+        "--dataset",
+        "stripes",
+        "--model",
+        "narrow",
+        "--set",
+        "model.width=8",
+        "--dry-run",
+        "--import",
+        example,
+    ]
     assert main(["compare", "gentle:mu=1", "fedpolicy:agent=coin", *options]) == 0
     assert "model narrow" in capsys.readouterr().out

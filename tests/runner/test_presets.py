@@ -30,7 +30,10 @@ def test_every_preset_is_a_run(name):
     if chosen.method not in METHODS:
         baseline = config("run", "fedavg", "--preset", name, "--evaluate", "global")
         check(baseline)  # its settings hold for the others
-        pytest.skip(f"the method '{chosen.method}' is not part of this version: its own options were not tried")
+        pytest.skip(
+            f"the method '{chosen.method}' is not part of this version: its own options were not"
+            " tried"
+        )
     own = config("run", "--preset", name)
     check(own)
     make_method(own.method, **own.options)
@@ -41,11 +44,29 @@ def test_the_settings_of_the_papers():
     """Against the tables of hyper-parameters, written down here once more."""
     told = {
         "fedpolicy-fmnist": dict(
-            clients=100, participation="0.1", rounds=105, epochs=5, batch_size=64, lr=0.01, momentum=0.9
+            clients=100,
+            participation="0.1",
+            rounds=105,
+            epochs=5,
+            batch_size=64,
+            lr=0.01,
+            momentum=0.9,
         ),
-        "fedpam-mnist": dict(clients=20, participation="1", rounds=200, batch_size=10, lr=0.005, norm="pfllib", epochs=1),
-        "pfedrlla-cifar10": dict(clients=100, rounds=500, epochs=5, batch_size=64, lr=0.01, momentum=0.5, model="cnn4"),
-        "qbandit-mnist": dict(clients=10, rounds=100, batch_size=64, lr=0.01, model="cnn6", partition="dirichlet:1"),
+        "fedpam-mnist": dict(
+            clients=20,
+            participation="1",
+            rounds=200,
+            batch_size=10,
+            lr=0.005,
+            norm="pfllib",
+            epochs=1,
+        ),
+        "pfedrlla-cifar10": dict(
+            clients=100, rounds=500, epochs=5, batch_size=64, lr=0.01, momentum=0.5, model="cnn4"
+        ),
+        "qbandit-mnist": dict(
+            clients=10, rounds=100, batch_size=64, lr=0.01, model="cnn6", partition="dirichlet:1"
+        ),
     }
     for name, wanted in told.items():
         got = config("run", "fedavg", "--preset", name, "--evaluate", "global,personal")
@@ -58,30 +79,74 @@ def test_the_settings_of_the_papers():
 
 
 def test_whatever_is_typed_wins():
-    argv = ["run", "--rounds", "7", "--preset", "fedpolicy-fmnist", "--set", "fedpolicy.lam=0.75", "--partition", "fixed:4"]
+    argv = [
+        "run",
+        "--rounds",
+        "7",
+        "--preset",
+        "fedpolicy-fmnist",
+        "--set",
+        "fedpolicy.lam=0.75",
+        "--partition",
+        "fixed:4",
+    ]
     got = config(*argv)
-    assert (got.rounds, got.partition, got.options["lam"], got.options["agent"]) == (7, "fixed:4", "0.75", "sac")
+    assert (got.rounds, got.partition, got.options["lam"], got.options["agent"]) == (
+        7,
+        "fixed:4",
+        "0.75",
+        "sac",
+    )
     assert got.epochs == 5
 
 
 def test_the_command_line_takes_and_lists_them(capsys):
-    few = ["--dataset", "digits", "--clients", "6", "--model", "mlp", "--devices", "1", "--chunk", "1", "--dry-run"]
+    few = [
+        "--dataset",
+        "digits",
+        "--clients",
+        "6",
+        "--model",
+        "mlp",
+        "--devices",
+        "1",
+        "--chunk",
+        "1",
+        "--dry-run",
+    ]
     assert main(["run", "--preset", "fedpolicy-fmnist", *few]) == 0
     assert "fedpolicy on digits (dirichlet:0.1, 6 clients" in capsys.readouterr().out
-    assert main(["compare", "fedavg", "fedpolicy", "fedprox:mu=1", "--preset", "fedpolicy-fmnist", *few]) == 0
+    assert (
+        main(
+            ["compare", "fedavg", "fedpolicy", "fedprox:mu=1", "--preset", "fedpolicy-fmnist", *few]
+        )
+        == 0
+    )
     assert capsys.readouterr().out.count("105 rounds") == 3
     assert main(["list", "presets"]) == 0
     out = capsys.readouterr().out
     assert all(f"  {name} " in out for name in PRESETS)
-    assert "did you mean 'fedpolicy-fmnist'" in refused(capsys, "run", "--preset", "fedpolicy-mnist")
+    assert "did you mean 'fedpolicy-fmnist'" in refused(
+        capsys, "run", "--preset", "fedpolicy-mnist"
+    )
     assert "needs a METHOD or a --preset" in refused(capsys, "run")
-    assert "unknown method 'fedavgg'" in refused(capsys, "run", "fedavgg", "--preset", "fedpolicy-fmnist")
+    assert "unknown method 'fedavgg'" in refused(
+        capsys, "run", "fedavgg", "--preset", "fedpolicy-fmnist"
+    )
 
 
 def test_a_sweep_may_start_from_one():
-    data = {"preset": "fedpolicy-fmnist", "methods": ["fedavg", "fedpolicy"], "settings": {"rounds": 3}}
+    data = {
+        "preset": "fedpolicy-fmnist",
+        "methods": ["fedavg", "fedpolicy"],
+        "settings": {"rounds": 3},
+    }
     avg, policy = jobs_of(data | {"grid": {"lr": [0.1]}})
-    assert (avg.config.rounds, avg.config.lr, avg.config.epochs) == (3, 0.1, 5) and avg.config.options == {}
+    assert (avg.config.rounds, avg.config.lr, avg.config.epochs) == (
+        3,
+        0.1,
+        5,
+    ) and avg.config.options == {}
     assert policy.config.options["agent"] == "sac"
 
 

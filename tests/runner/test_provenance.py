@@ -1,4 +1,5 @@
-"""What a run was made of stands in its configuration: data, method, model, weights, cohorts; other ones are refused."""
+"""What a run was made of stands in its configuration: data, method, model, weights, cohorts; other
+ones are refused."""
 
 from __future__ import annotations
 
@@ -24,10 +25,12 @@ jax.devices()
 
 @pytest.fixture
 def cut(tmp_path):
-    return run("fedavg", tiny.federation(), out=tmp_path / "run", rounds=4, eval_every=2, **HALF).out
+    return run(
+        "fedavg", tiny.federation(), out=tmp_path / "run", rounds=4, eval_every=2, **HALF
+    ).out
 
 
-# ---- what a run is made of ------------------------------------------------------------------------------------------
+# ---- what a run is made of -----------------------------------------------------------------------
 def other_federation():
     fed = tiny.federation()
     x = np.array(fed.x)
@@ -37,7 +40,9 @@ def other_federation():
 
 def test_given_data_are_recorded_and_must_be_given_again(cut, capsys):
     stored = json.loads((cut / "config.json").read_text())["config"]
-    assert stored["dataset"] == "tiny" and stored["data"] == "arrays" and stored["partition"] == "own"
+    assert (
+        stored["dataset"] == "tiny" and stored["data"] == "arrays" and stored["partition"] == "own"
+    )
     assert stored["data_fingerprint"] == tiny.federation().fingerprint() and stored["own_data"]
     assert main(["resume", str(cut), "--rounds", "6", "--quiet"]) == 2
     err = capsys.readouterr().err
@@ -46,10 +51,21 @@ def test_given_data_are_recorded_and_must_be_given_again(cut, capsys):
 
 
 @pytest.mark.parametrize(
-    "more", [dict(dataset="digits"), dict(clients=6), dict(partition="iid"), dict(norm="none"), dict(val_fraction=0.1)]
+    "more",
+    [
+        dict(dataset="digits"),
+        dict(clients=6),
+        dict(partition="iid"),
+        dict(norm="none"),
+        dict(val_fraction=0.1),
+    ],
 )
 def test_words_for_data_beside_fed_are_refused(more):
-    refused(lambda: run("fedavg", tiny.federation(), rounds=1, **HALF, **more), f"{next(iter(more))}=", "fed=")
+    refused(
+        lambda: run("fedavg", tiny.federation(), rounds=1, **HALF, **more),
+        f"{next(iter(more))}=",
+        "fed=",
+    )
 
 
 def test_a_changed_data_file_is_refused_and_a_moved_one_is_not(tmp_path):
@@ -89,7 +105,11 @@ def test_a_method_with_a_name_is_a_run_by_that_name(tmp_path):
     assert tiny.same_bits(resume(tmp_path / "run", 2, fed=fed).state, named.state)
     of = lambda method: prepare(Config("fedavg", **HALF), fed=fed, method=method).config.options
     assert of(fs.FedPolicy()) == {}
-    assert of(fs.FedPolicy(agent=SAC(lr=0.01, capacity=None), lam=0.5)) == {"lam": 0.5, "agent": "sac", "agent.lr": 0.01}
+    assert of(fs.FedPolicy(agent=SAC(lr=0.01, capacity=None), lam=0.5)) == {
+        "lam": 0.5,
+        "agent": "sac",
+        "agent.lr": 0.01,
+    }
     assert of(fs.FedPolicy(agent="full")) == {"agent": "full"}
 
 
@@ -97,21 +117,35 @@ def test_method_objects_keep_their_own_options(tmp_path):
     fed = tiny.federation()
     whole = run(OwnProx(mu=5.0), fed, rounds=3, out=tmp_path / "whole", **HALF)
     run(OwnProx(mu=5.0), fed, rounds=2, out=tmp_path / "cut", **HALF)
-    refused(lambda: resume(tmp_path / "cut", 3, fed=fed), "a method given as an object (OwnProx)", "method=…")
-    refused(lambda: resume(tmp_path / "cut", 3, fed=fed, method=OwnProx(mu=1.0)), "mu=5.0", "mu=1.0")
+    refused(
+        lambda: resume(tmp_path / "cut", 3, fed=fed),
+        "a method given as an object (OwnProx)",
+        "method=…",
+    )
+    refused(
+        lambda: resume(tmp_path / "cut", 3, fed=fed, method=OwnProx(mu=1.0)), "mu=5.0", "mu=1.0"
+    )
     rest = resume(tmp_path / "cut", 3, fed=fed, method=OwnProx(mu=5.0))
     assert tiny.same_bits(rest.state, whole.state)
     named = run("fedprox", fed, rounds=3, mu=5.0, **HALF)  # the option by its name
-    assert tiny.same_bits(named.state.server, whole.state.server) and named.setup.config.options == {"mu": 5.0}
-    assert not tiny.same_bits(run("fedprox", fed, rounds=3, **HALF).state.server, whole.state.server)
+    assert tiny.same_bits(
+        named.state.server, whole.state.server
+    ) and named.setup.config.options == {"mu": 5.0}
+    assert not tiny.same_bits(
+        run("fedprox", fed, rounds=3, **HALF).state.server, whole.state.server
+    )
 
 
 def test_unknown_keywords_are_a_sentence():
     refused(
-        lambda: run("fedprox", tiny.federation(), muh=1.0, **HALF), "option of a run or of method 'fedprox' 'muh'", "'mu'"
+        lambda: run("fedprox", tiny.federation(), muh=1.0, **HALF),
+        "option of a run or of method 'fedprox' 'muh'",
+        "'mu'",
     )
     refused(lambda: run("fedavg", tiny.federation(), roundz=1, **HALF), "did you mean 'rounds'")
-    refused(lambda: run(FedProx(), tiny.federation(), mu=1.0, **HALF), "'mu' is not an option of a run")
+    refused(
+        lambda: run(FedProx(), tiny.federation(), mu=1.0, **HALF), "'mu' is not an option of a run"
+    )
     refused(lambda: run("fedavg", tiny.federation(), own_data=True, **HALF), "'own_data'")
 
 
@@ -119,14 +153,19 @@ def test_own_models_are_recorded_by_their_shapes(tmp_path):
     fed, build = tiny.federation(), lambda n: fs.build("mlp", (4, 4, 1), 3, hidden=(n,))
     options = {k: v for k, v in HALF.items() if not k.startswith("model")}
     run("fedavg", fed, model=build(5), rounds=1, out=tmp_path / "run", **options)
-    refused(lambda: resume(tmp_path / "run", 2, fed=fed), "a model given as an object (mlp)", "model=…")
-    refused(lambda: resume(tmp_path / "run", 2, fed=fed, model=build(6)), "the model is not that of the run")
+    refused(
+        lambda: resume(tmp_path / "run", 2, fed=fed), "a model given as an object (mlp)", "model=…"
+    )
+    refused(
+        lambda: resume(tmp_path / "run", 2, fed=fed, model=build(6)),
+        "the model is not that of the run",
+    )
     assert resume(tmp_path / "run", 2, fed=fed, model=build(5)).summary["rounds"] == 2
     small = fs.build("mlp", (3, 3, 1), 3, hidden=(5,))
     refused(lambda: run("fedavg", fed, model=small, rounds=1, **options), "is for images (3, 3, 1)")
 
 
-# ---- the hash -------------------------------------------------------------------------------------------------------
+# ---- the hash ------------------------------------------------------------------------------------
 def test_the_hash_knows_values_not_how_or_where_they_are_written():
     same = [Config("fedprox", options={"mu": mu}).hash() for mu in (0.1, "0.10", "0.1", "1e-1")]
     assert len(set(same)) == 1 != Config("fedprox", options={"mu": 0.2}).hash()
@@ -134,42 +173,65 @@ def test_the_hash_knows_values_not_how_or_where_they_are_written():
     assert len(set(hidden)) == 1 and Config(model_options={"hidden": "64x32"}).hash() not in hidden
     assert Config(epochs=1).hash() == Config(epochs=1.0).hash() != Config(epochs=2).hash()
     assert Config(data_dir="/a", init="x.npz").hash() == Config().hash()
-    assert Config(dataset="/a/mine.npz").hash() == Config(dataset="b/mine.npz").hash() != Config(dataset="its.npz").hash()
+    assert (
+        Config(dataset="/a/mine.npz").hash()
+        == Config(dataset="b/mine.npz").hash()
+        != Config(dataset="its.npz").hash()
+    )
     assert Config(cohorts=((0, 1),)).hash() != Config(cohorts=((1, 0),)).hash()
 
 
 def test_resume_does_not_need_the_initial_weights(tmp_path):
-    fed, setup = tiny.federation(), prepare(Config("fedavg", rounds=1, **HALF), fed=tiny.federation())
+    fed, setup = (
+        tiny.federation(),
+        prepare(Config("fedavg", rounds=1, **HALF), fed=tiny.federation()),
+    )
     net = jax.tree.map(lambda a: a + 0.1, setup.net)
     save_net(tmp_path / "net.npz", net)
     whole = run("fedavg", fed, init=str(tmp_path / "net.npz"), rounds=2, **HALF)
-    first = run("fedavg", fed, init=str(tmp_path / "net.npz"), rounds=1, out=tmp_path / "run", **HALF)
+    first = run(
+        "fedavg", fed, init=str(tmp_path / "net.npz"), rounds=1, out=tmp_path / "run", **HALF
+    )
     given = prepare(Config("fedavg", rounds=1, **HALF), fed=fed, net=net)
-    assert first.setup.config.hash() == given.config.hash() != setup.config.hash()  # the content counts, not its place
+    assert (
+        first.setup.config.hash() == given.config.hash() != setup.config.hash()
+    )  # the content counts, not its place
     (tmp_path / "net.npz").unlink()
     assert tiny.same_bits(resume(tmp_path / "run", 2, fed=fed).state, whole.state)
 
 
 def test_weights_are_checked(tmp_path):
-    fed, setup = tiny.federation(), prepare(Config("fedavg", rounds=1, **HALF), fed=tiny.federation())
+    fed, setup = (
+        tiny.federation(),
+        prepare(Config("fedavg", rounds=1, **HALF), fed=tiny.federation()),
+    )
     start = lambda net: prepare(Config("fedavg", rounds=1, **HALF), fed=fed, net=net)
     bad = jax.tree.map(np.array, setup.net)
     bad["params"]["fc"]["bias"][1] = np.nan
     refused(lambda: start(bad), "net", "'params/fc/bias' has numbers that are not finite")
     save_net(tmp_path / "bad.npz", bad)
-    init = lambda name: prepare(Config("fedavg", rounds=1, init=str(tmp_path / name), **HALF), fed=fed)
+    init = lambda name: prepare(
+        Config("fedavg", rounds=1, init=str(tmp_path / name), **HALF), fed=fed
+    )
     refused(lambda: init("bad.npz"), "not finite")
     (tmp_path / "empty.npz").touch()
     refused(lambda: init("empty.npz"), "cannot be read as .npz")
-    refused(lambda: start({"params": {"fc": setup.net["params"]["fc"]}}), "'params/fc1/bias' is missing")
+    refused(
+        lambda: start({"params": {"fc": setup.net["params"]["fc"]}}), "'params/fc1/bias' is missing"
+    )
     refused(lambda: start({**setup.net, "more": np.zeros(1)}), "the model has no 'more'")
     refused(lambda: start({"params": "weights"}), "net")
 
 
 def test_precision_of_models():
-    refused(lambda: fs.build("mlp", (4, 4, 1), 3, dtype=jnp.float64), "float64 needs JAX's 64-bit mode")
+    refused(
+        lambda: fs.build("mlp", (4, 4, 1), 3, dtype=jnp.float64), "float64 needs JAX's 64-bit mode"
+    )
     half = fs.build("mlp", (4, 4, 1), 3, dtype=jnp.bfloat16, hidden=(5,))
-    refused(lambda: prepare(Config("fedavg"), fed=tiny.federation(), model=half), "bfloat16 weights but the run is float32")
+    refused(
+        lambda: prepare(Config("fedavg"), fed=tiny.federation(), model=half),
+        "bfloat16 weights but the run is float32",
+    )
 
 
 @pytest.mark.parametrize(
@@ -181,18 +243,27 @@ def test_precision_of_models():
         ([[0, 1], [2]], {}, "cohort 1 has 1 clients and cohort 0 has 2"),
         ([[]], {}, "cohort 0 has 0 clients"),
         ([[0, 1], [2, 3], [4, 5]], dict(unseen=1), "kept out of training"),
-        ([[0, 1]], dict(participation="3/6"), "participation '3/6' does not fit cohorts of 2 clients"),
+        (
+            [[0, 1]],
+            dict(participation="3/6"),
+            "participation '3/6' does not fit cohorts of 2 clients",
+        ),
         ([[0.5, 1]], {}, "cohorts must list the ids"),
         (7, {}, "cohorts must list the ids"),
     ],
 )
 def test_cohorts_are_checked(cohorts, more, words):
-    refused(lambda: run("fedavg", tiny.federation(), cohorts=cohorts, rounds=1, **ONE, **more), words)
+    refused(
+        lambda: run("fedavg", tiny.federation(), cohorts=cohorts, rounds=1, **ONE, **more), words
+    )
 
 
 def test_cohorts_are_kept_and_resumed(tmp_path):
     fed, cohorts = tiny.federation(), [[0, 1], [2, 3], [4, 5]]
     whole = run("fedavg", fed, cohorts=cohorts, rounds=5, **ONE)
     first = run("fedavg", fed, cohorts=np.array(cohorts), rounds=2, out=tmp_path / "run", **ONE)
-    assert first.setup.participation.high == 2 and first.setup.config.hash() == whole.setup.config.hash()
+    assert (
+        first.setup.participation.high == 2
+        and first.setup.config.hash() == whole.setup.config.hash()
+    )
     assert tiny.same_bits(resume(tmp_path / "run", 5, fed=fed).state, whole.state)

@@ -1,4 +1,5 @@
-"""Run directories under attack: changed files, other data, two processes, full disks; never silently wrong results."""
+"""Run directories under attack: changed files, other data, two processes, full disks; never
+silently wrong results."""
 
 from __future__ import annotations
 
@@ -42,8 +43,24 @@ def figures(folder: pathlib.Path) -> dict[str, str]:
 def base(tmp_path_factory):
     """Six rounds straight, and the same run at round 4 with its checkpoints of rounds 2 and 4."""
     folder = tmp_path_factory.mktemp("base")
-    run("fedavg", tiny.federation(), out=folder / "whole", rounds=6, eval_every=2, checkpoint_every=2, **HALF)
-    run("fedavg", tiny.federation(), out=folder / "cut", rounds=4, eval_every=2, checkpoint_every=2, **HALF)
+    run(
+        "fedavg",
+        tiny.federation(),
+        out=folder / "whole",
+        rounds=6,
+        eval_every=2,
+        checkpoint_every=2,
+        **HALF,
+    )
+    run(
+        "fedavg",
+        tiny.federation(),
+        out=folder / "cut",
+        rounds=4,
+        eval_every=2,
+        checkpoint_every=2,
+        **HALF,
+    )
     return folder
 
 
@@ -52,7 +69,7 @@ def cut(base, tmp_path):
     return pathlib.Path(shutil.copytree(base / "cut", tmp_path / "run"))
 
 
-# ---- damage ---------------------------------------------------------------------------------------------------------
+# ---- damage --------------------------------------------------------------------------------------
 def half(file):
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
 
@@ -66,11 +83,21 @@ def twice(file):
 
 
 def other_arrays(file):
-    np.savez(file, personal_correct=np.zeros((2, 6)), personal_count=np.ones(6), personal_rounds=np.array([2, 4]))
+    np.savez(
+        file,
+        personal_correct=np.zeros((2, 6)),
+        personal_count=np.ones(6),
+        personal_rounds=np.array([2, 4]),
+    )
 
 
 DAMAGE = [(name, how) for name in ROWS for how in (half, pathlib.Path.unlink, twice)]
-DAMAGE += [("metrics.csv", edit), ("rounds.csv", edit), ("clients.npz", other_arrays), ("manifest.json", half)]
+DAMAGE += [
+    ("metrics.csv", edit),
+    ("rounds.csv", edit),
+    ("clients.npz", other_arrays),
+    ("manifest.json", half),
+]
 
 
 def test_damaged_rows_are_written_anew(base, tmp_path):
@@ -156,7 +183,8 @@ def test_edited_records_of_a_checkpoint_are_refused(cut):
 
 
 def test_killed_between_rows_and_checkpoint(base, tmp_path, monkeypatch):
-    """Rows of round 4 are on disk, its checkpoint is not: from round 2 to the same bytes. So for an extension."""
+    """Rows of round 4 are on disk, its checkpoint is not: from round 2 to the same bytes. So for an
+    extension."""
 
     class Killed(BaseException):
         pass
@@ -166,7 +194,9 @@ def test_killed_between_rows_and_checkpoint(base, tmp_path, monkeypatch):
 
     real = driver.save
     monkeypatch.setattr(
-        driver, "save", lambda lanes, state, pick: (real if int(state.t) < 4 else killed)(lanes, state, pick)
+        driver,
+        "save",
+        lambda lanes, state, pick: (real if int(state.t) < 4 else killed)(lanes, state, pick),
     )
     options = dict(eval_every=2, checkpoint_every=2, **HALF)
     with pytest.raises(Killed):
@@ -182,7 +212,7 @@ def test_killed_between_rows_and_checkpoint(base, tmp_path, monkeypatch):
         assert figures(folder) == figures(base / "whole")
 
 
-# ---- two at once, no room, no right ---------------------------------------------------------------------------------
+# ---- two at once, no room, no right --------------------------------------------------------------
 def test_one_process_at_a_time(cut):
     lock = Lock(cut)
     lock.take()
@@ -222,14 +252,20 @@ def test_a_full_disk_is_a_sentence_and_the_run_goes_on_later(base, tmp_path, mon
     for number in (0, 1, 4, 8, 14, 16, 18, 20, 22):
         left[0] = number
         out = tmp_path / str(number)
-        refused(lambda: run("fedavg", tiny.federation(), out=out, rounds=6, **options), "cannot be written: No space left")
+        refused(
+            lambda: run("fedavg", tiny.federation(), out=out, rounds=6, **options),
+            "cannot be written: No space left",
+        )
         hidden = [p for p in out.rglob("*") if p.name.startswith(".")] if out.exists() else []
         assert not hidden, hidden
         left[0] = 10**6
         if checkpoint.rounds(out / "checkpoints"):
             resume(out, fed=tiny.federation())
             assert figures(out) == figures(base / "whole")
-    assert not (tmp_path / "0").exists() and checkpoint.rounds(tmp_path / "22" / "checkpoints") == [4, 6]
+    assert not (tmp_path / "0").exists() and checkpoint.rounds(tmp_path / "22" / "checkpoints") == [
+        4,
+        6,
+    ]
 
 
 @pytest.fixture
@@ -240,7 +276,10 @@ def small_disk(tmp_path):
     def make(size: int) -> pathlib.Path:
         place = tmp_path / f"disk-{size}"
         place.mkdir()
-        done = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}k", "tmpfs", str(place)], capture_output=True)
+        done = subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", f"size={size}k", "tmpfs", str(place)],
+            capture_output=True,
+        )
         if done.returncode:
             pytest.skip("no file system may be mounted here: a full disk was only pretended")
         made.append(place)
@@ -253,13 +292,41 @@ def small_disk(tmp_path):
 
 @pytest.mark.parametrize("size", [8, 32, 64, 160])
 def test_a_disk_that_is_really_full(small_disk, size, capfd):
-    """Whatever was being written, and whoever wrote it: the cause in one sentence, no traceback from anybody's threads."""
+    """Whatever was being written, and whoever wrote it: the cause in one sentence, no traceback
+    from anybody's threads."""
     place = small_disk(size)
-    words = ["run", "fedavg", "--model", "mlp", "--set", "model.hidden=64", "--clients", "4", "--participation", "0.5"]
-    words += ["--epochs", "1", "--devices", "1", "--chunk", "1", "--rounds", "8", "--checkpoint-every", "2", "--quiet"]
+    words = [
+        "run",
+        "fedavg",
+        "--model",
+        "mlp",
+        "--set",
+        "model.hidden=64",
+        "--clients",
+        "4",
+        "--participation",
+        "0.5",
+    ]
+    words += [
+        "--epochs",
+        "1",
+        "--devices",
+        "1",
+        "--chunk",
+        "1",
+        "--rounds",
+        "8",
+        "--checkpoint-every",
+        "2",
+        "--quiet",
+    ]
     assert main([*words, "--out", str(place / "run")]) == 2
     err = capfd.readouterr().err
-    assert err.count("\n") == 1 and "cannot be written: No space left on device" in err and "Traceback" not in err, err
+    assert (
+        err.count("\n") == 1
+        and "cannot be written: No space left on device" in err
+        and "Traceback" not in err
+    ), err
     assert not [p for p in (place / "run").rglob("*") if p.name.startswith(".")]
 
 
@@ -268,11 +335,16 @@ def test_the_cause_of_a_failed_checkpoint_is_said(tmp_path, monkeypatch):
 
     class Full:
         def save(self, *_):
-            raise ValueError(f"RESOURCE_EXHAUSTED: Error writing '{'x' * 300}': Failed [os_error_code='{errno.EDQUOT}']")
+            raise ValueError(
+                f"RESOURCE_EXHAUSTED: Error writing '{'x' * 300}': Failed"
+                f" [os_error_code='{errno.EDQUOT}']"
+            )
 
     monkeypatch.setattr(checkpoint, "_checkpointer", Full)
     sentence = f"cannot be written: {os.strerror(errno.EDQUOT)}"
-    refused(lambda: run("fedavg", tiny.federation(), out=tmp_path / "a", rounds=1, **HALF), sentence)
+    refused(
+        lambda: run("fedavg", tiny.federation(), out=tmp_path / "a", rounds=1, **HALF), sentence
+    )
 
 
 def test_places_where_nothing_can_be_written(cut, tmp_path, monkeypatch, capsys):
@@ -282,7 +354,10 @@ def test_places_where_nothing_can_be_written(cut, tmp_path, monkeypatch, capsys)
     assert capsys.readouterr().err.count("\n") == 1
     refused(lambda: run("fedavg", tiny.federation(), out="a\0b", rounds=1, **HALF), "cannot be")
     (tmp_path / "file").touch()
-    refused(lambda: run("fedavg", tiny.federation(), out=tmp_path / "file" / "x", rounds=1, **HALF), "cannot be made")
+    refused(
+        lambda: run("fedavg", tiny.federation(), out=tmp_path / "file" / "x", rounds=1, **HALF),
+        "cannot be made",
+    )
 
     real = os.open
 
@@ -294,7 +369,10 @@ def test_places_where_nothing_can_be_written(cut, tmp_path, monkeypatch, capsys)
     monkeypatch.setattr(files_module.os, "open", forbidden)
     before = figures(cut)
     refused(lambda: resume(cut, 6, fed=tiny.federation()), "cannot be written: Permission denied")
-    refused(lambda: run("fedavg", tiny.federation(), out=tmp_path / "new", rounds=1, **HALF), "Permission denied")
+    refused(
+        lambda: run("fedavg", tiny.federation(), out=tmp_path / "new", rounds=1, **HALF),
+        "Permission denied",
+    )
     assert figures(cut) == before and not (tmp_path / "new").exists()
 
 
@@ -309,7 +387,8 @@ def test_files_can_be_read_by_whom_the_mask_allows(tmp_path):
 
 
 def test_temporary_files_are_never_others(tmp_path, monkeypatch):
-    """Made under a name that nobody foresees, and only if it is new: no link that lies there is followed."""
+    """Made under a name that nobody foresees, and only if it is new: no link that lies there is
+    followed."""
     asked = []
     real = os.open
 
@@ -325,8 +404,13 @@ def test_temporary_files_are_never_others(tmp_path, monkeypatch):
     (tmp_path / "victim").write_text("mine")
     monkeypatch.setattr(files_module.secrets, "token_hex", lambda _: "foreseen")
     (tmp_path / ".a.json.foreseen.partial").symlink_to(tmp_path / "victim")
-    refused(lambda: files_module.write_bytes(tmp_path / "a.json", b"y"), "cannot be written: File exists")
-    assert (tmp_path / "victim").read_text() == "mine" and (tmp_path / "a.json").read_bytes() == b"x"
+    refused(
+        lambda: files_module.write_bytes(tmp_path / "a.json", b"y"),
+        "cannot be written: File exists",
+    )
+    assert (tmp_path / "victim").read_text() == "mine" and (
+        tmp_path / "a.json"
+    ).read_bytes() == b"x"
 
 
 def test_killed_deletions_are_cleared_by_the_next_save(tmp_path, monkeypatch):
@@ -348,9 +432,10 @@ def test_killed_deletions_are_cleared_by_the_next_save(tmp_path, monkeypatch):
     assert [p.name for p in tmp_path.iterdir()] == ["00000004"]
 
 
-# ---- devices --------------------------------------------------------------------------------------------------------
+# ---- devices -------------------------------------------------------------------------------------
 def test_a_run_goes_on_with_fewer_devices_and_with_as_many(tmp_path, monkeypatch):
-    """Rows of client state fill up four devices (8 rows for 6 clients) and fit on one; the other way round as well."""
+    """Rows of client state fill up four devices (8 rows for 6 clients) and fit on one; the other
+    way round as well."""
     fed, options = tiny.federation(), {**HALF, "devices": "4"}
     whole = run("ditto", fed, rounds=3, **options)
     for folder in ("a", "b"):
@@ -365,7 +450,9 @@ def test_a_run_goes_on_with_fewer_devices_and_with_as_many(tmp_path, monkeypatch
     tiny.assert_close(fewer.state.server, whole.state.server)
     tiny.assert_close(cut(fewer.state.clients), cut(whole.state.clients))
     monkeypatch.undo()
-    data = json.loads((tmp_path / "b" / "config.json").read_text())  # written on one device: now on four
+    data = json.loads(
+        (tmp_path / "b" / "config.json").read_text()
+    )  # written on one device: now on four
     data["resolved"]["devices"] = 4
     (tmp_path / "b" / "config.json").write_text(json.dumps(data | dict(checksum=checksum(data))))
     more = resume(tmp_path / "b", 4, fed=fed)
@@ -383,19 +470,27 @@ if sys.argv[1] == "late":
     jax.devices()
 with warnings.catch_warnings(record=True) as heard:
     warnings.simplefilter("always")
-    setup = fs.prepare(fs.Config("fedavg", model="mlp", model_options={"hidden": 5}, clients=4, participation="1", rounds=1))
+    small = dict(model="mlp", model_options={"hidden": 5}, clients=4)
+    setup = fs.prepare(fs.Config("fedavg", **small, participation="1", rounds=1))
 import jax
-print(len(jax.devices()), setup.simulation.layout.devices, jax.config.values["jax_compilation_cache_dir"] is not None)
+cached = jax.config.values["jax_compilation_cache_dir"] is not None
+print(len(jax.devices()), setup.simulation.layout.devices, cached)
 print(*[str(w.message) for w in heard if "JAX was started" in str(w.message)])
 """
 
 
 @pytest.mark.parametrize("when, devices", [("first", 3), ("late", 1)])
 def test_python_starts_jax_as_the_command_does(tmp_path, when, devices):
-    """One device per core and programs kept on disk; what is lost where JAX runs already is said."""
+    """One device per core and programs kept on disk; what is lost where JAX runs already is
+    said."""
     env = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
-    env |= {"PYTHONPATH": str(pathlib.Path(fs.__file__).parent.parent), "FEDJAX_SIM_CACHE": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", SCRIPT, when], env=env, capture_output=True, text=True, timeout=180)
+    env |= {
+        "PYTHONPATH": str(pathlib.Path(fs.__file__).parent.parent),
+        "FEDJAX_SIM_CACHE": str(tmp_path),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, when], env=env, capture_output=True, text=True, timeout=180
+    )
     assert done.returncode == 0, done.stderr
     counts, said = done.stdout.split("\n")[:2]
     assert counts == f"{devices} {devices} True"
@@ -418,23 +513,32 @@ def test_large_rows_fit_other_numbers_of_devices(tmp_path, monkeypatch):
 def test_backends_mean_what_they_say():
     fed = tiny.federation()
     options = {k: v for k, v in HALF.items() if k != "devices"}
-    layout = lambda **more: prepare(Config("fedavg", rounds=1, **options, **more), fed=fed).simulation.layout
+    layout = lambda **more: (
+        prepare(Config("fedavg", rounds=1, **options, **more), fed=fed).simulation.layout
+    )
     assert layout(backend="chunked").mesh is None
     assert layout(backend="sharded").devices == 3  # the cohort
     assert layout(backend="sharded", devices="1").mesh is not None
-    refused(lambda: layout(backend="chunked", devices="2"), "backend chunked runs on one device, not 2")
+    refused(
+        lambda: layout(backend="chunked", devices="2"), "backend chunked runs on one device, not 2"
+    )
     assert {c.devices for c in candidates(Config(backend="chunked"), 4)} == {1}
     assert {c.devices for c in candidates(Config(backend="sharded"), 4)} == {4}
     assert key_of(Config(backend="chunked"), 4, 1, 1) != key_of(Config(backend="sharded"), 4, 1, 1)
     one = run("fedavg", fed, rounds=2, backend="sharded", **HALF)
-    tiny.assert_close(one.state.server, run("fedavg", fed, rounds=2, backend="chunked", **HALF).state.server)
+    tiny.assert_close(
+        one.state.server, run("fedavg", fed, rounds=2, backend="chunked", **HALF).state.server
+    )
 
 
 def test_an_extension_says_what_it_changes(tmp_path):
     said: list[str] = []
     run("fedavg", tiny.federation(), out=tmp_path / "a", rounds=2, schedule="cosine", **HALF)
     resume(tmp_path / "a", 3, fed=tiny.federation(), say=said.append)
-    assert "2 rounds were planned and it goes on to 3" in said[0] and "stays laid over 2 rounds" in said[0]
+    assert (
+        "2 rounds were planned and it goes on to 3" in said[0]
+        and "stays laid over 2 rounds" in said[0]
+    )
     said.clear()
     run("fedpolicy", tiny.federation(), out=tmp_path / "b", rounds=1, **HALF)
     resume(tmp_path / "b", 2, fed=tiny.federation(), say=said.append)

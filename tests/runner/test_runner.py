@@ -1,4 +1,5 @@
-"""A whole run from Python and from the command line: its files, its figures, exact repetition, resume after a kill."""
+"""A whole run from Python and from the command line: its files, its figures, exact repetition,
+resume after a kill."""
 
 from __future__ import annotations
 
@@ -27,7 +28,9 @@ from fedjax_sim.runner.prepare import prepare
 from fedjax_sim.runner.seeds import run_seeds, with_seed
 
 jax.devices()
-ONE = dict(model="mlp", model_options={"hidden": (5,)}, devices="1", chunk="1", batch_size=4, lr=0.05)
+ONE = dict(
+    model="mlp", model_options={"hidden": (5,)}, devices="1", chunk="1", batch_size=4, lr=0.05
+)
 ENVIRONMENT = {**os.environ, "FEDJAX_SIM_CACHE": jax.config.values["jax_compilation_cache_dir"]}
 
 
@@ -45,7 +48,8 @@ def same_figures(a: pathlib.Path, b: pathlib.Path) -> None:
         assert all(np.array_equal(one[k], two[k]) for k in one.files)
 
 
-# ---- one rich run: every evaluation mode, probes, unseen clients, dropout, stragglers, a range of cohort sizes ---------
+# ---- one rich run: every evaluation mode, probes, unseen clients, dropout, stragglers, a range of
+# cohort sizes ---------
 @pytest.fixture(scope="module")
 def rich(tmp_path_factory):
     out = tmp_path_factory.mktemp("rich") / "run"
@@ -100,14 +104,18 @@ def test_run_directory_holds_every_file(rich):
     assert summary["method"] == "ditto" and summary["rounds"] == 5 and summary["seed"] == 3
     assert "test" in summary["best_global_note"]  # labelled as what it is
     stored = json.loads((rich.out / "config.json").read_text())
-    assert stored["config_hash"] == summary["config_hash"] == Config.from_json(stored["config"]).hash()
+    assert (
+        stored["config_hash"] == summary["config_hash"] == Config.from_json(stored["config"]).hash()
+    )
     assert stored["resolved"]["chunk"] == 1
 
 
 def test_metrics_columns_and_rounds(rich):
     rows = table(rich.out / "metrics.csv")
     assert [r["round"] for r in rows] == ["2", "4", "5"]  # every second, and the last
-    named = [name for name in rows[0] if not name.startswith(("resident_", "personal_at_", "global_at_"))]
+    named = [
+        name for name in rows[0] if not name.startswith(("resident_", "personal_at_", "global_at_"))
+    ]
     assert named[:16] == [
         "round",
         "global_acc",
@@ -136,7 +144,9 @@ def test_metrics_columns_and_rounds(rich):
         "global_at_clients_mean",
         "unseen_client_mean",
     } <= set(rows[0])
-    assert not any("second" in name or "time" in name for name in rows[0])  # nothing depends on the clock
+    assert not any(
+        "second" in name or "time" in name for name in rows[0]
+    )  # nothing depends on the clock
     assert all(v != "" for r in rows for v in r.values())
 
 
@@ -155,32 +165,53 @@ def test_figures_follow_from_the_counts(rich):
         ):
             correct, count = file[f"{mode}_correct"], file[f"{mode}_count"]
             assert correct.shape == (3, tiny.N) and file[f"{mode}_rounds"].tolist() == [2, 4, 5]
-            assert (count == (len(tiny.federation().held["test"]) if mode == "personal_at_global" else 3)).all()
+            assert (
+                count
+                == (len(tiny.federation().held["test"]) if mode == "personal_at_global" else 3)
+            ).all()
             for i, row in enumerate(rows):
-                assert float(row[f"{prefix}_mean"]) == pytest.approx((correct[i] / count)[seen].mean(), rel=1e-7)
-                assert float(row[f"{prefix}_pooled"]) == pytest.approx(correct[i][seen].sum() / count[seen].sum(), rel=1e-7)
-                assert float(row[f"unseen_{prefix}_mean"]) == pytest.approx((correct[i] / count)[unseen].mean(), rel=1e-7)
+                assert float(row[f"{prefix}_mean"]) == pytest.approx(
+                    (correct[i] / count)[seen].mean(), rel=1e-7
+                )
+                assert float(row[f"{prefix}_pooled"]) == pytest.approx(
+                    correct[i][seen].sum() / count[seen].sum(), rel=1e-7
+                )
+                assert float(row[f"unseen_{prefix}_mean"]) == pytest.approx(
+                    (correct[i] / count)[unseen].mean(), rel=1e-7
+                )
 
 
 def test_counts_and_bytes_add_up(rich):
-    """Down: everybody invited; up: everybody who reported. Cumulative in metrics.csv, per round in rounds.csv."""
+    """Down: everybody invited; up: everybody who reported. Cumulative in metrics.csv, per round in
+    rounds.csv."""
     rounds, rows = table(rich.out / "rounds.csv"), table(rich.out / "metrics.csv")
     parameters = 4 * 4 * 5 + 5 + 5 * 3 + 3
     down = [4 * parameters * int(r["participants"]) for r in rounds]
     up = [4 * parameters * (int(r["participants"]) - int(r["dropped"])) for r in rounds]
-    assert [int(r["bytes_down"]) for r in rounds] == down and [int(r["bytes_up"]) for r in rounds] == up
-    assert all(2 <= int(r["participants"]) <= 5 for r in rounds)  # 0.4:1 of the 5 that may be sampled
-    assert len({r["participants"] for r in rounds}) > 1 and sum(int(r["dropped"]) for r in rounds) > 0
+    assert [int(r["bytes_down"]) for r in rounds] == down and [
+        int(r["bytes_up"]) for r in rounds
+    ] == up
+    assert all(
+        2 <= int(r["participants"]) <= 5 for r in rounds
+    )  # 0.4:1 of the 5 that may be sampled
+    assert (
+        len({r["participants"] for r in rounds}) > 1 and sum(int(r["dropped"]) for r in rounds) > 0
+    )
     for row, (first, last) in zip(rows, ((0, 2), (2, 4), (4, 5)), strict=True):
         assert int(row["bytes_down"]) == sum(down[:last]) and int(row["bytes_up"]) == sum(up[:last])
         for name in ("participants", "dropped", "diverged"):
             assert int(row[name]) == sum(int(r[name]) for r in rounds[first:last])
     summary = rich.summary
-    assert summary["bytes_down"] == sum(down) and summary["dropped"] == sum(int(r["dropped"]) for r in rounds)
+    assert summary["bytes_down"] == sum(down) and summary["dropped"] == sum(
+        int(r["dropped"]) for r in rounds
+    )
     assert summary["steps_needed"] == sum(int(r["steps_needed"]) for r in rounds)
-    # stragglers do less: 2 epochs of ceil(n/4) batches each, in both of Ditto's passes, would be the most
+    # stragglers do less: 2 epochs of ceil(n/4) batches each, in both of Ditto's passes, would be
+    # the most
     most = sum(sorted((2 * 2 * -(-n // 4) for n in tiny.SIZES), reverse=True)[:5])
-    assert all(int(r["steps_needed"]) <= most for r in rounds) and int(rounds[0]["steps_executed"]) > 0
+    assert (
+        all(int(r["steps_needed"]) <= most for r in rounds) and int(rounds[0]["steps_executed"]) > 0
+    )
 
 
 def test_unseen_clients_never_train(rich):
@@ -188,7 +219,10 @@ def test_unseen_clients_never_train(rich):
     held = jax.tree.map(np.asarray, rich.state.clients.own)
     fresh = jax.tree.map(np.asarray, rich.setup.net)
     same = [
-        all(np.array_equal(a[i], b) for a, b in zip(jax.tree.leaves(held), jax.tree.leaves(fresh), strict=True))
+        all(
+            np.array_equal(a[i], b)
+            for a, b in zip(jax.tree.leaves(held), jax.tree.leaves(fresh), strict=True)
+        )
         for i in range(tiny.N)
     ]
     assert same[rich.setup.unseen[0]] and not all(same)
@@ -219,7 +253,7 @@ def test_same_seed_same_bytes(rich, tmp_path):
     same_figures(rich.out, again.out)
 
 
-# ---- own data, model, weights -------------------------------------------------------------------------------------
+# ---- own data, model, weights --------------------------------------------------------------------
 def test_own_arrays_model_and_weights_in_ten_lines():
     rng = np.random.default_rng(0)
     y = rng.integers(0, 2, 120)
@@ -241,7 +275,10 @@ def test_own_arrays_model_and_weights_in_ten_lines():
         devices="1",
         chunk="1",
     )
-    assert all(np.array_equal(a, b) for a, b in zip(jax.tree.leaves(result.setup.net), jax.tree.leaves(net), strict=True))
+    assert all(
+        np.array_equal(a, b)
+        for a, b in zip(jax.tree.leaves(result.setup.net), jax.tree.leaves(net), strict=True)
+    )
     assert result.summary["last_global"] > 0.9 and len(result.rows) == 3 and result.out is None
     assert result.summary["bytes_up"] == 3 * 4 * 4 * (9 * 4 + 4 + 4 * 2 + 2)
 
@@ -288,12 +325,15 @@ def test_own_flax_module():
         first="any",
     )
     assert result.summary["model"] == "mine"
-    assert result.summary["bytes_down"] == 2 * 3 * 4 * (6 * 3 + 3)  # the policy `head`: only the top comes down
+    assert result.summary["bytes_down"] == 2 * 3 * 4 * (
+        6 * 3 + 3
+    )  # the policy `head`: only the top comes down
 
 
-# ---- resume --------------------------------------------------------------------------------------------------------
+# ---- resume --------------------------------------------------------------------------------------
 def test_killed_run_resumes_to_the_same_bytes(tmp_path):
-    """kill -9 in the middle, then resume: metrics.csv and rounds.csv of the uninterrupted run, byte for byte."""
+    """kill -9 in the middle, then resume: metrics.csv and rounds.csv of the uninterrupted run, byte
+    for byte."""
     options = [
         "run",
         "scaffold",
@@ -327,7 +367,10 @@ def test_killed_run_resumes_to_the_same_bytes(tmp_path):
     assert main(["resume", str(tmp_path / "killed"), "--quiet"]) == 0
     assert main([*options, "--out", str(tmp_path / "whole")]) == 0
     same_figures(tmp_path / "killed", tmp_path / "whole")
-    assert [int(r["round"]) for r in table(tmp_path / "whole" / "metrics.csv")] == [*range(3, 25, 3), 25]
+    assert [int(r["round"]) for r in table(tmp_path / "whole" / "metrics.csv")] == [
+        *range(3, 25, 3),
+        25,
+    ]
 
 
 def test_rows_are_on_disk_before_their_checkpoint(tmp_path, monkeypatch):
@@ -335,19 +378,31 @@ def test_rows_are_on_disk_before_their_checkpoint(tmp_path, monkeypatch):
     seen = []
 
     def save(folder, state, *args):
-        seen.append((int(state.t), [int(r["round"]) for r in table(folder.parent / "rounds.csv")][-1]))
+        seen.append(
+            (int(state.t), [int(r["round"]) for r in table(folder.parent / "rounds.csv")][-1])
+        )
         return folder
 
     monkeypatch.setattr(checkpoint, "save", save)
-    run("fedavg", tiny.federation(), out=tmp_path / "run", rounds=4, checkpoint_every=2, epochs=1, **ONE)
+    run(
+        "fedavg",
+        tiny.federation(),
+        out=tmp_path / "run",
+        rounds=4,
+        checkpoint_every=2,
+        epochs=1,
+        **ONE,
+    )
     assert seen == [(2, 2), (4, 4)]
 
 
 @pytest.mark.parametrize("personal_every, personal_at", [(0, [7]), (3, [3, 6, 7])])
 def test_extended_run_equals_the_straight_one(tmp_path, personal_every, personal_at):
-    """T = 5, then 7, with an evaluation every 2 rounds and fine-tuning every personal_every: what only the end of the
-    first part recorded is dropped."""
-    options = dict(eval_every=2, personal_every=personal_every, epochs=1, participation="0.5", **ONE)
+    """T = 5, then 7, with an evaluation every 2 rounds and fine-tuning every personal_every: what
+    only the end of the first part recorded is dropped."""
+    options = dict(
+        eval_every=2, personal_every=personal_every, epochs=1, participation="0.5", **ONE
+    )
     run("fedavg_ft", tiny.federation(), out=tmp_path / "a", rounds=5, **options)
     rows = table(tmp_path / "a" / "metrics.csv")
     assert rows[-1]["round"] == "5" and rows[-1]["client_mean"] != ""
@@ -369,7 +424,7 @@ def test_extension_on_the_grid_drops_the_last_fine_tuning(tmp_path):
     same_figures(tmp_path / "a", tmp_path / "b")
 
 
-# ---- layouts, seeds, types -------------------------------------------------------------------------------------------
+# ---- layouts, seeds, types -----------------------------------------------------------------------
 def test_loop_backend_equals_chunked(tmp_path):
     options = dict(rounds=3, eval_every=2, epochs=1, participation="0.5", **(ONE | dict(chunk="2")))
     fast = run("fedavg", tiny.federation(), backend="chunked", **options)
@@ -382,13 +437,25 @@ def test_loop_backend_equals_chunked(tmp_path):
 
 def test_seeds_loop_and_vmap_agree(tmp_path):
     setup = prepare(
-        Config("fedavg", rounds=3, eval_every=2, epochs=1.0, participation="0.5", seed=4, **ONE), fed=tiny.federation()
+        Config("fedavg", rounds=3, eval_every=2, epochs=1.0, participation="0.5", seed=4, **ONE),
+        fed=tiny.federation(),
     )
     loop = run_seeds(setup, 3, tmp_path / "loop", "loop")
     vmap = run_seeds(setup, 3, tmp_path / "vmap", "vmap")
-    alone = run("fedavg", tiny.federation(), rounds=3, eval_every=2, epochs=1.0, participation="0.5", seed=5, **ONE)
+    alone = run(
+        "fedavg",
+        tiny.federation(),
+        rounds=3,
+        eval_every=2,
+        epochs=1.0,
+        participation="0.5",
+        seed=5,
+        **ONE,
+    )
     assert [r.summary["seed"] for r in loop] == [4, 5, 6]
-    assert tiny.same_bits(alone.state, loop[1].state)  # one program for all, same bits as a run of its own
+    assert tiny.same_bits(
+        alone.state, loop[1].state
+    )  # one program for all, same bits as a run of its own
     assert not tiny.same_bits(loop[0].state.server, loop[1].state.server)
     for a, b in zip(loop, vmap, strict=True):
         assert tiny.close(a.state.server, b.state.server)
@@ -399,12 +466,15 @@ def test_seeds_loop_and_vmap_agree(tmp_path):
 
 
 def small_setup(**more):
-    options = dict(rounds=6, eval_every=2, epochs=1.0, participation="0.5", seed=4, checkpoint_every=2, **ONE)
+    options = dict(
+        rounds=6, eval_every=2, epochs=1.0, participation="0.5", seed=4, checkpoint_every=2, **ONE
+    )
     return prepare(Config("fedavg", **{**options, **more}), fed=tiny.federation())
 
 
 def test_seeds_side_by_side_write_as_they_go_and_resume_alone(tmp_path, monkeypatch):
-    """Interrupted between checkpoints: every lane has its rows and a checkpoint, and goes on alone to the same figures."""
+    """Interrupted between checkpoints: every lane has its rows and a checkpoint, and goes on alone
+    to the same figures."""
     whole = run_seeds(small_setup(), 2, tmp_path / "whole", "vmap")
     real, calls = driver.segment_length, []
 
@@ -421,7 +491,9 @@ def test_seeds_side_by_side_write_as_they_go_and_resume_alone(tmp_path, monkeypa
     for i, seed in enumerate((4, 5)):
         cut = tmp_path / "cut" / f"seed-{seed}"
         assert [r["round"] for r in table(cut / "rounds.csv")] == ["1", "2", "3", "4"]
-        assert checkpoint.rounds(cut / "checkpoints") == [2, 4] and not (cut / "summary.json").exists()
+        assert (
+            checkpoint.rounds(cut / "checkpoints") == [2, 4] and not (cut / "summary.json").exists()
+        )
         rest = resume(cut, fed=tiny.federation())
         assert rest.summary["rounds"] == 6 and rest.summary["seed"] == seed
         assert tiny.close(rest.state, whole[i].state)
@@ -437,7 +509,10 @@ def test_interrupted_seeds_name_every_directory(tmp_path, monkeypatch, capsys):
     with pytest.raises(KeyboardInterrupt):
         run_seeds(small_setup(rounds=2), 2, tmp_path / "s", "vmap")
     err = capsys.readouterr().err
-    assert "interrupted before the first round was done, nothing had to be saved; continue with: fedjax-sim resume" in err
+    assert (
+        "interrupted before the first round was done, nothing had to be saved; continue with:"
+        " fedjax-sim resume" in err
+    )
     assert {p.name for p in (tmp_path / "s").iterdir()} == {"seed-4", "seed-5"}
     assert all(f"resume {tmp_path / 's' / name}" in err for name in ("seed-4", "seed-5"))
     monkeypatch.undo()
@@ -449,10 +524,15 @@ def test_seeds_start_from_the_callers_weights(mode):
     """Weights given from Python are every seed's; weights from a seed are not."""
     net = jax.tree.map(lambda a: a + 0.25, small_setup().net)
     options = dict(rounds=1, eval_every=1, epochs=1.0, participation="0.5", seed=4, **ONE)
-    given = run_seeds(prepare(Config("fedavg", **options), fed=tiny.federation(), net=net), 2, None, mode)
+    given = run_seeds(
+        prepare(Config("fedavg", **options), fed=tiny.federation(), net=net), 2, None, mode
+    )
     assert all(tiny.same_bits(r.setup.net, net) for r in given)
     assert not tiny.same_bits(given[0].state.server, given[1].state.server)
-    drawn = [with_seed(prepare(Config("fedavg", **options), fed=tiny.federation()), seed) for seed in (4, 5)]
+    drawn = [
+        with_seed(prepare(Config("fedavg", **options), fed=tiny.federation()), seed)
+        for seed in (4, 5)
+    ]
     assert not tiny.same_bits(drawn[0].net, drawn[1].net)
 
 
@@ -495,7 +575,9 @@ def test_float64_runs_in_double_precision(tmp_path):
         timeout=120,
     )
     assert done.returncode == 0, done.stderr
-    leaves = json.loads((tmp_path / "run" / "checkpoints" / "00000002" / "meta.json").read_text())["leaves"]
+    leaves = json.loads((tmp_path / "run" / "checkpoints" / "00000002" / "meta.json").read_text())[
+        "leaves"
+    ]
     kinds = {leaf["dtype"] for leaf in leaves}
     assert "float64" in kinds and "float32" not in kinds
     assert len(table(tmp_path / "run" / "metrics.csv")) == 2 and "run directory" in done.stdout
@@ -503,7 +585,8 @@ def test_float64_runs_in_double_precision(tmp_path):
 
 @pytest.mark.parametrize("every", [1, 3, 600])
 def test_segments_are_short_from_the_first(every):
-    """However rare evaluations are, the first call is a few rounds, later ones about ten seconds; all rounds are run."""
+    """However rare evaluations are, the first call is a few rounds, later ones about ten seconds;
+    all rounds are run."""
     config, done, speed, asked = Config(rounds=700, eval_every=every), 0, None, []
     while done < config.rounds:
         asked.append(driver.segment_length(config, 32, done, speed))
@@ -512,9 +595,12 @@ def test_segments_are_short_from_the_first(every):
     assert max(asked[1:]) == 2
 
 
-@pytest.mark.parametrize("more", [{}, {"backend": "loop"}, {"state_on": "host"}], ids=["compiled", "loop", "host"])
+@pytest.mark.parametrize(
+    "more", [{}, {"backend": "loop"}, {"state_on": "host"}], ids=["compiled", "loop", "host"]
+)
 def test_segments_off_the_grid_are_not_evaluated_for_nothing(more, monkeypatch):
-    """Rounds so slow that each is a call of its own: evaluated are those on the grid and the last; nothing else changes."""
+    """Rounds so slow that each is a call of its own: evaluated are those on the grid and the last;
+    nothing else changes."""
     real, seen = driver.collect, []
 
     def collect(lane, here, logs, scores, done, count):
@@ -531,7 +617,9 @@ def test_segments_off_the_grid_are_not_evaluated_for_nothing(more, monkeypatch):
     (slow,) = driver.drive([setup], [None], program=whole.program)
     assert seen == [2, 4, 5] == [row["round"] for row in slow.rows]
     assert slow.rows == whole.rows and tiny.close(slow.state, whole.state, 0)
-    if not more:  # a branch, no loop: XLA moves what is the same in every turn out of a loop, even of one that takes none
+    # a branch, no loop: XLA moves what is the same in every turn out of a loop, even of one that
+    # takes none
+    if not more:
         sim = setup.simulation
         always = sim.run.lower(sim.init(4, setup.net), sim.data, np.int32(1)).compile()
         branches = lambda program: program.as_text().count(" conditional(")
@@ -540,15 +628,27 @@ def test_segments_off_the_grid_are_not_evaluated_for_nothing(more, monkeypatch):
 
 @pytest.mark.filterwarnings("error:Explicitly requested dtype")
 def test_a_run_leaves_nothing_behind_in_the_process():
-    """A, B, A: after a run in double precision, or with other products, the first one gives its own bits again."""
-    small = dict(model="mlp", model_options={"hidden": (8,)}, clients=4, participation=1, rounds=2, epochs=1, devices=1)
+    """A, B, A: after a run in double precision, or with other products, the first one gives its own
+    bits again."""
+    small = dict(
+        model="mlp",
+        model_options={"hidden": (8,)},
+        clients=4,
+        participation=1,
+        rounds=2,
+        epochs=1,
+        devices=1,
+    )
     before = dict(jax.config.values)
     first = fs.run("fedavg", **small)
     other = fs.run("fedavg", dtype="float64", precision="highest", **small)
     assert {np.asarray(leaf).dtype for leaf in jax.tree.leaves(other.net)} == {np.dtype("float64")}
     assert other.predict(other.setup.fed.x[:2], logits=True).dtype == np.float64
     steps = fs.rounds("fedavg", dtype="float64", **small)
-    assert next(steps).net["params"]["fc"]["bias"].dtype == np.float64 and not jax.config.jax_enable_x64
+    assert (
+        next(steps).net["params"]["fc"]["bias"].dtype == np.float64
+        and not jax.config.jax_enable_x64
+    )
     again = fs.run("fedavg", **small)
     assert again.rows == first.rows and tiny.same_bits(again.state, first.state)
     assert dict(jax.config.values) == before

@@ -47,17 +47,28 @@ class Heard(fs.Sink):
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory):
-    """One run with every sink: (what was told, the segments of the callback, the result, WandB's stand-in)."""
+    """One run with every sink: (what was told, the segments of the callback, the result, WandB's
+    stand-in)."""
     out = tmp_path_factory.mktemp("sinks") / "run"
     calls: list = []
     pretend = types.SimpleNamespace(
-        log=lambda values, step: calls.append((step, values)), finish=lambda: calls.append("finish"), summary={}
+        log=lambda values, step: calls.append((step, values)),
+        finish=lambda: calls.append("finish"),
+        summary={},
     )
     sys.modules["wandb"] = types.SimpleNamespace(init=lambda **said: calls.append(said) or pretend)  # type: ignore[assignment]
     heard, segments = Heard(), []
-    options = dict(model="mlp", clients=6, rounds=4, epochs=1, devices="1", chunk="1", checkpoint_every=2)
+    options = dict(
+        model="mlp", clients=6, rounds=4, epochs=1, devices="1", chunk="1", checkpoint_every=2
+    )
     try:
-        result = fs.run("fedavg", out=out, log=["tensorboard", "wandb", heard], callback=segments.append, **options)
+        result = fs.run(
+            "fedavg",
+            out=out,
+            log=["tensorboard", "wandb", heard],
+            callback=segments.append,
+            **options,
+        )
     finally:
         del sys.modules["wandb"]
     return heard.events, segments, result, (calls, pretend)
@@ -65,7 +76,14 @@ def ran(tmp_path_factory):
 
 def test_every_sink_hears_the_same_story(ran):
     events, segments, result, _ = ran
-    assert [e[0] for e in events] == ["begin", "compiling", "compiled", *["segment"] * len(segments), "end", "close"]
+    assert [e[0] for e in events] == [
+        "begin",
+        "compiling",
+        "compiled",
+        *["segment"] * len(segments),
+        "end",
+        "close",
+    ]
     assert events[0] == ("begin", 0) and events[-2] == ("end", 4)
     assert [(s.first, s.last) for s in segments] == [e[1:] for e in events if e[0] == "segment"]
     assert segments[0].first == 1 and segments[-1].last == segments[-1].total == 4
@@ -81,7 +99,9 @@ def test_a_callback_may_end_a_run_and_it_goes_on(tmp_path):
         if segment.last >= 2:
             raise Enough
 
-    options = dict(model="mlp", clients=6, rounds=4, epochs=1, devices="1", chunk="1", checkpoint_every=1)
+    options = dict(
+        model="mlp", clients=6, rounds=4, epochs=1, devices="1", chunk="1", checkpoint_every=1
+    )
     with pytest.raises(Enough):
         fs.run("fedavg", out=tmp_path / "run", callback=stop, **options)
     heard = Heard()
@@ -91,7 +111,7 @@ def test_a_callback_may_end_a_run_and_it_goes_on(tmp_path):
         fs.run("fedavg", log=[3])
 
 
-# ---- tools ----------------------------------------------------------------------------------------------------------
+# ---- tools ---------------------------------------------------------------------------------------
 def events_in(file: pathlib.Path) -> list[tuple[int, dict[str, float]]]:
     """An event file read back, every checksum compared: (step, values) per event."""
     data, at, out = file.read_bytes(), 0, []
@@ -134,10 +154,18 @@ def test_tensorboard_files_hold_every_number(ran):
     _, _, result, _ = ran
     (file,) = (result.out / "tensorboard").glob("events.out.tfevents.*")
     events = events_in(file)
-    told = {step: values["evaluation/global_acc"] for step, values in events if "evaluation/global_acc" in values}
+    told = {
+        step: values["evaluation/global_acc"]
+        for step, values in events
+        if "evaluation/global_acc" in values
+    }
     assert told == pytest.approx({row["round"]: row["global_acc"] for row in result.rows}, rel=1e-6)
-    losses = {step: values["round/train_loss"] for step, values in events if "round/train_loss" in values}
-    assert losses == pytest.approx({row["round"]: row["train_loss"] for row in result.rounds}, rel=1e-6)
+    losses = {
+        step: values["round/train_loss"] for step, values in events if "round/train_loss" in values
+    }
+    assert losses == pytest.approx(
+        {row["round"]: row["train_loss"] for row in result.rounds}, rel=1e-6
+    )
 
 
 def test_tensorboard_itself_reads_them(ran):
@@ -148,20 +176,29 @@ def test_tensorboard_itself_reads_them(ran):
     _, _, result, _ = ran
     read = loader.EventAccumulator(str(result.out / "tensorboard"))
     read.Reload()
-    assert [e.step for e in read.Scalars("evaluation/global_acc")] == [row["round"] for row in result.rows]
+    assert [e.step for e in read.Scalars("evaluation/global_acc")] == [
+        row["round"] for row in result.rows
+    ]
 
 
 def test_wandb_itself_writes_an_offline_run(tmp_path, monkeypatch):
-    """Its file holds the names that were logged; its own reader is not part of the package any more."""
-    pytest.importorskip("wandb", reason="wandb is not installed: the sink was told to a stand-in only")
+    """Its file holds the names that were logged; its own reader is not part of the package any
+    more."""
+    pytest.importorskip(
+        "wandb", reason="wandb is not installed: the sink was told to a stand-in only"
+    )
     for name in ("WANDB_API_KEY", "WANDB_MODE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("WANDB_SILENT", "true")
-    options = dict(model="mlp", clients=6, rounds=2, epochs=1, devices="1", chunk="1", log=["wandb"])
+    options = dict(
+        model="mlp", clients=6, rounds=2, epochs=1, devices="1", chunk="1", log=["wandb"]
+    )
     result = fs.run("fedavg", out=tmp_path / "run", **options)
     (file,) = (result.out / "wandb").glob("offline-run-*/run-*.wandb")
     data = file.read_bytes()
-    assert b"evaluation/global_acc" in data and b"round/train_loss" in data and b"best_global" in data
+    assert (
+        b"evaluation/global_acc" in data and b"round/train_loss" in data and b"best_global" in data
+    )
     fs.resume(result.out, 3, log=["wandb"])  # the same run there, to be joined when it is synced
     ids = {f.name for f in (result.out / "wandb").glob("offline-run-*/run-*.wandb")}
     assert ids == {file.name}
@@ -170,29 +207,63 @@ def test_wandb_itself_writes_an_offline_run(tmp_path, monkeypatch):
 def test_wandb_is_offline_and_gets_every_round(ran, monkeypatch, capsys):
     _, _, result, (calls, pretend) = ran
     said, *steps, last = calls
-    assert said["mode"] == "offline" and said["config"]["method"] == "fedavg" and said["dir"] == str(result.out)
+    assert (
+        said["mode"] == "offline"
+        and said["config"]["method"] == "fedavg"
+        and said["dir"] == str(result.out)
+    )
     assert [step for step, _ in steps] == [1, 2, 3, 4] and last == "finish"
-    assert steps[-1][1]["evaluation/global_acc"] == result.rows[-1]["global_acc"] and "round/train_loss" in steps[0][1]
+    assert (
+        steps[-1][1]["evaluation/global_acc"] == result.rows[-1]["global_acc"]
+        and "round/train_loss" in steps[0][1]
+    )
     assert pretend.summary["best_global"] == result.summary["best_global"]
     monkeypatch.setitem(sys.modules, "wandb", None)
-    assert "pip install 'fedjax-sim[wandb]'" in refused(capsys, "run", "fedavg", *SMALL, "--log", "wandb")
+    assert "pip install 'fedjax-sim[wandb]'" in refused(
+        capsys, "run", "fedavg", *SMALL, "--log", "wandb"
+    )
     assert "unknown log 'tensorbord' (did you mean 'tensorboard'?)" in refused(
         capsys, "run", "fedavg", "--log", "tensorbord"
     )
 
 
-# ---- progress -------------------------------------------------------------------------------------------------------
+# ---- progress ------------------------------------------------------------------------------------
 def test_lines_where_there_is_no_terminal_and_json_for_programs(capsys, tmp_path):
     quiet_not = [word for word in SMALL if word != "--quiet"]
-    assert main(["run", "fedavg", *quiet_not, "--rounds", "2", "--checkpoint-every", "1", "--out", "lines"]) == 0
+    assert (
+        main(
+            [
+                "run",
+                "fedavg",
+                *quiet_not,
+                "--rounds",
+                "2",
+                "--checkpoint-every",
+                "1",
+                "--out",
+                "lines",
+            ]
+        )
+        == 0
+    )
     err = capsys.readouterr().err
-    assert "\r" not in err and "fedavg seed 0: compiling …\n" in err and re.search(r"compiled in [\d.]+ s\n", err)
-    assert re.search(r"round 1 of 2, global accuracy \(test\) [\d.]+ %, [\d.e-]+ s/round, \d+:\d\d left\n", err)
+    assert (
+        "\r" not in err
+        and "fedavg seed 0: compiling …\n" in err
+        and re.search(r"compiled in [\d.]+ s\n", err)
+    )
+    assert re.search(
+        r"round 1 of 2, global accuracy \(test\) [\d.]+ %, [\d.e-]+ s/round, \d+:\d\d left\n", err
+    )
     assert re.search(r"round 2 of 2, global accuracy \(test\) [\d.]+ %, [\d.e-]+ s/round\n", err)
     assert main(["resume", "lines", "--rounds", "3", "--json"]) == 0
     told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [t["event"] for t in told] == ["begin", "compiling", "compiled", "segment", "end"]
-    assert told[0]["round"] == 2 and told[3]["round"] == told[3]["rounds"] == 3 and told[3]["rows"][0]["global_acc"] > 0
+    assert (
+        told[0]["round"] == 2
+        and told[3]["round"] == told[3]["rounds"] == 3
+        and told[3]["rows"][0]["global_acc"] > 0
+    )
     stored = json.loads((tmp_path / "lines" / "summary.json").read_text())
     assert told[-1]["summary"] == stored and told[-1]["out"] == "lines"
     assert len((tmp_path / "lines" / "metrics.csv").read_text().splitlines()) == 4
@@ -200,7 +271,9 @@ def test_lines_where_there_is_no_terminal_and_json_for_programs(capsys, tmp_path
 
 def lane(method="fedavg", seed=0, rounds=100):
     config = types.SimpleNamespace(method=method, seed=seed, rounds=rounds)
-    return types.SimpleNamespace(setup=types.SimpleNamespace(config=config, resolved={}), directory=None)
+    return types.SimpleNamespace(
+        setup=types.SimpleNamespace(config=config, resolved={}), directory=None
+    )
 
 
 def test_a_terminal_gets_a_bar_that_says_when_it_compiles(monkeypatch):
@@ -228,7 +301,7 @@ def test_the_time_that_is_left():
     assert progress.left(Segment(11, 20, 7220, 10.0, [], [])) == "2:00:00 left"
 
 
-# ---- while it compiles ------------------------------------------------------------------------------------------------
+# ---- while it compiles ---------------------------------------------------------------------------
 class Clock:
     """Seconds that pass as it is told: nobody waits for a slow compiler."""
 
@@ -243,17 +316,30 @@ class Clock:
 
 @pytest.mark.parametrize("wanted, lines", [(True, 3), (None, 2), (False, 0)])
 def test_compiling_is_not_silent(monkeypatch, capsys, wanted, lines):
-    """With progress from the start; from Python, by default, where it takes long; asked to be quiet, never."""
+    """With progress from the start; from Python, by default, where it takes long; asked to be
+    quiet, never."""
     from fedjax_sim.runner import programs
 
     programs.forget()
     monkeypatch.setattr(programs.interrupts, "aside", Clock([0.1, 5, 11, 12, 19, 25, 30]))
-    tiny_run = dict(model="mlp", model_options={"hidden": (3,)}, devices="1", chunk="1", rounds=1, epochs=1.0, batch_size=4)
+    tiny_run = dict(
+        model="mlp",
+        model_options={"hidden": (3,)},
+        devices="1",
+        chunk="1",
+        rounds=1,
+        epochs=1.0,
+        batch_size=4,
+    )
     fs.run("fedavg", tiny.federation(), participation="1", progress=wanted, **tiny_run)
     said = [line for line in capsys.readouterr().err.splitlines() if "compiling" in line]
     assert (
         said
-        == ["fedavg seed 0: compiling …", "fedavg seed 0: compiling … 11 s", "fedavg seed 0: compiling … 25 s"][3 - lines :]
+        == [
+            "fedavg seed 0: compiling …",
+            "fedavg seed 0: compiling … 11 s",
+            "fedavg seed 0: compiling … 25 s",
+        ][3 - lines :]
     )
     programs.forget()
 

@@ -1,4 +1,5 @@
-"""`start_from`: named parts of another run's newest checkpoint are the start of a new one, bit for bit."""
+"""`start_from`: named parts of another run's newest checkpoint are the start of a new one, bit for
+bit."""
 
 from __future__ import annotations
 
@@ -32,13 +33,17 @@ OPTIONS = dict(
 
 @pytest.fixture(scope="module")
 def first(tmp_path_factory):
-    """Three rounds of a controlled method: a server, an agent with a learner and a memory, and resident models."""
+    """Three rounds of a controlled method: a server, an agent with a learner and a memory, and
+    resident models."""
     out = tmp_path_factory.mktemp("first") / "run"
     return run("fedpolicy", tiny.federation(), out=out, rounds=3, **OPTIONS)
 
 
 def fresh(text: str | None, method: str = "fedpolicy", **more):
-    return prepare(Config(method, rounds=2, seed=9, start_from=text, **{**OPTIONS, **more}), fed=tiny.federation())
+    return prepare(
+        Config(method, rounds=2, seed=9, start_from=text, **{**OPTIONS, **more}),
+        fed=tiny.federation(),
+    )
 
 
 def refused(text: str, **more) -> str:
@@ -54,7 +59,9 @@ def test_named_parts_and_nothing_else(first):
     plain = fresh(None).first_state()
     chosen = 0
     for name, old, new, own in zip(
-        checkpoint.leaf_names(state), *map(jax.tree.leaves, (first.state, state, plain)), strict=True
+        checkpoint.leaf_names(state),
+        *map(jax.tree.leaves, (first.state, state, plain)),
+        strict=True,
     ):
         taken = name.startswith(("agent.", "server.net.params.fc1."))
         chosen += taken
@@ -94,7 +101,9 @@ def test_every_seed_starts_from_them(first):
     for mode in ("loop", "vmap"):
         results = run_seeds(fresh(f"{first.out}:server"), 2, None, mode)
         assert [r.summary["rounds"] for r in results] == [2, 2]
-        assert {r.setup.config.started_with for r in results} == {fresh(f"{first.out}:server").config.started_with}
+        assert {r.setup.config.started_with for r in results} == {
+            fresh(f"{first.out}:server").config.started_with
+        }
 
 
 def test_rows_of_clients_come_block_by_block(first, tmp_path, monkeypatch):
@@ -109,12 +118,18 @@ def test_rows_of_clients_come_block_by_block(first, tmp_path, monkeypatch):
 
 
 def test_what_does_not_fit_is_one_sentence(first, tmp_path):
-    assert "use RUN:PART,PART" in refused(str(first.out)) and "use RUN:PART,PART" in refused(f"{first.out}:,")
+    assert "use RUN:PART,PART" in refused(str(first.out)) and "use RUN:PART,PART" in refused(
+        f"{first.out}:,"
+    )
     assert "there is no run directory" in refused(f"{tmp_path / 'nowhere'}:agent")
     assert "holds no complete checkpoint" in refused(f"{tmp_path}:agent")
     assert "has no part 'agnt'; allowed: agent, clients, server" in refused(f"{first.out}:agnt")
-    assert "has no part 'server.nets'; allowed: server.acc, server.net" in refused(f"{first.out}:server.nets")
-    assert "has no part 't'" in refused(f"{first.out}:t") and "has no part 'agen'" in refused(f"{first.out}:agen")
+    assert "has no part 'server.nets'; allowed: server.acc, server.net" in refused(
+        f"{first.out}:server.nets"
+    )
+    assert "has no part 't'" in refused(f"{first.out}:t") and "has no part 'agen'" in refused(
+        f"{first.out}:agen"
+    )
     wider = refused(f"{first.out}:server.net", model_options={"hidden": (6,)})
     assert "'server.net.params.fc.kernel' is float32[5, 3] there and float32[6, 3] here" in wider
     assert "this run's state has no 'agent." in refused(f"{first.out}:agent", method="fedavg")
@@ -122,5 +137,12 @@ def test_what_does_not_fit_is_one_sentence(first, tmp_path):
 
 def test_a_mistake_leaves_no_directory(first, tmp_path):
     with pytest.raises(UserError, match="this run's state has no"):
-        run("fedavg", tiny.federation(), out=tmp_path / "new", rounds=1, **OPTIONS, start_from=f"{first.out}:agent")
+        run(
+            "fedavg",
+            tiny.federation(),
+            out=tmp_path / "new",
+            rounds=1,
+            **OPTIONS,
+            start_from=f"{first.out}:agent",
+        )
     assert not (tmp_path / "new").exists()

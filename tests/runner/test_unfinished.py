@@ -1,4 +1,5 @@
-"""Directories that a kill, a user or another command left: what is taken over, what is refused, and that nothing is lost."""
+"""Directories that a kill, a user or another command left: what is taken over, what is refused, and
+that nothing is lost."""
 
 from __future__ import annotations
 
@@ -19,7 +20,15 @@ from fedjax_sim.runner.execute import resume, run
 
 __all__ = ["empty_folder"]  # used by every test
 jax.devices()
-OPTIONS = dict(model="mlp", model_options={"hidden": (5,)}, devices="1", chunk="1", batch_size=4, lr=0.05, epochs=1.0)
+OPTIONS = dict(
+    model="mlp",
+    model_options={"hidden": (5,)},
+    devices="1",
+    chunk="1",
+    batch_size=4,
+    lr=0.05,
+    epochs=1.0,
+)
 OPTIONS |= dict(participation="0.5", rounds=4, eval_every=2)
 TWO = ["--rounds", "2"]
 
@@ -52,11 +61,12 @@ def whole(tmp_path_factory):
     return out
 
 
-# ---- before the first checkpoint --------------------------------------------------------------------------------------
+# ---- before the first checkpoint -----------------------------------------------------------------
 @pytest.mark.parametrize("where", ["compiled", "save"])
 @pytest.mark.parametrize("again", ["run", "resume"])
 def test_killed_before_the_first_checkpoint(whole, tmp_path, where, again, capsys):
-    """While it compiled, or with rows on disk: both commands take it, to the same bytes; other files stay."""
+    """While it compiled, or with rows on disk: both commands take it, to the same bytes; other
+    files stay."""
     out = tmp_path / "run"
     killed_run(out, where)
     assert (out / "metrics.csv").exists() == (where == "save")
@@ -83,7 +93,10 @@ def test_another_run_is_not_begun_there(tmp_path):
 
 def test_given_weights_are_those_of_the_start(whole, tmp_path):
     """From a file they are read again and compared; from Python they must be given again."""
-    net = jax.tree.map(lambda a: a + np.float32(0.1), run("fedavg", tiny.federation(), **OPTIONS | dict(rounds=1)).net)
+    net = jax.tree.map(
+        lambda a: a + np.float32(0.1),
+        run("fedavg", tiny.federation(), **OPTIONS | dict(rounds=1)).net,
+    )
     fs.save_net(tmp_path / "net.npz", net)
     straight = run("fedavg", tiny.federation(), net=net, **OPTIONS)
     killed_run(tmp_path / "file", "compiled", init=str(tmp_path / "net.npz"))
@@ -110,7 +123,10 @@ def test_empty_directories_block_nobody(tmp_path, capsys):
     for name in ("compare", "killed"):
         assert main(["compare", "fedavg", "fedprox", *SMALL, *TWO, "--out", name]) == 0
     fs.compare("fedavg", "fedprox", fed=tiny.federation(), out="python", **OPTIONS)
-    assert all((tmp_path / name / "summary.json").exists() for name in ("run", "compare/fedavg", "python/fedprox"))
+    assert all(
+        (tmp_path / name / "summary.json").exists()
+        for name in ("run", "compare/fedavg", "python/fedprox")
+    )
     (tmp_path / "new").mkdir()
     assert "it is empty; repeat the command that made it" in refused(capsys, "resume", "new")
     (tmp_path / "new" / "mine.txt").touch()
@@ -118,7 +134,7 @@ def test_empty_directories_block_nobody(tmp_path, capsys):
         assert "exists already" in refused(capsys, *command, *SMALL, "--out", "new")
 
 
-# ---- nothing that others need is removed ------------------------------------------------------------------------------
+# ---- nothing that others need is removed ---------------------------------------------------------
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory):
     out = tmp_path_factory.mktemp("compared") / "out"
@@ -127,7 +143,8 @@ def compared(tmp_path_factory):
 
 
 def test_compare_never_removes_a_finished_run(compared, tmp_path, capsys):
-    """Its checkpoints are gone, to save room; then its summary too, which the manifest still names."""
+    """Its checkpoints are gone, to save room; then its summary too, which the manifest still
+    names."""
     out = pathlib.Path(shutil.copytree(compared, tmp_path / "out"))
     shutil.rmtree(out / "fedavg" / "checkpoints")
     (out / "fedavg" / "mine.txt").write_text("mine")
@@ -135,7 +152,9 @@ def test_compare_never_removes_a_finished_run(compared, tmp_path, capsys):
         for name in lost:
             (out / "fedavg" / name).unlink()
         before = contents(out)
-        assert "it is left as it is" in refused(capsys, "compare", "fedavg", "fedprox", *SMALL, *TWO, "--out", str(out))
+        assert "it is left as it is" in refused(
+            capsys, "compare", "fedavg", "fedprox", *SMALL, *TWO, "--out", str(out)
+        )
         assert contents(out) == before
 
 
@@ -152,8 +171,12 @@ def test_compare_begins_an_unfinished_run_again_and_says_so(compared, tmp_path, 
     (run / "figures" / "a.png").write_text("drawn")
     assert main(["compare", "fedavg", "fedprox", *SMALL, *TWO, "--out", str(out)]) == 0
     said = capsys.readouterr().err
-    assert f"'{run}' had no checkpoint yet and begins again; removed what it had: config.json" in said
-    assert (run / "mine.txt").read_text() == "mine" and (run / "figures" / "a.png").read_text() == "drawn"
+    assert (
+        f"'{run}' had no checkpoint yet and begins again; removed what it had: config.json" in said
+    )
+    assert (run / "mine.txt").read_text() == "mine" and (
+        run / "figures" / "a.png"
+    ).read_text() == "drawn"
     assert figures(run) == figures(compared / "fedavg")
 
 
@@ -163,11 +186,21 @@ def test_seeds_go_on_with_the_same_command(tmp_path, capsys):
     shutil.rmtree("out/seed-1")
     first = figures(tmp_path / "out" / "seed-0")
     assert main(command) == 0
-    assert figures(tmp_path / "out" / "seed-0") == first and (tmp_path / "out" / "seed-1" / "summary.json").exists()
+    assert (
+        figures(tmp_path / "out" / "seed-0") == first
+        and (tmp_path / "out" / "seed-1" / "summary.json").exists()
+    )
 
 
-# ---- the end of a resumed run -----------------------------------------------------------------------------------------
-CLOCK = ("seconds_per_round", "rounds_per_second", "compile_seconds", "peak_rss_mb", "time_min_to", "convergence_seconds")
+# ---- the end of a resumed run --------------------------------------------------------------------
+CLOCK = (
+    "seconds_per_round",
+    "rounds_per_second",
+    "compile_seconds",
+    "peak_rss_mb",
+    "time_min_to",
+    "convergence_seconds",
+)
 
 
 def without_clock(out: pathlib.Path) -> str:
@@ -175,22 +208,31 @@ def without_clock(out: pathlib.Path) -> str:
     return json.dumps({name: value for name, value in told.items() if name not in CLOCK})
 
 
-@pytest.mark.parametrize("method, more", [("fedavg", {}), ("fedavg_ft", dict(personal_every=2)), ("local", {})])
+@pytest.mark.parametrize(
+    "method, more", [("fedavg", {}), ("fedavg_ft", dict(personal_every=2)), ("local", {})]
+)
 def test_the_summary_is_the_same_after_a_resume(tmp_path, method, more):
-    """Killed after round 4 of 5 and gone on, or lost and made again: every figure to the last bit, but for the clock's."""
+    """Killed after round 4 of 5 and gone on, or lost and made again: every figure to the last bit,
+    but for the clock's."""
     options = OPTIONS | dict(rounds=5, eval_every=1, checkpoint_every=2, metrics=("recall",)) | more
     evaluate = dict(evaluations=("personal",)) if method == "local" else {}
     run(method, tiny.federation(), out=tmp_path / "whole", **options, **evaluate)
     with pytest.MonkeyPatch.context() as patch:
         real = driver.save
-        patch.setattr(driver, "save", lambda lanes, state, pick: (killed if int(state.t) == 5 else real)(lanes, state, pick))
+        patch.setattr(
+            driver,
+            "save",
+            lambda lanes, state, pick: (killed if int(state.t) == 5 else real)(lanes, state, pick),
+        )
         with pytest.raises(Killed):
             run(method, tiny.federation(), out=tmp_path / "cut", **options, **evaluate)
     resume(tmp_path / "cut", fed=tiny.federation())
     assert without_clock(tmp_path / "cut") == without_clock(tmp_path / "whole")
     before = (tmp_path / "whole" / "summary.json").read_bytes()
     resume(tmp_path / "whole", fed=tiny.federation())
-    assert (tmp_path / "whole" / "summary.json").read_bytes() == before  # nothing ran: not even the clock has moved
+    assert (
+        tmp_path / "whole" / "summary.json"
+    ).read_bytes() == before  # nothing ran: not even the clock has moved
     (tmp_path / "whole" / "summary.json").unlink()
     resume(tmp_path / "whole", fed=tiny.federation())
     assert without_clock(tmp_path / "whole") == without_clock(tmp_path / "cut")

@@ -1,4 +1,5 @@
-"""Runs that differ in a number alone: one executable in a process, one cache entry over processes, or side by side."""
+"""Runs that differ in a number alone: one executable in a process, one cache entry over processes,
+or side by side."""
 
 from __future__ import annotations
 
@@ -20,7 +21,9 @@ from fedjax_sim.cli.main import main
 from fedjax_sim.runner.values import run_values
 
 __all__ = ["empty_folder"]  # used by every test
-SMALL = dict(rounds=3, eval_every=2, epochs=1.0, participation="0.5") | {k: v for k, v in ONE.items() if k != "lr"}
+SMALL = dict(rounds=3, eval_every=2, epochs=1.0, participation="0.5") | {
+    k: v for k, v in ONE.items() if k != "lr"
+}
 TINY = ["--model", "mlp", "--clients", "4", "--epochs", "1", "--quiet"]
 
 
@@ -34,9 +37,12 @@ def assert_same_rows(a: list[dict], b: list[dict]) -> None:
         assert all(x[k] == pytest.approx(y[k], abs=1e-5, nan_ok=True) for k in x)
 
 
-# ---- one program ----------------------------------------------------------------------------------------------------
+# ---- one program ---------------------------------------------------------------------------------
 def test_runs_that_differ_in_numbers_share_the_executable():
-    one, other = (fs.run("fedprox", tiny.federation(), lr=lr, mu=lr, momentum=1 - lr, **SMALL) for lr in (0.1, 0.2))
+    one, other = (
+        fs.run("fedprox", tiny.federation(), lr=lr, mu=lr, momentum=1 - lr, **SMALL)
+        for lr in (0.1, 0.2)
+    )
     assert one.program is other.program
     assert not tiny.same_bits(one.state.server, other.state.server)
     wider = fs.run("fedprox", tiny.federation(), **{**SMALL, "epochs": 2.0})
@@ -53,13 +59,26 @@ def test_another_process_finds_every_program_in_the_cache(tmp_path):
     seen = []
     for i, (lr, mu) in enumerate([("0.02", "0.01"), ("0.05", "0.3")]):
         words = ["run", "fedprox", *TINY, "--rounds", "1", "--devices", "1", "--lr", lr]
-        words += ["--set", "model.hidden=8", "--set", f"fedprox.mu={mu}", "--out", str(tmp_path / str(i))]
-        subprocess.run([sys.executable, "-m", "fedjax_sim", *words], env=env, check=True, cwd=tmp_path, capture_output=True)
+        words += [
+            "--set",
+            "model.hidden=8",
+            "--set",
+            f"fedprox.mu={mu}",
+            "--out",
+            str(tmp_path / str(i)),
+        ]
+        subprocess.run(
+            [sys.executable, "-m", "fedjax_sim", *words],
+            env=env,
+            check=True,
+            cwd=tmp_path,
+            capture_output=True,
+        )
         seen.append({path.name for path in (tmp_path / "xla").glob("*-cache")})
     assert seen[0] and seen[0] == seen[1]
 
 
-# ---- side by side ---------------------------------------------------------------------------------------------------
+# ---- side by side --------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("method", "name", "values"),
     [
@@ -71,15 +90,22 @@ def test_another_process_finds_every_program_in_the_cache(tmp_path):
     ],
 )
 def test_values_side_by_side_are_separate_runs(tmp_path, method, name, values):
-    quick = {"pfedrlla": dict(side=4, embedding=6, random_rounds=1, every=1), "fedpolicy": {"agent.batch": 2}}
+    quick = {
+        "pfedrlla": dict(side=4, embedding=6, random_rounds=1, every=1),
+        "fedpolicy": {"agent.batch": 2},
+    }
     small = quick.get(method, {})
     results = run_values(setup_of(method, options=small), name, values, tmp_path / "all")
     for value, result in zip(values, results, strict=True):
-        alone = fs.run(method, tiny.federation(), out=tmp_path / f"{value}", **SMALL, **small, **{name: value})
+        alone = fs.run(
+            method, tiny.federation(), out=tmp_path / f"{value}", **SMALL, **small, **{name: value}
+        )
         assert result.out == tmp_path / "all" / f"{name}={value}"
         tiny.assert_close(result.state, alone.state, 1e-5)
         assert_same_rows(result.rows, alone.rows)
-        files = lambda run: sorted(p.name for folder in (".", "checkpoints") for p in (run.out / folder).iterdir())
+        files = lambda run: sorted(
+            p.name for folder in (".", "checkpoints") for p in (run.out / folder).iterdir()
+        )
         assert files(result) == files(alone)
         config = lambda run: json.loads((run.out / "config.json").read_text())["config"]
         assert config(result) == config(alone)
@@ -91,13 +117,24 @@ def test_each_value_goes_on_alone(tmp_path):
     longer = fs.resume(tmp_path / "momentum=0.5", 5, fed=tiny.federation())
     whole = fs.run("fedprox", tiny.federation(), **{**SMALL, "rounds": 5}, momentum=0.5)
     tiny.assert_close(longer.state, whole.state, 1e-5)
-    assert [row["round"] for row in table(tmp_path / "momentum=0.5" / "rounds.csv")] == ["1", "2", "3", "4", "5"]
+    assert [row["round"] for row in table(tmp_path / "momentum=0.5" / "rounds.csv")] == [
+        "1",
+        "2",
+        "3",
+        "4",
+        "5",
+    ]
 
 
 @pytest.mark.parametrize(
     ("name", "values", "more", "sentence"),
     [
-        ("epochs", [1, 2], {}, "unknown setting for values side by side 'epochs'; allowed: .*lr.*momentum.*mu"),
+        (
+            "epochs",
+            [1, 2],
+            {},
+            "unknown setting for values side by side 'epochs'; allowed: .*lr.*momentum.*mu",
+        ),
         ("mu", ["big", 1], {}, "fedprox.mu 'big' is not a number"),
         ("lr", [-1, 1], {}, "lr -1.0 is too small"),
         ("momentum", [0, 0.9], {}, "momentum 0 is another program than the other values"),
@@ -119,7 +156,9 @@ def test_the_command(capsys):
     assert main([*COMMAND, "--vmap", "weight-decay=0.001,0.1", "--seeds", "2", "--out", "o"]) == 0
     paths = [f"o/seed-{s}/weight-decay={v}" for s in (0, 1) for v in ("0.001", "0.1")]
     told = capsys.readouterr().out
-    assert f"run directories: {', '.join(paths)}" in told and "fedprox weight-decay=0.1 seed 1" in told
+    assert (
+        f"run directories: {', '.join(paths)}" in told and "fedprox weight-decay=0.1 seed 1" in told
+    )
     finals = [np.load(next(pathlib.Path(p).glob("clients.npz")))["personal_correct"] for p in paths]
     assert len({a.tobytes() for a in finals}) > 1
     config = json.loads(pathlib.Path(paths[3], "config.json").read_text())["config"]
@@ -132,7 +171,10 @@ def test_the_command(capsys):
         (["--vmap", "lr"], "--vmap 'lr' cannot be read; use NAME=VALUE,VALUE"),
         (["--vmap", "batch_size=1,2"], "unknown setting for values side by side 'batch_size'"),
         (["--vmap", "lr=1,2", "--devices", "2"], "--vmap runs on one device, not 2"),
-        (["--vmap", "lr=1,2", "--seeds", "2", "--seeds-mode", "vmap"], "--seeds-mode vmap does not go with --vmap"),
+        (
+            ["--vmap", "lr=1,2", "--seeds", "2", "--seeds-mode", "vmap"],
+            "--seeds-mode vmap does not go with --vmap",
+        ),
     ],
 )
 def test_the_command_refuses(words, sentence, capsys):
@@ -148,33 +190,56 @@ def test_numbers_of_a_loss_run_side_by_side():
     setup = setup_of("fedavg", loss="focal")
     both = run_values(setup, "loss.gamma", [1.0, 3.0])
     for gamma, result in zip((1.0, 3.0), both, strict=True):
-        alone = fs.run("fedavg", tiny.federation(), **{**SMALL, "loss": "focal", "loss_options": {"gamma": gamma}})
+        alone = fs.run(
+            "fedavg",
+            tiny.federation(),
+            **{**SMALL, "loss": "focal", "loss_options": {"gamma": gamma}},
+        )
         assert result.setup.config.loss_options == {"gamma": gamma}
-        np.testing.assert_allclose(result.net["params"]["fc"]["kernel"], alone.net["params"]["fc"]["kernel"], atol=1e-5)
+        np.testing.assert_allclose(
+            result.net["params"]["fc"]["kernel"], alone.net["params"]["fc"]["kernel"], atol=1e-5
+        )
     assert not np.allclose(*(result.net["params"]["fc"]["kernel"] for result in both), atol=1e-5)
 
 
 def test_numbers_of_a_transform_side_by_side(capsys, tmp_path):
-    """--vmap clip.norm=…: each lane is the run of its value; --set and Python name the option alike."""
+    """--vmap clip.norm=…: each lane is the run of its value; --set and Python name the option
+    alike."""
     more = ["--transform", "clip:1.0", "--transform", "topk:0.5"]
     assert main([*COMMAND, *more, "--vmap", "clip.norm=0.01,0.5", "--out", "o"]) == 0
-    assert main([*COMMAND, *more, "--set", "clip.norm=0.01", "--devices", "1", "--out", "alone"]) == 0
+    assert (
+        main([*COMMAND, *more, "--set", "clip.norm=0.01", "--devices", "1", "--out", "alone"]) == 0
+    )
     config = lambda folder: json.loads(pathlib.Path(folder, "config.json").read_text())
-    assert table(pathlib.Path("o/clip.norm=0.01/metrics.csv")) != table(pathlib.Path("o/clip.norm=0.5/metrics.csv"))
+    assert table(pathlib.Path("o/clip.norm=0.01/metrics.csv")) != table(
+        pathlib.Path("o/clip.norm=0.5/metrics.csv")
+    )
     alone, lane = config("alone"), config("o/clip.norm=0.01")
-    assert lane["config"]["transforms"] == alone["config"]["transforms"] == ["clip:norm=0.01", "topk:0.5"]
+    assert (
+        lane["config"]["transforms"]
+        == alone["config"]["transforms"]
+        == ["clip:norm=0.01", "topk:0.5"]
+    )
     assert lane["config_hash"] == alone["config_hash"]
-    rows = [table(pathlib.Path(folder, "metrics.csv"))[-1] for folder in ("o/clip.norm=0.01", "alone")]
+    rows = [
+        table(pathlib.Path(folder, "metrics.csv"))[-1] for folder in ("o/clip.norm=0.01", "alone")
+    ]
     assert float(rows[0]["global_loss"]) == pytest.approx(float(rows[1]["global_loss"]), rel=1e-5)
     said = refused(capsys, *COMMAND, "--transform", "clip", "--vmap", "clip.nrm=1,2")
     assert "unknown setting for values side by side 'clip.nrm' (did you mean 'clip.norm'?)" in said
-    said = refused(capsys, *COMMAND, "--transform", "clip", "--transform", "clip", "--set", "clip.norm=1")
+    said = refused(
+        capsys, *COMMAND, "--transform", "clip", "--transform", "clip", "--set", "clip.norm=1"
+    )
     assert "'clip' is there 2 times" in said
-    assert "unknown name in --set 'topk'" in refused(capsys, *COMMAND, "--transform", "clip", "--set", "topk.share=1")
+    assert "unknown name in --set 'topk'" in refused(
+        capsys, *COMMAND, "--transform", "clip", "--set", "topk.share=1"
+    )
 
 
 def test_options_of_a_transform_from_python():
-    setup = fs.runner.execute.set_up("fedavg", None, model="mlp", transforms=["clip"], **{"clip.norm": 0.5})
+    setup = fs.runner.execute.set_up(
+        "fedavg", None, model="mlp", transforms=["clip"], **{"clip.norm": 0.5}
+    )
     assert setup.config.transforms == ("clip:norm=0.5",)
     with pytest.raises(fs.UserError, match="'clip' is there 0 times"):
         fs.runner.execute.set_up("fedavg", None, model="mlp", **{"clip.norm": 0.5})

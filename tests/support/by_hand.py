@@ -1,4 +1,5 @@
-"""The tiny MLP and its accuracy in NumPy, for tests that recompute what the compiled program says."""
+"""The tiny MLP and its accuracy in NumPy, for tests that recompute what the compiled program
+says."""
 
 from __future__ import annotations
 
@@ -18,4 +19,6 @@ def accuracy(fed, net, rows):
 
 
 def vector(net):
-    return np.concatenate([np.ravel(a) for a in jax.tree.leaves(jax.tree.map(np.asarray, net["params"]))])
+    return np.concatenate(
+        [np.ravel(a) for a in jax.tree.leaves(jax.tree.map(np.asarray, net["params"]))]
+    )

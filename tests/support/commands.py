@@ -1,4 +1,5 @@
-"""Small runs by the command line, in an empty folder, and the sentence with which one is refused."""
+"""Small runs by the command line, in an empty folder, and the sentence with which one is
+refused."""
 
 from __future__ import annotations
 
@@ -42,4 +43,6 @@ def refused(capsys, *argv: str) -> str:
 
 
 def contents(folder: pathlib.Path) -> dict[str, bytes]:
-    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+    return {
+        str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()
+    }

@@ -1,4 +1,5 @@
-"""Small methods that use the hooks no registered method uses yet; they go through the same contract as all others."""
+"""Small methods that use the hooks no registered method uses yet; they go through the same contract
+as all others."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from fedjax_sim.types import Plan
 
 
 class Neighbourhood(Peers, Personal, Method):
-    """Each participant starts from ¾ of its own model and ¼ of the next participant's, the head half and half.
+    """Each participant starts from ¾ of its own model and ¼ of the next participant's, the head
+    half and half.
 
     peers: the cohort, shifted by one; prepare counts the rows it was given.
     """
@@ -36,7 +38,9 @@ class Neighbourhood(Peers, Personal, Method):
 
     def plan(self, env, server, ctx):
         k, ones = env.cohort, jnp.ones(env.num_groups)
-        mine = jnp.where(server["ids"] == ctx.id, 1.0, 0.0)  # [K] one-hot: row j of the peers follows participant j
+        mine = jnp.where(
+            server["ids"] == ctx.id, 1.0, 0.0
+        )  # [K] one-hot: row j of the peers follows participant j
         is_head = jnp.array([g == env.model.head_group for g in env.model.groups])
         share = jnp.where(is_head, 0.5, 0.25)[:, None]  # [G, 1]
         return Plan(ones, ones, ctx.epochs, jnp.concatenate([share * mine[None, :k], 1 - share], 1))
@@ -49,7 +53,8 @@ class Neighbourhood(Peers, Personal, Method):
 
 
 class PrivateScale(Personal, Method):
-    """FedAvg with a private scale of every class's logits: `extend`, `predict`, `held` and a private group."""
+    """FedAvg with a private scale of every class's logits: `extend`, `predict`, `held` and a
+    private group."""
 
     name = "private_scale"
 
@@ -77,9 +82,14 @@ class PrivateScale(Personal, Method):
 
         optimizer = env.optimizer._replace(groups=self.public(env))
         client, done = descend(env, net, client, ctx, objective=objective, optimizer=optimizer)
-        sent = {**done.net, "params": {**done.net["params"], "scale": server.net["params"]["scale"]}}
+        sent = {
+            **done.net,
+            "params": {**done.net["params"], "scale": server.net["params"]["scale"]},
+        }
         own = done.net["params"]["scale"]
-        return client._replace(own=own), self.upload(env, ctx, done._replace(net=sent), held=done.net)
+        return client._replace(own=own), self.upload(
+            env, ctx, done._replace(net=sent), held=done.net
+        )
 
     def personal(self, env, server, client, ctx):
         return server.net, client.own
@@ -100,4 +110,8 @@ def from_the_docs() -> Method:
     return names["MyMethod"]()
 
 
-DUMMIES = {"neighbourhood": Neighbourhood, "private_scale": PrivateScale, "my_method": from_the_docs}
+DUMMIES = {
+    "neighbourhood": Neighbourhood,
+    "private_scale": PrivateScale,
+    "my_method": from_the_docs,
+}

@@ -49,13 +49,26 @@ def variant(sim: Simulation, method=None, lr: float = 0.05, **env) -> Simulation
     )
 
 
-def engine(method: Method, cohort: tuple[int, ...], model: str = "mlp", chunk: int = 1, **env_options) -> Simulation:
+def engine(
+    method: Method, cohort: tuple[int, ...], model: str = "mlp", chunk: int = 1, **env_options
+) -> Simulation:
     """The tiny federation with one fixed cohort."""
     options = {"hidden": (5,)} if model == "mlp" else {}
     net_of = models.build(model, federation().shape, tiny.CLASSES, **options)
     net_of = method.extend(net_of)
     loss = losses.make_loss("ce", tiny.CLASSES)
-    env = Env(net_of, loss, optim.Sgd(0.9, 5e-4), N, len(cohort), tiny.BATCH, 2.0, 2.0, rounds=8, **env_options)
+    env = Env(
+        net_of,
+        loss,
+        optim.Sgd(0.9, 5e-4),
+        N,
+        len(cohort),
+        tiny.BATCH,
+        2.0,
+        2.0,
+        rounds=8,
+        **env_options,
+    )
     who = Participation(len(cohort), len(cohort), tuple(range(N)), schedule=(cohort,))
     lr = optim.schedule("constant", 0.05, 8)
     return simulate(method, env, federation(), who, Layout(chunk), lr=lr, evaluations=())
@@ -65,7 +78,9 @@ def scattered(state, scale: float):
     """Every client holds a model of its own, `scale` apart from the others'."""
     draws = itertools.count()
     move = lambda a: a + scale * jax.random.normal(jax.random.key(next(draws)), a.shape)
-    return state._replace(clients=state.clients._replace(resident=jax.tree.map(move, state.clients.resident)))
+    return state._replace(
+        clients=state.clients._replace(resident=jax.tree.map(move, state.clients.resident))
+    )
 
 
 @functools.cache

@@ -1,4 +1,5 @@
-"""Local SGD of the mlp in NumPy alone: forward and backward pass by hand, steps in PyTorch's order."""
+"""Local SGD of the mlp in NumPy alone: forward and backward pass by hand, steps in PyTorch's
+order."""
 
 from __future__ import annotations
 
@@ -35,7 +36,10 @@ def gradients(params: dict, x: np.ndarray, y: np.ndarray) -> tuple[float, dict]:
 
 def each(fn, *trees: dict) -> dict:
     """fn leaf by leaf over trees {layer: {kernel, bias}}."""
-    return {layer: {leaf: fn(*(t[layer][leaf] for t in trees)) for leaf in ("kernel", "bias")} for layer in trees[0]}
+    return {
+        layer: {leaf: fn(*(t[layer][leaf] for t in trees)) for leaf in ("kernel", "bias")}
+        for layer in trees[0]
+    }
 
 
 def sgd(
@@ -48,7 +52,8 @@ def sgd(
     decay: float,
     correction=lambda w: None,
 ) -> tuple[dict, float]:
-    """torch.optim.SGD over the given minibatches; correction(params) is added to the gradient before weight decay.
+    """torch.optim.SGD over the given minibatches; correction(params) is added to the gradient
+    before weight decay.
 
     Returns (params, mean loss over all examples that were seen).
     """
@@ -66,7 +71,10 @@ def sgd(
 
 
 def mean_of(trees: list, weights: list) -> dict:
-    return each(lambda *leaves: sum(w * a for w, a in zip(weights, leaves, strict=True)) / sum(weights), *trees)
+    return each(
+        lambda *leaves: sum(w * a for w, a in zip(weights, leaves, strict=True)) / sum(weights),
+        *trees,
+    )
 
 
 def pull(strength: float, anchor: dict):

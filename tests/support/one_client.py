@@ -1,7 +1,7 @@
 """ONE client's local training outside of any round.
 
-Client 1 of the tiny federation holds three examples and a batch four: every epoch is one masked batch with all of them,
-so a whole local training is known without sharing a single random draw.
+Client 1 of the tiny federation holds three examples and a batch four: every epoch is one masked
+batch with all of them, so a whole local training is known without sharing a single random draw.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ def train_one(
 ):
     """(starting net, client after, upload) of ONE client's local training, outside of any round.
 
-    With a neighbour the two are trained side by side. Parameter groups in `given` replace the drawn ones.
+    With a neighbour the two are trained side by side. Parameter groups in `given` replace the drawn
+    ones.
     """
     sim = simulation(name, loss=loss, **options)
     env = sim.open(jax.device_put(sim.data))
@@ -65,14 +66,20 @@ def train_one(
     net["params"] |= jax.tree.map(jnp.float32, given or {})
     server, own = sim.method.init(env, net)
     row = Client(own, init_confusion(CLASSES) if env.track_confusion else ())
-    ctx = Ctx(jnp.int32(client), jax.random.PRNGKey(5), jnp.int32(0), jnp.float32(epochs), jnp.float32(LR))
+    ctx = Ctx(
+        jnp.int32(client), jax.random.PRNGKey(5), jnp.int32(0), jnp.float32(epochs), jnp.float32(LR)
+    )
     if neighbour is None:
         after, up = jax.jit(lambda row, ctx: sim.method.local(env, net, server, row, ctx))(row, ctx)
         return net, after, up
     env = dataclasses.replace(env, lanes=2)
     rows, both = jax.tree.map(lambda a: jnp.stack([a, a]), (row, ctx))
-    many = jax.jit(jax.vmap(lambda row, ctx: sim.method.local(env, net, server, row, ctx), axis_name=LANES))
-    return net, *jax.tree.map(lambda a: a[0], many(rows, both._replace(id=jnp.array([client, neighbour]))))
+    many = jax.jit(
+        jax.vmap(lambda row, ctx: sim.method.local(env, net, server, row, ctx), axis_name=LANES)
+    )
+    return net, *jax.tree.map(
+        lambda a: a[0], many(rows, both._replace(id=jnp.array([client, neighbour])))
+    )
 
 
 def rows_of(client: int) -> tuple[np.ndarray, np.ndarray]:
@@ -82,7 +89,8 @@ def rows_of(client: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def torch_net(name: str) -> dict[str, dict[str, np.ndarray]]:
-    """{group: {leaf: array}} of one stored network: `start`, or what a training made of it in two steps."""
+    """{group: {leaf: array}} of one stored network: `start`, or what a training made of it in two
+    steps."""
     values, out = torch_values("methods_global"), {}
     for key in (key for key in values if key.startswith(name + "/")):
         group, leaf = key.removeprefix(name + "/").split(".")

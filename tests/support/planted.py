@@ -1,22 +1,27 @@
 """A federation in which the right block to send back is known, client by client.
 
-The model is linear: two features, the first decides between classes 0 and 1, the second between classes 2 and 3. Θ⁰ has
-zero features. Examples are ±s + noise, and a participation is one step on four examples (misled: 2, teachers: 40). There
-are eight clients of each kind, and twelve of the 24 take part in a round.
+The model is linear: two features, the first decides between classes 0 and 1, the second between
+classes 2 and 3. Θ⁰ has zero features. Examples are ±s + noise, and a participation is one step on
+four examples (misled: 2, teachers: 40). There are eight clients of each kind, and twelve of the 24
+take part in a round.
 
-    misled     classes 0/1, but their training labels are exchanged, so every local step leads away from s. The global
-               backbone, which the teachers keep right, survives one such participation. Right: full (or backbone). Who
-               keeps its backbone ends up wrong about everything.
+    misled     classes 0/1, but their training labels are exchanged, so every local step leads away
+               from s. The global
+               backbone, which the teachers keep right, survives one such participation. Right: full
+               (or backbone). Who keeps its backbone ends up wrong about everything.
     teachers   classes 0/1, the same task with true labels. Hardly care.
-    loners     classes 2/3 in 400 dimensions, each with a direction of its own, in pairs of opposite signs: the average is
-               zero. Who keeps its backbone adds up the examples of all its participations, who does not knows only the
-               last four. Right: head-only. The mean of four examples has accuracy 0.65, that of all hundred 0.92.
+    loners     classes 2/3 in 400 dimensions, each with a direction of its own, in pairs of opposite
+               signs: the average is
+               zero. Who keeps its backbone adds up the examples of all its participations, who does
+               not knows only the last four. Right: head-only. The mean of four examples has
+               accuracy 0.65, that of all hundred 0.92.
 
-Validation rows are those of a client's own task, the server's are those of the common task. What there is to win is
-found by trying every policy that treats clients of a kind alike (`earned_by_all`, 27 of them); on the development seed
-0 the best earns 1.345 after 400 rounds, the best policy that treats all alike 1.151: the gain is 0.194. The federation
-was settled on the seeds 0 to 4; the seeds 20 to 24 of the test were fixed before any of them was run. Agents that see
-more may earn more than the best of the 27.
+Validation rows are those of a client's own task, the server's are those of the common task. What
+there is to win is found by trying every policy that treats clients of a kind alike
+(`earned_by_all`, 27 of them); on the development seed 0 the best earns 1.345 after 400 rounds, the
+best policy that treats all alike 1.151: the gain is 0.194. The federation was settled on the seeds
+0 to 4; the seeds 20 to 24 of the test were fixed before any of them was run. Agents that see more
+may earn more than the best of the 27.
 """
 
 from __future__ import annotations
@@ -45,7 +50,8 @@ SIDE, COMMON, PRIVATE = 21, slice(0, 16), slice(16, 416)
 ROWS = {"misled": 200, "teacher": 4000, "loner": 100}  # 2, 40 and 1 steps of four examples
 VAL, BATCH = 200, 4
 NORM = 2.0  # of s, in units of the noise: the best possible accuracy is 97.7 %
-SHARP = 100.0  # the head is large and the features small, so that training moves the backbone and hardly the head
+# the head is large and the features small, so that training moves the backbone and hardly the head
+SHARP = 100.0
 RATE = 0.02  # learning rate of the logits
 FORGET = 0.02  # weight decay of the backbone per step, so that nobody grows without bound
 
@@ -65,10 +71,14 @@ def federation() -> Federation:
     shared = direction(COMMON)
     private = [s * d for d in [direction(PRIVATE) for _ in range(LONERS // 2)] for s in (1, -1)]
 
-    def examples(count: int, pixels: slice, first: int, toward: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def examples(
+        count: int, pixels: slice, first: int, toward: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
         y = np.arange(count) % 2
         x = np.zeros((count, SIDE * SIDE), np.float32)
-        x[:, pixels] = np.where(y == 0, 1.0, -1.0)[:, None] * toward + rng.standard_normal((count, len(toward)))
+        x[:, pixels] = np.where(y == 0, 1.0, -1.0)[:, None] * toward + rng.standard_normal(
+            (count, len(toward))
+        )
         return x, y + first
 
     xs: list[np.ndarray] = []
@@ -82,14 +92,26 @@ def federation() -> Federation:
         return np.arange(start, start + len(y))
 
     for client in range(N):
-        task = (COMMON, 0, shared) if kind(client) != "loner" else (PRIVATE, 2, private[client - MISLED - TEACHERS])
+        task = (
+            (COMMON, 0, shared)
+            if kind(client) != "loner"
+            else (PRIVATE, 2, private[client - MISLED - TEACHERS])
+        )
         x, y = examples(ROWS[kind(client)], *task)
         rows["train"].append(add(x, 1 - y if kind(client) == "misled" else y))
         rows["val"].append(add(*examples(VAL, *task)))
     server, test = add(*examples(VAL, COMMON, 0, shared)), add(*examples(10, COMMON, 0, shared))
     x = np.concatenate(xs).reshape(-1, SIDE, SIDE, 1)
     return Federation.from_arrays(
-        x, np.concatenate(ys), rows, test=test, server_val=server, classes=4, mean=0.0, std=1.0, name="planted"
+        x,
+        np.concatenate(ys),
+        rows,
+        test=test,
+        server_val=server,
+        classes=4,
+        mean=0.0,
+        std=1.0,
+        name="planted",
     )
 
 
@@ -131,7 +153,8 @@ KINDS = ("misled", "teacher", "loner")
 
 
 def by_kind() -> Method:
-    """A static policy that treats all clients of a kind alike; the agent's state is its table [3]: kind -> block."""
+    """A static policy that treats all clients of a kind alike; the agent's state is its table [3]:
+    kind -> block."""
     kinds = jnp.array([KINDS.index(kind(client)) for client in range(N)], jnp.int32)
     nothing = jnp.zeros(())
 
@@ -140,7 +163,9 @@ def by_kind() -> Method:
             return jnp.zeros(3, jnp.int32)
 
         def act(self, table, observation, key, available):
-            action = jnp.where(available.all(), table[observation[0].astype(int)], 0)  # everything at a first participation
+            action = jnp.where(
+                available.all(), table[observation[0].astype(int)], 0
+            )  # everything at a first participation
             return action, Info(nothing, nothing, jax.nn.one_hot(action, 3), available)
 
         def update(self, table, transitions, key):
@@ -158,11 +183,16 @@ def by_kind() -> Method:
 
 def all_policies() -> np.ndarray:
     """[27, 3]: every table of `by_kind`."""
-    return np.stack(np.meshgrid(*[np.arange(3)] * 3, indexing="ij"), -1).reshape(-1, 3).astype(np.int32)
+    return (
+        np.stack(np.meshgrid(*[np.arange(3)] * 3, indexing="ij"), -1)
+        .reshape(-1, 3)
+        .astype(np.int32)
+    )
 
 
 def earned_by_all(rounds: int, seed: int) -> np.ndarray:
-    """[27] reward that each of `all_policies` earns, side by side in one program: the most that any of them can."""
+    """[27] reward that each of `all_policies` earns, side by side in one program: the most that any
+    of them can."""
     sim = simulation(rounds, "by_kind")
     start = sim.init(seed, jax.tree.map(jnp.asarray, initial_net()))
 
@@ -206,7 +236,8 @@ def simulation(rounds: int, agent: str, **options) -> Simulation:
 
 
 def head_shares(sim: Simulation, state, draws: int = 20) -> dict[str, float]:
-    """How often each kind of client would be sent the head only, if cohorts were drawn again and again from this state."""
+    """How often each kind of client would be sent the head only, if cohorts were drawn again and
+    again from this state."""
     orders = jax.jit(sim.orders)
     seen: dict[str, list[bool]] = {}
     for i in range(draws):

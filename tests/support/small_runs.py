@@ -6,7 +6,15 @@ import pytest
 
 from fedjax_sim.errors import UserError
 
-ONE = dict(model="mlp", model_options={"hidden": (5,)}, devices="1", chunk="1", batch_size=4, lr=0.05, epochs=1.0)
+ONE = dict(
+    model="mlp",
+    model_options={"hidden": (5,)},
+    devices="1",
+    chunk="1",
+    batch_size=4,
+    lr=0.05,
+    epochs=1.0,
+)
 HALF = dict(participation="0.5", **ONE)
 
 

@@ -26,7 +26,8 @@ SIZES = (9, 3, 14, 1, 7, 12)  # ragged; one client has a single example
 
 @functools.cache
 def federation() -> Federation:
-    """Float images (so that a NaN can be planted), ragged clients with val and test rows, a server validation set."""
+    """Float images (so that a NaN can be planted), ragged clients with val and test rows, a server
+    validation set."""
     rng = np.random.default_rng(7)
     total = sum(SIZES) + N * 6 + 20
     y = rng.integers(0, CLASSES, total)
@@ -34,7 +35,15 @@ def federation() -> Federation:
     cut = np.split(rng.permutation(total), np.cumsum([*SIZES, *[3] * N, *[3] * N, 8]))
     rows = {"train": cut[:N], "val": cut[N : 2 * N], "test": cut[2 * N : 3 * N]}
     return Federation.from_arrays(
-        x, y, rows, test=cut[3 * N + 1], server_val=cut[3 * N], classes=CLASSES, mean=0.0, std=1.0, name="tiny"
+        x,
+        y,
+        rows,
+        test=cut[3 * N + 1],
+        server_val=cut[3 * N],
+        classes=CLASSES,
+        mean=0.0,
+        std=1.0,
+        name="tiny",
     )
 
 
@@ -83,7 +92,8 @@ def simulation(
 
 
 def start(sim: Simulation, seed: int = 0, data=None):
-    """(state, data) placed where the layout wants them; the state is fresh, since `run` donates it."""
+    """(state, data) placed where the layout wants them; the state is fresh, since `run` donates
+    it."""
     net = sim.env.model.init(jax.random.key(seed))
     return place(sim.layout, sim.init(seed, net), sim.data if data is None else data)
 
@@ -101,15 +111,23 @@ def same_bits(a, b) -> bool:
 
 def assert_close(a, b, tolerance: float = 1e-5) -> None:
     """Leaf by leaf; a failure names the leaf and prints the difference."""
-    (left, tree), (right, other) = jax.tree_util.tree_flatten_with_path(a), jax.tree_util.tree_flatten_with_path(b)
+    (left, tree), (right, other) = (
+        jax.tree_util.tree_flatten_with_path(a),
+        jax.tree_util.tree_flatten_with_path(b),
+    )
     assert tree == other, f"different trees:\n{tree}\n{other}"
     for (path, x), (_, y) in zip(left, right, strict=True):
         name = jax.tree_util.keystr(path)
-        np.testing.assert_allclose(np.asarray(x), np.asarray(y), rtol=tolerance, atol=tolerance, err_msg=name)
+        np.testing.assert_allclose(
+            np.asarray(x), np.asarray(y), rtol=tolerance, atol=tolerance, err_msg=name
+        )
 
 
 def close(a, b, tolerance: float = 1e-5) -> bool:
-    return all(np.allclose(x, y, rtol=tolerance, atol=tolerance) for x, y in zip(arrays(a), arrays(b), strict=True))
+    return all(
+        np.allclose(x, y, rtol=tolerance, atol=tolerance)
+        for x, y in zip(arrays(a), arrays(b), strict=True)
+    )
 
 
 __all__ = [

@@ -1,4 +1,5 @@
-"""The smallest model with BatchNorm: one hidden layer, normalised; for what running statistics must do."""
+"""The smallest model with BatchNorm: one hidden layer, normalised; for what running statistics must
+do."""
 
 from __future__ import annotations
 
@@ -15,7 +16,11 @@ class Body(nn.Module):
 
     @nn.compact
     def __call__(self, x, train, mask):
-        return nn.relu(BatchNorm()(Linear(self.width)(x), train, None if mask is None else mask.astype(x.dtype)))
+        return nn.relu(
+            BatchNorm()(
+                Linear(self.width)(x), train, None if mask is None else mask.astype(x.dtype)
+            )
+        )
 
 
 class TinyNorm(nn.Module):

@@ -1,4 +1,5 @@
-"""Methods around methods: what is sent, what is kept, what the server makes of it, and what it costs.
+"""Methods around methods: what is sent, what is kept, what the server makes of it, and what it
+costs.
 
 That a neutral transform is the plain run, for every method: `test_contract.py`.
 """
@@ -36,7 +37,9 @@ def one_round(name: str, *texts: str, rounds: int = 1, **more):
 
 def lengths(nets, start_net) -> np.ndarray:
     """[M] ‖w_k − start‖."""
-    apart = jax.tree.map(lambda a, b: np.asarray(a) - np.asarray(b), nets["params"], start_net["params"])
+    apart = jax.tree.map(
+        lambda a, b: np.asarray(a) - np.asarray(b), nets["params"], start_net["params"]
+    )
     return np.sqrt(sum(np.square(a).reshape(M, -1).sum(1) for a in jax.tree.leaves(apart)))
 
 
@@ -44,7 +47,7 @@ def initial() -> dict:
     return simulation("fedavg").env.model.init(jax.random.key(0))
 
 
-# ---- clipping -------------------------------------------------------------------------------------------------------
+# ---- clipping ------------------------------------------------------------------------------------
 @pytest.mark.parametrize("name", ["fedavg", "scaffold"])
 def test_a_wide_clip_is_the_plain_run(name):
     plain, clipped = one_round(name), one_round(name, "clip:1e6")
@@ -56,8 +59,12 @@ def test_an_update_is_no_longer_than_the_norm():
     free, cut = lengths(plain[3], initial()), lengths(clipped[3], initial())
     assert (free > 0.05).all()
     np.testing.assert_allclose(cut, 0.05, rtol=1e-4)
-    turned = jax.tree.map(lambda a, b, s: (a - s) / 0.05 - (b - s) / free.reshape(-1, *[1] * (a.ndim - 1)),
-                          clipped[3]["params"], plain[3]["params"], initial()["params"])  # fmt: skip
+    turned = jax.tree.map(
+        lambda a, b, s: (a - s) / 0.05 - (b - s) / free.reshape(-1, *[1] * (a.ndim - 1)),
+        clipped[3]["params"],
+        plain[3]["params"],
+        initial()["params"],
+    )
     assert all(np.abs(a).max() < 1e-4 for a in jax.tree.leaves(turned))  # the same direction
 
 
@@ -66,7 +73,10 @@ def test_what_is_payload_is_clipped_too_and_what_is_logged_is_not():
     plain, clipped = one_round("scaffold"), one_round("scaffold", "clip:0.05")
     size = lambda state: math.sqrt(sum(np.square(a).sum() for a in jax.tree.leaves(state.control)))
     assert size(clipped[0].server.inner) <= M * 0.05 / 6 + 1e-6 < size(plain[0].server)
-    told, same = one_round("fedpolicy", agent="full"), one_round("fedpolicy", "clip:0.05", agent="full")
+    told, same = (
+        one_round("fedpolicy", agent="full"),
+        one_round("fedpolicy", "clip:0.05", agent="full"),
+    )
     for name in ("local_gain", "head_mismatch", "reward"):
         if name != "reward":  # the reward also knows the server's model
             np.testing.assert_array_equal(told[1][name], same[1][name])
@@ -78,7 +88,7 @@ def test_a_client_keeps_what_it_trained():
     assert not same_bits(plain[0].server.net, clipped[0].server.inner.net)
 
 
-# ---- sparse uploads -------------------------------------------------------------------------------------------------
+# ---- sparse uploads ------------------------------------------------------------------------------
 def test_topk_sends_few_entries_and_remembers_the_rest():
     state, _, ids, nets = one_round("fedavg", "topk:0.1")
     plain = one_round("fedavg")[3]
@@ -99,7 +109,8 @@ def test_topk_sends_few_entries_and_remembers_the_rest():
 
 
 def test_what_is_left_is_sent_later():
-    """Error feedback: with a learning rate of 0 a client sends, the next time, from what it remembers alone."""
+    """Error feedback: with a learning rate of 0 a client sends, the next time, from what it
+    remembers alone."""
     sim = simulation("fedavg", around=lambda method: transformed(method, ["topk:0.1"]))
     state, data = start(sim)
     state, _, ids, _ = sim.examine(state, data)
@@ -113,10 +124,17 @@ def test_what_is_left_is_sent_later():
 
 def test_order_matters():
     """The first one listed is nearest to the method."""
-    clip_first, topk_first = one_round("fedavg", "clip:0.05", "topk:0.1"), one_round("fedavg", "topk:0.1", "clip:0.05")
+    clip_first, topk_first = (
+        one_round("fedavg", "clip:0.05", "topk:0.1"),
+        one_round("fedavg", "topk:0.1", "clip:0.05"),
+    )
     assert (lengths(clip_first[3], initial()) < 0.049).all()  # cut short, then thinned out
-    np.testing.assert_allclose(lengths(topk_first[3], initial()), 0.05, rtol=1e-3)  # thinned out, then cut
-    assert transformed(fs.FedAvg(), ["clip:0.05", "topk:0.1"]) == fs.TopK(0.1, fs.Clip(0.05, fs.FedAvg()))
+    np.testing.assert_allclose(
+        lengths(topk_first[3], initial()), 0.05, rtol=1e-3
+    )  # thinned out, then cut
+    assert transformed(fs.FedAvg(), ["clip:0.05", "topk:0.1"]) == fs.TopK(
+        0.1, fs.Clip(0.05, fs.FedAvg())
+    )
 
 
 def test_resume_is_exact_and_another_norm_is_no_other_program():
@@ -142,23 +160,34 @@ def test_the_bits_of_a_sparse_upload():
     sim = simulation("scaffold", around=lambda method: transformed(method, ["topk:0.1"]))
     net = initial()
     wire, plain = sim.method.wire(sim.env, net), sim.method.inner.wire(sim.env, net)
-    assert (wire.down, wire.beside_down, wire.beside_up) == (plain.down, plain.beside_down, plain.beside_up)
+    assert (wire.down, wire.beside_down, wire.beside_up) == (
+        plain.down,
+        plain.beside_down,
+        plain.beside_up,
+    )
     group = [a.size for a in jax.tree.leaves(net["params"]["fc1"])]  # 16x5 and 5
-    assert wire.up[0] == sum(max(1, math.ceil(n / 10)) * (32 + math.ceil(math.log2(n))) for n in group)
+    assert wire.up[0] == sum(
+        max(1, math.ceil(n / 10)) * (32 + math.ceil(math.log2(n))) for n in group
+    )
     assert fs.TopK(1.0, fs.FedAvg()).wire(sim.env, net) == fs.FedAvg().wire(sim.env, net)
 
 
-# ---- the server's step ----------------------------------------------------------------------------------------------
+# ---- the server's step ---------------------------------------------------------------------------
 def flat(net) -> np.ndarray:
     return np.concatenate([np.ravel(a) for a in jax.tree.leaves(net["params"])]).astype(np.float64)
 
 
 def test_a_step_of_one_is_the_plain_run():
-    plain, stepped = one_round("fedavg", rounds=2), one_round("fedavg", "server_optimizer", rounds=2)
+    plain, stepped = (
+        one_round("fedavg", rounds=2),
+        one_round("fedavg", "server_optimizer", rounds=2),
+    )
     assert_close(plain[0].server, stepped[0].server.inner, 1e-5)
 
 
-@pytest.mark.parametrize("text", ["fedavgm:lr=0.5", "fedadam:lr=0.1,tau=0.01", "fedyogi:lr=0.1", "fedadagrad:lr=0.1"])
+@pytest.mark.parametrize(
+    "text", ["fedavgm:lr=0.5", "fedadam:lr=0.1,tau=0.01", "fedyogi:lr=0.1", "fedadagrad:lr=0.1"]
+)
 def test_rules_by_hand(text):
     """Two rounds from the mean updates, in NumPy."""
     sim = simulation("fedavg", around=lambda method: transformed(method, [text]))
@@ -181,7 +210,11 @@ def test_rules_by_hand(text):
         else:
             start_v = 1e-6 if rule.rule == "yogi" and t == 1 else v
             m = b1 * (1e-6 if rule.rule == "yogi" and t == 1 else m) + (1 - b1) * g
-            v = b2 * v + (1 - b2) * g**2 if rule.rule == "adam" else start_v - (1 - b2) * np.sign(start_v - g**2) * g**2
+            v = (
+                b2 * v + (1 - b2) * g**2
+                if rule.rule == "adam"
+                else start_v - (1 - b2) * np.sign(start_v - g**2) * g**2
+            )
             u = (m / (1 - b1**t)) / (np.sqrt(v / (1 - b2**t)) + rule.tau)
         w = w - rule.lr * u
         np.testing.assert_allclose(flat(state.server.inner.net), w, atol=2e-5)
@@ -195,17 +228,25 @@ def test_nobody_reported_moves_nothing():
     assert same_bits((state.server, state.clients), (after.server, after.clients))
 
 
-# ---- words ----------------------------------------------------------------------------------------------------------
+# ---- words ---------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("method", "texts", "says"),
     [
         ("fedavg", ["clap:1"], r"unknown transform 'clap' .did you mean 'clip'"),
-        ("fedavg", ["clip:norn=1"], r"unknown option of transform 'clip' 'norn' .did you mean 'norm'"),
+        (
+            "fedavg",
+            ["clip:norn=1"],
+            r"unknown option of transform 'clip' 'norn' .did you mean 'norm'",
+        ),
         ("fedavg", ["clip:0"], r"clip.norm=0 is not allowed; use a number above 0"),
         ("fedavg", ["clip:1,2"], "has more values than options; allowed: norm"),
         ("fedavg", ["topk:2"], r"topk.share=2 is not allowed; use a number above 0 to 1"),
         ("local", ["fedadam"], "steps from a common model, and method 'local' has none"),
-        ("fedamp", ["clip:1"], "method 'fedamp' refuses transform 'clip': its clients read each other's stored models"),
+        (
+            "fedamp",
+            ["clip:1"],
+            "method 'fedamp' refuses transform 'clip': its clients read each other's stored models",
+        ),
     ],
 )
 def test_mistakes_are_sentences(method, texts, says):
@@ -214,7 +255,19 @@ def test_mistakes_are_sentences(method, texts, says):
 
 
 def test_the_command(capsys):
-    words = ["run", "fedprox", *SMALL, "--rounds", "2", "--transform", "clip:0.5", "--transform", "topk:0.1", "--out", "o"]
+    words = [
+        "run",
+        "fedprox",
+        *SMALL,
+        "--rounds",
+        "2",
+        "--transform",
+        "clip:0.5",
+        "--transform",
+        "topk:0.1",
+        "--out",
+        "o",
+    ]
     assert main(words) == 0
     config = json.loads(pathlib.Path("o/config.json").read_text())["config"]
     assert config["transforms"] == ["clip:0.5", "topk:0.1"] and config["method"] == "fedprox"
@@ -229,5 +282,7 @@ def test_the_command(capsys):
 def test_given_as_an_object_it_is_the_run_by_its_words():
     more = dict(model="mlp", rounds=1, epochs=1, participation="1", devices="1", chunk="1")
     one = fs.run(fs.TopK(0.1, fs.Clip(0.5, fs.FedProx(0.1))), tiny.federation(), **more)
-    two = fs.run("fedprox", tiny.federation(), mu=0.1, transforms=["clip:norm=0.5", "topk:share=0.1"], **more)
+    two = fs.run(
+        "fedprox", tiny.federation(), mu=0.1, transforms=["clip:norm=0.5", "topk:share=0.1"], **more
+    )
     assert one.setup.config.hash() == two.setup.config.hash() and same_bits(one.state, two.state)

@@ -1,1 +1,2 @@
-"""`fedjax-sim paper`: tables (data) → cells (which runs) → work (running what is left) → show (pivot, files, figures)."""
+"""`fedjax-sim paper`: tables (data) → cells (which runs) → work (running what is left) → show
+(pivot, files, figures)."""

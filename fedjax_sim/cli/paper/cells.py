@@ -1,4 +1,5 @@
-"""From a published table to runs: every cell is a run per seed; cells that are the same run share it, over tables too."""
+"""From a published table to runs: every cell is a run per seed; cells that are the same run share
+it, over tables too."""
 
 from __future__ import annotations
 
@@ -16,7 +17,12 @@ from fedjax_sim.papers.tables import Line, Paper, Table, papers
 from fedjax_sim.presets import preset
 from fedjax_sim.runner.config import Config, check
 
-SHOWN_ASIDE = {"data_dir", "devices", "chunk", "eval_every"}  # of what differs from the paper's setting: not worth a word
+SHOWN_ASIDE = {
+    "data_dir",
+    "devices",
+    "chunk",
+    "eval_every",
+}  # of what differs from the paper's setting: not worth a word
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,10 +45,14 @@ class Choice:
     typed: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # settings of all runs
 
 
-# ---- settings -----------------------------------------------------------------------------------------------------
-def merged(paper: Paper, table: Table | None, lines: Sequence[Line], scale: str, typed: Mapping[str, Any]) -> dict[str, Any]:
+# ---- settings ------------------------------------------------------------------------------------
+def merged(
+    paper: Paper, table: Table | None, lines: Sequence[Line], scale: str, typed: Mapping[str, Any]
+) -> dict[str, Any]:
     """The settings of one cell, the later the stronger; `seeds` among them."""
-    name = next((line.preset for line in reversed(lines) if line.preset), table.preset if table else "")
+    name = next(
+        (line.preset for line in reversed(lines) if line.preset), table.preset if table else ""
+    )
     holders: list[Any] = [paper, *([table] if table else []), *lines]
     out: dict[str, Any] = dict(preset(name).settings) if name else {}
     for holder in holders:
@@ -58,7 +68,10 @@ def merged(paper: Paper, table: Table | None, lines: Sequence[Line], scale: str,
 def scoped(method: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     """METHOD.OPTION where OPTION is one of the run: for that method alone. What is '' is left out.
 
-    >>> scoped("fedprox", {"lr": 1, "fedprox.lr": 0.1, "fedavg.lr": 1, "fedprox.mu": 2, "fedprox.start_from": ""})
+    >>> scoped(
+    ...     "fedprox",
+    ...     {"lr": 1, "fedprox.lr": 0.1, "fedavg.lr": 1, "fedprox.mu": 2, "fedprox.start_from": ""},
+    ... )
     {'lr': 0.1, 'fedprox.mu': 2}
     """
     out: dict[str, Any] = {}
@@ -73,21 +86,32 @@ def scoped(method: str, settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def config_of(method: str, settings: Mapping[str, Any]) -> Config:
-    """The run in its plainest words, so that the same run has the same name however it was described."""
+    """The run in its plainest words, so that the same run has the same name however it was
+    described."""
     told = {name: value for name, value in settings.items() if name not in ("seeds", "start_from")}
     args = applied(option_parser().parse_args([]), words(method, told, OF_THE_COMMAND, METHODS))
     config = make_config(args, method, [method])
     check(config)
     made = make_method(method, **config.options)
     changed = options_in(made) or {}
-    kept = {name: value for name, value in config.options.items() if name in changed or name.startswith("agent")}
-    return dataclasses.replace(config, options=kept, loss=made.loss if config.loss == "auto" else config.loss)
+    kept = {
+        name: value
+        for name, value in config.options.items()
+        if name in changed or name.startswith("agent")
+    }
+    return dataclasses.replace(
+        config, options=kept, loss=made.loss if config.loss == "auto" else config.loss
+    )
 
 
-# ---- runs ---------------------------------------------------------------------------------------------------------
+# ---- runs ----------------------------------------------------------------------------------------
 def job_of(config: Config, kind: str = "run", before: Job | None = None, parts: str = "") -> Job:
     digits = digits_of([config.hash(), config.rounds, kind, before.name if before else "", parts])
-    data = re.sub(r"[^\w.-]+", "_", f"{config.dataset.partition(':')[0].rpartition('/')[2]}-{config.partition}")
+    data = re.sub(
+        r"[^\w.-]+",
+        "_",
+        f"{config.dataset.partition(':')[0].rpartition('/')[2]}-{config.partition}",
+    )
     name = f"{config.method}-{data}-s{config.seed}-{digits}"
     return Job(0, name, config, {}, digits, before=before, parts=parts, kind=kind)
 
@@ -102,7 +126,14 @@ class Planner:
     def settings(self, lines: Sequence[Line], table: Table | None) -> dict[str, Any]:
         return merged(self.paper, table, lines, self.choice.scale, self.choice.typed)
 
-    def run(self, method: str, settings: Mapping[str, Any], seed: int, across: Line | None, kind: str = "run") -> Job:
+    def run(
+        self,
+        method: str,
+        settings: Mapping[str, Any],
+        seed: int,
+        across: Line | None,
+        kind: str = "run",
+    ) -> Job:
         told = scoped(method, settings)
         config = config_of(method, told | {"seed": seed})
         source = str(told.get("start_from", ""))
@@ -113,21 +144,31 @@ class Planner:
         return job_of(config, kind, before, parts or handed_over(before))
 
     def before(self, name: str, seed: int, across: Line | None) -> Job:
-        """The run that another one starts from: one of the paper's [before], or another cell of the same column (or row).
+        """The run that another one starts from: one of the paper's [before], or another cell of the
+        same column (or row).
 
-        Of the same seed: weights that were trained from another initial model have nothing in common with these.
+        Of the same seed: weights that were trained from another initial model have nothing in
+        common with these.
         """
         if name.startswith("row ") and across is not None:
             line = self.line(name.removeprefix("row "))
             pair = (line, across) if self.table.rank == "rows" else (across, line)
             return self.run(line.method, self.settings(pair, self.table), seed, across)
         line = lookup(f"run before others in {self.paper.key}", name, self.paper.before)
-        typed = {name: value for name, value in self.choice.typed.items() if name != "rounds"}  # how long a table's runs are
-        return self.run(line.method, merged(self.paper, None, [line], self.choice.scale, typed), seed, None)
+        typed = {
+            name: value for name, value in self.choice.typed.items() if name != "rounds"
+        }  # how long a table's runs are
+        return self.run(
+            line.method, merged(self.paper, None, [line], self.choice.scale, typed), seed, None
+        )
 
     def line(self, key: str) -> Line:
         lines = self.table.rows if self.table.rank == "rows" else self.table.cols
-        return lookup(f"line of {self.table.name}", key, {line.key: line for line in (*lines, *self.table.extra)})
+        return lookup(
+            f"line of {self.table.name}",
+            key,
+            {line.key: line for line in (*lines, *self.table.extra)},
+        )
 
     def cell(self, row: Line, col: Line) -> Cell:
         reading = self.table.reading(row, col)
@@ -135,7 +176,10 @@ class Planner:
         if not method:
             return Cell(row, col, reading)
         lookup("method", method, METHODS)
-        used, theirs = self.settings((row, col), self.table), merged(self.paper, self.table, (row, col), "paper", {})
+        used, theirs = (
+            self.settings((row, col), self.table),
+            merged(self.paper, self.table, (row, col), "paper", {}),
+        )
         seeds = self.choice.seeds or int(used.get("seeds", self.table.seeds))
         across = col if self.table.rank == "rows" else row
         jobs = tuple(self.run(method, used, seed, across, self.table.kind) for seed in range(seeds))
@@ -144,7 +188,11 @@ class Planner:
     def cells(self) -> Iterator[Cell]:
         """Column by column (or row by row): what shares its data comes together."""
         rows, cols = self.table.chosen(self.choice.rows, self.choice.cols)
-        pairs = [(r, c) for c in cols for r in rows] if self.table.rank == "rows" else [(r, c) for r in rows for c in cols]
+        pairs = (
+            [(r, c) for c in cols for r in rows]
+            if self.table.rank == "rows"
+            else [(r, c) for r in rows for c in cols]
+        )
         for row, col in pairs:
             yield self.cell(row, col)
 
@@ -155,7 +203,12 @@ def differences(method: str, used: Mapping[str, Any], theirs: Mapping[str, Any])
     for name in dict.fromkeys([*ours, *told]):
         owner = name.partition(".")[0]
         mine, other = (as_text(s[name]) if name in s else "" for s in (ours, told))
-        if mine != other and name not in SHOWN_ASIDE and not (owner in METHODS and owner != method) and name != "seeds":
+        if (
+            mine != other
+            and name not in SHOWN_ASIDE
+            and not (owner in METHODS and owner != method)
+            and name != "seeds"
+        ):
             yield f"{name} {mine or 'default'} ({other or 'default'})"
 
 

@@ -18,7 +18,8 @@ def paper(args: argparse.Namespace) -> int:
 
 
 def listed(args: argparse.Namespace) -> int:
-    """Papers and their tables; of a table its rows and columns by the names that --rows and --cols take."""
+    """Papers and their tables; of a table its rows and columns by the names that --rows and --cols
+    take."""
     for text in args.tables or papers():
         if ":" in text:
             details(find(text))
@@ -27,13 +28,19 @@ def listed(args: argparse.Namespace) -> int:
         print(f"{one.key}: {one.title}. {one.about}")
         for table in one.tables.values():
             kind = "figure" if table.draw else "table"
-            print(f"  {table.name:18s} {kind:7s} {len(table.rows)} × {len(table.cols)}  {table.title}")
+            print(
+                f"  {table.name:18s} {kind:7s} {len(table.rows)} × {len(table.cols)}  {table.title}"
+            )
     return 0
 
 
 def details(table: Table) -> None:
     print(f"{table.name}. {table.title}")
-    for what, lines in (("rows", table.rows), ("cols", table.cols), (f"extra {table.rank}", table.extra)):
+    for what, lines in (
+        ("rows", table.rows),
+        ("cols", table.cols),
+        (f"extra {table.rank}", table.extra),
+    ):
         width = max((len(line.key) for line in lines), default=0)
         print(f"  {what}:" if lines else f"  {what}: none")
         for line in lines:
@@ -46,7 +53,10 @@ def settings(args: argparse.Namespace) -> dict[str, Any]:
     for item in args.sets:
         name, equals, value = item.partition("=")
         if not (equals and name and value):
-            raise UserError(f"--set '{shown(item)}' cannot be read; use NAME=VALUE, e.g. rounds=50 or fedprox.mu=0.1")
+            raise UserError(
+                f"--set '{shown(item)}' cannot be read; use NAME=VALUE, e.g. rounds=50 or"
+                " fedprox.mu=0.1"
+            )
         out[name] = value
     given = {name: getattr(args, name) for name in ("rounds", "data_dir", "devices", "chunk")}
     return out | {name: value for name, value in given.items() if value is not None}
@@ -63,7 +73,9 @@ def run(args: argparse.Namespace) -> int:
     plans = []
     for name in args.tables:  # every mistake is said before anything runs
         table = find(name)
-        folder = Cells((own_path(args.out) if args.out else pathlib.Path("runs") / "papers") / table.paper)
+        folder = Cells(
+            (own_path(args.out) if args.out else pathlib.Path("runs") / "papers") / table.paper
+        )
         plans.append((table, list(Planner(table, choice).cells()), folder))
     failed = False
     if args.what == "run":

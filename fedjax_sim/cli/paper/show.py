@@ -67,16 +67,26 @@ def figure_of(table: Table, cell: Cell, found: Found) -> pivot.Cell:
 
 
 def pivot_of(table: Table, choice: Choice, cells: Sequence[Cell], found: Found) -> pivot.Pivot:
-    rows, cols = (list(dict.fromkeys((line.key, line.label) for line in lines))
-                  for lines in ([c.row for c in cells], [c.col for c in cells]))  # fmt: skip
+    rows, cols = (
+        list(dict.fromkeys((line.key, line.label) for line in lines))
+        for lines in ([c.row for c in cells], [c.col for c in cells])
+    )
     readings = dict.fromkeys(cell.reading for cell in cells)
     head = [f"Scale {choice.scale}. {capital(reading.words(one))}." for one in readings][:1]
     if len(readings) > 1:
-        head = [f"Scale {choice.scale}.", *(f"{labels_of(one, cells, table)}: {reading.words(one)}." for one in readings)]
+        head = [
+            f"Scale {choice.scale}.",
+            *(f"{labels_of(one, cells, table)}: {reading.words(one)}." for one in readings),
+        ]
     marked = {m for one in table.published.values() for m in one.marks}
     foot = [note for mark, note in table.notes.items() if mark not in marked]
     foot += smaller_of(cells)
-    failed = {job.name: found.folder.why(job) for cell in cells for job in cell.jobs if found.folder.status(job) == FAILED}
+    failed = {
+        job.name: found.folder.why(job)
+        for cell in cells
+        for job in cell.jobs
+        if found.folder.status(job) == FAILED
+    }
     foot += [f"failed: {name}: {why}" for name, why in failed.items()]
     return pivot.Pivot(
         f"{table.name}. {table.title}",
@@ -99,18 +109,36 @@ def labels_of(one: str, cells: Sequence[Cell], table: Table) -> str:
     """The lines that are read in this way, shortly."""
     mine = [cell for cell in cells if cell.reading == one]
     by_col = all(cell.col.read == one for cell in mine)
-    return ", ".join(dict.fromkeys((cell.col if by_col else cell.row if all(c.row.read == one for c in mine) else
-                                    cell.row if table.rank == "rows" else cell.col).label for cell in mine))  # fmt: skip
+    return ", ".join(
+        dict.fromkeys(
+            (
+                cell.col
+                if by_col
+                else cell.row
+                if all(c.row.read == one for c in mine)
+                else cell.row
+                if table.rank == "rows"
+                else cell.col
+            ).label
+            for cell in mine
+        )
+    )
 
 
 def smaller_of(cells: Sequence[Cell]) -> list[str]:
-    """What is not as published, the published setting in brackets; everywhere, or in which lines."""
+    """What is not as published, the published setting in brackets; everywhere, or in which
+    lines."""
     real = [cell for cell in cells if cell.jobs]
     places: dict[tuple[str, ...], list[str]] = {}
     for text in dict.fromkeys(t for cell in real for t in cell.smaller):
-        places.setdefault(where([cell for cell in real if text in cell.smaller], real), []).append(text)
+        places.setdefault(where([cell for cell in real if text in cell.smaller], real), []).append(
+            text
+        )
     name = lambda place: f" in {', '.join(place)}" if place else " in any cell"
-    return [f"Not as published (in brackets){name(place)}: {', '.join(texts)}." for place, texts in places.items()]
+    return [
+        f"Not as published (in brackets){name(place)}: {', '.join(texts)}."
+        for place, texts in places.items()
+    ]
 
 
 def where(some: Sequence[Cell], every: Sequence[Cell]) -> tuple[str, ...]:
@@ -137,7 +165,12 @@ def also(table: Table, cells: Sequence[Cell], found: Found) -> list[dict[str, An
 
 
 def runs_of(cells: Sequence[Cell]) -> list[dict[str, Any]]:
-    return [dict(row=c.row.key, col=c.col.key, runs=[job.name for job in c.jobs], smaller=list(c.smaller)) for c in cells]
+    return [
+        dict(
+            row=c.row.key, col=c.col.key, runs=[job.name for job in c.jobs], smaller=list(c.smaller)
+        )
+        for c in cells
+    ]
 
 
 def groups_of(cells: Sequence[Cell], found: Found) -> list[Group]:
@@ -150,17 +183,27 @@ def groups_of(cells: Sequence[Cell], found: Found) -> list[Group]:
     return out
 
 
-def draw(table: Table, cells: Sequence[Cell], found: Found, path: pathlib.Path, client: int | None) -> list[pathlib.Path]:
+def draw(
+    table: Table, cells: Sequence[Cell], found: Found, path: pathlib.Path, client: int | None
+) -> list[pathlib.Path]:
     groups = groups_of(cells, found)
     if not groups:
-        raise UserError(f"nothing of {table.name} is there yet; run it with: fedjax-sim paper run {table.name}")
+        raise UserError(
+            f"nothing of {table.name} is there yet; run it with: fedjax-sim paper run {table.name}"
+        )
     column = reading.split(table.read)[1][0] if table.read else ""
     written = []
     for name in table.draw:
         leaves = pictures.picture(name).leaves
-        states = {run.path: state_of(run.path, leaves) for g in groups for run in g.runs} if leaves else {}
+        states = (
+            {run.path: state_of(run.path, leaves) for g in groups for run in g.runs}
+            if leaves
+            else {}
+        )
         wanted = pictures.Wanted(groups, table.client if client is None else client, column, states)
-        written += pictures.draw(name, wanted, path if len(table.draw) == 1 else path.with_name(f"{path.name}-{name}"))
+        written += pictures.draw(
+            name, wanted, path if len(table.draw) == 1 else path.with_name(f"{path.name}-{name}")
+        )
     return written
 
 
@@ -170,7 +213,9 @@ def state_of(run: pathlib.Path, leaves: Sequence[str]) -> dict[str, Any]:
     return checkpoint.arrays(checkpoint.latest(run / "checkpoints"), leaves)
 
 
-def show(table: Table, choice: Choice, cells: Sequence[Cell], folder: Cells, client: int | None = None) -> None:
+def show(
+    table: Table, choice: Choice, cells: Sequence[Cell], folder: Cells, client: int | None = None
+) -> None:
     """Print it, write TABLE-SCALE.md and .json, draw its figures."""
     found, stem = Found(folder), f"{table.key}-{choice.scale}"
     written: list[pathlib.Path] = []
@@ -184,7 +229,10 @@ def show(table: Table, choice: Choice, cells: Sequence[Cell], folder: Cells, cli
         files = folder.path / f"{stem}.md", folder.path / f"{stem}.json"
         write_bytes(files[0], made.as_markdown().encode())
         told = made.as_json() | dict(
-            table=table.name, scale=choice.scale, also=also(table, cells, found), runs=runs_of(cells)
+            table=table.name,
+            scale=choice.scale,
+            also=also(table, cells, found),
+            runs=runs_of(cells),
         )
         write_json(files[1], told)
         written += files

@@ -1,5 +1,5 @@
-"""Running what is left of a table: run directory by run directory, in this process. Another process with the same command
-takes other runs; what one of them has begun and left goes on."""
+"""Running what is left of a table: run directory by run directory, in this process. Another process
+with the same command takes other runs; what one of them has begun and left goes on."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ REPEATS = 3  # of a profile
 
 
 class Cells(Folder):
-    """The folder of a paper's runs: runs/NAME, failed/NAME.json, claims/NAME while a process is at it."""
+    """The folder of a paper's runs: runs/NAME, failed/NAME.json, claims/NAME while a process is at
+    it."""
 
     def summary(self, job: Job) -> dict[str, Any]:
         if job.kind != "profile":
@@ -80,7 +81,10 @@ class Worker:
         seconds = stage_seconds(setup, REPEATS)
         place.mkdir(parents=True, exist_ok=True)
         told = {"method": setup.config.method, "config": setup.config.to_json(), "seconds": seconds}
-        write_json(place / "profile.json", told | {"bytes": {w: sizes[w] / several for w in ("down", "up")}})
+        write_json(
+            place / "profile.json",
+            told | {"bytes": {w: sizes[w] / several for w in ("down", "up")}},
+        )
 
     def attempt(self, job: Job) -> None:
         """A run that fails is written down, and the others go on."""
@@ -99,10 +103,16 @@ class Worker:
 
 
 def work_off(jobs: Sequence[Job], folder: Cells, args: argparse.Namespace) -> None:
-    """All runs that have not ended, as far as no other process is at them; what others begin here is waited for where
-    a run of ours starts from it."""
-    worker, waiting, tried = Worker(folder, args), [j for j in jobs if folder.status(j) != DONE], set[str]()
-    commands.note(f"{len(jobs)} runs in '{folder.path}', {len(jobs) - len(waiting)} of them have ended")
+    """All runs that have not ended, as far as no other process is at them; what others begin here
+    is waited for where a run of ours starts from it."""
+    worker, waiting, tried = (
+        Worker(folder, args),
+        [j for j in jobs if folder.status(j) != DONE],
+        set[str](),
+    )
+    commands.note(
+        f"{len(jobs)} runs in '{folder.path}', {len(jobs) - len(waiting)} of them have ended"
+    )
     while waiting:
         moved = False
         blocked = []
@@ -112,7 +122,9 @@ def work_off(jobs: Sequence[Job], folder: Cells, args: argparse.Namespace) -> No
                 continue
             if job.before is not None and folder.status(job.before) != DONE:
                 if job.before.name in tried or folder.status(job.before) == FAILED:
-                    folder.fail(job, f"the run that it starts from failed: {folder.why(job.before)}")
+                    folder.fail(
+                        job, f"the run that it starts from failed: {folder.why(job.before)}"
+                    )
                     tried.add(job.name)
                 else:
                     blocked.append(job)

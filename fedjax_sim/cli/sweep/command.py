@@ -1,4 +1,5 @@
-"""The command: read the file, leave out what has ended, hand the rest to a launcher, show and write what came of it."""
+"""The command: read the file, leave out what has ended, hand the rest to a launcher, show and write
+what came of it."""
 
 from __future__ import annotations
 
@@ -11,7 +12,16 @@ from fedjax_sim.cli import commands
 from fedjax_sim.cli.settings import own_path
 from fedjax_sim.cli.several import Federations, execute_all, set_ups
 from fedjax_sim.cli.sweep import pivots, plan, slurm
-from fedjax_sim.cli.sweep.jobs import DAMAGED, DONE, FAILED, Folder, pending, started, waits, write_results
+from fedjax_sim.cli.sweep.jobs import (
+    DAMAGED,
+    DONE,
+    FAILED,
+    Folder,
+    pending,
+    started,
+    waits,
+    write_results,
+)
 from fedjax_sim.cli.sweep.local import Local
 from fedjax_sim.cli.sweep.on_ray import OnRay
 from fedjax_sim.cli.sweep.plan import Job
@@ -28,20 +38,31 @@ LAUNCHERS: dict[str, Callable[..., Launcher]] = {"local": Local, "ray": OnRay}
 
 
 def check(args: argparse.Namespace) -> None:
-    """Options that would say nothing beside others are refused; so is a log that nobody knows, before it fails every run."""
+    """Options that would say nothing beside others are refused; so is a log that nobody knows,
+    before it fails every run."""
     if args.slurm and args.launcher != "slurm":
         raise UserError("--slurm has options for sbatch; it needs --launcher slurm")
-    mode = next((m for m in ("task", "dry_run", "gather") if getattr(args, m) not in (None, False)), None)
-    others = {"task": args.task is not None, "dry_run": args.dry_run, "gather": args.gather, "workers": args.workers != 0}
+    mode = next(
+        (m for m in ("task", "dry_run", "gather") if getattr(args, m) not in (None, False)), None
+    )
+    others = {
+        "task": args.task is not None,
+        "dry_run": args.dry_run,
+        "gather": args.gather,
+        "workers": args.workers != 0,
+    }
     others["launcher"] = args.launcher != "local"
     clash = next((name for name, given in others.items() if given and mode and name != mode), None)
     if clash is not None and mode is not None:
         flag = lambda name: f"--{name.replace('_', '-')}"
         raise UserError(
-            f"{flag(mode)} starts no other runs, so {flag(clash)} has no meaning beside it; leave one of them out"
+            f"{flag(mode)} starts no other runs, so {flag(clash)} has no meaning beside it; leave"
+            " one of them out"
         )
     if args.read and not args.pivot:
-        raise UserError("--read says how the figures of --pivot are read; it needs --pivot ROWS,COLUMNS")
+        raise UserError(
+            "--read says how the figures of --pivot are read; it needs --pivot ROWS,COLUMNS"
+        )
     named(names(args.log))
 
 
@@ -58,13 +79,25 @@ def sweep(args: argparse.Namespace) -> int:
     if args.dry_run:
         for job in jobs:
             if args.json:
-                tell(folder.status(job), run=job.name, index=job.index, method=job.config.method, point=job.point)
+                tell(
+                    folder.status(job),
+                    run=job.name,
+                    index=job.index,
+                    method=job.config.method,
+                    point=job.point,
+                )
                 continue
             settings = ", ".join(f"{k} {v}" for k, v in job.point.items())
             print(f"{job.index:5d}  {job.name}  {folder.status(job)}  {settings}".rstrip())
         return 0
     if todo and not args.gather:
-        command = [sys.executable, "-m", "fedjax_sim", "sweep", str(folder.path.resolve() / "sweep.toml")]
+        command = [
+            sys.executable,
+            "-m",
+            "fedjax_sim",
+            "sweep",
+            str(folder.path.resolve() / "sweep.toml"),
+        ]
         command += ["--out", str(folder.path.resolve()), *commands.passed_on(args), "--task"]
         if args.launcher == "slurm":
             begin(file, folder, jobs)
@@ -72,21 +105,30 @@ def sweep(args: argparse.Namespace) -> int:
             script, number = slurm.submit(ready, folder, command, args.workers, args.slurm)
             if len(ready) < len(todo):
                 commands.note(
-                    f"{len(todo) - len(ready)} runs start from some of these; repeat the command when they have ended"
+                    f"{len(todo) - len(ready)} runs start from some of these; repeat the command"
+                    " when they have ended"
                 )
             commands.note(
-                f"submitted '{script}' as job {number}; gather with: fedjax-sim sweep {file} --out {folder.path} --gather"
+                f"submitted '{script}' as job {number}; gather with: fedjax-sim sweep {file} --out"
+                f" {folder.path} --gather"
             )
         else:
-            launcher = LAUNCHERS[args.launcher](lambda job: [*command, str(job.index)], folder, args.workers)
+            launcher = LAUNCHERS[args.launcher](
+                lambda job: [*command, str(job.index)], folder, args.workers
+            )
             begin(file, folder, jobs)
             lock = Lock(folder.path)
             lock.take()  # two sweeps in one folder would start the same runs
-            commands.note(f"{len(jobs)} runs in '{folder.path}', {len(jobs) - len(todo)} of them have ended")
+            commands.note(
+                f"{len(jobs)} runs in '{folder.path}', {len(jobs) - len(todo)} of them have ended"
+            )
             try:
                 work_off(todo, jobs, folder, launcher, Table(jobs, folder, args.quiet, args.json))
             except KeyboardInterrupt:
-                commands.note(f"interrupted; the same command goes on: fedjax-sim sweep {file} --out {folder.path}")
+                commands.note(
+                    f"interrupted; the same command goes on: fedjax-sim sweep {file} --out"
+                    f" {folder.path}"
+                )
                 raise
             finally:
                 lock.release()
@@ -101,8 +143,18 @@ def sweep(args: argparse.Namespace) -> int:
             results=str(written),
         )
     else:
-        shown = pivots.written(jobs, folder, args.pivot, args.read) if args.pivot else results(jobs, folder)
-        print("\n".join(filter(None, [shown, f"written: {written}; figures: fedjax-sim report {folder.path}"])))
+        shown = (
+            pivots.written(jobs, folder, args.pivot, args.read)
+            if args.pivot
+            else results(jobs, folder)
+        )
+        print(
+            "\n".join(
+                filter(
+                    None, [shown, f"written: {written}; figures: fedjax-sim report {folder.path}"]
+                )
+            )
+        )
     return 1 if FAILED in status or DAMAGED in status else 0
 
 
@@ -121,7 +173,8 @@ def begin(file: pathlib.Path, folder: Folder, jobs: list[Job]) -> None:
 
 
 def run_task(args: argparse.Namespace, jobs: list[Job], folder: Folder) -> int:
-    """One run of the sweep, in this process: begun, or gone on with, or left alone if it has ended."""
+    """One run of the sweep, in this process: begun, or gone on with, or left alone if it has
+    ended."""
     if not 0 <= args.task < len(jobs):
         raise UserError(f"task {args.task} is not in the sweep; allowed: 0 to {len(jobs) - 1}")
     end_with_parent()

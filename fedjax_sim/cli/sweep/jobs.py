@@ -1,7 +1,8 @@
-"""What the folder of a sweep tells: which runs have ended, how far the others are, which failed; results.csv.
+"""What the folder of a sweep tells: which runs have ended, how far the others are, which failed;
+results.csv.
 
-A run has ended when its directory is as its manifest says, has all rounds, and was begun for this run of the sweep file:
-what was edited, cut or renamed is said and has no figures here.
+A run has ended when its directory is as its manifest says, has all rounds, and was begun for this
+run of the sweep file: what was edited, cut or renamed is said and has no figures here.
 """
 
 from __future__ import annotations
@@ -32,10 +33,13 @@ class End(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Folder:
-    """The folder of a sweep: sweep.toml, runs/NAME, ended/NAME.json, logs/NAME.txt, failed/NAME.json, results.csv."""
+    """The folder of a sweep: sweep.toml, runs/NAME, ended/NAME.json, logs/NAME.txt,
+    failed/NAME.json, results.csv."""
 
     path: pathlib.Path
-    _seen: dict[str, tuple[Any, End]] = dataclasses.field(default_factory=dict, compare=False, repr=False)
+    _seen: dict[str, tuple[Any, End]] = dataclasses.field(
+        default_factory=dict, compare=False, repr=False
+    )
 
     def run(self, job: Job) -> pathlib.Path:
         return self.path / "runs" / job.name
@@ -67,7 +71,10 @@ class Folder:
         """Write down that the directory, which has ended, is of this run of the sweep file."""
         self._owned(job).parent.mkdir(parents=True, exist_ok=True)
         config = json.loads((self.run(job) / manifest.CONFIG).read_bytes())
-        write_json(self._owned(job), {"run": job.name, "digits": job.digits, "config_hash": config.get("config_hash")})
+        write_json(
+            self._owned(job),
+            {"run": job.name, "digits": job.digits, "config_hash": config.get("config_hash")},
+        )
 
     def _owned(self, job: Job) -> pathlib.Path:
         return self.path / "ended" / f"{job.name}.json"
@@ -81,7 +88,14 @@ class Folder:
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             same = False
         name = shown(str(self.run(job)), 200)
-        return "" if same else f"'{name}' has not been run with the settings of this sweep file; choose another --out"
+        return (
+            ""
+            if same
+            else (
+                f"'{name}' has not been run with the settings of this sweep file; choose another"
+                " --out"
+            )
+        )
 
     def summary(self, job: Job) -> dict[str, Any]:
         """summary.json of a run that has all of its rounds; {} otherwise."""
@@ -116,7 +130,9 @@ class Folder:
             files = manifest.verified(run)
             if other := self._other(job):
                 return End({}, other)
-            told = json.loads(files.get(manifest.SUMMARY, b'{"rounds": 0}'))  # not named: of before it was extended
+            told = json.loads(
+                files.get(manifest.SUMMARY, b'{"rounds": 0}')
+            )  # not named: of before it was extended
             return End(told if int(told["rounds"]) >= job.config.rounds else {})
         except UserError as problem:
             return End({}, str(problem))
@@ -135,7 +151,9 @@ class Folder:
     def primary(self, job: Job) -> Primary:
         """The metric by which the run is read."""
         try:
-            return Primary.read(json.loads((self.run(job) / "config.json").read_text()).get("resolved"))
+            return Primary.read(
+                json.loads((self.run(job) / "config.json").read_text()).get("resolved")
+            )
         except (OSError, ValueError, AttributeError):
             return Primary()
 
@@ -175,10 +193,19 @@ def write_results(folder: Folder, jobs: Sequence[Job]) -> pathlib.Path:
     rows = []
     for job in jobs:
         config = job.config
-        settings = dict(method=config.method, seed=config.seed, data_seed=config.data_seed, dataset=config.dataset)
+        settings = dict(
+            method=config.method,
+            seed=config.seed,
+            data_seed=config.data_seed,
+            dataset=config.dataset,
+        )
         settings |= dict(partition=config.partition, model=config.model) | job.point
         figures = figures_of(folder.summary(job))
-        rows.append({"run": job.name, "status": folder.status(job), "why": folder.why(job)} | settings | figures)
+        rows.append(
+            {"run": job.name, "status": folder.status(job), "why": folder.why(job)}
+            | settings
+            | figures
+        )
     columns = list(dict.fromkeys(name for row in rows for name in row))
     write_bytes(folder.path / "results.csv", csv_bytes(columns, rows))
     return folder.path / "results.csv"

@@ -19,17 +19,25 @@ Command = Callable[[Job], list[str]]
 
 
 def accelerators() -> list[str]:
-    """The NVIDIA devices that a process may see, by what CUDA_VISIBLE_DEVICES calls them; [] for none."""
+    """The NVIDIA devices that a process may see, by what CUDA_VISIBLE_DEVICES calls them; [] for
+    none."""
     if (said := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
         return [name for name in said.split(",") if name.strip()]
     if os.environ.get("JAX_PLATFORMS", "") == "cpu" or not (tool := shutil.which("nvidia-smi")):
         return []
     listed = subprocess.run([tool, "-L"], capture_output=True, text=True).stdout
-    return [str(i) for i, line in enumerate(line for line in listed.splitlines() if line.startswith("GPU "))]
+    return [
+        str(i)
+        for i, line in enumerate(line for line in listed.splitlines() if line.startswith("GPU "))
+    ]
 
 
 def cores() -> list[int]:
-    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+    return (
+        sorted(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else list(range(os.cpu_count() or 1))
+    )
 
 
 def shares(items: list[Any], number: int) -> list[list[Any]]:
@@ -69,7 +77,9 @@ class Local:
         log.close()
         if hasattr(os, "sched_setaffinity") and self.room > 1:
             try:
-                os.sched_setaffinity(process.pid, self.cores[slot])  # long before it has started JAX
+                os.sched_setaffinity(
+                    process.pid, self.cores[slot]
+                )  # long before it has started JAX
             except OSError:
                 pass  # it has ended already
         return process, slot, job

@@ -1,4 +1,5 @@
-"""Runs as tasks of a Ray cluster that shares the sweep's folder: RAY_ADDRESS, or one on this machine."""
+"""Runs as tasks of a Ray cluster that shares the sweep's folder: RAY_ADDRESS, or one on this
+machine."""
 
 from __future__ import annotations
 
@@ -13,25 +14,32 @@ from fedjax_sim.errors import UserError
 
 
 class OnRay:
-    """Ray decides where and when; `workers`: how many at a time (0: all that the cluster has room for)."""
+    """Ray decides where and when; `workers`: how many at a time (0: all that the cluster has room
+    for)."""
 
     def __init__(self, command: Command, folder: Folder, workers: int = 0):
         try:
             import ray
         except ImportError:
-            raise UserError("--launcher ray needs Ray; install it with: pip install 'fedjax-sim[ray]'") from None
+            raise UserError(
+                "--launcher ray needs Ray; install it with: pip install 'fedjax-sim[ray]'"
+            ) from None
         self.ray, self.command, self.folder = ray, command, folder
         if not ray.is_initialized():
             ray.init(address=os.environ.get("RAY_ADDRESS"), log_to_driver=False)
         have = ray.cluster_resources()
         gpus, cpus = int(have.get("GPU", 0)), int(have.get("CPU", 1))
         self.room = workers or gpus or 1
-        self.needs = {"num_gpus": 1, "num_cpus": 1} if gpus else {"num_cpus": max(1, cpus // self.room)}
+        self.needs = (
+            {"num_gpus": 1, "num_cpus": 1} if gpus else {"num_cpus": max(1, cpus // self.room)}
+        )
 
     def start(self, job: Job) -> Any:
         log = self.folder.log(job)
         log.parent.mkdir(parents=True, exist_ok=True)
-        return self.ray.remote(**self.needs, max_retries=0)(task).remote(self.command(job), str(log))
+        return self.ray.remote(**self.needs, max_retries=0)(task).remote(
+            self.command(job), str(log)
+        )
 
     def poll(self, handle: Any) -> tuple[int, str] | None:
         ready, _ = self.ray.wait([handle], timeout=0)

@@ -1,4 +1,5 @@
-"""`sweep --pivot rows,cols`: results as tables of two settings, mean ± sd over seeds; one per value of the others."""
+"""`sweep --pivot rows,cols`: results as tables of two settings, mean ± sd over seeds; one per value
+of the others."""
 
 from __future__ import annotations
 
@@ -13,11 +14,16 @@ from fedjax_sim.papers.pivot import Cell, Pivot
 from fedjax_sim.report.runs import Run, load_run
 
 METHOD = "method"
-READINGS = ("best:global_acc", "last:client_mean", "last:resident_mean")  # the first that the runs have
+READINGS = (
+    "best:global_acc",
+    "last:client_mean",
+    "last:resident_mean",
+)  # the first that the runs have
 
 
 def facts(job: Job, several: bool) -> dict[str, str]:
-    """What a run is told apart by; several: its method stands there with different options of its own."""
+    """What a run is told apart by; several: its method stands there with different options of its
+    own."""
     bare = {name.rpartition(".")[2] for name in job.point}
     own = [f"{k}={v}" for k, v in job.config.options.items() if k not in bare] if several else []
     return {METHOD: ",".join([job.config.method, *own]), **job.point}
@@ -34,7 +40,9 @@ def read_of(text: str, runs: Sequence[Run]) -> str:
     if text:
         reading.words(text)
         return text
-    has = lambda one: any(reading.value(one, run) == reading.value(one, run) for run in runs)  # not nan
+    has = lambda one: any(
+        reading.value(one, run) == reading.value(one, run) for run in runs
+    )  # not nan
     return next((one for one in READINGS if has(one)), READINGS[0])
 
 
@@ -45,7 +53,10 @@ def pivots(jobs: Sequence[Job], folder: Folder, text: str, read: str = "") -> li
     told = told_apart(mine)
     known = {name: "" for one in told for name in one}
     if len(wanted) != 2 or wanted[0] == wanted[1]:
-        raise UserError(f"--pivot '{shown(text)}' names no rows and columns; use two of {', '.join(known)}, as in method,lr")
+        raise UserError(
+            f"--pivot '{shown(text)}' names no rows and columns; use two of {', '.join(known)}, as"
+            " in method,lr"
+        )
     row, col = wanted
     for name in wanted:
         lookup("setting in --pivot", name, known)
@@ -54,8 +65,12 @@ def pivots(jobs: Sequence[Job], folder: Folder, text: str, read: str = "") -> li
     tables: dict[tuple[tuple[str, str], ...], dict[tuple[str, str], list[Job]]] = {}
     for job, one in zip(mine, told, strict=True):
         rest = tuple((k, v) for k, v in one.items() if k not in (row, col))
-        tables.setdefault(rest, {}).setdefault((one.get(row, "–"), one.get(col, "–")), []).append(job)
-    varying = {k for rest in tables for k, v in rest if len({dict(other).get(k) for other in tables}) > 1}
+        tables.setdefault(rest, {}).setdefault((one.get(row, "–"), one.get(col, "–")), []).append(
+            job
+        )
+    varying = {
+        k for rest in tables for k, v in rest if len({dict(other).get(k) for other in tables}) > 1
+    }
     out = []
     for rest, cells in tables.items():
         title = ", ".join(f"{k} {v}" for k, v in rest if k in varying)
@@ -63,7 +78,9 @@ def pivots(jobs: Sequence[Job], folder: Folder, text: str, read: str = "") -> li
     return out
 
 
-def table(title: str, jobs: dict[tuple[str, str], list[Job]], loaded: dict[str, Run], read: str) -> Pivot:
+def table(
+    title: str, jobs: dict[tuple[str, str], list[Job]], loaded: dict[str, Run], read: str
+) -> Pivot:
     kind, _ = reading.split(read)
     cells = {}
     for place, several in jobs.items():

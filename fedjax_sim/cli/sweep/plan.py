@@ -13,9 +13,8 @@ partition = ["dirichlet:0.3", "dirichlet:0.05"]
 agent = ["sac", "ppo"]                                   # for the methods that have this option
 "fedprox.mu" = [0.01, 0.1]
 
-[before.agent]                                           # others start from it: start_from = "@agent" or "@agent:PART,PART"
-method = "fedpolicy"
-rounds = 200
+[before.agent]                                           # others start from it: start_from =
+"@agent" or "@agent:PART,PART" method = "fedpolicy" rounds = 200
 """
 
 from __future__ import annotations
@@ -63,7 +62,9 @@ def read(path: pathlib.Path) -> dict[str, Any]:
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as problem:
-        raise UserError(f"sweep file '{shown(str(path), 200)}' cannot be read: {problem.strerror}") from None
+        raise UserError(
+            f"sweep file '{shown(str(path), 200)}' cannot be read: {problem.strerror}"
+        ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
         raise UserError(f"sweep file '{shown(str(path), 200)}' is not TOML: {problem}") from None
     for name in data:
@@ -79,7 +80,11 @@ def flattened(table: Mapping[str, Any], before: str = "") -> dict[str, Any]:
     """
     out: dict[str, Any] = {}
     for name, value in table.items():
-        out |= flattened(value, f"{before}{name}.") if isinstance(value, Mapping) else {f"{before}{name}": value}
+        out |= (
+            flattened(value, f"{before}{name}.")
+            if isinstance(value, Mapping)
+            else {f"{before}{name}": value}
+        )
     return out
 
 
@@ -87,8 +92,16 @@ def seeds_of(data: Mapping[str, Any]) -> list[int]:
     said = data.get("seeds", 1)
     whole = lambda v: isinstance(v, int) and not isinstance(v, bool) and v >= 0
     seeds = list(range(said)) if whole(said) and 1 <= said <= MOST_SEEDS else said
-    if not (isinstance(seeds, list) and seeds and all(map(whole, seeds)) and len(set(seeds)) == len(seeds)):
-        raise UserError(f"seeds {shown(str(said))} is not allowed; use a number of 1 or more, or a list of different seeds")
+    if not (
+        isinstance(seeds, list)
+        and seeds
+        and all(map(whole, seeds))
+        and len(set(seeds)) == len(seeds)
+    ):
+        raise UserError(
+            f"seeds {shown(str(said))} is not allowed; use a number of 1 or more, or a list of"
+            " different seeds"
+        )
     return seeds
 
 
@@ -100,7 +113,10 @@ def points(data: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     flat = flattened(grid)
     for name, values in flat.items():
         if not isinstance(values, list) or not values:
-            raise UserError(f"grid.{shown(name)} is not a list of values; write for example {shown(name)} = [1, 2]")
+            raise UserError(
+                f"grid.{shown(name)} is not a list of values; write for example {shown(name)} ="
+                " [1, 2]"
+            )
     for chosen in itertools.product(*flat.values()):
         yield dict(zip(flat, chosen, strict=True))
 
@@ -119,16 +135,22 @@ def handed_over(before: Job) -> str:
     config = before.config
     parts = getattr(make_method(config.method, **config.options), "hands_over", ())
     if not parts:
-        raise UserError(f"a run of {config.method} hands nothing over by itself; name parts, as in @NAME:server")
+        raise UserError(
+            f"a run of {config.method} hands nothing over by itself; name parts, as in @NAME:server"
+        )
     return ",".join(parts)
 
 
-def befores(data: Mapping[str, Any], base: Mapping[str, Any], others: Collection[str]) -> dict[str, Job]:
+def befores(
+    data: Mapping[str, Any], base: Mapping[str, Any], others: Collection[str]
+) -> dict[str, Job]:
     """The runs of [before] by name; they have the settings of all runs, and their own."""
     out: dict[str, Job] = {}
     for name, table in data.get("before", {}).items():
         if not isinstance(table, Mapping) or not isinstance(table.get("method"), str):
-            raise UserError(f'[before.{shown(name)}] needs a method, for example method = "fedpolicy"')
+            raise UserError(
+                f'[before.{shown(name)}] needs a method, for example method = "fedpolicy"'
+            )
         method, own = read_entry(table["method"])
         told = {**base, "seed": seeds_of(data)[0], **flattened(table), **own}
         told = {n: v for n, v in told.items() if n not in ("method", "start_from")}
@@ -145,7 +167,8 @@ def digits_of(facts: Any) -> str:
 
 
 def source(text: str, known: Mapping[str, Job]) -> tuple[Job | None, str]:
-    """start_from = '@NAME:PART,PART' -> (that run of [before], the parts); (None, '') for another run's directory."""
+    """start_from = '@NAME:PART,PART' -> (that run of [before], the parts); (None, '') for another
+    run's directory."""
     if not text.startswith("@"):
         return None, ""
     name, _, parts = text[1:].partition(":")
@@ -154,10 +177,13 @@ def source(text: str, known: Mapping[str, Job]) -> tuple[Job | None, str]:
 
 
 def jobs_of(data: Mapping[str, Any]) -> list[Job]:
-    """All runs, in one order on every machine; mistakes are found here. What is the same run twice is one."""
+    """All runs, in one order on every machine; mistakes are found here. What is the same run twice
+    is one."""
     entries = data.get("methods")
     if not (isinstance(entries, list) and entries and all(isinstance(e, str) for e in entries)):
-        raise UserError('a sweep file needs methods, for example methods = ["fedavg", "fedprox:mu=0.1"]')
+        raise UserError(
+            'a sweep file needs methods, for example methods = ["fedavg", "fedprox:mu=0.1"]'
+        )
     seeds, settings = seeds_of(data), flattened(data.get("settings", {}))
     read_entries = [read_entry(entry) for entry in entries]
     others = {method for method, _ in read_entries}
@@ -167,21 +193,38 @@ def jobs_of(data: Mapping[str, Any]) -> list[Job]:
     for (method, own), point, seed in itertools.product(read_entries, list(points(data)), seeds):
         told = {**(base.of(method) if base else {}), "seed": seed, **settings, **point, **own}
         before, parts = source(str(told.get("start_from", "")), first)
-        config = config_of(method, {n: v for n, v in told.items() if n != "start_from" or before is None}, others)
+        config = config_of(
+            method, {n: v for n, v in told.items() if n != "start_from" or before is None}, others
+        )
         # what the hash leaves out decides nothing, unless somebody sweeps over it
-        also = {name: str(getattr(config, name)) for name in NOT_HASHED & {n.replace("-", "_") for n in point}}
-        digits = digits_of([config.hash(), f"@{before.digits}:{parts}" if before else config.start_from, also])
+        also = {
+            name: str(getattr(config, name))
+            for name in NOT_HASHED & {n.replace("-", "_") for n in point}
+        }
+        digits = digits_of(
+            [config.hash(), f"@{before.digits}:{parts}" if before else config.start_from, also]
+        )
         bare = lambda option: option.removeprefix(f"{method}.").replace("-", "_")
         said = {bare(option) for option in own}  # by the entry itself, over the grid
-        kept = {n: as_text(v) for n, v in point.items() if bare(n) not in said and words(method, {n: v}, (), others)}
+        kept = {
+            n: as_text(v)
+            for n, v in point.items()
+            if bare(n) not in said and words(method, {n: v}, (), others)
+        }
         name = name_of(method, kept | own, config.seed)
         found.setdefault(digits, Job(len(found), name, config, kept, digits, before, parts))
         if len(found) > MOST_RUNS:
             raise UserError(f"the sweep has more than {MOST_RUNS} runs; make the grid smaller")
-    often = collections.Counter(job.name.lower() for job in found.values())  # some file systems know no capitals
+    often = collections.Counter(
+        job.name.lower() for job in found.values()
+    )  # some file systems know no capitals
     apart = lambda job: often[job.name.lower()] == 1 and len(job.name) <= LONGEST_NAME
     return [
-        job if apart(job) else dataclasses.replace(job, name=f"{job.name[:LONGEST_NAME]}-{job.digits}")
+        (
+            job
+            if apart(job)
+            else dataclasses.replace(job, name=f"{job.name[:LONGEST_NAME]}-{job.digits}")
+        )
         for job in found.values()
     ]
 
@@ -195,7 +238,11 @@ def name_of(method: str, settings: Mapping[str, str], seed: int) -> str:
     said = {"true", "false"}
     parts = []
     for name, value in settings.items():
-        speaks = value[:1].isalpha() and value not in said  # a word stands for itself, a number needs its name
+        speaks = (
+            value[:1].isalpha() and value not in said
+        )  # a word stands for itself, a number needs its name
         option = name.rpartition(".")[2]
-        parts.append(value if speaks else f"{option}_{value}" if value in said else f"{option}{value}")
+        parts.append(
+            value if speaks else f"{option}_{value}" if value in said else f"{option}{value}"
+        )
     return re.sub(r"[^\w.+-]", "_", "-".join([method, *parts, f"s{seed}"]))

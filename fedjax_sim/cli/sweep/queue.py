@@ -1,4 +1,5 @@
-"""The queue: as many runs at a time as a launcher has room for; a run that fails is written down, the others go on."""
+"""The queue: as many runs at a time as a launcher has room for; a run that fails is written down,
+the others go on."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ DEATH_SIGNAL = 1  # prctl's number for it
 
 
 class Launcher(Protocol):
-    """Who starts runs. `poll` is None while a run goes on, then its exit code and the last words of its output."""
+    """Who starts runs. `poll` is None while a run goes on, then its exit code and the last words of
+    its output."""
 
     room: int
 
@@ -46,7 +48,9 @@ def work_off(
             while waiting or running:
                 changed = False
                 drop_orphans(waiting, list(running), folder)
-                while len(running) < launcher.room and (ready := [job for job in waiting if not waits(job, folder)]):
+                while len(running) < launcher.room and (
+                    ready := [job for job in waiting if not waits(job, folder)]
+                ):
                     job = ready[0]
                     waiting.remove(job)
                     folder.forgive(job)
@@ -84,7 +88,9 @@ def settle(folder: Folder, job: Job, code: int, words: str) -> None:
     """A run has ended: write down why, if it failed."""
     if code != 0 and not folder.why(job):
         if code < 0:  # it could not say why itself
-            folder.fail(job, f"it was ended by signal {-code}" + (f", after: {words}" if words else ""))
+            folder.fail(
+                job, f"it was ended by signal {-code}" + (f", after: {words}" if words else "")
+            )
         else:
             folder.fail(job, words or f"it ended with code {code}")
 
@@ -123,9 +129,11 @@ def surroundings() -> dict[str, str]:
 
 
 def end_with_parent() -> None:
-    """In a run: be killed when the one who started it is gone, as after kill -9 of a sweep; Linux only.
+    """In a run: be killed when the one who started it is gone, as after kill -9 of a sweep; Linux
+    only.
 
-    Otherwise it would go on unseen, and hold the lock that the next `sweep` needs; that one goes on from its checkpoint.
+    Otherwise it would go on unseen, and hold the lock that the next `sweep` needs; that one goes on
+    from its checkpoint.
     """
     parent = os.environ.pop(PARENT, "")
     if parent and sys.platform == "linux":
@@ -135,12 +143,19 @@ def end_with_parent() -> None:
 
 
 def task(command: Sequence[str], log: str) -> tuple[int, str]:
-    """One run as a process, to its end; its output goes to a file. Interrupted, it lets the run save what it has."""
+    """One run as a process, to its end; its output goes to a file. Interrupted, it lets the run
+    save what it has."""
     with open(log, "w", encoding="utf-8") as file:
-        process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=surroundings())
+        process = subprocess.Popen(
+            command, stdout=file, stderr=subprocess.STDOUT, env=surroundings()
+        )
         try:
             while (code := process.poll()) is None:
-                time.sleep(EVERY)  # not in one long wait: an interrupt that a cluster sends is only seen between two steps
+                time.sleep(
+                    EVERY
+                    # not in one long wait: an interrupt that a cluster sends is only seen between
+                    # two steps
+                )
         except BaseException:  # KeyboardInterrupt, or what a cluster cancels its tasks with
             process.terminate()
             process.wait()

@@ -1,4 +1,5 @@
-"""Runs as tasks of a SLURM array job: the script is written beside the runs and submitted; results are in the folder."""
+"""Runs as tasks of a SLURM array job: the script is written beside the runs and submitted; results
+are in the folder."""
 
 from __future__ import annotations
 
@@ -31,7 +32,9 @@ def ranges(numbers: Sequence[int]) -> str:
     return ",".join(f"{a}" if a == b else f"{a}-{b}" for a, b in out)
 
 
-def script(jobs: Sequence[Job], folder: Folder, command: Sequence[str], workers: int, options: str) -> str:
+def script(
+    jobs: Sequence[Job], folder: Folder, command: Sequence[str], workers: int, options: str
+) -> str:
     """The array job: one task per run. command: that of a task, its number last."""
     most = f"%{workers}" if workers else ""
     logs = folder.path.resolve() / "logs"
@@ -65,7 +68,10 @@ def separate(options: str) -> list[str]:
         else:
             out[-1] += " " + shlex.quote(word)
     if out and not out[0].startswith("-"):
-        raise UserError(f"--slurm '{options}' cannot be read; use options of sbatch, e.g. --slurm '--partition=gpu -c 4'")
+        raise UserError(
+            f"--slurm '{options}' cannot be read; use options of sbatch, e.g. --slurm"
+            " '--partition=gpu -c 4'"
+        )
     return out
 
 
@@ -79,11 +85,14 @@ def submit(
     tool = shutil.which("sbatch")
     if tool is None:
         raise UserError(
-            f"--launcher slurm needs sbatch, which is not here; the script is '{file}', to be submitted where it is"
+            f"--launcher slurm needs sbatch, which is not here; the script is '{file}', to be"
+            " submitted where it is"
         )
     done = subprocess.run([tool, str(file)], capture_output=True, text=True)
     if done.returncode:
-        why = (done.stderr.strip() or done.stdout.strip() or f"code {done.returncode}").splitlines()[-1]
+        why = (
+            done.stderr.strip() or done.stdout.strip() or f"code {done.returncode}"
+        ).splitlines()[-1]
         raise UserError(f"sbatch refused '{file}': {why}")
     found = re.search(r"(\d+)\s*$", done.stdout.strip())
     return file, found[1] if found else "?"

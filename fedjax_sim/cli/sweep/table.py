@@ -1,4 +1,5 @@
-"""What people see of a sweep: one live table on a terminal, a line per event elsewhere, and the results at the end."""
+"""What people see of a sweep: one live table on a terminal, a line per event elsewhere, and the
+results at the end."""
 
 from __future__ import annotations
 
@@ -18,7 +19,9 @@ MOST_ROWS = 20
 class Table:
     """Called with the running jobs after every look at them."""
 
-    def __init__(self, jobs: Sequence[Job], folder: Folder, quiet: bool = False, programs: bool = False):
+    def __init__(
+        self, jobs: Sequence[Job], folder: Folder, quiet: bool = False, programs: bool = False
+    ):
         self.jobs, self.folder, self.quiet, self.programs = jobs, folder, quiet, programs
         self.live = sys.stderr.isatty() and not programs
         self.lines = 0
@@ -29,12 +32,16 @@ class Table:
     def __call__(self, running: Sequence[Job], changed: bool) -> None:
         if (self.quiet and not self.programs) or (not changed and not self.live):
             return
-        now = {job.name: "running" if job in running else self.folder.status(job) for job in self.jobs}
+        now = {
+            job.name: "running" if job in running else self.folder.status(job) for job in self.jobs
+        }
         if self.live:
             self.redraw(self.rows(running, now))
         else:
             for job in self.jobs:
-                if now[job.name] != self.status.get(job.name, now[job.name] if now[job.name] != "running" else ""):
+                if now[job.name] != self.status.get(
+                    job.name, now[job.name] if now[job.name] != "running" else ""
+                ):
                     if self.programs:
                         tell(now[job.name], run=job.name, why=self.folder.why(job) or None)
                     else:
@@ -64,7 +71,11 @@ class Table:
             (done, value), about = self.folder.progress(job), self.folder.primary(job).about
             point = ", ".join(f"{k} {v}" for k, v in job.point.items())
             shown.append([job.name, point, f"{done} / {job.config.rounds}", about.text(value)])
-        table = columns([["running", "setting", "round", about.label], *shown]).splitlines() if shown else []
+        table = (
+            columns([["running", "setting", "round", about.label], *shown]).splitlines()
+            if shown
+            else []
+        )
         return [self.counts(now), *table]
 
     def redraw(self, lines: Sequence[str]) -> None:
@@ -89,8 +100,16 @@ def results(jobs: Sequence[Job], folder: Folder) -> str:
     if ended:
         head, rows = tables.written(grouped(load_runs(ended)), "±", "{} *")
         signs = {tables.NOTHING: "no such figure", tables.NEVER: "never reached"}
-        told = [f"{sign} {text}" for sign, text in signs.items() if any(sign in row[1:] for row in rows)]
-        parts.append(columns([head, *rows]) + "\n" + "; ".join(["* the best of its setting", *told]))
+        told = [
+            f"{sign} {text}" for sign, text in signs.items() if any(sign in row[1:] for row in rows)
+        ]
+        parts.append(
+            columns([head, *rows]) + "\n" + "; ".join(["* the best of its setting", *told])
+        )
     for status in (FAILED, DAMAGED):
-        parts += [f"{job.name} {status}: {folder.why(job)}" for job in jobs if folder.status(job) == status]
+        parts += [
+            f"{job.name} {status}: {folder.why(job)}"
+            for job in jobs
+            if folder.status(job) == status
+        ]
     return "\n".join(parts)

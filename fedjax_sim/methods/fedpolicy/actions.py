@@ -1,8 +1,10 @@
 """What a controller may decide: the action spaces of FedPolicy, as takes per parameter group.
 
-blocks      a ∈ {full, backbone, head}                                  3 discrete actions, the paper's
+blocks      a ∈ {full, backbone, head}                                  3 discrete actions, the
+                                        paper's
 layerwise   a ∈ the non-empty subsets of the G parameter groups         2^G − 1 discrete actions
-mix         a ∈ [−1, 1]^G, take = (a + 1)/2                             init_g = θ_k,g + take_g (Θ_g − θ_k,g)
+mix         a ∈ [−1, 1]^G, take = (a + 1)/2                             init_g = θ_k,g + take_g (Θ_g
+                                        − θ_k,g)
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ class Actions(NamedTuple):
     name: str
     continuous: bool
     size: Callable  # (env) -> int
-    take: Callable  # (env, action) -> [G]                                                            ONE client
+    # (env, action) -> [G]                                                            ONE client
+    take: Callable
     full: Callable  # (env) -> the number of the discrete action that sends everything
     log: Callable  # (env, actions [M, …], active [M], ctx [M]) -> dict of round diagnostics
 
@@ -37,8 +40,8 @@ def block_masks(env: Env) -> Array:
     groups = env.num_groups
     if groups < 2:
         raise UserError(
-            f"model '{env.model.name}' has one parameter group, so there is no backbone and head to tell "
-            f"apart; allowed: a model with at least 2 groups"
+            f"model '{env.model.name}' has one parameter group, so there is no backbone and head to"
+            " tell apart; allowed: a model with at least 2 groups"
         )
     head = jnp.array([name == env.model.head_group for name in env.model.groups])
     return jnp.stack([jnp.ones(groups), 1.0 - head, 1.0 * head])
@@ -47,11 +50,16 @@ def block_masks(env: Env) -> Array:
 def normalised_entropy(counts: Array) -> Array:
     """H / log A of counts [A]: 0 if one action takes all, 1 if all are equally frequent.
 
-    >>> [abs(round(float(normalised_entropy(jnp.array(c))), 3)) for c in ([9, 0, 0], [5, 5, 0], [2, 2, 2], [0, 0, 0])]
+    >>> [
+    ...     abs(round(float(normalised_entropy(jnp.array(c))), 3))
+    ...     for c in ([9, 0, 0], [5, 5, 0], [2, 2, 2], [0, 0, 0])
+    ... ]
     [0.0, 0.631, 1.0, 0.0]
     """
     share = counts / jnp.maximum(counts.sum(), 1)
-    return -jnp.where(share > 0, share * jnp.log(jnp.where(share > 0, share, 1)), 0).sum() / jnp.log(counts.shape[0])
+    return -jnp.where(
+        share > 0, share * jnp.log(jnp.where(share > 0, share, 1)), 0
+    ).sum() / jnp.log(counts.shape[0])
 
 
 def _counts(actions: Array, active: Array, size: int) -> Array:
@@ -66,7 +74,12 @@ def _blocks() -> Actions:
         }
 
     return Actions(
-        "blocks", False, lambda env: len(BLOCKS), lambda env, action: block_masks(env)[action], lambda env: 0, log
+        "blocks",
+        False,
+        lambda env: len(BLOCKS),
+        lambda env, action: block_masks(env)[action],
+        lambda env: 0,
+        log,
     )
 
 
@@ -84,8 +97,9 @@ def _layerwise() -> Actions:
     def size(env: Env) -> int:
         if env.num_groups > MOST_GROUPS:
             raise UserError(
-                f"fedpolicy.actions=layerwise has 2^G-1 actions and model '{env.model.name}' has "
-                f"{env.num_groups} parameter groups; allowed: up to {MOST_GROUPS} groups (or actions=mix)"
+                f"fedpolicy.actions=layerwise has 2^G-1 actions and model '{env.model.name}' has"
+                f" {env.num_groups} parameter groups; allowed: up to {MOST_GROUPS} groups (or"
+                " actions=mix)"
             )
         return 2**env.num_groups - 1
 
@@ -100,7 +114,14 @@ def _layerwise() -> Actions:
     def full(env: Env) -> int:
         return size(env) - 1
 
-    return Actions("layerwise", False, size, lambda env, action: subset_masks(env.num_groups)[action], full, log)
+    return Actions(
+        "layerwise",
+        False,
+        size,
+        lambda env, action: subset_masks(env.num_groups)[action],
+        full,
+        log,
+    )
 
 
 def _mix() -> Actions:
@@ -115,12 +136,17 @@ def _mix() -> Actions:
     return Actions("mix", True, lambda env: env.num_groups, take, lambda env: 0, log)
 
 
-ACTIONS: dict[str, Callable[[], Actions]] = {"blocks": _blocks, "layerwise": _layerwise, "mix": _mix}
+ACTIONS: dict[str, Callable[[], Actions]] = {
+    "blocks": _blocks,
+    "layerwise": _layerwise,
+    "mix": _mix,
+}
 
 
 @functools.cache
 def oracle_agent(dtype: Any) -> Any:
-    """The allowed action with the lowest entry of the observation, which holds every candidate's validation loss."""
+    """The allowed action with the lowest entry of the observation, which holds every candidate's
+    validation loss."""
     from agents.types import Agent, Info, usable_actions
 
     class Oracle(Agent):
@@ -129,10 +155,16 @@ def oracle_agent(dtype: Any) -> Any:
         def init(self, key: Array) -> tuple:
             return ()
 
-        def act(self, state: Any, observation: Array, key: Array, available: Array | None = None) -> tuple[Array, Info]:
+        def act(
+            self, state: Any, observation: Array, key: Array, available: Array | None = None
+        ) -> tuple[Array, Info]:
             usable = usable_actions(available, observation.shape[0])
-            best = jnp.argmin(jnp.where(jnp.isnan(observation) | ~usable, jnp.inf, observation)).astype(jnp.int32)
-            best = jnp.where(usable[best], best, jnp.argmax(usable))  # no candidate has a finite loss
+            best = jnp.argmin(
+                jnp.where(jnp.isnan(observation) | ~usable, jnp.inf, observation)
+            ).astype(jnp.int32)
+            best = jnp.where(
+                usable[best], best, jnp.argmax(usable)
+            )  # no candidate has a finite loss
             sure = jax.nn.one_hot(best, observation.shape[0], dtype=dtype)
             return best, Info(jnp.zeros((), dtype), -observation[best], sure, usable)
 

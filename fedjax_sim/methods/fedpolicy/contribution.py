@@ -1,10 +1,10 @@
 """What each upload was worth to the aggregate: leave one out.
 
-    Θ⁺ = Σ_k w_k θ_k / W            Θ⁺ without k = (W Θ⁺ − w_k θ_k) / (W − w_k)          (Θ if nobody else reported)
-    contribution_k = ACC(Θ⁺) − ACC(Θ⁺ without k)
+    Θ⁺ = Σ_k w_k θ_k / W            Θ⁺ without k = (W Θ⁺ − w_k θ_k) / (W − w_k)          (Θ if
+    nobody else reported) contribution_k = ACC(Θ⁺) − ACC(Θ⁺ without k)
 
-ACC: on the server's validation rows. Costs M forward passes over them per round, `Env.lanes` models side by side: no
-more than those are held at a time beside the cohort's own uploads.
+ACC: on the server's validation rows. Costs M forward passes over them per round, `Env.lanes` models
+side by side: no more than those are held at a time beside the cohort's own uploads.
 """
 
 from __future__ import annotations
@@ -30,10 +30,13 @@ def without(env: Env, cohort: Cohort, old: Tree, net: Tree, weight: Array) -> Tr
 
 
 def contributions(env: Env, old: Tree, acc: Array, cohort: Cohort) -> Array:
-    """[M] contribution_k; 0 for who did not report. acc: ACC(Θ⁺); old: Θ, the net before the round."""
+    """[M] contribution_k; 0 for who did not report. acc: ACC(Θ⁺); old: Θ, the net before the
+    round."""
 
     def one(upload: tuple[Tree, Array]) -> Array:
         return acc - held_merit(env, without(env, cohort, old, *upload))
 
-    each = lax.map(one, (cohort.nets, cohort.weights), batch_size=env.lanes if env.lanes > 1 else None)
+    each = lax.map(
+        one, (cohort.nets, cohort.weights), batch_size=env.lanes if env.lanes > 1 else None
+    )
     return jnp.where(cohort.ok, each, 0)

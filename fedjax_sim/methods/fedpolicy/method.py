@@ -1,20 +1,28 @@
-"""FedPolicy: after aggregation a server-side agent decides, per participant, which block of the model goes back.
+"""FedPolicy: after aggregation a server-side agent decides, per participant, which block of the
+model goes back.
 
-    state    S_k = [vec(C_k), acc(resident_k), ACC(Θ), ‖resident_k − Θ‖/‖Θ‖]        C_k: soft confusion, rows sum to 1
-    action   a_k ~ π(·|S_k):  full {Φ, Ψ} | backbone {Φ, ψ_k} | head {φ_k, Ψ}       the rest stays as the client left it
+    state    S_k = [vec(C_k), acc(resident_k), ACC(Θ), ‖resident_k − Θ‖/‖Θ‖]        C_k: soft
+                                        confusion, rows sum to 1
+    action   a_k ~ π(·|S_k):  full {Φ, Ψ} | backbone {Φ, ψ_k} | head {φ_k, Ψ}       the rest stays
+                                        as the client left it
     client   trained_k = SGD_E(init_k);  resident_k ← trained_k
     server   Θ ← (1/|K|) Σ_k trained_k
-    reward   r_k = [acc(trained_k) − acc(resident_k)] + λ [ACC(Θ⁺) − ACC(Θ)]        combined; its terms: local, global
-             r_k = ACC(Θ⁺) − ACC(Θ⁺ without k)                                      contribution, see there
-             r_k = [acc(trained_k) − acc(resident_k)] + λ [ACC(Θ⁺) − ACC(Θ⁺ without k)]                        mixture
+    reward   r_k = [acc(trained_k) − acc(resident_k)] + λ [ACC(Θ⁺) − ACC(Θ)]        combined; its
+                                        terms: local, global
+             r_k = ACC(Θ⁺) − ACC(Θ⁺ without k)                                      contribution,
+                                        see there
+             r_k = [acc(trained_k) − acc(resident_k)] + λ [ACC(Θ⁺) − ACC(Θ⁺ without k)]
+                                        mixture
 
-acc: on the client's own validation rows; ACC: on the server's. Test data is never looked at. Transitions are stored
-after aggregation: S'_k from trained_k and Θ⁺ (next_state=aggregation, the paper's) or, complete only then, what is seen
-of the client when it takes part again (participation). Before its first participation a client's resident model is Θ⁰,
-parts of which would enter the average untrained: only `full` is available then (first=any: every action, the paper's).
-Agents: any of `agents/`, the static policies full, backbone, head, and `oracle`, which tries every candidate on the
-client's validation rows and takes the one with the lowest loss (greedy, not an upper bound). Static policies and random
-are the methods of these names; they need no validation rows, and without any their reward is not known (nan).
+acc: on the client's own validation rows; ACC: on the server's. Test data is never looked at.
+Transitions are stored after aggregation: S'_k from trained_k and Θ⁺ (next_state=aggregation, the
+paper's) or, complete only then, what is seen of the client when it takes part again
+(participation). Before its first participation a client's resident model is Θ⁰, parts of which
+would enter the average untrained: only `full` is available then (first=any: every action, the
+paper's). Agents: any of `agents/`, the static policies full, backbone, head, and `oracle`, which
+tries every candidate on the client's validation rows and takes the one with the lowest loss
+(greedy, not an upper bound). Static policies and random are the methods of these names; they need
+no validation rows, and without any their reward is not known (nan).
 
 Wire: |block| down, |w| up (C² + 1 report floats are not counted, as in the paper).
 State: the resident model, C_k, acc, whether it took part.  Evaluated: global; personal = resident.
@@ -38,7 +46,15 @@ from fedjax_sim.methods import register
 from fedjax_sim.methods.controllers import Steered
 from fedjax_sim.methods.fedpolicy.actions import ACTIONS, BLOCKS, Actions, block_masks, oracle_agent
 from fedjax_sim.methods.fedpolicy.contribution import contributions
-from fedjax_sim.methods.fedpolicy.state import STATES, Own, Server, candidate_losses, gaps, observation_size, observe
+from fedjax_sim.methods.fedpolicy.state import (
+    STATES,
+    Own,
+    Server,
+    candidate_losses,
+    gaps,
+    observation_size,
+    observe,
+)
 from fedjax_sim.plans import blend, merge
 from fedjax_sim.tree import square_norm, subtract
 from fedjax_sim.types import Array, Client, Cohort, Ctx, Env, Plan, Tree, Upload
@@ -52,7 +68,9 @@ def choosers() -> tuple[str, ...]:
     return (*(name for name in DISCRETE if name != "fixed"), "oracle")
 
 
-WIDE = 1000  # observations wider than this (31 classes) are remembered 2,000 times instead of 10,000
+WIDE = (
+    1000  # observations wider than this (31 classes) are remembered 2,000 times instead of 10,000
+)
 
 
 class Report(NamedTuple):
@@ -74,21 +92,26 @@ def check_run(env: Env) -> None:
     """What an agent that learns needs of a federation."""
     if "val" not in env.fed.rows:
         raise UserError(
-            f"fedpolicy needs validation rows on every client and '{env.fed.name}' was split without; "
-            f"allowed: --protocol fedpolicy"
+            f"fedpolicy needs validation rows on every client and '{env.fed.name}' was split"
+            " without; allowed: --protocol fedpolicy"
         )
     if "val" not in env.fed.held:
         raise UserError(
-            f"fedpolicy needs rows that the server holds back for validation and '{env.fed.name}' has none; "
-            f"allowed: --protocol fedpolicy with --server-val 1 or more"
+            f"fedpolicy needs rows that the server holds back for validation and '{env.fed.name}'"
+            " has none; allowed: --protocol fedpolicy with --server-val 1 or more"
         )
 
 
 class Redistribution(Steered, Personal, SetsUp, Method):
-    """Somebody decides which block of the aggregate a participant gets back; static policies look at nothing."""
+    """Somebody decides which block of the aggregate a participant gets back; static policies look
+    at nothing."""
 
-    weights: str = field("uniform", choices=("size", "uniform"), help="of the average", kw_only=True)
-    first: str = field("full", choices=("full", "any"), help="what a first participation allows", kw_only=True)
+    weights: str = field(
+        "uniform", choices=("size", "uniform"), help="of the average", kw_only=True
+    )
+    first: str = field(
+        "full", choices=("full", "any"), help="what a first participation allows", kw_only=True
+    )
     agent: ClassVar[Any] = "full"
     actions = "blocks"
     state = "all"
@@ -114,9 +137,15 @@ class Redistribution(Steered, Personal, SetsUp, Method):
 
     @property
     def needs(self) -> frozenset[str]:
-        return frozenset({"resident", *([] if self.static else ["confusion"]), *(["stack"] if self.shares else [])})
+        return frozenset(
+            {
+                "resident",
+                *([] if self.static else ["confusion"]),
+                *(["stack"] if self.shares else []),
+            }
+        )
 
-    # ---- the controller's side ------------------------------------------------------------------------------------
+    # ---- the controller's side -------------------------------------------------------------------
     def make_agent(self, env: Env) -> Any:
         from agents.delayed import Delayed
         from agents.fixed import Fixed, Uniform
@@ -127,14 +156,24 @@ class Redistribution(Steered, Personal, SetsUp, Method):
             check_run(env)
         choices = self.space.size(env)
         if self.static:
-            policy = Uniform() if self.agent_name == "random" else Fixed(action=BLOCKS.index(self.agent_name))
+            policy = (
+                Uniform()
+                if self.agent_name == "random"
+                else Fixed(action=BLOCKS.index(self.agent_name))
+            )
             return policy.sized(1, choices, env.dtype)
         size = observation_size(self.state, env.model.classes)
         if self.agent == "oracle":
             return oracle_agent(env.dtype)
         wide = 10_000 if size <= WIDE else 2_000
-        made = self.for_run(size, choices, env, horizon=env.rounds or 105, cohort=env.cohort, capacity=wide)
-        made = made if self.next_state == "aggregation" else Delayed(inner=made, num_actors=env.num_clients)
+        made = self.for_run(
+            size, choices, env, horizon=env.rounds or 105, cohort=env.cohort, capacity=wide
+        )
+        made = (
+            made
+            if self.next_state == "aggregation"
+            else Delayed(inner=made, num_actors=env.num_clients)
+        )
         return Greedy(inner=made) if self.greedy else made
 
     def observe(self, env: Env, server: Server, client: Client, ctx: Ctx) -> Array:
@@ -150,7 +189,9 @@ class Redistribution(Steered, Personal, SetsUp, Method):
             return None
         return client.own.joined | (jnp.arange(self.space.size(env)) == self.space.full(env))
 
-    def imposed(self, env: Env, server: Server, client: Client, ctx: Ctx) -> tuple[Array, Array] | None:
+    def imposed(
+        self, env: Env, server: Server, client: Client, ctx: Ctx
+    ) -> tuple[Array, Array] | None:
         if not self.space.continuous or self.first == "any":
             return None
         return ~client.own.joined, jnp.ones(self.space.size(env), env.dtype)  # takes everything
@@ -158,11 +199,15 @@ class Redistribution(Steered, Personal, SetsUp, Method):
     def plan_of(self, env: Env, action: Array, server: Server, ctx: Ctx) -> Plan:
         return Plan(self.space.take(env, action), jnp.ones(env.num_groups), ctx.epochs)
 
-    def reward_of(self, env: Env, old: Server, server: Server, report: Report, action: Array, ctx: Ctx) -> Array:
+    def reward_of(
+        self, env: Env, old: Server, server: Server, report: Report, action: Array, ctx: Ctx
+    ) -> Array:
         own, common = report.after - report.before, server.acc - old.acc
         return {"combined": own + self.lam * common, "global": common}.get(self.reward, own)
 
-    def combine(self, env: Env, old: Server, server: Server, rewards: Array, cohort: Cohort) -> Array:
+    def combine(
+        self, env: Env, old: Server, server: Server, rewards: Array, cohort: Cohort
+    ) -> Array:
         if not self.shares:
             return rewards
         share = contributions(env, old.net, server.acc, cohort)
@@ -171,7 +216,7 @@ class Redistribution(Steered, Personal, SetsUp, Method):
     def log_actions(self, env: Env, actions: Array, active: Array, ctx: Ctx) -> dict[str, Array]:
         return self.space.log(env, actions, active, ctx)
 
-    # ---- the federated side ---------------------------------------------------------------------------------------
+    # ---- the federated side ----------------------------------------------------------------------
     def server_accuracy(self, env: Env, net: Tree) -> Array:
         return held_merit(env, net) if scored(env) else jnp.full((), jnp.nan, env.dtype)
 
@@ -179,15 +224,21 @@ class Redistribution(Steered, Personal, SetsUp, Method):
         return client_merit(env, net, ctx) if scored(env) else jnp.zeros((), env.dtype)
 
     def init(self, env: Env, net: Tree) -> tuple[Server, Own]:
-        return Server(net, self.server_accuracy(env, net)), Own(jnp.zeros((), env.dtype), jnp.zeros((), bool))
+        return Server(net, self.server_accuracy(env, net)), Own(
+            jnp.zeros((), env.dtype), jnp.zeros((), bool)
+        )
 
     def setup(self, env: Env, server: Server, client: Client, ctx: Ctx) -> Client:
         return client._replace(own=client.own._replace(acc=self.own_accuracy(env, server.net, ctx)))
 
-    def receive(self, env: Env, server: Server, client: Client, plan: Plan, ctx: Ctx) -> tuple[Client, Tree]:
+    def receive(
+        self, env: Env, server: Server, client: Client, plan: Plan, ctx: Ctx
+    ) -> tuple[Client, Tree]:
         return client, blend(env, plan.take, server.net, client.resident)
 
-    def local(self, env: Env, net: Tree, server: Server, client: Client, ctx: Ctx) -> tuple[Client, Upload]:
+    def local(
+        self, env: Env, net: Tree, server: Server, client: Client, ctx: Ctx
+    ) -> tuple[Client, Upload]:
         backbone, head = gaps(env, server.net, client.resident)
         moved = subtract(net["params"], server.net["params"])
         before = client.own.acc
@@ -205,9 +256,15 @@ class Redistribution(Steered, Personal, SetsUp, Method):
         count = jnp.maximum(cohort.count, 1)
         mean = jax.tree.map(lambda a: jnp.where(cohort.ok, a, 0).sum() / count, cohort.reports)
         centre = square_norm(jax.tree.map(lambda a: a / count, cohort.sums))
-        known = dict(server_val_acc=server.acc, local_gain=mean.after - mean.before) if scored(env) else {}
+        known = (
+            dict(server_val_acc=server.acc, local_gain=mean.after - mean.before)
+            if scored(env)
+            else {}
+        )
         return known | dict(
-            backbone_mismatch=mean.backbone_gap, head_mismatch=mean.head_gap, init_drift=jnp.maximum(mean.moved - centre, 0)
+            backbone_mismatch=mean.backbone_gap,
+            head_mismatch=mean.head_gap,
+            init_drift=jnp.maximum(mean.moved - centre, 0),
         )
 
 
@@ -215,19 +272,39 @@ class Redistribution(Steered, Personal, SetsUp, Method):
 class FedPolicy(Redistribution):
     """An agent decides which block of the model each client gets back.
 
-    agent: auto (sac, or ddpg for mix), sac, trpo, a2c, ppo, dqn, q_bandit, random, full, backbone, head, oracle, ddpg, or an
-    agent of `agents/`; its hyper-parameters on the command line: --set fedpolicy.agent.lr=0.01.
+    agent: auto (sac, or ddpg for mix), sac, trpo, a2c, ppo, dqn, q_bandit, random, full, backbone,
+    head, oracle, ddpg, or an agent of `agents/`; its hyper-parameters on the command line: --set
+    fedpolicy.agent.lr=0.01.
     """
 
     agent: Any = field("auto", help="an agent, or its name")  # type: ignore[misc]
-    actions: str = field("blocks", choices=tuple(ACTIONS), help="blocks, a mask or an interpolation per parameter group")
-    state: str = field("all", choices=tuple(STATES), help="ncf no confusion, ncfnla nor accuracy, ocmla no distance, opd …")
-    state_scaling: str = field("normalised", choices=("normalised", "raw"), help="of confusion and distance")
+    actions: str = field(
+        "blocks",
+        choices=tuple(ACTIONS),
+        help="blocks, a mask or an interpolation per parameter group",
+    )
+    state: str = field(
+        "all",
+        choices=tuple(STATES),
+        help="ncf no confusion, ncfnla nor accuracy, ocmla no distance, opd …",
+    )
+    state_scaling: str = field(
+        "normalised", choices=("normalised", "raw"), help="of confusion and distance"
+    )
     reward: str = field("combined", choices=REWARDS)
     lam: Real = field(0.25, ge=0, help="λ of combined and mixture")  # type: ignore[misc]
-    next_state: str = field("aggregation", choices=("aggregation", "participation"), help="when a transition is complete")
+    next_state: str = field(
+        "aggregation",
+        choices=("aggregation", "participation"),
+        help="when a transition is complete",
+    )
 
-    greedy: bool = field(False, help="the agent's best action instead of a draw; it learns nothing (--start-from RUN:agent)")
+    greedy: bool = field(
+        False,
+        help=(
+            "the agent's best action instead of a draw; it learns nothing (--start-from RUN:agent)"
+        ),
+    )
 
     def agents_allowed(self) -> Iterable[str]:
         if self.space.continuous:
@@ -236,17 +313,25 @@ class FedPolicy(Redistribution):
 
     def agent_defaults(self, name: str) -> dict[str, Any]:
         usual: dict[str, Any] = dict(horizon=None, cohort=None, capacity=None, hidden=(64,))
-        return usual | (dict(actions="box", bootstrap=True, noise=0.2) if self.space.continuous else {})
+        return usual | (
+            dict(actions="box", bootstrap=True, noise=0.2) if self.space.continuous else {}
+        )
 
     def check(self) -> None:
         self.resolve_agent("ddpg" if self.space.continuous else "sac")
         name = self.agent_name
         for option, usual in (("state", "all"), ("state_scaling", "normalised")):
             if self.static and (value := getattr(self, option)) != usual:
-                raise UserError(f"fedpolicy.{option}={value} has no effect with agent '{name}', which looks at no state")
+                raise UserError(
+                    f"fedpolicy.{option}={value} has no effect with agent '{name}', which looks at"
+                    " no state"
+                )
         if self.greedy and (self.static or name == "oracle"):
-            raise UserError(f"fedpolicy.greedy=true has no effect with agent '{name}', which explores nothing")
+            raise UserError(
+                f"fedpolicy.greedy=true has no effect with agent '{name}', which explores nothing"
+            )
         if self.next_state != "aggregation" and (self.static or name == "oracle"):
             raise UserError(
-                f"fedpolicy.next_state={self.next_state} has no effect with agent '{name}', which learns nothing"
+                f"fedpolicy.next_state={self.next_state} has no effect with agent '{name}', which"
+                " learns nothing"
             )

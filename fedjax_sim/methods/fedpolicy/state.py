@@ -1,4 +1,5 @@
-"""What FedPolicy's agent sees of ONE client: its confusion, its accuracy, the server's, and how far apart the two are."""
+"""What FedPolicy's agent sees of ONE client: its confusion, its accuracy, the server's, and how far
+apart the two are."""
 
 from __future__ import annotations
 
@@ -44,7 +45,8 @@ def observation_size(state: str, classes: int) -> int:
 
 
 def gaps(env: Env, a: Tree, b: Tree) -> tuple[Array, Array]:
-    """(‖Φ_a − Φ_b‖², ‖Ψ_a − Ψ_b‖²) over the parameters of two nets; the head is `model.head_group`."""
+    """(‖Φ_a − Φ_b‖², ‖Ψ_a − Ψ_b‖²) over the parameters of two nets; the head is
+    `model.head_group`."""
     head = env.model.head_group
     apart = subtract(a["params"], b["params"])
     return square_norm({g: d for g, d in apart.items() if g != head}), square_norm(apart[head])
@@ -59,7 +61,12 @@ def observe(env: Env, server: Server, client: Client, state: str, scaling: str) 
         conf = conf / conf.sum(1, keepdims=True)
         norm = jnp.sqrt(square_norm(server.net["params"]))
         distance = distance / jnp.where(norm > 0, norm, 1)
-    parts = dict(confusion=conf.reshape(-1), local=client.own.acc[None], server=server.acc[None], distance=distance[None])
+    parts = dict(
+        confusion=conf.reshape(-1),
+        local=client.own.acc[None],
+        server=server.acc[None],
+        distance=distance[None],
+    )
     return jnp.concatenate([parts[name].astype(env.dtype) for name in STATES[state]])
 
 

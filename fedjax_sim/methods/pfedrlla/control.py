@@ -1,4 +1,5 @@
-"""The controller's side of pFedRLLA: what the agent sees of ONE client, what its weights do, and what they are worth."""
+"""The controller's side of pFedRLLA: what the agent sees of ONE client, what its weights do, and
+what they are worth."""
 
 from __future__ import annotations
 
@@ -15,10 +16,12 @@ from fedjax_sim.methods.pfedrlla.regimes import Schedule
 from fedjax_sim.methods.pfedrlla.settings import Settings
 from fedjax_sim.types import Array, Client, Cohort, Ctx, Env, Plan, Tree
 
-HEAD_START = (
-    250  # gradient steps of the critic before the actor moves; a fifth in fine-tuning, where they are ten times rarer
-)
-STEPS = 5  # gradient steps of the agent per update; in the regime scratch per round that has passed since the last one
+# gradient steps of the critic before the actor moves; a fifth in fine-tuning, where they are ten
+# times rarer
+HEAD_START = 250
+# gradient steps of the agent per update; in the regime scratch per round that has passed since the
+# last one
+STEPS = 5
 FADES = 0.1  # how much of a following target a round renews
 STILL = 1e-3  # an entry of the embedding that varies less than this over a cohort says nothing
 
@@ -78,8 +81,8 @@ class Mixer(Settings):
 
         if "val" not in env.fed.rows:
             raise UserError(
-                f"pfedrlla rewards mixtures on validation rows of every client and '{env.fed.name}' was split without; "
-                f"allowed: --protocol pfedrlla, or --val-fraction above 0"
+                f"pfedrlla rewards mixtures on validation rows of every client and '{env.fed.name}'"
+                " was split without; allowed: --protocol pfedrlla, or --val-fraction above 0"
             )
         size = env.cohort + 1
         made = self.for_run(self.embedding * size, size, env, **for_the_run(self.timing(env), size))
@@ -96,14 +99,21 @@ class Mixer(Settings):
     def plan_of(self, env: Env, action: Array, server: Server, ctx: Ctx) -> Plan:
         return make_plan(self, env, action, server, ctx)
 
-    def reward_of(self, env: Env, old: Server, server: Server, report: Report, action: Array, ctx: Ctx) -> Array:
+    def reward_of(
+        self, env: Env, old: Server, server: Server, report: Report, action: Array, ctx: Ctx
+    ) -> Array:
         target = self.target_of(old, server)
         found = rewards.terms(report.mixed, report.before, action, report.wanted, target, self.r3)
         return self.beta1 * found[0] + self.beta2 * found[1] + self.beta3 * found[2]
 
     def target_of(self, old: Server, server: Server) -> Array:
-        """acc_tar; following: as it was before this round, which in round 1 is that of the round itself."""
-        return self.acc_tar if self.target == "constant" else jnp.where(old.target < 0, server.target, old.target)
+        """acc_tar; following: as it was before this round, which in round 1 is that of the round
+        itself."""
+        return (
+            self.acc_tar
+            if self.target == "constant"
+            else jnp.where(old.target < 0, server.target, old.target)
+        )
 
     def followed(self, server: Server, cohort: Cohort) -> Tree:
         """Of the server after this round: a following target."""
@@ -112,7 +122,9 @@ class Mixer(Settings):
         now = jnp.where(cohort.ok, cohort.reports.mixed, 0).sum() / jnp.maximum(cohort.count, 1)
         return jnp.where(server.target < 0, now, server.target + FADES * (now - server.target))
 
-    def combine(self, env: Env, old: Server, server: Server, values: Array, cohort: Cohort) -> Array:
+    def combine(
+        self, env: Env, old: Server, server: Server, values: Array, cohort: Cohort
+    ) -> Array:
         """With a baseline r1 = exp(acc − acc_tar) − its mean over the round, instead of − 1."""
         if not self.reward_baseline:
             return values
@@ -123,17 +135,24 @@ class Mixer(Settings):
         return diagnostics(self, env, old, server, cohort) if self.steered else {}
 
 
-def diagnostics(s: Mixer, env: Env, old: Server, server: Server, cohort: Cohort) -> dict[str, Array]:
-    """Means over the cohort: the parts of the reward, the weights, and whether the encoder tells clients apart."""
+def diagnostics(
+    s: Mixer, env: Env, old: Server, server: Server, cohort: Cohort
+) -> dict[str, Array]:
+    """Means over the cohort: the parts of the reward, the weights, and whether the encoder tells
+    clients apart."""
     count, ok = jnp.maximum(cohort.count, 1), cohort.ok
     mean = lambda v: jnp.where(ok, v, 0).sum() / count
     action = cohort.plan.weights[:, s.rules(env).index("agent")]  # [M, m+1]
     report = cohort.reports
     target = s.target_of(old, server)
     r1, r2, r3 = rewards.terms(report.mixed, report.before, action, report.wanted, target, s.r3)
-    entropy = -jax.scipy.special.xlogy(action, action).sum(-1) / jnp.log(jnp.asarray(action.shape[1], env.dtype))
+    entropy = -jax.scipy.special.xlogy(action, action).sum(-1) / jnp.log(
+        jnp.asarray(action.shape[1], env.dtype)
+    )
     seen = jnp.where(ok[:, None], server.embedded, 0)  # [M, E]
-    spread = jnp.sqrt(jnp.where(ok[:, None], jnp.square(seen - seen.sum(0) / count), 0).sum(0) / count)
+    spread = jnp.sqrt(
+        jnp.where(ok[:, None], jnp.square(seen - seen.sum(0) / count), 0).sum(0) / count
+    )
     alike = jax.vmap(lambda e: rewards.cosine(e, seen))(seen)
     pairs = ok[:, None] & ok & ~jnp.eye(ok.shape[0], dtype=bool)
     return dict(

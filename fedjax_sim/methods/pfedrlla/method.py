@@ -1,25 +1,33 @@
-"""pFedRLLA: no global model; each participant's next model is a mixture of its own and of the previous participants' models.
+"""pFedRLLA: no global model; each participant's next model is a mixture of its own and of the
+previous participants' models.
 
-K': the m participants of the previous round (round 1: this round's); e: embeddings of heads (`encoder`); part by part
+K': the m participants of the previous round (round 1: this round's); e: embeddings of heads
+(`encoder`); part by part
 
-    body     Ψ_k ← ρ_k Ψ_k + Σ_{K'} ρ_j Ψ_j,    ρ_j = n_j / (n_k + Σ_{K'} n_j)            convolutions
-    state    s_k = (e_{k'_1}, …, e_{k'_m}, e_k)                                           128 (m + 1) numbers
-    head     Φ_k ← p_k Φ_k + Σ_{K'} p_j Φ_j,    (p_{k'_1}, …, p_{k'_m}, p_k) = A_k = μ(s_k)    all fully connected layers
+    body     Ψ_k ← ρ_k Ψ_k + Σ_{K'} ρ_j Ψ_j,    ρ_j = n_j / (n_k + Σ_{K'} n_j)
+                                        convolutions
+    state    s_k = (e_{k'_1}, …, e_{k'_m}, e_k)                                           128 (m +
+                                        1) numbers
+    head     Φ_k ← p_k Φ_k + Σ_{K'} p_j Φ_j,    (p_{k'_1}, …, p_{k'_m}, p_k) = A_k = μ(s_k)    all
+                                        fully connected layers
     reward   β1 r1 + β2 r2 + β3 r3 of the mixture on validation rows, before training     (`reward`)
     client   w_k ← SGD_E((Ψ_k, Φ_k)), uploaded; K' ← this round's participants
 
-One DDPG agent with a softmax actor serves all clients; episodes have one step. It is shown K' in the order of their
-similarity to the client (cosines of embeddings), so that its weights do not depend on the order in which a cohort was drawn
-(`agents.ranked`); the paper leaves that order open. A previous participant that failed to report
-is masked: its logit, its size and its similarity count nothing. Before round 1 every client trains E epochs from the common
-start (not counted as a round). Models are read from the clients' stored rows, m of them per round. When agent and encoder
-learn, and what pre-training is: `regimes`. A model of fully connected layers only is all head.
+One DDPG agent with a softmax actor serves all clients; episodes have one step. It is shown K' in
+the order of their similarity to the client (cosines of embeddings), so that its weights do not
+depend on the order in which a cohort was drawn (`agents.ranked`); the paper leaves that order open.
+A previous participant that failed to report is masked: its logit, its size and its similarity count
+nothing. Before round 1 every client trains E epochs from the common start (not counted as a round).
+Models are read from the clients' stored rows, m of them per round. When agent and encoder learn,
+and what pre-training is: `regimes`. A model of fully connected layers only is all head.
 
-Ablations of the paper, as (body, head): None (mean, mean), Body (weighted, mean), Head (mean, agent), Both (weighted,
-agent), DRL (agent, agent). Where neither part asks the agent there is none, nor an encoder.
+Ablations of the paper, as (body, head): None (mean, mean), Body (weighted, mean), Head (mean,
+agent), Both (weighted, agent), DRL (agent, agent). Where neither part asks the agent there is none,
+nor an encoder.
 
-Wire: |w| down, |w| up (a part with the rule local: 0).  State: w_k (the resident model), the projected head [L, 1024]; in
-the regime scratch a second model.  Evaluated: w_k (personal = resident); before local training (BP): --probe.
+Wire: |w| down, |w| up (a part with the rule local: 0).  State: w_k (the resident model), the
+projected head [L, 1024]; in the regime scratch a second model.  Evaluated: w_k (personal =
+resident); before local training (BP): --probe.
 """
 
 from __future__ import annotations
@@ -47,7 +55,8 @@ VAL_ROWS = 128  # validation rows scored at once, at most
 
 
 def val_accuracy(env: Env, net: Tree, ctx: Ctx) -> Array:
-    """Of ONE client, in as few and as even pieces as possible: every row of padding is paid for twice a round."""
+    """Of ONE client, in as few and as even pieces as possible: every row of padding is paid for
+    twice a round."""
     rows, n = env.fed.rows["val"][ctx.id], env.fed.size["val"][ctx.id]
     pieces = max(1, -(-rows.shape[0] // VAL_ROWS))
     return merit(env, net, rows, n, -(-rows.shape[0] // pieces))
@@ -57,7 +66,8 @@ def val_accuracy(env: Env, net: Tree, ctx: Ctx) -> Array:
 class PFedRLLA(Peers, Personal, SetsUp, Mixer):
     """An agent mixes each client's head from previous participants' heads.
 
-    body, head: how a part is mixed: weighted (data sizes), agent, even, mean (without itself), local.
+    body, head: how a part is mixed: weighted (data sizes), agent, even, mean (without itself),
+    local.
     """
 
     has_global_model = False
@@ -75,7 +85,9 @@ class PFedRLLA(Peers, Personal, SetsUp, Mixer):
         frame: Any = ()
         if self.basis == "shared":
             frame = no_frame(net["params"], self.head_groups(env), self.side)
-        own = Own(self.projected(env, net, frame), () if self.basis == "own" else jnp.zeros((), bool))
+        own = Own(
+            self.projected(env, net, frame), () if self.basis == "own" else jnp.zeros((), bool)
+        )
         if self.timing(env).regime == "scratch":
             own = own._replace(second=net, version=jnp.int32(0))
         if self.acc_pre == "previous":
@@ -83,7 +95,12 @@ class PFedRLLA(Peers, Personal, SetsUp, Mixer):
         if self.target == "following":
             server = server._replace(target=-jnp.ones((), env.dtype))
         encoder = self.autoencoder(env).init(own.features.shape[0])
-        return server._replace(encoder=encoder, embedded=jnp.zeros((m, self.embedding), env.dtype), frame=frame), own
+        return (
+            server._replace(
+                encoder=encoder, embedded=jnp.zeros((m, self.embedding), env.dtype), frame=frame
+            ),
+            own,
+        )
 
     def setup(self, env: Env, server: Server, client: Client, ctx: Ctx) -> Client:
         net = with_own_statistics(env, client.resident, client)
@@ -91,7 +108,9 @@ class PFedRLLA(Peers, Personal, SetsUp, Mixer):
             client, done = descend(env, net, client, ctx, salt=FIRST)
             sound = jnp.isfinite(square_norm(done.net))  # others will mix this model
             net = jax.tree.map(lambda new, old: jnp.where(sound, new, old), done.net, net)
-            client = client._replace(resident=net, batch_stats=net["batch_stats"] if env.bn_local else ())
+            client = client._replace(
+                resident=net, batch_stats=net["batch_stats"] if env.bn_local else ()
+            )
         if not self.steered:
             return client
         own = client.own
@@ -108,39 +127,55 @@ class PFedRLLA(Peers, Personal, SetsUp, Mixer):
 
     def prepare(self, env: Env, server: Server, ids: Array, rows: Client) -> Server:
         first = ~server.reported.any()
-        server = server._replace(previous=self.peer_ids(env, server, ids), reported=server.reported | first)
+        server = server._replace(
+            previous=self.peer_ids(env, server, ids), reported=server.reported | first
+        )
         if not self.steered:
             return server
         frame, seen = server.frame, rows.own.features
         if self.basis == "shared":
             fresh = lambda: make_frame(rows.resident["params"], self.head_groups(env), self.side)
             if "server.frame" in env.started:  # the agent knows its heads in another run's frame
-                fresh = lambda: (frame, jax.vmap(lambda net: self.projected(env, net, frame))(rows.resident))
+                fresh = lambda: (
+                    frame,
+                    jax.vmap(lambda net: self.projected(env, net, frame))(rows.resident),
+                )
             frame, seen = lax.cond(first, fresh, lambda: (frame, seen))
         server = server._replace(frame=frame)
         return server._replace(embedded=self.embedded(env, server, seen))
 
-    def receive(self, env: Env, server: Server, client: Client, plan: Plan, ctx: Ctx) -> tuple[Client, Tree]:
+    def receive(
+        self, env: Env, server: Server, client: Client, plan: Plan, ctx: Ctx
+    ) -> tuple[Client, Tree]:
         return client, mix(env, plan.weights, env.rows.resident, client.resident)
 
-    def judge(self, env: Env, net: Tree, server: Server, client: Client, ctx: Ctx) -> tuple[Own, Report]:
+    def judge(
+        self, env: Env, net: Tree, server: Server, client: Client, ctx: Ctx
+    ) -> tuple[Own, Report]:
         """The mixture `net` of ONE client, before it is trained."""
-        before, after, own = compared(self.timing(env), self.body_groups(env), server.encoder.rounds, client, net)
+        before, after, own = compared(
+            self.timing(env), self.body_groups(env), server.encoder.rounds, client, net
+        )
         score = lambda net: val_accuracy(env, with_own_statistics(env, net, client), ctx)
         mixed = score(after)
         was = own.last if self.acc_pre == "previous" else score(before)
         own = own._replace(last=mixed) if self.acc_pre == "previous" else own
         seen = self.resident_features(env, server, client)
         embedded = self.embedded(env, server, seen)
-        return own, Report(seen, was, mixed, preferred(embedded, server.embedded, usable(server), self.r3))
+        return own, Report(
+            seen, was, mixed, preferred(embedded, server.embedded, usable(server), self.r3)
+        )
 
-    def local(self, env: Env, net: Tree, server: Server, client: Client, ctx: Ctx) -> tuple[Client, Upload]:
+    def local(
+        self, env: Env, net: Tree, server: Server, client: Client, ctx: Ctx
+    ) -> tuple[Client, Upload]:
         own: Any = ()
         report: Any = ()
         if self.steered:
             own, report = self.judge(env, net, server, client, ctx)
-            # Always so; but training has to wait for the scores, which read the row that it will replace. Where the compiler
-            # sees no order between the two it copies the rows of all clients, for each client.
+            # Always so; but training has to wait for the scores, which read the row that it will
+            # replace. Where the compiler sees no order between the two it copies the rows of all
+            # clients, for each client.
             judged = (report.before >= 0) & (report.wanted[-1] >= 0)
             ctx = ctx._replace(epochs=jnp.where(judged, ctx.epochs, 0))
         client, done = descend(env, net, client, ctx)
@@ -160,7 +195,9 @@ class PFedRLLA(Peers, Personal, SetsUp, Mixer):
         if self.basis == "shared":
             server = server._replace(frame=follow(server.frame, heads, cohort.ok))
         encoder = autoencoder.train(
-            encoder, placed(server.frame, heads), cohort.ok & self.timing(env).encoder_due(encoder.rounds)
+            encoder,
+            placed(server.frame, heads),
+            cohort.ok & self.timing(env).encoder_due(encoder.rounds),
         )
         encoder = encoder._replace(rounds=encoder.rounds + 1)
         server = server._replace(encoder=encoder, target=self.followed(server, cohort))

@@ -1,4 +1,5 @@
-"""Who weighs what in ONE client's mixture: [m+1] weights over the previous participants and, last, the client itself."""
+"""Who weighs what in ONE client's mixture: [m+1] weights over the previous participants and, last,
+the client itself."""
 
 from __future__ import annotations
 

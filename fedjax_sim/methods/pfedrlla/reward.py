@@ -1,11 +1,14 @@
 """What an allocation is worth: r = β1 r1 + β2 r2 + β3 r3, for ONE client.
 
-    r1 = exp(acc_k − acc_tar) − 1         acc_k = acc_agg: the mixed model on the client's validation rows, untrained
+    r1 = exp(acc_k − acc_tar) − 1         acc_k = acc_agg: the mixed model on the client's
+                                        validation rows, untrained
     r2 = acc_agg − acc_pre                acc_pre: its model before the mixture
-    r3 = −‖A_k − V_k‖²                    V_k ∝ ({d(e_k, e_j)}_j, 1),   d(e, e') = (cos(e, e') + 1) / 2
+    r3 = −‖A_k − V_k‖²                    V_k ∝ ({d(e_k, e_j)}_j, 1),   d(e, e') = (cos(e, e') + 1)
+                                        / 2
 
-form="code" is r3 as the authors' code has it: the plain norm, and similarities exp(−D_j) with D_j the cosine plus the L1
-distance (a high cosine makes two heads less similar there), 0 for the client itself, scaled to [0, 1] over the candidates.
+form="code" is r3 as the authors' code has it: the plain norm, and similarities exp(−D_j) with D_j
+the cosine plus the L1 distance (a high cosine makes two heads less similar there), 0 for the client
+itself, scaled to [0, 1] over the candidates.
 """
 
 from __future__ import annotations
@@ -45,7 +48,13 @@ def preferred(own: Array, others: Array, usable: Array, form: str) -> Array:
     return near / near.sum()
 
 
-def terms(accuracy: Array, before: Array, action: Array, wanted: Array, target: Any, form: str) -> tuple:
+def terms(
+    accuracy: Array, before: Array, action: Array, wanted: Array, target: Any, form: str
+) -> tuple:
     """(r1, r2, r3)."""
     apart = jnp.square(action - wanted).sum(-1)
-    return (jnp.exp(accuracy - target) - 1, accuracy - before, -apart if form == "paper" else -jnp.sqrt(apart))
+    return (
+        jnp.exp(accuracy - target) - 1,
+        accuracy - before,
+        -apart if form == "paper" else -jnp.sqrt(apart),
+    )

@@ -23,10 +23,17 @@ HEADS = ("all_fc", "last")
 BEFORE = ("before", "previous")
 SCHEDULED = ("random_rounds", "update_every")  # of the agent: the encoder keeps step with them
 MANY = 2**30
-# With 1e-3 for both networks and nothing else, as published, the critic does not see the few weights beside 1,408 numbers of
-# state, and the actor runs into a corner of the simplex, where a softmax has no gradient: all clients copy one model.
+# With 1e-3 for both networks and nothing else, as published, the critic does not see the few
+# weights beside 1,408 numbers of state, and the actor runs into a corner of the simplex, where a
+# softmax has no gradient: all clients copy one model.
 ALIVE = dict(lr=1e-4, critic_lr=1e-3, logit_penalty=1e-3, gamma=0.9)
-FREE = ("body", "head", "head_layers", "initial_training", "agent")  # say something without an agent, or nothing
+FREE = (
+    "body",
+    "head",
+    "head_layers",
+    "initial_training",
+    "agent",
+)  # say something without an agent, or nothing
 
 
 class Settings(Steered, Method):
@@ -34,24 +41,45 @@ class Settings(Steered, Method):
 
     training = (("regime", "pretrain"),)
 
-    regime: str = field("auto", choices=REGIMES, help="auto: finetune after --start-from, else scratch")
-    body: str = field("auto", choices=("auto", *RULES), help="how it is mixed; auto: weighted, or local in pretrain")
+    regime: str = field(
+        "auto", choices=REGIMES, help="auto: finetune after --start-from, else scratch"
+    )
+    body: str = field(
+        "auto",
+        choices=("auto", *RULES),
+        help="how it is mixed; auto: weighted, or local in pretrain",
+    )
     head: str = field("agent", choices=tuple(RULES), help="how it is mixed")
-    head_layers: str = field("all_fc", choices=HEADS, help="all fully connected layers, or the classifier alone")
+    head_layers: str = field(
+        "all_fc", choices=HEADS, help="all fully connected layers, or the classifier alone"
+    )
     beta1: Real = field(1.0, ge=0, help="weight of r1")
     beta2: Real = field(1.0, ge=0, help="weight of r2")
     beta3: Real = field(2.0, ge=0, help="weight of r3")
     acc_tar: Real = field(1.0, ge=0, help="target of the reward, where it is constant")
     target: str = field(
-        "constant", choices=TARGETS, help="acc_tar, or the mean accuracy of the mixtures so far, which fades"
+        "constant",
+        choices=TARGETS,
+        help="acc_tar, or the mean accuracy of the mixtures so far, which fades",
     )
     acc_pre: str = field("before", choices=BEFORE, help="the mixture, or the client's previous one")
     r3: str = field("paper", choices=FORMS)
-    reward_baseline: bool = field(False, help="exp(acc − acc_tar) counts from its mean over the round instead of from 1")
+    reward_baseline: bool = field(
+        False, help="exp(acc − acc_tar) counts from its mean over the round instead of from 1"
+    )
     initial_training: bool = field(True, help="every client trains before round 1")
-    random_rounds: int = field(50, ge=0, le=MANY, help="an agent's first rounds, with random weights")
-    every: int = field(0, ge=0, le=MANY, help="rounds between updates of agent and encoder (0: 1 in pretrain, else 10)")
-    basis: str = field("shared", choices=BASES, help="one basis per run from the first cohort, or each head's own")
+    random_rounds: int = field(
+        50, ge=0, le=MANY, help="an agent's first rounds, with random weights"
+    )
+    every: int = field(
+        0,
+        ge=0,
+        le=MANY,
+        help="rounds between updates of agent and encoder (0: 1 in pretrain, else 10)",
+    )
+    basis: str = field(
+        "shared", choices=BASES, help="one basis per run from the first cohort, or each head's own"
+    )
     side: int = field(32, ge=2, le=256, help="layers are projected to side × side")
     embedding: int = field(128, ge=1, le=4096, help="heads are embedded to so many numbers")
     encoder_lr: Real = field(RATE, gt=0, help="of the MHAE")
@@ -61,14 +89,23 @@ class Settings(Steered, Method):
         return ("ddpg",)
 
     def agent_defaults(self, name: str) -> dict[str, Any]:
-        known_later = ("random_rounds", "update_every", "gradient_steps", "critic_steps", "action_scale")
+        known_later = (
+            "random_rounds",
+            "update_every",
+            "gradient_steps",
+            "critic_steps",
+            "action_scale",
+        )
         return ALIVE | dict.fromkeys(known_later)
 
     def check(self) -> None:
         given = dict(self.agent.options) if isinstance(self.agent, Named) else {}
         for name, ours in zip(SCHEDULED, ("random_rounds", "every"), strict=True):
             if name in given:
-                raise UserError(f"agent.{name} is set by pfedrlla.{ours}, which the encoder follows too; use that")
+                raise UserError(
+                    f"agent.{name} is set by pfedrlla.{ours}, which the encoder follows too; use"
+                    " that"
+                )
         self.resolve_agent("ddpg")
         agent = dataclasses.replace(
             self.agent, **dict.fromkeys(SCHEDULED)
@@ -79,12 +116,14 @@ class Settings(Steered, Method):
         changed = [
             one.name
             for one in dataclasses.fields(self)
-            if one.name not in FREE and not isinstance(value := getattr(self, one.name), jax.Array) and value != one.default
+            if one.name not in FREE
+            and not isinstance(value := getattr(self, one.name), jax.Array)
+            and value != one.default
         ]
         for name in [*changed, *(["agent"] if given else [])]:
             raise UserError(
-                f"pfedrlla.{name} is the agent's, and body={self.body_rule}, head={self.head} ask no agent; "
-                f"leave it out, or use head=agent"
+                f"pfedrlla.{name} is the agent's, and body={self.body_rule}, head={self.head} ask"
+                " no agent; leave it out, or use head=agent"
             )
 
     @property
@@ -113,7 +152,9 @@ class Settings(Steered, Method):
 
     def rules(self, env: Env) -> list[str]:
         """[G] how each parameter group is mixed."""
-        return [self.head if g in self.head_groups(env) else self.body_rule for g in env.model.groups]
+        return [
+            self.head if g in self.head_groups(env) else self.body_rule for g in env.model.groups
+        ]
 
     def timing(self, env: Env) -> Schedule:
         return schedule(env, self.regime, self.random_rounds, self.every, self.hands_over)
@@ -130,8 +171,13 @@ class Settings(Steered, Method):
         return self.autoencoder(env).embed(server.encoder, placed(server.frame, seen))
 
     def resident_features(self, env: Env, server: Any, client: Client) -> Array:
-        """[L, side²] of ONE client's model between two participations; projected where it has not been."""
+        """[L, side²] of ONE client's model between two participations; projected where it has not
+        been."""
         own: Any = client.own
         if self.basis == "own":
             return own.features
-        return lax.cond(own.known, lambda: own.features, lambda: self.projected(env, client.resident, server.frame))
+        return lax.cond(
+            own.known,
+            lambda: own.features,
+            lambda: self.projected(env, client.resident, server.frame),
+        )

@@ -1,4 +1,5 @@
-"""Q-bandit: an agent decides how many layers each client shares and how long it trains, within soft budgets."""
+"""Q-bandit: an agent decides how many layers each client shares and how long it trains, within soft
+budgets."""
 
 from fedjax_sim.methods.qbandit.actions import MENU, Actions
 from fedjax_sim.methods.qbandit.budgets import TABLE_1, Budgets, budgets_now, read_budgets

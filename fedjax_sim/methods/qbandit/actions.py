@@ -1,4 +1,5 @@
-"""What an action stands for: a depth and a number of epochs, from menus, by a fixed policy, or cut to the budgets."""
+"""What an action stands for: a depth and a number of epochs, from menus, by a fixed policy, or cut
+to the budgets."""
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ def read_menu(menu: Any) -> tuple[float, ...]:
     number = at_least(LEAST_EPOCHS, at_most(MOST_EPOCHS, real))
     found = tuple(convert("an entry of qbandit.menu,", str(item).strip(), number) for item in items)
     if not found or list(found) != sorted(set(found)):
-        raise UserError(f"qbandit.menu '{shown(str(menu))}' is not allowed; use ascending epochs such as {MENU}")
+        raise UserError(
+            f"qbandit.menu '{shown(str(menu))}' is not allowed; use ascending epochs such as {MENU}"
+        )
     return found
 
 
@@ -34,8 +37,8 @@ def check_depths(depths: tuple[int, ...], env: Env) -> tuple[int, ...]:
     most = env.num_groups
     if list(depths) != sorted(set(depths)) or not all(1 <= d <= most for d in depths):
         raise UserError(
-            f"qbandit.depths {'x'.join(map(str, depths))} is not allowed; model '{env.model.name}' has {most} parameter "
-            f"groups, use ascending depths from 1 to {most} joined by x"
+            f"qbandit.depths {'x'.join(map(str, depths))} is not allowed; model '{env.model.name}'"
+            f" has {most} parameter groups, use ascending depths from 1 to {most} joined by x"
         )
     return depths or tuple(range(1, most + 1))
 
@@ -46,7 +49,8 @@ def prefix(env: Env, depth: Array) -> Array:
 
 
 def largest(menu: Array, limit: Array) -> Array:
-    """The largest entry of an ascending menu that is within a limit; the first one where none is."""
+    """The largest entry of an ascending menu that is within a limit; the first one where none
+    is."""
     return menu[jnp.maximum((menu <= limit).sum() - 1, 0)]
 
 
@@ -76,6 +80,13 @@ class Actions(NamedTuple):
             told = Budgets(largest(epochs, most.epochs), largest(layers, most.layers))
         else:
             told = Budgets(epochs[action % len(epochs)], layers[action // len(epochs)])
-        if self.clip or self.policy == "compliant":  # where nothing of the menu is within budget, the budget itself
-            told = told._replace(**{word: jnp.minimum(getattr(told, word), getattr(most, word)) for word in self.steers})
+        if (
+            self.clip or self.policy == "compliant"
+        ):  # where nothing of the menu is within budget, the budget itself
+            told = told._replace(
+                **{
+                    word: jnp.minimum(getattr(told, word), getattr(most, word))
+                    for word in self.steers
+                }
+            )
         return told

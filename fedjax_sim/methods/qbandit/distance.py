@@ -11,8 +11,8 @@ from fedjax_sim.types import Array, Cohort, Env
 def divergence(env: Env, cohort: Cohort) -> Array:
     """[M] d_k = (Σ_{ℓ≤L_k} ‖Δ_k^ℓ − mean_{j:L_j≥ℓ} Δ_j^ℓ‖²)^{1/2}; 0 for who did not report.
 
-    Whoever shares layer ℓ started from the server's layer ℓ, so the server's value falls out of the difference and the
-    uploads stand for the updates. The mean is a plain one.
+    Whoever shares layer ℓ started from the server's layer ℓ, so the server's value falls out of the
+    difference and the uploads stand for the updates. The mean is a plain one.
     """
     total = jnp.zeros(cohort.ok.shape, env.dtype)
     for g, name in enumerate(env.model.groups):
@@ -25,10 +25,13 @@ def divergence(env: Env, cohort: Cohort) -> Array:
 
 
 def pairwise_distance(env: Env, cohort: Cohort) -> Array:
-    """[] mean over pairs of reporting clients of ‖w_i − w_j‖, whole models after local training; 0 for less than two."""
+    """[] mean over pairs of reporting clients of ‖w_i − w_j‖, whole models after local training; 0
+    for less than two."""
     there = cohort.ok.astype(env.dtype)
     count = there.sum()
-    products = jnp.zeros((there.shape[0],) * 2, env.dtype)  # [M, M] inner products, around the mean model for accuracy
+    products = jnp.zeros(
+        (there.shape[0],) * 2, env.dtype
+    )  # [M, M] inner products, around the mean model for accuracy
     for leaf in jax.tree.leaves(cohort.nets["params"]):
         flat = leaf.reshape(leaf.shape[0], -1)
         flat = (flat - there @ flat / jnp.maximum(count, 1)) * there[:, None]

@@ -1,26 +1,32 @@
-"""Q-bandit: one server-side bandit picks, per client and round, how many leading layers it shares and how long it trains.
+"""Q-bandit: one server-side bandit picks, per client and round, how many leading layers it shares
+and how long it trains.
 
-    state    s_k = [onehot(k), a_k, b_k/L, c_k/E_max]             budgets: c_k epochs, b_k layers (soft)
+    state    s_k = [onehot(k), a_k, b_k/L, c_k/E_max]             budgets: c_k epochs, b_k layers
+                                        (soft)
     action   (L_k, E_k) ∈ {1..L} × {0.01, 0.1, 0.5, 1, 2, 5}      ε-greedy on Q_θ(s_k, ·)
-    client   layers 1..L_k ← the server's, L_k+1..L as it left them;  w_k ← SGD, max(1, round(E_k·⌈n_k/B⌉)) steps
+    client   layers 1..L_k ← the server's, L_k+1..L as it left them;  w_k ← SGD, max(1,
+             round(E_k·⌈n_k/B⌉)) steps
     server   layer ℓ ← Σ_{k: L_k≥ℓ} n_k w_k^ℓ / Σ_{k: L_k≥ℓ} n_k;  a layer that nobody shared stays
-    reward   r_k = a_k − λ_comp max(0, E_k−c_k) − λ_comm max(0, L_k−b_k) − λ_dist d_k;  scope `round`: Σ_k r_k for all
+    reward   r_k = a_k − λ_comp max(0, E_k−c_k) − λ_comm max(0, L_k−b_k) − λ_dist d_k;  scope
+             `round`: Σ_k r_k for all
              d_k = (Σ_{ℓ≤L_k} ‖Δ_k^ℓ − mean_{j: L_j≥ℓ} Δ_j^ℓ‖²)^{1/2},  Δ: the update of this round
     agent    Huber_1(Q_θ(s_k, a_k) − (r_k − mean)/spread), no bootstrap;  ε ← max(0.05, 0.97 ε)
              mean and spread (1 where it is less): of the rewards that it learns from
 
-a_k: accuracy of the trained model on rows that it was not trained on, the client's validation rows (protocol qbandit: the
-twentieth part that each client holds back). accuracy=train: on the minibatches of its round (every example once); that is
-the better the longer it trained on them, whatever it learned, so an action is paid for what it did not achieve. A layer is
-a parameter group of the model (cnn6, resnet18: six). control=layers trains the run's epochs, control=epochs shares all
-layers; both drop the other budget from state and reward. Policies that do not learn: random; full (FedAvg: all layers, the
-run's epochs); compliant (the largest depth and epochs of the menu within budget). clip=true cuts what any agent chose to
-the client's budgets. Stragglers are judged by what they were told; who drops out counts nowhere.
+a_k: accuracy of the trained model on rows that it was not trained on, the client's validation rows
+(protocol qbandit: the twentieth part that each client holds back). accuracy=train: on the
+minibatches of its round (every example once); that is the better the longer it trained on them,
+whatever it learned, so an action is paid for what it did not achieve. A layer is a parameter group
+of the model (cnn6, resnet18: six). control=layers trains the run's epochs, control=epochs shares
+all layers; both drop the other budget from state and reward. Policies that do not learn: random;
+full (FedAvg: all layers, the run's epochs); compliant (the largest depth and epochs of the menu
+within budget). clip=true cuts what any agent chose to the client's budgets. Stragglers are judged
+by what they were told; who drops out counts nowhere.
 
 Wire: Σ_{ℓ≤L_k} |w^ℓ| down and up.  State: the resident model, a_k, L_k.
-Evaluated: global (the latest value of every layer); personal = server layers ≤ L_k, own layers above.
-Logged: exceed_compute, exceed_comm (clients with E_k > c_k, L_k > b_k), depth_k, epochs_k (0: did not report),
-divergence (mean d_k), pairwise_distance, seen_accuracy (mean a_k).
+Evaluated: global (the latest value of every layer); personal = server layers ≤ L_k, own layers
+above. Logged: exceed_compute, exceed_comm (clients with E_k > c_k, L_k > b_k), depth_k, epochs_k
+(0: did not report), divergence (mean d_k), pairwise_distance, seen_accuracy (mean a_k).
 """
 
 from __future__ import annotations
@@ -67,8 +73,11 @@ class Report(NamedTuple):
 
 
 def round_accuracy(env: Env, net: Tree, ctx: Ctx, steps: Array) -> Array:
-    """Accuracy of ONE client's trained net on the minibatches it was trained on in this round, every example once."""
-    draw = stream(env, ctx, jax.random.fold_in(ctx.key, 0), 1.0)  # the batches of `descend`, its first epoch
+    """Accuracy of ONE client's trained net on the minibatches it was trained on in this round,
+    every example once."""
+    draw = stream(
+        env, ctx, jax.random.fold_in(ctx.key, 0), 1.0
+    )  # the batches of `descend`, its first epoch
     steps = jnp.minimum(steps, batches_per_epoch(env, env.fed.size["train"][ctx.id]))
 
     def add(k: Array, total: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -86,11 +95,11 @@ def round_accuracy(env: Env, net: Tree, ctx: Ctx, steps: Array) -> Array:
 class QBandit(Steered, Personal, Method):
     """A bandit decides how many layers each client shares and how long it trains.
 
-    agent: q_bandit, another discrete agent of `agents/`, random, full (FedAvg) or compliant (oracle); its hyper-parameters
-    on the command line: --set qbandit.agent.lr=0.01.
-    scope: whose reward a client's action gets: client (its own terms) or round (the paper's sum over all).
-    budgets: table1 (the paper's ten clients, in turn for other numbers), a .csv file with the columns epochs,layers and a
-    line per client, or pairs of numbers.
+    agent: q_bandit, another discrete agent of `agents/`, random, full (FedAvg) or compliant
+    (oracle); its hyper-parameters on the command line: --set qbandit.agent.lr=0.01. scope: whose
+    reward a client's action gets: client (its own terms) or round (the paper's sum over all).
+    budgets: table1 (the paper's ten clients, in turn for other numbers), a .csv file with the
+    columns epochs,layers and a line per client, or pairs of numbers.
     """
 
     needs_classes = "its rewards are accuracies of classes"
@@ -101,7 +110,11 @@ class QBandit(Steered, Personal, Method):
     budgets: Any = field("table1", help="table1, a .csv file, or pairs (epochs, layers)")
     vary: str = field("0", help="v or v:period, budgets that swing by the share v")
     clip: bool = field(False, help="cut actions to the budgets")
-    accuracy: str = field("heldout", choices=("heldout", "train"), help="a_k on validation rows, or the round's minibatches")
+    accuracy: str = field(
+        "heldout",
+        choices=("heldout", "train"),
+        help="a_k on validation rows, or the round's minibatches",
+    )
     depths: tuple[int, ...] = field((), help="choices of L_k such as 1x3x6 (none: all)")
     menu: Any = field(MENU, help="choices of E_k")
     lam_comp: Real = field(1.0, ge=0, help="λ of exceeded epochs")
@@ -124,14 +137,24 @@ class QBandit(Steered, Personal, Method):
 
     def check(self) -> None:
         self.resolve_agent("q_bandit")
-        if isinstance(self.budgets, (list, tuple, np.ndarray)):  # a fact of the program has to be comparable
-            object.__setattr__(self, "budgets", tuple(tuple(pair) for pair in np.asarray(self.budgets, object).tolist()))
+        if isinstance(
+            self.budgets, (list, tuple, np.ndarray)
+        ):  # a fact of the program has to be comparable
+            object.__setattr__(
+                self,
+                "budgets",
+                tuple(tuple(pair) for pair in np.asarray(self.budgets, object).tolist()),
+            )
         read_menu(self.menu)
         read_vary(self.vary)
-        for name, given, word in (("depths", bool(self.depths), "layers"), ("menu", self.menu != MENU, "epochs")):
+        for name, given, word in (
+            ("depths", bool(self.depths), "layers"),
+            ("menu", self.menu != MENU, "epochs"),
+        ):
             if given and (self.agent_name == "full" or word not in self.steers):
                 raise UserError(
-                    f"qbandit.{name} says nothing with agent={self.agent_name} and control={self.control}; leave it out"
+                    f"qbandit.{name} says nothing with agent={self.agent_name} and"
+                    f" control={self.control}; leave it out"
                 )
 
     @property
@@ -140,7 +163,9 @@ class QBandit(Steered, Personal, Method):
 
     @property
     def space(self) -> Actions:
-        return Actions(self.agent_name, self.steers, tuple(self.depths), read_menu(self.menu), self.clip)
+        return Actions(
+            self.agent_name, self.steers, tuple(self.depths), read_menu(self.menu), self.clip
+        )
 
     @property
     def works(self) -> bool:
@@ -160,16 +185,19 @@ class QBandit(Steered, Personal, Method):
         """ONE client's budgets in the round after t completed ones."""
         return budgets_now(env, server.budgets, id, t, read_vary(self.vary))
 
-    # ---- the controller's side ------------------------------------------------------------------------------------
+    # ---- the controller's side -------------------------------------------------------------------
     def make_agent(self, env: Env) -> Any:
         from agents.fixed import Fixed
 
         layers, epochs = self.space.choices(env)
-        read_budgets(self.budgets, env.num_clients, env.num_groups)  # what is wrong with them is said first
+        read_budgets(
+            self.budgets, env.num_clients, env.num_groups
+        )  # what is wrong with them is said first
         if self.accuracy == "heldout" and "val" not in env.fed.rows:
             raise UserError(
-                f"qbandit.accuracy=heldout needs validation rows on every client and '{env.fed.name}' was split without; "
-                f"allowed: --protocol qbandit, --val-fraction above 0, or qbandit.accuracy=train"
+                "qbandit.accuracy=heldout needs validation rows on every client and"
+                f" '{env.fed.name}' was split without; allowed: --protocol qbandit, --val-fraction"
+                " above 0, or qbandit.accuracy=train"
             )
         size, count = env.num_clients + 1 + len(self.steers), len(layers) * len(epochs)
         if self.agent_name in ("full", "compliant"):
@@ -179,42 +207,62 @@ class QBandit(Steered, Personal, Method):
     def observe(self, env: Env, server: Server, client: Client, ctx: Ctx) -> Array:
         most = self.limits(env, server, ctx.id, ctx.t)
         longest_work = max(self.space.choices(env)[1])
-        scaled = dict(layers=most.layers / env.num_groups, epochs=jnp.minimum(most.epochs / longest_work, 1))
+        scaled = dict(
+            layers=most.layers / env.num_groups, epochs=jnp.minimum(most.epochs / longest_work, 1)
+        )
         own = [jax.nn.one_hot(ctx.id, env.num_clients), client.own.accuracy[None]]
-        return jnp.concatenate([part.astype(env.dtype) for part in (*own, *(scaled[w][None] for w in self.steers))])
+        return jnp.concatenate(
+            [part.astype(env.dtype) for part in (*own, *(scaled[w][None] for w in self.steers))]
+        )
 
     def plan_of(self, env: Env, action: Array, server: Server, ctx: Ctx) -> Plan:
         told = self.space.order(env, action, self.limits(env, server, ctx.id, ctx.t))
         shared = prefix(env, told.layers)
         return Plan(shared, shared, told.epochs)
 
-    def reward_of(self, env: Env, old: Server, server: Server, report: Report, action: Array, ctx: Ctx) -> Array:
+    def reward_of(
+        self, env: Env, old: Server, server: Server, report: Report, action: Array, ctx: Ctx
+    ) -> Array:
         most = self.limits(env, server, ctx.id, ctx.t)
         told = self.space.order(env, action, most)
         weights = dict(epochs=self.lam_comp, layers=self.lam_comm)
-        over = sum(weights[w] * jnp.maximum(getattr(told, w) - getattr(most, w), 0) for w in self.steers)
+        over = sum(
+            weights[w] * jnp.maximum(getattr(told, w) - getattr(most, w), 0) for w in self.steers
+        )
         return report.accuracy - over
 
-    def combine(self, env: Env, old: Server, server: Server, rewards: Array, cohort: Cohort) -> Array:
+    def combine(
+        self, env: Env, old: Server, server: Server, rewards: Array, cohort: Cohort
+    ) -> Array:
         rewards = rewards - self.lam_dist * divergence(env, cohort)
         if self.scope == "client":
             return rewards
         return jnp.broadcast_to(jnp.where(cohort.ok, rewards, 0).sum(), rewards.shape)
 
-    # ---- the federated side ---------------------------------------------------------------------------------------
+    # ---- the federated side ----------------------------------------------------------------------
     def init(self, env: Env, net: Tree) -> tuple[Server, Own]:
         given = read_budgets(self.budgets, env.num_clients, env.num_groups)
         given = Budgets(jnp.asarray(given.epochs, env.dtype), jnp.asarray(given.layers))
         return Server(net, given), Own(jnp.zeros((), env.dtype), jnp.int32(env.num_groups))
 
-    def receive(self, env: Env, server: Server, client: Client, plan: Plan, ctx: Ctx) -> tuple[Client, Tree]:
+    def receive(
+        self, env: Env, server: Server, client: Client, plan: Plan, ctx: Ctx
+    ) -> tuple[Client, Tree]:
         depth = (plan.take > 0).sum().astype(jnp.int32)
-        return client._replace(own=client.own._replace(depth=depth)), into_resident(env, server, client, plan)
+        return client._replace(own=client.own._replace(depth=depth)), into_resident(
+            env, server, client, plan
+        )
 
-    def local(self, env: Env, net: Tree, server: Server, client: Client, ctx: Ctx) -> tuple[Client, Upload]:
+    def local(
+        self, env: Env, net: Tree, server: Server, client: Client, ctx: Ctx
+    ) -> tuple[Client, Upload]:
         client, done = descend(env, net, client, ctx)
         train = self.accuracy == "train"
-        seen = round_accuracy(env, done.net, ctx, done.steps) if train else client_merit(env, done.net, ctx)
+        seen = (
+            round_accuracy(env, done.net, ctx, done.steps)
+            if train
+            else client_merit(env, done.net, ctx)
+        )
         client = client._replace(own=client.own._replace(accuracy=seen))
         return client, self.upload(env, ctx, done, report=Report(seen))
 
@@ -224,7 +272,11 @@ class QBandit(Steered, Personal, Method):
     def log(self, env: Env, old: Server, server: Server, cohort: Cohort) -> dict[str, Array]:
         most = jax.vmap(lambda id: self.limits(env, server, id, cohort.t))(cohort.ids)
         depth = (cohort.plan.take > 0).sum(1)
-        each = lambda values: jnp.zeros(env.num_clients, values.dtype).at[cohort.ids].set(jnp.where(cohort.ok, values, 0))
+        each = lambda values: (
+            jnp.zeros(env.num_clients, values.dtype)
+            .at[cohort.ids]
+            .set(jnp.where(cohort.ok, values, 0))
+        )
         mean = lambda values: jnp.where(cohort.ok, values, 0).sum() / jnp.maximum(cohort.count, 1)
         return dict(
             exceed_compute=(cohort.ok & (cohort.plan.epochs > most.epochs)).sum(),

@@ -1,4 +1,5 @@
-"""What all reference loops share: the MLP, one optimiser call, the weighted average, and the record of a run.
+"""What all reference loops share: the MLP, one optimiser call, the weighted average, and the record
+of a run.
 
 A model is a flat dictionary of float64 tensors, "fc1/kernel", "fc1/bias", "fc/kernel", "fc/bias".
 """
@@ -52,14 +53,22 @@ class Setting:
     decay: float = settings.DECAY
 
     def but(self, **changes: Any) -> Setting:
-        """A copy with some fields changed; the options of single methods are given as `fedamp={...}`."""
+        """A copy with some fields changed; the options of single methods are given as
+        `fedamp={...}`."""
         fields = {f.name for f in dataclasses.fields(self)}
-        options = {**self.options, **{m: {**self.options[m], **o} for m, o in changes.items() if m not in fields}}
-        return dataclasses.replace(self, options=options, **{k: v for k, v in changes.items() if k in fields})
+        options = {
+            **self.options,
+            **{m: {**self.options[m], **o} for m, o in changes.items() if m not in fields},
+        }
+        return dataclasses.replace(
+            self, options=options, **{k: v for k, v in changes.items() if k in fields}
+        )
 
 
 def flat(tree: dict[str, dict[str, np.ndarray]]) -> Params:
-    return {f"{g}/{leaf}": torch.tensor(a) for g, leaves in tree.items() for leaf, a in leaves.items()}
+    return {
+        f"{g}/{leaf}": torch.tensor(a) for g, leaves in tree.items() for leaf, a in leaves.items()
+    }
 
 
 def load() -> Setting:
@@ -72,7 +81,7 @@ def load() -> Setting:
     return Setting(clients, flat(settings.initial()), settings.OPTIONS)
 
 
-# ---- the model --------------------------------------------------------------------------------------------------
+# ---- the model -----------------------------------------------------------------------------------
 def features(w: Params, x: Tensor) -> Tensor:  # [n, d]
     return functional.relu(x @ w["fc1/kernel"] + w["fc1/bias"])
 
@@ -90,7 +99,7 @@ def ce(w: Params, c: Client) -> Tensor:
     return functional.cross_entropy(logits(w, c.x), c.y)
 
 
-# ---- training and averaging -------------------------------------------------------------------------------------
+# ---- training and averaging ----------------------------------------------------------------------
 def copy(w: Params) -> Params:
     return {name: leaf.detach().clone() for name, leaf in w.items()}
 
@@ -110,18 +119,24 @@ def sgd(
     plain: bool = False,
     no_decay: Iterable[str] = (),
 ) -> Params:
-    """A fresh torch.optim.SGD on the leaves `only` (default all), one full-batch step per epoch; the rest is frozen."""
+    """A fresh torch.optim.SGD on the leaves `only` (default all), one full-batch step per epoch;
+    the rest is frozen."""
     w = copy(w)
     trained = tuple(w if only is None else only)
     for name in trained:
         w[name].requires_grad_(True)
     spared = set(no_decay)
     groups = [
-        {"params": [w[n] for n in trained if n not in spared], "weight_decay": 0.0 if plain else s.decay},
+        {
+            "params": [w[n] for n in trained if n not in spared],
+            "weight_decay": 0.0 if plain else s.decay,
+        },
         {"params": [w[n] for n in trained if n in spared], "weight_decay": 0.0},
     ]
     optimiser = torch.optim.SGD(
-        [g for g in groups if g["params"]], lr=s.lr if lr is None else lr, momentum=0.0 if plain else s.momentum
+        [g for g in groups if g["params"]],
+        lr=s.lr if lr is None else lr,
+        momentum=0.0 if plain else s.momentum,
     )
     for _ in range(s.epochs if epochs is None else epochs):
         optimiser.zero_grad()
@@ -139,7 +154,10 @@ def mean(models: Sequence[Params], weights: Iterable[float]) -> Params:
     """Σ weights_k models_k / Σ weights."""
     share = np.asarray(list(weights), np.float64)
     share = share / share.sum()
-    return {name: sum(float(a) * m[name] for a, m in zip(share, models, strict=True)) for name in models[0]}  # type: ignore
+    return {
+        name: sum(float(a) * m[name] for a, m in zip(share, models, strict=True))
+        for name in models[0]
+    }  # type: ignore
 
 
 def sizes(s: Setting, cohort: Sequence[int]) -> list[int]:
@@ -152,7 +170,8 @@ def distance(a: Params, b: Params) -> Tensor:
 
 
 def mmd(a: Tensor, b: Tensor) -> Tensor:
-    """Biased MMD² of two feature batches [n, d]: kernels exp(-‖·‖²/(2 bw)) summed over bw, mean over all n² pairs."""
+    """Biased MMD² of two feature batches [n, d]: kernels exp(-‖·‖²/(2 bw)) summed over bw, mean
+    over all n² pairs."""
 
     def kernel(p: Tensor, q: Tensor) -> Tensor:
         square = ((p[:, None, :] - q[None, :, :]) ** 2).sum(-1)  # [n, n]
@@ -167,9 +186,10 @@ def class_mean_features(z: Tensor, y: Tensor) -> Tensor:
     return (member.T @ z) / member.sum(0).clamp(min=1)[:, None]
 
 
-# ---- the record of a run ----------------------------------------------------------------------------------------
+# ---- the record of a run -------------------------------------------------------------------------
 class Record:
-    """Collects what is stored: the server after every round, every client's test logits after every round."""
+    """Collects what is stored: the server after every round, every client's test logits after every
+    round."""
 
     def __init__(self) -> None:
         self.rounds: list[dict[str, Tensor]] = []
@@ -177,25 +197,36 @@ class Record:
 
     def after_round(self, server: Params, predictions: Sequence[Tensor]) -> None:
         self.rounds.append(copy(server))
-        self.predictions.append(torch.stack([p.detach() for p in predictions]))  # [clients, rows, C]
+        self.predictions.append(
+            torch.stack([p.detach() for p in predictions])
+        )  # [clients, rows, C]
 
     def finish(self, down: int, up: int, **state: Sequence[Any]) -> dict[str, np.ndarray]:
-        """Names: server/<leaf> [rounds, ...], client/<state>/<leaf> [clients, ...], logits, floats = (down, up)."""
-        out = {f"server/{n}": torch.stack([r[n] for r in self.rounds]).numpy() for n in self.rounds[0]}
+        """Names: server/<leaf> [rounds, ...], client/<state>/<leaf> [clients, ...], logits, floats
+        = (down, up)."""
+        out = {
+            f"server/{n}": torch.stack([r[n] for r in self.rounds]).numpy() for n in self.rounds[0]
+        }
         for name, per_client in state.items():
             if isinstance(per_client[0], dict):
                 for leaf in per_client[0]:
-                    out[f"client/{name}/{leaf}"] = torch.stack([c[leaf] for c in per_client]).numpy()
+                    out[f"client/{name}/{leaf}"] = torch.stack(
+                        [c[leaf] for c in per_client]
+                    ).numpy()
             else:
                 out[f"client/{name}"] = np.stack([np.asarray(c) for c in per_client])
-        return {**out, "logits": torch.stack(self.predictions).numpy(), "floats": np.array([down, up])}
+        return {
+            **out,
+            "logits": torch.stack(self.predictions).numpy(),
+            "floats": np.array([down, up]),
+        }
 
 
 def count(w: Params) -> int:
     return sum(leaf.numel() for leaf in w.values())
 
 
-# ---- yardsticks of the checks -----------------------------------------------------------------------------------
+# ---- yardsticks of the checks --------------------------------------------------------------------
 def fedavg(s: Setting, loss: Callable[[Params, Client], Tensor] = ce, **how: Any) -> list[Params]:
     """The server's model after every round of FedAvg."""
     theta, out = s.initial, []
@@ -215,14 +246,20 @@ def local_only(s: Setting) -> list[Params]:
     return models
 
 
-def same_server(result: dict[str, np.ndarray], expected: Sequence[Params], names: Iterable[str] | None = None) -> None:
+def same_server(
+    result: dict[str, np.ndarray], expected: Sequence[Params], names: Iterable[str] | None = None
+) -> None:
     for name in expected[0] if names is None else names:
-        np.testing.assert_allclose(result[f"server/{name}"], torch.stack([e[name] for e in expected]), atol=1e-13)
+        np.testing.assert_allclose(
+            result[f"server/{name}"], torch.stack([e[name] for e in expected]), atol=1e-13
+        )
 
 
 def same_clients(result: dict[str, np.ndarray], state: str, expected: Sequence[Params]) -> None:
     for name in expected[0]:
-        np.testing.assert_allclose(result[f"client/{state}/{name}"], torch.stack([e[name] for e in expected]), atol=1e-13)
+        np.testing.assert_allclose(
+            result[f"client/{state}/{name}"], torch.stack([e[name] for e in expected]), atol=1e-13
+        )
 
 
 def check(s: Setting) -> None:
@@ -232,7 +269,10 @@ def check(s: Setting) -> None:
         total = {n: np.zeros_like(a) for n, a in theta.items()}
         for k in cohort:
             x, y = s.clients[k].x.numpy(), s.clients[k].y.numpy()
-            w, buffer = {n: a.copy() for n, a in theta.items()}, {n: np.zeros_like(a) for n, a in theta.items()}
+            w, buffer = (
+                {n: a.copy() for n, a in theta.items()},
+                {n: np.zeros_like(a) for n, a in theta.items()},
+            )
             for _ in range(s.epochs):
                 z = np.maximum(x @ w["fc1/kernel"] + w["fc1/bias"], 0)
                 e = np.exp(z @ w["fc/kernel"] + w["fc/bias"])

@@ -1,7 +1,7 @@
-"""FedAS. A participant receives Φ. Prototypes: class means of its training features under its *old* backbone φ_k. Align:
-one pass of plain SGD on Φ (a copy) with Σ_c MSE(f(x of class c), prototype_c). Train aligned Φ and its own head ψ_k
-jointly for E epochs. F_k = Σ_batches ‖∇ mean NLL‖² of the trained model. Θ ← Σ (F_k/ΣF) w_k over all parameters.
-Evaluated: (latest Φ, ψ_k).
+"""FedAS. A participant receives Φ. Prototypes: class means of its training features under its *old*
+backbone φ_k. Align: one pass of plain SGD on Φ (a copy) with Σ_c MSE(f(x of class c), prototype_c).
+Train aligned Φ and its own head ψ_k jointly for E epochs. F_k = Σ_batches ‖∇ mean NLL‖² of the
+trained model. Θ ← Σ (F_k/ΣF) w_k over all parameters. Evaluated: (latest Φ, ψ_k).
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ def alignment(w: Params, c: Client, prototypes: Tensor) -> Tensor:
     """Σ over the classes present of the mean, over rows and features, of (f − prototype)²."""
     z = features(w, c.x)
     losses = [
-        functional.mse_loss(z[c.y == label], prototypes[label].expand_as(z[c.y == label])) for label in torch.unique(c.y)
+        functional.mse_loss(z[c.y == label], prototypes[label].expand_as(z[c.y == label]))
+        for label in torch.unique(c.y)
     ]
     return sum(losses)  # type: ignore[return-value]
 
@@ -57,31 +58,43 @@ def run(s: Setting, by_size: bool = False) -> dict[str, np.ndarray]:
             c = s.clients[k]
             prototypes = class_mean_features(features(resident[k], c.x), c.y)
             body = part(server, BACKBONE)
-            body = sgd(body, lambda w: alignment(w, c, prototypes), s, epochs=1, lr=align_lr, plain=True)
+            body = sgd(
+                body, lambda w: alignment(w, c, prototypes), s, epochs=1, lr=align_lr, plain=True
+            )
             resident[k] = sgd({**body, **part(resident[k], HEAD)}, lambda w: ce(w, c), s)
             traces[t, k] = fisher(resident[k], c)
             weights.append(c.size if by_size else traces[t, k])
         server = mean([resident[k] for k in cohort], weights)
         shared = part(server, BACKBONE)
-        predict = [logits({**shared, **part(resident[k], HEAD)}, c.test_x) for k, c in enumerate(s.clients)]
+        predict = [
+            logits({**shared, **part(resident[k], HEAD)}, c.test_x) for k, c in enumerate(s.clients)
+        ]
         record.after_round(server, predict)
     return {**record.finish(count(server), count(server) + 1, model=resident), "fisher": traces}
 
 
 def check(s: Setting) -> None:
-    """No alignment and weights n_k is FedPer; the alignment loss by hand; the Fisher trace by finite differences."""
+    """No alignment and weights n_k is FedPer; the alignment loss by hand; the Fisher trace by
+    finite differences."""
     reduced, expected = run(s.but(fedas={"align_lr": 0.0}), by_size=True), fedper.run(s)
     for name in BACKBONE:
-        np.testing.assert_allclose(reduced[f"server/{name}"], expected[f"server/{name}"], atol=1e-13)
+        np.testing.assert_allclose(
+            reduced[f"server/{name}"], expected[f"server/{name}"], atol=1e-13
+        )
     np.testing.assert_allclose(reduced["logits"], expected["logits"], atol=1e-13)
     c, g = s.clients[3], torch.rand(4, 8, generator=torch.Generator().manual_seed(1))
     z = features(s.initial, c.x).numpy()
-    by_hand = sum(np.mean([(z[i] - g[k].numpy()) ** 2 for i in range(c.size) if c.y[i] == k]) for k in (0, 1, 3))
+    by_hand = sum(
+        np.mean([(z[i] - g[k].numpy()) ** 2 for i in range(c.size) if c.y[i] == k])
+        for k in (0, 1, 3)
+    )
     np.testing.assert_allclose(float(alignment(s.initial, c, g)), by_hand, rtol=1e-12)
     still = run(s.but(cohorts=((3,),), epochs=0))  # aligned and uploaded as it is: one plain step
     own = class_mean_features(features(s.initial, c.x), c.y)
     slope = gradient(part(s.initial, BACKBONE), lambda w: alignment(w, c, own))["fc1/kernel"]
-    np.testing.assert_allclose(still["server/fc1/kernel"][0], s.initial["fc1/kernel"] - 0.01 * slope, atol=1e-15)
+    np.testing.assert_allclose(
+        still["server/fc1/kernel"][0], s.initial["fc1/kernel"] - 0.01 * slope, atol=1e-15
+    )
     total, eps = 0.0, 1e-6
     for name, leaf in s.initial.items():
         for place in range(leaf.numel()):

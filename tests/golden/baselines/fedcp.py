@@ -1,7 +1,8 @@
-"""FedCP, deterministic gate. z = f(x); context v = Σ_c W_p,c / ‖·‖ of the private head h_p as the round begins; gate
-(r, s) = softmax over the pair of reshape(ReLU(LayerNorm(Linear(z ⊙ v))), (2, d)); logits = h_p(r ⊙ z) + h_g(s ⊙ z).
-Loss CE + λ MMD²(z, f_received(x)); trained: f, h_p and the policy network, h_g frozen. Then h_g ← ½ h_p + ½ h_g and f,
-h_g and the policy network are averaged by n_k; h_p stays. Evaluated: latest f, h_g, policy; own h_p, context from it.
+"""FedCP, deterministic gate. z = f(x); context v = Σ_c W_p,c / ‖·‖ of the private head h_p as the
+round begins; gate (r, s) = softmax over the pair of reshape(ReLU(LayerNorm(Linear(z ⊙ v))), (2,
+d)); logits = h_p(r ⊙ z) + h_g(s ⊙ z). Loss CE + λ MMD²(z, f_received(x)); trained: f, h_p and the
+policy network, h_g frozen. Then h_g ← ½ h_p + ½ h_g and f, h_g and the policy network are averaged
+by n_k; h_p stays. Evaluated: latest f, h_g, policy; own h_p, context from it.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ def context(w: Params) -> Tensor:
 def gate(w: Params, z: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """(r, s), [n, d] each, r + s = 1: the first d outputs of the policy network belong to r."""
     hidden = (z * v) @ w["cpn_dense/kernel"] + w["cpn_dense/bias"]  # [n, 2d]
-    hidden = functional.layer_norm(hidden, hidden.shape[1:], w["cpn_norm/scale"], w["cpn_norm/bias"], eps=1e-5)
+    hidden = functional.layer_norm(
+        hidden, hidden.shape[1:], w["cpn_norm/scale"], w["cpn_norm/bias"], eps=1e-5
+    )
     pair = functional.softmax(functional.relu(hidden).reshape(len(z), 2, -1), dim=1)
     return pair[:, 0], pair[:, 1]
 
@@ -53,7 +56,9 @@ def predict(w: Params, x: Tensor, v: Tensor) -> Tensor:
 def run(s: Setting) -> dict[str, np.ndarray]:
     lam, policy = s.options["fedcp"]["lam"], flat(settings.policy())
     server = {**s.initial, **policy}
-    own = [{"own/kernel": s.initial["fc/kernel"], "own/bias": s.initial["fc/bias"]} for _ in s.clients]
+    own = [
+        {"own/kernel": s.initial["fc/kernel"], "own/bias": s.initial["fc/bias"]} for _ in s.clients
+    ]
     record = Record()
     for cohort in s.cohorts:
         uploads = []
@@ -62,22 +67,33 @@ def run(s: Setting) -> dict[str, np.ndarray]:
             target = features(server, c.x)
 
             def loss(w: Params) -> Tensor:
-                return functional.cross_entropy(predict(w, c.x, v), c.y) + lam * mmd(features(w, c.x), target)
+                return functional.cross_entropy(predict(w, c.x, v), c.y) + lam * mmd(
+                    features(w, c.x), target
+                )
 
             w = sgd({**server, **own[k]}, loss, s, only=(*BACKBONE, *OWN, *policy))
             own[k] = part(w, OWN)
             mixed = {n: 0.5 * w[n.replace("fc/", "own/")] + 0.5 * w[n] for n in HEAD}
             uploads.append({**part(w, server), **mixed})
         server = mean(uploads, sizes(s, cohort))
-        tests = [predict({**server, **own[k]}, c.test_x, context(own[k])) for k, c in enumerate(s.clients)]
+        tests = [
+            predict({**server, **own[k]}, c.test_x, context(own[k]))
+            for k, c in enumerate(s.clients)
+        ]
         record.after_round(server, tests)
     heads = [{n.replace("own/", "fc/"): a for n, a in o.items()} for o in own]
     return record.finish(count(server), count(server), head=heads)
 
 
 def check(s: Setting) -> None:
-    """A silent policy network halves the features for both heads; LayerNorm and the pairs by hand; the payload."""
-    w = {**s.initial, **flat(settings.policy()), "own/kernel": 2 * s.initial["fc/kernel"], "own/bias": s.initial["fc/bias"]}
+    """A silent policy network halves the features for both heads; LayerNorm and the pairs by hand;
+    the payload."""
+    w = {
+        **s.initial,
+        **flat(settings.policy()),
+        "own/kernel": 2 * s.initial["fc/kernel"],
+        "own/bias": s.initial["fc/bias"],
+    }
     x, v = s.clients[0].x, context(w)
     np.testing.assert_allclose(float(v.norm()), 1, rtol=1e-14)
     silent = {**w, "cpn_norm/scale": torch.zeros(16)}
@@ -90,7 +106,9 @@ def check(s: Setting) -> None:
     r = 1 / (1 + np.exp(hidden[:, 8:] - hidden[:, :8]))
     np.testing.assert_allclose(gate(w, z, v)[0], r, atol=1e-14)
     alone = run(s.but(cohorts=((1,),)))
-    half = 0.5 * alone["client/head/fc/kernel"][1] + 0.5 * s.initial["fc/kernel"].numpy()  # h_g was frozen
+    half = (
+        0.5 * alone["client/head/fc/kernel"][1] + 0.5 * s.initial["fc/kernel"].numpy()
+    )  # h_g was frozen
     np.testing.assert_allclose(alone["server/fc/kernel"][0], half, atol=1e-15)
     d, classes = 8, 4
     model = 36 * d + d + d * classes + classes

@@ -1,7 +1,9 @@
-"""FedPAM. L = CE(W z + b) + λ L_pcl with anchors (W P_k)_c; one joint SGD step on θ, W, b and the private P_k (no weight
-decay on P_k); (θ, W, b) averaged by n_k, P_k stays. Evaluated: W P_k z + b with the latest θ, W, b.
+"""FedPAM. L = CE(W z + b) + λ L_pcl with anchors (W P_k)_c; one joint SGD step on θ, W, b and the
+private P_k (no weight decay on P_k); (θ, W, b) averaged by n_k, P_k stays. Evaluated: W P_k z + b
+with the latest θ, W, b.
 
-L_pcl = mean_i −log [ e^{z̃_i·w̃_{y_i}/τ} / (Σ_c e^{z̃_i·w̃_c/τ} + Σ_{j: y_j ≠ y_i} e^{z̃_i·z̃_j/τ}) ], ã = a / max(‖a‖, 1e-8).
+L_pcl = mean_i −log [ e^{z̃_i·w̃_{y_i}/τ} / (Σ_c e^{z̃_i·w̃_c/τ} + Σ_{j: y_j ≠ y_i} e^{z̃_i·z̃_j/τ})
+], ã = a / max(‖a‖, 1e-8).
 """
 
 from __future__ import annotations
@@ -10,14 +12,30 @@ import math
 
 import numpy as np
 import torch
-from golden.baselines.common import Params, Record, Setting, ce, count, features, fedavg, mean, part, same_server, sgd, sizes
+from golden.baselines.common import (
+    Params,
+    Record,
+    Setting,
+    ce,
+    count,
+    features,
+    fedavg,
+    mean,
+    part,
+    same_server,
+    sgd,
+    sizes,
+)
 from torch import Tensor
 from torch.nn import functional
 
 
 def pcl(z: Tensor, y: Tensor, anchors: Tensor, tau: float) -> Tensor:
     """z [n, d], anchors [C, d]."""
-    z, anchors = functional.normalize(z, dim=1, eps=1e-8), functional.normalize(anchors, dim=1, eps=1e-8)
+    z, anchors = (
+        functional.normalize(z, dim=1, eps=1e-8),
+        functional.normalize(anchors, dim=1, eps=1e-8),
+    )
     to_anchors = z @ anchors.T / tau  # [n, C]
     to_others = (z @ z.T / tau).masked_fill(y[:, None] == y[None, :], -math.inf)  # [n, n]
     denominator = torch.logsumexp(torch.cat([to_anchors, to_others], 1), 1)
@@ -44,7 +62,11 @@ def run(s: Setting) -> dict[str, np.ndarray]:
         server = mean(uploads, sizes(s, cohort))
         adjusted = [anchors_of({**server, "pam": p}) for p in pams]
         record.after_round(
-            server, [features(server, c.test_x) @ a.T + server["fc/bias"] for a, c in zip(adjusted, s.clients, strict=True)]
+            server,
+            [
+                features(server, c.test_x) @ a.T + server["fc/bias"]
+                for a, c in zip(adjusted, s.clients, strict=True)
+            ],
         )
     return record.finish(count(server), count(server), pam=pams)
 
@@ -66,8 +88,12 @@ def check(s: Setting) -> None:
     zt, at, yt = torch.tensor(z), torch.tensor(anchors), torch.tensor(y)
     np.testing.assert_allclose(float(pcl(zt, yt, at, tau)), total, rtol=1e-13)
     np.testing.assert_allclose(float(pcl(3 * zt, yt, 0.1 * at, tau)), total, rtol=1e-13)
-    assert torch.autograd.gradcheck(lambda a, b: pcl(a, yt, b, tau), (zt.requires_grad_(True), at.requires_grad_(True)))
-    zero = torch.zeros(1, 3, requires_grad=True)  # the run meets all-zero features: finite, and they weigh as e⁰ = 1
+    assert torch.autograd.gradcheck(
+        lambda a, b: pcl(a, yt, b, tau), (zt.requires_grad_(True), at.requires_grad_(True))
+    )
+    zero = torch.zeros(
+        1, 3, requires_grad=True
+    )  # the run meets all-zero features: finite, and they weigh as e⁰ = 1
     value = pcl(torch.cat([zero, zt.detach()]), torch.tensor([2, *y]), at.detach(), tau)
     value.backward()
     assert torch.isfinite(value) and torch.isfinite(zero.grad).all()  # type: ignore[arg-type]

@@ -1,4 +1,5 @@
-"""FedPer: (φ_k, ψ_k) ← SGD_E(Φ, ψ_k) jointly; Φ ← Σ (n_k/Σn) φ_k; ψ_k stays. Evaluated: (latest Φ, ψ_k)."""
+"""FedPer: (φ_k, ψ_k) ← SGD_E(Φ, ψ_k) jointly; Φ ← Σ (n_k/Σn) φ_k; ψ_k stays. Evaluated: (latest Φ,
+ψ_k)."""
 
 from __future__ import annotations
 
@@ -31,12 +32,15 @@ def run(s: Setting, shared: tuple[str, ...] = BACKBONE) -> dict[str, np.ndarray]
         for k in cohort:
             own[k] = part(trained[k], private)
         server = mean([part(trained[k], shared) for k in cohort], sizes(s, cohort))
-        record.after_round(server, [logits({**server, **own[k]}, c.test_x) for k, c in enumerate(s.clients)])
+        record.after_round(
+            server, [logits({**server, **own[k]}, c.test_x) for k, c in enumerate(s.clients)]
+        )
     return record.finish(count(server), count(server), head=own)
 
 
 def check(s: Setting) -> None:
-    """Everything shared is FedAvg; a client alone trains locally; who never took part still has the initial head."""
+    """Everything shared is FedAvg; a client alone trains locally; who never took part still has the
+    initial head."""
     same_server(run(s, BACKBONE + HEAD), fedavg(s))
     alone = s.but(cohorts=((1,), (1,)))
     expected, out = local_only(alone)[1], run(alone)

@@ -1,5 +1,6 @@
-"""FedPHP. In round t = 1..T a participant trains w from Θ on (1−λ) CE + λ MMD²(f_w(x), f_p(x)) with its inherited model
-p_k frozen, then p_k ← (1−μ_t) w_k + μ_t p_k with μ_t = μ t/T, and uploads w_k. Evaluated: p_k.
+"""FedPHP. In round t = 1..T a participant trains w from Θ on (1−λ) CE + λ MMD²(f_w(x), f_p(x)) with
+its inherited model p_k frozen, then p_k ← (1−μ_t) w_k + μ_t p_k with μ_t = μ t/T, and uploads w_k.
+Evaluated: p_k.
 """
 
 from __future__ import annotations
@@ -38,12 +39,15 @@ def run(s: Setting) -> dict[str, np.ndarray]:
             inherited[k] = {n: (1 - mix) * w[n] + mix * p[n] for n in w}
             uploads.append(w)
         server = mean(uploads, sizes(s, cohort))
-        record.after_round(server, [logits(p, c.test_x) for p, c in zip(inherited, s.clients, strict=True)])
+        record.after_round(
+            server, [logits(p, c.test_x) for p, c in zip(inherited, s.clients, strict=True)]
+        )
     return record.finish(count(server), count(server), p=inherited)
 
 
 def check(s: Setting) -> None:
-    """λ = 0 is FedAvg at the server, μ = 0 keeps the last trained model; MMD in closed form and by differences."""
+    """λ = 0 is FedAvg at the server, μ = 0 keeps the last trained model; MMD in closed form and by
+    differences."""
     plain = run(s.but(fedphp={"lam": 0.0, "mu": 0.0}))
     same_server(plain, fedavg(s))
     last = sgd(fedavg(s)[1], lambda w: ce(w, s.clients[4]), s)

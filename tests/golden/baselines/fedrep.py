@@ -1,4 +1,5 @@
-"""FedRep: ψ_k for E_h epochs with φ frozen, then φ for E epochs with ψ_k frozen; Φ ← Σ (n_k/Σn) φ_k.
+"""FedRep: ψ_k for E_h epochs with φ frozen, then φ for E epochs with ψ_k frozen; Φ ← Σ (n_k/Σn)
+φ_k.
 
 Evaluated: (latest Φ, ψ_k).
 """
@@ -7,7 +8,19 @@ from __future__ import annotations
 
 import numpy as np
 from golden.baselines import fedper
-from golden.baselines.common import BACKBONE, HEAD, Record, Setting, ce, count, logits, mean, part, sgd, sizes
+from golden.baselines.common import (
+    BACKBONE,
+    HEAD,
+    Record,
+    Setting,
+    ce,
+    count,
+    logits,
+    mean,
+    part,
+    sgd,
+    sizes,
+)
 
 
 def run(s: Setting, body: tuple[str, ...] = BACKBONE) -> dict[str, np.ndarray]:
@@ -25,7 +38,9 @@ def run(s: Setting, body: tuple[str, ...] = BACKBONE) -> dict[str, np.ndarray]:
             own[k] = part(w, HEAD)
             bodies.append(part(w, BACKBONE))
         server = mean(bodies, sizes(s, cohort))
-        record.after_round(server, [logits({**server, **own[k]}, c.test_x) for k, c in enumerate(s.clients)])
+        record.after_round(
+            server, [logits({**server, **own[k]}, c.test_x) for k, c in enumerate(s.clients)]
+        )
     return record.finish(count(server), count(server), head=own)
 
 
@@ -36,7 +51,9 @@ def check(s: Setting) -> None:
         np.testing.assert_allclose(reduced[name], value, atol=1e-13)
     c, out = s.clients[1], run(s.but(cohorts=((1,),)))
     w = sgd(s.initial, lambda w: ce(w, c), s, epochs=3, only=HEAD)
-    np.testing.assert_array_equal(out["client/head/fc/kernel"][1], w["fc/kernel"])  # the second pass left it alone
+    np.testing.assert_array_equal(
+        out["client/head/fc/kernel"][1], w["fc/kernel"]
+    )  # the second pass left it alone
     fixed = part(w, HEAD)
     w = sgd(part(s.initial, BACKBONE), lambda b: ce({**b, **fixed}, c), s)
     np.testing.assert_allclose(out["server/fc1/kernel"][0], w["fc1/kernel"], atol=1e-15)

@@ -1,5 +1,6 @@
-"""FedRoD (linear personal head). One joint step on CE(Ψ(f) + log(n_kc + 1e-8)) + CE(stop[Ψ(f)] + ψ_k(stop[f])): φ and Ψ
-learn from the first term only, ψ_k from the second only. Upload φ, Ψ; ψ_k stays. Evaluated: Ψ(f) + ψ_k(f), latest Φ, Ψ.
+"""FedRoD (linear personal head). One joint step on CE(Ψ(f) + log(n_kc + 1e-8)) + CE(stop[Ψ(f)] +
+ψ_k(stop[f])): φ and Ψ learn from the first term only, ψ_k from the second only. Upload φ, Ψ; ψ_k
+stays. Evaluated: Ψ(f) + ψ_k(f), latest Φ, Ψ.
 """
 
 from __future__ import annotations
@@ -49,13 +50,17 @@ def run(s: Setting) -> dict[str, np.ndarray]:
             own[k] = {"fc/kernel": w["own/kernel"], "fc/bias": w["own/bias"]}
             uploads.append(part(w, server))
         server = mean(uploads, sizes(s, cohort))
-        predict = [logits(server, c.test_x) + head(own[k], features(server, c.test_x)) for k, c in enumerate(s.clients)]
+        predict = [
+            logits(server, c.test_x) + head(own[k], features(server, c.test_x))
+            for k, c in enumerate(s.clients)
+        ]
         record.after_round(server, predict)
     return record.finish(count(server), count(server), head=own)
 
 
 def check(s: Setting) -> None:
-    """The server runs FedAvg with balanced softmax; the private head alone, by hand in NumPy for one step."""
+    """The server runs FedAvg with balanced softmax; the private head alone, by hand in NumPy for
+    one step."""
     same_server(run(s), fedavg(s, balanced))
     c, w = s.clients[1], s.initial
     z = features(w, c.x).numpy()

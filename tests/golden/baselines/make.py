@@ -1,6 +1,8 @@
-"""Golden values of the baselines from plain PyTorch loops:  python tests/golden/baselines/make.py [method ...]
+"""Golden values of the baselines from plain PyTorch loops:  python tests/golden/baselines/make.py
+[method ...]
 
-writes values.npz beside this file (only the named methods are renewed);  --check  runs the self-checks instead.
+writes values.npz beside this file (only the named methods are renewed);  --check  runs the
+self-checks instead.
 """
 
 from __future__ import annotations
@@ -38,12 +40,16 @@ def flatten(tree: dict) -> Iterator[tuple[str, np.ndarray]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("methods", nargs="*", help=f"some of {', '.join(settings.OPTIONS)}; default all")
+    parser.add_argument(
+        "methods", nargs="*", help=f"some of {', '.join(settings.OPTIONS)}; default all"
+    )
     parser.add_argument("--check", action="store_true", help="run the self-checks, write nothing")
     args = parser.parse_args()
     unknown = sorted(set(args.methods) - set(settings.OPTIONS))
     if unknown:
-        parser.error(f"unknown methods {', '.join(unknown)}; known are {', '.join(settings.OPTIONS)}")
+        parser.error(
+            f"unknown methods {', '.join(unknown)}; known are {', '.join(settings.OPTIONS)}"
+        )
     methods = args.methods or list(settings.OPTIONS)
     if args.check:
         common.check(common.load())
@@ -55,7 +61,11 @@ def main() -> None:
     if args.methods and VALUES.exists():
         with np.load(VALUES) as file:
             stored = {name: file[name] for name in file.files if name.split("/")[0] not in methods}
-    given = {"initial": settings.initial(), "policy": settings.policy(), "class_means": settings.class_means()}
+    given = {
+        "initial": settings.initial(),
+        "policy": settings.policy(),
+        "class_means": settings.class_means(),
+    }
     stored |= {f"settings/{name}": value for name, value in flatten(given)}
     for method in methods:
         stored |= {f"{method}/{name}": value for name, value in run(method).items()}

@@ -1,6 +1,8 @@
-"""Per-FedAvg, first order. Every step: w̃ = w − α∇f(w; b1), w ← w − β∇f(w̃; b2); Θ ← Σ (n_k/Σn) w_k.
+"""Per-FedAvg, first order. Every step: w̃ = w − α∇f(w; b1), w ← w − β∇f(w̃; b2); Θ ← Σ (n_k/Σn)
+w_k.
 
-Here b1 = b2 = all training rows. Evaluated: Θ − α∇f_k(Θ) on the client's training rows. No momentum, no weight decay.
+Here b1 = b2 = all training rows. Evaluated: Θ − α∇f_k(Θ) on the client's training rows. No
+momentum, no weight decay.
 """
 
 from __future__ import annotations
@@ -40,10 +42,15 @@ def run(s: Setting) -> dict[str, np.ndarray]:
                 w = step(w, step(w, w, c, alpha), c, beta)
             uploads.append(w)
         server = mean(uploads, sizes(s, cohort))
-        record.after_round(server, [logits(step(server, server, c, alpha), c.test_x) for c in s.clients])
+        record.after_round(
+            server, [logits(step(server, server, c, alpha), c.test_x) for c in s.clients]
+        )
     return record.finish(count(server), count(server))
 
 
 def check(s: Setting) -> None:
     """α = 0 is FedAvg with plain steps of size β."""
-    same_server(run(s.but(perfedavg={"alpha": 0.0})), fedavg(s, plain=True, lr=s.options["perfedavg"]["beta"]))
+    same_server(
+        run(s.but(perfedavg={"alpha": 0.0})),
+        fedavg(s, plain=True, lr=s.options["perfedavg"]["beta"]),
+    )

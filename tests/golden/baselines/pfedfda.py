@@ -1,8 +1,9 @@
-"""pFedFDA. The head is never trained: it is LDA of class means μ [C, d], a shared covariance Σ [d, d] and a prior.
-A participant sets the head from the global (μ_g, Σ_g) and its prior, trains φ alone for E epochs, fits its own (μ, Σ) to
-the features of its training rows, chooses β = (β_μ, β_Σ) on a grid by two-fold cross-validation, and uploads φ and
-(β·local + (1−β)·global). Server: n_k-weighted means of φ, μ, Σ.
-Evaluated: latest Φ; local statistics and β computed anew from it and the latest (μ_g, Σ_g); LDA head of the interpolation.
+"""pFedFDA. The head is never trained: it is LDA of class means μ [C, d], a shared covariance Σ [d,
+d] and a prior. A participant sets the head from the global (μ_g, Σ_g) and its prior, trains φ alone
+for E epochs, fits its own (μ, Σ) to the features of its training rows, chooses β = (β_μ, β_Σ) on a
+grid by two-fold cross-validation, and uploads φ and (β·local + (1−β)·global). Server: n_k-weighted
+means of φ, μ, Σ. Evaluated: latest Φ; local statistics and β computed anew from it and the latest
+(μ_g, Σ_g); LDA head of the interpolation.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ def lda(stats: Gaussians, prior: Tensor, eps: float) -> tuple[Tensor, Tensor]:
 
 
 def fit(z: Tensor, y: Tensor, fallback: Tensor) -> Gaussians:
-    """Class means (the fallback's for absent classes) and S/(n−1) + I, S the scatter around the own class's mean."""
+    """Class means (the fallback's for absent classes) and S/(n−1) + I, S the scatter around the own
+    class's mean."""
     present = torch.bincount(y, minlength=settings.CLASSES) > 0
     mu = torch.where(present[:, None], class_mean_features(z, y), fallback)
     away = z - mu[y]
@@ -56,7 +58,8 @@ def blend(local: Gaussians, common: Gaussians, beta: Sequence[float]) -> Gaussia
 
 
 def surface(z: Tensor, y: Tensor, common: Gaussians, prior: Tensor, o: dict) -> np.ndarray:
-    """Cross-validated loss [β_μ, β_Σ] on the grid: fit on even positions, test on odd ones, and the other way round."""
+    """Cross-validated loss [β_μ, β_Σ] on the grid: fit on even positions, test on odd ones, and the
+    other way round."""
     even = torch.arange(len(y)) % 2 == 0
     fits = [(fit(z[fold], y[fold], common[0]), z[~fold], y[~fold]) for fold in (even, ~even)]
     steps = np.arange(o["grid"]) / (o["grid"] - 1)
@@ -64,15 +67,22 @@ def surface(z: Tensor, y: Tensor, common: Gaussians, prior: Tensor, o: dict) -> 
     for (i, b_mu), (j, b_sigma) in itertools.product(enumerate(steps), repeat=2):
         for local, held_z, held_y in fits:
             coef, bias = lda(blend(local, common, (b_mu, b_sigma)), prior, o["eps"])
-            losses[i, j] += float(functional.cross_entropy(held_z @ coef.T + bias, held_y, reduction="sum")) / len(y)
+            losses[i, j] += float(
+                functional.cross_entropy(held_z @ coef.T + bias, held_y, reduction="sum")
+            ) / len(y)
     return losses
 
 
-def adapt(phi: Params, c: Client, common: Gaussians, o: dict) -> tuple[Gaussians, np.ndarray, np.ndarray]:
-    """Interpolated statistics of a client under a backbone, its β, and the losses β was chosen by."""
+def adapt(
+    phi: Params, c: Client, common: Gaussians, o: dict
+) -> tuple[Gaussians, np.ndarray, np.ndarray]:
+    """Interpolated statistics of a client under a backbone, its β, and the losses β was chosen
+    by."""
     z = features(phi, c.x)
     losses = surface(z, c.y, common, c.counts / c.size + o["prior"], o)
-    beta = np.array(np.unravel_index(np.argmin(losses), losses.shape)) / (o["grid"] - 1)  # the first of equals
+    beta = np.array(np.unravel_index(np.argmin(losses), losses.shape)) / (
+        o["grid"] - 1
+    )  # the first of equals
     return blend(fit(z, c.y, common[0]), common, beta), beta, losses
 
 
@@ -94,7 +104,9 @@ def run(s: Setting) -> dict[str, np.ndarray]:
         for k in cohort:
             c = s.clients[k]
             coef, bias = lda(common, c.counts / c.size + o["prior"], o["eps"])
-            phi = sgd(server, lambda w: functional.cross_entropy(features(w, c.x) @ coef.T + bias, c.y), s)
+            phi = sgd(
+                server, lambda w: functional.cross_entropy(features(w, c.x) @ coef.T + bias, c.y), s
+            )
             adapted, betas[k], losses = adapt(phi, c, common, o)
             bodies.append(phi)
             stats.append({"mu": adapted[0], "sigma": adapted[1]})
@@ -118,15 +130,26 @@ def run(s: Setting) -> dict[str, np.ndarray]:
 
 
 def check(s: Setting) -> None:
-    """LDA against scipy's Gaussian densities; the fit against NumPy; the chosen β has no near tie."""
+    """LDA against scipy's Gaussian densities; the fit against NumPy; the chosen β has no near
+    tie."""
     rng = np.random.RandomState(3)
-    mu, root, prior, z = rng.normal(size=(4, 3)), rng.normal(size=(3, 3)), rng.uniform(0.1, 1, 4), rng.normal(size=(6, 3))
+    mu, root, prior, z = (
+        rng.normal(size=(4, 3)),
+        rng.normal(size=(3, 3)),
+        rng.uniform(0.1, 1, 4),
+        rng.normal(size=(6, 3)),
+    )
     sigma = root @ root.T + np.eye(3)
     coef, bias = lda((torch.tensor(mu), torch.tensor(sigma)), torch.tensor(prior), 1e-4)
     tilde = (1 - 1e-4) * sigma + 1e-4 * np.trace(sigma) / 3 * np.eye(3)
-    density = [scipy.stats.multivariate_normal(m, tilde).logpdf(z) + np.log(p) for m, p in zip(mu, prior, strict=True)]
+    density = [
+        scipy.stats.multivariate_normal(m, tilde).logpdf(z) + np.log(p)
+        for m, p in zip(mu, prior, strict=True)
+    ]
     gap = np.stack(density, 1) - (torch.tensor(z) @ coef.T + bias).numpy()
-    np.testing.assert_allclose(gap, gap[:, :1].repeat(4, 1), atol=1e-10)  # equal up to one constant per row
+    np.testing.assert_allclose(
+        gap, gap[:, :1].repeat(4, 1), atol=1e-10
+    )  # equal up to one constant per row
     y = np.array([0, 1, 0, 1, 3, 3])
     got = fit(torch.tensor(z), torch.tensor(y), torch.tensor(mu))
     np.testing.assert_allclose(got[0][2], mu[2])
@@ -136,8 +159,12 @@ def check(s: Setting) -> None:
     phi = {n: torch.tensor(alone[f"server/{n}"][0]) for n in BACKBONE}
     start = torch.tensor(settings.class_means())
     local, beta = fit(features(phi, s.clients[3].x), s.clients[3].y, start), alone["client/beta"][3]
-    np.testing.assert_allclose(alone["server/mu"][0], beta[0] * local[0] + (1 - beta[0]) * start, atol=1e-14)
+    np.testing.assert_allclose(
+        alone["server/mu"][0], beta[0] * local[0] + (1 - beta[0]) * start, atol=1e-14
+    )
     out = run(s)
     assert out["lead"].min() > 1e-8, out["lead"]
     used = np.concatenate([out["client/beta"], out["evaluation_beta"].reshape(-1, 2)])
-    assert ((used > 0) & (used < 1)).any() and (used > 0).any(0).all() and (used < 1).any(0).all(), used
+    assert (
+        ((used > 0) & (used < 1)).any() and (used > 0).any(0).all() and (used < 1).any(0).all()
+    ), used
