@@ -67,9 +67,9 @@ def resident_mb() -> float:
 
 
 def config_of(case: dict[str, Any]) -> Any:
-    from fedjax_sim.runner.config import Config
+    from fedjax_sim.experiment import Experiment
 
-    return Config(
+    return Experiment.of(
         case["method"],
         model=case["model"],
         clients=case["clients"],
@@ -125,7 +125,8 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
     from fedjax_sim.engine import layout as layouts
     from fedjax_sim.runner import checkpoint
     from fedjax_sim.runner.cache import use_compilation_cache
-    from fedjax_sim.runner.prepare import prepare, want_host_devices
+    from fedjax_sim.runner.prepare import prepare
+    from fedjax_sim.runner.start import want_host_devices
 
     config = config_of(case)
     want_host_devices(config)
@@ -140,12 +141,12 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
 
     note("baseline")
     state = jax.block_until_ready(sim.init(0, net))
-    place = host_rows.place if config.state_on == "host" else layouts.place
+    place = host_rows.place if config.compute.state_on == "host" else layouts.place
     state, data = place(sim.layout, state, sim.data)
     note("init")
     temporary = None
     run: Any = sim.run
-    if config.state_on == "device":
+    if config.compute.state_on == "device":
         run = run.lower(state, data, jnp.int32(1)).compile()
         held = run.memory_analysis()
         temporary = (

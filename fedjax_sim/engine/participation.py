@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -42,7 +43,7 @@ class Participation:
         who, size = jax.random.split(key)
         seen = jnp.asarray(np.asarray(self.seen, np.int32))
         if len(self.seen) >= MANY and self.high * 8 <= len(self.seen):
-            ids = seen[few_of_many(who, self.high, len(self.seen))]
+            ids = seen[draw_without_replacement(who, self.high, len(self.seen))]
         else:
             ids = jax.random.permutation(who, seen)[: self.high]
         number = jax.random.randint(size, (), self.low, self.high + 1, jnp.int32)
@@ -66,11 +67,11 @@ class Participation:
         return jnp.where(draw[:, 0] < chance, least + (1 - least) * draw[:, 1], 1.0)
 
 
-def few_of_many(key: Array, few: int, many: int) -> Array:
+def draw_without_replacement(key: Array, few: int, many: int) -> Array:
     """[few] different numbers below `many`, uniformly: the first steps of a shuffle whose untouched
     places are not stored.
 
-    >>> ids = few_of_many(jax.random.key(0), 5, 10_000)
+    >>> ids = draw_without_replacement(jax.random.key(0), 5, 10_000)
     >>> len(set(ids.tolist())), bool((ids < 10_000).all())
     (5, True)
     """
@@ -92,53 +93,50 @@ def few_of_many(key: Array, few: int, many: int) -> Array:
     return jnp.where(before >= 0, origin[before], other)
 
 
-def _number(text: str, what: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise UserError(
-            f"{what} '{text}' is not a number; allowed: a fraction such as 0.1, a range such as"
-            " 0.5:1, or n/N such as 10/50"
-        ) from None
-
-
-def parse_participation(text: str, clients: int, seen: int) -> tuple[int, int]:
-    """'0.1' | '10' | '0.5:1' | '5:20' | '10/50' -> (low, high) participants among `seen` clients.
+def cohort_size(asked: float | Sequence[float] | str, clients: int, seen: int) -> tuple[int, int]:
+    """A fraction, a number of clients, a pair of either, or text n/N -> (low, high) participants
+    among `seen` clients.
 
     Numbers up to 1 are fractions, so 1 is everybody; larger ones count clients.
 
-    >>> parse_participation("0.1", 100, 100), parse_participation(
-    ...     "0.5:1", 20, 20
-    ... ), parse_participation("10/50", 50, 50)
+    >>> cohort_size(0.1, 100, 100), cohort_size((0.5, 1), 20, 20), cohort_size("10/50", 50, 50)
     ((10, 10), (10, 20), (10, 10))
-    >>> parse_participation("10", 100, 100), parse_participation(
-    ...     "5:20", 100, 100
-    ... ), parse_participation("1", 100, 100)
+    >>> cohort_size(10, 100, 100), cohort_size((5, 20), 100, 100), cohort_size(1, 100, 100)
     ((10, 10), (5, 20), (100, 100))
     """
-    text = str(text)
-    fraction = lambda r: max(1, math.ceil(r * seen - 1e-9))
-    if "/" in text:
-        n, total = (_number(part, "participation") for part in text.split("/", 1))
+    if isinstance(asked, str):
+        n, total = (_part(part, asked) for part in asked.split("/", 1))
         if total != clients:
             raise UserError(
-                f"participation '{text}' is of {total:g} clients, but there are {clients}; use"
+                f"participation '{asked}' is of {total:g} clients, but there are {clients}; use"
                 f" n/{clients}"
             )
         if not 1 <= n <= seen or n != int(n):
             raise UserError(
-                f"participation '{text}' asks for {n:g} clients per round; allowed: 1 to {seen}"
+                f"participation '{asked}' asks for {n:g} clients per round; allowed: 1 to {seen}"
             )
         return int(n), int(n)
-    parts = [_number(part, "participation") for part in text.split(":")]
+    parts = asked if isinstance(asked, Sequence) else (asked,)
+    fraction = lambda r: max(1, math.ceil(r * seen - 1e-9))
     allowed = [0 < r <= 1 or (1 < r <= seen and r == int(r)) for r in parts]
     ends = [fraction(r) if r <= 1 else int(r) for r in parts] if all(allowed) else []
-    if len(parts) > 2 or not all(allowed) or ends != sorted(ends):
+    if not all(allowed) or ends != sorted(ends):
         raise UserError(
-            f"participation '{text}' is not allowed: use a fraction in (0, 1], a number of clients"
-            f" from 2 to {seen}, a range low:high of two such numbers, or n/{clients}"
+            f"participation '{':'.join(f'{r:g}' for r in parts)}' is not allowed: use a fraction in"
+            f" (0, 1], a number of clients from 2 to {seen}, a range low:high of two such numbers,"
+            f" or n/{clients}"
         )
     return ends[0], ends[-1]
+
+
+def _part(text: str, whole: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise UserError(
+            f"participation '{whole}' cannot be read: '{text}' is not a number; use n/N such as"
+            " 10/50"
+        ) from None
 
 
 def unseen_clients(amount: float, clients: int, data_seed: int) -> tuple[int, ...]:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_sim.errors import UserError
+from fedjax_sim.experiment.tree import flat_config
 from fedjax_sim.metrics.base import About, Primary
 from fedjax_sim.options import shown
 from fedjax_sim.runner import manifest
@@ -233,7 +234,7 @@ def load_run(path: str | pathlib.Path) -> Run:
     files = manifest.verified(path)
     try:
         told = json.loads(files[manifest.CONFIG])
-        config, resolved = told["config"], told.get("resolved", {})
+        config, resolved = flat_config(told), told.get("resolved", {})
         stored = json.loads(files.get(manifest.SUMMARY, b"{}"))
         rounds, metrics, timings = (
             table(files.get(f"{name}.csv", b"")) for name in ("rounds", "metrics", "timings")

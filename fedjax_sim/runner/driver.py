@@ -2,8 +2,8 @@
 summaries.
 
 It drives one lane, or several: seeds or values of one set-up side by side under `vmap`, in one
-program (`lanes`). Each lane has its own recorder and its own directory, written as the run goes on,
-so a lane is resumed alone like any other run.
+program (`vmapped`). Each lane has its own recorder and its own directory, written as the run goes
+on, so a lane is resumed alone like any other run.
 """
 
 from __future__ import annotations
@@ -26,10 +26,9 @@ from fedjax_sim.engine import layout as layouts
 from fedjax_sim.engine.evaluation import adapted_modes
 from fedjax_sim.engine.loop_backend import LoopBackend
 from fedjax_sim.errors import UserError
+from fedjax_sim.experiment import Experiment
 from fedjax_sim.platform import floats
-from fedjax_sim.runner import checkpoint, interrupts, manifest
-from fedjax_sim.runner import lanes as lanes_of
-from fedjax_sim.runner.config import Config
+from fedjax_sim.runner import checkpoint, interrupts, manifest, vmapped
 from fedjax_sim.runner.directory import RunDirectory
 from fedjax_sim.runner.files import as_stored
 from fedjax_sim.runner.prepare import Setup
@@ -74,12 +73,12 @@ def drive(
     what goes on with all that was asked for, of which these runs are a part; said after an
     interrupt.
     """
-    lanes_of.check(setups)
+    vmapped.check(setups)
     lanes = [Lane(s, d, Recorder(s)) for s, d in zip(setups, directories, strict=True)]
     say = say or (lambda text: print(text, file=sys.stderr))
     told = [Files(), *progress_sinks(progress), *sinks] if writes() else []
     try:
-        with interrupts.guard(), floats(setups[0].config.dtype):
+        with interrupts.guard(), floats(setups[0].experiment.compute.dtype):
             return _drive(lanes, told, resume_from, say, program, again)
     finally:
         for sink in told:
@@ -97,10 +96,10 @@ def _drive(
     program: Callable | None,
     again: str,
 ) -> list[Result]:
-    config, sim = lanes[0].setup.config, lanes[0].setup.simulation
+    config, sim = lanes[0].setup.experiment, lanes[0].setup.simulation
     state, timings = begin(lanes, resume_from, say)
-    data = lanes_of.stack_data([lane.setup.simulation.data for lane in lanes])
-    state, data = (host_rows.place if config.state_on == "host" else layouts.place)(
+    data = vmapped.stack_data([lane.setup.simulation.data for lane in lanes])
+    state, data = (host_rows.place if config.compute.state_on == "host" else layouts.place)(
         sim.layout, state, data
     )
     done = int(np.asarray(state.t).max())
@@ -109,8 +108,8 @@ def _drive(
         time.perf_counter(),
         done if resume_from is not None else -1,
     )
-    axes = lanes_of.state_axes([lane.setup for lane in lanes])
-    of_state = lambda state, i: lanes_of.pick_state(axes, state, i)
+    axes = vmapped.state_axes([lane.setup for lane in lanes])
+    of_state = lambda state, i: vmapped.pick_state(axes, state, i)
     tell(sinks, lanes, lambda sink, lane: sink.begin(lane, done))
     stopped, adapt = (
         False,
@@ -118,7 +117,7 @@ def _drive(
     )  # by a signal, and all processes know; the evaluation that fine-tunes
     try:
         began, step = time.perf_counter(), program
-        if step is None and done < config.rounds:
+        if step is None and done < config.training.rounds:
             tell(sinks, lanes, lambda sink, lane: sink.compiling(lane))
             tick = lambda seconds: tell(
                 sinks, lanes[:1], lambda sink, lane: sink.waiting(lane, seconds)
@@ -126,7 +125,7 @@ def _drive(
             step = compiled([lane.setup for lane in lanes], state, data, tick)
             tell(sinks, lanes, lambda sink, lane: sink.compiled(lane, time.perf_counter() - began))
         compile_seconds = time.perf_counter() - began
-        while step is not None and done < config.rounds:
+        while step is not None and done < config.training.rounds:
             if stopped := asked_to_stop():
                 interrupts.check()
                 raise KeyboardInterrupt  # another process was asked
@@ -155,12 +154,12 @@ def _drive(
             # before the checkpoint: it keeps a copy of the files
             part = lambda lane: segment_of(lane, done - ask + 1, done, seconds)
             tell(sinks, lanes, lambda sink, lane: sink.segment(lane, part(lane), timings))
-            if save_due(config, done, saved_round, saved_at) or done >= config.rounds:
+            if save_due(config, done, saved_round, saved_at) or done >= config.training.rounds:
                 save(lanes, state, of_state)
                 saved_at, saved_round = time.perf_counter(), done
     except (KeyboardInterrupt, SystemExit):
         needed = done > 0 or any(
-            lane.setup.given_net and not lane.setup.config.init for lane in lanes
+            lane.setup.given_net and not lane.setup.experiment.model.init for lane in lanes
         )
         if (
             needed
@@ -217,13 +216,13 @@ def begin(
         return reopen(lane, resume_from, say)
     for lane in lanes:
         if lane.directory is not None and writes():
-            lane.directory.check_free(lane.setup.config)
+            lane.directory.check_free(lane.setup.hash)
     states = [lane.setup.first_state() for lane in lanes]
     for lane in lanes:
         if lane.directory is not None and writes():
-            lane.directory.create(lane.setup.config, lane.setup.resolved, say)
+            lane.directory.create(lane.setup, say)
             lane.directory.write_labels(lane.setup.fed.label_counts())
-    return lanes_of.stack_states([lane.setup for lane in lanes], states), []
+    return vmapped.stack_states([lane.setup for lane in lanes], states), []
 
 
 def reopen(
@@ -235,15 +234,15 @@ def reopen(
     if writes():
         directory.open()
     files = checkpoint.read_files(resume_from)
-    state = setup.simulation.init(setup.config.seed, setup.net)
-    state = checkpoint.load(resume_from, state, setup.config.hash(), setup.fed.num_clients)
+    state = setup.simulation.init(setup.experiment.training.seed, setup.net)
+    state = checkpoint.load(resume_from, state, setup.hash, setup.fed.num_clients)
     round_ = int(state.t)
     if resume_from.name != f"{round_:08d}":
         raise UserError(
             f"checkpoint '{resume_from}' is of round {round_}; restore its name to resume"
         )
     timings = directory.read(lane.recorder, files, round_)
-    if round_ == setup.config.rounds:
+    if round_ == setup.experiment.training.rounds:
         directory.read_end(round_)
     if writes():
         changed = manifest.changed(directory.path)
@@ -252,10 +251,10 @@ def reopen(
                 f"{', '.join(changed)} in '{directory.path}' were changed, or cut short by a kill;"
                 f" written anew from the checkpoint of round {round_}"
             )
-        directory.write_config(setup.config, setup.resolved)
+        directory.write_config(setup)
         directory.write_labels(setup.fed.label_counts())
         directory.write(lane.recorder, timings)
-    if round_ < setup.config.rounds:
+    if round_ < setup.experiment.training.rounds:
         lane.recorder.reopen(round_)
     return state, timings
 
@@ -268,12 +267,12 @@ def compiled(
 ) -> Callable:
     """(state, data, rounds, ends) -> (state, logs, scores), ready to be called. tick: hears how
     long it takes."""
-    config, run = setups[0].config, setups[0].simulation.run
+    config, run = setups[0].experiment, setups[0].simulation.run
     if len(setups) > 1:
-        run = lanes_of.side_by_side(setups, run)
-    elif config.backend == "loop":
+        run = vmapped.side_by_side(setups, run)
+    elif config.compute.backend == "loop":
         return first_aside(LoopBackend(setups[0].simulation).run)
-    elif config.state_on == "host":
+    elif config.compute.state_on == "host":
         return first_aside(run)
     return compiled_alone(run, state, data, jnp.int32(1), np.bool_(True), tick=tick)
 
@@ -305,10 +304,10 @@ def data_of(lane: Lane, data: Any) -> Any:
 
 
 # ---- one segment ---------------------------------------------------------------------------------
-def segment_length(config: Config, capacity: int, done: int, speed: float | None) -> int:
+def segment_length(config: Experiment, capacity: int, done: int, speed: float | None) -> int:
     """Rounds of the next call: about ten seconds, ending on the evaluation and checkpoint grids
     where they are near."""
-    every = config.eval_every
+    every = config.evaluation.eval_every
     longest = capacity * every - done % every
     # the first call tells how fast it goes: with rare evaluations it must not be all rounds up to
     # the first of them
@@ -317,10 +316,10 @@ def segment_length(config: Config, capacity: int, done: int, speed: float | None
         if speed is None
         else max(1, int(SEGMENT_SECONDS / max(speed, 1e-9)))
     )
-    ask = min(wish, longest, config.rounds - done)
-    if done + ask < config.rounds and ask >= every:
+    ask = min(wish, longest, config.training.rounds - done)
+    if done + ask < config.training.rounds and ask >= every:
         ask -= (done + ask) % every  # end on the grid
-    for grid in (config.checkpoint_every, config.personal_every):
+    for grid in (config.compute.checkpoint_every, config.evaluation.personal_every):
         if grid:
             ask = min(
                 ask, grid - done % grid
@@ -328,19 +327,20 @@ def segment_length(config: Config, capacity: int, done: int, speed: float | None
     return max(1, ask)
 
 
-def evaluated(config: Config, done: int) -> np.bool_:
+def evaluated(config: Experiment, done: int) -> np.bool_:
     """Whether a segment that ends after round `done`, perhaps off the evaluation grid, needs an
     evaluation there."""
     return np.bool_(
-        done == config.rounds or bool(config.personal_every and done % config.personal_every == 0)
+        done == config.training.rounds
+        or bool(config.evaluation.personal_every and done % config.evaluation.personal_every == 0)
     )
 
 
-def save_due(config: Config, done: int, saved_round: int, saved_at: float) -> bool:
+def save_due(config: Experiment, done: int, saved_round: int, saved_at: float) -> bool:
     """Whether it is time for a checkpoint: after so many rounds, or after some time; all processes
     agree."""
-    if config.checkpoint_every:
-        return done - max(saved_round, 0) >= config.checkpoint_every
+    if config.compute.checkpoint_every:
+        return done - max(saved_round, 0) >= config.compute.checkpoint_every
     return agreed(time.perf_counter() - saved_at) > CHECKPOINT_SECONDS
 
 
@@ -356,18 +356,20 @@ def collect_all(
 ) -> None:
     """`collect` for every lane; told: logs and scores of all of them."""
     for i, lane in enumerate(lanes):
-        logs, scores = (lanes_of.pick(tree, i, len(lanes)) for tree in told)
+        logs, scores = (vmapped.pick(tree, i, len(lanes)) for tree in told)
         tuned = lambda i=i, lane=lane: (
             adapt(of_state(state, i), data_of(lane, data)) if adapt is not None else {}
         )
         collect(lane, tuned, logs, scores, done, count)
 
 
-def adapts_after(sim: Any, config: Config, at: int) -> bool:
+def adapts_after(sim: Any, config: Experiment, at: int) -> bool:
     """Whether clients fine-tune for their evaluation after round `at`."""
-    if not adapted_modes(sim.method, config.evaluations):
+    if not adapted_modes(sim.method, config.evaluation.evaluations):
         return False
-    return at == config.rounds or bool(config.personal_every and at % config.personal_every == 0)
+    return at == config.training.rounds or bool(
+        config.evaluation.personal_every and at % config.evaluation.personal_every == 0
+    )
 
 
 def collect(
@@ -377,14 +379,14 @@ def collect(
 
     tuned: () -> the evaluation for which the lane's clients fine-tune.
     """
-    config, sim = lane.setup.config, lane.setup.simulation
+    config, sim = lane.setup.experiment, lane.setup.simulation
     lane.recorder.add_rounds(logs, count)
     for i in range(len(scores["round"])):
         at = int(scores["round"][i])
         if not done < at <= done + count:
             continue
         personal_due = adapts_after(sim, config, at)
-        if at % config.eval_every and at != config.rounds and not personal_due:
+        if at % config.evaluation.eval_every and at != config.training.rounds and not personal_due:
             continue
         score = jax.tree.map(lambda a: a[i], scores)
         if personal_due and at == done + count:
@@ -414,23 +416,32 @@ def tell(sinks: Sequence[Any], lanes: Sequence[Lane], what: Callable[[Any, Lane]
 
 
 def segment_of(lane: Lane, first: int, last: int, seconds: float) -> Segment:
-    config, recorder = lane.setup.config, lane.recorder
+    config, recorder = lane.setup.experiment, lane.recorder
     recent = lambda rows: [row for row in rows[-(last - first + 1) :] if row["round"] >= first]
     rounds, rows = recent(recorder.rounds), recent(recorder.rows)
-    return Segment(first, last, config.rounds, seconds, rounds, rows, config.method, config.seed)
+    return Segment(
+        first,
+        last,
+        config.training.rounds,
+        seconds,
+        rounds,
+        rows,
+        config.method.name,
+        config.training.seed,
+    )
 
 
 def save(lanes: Sequence[Lane], state: State, of_state: Callable[[State, int], State]) -> None:
     """A checkpoint of every lane; every process takes part."""
     for i, lane in enumerate(lanes):
         if lane.directory is not None:
-            config = lane.setup.config
+            config = lane.setup.experiment
             folder, one, rows = (
                 lane.directory.path / "checkpoints",
                 of_state(state, i),
                 lane.directory.rows,
             )
-            checkpoint.save(folder, one, config.hash(), config.keep, rows)
+            checkpoint.save(folder, one, lane.setup.hash, config.compute.keep, rows)
 
 
 def finish(

@@ -49,7 +49,7 @@ def tree_bytes(tree: Any) -> int:
 @in_its_floats
 def facts(setup: Setup) -> dict[str, Any]:
     """Sizes of a run from shapes alone; nothing is computed."""
-    sim, config = setup.simulation, setup.config
+    sim, config = setup.simulation, setup.experiment
     env, method, fed = sim.env, sim.method, setup.fed
     net = jax.eval_shape(lambda: setup.net)
     server, client = sim.shapes(net)
@@ -80,9 +80,9 @@ def facts(setup: Setup) -> dict[str, Any]:
         )
         copied = per_client * peers.shape[0]
     per_round = 4 * (
-        20 + 4 * len(floats) + (4 * several if config.probe else 0)
+        20 + 4 * len(floats) + (4 * several if config.evaluation.probe else 0)
     )  # a row of the log
-    scored = len(config.evaluations) * env.num_clients * tree_bytes(sums_shape(setup))
+    scored = len(config.evaluation.evaluations) * env.num_clients * tree_bytes(sums_shape(setup))
     logs = sim.most_rounds * per_round + sim.capacity * scored
     wide = [
         g for g in net["params"].values() if any(len(leaf.shape) > 2 for leaf in jax.tree.leaves(g))
@@ -143,7 +143,11 @@ def mean_masks(setup: Setup, server: Tree) -> tuple[np.ndarray, ...]:
     number = lambda v: np.asarray(v, sim.env.dtype)
     key = lambda i: jax.random.key_data(jax.random.key(i))
     ctx = lambda i: Ctx(
-        np.int32(0), key(i), np.int32(0), number(sim.env.epochs), number(setup.config.lr)
+        np.int32(0),
+        key(i),
+        np.int32(0),
+        number(sim.env.epochs),
+        number(setup.experiment.training.lr),
     )
     draws = [sim.method.plan(sim.open(sim.data), start, ctx(i)) for i in range(24)]
     return tuple(
@@ -167,15 +171,6 @@ def sums_shape(setup: Setup) -> Tree:
 def check_counters(setup: Setup) -> None:
     """Refuse what 32-bit counters cannot hold."""
     env, size = setup.simulation.env, int(np.asarray(setup.fed.size["train"]).max())
-    counted = {
-        n: getattr(setup.config, n)
-        for n in ("rounds", "eval_every", "personal_every", "checkpoint_every")
-    }
-    for name, value in {**counted, "batch_size": env.batch_size}.items():
-        if value > MOST_STEPS:
-            raise UserError(
-                f"{name.replace('_', '-')} {value} is too large; allowed: {MOST_STEPS} or less"
-            )
     steps = float(env.max_epochs) * -(-size // env.batch_size)
     if steps > MOST_STEPS:
         most = MOST_STEPS // -(-size // env.batch_size)
@@ -195,7 +190,7 @@ def check_reach(setup: Setup) -> None:
     sizes = facts(setup)
     memory.refuse_if_too_large(
         int(sizes["peak"] - sizes["runtime"]),  # the runtime is there already
-        f"this run ({setup.config.method}, {setup.fed.num_clients} clients, model"
+        f"this run ({setup.experiment.method.name}, {setup.fed.num_clients} clients, model"
         f" {setup.simulation.env.model.name})",
         "use fewer clients, a smaller model, batch, chunk or eval-every, or state-on host",
     )

@@ -18,9 +18,9 @@ from typing import Any
 from fedjax_sim.errors import UserError
 from fedjax_sim.options import shown
 from fedjax_sim.runner import lock
-from fedjax_sim.runner.config import FORMAT
 from fedjax_sim.runner.files import PARTIAL, checksum, json_bytes, stamp, write_bytes
 
+FORMAT = 4  # of manifests and checkpoints
 MANIFEST, CONFIG, SUMMARY, CHECKPOINTS = (
     "manifest.json",
     "config.json",

@@ -106,7 +106,7 @@ class Bar(Sink):
 
         self.lanes.append(lane)
         if self.bar is None:
-            total = lane.setup.config.rounds
+            total = lane.setup.experiment.training.rounds
             self.bar = tqdm(
                 total=total, initial=done, unit="round", file=sys.stderr, dynamic_ncols=True
             )
@@ -116,7 +116,7 @@ class Bar(Sink):
         return (
             name_of(self.lanes[0])
             if len(self.lanes) == 1
-            else f"{self.lanes[0].setup.config.method}, {len(self.lanes)} seeds"
+            else f"{self.lanes[0].setup.experiment.method.name}, {len(self.lanes)} seeds"
         )
 
     def compiling(self, lane: Lane) -> None:
@@ -162,9 +162,11 @@ class JsonLines(Sink):
         self.out = out
 
     def tell(self, lane: Lane, event: str, **more: Any) -> None:
-        config, directory = lane.setup.config, lane.directory
+        config, directory = lane.setup.experiment, lane.directory
         base = dict(
-            method=config.method, seed=config.seed, out=str(directory.path) if directory else None
+            method=config.method.name,
+            seed=config.training.seed,
+            out=str(directory.path) if directory else None,
         )
         print(told(event, **base | more), file=self.out or sys.stdout, flush=True)
 
@@ -173,8 +175,8 @@ class JsonLines(Sink):
             lane,
             "begin",
             round=done,
-            rounds=lane.setup.config.rounds,
-            config_hash=lane.setup.config.hash(),
+            rounds=lane.setup.experiment.training.rounds,
+            config_hash=lane.setup.hash,
         )
 
     def compiling(self, lane: Lane) -> None:

@@ -77,7 +77,7 @@ class Callback(Sink):
 
 def name_of(lane: Lane) -> str:
     """A run among others."""
-    return f"{lane.setup.config.method} seed {lane.setup.config.seed}"
+    return f"{lane.setup.experiment.method.name} seed {lane.setup.experiment.training.seed}"
 
 
 def numbers(row: dict[str, Any]) -> dict[str, float]:

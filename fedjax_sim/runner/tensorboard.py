@@ -82,7 +82,7 @@ class TensorBoard(Sink):
         folder = (lane.directory.path if lane.directory else pathlib.Path("runs")) / "tensorboard"
         folder.mkdir(parents=True, exist_ok=True)
         now = time.time()
-        self.files[id(lane)] = folder / f"events.out.tfevents.{now:.6f}.{lane.setup.config.hash()}"
+        self.files[id(lane)] = folder / f"events.out.tfevents.{now:.6f}.{lane.setup.hash}"
         version = b"\x09" + struct.pack("<d", now) + part(3, b"brain.Event:2")
         self.files[id(lane)].write_bytes(record(version))
 

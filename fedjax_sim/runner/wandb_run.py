@@ -29,14 +29,14 @@ class WandB(Sink):
         self.runs: dict[int, Any] = {}
 
     def begin(self, lane: Lane, done: int) -> None:
-        config = lane.setup.config
+        config = lane.setup.experiment
         online = "WANDB_API_KEY" in os.environ
         self.runs[id(lane)] = self.wandb.init(
             project=os.environ.get("WANDB_PROJECT", "fedjax_sim"),
             name=lane.directory.path.name if lane.directory else name_of(lane),
-            id=None if not lane.directory else f"{config.hash()}-{lane.directory.path.name}",
+            id=None if not lane.directory else f"{lane.setup.hash}-{lane.directory.path.name}",
             resume="allow",
-            config=config.to_json(),
+            config=config.flat(),
             dir=str(lane.directory.path if lane.directory else pathlib.Path(".")),
             mode=os.environ.get("WANDB_MODE", "online" if online else "offline"),
             reinit="create_new",

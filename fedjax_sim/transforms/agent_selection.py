@@ -54,6 +54,11 @@ class AgentSelection(Selection):
                 f"agent_selection.agent={self.agent} is not allowed; use {', '.join(AGENTS)}"
             )
 
+    @property
+    def hands_over(self) -> tuple[str, ...]:
+        """What a later run takes over: the agent is part of the server's state."""
+        return ("server",)
+
     def made(self, env: Env) -> Any:
         return self.agent.sized(SEEN, 2, env.dtype)
 

@@ -338,8 +338,8 @@ def test_the_reader_sees_every_kind_of_import():
         ),
         (
             "runner",
-            "from fedjax_sim.cli import describe",
-            "'runner' imports 'fedjax_sim.cli.describe'",
+            "from fedjax_sim.report import text as describe",
+            "'runner' imports 'fedjax_sim.report.text'",
         ),
         ("data", "from fedjax_sim.models import build", "'data' imports 'fedjax_sim.models.build'"),
     ],

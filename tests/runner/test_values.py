@@ -18,7 +18,7 @@ from test_runner import ONE, table
 
 import fedjax_sim as fs
 from fedjax_sim.cli.main import main
-from fedjax_sim.runner.values import run_values
+from fedjax_sim.runner.many import run_values
 
 __all__ = ["empty_folder"]  # used by every test
 SMALL = dict(rounds=3, eval_every=2, epochs=1.0, participation="0.5") | {
@@ -28,7 +28,7 @@ TINY = ["--model", "mlp", "--clients", "4", "--epochs", "1", "--quiet"]
 
 
 def setup_of(method: str = "fedprox", **more):
-    return fs.prepare(fs.Config(method, **{**SMALL, **more}), fed=tiny.federation())
+    return fs.prepare(fs.Experiment.of(method, **{**SMALL, **more}), fed=tiny.federation())
 
 
 def assert_same_rows(a: list[dict], b: list[dict]) -> None:
@@ -195,7 +195,7 @@ def test_numbers_of_a_loss_run_side_by_side():
             tiny.federation(),
             **{**SMALL, "loss": "focal", "loss_options": {"gamma": gamma}},
         )
-        assert result.setup.config.loss_options == {"gamma": gamma}
+        assert result.setup.experiment.training.loss_options == {"gamma": gamma}
         np.testing.assert_allclose(
             result.net["params"]["fc"]["kernel"], alone.net["params"]["fc"]["kernel"], atol=1e-5
         )
@@ -237,9 +237,7 @@ def test_numbers_of_a_transform_side_by_side(capsys, tmp_path):
 
 
 def test_options_of_a_transform_from_python():
-    setup = fs.runner.execute.set_up(
-        "fedavg", None, model="mlp", transforms=["clip"], **{"clip.norm": 0.5}
-    )
-    assert setup.config.transforms == ("clip:norm=0.5",)
+    setup = fs.api.set_up("fedavg", None, model="mlp", transforms=["clip"], **{"clip.norm": 0.5})
+    assert setup.experiment.method.transforms == ("clip:norm=0.5",)
     with pytest.raises(fs.UserError, match="'clip' is there 0 times"):
-        fs.runner.execute.set_up("fedavg", None, model="mlp", **{"clip.norm": 0.5})
+        fs.api.set_up("fedavg", None, model="mlp", **{"clip.norm": 0.5})

@@ -285,4 +285,4 @@ def test_given_as_an_object_it_is_the_run_by_its_words():
     two = fs.run(
         "fedprox", tiny.federation(), mu=0.1, transforms=["clip:norm=0.5", "topk:share=0.1"], **more
     )
-    assert one.setup.config.hash() == two.setup.config.hash() and same_bits(one.state, two.state)
+    assert one.setup.hash == two.setup.hash and same_bits(one.state, two.state)
