@@ -13,7 +13,7 @@ from fedjax_sim.errors import UserError, lookup
 from fedjax_sim.experiment import Experiment
 from fedjax_sim.experiment.given import OF_THE_COMMAND, experiment_of, read_entry
 from fedjax_sim.experiment.imports import load_file
-from fedjax_sim.experiment.settings import FOLLOW, NEVER
+from fedjax_sim.experiment.settings import FOLLOW, NEVER, Data
 from fedjax_sim.experiment.tree import SETTINGS
 from fedjax_sim.hooks import Method
 from fedjax_sim.options import names, shown
@@ -30,8 +30,8 @@ from fedjax_sim.runner.prepare import Objects, Setup
 from fedjax_sim.runner.rounds import Step, steps_of
 from fedjax_sim.runner.sinks import SINKS, Callback, Segment, Sink, named
 
-OF_DATA = ("dataset", "partition", "protocol", "norm", "task", "clients", "server_val")
-OF_DATA += ("val_fraction", "data_dir", "download")
+OF_DATA = [field.name for field in dataclasses.fields(Data) if "seed" not in field.name]
+OF_DATA.remove("unseen")
 
 
 class Result(results.Result):

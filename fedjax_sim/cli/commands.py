@@ -224,11 +224,8 @@ def train(args: argparse.Namespace) -> int:
         trained = trained.inner
     if not hasattr(trained, "agent"):
         able = [name for name in METHODS if controlled(name)]
-        around = [name for name in TRANSFORMS if hasattr(transform_class(name), "agent")]
-        raise UserError(
-            f"method '{method}' has no agent to train; allowed: {', '.join(able)}, or a transform"
-            f" with one, such as --transform {', '.join(around)}"
-        )
+        able += [f"any --transform {n}" for n in TRANSFORMS if hasattr(transform_class(n), "agent")]
+        raise UserError(f"method '{method}' has no agent to train; allowed: {', '.join(able)}")
     if not args.out:
         args.out = str(output_directory(args, f"train-{method}", experiment))
         args.argv = [*args.argv, "--out", args.out]

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -93,7 +92,9 @@ def draw_without_replacement(key: Array, few: int, many: int) -> Array:
     return jnp.where(before >= 0, origin[before], other)
 
 
-def cohort_size(asked: float | Sequence[float] | str, clients: int, seen: int) -> tuple[int, int]:
+def cohort_size(
+    asked: float | tuple[float, float] | str, clients: int, seen: int
+) -> tuple[int, int]:
     """A fraction, a number of clients, a pair of either, or text n/N -> (low, high) participants
     among `seen` clients.
 
@@ -116,7 +117,7 @@ def cohort_size(asked: float | Sequence[float] | str, clients: int, seen: int) -
                 f"participation '{asked}' asks for {n:g} clients per round; allowed: 1 to {seen}"
             )
         return int(n), int(n)
-    parts = asked if isinstance(asked, Sequence) else (asked,)
+    parts = (asked,) if isinstance(asked, int | float) else tuple(asked)
     fraction = lambda r: max(1, math.ceil(r * seen - 1e-9))
     allowed = [0 < r <= 1 or (1 < r <= seen and r == int(r)) for r in parts]
     ends = [fraction(r) if r <= 1 else int(r) for r in parts] if all(allowed) else []

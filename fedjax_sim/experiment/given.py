@@ -8,15 +8,14 @@ A name is a setting (`lr`, `batch_size`, `evaluate`), an option of the method (`
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from fedjax_sim.errors import UserError, lookup, unknown
-from fedjax_sim.experiment.settings import PARTS, Method
 from fedjax_sim.experiment.tree import SETTINGS, Experiment
 from fedjax_sim.methods import METHODS, controlled, make_method, options_of
 from fedjax_sim.models import check_options
-from fedjax_sim.options import convert, plain, shown
+from fedjax_sim.options import convert, plain, shown, widths
 from fedjax_sim.transforms import TRANSFORMS, transformed, with_option
 
 KEYWORDS = frozenset(SETTINGS) - {"method"}
@@ -143,31 +142,27 @@ def refuse(method: str | Any, name: str, others: Collection[str]) -> None:
 
 
 def checked(
-    method: str | Any, flat: dict[str, Any], around: list[tuple[str, str, Any]]
+    method: str | Any, flat: Mapping[str, Any], around: Sequence[tuple[str, str, Any]]
 ) -> Experiment:
     """The experiment of flat settings; options of method, model, loss and transforms as values."""
-    parts: dict[str, dict[str, Any]] = {part: {} for part in PARTS}
-    for key, value in flat.items():
-        part, name, _, _ = SETTINGS[key]
-        parts[part][name] = value
-    if "options" in parts["model"] and parts["model"]["options"]:
-        check_options(parts["model"].get("name", PARTS["model"]().name), parts["model"]["options"])  # type: ignore[attr-defined]
-    loss = parts["training"].get("loss_options")
-    if isinstance(loss, Mapping):
-        parts["training"]["loss_options"] = {
-            k: convert(f"loss.{k}", v, plain) if isinstance(v, str) else v for k, v in loss.items()
-        }
-    chosen = Method(method if isinstance(method, str) else method.name, **parts.pop("method"))
-    texts = chosen.transforms
+    name = method if isinstance(method, str) else method.name
+    experiment = Experiment().replace(method=name, **flat)
+    model, loss = dict(experiment.model.options), experiment.training.loss_options
+    if isinstance(hidden := model.get("hidden"), str):
+        model["hidden"] = convert("model.hidden", hidden, widths)
+    if model:
+        check_options(experiment.model.name, model)
+    loss = {k: convert(f"loss.{k}", v, plain) if isinstance(v, str) else v for k, v in loss.items()}
+    texts, options = experiment.method.transforms, experiment.method.options
     for owner, option, value in around:
         texts = with_option(texts, owner, option, value)
-    options = chosen.options
     if isinstance(method, str):
         made = make_method(method, **options)
         transformed(made, texts)
         options = {name: value_in(made, name, value) for name, value in options.items()}
-    made_parts: Any = {part: PARTS[part](**values) for part, values in parts.items()}
-    return Experiment(method=Method(chosen.name, options, texts), **made_parts)
+    return experiment.replace(
+        model_options=model, loss_options=loss, options=options, transforms=texts
+    )
 
 
 def value_in(made: Any, name: str, written: Any) -> Any:

@@ -136,7 +136,7 @@ class Data(Part):
         0.0, REAL,
         "clients kept out of training but evaluated: a fraction, or a number from 1 up", "U",
     )
-    data_seed: int | str = setting(
+    data_seed: int = setting(  # FOLLOW becomes the seed of the run
         0, word_or(FOLLOW, WHOLE),
         "seed of the partition and splits, or 'follow': the same as --seed", "s", **SEED,
     )

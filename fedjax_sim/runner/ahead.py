@@ -20,7 +20,7 @@ from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 from fedjax_sim import accelerators
 from fedjax_sim.accelerators import Device
 from fedjax_sim.data.federation import Federation
-from fedjax_sim.engine.participation import parse_participation, unseen_clients
+from fedjax_sim.engine.participation import cohort_size, unseen_clients
 from fedjax_sim.engine.round import one_round, open_env, peer_ids
 from fedjax_sim.errors import UserError
 from fedjax_sim.experiment import Experiment
@@ -48,7 +48,7 @@ def prepare_for(
         )
     unseen = unseen_clients(config.data.unseen, fed.num_clients, config.data.data_seed)
     fixed = with_cohorts(config, fed.num_clients, unseen)
-    cohort = parse_participation(
+    cohort = cohort_size(
         fixed.training.participation, fed.num_clients, fed.num_clients - len(unseen)
     )[1]
     share = -(-cohort // many)

@@ -44,34 +44,25 @@ class Choice:
 
 def rule_of_thumb(experiment: Experiment, cohort: int) -> Choice:
     """chunk and devices as given, else by the kind of device."""
-    have, kind = layouts.available_devices(), jax.default_backend()
-    single = experiment.compute.backend in ("loop", "chunked", "vmap")
-    devices = (
-        experiment.compute.devices
-        if experiment.compute.devices != "auto"
-        else 1
-        if single
-        else min(have, cohort)
-    )
+    have, kind, how = layouts.available_devices(), jax.default_backend(), experiment.compute
+    usual = 1 if how.backend in ("loop", "chunked", "vmap") else min(have, cohort)
+    devices = how.devices if isinstance(how.devices, int) else usual
     share = -(-cohort // devices)
-    if experiment.compute.backend == "vmap":
+    if how.backend == "vmap":
         return Choice(share, devices, "vmap: the whole cohort side by side")
-    if experiment.compute.chunk != "auto":
-        return Choice(min(experiment.compute.chunk, share), devices, "as given")
+    if isinstance(how.chunk, int):
+        return Choice(min(how.chunk, share), devices, "as given")
     return Choice(1 if kind == "cpu" else share, devices, f"rule of thumb for {kind}")
 
 
 def candidates(experiment: Experiment, cohort: int) -> list[Choice]:
     """A handful of layouts worth timing."""
-    have, kind = layouts.available_devices(), jax.default_backend()
-    devices = (
-        [experiment.compute.devices]
-        if experiment.compute.devices != "auto"
-        else sorted({1, min(have, cohort)}, reverse=True)
-    )
-    devices = {"chunked": devices[-1:], "sharded": devices[:1]}.get(
-        experiment.compute.backend, devices
-    )  # one device, or all
+    have, kind, how = layouts.available_devices(), jax.default_backend(), experiment.compute
+    devices = sorted({1, min(have, cohort)}, reverse=True)
+    if isinstance(how.devices, int):
+        devices = [how.devices]
+    # one device, or all
+    devices = {"chunked": devices[-1:], "sharded": devices[:1]}.get(how.backend, devices)
     out = []
     for number in devices:
         share = -(-cohort // number)
@@ -93,7 +84,7 @@ def key_of(experiment: Experiment, cohort: int, floats: int, step_flops: float) 
         cohort,
         floats,
         experiment.compute.activation_type,
-        experiment.compute.devices,
+        str(experiment.compute.devices),
         experiment.compute.backend,
         round(step_flops),
         jax.default_backend(),

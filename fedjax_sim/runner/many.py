@@ -196,6 +196,7 @@ def numbers_for(setup: Setup, experiment: Experiment) -> Numbers:
     rule = r.env.optimizer._replace(clip_norm=train.clip_norm)
     if not isinstance(rule, optimizers.Own):
         rule = make_optimizer(experiment, r.env.model.groups)
+    assert train.lr is not None  # resolved
     rates = optim.schedule(train.schedule, train.lr, train.schedule_rounds)
     loss = r.env.loss if train.loss == GIVEN else make_loss(experiment, setup.fed)
     env = dataclasses.replace(r.env, optimizer=rule, loss=loss)

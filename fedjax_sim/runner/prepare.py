@@ -101,7 +101,7 @@ def load_federation(experiment: Experiment) -> Federation:
         data_dir=data.data_dir,
         download=data.download,
         norm=data.norm,
-        batch_size=BATCH if batch == FULL else batch,
+        batch_size=batch if isinstance(batch, int) else BATCH,
         server_val=data.server_val,
         val_fraction=data.val_fraction,
         task=data.task,
@@ -368,6 +368,7 @@ def simulated(
 ) -> Simulation:
     """The compiled functions of a run on a layout; stored: as in `simulate`."""
     train, score = experiment.training, experiment.evaluation
+    assert train.lr is not None  # resolved
     return simulate(
         method,
         env,

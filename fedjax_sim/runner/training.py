@@ -100,6 +100,8 @@ def make_optimizer(
         return dataclasses.replace(optimizers.own_optimizer(given), **common)
     name, options = optimizers.parse(experiment.training.optimizer)
     if name == SGD:
+        assert experiment.training.momentum is not None  # resolved, as is the weight decay
+        assert experiment.training.weight_decay is not None
         return optim.Sgd(
             momentum=experiment.training.momentum,
             weight_decay=experiment.training.weight_decay,

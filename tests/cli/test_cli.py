@@ -121,7 +121,7 @@ MISTAKES = [  # options of `run fedavg`, what the sentence must say
     (["--seed", "9" * 30], "is too large; allowed: at most 2^63 - 1"),
     (["--val-fraction", "2"], "val_fraction must be between 0 and 1"),
     (["--num-processes", "2"], "need --coordinator"),
-    (["--batch-size", "2147483648"], "'2147483648' is too large; allowed: 2147483647 or less"),
+    (["--batch-size", "2147483648"], "2147483648 is too large; allowed: 2147483647 or less"),
     (["--epochs", "1e30"], "epochs 1e+30 are too many steps"),
     (["--lr", "1e39"], "'1e39' is too large"),
     (["--seeds", "20000"], "seeds 20000 is not allowed"),
@@ -241,7 +241,7 @@ def test_mistakes_are_one_sentence(capsys, tmp_path, options, sentence):
                 (["run"], "preset"),
             )
         ),
-        (["compare", "fedavg:lr=--", "fedprox"], "--lr '--' is not a value"),
+        (["compare", "fedavg:lr=--", "fedprox"], "lr '--' is not a number"),
         (["rum"], "invalid choice: 'rum'"),
         ([], "required: COMMAND"),
     ],

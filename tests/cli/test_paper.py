@@ -8,16 +8,17 @@ import pathlib
 
 import pytest
 from commands import refused
-from fedjax_sim.cli.paper.work import Cells
 from paths import ROOT
 
 from fedjax_sim.cli.main import main
-from fedjax_sim.cli.paper.cells import Choice, Planner, config_of, jobs_in, scoped
+from fedjax_sim.cli.paper.cells import Choice, Planner, jobs_in, planned, scoped
 from fedjax_sim.errors import UserError
+from fedjax_sim.experiment.tree import flat_config
 from fedjax_sim.methods import METHODS
 from fedjax_sim.papers import pictures, reading
 from fedjax_sim.papers.tables import SCALES, block_of, cell_of, find, paper_of, papers
 from fedjax_sim.runner.lock import Lock
+from fedjax_sim.sweep.work import Shared
 
 TABLES = [table for paper in papers().values() for table in paper.tables.values()]
 PROMISED = {
@@ -197,9 +198,9 @@ def test_the_same_run_has_one_name_whatever_the_table():
 def test_an_option_of_one_method_is_nobody_elses():
     told = {"lr": 1, "fedprox.lr": 0.1, "fedavg.lr": 0.2, "fedprox.mu": 3, "ditto.start_from": ""}
     assert scoped("fedprox", told) == {"lr": 0.1, "fedprox.mu": 3}
-    assert config_of("fedavg", {"fedprox.mu": 3}).options == {}
+    assert planned("fedavg", {"fedprox.mu": 3}).method.options == {}
     with pytest.raises(UserError, match="did you mean 'rounds'"):
-        config_of("fedavg", {"round": 3})
+        planned("fedavg", {"round": 3})
 
 
 def test_runs_before_others():
@@ -350,8 +351,8 @@ def test_the_cosine_is_of_the_same_state(out):
     (first,), (then,) = (
         [*c.jobs] for c in cells("fedpam:T1", "smoke", "fedpam,fedpam-cosine", "dir-c10")
     )
-    folder = Cells(out / "fedpam")
-    config = json.loads((folder.run(then) / "config.json").read_text())["config"]
+    folder = Shared(out / "fedpam")
+    config = flat_config(json.loads((folder.run(then) / "config.json").read_text()))
     assert config["started_with"].startswith("clients,server@") and then.before.name == first.name
 
 
@@ -374,7 +375,7 @@ def test_a_run_that_another_process_does_is_left_to_it(out, capsys):
     try:
         assert paper(out, "fedpolicy:T2", "--rows", "fedprox", "--cols", "c10.1") == 0
         assert "1 runs are with another process" in capsys.readouterr().err
-        assert not Cells(out / "fedpolicy").run(cell.jobs[0]).exists()
+        assert not Shared(out / "fedpolicy").run(cell.jobs[0]).exists()
     finally:
         lock.release()
 

@@ -23,7 +23,7 @@ from fedjax_sim.cli.main import main
 from fedjax_sim.report.runs import load_runs
 from fedjax_sim.runner.lock import Lock
 from fedjax_sim.sweep import local, on_ray, queue
-from fedjax_sim.sweep.folder import Folder, pending, write_results
+from fedjax_sim.sweep.folder import Folder, write_results
 from fedjax_sim.sweep.plan import jobs_of
 from fedjax_sim.sweep.table import Table, results
 
@@ -159,7 +159,7 @@ def test_processes_side_by_side_and_a_failure_that_stops_nobody(capsys, monkeypa
         and "1 of 2 done, 1 failed" in said.err
     )
     jobs = jobs_of({"methods": ["fedavg"]} | tomllib.loads(file.read_text()))
-    assert [job.experiment.data.dataset for job in pending(Folder(pathlib.Path("out")), jobs)] == [
+    assert [job.experiment.data.dataset for job in Folder(pathlib.Path("out")).pending(jobs)] == [
         "nowhere.npz"
     ]
     assert [run.path.parent for run in load_runs(["out"])] == [
@@ -197,7 +197,7 @@ class Pretend:
             file = self.folder.run(handle.job) / "summary.json"
             file.write_text(json.dumps(json.loads(file.read_text()) | {"rounds": 2}))
             sign(file.parent)
-            self.folder.own(handle.job)
+            self.folder.finish(handle.job)
         return code, "round 3" if code == -9 else ""
 
     def stop(self, handle):
@@ -241,7 +241,7 @@ def test_the_queue_keeps_its_room_and_writes_down_failures(seven, capsys):
     table = results(jobs, folder)
     assert "fedavg" in table and "failed: it was ended by signal 9" in table and "±" in table
     again = Pretend(3, {}, folder)
-    queue.work_off(pending(folder, jobs), jobs, folder, again, lambda running, changed: None)
+    queue.work_off(folder.pending(jobs), jobs, folder, again, lambda running, changed: None)
     assert len(again.at_once) == 2 and {r["status"] for r in rows("out")} == {"done"}
 
 
@@ -275,7 +275,7 @@ def test_workers_share_cores_and_accelerators(seven, monkeypatch, capsys):
     jobs, folder = seven
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,7")
     code = "import os; print('devices', os.environ['CUDA_VISIBLE_DEVICES'])"
-    launcher = local.Local(lambda job: [sys.executable, "-c", code], folder)
+    launcher = local.Local([sys.executable, "-c", code], folder)
     assert launcher.room == 3
     handles = [launcher.start(job) for job in jobs[:3]]
     for process, _, _ in handles:
@@ -328,7 +328,7 @@ def test_slurm_script_and_submission(capsys, tmp_path, monkeypatch):
     told = ended.run(jobs[1]) / "summary.json"
     told.write_text(json.dumps(json.loads(told.read_text()) | {"rounds": 2}))
     sign(told.parent)
-    ended.own(jobs[1])
+    ended.finish(jobs[1])
     assert main(command) == 0
     said = capsys.readouterr()
     assert "as job 4711" in said.err and "--gather" in said.err
@@ -377,7 +377,7 @@ def test_ray_tasks_share_the_queue(seven, monkeypatch, capsys):
     jobs, folder = seven
     asked = pretended_ray(monkeypatch)
     code = "import sys; print('fedjax-sim: no memory'); sys.exit(3 if sys.argv[1] == '1' else 0)"
-    launcher = on_ray.OnRay(lambda job: [sys.executable, "-c", code, str(job.index)], folder, 2)
+    launcher = on_ray.OnRay([sys.executable, "-c", code], folder, 2)
     folder.path.mkdir()
     queue.work_off(jobs[:2], jobs, folder, launcher, lambda running, changed: None)
     assert asked == [{"num_cpus": 4, "max_retries": 0}] * 2 and launcher.room == 2
@@ -434,7 +434,7 @@ def test_a_run_that_another_process_has_begun_is_not_begun_again(capsys):
     directory = Folder(pathlib.Path("out")).run(job)
     setup = prepare(job.experiment)
     begun = RunDirectory(directory)
-    begun.create(setup.experiment, setup.resolved)
+    begun.create(setup)
     (directory / "mine.txt").write_text("mine")
     before = {p.name: p.read_bytes() for p in directory.iterdir()}
     task = ["sweep", str(file), "--out", "out", "--task", "0", "--quiet"]

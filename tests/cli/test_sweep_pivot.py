@@ -10,6 +10,7 @@ from commands import empty_folder, refused
 from test_sweep import TINY, toml
 
 from fedjax_sim.cli.main import main
+from fedjax_sim.experiment.tree import flat_config
 from fedjax_sim.papers.pivot import Cell, Pivot
 from fedjax_sim.sweep import queue
 from fedjax_sim.sweep.folder import Folder, started, waits
@@ -109,7 +110,7 @@ def test_a_run_starts_from_another_one(capsys):
     runs = pathlib.Path("s/runs")
     (first,) = runs.glob("before-first-s0")
     told = [
-        json.loads((p / "config.json").read_text())["config"]
+        flat_config(json.loads((p / "config.json").read_text()))
         for p in (first, *sorted(runs.glob("fedavg*")))
     ]
     assert [c["rounds"] for c in told] == [3, 2] and told[1]["started_with"].startswith("server@")

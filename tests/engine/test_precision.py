@@ -14,7 +14,7 @@ import pytest
 import fedjax_sim as fs
 from fedjax_sim.errors import UserError
 from fedjax_sim.experiment import Experiment
-from fedjax_sim.experiment.tree import read_config
+from fedjax_sim.experiment.tree import flat_config, read_config
 from fedjax_sim.models import build, narrow
 from fedjax_sim.models.conv_forms import lax_conv
 from fedjax_sim.models.layers import narrow_conv
@@ -256,7 +256,7 @@ def test_a_run_goes_on_exactly(tmp_path):
         for a, b in zip(*(jax.tree.leaves(r.state) for r in (whole, part)), strict=True)
     )
     assert (
-        json.loads((tmp_path / "part" / "config.json").read_text())["config"]["activations"]
+        flat_config(json.loads((tmp_path / "part" / "config.json").read_text()))["activations"]
         == "bfloat16"
     )
 

@@ -17,6 +17,7 @@ import fedjax_sim as fs
 from fedjax_sim.api import resume, run
 from fedjax_sim.cli.main import main
 from fedjax_sim.experiment import Experiment
+from fedjax_sim.experiment.tree import flat_config
 from fedjax_sim.methods.fedprox import FedProx
 from fedjax_sim.runner.prepare import prepare
 from fedjax_sim.runner.weights import save_net
@@ -40,7 +41,7 @@ def other_federation():
 
 
 def test_given_data_are_recorded_and_must_be_given_again(cut, capsys):
-    stored = json.loads((cut / "config.json").read_text())["config"]
+    stored = flat_config(json.loads((cut / "config.json").read_text()))
     assert (
         stored["dataset"] == "tiny" and stored["data"] == "arrays" and stored["partition"] == "own"
     )

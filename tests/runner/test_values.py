@@ -18,6 +18,7 @@ from test_runner import ONE, table
 
 import fedjax_sim as fs
 from fedjax_sim.cli.main import main
+from fedjax_sim.experiment.tree import flat_config
 from fedjax_sim.runner.many import run_values
 
 __all__ = ["empty_folder"]  # used by every test
@@ -107,7 +108,7 @@ def test_values_side_by_side_are_separate_runs(tmp_path, method, name, values):
             p.name for folder in (".", "checkpoints") for p in (run.out / folder).iterdir()
         )
         assert files(result) == files(alone)
-        config = lambda run: json.loads((run.out / "config.json").read_text())["config"]
+        config = lambda run: flat_config(json.loads((run.out / "config.json").read_text()))
         assert config(result) == config(alone)
     assert not tiny.same_bits(results[0].state, results[1].state)
 
@@ -161,7 +162,7 @@ def test_the_command(capsys):
     )
     finals = [np.load(next(pathlib.Path(p).glob("clients.npz")))["personal_correct"] for p in paths]
     assert len({a.tobytes() for a in finals}) > 1
-    config = json.loads(pathlib.Path(paths[3], "config.json").read_text())["config"]
+    config = flat_config(json.loads(pathlib.Path(paths[3], "config.json").read_text()))
     assert (config["weight_decay"], config["seed"]) == (0.1, 1)
 
 
@@ -216,8 +217,8 @@ def test_numbers_of_a_transform_side_by_side(capsys, tmp_path):
     )
     alone, lane = config("alone"), config("o/clip.norm=0.01")
     assert (
-        lane["config"]["transforms"]
-        == alone["config"]["transforms"]
+        flat_config(lane)["transforms"]
+        == flat_config(alone)["transforms"]
         == ["clip:norm=0.01", "topk:0.5"]
     )
     assert lane["config_hash"] == alone["config_hash"]

@@ -21,6 +21,7 @@ from tiny import M, assert_close, same_bits, simulation, start
 import fedjax_sim as fs
 from fedjax_sim.cli.main import main
 from fedjax_sim.errors import UserError
+from fedjax_sim.experiment.tree import flat_config
 from fedjax_sim.transforms import transformed
 
 __all__ = ["empty_folder"]  # used by every test
@@ -269,7 +270,7 @@ def test_the_command(capsys):
         "o",
     ]
     assert main(words) == 0
-    config = json.loads(pathlib.Path("o/config.json").read_text())["config"]
+    config = flat_config(json.loads(pathlib.Path("o/config.json").read_text()))
     assert config["transforms"] == ["clip:0.5", "topk:0.1"] and config["method"] == "fedprox"
     whole = fs.resume("o", 3)
     assert whole.setup.simulation.method == fs.TopK(0.1, fs.Clip(0.5, fs.FedProx()))

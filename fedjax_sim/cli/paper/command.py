@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
                 print(f"{job.name}  {folder.status(job)}  {job.experiment.training.rounds} rounds")
             return 0
         if everything:
-            commands.start(everything[0][0].config)
+            commands.start(everything[0][0].experiment)
         for _, cells, folder in plans:
             try:
                 work_here(jobs_in(cells), folder, **commands.output(args))
