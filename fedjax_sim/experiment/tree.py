@@ -7,7 +7,7 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedjax_sim import __version__, options
 from fedjax_sim.errors import UserError
@@ -142,6 +142,15 @@ SETTINGS: dict[str, tuple[str, str, Setting, Any]] = {
 def flat_found(found: Found) -> dict[str, Any]:
     """What was found as the hash and the older form of config.json have it."""
     return {k.replace("custom_", "own_"): v for k, v in dataclasses.asdict(found).items()}
+
+
+class Stored(NamedTuple):
+    """What a config.json says of a run."""
+
+    experiment: Experiment
+    found: Found
+    resolved: dict[str, Any]
+    hash: str
 
 
 # ---- config.json ---------------------------------------------------------------------------------

@@ -15,14 +15,13 @@ import io
 import json
 import pathlib
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fedjax_sim import __version__
 from fedjax_sim.errors import UserError
-from fedjax_sim.experiment import Experiment, Found
-from fedjax_sim.experiment.tree import FLAT_FORMAT, FORMAT, other_format, read_config
+from fedjax_sim.experiment.tree import FLAT_FORMAT, FORMAT, Stored, other_format, read_config
 from fedjax_sim.runner import checkpoint, manifest
 from fedjax_sim.runner.files import (
     PARTIAL,
@@ -42,15 +41,6 @@ from fedjax_sim.runner.recorder import Recorder
 
 if TYPE_CHECKING:
     from fedjax_sim.runner.prepare import Setup
-
-
-class Stored(NamedTuple):
-    """What config.json says of a run."""
-
-    experiment: Experiment
-    found: Found
-    resolved: dict[str, Any]
-    hash: str
 
 
 class RunDirectory:
@@ -152,9 +142,11 @@ class RunDirectory:
             data = json.loads((self.path / "config.json").read_text())
             if int(data["format"]) not in (FLAT_FORMAT, FORMAT):
                 raise other_format(f"run directory '{self.path}'", data)
-            experiment, found = read_config(data)
-            stored = Stored(experiment, found, dict(data["resolved"]), data["config_hash"])
-            changed = experiment.hash(found) != stored.hash or data["checksum"] != checksum(data)
+            changed = data["checksum"] != checksum(data)
+            if not changed:
+                experiment, found = read_config(data)
+                stored = Stored(experiment, found, dict(data["resolved"]), data["config_hash"])
+                changed = experiment.hash(found) != stored.hash
         except (
             OSError,
             ValueError,

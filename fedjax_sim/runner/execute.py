@@ -21,9 +21,10 @@ import jax
 
 from fedjax_sim.engine import layout as layouts
 from fedjax_sim.errors import UserError
+from fedjax_sim.experiment.tree import Stored
 from fedjax_sim.methods.controllers import learns
 from fedjax_sim.runner import checkpoint, manifest, provenance, weights
-from fedjax_sim.runner.directory import RunDirectory, Stored
+from fedjax_sim.runner.directory import RunDirectory
 from fedjax_sim.runner.driver import Result, drive
 from fedjax_sim.runner.files import exists
 from fedjax_sim.runner.prepare import Objects, Setup, prepare

@@ -17,10 +17,10 @@ from fedjax_sim.data.protocols import PARTITION
 from fedjax_sim.errors import UserError
 from fedjax_sim.experiment import Experiment, Found
 from fedjax_sim.experiment.settings import AUTO, GIVEN
+from fedjax_sim.experiment.tree import Stored
 from fedjax_sim.hooks import Method
 from fedjax_sim.methods import make_method, options_in
 from fedjax_sim.options import shown
-from fedjax_sim.runner.directory import Stored
 from fedjax_sim.transforms import innermost, texts_of, transformed
 
 

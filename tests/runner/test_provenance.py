@@ -84,7 +84,7 @@ def test_a_changed_data_file_is_refused_and_a_moved_one_is_not(tmp_path):
     options = dict(partition="iid", clients=4, server_val=0, rounds=1, **HALF)
     a = run("fedavg", dataset=str(tmp_path / "a" / "mine.npz"), out=tmp_path / "run", **options)
     b = prepare(Experiment.of("fedavg", dataset=str(tmp_path / "b" / "mine.npz"), **options))
-    assert a.setup.hash == b.experiment.hash() and not a.setup.found.custom_data
+    assert a.setup.hash == b.hash and not a.setup.found.custom_data
     arrays["x_train"][0] ^= 1
     np.savez(tmp_path / "a" / "mine.npz", **arrays)
     refused(lambda: resume(tmp_path / "run", 2), "the data are not those of the run", "mine.npz")
@@ -100,14 +100,12 @@ def test_a_method_with_a_name_is_a_run_by_that_name(tmp_path):
     from agents import SAC
 
     fed = tiny.federation()
-    config = run(fs.FedProx(mu=5.0), fed, rounds=1, out=tmp_path / "run", **HALF).setup.experiment
-    assert (config.method.name, config.method.options, config.own_method) == (
-        "fedprox",
-        {"mu": 5.0},
-        "",
-    )
+    setup = run(fs.FedProx(mu=5.0), fed, rounds=1, out=tmp_path / "run", **HALF).setup
+    method = setup.experiment.method
+    assert (method.name, method.options) == ("fedprox", {"mu": 5.0})
+    assert setup.found.custom_method == ""
     named = run("fedprox", fed, rounds=2, mu=5.0, **HALF)
-    assert config.hash() == named.setup.hash
+    assert setup.hash == named.setup.hash
     assert tiny.same_bits(resume(tmp_path / "run", 2, fed=fed).state, named.state)
     of = lambda method: (
         prepare(Experiment.of("fedavg", **HALF), fed=fed, method=method).experiment.method.options
@@ -211,7 +209,7 @@ def test_resume_does_not_need_the_initial_weights(tmp_path):
     )
     given = prepare(Experiment.of("fedavg", rounds=1, **HALF), fed=fed, net=net)
     assert (
-        first.setup.hash == given.experiment.hash() != setup.hash
+        first.setup.hash == given.hash != setup.hash
     )  # the content counts, not its place
     (tmp_path / "net.npz").unlink()
     assert tiny.same_bits(resume(tmp_path / "run", 2, fed=fed).state, whole.state)

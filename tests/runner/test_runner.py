@@ -234,7 +234,7 @@ def test_same_seed_same_bytes(rich, tmp_path):
         tiny.federation(),
         out=tmp_path / "again",
         **{
-            k: getattr(rich.setup.experiment, k)
+            k: rich.setup.experiment.get(k)
             for k in (
                 "rounds",
                 "eval_every",
