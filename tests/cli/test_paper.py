@@ -168,7 +168,7 @@ def test_the_published_settings_reach_the_runs():
     config = cell.jobs[0].experiment
     assert (config.data.clients, config.training.participation, config.data.val_fraction) == (
         50,
-        "0.5:1",
+        (0.5, 1),
         0.2,
     )
 
