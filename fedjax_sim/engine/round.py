@@ -238,6 +238,7 @@ def orders(r: Round, env: Env, state: State, dropout: Array, rows: Tree = None) 
         if told is not None:
             imposed, instead = told
             actions = jax.vmap(jnp.where)(imposed, instead.astype(actions.dtype), actions)
+            imposed = imposed.any(1) if imposed.ndim > 1 else imposed
         make = lambda a, c: control.plan_of(env, a, server, c)
     else:
         make = lambda _, c: method.plan(env, server, c)
@@ -324,9 +325,8 @@ def one_client(r: Round, env: Env, server: Tree, client: Client, slot: Slot) -> 
         if method.has_global_model:
             report["gaps"] = group_gaps(env, held, method.global_model(env, server))
     stacked = jax.tree.map(lambda a: jnp.where(ok, a, 0), up.net) if r.keeps_uploads else ()
-    return Work(
-        after, ok, up.net, weight * (slot.plan.send > 0), up.sums, report, stacked, spent[1]
-    )
+    weights = weight * slot.plan.send.astype(weight.dtype)
+    return Work(after, ok, up.net, weights, up.sums, report, stacked, spent[1])
 
 
 def probe(r: Round, env: Env, server: Tree, client: Client, net: Tree, ctx: Ctx) -> Array:
@@ -419,10 +419,19 @@ def aggregate(
     )
     # nobody reported: as if the round had not been, preparation included
     server = either(cohort.count > 0, typed, state.server)
+    log = round_log(r, env, state, orders, outcome, cohort)
+    return server, cohort, log | env.method.log(env, state.server, server, cohort)
+
+
+def round_log(
+    r: Round, env: Env, state: State, orders: Orders, outcome: Outcome, cohort: Cohort
+) -> dict:
+    """What is counted and averaged of every method's round."""
+    slots, reports = orders.slots, outcome.reports
     average = jnp.where(cohort.ok, jnp.stack([reports["loss"], reports["accuracy"]]), 0).sum(
         1
     ) / jnp.maximum(cohort.count, 1)
-    invited, failed = orders.invited, reports["diverged"]
+    invited, failed, totals = orders.invited, reports["diverged"], outcome.totals
     log = dict(
         round=state.t + 1,
         participants=invited.sum(),
@@ -453,7 +462,7 @@ def aggregate(
             cohort.count, 1
         )
         log |= {f"layer_dist_{name}": far[g] for g, name in enumerate(env.model.groups)}
-    return server, cohort, log | env.method.log(env, state.server, server, cohort)
+    return log
 
 
 def either(yes: Array, make: Callable[[], Tree], old: Tree) -> Tree:
@@ -512,6 +521,7 @@ def learn(
         acted_actions=orders.actions,
         acted_rewards=jnp.where(cohort.ok, reward, jnp.nan),
         acted_takes=plan.take,
+        acted_sends=plan.send,
         acted_epochs=ctx.epochs,
     )
     return agent, log
