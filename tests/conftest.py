@@ -20,9 +20,10 @@ os.environ["XLA_FLAGS"] = " ".join(
 import jax
 import pytest
 
-from fedjax_sim.runner import programs
+from fedjax_sim.runner import compilation
 
 jax.config.update("jax_num_cpu_devices", 8)
+jax.devices()  # started now: a command with --devices 1 as the first test would leave one for all
 jax.config.update(
     "jax_compilation_cache_dir",
     os.environ.get(
@@ -135,7 +136,7 @@ def few_programs():
     if _tests_run % 10 == 0 and (
         memory_maps() > MOST_MAPS or resident_bytes() > max(MOST_BYTES, 1.5 * _kept)
     ):
-        programs.forget()
+        compilation.forget()
         jax.clear_caches()
         gc.collect()
         if hasattr(libc := ctypes.CDLL(None), "malloc_trim"):

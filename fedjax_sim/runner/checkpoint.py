@@ -32,9 +32,9 @@ import numpy as np
 
 from fedjax_sim import __version__, options
 from fedjax_sim.errors import UserError
-from fedjax_sim.runner import manifest
 from fedjax_sim.runner.config import FORMAT, other_format
 from fedjax_sim.runner.files import PARTIAL, cause, checksum, stamp, write_bytes, write_json
+from fedjax_sim.runner.run_directory import clear_checkpoints, saved_rounds
 from fedjax_sim.types import State
 
 BLOCK = 256 * 2**20  # bytes of rows per block
@@ -168,7 +168,7 @@ def save(
         _write(None, work, state, names, leaves)  # what is spread over processes is gathered by all
         return target
     try:
-        clear(folder)
+        clear_checkpoints(folder)
         work.mkdir(parents=True)
         _hush()
         record = _write(_checkpointer(), work, state, names, leaves)
@@ -191,7 +191,7 @@ def save(
         raise UserError(
             f"checkpoint '{target}' cannot be written: {options.shown(cause(problem), 200)}"
         ) from None
-    for old in rounds(folder)[:-keep]:
+    for old in saved_rounds(folder)[:-keep]:
         _delete(folder / f"{old:08d}")
     return target
 
@@ -230,20 +230,6 @@ def _delete(path: pathlib.Path) -> None:
         shutil.rmtree(hidden, ignore_errors=True)
         os.replace(path, hidden)
         shutil.rmtree(hidden, ignore_errors=True)
-
-
-def clear(folder: pathlib.Path) -> None:
-    """Remove what runs left that were killed while they wrote or deleted a checkpoint."""
-    if folder.is_dir():
-        for path in folder.iterdir():
-            half = manifest.is_checkpoint(path) and not (path / "meta.json").is_file()
-            if half or manifest.leftover(path):
-                shutil.rmtree(path, ignore_errors=True)
-
-
-def rounds(folder: pathlib.Path) -> list[int]:
-    """Rounds with a complete checkpoint, ascending."""
-    return manifest.saved_rounds(folder)
 
 
 def read_meta(path: pathlib.Path) -> dict[str, Any]:
@@ -428,7 +414,7 @@ def find_parts(text: str) -> Parts:
     run = pathlib.Path(where)
     if not run.is_dir():
         raise UserError(f"start-from: there is no run directory '{where}'")
-    if not rounds(run / "checkpoints"):
+    if not saved_rounds(run / "checkpoints"):
         raise UserError(f"start-from: '{where}' holds no complete checkpoint")
     path = latest(run / "checkpoints")
     there = [
@@ -475,7 +461,7 @@ def load_parts(parts: Parts, state: State) -> State:
 
 
 def latest(folder: pathlib.Path) -> pathlib.Path:
-    found = rounds(folder)
+    found = saved_rounds(folder)
     if not found:
         raise UserError(
             f"'{folder}' holds no complete checkpoint; start the run again with fedjax-sim run"

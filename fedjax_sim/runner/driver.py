@@ -27,18 +27,17 @@ from fedjax_sim.engine.evaluation import adapted_modes
 from fedjax_sim.engine.loop_backend import LoopBackend
 from fedjax_sim.errors import UserError
 from fedjax_sim.platform import floats
-from fedjax_sim.runner import checkpoint, interrupts, manifest
+from fedjax_sim.runner import checkpoint, interrupts, run_directory
 from fedjax_sim.runner import lanes as lanes_of
+from fedjax_sim.runner.compilation import compile_once
 from fedjax_sim.runner.config import Config
-from fedjax_sim.runner.directory import RunDirectory
+from fedjax_sim.runner.figures import summarise
 from fedjax_sim.runner.files import as_stored
 from fedjax_sim.runner.prepare import Setup
-from fedjax_sim.runner.programs import compile_once
-from fedjax_sim.runner.progress import progress_sinks
 from fedjax_sim.runner.recorder import Recorder
 from fedjax_sim.runner.result import Result
-from fedjax_sim.runner.sinks import Files, Segment, Sink
-from fedjax_sim.runner.summary import summarise
+from fedjax_sim.runner.run_directory import RunDirectory
+from fedjax_sim.runner.sinks import Files, Segment, Sink, progress_sinks
 from fedjax_sim.types import State
 
 SEGMENT_SECONDS = 10.0
@@ -276,7 +275,7 @@ def reopen(
     if round_ == setup.config.rounds:
         directory.read_end(round_)
     if writes():
-        changed = manifest.changed(directory.path)
+        changed = run_directory.changed(directory.path)
         if changed:
             say(
                 f"{', '.join(changed)} in '{directory.path}' were changed, or cut short by a kill;"

@@ -1,10 +1,11 @@
-"""Files that are either whole or not there: written beside the target and renamed. What cannot be
-written is a sentence."""
+"""Files that are either whole or not there (written beside the target and renamed), and one process
+at a time in a folder. What cannot be written is a sentence."""
 
 from __future__ import annotations
 
 import contextlib
 import csv
+import errno
 import hashlib
 import io
 import json
@@ -20,7 +21,13 @@ import numpy as np
 
 from fedjax_sim.errors import UserError
 
+try:
+    import fcntl
+except ImportError:  # no such locks on this system
+    fcntl = None  # type: ignore[assignment]
+
 PARTIAL = ".partial"  # how the names of files and folders end that were not finished
+LOCK = ".lock"
 
 
 def reason(problem: OSError) -> str:
@@ -168,3 +175,50 @@ def as_stored(row: Mapping[str, Any]) -> dict[str, Any]:
     {'round': 3, 'global_acc': 0.12345679}
     """
     return {name: value(text) for name, text in ((k, number(v)) for k, v in row.items()) if text}
+
+
+class InUse(UserError):
+    """Another process holds the lock."""
+
+
+class Lock:
+    """The lock of one directory, held from `take` to `release`; both may be called again."""
+
+    def __init__(self, folder: pathlib.Path):
+        self.folder = folder
+        self.handle: int | None = None
+
+    def take(self) -> None:
+        if self.handle is not None or fcntl is None:
+            return
+        file = self.folder / LOCK
+        while True:
+            try:
+                handle = os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
+            except OSError as problem:
+                raise UserError(f"'{self.folder}' cannot be written: {reason(problem)}") from None
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as problem:
+                os.close(handle)
+                if problem.errno in (errno.EAGAIN, errno.EACCES):
+                    raise InUse(
+                        f"'{self.folder}' is in use by another process; wait for it to end, or use"
+                        " another directory"
+                    ) from None
+                return  # a file system without locks: as before there were any
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(handle), os.stat(file)):
+                    self.handle = handle
+                    return
+            os.close(handle)  # its holder removed it in between: try the next one
+
+    def release(self) -> None:
+        if self.handle is None:
+            return
+        with contextlib.suppress(OSError):
+            os.unlink(
+                self.folder / LOCK
+            )  # while it is held: nobody can hold another one of this name
+        os.close(self.handle)
+        self.handle = None

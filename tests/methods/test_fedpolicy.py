@@ -514,7 +514,7 @@ def test_figures_from_run_directories(tmp_path):
 
     from fedjax_sim.cli.main import main
     from fedjax_sim.report.runs import load_run, windowed_shares
-    from fedjax_sim.runner import manifest
+    from fedjax_sim.runner import run_directory
     from fedjax_sim.runner.files import stamp
 
     rng = np.random.default_rng(0)
@@ -540,7 +540,9 @@ def test_figures_from_run_directories(tmp_path):
             "round,global_acc,client_mean\n"
             + "".join(f"{i},{0.04 * i},{'' if i % 2 else 0.03 * i}\n" for i in range(1, 21))
         )
-        manifest.write(folder, {file.name: stamp(file.read_bytes()) for file in folder.iterdir()})
+        run_directory.write_manifest(
+            folder, {file.name: stamp(file.read_bytes()) for file in folder.iterdir()}
+        )
         if agent:
             shares = windowed_shares(load_run(folder).actions)
             np.testing.assert_allclose(shares["full"][14], counts[5:15, 0].sum() / 100)

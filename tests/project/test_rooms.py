@@ -58,7 +58,7 @@ ALLOWED: dict[str, set[str]] = {
         "metrics.base",
         "runner.files",
         "runner.figures",
-        "runner.manifest",
+        "runner.run_directory",
         "__init__",
     },
     "papers": {"errors", "options", "presets", "report", "runner.files", "runner.figures"},

@@ -16,7 +16,8 @@ import pytest
 from paths import ROOT
 
 from fedjax_sim.cli.main import main
-from fedjax_sim.runner import checkpoint, interrupts
+from fedjax_sim.runner import interrupts
+from fedjax_sim.runner.run_directory import saved_rounds
 
 jax.devices()
 ENVIRONMENT = {
@@ -76,7 +77,7 @@ def test_an_interrupted_run_is_saved_and_goes_on(tmp_path, number, code):
         process.kill()
     assert process.returncode == code, err
     assert f"continue with: fedjax-sim resume {out}" in err and "Traceback" not in err
-    (done,) = checkpoint.rounds(out / "checkpoints")
+    (done,) = saved_rounds(out / "checkpoints")
     assert (
         0 < done < 100_000 and not (out / "summary.json").exists() and not (out / ".lock").exists()
     )

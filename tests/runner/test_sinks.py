@@ -16,7 +16,7 @@ from commands import SMALL, empty_folder, refused
 
 import fedjax_sim as fs
 from fedjax_sim.cli.main import main
-from fedjax_sim.runner import progress, tensorboard
+from fedjax_sim.runner import compilation, sinks
 from fedjax_sim.runner.sinks import Segment
 
 __all__ = ["empty_folder"]  # used by every test
@@ -26,19 +26,19 @@ class Heard(fs.Sink):
     def __init__(self):
         self.events = []
 
-    def begin(self, lane, done):
+    def begin(self, run, done):
         self.events.append(("begin", done))
 
-    def compiling(self, lane):
+    def compiling(self, run):
         self.events.append(("compiling",))
 
-    def compiled(self, lane, seconds):
+    def compiled(self, run, seconds):
         self.events.append(("compiled", seconds > 0))
 
-    def segment(self, lane, segment, timings):
+    def segment(self, run, segment, timings):
         self.events.append(("segment", segment.first, segment.last))
 
-    def end(self, lane, summary):
+    def end(self, run, summary):
         self.events.append(("end", summary["rounds"]))
 
     def close(self):
@@ -141,8 +141,8 @@ def events_in(file: pathlib.Path) -> list[tuple[int, dict[str, float]]]:
         head = data[at : at + 8]
         (length,) = struct.unpack("<Q", head)
         content = data[at + 12 : at + 12 + length]
-        assert data[at + 8 : at + 12] == tensorboard.masked(head)
-        assert data[at + 12 + length : at + 16 + length] == tensorboard.masked(content)
+        assert data[at + 8 : at + 12] == sinks.masked(head)
+        assert data[at + 12 + length : at + 16 + length] == sinks.masked(content)
         at += 16 + length
         found = dict(fields(content))
         values = [dict(fields(v)) for _, v in fields(found.get(5, b""))]
@@ -269,7 +269,7 @@ def test_lines_where_there_is_no_terminal_and_json_for_programs(capsys, tmp_path
     assert len((tmp_path / "lines" / "metrics.csv").read_text().splitlines()) == 4
 
 
-def lane(method="fedavg", seed=0, rounds=100):
+def active(method="fedavg", seed=0, rounds=100):
     config = types.SimpleNamespace(method=method, seed=seed, rounds=rounds)
     return types.SimpleNamespace(
         setup=types.SimpleNamespace(config=config, resolved={}), directory=None
@@ -283,8 +283,8 @@ def test_a_terminal_gets_a_bar_that_says_when_it_compiles(monkeypatch):
 
     screen = Terminal()
     monkeypatch.setattr(sys, "stderr", screen)
-    bar, one, two = progress.progress_sinks(True)[0], lane(), lane(seed=1)
-    assert isinstance(bar, progress.Bar)
+    bar, one, two = sinks.progress_sinks(True)[0], active(), active(seed=1)
+    assert isinstance(bar, sinks.Bar)
     for each in (one, two):  # seeds side by side share it
         bar.begin(each, 10)
     bar.compiling(one)
@@ -297,8 +297,8 @@ def test_a_terminal_gets_a_bar_that_says_when_it_compiles(monkeypatch):
 
 
 def test_the_time_that_is_left():
-    assert progress.left(Segment(1, 10, 20, 10.0, [], [])) == "0:10 left"
-    assert progress.left(Segment(11, 20, 7220, 10.0, [], [])) == "2:00:00 left"
+    assert sinks.left(Segment(1, 10, 20, 10.0, [], [])) == "0:10 left"
+    assert sinks.left(Segment(11, 20, 7220, 10.0, [], [])) == "2:00:00 left"
 
 
 # ---- while it compiles ---------------------------------------------------------------------------
@@ -318,10 +318,9 @@ class Clock:
 def test_compiling_is_not_silent(monkeypatch, capsys, wanted, lines):
     """With progress from the start; from Python, by default, where it takes long; asked to be
     quiet, never."""
-    from fedjax_sim.runner import programs
 
-    programs.forget()
-    monkeypatch.setattr(programs.interrupts, "aside", Clock([0.1, 5, 11, 12, 19, 25, 30]))
+    compilation.forget()
+    monkeypatch.setattr(compilation.interrupts, "aside", Clock([0.1, 5, 11, 12, 19, 25, 30]))
     tiny_run = dict(
         model="mlp",
         model_options={"hidden": (3,)},
@@ -341,11 +340,11 @@ def test_compiling_is_not_silent(monkeypatch, capsys, wanted, lines):
             "fedavg seed 0: compiling … 25 s",
         ][3 - lines :]
     )
-    programs.forget()
+    compilation.forget()
 
 
 def test_a_bar_counts_the_seconds_of_compiling():
-    bar, one = progress.Bar(), lane()
+    bar, one = sinks.Bar(), active()
     bar.begin(one, 0)
     bar.compiling(one)
     for seconds in (0.4, 1.2, 1.4, 62.0):
