@@ -148,7 +148,7 @@ def by_itself(make: Callable[[], Array], counter: Array) -> Array:
 
     XLA-CPU fuses a gather into what reads it, where the row is then looked up for every element and
     padding becomes a branch: 0.4 ms of a LeNet-5 step, 0.04 ms apart. Neither a barrier nor
-    `settle` keeps a single reader apart; the branch of a conditional does. Accelerators fuse well,
+    `materialize` keeps a single reader apart; the branch of a conditional does. Accelerators fuse well,
     and a conditional costs them.
     """
     if target() != "cpu":
