@@ -1,5 +1,5 @@
-"""Max-pooling with ReLU, and `materialize`, which keeps XLA-CPU from recomputing a gradient once per
-use."""
+"""Max-pooling with ReLU, and `materialize`, which keeps XLA-CPU from recomputing a gradient
+once per use."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def test_a_diverged_client_counts_for_nothing(platform, chunk):
     clean = two_rounds("ditto", chunk, platform)
     victim = int(
         np.asarray(
-            tiny.simulation("ditto").orders(*tiny.start(tiny.simulation("ditto"))).slots.ctx.id
+            tiny.simulation("ditto").plan_round(*tiny.start(tiny.simulation("ditto"))).slots.ctx.id
         )[0]
     )
 

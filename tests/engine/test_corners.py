@@ -20,7 +20,7 @@ from fedjax_sim.engine.round import make_data, seed_key
 from fedjax_sim.engine.simulation import simulate
 from fedjax_sim.errors import UserError
 from fedjax_sim.hooks import Method, Personal
-from fedjax_sim.local import epoch_orders, optim
+from fedjax_sim.local import epoch_permutations, optim
 from fedjax_sim.local.score import predict_net
 from fedjax_sim.local.threefry import counter_bits
 from fedjax_sim.methods import make_method
@@ -157,7 +157,8 @@ def test_a_shuffle_depends_on_its_own_size_alone(n):
     key = jax.random.key(5)
     tables = [(n, 1), (n + 13, 3), (4096 + n, 2), (9000, 4)]
     orders = [
-        np.asarray(epoch_orders(key, jnp.int32(n), padded, epochs)) for padded, epochs in tables
+        np.asarray(epoch_permutations(key, jnp.int32(n), padded, epochs))
+        for padded, epochs in tables
     ]
     for order in orders:
         np.testing.assert_array_equal(order[0, :n], orders[0][0, :n])

@@ -65,7 +65,7 @@ def test_next_state_at_the_next_participation():
     state, data = start(sim)
     seen, want = {}, []
     for _ in range(3):
-        told = jax.jit(sim.orders)(state, data)
+        told = jax.jit(sim.plan_round)(state, data)
         state, log, ids, _ = sim.examine(state, data)
         for k, client in enumerate(np.asarray(ids).tolist()):
             now = np.asarray(told.observed[k])
