@@ -15,7 +15,7 @@ from tiny_bn import tiny_bn
 
 from fedjax_sim.data.federation import Federation
 from fedjax_sim.engine.evaluation import check_evaluations
-from fedjax_sim.engine.participation import Participation, few_of_many
+from fedjax_sim.engine.participation import Participation, sample_distinct
 from fedjax_sim.engine.round import make_data, seed_key
 from fedjax_sim.engine.simulation import simulate
 from fedjax_sim.errors import UserError
@@ -287,7 +287,7 @@ def test_cohorts_do_not_depend_on_the_precision():
 
 
 def test_few_of_many_are_different_and_uniform():
-    draw = jax.jit(jax.vmap(lambda k: few_of_many(k, 6, 9)))
+    draw = jax.jit(jax.vmap(lambda k: sample_distinct(k, 6, 9)))
     ids = np.asarray(draw(jax.random.split(jax.random.key(1), 6000)))
     assert all(len(set(row)) == 6 for row in ids.tolist()) and ids.min() == 0 and ids.max() == 8
     for place in range(
