@@ -158,7 +158,7 @@ class Method(Node):
         up over rounds)."""
         return {}
 
-    def complaints(self, rounds: Sequence[dict[str, Any]]) -> list[str]:
+    def warnings(self, rounds: Sequence[dict[str, Any]]) -> list[str]:
         """Sentences about what the rounds so far, rows of rounds.csv, show to be wrong; each is
         said once."""
         return []

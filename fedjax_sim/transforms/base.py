@@ -182,8 +182,8 @@ class Transform(Personal, Peers, Controlled, Selects, SetsUp, Finishes, Method):
     def log(self, env: Env, old: Around, server: Around, cohort: Cohort) -> dict[str, Array]:
         return self.inner.log(env, old.inner, server.inner, cohort)
 
-    def complaints(self, rounds: Any) -> list[str]:
-        return self.inner.complaints(rounds)
+    def warnings(self, rounds: Any) -> list[str]:
+        return self.inner.warnings(rounds)
 
     def personal(self, env: Env, server: Around, client: Client, ctx: Ctx) -> Tree:
         return self._inner.personal(env, server.inner, inside(client), ctx)
