@@ -197,7 +197,7 @@ class Personal:
         last held."""
         return client.resident
 
-    def held(self, env: Env, server: Any, client: Client, ctx: Ctx) -> Tree:
+    def resident(self, env: Env, server: Any, client: Client, ctx: Ctx) -> Tree:
         """ONE client: its predictor where nothing is sent to it for the occasion (evaluation
         `resident`).
 

@@ -295,17 +295,17 @@ def one_client(r: Round, env: Env, server: Tree, client: Client, slot: Slot) -> 
     after, up = method.local(env, net, server, taking, ctx)
     after = put_away(after, client)
     spent, after = after.spent, after._replace(spent=())
-    kept = (after.own, after.confusion, after.optimizer, up.held)
+    kept = (after.own, after.confusion, after.optimizer, up.resident)
     length, began = norm(subtract(up.net["params"], net["params"])), norm(net["params"])
     # never not a number where all is finite; but whoever writes the client's row now waits for what
     # reads the old one
     sound = finite((up.net, up.sums, up.weight, kept)) & ~jnp.isnan(length + began)
     ok = slot.active & sound
-    held = up.net if up.held is None else up.held
+    resident = up.net if up.resident is None else up.resident
     if jax.tree.leaves(client.resident):
-        after = after._replace(resident=held)
+        after = after._replace(resident=resident)
     if env.bn_local:
-        after = after._replace(batch_stats=held["batch_stats"])
+        after = after._replace(batch_stats=resident["batch_stats"])
     weight = jnp.where(ok, up.weight, 0).astype(env.dtype)
     steps = jnp.where(slot.active, spent, 0)
     report = dict(
@@ -322,10 +322,10 @@ def one_client(r: Round, env: Env, server: Tree, client: Client, slot: Slot) -> 
     if r.probe:
         report |= dict(
             before=probe(r, env, server, taking, net, ctx),
-            after=probe(r, env, server, after, held, ctx),
+            after=probe(r, env, server, after, resident, ctx),
         )
         if method.has_global_model:
-            report["gaps"] = group_gaps(env, held, method.global_model(env, server))
+            report["gaps"] = group_gaps(env, resident, method.global_model(env, server))
     stacked = jax.tree.map(lambda a: jnp.where(ok, a, 0), up.net) if r.keeps_uploads else ()
     weights = weight * slot.plan.send.astype(weight.dtype)
     return Work(after, ok, up.net, weights, up.sums, report, stacked, spent[1])
@@ -336,7 +336,7 @@ def probe(r: Round, env: Env, server: Tree, client: Client, net: Tree, ctx: Ctx)
     train, plainly."""
     own = env.method.ask(Personal)
     own = own if own is not None and not own.adapts else Personal()
-    predictor = own.held(env, server, client._replace(resident=net), ctx)
+    predictor = own.resident(env, server, client._replace(resident=net), ctx)
     metric = primary(env)
     return score_client(env, lambda x: own.predict(env, predictor, x), ctx, r.split, (metric,))[
         metric.name

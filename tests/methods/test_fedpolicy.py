@@ -160,7 +160,7 @@ def numpy_state(fed, confusion, resident, net, client):
             (rows / rows.sum(1, keepdims=True)).ravel(),
             [
                 accuracy(fed, resident, fed.client_rows(client, "val")),
-                accuracy(fed, net, fed.held["val"]),
+                accuracy(fed, net, fed.server_rows["val"]),
                 away,
             ],
         ]
@@ -230,7 +230,9 @@ def test_first_participation_knows_the_initial_model():
     want = [accuracy(data.fed, state.server.net, data.fed.client_rows(i, "val")) for i in range(N)]
     np.testing.assert_allclose(state.clients.own.acc, want, atol=1e-6)
     np.testing.assert_allclose(
-        state.server.acc, accuracy(data.fed, state.server.net, data.fed.held["val"]), atol=1e-6
+        state.server.acc,
+        accuracy(data.fed, state.server.net, data.fed.server_rows["val"]),
+        atol=1e-6,
     )
     seen = np.asarray(jax.jit(sim.plan_round)(state, data).observed)
     np.testing.assert_allclose(seen[:, : CLASSES**2], 1 / CLASSES, atol=1e-6)
@@ -241,7 +243,9 @@ def test_test_labels_never_reach_the_agent():
     sim = simulation("fedpolicy", **{"agent.batch": 4})
     state, data = start(sim)
     fed = data.fed
-    rows = np.concatenate([fed.held["test"], *(fed.client_rows(i, "test") for i in range(N))])
+    rows = np.concatenate(
+        [fed.server_rows["test"], *(fed.client_rows(i, "test") for i in range(N))]
+    )
     y = np.array(fed.y)
     y[rows] = (y[rows] + 1) % CLASSES
     other = data._replace(fed=dataclasses.replace(fed, y=y))
@@ -469,7 +473,7 @@ def test_what_it_needs_of_model_and_data():
         fed.x,
         fed.y,
         more.pop("rows", rows),
-        test=fed.held["test"],
+        test=fed.server_rows["test"],
         classes=CLASSES,
         mean=0.0,
         std=1.0,
@@ -478,7 +482,7 @@ def test_what_it_needs_of_model_and_data():
     with pytest.raises(UserError, match="server holds back for validation"):
         made(bare())
     with pytest.raises(UserError, match="validation rows on every client"):
-        made(bare(rows={"train": rows["train"]}, server_val=fed.held["val"]))
+        made(bare(rows={"train": rows["train"]}, server_val=fed.server_rows["val"]))
     static = simulation(
         "fedpolicy", agent="full"
     )  # a static policy needs no validation rows; its reward is not known

@@ -366,7 +366,7 @@ def test_personal_model_is_composed_of_server_and_own_layers():
     _, after, log, _, _, _ = second_round()
     sim, fed = default(), tiny.federation()
     scores = host(sim.evaluate(after, sim.data))
-    test = np.asarray(fed.held["test"])
+    test = np.asarray(fed.server_rows["test"])
     for client in range(N):
         depth, own = int(log["depth"][client]), one(after.clients.resident, client)
         layers = {
