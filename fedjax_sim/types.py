@@ -60,7 +60,7 @@ class Upload(NamedTuple):
     report: Tree = ()  # small; stacked to [M, …] for `aggregate`, the reward and the log
     loss: Array | float = 0.0  # []  mean training loss, for the log
     accuracy: Array | float = 0.0  # []  training accuracy, for the log
-    held: Tree = (
+    resident: Tree = (
         None  # the net the client keeps (its resident model), where that is not what it sends
     )
 

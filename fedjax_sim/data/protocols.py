@@ -242,7 +242,7 @@ def federate(
     min(batch / held-back share, n / N / 2).
 
     >>> fed = federate("digits", "dirichlet:0.3", clients=10)
-    >>> sorted(fed.rows), fed.num_clients, len(fed.held["val"]), len(fed.held["test"])
+    >>> sorted(fed.rows), fed.num_clients, len(fed.server_rows["val"]), len(fed.server_rows["test"])
     (['train', 'val'], 10, 144, 355)
     """
     rule = lookup("protocol", shown(protocol), PROTOCOLS)

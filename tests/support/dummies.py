@@ -54,7 +54,7 @@ class Neighbourhood(Peers, Personal, Method):
 
 
 class PrivateScale(Personal, Method):
-    """FedAvg with a private scale of every class's logits: `extend`, `predict`, `held` and a
+    """FedAvg with a private scale of every class's logits: `extend`, `predict`, `resident` and a
     private group."""
 
     name = "private_scale"
@@ -89,7 +89,7 @@ class PrivateScale(Personal, Method):
         }
         own = done.net["params"]["scale"]
         return client._replace(own=own), self.upload(
-            env, ctx, done._replace(net=sent), held=done.net
+            env, ctx, done._replace(net=sent), resident=done.net
         )
 
     def personal(self, env, server, client, ctx):

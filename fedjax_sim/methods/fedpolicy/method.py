@@ -92,7 +92,7 @@ class Report(NamedTuple):
 
 def scored(env: Env) -> bool:
     """Whether there are validation rows, on clients and on the server."""
-    return "val" in env.fed.rows and "val" in env.fed.held
+    return "val" in env.fed.rows and "val" in env.fed.server_rows
 
 
 def check_run(env: Env) -> None:
@@ -102,7 +102,7 @@ def check_run(env: Env) -> None:
             f"fedpolicy needs validation rows on every client and '{env.fed.name}' was split"
             " without; allowed: --protocol fedpolicy"
         )
-    if "val" not in env.fed.held:
+    if "val" not in env.fed.server_rows:
         raise UserError(
             f"fedpolicy needs rows that the server holds back for validation and '{env.fed.name}'"
             " has none; allowed: --protocol fedpolicy with --server-val 1 or more"
