@@ -315,7 +315,7 @@ def test_layerwise_and_mix():
     for _ in range(4):
         state, log, ids, _ = sim.examine(state, data)
     after = state._replace(
-        clients=state.clients._replace(own=state.clients.own._replace(joined=jnp.ones(N, bool)))
+        clients=state.clients._replace(own=state.clients.own._replace(last=jnp.zeros(N, jnp.int32)))
     )
     told = jax.jit(sim.orders)(after, data)
     take = np.asarray(told.slots.plan.take)
