@@ -190,10 +190,7 @@ class Federation:
         mean and std of tables are per column; tokens are never normalised.
         """
         task = task or task_of(x, y)
-        x, y, test = _next_tokens(x, y, test, task)
-        pool_x, pool_y = check_inputs(x, "x", task), check_targets(y, "y", task)
-        if len(pool_x) != len(pool_y):
-            raise UserError(f"x has {len(pool_x)} examples but y has {len(pool_y)}")
+        pool_x, pool_y, test = _pool(x, y, test, task)
         _check_text(name=name, augment=augment, description=description)
         if classes is not None:
             classes = check_whole("classes", classes, 1)
@@ -208,18 +205,21 @@ class Federation:
         scale = 1.0 / 255.0 if pool_x.dtype == np.uint8 else 1.0
         mean, std = _moments(pool_x, lists["train"], scale, mean, std)
         padded = {split: pad_rows(per_client) for split, per_client in lists.items()}
-        facts: dict[str, Any] = dict(
-            classes=classes, name=name, augment=augment, task=task, held=held
-        )
-        facts |= dict(mean=mean, std=std, scale=np.asarray(scale))
-        return cls(
-            x=pool_x,
-            y=pool_y,
-            rows={split: table for split, (table, _) in padded.items()},
-            size={split: length for split, (_, length) in padded.items()},
-            origin=Origin(shown(description, 1000), tuple(vocabulary)),
-            **facts,
-        )
+        tables = {split: table for split, (table, _) in padded.items()}
+        size = {split: length for split, (_, length) in padded.items()}
+        numbers = dict(mean=mean, std=std, scale=np.asarray(scale))
+        origin = Origin(shown(description, 1000), tuple(vocabulary))
+        facts: dict[str, Any] = dict(classes=classes, name=name, augment=augment, task=task)
+        return cls(pool_x, pool_y, tables, size, held, **numbers, **facts, origin=origin)
+
+
+def _pool(x: Any, y: Any, test: Any, task: str) -> tuple[np.ndarray, np.ndarray, Any]:
+    """(inputs, targets, test set), checked against the task."""
+    x, y, test = _next_tokens(x, y, test, task)
+    pool_x, pool_y = check_inputs(x, "x", task), check_targets(y, "y", task)
+    if len(pool_x) != len(pool_y):
+        raise UserError(f"x has {len(pool_x)} examples but y has {len(pool_y)}")
+    return pool_x, pool_y, test
 
 
 def _next_tokens(x: Any, y: Any, test: Any, task: str) -> tuple[Any, Any, Any]:

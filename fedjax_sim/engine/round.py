@@ -419,10 +419,19 @@ def aggregate(
     )
     # nobody reported: as if the round had not been, preparation included
     server = either(cohort.count > 0, typed, state.server)
+    log = round_log(r, env, state, orders, outcome, cohort)
+    return server, cohort, log | env.method.log(env, state.server, server, cohort)
+
+
+def round_log(
+    r: Round, env: Env, state: State, orders: Orders, outcome: Outcome, cohort: Cohort
+) -> dict:
+    """What is counted and averaged of every method's round."""
+    slots, reports = orders.slots, outcome.reports
     average = jnp.where(cohort.ok, jnp.stack([reports["loss"], reports["accuracy"]]), 0).sum(
         1
     ) / jnp.maximum(cohort.count, 1)
-    invited, failed = orders.invited, reports["diverged"]
+    invited, failed, totals = orders.invited, reports["diverged"], outcome.totals
     log = dict(
         round=state.t + 1,
         participants=invited.sum(),
@@ -453,7 +462,7 @@ def aggregate(
             cohort.count, 1
         )
         log |= {f"layer_dist_{name}": far[g] for g, name in enumerate(env.model.groups)}
-    return server, cohort, log | env.method.log(env, state.server, server, cohort)
+    return log
 
 
 def either(yes: Array, make: Callable[[], Tree], old: Tree) -> Tree:

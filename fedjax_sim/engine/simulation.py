@@ -146,7 +146,11 @@ def simulate(
         control.make_agent(
             dataclasses.replace(env, fed=fed)
         )  # what is wrong is said before anything is built
-    data = make_data(r, fed)
+    return compiled(r, make_data(r, fed), eval_every, capacity)
+
+
+def compiled(r: Round, data: Data, eval_every: int, capacity: int) -> Simulation:
+    """The functions of a Round; each is compiled when it is first called."""
     stacking = dataclasses.replace(r, stacks=True)
 
     def examine(state: State, data: Data) -> tuple[State, dict, Array, Tree]:
@@ -154,8 +158,8 @@ def simulate(
         return state, log, ids, outcome.stacked
 
     return Simulation(
-        env=env,
-        method=method,
+        env=r.env,
+        method=r.method,
         layout=r.layout,
         init=lambda seed, net: start(r, data, seed, net),
         run=jax.jit(

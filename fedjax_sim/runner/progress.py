@@ -13,15 +13,15 @@ from fedjax_sim.runner.sinks import Segment, Sink, name_of
 from fedjax_sim.runner.summary import clean
 
 if TYPE_CHECKING:
-    from fedjax_sim.runner.driver import Lane
+    from fedjax_sim.runner.driver import ActiveRun
 
 
-def measured(lane: Lane, segment: Segment) -> tuple[str, About, float]:
+def measured(run: ActiveRun, segment: Segment) -> tuple[str, About, float]:
     """(whose and what, how it is read, the last value) of the run's primary metric; NaN for
     none."""
-    primary = Primary.read(lane.setup.resolved)
+    primary = Primary.read(run.setup.resolved)
     whose, value = last_value(segment.rows, primary)
-    rows = lane.setup.resolved.get("client_rows", {}).get("split")
+    rows = run.setup.resolved.get("client_rows", {}).get("split")
     where = "test" if whose == "global" else rows
     return f"{whose} {primary.about.label}{f' ({where})' if where else ''}", primary.about, value
 
@@ -56,25 +56,25 @@ class Lines(Sink):
     def say(self, text: str) -> None:
         print(text, file=self.out or sys.stderr, flush=True)
 
-    def compiling(self, lane: Lane) -> None:
-        self.say(f"{name_of(lane)}: compiling …")
+    def compiling(self, run: ActiveRun) -> None:
+        self.say(f"{name_of(run)}: compiling …")
 
-    def waiting(self, lane: Lane, seconds: float) -> None:
+    def waiting(self, run: ActiveRun, seconds: float) -> None:
         if seconds >= self.next:
-            self.say(f"{name_of(lane)}: compiling … {seconds:.0f} s")
+            self.say(f"{name_of(run)}: compiling … {seconds:.0f} s")
             self.next = 2 * self.next
 
-    def compiled(self, lane: Lane, seconds: float) -> None:
+    def compiled(self, run: ActiveRun, seconds: float) -> None:
         self.next = LONG
-        self.say(f"{name_of(lane)}: compiled in {seconds:.1f} s")
+        self.say(f"{name_of(run)}: compiled in {seconds:.1f} s")
 
-    def segment(self, lane: Lane, segment: Segment, timings: list[dict[str, Any]]) -> None:
+    def segment(self, run: ActiveRun, segment: Segment, timings: list[dict[str, Any]]) -> None:
         each = segment.seconds / (segment.last - segment.first + 1)
-        what, about, value = measured(lane, segment)
+        what, about, value = measured(run, segment)
         shown = f", {what} {about.text(value, sign=True)}" if value == value else ""
         rest = f", {left(segment)}" if segment.last < segment.total else ""
         self.say(
-            f"{name_of(lane)}: round {segment.last} of {segment.total}{shown}, {each:.3g}"
+            f"{name_of(run)}: round {segment.last} of {segment.total}{shown}, {each:.3g}"
             f" s/round{rest}"
         )
 
@@ -83,30 +83,30 @@ class LongCompilation(Lines):
     """Nothing but that it compiles, where that takes long: nobody should wait in front of a silent
     notebook."""
 
-    def compiling(self, lane: Lane) -> None: ...
+    def compiling(self, run: ActiveRun) -> None: ...
 
-    def compiled(self, lane: Lane, seconds: float) -> None:
+    def compiled(self, run: ActiveRun, seconds: float) -> None:
         if seconds >= LONG:
-            super().compiled(lane, seconds)
+            super().compiled(run, seconds)
 
-    def segment(self, lane: Lane, segment: Segment, timings: list[dict[str, Any]]) -> None: ...
+    def segment(self, run: ActiveRun, segment: Segment, timings: list[dict[str, Any]]) -> None: ...
 
 
 class Bar(Sink):
-    """A bar that is drawn over itself, for a terminal; lanes side by side share it."""
+    """A bar that is drawn over itself, for a terminal; runs side by side share it."""
 
     def __init__(self) -> None:
         self.bar: Any = None
-        self.lanes: list[Lane] = []
+        self.runs: list[ActiveRun] = []
         self.last: dict[int, float] = {}
         self.seconds = 0  # of compiling, as last shown
 
-    def begin(self, lane: Lane, done: int) -> None:
+    def begin(self, run: ActiveRun, done: int) -> None:
         from tqdm import tqdm
 
-        self.lanes.append(lane)
+        self.runs.append(run)
         if self.bar is None:
-            total = lane.setup.config.rounds
+            total = run.setup.config.rounds
             self.bar = tqdm(
                 total=total, initial=done, unit="round", file=sys.stderr, dynamic_ncols=True
             )
@@ -114,27 +114,27 @@ class Bar(Sink):
 
     def name(self) -> str:
         return (
-            name_of(self.lanes[0])
-            if len(self.lanes) == 1
-            else f"{self.lanes[0].setup.config.method}, {len(self.lanes)} seeds"
+            name_of(self.runs[0])
+            if len(self.runs) == 1
+            else f"{self.runs[0].setup.config.method}, {len(self.runs)} seeds"
         )
 
-    def compiling(self, lane: Lane) -> None:
+    def compiling(self, run: ActiveRun) -> None:
         self.bar.set_description(f"{self.name()}: compiling …")
 
-    def waiting(self, lane: Lane, seconds: float) -> None:
+    def waiting(self, run: ActiveRun, seconds: float) -> None:
         if int(seconds) > self.seconds:
             self.seconds = int(seconds)
             self.bar.set_description(f"{self.name()}: compiling … {self.seconds} s")
 
-    def compiled(self, lane: Lane, seconds: float) -> None:
+    def compiled(self, run: ActiveRun, seconds: float) -> None:
         self.seconds = 0
         self.bar.set_description(self.name())
         self.bar.unpause()  # the time left is that of the rounds alone
 
-    def segment(self, lane: Lane, segment: Segment, timings: list[dict[str, Any]]) -> None:
-        what, about, self.last[id(lane)] = measured(lane, segment)
-        if lane is not self.lanes[-1]:
+    def segment(self, run: ActiveRun, segment: Segment, timings: list[dict[str, Any]]) -> None:
+        what, about, self.last[id(run)] = measured(run, segment)
+        if run is not self.runs[-1]:
             return
         self.bar.update(segment.last - segment.first + 1)
         values = [v for v in self.last.values() if v == v]
@@ -161,34 +161,34 @@ class JsonLines(Sink):
     def __init__(self, out: TextIO | None = None):
         self.out = out
 
-    def tell(self, lane: Lane, event: str, **more: Any) -> None:
-        config, directory = lane.setup.config, lane.directory
+    def tell(self, run: ActiveRun, event: str, **more: Any) -> None:
+        config, directory = run.setup.config, run.directory
         base = dict(
             method=config.method, seed=config.seed, out=str(directory.path) if directory else None
         )
         print(told(event, **base | more), file=self.out or sys.stdout, flush=True)
 
-    def begin(self, lane: Lane, done: int) -> None:
+    def begin(self, run: ActiveRun, done: int) -> None:
         self.tell(
-            lane,
+            run,
             "begin",
             round=done,
-            rounds=lane.setup.config.rounds,
-            config_hash=lane.setup.config.hash(),
+            rounds=run.setup.config.rounds,
+            config_hash=run.setup.config.hash(),
         )
 
-    def compiling(self, lane: Lane) -> None:
-        self.tell(lane, "compiling")
+    def compiling(self, run: ActiveRun) -> None:
+        self.tell(run, "compiling")
 
-    def compiled(self, lane: Lane, seconds: float) -> None:
-        self.tell(lane, "compiled", seconds=seconds)
+    def compiled(self, run: ActiveRun, seconds: float) -> None:
+        self.tell(run, "compiled", seconds=seconds)
 
-    def segment(self, lane: Lane, segment: Segment, timings: list[dict[str, Any]]) -> None:
+    def segment(self, run: ActiveRun, segment: Segment, timings: list[dict[str, Any]]) -> None:
         facts = dict(round=segment.last, rounds=segment.total, seconds=segment.seconds)
-        self.tell(lane, "segment", **facts, rows=[clean(row) for row in segment.rows])
+        self.tell(run, "segment", **facts, rows=[clean(row) for row in segment.rows])
 
-    def end(self, lane: Lane, summary: dict[str, Any]) -> None:
-        self.tell(lane, "end", summary=summary)
+    def end(self, run: ActiveRun, summary: dict[str, Any]) -> None:
+        self.tell(run, "end", summary=summary)
 
 
 def progress_sinks(wanted: bool | None) -> list[Sink]:

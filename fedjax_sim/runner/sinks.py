@@ -1,7 +1,7 @@
 """Where a run's numbers go while it runs: one interface for files, progress, TensorBoard, Weights &
 Biases, a callback.
 
-The driver tells every sink of every lane: begin, compiling, waiting, compiled, then segment after
+The driver tells every sink of every run: begin, compiling, waiting, compiled, then segment after
 segment, and the end. Sinks are told in process 0 only. The CSV files are always there (`Files`);
 the others are asked for by name (`SINKS`) or given.
 """
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from fedjax_sim.errors import lookup
 
 if TYPE_CHECKING:
-    from fedjax_sim.runner.driver import Lane
+    from fedjax_sim.runner.driver import ActiveRun
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,19 +36,19 @@ class Segment:
 class Sink:
     """Does nothing; say only what you want to hear of."""
 
-    def begin(self, lane: Lane, done: int) -> None:
+    def begin(self, run: ActiveRun, done: int) -> None:
         """A run starts, or goes on after `done` rounds."""
 
-    def compiling(self, lane: Lane) -> None: ...
+    def compiling(self, run: ActiveRun) -> None: ...
 
-    def waiting(self, lane: Lane, seconds: float) -> None:
+    def waiting(self, run: ActiveRun, seconds: float) -> None:
         """It compiles, for so many seconds so far; told several times a second."""
 
-    def compiled(self, lane: Lane, seconds: float) -> None: ...
+    def compiled(self, run: ActiveRun, seconds: float) -> None: ...
 
-    def segment(self, lane: Lane, segment: Segment, timings: list[dict[str, Any]]) -> None: ...
+    def segment(self, run: ActiveRun, segment: Segment, timings: list[dict[str, Any]]) -> None: ...
 
-    def end(self, lane: Lane, summary: dict[str, Any]) -> None: ...
+    def end(self, run: ActiveRun, summary: dict[str, Any]) -> None: ...
 
     def close(self) -> None:
         """Also after a failure or an interrupt."""
@@ -57,12 +57,12 @@ class Sink:
 class Files(Sink):
     """metrics.csv, rounds.csv, timings.csv, clients.npz of the run directory."""
 
-    def segment(self, lane: Lane, segment: Segment, timings: list[dict[str, Any]]) -> None:
-        self.write(lane, timings)
+    def segment(self, run: ActiveRun, segment: Segment, timings: list[dict[str, Any]]) -> None:
+        self.write(run, timings)
 
-    def write(self, lane: Lane, timings: list[dict[str, Any]]) -> None:
-        if lane.directory is not None:
-            lane.directory.write(lane.recorder, timings)
+    def write(self, run: ActiveRun, timings: list[dict[str, Any]]) -> None:
+        if run.directory is not None:
+            run.directory.write(run.recorder, timings)
 
 
 class Callback(Sink):
@@ -71,13 +71,13 @@ class Callback(Sink):
     def __init__(self, call: Callable[[Segment], Any]):
         self.call = call
 
-    def segment(self, lane: Lane, segment: Segment, timings: list[dict[str, Any]]) -> None:
+    def segment(self, run: ActiveRun, segment: Segment, timings: list[dict[str, Any]]) -> None:
         self.call(segment)
 
 
-def name_of(lane: Lane) -> str:
+def name_of(run: ActiveRun) -> str:
     """A run among others."""
-    return f"{lane.setup.config.method} seed {lane.setup.config.seed}"
+    return f"{run.setup.config.method} seed {run.setup.config.seed}"
 
 
 def numbers(row: dict[str, Any]) -> dict[str, float]:

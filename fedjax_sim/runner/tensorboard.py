@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from fedjax_sim.runner.sinks import Segment, Sink, numbers
 
 if TYPE_CHECKING:
-    from fedjax_sim.runner.driver import Lane
+    from fedjax_sim.runner.driver import ActiveRun
 
 
 def _table() -> list[int]:
@@ -78,15 +78,15 @@ class TensorBoard(Sink):
     def __init__(self) -> None:
         self.files: dict[int, pathlib.Path] = {}
 
-    def begin(self, lane: Lane, done: int) -> None:
-        folder = (lane.directory.path if lane.directory else pathlib.Path("runs")) / "tensorboard"
+    def begin(self, run: ActiveRun, done: int) -> None:
+        folder = (run.directory.path if run.directory else pathlib.Path("runs")) / "tensorboard"
         folder.mkdir(parents=True, exist_ok=True)
         now = time.time()
-        self.files[id(lane)] = folder / f"events.out.tfevents.{now:.6f}.{lane.setup.config.hash()}"
+        self.files[id(run)] = folder / f"events.out.tfevents.{now:.6f}.{run.setup.config.hash()}"
         version = b"\x09" + struct.pack("<d", now) + part(3, b"brain.Event:2")
-        self.files[id(lane)].write_bytes(record(version))
+        self.files[id(run)].write_bytes(record(version))
 
-    def segment(self, lane: Lane, segment: Segment, timings: list[dict[str, Any]]) -> None:
+    def segment(self, run: ActiveRun, segment: Segment, timings: list[dict[str, Any]]) -> None:
         now, out = time.time(), bytearray()
         for kind, rows in (("evaluation", segment.rows), ("round", segment.rounds)):
             for row in rows:
@@ -95,5 +95,5 @@ class TensorBoard(Sink):
                         now, int(row["round"]), {f"{kind}/{k}": v for k, v in numbers(row).items()}
                     )
                 )
-        with self.files[id(lane)].open("ab") as file:
+        with self.files[id(run)].open("ab") as file:
             file.write(out)

@@ -11,7 +11,7 @@ from fedjax_sim.errors import UserError
 from fedjax_sim.runner.sinks import Segment, Sink, name_of, numbers
 
 if TYPE_CHECKING:
-    from fedjax_sim.runner.driver import Lane
+    from fedjax_sim.runner.driver import ActiveRun
 
 
 class WandB(Sink):
@@ -28,21 +28,21 @@ class WandB(Sink):
         self.wandb = wandb
         self.runs: dict[int, Any] = {}
 
-    def begin(self, lane: Lane, done: int) -> None:
-        config = lane.setup.config
+    def begin(self, run: ActiveRun, done: int) -> None:
+        config = run.setup.config
         online = "WANDB_API_KEY" in os.environ
-        self.runs[id(lane)] = self.wandb.init(
+        self.runs[id(run)] = self.wandb.init(
             project=os.environ.get("WANDB_PROJECT", "fedjax_sim"),
-            name=lane.directory.path.name if lane.directory else name_of(lane),
-            id=None if not lane.directory else f"{config.hash()}-{lane.directory.path.name}",
+            name=run.directory.path.name if run.directory else name_of(run),
+            id=None if not run.directory else f"{config.hash()}-{run.directory.path.name}",
             resume="allow",
             config=config.to_json(),
-            dir=str(lane.directory.path if lane.directory else pathlib.Path(".")),
+            dir=str(run.directory.path if run.directory else pathlib.Path(".")),
             mode=os.environ.get("WANDB_MODE", "online" if online else "offline"),
             reinit="create_new",
         )
 
-    def segment(self, lane: Lane, segment: Segment, timings: list[dict[str, Any]]) -> None:
+    def segment(self, run: ActiveRun, segment: Segment, timings: list[dict[str, Any]]) -> None:
         told: dict[int, dict[str, float]] = {}
         for kind, rows in (("round", segment.rounds), ("evaluation", segment.rows)):
             for row in rows:
@@ -50,10 +50,10 @@ class WandB(Sink):
                     {f"{kind}/{k}": v for k, v in numbers(row).items()}
                 )
         for step, values in sorted(told.items()):
-            self.runs[id(lane)].log(values, step=step)
+            self.runs[id(run)].log(values, step=step)
 
-    def end(self, lane: Lane, summary: dict[str, Any]) -> None:
-        self.runs[id(lane)].summary.update(summary)
+    def end(self, run: ActiveRun, summary: dict[str, Any]) -> None:
+        self.runs[id(run)].summary.update(summary)
 
     def close(self) -> None:
         while self.runs:
