@@ -275,7 +275,8 @@ def test_state_subsets_change_the_observation():
         ocmla=range(c2 + 2),
         opd=(*range(c2 + 1), c2 + 2),
     )
-    for name in STATES:
+    assert {*keep, "portable"} == set(STATES)
+    for name in keep:
         seen = make_method("fedpolicy", state=name).observe(env, state.server, client, ctx)
         np.testing.assert_array_equal(seen, everything[jnp.array(list(keep[name]))])
     raw = make_method("fedpolicy", state_scaling="raw").observe(env, state.server, client, ctx)
@@ -318,7 +319,7 @@ def test_layerwise_and_mix():
     for _ in range(4):
         state, log, ids, _ = sim.examine(state, data)
     after = state._replace(
-        clients=state.clients._replace(own=state.clients.own._replace(joined=jnp.ones(N, bool)))
+        clients=state.clients._replace(own=state.clients.own._replace(last=jnp.zeros(N, jnp.int32)))
     )
     round_plan = jax.jit(sim.plan_round)(after, data)
     take = np.asarray(round_plan.slots.plan.take)
