@@ -158,7 +158,7 @@ class Method(Node):
         up over rounds)."""
         return {}
 
-    def complaints(self, rounds: Sequence[dict[str, Any]]) -> list[str]:
+    def warnings(self, rounds: Sequence[dict[str, Any]]) -> list[str]:
         """Sentences about what the rounds so far, rows of rounds.csv, show to be wrong; each is
         said once."""
         return []
@@ -197,7 +197,7 @@ class Personal:
         last held."""
         return client.resident
 
-    def held(self, env: Env, server: Any, client: Client, ctx: Ctx) -> Tree:
+    def resident(self, env: Env, server: Any, client: Client, ctx: Ctx) -> Tree:
         """ONE client: its predictor where nothing is sent to it for the occasion (evaluation
         `resident`).
 
@@ -296,7 +296,8 @@ class Controlled:
         """ONE client: (whether, which action): taken in place of the agent's, which learns nothing
         from it; None: never.
 
-        For continuous actions, which `available` cannot narrow down to one.
+        For continuous actions, which `available` cannot narrow down to one. `whether` is one for
+        all of the action's numbers [], or one for each of them [A].
         """
         return None
 

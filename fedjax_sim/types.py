@@ -44,7 +44,8 @@ class Plan(NamedTuple):
     them."""
 
     take: Array  # [G] 1: receives group g of what the server offers
-    send: Array  # [G] 1: uploads group g
+    # [G] 1: uploads group g, 0: does not; other weights multiply the client's own in the average
+    send: Array
     epochs: Array  # []  local epochs, may be fractional
     # [G, K+1] mixing weights over the round's peers and, last, the client's own model
     weights: Tree = ()
@@ -59,7 +60,7 @@ class Upload(NamedTuple):
     report: Tree = ()  # small; stacked to [M, …] for `aggregate`, the reward and the log
     loss: Array | float = 0.0  # []  mean training loss, for the log
     accuracy: Array | float = 0.0  # []  training accuracy, for the log
-    held: Tree = (
+    resident: Tree = (
         None  # the net the client keeps (its resident model), where that is not what it sends
     )
 

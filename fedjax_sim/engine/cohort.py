@@ -113,20 +113,24 @@ def deal(layout: Layout, steps: Array, capacity: int) -> tuple[Array, Array]:
     bound = jnp.where(order[:, 0] < size, steps[jnp.minimum(order[:, 0], size - 1)], 0)
 
     def give(carry, unit):
-        load, held, table = carry
+        load, filled, table = carry
         lanes, cost = unit
-        device = jnp.argmin(jnp.where(held < capacity, load, jnp.iinfo(jnp.int32).max))
+        device = jnp.argmin(jnp.where(filled < capacity, load, jnp.iinfo(jnp.int32).max))
         real = cost > 0
-        table = table.at[device, jnp.where(real, held[device], capacity)].set(lanes, mode="drop")
-        return (load.at[device].add(cost), held.at[device].add(real.astype(jnp.int32)), table), None
+        table = table.at[device, jnp.where(real, filled[device], capacity)].set(lanes, mode="drop")
+        return (
+            load.at[device].add(cost),
+            filled.at[device].add(real.astype(jnp.int32)),
+            table,
+        ), None
 
     start = (
         jnp.zeros(devices, jnp.int32),
         jnp.zeros(devices, jnp.int32),
         jnp.full((devices, capacity, chunk), size, jnp.int32),
     )
-    (_, held, table), _ = lax.scan(give, start, (order, bound.astype(jnp.int32)))
-    return table, held
+    (_, filled, table), _ = lax.scan(give, start, (order, bound.astype(jnp.int32)))
+    return table, filled
 
 
 # ---- one device's share --------------------------------------------------------------------------

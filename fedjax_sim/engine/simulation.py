@@ -22,14 +22,14 @@ from fedjax_sim.engine.round import (
     SETUP,
     Data,
     Numbers,
-    Orders,
     Round,
+    RoundPlan,
     contexts,
     in_its_precision,
     make_data,
     one_round,
     open_env,
-    orders,
+    plan_round,
     seed_key,
     stage_key,
 )
@@ -79,9 +79,9 @@ class Simulation:
         control = self.method.ask(Controlled)
         return None if control is None else control.make_agent(self.open(self.data))
 
-    def orders(self, state: State, data: Data) -> Orders:
-        """The coming round as it is announced; not compiled."""
-        return orders(self.stages, self.open(data), state, data.dropout)
+    def plan_round(self, state: State, data: Data) -> RoundPlan:
+        """The plan of the coming round; not compiled."""
+        return plan_round(self.stages, self.open(data), state, data.dropout)
 
     def with_numbers(self, numbers: Numbers) -> Simulation:
         """The same programs for other real settings."""
@@ -146,7 +146,11 @@ def simulate(
         control.make_agent(
             dataclasses.replace(env, fed=fed)
         )  # what is wrong is said before anything is built
-    data = make_data(r, fed)
+    return compiled(r, make_data(r, fed), eval_every, capacity)
+
+
+def compiled(r: Round, data: Data, eval_every: int, capacity: int) -> Simulation:
+    """The functions of a Round; each is compiled when it is first called."""
     stacking = dataclasses.replace(r, stacks=True)
 
     def examine(state: State, data: Data) -> tuple[State, dict, Array, Tree]:
@@ -154,8 +158,8 @@ def simulate(
         return state, log, ids, outcome.stacked
 
     return Simulation(
-        env=env,
-        method=method,
+        env=r.env,
+        method=r.method,
         layout=r.layout,
         init=lambda seed, net: start(r, data, seed, net),
         run=jax.jit(

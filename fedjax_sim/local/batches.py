@@ -59,7 +59,7 @@ def most_steps(env: Env, epochs: float | None) -> tuple[int, bool]:
 WORD_PLACES = 12  # bits for the place in a word that is sorted as one; the others are random
 
 
-def epoch_orders(key: Array, n: Array, padded: int, epochs: int) -> Array:
+def epoch_permutations(key: Array, n: Array, padded: int, epochs: int) -> Array:
     """[epochs, padded] int32: per epoch a permutation of 0..n−1 in the first n places (the rest is
     padding).
 
@@ -67,11 +67,11 @@ def epoch_orders(key: Array, n: Array, padded: int, epochs: int) -> Array:
     changes an order.
     """
     if epochs == 1:  # without an axis of length 1, which a TPU would fill up to 128
-        return _orders(key, jnp.uint32(0), n, padded)[None]
-    return _orders(key, jnp.arange(epochs, dtype=jnp.uint32)[:, None], n, padded)
+        return _permutations(key, jnp.uint32(0), n, padded)[None]
+    return _permutations(key, jnp.arange(epochs, dtype=jnp.uint32)[:, None], n, padded)
 
 
-def _orders(key: Array, epoch: Array, n: Array, padded: int) -> Array:
+def _permutations(key: Array, epoch: Array, n: Array, padded: int) -> Array:
     """[*, padded] for epochs [] or [E, 1]."""
     place = jnp.arange(padded, dtype=jnp.uint32)
     noise = counter_bits(key, epoch, place) >> 1
@@ -148,8 +148,8 @@ def by_itself(make: Callable[[], Array], counter: Array) -> Array:
 
     XLA-CPU fuses a gather into what reads it, where the row is then looked up for every element and
     padding becomes a branch: 0.4 ms of a LeNet-5 step, 0.04 ms apart. Neither a barrier nor
-    `settle` keeps a single reader apart; the branch of a conditional does. Accelerators fuse well,
-    and a conditional costs them.
+    `materialize` keeps a single reader apart; the branch of a conditional does. Accelerators fuse
+    well, and a conditional costs them.
     """
     if target() != "cpu":
         return make()
@@ -197,7 +197,7 @@ def stream(
     padded = -(-rows.shape[0] // size) * size
     number = max(1, math.ceil(epochs - 1e-9))
     if env.shuffle:
-        order = epoch_orders(key, n, padded, number)
+        order = epoch_permutations(key, n, padded, number)
     else:
         order = jnp.broadcast_to(jnp.arange(padded, dtype=jnp.int32), (number, padded))
     if even:

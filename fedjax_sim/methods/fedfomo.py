@@ -50,13 +50,13 @@ def hold_out(env: Env, ctx: Ctx) -> tuple[Env, Array, Array]:
     fed = env.fed
     if "val" in fed.rows:
         return env, fed.rows["val"][ctx.id], fed.size["val"][ctx.id]
-    held = jnp.floor(HELD_OUT * fed.size["train"]).astype(jnp.int32)  # [N]
-    kept = fed.size["train"] - held
+    validated = jnp.floor(HELD_OUT * fed.size["train"]).astype(jnp.int32)  # [N]
+    kept = fed.size["train"] - validated
     rows = jnp.roll(fed.rows["train"][ctx.id], -kept[ctx.id])
     return (
         dataclasses.replace(env, fed=dataclasses.replace(fed, size={**fed.size, "train": kept})),
         rows,
-        held[ctx.id],
+        validated[ctx.id],
     )
 
 

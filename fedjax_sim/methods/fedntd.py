@@ -65,8 +65,8 @@ class FedNTD(FedAvg):
             logits, _, stats = forward(env, now, batch)
             loss, confusion = local_loss(env, ctx, logits, batch, confusion)
             teacher = lax.stop_gradient(forward(env, net, batch, train=False)[0])
-            held = not_true_divergence(teacher, logits, batch.y, batch.mask, self.tau)
-            return loss + self.beta * self.tau**2 * held, Aux(logits, stats, confusion)
+            distillation = not_true_divergence(teacher, logits, batch.y, batch.mask, self.tau)
+            return loss + self.beta * self.tau**2 * distillation, Aux(logits, stats, confusion)
 
         client, done = descend(env, net, client, ctx, objective=objective)
         return client, self.upload(env, ctx, done)

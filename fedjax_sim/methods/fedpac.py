@@ -159,7 +159,7 @@ class FedPAC(Personal, FedAvg):
     def personal(self, env: Env, server: Server, client: Client, ctx: Ctx) -> Tree:
         return self.with_head(env, server, ctx.id)
 
-    def held(self, env: Env, server: Server, client: Client, ctx: Ctx) -> Tree:
+    def resident(self, env: Env, server: Server, client: Client, ctx: Ctx) -> Tree:
         return client.resident  # its mixed head is still at the server
 
     def extra_floats(self, env: Env, net: Tree) -> tuple[int, int]:

@@ -153,7 +153,7 @@ class FedPAM(Personal, FedAvg):
             return unit(z) @ unit(self.anchors(env, net, private).T).T / self.tau
         return self.adjusted(env, net, private, z)
 
-    def complaints(self, rounds: Sequence[dict[str, Any]]) -> list[str]:
+    def warnings(self, rounds: Sequence[dict[str, Any]]) -> list[str]:
         last = [r.get("live_features", 1) for r in rounds[-SILENT_FOR:]]
         if len(last) < SILENT_FOR or max(last) >= SILENT:
             return []

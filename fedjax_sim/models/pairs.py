@@ -84,11 +84,14 @@ def nnx_model(given: Any, shape: tuple[int, ...], dtype: Any, places: bool) -> M
     return from_functions(name, init, function, shape, dtype, places)
 
 
-def from_functions(
-    name: str, init: Callable, function: Callable, shape: tuple[int, ...], dtype: Any, places: bool
-) -> Model:
-    """A Model of (key) -> params and (params, x) -> outputs."""
-    example = batch_of(shape, 2, dtype)
+def shapes_of(
+    name: str,
+    init: Callable,
+    function: Callable,
+    shape: tuple[int, ...],
+    example: jax.ShapeDtypeStruct,
+) -> tuple[Mapping[str, Any], jax.ShapeDtypeStruct]:
+    """Shapes of (the parameters, the outputs for a batch); nothing is computed."""
     try:
         params = jax.eval_shape(init, jax.random.key(0))
         out = jax.eval_shape(function, params, example)
@@ -103,6 +106,15 @@ def from_functions(
         raise UserError(
             f"the parameters of model '{name}' must be a dict of groups, each a dict of arrays"
         )
+    return params, out
+
+
+def from_functions(
+    name: str, init: Callable, function: Callable, shape: tuple[int, ...], dtype: Any, places: bool
+) -> Model:
+    """A Model of (key) -> params and (params, x) -> outputs."""
+    example = batch_of(shape, 2, dtype)
+    params, out = shapes_of(name, init, function, shape, example)
     groups = tuple(map(str, params))
     head_group = groups[-1]
     kernel, bias = head_names(name, head_group, params[head_group])

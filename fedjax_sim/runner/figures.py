@@ -350,7 +350,7 @@ def scored_globally(setup: Setup) -> bool:
     """Whether the server's model was scored on the test set: then there is a loss, finite or
     not."""
     asked = setup.simulation.method.has_global_model and "global" in setup.config.evaluations
-    return asked and len(setup.fed.held.get("test", ())) > 0
+    return asked and len(setup.fed.server_rows.get("test", ())) > 0
 
 
 def metric_figures(setup: Setup, recorder: Recorder) -> dict[str, Any]:

@@ -149,13 +149,13 @@ class Transform(Personal, Peers, Controlled, Selects, SetsUp, Finishes, Method):
     ) -> tuple[Client, Upload]:
         own: Beside = client.own
         after, up = self.inner.local(env_inside(env), net, server.inner, inside(client), ctx)
-        held = up.net if up.held is None else up.held
+        resident = up.net if up.resident is None else up.resident
         payload = {name: getattr(up, name) for name in self.payload}
         mask = jnp.ones(env.num_groups, bool) if isinstance(own.send, tuple) else own.send > 0
         mine, sent = self.send(env, own.mine, net, Sent(up.net, **payload), mask, ctx)
         changed = {name: getattr(sent, name) for name in self.payload}
         return after._replace(own=Beside(after.own, mine)), up._replace(
-            net=sent.net, held=held, **changed
+            net=sent.net, resident=resident, **changed
         )
 
     def aggregate(self, env: Env, server: Around, cohort: Cohort) -> Around:
@@ -182,14 +182,14 @@ class Transform(Personal, Peers, Controlled, Selects, SetsUp, Finishes, Method):
     def log(self, env: Env, old: Around, server: Around, cohort: Cohort) -> dict[str, Array]:
         return self.inner.log(env, old.inner, server.inner, cohort)
 
-    def complaints(self, rounds: Any) -> list[str]:
-        return self.inner.complaints(rounds)
+    def warnings(self, rounds: Any) -> list[str]:
+        return self.inner.warnings(rounds)
 
     def personal(self, env: Env, server: Around, client: Client, ctx: Ctx) -> Tree:
         return self._inner.personal(env, server.inner, inside(client), ctx)
 
-    def held(self, env: Env, server: Around, client: Client, ctx: Ctx) -> Tree:
-        return self._inner.held(env, server.inner, inside(client), ctx)
+    def resident(self, env: Env, server: Around, client: Client, ctx: Ctx) -> Tree:
+        return self._inner.resident(env, server.inner, inside(client), ctx)
 
     def predict(self, env: Env, predictor: Tree, x: Array) -> Array:
         return self._inner.predict(env, predictor, x)

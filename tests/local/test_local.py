@@ -17,7 +17,7 @@ import pytest
 from fedjax_sim import models
 from fedjax_sim.data.federation import Federation
 from fedjax_sim.errors import UserError
-from fedjax_sim.local import LANES, descend, epoch_orders, losses, optim, steps_for, stream
+from fedjax_sim.local import LANES, descend, epoch_permutations, losses, optim, steps_for, stream
 from fedjax_sim.local.augment import crop_flip
 from fedjax_sim.platform import lowering_for
 from fedjax_sim.types import Client, Ctx, Env
@@ -156,14 +156,14 @@ def test_nothing_to_do_leaves_everything_as_it_was(client, epochs):
 def test_every_epoch_is_a_fresh_permutation(wide):
     with jax.enable_x64(wide):
         for n, padded in ((1, 4), (5, 8), (8, 8), (37, 40)):
-            orders = np.asarray(epoch_orders(jax.random.key(n), jnp.int32(n), padded, 6))
+            orders = np.asarray(epoch_permutations(jax.random.key(n), jnp.int32(n), padded, 6))
             assert orders.shape == (6, padded)
             np.testing.assert_array_equal(np.sort(orders[:, :n], 1), np.tile(np.arange(n), (6, 1)))
         assert len({tuple(o[:37]) for o in orders}) == 6
 
 
 def test_orders_do_not_depend_on_the_precision():
-    orders = lambda: np.asarray(epoch_orders(jax.random.key(2), jnp.int32(9), 12, 3))
+    orders = lambda: np.asarray(epoch_permutations(jax.random.key(2), jnp.int32(9), 12, 3))
     narrow = orders()
     with jax.enable_x64(True):
         np.testing.assert_array_equal(orders(), narrow)
@@ -172,7 +172,7 @@ def test_orders_do_not_depend_on_the_precision():
 def test_orders_are_fair():
     """Each example comes first about equally often: 4000 epochs, 5 examples, 5 standard
     deviations."""
-    first = np.asarray(epoch_orders(jax.random.key(3), jnp.int32(5), 8, 4000))[:, 0]
+    first = np.asarray(epoch_permutations(jax.random.key(3), jnp.int32(5), 8, 4000))[:, 0]
     assert np.abs(np.bincount(first, minlength=5) - 800).max() < 5 * math.sqrt(4000 * 0.2 * 0.8)
 
 

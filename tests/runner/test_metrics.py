@@ -193,7 +193,7 @@ def fake_setup(split="test", seen=(0, 1), unseen=()):
     them each way."""
     env = types.SimpleNamespace(group_floats=lambda net: (3, 2), metrics=METRICS)
     wire = lambda env, net: floats_on_wire(env.group_floats(net), (1, 1))
-    method = types.SimpleNamespace(wire=wire, adapts=False, complaints=lambda rounds: [])
+    method = types.SimpleNamespace(wire=wire, adapts=False, warnings=lambda rounds: [])
     simulation = types.SimpleNamespace(env=env, method=method, client_split=split)
     config = types.SimpleNamespace(
         evaluations=("global", "personal", "resident"), eval_every=2, personal_every=0

@@ -168,7 +168,11 @@ def test_figures_follow_from_the_counts(rich):
             assert correct.shape == (3, tiny.N) and file[f"{mode}_rounds"].tolist() == [2, 4, 5]
             assert (
                 count
-                == (len(tiny.federation().held["test"]) if mode == "personal_at_global" else 3)
+                == (
+                    len(tiny.federation().server_rows["test"])
+                    if mode == "personal_at_global"
+                    else 3
+                )
             ).all()
             for i, row in enumerate(rows):
                 assert float(row[f"{prefix}_mean"]) == pytest.approx(

@@ -99,4 +99,4 @@ class Pulled(LocalOnly):
 
 def ctx_of(sim: Simulation, state, data) -> Ctx:
     """Of the first client of the cohort."""
-    return jax.tree.map(lambda a: a[0], sim.orders(state, data).slots.ctx)
+    return jax.tree.map(lambda a: a[0], sim.plan_round(state, data).slots.ctx)
