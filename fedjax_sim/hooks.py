@@ -216,16 +216,16 @@ class Personal:
 
 
 class Peers:
-    """A round reads stored rows of other clients; they are in `env.rows` [K, …]."""
+    """A round reads the states of other clients; they are in `env.peers` [K, …]."""
 
     def peer_ids(self, env: Env, server: Any, ids: Array) -> Array:
-        """ids [M] of the cohort -> [K] client numbers whose stored rows the round reads; K never
+        """ids [M] of the cohort -> [K] client numbers whose states the round reads; K never
         changes."""
         raise NotImplementedError
 
-    def prepare(self, env: Env, server: Any, ids: Array, rows: Client) -> Any:
-        """Work on the peers' rows [K, …] before training (embeddings, attention, …): the server
-        state of this round."""
+    def prepare(self, env: Env, server: Any, ids: Array, peers: Client) -> Any:
+        """Work on the states of the peers [K, …] before training (embeddings, attention, …): the
+        server's state of this round."""
         return server
 
 

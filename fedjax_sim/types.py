@@ -156,7 +156,7 @@ class Env:
     )  # what is measured, the primary one first; (): `metrics.DEFAULT`
     fed: Federation = None  # type: ignore[assignment]   # filled in inside the compiled program
     counts: Array = None  # [N, C] training labels per client
-    rows: Tree = ()  # Client [K, …]: stored rows of the round's peers, as they were at its start
+    peers: Tree = ()  # Client [K, …]: states of the round's peers, as they were at its start
     lr: Any = ()  # Schedule of the learning rate
     method: Any = None  # the run's method, whose real fields are arguments too
 

@@ -7,10 +7,10 @@ least loaded device first. Uploads are added up client by client while they are 
 reports are stacked. Nothing crosses devices inside the loop, so devices never wait for each other
 before the final sums.
 
-Where the stacked client state `[N, …]` lives: on one device, in one place, rows read and written in
-place. On a mesh, row i lives on device i // (N/D); the cohort's rows travel to the device that
-trains them (`all_to_all`) and back (`all_gather`), M rows at a time, so a random cohort crosses
-shards at the cost of M rows each way.
+Where the stacked client states `[N, …]` live: on one device they are read and written in place. On
+a mesh, client i lives on device i // (N/D); the cohort's states travel to the device that trains
+them (`all_to_all`) and back (`all_gather`), so a random cohort crosses shards at the cost of M states
+each way.
 """
 
 from __future__ import annotations
@@ -194,11 +194,11 @@ def work_through(
         where = table[u]  # [chunk] cohort positions
         slot = take(slots, where)
         slot = slot._replace(active=slot.active & (where < size))
-        rows = place_of(where)
-        work = many(take(stored, rows), slot)
+        places = place_of(where)
+        work = many(take(stored, places), slot)
         totals = add_up(totals, groups, work)
         stored = put(
-            stored, jnp.where(work.ok, rows, NOWHERE), work.client
+            stored, jnp.where(work.ok, places, NOWHERE), work.client
         )  # a diverged client keeps what it had
         return totals, put(reports, where, work.report), put(stacked, where, work.stacked), stored
 
@@ -282,7 +282,7 @@ def client_pass(
         wanted = tables.reshape(-1)  # everybody's positions, device by device
         place, here = at_home(shard, slots.row.at[wanted].get(mode="clip"))
         here &= wanted < size
-        # the rows I train, from wherever they live: [capacity·chunk, …]
+        # the clients this device trains, from wherever they live: [capacity·chunk, …]
         moved = scatter_rows(found_rows(shard, place, here))
         place_of = (
             jnp.full(size + 1, mine.shape[0], jnp.int32)
@@ -306,7 +306,7 @@ def each_client(
     """`fn(env, server, client, ctx) -> (result, client)` for all N clients, each on the device
     where its row lives.
 
-    fn may return None for the client: rows are then only read (a loop that writes what somebody
+    fn may return None for the client: states are then only read (a loop that writes what somebody
     else still reads would copy all of them). Returns (results [N, …], clients).
     """
     total, chunk = ctxs.id.shape[0], layout.chunk
@@ -328,15 +328,15 @@ def each_client(
         results = jax.tree.map(lambda a: jnp.zeros((size, *a.shape[1:]), a.dtype), result)
 
         def unit(u: Array, carry: tuple) -> tuple:
-            results, rows = carry
+            results, clients = carry
             where = u * chunk + jnp.arange(chunk)
-            result, client = many(take(rows if writes else shard, where), take(ctxs, where))
-            return put(results, where, result), put(rows, where, client) if writes else ()
+            result, client = many(take(clients if writes else shard, where), take(ctxs, where))
+            return put(results, where, result), put(clients, where, client) if writes else ()
 
-        results, rows = lax.fori_loop(
+        results, clients = lax.fori_loop(
             0, -(-size // chunk), unit, (results, shard if writes else ())
         )
-        return gather_rows(layout, results), rows if writes else shard
+        return gather_rows(layout, results), clients if writes else shard
 
     results, clients = over_mesh(layout, share, (env, server), (clients, ctxs))
     return jax.tree.map(lambda a: a[:total], results), clients
@@ -358,7 +358,7 @@ def each_in_cohort(
     env: Env, layout: Layout, fn: Callable, server: Tree, clients: Client, ctx: Ctx, row: Array
 ) -> Tree:
     """`fn(env, server, client, ctx) -> small tree` for the cohort, each where its row lives:
-    results travel, rows do not.
+    results travel, client states do not.
 
     ctx: [M, …]; row: [M] where each one's state is in `clients`. Returns [M, …].
     """

@@ -97,7 +97,7 @@ class FedFomo(Peers, Personal, Method):
             return jnp.arange(env.num_clients, dtype=jnp.int32)
         return jax.vmap(lambda i: self.candidates(env, server, i))(ids).reshape(-1)
 
-    def prepare(self, env: Env, server: Server, ids: Array, rows: Client) -> Server:
+    def prepare(self, env: Env, server: Server, ids: Array, peers: Client) -> Server:
         return server._replace(ids=ids.astype(jnp.int32))
 
     def local(
@@ -108,7 +108,7 @@ class FedFomo(Peers, Personal, Method):
         place = chosen if self.everybody(env) else slot * self.few(env) + jnp.arange(self.few(env))
         env_of, rows, n = hold_out(env, ctx)
         stored = lambda j: with_own_statistics(
-            env, jax.tree.map(lambda a: a[place[j]], env.rows.resident), client
+            env, jax.tree.map(lambda a: a[place[j]], env.peers.resident), client
         )
 
         loss = lambda net: mean_loss(env, net, rows, n)

@@ -32,8 +32,8 @@ class Neighbourhood(Peers, Personal, Method):
     def peer_ids(self, env, server, ids):
         return jnp.roll(ids, -1)
 
-    def prepare(self, env, server, ids, rows):
-        norm = sum(jnp.sum(jnp.square(a)) for a in jax.tree.leaves(rows.resident))
+    def prepare(self, env, server, ids, peers):
+        norm = sum(jnp.sum(jnp.square(a)) for a in jax.tree.leaves(peers.resident))
         return {"seen": server["seen"] + ids.shape[0], "ids": ids, "norm": norm}
 
     def plan(self, env, server, ctx):
@@ -46,7 +46,7 @@ class Neighbourhood(Peers, Personal, Method):
         return Plan(ones, ones, ctx.epochs, jnp.concatenate([share * mine[None, :k], 1 - share], 1))
 
     def receive(self, env, server, client, plan, ctx):
-        return client, mix(env, plan.weights, env.rows.resident, client.resident)
+        return client, mix(env, plan.weights, env.peers.resident, client.resident)
 
     def aggregate(self, env, server, cohort):
         return server

@@ -18,7 +18,7 @@ the order of their similarity to the client (cosines of embeddings), so that its
 depend on the order in which a cohort was drawn (`agents.ranked`); the paper leaves that order open.
 A previous participant that failed to report is masked: its logit, its size and its similarity count
 nothing. Before round 1 every client trains E epochs from the common start (not counted as a round).
-Models are read from the clients' stored rows, m of them per round. When agent and encoder learn,
+Models are read from the clients' states, m of them per round. When agent and encoder learn,
 and what pre-training is: `regimes`. A model of fully connected layers only is all head.
 
 Ablations of the paper, as (body, head): None (mean, mean), Body (weighted, mean), Head (mean,
@@ -125,20 +125,20 @@ class PFedRLLA(Peers, Personal, SetsUp, Mixer):
     def peer_ids(self, env: Env, server: Server, ids: Array) -> Array:
         return jnp.where(server.reported.any(), server.previous, ids.astype(jnp.int32))
 
-    def prepare(self, env: Env, server: Server, ids: Array, rows: Client) -> Server:
+    def prepare(self, env: Env, server: Server, ids: Array, peers: Client) -> Server:
         first = ~server.reported.any()
         server = server._replace(
             previous=self.peer_ids(env, server, ids), reported=server.reported | first
         )
         if not self.steered:
             return server
-        frame, seen = server.frame, rows.own.features
+        frame, seen = server.frame, peers.own.features
         if self.basis == "shared":
-            fresh = lambda: make_frame(rows.resident["params"], self.head_groups(env), self.side)
+            fresh = lambda: make_frame(peers.resident["params"], self.head_groups(env), self.side)
             if "server.frame" in env.started:  # the agent knows its heads in another run's frame
                 fresh = lambda: (
                     frame,
-                    jax.vmap(lambda net: self.projected(env, net, frame))(rows.resident),
+                    jax.vmap(lambda net: self.projected(env, net, frame))(peers.resident),
                 )
             frame, seen = lax.cond(first, fresh, lambda: (frame, seen))
         server = server._replace(frame=frame)
@@ -147,7 +147,7 @@ class PFedRLLA(Peers, Personal, SetsUp, Mixer):
     def receive(
         self, env: Env, server: Server, client: Client, plan: Plan, ctx: Ctx
     ) -> tuple[Client, Tree]:
-        return client, mix(env, plan.weights, env.rows.resident, client.resident)
+        return client, mix(env, plan.weights, env.peers.resident, client.resident)
 
     def judge(
         self, env: Env, net: Tree, server: Server, client: Client, ctx: Ctx
