@@ -145,9 +145,7 @@ class Env:
     )  # the optimiser's state stays with the client between rounds
     shuffle: bool = _fact(default=True)  # False: minibatches in the order of the client's rows
     dtype: Any = _fact(default=jnp.float32)
-    lanes: int = _fact(
-        default=1
-    )  # clients trained side by side (vmap width); 1 = no vmap, no masking
+    vmap_width: int = _fact(default=1)  # clients trained side by side; 1: no vmap, no masking
     even: bool = _fact(default=False)  # all clients have equally many minibatches per epoch
     full: bool = _fact(default=False)  # and all of these are whole
     same_epochs: bool = _fact(default=False)  # whoever works in a round works for max_epochs

@@ -2,15 +2,15 @@
 over a mesh.
 
 Work is dealt out in *units* of `chunk` clients. The cohort is sorted by steps, so that a unit's
-lanes are about equally long, and each unit is bounded by its own longest lane. Units go to the
+clients are about equally long, and each unit is bounded by its own longest. Units go to the
 least loaded device first. Uploads are added up client by client while they are produced; only small
 reports are stacked. Nothing crosses devices inside the loop, so devices never wait for each other
 before the final sums.
 
 Where the stacked client states `[N, …]` live: on one device they are read and written in place. On
 a mesh, client i lives on device i // (N/D); the cohort's states travel to the device that trains
-them (`all_to_all`) and back (`all_gather`), so a random cohort crosses shards at the cost of M states
-each way.
+them (`all_to_all`) and back (`all_gather`), so a random cohort crosses shards at the cost of M
+states each way.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from fedjax_sim.engine.mesh import (
     scatter_rows,
     take,
 )
-from fedjax_sim.local import LANES
+from fedjax_sim.local import VMAP_AXIS
 from fedjax_sim.platform import target
 from fedjax_sim.types import Array, Client, Ctx, Env, Plan, Tree
 
-UNROLLED = 16  # lanes added up in straight-line code; more of them in a loop
+UNROLLED = 16  # clients added up in straight-line code; more of them in a loop
 
 
 class Slot(NamedTuple):
@@ -57,7 +57,7 @@ class Totals(NamedTuple):
     net: Tree  # Σ weight·send[g]·net
     weight: Array  # [G] Σ weight·send[g]
     sums: Tree  # Σ Upload.sums
-    executed: Array  # []  lane-steps that were computed, needed or not
+    executed: Array  # []  client steps that were computed, needed or not
 
 
 class Work(NamedTuple):
@@ -91,7 +91,7 @@ def side_by_side(chunk: int, one: Callable) -> Callable:
     """A function of ONE client -> of `chunk` clients [chunk, …]; a single one goes without vmap, so
     nothing is masked."""
     if chunk > 1:
-        return jax.vmap(one, axis_name=LANES)
+        return jax.vmap(one, axis_name=VMAP_AXIS)
     return lambda *args: jax.tree.map(lambda a: a[None], one(*jax.tree.map(lambda a: a[0], args)))
 
 
@@ -114,10 +114,12 @@ def deal(layout: Layout, steps: Array, capacity: int) -> tuple[Array, Array]:
 
     def give(carry, unit):
         load, filled, table = carry
-        lanes, cost = unit
+        clients, cost = unit
         device = jnp.argmin(jnp.where(filled < capacity, load, jnp.iinfo(jnp.int32).max))
         real = cost > 0
-        table = table.at[device, jnp.where(real, filled[device], capacity)].set(lanes, mode="drop")
+        table = table.at[device, jnp.where(real, filled[device], capacity)].set(
+            clients, mode="drop"
+        )
         return (
             load.at[device].add(cost),
             filled.at[device].add(real.astype(jnp.int32)),
@@ -179,7 +181,7 @@ def work_through(
     row `place_of(i)` of `stored`, and is written back as soon as it is trained.
     """
     size, chunk = slots.row.shape[0], table.shape[1]
-    env = dataclasses.replace(env, lanes=chunk)
+    env = dataclasses.replace(env, vmap_width=chunk)
     many = side_by_side(chunk, lambda client, slot: one(env, client, slot))
     first = jnp.zeros(chunk, jnp.int32)
     shape = jax.eval_shape(
@@ -210,24 +212,22 @@ def add_up(totals: Totals, groups: Tree, work: Work) -> Totals:
     """Running sums with a chunk, `work` [chunk, …]; on a CPU client by client: there a sum over the
     stack is slow."""
     small, chunk = work._replace(client=Client(), stacked=(), report=()), work.ok.shape[0]
-    lane_of = lambda lane: jax.tree.map(lambda a: a[lane], small)
+    slot_of = lambda i: jax.tree.map(lambda a: a[i], small)
     if target() != "cpu":
         totals = add_chunk(totals, groups, small)
     elif chunk <= UNROLLED:
-        for lane in range(chunk):
-            totals = add_client(totals, groups, lane_of(lane))
+        for i in range(chunk):
+            totals = add_client(totals, groups, slot_of(i))
     else:
-        totals = lax.fori_loop(
-            0, chunk, lambda lane, t: add_client(t, groups, lane_of(lane)), totals
-        )
+        totals = lax.fori_loop(0, chunk, lambda i, t: add_client(t, groups, slot_of(i)), totals)
     return totals._replace(executed=totals.executed + work.steps.max() * chunk)
 
 
 def at_once(env: Env, one: Callable, slots: Slot, stored: Client) -> Outcome:
     """The whole cohort side by side on one device, in the order it was drawn: nothing is sorted,
     dealt out or looped."""
-    env = dataclasses.replace(env, lanes=slots.row.shape[0])
-    work = side_by_side(env.lanes, lambda client, slot: one(env, client, slot))(
+    env = dataclasses.replace(env, vmap_width=slots.row.shape[0])
+    work = side_by_side(env.vmap_width, lambda client, slot: one(env, client, slot))(
         take(stored, slots.row), slots
     )
     shape = jax.eval_shape(lambda w: jax.tree.map(lambda a: a[0], w), work)
@@ -319,7 +319,7 @@ def each_client(
 
     def share(everywhere: tuple, split: tuple) -> tuple[Tree, Client]:
         (env, server), (shard, ctxs) = everywhere, split
-        env = dataclasses.replace(env, lanes=chunk)
+        env = dataclasses.replace(env, vmap_width=chunk)
         size = ctxs.id.shape[0]
         many = side_by_side(chunk, lambda client, ctx: fn(env, server, client, ctx))
         first = jnp.zeros(chunk, jnp.int32)
@@ -347,7 +347,7 @@ def in_chunks(width: int, one: Callable, index: Array) -> Tree:
     size = index.shape[0]
     if width == 1:
         return lax.map(one, index)
-    many = jax.vmap(one, axis_name=LANES)
+    many = jax.vmap(one, axis_name=VMAP_AXIS)
     if size <= width:
         return many(index)
     chunks = jnp.pad(index, (0, -size % width), mode="edge").reshape(-1, width)
@@ -366,7 +366,7 @@ def each_in_cohort(
     width = (
         1 if target() == "cpu" else min(layout.chunk, everyone.shape[0])
     )  # a CPU is faster one by one
-    env = dataclasses.replace(env, lanes=width)
+    env = dataclasses.replace(env, vmap_width=width)
     if layout.mesh is None or not jax.tree.leaves(clients):
         return in_chunks(
             width, lambda i: fn(env, server, take(clients, row[i]), take(ctx, i)), everyone

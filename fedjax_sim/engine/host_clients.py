@@ -106,7 +106,7 @@ class HostClients:
         )
         some = max(
             self.layout.chunk * self.layout.devices, BLOCK // max(1, per_client)
-        )  # fills the lanes
+        )  # fills the vmap width
         size = self.layout.padded(min(self.clients, some))
         everyone = np.arange(self.clients, dtype=np.int32)
         parts = [everyone[first : first + size] for first in range(0, self.clients, size)]

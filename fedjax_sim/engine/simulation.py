@@ -59,7 +59,8 @@ class Simulation:
     round: Callable  # (state, data) -> (state, log): one round, not compiled
     # (state, data) -> (state, log, ids [M], nets [M, …]): one round with all its uploads
     examine: Callable
-    # for the functions of `round` and `evaluation`, one by one: profiling, debugging, `host_clients`
+    # for the functions of `round` and `evaluation`, one by one: profiling, debugging,
+    # `host_clients`
     stages: Round
     data: Data
     eval_every: int

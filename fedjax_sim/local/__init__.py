@@ -2,7 +2,7 @@
 and no method."""
 
 from fedjax_sim.local.batches import (
-    LANES,
+    VMAP_AXIS,
     Batch,
     batches_per_epoch,
     by_itself,
@@ -18,7 +18,7 @@ from fedjax_sim.local.batches import (
 from fedjax_sim.local.descend import Aux, Trained, descend, forward, local_loss, supervised, upload
 
 __all__ = [
-    "LANES",
+    "VMAP_AXIS",
     "Aux",
     "Batch",
     "Trained",

@@ -6,8 +6,8 @@ momentum·v + g; w ← w − lr·v. Its state (v) begins anew in every call, or 
 (`--optimizer-state client`).
 
 The loop has a data-dependent bound: a client costs what it holds. Side by side (vmap over
-`env.lanes` clients) the bound is that of the longest lane, as an unbatched scalar, and a finished
-lane's learning rate is 0.
+`env.vmap_width` clients) the bound is that of the longest, as an unbatched scalar, and a finished
+client's learning rate is 0.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Trained(NamedTuple):
     net: Tree
     loss: Array  # []  mean over the examples of this training call
     accuracy: Array  # []  of the predictions made while training
-    steps: Array  # []  steps of this client (not of its lane neighbours)
+    steps: Array  # []  steps of this client (not of the others in its chunk)
     carry: Tree = ()  # the objective's own running values at the end
 
 
@@ -156,7 +156,7 @@ class Pass(NamedTuple):
     stays: bool  # the optimiser's state is the client's own
 
     def rate(self, k: Array | int) -> Array:
-        """The learning rate of step k; a finished lane stands still."""
+        """The learning rate of step k; a finished client stands still."""
         rate = self.rule.rate(self.lr, k, self.steps, self.env.dtype)
         return jnp.where(k < self.steps, rate, 0) if self.planned.masked else rate
 

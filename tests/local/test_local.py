@@ -17,7 +17,15 @@ import pytest
 from fedjax_sim import models
 from fedjax_sim.data.federation import Federation
 from fedjax_sim.errors import UserError
-from fedjax_sim.local import LANES, descend, epoch_permutations, losses, optim, steps_for, stream
+from fedjax_sim.local import (
+    VMAP_AXIS,
+    descend,
+    epoch_permutations,
+    losses,
+    optim,
+    steps_for,
+    stream,
+)
 from fedjax_sim.local.augment import crop_flip
 from fedjax_sim.platform import lowering_for
 from fedjax_sim.types import Client, Ctx, Env
@@ -362,9 +370,9 @@ def test_lanes_of_different_length_equal_clients_one_by_one():
         net, client = start_net(env), Client(confusion=losses.init_confusion(CLASSES, jnp.float64))
         clients, epochs = [0, 1, 2, 3, 2], [2.0, 1.0, 3.0, 0.5, 0.0]
         ctx = context(env, clients)._replace(epochs=jnp.array(epochs))
-        wide = dataclasses.replace(env, lanes=len(clients))
+        wide = dataclasses.replace(env, vmap_width=len(clients))
         together = arrays(
-            jax.jit(jax.vmap(lambda c: descend(wide, net, client, c), axis_name=LANES))(ctx)
+            jax.jit(jax.vmap(lambda c: descend(wide, net, client, c), axis_name=VMAP_AXIS))(ctx)
         )
         alone = jax.jit(lambda c: descend(env, net, client, c))
         for i in range(len(clients)):
