@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 from fedjax_sim.errors import unknown
 from fedjax_sim.fields import Node
-from fedjax_sim.local.descend import Trained, descend, upload
 from fedjax_sim.local.score import predict_net
+from fedjax_sim.local.sgd import Trained, local_sgd, upload
 from fedjax_sim.plans import Wire, blend, floats_on_wire, full_plan, merge
 from fedjax_sim.types import Array, Client, Cohort, Ctx, Env, Plan, Tree, Upload
 
@@ -178,7 +178,7 @@ class Method(Node):
         self, env: Env, net: Tree, server: Any, client: Client, ctx: Ctx
     ) -> tuple[Client, Upload]:
         """ONE client: its work of a round, from `net`; (itself afterwards, what it hands over)."""
-        client, done = descend(env, net, client, ctx)
+        client, done = local_sgd(env, net, client, ctx)
         return client, self.upload(env, ctx, done)
 
     def upload(self, env: Env, ctx: Ctx, done: Trained, **more: Any) -> Upload:

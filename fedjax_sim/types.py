@@ -92,7 +92,7 @@ class Client(NamedTuple):
     resident: Tree = ()
     # BatchNorm running statistics that stay on the client (bn_stats="local")
     batch_stats: Tree = ()
-    # [2] steps needed and executed in this round, counted by `descend`; () in storage
+    # [2] steps needed and executed in this round, counted by `local_sgd`; () in storage
     spent: Tree = ()
     optimizer: Tree = ()  # state of the local optimiser, where it stays with the client
 

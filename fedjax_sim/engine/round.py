@@ -27,10 +27,10 @@ from fedjax_sim.engine.participation import Participation
 from fedjax_sim.errors import UserError
 from fedjax_sim.hooks import Controlled, Method, Peers, Personal, Selects, Stats, check_method
 from fedjax_sim.local import steps_for
-from fedjax_sim.local.descend import put_away
 from fedjax_sim.local.losses import Loss
 from fedjax_sim.local.optim import Optimizer, Schedule
 from fedjax_sim.local.score import primary, score_client
+from fedjax_sim.local.sgd import put_away
 from fedjax_sim.platform import exact, multiplying, target
 from fedjax_sim.tree import finite, norm, square_norm, subtract
 from fedjax_sim.types import Array, Client, Cohort, Ctx, Env, Plan, State, Tree

@@ -25,7 +25,7 @@ from jax import lax
 
 from fedjax_sim.fields import Real, field
 from fedjax_sim.hooks import Method, Peers, Personal
-from fedjax_sim.local import descend
+from fedjax_sim.local import local_sgd
 from fedjax_sim.methods import register
 from fedjax_sim.methods.fedprox import pull
 from fedjax_sim.plans import mix
@@ -85,7 +85,7 @@ class FedAMP(Peers, Personal, Method):
         )
         everywhere = jnp.broadcast_to(weights, (env.num_groups, weights.shape[0]))
         cloud = mix(env, everywhere, {"params": env.peers.resident["params"]}, own)
-        client, done = descend(
+        client, done = local_sgd(
             env, net, client, ctx, adjust=pull(self.lam / self.alpha, cloud["params"])
         )
         return client, self.upload(env, ctx, done)

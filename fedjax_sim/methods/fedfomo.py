@@ -28,7 +28,7 @@ from jax import lax
 
 from fedjax_sim.fields import field
 from fedjax_sim.hooks import Method, Peers, Personal
-from fedjax_sim.local import descend
+from fedjax_sim.local import local_sgd
 from fedjax_sim.local.score import mean_loss
 from fedjax_sim.methods import register
 from fedjax_sim.plans import with_own_statistics
@@ -130,7 +130,7 @@ class FedFomo(Peers, Personal, Method):
         start = lax.fori_loop(
             0, self.few(env), lambda j, total: scaled_add(total, share[j], stored(j)), start
         )
-        client, done = descend(env_of, with_own_statistics(env, start, client), client, ctx)
+        client, done = local_sgd(env_of, with_own_statistics(env, start, client), client, ctx)
         return client, self.upload(env, ctx, done, report=(chosen, omega))
 
     def aggregate(self, env: Env, server: Server, cohort: Cohort) -> Server:

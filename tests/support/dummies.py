@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from paths import ROOT
 
 from fedjax_sim.hooks import Method, Peers, Personal, Server
-from fedjax_sim.local import descend, forward, local_loss
-from fedjax_sim.local.descend import Aux
+from fedjax_sim.local import forward, local_loss, local_sgd
+from fedjax_sim.local.sgd import Aux
 from fedjax_sim.models import with_group
 from fedjax_sim.plans import masked_plan, mix
 from fedjax_sim.types import Plan
@@ -81,7 +81,7 @@ class PrivateScale(Personal, Method):
             return loss, Aux(logits, stats, confusion)
 
         optimizer = env.optimizer._replace(groups=self.public(env))
-        client, done = descend(env, net, client, ctx, objective=objective, optimizer=optimizer)
+        client, done = local_sgd(env, net, client, ctx, objective=objective, optimizer=optimizer)
         sent = {
             **done.net,
             "params": {**done.net["params"], "scale": server.net["params"]["scale"]},

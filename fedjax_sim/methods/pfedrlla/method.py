@@ -39,7 +39,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from fedjax_sim.hooks import Peers, Personal, SetsUp
-from fedjax_sim.local import descend
+from fedjax_sim.local import local_sgd
 from fedjax_sim.local.score import merit
 from fedjax_sim.methods import register
 from fedjax_sim.methods.pfedrlla.control import Mixer, Report, Server, make_plan, usable
@@ -105,7 +105,7 @@ class PFedRLLA(Peers, Personal, SetsUp, Mixer):
     def setup(self, env: Env, server: Server, client: Client, ctx: Ctx) -> Client:
         net = with_own_statistics(env, client.resident, client)
         if self.initial_training:
-            client, done = descend(env, net, client, ctx, salt=FIRST)
+            client, done = local_sgd(env, net, client, ctx, salt=FIRST)
             sound = jnp.isfinite(square_norm(done.net))  # others will mix this model
             net = jax.tree.map(lambda new, old: jnp.where(sound, new, old), done.net, net)
             client = client._replace(
@@ -178,7 +178,7 @@ class PFedRLLA(Peers, Personal, SetsUp, Mixer):
             # clients, for each client.
             judged = (report.before >= 0) & (report.wanted[-1] >= 0)
             ctx = ctx._replace(epochs=jnp.where(judged, ctx.epochs, 0))
-        client, done = descend(env, net, client, ctx)
+        client, done = local_sgd(env, net, client, ctx)
         if self.steered:
             now = self.projected(env, done.net, server.frame)
             own, report = own._replace(features=now), report._replace(features=now)

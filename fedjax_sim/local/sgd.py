@@ -35,7 +35,7 @@ class Aux(NamedTuple):
     logits: Array  # [B, C]
     batch_stats: Tree  # BatchNorm statistics after this batch
     confusion: Tree  # running soft confusion after this batch, () when not tracked
-    carry: Tree = ()  # the objective's own running values after this batch; see `descend`
+    carry: Tree = ()  # the objective's own running values after this batch; see `local_sgd`
 
 
 class Trained(NamedTuple):
@@ -133,7 +133,7 @@ def put_away(client: Client, had: Client) -> Client:
 
 # ---- the loop ------------------------------------------------------------------------------------
 class Plugs(NamedTuple):
-    """What a method does otherwise in a step; see `descend`."""
+    """What a method does otherwise in a step; see `local_sgd`."""
 
     objective: Callable
     gradient: Callable | None
@@ -200,7 +200,7 @@ def gradient_of(p: Pass, k: Array, now: Running) -> tuple:
 
 
 def one_step(p: Pass, k: Array, now: Running) -> Running:
-    """The k-th step of `descend`."""
+    """The k-th step of `local_sgd`."""
     loss, aux, grads, batch, more = gradient_of(p, k, now)
     force = grads if p.plugs.adjust is None else p.plugs.adjust(grads, now.params)
     params, optimizer = p.rule.step(force, now.optimizer, now.params, now.rate, **more)
@@ -225,7 +225,7 @@ def one_step(p: Pass, k: Array, now: Running) -> Running:
     )
 
 
-def descend(
+def local_sgd(
     env: Env,
     net: Tree,
     client: Client,
