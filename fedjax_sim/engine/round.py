@@ -263,9 +263,9 @@ def plans(r: Round, make: Callable, actions: Tree, ctx: Ctx) -> tuple[Plan, Know
         kept.append(plan.epochs is ctx.epochs)
         return plan
 
-    made = jax.vmap(one)(actions, ctx)
+    planned = jax.vmap(one)(actions, ctx)
     no_stragglers = r.participation.slow[0] <= 0
-    return made, Known(all(kept) and no_stragglers and r.env.epochs == r.env.max_epochs)
+    return planned, Known(all(kept) and no_stragglers and r.env.epochs == r.env.max_epochs)
 
 
 def watch_cohort(r: Round, env: Env, server: Tree, clients: Client, ctx: Ctx) -> tuple:
@@ -598,7 +598,7 @@ def make_data(r: Round, fed: Federation) -> Data:
 
 def numbers_of(r: Round) -> Numbers:
     """The real settings of a run, as arrays of its precision."""
-    made = Numbers(
+    numbers = Numbers(
         r.method, r.env.loss, r.env.optimizer, r.lr if isinstance(r.lr, Schedule) else ()
     )
-    return jax.tree.map(lambda value: np.asarray(value, r.env.dtype), made)
+    return jax.tree.map(lambda value: np.asarray(value, r.env.dtype), numbers)

@@ -143,8 +143,8 @@ class Transform(Personal, Peers, Controlled, Selects, SetsUp, Finishes, Method):
     ) -> tuple[Client, Tree]:
         own: Beside = client.own
         client, net = self.inner.receive(env_inside(env), server.inner, inside(client), plan, ctx)
-        told = Beside(client.own, own.mine, plan.send)
-        return client._replace(own=told), self.hand_out(env, net, ctx)
+        beside = Beside(client.own, own.mine, plan.send)
+        return client._replace(own=beside), self.hand_out(env, net, ctx)
 
     def local(
         self, env: Env, net: Tree, server: Around, client: Client, ctx: Ctx
