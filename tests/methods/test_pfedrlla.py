@@ -490,7 +490,7 @@ def test_two_devices_and_clients_on_the_host_give_the_same(moved):
     for _ in range(3):
         near, far = sim.examine(near, data)[0], host.round(far, inputs)[0]
     assert close(near.clients, far.clients) and close(near.server, far.server)
-    assert {a.shape[0] for a in jax.tree.leaves(announced(sim)(near, data)[0].rows)} == {M}
+    assert {a.shape[0] for a in jax.tree.leaves(announced(sim)(near, data)[0].peers)} == {M}
 
 
 def test_devices_share_out_the_decoder(monkeypatch):
