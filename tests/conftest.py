@@ -71,7 +71,7 @@ FULL = (
     "test_fedpolicy_learning",
     "test_fuzz",
     "test_fuzz_cli",
-    "test_host_rows",
+    "test_host_clients",
     "test_interrupts",
     "test_layouts",
     "test_numbers",

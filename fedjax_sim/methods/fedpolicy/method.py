@@ -45,7 +45,7 @@ from agents.registry import DISCRETE
 from fedjax_sim.errors import UserError
 from fedjax_sim.fields import Real, field
 from fedjax_sim.hooks import Method, Personal, SetsUp
-from fedjax_sim.local import descend
+from fedjax_sim.local import local_sgd
 from fedjax_sim.local.score import client_merit, held_merit
 from fedjax_sim.methods import register
 from fedjax_sim.methods.controllers import Steered
@@ -266,7 +266,7 @@ class Redistribution(Steered, Personal, SetsUp, Method):
         backbone, head = gaps(env, server.net, client.resident)
         moved = subtract(net["params"], server.net["params"])
         before = client.own.acc
-        client, done = descend(env, net, client, ctx)
+        client, done = local_sgd(env, net, client, ctx)
         after = self.own_accuracy(env, done.net, ctx)
         report = Report(before, after, jnp.sqrt(backbone), jnp.sqrt(head), square_norm(moved))
         client = client._replace(own=Own(after, jnp.asarray(ctx.t, jnp.int32)))

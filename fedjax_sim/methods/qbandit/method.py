@@ -42,7 +42,7 @@ from agents.registry import DISCRETE
 from fedjax_sim.errors import UserError
 from fedjax_sim.fields import Real, field
 from fedjax_sim.hooks import Method, Personal, into_resident
-from fedjax_sim.local import batches_per_epoch, descend, most_steps, repeat, stream, turns
+from fedjax_sim.local import batches_per_epoch, local_sgd, most_steps, repeat, stream, turns
 from fedjax_sim.local.score import client_merit, predict_net
 from fedjax_sim.methods import register
 from fedjax_sim.methods.controllers import Steered
@@ -77,7 +77,7 @@ def round_accuracy(env: Env, net: Tree, ctx: Ctx, steps: Array) -> Array:
     every example once."""
     draw = stream(
         env, ctx, jax.random.fold_in(ctx.key, 0), 1.0
-    )  # the batches of `descend`, its first epoch
+    )  # the batches of `local_sgd`, its first epoch
     steps = jnp.minimum(steps, batches_per_epoch(env, env.fed.size["train"][ctx.id]))
 
     def add(k: Array, total: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -256,7 +256,7 @@ class QBandit(Steered, Personal, Method):
     def local(
         self, env: Env, net: Tree, server: Server, client: Client, ctx: Ctx
     ) -> tuple[Client, Upload]:
-        client, done = descend(env, net, client, ctx)
+        client, done = local_sgd(env, net, client, ctx)
         train = self.accuracy == "train"
         seen = (
             round_accuracy(env, done.net, ctx, done.steps)
