@@ -79,21 +79,43 @@ SENDS = {
         "keep_head: effective_classes<2.5; discount: 1"
     ),
 }
+C3E = (
+    "full",
+    "backbone",
+    "backbone, `taken`",
+    "few classes < 2.5 keep head",
+    "few classes < 1.5 keep head, `taken`",
+    "few classes < 2.5 keep head, `taken`",
+    "few classes < 4 keep head, `taken`",
+    "many classes > 2.5 keep head, `taken`",
+    "small < 0.5 keep head, `taken`",
+    "away > 10 rounds keep head, `taken`",
+    "backbone after 0.8, `taken`",
+    "20 % keep head, `taken`",
+    "keep backbone after 0.8, `taken`",
+    "few classes < 2.5 withhold head",
+    "small < 0.5 send nothing",
+    "random",
+)  # one call of the program
 BASELINES = ("fedper", "ditto", "fedrod")
 SCHEDULES = ("constant", "cosine")
 ORACLES = (0.0, 0.5, 1.0)  # w of the objective
 BRANCHES = (0.2, 0.5, 0.8)  # of the rounds
 
 
-def ruled(send: str, schedule: str, loss: str = "ce", weights: str = "uniform") -> Program:
+def ruled(loss: str = "ce", weights: str = "uniform", width: int = 16) -> Program:
     """Every rule in one program; the rule of the options is replaced lane by lane."""
-    options = dict(agent="rule", rule="keep_head; keep_head", send=send, weights=weights)
-    return Program("fedpolicy", tuple(options.items()), schedule, loss)
+    options = dict(agent="rule", rule="keep_head; keep_head", weights=weights)
+    return Program("fedpolicy", tuple(options.items()), loss, width)
 
 
-def rules(send: str) -> dict[str, str]:
-    """Rules that say something where a client sends `send`."""
-    return {**TAKES, **SENDS} if send == "all" else {k: v for k, v in TAKES.items() if v}
+def ruled_lanes(schedule: str, rate: float) -> list[Lane]:
+    """All rules at a rate; rules that keep something also with `taken`."""
+    cosine = schedule == "cosine"
+    every = [Lane(row, rule, rate, cosine) for row, rule in {**TAKES, **SENDS}.items()]
+    return every + [
+        Lane(f"{row}, `taken`", rule, rate, cosine, True) for row, rule in TAKES.items() if rule
+    ]
 
 
 class Table:
@@ -140,7 +162,7 @@ class Table:
         )
 
     def best_rate(self, where: dict[str, Any], part: str, goal: str) -> float:
-        """Of the rates tried on the tuning federations of a setting."""
+        """Of the rates of `full` tried on the tuning federations of a setting."""
         found: dict[float, list[float]] = {}
         for run in self.runs:
             fits = run["tuning"] and all(run[k] == where[k] for k in ("data", "alpha"))
@@ -155,77 +177,67 @@ def settings(scale: Scale) -> Iterator[dict[str, Any]]:
             yield dict(data=data, alpha=alpha)
 
 
-def tune(table: Table, where: dict[str, Any]) -> None:
-    """Learning rates of `full` under both schedules and of the baselines."""
+def tune(table: Table, where: dict[str, Any], seed: int) -> None:
+    """Learning rates of `full` under both schedules, and of `full` with the method's own loss."""
+    at = dict(where, seed=seed, tuning=True)
+    for schedule in SCHEDULES:
+        lanes = [
+            Lane(f"rate {rate:g}", "", rate, schedule == "cosine") for rate in table.scale.rates
+        ]
+        table.lanes(at, schedule, ruled(), lanes)
     lanes = [Lane(f"rate {rate:g}", "", rate) for rate in table.scale.rates]
-    for seed in range(table.scale.tuning):
-        at = dict(where, seed=seed, tuning=True)
-        for schedule in SCHEDULES:
-            table.lanes(at, f"full {schedule}", ruled("all", schedule), lanes)
-        table.lanes(at, "c3e", ruled("all", "constant", "c3e"), lanes)
-        for name in BASELINES:
-            table.lanes(at, name, Program(name), lanes)
+    table.lanes(at, "c3e", ruled("c3e"), lanes)
 
 
 def measure(table: Table, where: dict[str, Any], seed: int, tuning: bool) -> None:
     """All rows of one federation."""
     at = dict(where, seed=seed, tuning=tuning)
+    rates = {part: table.best_rate(where, part, "global") for part in (*SCHEDULES, "c3e")}
     for schedule in SCHEDULES:
-        rate = table.best_rate(where, f"full {schedule}", "global")
-        for send in ("all", "taken"):
-            lanes = [Lane(row, rule, rate) for row, rule in rules(send).items()]
-            table.lanes(at, f"{schedule} {send}", ruled(send, schedule), lanes)
-        by_size = ruled("all", schedule, weights="size")
-        table.lanes(at, schedule, by_size, [Lane("full, weights by size", "", rate)])
-    rate = table.best_rate(where, "full constant", "clients")
-    table.lanes(
-        at, "constant", ruled("all", "constant"), [Lane("full, rate chosen for clients", "", rate)]
-    )
-    rate = table.best_rate(where, "c3e", "global")
-    for send in ("all", "taken"):
-        lanes = [Lane(row, rule, rate) for row, rule in rules(send).items()]
-        table.lanes(at, f"c3e {send}", ruled(send, "constant", "c3e"), lanes)
+        table.lanes(at, schedule, ruled(), ruled_lanes(schedule, rates[schedule]))
+    few = [lane for lane in ruled_lanes("constant", rates["c3e"]) if lane.row in C3E]
+    table.lanes(at, "c3e", ruled("c3e"), few)
+    sized = [Lane("full, weights by size", "", rates["constant"])]
+    table.lanes(at, "constant", ruled(weights="size", width=1), sized)
+    width = len(table.scale.rates)
     for name in BASELINES:
-        rate = table.best_rate(where, name, "clients")
-        table.lanes(at, "baselines", Program(name), [Lane(name, "", rate)])
+        lanes = [Lane(f"{name} {rate:g}", "", rate) for rate in table.scale.rates]
+        table.lanes(at, "baselines", Program(name, width=width), lanes)
 
 
 def consult(table: Table, where: dict[str, Any], seed: int) -> None:
     """The oracle on one federation, and what is left of its gain some rounds later."""
     at = dict(where, seed=seed, tuning=False)
+    compiled = simulation(table.scale, ruled(), at["data"], table.data_dir)
     for schedule in SCHEDULES:
-        rate = table.best_rate(where, f"full {schedule}", "global")
-        part = f"{schedule} oracle"
-        if table.key(dict(at, part=part, row=f"oracle w={ORACLES[-1]:g}", rate=rate)) in table.keys:
+        rate = table.best_rate(where, schedule, "global")
+        rows = [f"oracle w={weight:g}" for weight in ORACLES]
+        if table.key(dict(at, part=schedule, row=rows[-1], rate=rate)) in table.keys:
             continue
         began = time.perf_counter()
-        compiled = simulation(table.scale, ruled("all", schedule), at["data"], table.data_dir)
-        found = oracle_curves(table.scale, compiled, table.fed(at), seed, rate, ORACLES)
-        later = branch_gains(table.scale, compiled, table.fed(at), seed, rate, BRANCHES)
+        given = table.scale, compiled, table.fed(at), seed, rate, rate * (schedule == "constant")
+        found, later = oracle_curves(*given, ORACLES), branch_gains(*given, BRANCHES)
         budget = half_of_full(table.scale, compiled.sim)
-        for weight, curves in zip(ORACLES, found, strict=True):
+        for row, curves in zip(rows, found, strict=True):
             made = goals(curves, budget, table.scale.last)
-            extra = dict(branches=later) if weight == 0 else {}
-            row = f"oracle w={weight:g}"
-            table.add(at, part, row, rate, **made, bytes=curves["bytes"][-1], **extra)
-        print(f"{at} {part}: {time.perf_counter() - began:.1f} s", file=sys.stderr, flush=True)
+            extra = dict(branches=later) if row == rows[0] else {}
+            table.add(at, schedule, row, rate, **made, bytes=curves["bytes"][-1], **extra)
+        print(f"{at} {schedule} oracle: {time.perf_counter() - began:.1f} s", file=sys.stderr)
 
 
 def fill(table: Table, oracle_seeds: int) -> None:
-    """Every run of the table that is missing; what many settings need first."""
+    """Every run of the table that is missing."""
     scale = table.scale
     for where in settings(scale):
-        tune(table, where)
+        for seed in range(scale.tuning):
+            tune(table, where, seed)
         for seed in range(scale.tuning):
             measure(table, where, seed, True)
-        for seed in range(min(scale.seeds, 5)):
-            measure(table, where, seed, False)
-    for seed in range(min(oracle_seeds, scale.seeds)):
+    for seed in range(scale.seeds):
         for where in settings(scale):
-            consult(table, where, seed)
-    for where in settings(scale):
-        for seed in range(scale.seeds):
             measure(table, where, seed, False)
+            if seed < oracle_seeds:
+                consult(table, where, seed)
 
 
 def main(given: list[str] | None = None) -> None:

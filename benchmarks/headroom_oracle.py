@@ -17,6 +17,7 @@ from benchmarks.headroom_runs import (
     Scale,
     curves,
     data_of,
+    each_lane,
     first_states,
     with_rate,
 )
@@ -26,22 +27,26 @@ from fedjax_sim.engine.round import Data
 from fedjax_sim.types import State
 
 HORIZON = 6
-LOGGED = ("taken", "sent", "down", "up", "train_loss")
+LOGGED = ("round", "taken", "sent", "down", "up")
 
 
 @functools.cache
-def oracle_program(program: Lanes, rounds: int) -> Any:
+def oracle_program(program: Lanes, rounds: int, every: int) -> Any:
     """(states, data, weights [L]) -> states, logs, scores of all lanes."""
     sim = program.sim
 
     def lane(state: State, data: Data, weight: Any) -> Any:
         def one(state: State, _: Any) -> tuple:
             state, log = oracle_round(sim, state, data, weight)
-            score = sim.evaluate.__wrapped__(state, data)  # type: ignore[attr-defined]
-            return state, ({k: log[k] for k in LOGGED}, score)
+            return state, {k: log[k] for k in LOGGED}
 
-        state, (logs, scores) = lax.scan(one, state, None, rounds)
-        return state, logs, scores
+        def block(state: State, _: Any) -> tuple:
+            state, logs = lax.scan(one, state, None, every)
+            score = sim.evaluate.__wrapped__(state, data)  # type: ignore[attr-defined]
+            return state, (logs, {**score, "round": state.t})
+
+        state, (logs, scores) = lax.scan(block, state, None, rounds // every)
+        return state, jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), logs), scores
 
     return jax.jit(jax.vmap(lane, (AXES, None, 0), (AXES, 0, 0)))
 
@@ -52,19 +57,16 @@ def oracle_curves(
     fed: Federation,
     seed: int,
     rate: float,
+    end: float,
     weights: tuple[float, ...],
 ) -> list[dict[str, Any]]:
     """The curves of the oracle for every w of its objective."""
     sim = program.sim
-    data = with_rate(data_of(sim, fed), jnp.float32(rate))
+    data = with_rate(data_of(sim, fed), jnp.float32(rate), jnp.float32(end))
     states = first_states(sim, data, [Lane("")] * len(weights), seed)
-    run = oracle_program(program, scale.rounds)
-    after, logs, scores = jax.device_get(run(states, data, jnp.array(weights, jnp.float32)))
-    net = jax.tree.map(lambda a: a[0], after.server.net)
-    pick = lambda tree, i: jax.tree.map(lambda a: a[i], tree)
-    return [
-        curves(sim, net, pick(logs, i), pick(scores, i), scale.rounds) for i in range(len(weights))
-    ]
+    run = oracle_program(program, scale.rounds, scale.every)
+    done = jax.device_get(run(states, data, jnp.array(weights, jnp.float32)))
+    return [curves(scale, sim, *one) for one in each_lane(*done)]
 
 
 @functools.cache
@@ -75,12 +77,18 @@ def branch_program(program: Lanes) -> Any:
 
 
 def branch_gains(
-    scale: Scale, program: Lanes, fed: Federation, seed: int, rate: float, shares: tuple[float, ...]
+    scale: Scale,
+    program: Lanes,
+    fed: Federation,
+    seed: int,
+    rate: float,
+    end: float,
+    shares: tuple[float, ...],
 ) -> list[list[float]]:
     """[len(shares), HORIZON] points of global accuracy by one round of the oracle, so many rounds
     later, from States of `full`."""
     sim = program.sim
-    data = with_rate(data_of(sim, fed), jnp.float32(rate))
+    data = with_rate(data_of(sim, fed), jnp.float32(rate), jnp.float32(end))
     wide = first_states(sim, data, [Lane("")], seed)
     state = State(wide.t, wide.key, *jax.tree.map(lambda a: a[0], tuple(wide[2:])))
     steps, ask = branch_program(program)

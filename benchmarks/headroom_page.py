@@ -13,7 +13,6 @@ from scipy import stats
 from benchmarks.headroom_runs import GOALS, Scale
 
 BEGIN, END = "<!-- tables of fedpolicy: begin -->", "<!-- tables of fedpolicy: end -->"
-FULL = {"constant": "constant all", "cosine": "cosine all", "c3e": "c3e all"}
 TITLES = {
     "global": "global model",
     "clients": "clients' mean",
@@ -70,8 +69,8 @@ class Found:
 
     def against(self, key: Key, goal: str, schedule: str = "") -> Difference | None:
         """The difference to `full` at the row's own schedule, or at the named one."""
-        family = schedule or ("constant" if key[2] == "baselines" else key[2].split()[0])
-        return paired(self.values(key, goal), self.values((*key[:2], FULL[family], "full"), goal))
+        family = schedule or ("constant" if key[2] == "baselines" else key[2])
+        return paired(self.values(key, goal), self.values((*key[:2], family, "full"), goal))
 
     @property
     def settings(self) -> list[tuple[str, float]]:
@@ -112,11 +111,19 @@ def cell(gain: Difference | None) -> str:
 
 
 def is_rule(part: str, row: str, family: str) -> bool:
-    return part in (f"{family} all", f"{family} taken") and row != "full"
+    return part == family and not row.startswith(("full", "oracle"))
 
 
-def label(part: str, row: str) -> str:
-    return f"{row}, `taken`" if part.endswith("taken") else row
+def best_of(
+    tuned: Found, setting: tuple[str, float], keys: list[tuple[str, str]], goal: str
+) -> Any:
+    """The row (part, name) that is best at a goal on the tuning federations."""
+    means = {}
+    for key in keys:
+        known = [v for v in tuned.values((*setting, *key), goal).values() if v is not None]
+        if known:
+            means[key] = float(np.mean(known))
+    return max(means, key=lambda key: means[key]) if means else None
 
 
 def overall(found: Found, family: str) -> list[str]:
@@ -125,7 +132,7 @@ def overall(found: Found, family: str) -> list[str]:
     for part, row in found.rows:
         if not is_rule(part, row, family):
             continue
-        cells = [label(part, row)]
+        cells = [row]
         for goal in GOALS:
             gains = [found.against((*s, part, row), goal) for s in found.settings]
             known = [g for g in gains if g is not None]
@@ -143,48 +150,45 @@ def chosen(found: Found, tuned: Found, family: str) -> list[str]:
     for setting in found.settings:
         cells = [f"{setting[0]} {setting[1]:g}"]
         for goal in GOALS:
-            tried = {
-                key: tuned.against((*setting, *key), goal)
-                for key in tuned.rows
-                if is_rule(*key, family)
-            }
-            gains = {key: gain.mean for key, gain in tried.items() if gain is not None}
-            best = max(gains, key=lambda key: gains[key]) if gains else None
+            rules = [key for key in tuned.rows if is_rule(*key, family)]
+            best = best_of(tuned, setting, rules, goal)
             gain = found.against((*setting, *best), goal) if best else None
-            cells.append("–" if best is None else f"{cell(gain)}<br>{label(*best)}")
+            cells.append("–" if best is None else f"{cell(gain)}<br>{best[1]}")
         rows.append(cells)
     return grid(["", *(TITLES[goal] for goal in GOALS)], rows)
 
 
+BASELINES = dict(fedper="FedPer", ditto="Ditto", fedrod="FedRoD")
 POINTS = (
-    ("full, cosine", "cosine all", "full"),
-    ("full, by size", "constant", "full, weights by size"),
-    ("full, rate for clients", "constant", "full, rate chosen for clients"),
-    ("FedPer", "baselines", "fedper"),
-    ("Ditto", "baselines", "ditto"),
-    ("FedRoD", "baselines", "fedrod"),
-    ("oracle, global", "constant oracle", "oracle w=0"),
-    ("oracle, half", "constant oracle", "oracle w=0.5"),
-    ("oracle, clients", "constant oracle", "oracle w=1"),
+    ("full, cosine", "cosine", "full"),
+    ("full, weights by size", "constant", "full, weights by size"),
+    ("oracle, global", "constant", "oracle w=0"),
+    ("oracle, half", "constant", "oracle w=0.5"),
+    ("oracle, clients", "constant", "oracle w=1"),
 )
 
 
-def points(found: Found, goal: str) -> list[str]:
-    """The other points of the front, minus `full` at its best constant rate."""
+def points(found: Found, tuned: Found, goal: str) -> list[str]:
+    """The other points of the front, minus `full` at its best constant rate; baselines at the rate
+    that is best for their clients."""
     rows = []
     for setting in found.settings:
-        full = found.values((*setting, "constant all", "full"), goal)
+        full = found.values((*setting, "constant", "full"), goal)
         level = np.mean([v for v in full.values() if v is not None])
-        gains = [found.against((*setting, *key), goal, "constant") for _, *key in POINTS]  # type: ignore[arg-type]
+        keys: list[Any] = [key[1:] for key in POINTS]
+        for name in BASELINES:
+            tried = [key for key in tuned.rows if key[1].startswith(name)]
+            keys.append(best_of(tuned, setting, tried, "clients"))
+        gains = [key and found.against((*setting, *key), goal, "constant") for key in keys]
         rows.append([f"{setting[0]} {setting[1]:g}", f"{level:.1f}", *map(cell, gains)])
-    return grid(["", "full", *(name for name, *_ in POINTS)], rows)
+    return grid(["", "full", *(name for name, *_ in POINTS), *BASELINES.values()], rows)
 
 
 def oracles(found: Found, family: str) -> list[str]:
     """The oracle minus `full` at the same schedule, and what is left of one round of it."""
     rows = []
     for setting in found.settings:
-        key = (*setting, f"{family} oracle", "oracle w=0")
+        key = (*setting, family, "oracle w=0")
         gains = [cell(found.against(key, goal)) for goal in GOALS]
         runs = found.by.get(key, {})
         later = [run["branches"] for run in runs.values() if "branches" in run]
@@ -206,7 +210,7 @@ def tables(scale: Scale, runs: list[dict[str, Any]]) -> list[str]:
     lines = ["### Other points of the front, minus `full` at its best constant rate", ""]
     for goal in GOALS:
         lines += [f"{TITLES[goal].capitalize()} (column `full`: its level in %):", ""]
-        lines += points(found, goal)
+        lines += points(found, tuned, goal)
     names = dict(
         constant="constant rate, cross-entropy",
         cosine="cosine, cross-entropy",

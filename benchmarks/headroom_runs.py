@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -46,20 +47,21 @@ class Scale:
     clients: int = 30
     cohort: int = 5
     rounds: int = 50
+    every: int = 2  # rounds between evaluations
     last: int = 10  # evaluations that are averaged
     epochs: float = 2.0
     batch: int = 20
-    examples: int = 6000  # of all clients
-    val: int = 500  # of the server
-    test: int = 2000
+    examples: int = 4000  # of all clients
+    val: int = 400  # of the server
+    test: int = 1000
     rates: tuple[float, ...] = (0.02, 0.05, 0.1, 0.2, 0.4)
-    seeds: int = 10
-    tuning: int = 4  # federations of other images, by which rates and rules are chosen
+    seeds: int = 5
+    tuning: int = 2  # federations of other images, by which rates and rules are chosen
 
 
 SCALES = {
     "smoke": Scale(
-        ("digits",), (0.1,), 2, "mlp", (("hidden", (8,)),), 6, 3, 4, 2, 1.0, 8, 360, 60, 100,
+        ("digits",), (0.1,), 2, "mlp", (("hidden", (8,)),), 6, 3, 4, 1, 2, 1.0, 8, 360, 60, 100,
         (0.05, 0.2), 2, 1,
     ),
     "small": Scale(("fashion_mnist", "cifar10", "mnist")),
@@ -77,6 +79,8 @@ class Lane(NamedTuple):
     row: str  # its name in the tables
     rule: str = ""
     rate: float = 0.0
+    cosine: bool = False  # the rate falls to 0
+    taken: bool = False  # only what was taken is sent
 
 
 class Program(NamedTuple):
@@ -84,8 +88,8 @@ class Program(NamedTuple):
 
     method: str
     options: tuple[tuple[str, Any], ...] = ()
-    schedule: str = "constant"
     loss: str = "ce"
+    width: int = 16  # lanes; calls with fewer are filled up, so that there is one program
 
 
 # ---- federations ---------------------------------------------------------------------------------
@@ -171,13 +175,14 @@ def simulation(scale: Scale, program: Program, name: str, data_dir: str | None) 
         lr=scale.rates[0],
         momentum=0.0,
         weight_decay=0.0,
-        schedule=program.schedule,
+        schedule="cosine",  # to an end that is a lane's own: its rate, where that is constant
+        eval_every=scale.every,
         loss=program.loss,
         chunk="1",
         devices="1",
     )
     fed = federation(scale, name, data_dir, max(scale.alphas), 0, True)
-    return Lanes(prepare(config, fed=fed, capacity=scale.rounds).simulation)
+    return Lanes(prepare(config, fed=fed, capacity=scale.rounds).simulation, program.width)
 
 
 def first_states(sim: Simulation, data: Data, lanes: list[Lane], seed: int) -> State:
@@ -189,7 +194,7 @@ def first_states(sim: Simulation, data: Data, lanes: list[Lane], seed: int) -> S
     wide = lambda a: jnp.broadcast_to(a, (len(lanes), *a.shape))
     agent = jax.tree.map(wide, state.agent)
     if jax.tree.leaves(agent):
-        made = [boxes(lane.rule, CLAUSES) for lane in lanes]
+        made = [boxes(lane.rule, lane.taken, CLAUSES) for lane in lanes]
         agent = jax.tree.map(lambda *each: jnp.stack([jnp.float32(a) for a in each]), *made)
     server, clients = jax.tree.map(wide, (state.server, state.clients))
     return state._replace(server=server, clients=clients, agent=agent)
@@ -198,9 +203,9 @@ def first_states(sim: Simulation, data: Data, lanes: list[Lane], seed: int) -> S
 AXES = State(None, None, 0, 0, 0)  # type: ignore[arg-type]
 
 
-def with_rate(data: Data, rate: Any) -> Data:
-    """The data of a run at another learning rate."""
-    lr = dataclasses.replace(data.numbers.lr, lr=rate)
+def with_rate(data: Data, rate: Any, end: Any) -> Data:
+    """The data of a run whose learning rate falls from `rate` to `end`."""
+    lr = dataclasses.replace(data.numbers.lr, lr=rate, end=end)
     return data._replace(numbers=data.numbers._replace(lr=lr))
 
 
@@ -209,13 +214,15 @@ class Lanes:
     """A simulation and its program over lanes, compiled once."""
 
     sim: Simulation
+    width: int
 
     @functools.cached_property
     def run(self) -> Any:
-        """(states, data, rates [L], rounds) -> states, logs, scores of all lanes."""
+        """(states, data, rates [L], their ends [L], rounds) -> states, logs, scores of all
+        lanes."""
         run = self.sim.run.__wrapped__  # type: ignore[attr-defined]
-        lane = lambda state, data, rate, rounds: run(state, with_rate(data, rate), rounds)
-        return jax.jit(jax.vmap(lane, (AXES, None, 0, None), (AXES, 0, 0)))
+        lane = lambda state, data, rate, end, rounds: run(state, with_rate(data, rate, end), rounds)
+        return jax.jit(jax.vmap(lane, (AXES, None, 0, 0, None), (AXES, 0, 0)))
 
 
 def run_lanes(
@@ -224,22 +231,31 @@ def run_lanes(
     """The curves of every lane, on one federation."""
     sim = program.sim
     data = data_of(sim, fed)
-    states = first_states(sim, data, lanes, seed)
-    rates = jnp.array([lane.rate for lane in lanes], jnp.float32)
-    after, logs, scores = jax.device_get(program.run(states, data, rates, scale.rounds))
-    net = jax.tree.map(lambda a: a[0], after.server.net)
-    pick = lambda tree, i: jax.tree.map(lambda a: a[i], tree)
-    return [
-        curves(sim, net, pick(logs, i), pick(scores, i), scale.rounds) for i in range(len(lanes))
-    ]
+    found: list[dict[str, Any]] = []
+    for first in range(0, len(lanes), program.width):
+        some = lanes[first : first + program.width]
+        some = some + [some[-1]] * (program.width - len(some))
+        states = first_states(sim, data, some, seed)
+        rates = jnp.array([lane.rate for lane in some], jnp.float32)
+        ends = jnp.array([0.0 if lane.cosine else lane.rate for lane in some], jnp.float32)
+        done = jax.device_get(program.run(states, data, rates, ends, scale.rounds))
+        found += [curves(scale, sim, *one) for one in each_lane(*done)]
+    return found[: len(lanes)]
 
 
-def curves(sim: Simulation, net: Tree, logs: dict, scores: dict, rounds: int) -> dict[str, Any]:
-    """Accuracies in % after every round, and bytes so far."""
+def each_lane(states: State, logs: dict, scores: dict) -> Iterator[tuple[Tree, dict, dict]]:
+    """(the server's net, logs, scores) of one lane after another."""
+    for i in range(len(logs["round"])):
+        yield jax.tree.map(lambda a, i=i: a[i], (states.server.net, logs, scores))
+
+
+def curves(scale: Scale, sim: Simulation, net: Tree, logs: dict, scores: dict) -> dict[str, Any]:
+    """Accuracies in % at every evaluation, and bytes so far."""
+    rounds, times = scale.rounds, -(-scale.rounds // scale.every)
     share = lambda mode: (
         100
-        * scores[mode]["accuracy"]["correct"][:rounds]
-        / np.maximum(scores[mode]["accuracy"]["count"][:rounds], 1)
+        * scores[mode]["accuracy"]["correct"][:times]
+        / np.maximum(scores[mode]["accuracy"]["count"][:times], 1)
     )
     common = "global" in scores
     own = share("personal")  # [T, N]
@@ -251,8 +267,7 @@ def curves(sim: Simulation, net: Tree, logs: dict, scores: dict, rounds: int) ->
         val=share("val").tolist() if common else None,
         clients=own.mean(1).tolist(),
         worst=[worst_tenth(each) for each in own],
-        bytes=np.cumsum(down + up).tolist(),
-        loss=np.asarray(logs["train_loss"])[:rounds].tolist(),
+        bytes=np.cumsum(down + up)[scores["round"][:times] - 1].tolist(),
     )
 
 
@@ -263,9 +278,9 @@ def half_of_full(scale: Scale, sim: Simulation) -> float:
 
 
 def goals(found: dict[str, Any], budget: float, last: int) -> dict[str, float | None]:
-    """The four goals of a run; budget: bytes."""
+    """The four goals of a run, means of its last evaluations; budget: bytes."""
     mean = lambda curve: float(np.mean(curve[-last:]))
-    spent = int(np.searchsorted(found["bytes"], budget, side="right"))  # rounds that it can pay
+    spent = int(np.searchsorted(found["bytes"], budget, side="right"))  # evaluations it can pay
     common = found["test"] is not None
     return {
         "global": mean(found["test"]) if common else None,
