@@ -59,6 +59,7 @@ FULL = (
     "test_autotune",
     "test_benchmarks",
     "test_benchmarks_accelerators",
+    "test_benchmarks_headroom",
     "test_benchmarks_pfedrlla",
     "test_benchmarks_revisions",
     "test_benchmarks_scaling",

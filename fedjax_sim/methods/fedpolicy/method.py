@@ -170,7 +170,7 @@ class Redistribution(Steered, Personal, SetsUp, Method):
             check_run(env)
         choices = self.space.size(env)
         if self.agent_name == "rule":
-            return rule_agent(self.rule, env.dtype)
+            return rule_agent(self.rule, self.send == "taken", env.dtype)
         if self.static:
             policy = (
                 Uniform()
