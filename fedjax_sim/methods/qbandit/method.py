@@ -114,7 +114,7 @@ def val_loss(env: Env, net: Tree, id: Array) -> Array:
 
 def composed_losses(env: Env, net: Tree, cohort: Cohort) -> Array:
     """[M] held-out losses of the clients' models with the new server's layers where they share."""
-    alone = dataclasses.replace(env, lanes=1)
+    alone = dataclasses.replace(env, vmap_width=1)
 
     def one(each: tuple) -> Array:
         own, take, id = each
