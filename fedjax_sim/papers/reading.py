@@ -1,18 +1,19 @@
 """How a figure is read from a run: KIND or KIND:ARGUMENT:…, as the tables name it. Accuracies in %.
 
-last:COLUMN          at the last evaluation that has it         best:COLUMN       the best over
-                                        rounds, on test data
-last10:COLUMN        mean of the last ten evaluations           by_val:COLUMN     at the round best
-                                        on the server's val rows
-rounds_to:X:COLUMN   first round with at least X %              gb_to, minutes_to what it had cost
-                                        by then (GiB, minutes)
-sum:COLUMN           over all rounds, of rounds.csv             share:ACTION      of all decisions
-mean:, least:, end:COLUMN   of rounds.csv: over rounds, the last      gigabytes         of the run
-                                        (2^30, both ways)
-seconds, seconds_per_round: of running                          converged:COLUMN  seconds until the
-                                        curve stays
-stage:NAME           of a profile, seconds per round            megabytes:up      of a profile, per
-                                        participant and round
+last:COLUMN          at the last evaluation that has it
+best:COLUMN          the best over rounds, on test data
+last10:COLUMN        mean of the last ten evaluations
+by_val:COLUMN        at the round best on the server's validation rows
+rounds_to:X:COLUMN   first round with at least X %
+gb_to:, minutes_to:  what it had cost by then (GiB, minutes)
+sum:COLUMN           over all rounds, of rounds.csv
+mean:, least:, end:COLUMN   of rounds.csv: over rounds, the last
+share:ACTION         of all decisions
+gigabytes            of the run (2^30, both ways)
+seconds, seconds_per_round  of running
+converged:COLUMN     seconds until the curve stays
+stage:NAME           of a profile, seconds per round
+megabytes:up         of a profile, per participant and round
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.engine import host_rows
+from fedjax_sim.engine import host_clients
 from fedjax_sim.engine import layout as layouts
 from fedjax_sim.engine.evaluation import adapted_modes
 from fedjax_sim.engine.loop_backend import LoopBackend
@@ -104,7 +104,7 @@ class Driver:
         self.config, self.sim = self.setups[0].config, self.setups[0].simulation
         self.state, self.timings = begin(runs, resume_from, say)
         data = lanes_of.stack_data([setup.simulation.data for setup in self.setups])
-        place: Callable = host_rows.place if self.config.state_on == "host" else layouts.place
+        place: Callable = host_clients.place if self.config.state_on == "host" else layouts.place
         self.state, self.data = place(self.sim.layout, self.state, data)
         self.axes = lanes_of.state_axes(self.setups)
         self.done = int(np.asarray(self.state.t).max())

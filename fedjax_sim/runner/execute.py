@@ -1,13 +1,15 @@
 """Start a run or continue one, from Python: `run` and `resume`; `execute` for a run that is
 prepared already.
 
-out/config.json    everything needed to repeat the run          out/rounds.csv     a row per round
-out/metrics.csv    a row per evaluated round, no clock          out/clients.npz    per-client counts
-                                        per evaluation
-out/timings.csv    seconds per segment                          out/checkpoints/   the whole State
-out/labels.npz     training examples per client and class       out/manifest.json  size and checksum
-                                        of every file
+out/config.json    everything needed to repeat the run
+out/rounds.csv     a row per round
+out/metrics.csv    a row per evaluated round, no clock
+out/timings.csv    seconds per segment
+out/clients.npz    per-client counts per evaluation
+out/labels.npz     training examples per client and class
+out/checkpoints/   the whole State
 out/summary.json   the figures of the run
+out/manifest.json  size and checksum of every file
 """
 
 from __future__ import annotations
