@@ -308,7 +308,7 @@ def test_the_reader_sees_every_kind_of_import():
     assert seen == [
         ("fedjax_sim.runner.config", False),
         ("fedjax_sim.methods.fedavg", False),
-        ("fedjax_sim.local.sgd", False),
+        ("fedjax_sim.local.local_sgd", False),
         ("fedjax_sim.models", False),
         ("agents.types.Agent", True),
         ("fedjax_sim.report.runs", True),

@@ -1,8 +1,7 @@
 """Q-bandit: one server-side bandit picks, per client and round, how many leading layers it shares
 and how long it trains.
 
-    state    s_k = [onehot(k), a_k, b_k/L, c_k/E_max]             budgets: c_k epochs, b_k layers
-                                        (soft)
+    state    s_k = [onehot(k), a_k, b_k/L, c_k/E_max]         budgets: c_k epochs, b_k layers (soft)
     action   (L_k, E_k) ∈ {1..L} × {0.01, 0.1, 0.5, 1, 2, 5}      ε-greedy on Q_θ(s_k, ·)
     client   layers 1..L_k ← the server's, L_k+1..L as it left them;  w_k ← SGD, max(1,
              round(E_k·⌈n_k/B⌉)) steps
@@ -114,7 +113,7 @@ def val_loss(env: Env, net: Tree, id: Array) -> Array:
 
 def composed_losses(env: Env, net: Tree, cohort: Cohort) -> Array:
     """[M] held-out losses of the clients' models with the new server's layers where they share."""
-    alone = dataclasses.replace(env, lanes=1)
+    alone = dataclasses.replace(env, vmap_width=1)
 
     def one(each: tuple) -> Array:
         own, take, id = each
