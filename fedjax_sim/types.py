@@ -147,6 +147,7 @@ class Env:
     lanes: int = _fact(
         default=1
     )  # clients trained side by side (vmap width); 1 = no vmap, no masking
+    mapped: tuple[str, ...] = _fact(default=())  # vmap axes around the whole round, by name
     even: bool = _fact(default=False)  # all clients have equally many minibatches per epoch
     full: bool = _fact(default=False)  # and all of these are whole
     same_epochs: bool = _fact(default=False)  # whoever works in a round works for max_epochs

@@ -90,9 +90,10 @@ def _orders(key: Array, epoch: Array, n: Array, padded: int) -> Array:
 
 
 def longest(env: Env, steps: Array) -> Array:
-    """The bound of a loop over the lanes of a chunk: an unbatched scalar, so nothing is selected
-    away."""
-    return lax.pmax(steps, LANES) if env.lanes > 1 else steps
+    """The bound of a loop over the lanes of a chunk, and over what else is mapped: an unbatched
+    scalar, so nothing is selected away."""
+    axes = (LANES, *env.mapped) if env.lanes > 1 else env.mapped
+    return lax.pmax(steps, axes) if axes else steps
 
 
 LEAST_BLOCK, MOST_BLOCKS = (
@@ -123,7 +124,7 @@ def turns(env: Env, count: Array, most: int, exact: bool = False) -> Turns:
     MOST_BLOCKS blocks of known length.
     """
     if target() == "cpu":
-        return Turns(longest(env, count), 1, env.lanes > 1)
+        return Turns(longest(env, count), 1, env.lanes > 1 or bool(env.mapped))
     if exact or most <= LEAST_BLOCK:
         return Turns(1, most, not exact)
     length = max(LEAST_BLOCK, -(-most // MOST_BLOCKS))
