@@ -296,7 +296,8 @@ class Controlled:
         """ONE client: (whether, which action): taken in place of the agent's, which learns nothing
         from it; None: never.
 
-        For continuous actions, which `available` cannot narrow down to one.
+        For continuous actions, which `available` cannot narrow down to one. `whether` is one for
+        all of the action's numbers [], or one for each of them [A].
         """
         return None
 

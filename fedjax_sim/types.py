@@ -44,7 +44,8 @@ class Plan(NamedTuple):
     them."""
 
     take: Array  # [G] 1: receives group g of what the server offers
-    send: Array  # [G] 1: uploads group g
+    # [G] 1: uploads group g, 0: does not; other weights multiply the client's own in the average
+    send: Array
     epochs: Array  # []  local epochs, may be fractional
     # [G, K+1] mixing weights over the round's peers and, last, the client's own model
     weights: Tree = ()

@@ -238,6 +238,7 @@ def orders(r: Round, env: Env, state: State, dropout: Array, rows: Tree = None) 
         if told is not None:
             imposed, instead = told
             actions = jax.vmap(jnp.where)(imposed, instead.astype(actions.dtype), actions)
+            imposed = imposed.any(1) if imposed.ndim > 1 else imposed
         make = lambda a, c: control.plan_of(env, a, server, c)
     else:
         make = lambda _, c: method.plan(env, server, c)
@@ -324,9 +325,8 @@ def one_client(r: Round, env: Env, server: Tree, client: Client, slot: Slot) -> 
         if method.has_global_model:
             report["gaps"] = group_gaps(env, held, method.global_model(env, server))
     stacked = jax.tree.map(lambda a: jnp.where(ok, a, 0), up.net) if r.keeps_uploads else ()
-    return Work(
-        after, ok, up.net, weight * (slot.plan.send > 0), up.sums, report, stacked, spent[1]
-    )
+    weights = weight * slot.plan.send.astype(weight.dtype)
+    return Work(after, ok, up.net, weights, up.sums, report, stacked, spent[1])
 
 
 def probe(r: Round, env: Env, server: Tree, client: Client, net: Tree, ctx: Ctx) -> Array:
@@ -512,6 +512,7 @@ def learn(
         acted_actions=orders.actions,
         acted_rewards=jnp.where(cohort.ok, reward, jnp.nan),
         acted_takes=plan.take,
+        acted_sends=plan.send,
         acted_epochs=ctx.epochs,
     )
     return agent, log

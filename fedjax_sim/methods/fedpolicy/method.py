@@ -24,8 +24,13 @@ tries every candidate on the client's validation rows and takes the one with the
 (greedy, not an upper bound). Static policies and random are the methods of these names; they need
 no validation rows, and without any their reward is not known (nan).
 
-Wire: |block| down, |w| up (C² + 1 report floats are not counted, as in the paper).
-State: the resident model, C_k, acc, whether it took part.  Evaluated: global; personal = resident.
+What a client kept goes into the average as well (send=all, the paper's); with send=taken only
+what it took is sent, a share of a group with that weight. Rules without learning: `rules`.
+
+Wire: |block| down, |w| up (C² + 1 report floats are not counted, as in the paper); with
+send=taken |block| up.
+State: the resident model, C_k, acc, when it last took part.
+Evaluated: global; personal = resident.
 """
 
 from __future__ import annotations
@@ -46,12 +51,13 @@ from fedjax_sim.methods import register
 from fedjax_sim.methods.controllers import Steered
 from fedjax_sim.methods.fedpolicy.actions import ACTIONS, BLOCKS, Actions, block_masks, oracle_agent
 from fedjax_sim.methods.fedpolicy.contribution import contributions
+from fedjax_sim.methods.fedpolicy.features import features, gaps
+from fedjax_sim.methods.fedpolicy.rules import EXAMPLE, SEEN, parse, rule_agent
 from fedjax_sim.methods.fedpolicy.state import (
     STATES,
     Own,
     Server,
     candidate_losses,
-    gaps,
     observation_size,
     observe,
 )
@@ -60,12 +66,13 @@ from fedjax_sim.tree import square_norm, subtract
 from fedjax_sim.types import Array, Client, Cohort, Ctx, Env, Plan, Tree, Upload
 
 REWARDS = ("combined", "local", "global", "contribution", "mixture")
-STATIC = (*BLOCKS, "random")  # learn nothing, so that they look at nothing
+# learn nothing and need no validation rows; all but `rule` look at nothing
+STATIC = (*BLOCKS, "random", "rule")
 
 
 def choosers() -> tuple[str, ...]:
     """Agents that choose a block; `fixed` goes by the block it always sends."""
-    return (*(name for name in DISCRETE if name != "fixed"), "oracle")
+    return (*(name for name in DISCRETE if name != "fixed"), "oracle", "rule")
 
 
 WIDE = (
@@ -112,7 +119,14 @@ class Redistribution(Steered, Personal, SetsUp, Method):
     first: str = field(
         "full", choices=("full", "any"), help="what a first participation allows", kw_only=True
     )
+    send: str = field(
+        "all",
+        choices=("all", "taken"),
+        help="what a participant sends: every group, or only what it took",
+        kw_only=True,
+    )
     agent: ClassVar[Any] = "full"
+    rule = ""
     actions = "blocks"
     state = "all"
     state_scaling = "normalised"
@@ -124,7 +138,7 @@ class Redistribution(Steered, Personal, SetsUp, Method):
 
     @property
     def space(self) -> Actions:
-        return ACTIONS[self.actions]()
+        return ACTIONS["exchange_mix" if self.agent_name == "rule" else self.actions]()
 
     @property
     def static(self) -> bool:
@@ -155,6 +169,8 @@ class Redistribution(Steered, Personal, SetsUp, Method):
         if not self.static or self.shares:
             check_run(env)
         choices = self.space.size(env)
+        if self.agent_name == "rule":
+            return rule_agent(self.rule, env.dtype)
         if self.static:
             policy = (
                 Uniform()
@@ -177,27 +193,35 @@ class Redistribution(Steered, Personal, SetsUp, Method):
         return Greedy(inner=made) if self.greedy else made
 
     def observe(self, env: Env, server: Server, client: Client, ctx: Ctx) -> Array:
+        if self.agent_name == "rule":
+            return features(env, server, client, ctx, SEEN)
         if self.static:
             return jnp.zeros(1, env.dtype)
         if self.agent == "oracle":
             takes = jax.vmap(lambda a: self.space.take(env, a))(jnp.arange(self.space.size(env)))
             return candidate_losses(env, server, client, ctx, takes)
-        return observe(env, server, client, self.state, self.state_scaling)
+        return observe(env, server, client, ctx, self.state, self.state_scaling)
 
     def available(self, env: Env, server: Server, client: Client, ctx: Ctx) -> Array | None:
         if self.space.continuous or self.first == "any":
             return None
-        return client.own.joined | (jnp.arange(self.space.size(env)) == self.space.full(env))
+        choices = jnp.arange(self.space.size(env))
+        takes = jax.vmap(lambda a: self.space.take(env, a))(choices)
+        return client.own.joined | (takes >= 1).all(1)
 
     def imposed(
         self, env: Env, server: Server, client: Client, ctx: Ctx
     ) -> tuple[Array, Array] | None:
         if not self.space.continuous or self.first == "any":
             return None
-        return ~client.own.joined, jnp.ones(self.space.size(env), env.dtype)  # takes everything
+        size = self.space.size(env)
+        said = jnp.arange(size) < (self.space.takes or size)
+        # takes everything; what it sends is the agent's choice
+        return ~client.own.joined & said, jnp.ones(size, env.dtype)
 
     def plan_of(self, env: Env, action: Array, server: Server, ctx: Ctx) -> Plan:
-        return Plan(self.space.take(env, action), jnp.ones(env.num_groups), ctx.epochs)
+        take, send = self.space.take(env, action), self.space.send(env, action)
+        return Plan(take, send * take if self.send == "taken" else send, ctx.epochs)
 
     def reward_of(
         self, env: Env, old: Server, server: Server, report: Report, action: Array, ctx: Ctx
@@ -225,7 +249,7 @@ class Redistribution(Steered, Personal, SetsUp, Method):
 
     def init(self, env: Env, net: Tree) -> tuple[Server, Own]:
         return Server(net, self.server_accuracy(env, net)), Own(
-            jnp.zeros((), env.dtype), jnp.zeros((), bool)
+            jnp.zeros((), env.dtype), jnp.full((), -1, jnp.int32)
         )
 
     def setup(self, env: Env, server: Server, client: Client, ctx: Ctx) -> Client:
@@ -245,7 +269,7 @@ class Redistribution(Steered, Personal, SetsUp, Method):
         client, done = descend(env, net, client, ctx)
         after = self.own_accuracy(env, done.net, ctx)
         report = Report(before, after, jnp.sqrt(backbone), jnp.sqrt(head), square_norm(moved))
-        client = client._replace(own=Own(after, jnp.ones((), bool)))
+        client = client._replace(own=Own(after, jnp.asarray(ctx.t, jnp.int32)))
         return client, self.upload(env, ctx, done, sums=moved, report=report)
 
     def aggregate(self, env: Env, server: Server, cohort: Cohort) -> Server:
@@ -272,21 +296,22 @@ class Redistribution(Steered, Personal, SetsUp, Method):
 class FedPolicy(Redistribution):
     """An agent decides which block of the model each client gets back.
 
-    agent: auto (sac, or ddpg for mix), sac, trpo, a2c, ppo, dqn, q_bandit, random, full, backbone,
-    head, oracle, ddpg, or an agent of `agents/`; its hyper-parameters on the command line: --set
-    fedpolicy.agent.lr=0.01.
+    agent: auto (sac, ddpg for mix, rule where a rule is given), sac, trpo, a2c, ppo, dqn, q_bandit,
+    random, full, backbone, head, rule, oracle, ddpg, or an agent of `agents/`; its hyper-parameters
+    on the command line: --set fedpolicy.agent.lr=0.01.
     """
 
     agent: Any = field("auto", help="an agent, or its name")  # type: ignore[misc]
     actions: str = field(
         "blocks",
         choices=tuple(ACTIONS),
-        help="blocks, a mask or an interpolation per parameter group",
+        help="blocks, a mask or an interpolation per parameter group, or also what is sent",
     )
+    rule: str = field("", help=f"of agent=rule, such as '{EXAMPLE}'")
     state: str = field(
         "all",
         choices=tuple(STATES),
-        help="ncf no confusion, ncfnla nor accuracy, ocmla no distance, opd …",
+        help="ncf no confusion, ncfnla nor accuracy, ocmla no distance, opd …, portable",
     )
     state_scaling: str = field(
         "normalised", choices=("normalised", "raw"), help="of confusion and distance"
@@ -308,7 +333,7 @@ class FedPolicy(Redistribution):
 
     def agents_allowed(self) -> Iterable[str]:
         if self.space.continuous:
-            return ("ddpg",)
+            return ("ddpg", "rule")
         return (*choosers(), *(BLOCKS if self.actions == "blocks" else ()))
 
     def agent_defaults(self, name: str) -> dict[str, Any]:
@@ -317,8 +342,35 @@ class FedPolicy(Redistribution):
             dict(actions="box", bootstrap=True, noise=0.2) if self.space.continuous else {}
         )
 
+    def check_rule(self) -> None:
+        """A rule belongs to agent=rule, and says all of what is taken and sent."""
+        if self.agent_name != "rule":
+            if self.rule:
+                raise UserError(
+                    f"fedpolicy.rule has no effect with agent '{self.agent_name}'; allowed:"
+                    " fedpolicy.agent=rule"
+                )
+            return
+        if not self.rule.strip():
+            raise UserError(
+                f"fedpolicy.agent=rule needs a rule; allowed: fedpolicy.rule='{EXAMPLE}' and the"
+                " like"
+            )
+        if self.actions not in ("blocks", "exchange_mix"):
+            raise UserError(
+                f"fedpolicy.actions={self.actions} has no effect with agent 'rule', which says what"
+                " is taken and sent of backbone and head"
+            )
+        if parse(self.rule)["discount"] and self.send == "taken":
+            raise UserError(
+                "fedpolicy.rule: discount has no effect with fedpolicy.send=taken, where nothing"
+                " that was kept is sent"
+            )
+
     def check(self) -> None:
-        self.resolve_agent("ddpg" if self.space.continuous else "sac")
+        usual = "ddpg" if self.space.continuous else "sac"
+        self.resolve_agent("rule" if self.rule else usual)
+        self.check_rule()
         name = self.agent_name
         for option, usual in (("state", "all"), ("state_scaling", "normalised")):
             if self.static and (value := getattr(self, option)) != usual:
