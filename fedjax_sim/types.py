@@ -158,6 +158,7 @@ class Env:
     fed: Federation = None  # type: ignore[assignment]   # filled in inside the compiled program
     counts: Array = None  # [N, C] training labels per client
     rows: Tree = ()  # Client [K, …]: stored rows of the round's peers, as they were at its start
+    share: Any = None  # []  of the clients take part in a round; None: cohort / population
     lr: Any = ()  # Schedule of the learning rate
     method: Any = None  # the run's method, whose real fields are arguments too
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -60,6 +60,7 @@ def one_pool(feds: Sequence[Federation]) -> tuple[list[Federation], np.ndarray, 
     A pool that several federations share is stored once.
     """
     pools: dict[int, int] = {}  # checksum of a pool -> its first row
+    sums: dict[int, int] = {}  # id of the examples -> that checksum
     x, y, total, moved = [], [], 0, []
     for fed in feds:
         if (np.shape(fed.x)[1:], fed.classes, fed.x.dtype) != (
@@ -72,7 +73,10 @@ def one_pool(feds: Sequence[Federation]) -> tuple[list[Federation], np.ndarray, 
                 f" '{feds[0].name}' has {feds[0].shape} and {feds[0].classes}, '{fed.name}' has"
                 f" {fed.shape} and {fed.classes}"
             )
-        content = zlib.crc32(np.ascontiguousarray(fed.y), zlib.crc32(np.ascontiguousarray(fed.x)))
+        if id(fed.x) not in sums:  # a large pool is read once
+            labels = zlib.crc32(np.ascontiguousarray(fed.y))
+            sums[id(fed.x)] = zlib.crc32(np.ascontiguousarray(fed.x), labels)
+        content = sums[id(fed.x)]
         if content not in pools:
             pools[content] = total
             x.append(np.asarray(fed.x))
@@ -81,15 +85,16 @@ def one_pool(feds: Sequence[Federation]) -> tuple[list[Federation], np.ndarray, 
         first = pools[content]
         shift = lambda tables, first=first: {k: np.asarray(v) + first for k, v in tables.items()}
         moved.append(dataclasses.replace(fed, rows=shift(fed.rows), held=shift(fed.held)))
-    return moved, np.concatenate(x), np.concatenate(y)
+    return moved, x[0] if len(x) == 1 else np.concatenate(x), np.concatenate(y)
 
 
 def padded(
-    feds: Sequence[Federation], *, clients: int = 0, examples: int = 0
+    feds: Sequence[Federation], *, clients: int = 0, examples: Mapping[str, int] | None = None
 ) -> tuple[list[Federation], np.ndarray]:
     """(the federations in one pool and of one shape, [F] how many clients each one really has).
 
-    clients, examples: at least so many places, also where no federation needs them.
+    clients, examples (of a client, split by split): at least so many places, also where no
+    federation needs them.
     """
     moved, x, y = one_pool(feds)
     first = moved[0]
@@ -106,9 +111,9 @@ def padded(
         if set(fed.rows) != set(first.rows):
             raise UserError("federations side by side must be split by one protocol")
     wide = {
-        split: max(fed.rows[split].shape[1] for fed in moved) for split in first.rows
+        split: max((examples or {}).get(split, 0), *(fed.rows[split].shape[1] for fed in moved))
+        for split in first.rows
     }  # places per client
-    wide["train"] = max(wide["train"], examples)
     fill = lambda a, *shape: np.pad(a, [(0, n - m) for n, m in zip(shape, a.shape, strict=True)])
     same = dict(x=x, y=y, name=first.name, augment=first.augment, origin=first.origin)
     out = [
@@ -160,7 +165,7 @@ def only(draw: Draw, i: Array | int) -> Draw:
 
 # ---- a run ---------------------------------------------------------------------------------------
 def replace_at(tree: Any, path: str, value: Tree) -> Any:
-    """`tree` with `value` where `path` leads: names of fields joined by dots, as in --start-from."""
+    """`tree` with `value` where `path` leads: names of fields and dots, as in --start-from."""
     name, _, rest = path.partition(".")
     inner = replace_at(getattr(tree, name), rest, value) if rest else value
     return tree._replace(**{name: inner})
@@ -202,7 +207,8 @@ def make_episode(
     def episode(parameters: Tree, draw: Draw, key: Array) -> Scores:
         who = Padded(draw.clients, draw.participants, env.num_clients, env.cohort)
         here = dataclasses.replace(r, env=env, participation=who)
-        inside = open_env(here, draw.data)
+        share = (draw.participants / draw.clients).astype(env.dtype)
+        inside = dataclasses.replace(open_env(here, draw.data), share=share)
         state = blank_state(here, inside, key, env.model.init(weights_key(key)))
         if parameters is not None:
             state = replace_at(state, parts, parameters)

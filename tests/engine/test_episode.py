@@ -66,7 +66,7 @@ def test_an_episode_is_the_run(method):
 def test_padding_changes_nothing():
     fed = federation()
     plain = simulation("backbone", fed)
-    wide, clients = episodes.padded([fed], clients=9, examples=70)
+    wide, clients = episodes.padded([fed], clients=9, examples={"train": 70})
     assert wide[0].num_clients == 9 and wide[0].rows["train"].shape == (9, 70)
     sim = simulation("backbone", wide[0], "5/9")
     more = only(episodes.draws(sim.stages, wide, clients, [3]), 0)

@@ -68,7 +68,7 @@ def observe(env: Env, server: Server, client: Client, ctx: Ctx, state: str, scal
     parts = {
         name: FEATURES[name](env, server, client, ctx) for name in STATES[state] if name in FEATURES
     }
-    conf = client.confusion.conf
+    conf = client.confusion.conf if "confusion" in STATES[state] else jnp.zeros((1, 1))
     distance = jnp.sqrt(sum(gaps(env, client.resident, server.net)))
     if normalised:
         conf = conf / conf.sum(1, keepdims=True)
