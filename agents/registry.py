@@ -47,7 +47,7 @@ ENTRIES: dict[str, Entry] = {
     "evolved": Entry(
         "evolved",
         "Evolved",
-        "linear or small network, found by an evolution strategy (train --over); acts, never learns",
+        "linear policy or small network that an evolution strategy found; acts, never learns",
         learns=False,
     ),
     "random": Entry("fixed", "Uniform", "uniformly random action, learns nothing", learns=False),

@@ -190,13 +190,13 @@ def train(args: argparse.Namespace) -> int:
     from fedjax_sim.hooks import Controlled
 
     lookup("method", args.method, METHODS)
-    if not controlled(args.method):
-        able = ", ".join(name for name in METHODS if controlled(name))
-        raise UserError(f"method '{args.method}' has no agent to train; allowed: {able}")
     if args.over:
         from fedjax_sim.cli.across import train_across
 
         return train_across(args)
+    if not controlled(args.method):
+        able = ", ".join(name for name in METHODS if controlled(name))
+        raise UserError(f"method '{args.method}' has no agent to train; allowed: {able}")
     kind = method_class(args.method)
     assert issubclass(kind, Controlled)
     args.sets = [

@@ -115,7 +115,7 @@ def padded(
         for split in first.rows
     }  # places per client
     fill = lambda a, *shape: np.pad(a, [(0, n - m) for n, m in zip(shape, a.shape, strict=True)])
-    same = dict(x=x, y=y, name=first.name, augment=first.augment, origin=first.origin)
+    same = dict(x=x, y=y, name="federations", augment=first.augment, origin=first.origin)
     out = [
         dataclasses.replace(
             fed,

@@ -148,6 +148,10 @@ class Redistribution(Steered, Personal, SetsUp, Method):
         return "portable" if self.agent_name == "evolved" else self.state
 
     @property
+    def evolves(self) -> str:
+        return "agent.parameters" if self.agent_name == "evolved" else ""
+
+    @property
     def static(self) -> bool:
         return self.agent_name in STATIC
 

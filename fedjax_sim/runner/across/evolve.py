@@ -31,12 +31,14 @@ from fedjax_sim.engine.round import seed_key
 from fedjax_sim.engine.simulation import Simulation
 from fedjax_sim.errors import UserError, unknown
 from fedjax_sim.hooks import Method
+from fedjax_sim.methods import make_method
 from fedjax_sim.options import shown
 from fedjax_sim.runner import checkpoint
 from fedjax_sim.runner.across.over import Facts, Over, draw_federation, parse_over
 from fedjax_sim.runner.config import Config
 from fedjax_sim.runner.files import npz_bytes, write_bytes, write_json
 from fedjax_sim.runner.prepare import prepare
+from fedjax_sim.transforms import transformed
 from fedjax_sim.types import Array, Client, State, Tree
 
 GOALS = ("global", "own", "worst", "bytes")
@@ -140,16 +142,21 @@ class Problem:
     length: Length
     seed: int = 0
     data_dir: str | None = None
+    shape: Over | None = None  # whose sizes it is padded to; None: its own
+
+    @property
+    def sizes(self) -> Over:
+        return self.shape or self.over
 
     def federations(self, stream: int, first: int, number: int) -> tuple[list, np.ndarray, list]:
         made = [
             draw_federation(self.over, self.seed * 8 + stream, first + i, self.data_dir)
             for i in range(number)
         ]
-        most = self.over.most_examples
+        most = self.sizes.most_examples
         feds, clients = episodes.padded(
             [fed for fed, _ in made],
-            clients=self.over.most_clients,
+            clients=self.sizes.most_clients,
             examples={"train": most, "val": most, "test": most},
         )
         return feds, clients, [facts for _, facts in made]
@@ -158,7 +165,7 @@ class Problem:
         """The rounds of a method, the run's own unless another is given."""
         config = dataclasses.replace(
             self.config,
-            participation=f"{self.over.most_participants}/{self.over.most_clients}",
+            participation=f"{self.sizes.most_participants}/{self.sizes.most_clients}",
             rounds=self.length.rounds,
             chunk="1",
             **changes,
@@ -342,7 +349,7 @@ class Trainer:
             left = round(seconds * (search.generations - g - 1))
             say(
                 f"generation {g + 1} of {search.generations}: mean {100 * told['mean']:+.2f}, best"
-                f" {100 * told['best']:+.2f} points of the goal over full, sigma"
+                f" {100 * told['best']:+.2f} points of the goal over the baseline, sigma"
                 f" {told['sigma']:.3f}, {runs / seconds:.0f} federation-rounds/s,"
                 f" {left // 60}:{left % 60:02d} left"
             )
@@ -375,16 +382,23 @@ def save_agent(out: pathlib.Path, parts: str, parameters: np.ndarray, config_has
     checkpoint.save(out / "checkpoints", blank._replace(**{top: tree}), config_hash)
 
 
+def where_it_evolves(config: Config) -> str:
+    """Where in a State the parameters of the policy are."""
+    method = transformed(make_method(config.method, **config.options), config.transforms)
+    if not method.evolves:
+        raise UserError(
+            f"method '{method.name}' has no policy to train across federations; allowed:"
+            " fedpolicy.agent=evolved, or --transform agent_selection:agent=evolved"
+        )
+    return method.evolves
+
+
 def train_over(
-    text: str,
-    config: Config,
-    out: pathlib.Path,
-    *,
-    parts: str = "agent.parameters",
-    say: Callable[[str], None] = print,
+    text: str, config: Config, out: pathlib.Path, say: Callable[[str], None] = print
 ) -> dict[str, Any]:
     """`fedjax-sim train METHOD --over TEXT`: tune `full`, search, score on held-out federations."""
     over, search = parse(text)
+    parts = where_it_evolves(config)
     length = Length(config.rounds, last=search.last)
     problem = Problem(over, config, length, config.seed, config.data_dir)
     out.mkdir(parents=True, exist_ok=True)
@@ -411,7 +425,7 @@ def train_over(
     goal = result["held_out"]["goal"]
     say(
         f"on {search.held_out} federations never seen: {100 * goal['mean']:+.2f} ±"
-        f" {100 * goal['half']:.2f} points of {search.goal} over full"
+        f" {100 * goal['half']:.2f} points of {search.goal} over the baseline"
         f" ({goal['better']} of {goal['of']} better)"
     )
     return result

@@ -3,8 +3,9 @@
     dirichlet:A..B       α of the label skew, log-uniform
     clients:A..B         N, log-uniform
     participation:A..B   share of the clients per round, log-uniform
-    examples:A..B        examples per client on average, log-uniform; 15 % of them validate, 25 % test
+    examples:A..B        examples per client on average, log-uniform; 15 % validate, 25 % test
     data:NAME|NAME       one of them
+    pool:NAME|NAME       data sets that are stored, `data` among them (default: those)
     side:S               images are made S x S and grey; 0: as they are
     test:R, server_val:R rows that the server holds back
 
@@ -42,6 +43,7 @@ class Over:
     participation: Range = (0.17, 0.17)
     examples: Range = (80, 80)
     data: tuple[str, ...] = ("digits",)
+    pool: tuple[str, ...] = ()
     side: int = 8
     test: int = 300
     server_val: int = 100
@@ -88,11 +90,13 @@ def parse_over(text: str) -> Over:
         name, _, value = (word.strip() for word in part.partition(":"))
         if name not in known:
             raise unknown("word of over", shown(name), known)
-        if name == "data":
+        if name in ("data", "pool"):
             found[name] = tuple(word.strip() for word in value.split("|"))
         else:
             found[name] = _whole(name, value) if name in WHOLE else _range(name, value)
     over = Over(**found)
+    if over.pool and not set(over.data) <= set(over.pool):
+        raise UserError(f"over: pool {'|'.join(over.pool)} does not hold {'|'.join(over.data)}")
     if over.participation[1] > 1:
         raise UserError(
             f"over: participation {over.participation[1]:g} is not a share; allowed: above 0 to 1"
@@ -186,7 +190,7 @@ def draw_federation(
     alpha, clients = within(over.dirichlet), round(within(over.clients))
     participants = number_of(within(over.participation), clients)
     examples, name = round(within(over.examples)), over.data[rng.integers(len(over.data))]
-    pool = shared_pool(over.data, over.side, data_dir)
+    pool = shared_pool(over.pool or over.data, over.side, data_dir)
     part, wanted = pool.parts[name], clients * examples + over.server_val
     if wanted > part.train or over.test > part.test:
         raise UserError(
