@@ -108,7 +108,7 @@ def test_the_trained_policy_is_used_frozen(trained):
 def test_untrained_is_full():
     """Parameters of 0 take and send everything."""
     over, _ = evolve.parse(OVER)
-    fed, facts = draw_federation(over, 11, 1)
+    fed, _ = draw_federation(over, 11, 1)
     plain = dict(participation="0.5", rounds=3, epochs=1, loss="ce", model="mlp")
     plain |= dict(model_options={"hidden": (6,)}, chunk=1)
     full, none = (fs.run("fedpolicy", fed, agent=a, **plain) for a in ("full", "evolved"))

@@ -3,7 +3,7 @@
     dirichlet:A..B       α of the label skew, log-uniform
     clients:A..B         N, log-uniform
     participation:A..B   share of the clients per round, log-uniform
-    examples:A..B        examples per client on average, log-uniform; 15 % validate, 25 % test
+    examples:A..B        examples per client on average, log-uniform; 15 % validate, 45 % test
     data:NAME|NAME       one of them
     pool:NAME|NAME       data sets that are stored, `data` among them (default: those)
     side:S               images are made S x S and grey; 0: as they are
@@ -30,7 +30,7 @@ from fedjax_sim.errors import UserError, unknown
 from fedjax_sim.options import shown
 
 Range = tuple[float, float]
-FRACTIONS = {"val": 0.15, "test": 0.25}  # of every client's examples
+FRACTIONS = {"val": 0.15, "test": 0.45}  # of every client's examples
 LARGEST = 4  # times the mean: a larger client keeps so many of its training examples
 
 
@@ -41,11 +41,11 @@ class Over:
     dirichlet: Range = (0.05, 0.5)
     clients: Range = (30, 30)
     participation: Range = (0.17, 0.17)
-    examples: Range = (80, 80)
+    examples: Range = (120, 120)
     data: tuple[str, ...] = ("digits",)
     pool: tuple[str, ...] = ()
     side: int = 8
-    test: int = 300
+    test: int = 1000
     server_val: int = 100
 
     @property
