@@ -92,9 +92,9 @@ def execute_all(
 ) -> list[Any]:
     """The results of all seeds; a single one has `out` for itself. What was begun there goes on
     where it was."""
-    from fedjax_sim.runner.directory import RunDirectory
     from fedjax_sim.runner.driver import drive
     from fedjax_sim.runner.execute import gone_on
+    from fedjax_sim.runner.run_directory import RunDirectory
     from fedjax_sim.runner.seeds import run_seeds, with_seed
     from fedjax_sim.runner.values import read, run_values
 

@@ -44,7 +44,7 @@ class Participation:
         who, size = jax.random.split(key)
         seen = jnp.asarray(np.asarray(self.seen, np.int32))
         if len(self.seen) >= MANY and self.high * 8 <= len(self.seen):
-            ids = seen[few_of_many(who, self.high, len(self.seen))]
+            ids = seen[sample_distinct(who, self.high, len(self.seen))]
         else:
             ids = jax.random.permutation(who, seen)[: self.high]
         number = jax.random.randint(size, (), self.low, self.high + 1, jnp.int32)
@@ -115,11 +115,11 @@ class Padded(NamedTuple):
         return jnp.ones(ids.shape)
 
 
-def few_of_many(key: Array, few: int, many: int) -> Array:
+def sample_distinct(key: Array, few: int, many: int) -> Array:
     """[few] different numbers below `many`, uniformly: the first steps of a shuffle whose untouched
     places are not stored.
 
-    >>> ids = few_of_many(jax.random.key(0), 5, 10_000)
+    >>> ids = sample_distinct(jax.random.key(0), 5, 10_000)
     >>> len(set(ids.tolist())), bool((ids < 10_000).all())
     (5, True)
     """

@@ -402,7 +402,7 @@ class OwnLoss(Loss):
 # ---- the registry --------------------------------------------------------------------------------
 
 CLASSES: dict[str, type[Loss]] = {
-    made.name: made for made in (CE, Focal, FedLC, CB, LS, C3E, MSE, Huber, BCE)
+    loss.name: loss for loss in (CE, Focal, FedLC, CB, LS, C3E, MSE, Huber, BCE)
 }
 # Values that differ on one data set; everything not named here is as above.
 _PER_DATASET: dict[str, dict[str, dict[str, Any]]] = {
@@ -476,13 +476,13 @@ def loss_defaults(name: str, dataset: str = "") -> dict[str, Any]:
     """
     lookup("loss", name, LOSSES)
     key = _dataset_key(dataset)
-    made = {
+    found = {
         one.name: one.default
         for one in dataclasses.fields(CLASSES[name])
         if one.name not in ("decay", "function")
     }
     return {
-        **made,
+        **found,
         **_PER_DATASET.get(key, {}).get(name, {}),
         "decay": _DECAY_PER_DATASET.get(key, Loss.decay),
     }

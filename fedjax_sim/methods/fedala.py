@@ -107,7 +107,7 @@ class FedALA(Personal, FedAvg):
 
                 loss, slope = jax.value_and_grad(value)({g: net["params"][g] for g in w})
                 move = lambda w, g, d: jnp.clip(w - self.lr_weights * g * d, 0, 1)
-                on = running & (k < batches)  # a finished lane stands still
+                on = running & (k < batches)  # a finished client stands still
                 w = jax.tree.map(lambda a, g, d: jnp.where(on, move(a, g, d), a), w, slope, apart)
                 return w, jnp.where(on, loss, last)
 

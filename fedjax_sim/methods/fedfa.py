@@ -28,7 +28,7 @@ from jax import lax
 
 from fedjax_sim.errors import UserError
 from fedjax_sim.fields import Real, field
-from fedjax_sim.local import Aux, Batch, descend, forward, local_loss
+from fedjax_sim.local import Aux, Batch, forward, local_loss, local_sgd
 from fedjax_sim.methods import register
 from fedjax_sim.methods.fedavg import FedAvg
 from fedjax_sim.plans import merge
@@ -133,7 +133,7 @@ class FedFA(FedAvg):
             loss, confusion = local_loss(env, ctx, logits, batch, confusion)
             return loss, Aux(logits, stats, confusion, after)
 
-        client, done = descend(env, net, client, ctx, objective=objective, carry=client.own)
+        client, done = local_sgd(env, net, client, ctx, objective=objective, carry=client.own)
         return client._replace(own=done.carry), self.upload(env, ctx, done, report=done.carry)
 
     def aggregate(self, env: Env, server: Server, cohort: Cohort) -> Server:

@@ -20,7 +20,7 @@ from jax import lax
 
 from fedjax_sim.fields import Real, field
 from fedjax_sim.hooks import Server
-from fedjax_sim.local import Aux, Batch, descend, forward, local_loss
+from fedjax_sim.local import Aux, Batch, forward, local_loss, local_sgd
 from fedjax_sim.local.mmd import mmd_rbf
 from fedjax_sim.methods import register
 from fedjax_sim.methods.fedavg import OwnModel
@@ -48,7 +48,7 @@ class FedPHP(OwnModel):
             apart = mmd_rbf(features, taught, batch.mask)
             return (1 - self.lam) * loss + self.lam * apart, Aux(logits, stats, confusion)
 
-        client, done = descend(env, net, client, ctx, objective=objective)
+        client, done = local_sgd(env, net, client, ctx, objective=objective)
         share = self.mu * jnp.minimum((ctx.t + 1).astype(env.dtype) / max(env.rounds, 1), 1)  # μ_t
         own = jax.tree.map(lambda new, old: (1 - share) * new + share * old, done.net, past)
         return client._replace(own=own), self.upload(env, ctx, done)

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from fedjax_sim.hooks import Personal, Server
-from fedjax_sim.local import Aux, Batch, descend, forward, local_loss
+from fedjax_sim.local import Aux, Batch, forward, local_loss, local_sgd
 from fedjax_sim.methods import register
 from fedjax_sim.methods.fedavg import FedAvg
 from fedjax_sim.types import Array, Client, Ctx, Env, Tree, Upload
@@ -64,7 +64,7 @@ class FedRoD(Personal, FedAvg):
                 groups=(*optimizer.groups, OWN)
             )  # decays as the generic head does
         start = {**net, "params": {**net["params"], OWN: client.own}}
-        client, done = descend(env, start, client, ctx, objective=objective, optimizer=optimizer)
+        client, done = local_sgd(env, start, client, ctx, objective=objective, optimizer=optimizer)
         params = dict(done.net["params"])
         head = params.pop(OWN)
         return client._replace(own=head), self.upload(

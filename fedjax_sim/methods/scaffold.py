@@ -20,7 +20,7 @@ import jax.numpy as jnp
 
 from fedjax_sim.fields import Real, field
 from fedjax_sim.hooks import Method
-from fedjax_sim.local import descend
+from fedjax_sim.local import local_sgd
 from fedjax_sim.methods import register
 from fedjax_sim.plans import merge
 from fedjax_sim.tree import subtract, zeros_like
@@ -53,7 +53,7 @@ class Scaffold(Method):
         correct = lambda grads, params: jax.tree.map(
             lambda g, ck, c: g - ck + c, grads, mine, server.control
         )
-        client, done = descend(
+        client, done = local_sgd(
             env, net, client, ctx, adjust=correct, optimizer=env.optimizer._replace(momentum=0.0)
         )
         scale = jnp.where(done.steps > 0, 1 / (jnp.maximum(done.steps, 1) * ctx.lr), 0)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_sim.errors import UserError, lookup
-from fedjax_sim.report import curves, people, policy, style
+from fedjax_sim.report import clients, curves, policy, style
 from fedjax_sim.report.costs import number_in
 from fedjax_sim.report.groups import Group, labels, spread
 
@@ -145,14 +145,14 @@ PICTURES: dict[str, Picture] = {
         lambda w: any(run.matrices for run in runs(w)),
     ),
     "labels": Picture(
-        lambda w, path: people.bubbles(w.groups, path), lambda w: people.label_counts(w.groups)
+        lambda w, path: clients.bubbles(w.groups, path), lambda w: clients.label_counts(w.groups)
     ),
     "layers": Picture(
         lambda w, path: curves.layers(w.groups, path), lambda w: all(run.layers for run in runs(w))
     ),
     "one-client": Picture(
-        lambda w, path: people.one_client(w.groups, path, w.client),
-        lambda w: people.one_by_one(w.groups),
+        lambda w, path: clients.one_client(w.groups, path, w.client),
+        lambda w: clients.one_by_one(w.groups),
     ),
     "reward": Picture(
         lambda w, path: curves.reward(w.groups, path),

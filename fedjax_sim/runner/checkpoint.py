@@ -24,7 +24,7 @@ import pathlib
 import shutil
 import sys
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -32,9 +32,9 @@ import numpy as np
 
 from fedjax_sim import __version__, options
 from fedjax_sim.errors import UserError
-from fedjax_sim.runner import manifest
 from fedjax_sim.runner.config import FORMAT, other_format
 from fedjax_sim.runner.files import PARTIAL, cause, checksum, stamp, write_bytes, write_json
+from fedjax_sim.runner.run_directory import clear_checkpoints, saved_rounds
 from fedjax_sim.types import State
 
 BLOCK = 256 * 2**20  # bytes of rows per block
@@ -168,7 +168,7 @@ def save(
         _write(None, work, state, names, leaves)  # what is spread over processes is gathered by all
         return target
     try:
-        clear(folder)
+        clear_checkpoints(folder)
         work.mkdir(parents=True)
         _hush()
         record = _write(_checkpointer(), work, state, names, leaves)
@@ -191,7 +191,7 @@ def save(
         raise UserError(
             f"checkpoint '{target}' cannot be written: {options.shown(cause(problem), 200)}"
         ) from None
-    for old in rounds(folder)[:-keep]:
+    for old in saved_rounds(folder)[:-keep]:
         _delete(folder / f"{old:08d}")
     return target
 
@@ -230,20 +230,6 @@ def _delete(path: pathlib.Path) -> None:
         shutil.rmtree(hidden, ignore_errors=True)
         os.replace(path, hidden)
         shutil.rmtree(hidden, ignore_errors=True)
-
-
-def clear(folder: pathlib.Path) -> None:
-    """Remove what runs left that were killed while they wrote or deleted a checkpoint."""
-    if folder.is_dir():
-        for path in folder.iterdir():
-            half = manifest.is_checkpoint(path) and not (path / "meta.json").is_file()
-            if half or manifest.leftover(path):
-                shutil.rmtree(path, ignore_errors=True)
-
-
-def rounds(folder: pathlib.Path) -> list[int]:
-    """Rounds with a complete checkpoint, ascending."""
-    return manifest.saved_rounds(folder)
 
 
 def read_meta(path: pathlib.Path) -> dict[str, Any]:
@@ -331,70 +317,73 @@ def _fill(
                 f"{problem}: '{record['name']}' is {record['dtype']}{record['shape']} there and "
                 f"{here.dtype}{list(here.shape)} here"
             )
-    damaged = UserError(
-        f"checkpoint '{path}' is damaged: stored values do not match their checksum; delete it to"
-        " resume from an older one"
-    )
-    reader = _checkpointer()
-    put = jax.jit(
-        lambda all_, rows, first: jax.lax.dynamic_update_slice_in_dim(all_, rows, first, 0),
-        donate_argnums=0,
-    )
     try:
+        reader = _checkpointer()
         small = reader.restore((path / "state").absolute()) if arrays is None else arrays
         for record in records:
-            name, i, crc = record["name"], place[record["name"]], 0
-            leaf = leaves[i]
-            if not leaf.size:
-                continue
-            if not record["large"]:
-                value = (
-                    np.asarray(small[name]).astype(leaf.dtype, copy=False).reshape(record["shape"])
-                )
-                crc = _crc(value)
-                if (
-                    value.shape != leaf.shape
-                ):  # other devices, other filling: rows that mean nothing
-                    more = max(0, leaf.shape[0] - len(value))
-                    value = np.concatenate([value[: leaf.shape[0]], np.repeat(value[-1:], more, 0)])
-                leaves[i] = (
-                    np.array(value)
-                    if isinstance(leaf, np.ndarray)
-                    else jax.device_put(value, leaf.sharding)
-                )
-            else:
-                for first in range(0, record["shape"][0], _rows_per_block(leaf)):
-                    block = np.asarray(
-                        reader.restore((path / "rows" / f"{name}-{first:08d}").absolute())["rows"]
-                    )
-                    crc = _crc(block, crc)
-                    block = block[: max(0, leaf.shape[0] - first)]
-                    if isinstance(leaf, np.ndarray):  # rows kept on the host
-                        leaf[first : first + len(block)] = block
-                    else:
-                        leaves[i] = put(leaves[i], block, first)
-            if crc != record["crc"]:
-                raise damaged
-    except UserError:
-        raise
+            i = place[record["name"]]
+            if leaves[i].size:
+                crc = 0
+                for first, part in _parts(reader, path, small, record):
+                    crc = _crc(part, crc)
+                    leaves[i] = _put(leaves[i], first, part, record["large"])
+                if crc != record["crc"]:
+                    raise ValueError("checksum")
     except Exception:  # orbax and its storage layer raise many kinds
-        raise damaged from None
+        raise UserError(
+            f"checkpoint '{path}' is damaged: stored values do not match their checksum; delete it"
+            " to resume from an older one"
+        ) from None
     return jax.tree.unflatten(tree, leaves)
+
+
+def _parts(
+    reader: Any, path: pathlib.Path, small: Mapping[str, Any], record: Mapping[str, Any]
+) -> Iterator[tuple[int, np.ndarray]]:
+    """(first row, rows) of one leaf, as stored: all of it, or a large one block by block."""
+    name = record["name"]
+    if not record["large"]:
+        yield (
+            0,
+            np.asarray(small[name]).astype(record["dtype"], copy=False).reshape(record["shape"]),
+        )
+        return
+    for block in sorted((path / "rows").iterdir()):
+        if block.name.rpartition("-")[0] == name:
+            rows = reader.restore(block.absolute())["rows"]
+            yield int(block.name.rpartition("-")[2]), np.asarray(rows)
+
+
+_set_rows = jax.jit(
+    lambda rows, block, first: jax.lax.dynamic_update_slice_in_dim(rows, block, first, 0),
+    donate_argnums=0,
+)
+
+
+def _put(leaf: Any, first: int, part: np.ndarray, large: bool) -> Any:
+    """`leaf` with the rows from `first` on, in its own buffer where it is large; rows beyond its
+    end only filled up other devices."""
+    if large:
+        part = part[: max(0, leaf.shape[0] - first)]
+        if not isinstance(leaf, np.ndarray):
+            return _set_rows(leaf, part, first)
+        leaf[first : first + len(part)] = part  # rows kept on the host
+        return leaf
+    if part.shape != leaf.shape:
+        more = max(0, leaf.shape[0] - len(part))
+        part = np.concatenate([part[: leaf.shape[0]], np.repeat(part[-1:], more, 0)])
+    return np.array(part) if isinstance(leaf, np.ndarray) else jax.device_put(part, leaf.sharding)
 
 
 def arrays(path: pathlib.Path, names: Sequence[str]) -> dict[str, np.ndarray]:
     """Some leaves of a checkpoint by their names, on the host; those that are not there are left
     out."""
-    found: dict[str, np.ndarray] = {}
     reader = _checkpointer()
     small = reader.restore((path / "state").absolute())
+    found = {}
     for record in (r for r in read_meta(path)["leaves"] if r["name"] in names):
-        name = record["name"]
-        blocks = sorted((path / "rows").glob(f"{name}-*")) if record["large"] else []
-        parts = [np.asarray(reader.restore(block.absolute())["rows"]) for block in blocks]
-        found[name] = (
-            np.concatenate(parts) if parts else np.asarray(small[name]).reshape(record["shape"])
-        )
+        parts = [part for _, part in _parts(reader, path, small, record)]
+        found[record["name"]] = np.concatenate(parts) if record["large"] else parts[0]
     return found
 
 
@@ -429,7 +418,7 @@ def find_parts(text: str) -> Parts:
     run = pathlib.Path(where)
     if not run.is_dir():
         raise UserError(f"start-from: there is no run directory '{where}'")
-    if not rounds(run / "checkpoints"):
+    if not saved_rounds(run / "checkpoints"):
         raise UserError(f"start-from: '{where}' holds no complete checkpoint")
     path = latest(run / "checkpoints")
     there = [
@@ -497,7 +486,7 @@ def load_parts(parts: Parts, state: State) -> State:
 
 
 def latest(folder: pathlib.Path) -> pathlib.Path:
-    found = rounds(folder)
+    found = saved_rounds(folder)
     if not found:
         raise UserError(
             f"'{folder}' holds no complete checkpoint; start the run again with fedjax-sim run"

@@ -26,16 +26,16 @@ from fedjax_sim.hooks import Method
 from fedjax_sim.methods.controllers import learns
 from fedjax_sim.options import names as list_names
 from fedjax_sim.options import shown
-from fedjax_sim.runner import checkpoint, manifest, provenance, weights
+from fedjax_sim.runner import checkpoint, provenance, run_directory, weights
+from fedjax_sim.runner.compilation import start_jax
 from fedjax_sim.runner.config import Config, check
-from fedjax_sim.runner.directory import RunDirectory
 from fedjax_sim.runner.driver import Result, drive
 from fedjax_sim.runner.facts import check_reach
 from fedjax_sim.runner.files import exists
 from fedjax_sim.runner.keywords import sorted_out
 from fedjax_sim.runner.prepare import Setup, prepare
+from fedjax_sim.runner.run_directory import RunDirectory, saved_rounds
 from fedjax_sim.runner.sinks import SINKS, Callback, Segment, Sink, named
-from fedjax_sim.runner.start import start_jax
 
 
 def run(
@@ -193,8 +193,8 @@ def _resume(
     again: str,
 ) -> Result:
     config, resolved, _ = directory.read_config()  # again: nobody else changes it now
-    begun = manifest.unfinished(directory.path)  # killed before its first checkpoint
-    found = None if begun else checkpoint.latest(directory.path / manifest.CHECKPOINTS)
+    begun = run_directory.unfinished(directory.path)  # killed before its first checkpoint
+    found = None if begun else checkpoint.latest(directory.path / run_directory.CHECKPOINTS)
     start = 0 if found is None else checkpoint.read_meta(found)["round"]
     planned, total = config.rounds, config.rounds if rounds is None else rounds
     if total < start:
@@ -259,12 +259,12 @@ def gone_on(
 ) -> Result | None:
     """A run that was begun in `path` to its end, from its newest checkpoint; None where nothing is
     left to go on from."""
-    if not exists(path) or manifest.empty(path):
+    if not exists(path) or run_directory.empty(path):
         return None
     RunDirectory(path).check_same(setup.config)
-    if manifest.unfinished(path):  # killed before its first checkpoint: begun again
+    if run_directory.unfinished(path):  # killed before its first checkpoint: begun again
         return None
-    if not checkpoint.rounds(path / manifest.CHECKPOINTS):
+    if not saved_rounds(path / run_directory.CHECKPOINTS):
         raise UserError(
             f"'{path}' has ended, or is damaged, and has no checkpoint to go on from; it is left as"
             " it is: move it away, or choose another --out"

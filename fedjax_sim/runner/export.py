@@ -27,10 +27,10 @@ from fedjax_sim.hooks import Finishes, Personal
 from fedjax_sim.methods import make_method
 from fedjax_sim.platform import floats, multiplying
 from fedjax_sim.runner import checkpoint, provenance
-from fedjax_sim.runner.directory import RunDirectory
+from fedjax_sim.runner.compilation import start_jax
 from fedjax_sim.runner.files import npz_bytes, write_bytes
 from fedjax_sim.runner.prepare import Setup, prepare
-from fedjax_sim.runner.start import start_jax
+from fedjax_sim.runner.run_directory import RunDirectory
 from fedjax_sim.runner.weights import by_name, read_arrays
 from fedjax_sim.tasks import TOKENS, task_called
 from fedjax_sim.types import Env, State, Tree

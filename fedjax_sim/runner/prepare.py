@@ -17,7 +17,7 @@ from jax.sharding import AxisType
 from fedjax_sim import models
 from fedjax_sim.data.federation import Federation
 from fedjax_sim.data.protocols import BATCH, federate
-from fedjax_sim.engine import host_rows
+from fedjax_sim.engine import host_clients
 from fedjax_sim.engine import layout as layouts
 from fedjax_sim.engine.evaluation import check_evaluations, client_split
 from fedjax_sim.engine.participation import Participation, parse_participation, unseen_clients
@@ -30,8 +30,8 @@ from fedjax_sim.metrics import make_metrics
 from fedjax_sim.metrics.base import Metric, described
 from fedjax_sim.platform import floats
 from fedjax_sim.runner import autotune, checkpoint, interrupts, provenance, training, weights
+from fedjax_sim.runner.compilation import host_devices_missing, start_jax, want_host_devices
 from fedjax_sim.runner.config import FULL, Config, check, straggler_terms
-from fedjax_sim.runner.start import host_devices_missing, start_jax, want_host_devices
 from fedjax_sim.runner.weights import initial_net, load_net, save_net
 from fedjax_sim.tasks import TOKENS, task_called
 from fedjax_sim.transforms import transformed
@@ -259,7 +259,9 @@ def _prepare(
     )
     resolved |= described(metrics, config.evaluations)  # what is measured, and how it is read
     simulation = (
-        host_rows.on_host(on(layout, "cohort")) if config.state_on == "host" else on(layout, "all")
+        host_clients.on_host(on(layout, "cohort"))
+        if config.state_on == "host"
+        else on(layout, "all")
     )
     return Setup(config, fed, simulation, net, participation, unseen, resolved, given_net, parts)
 

@@ -69,9 +69,9 @@ class Recorder:
                 self.clients.setdefault("acted_rounds", []).append(np.int64(row["round"]))
                 for name in (n for n in logs if n.startswith("acted_")):
                     self.clients.setdefault(name, []).append(logs[name][i])
-            for sentence in figures.complaints(
+            for sentence in figures.complaints(self.rounds) + self.setup.simulation.method.warnings(
                 self.rounds
-            ) + self.setup.simulation.method.complaints(self.rounds):
+            ):
                 if sentence.split(":")[0] not in self.said:
                     self.said.add(sentence.split(":")[0])
                     log.warning(

@@ -71,13 +71,13 @@ class AgentSelection(Selection):
     def evolves(self) -> str:
         return "server.mine.agent.parameters" if self.evolved else ""
 
-    def made(self, env: Env) -> Any:
+    def sized_agent(self, env: Env) -> Any:
         sizes = (PORTABLE, 1) if self.evolved else (SEEN, 2)
         return self.agent.sized(*sizes, env.dtype)
 
     def begin_server(self, env: Env, net: Tree) -> Memory:
         nothing = jnp.zeros(env.num_clients, env.dtype)
-        agent = self.made(env).init(
+        agent = self.sized_agent(env).init(
             jax.random.key(0)
         )  # always the same start: the server's state has no key of its own
         return Memory(agent, nothing, nothing.astype(jnp.int32), jnp.zeros((), env.dtype))
@@ -116,7 +116,7 @@ class AgentSelection(Selection):
 
     def wishes(self, env: Env, mine: Memory, t: Array, key: Array) -> Array:
         """[N] how much the agent wants each client, before noise."""
-        agent = self.made(env)
+        agent = self.sized_agent(env)
         if self.evolved:
             outputs = lambda s: agent.output(mine.agent.parameters, s)[0]
             return jax.vmap(outputs)(self.portable(env, mine, t))
@@ -154,8 +154,10 @@ class AgentSelection(Selection):
             jnp.zeros(cohort.ids.shape, bool),
         )
         rewards = jnp.broadcast_to(gain, cohort.ids.shape)
-        told = Transition(before, taken, rewards, then, never, cohort.ok)
-        return after._replace(agent=self.made(env).update(mine.agent, told, cohort.key)[0]), new
+        transition = Transition(before, taken, rewards, then, never, cohort.ok)
+        return after._replace(
+            agent=self.sized_agent(env).update(mine.agent, transition, cohort.key)[0]
+        ), new
 
     def wire(self, env: Env, net: Tree) -> Wire:
         plain = self.inner.wire(env, net)

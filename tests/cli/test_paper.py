@@ -17,7 +17,7 @@ from fedjax_sim.errors import UserError
 from fedjax_sim.methods import METHODS
 from fedjax_sim.papers import pictures, reading
 from fedjax_sim.papers.tables import SCALES, block_of, cell_of, find, paper_of, papers
-from fedjax_sim.runner.lock import Lock
+from fedjax_sim.runner.files import Lock
 
 TABLES = [table for paper in papers().values() for table in paper.tables.values()]
 PROMISED = {

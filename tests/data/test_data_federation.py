@@ -31,10 +31,10 @@ def test_from_arrays_tables():
     )
     assert fed.num_clients == 3 and fed.shape == (5, 6, 3) and set(fed.rows) == {"train", "val"}
     assert fed.rows["train"].tolist() == [[0, 1, 2, 3, 4], [10, 11, 0, 0, 0], [20, 21, 22, 0, 0]]
-    assert {a.dtype for a in (fed.rows["train"], fed.size["train"], fed.held["test"], fed.y)} == {
-        np.dtype(np.int32)
-    }
-    assert fed.size["val"].tolist() == [1, 0, 2] and fed.held["val"].tolist() == [39]
+    assert {
+        a.dtype for a in (fed.rows["train"], fed.size["train"], fed.server_rows["test"], fed.y)
+    } == {np.dtype(np.int32)}
+    assert fed.size["val"].tolist() == [1, 0, 2] and fed.server_rows["val"].tolist() == [39]
     assert fed.x.dtype == np.uint8 and fed.scale == 1 / 255
     train = x[ALL_TRAIN] / 255.0
     np.testing.assert_allclose(fed.mean, train.mean((0, 1, 2)), rtol=1e-12)
@@ -59,7 +59,7 @@ def test_float_images_and_appended_test_set():
     x = (x / 255.0).astype(np.float32)[..., 0]  # [D, H, W] gets a channel axis
     fed = Federation.from_arrays(x, y, {"train": TRAIN}, test=(x[:7], y[:7]))
     assert fed.shape == (5, 6, 1) and fed.scale == 1.0 and fed.x.dtype == np.float32
-    assert fed.held["test"].tolist() == list(range(40, 47))
+    assert fed.server_rows["test"].tolist() == list(range(40, 47))
     np.testing.assert_array_equal(fed.x[40:, ..., 0], x[:7])
     np.testing.assert_allclose(fed.mean, [x[ALL_TRAIN].mean(dtype=np.float64)], rtol=1e-12)
 
@@ -67,7 +67,7 @@ def test_float_images_and_appended_test_set():
 def test_global_test_set_is_the_union_of_the_clients():
     x, y = arrays()
     fed = Federation.from_arrays(x, y, {"train": TRAIN, "test": [[6], [12, 13], [25]]})
-    assert sorted(fed.held["test"].tolist()) == [6, 12, 13, 25]
+    assert sorted(fed.server_rows["test"].tolist()) == [6, 12, 13, 25]
 
 
 def test_is_a_pytree_argument():
@@ -137,8 +137,8 @@ def test_fingerprint_sees_every_part():
         dict(y=label),
         dict(rows=fed.rows | {"val": row}),
         dict(size=fed.size | {"val": np.array([1, 0, 1], np.int32)}),
-        dict(held=fed.held | {"test": np.array([31], np.int32)}),
-        dict(held={"test": fed.held["test"]}),
+        dict(server_rows=fed.server_rows | {"test": np.array([31], np.int32)}),
+        dict(server_rows={"test": fed.server_rows["test"]}),
         dict(mean=fed.mean + 0.01),
         dict(std=fed.std * 2),
         dict(scale=fed.scale * 2),
@@ -184,7 +184,7 @@ def test_tables_are_normalised_feature_by_feature():
     _, y = arrays()
     table = np.random.default_rng(0).normal([5.0, -300.0, 0.01], [2.0, 40.0, 0.001], (40, 3))
     fed = Federation.from_arrays(table, y, {"train": TRAIN}, test=(table[:5], y[:5]))
-    assert fed.shape == (1, 1, 3) and fed.held["test"].tolist() == [40, 41, 42, 43, 44]
+    assert fed.shape == (1, 1, 3) and fed.server_rows["test"].tolist() == [40, 41, 42, 43, 44]
     np.testing.assert_allclose(fed.mean, table[ALL_TRAIN].mean(0), rtol=1e-12)
     np.testing.assert_allclose(fed.std, table[ALL_TRAIN].std(0), rtol=1e-12)
 

@@ -17,7 +17,7 @@ import tiny
 from tiny import M, N, arrays, assert_close
 
 from fedjax_sim.data.federation import Federation
-from fedjax_sim.engine.participation import few_of_many
+from fedjax_sim.engine.participation import sample_distinct
 from fedjax_sim.local.batches import LEAST_BLOCK, MOST_BLOCKS, turns
 from fedjax_sim.models.layers import ON_DEVICE, conv_relu_pool
 from fedjax_sim.platform import lowering_for
@@ -89,7 +89,7 @@ def test_a_diverged_client_counts_for_nothing(platform, chunk):
     clean = two_rounds("ditto", chunk, platform)
     victim = int(
         np.asarray(
-            tiny.simulation("ditto").orders(*tiny.start(tiny.simulation("ditto"))).slots.ctx.id
+            tiny.simulation("ditto").plan_round(*tiny.start(tiny.simulation("ditto"))).slots.ctx.id
         )[0]
     )
 
@@ -209,4 +209,4 @@ def test_few_of_many_is_a_shuffle():
         places = np.arange(many)
         for i, j in enumerate(other):
             places[[i, j]] = places[[j, i]]
-        assert few_of_many(key, few, many).tolist() == places[:few].tolist()
+        assert sample_distinct(key, few, many).tolist() == places[:few].tolist()

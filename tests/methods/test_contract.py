@@ -209,7 +209,9 @@ def test_test_data_only_reaches_the_scores(sim):
     after, logs, scores = sim.run(state, data, jnp.int32(3))
     fed = data.fed
     y = np.array(fed.y)
-    rows = np.concatenate([fed.held["test"], *(fed.client_rows(i, "test") for i in range(N))])
+    rows = np.concatenate(
+        [fed.server_rows["test"], *(fed.client_rows(i, "test") for i in range(N))]
+    )
     y[rows] = (y[rows] + 1) % tiny.CLASSES
     other = data._replace(fed=dataclasses.replace(fed, y=y))
     after2, logs2, scores2 = sim.run(start(sim)[0], other, jnp.int32(3))

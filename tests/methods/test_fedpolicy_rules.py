@@ -27,7 +27,7 @@ def told(sim, rounds: int = 0):
     state, data = start(sim)
     for _ in range(rounds):
         state = sim.examine(state, data)[0]
-    slots = jax.jit(sim.orders)(state, data).slots
+    slots = jax.jit(sim.plan_round)(state, data).slots
     return state, jax.tree.map(np.asarray, slots.plan), np.asarray(slots.ctx.id)
 
 
@@ -129,7 +129,7 @@ def test_features_by_hand():
     state, data = start(sim)
     seen = []
     for t in range(3):
-        announced = jax.jit(sim.orders)(state, data)
+        announced = jax.jit(sim.plan_round)(state, data)
         ids, rows = np.asarray(announced.slots.ctx.id), np.asarray(announced.observed)
         known = dict(zip(SEEN, rows.T, strict=True))
         last = {int(i): r for r, group in enumerate(seen) for i in group}
@@ -186,7 +186,7 @@ def test_taken_sends_exactly_what_was_taken(block):
     state, data = start(sim)
     state = sim.examine(state, data)[0]  # everybody's first: all of it
     known = np.asarray(state.clients.own.joined)
-    plan = jax.jit(sim.orders)(state, data).slots.plan
+    plan = jax.jit(sim.plan_round)(state, data).slots.plan
     np.testing.assert_array_equal(plan.send, plan.take)
     after, log, ids, nets = sim.examine(state, data)
     kept = 1 if block == "backbone" else 0

@@ -45,7 +45,7 @@ from agents.registry import DISCRETE
 from fedjax_sim.errors import UserError
 from fedjax_sim.fields import Real, field
 from fedjax_sim.hooks import Method, Personal, SetsUp
-from fedjax_sim.local import descend
+from fedjax_sim.local import local_sgd
 from fedjax_sim.local.score import client_merit, held_merit
 from fedjax_sim.methods import register
 from fedjax_sim.methods.controllers import Steered
@@ -94,7 +94,7 @@ class Report(NamedTuple):
 
 def scored(env: Env) -> bool:
     """Whether there are validation rows, on clients and on the server."""
-    return "val" in env.fed.rows and "val" in env.fed.held
+    return "val" in env.fed.rows and "val" in env.fed.server_rows
 
 
 def check_run(env: Env) -> None:
@@ -104,7 +104,7 @@ def check_run(env: Env) -> None:
             f"fedpolicy needs validation rows on every client and '{env.fed.name}' was split"
             " without; allowed: --protocol fedpolicy"
         )
-    if "val" not in env.fed.held:
+    if "val" not in env.fed.server_rows:
         raise UserError(
             f"fedpolicy needs rows that the server holds back for validation and '{env.fed.name}'"
             " has none; allowed: --protocol fedpolicy with --server-val 1 or more"
@@ -181,7 +181,7 @@ class Redistribution(Steered, Personal, SetsUp, Method):
             check_run(env)
         choices = self.space.size(env)
         if self.agent_name == "rule":
-            return rule_agent(self.rule, env.dtype)
+            return rule_agent(self.rule, self.send == "taken", env.dtype)
         if self.static:
             policy = (
                 Uniform()
@@ -277,7 +277,7 @@ class Redistribution(Steered, Personal, SetsUp, Method):
         backbone, head = gaps(env, server.net, client.resident)
         moved = subtract(net["params"], server.net["params"])
         before = client.own.acc
-        client, done = descend(env, net, client, ctx)
+        client, done = local_sgd(env, net, client, ctx)
         after = self.own_accuracy(env, done.net, ctx)
         report = Report(before, after, jnp.sqrt(backbone), jnp.sqrt(head), square_norm(moved))
         client = client._replace(own=Own(after, jnp.asarray(ctx.t, jnp.int32)))
