@@ -143,8 +143,8 @@ class Pivot:
     def same(self) -> str:
         """Rounds and seeds, where all cells have the same; '' otherwise: then every cell says its
         own."""
-        made = [cell for cell in self.cells.values() if cell.mean is not None]
-        kinds = {(cell.rounds, cell.planned) for cell in made}
+        known = [cell for cell in self.cells.values() if cell.mean is not None]
+        kinds = {(cell.rounds, cell.planned) for cell in known}
         if len(kinds) != 1:
             return ""
         rounds, planned = next(iter(kinds))

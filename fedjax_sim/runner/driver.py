@@ -445,17 +445,17 @@ def finish(
     program: Callable | None,
 ) -> Result:
     recorder, directory = run.recorder, run.directory
-    told = copy.copy(
+    stored = copy.copy(
         recorder
     )  # as the files have it: a resumed run knows no more digits, and gets the same figures
-    told.rows, told.rounds = (
+    stored.rows, stored.rounds = (
         [as_stored(row) for row in rows] for rows in (recorder.rows, recorder.rounds)
     )
     kept = (
         directory.ended if directory is not None else None
     )  # nothing was left to do: not even the clock has moved
     summary = kept or summarise(
-        run.setup, told, [as_stored(row) for row in timings], compile_seconds
+        run.setup, stored, [as_stored(row) for row in timings], compile_seconds
     )
     if directory is not None and writes():
         directory.write_summary(summary)

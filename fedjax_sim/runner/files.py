@@ -47,8 +47,9 @@ def cause(problem: BaseException) -> str:
     """
     if isinstance(problem, OSError):
         return reason(problem)
-    told = re.search(r"os_error_code='(\d+)'", str(problem))
-    return os.strerror(int(told[1])) if told else (str(problem).splitlines() or [repr(problem)])[0]
+    found = re.search(r"os_error_code='(\d+)'", str(problem))
+    first = (str(problem).splitlines() or [repr(problem)])[0]
+    return os.strerror(int(found[1])) if found else first
 
 
 def exists(path: pathlib.Path) -> bool:

@@ -227,7 +227,9 @@ def _prepare(
     if method is not None:
         config = provenance.with_method(config, method)
     method = method or transformed(make_method(config.method, **config.options), config.transforms)
-    config = training.settled(training.with_loss(config, method, fed, loss), method, optimizer)
+    config = training.with_optimizer(
+        training.with_loss(config, method, fed, loss), method, optimizer
+    )
     config, model = with_model(config, model, fed)
     if going_on:
         provenance.check_same(stored, config, fed)

@@ -1,7 +1,7 @@
 """An agent decides who takes part.
 
-    state    s_k = [n_k / max n, last loss of k / (1 + last loss), 1 / (1 + rounds since), has taken
-                                        part]      per client
+    state   s_k = [n_k / max n, last loss of k / (1 + last loss), 1 / (1 + rounds since), has taken
+            part]      per client
     action   take or skip; the M clients with the largest log π(take|s_k) + Gumbel noise take part
     reward   the fall of the participants' mean training loss since the round before, for all who
              were taken

@@ -1,18 +1,16 @@
 """FedPolicy: after aggregation a server-side agent decides, per participant, which block of the
 model goes back.
 
-    state    S_k = [vec(C_k), acc(resident_k), ACC(Θ), ‖resident_k − Θ‖/‖Θ‖]        C_k: soft
-                                        confusion, rows sum to 1
-    action   a_k ~ π(·|S_k):  full {Φ, Ψ} | backbone {Φ, ψ_k} | head {φ_k, Ψ}       the rest stays
-                                        as the client left it
+    state    S_k = [vec(C_k), acc(resident_k), ACC(Θ), ‖resident_k − Θ‖/‖Θ‖]
+             C_k: soft confusion, rows sum to 1
+    action   a_k ~ π(·|S_k):  full {Φ, Ψ} | backbone {Φ, ψ_k} | head {φ_k, Ψ}
+             the rest stays as the client left it
     client   trained_k = SGD_E(init_k);  resident_k ← trained_k
     server   Θ ← (1/|K|) Σ_k trained_k
-    reward   r_k = [acc(trained_k) − acc(resident_k)] + λ [ACC(Θ⁺) − ACC(Θ)]        combined; its
-                                        terms: local, global
-             r_k = ACC(Θ⁺) − ACC(Θ⁺ without k)                                      contribution,
-                                        see there
-             r_k = [acc(trained_k) − acc(resident_k)] + λ [ACC(Θ⁺) − ACC(Θ⁺ without k)]
-                                        mixture
+    reward   r_k = [acc(trained_k) − acc(resident_k)] + λ [ACC(Θ⁺) − ACC(Θ)]
+             combined; its two terms alone: local, global
+             r_k = ACC(Θ⁺) − ACC(Θ⁺ without k)                  contribution, see there
+             r_k = [acc(trained_k) − acc(resident_k)] + λ [ACC(Θ⁺) − ACC(Θ⁺ without k)]   mixture
 
 acc: on the client's own validation rows; ACC: on the server's. Test data is never looked at.
 Transitions are stored after aggregation: S'_k from trained_k and Θ⁺ (next_state=aggregation, the

@@ -4,12 +4,10 @@ previous participants' models.
 K': the m participants of the previous round (round 1: this round's); e: embeddings of heads
 (`encoder`); part by part
 
-    body     Ψ_k ← ρ_k Ψ_k + Σ_{K'} ρ_j Ψ_j,    ρ_j = n_j / (n_k + Σ_{K'} n_j)
-                                        convolutions
-    state    s_k = (e_{k'_1}, …, e_{k'_m}, e_k)                                           128 (m +
-                                        1) numbers
-    head     Φ_k ← p_k Φ_k + Σ_{K'} p_j Φ_j,    (p_{k'_1}, …, p_{k'_m}, p_k) = A_k = μ(s_k)    all
-                                        fully connected layers
+    body     Ψ_k ← ρ_k Ψ_k + Σ_{K'} ρ_j Ψ_j,    ρ_j = n_j / (n_k + Σ_{K'} n_j)      convolutions
+    state    s_k = (e_{k'_1}, …, e_{k'_m}, e_k)                                  128 (m + 1) numbers
+    head     Φ_k ← p_k Φ_k + Σ_{K'} p_j Φ_j,    (p_{k'_1}, …, p_{k'_m}, p_k) = A_k = μ(s_k),
+             all fully connected layers
     reward   β1 r1 + β2 r2 + β3 r3 of the mixture on validation rows, before training     (`reward`)
     client   w_k ← SGD_E((Ψ_k, Φ_k)), uploaded; K' ← this round's participants
 

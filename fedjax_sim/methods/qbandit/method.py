@@ -1,8 +1,7 @@
 """Q-bandit: one server-side bandit picks, per client and round, how many leading layers it shares
 and how long it trains.
 
-    state    s_k = [onehot(k), a_k, b_k/L, c_k/E_max]             budgets: c_k epochs, b_k layers
-                                        (soft)
+    state    s_k = [onehot(k), a_k, b_k/L, c_k/E_max]         budgets: c_k epochs, b_k layers (soft)
     action   (L_k, E_k) ∈ {1..L} × {0.01, 0.1, 0.5, 1, 2, 5}      ε-greedy on Q_θ(s_k, ·)
     client   layers 1..L_k ← the server's, L_k+1..L as it left them;  w_k ← SGD, max(1,
              round(E_k·⌈n_k/B⌉)) steps
