@@ -15,13 +15,14 @@ from agents.types import Agent, Array, Info, Transition, clean_observation, usab
 
 
 class EvolvedState(NamedTuple):
-    parameters: Array  # [D], layer by layer: weights [in, out], then biases [out]
+    parameters: Array  # [D], layer by layer: weights [in, out], then biases [out] if it has any
 
 
 class Evolved(Agent):
     """A linear map of the observation, or a network with tanh layers; always its best action.
 
-        h = s;  h ← tanh(W h + b) for every hidden layer;  output = rest + W h + b
+        h = s;  h ← tanh(W h + b) for every hidden layer;  output = rest + W h + b (b = 0 without
+        `bias`: of observations around 0, no policy decides the same whatever it sees but one)
 
     continuous: the action is the output, cut to [−1, 1]; otherwise the action with the largest
     output. It starts with zeros, so that it decides `rest` whatever it sees. `--start-from` or an
@@ -37,6 +38,7 @@ class Evolved(Agent):
     name = "evolved"
     hidden: tuple[int, ...] = field((), help="widths of hidden layers; none: a linear policy")
     continuous: bool = field(False, help="numbers in [-1, 1] in place of one of some actions")
+    bias: bool = field(True, help="whether the output layer has one")
     frozen: bool = field(True, help="it learns across runs, never in one")
     rest: Real = field(1.0, ge=-1e6, le=1e6, help="the output of a policy whose parameters are 0")
 
@@ -53,7 +55,8 @@ class Evolved(Agent):
 
     @property
     def num_parameters(self) -> int:
-        return sum((inputs + 1) * outputs for inputs, outputs in self.shapes())
+        total = sum((inputs + 1) * outputs for inputs, outputs in self.shapes())
+        return total if self.bias else total - self.num_actions
 
     def init(self, key: Array) -> EvolvedState:
         return EvolvedState(jnp.zeros(self.num_parameters, self.dtype))
@@ -64,10 +67,10 @@ class Evolved(Agent):
         for layer, (inputs, outputs) in enumerate(self.shapes()):
             end = start + inputs * outputs
             weights = parameters[start:end].reshape(inputs, outputs)
-            found = (jnp.tanh(found) if layer else found) @ weights + parameters[
-                end : end + outputs
-            ]
+            found = (jnp.tanh(found) if layer else found) @ weights
             start = end + outputs
+            if start <= len(parameters):
+                found = found + parameters[end:start]
         return self.number(self.rest) + found
 
     def act(

@@ -19,6 +19,10 @@ def test_output_is_the_network_of_its_parameters():
     seen = rng.normal(size=3)
     expected = 0.5 + np.tanh(seen @ w1 + b1) @ w2 + b2
     np.testing.assert_allclose(agent.output(jnp.asarray(flat), jnp.asarray(seen)), expected, 1e-5)
+    bare = agents.make("evolved", 3, 2, hidden=(4,), continuous=True, rest=0.5, bias=False)
+    assert bare.num_parameters == agent.num_parameters - 2
+    less = bare.output(jnp.asarray(flat[:-2]), jnp.asarray(seen))
+    np.testing.assert_allclose(less, expected - b2, 1e-5)
     state = agent.init(jax.random.key(0))._replace(parameters=jnp.asarray(flat))
     action, info = agent.act(state, jnp.asarray(seen), jax.random.key(1))
     np.testing.assert_allclose(action, np.clip(expected, -1, 1), 1e-5)

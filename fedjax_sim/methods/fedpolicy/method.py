@@ -209,7 +209,8 @@ class Redistribution(Steered, Personal, SetsUp, Method):
         if self.agent == "oracle":
             takes = jax.vmap(lambda a: self.space.take(env, a))(jnp.arange(self.space.size(env)))
             return candidate_losses(env, server, client, ctx, takes)
-        return observe(env, server, client, ctx, self.seen, self.state_scaling)
+        scaling = "centred" if self.agent_name == "evolved" else self.state_scaling
+        return observe(env, server, client, ctx, self.seen, scaling)
 
     def available(self, env: Env, server: Server, client: Client, ctx: Ctx) -> Array | None:
         if self.space.continuous or self.first == "any":
@@ -347,7 +348,7 @@ class FedPolicy(Redistribution):
 
     def agent_defaults(self, name: str) -> dict[str, Any]:
         if name == "evolved":
-            return dict(continuous=True)
+            return dict(continuous=True, bias=False)
         usual: dict[str, Any] = dict(horizon=None, cohort=None, capacity=None, hidden=(64,))
         return usual | (
             dict(actions="box", bootstrap=True, noise=0.2) if self.space.continuous else {}
