@@ -1,13 +1,13 @@
 """Does a controller trained across federations win on federations it never saw?
 
-    python -m benchmarks.across_federations score --trained DIR --trained DIR … --work WORK --data-dir DATA
+    python -m benchmarks.across_federations score --trained DIR … --work WORK --data-dir DATA
     python -m benchmarks.across_federations transfer --trained DIR … --work WORK --data-dir DATA
     python -m benchmarks.across_federations selection --trained DIR --work WORK --data-dir DATA
     python -m benchmarks.across_federations speed --work WORK
     python -m benchmarks.across_federations page --work WORK --out docs/results
 
-DIR: what `fedjax-sim train fedpolicy --over …` left, one per goal. Every row is paired with `full` on
-the same federations and seeds. For every goal and every suite of federations, rate and schedule of
+DIR: what `fedjax-sim train fedpolicy --over …` left, one per goal (--trained may be given several
+times). Every row is paired with `full` on the same federations and seeds. For every goal and every suite of federations, rate and schedule of
 `full`, of every rule and of every other method are chosen on tuning federations of that suite; the
 controller runs at those of `full`. Scores are means of the last five evaluations of a run. Finished
 parts are files in WORK: a stopped table goes on where it was.
@@ -27,6 +27,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from fedjax_sim.runner.start import start_jax
 
 from benchmarks import across_page
 from fedjax_sim.engine import episode as episodes
@@ -36,7 +37,6 @@ from fedjax_sim.runner.across import evolve
 from fedjax_sim.runner.across.evolve import HELD_OUT, TUNING, Problem, value_of, with_rate
 from fedjax_sim.runner.across.over import parse_over
 from fedjax_sim.runner.config import Config
-from fedjax_sim.runner.start import start_jax
 
 SIZES = "clients:20..50, participation:0.1..0.3, examples:60..150"
 COMMON = "test:350, pool:mnist|fashion_mnist|digits|cifar10, side:8"
@@ -173,7 +173,9 @@ def lanes_of(tuned: dict[str, Any], goals: Iterable[str], methods: Iterable[str]
         out += [Lane(goal, "full", "rule", "full", *at)]
         out += [Lane(goal, "trained across federations", "controller", goal, *at)]
         out += [
-            Lane(goal, "best rule", "rule", *best(tuned, goal, lambda n: n in RULES and n != "full"))
+            Lane(
+                goal, "best rule", "rule", *best(tuned, goal, lambda n: n in RULES and n != "full")
+            )
         ]
         if methods:
             out += [Lane(goal, "SAC, as published", "agent", "sac", *at)]
@@ -301,7 +303,9 @@ def transfer(args: argparse.Namespace) -> None:
             tuned = {}
             for schedule in SCHEDULES:
                 rates = (0.05, 0.1, 0.2)
-                found = table.scores(RULE, schedule, rule_lanes(["full"] * 3), rates, "agent", TUNING)
+                found = table.scores(
+                    RULE, schedule, rule_lanes(["full"] * 3), rates, "agent", TUNING
+                )
                 tuned |= {f"full|{r}|{schedule}": means(found, i) for i, r in enumerate(rates)}
             lanes = []
             for goal in trained:
@@ -353,7 +357,9 @@ def selection(args: argparse.Namespace) -> None:
                     wide = None if values is None else np.repeat(values, len(RATES), 0)
                     parts = told["parts"]
                     found = table.scores(how, schedule, wide, RATES, parts, TUNING)
-                    tuned |= {f"{name}|{r}|{schedule}": means(found, i) for i, r in enumerate(RATES)}
+                    tuned |= {
+                        f"{name}|{r}|{schedule}": means(found, i) for i, r in enumerate(RATES)
+                    }
                 _, rate, schedule = best(tuned, "global", lambda n: True)
                 found = table.scores(how, schedule, values, [rate], told["parts"], HELD_OUT)
                 found = jax.tree.map(lambda a: a[:, 0], found)
@@ -370,8 +376,9 @@ def selection(args: argparse.Namespace) -> None:
 def speed(args: argparse.Namespace) -> None:
     """Federation-rounds per second on this machine: policies and federations side by side."""
     start_jax(CONFIG)
-    over = parse_over("dirichlet:0.1..0.5, clients:30, participation:0.17, examples:120, data:digits"
-                      ", test:300, examples:40")  # fmt: skip
+    over = parse_over(
+        "dirichlet:0.1..0.5, clients:30, participation:0.17, examples:40, data:digits, test:300"
+    )
     problem = Problem(over, CONFIG, Length(CONFIG.rounds))
     sim = problem.simulation()
     plain = episodes.make_episode(sim, problem.length, parts="agent.parameters")
@@ -380,7 +387,12 @@ def speed(args: argparse.Namespace) -> None:
     )
     size = sim.agent().num_parameters
     rows = []
-    for policies, federations, together in ((1, 4, False), (24, 4, False), (128, 2, False), (1, 16, True)):
+    for policies, federations, together in (
+        (1, 4, False),
+        (24, 4, False),
+        (128, 2, False),
+        (1, 16, True),
+    ):
         drawn = problem.draws(sim, TUNING, 0, federations)
         made = episodes.each(across if together else plain, population=True, side_by_side=together)
         values = jnp.zeros((policies, size))
