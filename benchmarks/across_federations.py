@@ -4,13 +4,15 @@
     python -m benchmarks.across_federations transfer --trained DIR … --work WORK --data-dir DATA
     python -m benchmarks.across_federations selection --trained DIR --work WORK --data-dir DATA
     python -m benchmarks.across_federations speed --work WORK
+    python -m benchmarks.across_federations cycles --device v5e --work WORK
     python -m benchmarks.across_federations page --work WORK --out docs/results
 
 DIR: what `fedjax-sim train fedpolicy --over …` left, one per goal (--trained may be given several
-times). Every row is paired with `full` on the same federations and seeds. For every goal and every suite of federations, rate and schedule of
-`full`, of every rule and of every other method are chosen on tuning federations of that suite; the
-controller runs at those of `full`. Scores are means of the last five evaluations of a run. Finished
-parts are files in WORK: a stopped table goes on where it was.
+times). Every row is paired with `full` on the same federations and seeds. For every goal and every
+suite of federations, rate and schedule of `full`, of every rule and of every other method are
+chosen on tuning federations of that suite; the controller runs at those of `full`. Scores are means
+of the last five evaluations of a run. Finished parts are files in WORK: a stopped table goes on
+where it was.
 """
 
 from __future__ import annotations
@@ -411,13 +413,71 @@ def speed(args: argparse.Namespace) -> None:
     (args.work / "speed.json").write_text(json.dumps(rows, indent=1))
 
 
+def cycles(args: argparse.Namespace) -> None:
+    """Cycles per federation-round by an accelerator's own compiler: one round of P policies."""
+    from jax.sharding import SingleDeviceSharding
+
+    from benchmarks import hlo
+    from benchmarks.device_programs import library
+    from fedjax_sim.engine.round import one_round, seed_key
+    from fedjax_sim.engine.simulation import blank_state
+    from fedjax_sim.platform import lowering_for
+
+    device = library().target_device(args.device)
+    over = parse_over(
+        "dirichlet:0.1..0.5, clients:30, participation:0.17, examples:40, data:digits, test:300"
+    )
+    problem = Problem(over, CONFIG, Length(CONFIG.rounds))
+    rows = []
+    for policies in (1, 128, 1024):
+        with lowering_for(device.platform):
+            sim = problem.simulation(chunk=str(over.most_participants))
+            draw = episodes.only(problem.draws(sim, TUNING, 0, 1).draw, 0)
+
+        def begin(parameters: Any, draw: Any, sim: Any = sim) -> Any:
+            net = sim.env.model.init(jax.random.key(0))
+            state = blank_state(sim.stages, sim.open(draw.data), seed_key(0), net)
+            return episodes.replace_at(state, "agent.parameters", parameters)
+
+        axes = evolve.State(None, None, 0, 0, 0)  # all policies are at the same round
+
+        def rounds(states: Any, draw: Any, sim: Any = sim, axes: Any = axes) -> Any:
+            env = sim.open(draw.data)
+            one = lambda state: one_round(sim.stages, env, state, draw.data.dropout)[0]
+            return jax.vmap(one, (axes,), axes)(states)
+
+        like = jnp.zeros((policies, sim.agent().num_parameters))
+        states = jax.eval_shape(jax.vmap(begin, (0, None), axes), like, draw)
+        there = SingleDeviceSharding(device.devices[0])
+        shapes = library().abstract(states, there), library().abstract(draw, there)
+        compiled = library().compile_for(device, rounds, shapes)
+        root = hlo.tree(hlo.parse(compiled.as_text()))
+        steps = round(CONFIG.epochs * -(-over.most_examples // int(CONFIG.batch_size)))
+        hlo.fill(root, steps)
+        cost = hlo.total(root)
+        rows.append(dict(device=args.device, policies=policies, steps=steps))
+        rows[-1] |= dict(cycles=cost.cycles / policies, kernels=cost.kernels)
+        print(rows[-1], flush=True)
+    args.work.mkdir(parents=True, exist_ok=True)
+    (args.work / "cycles.json").write_text(json.dumps(rows, indent=1))
+
+
 def page(args: argparse.Namespace) -> None:
     across_page.write(args.work, args.out, read_trained(args.trained))
 
 
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("part", choices=("score", "transfer", "selection", "speed", "page"))
+    parts = {
+        "score": score,
+        "transfer": transfer,
+        "selection": selection,
+        "speed": speed,
+        "cycles": cycles,
+        "page": page,
+    }
+    parser.add_argument("part", choices=tuple(parts))
+    parser.add_argument("--device", default="v5e", help="of cycles")
     parser.add_argument("--trained", action="append", default=[], metavar="DIR")
     parser.add_argument("--work", type=pathlib.Path, required=True)
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("docs/results"))
@@ -430,9 +490,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=40, help="of transfer")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args(argv)
-    {"score": score, "transfer": transfer, "selection": selection, "speed": speed, "page": page}[
-        args.part
-    ](args)
+    parts[args.part](args)
 
 
 if __name__ == "__main__":

@@ -163,13 +163,12 @@ class Problem:
 
     def simulation(self, method: Method | None = None, **changes: Any) -> Simulation:
         """The rounds of a method, the run's own unless another is given."""
-        config = dataclasses.replace(
-            self.config,
+        sizes: dict[str, Any] = dict(
             participation=f"{self.sizes.most_participants}/{self.sizes.most_clients}",
             rounds=self.length.rounds,
             chunk="1",
-            **changes,
         )
+        config = dataclasses.replace(self.config, **{**sizes, **changes})
         fed = self.federations(TUNING, 0, 1)[0][0]
         return prepare(config, fed=fed, method=method, measure=False).simulation
 
