@@ -29,7 +29,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from fedjax_sim.runner.start import start_jax
 
 from benchmarks import across_page
 from fedjax_sim.engine import episode as episodes
@@ -38,6 +37,7 @@ from fedjax_sim.methods.fedpolicy.rules import boxes
 from fedjax_sim.runner.across import evolve
 from fedjax_sim.runner.across.evolve import HELD_OUT, TUNING, Problem, value_of, with_rate
 from fedjax_sim.runner.across.over import parse_over
+from fedjax_sim.runner.compilation import start_jax
 from fedjax_sim.runner.config import Config
 
 SIZES = "clients:20..50, participation:0.1..0.3, examples:60..150"

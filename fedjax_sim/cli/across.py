@@ -16,7 +16,7 @@ ROUNDS = 50  # of a run in training, unless somebody says
 def train_across(args: argparse.Namespace) -> int:
     """Tune, search, score; the same command with the same --out goes on."""
     from fedjax_sim.runner.across.evolve import train_over
-    from fedjax_sim.runner.start import start_jax
+    from fedjax_sim.runner.compilation import start_jax
 
     if args.rounds == TRAINING:
         args.rounds = ROUNDS
