@@ -311,9 +311,10 @@ def _fill(
     records: Sequence[dict[str, Any]],
     problem: str,
     clients: int | None = None,
+    arrays: Mapping[str, np.ndarray] | None = None,
 ) -> State:
-    """`state` with the leaves in `records` read from `path`. problem: how the sentence begins when
-    one does not fit."""
+    """`state` with the leaves in `records` read from `path`, or from `arrays`. problem: how the
+    sentence begins when one does not fit."""
     leaves, tree = jax.tree.flatten(state)
     place = {name: i for i, name in enumerate(leaf_names(state))}
     for record in records:
@@ -327,7 +328,7 @@ def _fill(
             )
     try:
         reader = _checkpointer()
-        small = reader.restore((path / "state").absolute())
+        small = reader.restore((path / "state").absolute()) if arrays is None else arrays
         for record in records:
             i = place[record["name"]]
             if leaves[i].size:
@@ -407,6 +408,7 @@ class Parts:
     path: pathlib.Path  # of the checkpoint
     records: tuple[dict[str, Any], ...]  # as in meta.json
     names: tuple[str, ...]  # the prefixes asked for
+    arrays: Mapping[str, np.ndarray] | None = None  # where they come with the package
 
     def fingerprint(self) -> str:
         """Which leaves, and what is in them: the same for the same content, wherever it lies."""
@@ -423,6 +425,8 @@ def find_parts(text: str) -> Parts:
         raise UserError(
             f"start-from '{text}' cannot be read; use RUN:PART,PART, e.g. runs/first:agent,server"
         )
+    if where.startswith(PRETRAINED):
+        return pretrained_parts(where, tuple(sorted(names)))
     run = pathlib.Path(where)
     if not run.is_dir():
         raise UserError(f"start-from: there is no run directory '{where}'")
@@ -441,6 +445,28 @@ def find_parts(text: str) -> Parts:
             )
     records = tuple(r for r in there if any(inside(r["name"], part) for part in names))
     return Parts(run, path, records, tuple(sorted(names)))
+
+
+PRETRAINED = "pretrained:"  # a controller that comes with the package
+
+
+def pretrained_parts(where: str, names: tuple[str, ...]) -> Parts:
+    """'pretrained:NAME' -> what the package has under that name; see `presets.controllers`."""
+    from fedjax_sim.presets import controllers
+
+    path, there = controllers.read(where.removeprefix(PRETRAINED))
+    inside = lambda name, part: name == part or name.startswith(f"{part}.")
+    for part in names:
+        if not any(inside(name, part) for name in there):
+            raise UserError(
+                f"start-from: '{where}' has no part '{part}'; allowed: {', '.join(sorted(there))}"
+            )
+    kept = {n: a for n, a in there.items() if any(inside(n, part) for part in names)}
+    records = [
+        dict(name=n, shape=list(a.shape), dtype=str(a.dtype), crc=_crc(a), large=False)
+        for n, a in kept.items()
+    ]
+    return Parts(pathlib.Path(where), path, tuple(records), names, kept)
 
 
 def _near(names: Sequence[str], part: str) -> list[str]:
@@ -467,9 +493,8 @@ def _near(names: Sequence[str], part: str) -> list[str]:
 
 def load_parts(parts: Parts, state: State) -> State:
     """`state` with the parts in place of its own leaves of the same names."""
-    return _fill(
-        parts.path, state, parts.records, f"start-from '{parts.run}' does not fit this run"
-    )
+    problem = f"start-from '{parts.run}' does not fit this run"
+    return _fill(parts.path, state, parts.records, problem, arrays=parts.arrays)
 
 
 def latest(folder: pathlib.Path) -> pathlib.Path:
