@@ -168,41 +168,49 @@ def clean_transitions(
     valid &= jnp.isfinite(observation).all(-1) & jnp.isfinite(next_observation).all(-1)
     valid &= jnp.isfinite(reward) & jnp.isfinite(done)
 
-    def keep(x: Array) -> Array:
-        return jnp.where(
-            valid.reshape(valid.shape + (1,) * (x.ndim - 1)), x, jnp.zeros((), x.dtype)
-        )
-
-    def usable(available: Array) -> Array:
-        chex.assert_shape(available, (rows, num_actions))
-        return jax.vmap(lambda a: usable_actions(a, num_actions))(jnp.asarray(available, bool))
-
-    everything = jnp.ones((rows, num_actions), bool)
-    if batch.info is None:
-        zeros = jnp.zeros(rows, dtype)
-        info = Info(zeros, zeros, jnp.zeros((rows, num_actions), dtype), everything)
-    else:
-        info = batch.info
-        chex.assert_shape(info.policy, (rows, num_actions))
-        chex.assert_shape((info.log_probability, info.value), (rows,))
-        valid &= jnp.isfinite(info.log_probability)
-        info = Info(
-            keep(jnp.asarray(info.log_probability, dtype)),
-            keep(jnp.asarray(info.value, dtype)),
-            keep(jnp.asarray(info.policy, dtype)),
-            usable(info.available),
-        )
-    following = everything if batch.next_available is None else usable(batch.next_available)
+    info, valid = clean_info(batch.info, valid, num_actions, dtype)
+    following = batch.next_available
+    if following is None:
+        following = jnp.ones((rows, num_actions), bool)
+    chex.assert_shape(following, (rows, num_actions))
     return Transition(
-        keep(observation),
-        keep(action),
-        keep(reward),
-        keep(next_observation),
-        keep(done),
+        keep(valid, observation),
+        keep(valid, action),
+        keep(valid, reward),
+        keep(valid, next_observation),
+        keep(valid, done),
         valid,
         info,
-        following,
+        usable_rows(following, num_actions),
     )
+
+
+def keep(valid: Array, x: Array) -> Array:
+    """x [B, ...] with zeros where `valid` [B] is False."""
+    return jnp.where(valid.reshape(valid.shape + (1,) * (x.ndim - 1)), x, jnp.zeros((), x.dtype))
+
+
+def usable_rows(available: Array, num_actions: int) -> Array:
+    """`usable_actions` of every row of available [B, A]."""
+    return jax.vmap(lambda a: usable_actions(a, num_actions))(jnp.asarray(available, bool))
+
+
+def clean_info(info: Info | None, valid: Array, num_actions: int, dtype: Any) -> tuple[Info, Array]:
+    """(a full `Info` [B, ...], the rows [B] that are still valid with it)."""
+    rows = valid.shape[0]
+    if info is None:
+        zeros, everything = jnp.zeros(rows, dtype), jnp.ones((rows, num_actions), bool)
+        return Info(zeros, zeros, jnp.zeros((rows, num_actions), dtype), everything), valid
+    chex.assert_shape((info.policy, info.available), (rows, num_actions))
+    chex.assert_shape((info.log_probability, info.value), (rows,))
+    valid &= jnp.isfinite(info.log_probability)
+    clean = Info(
+        keep(valid, jnp.asarray(info.log_probability, dtype)),
+        keep(valid, jnp.asarray(info.value, dtype)),
+        keep(valid, jnp.asarray(info.policy, dtype)),
+        usable_rows(info.available, num_actions),
+    )
+    return clean, valid
 
 
 def blank(size: int, num_actions: int, dtype: Any, continuous: bool = False) -> Transition:

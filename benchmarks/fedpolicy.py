@@ -26,9 +26,9 @@ import jax
 
 from fedjax_sim.engine import layout as layouts
 from fedjax_sim.experiment import Experiment
+from fedjax_sim.runner.compilation import want_host_devices
 from fedjax_sim.runner.prepare import Setup, load_federation, prepare
 from fedjax_sim.runner.profile import stage_seconds
-from fedjax_sim.runner.start import want_host_devices
 
 SYNTHETIC = "synthetic:shape=28x28x1,classes=10,train=60000,test=1000"
 

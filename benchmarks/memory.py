@@ -120,13 +120,13 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
     """One case, in this process: peak and present memory after every stage."""
     import jax
     import jax.numpy as jnp
+    from fedjax_sim.runner.start import want_host_devices
 
-    from fedjax_sim.engine import host_rows
+    from fedjax_sim.engine import host_clients
     from fedjax_sim.engine import layout as layouts
     from fedjax_sim.runner import checkpoint
-    from fedjax_sim.runner.cache import use_compilation_cache
+    from fedjax_sim.runner.compilation import use_compilation_cache
     from fedjax_sim.runner.prepare import prepare
-    from fedjax_sim.runner.start import want_host_devices
 
     config = config_of(case)
     want_host_devices(config)
@@ -141,7 +141,7 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
 
     note("baseline")
     state = jax.block_until_ready(sim.init(0, net))
-    place = host_rows.place if config.compute.state_on == "host" else layouts.place
+    place = host_clients.place if config.compute.state_on == "host" else layouts.place
     state, data = place(sim.layout, state, sim.data)
     note("init")
     temporary = None

@@ -37,8 +37,8 @@ from benchmarks.fedpolicy import Stepper
 from benchmarks.pfedrlla_landscape import landscape
 from fedjax_sim.errors import UserError
 from fedjax_sim.experiment import Experiment
+from fedjax_sim.runner.compilation import want_host_devices
 from fedjax_sim.runner.prepare import Setup, load_federation, prepare
-from fedjax_sim.runner.start import want_host_devices
 
 AS_PUBLISHED = {
     "lr": 1e-3,

@@ -93,7 +93,7 @@ def pieces(setup: Setup, side: int, embedding: int) -> dict[str, float]:
     project = jax.jit(
         lambda nets: lax.map(lambda n: features(n["params"], groups, side, server.frame), nets)
     )
-    ctx = sim.orders(state, data).slots.ctx
+    ctx = sim.plan_round(state, data).slots.ctx
     score = jax.jit(lambda nets: lax.map(lambda pair: val_accuracy(env, *pair), (nets, ctx)))
 
     acting, _ = seconds(lambda _: act(learner, seen), None)

@@ -99,11 +99,13 @@ def allocation(result: Result) -> dict[str, np.ndarray]:
     state, data = layouts.place(sim.layout, jax.tree.map(jnp.copy, result.state), sim.data)
 
     def announced(state: Any, data: Any) -> tuple:
-        told = sim.orders(state, data)
-        server, usable = told.server, jnp.append(told.server.reported, True)
-        mine = told.observed.reshape(len(told.observed), -1, server.embedded.shape[1])[:, -1]  # e_k
+        round_plan = sim.plan_round(state, data)
+        server, usable = round_plan.server, jnp.append(round_plan.server.reported, True)
+        mine = round_plan.observed.reshape(len(round_plan.observed), -1, server.embedded.shape[1])[
+            :, -1
+        ]  # e_k
         wanted = jax.vmap(lambda e: preferred(e, server.embedded, usable, "paper"))(mine)
-        return told.info.policy, wanted, server.previous, told.slots.ctx.id
+        return round_plan.info.policy, wanted, server.previous, round_plan.slots.ctx.id
 
     weights, wanted, peers, ids = layouts.as_numpy(jax.jit(announced)(state, data))
     return dict(weights=weights, wanted=wanted, peers=peers, ids=ids)

@@ -7,9 +7,9 @@ rows.
 
 agent        what the actor says, without noise          uniform    all m + 1 alike
 wanted       V_k, the similarities that r3 asks for      self       its own head alone
-wanted^p     V_k to the power p, renormalised            group      all of its own group alike: of a
-                                        designed group, or with
-                                                                    the same classes
+wanted^p     V_k to the power p, renormalised            group   all of its own group alike: of a
+                                                                 designed group, or with the same
+                                                                 classes
 
 If rules that differ as much as `uniform` and `self` are worth nearly the same, there is nothing for
 an agent to find.
@@ -60,27 +60,33 @@ def landscape(setup: Setup, state: Any, group: np.ndarray | None = None) -> list
     state, data = layouts.place(sim.layout, jax.tree.map(jnp.copy, state), sim.data)
 
     def announced(state: Any, data: Any) -> tuple:
-        told = sim.orders(state, data)
-        may = usable(told.server)
-        mine = told.observed.reshape(len(told.observed), -1, told.server.embedded.shape[1])[
-            :, -1
-        ]  # e_k
-        wanted = jax.vmap(lambda e: preferred(e, told.server.embedded, may, s.r3))(mine)
-        return told.info.policy, wanted, may, told.server.previous, told.slots.ctx.id
+        round_plan = sim.plan_round(state, data)
+        may = usable(round_plan.server)
+        mine = round_plan.observed.reshape(
+            len(round_plan.observed), -1, round_plan.server.embedded.shape[1]
+        )[:, -1]  # e_k
+        wanted = jax.vmap(lambda e: preferred(e, round_plan.server.embedded, may, s.r3))(mine)
+        return (
+            round_plan.info.policy,
+            wanted,
+            may,
+            round_plan.server.previous,
+            round_plan.slots.ctx.id,
+        )
 
     def scored(state: Any, data: Any, weights: Any) -> tuple:
         """[M] accuracies of the models before and after the mixture."""
-        told = sim.orders(state, data)
-        env = dataclasses.replace(sim.open(data), rows=told.rows)
+        round_plan = sim.plan_round(state, data)
+        env = dataclasses.replace(sim.open(data), peers=round_plan.peers)
 
         def one(pair: tuple) -> tuple:
             action, ctx = pair
             own = jax.tree.map(lambda a: a[ctx.id], state.clients.resident)
-            plan = make_plan(s, env, action, told.server, ctx)
-            mixed = mix(env, plan.weights, told.rows.resident, own)
+            plan = make_plan(s, env, action, round_plan.server, ctx)
+            mixed = mix(env, plan.weights, round_plan.peers.resident, own)
             return val_accuracy(env, own, ctx), val_accuracy(env, mixed, ctx)
 
-        return lax.map(one, (weights, told.slots.ctx))
+        return lax.map(one, (weights, round_plan.slots.ctx))
 
     policy, wanted, may, peers, ids = layouts.as_numpy(jax.jit(announced)(state, data))
     same = None if group is None else group[ids][:, None] == group[np.append(peers, 0)][None]

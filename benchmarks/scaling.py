@@ -144,9 +144,9 @@ def measure(point: Point) -> dict[str, Any]:
     from fedjax_sim.data.federation import Federation
     from fedjax_sim.engine.layout import place
     from fedjax_sim.experiment import Experiment
+    from fedjax_sim.runner.compilation import want_host_devices
     from fedjax_sim.runner.facts import facts
     from fedjax_sim.runner.prepare import prepare
-    from fedjax_sim.runner.start import want_host_devices
 
     workload = workload_of(point)
     config = Experiment.of(

@@ -80,6 +80,11 @@ def start(settings: dict[str, Any], check_weights: bool = False) -> dict[str, An
         import jax
         import jax.numpy
 
+        import fedjax_sim.cli.main
+        import fedjax_sim.models.factory
+        import fedjax_sim.report.text
+        import fedjax_sim.runner.execute  # noqa: F401
+
         return jax
 
     jax = clock.time("imports", imports)
@@ -91,7 +96,7 @@ def start(settings: dict[str, Any], check_weights: bool = False) -> dict[str, An
     from fedjax_sim.engine import layout as layouts
     from fedjax_sim.experiment import Experiment
     from fedjax_sim.runner import prepare as preparing
-    from fedjax_sim.runner.cache import use_compilation_cache
+    from fedjax_sim.runner.compilation import use_compilation_cache
 
     programs: list[float] = []
     jax.monitoring.register_event_duration_secs_listener(

@@ -21,13 +21,13 @@ from fedjax_sim.report import comparison, plot, text
 from fedjax_sim.report.rows import Rows, as_html
 from fedjax_sim.report.runs import write_order
 from fedjax_sim.report.tables import figures_of
-from fedjax_sim.runner import execute, manifest, many
+from fedjax_sim.runner import execute, many, run_directory
 from fedjax_sim.runner import result as results
-from fedjax_sim.runner.directory import RunDirectory
 from fedjax_sim.runner.files import exists
 from fedjax_sim.runner.many import Federations, ready
 from fedjax_sim.runner.prepare import Objects, Setup
 from fedjax_sim.runner.rounds import Step, steps_of
+from fedjax_sim.runner.run_directory import RunDirectory
 from fedjax_sim.runner.sinks import SINKS, Callback, Segment, Sink, named
 
 OF_DATA = [field.name for field in dataclasses.fields(Data) if "seed" not in field.name]
@@ -338,7 +338,7 @@ def compare(
     if not methods:
         raise UserError('compare needs methods, for example fs.compare("fedavg", "fedprox:mu=0.1")')
     folder = pathlib.Path(out) if out is not None else None
-    taken = folder is not None and exists(folder) and not manifest.empty(folder)
+    taken = folder is not None and exists(folder) and not run_directory.empty(folder)
     if folder is not None and taken and not comparison.is_comparison(folder):
         raise UserError(f"output directory '{folder}' exists already; choose another out")
     sinks = sinks_of(callback, log)

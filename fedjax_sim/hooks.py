@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 from fedjax_sim.errors import unknown
 from fedjax_sim.fields import Node
-from fedjax_sim.local.descend import Trained, descend, upload
 from fedjax_sim.local.score import predict_net
+from fedjax_sim.local.sgd import Trained, local_sgd, upload
 from fedjax_sim.plans import Wire, blend, floats_on_wire, full_plan, merge
 from fedjax_sim.types import Array, Client, Cohort, Ctx, Env, Plan, Tree, Upload
 
@@ -119,6 +119,12 @@ class Method(Node):
         """The largest epochs its Plans ask for, if above the run's."""
         return 0.0
 
+    @property
+    def evolves(self) -> str:
+        """Where in a State the parameters of its policy are, which `train --over` searches for;
+        empty: it has no such policy."""
+        return ""
+
     def ask(self, kind: type[Kind]) -> Kind | None:
         """Itself, if it has the capability `kind`, such as Personal; else None."""
         return self if isinstance(self, kind) else None
@@ -158,7 +164,7 @@ class Method(Node):
         up over rounds)."""
         return {}
 
-    def complaints(self, rounds: Sequence[dict[str, Any]]) -> list[str]:
+    def warnings(self, rounds: Sequence[dict[str, Any]]) -> list[str]:
         """Sentences about what the rounds so far, rows of rounds.csv, show to be wrong; each is
         said once."""
         return []
@@ -178,7 +184,7 @@ class Method(Node):
         self, env: Env, net: Tree, server: Any, client: Client, ctx: Ctx
     ) -> tuple[Client, Upload]:
         """ONE client: its work of a round, from `net`; (itself afterwards, what it hands over)."""
-        client, done = descend(env, net, client, ctx)
+        client, done = local_sgd(env, net, client, ctx)
         return client, self.upload(env, ctx, done)
 
     def upload(self, env: Env, ctx: Ctx, done: Trained, **more: Any) -> Upload:
@@ -197,7 +203,7 @@ class Personal:
         last held."""
         return client.resident
 
-    def held(self, env: Env, server: Any, client: Client, ctx: Ctx) -> Tree:
+    def resident(self, env: Env, server: Any, client: Client, ctx: Ctx) -> Tree:
         """ONE client: its predictor where nothing is sent to it for the occasion (evaluation
         `resident`).
 
@@ -216,16 +222,16 @@ class Personal:
 
 
 class Peers:
-    """A round reads stored rows of other clients; they are in `env.rows` [K, …]."""
+    """A round reads the states of other clients; they are in `env.peers` [K, …]."""
 
     def peer_ids(self, env: Env, server: Any, ids: Array) -> Array:
-        """ids [M] of the cohort -> [K] client numbers whose stored rows the round reads; K never
+        """ids [M] of the cohort -> [K] client numbers whose states the round reads; K never
         changes."""
         raise NotImplementedError
 
-    def prepare(self, env: Env, server: Any, ids: Array, rows: Client) -> Any:
-        """Work on the peers' rows [K, …] before training (embeddings, attention, …): the server
-        state of this round."""
+    def prepare(self, env: Env, server: Any, ids: Array, peers: Client) -> Any:
+        """Work on the states of the peers [K, …] before training (embeddings, attention, …): the
+        server's state of this round."""
         return server
 
 
@@ -296,7 +302,8 @@ class Controlled:
         """ONE client: (whether, which action): taken in place of the agent's, which learns nothing
         from it; None: never.
 
-        For continuous actions, which `available` cannot narrow down to one.
+        For continuous actions, which `available` cannot narrow down to one. `whether` is one for
+        all of the action's numbers [], or one for each of them [A].
         """
         return None
 

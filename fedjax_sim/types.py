@@ -44,7 +44,8 @@ class Plan(NamedTuple):
     them."""
 
     take: Array  # [G] 1: receives group g of what the server offers
-    send: Array  # [G] 1: uploads group g
+    # [G] 1: uploads group g, 0: does not; other weights multiply the client's own in the average
+    send: Array
     epochs: Array  # []  local epochs, may be fractional
     # [G, K+1] mixing weights over the round's peers and, last, the client's own model
     weights: Tree = ()
@@ -59,7 +60,7 @@ class Upload(NamedTuple):
     report: Tree = ()  # small; stacked to [M, …] for `aggregate`, the reward and the log
     loss: Array | float = 0.0  # []  mean training loss, for the log
     accuracy: Array | float = 0.0  # []  training accuracy, for the log
-    held: Tree = (
+    resident: Tree = (
         None  # the net the client keeps (its resident model), where that is not what it sends
     )
 
@@ -91,7 +92,7 @@ class Client(NamedTuple):
     resident: Tree = ()
     # BatchNorm running statistics that stay on the client (bn_stats="local")
     batch_stats: Tree = ()
-    # [2] steps needed and executed in this round, counted by `descend`; () in storage
+    # [2] steps needed and executed in this round, counted by `local_sgd`; () in storage
     spent: Tree = ()
     optimizer: Tree = ()  # state of the local optimiser, where it stays with the client
 
@@ -144,9 +145,8 @@ class Env:
     )  # the optimiser's state stays with the client between rounds
     shuffle: bool = _fact(default=True)  # False: minibatches in the order of the client's rows
     dtype: Any = _fact(default=jnp.float32)
-    lanes: int = _fact(
-        default=1
-    )  # clients trained side by side (vmap width); 1 = no vmap, no masking
+    vmap_width: int = _fact(default=1)  # clients trained side by side; 1: no vmap, no masking
+    mapped: tuple[str, ...] = _fact(default=())  # vmap axes around the whole round, by name
     even: bool = _fact(default=False)  # all clients have equally many minibatches per epoch
     full: bool = _fact(default=False)  # and all of these are whole
     same_epochs: bool = _fact(default=False)  # whoever works in a round works for max_epochs
@@ -155,7 +155,8 @@ class Env:
     )  # what is measured, the primary one first; (): `metrics.DEFAULT`
     fed: Federation = None  # type: ignore[assignment]   # filled in inside the compiled program
     counts: Array = None  # [N, C] training labels per client
-    rows: Tree = ()  # Client [K, …]: stored rows of the round's peers, as they were at its start
+    peers: Tree = ()  # Client [K, …]: states of the round's peers, as they were at its start
+    share: Any = None  # []  of the clients take part in a round; None: cohort / population
     lr: Any = ()  # Schedule of the learning rate
     method: Any = None  # the run's method, whose real fields are arguments too
 

@@ -23,8 +23,8 @@ from benchmarks.workloads import Workload, make_data, plan
 from fedjax_sim.data.federation import Federation
 from fedjax_sim.engine.layout import place
 from fedjax_sim.experiment import Experiment
+from fedjax_sim.runner.compilation import want_host_devices
 from fedjax_sim.runner.prepare import prepare as set_up
-from fedjax_sim.runner.start import want_host_devices
 
 PACKAGES = ("fedjax-sim", "jax", "jaxlib", "flax", "optax", "numpy")
 SCHEDULED = 64  # rounds whose cohorts are laid down; later ones repeat them

@@ -44,8 +44,7 @@ def start(experiment: Experiment, args: argparse.Namespace | None = None) -> Non
     _for_programs = getattr(args, "json", False)
     if args is not None and getattr(args, "device", None):
         foresee(args)
-    from fedjax_sim.runner.cache import use_compilation_cache
-    from fedjax_sim.runner.start import want_host_devices
+    from fedjax_sim.runner.compilation import use_compilation_cache, want_host_devices
 
     coordinator = getattr(args, "coordinator", None)
     number, which = getattr(args, "num_processes", None), getattr(args, "process_id", None)
@@ -89,8 +88,7 @@ def foresee(args: argparse.Namespace) -> None:
 
 def output(args: argparse.Namespace) -> dict[str, Any]:
     """Where a run reports while it runs: to the terminal, to programs, to other tools."""
-    from fedjax_sim.runner.progress import JsonLines
-    from fedjax_sim.runner.sinks import named
+    from fedjax_sim.runner.sinks import JsonLines, named
 
     sinks = [*([JsonLines()] if args.json else []), *named(names(args.log))]
     return dict(progress=not args.quiet and not args.json, say=note, sinks=sinks)
@@ -139,11 +137,11 @@ def announce(setup: Any, args: argparse.Namespace, data: bool = True) -> None:
         say(describe.fits_line(found["on_device"]))
     say(setup.fed.describe() if data else "")
     if getattr(args, "json", False) and first_process():
-        from fedjax_sim.runner.progress import told
+        from fedjax_sim.runner.sinks import json_line
 
         experiment = setup.experiment
         which = dict(method=experiment.method.name, seed=experiment.training.seed)
-        print(told("dry-run", **which, config_hash=setup.hash, **found))
+        print(json_line("dry-run", **which, config_hash=setup.hash, **found))
 
 
 def tables(summaries: list[dict[str, Any]], seeds: int) -> None:
@@ -214,6 +212,10 @@ def train(args: argparse.Namespace) -> int:
     for."""
     method = method_of(args)
     settings = settings_of(args, method)
+    if args.over:
+        from fedjax_sim.cli.across import train_across
+
+        return train_across(args, method, settings)
     if controlled(method):
         fixed = dict(method_class(method).training)  # type: ignore[attr-defined]
         settings = layered(settings, {f"{method}.{name}": value for name, value in fixed.items()})
@@ -297,7 +299,7 @@ def paper(args: argparse.Namespace) -> int:
 
 
 def resume(args: argparse.Namespace) -> int:
-    from fedjax_sim.runner.directory import RunDirectory
+    from fedjax_sim.runner.run_directory import RunDirectory
 
     path = as_path(args.directory)
     if not path.is_dir():
@@ -346,7 +348,7 @@ def profile(args: argparse.Namespace) -> int:
 
 
 def report(args: argparse.Namespace) -> int:
-    from fedjax_sim.report.figures import report
+    from fedjax_sim.report.page import report
 
     out = as_path(args.out) if args.out else None
     for path in report(

@@ -315,6 +315,11 @@ def make_parser() -> argparse.ArgumentParser:
         " lr=0.01,0.03,0.1"
     )
     text(run, "--vmap", "NAME=V,V,…", help, "")
+    help = (
+        "train one policy across federations drawn at random, by an evolution strategy, e.g."
+        " 'dirichlet:0.03..1, clients:20..60, participation:0.1..0.3, data:mnist|digits'"
+    )
+    text(train, "--over", "NAME:A..B,…", help, "")
     for one in (run, compare, profile, train):
         add_run(one, whole_run=one is not profile)
     for one in (run, train):

@@ -9,13 +9,14 @@ from typing import Any
 from fedjax_sim.cli.parser import OF_A_RUN
 from fedjax_sim.errors import UserError, lookup
 from fedjax_sim.experiment import Experiment
-from fedjax_sim.experiment.given import layered
+from fedjax_sim.experiment.given import layered, scoped
 from fedjax_sim.experiment.tree import SETTINGS
 from fedjax_sim.methods import METHODS
 from fedjax_sim.options import shown
 from fedjax_sim.presets import preset
 
 AGENT_ROUNDS = 600  # of training an agent
+ROUNDS_ACROSS = 50  # of a run in training across federations
 # a preset's rounds are those of a run; training an agent for it has a number of its own
 NOT_FOR = {"profile": OF_A_RUN, "train": ("rounds",)}
 
@@ -39,12 +40,17 @@ def settings_of(args: argparse.Namespace, *methods: str) -> dict[str, Any]:
     typed = {key: getattr(args, key, missing) for key in SETTINGS if key != "method"}
     typed = {key: value for key, value in typed.items() if value is not missing}
     typed |= read_sets(args.sets, "fedavg.weights=uniform")
-    usual: dict[str, Any] = {"rounds": AGENT_ROUNDS} if args.command == "train" else {}
+    usual: dict[str, Any] = {}
+    if args.command == "train":
+        usual["rounds"] = ROUNDS_ACROSS if args.over else AGENT_ROUNDS
     if args.preset:
         chosen = preset(args.preset)
         left_out = NOT_FOR.get(args.command, ())
-        theirs = chosen.of(chosen.method if chosen.method in methods else "")
-        usual |= {k: v for k, v in theirs.items() if k not in left_out}
+        for method in methods:
+            mine = scoped(method, chosen.of(method))
+            if len(methods) > 1:  # what is of the run is of all of them
+                mine = {n: v for n, v in mine.items() if chosen.settings.get(n) == v}
+            usual |= {n: v for n, v in mine.items() if n not in left_out}
     return layered(usual, typed)
 
 
@@ -105,13 +111,15 @@ def can_go_on(command: str, seeds: int, out: pathlib.Path) -> bool:
     """Whether the command may write into `out`, which is there; whether the same run began there is
     asked later."""
     from fedjax_sim.report.comparison import is_comparison
-    from fedjax_sim.runner import manifest
+    from fedjax_sim.runner import run_directory
 
     if command not in ("run", "train", "compare"):
         return False
     if command == "compare" or seeds > 1:
-        return manifest.empty(out) or (not (out / manifest.CONFIG).exists() and is_comparison(out))
-    return manifest.empty(out) or manifest.unfinished(out)
+        return run_directory.empty(out) or (
+            not (out / run_directory.CONFIG).exists() and is_comparison(out)
+        )
+    return run_directory.empty(out) or run_directory.unfinished(out)
 
 
 def free_directory(stem: str) -> pathlib.Path:

@@ -50,7 +50,7 @@ class Federation:
     y: Array  # [D] int32; or what the task has: [D, K] float or uint8, [D, T] int32
     rows: dict[str, Array]  # split -> [N, S_split] int32, padded with row 0 (a valid row)
     size: dict[str, Array]  # split -> [N] int32, true lengths
-    held: dict[
+    server_rows: dict[
         str, Array
     ]  # server-side rows [R] int32: "test" always, "val" only if the protocol has it
     mean: Array  # [C]
@@ -190,36 +190,36 @@ class Federation:
         mean and std of tables are per column; tokens are never normalised.
         """
         task = task or task_of(x, y)
-        x, y, test = _next_tokens(x, y, test, task)
-        pool_x, pool_y = check_inputs(x, "x", task), check_targets(y, "y", task)
-        if len(pool_x) != len(pool_y):
-            raise UserError(f"x has {len(pool_x)} examples but y has {len(pool_y)}")
+        pool_x, pool_y, test = _pool(x, y, test, task)
         _check_text(name=name, augment=augment, description=description)
         if classes is not None:
             classes = check_whole("classes", classes, 1)
         limit = len(pool_x)
         lists = _client_lists(rows, limit)
         pool_x, pool_y, tested = _with_test(pool_x, pool_y, test, lists, task)
-        held = {"test": tested}
+        server = {"test": tested}
         if server_val is not None:
-            held["val"] = _row_list(server_val, limit, "server_val")
-        _refuse_leaks(lists, held, len(pool_x))
+            server["val"] = _row_list(server_val, limit, "server_val")
+        _refuse_leaks(lists, server, len(pool_x))
         classes = _classes(outputs_of(task, pool_x, pool_y), classes)
         scale = 1.0 / 255.0 if pool_x.dtype == np.uint8 else 1.0
         mean, std = _moments(pool_x, lists["train"], scale, mean, std)
         padded = {split: pad_rows(per_client) for split, per_client in lists.items()}
-        facts: dict[str, Any] = dict(
-            classes=classes, name=name, augment=augment, task=task, held=held
-        )
-        facts |= dict(mean=mean, std=std, scale=np.asarray(scale))
-        return cls(
-            x=pool_x,
-            y=pool_y,
-            rows={split: table for split, (table, _) in padded.items()},
-            size={split: length for split, (_, length) in padded.items()},
-            origin=Origin(shown(description, 1000), tuple(vocabulary)),
-            **facts,
-        )
+        tables = {split: table for split, (table, _) in padded.items()}
+        size = {split: length for split, (_, length) in padded.items()}
+        numbers = dict(mean=mean, std=std, scale=np.asarray(scale))
+        origin = Origin(shown(description, 1000), tuple(vocabulary))
+        facts: dict[str, Any] = dict(classes=classes, name=name, augment=augment, task=task)
+        return cls(pool_x, pool_y, tables, size, server, **numbers, **facts, origin=origin)
+
+
+def _pool(x: Any, y: Any, test: Any, task: str) -> tuple[np.ndarray, np.ndarray, Any]:
+    """(inputs, targets, test set), checked against the task."""
+    x, y, test = _next_tokens(x, y, test, task)
+    pool_x, pool_y = check_inputs(x, "x", task), check_targets(y, "y", task)
+    if len(pool_x) != len(pool_y):
+        raise UserError(f"x has {len(pool_x)} examples but y has {len(pool_y)}")
+    return pool_x, pool_y, test
 
 
 def _next_tokens(x: Any, y: Any, test: Any, task: str) -> tuple[Any, Any, Any]:
@@ -400,17 +400,17 @@ def _classes(needed: int, classes: int | None) -> int:
 
 
 def _refuse_leaks(
-    lists: Mapping[str, list[np.ndarray]], held: Mapping[str, np.ndarray], total: int
+    lists: Mapping[str, list[np.ndarray]], server: Mapping[str, np.ndarray], total: int
 ) -> None:
     """No test row may be trained or validated on, by any client or by the server."""
     tested = np.zeros(total, bool)
-    tested[held["test"]] = True
+    tested[server["test"]] = True
     for rows in lists.get("test", ()):
         tested[rows] = True
     used = [
         ("training", lists["train"]),
         ("validation", lists.get("val", [])),
-        ("server validation", [held["val"]] if "val" in held else []),
+        ("server validation", [server["val"]] if "val" in server else []),
     ]
     for what, groups in used:
         for rows in groups:
@@ -455,7 +455,8 @@ def _describe(fed: Federation, shown: int = 10, widest: int = 20) -> str:
                 f" {n.sum()}"
             )
     lines.append(
-        "  server " + ", ".join(f"{key} {len(rows)}" for key, rows in sorted(fed.held.items()))
+        "  server "
+        + ", ".join(f"{key} {len(rows)}" for key, rows in sorted(fed.server_rows.items()))
     )
     if fed.vocabulary:
         lines.append(

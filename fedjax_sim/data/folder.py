@@ -157,8 +157,8 @@ def read_idx(path: pathlib.Path) -> np.ndarray:
             raise
         raise UserError(f"'{shown(path)}' is not a readable gzip file") from None
     if len(raw) != expected:
-        held = f"{len(raw)}" if len(raw) < expected else "more"
-        raise UserError(f"'{shown(path)}' should hold {expected} bytes of data but holds {held}")
+        found = f"{len(raw)}" if len(raw) < expected else "more"
+        raise UserError(f"'{shown(path)}' should hold {expected} bytes of data but holds {found}")
     return np.frombuffer(raw, np.uint8).reshape(shape)
 
 

@@ -98,11 +98,11 @@ def _read(archive: zipfile.ZipFile, info: zipfile.ZipInfo, where: str) -> np.nda
     with archive.open(info) as file:
         dtype, shape, fortran = _header(file, where)
         count = math.prod(shape)
-        held = info.file_size - file.tell()
-        if count * dtype.itemsize != held:
+        actual = info.file_size - file.tell()
+        if count * dtype.itemsize != actual:
             raise UserError(
                 f"{where} claims {dtype.str}{list(shape)}, which is"
-                f" {in_words(count * dtype.itemsize)}, but holds {in_words(held)}"
+                f" {in_words(count * dtype.itemsize)}, but holds {in_words(actual)}"
             )
         flat = np.empty(count, dtype)
         raw = flat.view(np.uint8) if count else np.empty(0, np.uint8)
@@ -110,7 +110,7 @@ def _read(archive: zipfile.ZipFile, info: zipfile.ZipInfo, where: str) -> np.nda
         while start < len(raw):
             block = file.read(min(BLOCK, len(raw) - start))
             if not block:
-                raise UserError(f"{where} ends after {in_words(start)} of {in_words(held)}")
+                raise UserError(f"{where} ends after {in_words(start)} of {in_words(actual)}")
             raw[start : start + len(block)] = np.frombuffer(block, np.uint8)
             start += len(block)
     array = flat.reshape(shape[::-1]).T if fortran else flat.reshape(shape)

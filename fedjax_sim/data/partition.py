@@ -101,9 +101,9 @@ def _dirichlet_counts(per_class: np.ndarray, clients: int, alpha: float, rng: Rn
     total = per_class.sum()
     shares = rng.dirichlet(np.full(clients, alpha), size=len(per_class))  # [classes, N]
     counts = np.zeros((clients, len(per_class)), np.int64)
-    held = np.zeros(clients, np.int64)
+    given = np.zeros(clients, np.int64)
     for k, number in enumerate(per_class):
-        open_ = held * clients < total  # below the mean client; never empty while examples remain
+        open_ = given * clients < total  # below the mean client; never empty while examples remain
         p = np.where(open_, shares[k], 0.0)
         if not p.sum() > 0:  # a tiny alpha may put all its mass on clients that are full
             p = open_.astype(float)
@@ -112,7 +112,7 @@ def _dirichlet_counts(per_class: np.ndarray, clients: int, alpha: float, rng: Rn
             np.int64
         )  # the last open client reaches exactly `number`
         counts[:, k] = np.diff(cuts, prepend=0)
-        held += counts[:, k]
+        given += counts[:, k]
     return counts
 
 

@@ -242,35 +242,24 @@ def federate(
     min(batch / held-back share, n / N / 2).
 
     >>> fed = federate("digits", "dirichlet:0.3", clients=10)
-    >>> sorted(fed.rows), fed.num_clients, len(fed.held["val"]), len(fed.held["test"])
+    >>> sorted(fed.rows), fed.num_clients, len(fed.server_rows["val"]), len(fed.server_rows["test"])
     (['train', 'val'], 10, 144, 355)
     """
     rule = lookup("protocol", shown(protocol), PROTOCOLS)
     _check_words(norm, val_fraction)
     clients = clients if clients is None else check_whole("clients", clients, 1)
-    data_seed, batch_size = (
-        check_whole("data_seed", data_seed),
-        check_whole("batch_size", batch_size, 1),
-    )
-    data = (
-        dataset
-        if isinstance(dataset, Dataset)
-        else load(dataset, data_dir, download, **_client_of(dataset, partition))
-    )
-    data = data if task == AUTO else as_task(data, task)
+    data_seed = check_whole("data_seed", data_seed)
+    batch_size = check_whole("batch_size", batch_size, 1)
+    data = _load(dataset, data_dir, download, partition, task)
     official = len(data.y_train)
     y = np.concatenate([data.y_train, data.y_test])
     classes = strata(data, y)
     partition = natural_partition(data, partition)
     if not rule.merge:
         _check_official_test(data, protocol)
-    # One random stream per stage: changing the server's set does not reshuffle the clients' own
-    # splits.
-    held_rng, partition_rng, split_rng = (
-        np.random.default_rng([data_seed, stage]) for stage in range(3)
-    )
+    server_rng, partition_rng, split_rng = _streams(data_seed)
     pool = np.arange(len(y) if rule.merge and data.name not in TRAIN_ONLY else official)
-    validation = _held_back(rule, data.name, classes[:official], server_val, held_rng)
+    validation = _held_back(rule, data.name, classes[:official], server_val, server_rng)
     pool = np.setdiff1d(pool, validation, assume_unique=True)
     fractions, val_share = _fractions(rule, val_fraction)
     extra = {key: values[pool] for key, values in data.extra.items()}
@@ -279,33 +268,66 @@ def federate(
     shares = share_out(spec, classes[pool], clients, partition_rng, extra, least=1 + len(fractions))
     least = 0 if val_fraction else rule.least
     rows = _split([pool[own] for own in shares], fractions, split_rng, val_share, protocol, least)
-    own = "" if val_fraction is None else f" with val_fraction {val_fraction:g}"
-    told = (
-        f"{_told(dataset)}, {spec}, {clients} clients, {protocol}{own}, server_val"
-        f" {len(validation)}, norm {norm}, "
+    if val_fraction is not None:
+        protocol += f" with val_fraction {val_fraction:g}"
+    split = f"{spec}, {clients} clients, {protocol}, server_val {len(validation)}"
+    description = (
+        f"{_named(dataset)}, {split}, norm {norm}, data_seed {data_seed}, {_examples(data)}"
     )
-    test = np.concatenate(rows["test"]) if rule.merge else np.arange(official, len(y))
-    x, server = np.concatenate([data.x_train, data.x_test]), validation if len(validation) else None
-    told, facts = f"{told}data_seed {data_seed}, {_examples(data)}", _facts(data, rule, norm)
-    return _with_columns(
-        Federation.from_arrays(x, y, rows, test=test, server_val=server, description=told, **facts),
-        data,
-    )
+    return _assemble(data, y, rows, validation, rule, norm, description)
 
 
-def _with_columns(fed: Federation, data: Dataset) -> Federation:
-    return dataclasses.replace(
-        fed, origin=Origin(fed.origin.text, fed.origin.vocabulary, data.columns)
+def _streams(data_seed: int) -> list[np.random.Generator]:
+    """One random stream per stage: another server set does not reshuffle the clients' splits."""
+    return [np.random.default_rng([data_seed, stage]) for stage in range(3)]
+
+
+def _assemble(
+    data: Dataset,
+    y: np.ndarray,
+    rows: dict[str, list[np.ndarray]],
+    validation: np.ndarray,
+    rule: Protocol,
+    norm: str,
+    description: str,
+) -> Federation:
+    """The Federation of a dataset whose rows are dealt out."""
+    test = np.concatenate(rows["test"]) if rule.merge else np.arange(len(data.y_train), len(y))
+    fed = Federation.from_arrays(
+        np.concatenate([data.x_train, data.x_test]),
+        y,
+        rows,
+        test=test,
+        server_val=validation if len(validation) else None,
+        description=description,
+        **_facts(data, rule, norm),
     )
+    origin = Origin(fed.origin.text, fed.origin.vocabulary, data.columns)
+    return dataclasses.replace(fed, origin=origin)
+
+
+def _load(
+    dataset: str | os.PathLike[str] | Dataset,
+    data_dir: str | None,
+    download: bool,
+    partition: str,
+    task: str,
+) -> Dataset:
+    """The dataset, under the task that was named."""
+    if isinstance(dataset, Dataset):
+        data = dataset
+    else:
+        data = load(dataset, data_dir, download, **_client_of(dataset, partition))
+    return data if task == AUTO else as_task(data, task)
 
 
 def _examples(data: Dataset) -> str:
     """What there is, for the description."""
-    told = (
+    text = (
         f"{len(data.y_train) + len(data.y_test)} examples"
         f" {'x'.join(map(str, data.x_train.shape[1:]))}"
     )
-    return told + (f", vocabulary of {len(data.vocabulary)}" if data.vocabulary else "")
+    return text + (f", vocabulary of {len(data.vocabulary)}" if data.vocabulary else "")
 
 
 def _client_of(dataset: str | os.PathLike[str], partition: str) -> dict[str, str]:
@@ -358,7 +380,7 @@ def natural_partition(data: Dataset, partition: str) -> str:
     )
 
 
-def _told(dataset: str | os.PathLike[str] | Dataset) -> str:
+def _named(dataset: str | os.PathLike[str] | Dataset) -> str:
     """A dataset as the description names it: a file by its name, since where it lies changes
     nothing."""
     if isinstance(dataset, Dataset):

@@ -63,7 +63,7 @@ def fingerprint(fed: Federation) -> str:
         total.update(f"\ntask {fed.task}".encode())
     add("x", fed.x)
     add("y", fed.y)
-    for name, tables in (("rows", fed.rows), ("size", fed.size), ("held", fed.held)):
+    for name, tables in (("rows", fed.rows), ("size", fed.size), ("held", fed.server_rows)):
         for split in sorted(tables):
             add(f"{name} {split}", tables[split])
     for name in ("mean", "std", "scale"):

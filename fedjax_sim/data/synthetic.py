@@ -38,25 +38,7 @@ def generate(
     >>> x.shape, x.dtype.name, np.bincount(y).tolist()
     ((9, 8, 8, 3), 'uint8', [3, 3, 3])
     """
-    for what, value, least in (
-        ("seed", seed, 0),
-        ("classes", classes, 1),
-        ("train", train, 1),
-        ("test", test, 0),
-    ):
-        check_whole(f"synthetic: {what}", value, least)
-    if len(shape) != 3 or min(check_whole("synthetic: a side of shape", n) for n in shape) < 1:
-        raise UserError(f"synthetic: shape must be three positive numbers, got {shape}")
-    if not 0 < difficulty < 1e6:
-        raise UserError(
-            f"synthetic: difficulty must be a number above 0 and below 1,000,000, got {difficulty}"
-        )
-    if classes > MOST_CLASSES:
-        raise UserError(f"synthetic: classes={classes} are more than the {MOST_CLASSES} allowed")
-    if train < classes:
-        raise UserError(
-            f"synthetic: train={train} is fewer than one example for each of the {classes} classes"
-        )
+    _check(shape, classes, train, test, difficulty, seed)
     _refuse_if_too_large(shape, classes, train, test)
     height, width, channels = shape
     rng = np.random.default_rng([seed, 0x5EED])
@@ -89,6 +71,31 @@ def generate(
 
     y_train, y_test = labels(train), labels(test)
     return images(y_train), y_train, images(y_test), y_test
+
+
+def _check(
+    shape: tuple[int, int, int], classes: int, train: int, test: int, difficulty: float, seed: int
+) -> None:
+    """Refuse settings outside their ranges."""
+    for what, value, least in (
+        ("seed", seed, 0),
+        ("classes", classes, 1),
+        ("train", train, 1),
+        ("test", test, 0),
+    ):
+        check_whole(f"synthetic: {what}", value, least)
+    if len(shape) != 3 or min(check_whole("synthetic: a side of shape", n) for n in shape) < 1:
+        raise UserError(f"synthetic: shape must be three positive numbers, got {shape}")
+    if not 0 < difficulty < 1e6:
+        raise UserError(
+            f"synthetic: difficulty must be a number above 0 and below 1,000,000, got {difficulty}"
+        )
+    if classes > MOST_CLASSES:
+        raise UserError(f"synthetic: classes={classes} are more than the {MOST_CLASSES} allowed")
+    if train < classes:
+        raise UserError(
+            f"synthetic: train={train} is fewer than one example for each of the {classes} classes"
+        )
 
 
 def _refuse_if_too_large(shape: tuple[int, int, int], classes: int, train: int, test: int) -> None:

@@ -7,7 +7,7 @@ import csv
 import logging
 import pathlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -61,22 +61,8 @@ def is_fact(name: str) -> bool:
     return any(word in FACTS for word in re.split(r"[^a-z0-9]+", words.lower()))
 
 
-def read_csv(
-    path: pathlib.Path,
-    label: str | None = None,
-    client: str | None = None,
-    split: str | None = None,
-    features: Sequence[str] | None = None,
-) -> tuple[Arrays, str]:
-    """(x_*, y_* and one pair FACT_train, FACT_test for every column that is not a feature; which
-    column is what).
-
-    The first line names the columns; they are separated by commas, semicolons or tabs. label
-    (default: `label` or `y`): whole numbers from 0 up, or words, which are numbered in alphabetical
-    order. split (default: `split`, where there is one): train or test. client: the column that
-    tells the clients, no feature. features: default: all other columns of numbers but those whose
-    names say who or which (`is_fact`), float32 [n, F]. The rest are facts.
-    """
+def _read_rows(path: pathlib.Path) -> tuple[list[str], list[list[str]]]:
+    """(names of the columns, the rows below them), all of one length."""
     try:
         refuse_if_too_large(20 * path.stat().st_size, f"'{shown(path)}'", "use a .npz file")
         with path.open(newline="", encoding="utf-8-sig") as file:
@@ -107,21 +93,46 @@ def read_csv(
             else "has no rows below its header"
         )
         raise UserError(f"'{shown(path)}' {what}")
+    return names, rows
+
+
+def read_csv(
+    path: pathlib.Path,
+    label: str | None = None,
+    client: str | None = None,
+    split: str | None = None,
+    features: Sequence[str] | None = None,
+) -> tuple[Arrays, str]:
+    """(x_*, y_* and one pair FACT_train, FACT_test for every column that is not a feature; which
+    column is what).
+
+    The first line names the columns; they are separated by commas, semicolons or tabs. label
+    (default: `label` or `y`): whole numbers from 0 up, or words, which are numbered in alphabetical
+    order. split (default: `split`, where there is one): train or test. client: the column that
+    tells the clients, no feature. features: default: all other columns of numbers but those whose
+    names say who or which (`is_fact`), float32 [n, F]. The rest are facts.
+    """
+    names, rows = _read_rows(path)
     columns = dict(zip(names, zip(*rows, strict=True), strict=True))
     roles = _roles(shown(path), columns, label, client, split, features)
-    told = [("label", [roles.label]), ("split", [roles.split or ""]), ("client", [client or ""])]
-    told = [
-        ("features", list(roles.features)),
-        *told,
-        ("facts", [name for name in roles.facts if name != client]),
-    ]
-    text = "; ".join(
-        f"{role}: {shown(', '.join(names), 200)}" for role, names in told if any(names)
+    is_test = held_out(roles.y) if roles.is_test is None else roles.is_test
+    return _arrays(columns, roles, is_test), columns_text(
+        features=roles.features,
+        label=[roles.label],
+        split=[roles.split],
+        client=[client],
+        facts=[name for name in roles.facts if name != client],
     )
-    return (
-        _arrays(columns, roles, held_out(roles.y) if roles.is_test is None else roles.is_test),
-        text,
-    )
+
+
+def columns_text(**roles: Iterable[str | None]) -> str:
+    """Which column is what.
+
+    >>> columns_text(features=["a", "b"], label=["y"], split=[None])
+    'features: a, b; label: y'
+    """
+    named = {role: ", ".join(filter(None, names)) for role, names in roles.items()}
+    return "; ".join(f"{role}: {shown(names, 200)}" for role, names in named.items() if names)
 
 
 class Roles(NamedTuple):

@@ -94,14 +94,14 @@ def score_server(r: Round, env: Env, state: State, data: Data) -> dict[str, Tree
     if last is not None:  # the model that is handed over, made once
         done = lambda: last.finish(env, state.server, stage_key(state, SERVER))
         net = lax.cond(state.t >= env.rounds, done, lambda: net)
-    held = (
-        [name for name in ("test", "val") if name in env.fed.held]
+    sets = (
+        [name for name in ("test", "val") if name in env.fed.server_rows]
         if "global" in r.evaluations
         else []
     )
     same = method.ask(Personal) is None and not env.bn_local
     clients = "global@clients" in r.evaluations or (same and "personal" in r.evaluations)
-    wanted = [env.fed.held[name] for name in held] + ([data.flat_rows] if clients else [])
+    wanted = [env.fed.server_rows[name] for name in sets] + ([data.flat_rows] if clients else [])
     if not wanted:
         return out
     # all rows in one pass: a model is compiled once, not once per set
@@ -110,7 +110,7 @@ def score_server(r: Round, env: Env, state: State, data: Data) -> dict[str, Tree
     parts = [
         jax.tree.map(lambda a, one=one: a[slice(*one)], found) for one in itertools.pairwise(edges)
     ]
-    for i, name in enumerate(held):
+    for i, name in enumerate(sets):
         out["global" if name == "test" else name] = score.counted(
             jax.tree.map(lambda a: a.sum(0), parts[i]), jnp.asarray(len(wanted[i]), env.dtype)
         )
@@ -137,7 +137,7 @@ def row_by_row(r: Round, env: Env, net: Tree, rows: Array) -> score.Scores:
 def score_stored(
     r: Round, env: Env, state: State, who: Array, adapting: bool = False
 ) -> dict[str, Tree]:
-    """What is measured client by client on the stored rows, which are those of `who` [B]: sums [B,
+    """What is measured client by client on the stored clients, which are `who` [B]: sums [B,
     …].
 
     adapting: the models of methods that fine-tune at evaluation, and only these.
@@ -154,7 +154,7 @@ def score_stored(
         own = holder(env)
         same = (
             type(own).personal is Personal.personal
-            and type(own).held is Personal.held
+            and type(own).resident is Personal.resident
             and "personal" in out
         )
         out["resident"] = out["personal"] if same else score_each(r, env, state, who, holder, False)
@@ -217,11 +217,11 @@ def score_each(
 
     def fn(env: Env, server: Tree, client: Client, ctx: Ctx) -> tuple[Tree, None]:
         own = model_of(env)
-        make = own.held if model_of is holder else own.personal
+        make = own.resident if model_of is holder else own.personal
         predictor = make(env, with_own_statistics(env, server, client), client, ctx)
         logits = lambda x: own.predict(env, predictor, x)
         if on_global:
-            rows = env.fed.held["test"]
+            rows = env.fed.server_rows["test"]
             return (
                 score.score_rows(env, logits, rows, jnp.int32(rows.shape[0]), score.EVAL_BATCH),
                 None,

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from fedjax_sim.engine import round as stages
 from fedjax_sim.engine.cohort import Outcome, Totals, Work, add_client, no_totals
 from fedjax_sim.engine.mesh import put, take
-from fedjax_sim.engine.round import Orders, open_env
+from fedjax_sim.engine.round import RoundPlan, open_env
 from fedjax_sim.engine.simulation import Simulation, drive
 from fedjax_sim.errors import UserError
 from fedjax_sim.types import State, Tree
@@ -42,21 +42,21 @@ class LoopBackend:
     def __init__(self, sim: Simulation):
         r = sim.stages
         self.env = sim.env
-        self.orders = jax.jit(lambda s, d: stages.orders(r, open_env(r, d), s, d.dropout))
+        self.plan_round = jax.jit(lambda s, d: stages.plan_round(r, open_env(r, d), s, d.dropout))
         self.aggregate = jax.jit(
             lambda s, d, o, out: stages.aggregate(r, open_env(r, d), s, o, out)
         )
         self.learn = jax.jit(lambda s, d, *rest: stages.learn(r, open_env(r, d), s, *rest))
         self.run = drive(self.step, sim.evaluate, sim.eval_every)
 
-        # ONE client's stages; env with the peers' rows
-        here = lambda d, o: dataclasses.replace(open_env(r, d), rows=o.rows)
+        # ONE client's stages; env with the peers
+        here = lambda d, o: dataclasses.replace(open_env(r, d), peers=o.peers)
 
-        def receive(d: Any, o: Orders, client: Any, slot: Any) -> Tree:
+        def receive(d: Any, o: RoundPlan, client: Any, slot: Any) -> Tree:
             env = here(d, o)
             return env.method.receive(env, o.server, client, slot.plan, slot.ctx)[1]
 
-        def local(d: Any, o: Orders, net: Tree, client: Any, slot: Any) -> Tree:
+        def local(d: Any, o: RoundPlan, net: Tree, client: Any, slot: Any) -> Tree:
             env = here(d, o)
             return env.method.local(env, net, o.server, client, slot.ctx)[1].net
 
@@ -66,14 +66,14 @@ class LoopBackend:
         self.receive, self.local = jax.jit(receive), jax.jit(local)
 
     def step(self, state: State, data: Any) -> tuple[State, dict]:
-        orders = self.orders(state, data)
-        outcome = self.train(state, data, orders)
-        server, cohort, log = self.aggregate(state, data, orders, outcome)
-        agent, more = self.learn(state, data, orders, server, outcome.clients, cohort)
+        round_plan = self.plan_round(state, data)
+        outcome = self.train(state, data, round_plan)
+        server, cohort, log = self.aggregate(state, data, round_plan, outcome)
+        agent, more = self.learn(state, data, round_plan, server, outcome.clients, cohort)
         return State(state.t + 1, state.key, server, outcome.clients, agent), log | more
 
-    def train(self, state: State, data: Any, orders: Orders) -> Outcome:
-        slots, clients = orders.slots, state.clients
+    def train(self, state: State, data: Any, round_plan: RoundPlan) -> Outcome:
+        slots, clients = round_plan.slots, state.clients
         totals: Totals | None = None
         reports: list[Tree] = []
         nets: list[Tree] = []
@@ -81,9 +81,9 @@ class LoopBackend:
             slot = take(slots, i)
             client = take(state.clients, slot.row)
             who = f"round {int(state.t) + 1}, client {int(slot.ctx.id)}"
-            work = self.call("local", who, self.task, data, orders, client, slot)
+            work = self.call("local", who, self.task, data, round_plan, client, slot)
             if bool(slot.active):
-                self.check(who, data, orders, client, slot, work)
+                self.check(who, data, round_plan, client, slot, work)
                 clients = put(clients, slot.row, work.client)
             totals = totals or no_totals(work)
             totals = add_client(totals, self.env.group_of(work.net), work)
@@ -105,13 +105,13 @@ class LoopBackend:
             ) from problem
 
     def check(
-        self, who: str, data: Any, orders: Orders, client: Any, slot: Any, work: Work
+        self, who: str, data: Any, round_plan: RoundPlan, client: Any, slot: Any, work: Work
     ) -> None:
         if not bool(work.report["diverged"]):
             return
-        start = self.call("receive", who, self.receive, data, orders, client, slot)
+        start = self.call("receive", who, self.receive, data, round_plan, client, slot)
         bad = first_bad(start)
         if bad:
             raise ClientFailure(f"{who}, stage receive: values of {bad} are not finite")
-        bad = first_bad(self.call("local", who, self.local, data, orders, start, client, slot))
+        bad = first_bad(self.call("local", who, self.local, data, round_plan, start, client, slot))
         raise ClientFailure(f"{who}, stage local: values of {bad or 'the upload'} are not finite")

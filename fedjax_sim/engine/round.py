@@ -1,5 +1,5 @@
-"""One round, for every method: `orders → train → aggregate → learn`, pure functions of a `Round`
-record.
+"""One round, for every method: `plan_round → train → aggregate → learn`, pure functions of a
+`Round` record.
 
 round:  sample → peers → prepare → (observe → act) → plan → [receive → local]ᵢ → aggregate → (reward
 → learn)
@@ -22,15 +22,15 @@ from fedjax_sim.data.federation import Federation
 from fedjax_sim.engine import cohort as pass_over
 from fedjax_sim.engine.cohort import Outcome, Slot, Work
 from fedjax_sim.engine.layout import Layout, stay
-from fedjax_sim.engine.mesh import copy_rows
-from fedjax_sim.engine.participation import Participation
+from fedjax_sim.engine.mesh import copy_clients
+from fedjax_sim.engine.participation import Padded, Participation
 from fedjax_sim.errors import UserError
 from fedjax_sim.hooks import Controlled, Method, Peers, Personal, Selects, Stats, check_method
 from fedjax_sim.local import steps_for
-from fedjax_sim.local.descend import put_away
 from fedjax_sim.local.losses import Loss
 from fedjax_sim.local.optim import Optimizer, Schedule
 from fedjax_sim.local.score import primary, score_client
+from fedjax_sim.local.sgd import put_away
 from fedjax_sim.platform import exact, multiplying, target
 from fedjax_sim.tree import finite, norm, square_norm, subtract
 from fedjax_sim.types import Array, Client, Cohort, Ctx, Env, Plan, State, Tree
@@ -68,8 +68,8 @@ class Known:
     same_epochs: bool  # whoever works in it works for Env.max_epochs
 
 
-class Orders(NamedTuple):
-    """One round as it is announced."""
+class RoundPlan(NamedTuple):
+    """What is decided before training: who takes part, and what each client is to do."""
 
     slots: Slot  # [M]
     invited: Array  # [M] takes part
@@ -79,7 +79,7 @@ class Orders(NamedTuple):
     imposed: Tree  # [M] whether the action was not the agent's choice, () where that never happens
     info: Tree  # [M] what the agent wants back with the transition
     server: Tree  # the server's state of this round: prepared, where the method prepares
-    rows: Tree  # Client [K, …]: the peers' rows, () without peers
+    peers: Tree  # Client [K, …]: the states of the peers, () without peers
     known: Known
 
 
@@ -89,7 +89,7 @@ class Round:
 
     method: Method
     env: Env  # without its traced parts; `open_env` fills them in
-    participation: Participation
+    participation: Participation | Padded
     layout: Layout
     lr: Callable[[Array], Array]  # learning rate as a function of the rounds completed
     evaluations: tuple[str, ...] = ("global", "personal")
@@ -100,7 +100,7 @@ class Round:
     stacks: bool = False  # the outcome has every upload, whether the method needs them or not
     # of float32 products on accelerators: part of what is traced, no state of the process
     precision: str = "default"
-    # "all": a State holds the rows of all clients; "cohort": only the cohort's, in its order
+    # "all": a State holds all clients; "cohort": only the cohort's, in its order
     stored: str = "all"
 
     def __post_init__(self) -> None:
@@ -119,7 +119,7 @@ class Round:
         return self.env.num_clients if self.stored == "all" else self.participation.high
 
     def row_of(self, ids: Array) -> Array:
-        """Where the rows of the cohort `ids` [M] are in a State's clients."""
+        """Where the states of the cohort `ids` [M] are in a State's clients."""
         return ids if self.stored == "all" else jnp.arange(ids.shape[0], dtype=jnp.int32)
 
 
@@ -136,6 +136,11 @@ def in_its_precision(stage: Callable) -> Callable:
 def seed_key(seed: int) -> np.ndarray:
     """[2] uint32, the raw PRNG key of a seed below 2^64; all of its bits count."""
     return np.array([seed >> 32 & 0xFFFFFFFF, seed & 0xFFFFFFFF], np.uint32)
+
+
+def weights_key(key: Array) -> Array:
+    """The key of the initial weights of a run, from its raw key [2]."""
+    return jax.random.fold_in(jax.random.wrap_key_data(jnp.asarray(key)), 0x1217)
 
 
 def stage_key(state: State, which: int) -> Array:
@@ -182,12 +187,7 @@ def sample(r: Round, env: Env, state: State) -> tuple[Array, Array]:
     chooser = env.method.ask(Selects)
     if chooser is None or r.participation.schedule:
         return ids, invited
-    eligible = (
-        jnp.zeros(env.num_clients, bool)
-        .at[jnp.asarray(np.asarray(r.participation.seen, np.int32))]
-        .set(True)
-    )
-    stats = Stats(env.fed.size["train"], eligible)
+    stats = Stats(env.fed.size["train"], r.participation.eligible(env.num_clients))
     return (
         chooser.select(env, state.server, state.t, jax.random.fold_in(key, 1), stats).astype(
             ids.dtype
@@ -198,7 +198,7 @@ def sample(r: Round, env: Env, state: State) -> tuple[Array, Array]:
 
 @in_its_precision
 def peer_ids(r: Round, env: Env, state: State) -> Array:
-    """[K] whose stored rows the coming round reads."""
+    """[K] whose state the coming round reads."""
     method = env.method.ask(Peers)
     return (
         jnp.zeros(0, jnp.int32)
@@ -208,20 +208,21 @@ def peer_ids(r: Round, env: Env, state: State) -> Array:
 
 
 @in_its_precision
-def orders(r: Round, env: Env, state: State, dropout: Array, rows: Tree = None) -> Orders:
-    """Who takes part and what each is told: plans are made before the cohort is sorted by steps.
+def plan_round(r: Round, env: Env, state: State, dropout: Array, peers: Tree = None) -> RoundPlan:
+    """Who takes part and what each client is to do; the cohort is sorted by steps after this.
 
-    rows: the peers' rows [K, …], where the State does not hold them.
+    peers: their client states [K, …], where the State does not hold them.
     """
     method, reader, control = env.method, env.method.ask(Peers), env.method.ask(Controlled)
     ids, invited = sample(r, env, state)
     server = state.server
     if reader is None:
-        rows = ()
+        peers = ()
     else:
-        rows = copy_rows(r.layout, state.clients, peer_ids(r, env, state)) if rows is None else rows
-        env = dataclasses.replace(env, rows=rows)
-        server = exact(reader.prepare)(env, server, ids, rows)
+        if peers is None:
+            peers = copy_clients(r.layout, state.clients, peer_ids(r, env, state))
+        env = dataclasses.replace(env, peers=peers)
+        server = exact(reader.prepare)(env, server, ids, peers)
     reported = r.participation.reports(stage_key(state, DROP), ids, dropout)
     ctx = contexts(r, env, stage_key(state, TRAIN), ids, state.t)
     observed: Tree = ()
@@ -229,15 +230,16 @@ def orders(r: Round, env: Env, state: State, dropout: Array, rows: Tree = None) 
     imposed: Tree = ()
     info: Tree = ()
     if control is not None:
-        observed, available, told = watch_cohort(r, env, server, state.clients, ctx)
+        observed, available, forced = watch_cohort(r, env, server, state.clients, ctx)
         keys = jax.vmap(jax.random.fold_in, (None, 0))(stage_key(state, ACT), ids)
         agent = control.make_agent(env)
         actions, info = jax.vmap(lambda o, k, a: agent.act(state.agent, o, k, a))(
             observed, keys, available
         )
-        if told is not None:
-            imposed, instead = told
+        if forced is not None:
+            imposed, instead = forced
             actions = jax.vmap(jnp.where)(imposed, instead.astype(actions.dtype), actions)
+            imposed = imposed.any(1) if imposed.ndim > 1 else imposed
         make = lambda a, c: control.plan_of(env, a, server, c)
     else:
         make = lambda _, c: method.plan(env, server, c)
@@ -246,7 +248,9 @@ def orders(r: Round, env: Env, state: State, dropout: Array, rows: Tree = None) 
     share = r.participation.share_of_work(stage_key(state, SLOW), ids).astype(env.dtype)
     ctx = ctx._replace(epochs=jnp.where(active, plan.epochs * share, 0))
     slots = Slot(r.row_of(ids), active, plan, ctx)
-    return Orders(slots, invited, reported, observed, actions, imposed, info, server, rows, known)
+    return RoundPlan(
+        slots, invited, reported, observed, actions, imposed, info, server, peers, known
+    )
 
 
 def plans(r: Round, make: Callable, actions: Tree, ctx: Ctx) -> tuple[Plan, Known]:
@@ -259,9 +263,9 @@ def plans(r: Round, make: Callable, actions: Tree, ctx: Ctx) -> tuple[Plan, Know
         kept.append(plan.epochs is ctx.epochs)
         return plan
 
-    made = jax.vmap(one)(actions, ctx)
+    planned = jax.vmap(one)(actions, ctx)
     no_stragglers = r.participation.slow[0] <= 0
-    return made, Known(all(kept) and no_stragglers and r.env.epochs == r.env.max_epochs)
+    return planned, Known(all(kept) and no_stragglers and r.env.epochs == r.env.max_epochs)
 
 
 def watch_cohort(r: Round, env: Env, server: Tree, clients: Client, ctx: Ctx) -> tuple:
@@ -292,17 +296,17 @@ def one_client(r: Round, env: Env, server: Tree, client: Client, slot: Slot) -> 
     after, up = method.local(env, net, server, taking, ctx)
     after = put_away(after, client)
     spent, after = after.spent, after._replace(spent=())
-    kept = (after.own, after.confusion, after.optimizer, up.held)
+    kept = (after.own, after.confusion, after.optimizer, up.resident)
     length, began = norm(subtract(up.net["params"], net["params"])), norm(net["params"])
     # never not a number where all is finite; but whoever writes the client's row now waits for what
     # reads the old one
     sound = finite((up.net, up.sums, up.weight, kept)) & ~jnp.isnan(length + began)
     ok = slot.active & sound
-    held = up.net if up.held is None else up.held
+    resident = up.net if up.resident is None else up.resident
     if jax.tree.leaves(client.resident):
-        after = after._replace(resident=held)
+        after = after._replace(resident=resident)
     if env.bn_local:
-        after = after._replace(batch_stats=held["batch_stats"])
+        after = after._replace(batch_stats=resident["batch_stats"])
     weight = jnp.where(ok, up.weight, 0).astype(env.dtype)
     steps = jnp.where(slot.active, spent, 0)
     report = dict(
@@ -319,14 +323,13 @@ def one_client(r: Round, env: Env, server: Tree, client: Client, slot: Slot) -> 
     if r.probe:
         report |= dict(
             before=probe(r, env, server, taking, net, ctx),
-            after=probe(r, env, server, after, held, ctx),
+            after=probe(r, env, server, after, resident, ctx),
         )
         if method.has_global_model:
-            report["gaps"] = group_gaps(env, held, method.global_model(env, server))
+            report["gaps"] = group_gaps(env, resident, method.global_model(env, server))
     stacked = jax.tree.map(lambda a: jnp.where(ok, a, 0), up.net) if r.keeps_uploads else ()
-    return Work(
-        after, ok, up.net, weight * (slot.plan.send > 0), up.sums, report, stacked, spent[1]
-    )
+    weights = weight * slot.plan.send.astype(weight.dtype)
+    return Work(after, ok, up.net, weights, up.sums, report, stacked, spent[1])
 
 
 def probe(r: Round, env: Env, server: Tree, client: Client, net: Tree, ctx: Ctx) -> Array:
@@ -334,7 +337,7 @@ def probe(r: Round, env: Env, server: Tree, client: Client, net: Tree, ctx: Ctx)
     train, plainly."""
     own = env.method.ask(Personal)
     own = own if own is not None and not own.adapts else Personal()
-    predictor = own.held(env, server, client._replace(resident=net), ctx)
+    predictor = own.resident(env, server, client._replace(resident=net), ctx)
     metric = primary(env)
     return score_client(env, lambda x: own.predict(env, predictor, x), ctx, r.split, (metric,))[
         metric.name
@@ -372,25 +375,27 @@ def group_gaps(env: Env, a: Tree, b: Tree) -> Array:
 
 
 @in_its_precision
-def train(r: Round, env: Env, state: State, orders: Orders) -> Outcome:
+def train(r: Round, env: Env, state: State, round_plan: RoundPlan) -> Outcome:
     """The cohort's local training: the hot path."""
-    slots = orders.slots
-    env = dataclasses.replace(env, rows=orders.rows, same_epochs=orders.known.same_epochs)
+    slots = round_plan.slots
+    env = dataclasses.replace(env, peers=round_plan.peers, same_epochs=round_plan.known.same_epochs)
     steps = jax.vmap(lambda i, e: steps_for(env, env.fed.size["train"][i], e))(
         slots.ctx.id, slots.ctx.epochs
     )
     steps = jnp.where(slots.active, jnp.maximum(steps, 1), 0)  # a client without data still reports
     task = lambda env, server, client, slot: one_client(r, env, server, client, slot)
-    return pass_over.client_pass(env, r.layout, task, orders.server, state.clients, slots, steps)
+    return pass_over.client_pass(
+        env, r.layout, task, round_plan.server, state.clients, slots, steps
+    )
 
 
 # ---- after training ------------------------------------------------------------------------------
 @in_its_precision
 def aggregate(
-    r: Round, env: Env, state: State, orders: Orders, outcome: Outcome
+    r: Round, env: Env, state: State, round_plan: RoundPlan, outcome: Outcome
 ) -> tuple[Tree, Cohort, dict]:
     """The server's new state, what it saw, and the log of the round."""
-    slots, totals, reports = orders.slots, outcome.totals, outcome.reports
+    slots, totals, reports = round_plan.slots, outcome.totals, outcome.reports
     scale = 1 / jnp.where(totals.weight > 0, totals.weight, 1)
     mean = jax.tree.map(
         lambda g, a: a * scale[g].astype(a.dtype), env.group_of(totals.net), totals.net
@@ -412,21 +417,30 @@ def aggregate(
     )
     # what the server adds up is never rounded to the operands of fast products
     combine = lambda: exact(env.method.aggregate)(
-        dataclasses.replace(env, rows=orders.rows), orders.server, cohort
+        dataclasses.replace(env, peers=round_plan.peers), round_plan.server, cohort
     )
     typed = lambda: jax.tree.map(
         lambda new, old: jnp.asarray(new, old.dtype), combine(), state.server
     )
     # nobody reported: as if the round had not been, preparation included
     server = either(cohort.count > 0, typed, state.server)
+    log = round_log(r, env, state, round_plan, outcome, cohort)
+    return server, cohort, log | env.method.log(env, state.server, server, cohort)
+
+
+def round_log(
+    r: Round, env: Env, state: State, round_plan: RoundPlan, outcome: Outcome, cohort: Cohort
+) -> dict:
+    """What is counted and averaged of every method's round."""
+    slots, reports = round_plan.slots, outcome.reports
     average = jnp.where(cohort.ok, jnp.stack([reports["loss"], reports["accuracy"]]), 0).sum(
         1
     ) / jnp.maximum(cohort.count, 1)
-    invited, failed = orders.invited, reports["diverged"]
+    invited, failed, totals = round_plan.invited, reports["diverged"], outcome.totals
     log = dict(
         round=state.t + 1,
         participants=invited.sum(),
-        dropped=(invited & ~orders.reported).sum(),
+        dropped=(invited & ~round_plan.reported).sum(),
         diverged=failed.sum(),
         down=invited.sum(),
         up=cohort.count,
@@ -453,7 +467,7 @@ def aggregate(
             cohort.count, 1
         )
         log |= {f"layer_dist_{name}": far[g] for g, name in enumerate(env.model.groups)}
-    return server, cohort, log | env.method.log(env, state.server, server, cohort)
+    return log
 
 
 def either(yes: Array, make: Callable[[], Tree], old: Tree) -> Tree:
@@ -472,7 +486,13 @@ def either(yes: Array, make: Callable[[], Tree], old: Tree) -> Tree:
 
 @in_its_precision
 def learn(
-    r: Round, env: Env, state: State, orders: Orders, server: Tree, clients: Client, cohort: Cohort
+    r: Round,
+    env: Env,
+    state: State,
+    round_plan: RoundPlan,
+    server: Tree,
+    clients: Client,
+    cohort: Cohort,
 ) -> tuple[Tree, dict]:
     """The controller's reward and update; transitions exist only after aggregation."""
     control = env.method.ask(Controlled)
@@ -480,19 +500,29 @@ def learn(
         return state.agent, {}
     from agents.types import Transition
 
-    ctx = orders.slots.ctx
-    env = dataclasses.replace(env, rows=orders.rows)
+    ctx = round_plan.slots.ctx
+    env = dataclasses.replace(env, peers=round_plan.peers)
     reward = jax.vmap(lambda n, a, c: control.reward_of(env, state.server, server, n, a, c))(
-        cohort.reports, orders.actions, ctx
+        cohort.reports, round_plan.actions, ctx
     )
     reward = control.combine(env, state.server, server, reward, cohort)
     after, may, _ = watch_cohort(
         r, env, server, clients, ctx._replace(t=ctx.t + 1)
     )  # as the next round would see them
     done = jnp.broadcast_to((state.t + 1 >= env.rounds) if env.rounds else False, reward.shape)
-    teaches = cohort.ok if isinstance(orders.imposed, tuple) else cohort.ok & ~orders.imposed
+    teaches = (
+        cohort.ok if isinstance(round_plan.imposed, tuple) else cohort.ok & ~round_plan.imposed
+    )
     transition = Transition(
-        orders.observed, orders.actions, reward, after, done, teaches, orders.info, may, ctx.id
+        round_plan.observed,
+        round_plan.actions,
+        reward,
+        after,
+        done,
+        teaches,
+        round_plan.info,
+        may,
+        ctx.id,
     )
     learner = control.make_agent(env)
     update = lambda agent: learner.update(agent, transition, stage_key(state, LEARN))
@@ -505,27 +535,28 @@ def learn(
     agent, losses = lax.cond(cohort.count > 0, update, nothing, state.agent)
     log = {f"agent_{name}": value for name, value in losses.items()}
     log["reward"] = jnp.where(cohort.ok, reward, 0).sum() / jnp.maximum(cohort.count, 1)
-    log |= control.log_actions(env, orders.actions, orders.slots.active, ctx)
-    plan = orders.slots.plan  # client by client: `runner.recorder` puts them into clients.npz
+    log |= control.log_actions(env, round_plan.actions, round_plan.slots.active, ctx)
+    plan = round_plan.slots.plan  # client by client: `runner.recorder` puts them into clients.npz
     log |= dict(
         acted_ids=jnp.where(cohort.ok, cohort.ids, -1),
-        acted_actions=orders.actions,
+        acted_actions=round_plan.actions,
         acted_rewards=jnp.where(cohort.ok, reward, jnp.nan),
         acted_takes=plan.take,
+        acted_sends=plan.send,
         acted_epochs=ctx.epochs,
     )
     return agent, log
 
 
 def one_round(
-    r: Round, env: Env, state: State, dropout: Array, rows: Tree = None
+    r: Round, env: Env, state: State, dropout: Array, peers: Tree = None
 ) -> tuple[State, dict, Outcome, Array]:
-    """(the next State, the log, what training produced, ids [M]); rows as in `orders`."""
+    """(the next State, the log, what training produced, ids [M]); peers as in `plan_round`."""
     try:
-        told = orders(r, env, state, dropout, rows)
-        outcome = train(r, env, state, told)
-        server, cohort, log = aggregate(r, env, state, told, outcome)
-        agent, more = learn(r, env, state, told, server, outcome.clients, cohort)
+        round_plan = plan_round(r, env, state, dropout, peers)
+        outcome = train(r, env, state, round_plan)
+        server, cohort, log = aggregate(r, env, state, round_plan, outcome)
+        agent, more = learn(r, env, state, round_plan, server, outcome.clients, cohort)
     except jax.errors.ConcretizationTypeError as problem:
         raise UserError(
             f"method '{r.method.name}' asks for a value that is not known while its round is"
@@ -567,7 +598,7 @@ def make_data(r: Round, fed: Federation) -> Data:
 
 def numbers_of(r: Round) -> Numbers:
     """The real settings of a run, as arrays of its precision."""
-    made = Numbers(
+    numbers = Numbers(
         r.method, r.env.loss, r.env.optimizer, r.lr if isinstance(r.lr, Schedule) else ()
     )
-    return jax.tree.map(lambda value: np.asarray(value, r.env.dtype), made)
+    return jax.tree.map(lambda value: np.asarray(value, r.env.dtype), numbers)

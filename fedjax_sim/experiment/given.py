@@ -85,6 +85,26 @@ def concerns(name: str, method: str) -> bool:
     return key_of(name) in KEYWORDS or owner in ("model", "loss") or belongs(name, method)
 
 
+def scoped(method: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """METHOD.OPTION where OPTION is one of the run: for that method alone. What is '' is left out.
+
+    >>> scoped(
+    ...     "fedprox",
+    ...     {"lr": 1, "fedprox.lr": 0.1, "fedavg.lr": 1, "fedprox.mu": 2, "fedprox.start_from": ""},
+    ... )
+    {'lr': 0.1, 'fedprox.mu': 2}
+    """
+    out: dict[str, Any] = {}
+    own: dict[str, Any] = {}
+    for name, value in settings.items():
+        owner, dot, option = name.partition(".")
+        if dot and owner in METHODS and key_of(option) in KEYWORDS:
+            own |= {key_of(option): value} if owner == method else {}
+        else:
+            out[key_of(name)] = value
+    return {name: value for name, value in (out | own).items() if value != ""}
+
+
 def experiment_of(
     method: str | Any,
     settings: Mapping[str, Any],

@@ -22,7 +22,7 @@ from fedjax_sim.local.threefry import counter_bits
 from fedjax_sim.platform import target
 from fedjax_sim.types import Array, Ctx, Env
 
-LANES = "lanes"  # the name of the vmap axis over clients that are trained side by side
+VMAP_AXIS = "clients side by side"  # name of the vmap axis
 
 
 class Batch(NamedTuple):
@@ -59,7 +59,7 @@ def most_steps(env: Env, epochs: float | None) -> tuple[int, bool]:
 WORD_PLACES = 12  # bits for the place in a word that is sorted as one; the others are random
 
 
-def epoch_orders(key: Array, n: Array, padded: int, epochs: int) -> Array:
+def epoch_permutations(key: Array, n: Array, padded: int, epochs: int) -> Array:
     """[epochs, padded] int32: per epoch a permutation of 0..n−1 in the first n places (the rest is
     padding).
 
@@ -67,11 +67,11 @@ def epoch_orders(key: Array, n: Array, padded: int, epochs: int) -> Array:
     changes an order.
     """
     if epochs == 1:  # without an axis of length 1, which a TPU would fill up to 128
-        return _orders(key, jnp.uint32(0), n, padded)[None]
-    return _orders(key, jnp.arange(epochs, dtype=jnp.uint32)[:, None], n, padded)
+        return _permutations(key, jnp.uint32(0), n, padded)[None]
+    return _permutations(key, jnp.arange(epochs, dtype=jnp.uint32)[:, None], n, padded)
 
 
-def _orders(key: Array, epoch: Array, n: Array, padded: int) -> Array:
+def _permutations(key: Array, epoch: Array, n: Array, padded: int) -> Array:
     """[*, padded] for epochs [] or [E, 1]."""
     place = jnp.arange(padded, dtype=jnp.uint32)
     noise = counter_bits(key, epoch, place) >> 1
@@ -90,9 +90,10 @@ def _orders(key: Array, epoch: Array, n: Array, padded: int) -> Array:
 
 
 def longest(env: Env, steps: Array) -> Array:
-    """The bound of a loop over the lanes of a chunk: an unbatched scalar, so nothing is selected
-    away."""
-    return lax.pmax(steps, LANES) if env.lanes > 1 else steps
+    """The bound of a loop over the clients of a chunk, and over what else is mapped: an unbatched
+    scalar, so nothing is selected away."""
+    axes = (VMAP_AXIS, *env.mapped) if env.vmap_width > 1 else env.mapped
+    return lax.pmax(steps, axes) if axes else steps
 
 
 LEAST_BLOCK, MOST_BLOCKS = (
@@ -102,11 +103,11 @@ LEAST_BLOCK, MOST_BLOCKS = (
 
 
 class Turns(NamedTuple):
-    """How many turns a loop over the lanes of a chunk takes: `blocks` times `length`."""
+    """How many turns a loop over the clients of a chunk takes: `blocks` times `length`."""
 
     blocks: Array | int  # []  an unbatched scalar; a Python number where the compiler is to know it
     length: int
-    masked: bool  # a lane may have fewer turns of its own
+    masked: bool  # a client may have fewer turns than its chunk
 
     @property
     def total(self) -> Array | int:
@@ -114,16 +115,16 @@ class Turns(NamedTuple):
 
 
 def turns(env: Env, count: Array, most: int, exact: bool = False) -> Turns:
-    """Turns of a loop whose lane takes `count` [] of them and no lane more than `most`; exact:
-    every lane whose result counts takes `most`.
+    """Turns of a loop: this client takes `count` [] of them, no client more than `most`; exact:
+    every client whose result counts takes `most`.
 
-    A CPU leaves the loop after the longest lane. A GPU asks the host before every turn of a loop
+    A CPU leaves the loop after the longest client. A GPU asks the host before every turn of a loop
     whose number of turns it does not know, and a TPU cannot plan ahead: there the number is known
     where all clients have equally much to do, and otherwise the loop is cut into at most
     MOST_BLOCKS blocks of known length.
     """
     if target() == "cpu":
-        return Turns(longest(env, count), 1, env.lanes > 1)
+        return Turns(longest(env, count), 1, env.vmap_width > 1 or bool(env.mapped))
     if exact or most <= LEAST_BLOCK:
         return Turns(1, most, not exact)
     length = max(LEAST_BLOCK, -(-most // MOST_BLOCKS))
@@ -131,7 +132,7 @@ def turns(env: Env, count: Array, most: int, exact: bool = False) -> Turns:
 
 
 def repeat(planned: Turns, body: Callable[[Array, Any], Any], start: Any) -> Any:
-    """`body(k, carry)` for k = 0, 1, …; `body` masks the turns that a lane does not have."""
+    """`body(k, carry)` for k = 0, 1, …; `body` masks the turns that a client does not have."""
     if planned.length == 1:
         return lax.fori_loop(0, planned.blocks, body, start)
     if isinstance(planned.blocks, int) and planned.blocks == 1:
@@ -144,12 +145,12 @@ def repeat(planned: Turns, body: Callable[[Array, Any], Any], start: Any) -> Any
 
 def by_itself(make: Callable[[], Array], counter: Array) -> Array:
     """`make()`, kept out of the loops that use it; `counter` is any scalar that is never negative
-    and the same in all lanes.
+    and the same for all clients of a chunk.
 
     XLA-CPU fuses a gather into what reads it, where the row is then looked up for every element and
     padding becomes a branch: 0.4 ms of a LeNet-5 step, 0.04 ms apart. Neither a barrier nor
-    `settle` keeps a single reader apart; the branch of a conditional does. Accelerators fuse well,
-    and a conditional costs them.
+    `materialize` keeps a single reader apart; the branch of a conditional does. Accelerators fuse
+    well, and a conditional costs them.
     """
     if target() != "cpu":
         return make()
@@ -197,12 +198,13 @@ def stream(
     padded = -(-rows.shape[0] // size) * size
     number = max(1, math.ceil(epochs - 1e-9))
     if env.shuffle:
-        order = epoch_orders(key, n, padded, number)
+        order = epoch_permutations(key, n, padded, number)
     else:
         order = jnp.broadcast_to(jnp.arange(padded, dtype=jnp.int32), (number, padded))
     if even:
         order = order.reshape(-1, size)
-    # a step's places side by side, because all lanes are at the same step but not in the same epoch
+    # a step's places side by side, because all clients are at the same step but not in the same
+    # epoch
     else:
         step = jnp.arange(number * (padded // size))[:, None]
         place = (step % per_epoch) * size + jnp.arange(size)

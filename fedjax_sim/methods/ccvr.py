@@ -31,7 +31,7 @@ from jax import lax
 
 from fedjax_sim.fields import MOST_EPOCHS, Real, field
 from fedjax_sim.hooks import Finishes, Kind
-from fedjax_sim.local import descend, epoch_orders
+from fedjax_sim.local import epoch_permutations, local_sgd
 from fedjax_sim.local.features import Statistics, class_statistics, gaussians, zero_statistics
 from fedjax_sim.local.optim import Sgd
 from fedjax_sim.methods import register
@@ -76,17 +76,19 @@ def calibrate(
     seen = sums.count > 0
     n, size = seen.sum() * samples, classes * samples
     # shuffled, then the classes never seen to the end, where no batch reaches them
-    orders = epoch_orders(shuffle, jnp.int32(size), size, epochs)
-    orders = jax.vmap(lambda order: order[jnp.argsort(~seen[labels[order]], stable=True)])(orders)
-    orders = jnp.pad(orders, ((0, 0), (0, -size % HEAD_BATCH)))
+    permutations = epoch_permutations(shuffle, jnp.int32(size), size, epochs)
+    permutations = jax.vmap(lambda order: order[jnp.argsort(~seen[labels[order]], stable=True)])(
+        permutations
+    )
+    permutations = jnp.pad(permutations, ((0, 0), (0, -size % HEAD_BATCH)))
     per_epoch, optimizer = -(-n // HEAD_BATCH), Sgd(HEAD_MOMENTUM).transform()
 
     def step(k: Array, carry):
         params, state = carry
         start = (k % jnp.maximum(per_epoch, 1)) * HEAD_BATCH
-        rows = lax.dynamic_slice(orders, (k // jnp.maximum(per_epoch, 1), start), (1, HEAD_BATCH))[
-            0
-        ]
+        rows = lax.dynamic_slice(
+            permutations, (k // jnp.maximum(per_epoch, 1), start), (1, HEAD_BATCH)
+        )[0]
         real = (start + jnp.arange(HEAD_BATCH) < n).astype(features.dtype)
 
         def loss(params: Tree) -> Array:
@@ -132,7 +134,7 @@ class CCVR(Finishes, FedAvg):
     def local(
         self, env: Env, net: Tree, server: Server, client: Client, ctx: Ctx
     ) -> tuple[Client, Upload]:
-        client, done = descend(env, net, client, ctx)
+        client, done = local_sgd(env, net, client, ctx)
         sums: Tree = class_statistics(env, done.net, ctx.id, full=False) if self.every_round else ()
         return client, self.upload(env, ctx, done, sums=sums)
 

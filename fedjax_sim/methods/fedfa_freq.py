@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from fedjax_sim.fields import Real, field
 from fedjax_sim.hooks import Server
-from fedjax_sim.local import Batch, descend, epoch_orders, supervised
+from fedjax_sim.local import Batch, epoch_permutations, local_sgd, supervised
 from fedjax_sim.methods import register
 from fedjax_sim.methods.fedavg import FedAvg
 from fedjax_sim.types import Array, Client, Ctx, Env, Tree, Upload
@@ -45,7 +45,7 @@ def mix_amplitudes(x: Array, partner: Array, lam: float) -> Array:
 def partners(key: Array, mask: Array) -> Array:
     """[B] image 2 of each image: the real examples, which come first in a batch, shuffled among
     themselves."""
-    return epoch_orders(key, mask.sum(), mask.shape[0], 1)[0]
+    return epoch_permutations(key, mask.sum(), mask.shape[0], 1)[0]
 
 
 @register("fedfa_freq")
@@ -68,5 +68,5 @@ class FedFAFreq(FedAvg):
             x = jnp.where(jax.random.bernoulli(coin, self.p), mixed, batch.x)
             return plain(net, batch._replace(x=x), confusion)
 
-        client, done = descend(env, net, client, ctx, objective=objective)
+        client, done = local_sgd(env, net, client, ctx, objective=objective)
         return client, self.upload(env, ctx, done)

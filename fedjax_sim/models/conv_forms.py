@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fedjax_sim.models.pool import relu_pool_corners, relu_pool_narrow, settle
+from fedjax_sim.models.pool import materialize, relu_pool_corners, relu_pool_narrow
 from fedjax_sim.models.products import patch_product
 
 
@@ -115,7 +115,7 @@ def block_pool(x: jax.Array, w: jax.Array, b: jax.Array) -> jax.Array:
     x = pad_to_blocks(x, t, 0, h + n - 1, v + n - 1)
     x = x.transpose(0, 1, 3, 2, 4, 5).reshape(B, h + n - 1, v + n - 1, t * t * ci)
     patches = jnp.concatenate([x[:, i : i + h, j : j + v] for i in range(n) for j in range(n)], -1)
-    patches = (settle(patches) if t == 4 else patches).reshape(B * h * v, -1)
+    patches = (materialize(patches) if t == 4 else patches).reshape(B * h * v, -1)
     # columns: corner of the window, window, channel
     field = n * t - k
     places = [

@@ -79,20 +79,8 @@ def build(
         raise unknown("convolution form", conv, FORMS)
     check_inputs(name, shape)
     if REGISTRY[name].tokens:
-        if activations is not None:
-            raise UserError(
-                f"model '{name}' has no {activations.name} activations; leave --activations out"
-            )
-        values = {k: like(f"model.{k}", v, REGISTRY[name].options[k]) for k, v in options.items()}
-        return build_tokens_model(
-            name,
-            (int(shape[0]),),
-            classes,
-            values,
-            dtype=dtype,
-            vocabulary=vocabulary or classes,
-            places=places,
-        )
+        size = vocabulary or classes
+        return _tokens(name, shape, classes, options, dtype, activations, size, places)
     if REGISTRY[name].build is None and (len(shape) != 3 or min(shape) < 1):
         raise UserError(
             "the input shape of a model is (height, width, channels), all at least 1, not"
@@ -103,17 +91,35 @@ def build(
     sides = tuple(int(n) for n in shape)
     height, width, channels = sides if len(sides) == 3 else (1, 1, 1)
     image = (height, width, channels)
+    how: dict[str, Any] = dict(dtype=dtype, conv=conv, activations=activations)
     if name == "resnet18":
         from fedjax_sim.models.resnet import build_resnet18
 
-        return build_resnet18(
-            image, classes, dtype=dtype, conv=conv, activations=activations, **options
-        )
-
-    how: dict[str, Any] = dict(dtype=dtype, conv=conv, activations=activations)
+        return build_resnet18(image, classes, **how, **options)
     if REGISTRY[name].build is not None:
         return _registered(name, sides, classes, options, places=places, **how)
     return _plain(name, image, sides, classes, options, **how)
+
+
+def _tokens(
+    name: str,
+    shape: tuple[int, ...],
+    classes: int,
+    options: dict[str, Any],
+    dtype: Any,
+    activations: Any,
+    vocabulary: int,
+    places: bool,
+) -> Model:
+    """A network of tokens (T,)."""
+    if activations is not None:
+        raise UserError(
+            f"model '{name}' has no {activations.name} activations; leave --activations out"
+        )
+    values = {k: like(f"model.{k}", v, REGISTRY[name].options[k]) for k, v in options.items()}
+    sides = (int(shape[0]),)
+    how: dict[str, Any] = dict(dtype=dtype, vocabulary=vocabulary, places=places)
+    return build_tokens_model(name, sides, classes, values, **how)
 
 
 def _registered(
@@ -139,19 +145,19 @@ def _registered(
             )
         values["activations"] = activations
     try:
-        made = make(shape, classes, dtype=dtype, conv=conv, **values)
+        built = make(shape, classes, dtype=dtype, conv=conv, **values)
     except (TypeError, ValueError) as problem:  # in code of somebody's own
         first = (str(problem).splitlines() or [""])[0]
         raise UserError(
             f"the builder of model '{name}' failed: {type(problem).__name__}: {first}"
         ) from problem
     return as_model(
-        made,
+        built,
         shape,
         classes,
         dtype,
         places=places,
-        what=f"the builder of model '{name}' returned {type(made).__name__},",
+        what=f"the builder of model '{name}' returned {type(built).__name__},",
     )._replace(name=name)
 
 

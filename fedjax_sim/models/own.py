@@ -89,10 +89,10 @@ class Watch:
         return next_fun(*args, **kwargs)
 
 
-def plain_module(
-    name: str, module: nn.Module, shape: tuple[int, ...], classes: int | None, dtype: Any
-) -> Model:
-    """The Model of a module with nothing but `__call__(x)`; see `record.from_module`."""
+def calls_of(
+    name: str, module: nn.Module, shape: tuple[int, ...], dtype: Any
+) -> tuple[Callable, Callable]:
+    """(init, call) of a module: its variables from a key, and one call that is watched."""
     flags = flags_of(name, module)
 
     def call(
@@ -113,6 +113,14 @@ def plain_module(
             k: v for k, v in start.items() if v
         }
 
+    return init, call
+
+
+def plain_module(
+    name: str, module: nn.Module, shape: tuple[int, ...], classes: int | None, dtype: Any
+) -> Model:
+    """The Model of a module with nothing but `__call__(x)`; see `record.from_module`."""
+    init, call = calls_of(name, module, shape, dtype)
     groups, head_group, kinds = outline(name, init, call, batch_of(shape, 2, dtype))
 
     def ordered(key: jax.Array) -> dict:
@@ -244,8 +252,8 @@ def check_head(model: Model, call: Callable, dtype: Any) -> None:
         x = jax.random.normal(key, like.shape, dtype) if like.dtype == dtype else tokens
         return call(net, x, False)[0], model.head(net, model.features(net, x)[0])
 
-    out, made = (np.asarray(a) for a in run_once(both, jax.random.key(1)))
-    if out.shape != made.shape or not np.allclose(out, made, rtol=1e-3, atol=1e-4):
+    out, rebuilt = (np.asarray(a) for a in run_once(both, jax.random.key(1)))
+    if out.shape != rebuilt.shape or not np.allclose(out, rebuilt, rtol=1e-3, atol=1e-4):
         raise UserError(
             f"module '{model.name}' does something behind its last layer '{model.head_group}'; its"
             " output must be that layer's logits (no softmax, no scaling)"

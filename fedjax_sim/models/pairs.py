@@ -71,10 +71,10 @@ def nnx_model(given: Any, shape: tuple[int, ...], dtype: Any, places: bool) -> M
 
     def init(key: jax.Array) -> dict:
         if isinstance(given, type):
-            made = nnx.to_pure_dict(nnx.split(given(rngs=nnx.Rngs(key)), nnx.Param, ...)[1])
+            params = nnx.to_pure_dict(nnx.split(given(rngs=nnx.Rngs(key)), nnx.Param, ...)[1])
         else:
-            made = jax.tree.map(jnp.asarray, start)
-        return {str(g): made[g] for g in order}
+            params = jax.tree.map(jnp.asarray, start)
+        return {str(g): params[g] for g in order}
 
     def function(weights: dict, x: jax.Array) -> jax.Array:
         state = nnx.State(jax.tree.map(lambda a: a, params))
@@ -84,11 +84,14 @@ def nnx_model(given: Any, shape: tuple[int, ...], dtype: Any, places: bool) -> M
     return from_functions(name, init, function, shape, dtype, places)
 
 
-def from_functions(
-    name: str, init: Callable, function: Callable, shape: tuple[int, ...], dtype: Any, places: bool
-) -> Model:
-    """A Model of (key) -> params and (params, x) -> outputs."""
-    example = batch_of(shape, 2, dtype)
+def shapes_of(
+    name: str,
+    init: Callable,
+    function: Callable,
+    shape: tuple[int, ...],
+    example: jax.ShapeDtypeStruct,
+) -> tuple[Mapping[str, Any], jax.ShapeDtypeStruct]:
+    """Shapes of (the parameters, the outputs for a batch); nothing is computed."""
     try:
         params = jax.eval_shape(init, jax.random.key(0))
         out = jax.eval_shape(function, params, example)
@@ -103,6 +106,15 @@ def from_functions(
         raise UserError(
             f"the parameters of model '{name}' must be a dict of groups, each a dict of arrays"
         )
+    return params, out
+
+
+def from_functions(
+    name: str, init: Callable, function: Callable, shape: tuple[int, ...], dtype: Any, places: bool
+) -> Model:
+    """A Model of (key) -> params and (params, x) -> outputs."""
+    example = batch_of(shape, 2, dtype)
+    params, out = shapes_of(name, init, function, shape, example)
     groups = tuple(map(str, params))
     head_group = groups[-1]
     kernel, bias = head_names(name, head_group, params[head_group])
@@ -114,9 +126,9 @@ def from_functions(
         )
 
     def start(key: jax.Array) -> dict:
-        made = init(key)
+        params = init(key)
         return {
-            "params": {g: jax.tree.map(lambda a: a.astype(dtype), dict(made[g])) for g in groups},
+            "params": {g: jax.tree.map(lambda a: a.astype(dtype), dict(params[g])) for g in groups},
             "batch_stats": {},
         }
 
@@ -173,8 +185,8 @@ def check_same(model: Model, function: Callable, example: jax.ShapeDtypeStruct, 
         )
         return function(net["params"], x), model.head(net, model.features(net, x)[0])
 
-    out, made = (np.asarray(a) for a in run_once(both, jax.random.key(1)))
-    if out.shape != made.shape or not np.allclose(out, made, rtol=1e-3, atol=1e-4):
+    out, rebuilt = (np.asarray(a) for a in run_once(both, jax.random.key(1)))
+    if out.shape != rebuilt.shape or not np.allclose(out, rebuilt, rtol=1e-3, atol=1e-4):
         raise UserError(
             f"model '{model.name}' does something behind its last layer '{model.head_group}'; its"
             " output must be its own"

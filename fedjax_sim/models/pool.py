@@ -1,5 +1,5 @@
-"""Max-pooling with ReLU, and `settle`, which keeps XLA-CPU from recomputing a gradient once per
-use."""
+"""Max-pooling with ReLU, and `materialize`, which keeps XLA-CPU from recomputing a gradient
+once per use."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 
-def settle(g: jax.Array) -> jax.Array:
+def materialize(g: jax.Array) -> jax.Array:
     """`g` itself, written to memory once.
 
     XLA-CPU fuses cheap producers into every consumer that reads them, so a gradient used four times
@@ -18,28 +18,28 @@ def settle(g: jax.Array) -> jax.Array:
     division counts as expensive and is computed once; `lax.optimization_barrier` does not have this
     effect.
 
-    >>> bool(settle(jnp.float32(3)) == 3)
+    >>> bool(materialize(jnp.float32(3)) == 3)
     True
     """
     return g / (1 + 0 * g)
 
 
 @jax.custom_vjp
-def settled(x: jax.Array) -> jax.Array:
-    """The identity, whose gradient is settled."""
+def materialize_gradient(x: jax.Array) -> jax.Array:
+    """The identity, whose gradient is materialized."""
     return x
 
 
-settled.defvjp(lambda x: (x, None), lambda _, g: (settle(g),))
+materialize_gradient.defvjp(lambda x: (x, None), lambda _, g: (materialize(g),))
 
 
 @jax.custom_vjp
-def settled_both(x: jax.Array) -> jax.Array:
-    """The identity, settled in both directions."""
-    return settle(x)
+def materialize_both_ways(x: jax.Array) -> jax.Array:
+    """The identity, materialized in both directions."""
+    return materialize(x)
 
 
-settled_both.defvjp(lambda x: (settle(x), None), lambda _, g: (settle(g),))
+materialize_both_ways.defvjp(lambda x: (materialize(x), None), lambda _, g: (materialize(g),))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))
@@ -49,7 +49,7 @@ def relu_max(values: tuple[jax.Array, ...], b: jax.Array, shape: tuple[int, ...]
     The values are the corners of pooling windows. As in PyTorch the first winner takes the whole
     gradient (jax's own gradient of `maximum` splits ties), and a window whose result is not
     positive takes none. The bias `b [co]` (last axis) is added after the maximum: the same value
-    with fewer additions, also in its gradient. The result has `shape`: the gradient is settled
+    with fewer additions, also in its gradient. The result has `shape`: the gradient is materialized
     before it is flattened, because a flattened fusion divides to find each index.
 
     >>> # not twice a half
@@ -72,7 +72,7 @@ def _sum_rows(g):
 
 
 def _relu_max_forward(values, b, shape):
-    out = settle(jnp.maximum(_maximum(values) + b, 0)).reshape(shape)
+    out = materialize(jnp.maximum(_maximum(values) + b, 0)).reshape(shape)
     return out, (values, out)
 
 
@@ -89,8 +89,8 @@ def _to_first_winner(values, g):
 
 def _relu_max_backward(shape, residual, g):
     values, out = residual
-    g = settle(jnp.where(out > 0, g, 0)).reshape(values[0].shape)
-    return tuple(settle(part) for part in _to_first_winner(values, g)), _sum_rows(g)
+    g = materialize(jnp.where(out > 0, g, 0)).reshape(values[0].shape)
+    return tuple(materialize(part) for part in _to_first_winner(values, g)), _sum_rows(g)
 
 
 relu_max.defvjp(_relu_max_forward, _relu_max_backward)
@@ -117,13 +117,13 @@ def _corners(y):
 
 
 def _narrow_forward(y, b, shape):
-    out = settle(jnp.maximum(_maximum(_corners(y)) + b, 0)).reshape(shape)
+    out = materialize(jnp.maximum(_maximum(_corners(y)) + b, 0)).reshape(shape)
     return out, (y, out)
 
 
 def _narrow_backward(shape, residual, g):
     y, out = residual
-    g = settle(jnp.where(out > 0, g, 0)).reshape(y.shape[0], -1)
+    g = materialize(jnp.where(out > 0, g, 0)).reshape(y.shape[0], -1)
     corners = _corners(y)
     best = _maximum(corners)
     winner = jnp.full(best.shape, 3, g.dtype)
@@ -153,7 +153,7 @@ def relu_pool_corners(y: jax.Array, b: jax.Array, shape: tuple[int, ...]) -> jax
 
 def _corners_backward(shape, residual, g):
     y, out = residual
-    g = settle(jnp.where(out > 0, g, 0)).reshape(y.shape[0], -1)
+    g = materialize(jnp.where(out > 0, g, 0)).reshape(y.shape[0], -1)
     return jnp.concatenate(_to_first_winner(_corners(y), g), 1), _sum_rows(g)
 
 
@@ -248,7 +248,7 @@ def pool3(y: jax.Array) -> jax.Array:
     y = jnp.pad(
         y, ((0, 0), (1, 2 * h + 1 - H), (1, 2 * w + 1 - W), (0, 0)), constant_values=-jnp.inf
     )
-    y = settled(y).reshape(B, h + 1, 2, w + 1, 2, C)
+    y = materialize_gradient(y).reshape(B, h + 1, 2, w + 1, 2, C)
     taps = [divmod(i, 2) for i in range(3)]  # padded row 2a+i = block a+i//2, phase i%2
     window = tuple(y[:, a : a + h, p, b : b + w, q] for a, p in taps for b, q in taps)
     return relu_max(window, jnp.zeros(C, y.dtype), (B, h, w, C))

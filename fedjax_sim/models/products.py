@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 from jax import lax
 
-from fedjax_sim.models.pool import settle
+from fedjax_sim.models.pool import materialize
 from fedjax_sim.platform import target
 
 BLOCK_BYTES = 128 * 1024  # of both operands of one partial product: what stays near the core
@@ -58,7 +58,7 @@ def _backward(residual, g):
     blocks = min(blocks, 4) if long else blocks
     a, h = a.reshape(blocks, -1, a.shape[1]), g.reshape(blocks, -1, g.shape[1])
     if long:  # the small operand transposed: [N,r] @ [r,K], a product XLA-CPU is good at
-        parts = lax.dot_general(settle(h.transpose(0, 2, 1)), a, (((2,), (1,)), ((0,), (0,))))
+        parts = lax.dot_general(materialize(h.transpose(0, 2, 1)), a, (((2,), (1,)), ((0,), (0,))))
     else:
         parts = lax.dot_general(a, h, (((1,), (1,)), ((0,), (0,))))
     total = parts[0]
@@ -66,7 +66,7 @@ def _backward(residual, g):
         1, blocks
     ):  # one fused addition; a reduction over the first axis is several times slower
         total = total + parts[i]
-    return g @ w.T, settle(total).T if long else settle(total)
+    return g @ w.T, materialize(total).T if long else materialize(total)
 
 
 patch_product.defvjp(lambda a, w: (a @ w, (a, w)), _backward)

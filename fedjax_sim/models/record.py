@@ -96,27 +96,15 @@ def from_module(
         raise UserError(
             f"the head '{head_group}' of model '{name}' is not among its groups {', '.join(groups)}"
         )
-
     init, features, head = functions_of(module, shape, groups, dtype)
-    return Model(
-        name,
-        init,
-        features,
-        head,
-        groups,
-        head_group,
-        dense,
-        width,
-        classes,
-        shape,
-        stages,
-        activations,
-    )
+    sizes: dict[str, Any] = dict(width=width, classes=classes, shape=shape, stages=stages)
+    parts: dict[str, Any] = dict(groups=groups, head_group=head_group, dense=dense)
+    return Model(name, init, features, head, **parts, **sizes, activations=activations)
 
 
 def functions_of(
     module: nn.Module, shape: tuple[int, ...], groups: tuple[str, ...], dtype: Any
-) -> tuple:
+) -> tuple[Callable, Callable, Callable]:
     """(init, features, head) of a module with methods `features` and `head`, as a Model has
     them."""
 

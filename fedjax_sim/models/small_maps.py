@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.models.pool import settle, settled
+from fedjax_sim.models.pool import materialize, materialize_gradient
 from fedjax_sim.models.products import patch_product
 from fedjax_sim.models.winograd import toom_cook, transform
 
@@ -76,15 +76,17 @@ def tiles_conv(x: jax.Array, w: jax.Array) -> jax.Array:
     co = w.shape[3]
     A, G, Bt = tile_matrices(H)
     n = len(G) ** 2
-    # settled where parts are joined: XLA turns the product with a concatenation into a sum of
+    # materialized where parts are joined: XLA turns the product with a concatenation into a sum of
     # products
-    v = settled(
+    v = materialize_gradient(
         transform(in_two_dimensions(Bt), x.transpose(1, 2, 0, 3).reshape(H * H, B * ci))
     )  # [n·tiles², B·ci]
-    u = settled(transform(np.kron(G, G), w.reshape(9, ci * co)))  # [n, ci·co]
+    u = materialize_gradient(transform(np.kron(G, G), w.reshape(9, ci * co)))  # [n, ci·co]
     m = [
         patch_product(vi.reshape(-1, ci), ui.reshape(ci, co))  # [tiles²·B, co]
         for vi, ui in zip(jnp.split(v, n), jnp.split(u, n), strict=True)
     ]
-    y = transform(in_two_dimensions(A).T, settle(jnp.stack(m)).reshape(-1, B * co))  # [H·H, B·co]
+    y = transform(
+        in_two_dimensions(A).T, materialize(jnp.stack(m)).reshape(-1, B * co)
+    )  # [H·H, B·co]
     return y.reshape(H, H, B, co).transpose(2, 0, 1, 3)

@@ -18,7 +18,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.models.conv_forms import pad_to_blocks
-from fedjax_sim.models.pool import relu_max, settle, settled, settled_both
+from fedjax_sim.models.pool import (
+    materialize,
+    materialize_both_ways,
+    materialize_gradient,
+    relu_max,
+)
 from fedjax_sim.models.products import patch_product
 
 POINTS = {
@@ -77,14 +82,16 @@ def winograd_pool(x: jax.Array, w: jax.Array, b: jax.Array) -> jax.Array:
     n, s = k + 1, (k + 1) // 2
     h, v = (H - k + 1) // 2, (W - k + 1) // 2
     x = pad_to_blocks(x, 2, 0, h + s - 1, v + s - 1).reshape(B, h + s - 1, 2, 2 * (v + s - 1), ci)
-    rows = [settled(x[:, a : a + h, p]) for a in range(s) for p in (0, 1)]  # [B,h,2(v+s-1),ci]
+    rows = [
+        materialize_gradient(x[:, a : a + h, p]) for a in range(s) for p in (0, 1)
+    ]  # [B,h,2(v+s-1),ci]
     tiles = []
     for i in range(n):
-        t = settled_both(combine(Bt[i], rows)).reshape(B, h, v + s - 1, 2, ci)
-        cols = [settled(t[:, :, a : a + v, p]) for a in range(s) for p in (0, 1)]
+        t = materialize_both_ways(combine(Bt[i], rows)).reshape(B, h, v + s - 1, 2, ci)
+        cols = [materialize_gradient(t[:, :, a : a + v, p]) for a in range(s) for p in (0, 1)]
         tiles += [combine(Bt[j], cols).reshape(B * h * v, ci) for j in range(n)]
     u = jnp.split(transform(np.kron(G, G), w.reshape(k * k, ci * co)), n * n)
     m = [patch_product(t, ui.reshape(ci, co)) for t, ui in zip(tiles, u, strict=True)]
     half = [[combine(A[:, a], [m[n * i + j] for i in range(n)]) for j in range(n)] for a in (0, 1)]
-    y = tuple(settle(combine(A[:, c], half[a])) for a in (0, 1) for c in (0, 1))
+    y = tuple(materialize(combine(A[:, c], half[a])) for a in (0, 1) for c in (0, 1))
     return relu_max(y, b, (B, h, v, co))

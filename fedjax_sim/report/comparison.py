@@ -10,7 +10,7 @@ from typing import Any
 from fedjax_sim.report import curves, tables, text
 from fedjax_sim.report.groups import grouped
 from fedjax_sim.report.runs import ORDER_FILE, load_runs
-from fedjax_sim.runner import manifest
+from fedjax_sim.runner import run_directory
 from fedjax_sim.runner.files import csv_bytes, write_bytes, write_json
 
 
@@ -29,9 +29,9 @@ def is_comparison(folder: pathlib.Path) -> bool:
     if any(folder.glob("*/config.json")) or any(folder.glob("*/seed-*/config.json")):
         return True
     # a kill before the first file
-    begun = lambda path: path.is_dir() and all(map(manifest.empty, path.iterdir()))
+    begun = lambda path: path.is_dir() and all(map(run_directory.empty, path.iterdir()))
     inside = [p for p in folder.iterdir() if p.name != ORDER_FILE] if folder.is_dir() else []
-    return folder.is_dir() and all(manifest.empty(path) or begun(path) for path in inside)
+    return folder.is_dir() and all(run_directory.empty(path) or begun(path) for path in inside)
 
 
 def write(

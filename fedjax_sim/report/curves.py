@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pathlib
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -46,14 +47,14 @@ def compared(groups: Sequence[Group]) -> dict[str, tuple[str, About]]:
 
 def others(groups: Sequence[Group]) -> dict[str, tuple[str, About]]:
     """Columns of the other metrics: those asked for first."""
-    told = {name: about for g in groups for run in g.runs for name, about in run.others.items()}
-    told = {
+    abouts = {name: about for g in groups for run in g.runs for name, about in run.others.items()}
+    abouts = {
         name: about
-        for name, about in told.items()
+        for name, about in abouts.items()
         if about.tabled or name.startswith(("global_", "client_"))
     }
-    order = sorted(told, key=lambda name: not told[name].tabled)
-    return {name: (name.replace("_", " "), told[name]) for name in order}
+    order = sorted(abouts, key=lambda name: not abouts[name].tabled)
+    return {name: (name.replace("_", " "), abouts[name]) for name in order}
 
 
 def measured(groups: Sequence[Group]) -> list[str]:
@@ -136,55 +137,43 @@ def accuracy(
     plt, look = style.drawing(), style.looks(labels(groups))
     there = measured(groups) if columns is None else list(columns)
     shown = there[: 8 if place == "rounds" else 2]
-    here = {scene: [g for g in groups if g.scene == scene] for scene in scenes(groups)}
     has = lambda mine, column: any(len(run.points(column)[0]) for g in mine for run in g.runs)
-    which = [
-        (scene, column, mine)
-        for scene, mine in here.items()
-        for column in shown
-        if has(mine, column)
-    ]
+    here = {scene: [g for g in groups if g.scene == scene] for scene in scenes(groups)}
+    which = [(s, c, mine) for s, mine in here.items() for c in shown if has(mine, c)]
     figure, axes = style.panels(plt, len(which), most=max(2, min(3, len(shown))))
     for axis, (scene, column, mine) in zip(axes, which, strict=True):
-        name, scale = along(place, mine, column)
-        goal, about = target(mine, column), about_of(column, mine)
-        for g in mine:
-            x, mean, std = g.series(column, PLACES[place])
-            if len(x):
-                style.band(
-                    axis, x / scale, about.scale * mean, about.scale * std, g.label, look[g.label]
-                )
-                if goal is not None and (first := np.flatnonzero(100 * mean >= goal)).size:
-                    axis.plot(
-                        x[first[0]] / scale,
-                        100 * mean[first[0]],
-                        "o",
-                        markersize=7,
-                        markerfacecolor="none",
-                        markeredgecolor=look[g.label]["color"],
-                        zorder=5,
-                    )
-        if goal is not None:
-            axis.axhline(
-                goal,
-                color="0.45",
-                linewidth=0.9,
-                linestyle=(0, (2, 2)),
-                label=f"○ {goal:g} % first reached",
-            )
+        accuracy_panel(axis, mine, column, place, look)
         style.title(axis, scene, title_of(column, mine))
-        axis.set_ylabel(about.axis)
-        style.rounds_axis(axis) if place == "rounds" else axis.set_xlabel(name)
-        if place == "time":
-            style.far_apart(axis, [g.series(column, PLACES[place])[0] / scale for g in mine])
     seeds = max(len(g.runs) for g in groups)
-    style.legend(
-        figure,
-        axes,
-        f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else None,
-        labels(groups),
-    )
+    what = f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else None
+    style.legend(figure, axes, what, labels(groups))
     return style.save(plt, figure, path)
+
+
+def accuracy_panel(
+    axis: Any, groups: Sequence[Group], column: str, place: str, look: dict[str, dict[str, Any]]
+) -> None:
+    """The curves of one column; a circle where each first reaches the common target."""
+    name, scale = along(place, groups, column)
+    goal, about = target(groups, column), about_of(column, groups)
+    ends = []
+    for g in groups:
+        x, mean, std = g.series(column, PLACES[place])
+        x, mean, std = x / scale, about.scale * mean, about.scale * std
+        ends.append(x)
+        if len(x):
+            style.band(axis, x, mean, std, g.label, look[g.label])
+        if goal is not None and (first := np.flatnonzero(mean >= goal)).size:
+            at = first[0]
+            ring = dict(markerfacecolor="none", markeredgecolor=look[g.label]["color"])
+            axis.plot(x[at], mean[at], "o", markersize=7, zorder=5, **ring)
+    if goal is not None:
+        dashed = dict(color="0.45", linewidth=0.9, linestyle=(0, (2, 2)))
+        axis.axhline(goal, label=f"○ {goal:g} % first reached", **dashed)
+    axis.set_ylabel(about.axis)
+    style.rounds_axis(axis) if place == "rounds" else axis.set_xlabel(name)
+    if place == "time":
+        style.far_apart(axis, ends)
 
 
 def communication(groups: Sequence[Group], path: pathlib.Path) -> list[pathlib.Path]:

@@ -52,11 +52,9 @@ def prepare_for(
         fixed.training.participation, fed.num_clients, fed.num_clients - len(unseen)
     )[1]
     share = -(-cohort // many)
-    asked = (
-        share
-        if config.compute.chunk == "auto" or config.compute.backend == "vmap"
-        else min(config.compute.chunk, share)
-    )
+    how = config.compute
+    given = isinstance(how.chunk, int) and how.backend != "vmap"
+    asked = min(int(how.chunk), share) if given else share
     layout = accelerators.layout_on(device, cohort, asked)
     with lowering_for(device.platform):
         setup = prepare(config, fed=fed, loaded=True, layout=layout, say=say, measure=False)

@@ -24,7 +24,7 @@ from fedjax_sim.engine import layout as layouts
 from fedjax_sim.engine import round as stages
 from fedjax_sim.experiment import Experiment
 from fedjax_sim.runner import interrupts
-from fedjax_sim.runner.cache import cache_folder
+from fedjax_sim.runner.compilation import cache_folder
 from fedjax_sim.runner.files import write_json
 
 LONG_RUN = 3e12  # floating-point operations from which measuring pays (about a minute of two cores)
@@ -203,16 +203,16 @@ def load_per_core() -> float:
 def stopwatch(sim: Any, seed: int, net: Any) -> Callable[[], float]:
     """A function that returns the seconds of one round's local training; compiled and warm."""
     state, data = layouts.place(sim.layout, sim.init(seed, net), sim.data)
-    orders = jax.jit(sim.orders)(state, data)
+    round_plan = jax.jit(sim.plan_round)(state, data)
     lowered = jax.jit(lambda s, d, o: stages.train(sim.stages, sim.open(d), s, o)).lower(
-        state, data, orders
+        state, data, round_plan
     )
     train = interrupts.aside(lowered.compile)
-    jax.block_until_ready(train(state, data, orders))
+    jax.block_until_ready(train(state, data, round_plan))
 
     def seconds() -> float:
         began = time.perf_counter()
-        jax.block_until_ready(train(state, data, orders))
+        jax.block_until_ready(train(state, data, round_plan))
         return time.perf_counter() - began
 
     return seconds

@@ -1,9 +1,9 @@
 """The one loop that drives runs: segments of about ten seconds, rows, files, checkpoints,
 summaries.
 
-It drives one lane, or several: seeds or values of one set-up side by side under `vmap`, in one
-program (`vmapped`). Each lane has its own recorder and its own directory, written as the run goes
-on, so a lane is resumed alone like any other run.
+It drives one run, or several: seeds or values of one set-up side by side under `vmap`, in one
+program. Each has its own recorder and its own directory, written as the run goes on, so each is
+resumed alone like any other run.
 """
 
 from __future__ import annotations
@@ -21,23 +21,24 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.engine import host_rows
+from fedjax_sim.engine import host_clients
 from fedjax_sim.engine import layout as layouts
 from fedjax_sim.engine.evaluation import adapted_modes
 from fedjax_sim.engine.loop_backend import LoopBackend
+from fedjax_sim.engine.round import Data
+from fedjax_sim.engine.simulation import Simulation
 from fedjax_sim.errors import UserError
 from fedjax_sim.experiment import Experiment
 from fedjax_sim.platform import floats
-from fedjax_sim.runner import checkpoint, interrupts, manifest, vmapped
-from fedjax_sim.runner.directory import RunDirectory
+from fedjax_sim.runner import checkpoint, interrupts, run_directory, vmapped
+from fedjax_sim.runner.compilation import compile_once
+from fedjax_sim.runner.figures import summarise
 from fedjax_sim.runner.files import as_stored
 from fedjax_sim.runner.prepare import Setup
-from fedjax_sim.runner.programs import compile_once
-from fedjax_sim.runner.progress import progress_sinks
 from fedjax_sim.runner.recorder import Recorder
 from fedjax_sim.runner.result import Result
-from fedjax_sim.runner.sinks import Files, Segment, Sink
-from fedjax_sim.runner.summary import summarise
+from fedjax_sim.runner.run_directory import RunDirectory
+from fedjax_sim.runner.sinks import Files, Segment, Sink, progress_sinks
 from fedjax_sim.types import State
 
 SEGMENT_SECONDS = 10.0
@@ -46,7 +47,7 @@ CHECKPOINT_SECONDS = 60.0
 
 
 @dataclasses.dataclass(frozen=True)
-class Lane:
+class ActiveRun:
     """One run among those driven together."""
 
     setup: Setup
@@ -67,123 +68,157 @@ def drive(
 ) -> list[Result]:
     """Drive prepared runs that share one simulation to their end.
 
-    sinks: who else is told of every segment; progress: a bar or lines among them, None: a line only
-    where compiling takes long. resume_from: the checkpoint from which a single lane goes on.
-    program: compiled rounds of an earlier run of the same simulation, for a single lane. again:
-    what goes on with all that was asked for, of which these runs are a part; said after an
-    interrupt.
+    sinks: who else hears of every segment; progress: a bar or lines among them, None: a line only
+    where compiling takes long. resume_from: the checkpoint of a single run that is resumed.
+    program: compiled rounds of an earlier run of the same simulation, for a single run. again: the
+    command that resumes everything these runs are a part of; shown after an interrupt.
     """
     vmapped.check(setups)
-    lanes = [Lane(s, d, Recorder(s)) for s, d in zip(setups, directories, strict=True)]
+    runs = [ActiveRun(s, d, Recorder(s)) for s, d in zip(setups, directories, strict=True)]
     say = say or (lambda text: print(text, file=sys.stderr))
-    told = [Files(), *progress_sinks(progress), *sinks] if writes() else []
+    listening = [Files(), *progress_sinks(progress), *sinks] if writes() else []
     try:
         with interrupts.guard(), floats(setups[0].experiment.compute.dtype):
-            return _drive(lanes, told, resume_from, say, program, again)
+            return Driver(runs, listening, resume_from, say).run(program, again)
     finally:
-        for sink in told:
+        for sink in listening:
             sink.close()
-        for lane in lanes:
-            if lane.directory is not None:
-                lane.directory.lock.release()
+        for run in runs:
+            if run.directory is not None:
+                run.directory.lock.release()
 
 
-def _drive(
-    lanes: Sequence[Lane],
-    sinks: Sequence[Sink],
-    resume_from: pathlib.Path | None,
-    say: Callable[[str], None],
-    program: Callable | None,
-    again: str,
-) -> list[Result]:
-    config, sim = lanes[0].setup.experiment, lanes[0].setup.simulation
-    state, timings = begin(lanes, resume_from, say)
-    data = vmapped.stack_data([lane.setup.simulation.data for lane in lanes])
-    state, data = (host_rows.place if config.compute.state_on == "host" else layouts.place)(
-        sim.layout, state, data
-    )
-    done = int(np.asarray(state.t).max())
-    speed, saved_at, saved_round = (
-        None,
-        time.perf_counter(),
-        done if resume_from is not None else -1,
-    )
-    axes = vmapped.state_axes([lane.setup for lane in lanes])
-    of_state = lambda state, i: vmapped.pick_state(axes, state, i)
-    tell(sinks, lanes, lambda sink, lane: sink.begin(lane, done))
-    stopped, adapt = (
-        False,
-        None,
-    )  # by a signal, and all processes know; the evaluation that fine-tunes
-    try:
-        began, step = time.perf_counter(), program
-        if step is None and done < config.training.rounds:
-            tell(sinks, lanes, lambda sink, lane: sink.compiling(lane))
-            tick = lambda seconds: tell(
-                sinks, lanes[:1], lambda sink, lane: sink.waiting(lane, seconds)
-            )
-            step = compiled([lane.setup for lane in lanes], state, data, tick)
-            tell(sinks, lanes, lambda sink, lane: sink.compiled(lane, time.perf_counter() - began))
-        compile_seconds = time.perf_counter() - began
-        while step is not None and done < config.training.rounds:
-            if stopped := asked_to_stop():
-                interrupts.check()
-                raise KeyboardInterrupt  # another process was asked
-            ask = min(segment_length(config, sim.capacity, done, speed), sim.most_rounds)
-            if adapt is None and adapts_after(
-                sim, config, done + ask
-            ):  # before the segment: what is done can be saved
-                adapt = compiled_alone(sim.adapt, of_state(state, 0), data_of(lanes[0], data))
-            began = time.perf_counter()
-            state, logs, scores = step(state, data, jnp.int32(ask), evaluated(config, done + ask))
-            jax.block_until_ready(state)
-            seconds = time.perf_counter() - began
-            speed = agreed(seconds / ask)
-            timings.append(
-                dict(
-                    first_round=done + 1,
-                    last_round=done + ask,
-                    seconds=seconds,
-                    seconds_per_round=speed,
-                )
-            )
-            collect_all(
-                lanes, of_state, state, data, adapt, layouts.as_numpy((logs, scores)), done, ask
-            )
-            done += ask
-            # before the checkpoint: it keeps a copy of the files
-            part = lambda lane: segment_of(lane, done - ask + 1, done, seconds)
-            tell(sinks, lanes, lambda sink, lane: sink.segment(lane, part(lane), timings))
-            if save_due(config, done, saved_round, saved_at) or done >= config.training.rounds:
-                save(lanes, state, of_state)
-                saved_at, saved_round = time.perf_counter(), done
-    except (KeyboardInterrupt, SystemExit):
-        needed = done > 0 or any(
-            lane.setup.given_net and not lane.setup.experiment.model.init for lane in lanes
+class Driver:
+    """Runs that are driven together: their State, how far they are, and what of it is saved."""
+
+    def __init__(
+        self,
+        runs: Sequence[ActiveRun],
+        sinks: Sequence[Sink],
+        resume_from: pathlib.Path | None,
+        say: Callable[[str], None],
+    ):
+        self.runs, self.sinks, self.say = runs, sinks, say
+        self.setups = [run.setup for run in runs]
+        self.experiment, self.sim = self.setups[0].experiment, self.setups[0].simulation
+        self.state, self.timings = begin(runs, resume_from, say)
+        data = vmapped.stack_data([setup.simulation.data for setup in self.setups])
+        place: Callable = (
+            host_clients.place if self.experiment.compute.state_on == "host" else layouts.place
         )
-        if (
-            needed
-            and saved_round != done
-            and (stopped or jax.process_count() == 1)
-            and complete(state, done)
-        ):
-            tell(
-                [s for s in sinks if isinstance(s, Files)],
-                lanes,
-                lambda sink, lane: sink.write(lane, timings),
+        self.state, self.data = place(self.sim.layout, self.state, data)
+        self.axes = vmapped.state_axes(self.setups)
+        self.done = int(np.asarray(self.state.t).max())
+        self.saved_round = self.done if resume_from is not None else -1
+        self.saved_at = time.perf_counter()
+        self.speed: float | None = None  # seconds per round
+        self.adapt: Callable | None = None  # the evaluation that fine-tunes
+        self.stopped = False  # by a signal, and all processes know
+
+    def run(self, program: Callable | None, again: str) -> list[Result]:
+        """All rounds that are left; what is done is saved when a signal ends it."""
+        self.tell(lambda sink, run: sink.begin(run, self.done))
+        try:
+            began = time.perf_counter()
+            step = program or self.compile()
+            compile_seconds = time.perf_counter() - began
+            while step is not None and self.done < self.experiment.training.rounds:
+                self.segment(step)
+                if self.done >= self.experiment.training.rounds or save_due(
+                    self.experiment, self.done, self.saved_round, self.saved_at
+                ):
+                    self.save()
+        except (KeyboardInterrupt, SystemExit):
+            self.save_unsaved()
+            if writes():
+                interrupted(self.runs, self.done, self.saved_round, self.say, again)
+            raise
+        results = [
+            finish(run, self.state_of(i), self.timings, compile_seconds, step)
+            for i, run in enumerate(self.runs)
+        ]
+        ends = {id(run): result.summary for run, result in zip(self.runs, results, strict=True)}
+        self.tell(lambda sink, run: sink.end(run, ends[id(run)]))
+        return results
+
+    def tell(self, what: Callable[[Sink, ActiveRun], None]) -> None:
+        for sink in self.sinks:
+            for run in self.runs:
+                what(sink, run)
+
+    def state_of(self, i: int) -> State:
+        """The State of one of the runs."""
+        return vmapped.pick_state(self.axes, self.state, i)
+
+    def compile(self) -> Callable | None:
+        """The program of the rounds; None where none are left."""
+        if self.done >= self.experiment.training.rounds:
+            return None
+        began = time.perf_counter()
+
+        def tick(seconds: float) -> None:
+            for sink in self.sinks:
+                sink.waiting(self.runs[0], seconds)
+
+        self.tell(lambda sink, run: sink.compiling(run))
+        step = compiled(self.setups, self.state, self.data, tick)
+        self.tell(lambda sink, run: sink.compiled(run, time.perf_counter() - began))
+        return step
+
+    def segment(self, step: Callable) -> None:
+        """One call of the program, its rows, and everybody who hears of it."""
+        if asked_to_stop():
+            self.stopped = True
+            interrupts.check()
+            raise KeyboardInterrupt  # another process was asked
+        done, config = self.done, self.experiment
+        ask = min(segment_length(config, self.sim.capacity, done, self.speed), self.sim.most_rounds)
+        if self.adapt is None and adapts_after(self.sim, config, done + ask):
+            # before the segment: what is done can be saved
+            self.adapt = compiled_alone(
+                self.sim.adapt, self.state_of(0), data_of(self.runs[0], self.data)
             )
-            save(lanes, state, of_state)
-            saved_round = done
-        if writes():
-            interrupted(lanes, done, saved_round, say, again)
-        raise
-    results = [
-        finish(lane, of_state(state, i), timings, compile_seconds, step)
-        for i, lane in enumerate(lanes)
-    ]
-    for lane, result in zip(lanes, results, strict=True):
-        tell(sinks, [lane], lambda sink, lane: sink.end(lane, result.summary))
-    return results
+        began = time.perf_counter()
+        ends = evaluated(config, done + ask)
+        self.state, logs, scores = step(self.state, self.data, jnp.int32(ask), ends)
+        jax.block_until_ready(self.state)
+        seconds = time.perf_counter() - began
+        self.speed = agreed(seconds / ask)
+        span = dict(first_round=done + 1, last_round=done + ask)
+        self.timings.append(span | dict(seconds=seconds, seconds_per_round=self.speed))
+        self.collect(layouts.as_numpy((logs, scores)), ask)
+        self.done += ask
+        # before the checkpoint: it keeps a copy of the files
+        part = lambda run: segment_of(run, done + 1, self.done, seconds)
+        self.tell(lambda sink, run: sink.segment(run, part(run), self.timings))
+
+    def collect(self, results: tuple[dict, dict], count: int) -> None:
+        """`collect` for every run, from logs and scores of all of them."""
+        adapt = self.adapt
+        for i, run in enumerate(self.runs):
+            logs, scores = (vmapped.pick(tree, i, len(self.runs)) for tree in results)
+            tuned = lambda i=i, run=run: (
+                adapt(self.state_of(i), data_of(run, self.data)) if adapt is not None else {}
+            )
+            collect(run, tuned, logs, scores, self.done, count)
+
+    def save(self) -> None:
+        save(self.runs, self.state, lambda state, i: self.state_of(i))
+        self.saved_at, self.saved_round = time.perf_counter(), self.done
+
+    def save_unsaved(self) -> None:
+        """After an interrupt: the rounds that no checkpoint has yet, where they can be saved."""
+        needed = self.done > 0 or any(
+            s.given_net and not s.experiment.model.init for s in self.setups
+        )
+        together = self.stopped or jax.process_count() == 1
+        if not (needed and together and self.saved_round != self.done):
+            return
+        if complete(self.state, self.done):
+            for sink in (s for s in self.sinks if isinstance(s, Files)):
+                for run in self.runs:
+                    sink.write(run, self.timings)
+            self.save()
 
 
 def asked_to_stop() -> bool:
@@ -207,29 +242,29 @@ def complete(state: State, done: int) -> bool:
 
 # ---- the start -----------------------------------------------------------------------------------
 def begin(
-    lanes: Sequence[Lane], resume_from: pathlib.Path | None, say: Callable[[str], None]
+    runs: Sequence[ActiveRun], resume_from: pathlib.Path | None, say: Callable[[str], None]
 ) -> tuple[State, list[dict[str, Any]]]:
-    """The State to start from (stacked for several lanes) and the timings so far; run directories
+    """The State to start from (stacked for several runs) and the timings so far; run directories
     are made or reopened."""
     if resume_from is not None:
-        (lane,) = lanes
-        return reopen(lane, resume_from, say)
-    for lane in lanes:
-        if lane.directory is not None and writes():
-            lane.directory.check_free(lane.setup.hash)
-    states = [lane.setup.first_state() for lane in lanes]
-    for lane in lanes:
-        if lane.directory is not None and writes():
-            lane.directory.create(lane.setup, say)
-            lane.directory.write_labels(lane.setup.fed.label_counts())
-    return vmapped.stack_states([lane.setup for lane in lanes], states), []
+        (run,) = runs
+        return reopen(run, resume_from, say)
+    for run in runs:
+        if run.directory is not None and writes():
+            run.directory.check_free(run.setup.hash)
+    states = [run.setup.first_state() for run in runs]
+    for run in runs:
+        if run.directory is not None and writes():
+            run.directory.create(run.setup, say)
+            run.directory.write_labels(run.setup.fed.label_counts())
+    return vmapped.stack_states([run.setup for run in runs], states), []
 
 
 def reopen(
-    lane: Lane, resume_from: pathlib.Path, say: Callable[[str], None]
+    run: ActiveRun, resume_from: pathlib.Path, say: Callable[[str], None]
 ) -> tuple[State, list[dict[str, Any]]]:
     """A run goes on: its State and its rows as they were at the checkpoint."""
-    setup, directory = lane.setup, lane.directory
+    setup, directory = run.setup, run.directory
     assert directory is not None
     if writes():
         directory.open()
@@ -241,11 +276,11 @@ def reopen(
         raise UserError(
             f"checkpoint '{resume_from}' is of round {round_}; restore its name to resume"
         )
-    timings = directory.read(lane.recorder, files, round_)
+    timings = directory.read(run.recorder, files, round_)
     if round_ == setup.experiment.training.rounds:
         directory.read_end(round_)
     if writes():
-        changed = manifest.changed(directory.path)
+        changed = run_directory.changed(directory.path)
         if changed:
             say(
                 f"{', '.join(changed)} in '{directory.path}' were changed, or cut short by a kill;"
@@ -253,16 +288,16 @@ def reopen(
             )
         directory.write_config(setup)
         directory.write_labels(setup.fed.label_counts())
-        directory.write(lane.recorder, timings)
+        directory.write(run.recorder, timings)
     if round_ < setup.experiment.training.rounds:
-        lane.recorder.reopen(round_)
+        run.recorder.reopen(round_)
     return state, timings
 
 
 def compiled(
     setups: Sequence[Setup],
     state: State,
-    data: Any,
+    data: Data,
     tick: Callable[[float], None] = lambda seconds: None,
 ) -> Callable:
     """(state, data, rounds, ends) -> (state, logs, scores), ready to be called. tick: hears how
@@ -299,8 +334,8 @@ def first_aside(run: Callable) -> Callable:
     return called
 
 
-def data_of(lane: Lane, data: Any) -> Any:
-    return data._replace(numbers=lane.setup.simulation.data.numbers)
+def data_of(run: ActiveRun, data: Data) -> Data:
+    return data._replace(numbers=run.setup.simulation.data.numbers)
 
 
 # ---- one segment ---------------------------------------------------------------------------------
@@ -344,26 +379,7 @@ def save_due(config: Experiment, done: int, saved_round: int, saved_at: float) -
     return agreed(time.perf_counter() - saved_at) > CHECKPOINT_SECONDS
 
 
-def collect_all(
-    lanes: Sequence[Lane],
-    of_state: Callable,
-    state: State,
-    data: Any,
-    adapt: Callable | None,
-    told: tuple[dict, dict],
-    done: int,
-    count: int,
-) -> None:
-    """`collect` for every lane; told: logs and scores of all of them."""
-    for i, lane in enumerate(lanes):
-        logs, scores = (vmapped.pick(tree, i, len(lanes)) for tree in told)
-        tuned = lambda i=i, lane=lane: (
-            adapt(of_state(state, i), data_of(lane, data)) if adapt is not None else {}
-        )
-        collect(lane, tuned, logs, scores, done, count)
-
-
-def adapts_after(sim: Any, config: Experiment, at: int) -> bool:
+def adapts_after(sim: Simulation, config: Experiment, at: int) -> bool:
     """Whether clients fine-tune for their evaluation after round `at`."""
     if not adapted_modes(sim.method, config.evaluation.evaluations):
         return False
@@ -373,14 +389,14 @@ def adapts_after(sim: Any, config: Experiment, at: int) -> bool:
 
 
 def collect(
-    lane: Lane, tuned: Callable[[], dict], logs: dict, scores: dict, done: int, count: int
+    run: ActiveRun, tuned: Callable[[], dict], logs: dict, scores: dict, done: int, count: int
 ) -> None:
     """Rows of one segment; off the grid only the evaluations that `evaluated` asked for are there.
 
-    tuned: () -> the evaluation for which the lane's clients fine-tune.
+    tuned: () -> the evaluation for which the run's clients fine-tune.
     """
-    config, sim = lane.setup.experiment, lane.setup.simulation
-    lane.recorder.add_rounds(logs, count)
+    config, sim = run.setup.experiment, run.setup.simulation
+    run.recorder.add_rounds(logs, count)
     for i in range(len(scores["round"])):
         at = int(scores["round"][i])
         if not done < at <= done + count:
@@ -391,7 +407,7 @@ def collect(
         score = jax.tree.map(lambda a: a[i], scores)
         if personal_due and at == done + count:
             score |= layouts.as_numpy(tuned())
-        lane.recorder.add_evaluation(score, {k: v[at - done - 1] for k, v in logs.items()})
+        run.recorder.add_evaluation(score, {k: v[at - done - 1] for k, v in logs.items()})
 
 
 def agreed(value: float) -> float:
@@ -409,14 +425,8 @@ def writes() -> bool:
     return jax.process_index() == 0
 
 
-def tell(sinks: Sequence[Any], lanes: Sequence[Lane], what: Callable[[Any, Lane], None]) -> None:
-    for sink in sinks:
-        for lane in lanes:
-            what(sink, lane)
-
-
-def segment_of(lane: Lane, first: int, last: int, seconds: float) -> Segment:
-    config, recorder = lane.setup.experiment, lane.recorder
+def segment_of(run: ActiveRun, first: int, last: int, seconds: float) -> Segment:
+    config, recorder = run.setup.experiment, run.recorder
     recent = lambda rows: [row for row in rows[-(last - first + 1) :] if row["round"] >= first]
     rounds, rows = recent(recorder.rounds), recent(recorder.rows)
     return Segment(
@@ -431,52 +441,52 @@ def segment_of(lane: Lane, first: int, last: int, seconds: float) -> Segment:
     )
 
 
-def save(lanes: Sequence[Lane], state: State, of_state: Callable[[State, int], State]) -> None:
-    """A checkpoint of every lane; every process takes part."""
-    for i, lane in enumerate(lanes):
-        if lane.directory is not None:
-            config = lane.setup.experiment
+def save(runs: Sequence[ActiveRun], state: State, of_state: Callable[[State, int], State]) -> None:
+    """A checkpoint of every run; every process takes part."""
+    for i, run in enumerate(runs):
+        if run.directory is not None:
+            config = run.setup.experiment
             folder, one, rows = (
-                lane.directory.path / "checkpoints",
+                run.directory.path / "checkpoints",
                 of_state(state, i),
-                lane.directory.rows,
+                run.directory.rows,
             )
-            checkpoint.save(folder, one, lane.setup.hash, config.compute.keep, rows)
+            checkpoint.save(folder, one, run.setup.hash, config.compute.keep, rows)
 
 
 def finish(
-    lane: Lane,
+    run: ActiveRun,
     state: State,
     timings: list[dict[str, Any]],
     compile_seconds: float,
     program: Callable | None,
 ) -> Result:
-    recorder, directory = lane.recorder, lane.directory
-    told = copy.copy(
+    recorder, directory = run.recorder, run.directory
+    stored = copy.copy(
         recorder
     )  # as the files have it: a resumed run knows no more digits, and gets the same figures
-    told.rows, told.rounds = (
+    stored.rows, stored.rounds = (
         [as_stored(row) for row in rows] for rows in (recorder.rows, recorder.rounds)
     )
     kept = (
         directory.ended if directory is not None else None
     )  # nothing was left to do: not even the clock has moved
     summary = kept or summarise(
-        lane.setup, told, [as_stored(row) for row in timings], compile_seconds
+        run.setup, stored, [as_stored(row) for row in timings], compile_seconds
     )
     if directory is not None and writes():
         directory.write_summary(summary)
     out = directory.path if directory else None
     return Result(
-        summary, recorder.rows, recorder.rounds, recorder.arrays(), state, lane.setup, out, program
+        summary, recorder.rows, recorder.rounds, recorder.arrays(), state, run.setup, out, program
     )
 
 
 def interrupted(
-    lanes: Sequence[Lane], done: int, saved_round: int, say: Callable[[str], None], again: str
+    runs: Sequence[ActiveRun], done: int, saved_round: int, say: Callable[[str], None], again: str
 ) -> None:
     """Say what is saved, and how to go on."""
-    paths = [str(lane.directory.path) for lane in lanes if lane.directory is not None]
+    paths = [str(run.directory.path) for run in runs if run.directory is not None]
     if not paths:
         return
     saved = f"saved at round {saved_round}" if saved_round >= 0 else "nothing had to be saved"

@@ -23,13 +23,13 @@ from fedjax_sim.engine import layout as layouts
 from fedjax_sim.errors import UserError
 from fedjax_sim.experiment.tree import Stored
 from fedjax_sim.methods.controllers import learns
-from fedjax_sim.runner import checkpoint, manifest, provenance, weights
-from fedjax_sim.runner.directory import RunDirectory
+from fedjax_sim.runner import checkpoint, provenance, run_directory, weights
+from fedjax_sim.runner.compilation import start_jax
 from fedjax_sim.runner.driver import Result, drive
 from fedjax_sim.runner.files import exists
 from fedjax_sim.runner.prepare import Objects, Setup, prepare
+from fedjax_sim.runner.run_directory import RunDirectory
 from fedjax_sim.runner.sinks import Sink
-from fedjax_sim.runner.start import start_jax
 
 
 def resume(
@@ -71,8 +71,8 @@ def reopened(
     """The set-up of a run directory, and the checkpoint from which it continues."""
     stored = directory.read_config()  # again: nobody else changes it now
     experiment = stored.experiment
-    begun = manifest.unfinished(directory.path)  # killed before its first checkpoint
-    found = None if begun else checkpoint.latest(directory.path / manifest.CHECKPOINTS)
+    begun = run_directory.unfinished(directory.path)  # killed before its first checkpoint
+    found = None if begun else checkpoint.latest(directory.path / run_directory.CHECKPOINTS)
     start = 0 if found is None else checkpoint.read_meta(found)["round"]
     planned = experiment.training.rounds
     total = planned if rounds is None else rounds
@@ -126,12 +126,12 @@ def resumed(
 ) -> Result | None:
     """The result of a run that was begun in `path`, resumed from its newest checkpoint; None where
     there is nothing to resume."""
-    if not exists(path) or manifest.empty(path):
+    if not exists(path) or run_directory.empty(path):
         return None
     RunDirectory(path).check_same(setup.hash)
-    if manifest.unfinished(path):  # killed before its first checkpoint: begun again
+    if run_directory.unfinished(path):  # killed before its first checkpoint: begun again
         return None
-    if not checkpoint.rounds(path / manifest.CHECKPOINTS):
+    if not run_directory.saved_rounds(path / run_directory.CHECKPOINTS):
         raise UserError(
             f"'{path}' has ended, or is damaged, and has no checkpoint to go on from; it is left as"
             " it is: move it away, or choose another --out"

@@ -26,12 +26,12 @@ from fedjax_sim.local import optim, optimizers
 from fedjax_sim.methods import make_method
 from fedjax_sim.options import like, shown
 from fedjax_sim.runner import prepare as preparing
-from fedjax_sim.runner.directory import RunDirectory
+from fedjax_sim.runner.compilation import start_jax
 from fedjax_sim.runner.driver import Result, drive
 from fedjax_sim.runner.execute import resumed
 from fedjax_sim.runner.facts import check_reach
 from fedjax_sim.runner.prepare import Objects, Setup, prepare
-from fedjax_sim.runner.start import start_jax
+from fedjax_sim.runner.run_directory import RunDirectory
 from fedjax_sim.runner.training import make_loss, make_optimizer
 from fedjax_sim.runner.weights import initial_net
 from fedjax_sim.transforms import innermost, names_of, transformed, with_option

@@ -17,7 +17,7 @@ from jax.sharding import AxisType
 from fedjax_sim import models
 from fedjax_sim.data.federation import Federation
 from fedjax_sim.data.protocols import BATCH, federate
-from fedjax_sim.engine import host_rows
+from fedjax_sim.engine import host_clients
 from fedjax_sim.engine import layout as layouts
 from fedjax_sim.engine.evaluation import check_evaluations, client_split
 from fedjax_sim.engine.participation import Participation, cohort_size, unseen_clients
@@ -33,7 +33,7 @@ from fedjax_sim.metrics import make_metrics
 from fedjax_sim.metrics.base import Metric, described
 from fedjax_sim.platform import floats
 from fedjax_sim.runner import autotune, checkpoint, interrupts, provenance, training, weights
-from fedjax_sim.runner.start import host_devices_missing, start_jax
+from fedjax_sim.runner.compilation import host_devices_missing, start_jax
 from fedjax_sim.runner.weights import initial_net, load_net
 from fedjax_sim.tasks import TOKENS, task_called
 from fedjax_sim.transforms import transformed
@@ -273,7 +273,7 @@ def compose(
     resolved |= declared(method, experiment, env) | dict(client_rows=rows)
     resolved |= described(metrics, modes)  # what is measured, and how it is read
     on_host = experiment.compute.state_on == "host"
-    simulation = host_rows.on_host(on(layout, "cohort")) if on_host else on(layout, "all")
+    simulation = host_clients.on_host(on(layout, "cohort")) if on_host else on(layout, "all")
     return Setup(
         experiment, found, fed, simulation, net, participation, unseen, resolved, given_net
     )

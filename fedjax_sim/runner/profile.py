@@ -47,7 +47,7 @@ def stage_seconds(
         raise UserError("profile takes a round apart on the device; allowed: --state-on device")
     state, data = layouts.place(sim.layout, setup.first_state(), sim.data)
     r = sim.stages
-    make = jax.jit(sim.orders)
+    make = jax.jit(sim.plan_round)
     train = jax.jit(lambda s, d, o: stages.train(r, sim.open(d), s, o))
     aggregate = jax.jit(lambda s, d, *rest: stages.aggregate(r, sim.open(d), s, *rest))
     learn = jax.jit(lambda s, d, *rest: stages.learn(r, sim.open(d), s, *rest))
@@ -59,10 +59,10 @@ def stage_seconds(
         seconds[name], out = best_of(fn, repeats)
         return out
 
-    orders = timed("orders", lambda: make(state, data))
-    outcome = timed("local", lambda: train(state, data, orders))
-    server, cohort, _ = timed("aggregation", lambda: aggregate(state, data, orders, outcome))
-    timed("controller", lambda: learn(state, data, orders, server, outcome.clients, cohort))
+    round_plan = timed("orders", lambda: make(state, data))
+    outcome = timed("local", lambda: train(state, data, round_plan))
+    server, cohort, _ = timed("aggregation", lambda: aggregate(state, data, round_plan, outcome))
+    timed("controller", lambda: learn(state, data, round_plan, server, outcome.clients, cohort))
     if sim.method.ask(Controlled) is None:
         seconds["controller"] = 0.0
     timed("evaluation", lambda: sim.evaluate(state, data))

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from fedjax_sim.data.arrays import check_inputs
 from fedjax_sim.engine import predictor
@@ -44,11 +45,13 @@ class Result:
             for name, v in found.items()
             if v is not None
         )
-        told = shown if primary.label == "accuracy" else f"{primary.label} {shown}" if shown else ""
+        measured = (
+            shown if primary.label == "accuracy" else f"{primary.label} {shown}" if shown else ""
+        )
         what = f"{s['method']} on {s['dataset']}, {s['rounds']} rounds, seed {s['seed']}"
         return (
             f"Result({what}:"
-            f" {told or 'nothing measured'}{f', in {str(self.out)!r}' if self.out else ''})"
+            f" {measured or 'nothing measured'}{f', in {str(self.out)!r}' if self.out else ''})"
         )
 
     @functools.cached_property
@@ -61,7 +64,9 @@ class Result:
         """ONE client's own predictor at the end: a net, or what the method's `predict` reads."""
         return predictor.personal(self.setup.simulation, self.state, client)
 
-    def predict(self, x: Any, client: int | None = None, *, logits: bool = False) -> np.ndarray:
+    def predict(
+        self, x: npt.ArrayLike, client: int | None = None, *, logits: bool = False
+    ) -> np.ndarray:
         """Classes [B] of raw examples, as they are in the dataset; they are normalised as in
         training. Other tasks have predictions of their own: numbers [B, K], labels [B, K], a token
         for every place [B, T].

@@ -21,9 +21,8 @@ from fedjax_sim.metrics.base import Primary
 from fedjax_sim.options import shown
 from fedjax_sim.report.runs import write_order
 from fedjax_sim.report.tables import figures_of
-from fedjax_sim.runner import manifest
-from fedjax_sim.runner.files import csv_bytes, read_csv, write_bytes, write_json
-from fedjax_sim.runner.lock import Lock
+from fedjax_sim.runner import run_directory
+from fedjax_sim.runner.files import Lock, csv_bytes, read_csv, write_bytes, write_json
 from fedjax_sim.sweep.plan import Job, as_text
 
 DONE, FAILED, DAMAGED, BEGUN, WAITING = "done", "failed", "damaged", "begun", "waiting"
@@ -52,7 +51,7 @@ class Folder:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as problem:
             raise UserError(f"'{self.path}' cannot be made: {problem.strerror}") from None
-        if (self.path / manifest.CONFIG).exists():
+        if (self.path / run_directory.CONFIG).exists():
             raise UserError(f"'{self.path}' is a run directory; choose another --out")
         write_bytes(self.file, json.dumps(data, indent=1, default=os.fspath).encode())
         write_order(self.path / "runs", [job.name for job in jobs])
@@ -105,7 +104,7 @@ class Folder:
     def finish(self, job: Job) -> None:
         """Write down that the directory, which has ended, is of this run of the sweep file."""
         self._owned(job).parent.mkdir(parents=True, exist_ok=True)
-        config = json.loads((self.run(job) / manifest.CONFIG).read_bytes())
+        config = json.loads((self.run(job) / run_directory.CONFIG).read_bytes())
         write_json(
             self._owned(job),
             {"run": job.name, "digits": job.digits, "config_hash": config.get("config_hash")},
@@ -118,7 +117,7 @@ class Folder:
         """Why what lies in the run's directory is not of this run; '' if it is."""
         try:
             told = json.loads(self._owned(job).read_text())
-            config = json.loads((self.run(job) / manifest.CONFIG).read_bytes())
+            config = json.loads((self.run(job) / run_directory.CONFIG).read_bytes())
             same = (told["digits"], told["config_hash"]) == (job.digits, config.get("config_hash"))
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             same = False
@@ -140,7 +139,10 @@ class Folder:
         """The end of a run, looked at again when one of its files has changed."""
         run, looked_at = (
             self.run(job),
-            {self._owned(job), *(self.run(job) / n for n in (*manifest.FILES, manifest.MANIFEST))},
+            {
+                self._owned(job),
+                *(self.run(job) / n for n in (*run_directory.FILES, run_directory.MANIFEST)),
+            },
         )
         marks = []
         for file in sorted(looked_at):
@@ -156,23 +158,27 @@ class Folder:
 
     def _end(self, job: Job, run: pathlib.Path) -> End:
         try:
-            ended = (run / manifest.SUMMARY).exists() or manifest.SUMMARY in manifest.read(run)
+            ended = (
+                run / run_directory.SUMMARY
+            ).exists() or run_directory.SUMMARY in run_directory.read_manifest(run)
         except ValueError:
             ended = False
         if not ended:
             return End({})
         try:
-            files = manifest.verified(run)
+            files = run_directory.verified(run)
             if other := self._other(job):
                 return End({}, other)
             told = json.loads(
-                files.get(manifest.SUMMARY, b'{"rounds": 0}')
+                files.get(run_directory.SUMMARY, b'{"rounds": 0}')
             )  # not named: of before it was extended
             return End(told if int(told["rounds"]) >= job.experiment.training.rounds else {})
         except UserError as problem:
             return End({}, str(problem))
         except (ValueError, KeyError, TypeError, RecursionError):
-            return End({}, f"'{shown(str(run), 200)}' is damaged: its {manifest.SUMMARY} is none")
+            return End(
+                {}, f"'{shown(str(run), 200)}' is damaged: its {run_directory.SUMMARY} is none"
+            )
 
     def status(self, job: Job) -> str:
         if self.summary(job):

@@ -27,7 +27,7 @@ import json
 import pathlib
 import re
 import tomllib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from fedjax_sim.errors import UserError, lookup, unknown
@@ -39,6 +39,7 @@ from fedjax_sim.experiment.given import (
     key_of,
     layered,
     read_entry,
+    scoped,
 )
 from fedjax_sim.experiment.settings import NEVER
 from fedjax_sim.experiment.tree import SETTINGS
@@ -152,7 +153,7 @@ def handed_over(before: Job) -> str:
 
 
 def befores(
-    data: Mapping[str, Any], base: Mapping[str, Any], others: Collection[str]
+    data: Mapping[str, Any], base: Callable[[str], Mapping[str, Any]], others: Collection[str]
 ) -> dict[str, Job]:
     """The runs of [before] by name; they have the settings of all runs, and their own."""
     out: dict[str, Job] = {}
@@ -162,7 +163,7 @@ def befores(
                 f'[before.{shown(name)}] needs a method, for example method = "fedpolicy"'
             )
         method, own = read_entry(table["method"])
-        told = layered(base, {"seed": seeds_of(data)[0]}, flattened(table), own)
+        told = layered(base(method), {"seed": seeds_of(data)[0]}, flattened(table), own)
         told = {n: v for n, v in told.items() if n not in ("method", "start_from")}
         experiment = experiment_of(method, told, {*others, method}, OF_THE_COMMAND)
         digits = digits_of([experiment.hash(), experiment.training.rounds])
@@ -198,13 +199,13 @@ def jobs_of(data: Mapping[str, Any]) -> list[Job]:
     read_entries, settings = [read_entry(entry) for entry in entries], data.get("settings", {})
     others = {method for method, _ in read_entries}
     base = preset(data["preset"]) if "preset" in data else None
+    usual = lambda method: scoped(method, base.of(method)) if base else {}
     grid = list(points(data))
     settings = flattened(settings)
-    first = befores(data, layered(base.settings if base else {}, settings), METHODS)
+    first = befores(data, lambda method: layered(usual(method), settings), METHODS)
     found: dict[str, Job] = {job.digits: job for job in first.values()}
     for (method, own), point, seed in itertools.product(read_entries, grid, seeds_of(data)):
-        usual = base.of(method) if base else {}
-        told = layered(usual, {"seed": seed}, settings, point, own)
+        told = layered(usual(method), {"seed": seed}, settings, point, own)
         job = job_of(len(found), method, told, point, own, others, first)
         found.setdefault(job.digits, job)
         if len(found) > MOST_RUNS:

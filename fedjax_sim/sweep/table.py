@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedjax_sim.report.text import columns, duration
-from fedjax_sim.runner.progress import told
+from fedjax_sim.runner.sinks import json_line
 from fedjax_sim.sweep.folder import DAMAGED, DONE, FAILED, Folder
 from fedjax_sim.sweep.plan import Job, as_text
 
@@ -88,7 +88,7 @@ class Table:
 
 
 def tell(event: str, **facts: Any) -> None:
-    print(told(event, **facts), flush=True)
+    print(json_line(event, **facts), flush=True)
 
 
 def results(jobs: Sequence[Job], folder: Folder) -> str:

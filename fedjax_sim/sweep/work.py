@@ -12,8 +12,7 @@ from typing import Any
 from fedjax_sim.errors import expected
 from fedjax_sim.papers.reading import load_profile
 from fedjax_sim.runner.facts import facts
-from fedjax_sim.runner.files import write_json
-from fedjax_sim.runner.lock import InUse, Lock
+from fedjax_sim.runner.files import InUse, Lock, write_json
 from fedjax_sim.runner.many import Federations, ready, run_all
 from fedjax_sim.runner.profile import stage_seconds
 from fedjax_sim.sweep.folder import DONE, FAILED, Folder, started

@@ -50,12 +50,14 @@ class Sent(NamedTuple):
 
 
 def inside(client: Client) -> Client:
-    """The client as the inner method knows it; also rows [K, …]."""
+    """The client as the inner method knows it; also of peers [K, …]."""
     return client._replace(own=client.own.inner)
 
 
 def env_inside(env: Env) -> Env:
-    return dataclasses.replace(env, rows=inside(env.rows)) if isinstance(env.rows, Client) else env
+    return (
+        dataclasses.replace(env, peers=inside(env.peers)) if isinstance(env.peers, Client) else env
+    )
 
 
 class Transform(Personal, Peers, Controlled, Selects, SetsUp, Finishes, Method):
@@ -123,6 +125,7 @@ class Transform(Personal, Peers, Controlled, Selects, SetsUp, Finishes, Method):
     panels = property(lambda self: self.inner.panels)  # type: ignore[assignment]
     max_epochs = property(lambda self: self.inner.max_epochs)  # type: ignore[assignment]
     adapts = property(lambda self: self.inner.adapts)  # type: ignore[assignment]
+    evolves = property(lambda self: self.inner.evolves)  # type: ignore[assignment]
     setup_trains = property(lambda self: self.inner.setup_trains)  # type: ignore[assignment]
 
     def refusal(self, transform: str) -> str:
@@ -141,21 +144,21 @@ class Transform(Personal, Peers, Controlled, Selects, SetsUp, Finishes, Method):
     ) -> tuple[Client, Tree]:
         own: Beside = client.own
         client, net = self.inner.receive(env_inside(env), server.inner, inside(client), plan, ctx)
-        told = Beside(client.own, own.mine, plan.send)
-        return client._replace(own=told), self.hand_out(env, net, ctx)
+        beside = Beside(client.own, own.mine, plan.send)
+        return client._replace(own=beside), self.hand_out(env, net, ctx)
 
     def local(
         self, env: Env, net: Tree, server: Around, client: Client, ctx: Ctx
     ) -> tuple[Client, Upload]:
         own: Beside = client.own
         after, up = self.inner.local(env_inside(env), net, server.inner, inside(client), ctx)
-        held = up.net if up.held is None else up.held
+        resident = up.net if up.resident is None else up.resident
         payload = {name: getattr(up, name) for name in self.payload}
         mask = jnp.ones(env.num_groups, bool) if isinstance(own.send, tuple) else own.send > 0
         mine, sent = self.send(env, own.mine, net, Sent(up.net, **payload), mask, ctx)
         changed = {name: getattr(sent, name) for name in self.payload}
         return after._replace(own=Beside(after.own, mine)), up._replace(
-            net=sent.net, held=held, **changed
+            net=sent.net, resident=resident, **changed
         )
 
     def aggregate(self, env: Env, server: Around, cohort: Cohort) -> Around:
@@ -182,14 +185,14 @@ class Transform(Personal, Peers, Controlled, Selects, SetsUp, Finishes, Method):
     def log(self, env: Env, old: Around, server: Around, cohort: Cohort) -> dict[str, Array]:
         return self.inner.log(env, old.inner, server.inner, cohort)
 
-    def complaints(self, rounds: Any) -> list[str]:
-        return self.inner.complaints(rounds)
+    def warnings(self, rounds: Any) -> list[str]:
+        return self.inner.warnings(rounds)
 
     def personal(self, env: Env, server: Around, client: Client, ctx: Ctx) -> Tree:
         return self._inner.personal(env, server.inner, inside(client), ctx)
 
-    def held(self, env: Env, server: Around, client: Client, ctx: Ctx) -> Tree:
-        return self._inner.held(env, server.inner, inside(client), ctx)
+    def resident(self, env: Env, server: Around, client: Client, ctx: Ctx) -> Tree:
+        return self._inner.resident(env, server.inner, inside(client), ctx)
 
     def predict(self, env: Env, predictor: Tree, x: Array) -> Array:
         return self._inner.predict(env, predictor, x)
@@ -200,9 +203,9 @@ class Transform(Personal, Peers, Controlled, Selects, SetsUp, Finishes, Method):
     def peer_ids(self, env: Env, server: Around, ids: Array) -> Array:
         return self._inner.peer_ids(env, server.inner, ids)
 
-    def prepare(self, env: Env, server: Around, ids: Array, rows: Client) -> Around:
+    def prepare(self, env: Env, server: Around, ids: Array, peers: Client) -> Around:
         return server._replace(
-            inner=self._inner.prepare(env_inside(env), server.inner, ids, inside(rows))
+            inner=self._inner.prepare(env_inside(env), server.inner, ids, inside(peers))
         )
 
     def setup(self, env: Env, server: Around, client: Client, ctx: Ctx) -> Client:

@@ -320,7 +320,7 @@ def test_a_larger_pool_has_the_same_clients():
     np.testing.assert_array_equal(small.x[:28], large.x[:28])
     validated, _ = ours.federation(TINY, validation=True)
     assert validated.size["train"].tolist() == small.size["train"].tolist()
-    assert validated.size["val"].tolist() == [1] * 4 and len(validated.held["val"]) == 1000
+    assert validated.size["val"].tolist() == [1] * 4 and len(validated.server_rows["val"]) == 1000
 
 
 def test_the_naive_program_is_fedavg_on_one_device():

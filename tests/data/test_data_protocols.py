@@ -53,19 +53,19 @@ def test_fractions_cover_and_no_leak(protocol, partition):
     merged = protocol in ("pfllib", "pfedrlla")
     if merged:
         assert sorted(rows.tolist()) == list(range(5000))
-        assert sorted(fed.held["test"].tolist()) == sorted(used(fed, "test").tolist())
+        assert sorted(fed.server_rows["test"].tolist()) == sorted(used(fed, "test").tolist())
     else:
-        assert fed.held["test"].tolist() == list(range(4000, 5000))
-        server = fed.held["val"].tolist() if protocol in ("standard", "fedpolicy") else []
+        assert fed.server_rows["test"].tolist() == list(range(4000, 5000))
+        server = fed.server_rows["val"].tolist() if protocol in ("standard", "fedpolicy") else []
         assert sorted([*rows.tolist(), *server]) == list(range(4000))
-    tested = set(fed.held["test"].tolist()) | set(
+    tested = set(fed.server_rows["test"].tolist()) | set(
         used(fed, "test").tolist() if "test" in fed.rows else []
     )
     for split in set(fed.rows) - {"test"}:
         assert not tested & set(used(fed, split).tolist())
-    assert ("val" in fed.held) == (protocol in ("standard", "fedpolicy"))
-    if "val" in fed.held:
-        assert not tested & set(fed.held["val"].tolist())
+    assert ("val" in fed.server_rows) == (protocol in ("standard", "fedpolicy"))
+    if "val" in fed.server_rows:
+        assert not tested & set(fed.server_rows["val"].tolist())
 
 
 def test_pool_keeps_images_and_labels_together():
@@ -78,12 +78,12 @@ def test_pool_keeps_images_and_labels_together():
 def test_server_validation_is_stratified():
     data = toy(train=20_000)
     fed = federate(data, "iid", clients=5)
-    assert len(fed.held["val"]) == 1000  # min(1000, 10 %)
-    share = np.bincount(fed.y[fed.held["val"]], minlength=10)
+    assert len(fed.server_rows["val"]) == 1000  # min(1000, 10 %)
+    share = np.bincount(fed.y[fed.server_rows["val"]], minlength=10)
     assert np.abs(share - 1000 * np.bincount(data.y_train) / 20_000).max() < 1
-    assert len(federate(data, "iid", clients=5, server_val=777).held["val"]) == 777
-    assert "val" not in federate(data, "iid", clients=5, server_val=0).held
-    assert len(federate(toy(), "iid", clients=5).held["val"]) == 400
+    assert len(federate(data, "iid", clients=5, server_val=777).server_rows["val"]) == 777
+    assert "val" not in federate(data, "iid", clients=5, server_val=0).server_rows
+    assert len(federate(toy(), "iid", clients=5).server_rows["val"]) == 400
 
 
 @pytest.mark.parametrize("number", [1, 9, 33, 100])
@@ -98,7 +98,7 @@ def test_stratified_is_exact(number):
 def test_seed_and_stages():
     a, b, c = (federate("digits", clients=10, data_seed=s) for s in (1, 1, 2))
     np.testing.assert_array_equal(a.rows["train"], b.rows["train"])
-    np.testing.assert_array_equal(a.held["val"], b.held["val"])
+    np.testing.assert_array_equal(a.server_rows["val"], b.server_rows["val"])
     assert (
         a.rows["train"].shape != c.rows["train"].shape or (a.rows["train"] != c.rows["train"]).any()
     )

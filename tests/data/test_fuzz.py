@@ -58,8 +58,8 @@ def check_federation(fed):
     total = len(fed.x)
     assert fed.x.ndim == 4 and min(fed.x.shape) >= 1 and len(fed.y) == total
     assert fed.y.min() >= 0 and fed.y.max() < fed.classes
-    assert fed.size["train"].min() >= 1 and len(fed.held["test"]) >= 1
-    owned, tested = [], set(fed.held["test"].tolist())
+    assert fed.size["train"].min() >= 1 and len(fed.server_rows["test"]) >= 1
+    owned, tested = [], set(fed.server_rows["test"].tolist())
     for split, table in fed.rows.items():
         assert table.shape[0] == fed.num_clients and table.dtype == np.int32
         assert table.min() >= 0 and table.max() < total and fed.size[split].max() <= table.shape[1]
@@ -67,7 +67,7 @@ def check_federation(fed):
         owned += rows.tolist()
         assert split == "test" or not tested & set(rows.tolist())
     assert len(owned) == len(set(owned))
-    assert not tested & set(fed.held.get("val", np.zeros(0, int)).tolist())
+    assert not tested & set(fed.server_rows.get("val", np.zeros(0, int)).tolist())
     assert np.isfinite(fed.mean).all() and np.isfinite(fed.std).all() and (fed.std > 0).all()
     assert fed.x.dtype == np.uint8 or np.isfinite(fed.x).all()
     assert fed.label_counts().sum() == fed.size["train"].sum()

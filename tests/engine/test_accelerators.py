@@ -17,7 +17,7 @@ import tiny
 from tiny import M, N, arrays, assert_close
 
 from fedjax_sim.data.federation import Federation
-from fedjax_sim.engine.participation import draw_without_replacement
+from fedjax_sim.engine.participation import sample_distinct
 from fedjax_sim.local.batches import LEAST_BLOCK, MOST_BLOCKS, turns
 from fedjax_sim.models.layers import ON_DEVICE, conv_relu_pool
 from fedjax_sim.platform import lowering_for
@@ -89,7 +89,7 @@ def test_a_diverged_client_counts_for_nothing(platform, chunk):
     clean = two_rounds("ditto", chunk, platform)
     victim = int(
         np.asarray(
-            tiny.simulation("ditto").orders(*tiny.start(tiny.simulation("ditto"))).slots.ctx.id
+            tiny.simulation("ditto").plan_round(*tiny.start(tiny.simulation("ditto"))).slots.ctx.id
         )[0]
     )
 
@@ -201,7 +201,7 @@ def test_the_devices_form_of_a_convolution_has_the_same_values(platform):
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-9), want, got)
 
 
-def test_draw_without_replacement_is_a_shuffle():
+def test_few_of_many_is_a_shuffle():
     """The same numbers as exchanging places one after another."""
     for few, many in ((5, 40), (8, 8), (60, 70), (1, 9)):
         key = jax.random.key(few)
@@ -209,4 +209,4 @@ def test_draw_without_replacement_is_a_shuffle():
         places = np.arange(many)
         for i, j in enumerate(other):
             places[[i, j]] = places[[j, i]]
-        assert draw_without_replacement(key, few, many).tolist() == places[:few].tolist()
+        assert sample_distinct(key, few, many).tolist() == places[:few].tolist()

@@ -15,12 +15,12 @@ from tiny_bn import tiny_bn
 
 from fedjax_sim.data.federation import Federation
 from fedjax_sim.engine.evaluation import check_evaluations
-from fedjax_sim.engine.participation import Participation, draw_without_replacement
+from fedjax_sim.engine.participation import Participation, sample_distinct
 from fedjax_sim.engine.round import make_data, seed_key
 from fedjax_sim.engine.simulation import simulate
 from fedjax_sim.errors import UserError
 from fedjax_sim.hooks import Method, Personal
-from fedjax_sim.local import epoch_orders, optim
+from fedjax_sim.local import epoch_permutations, optim
 from fedjax_sim.local.score import predict_net
 from fedjax_sim.local.threefry import counter_bits
 from fedjax_sim.methods import make_method
@@ -157,7 +157,8 @@ def test_a_shuffle_depends_on_its_own_size_alone(n):
     key = jax.random.key(5)
     tables = [(n, 1), (n + 13, 3), (4096 + n, 2), (9000, 4)]
     orders = [
-        np.asarray(epoch_orders(key, jnp.int32(n), padded, epochs)) for padded, epochs in tables
+        np.asarray(epoch_permutations(key, jnp.int32(n), padded, epochs))
+        for padded, epochs in tables
     ]
     for order in orders:
         np.testing.assert_array_equal(order[0, :n], orders[0][0, :n])
@@ -180,8 +181,8 @@ def test_another_clients_row_count_changes_nobodys_upload():
         fed.x,
         fed.y,
         lists,
-        test=fed.held["test"],
-        server_val=fed.held["val"],
+        test=fed.server_rows["test"],
+        server_val=fed.server_rows["val"],
         classes=fed.classes,
         mean=0.0,
         std=1.0,
@@ -285,8 +286,8 @@ def test_cohorts_do_not_depend_on_the_precision():
         np.testing.assert_array_equal(a, b)
 
 
-def test_draw_without_replacement_are_different_and_uniform():
-    draw = jax.jit(jax.vmap(lambda k: draw_without_replacement(k, 6, 9)))
+def test_few_of_many_are_different_and_uniform():
+    draw = jax.jit(jax.vmap(lambda k: sample_distinct(k, 6, 9)))
     ids = np.asarray(draw(jax.random.split(jax.random.key(1), 6000)))
     assert all(len(set(row)) == 6 for row in ids.tolist()) and ids.min() == 0 and ids.max() == 8
     for place in range(

@@ -154,11 +154,11 @@ def test_peers_are_read_as_they_were_at_the_start_of_the_round():
     state, data = start(base)
     state = base.examine(*base_twice(base, state, data))[0]  # residents differ now
     want = base.examine(state, data)
-    told = base.orders(state, data)
-    env = dataclasses.replace(base.open(data), rows=told.rows)
-    ids = np.asarray(told.slots.ctx.id)
+    round_plan = base.plan_round(state, data)
+    env = dataclasses.replace(base.open(data), peers=round_plan.peers)
+    ids = np.asarray(round_plan.slots.ctx.id)
     for slot in range(M):
-        one = jax.tree.map(lambda a: a[slot], told.slots)
+        one = jax.tree.map(lambda a: a[slot], round_plan.slots)
         k, next_k = ids[slot], ids[(slot + 1) % M]
         mine, other = (
             jax.tree.map(lambda a: np.asarray(a[j]), state.clients.resident) for j in (k, next_k)
@@ -170,7 +170,7 @@ def test_peers_are_read_as_they_were_at_the_start_of_the_round():
             other,
         )
         row = jax.tree.map(lambda a: a[k], state.clients)
-        net = base.method.receive(env, told.server, row, one.plan, one.ctx)[1]
+        net = base.method.receive(env, round_plan.server, row, one.plan, one.ctx)[1]
         assert close(mixed, net, 1e-6)
     for chunk, devices in ((2, 1), (1, 2), (2, 2)):
         sim = simulation("neighbourhood", chunk=chunk, devices=devices)
@@ -185,7 +185,7 @@ def test_peers_are_read_as_they_were_at_the_start_of_the_round():
 
 def test_peers_of_rows_on_the_host():
     """`--state-on host`: the same rounds, the K peers' rows brought along."""
-    from fedjax_sim.engine.host_rows import on_host, place
+    from fedjax_sim.engine.host_clients import on_host, place
 
     base = simulation("neighbourhood")
     state, data = start(base)

@@ -2,7 +2,7 @@
 without its code.
 
 Only two things come from the simulator: `Participation` (who is sampled, who reports) and
-`local.epoch_orders` (the permutation of one epoch). Keys follow the documented rule, written out
+`local.epoch_permutations` (one epoch's). Keys follow the documented rule, written out
 here: a draw of a round is keyed by (seed, round, stage), a client's by (seed, round, stage, client
 id), a client's several passes of one round also by the pass ("salt"). How many steps there are and
 how an epoch is cut into minibatches is computed here, in NumPy.
@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from fedjax_sim.engine.round import DROP, SAMPLE, TRAIN
-from fedjax_sim.local import epoch_orders
+from fedjax_sim.local import epoch_permutations
 
 
 def stage_key(seed, t, stage):
@@ -32,9 +32,9 @@ def _cohort(participation, seed, t, dropout):
 
 
 @functools.partial(jax.jit, static_argnums=(5, 6))
-def _orders(seed, t, client, salt, n, padded, epochs):
+def _permutations(seed, t, client, salt, n, padded, epochs):
     key = jax.random.fold_in(jax.random.fold_in(stage_key(seed, t, TRAIN), client), salt)
-    return epoch_orders(key, n, padded, epochs)
+    return epoch_permutations(key, n, padded, epochs)
 
 
 def reporting(
@@ -55,7 +55,7 @@ def minibatches(
     per_epoch = math.ceil(n / batch_size)
     steps = max(1, round(epochs * per_epoch)) if n and epochs > 0 else 0
     padded = math.ceil(widest / batch_size) * batch_size
-    orders = np.asarray(_orders(seed, t, client, salt, n, padded, max(1, math.ceil(epochs))))
+    orders = np.asarray(_permutations(seed, t, client, salt, n, padded, max(1, math.ceil(epochs))))
     whole = [
         rows[order[:n][i : i + batch_size]] for order in orders for i in range(0, n, batch_size)
     ]

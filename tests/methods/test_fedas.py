@@ -22,8 +22,8 @@ def test_fedas_with_equal_traces_averages_uniformly(monkeypatch):
     after, _, _, nets = sim.examine(state, data)
     mean = lambda nets, w: jax.tree.map(lambda a: jnp.tensordot(w, a, 1) / w.sum(), nets)
     env = sim.open(data)
-    ctx = lambda k: sim.orders(state, data).slots.ctx._asdict() | {"id": jnp.int32(cohort[k])}
-    keys = sim.orders(state, data).slots.ctx.key
+    ctx = lambda k: sim.plan_round(state, data).slots.ctx._asdict() | {"id": jnp.int32(cohort[k])}
+    keys = sim.plan_round(state, data).slots.ctx.key
     traces = jnp.stack(
         [
             fisher_trace(

@@ -18,7 +18,7 @@ from fedjax_sim.engine.participation import Participation
 from fedjax_sim.engine.simulation import simulate
 from fedjax_sim.errors import UserError
 from fedjax_sim.hooks import Method
-from fedjax_sim.local import descend, upload
+from fedjax_sim.local import local_sgd, upload
 from fedjax_sim.local.optim import schedule
 from fedjax_sim.methods import make_method
 from fedjax_sim.methods.fedpolicy import STATES, observation_size
@@ -58,7 +58,7 @@ def keeps(private: str):
             return client, {"params": {**server, private: client.own}, "batch_stats": {}}
 
         def local(self, env, net, server, client, ctx):
-            client, done = descend(env, net, client, ctx)
+            client, done = local_sgd(env, net, client, ctx)
             return client._replace(own=done.net["params"][private]), upload(
                 env, ctx, done, "uniform"
             )
@@ -101,24 +101,24 @@ def test_first_participation_gets_everything():
     assert np.asarray(state.clients.own.joined).nonzero()[0].tolist() == sorted(
         np.asarray(before).tolist()
     )
-    told = jax.jit(sim.orders)(state, data)
-    ids = np.asarray(told.slots.ctx.id)
+    round_plan = jax.jit(sim.plan_round)(state, data)
+    ids = np.asarray(round_plan.slots.ctx.id)
     known = np.isin(ids, np.asarray(before))
     assert known.any() and not known.all()
     np.testing.assert_array_equal(
-        told.slots.plan.take, np.where(known[:, None], [[0, 1]], [[1, 1]])
+        round_plan.slots.plan.take, np.where(known[:, None], [[0, 1]], [[1, 1]])
     )
     log = sim.examine(state, data)[1]
-    np.testing.assert_array_equal(log["acted_takes"], told.slots.plan.take)
+    np.testing.assert_array_equal(log["acted_takes"], round_plan.slots.plan.take)
     np.testing.assert_array_equal(log["acted_ids"], ids)
     assert (int(log["action_full"]), int(log["action_head"])) == ((~known).sum(), known.sum())
     for agent in ("sac", "dqn", "oracle"):  # whoever decides may not decide otherwise
         options = {"agent.batch": 4} if agent != "oracle" else {}
         sim = simulation("fedpolicy", agent=agent, **options)
-        assert set(np.asarray(jax.jit(sim.orders)(*start(sim)).actions).tolist()) == {0}
+        assert set(np.asarray(jax.jit(sim.plan_round)(*start(sim)).actions).tolist()) == {0}
     mix = simulation("fedpolicy", actions="mix", **{"agent.batch": 4, "agent.gradient_steps": 1})
     state, data = start(mix)
-    slot = jax.tree.map(lambda a: a[0], jax.jit(mix.orders)(state, data).slots)
+    slot = jax.tree.map(lambda a: a[0], jax.jit(mix.plan_round)(state, data).slots)
     client = jax.tree.map(lambda a: a[0], state.clients)
     client = client._replace(resident=jax.tree.map(lambda a: a + 1, client.resident))
     assert close(
@@ -160,7 +160,7 @@ def numpy_state(fed, confusion, resident, net, client):
             (rows / rows.sum(1, keepdims=True)).ravel(),
             [
                 accuracy(fed, resident, fed.client_rows(client, "val")),
-                accuracy(fed, net, fed.held["val"]),
+                accuracy(fed, net, fed.server_rows["val"]),
                 away,
             ],
         ]
@@ -230,9 +230,11 @@ def test_first_participation_knows_the_initial_model():
     want = [accuracy(data.fed, state.server.net, data.fed.client_rows(i, "val")) for i in range(N)]
     np.testing.assert_allclose(state.clients.own.acc, want, atol=1e-6)
     np.testing.assert_allclose(
-        state.server.acc, accuracy(data.fed, state.server.net, data.fed.held["val"]), atol=1e-6
+        state.server.acc,
+        accuracy(data.fed, state.server.net, data.fed.server_rows["val"]),
+        atol=1e-6,
     )
-    seen = np.asarray(jax.jit(sim.orders)(state, data).observed)
+    seen = np.asarray(jax.jit(sim.plan_round)(state, data).observed)
     np.testing.assert_allclose(seen[:, : CLASSES**2], 1 / CLASSES, atol=1e-6)
     np.testing.assert_allclose(seen[:, -1], 0, atol=1e-6)
 
@@ -241,7 +243,9 @@ def test_test_labels_never_reach_the_agent():
     sim = simulation("fedpolicy", **{"agent.batch": 4})
     state, data = start(sim)
     fed = data.fed
-    rows = np.concatenate([fed.held["test"], *(fed.client_rows(i, "test") for i in range(N))])
+    rows = np.concatenate(
+        [fed.server_rows["test"], *(fed.client_rows(i, "test") for i in range(N))]
+    )
     y = np.array(fed.y)
     y[rows] = (y[rows] + 1) % CLASSES
     other = data._replace(fed=dataclasses.replace(fed, y=y))
@@ -271,7 +275,8 @@ def test_state_subsets_change_the_observation():
         ocmla=range(c2 + 2),
         opd=(*range(c2 + 1), c2 + 2),
     )
-    for name in STATES:
+    assert {*keep, "portable"} == set(STATES)
+    for name in keep:
         seen = make_method("fedpolicy", state=name).observe(env, state.server, client, ctx)
         np.testing.assert_array_equal(seen, everything[jnp.array(list(keep[name]))])
     raw = make_method("fedpolicy", state_scaling="raw").observe(env, state.server, client, ctx)
@@ -305,20 +310,20 @@ def test_layerwise_and_mix():
     assert {tuple(m) for m in np.asarray(subset_masks(2), int).tolist()} == {(1, 0), (0, 1), (1, 1)}
     sim = simulation("fedpolicy", actions="layerwise", **{"agent.batch": 4})
     state, data = start(sim)
-    told = jax.jit(sim.orders)(state, data)
+    round_plan = jax.jit(sim.plan_round)(state, data)
     np.testing.assert_array_equal(
-        told.slots.plan.take, np.asarray(subset_masks(2))[np.asarray(told.actions)]
+        round_plan.slots.plan.take, np.asarray(subset_masks(2))[np.asarray(round_plan.actions)]
     )
     sim = simulation("fedpolicy", actions="mix", **{"agent.batch": 4, "agent.gradient_steps": 1})
     state, data = start(sim)
     for _ in range(4):
         state, log, ids, _ = sim.examine(state, data)
     after = state._replace(
-        clients=state.clients._replace(own=state.clients.own._replace(joined=jnp.ones(N, bool)))
+        clients=state.clients._replace(own=state.clients.own._replace(last=jnp.zeros(N, jnp.int32)))
     )
-    told = jax.jit(sim.orders)(after, data)
-    take = np.asarray(told.slots.plan.take)
-    np.testing.assert_allclose(take, (np.asarray(told.actions) + 1) / 2, atol=1e-6)
+    round_plan = jax.jit(sim.plan_round)(after, data)
+    take = np.asarray(round_plan.slots.plan.take)
+    np.testing.assert_allclose(take, (np.asarray(round_plan.actions) + 1) / 2, atol=1e-6)
     assert (
         take.shape == (M, 2)
         and (take >= 0).all()
@@ -327,7 +332,7 @@ def test_layerwise_and_mix():
     )
     assert float(log["agent_critic"]) > 0 and {"mix_fc1", "mix_fc"} <= set(log)
     client = jax.tree.map(lambda a: a[ids[0]], after.clients)
-    slot = jax.tree.map(lambda a: a[0], told.slots)
+    slot = jax.tree.map(lambda a: a[0], round_plan.slots)
     _, net = sim.method.receive(sim.env, after.server, client, slot.plan, slot.ctx)
     for g, name in enumerate(("fc1", "fc")):
         mine, common = (
@@ -345,8 +350,10 @@ def test_what_is_executed_is_what_is_learned_and_logged():
     state, data = start(sim)
     joined, stored = set(), 0
     for _ in range(3):
-        told = jax.jit(sim.orders)(state, data)
-        new = np.array([client not in joined for client in np.asarray(told.slots.ctx.id).tolist()])
+        round_plan = jax.jit(sim.plan_round)(state, data)
+        new = np.array(
+            [client not in joined for client in np.asarray(round_plan.slots.ctx.id).tolist()]
+        )
         state, log, ids, _ = sim.examine(state, data)
         joined |= set(np.asarray(ids).tolist())
         takes = np.asarray(log["acted_takes"])
@@ -385,8 +392,8 @@ def test_greedy_takes_what_the_agent_thinks_best():
     for _ in range(3):
         state = draws.examine(state, data)[0]
     own = start(picks)[1]  # its settings are among its data
-    told, sure = jax.jit(draws.orders)(state, data), jax.jit(picks.orders)(state, own)
-    np.testing.assert_array_equal(sure.actions, np.asarray(told.info.policy).argmax(-1))
+    round_plan, sure = jax.jit(draws.plan_round)(state, data), jax.jit(picks.plan_round)(state, own)
+    np.testing.assert_array_equal(sure.actions, np.asarray(round_plan.info.policy).argmax(-1))
     assert same_bits(picks.examine(state, own)[0].agent, state.agent)
 
 
@@ -395,9 +402,9 @@ def test_oracle_takes_the_candidate_with_the_lowest_validation_loss():
     state, data = start(sim)
     for _ in range(2):
         state = sim.examine(state, data)[0]
-    told = jax.jit(sim.orders)(state, data)
+    round_plan = jax.jit(sim.plan_round)(state, data)
     fed = data.fed
-    for slot, client in enumerate(np.asarray(told.slots.ctx.id).tolist()):
+    for slot, client in enumerate(np.asarray(round_plan.slots.ctx.id).tolist()):
         resident = jax.tree.map(lambda a: np.asarray(a)[client], state.clients.resident)["params"]
         net = jax.tree.map(np.asarray, state.server.net)["params"]
         rows, losses = fed.client_rows(client, "val"), []
@@ -408,17 +415,17 @@ def test_oracle_takes_the_candidate_with_the_lowest_validation_loss():
             losses.append(
                 np.mean(np.log(np.exp(z).sum(1)) - z[np.arange(len(z)), np.asarray(fed.y)[rows]])
             )
-        np.testing.assert_allclose(told.observed[slot], losses, atol=1e-5)
-        assert int(told.actions[slot]) == int(np.argmin(losses))
+        np.testing.assert_allclose(round_plan.observed[slot], losses, atol=1e-5)
+        assert int(round_plan.actions[slot]) == int(np.argmin(losses))
 
 
 @pytest.mark.parametrize("agent", ["random"])
 def test_every_agent_gives_a_plan(agent):
     """Orders only, which is cheap to compile; that agents learn is tested where they live."""
     sim = simulation("fedpolicy", agent=agent)
-    told = jax.jit(sim.orders)(*start(sim))
-    assert set(np.asarray(told.actions).tolist()) <= {0, 1, 2} and np.asarray(
-        told.slots.plan.take
+    round_plan = jax.jit(sim.plan_round)(*start(sim))
+    assert set(np.asarray(round_plan.actions).tolist()) <= {0, 1, 2} and np.asarray(
+        round_plan.slots.plan.take
     ).shape == (M, 2)
 
 
@@ -467,7 +474,7 @@ def test_what_it_needs_of_model_and_data():
         fed.x,
         fed.y,
         more.pop("rows", rows),
-        test=fed.held["test"],
+        test=fed.server_rows["test"],
         classes=CLASSES,
         mean=0.0,
         std=1.0,
@@ -476,7 +483,7 @@ def test_what_it_needs_of_model_and_data():
     with pytest.raises(UserError, match="server holds back for validation"):
         made(bare())
     with pytest.raises(UserError, match="validation rows on every client"):
-        made(bare(rows={"train": rows["train"]}, server_val=fed.held["val"]))
+        made(bare(rows={"train": rows["train"]}, server_val=fed.server_rows["val"]))
     static = simulation(
         "fedpolicy", agent="full"
     )  # a static policy needs no validation rows; its reward is not known
@@ -514,7 +521,7 @@ def test_figures_from_run_directories(tmp_path):
 
     from fedjax_sim.cli.main import main
     from fedjax_sim.report.runs import load_run, windowed_shares
-    from fedjax_sim.runner import manifest
+    from fedjax_sim.runner import run_directory
     from fedjax_sim.runner.files import stamp
 
     rng = np.random.default_rng(0)
@@ -540,7 +547,9 @@ def test_figures_from_run_directories(tmp_path):
             "round,global_acc,client_mean\n"
             + "".join(f"{i},{0.04 * i},{'' if i % 2 else 0.03 * i}\n" for i in range(1, 21))
         )
-        manifest.write(folder, {file.name: stamp(file.read_bytes()) for file in folder.iterdir()})
+        run_directory.write_manifest(
+            folder, {file.name: stamp(file.read_bytes()) for file in folder.iterdir()}
+        )
         if agent:
             shares = windowed_shares(load_run(folder).actions)
             np.testing.assert_allclose(shares["full"][14], counts[5:15, 0].sum() / 100)

@@ -29,8 +29,8 @@ def test_contribution_is_what_the_aggregate_loses_without_the_client(chunk, kind
     fed, rewards = data.fed, []
     for k, client in enumerate(np.asarray(ids).tolist()):
         others = jax.tree.map(lambda a, k=k: np.delete(np.asarray(a), k, 0).mean(0), nets)
-        share = accuracy(fed, second.server.net, fed.held["val"]) - accuracy(
-            fed, others, fed.held["val"]
+        share = accuracy(fed, second.server.net, fed.server_rows["val"]) - accuracy(
+            fed, others, fed.server_rows["val"]
         )
         one = lambda tree, i: jax.tree.map(lambda a: np.asarray(a)[i], tree)
         own = accuracy(fed, one(nets, k), fed.client_rows(client, "val")) - float(
@@ -54,7 +54,7 @@ def test_who_is_alone_contributed_the_whole_step():
         mean=other, weight=jnp.full(2, 3.0), weights=weights, ok=weights > 0, nets=stack
     )
     share = contributions(env, state.server.net, jnp.float32(0.5), cohort)
-    want = 0.5 - accuracy(data.fed, state.server.net, data.fed.held["val"])
+    want = 0.5 - accuracy(data.fed, state.server.net, data.fed.server_rows["val"])
     np.testing.assert_allclose(share, [want, 0], atol=1e-6)
 
 
@@ -65,7 +65,7 @@ def test_next_state_at_the_next_participation():
     state, data = start(sim)
     seen, want = {}, []
     for _ in range(3):
-        told = jax.jit(sim.orders)(state, data)
+        told = jax.jit(sim.plan_round)(state, data)
         state, log, ids, _ = sim.examine(state, data)
         for k, client in enumerate(np.asarray(ids).tolist()):
             now = np.asarray(told.observed[k])

@@ -20,7 +20,7 @@ from fedjax_sim.errors import UserError
 from fedjax_sim.hooks import Controlled
 from fedjax_sim.local import losses, optim
 from fedjax_sim.methods import make_method
-from fedjax_sim.methods.pfedrlla import RULES, PFedRLLA, part_weights
+from fedjax_sim.methods.pfedrlla import PFedRLLA
 from fedjax_sim.methods.pfedrlla.regimes import Schedule
 from fedjax_sim.methods.pfedrlla.reward import preferred, terms
 from fedjax_sim.models import build
@@ -119,11 +119,13 @@ def announced(sim):
     """Compiled once: (state, data) -> (orders, the mixture of every participant [M, …])."""
 
     def both(state, data):
-        told = sim.orders(state, data)
-        env = dataclasses.replace(sim.open(data), rows=told.rows)
-        rows = jax.tree.map(lambda a: a[told.slots.row], state.clients)
-        mix = lambda row, slot: sim.method.receive(env, told.server, row, slot.plan, slot.ctx)[1]
-        return told, jax.vmap(mix)(rows, told.slots)
+        round_plan = sim.plan_round(state, data)
+        env = dataclasses.replace(sim.open(data), peers=round_plan.peers)
+        rows = jax.tree.map(lambda a: a[round_plan.slots.row], state.clients)
+        mix = lambda row, slot: sim.method.receive(
+            env, round_plan.server, row, slot.plan, slot.ctx
+        )[1]
+        return round_plan, jax.vmap(mix)(rows, round_plan.slots)
 
     return COMPILED.setdefault(id(sim), jax.jit(both))
 
@@ -137,12 +139,15 @@ def test_mixture_is_a_double_loop(moved):
     """Body by ρ_j = n_j / (n_k + Σ n), head by the action, over the previous participants and the
     client itself."""
     sim, state, data = moved
-    told, mixtures = announced(sim)(state, data)
+    round_plan, mixtures = announced(sim)(state, data)
     previous, n = np.asarray(state.server.previous), np.asarray(data.fed.size["train"])
     bank = numpy_tree(state.clients.resident["params"])
-    np.testing.assert_array_equal(told.server.previous, previous)
+    np.testing.assert_array_equal(round_plan.server.previous, previous)
     for slot in range(M):
-        k, action = int(told.slots.ctx.id[slot]), np.asarray(told.actions[slot], np.float64)
+        k, action = (
+            int(round_plan.slots.ctx.id[slot]),
+            np.asarray(round_plan.actions[slot], np.float64),
+        )
         assert abs(action.sum() - 1) < 1e-5 and (action >= 0).all()
         total = n[k] + sum(n[j] for j in previous)
         want = jax.tree.map(lambda a, k=k: np.zeros_like(a[k]), bank)
@@ -158,9 +163,9 @@ def test_mixture_is_a_double_loop(moved):
 
 def test_first_round_mixes_its_own_cohort(scratch):
     state, data = start(scratch)
-    told = announced(scratch)(state, data)[0]
-    np.testing.assert_array_equal(told.server.previous, told.slots.ctx.id)
-    assert told.server.reported.all() and not state.server.reported.any()
+    round_plan = announced(scratch)(state, data)[0]
+    np.testing.assert_array_equal(round_plan.server.previous, round_plan.slots.ctx.id)
+    assert round_plan.server.reported.all() and not state.server.reported.any()
 
 
 def test_who_failed_to_report_counts_nothing(moved):
@@ -168,31 +173,11 @@ def test_who_failed_to_report_counts_nothing(moved):
     missing = state._replace(
         server=state.server._replace(reported=jnp.array([True, False, False, True]))
     )
-    told = announced(sim)(missing, data)[0]
-    weights = np.asarray(told.slots.plan.weights)  # [M, G, m+1]
+    round_plan = announced(sim)(missing, data)[0]
+    weights = np.asarray(round_plan.slots.plan.weights)  # [M, G, m+1]
     assert (weights[:, :, 1:3] == 0).all() and (weights[:, :, [0, 3, 4]] > 0).all()
     np.testing.assert_allclose(weights.sum(-1), 1, atol=1e-5)
-    assert (np.asarray(told.observed).reshape(M, M + 1, -1)[:, 1:3] == 0).all()
-
-
-@pytest.mark.parametrize("rule", RULES)
-def test_rules_sum_to_one(rule):
-    sizes, action = jnp.array([3.0, 5.0, 2.0, 7.0]), jnp.array([0.1, 0.0, 0.3, 0.6])
-    for usable in ([True, False, True, True], [False, False, False, True]):
-        found = np.asarray(
-            part_weights(rule, jnp.array([0.4, 0.0, 0.0, 0.6]), sizes, jnp.array(usable))
-        )
-        assert abs(found.sum() - 1) < 1e-6
-        assert rule == "agent" or (found[~np.array(usable)] == 0).all()
-    found = np.asarray(part_weights(rule, action, sizes, jnp.ones(4, bool)))
-    want = {
-        "weighted": sizes / 17,
-        "agent": action,
-        "even": [0.25] * 4,
-        "mean": [1 / 3] * 3 + [0],
-        "local": [0, 0, 0, 1],
-    }
-    np.testing.assert_allclose(found, want[rule], atol=1e-6)
+    assert (np.asarray(round_plan.observed).reshape(M, M + 1, -1)[:, 1:3] == 0).all()
 
 
 # ---- what it reduces to --------------------------------------------------------------------------
@@ -260,12 +245,12 @@ def test_reward_is_the_papers(moved):
     """r1, r2, r3 from NumPy: accuracies of w_DRL on validation rows before and after the mixture,
     V_k from cosines."""
     sim, state, data = moved
-    (told, mixtures), (_, log, _, _) = announced(sim)(state, data), sim.examine(state, data)
+    (round_plan, mixtures), (_, log, _, _) = announced(sim)(state, data), sim.examine(state, data)
     fed = data.fed
-    e = np.asarray(told.server.embedded, np.float64)
+    e = np.asarray(round_plan.server.embedded, np.float64)
     expected = []
     for slot in range(M):
-        k = int(told.slots.ctx.id[slot])
+        k = int(round_plan.slots.ctx.id[slot])
         mixed, second = (
             jax.tree.map(lambda a, i=i: np.asarray(a[i]), t["params"])
             for t, i in ((mixtures, slot), (state.clients.own.second, k))
@@ -280,9 +265,9 @@ def test_reward_is_the_papers(moved):
             ((hidden @ head["kernel"] + head["bias"]).argmax(1) == y).mean()
             for head in (second["fc"], mixed["fc"])
         )
-        own = np.asarray(told.observed[slot], np.float64)[-6:]
+        own = np.asarray(round_plan.observed[slot], np.float64)[-6:]
         near = [(own @ x / np.linalg.norm(own) / np.linalg.norm(x) + 1) / 2 for x in e] + [1.0]
-        r3 = -np.sum((np.asarray(told.actions[slot]) - np.array(near) / sum(near)) ** 2)
+        r3 = -np.sum((np.asarray(round_plan.actions[slot]) - np.array(near) / sum(near)) ** 2)
         expected.append(np.exp(now - 1) - 1 + now - before + 2 * r3)
     assert abs(float(log["reward"]) - np.mean(expected)) < 1e-5
     assert abs(float(log["r1"] + log["r2"] + 2 * log["r3"]) - float(log["reward"])) < 1e-5
@@ -337,7 +322,7 @@ def test_switches_of_the_reward():
 # ---- regimes -------------------------------------------------------------------------------------
 def test_schedules_are_the_papers():
     """Appendix G: the encoder in every round to 50, then every 10; the agent's updates are what
-    w_DRL is told."""
+    w_DRL is round_plan."""
     plan = Schedule("scratch", 50, 10)
     due = [r + 1 for r in range(100) if bool(plan.encoder_due(jnp.int32(r)))]
     assert due == [*range(1, 51), 60, 70, 80, 90, 100]
@@ -355,11 +340,13 @@ def test_schedules_are_the_papers():
 def test_pretraining_keeps_bodies_at_home():
     sim = simulation(regime="pretrain", random_rounds=0)
     state, data = start(sim)
-    told = announced(sim)(state, data)[0]
+    round_plan = announced(sim)(state, data)[0]
     np.testing.assert_array_equal(
-        told.slots.plan.weights[:, 0], np.eye(M + 1)[[M] * M]
+        round_plan.slots.plan.weights[:, 0], np.eye(M + 1)[[M] * M]
     )  # fc1: only its own
-    assert (np.asarray(told.slots.plan.take) == [0, 1]).all() and state.clients.own.second == ()
+    assert (
+        np.asarray(round_plan.slots.plan.take) == [0, 1]
+    ).all() and state.clients.own.second == ()
     before = state.server.encoder
     state = sim.examine(state, data)[0]
     assert int(state.server.encoder.rounds) == 1 and not same_bits(
@@ -461,10 +448,10 @@ def test_mistakes_are_sentences():
 
 
 # ---- layouts -------------------------------------------------------------------------------------
-def test_two_devices_and_host_rows_give_the_same(moved):
+def test_two_devices_and_clients_on_the_host_give_the_same(moved):
     """The same uploads to 1e-5 on two devices; `--state-on host` the same States; a round reads m
     rows, not all."""
-    from fedjax_sim.engine.host_rows import on_host, place
+    from fedjax_sim.engine.host_clients import on_host, place
 
     sim, state, data = moved
     want = sim.examine(state, data)
@@ -483,7 +470,7 @@ def test_two_devices_and_host_rows_give_the_same(moved):
     for _ in range(3):
         near, far = sim.examine(near, data)[0], host.round(far, inputs)[0]
     assert close(near.clients, far.clients) and close(near.server, far.server)
-    assert {a.shape[0] for a in jax.tree.leaves(announced(sim)(near, data)[0].rows)} == {M}
+    assert {a.shape[0] for a in jax.tree.leaves(announced(sim)(near, data)[0].peers)} == {M}
 
 
 def test_devices_share_out_the_decoder(monkeypatch):

@@ -76,7 +76,7 @@ def test_the_actor_says_the_same_of_the_same_heads(trained):
     assert (
         int(old.agent.replay.size) == 18 and int(state.agent.replay.size) == 0
     )  # nobody's experience but its own
-    told = jax.jit(sim.orders)(state, data)
+    told = jax.jit(sim.plan_round)(state, data)
     ids, heads = np.asarray(told.slots.ctx.id), state.clients.resident["params"]
     seen = jax.vmap(lambda net: features(net, ("fc1", "fc"), 4, old.server.frame))(heads)
     embedded = mhae(4, 6).embed(old.server.encoder, placed(old.server.frame, seen))

@@ -17,7 +17,7 @@ from fedjax_sim.data.federation import Federation
 from fedjax_sim.engine.participation import Participation
 from fedjax_sim.engine.simulation import simulate
 from fedjax_sim.errors import UserError
-from fedjax_sim.local import epoch_orders, losses, optim
+from fedjax_sim.local import epoch_permutations, losses, optim
 from fedjax_sim.methods import make_method
 from fedjax_sim.methods.qbandit import TABLE_1, Actions, Budgets, Report, budgets_now, read_budgets
 from fedjax_sim.models import build
@@ -105,7 +105,7 @@ def second_round():
     sim = default()
     state, data = start(sim)
     before = sim.examine(state, data)[0]
-    keys = jax.jit(sim.orders)(before, data).slots.ctx.key
+    keys = jax.jit(sim.plan_round)(before, data).slots.ctx.key
     after, log, ids, nets = sim.examine(before, data)
     return before, after, host(log), np.asarray(ids), host(nets), keys
 
@@ -300,12 +300,14 @@ def test_single_controls_drop_the_other_budget(control, width, actions, action, 
 def test_training_accuracy_is_on_the_minibatches_of_the_round():
     sim, fed = three_layers(accuracy="train"), tiny.federation()
     state, data = start(sim)
-    keys = jax.jit(sim.orders)(state, data).slots.ctx.key
+    keys = jax.jit(sim.plan_round)(state, data).slots.ctx.key
     after, log, ids, nets = sim.examine(state, data)
     want = []
     for slot, client in enumerate(np.asarray(ids).tolist()):
         rows = np.asarray(fed.client_rows(client, "train"))
-        order = np.asarray(epoch_orders(jax.random.fold_in(keys[slot], 0), len(rows), 64, 1))[0]
+        order = np.asarray(epoch_permutations(jax.random.fold_in(keys[slot], 0), len(rows), 64, 1))[
+            0
+        ]
         seen = rows[
             order[: min(len(rows), steps_of(len(rows), float(log["epochs"][client])) * BATCH)]
         ]
@@ -364,7 +366,7 @@ def test_personal_model_is_composed_of_server_and_own_layers():
     _, after, log, _, _, _ = second_round()
     sim, fed = default(), tiny.federation()
     scores = host(sim.evaluate(after, sim.data))
-    test = np.asarray(fed.held["test"])
+    test = np.asarray(fed.server_rows["test"])
     for client in range(N):
         depth, own = int(log["depth"][client]), one(after.clients.resident, client)
         layers = {
@@ -458,7 +460,7 @@ def test_the_next_state_has_the_next_budgets():
     sim = three_layers(agent="dqn", vary="0.9:3", budgets=LOW)
     state, data = start(sim)
     for t in range(2):
-        told = jax.jit(sim.orders)(state, data)
+        told = jax.jit(sim.plan_round)(state, data)
         state = sim.examine(state, data)[0]
         ids = told.slots.ctx.id
         rows = one(state.agent.replay.rows, slice(t * N, (t + 1) * N))

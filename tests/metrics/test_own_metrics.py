@@ -47,7 +47,7 @@ def error(logits, y) -> float:
 def test_the_global_models_by_hand():
     fed = tiny.federation()
     result = fs.run("fedavg", fed, metrics="recall,calibration", **MORE)
-    rows = np.asarray(fed.held["test"])
+    rows = np.asarray(fed.server_rows["test"])
     logits, y, last = logits_of(result, rows), fed.y[rows], result.rows[-1]
     assert last["global_recall_mean"] == pytest.approx(np.mean(recalls(logits, y)))
     assert last["global_recall_worst"] == pytest.approx(min(recalls(logits, y)))

@@ -49,7 +49,7 @@ def test_predictions_are_those_of_the_evaluation(fed, result):
         np.asarray(fed.x)[..., 0],
         np.asarray(fed.y),
     )  # raw images without a channel, as they were given
-    test = np.asarray(fed.held["test"])
+    test = np.asarray(fed.server_rows["test"])
     assert np.mean(result.predict(x[test]) == y[test]) == pytest.approx(
         result.rows[-1]["global_acc"], abs=1e-6
     )

@@ -41,10 +41,10 @@ ALLOWED: dict[str, set[str]] = {
     "experiment": {"errors", "options", "methods", "models", "transforms", "__init__"},
     "runner": ONE_CLIENT
     | {"data", "engine", "experiment", "methods", "transforms", "platform", "accelerators"}
-    | {"__init__"},
+    | {"presets.controllers", "__init__"},
     "presets": {"errors"},
     "report": {"errors", "options", "experiment", "metrics.base", "__init__"}
-    | {"runner.files", "runner.figures", "runner.manifest"},
+    | {"runner.files", "runner.figures", "runner.run_directory"},
     "papers": {"errors", "options", "presets", "report", "runner.files", "runner.figures"},
     "sweep": {"errors", "options", "experiment", "methods", "metrics.base", "presets", "papers"}
     | {"report", "runner"},
@@ -254,7 +254,7 @@ elif typing.TYPE_CHECKING:
 else:
     import fedjax_sim.runner.files
 from . import fedavg
-from ..local import descend
+from ..local import local_sgd
 try:
     from fedjax_sim import models
 except ImportError:
@@ -304,7 +304,7 @@ def test_the_reader_sees_every_kind_of_import():
     assert seen == [
         ("fedjax_sim.runner.files", False),
         ("fedjax_sim.methods.fedavg", False),
-        ("fedjax_sim.local.descend", False),
+        ("fedjax_sim.local.local_sgd", False),
         ("fedjax_sim.models", False),
         ("agents.types.Agent", True),
         ("fedjax_sim.report.runs", True),

@@ -13,6 +13,7 @@ from fedjax_sim.metrics import make_metrics
 from fedjax_sim.metrics.base import Metric, Primary, columns_of, described, over_clients, value_of
 from fedjax_sim.plans import floats_on_wire, payload_bytes
 from fedjax_sim.runner.figures import (
+    clean,
     convergence,
     divergence_figures,
     probe_figures,
@@ -23,7 +24,6 @@ from fedjax_sim.runner.figures import (
 )
 from fedjax_sim.runner.files import number, read_csv, write_csv
 from fedjax_sim.runner.recorder import Recorder
-from fedjax_sim.runner.summary import clean
 
 METRICS = make_metrics((), 3)
 ACCURACY = METRICS[0]
@@ -193,7 +193,7 @@ def fake_setup(split="test", seen=(0, 1), unseen=()):
     them each way."""
     env = types.SimpleNamespace(group_floats=lambda net: (3, 2), metrics=METRICS)
     wire = lambda env, net: floats_on_wire(env.group_floats(net), (1, 1))
-    method = types.SimpleNamespace(wire=wire, adapts=False, complaints=lambda rounds: [])
+    method = types.SimpleNamespace(wire=wire, adapts=False, warnings=lambda rounds: [])
     simulation = types.SimpleNamespace(env=env, method=method, client_split=split)
     config = types.SimpleNamespace(
         evaluations=("global", "personal", "resident"), eval_every=2, personal_every=0

@@ -208,9 +208,7 @@ def test_resume_does_not_need_the_initial_weights(tmp_path):
         "fedavg", fed, init=str(tmp_path / "net.npz"), rounds=1, out=tmp_path / "run", **HALF
     )
     given = prepare(Experiment.of("fedavg", rounds=1, **HALF), fed=fed, net=net)
-    assert (
-        first.setup.hash == given.hash != setup.hash
-    )  # the content counts, not its place
+    assert first.setup.hash == given.hash != setup.hash  # the content counts, not its place
     (tmp_path / "net.npz").unlink()
     assert tiny.same_bits(resume(tmp_path / "run", 2, fed=fed).state, whole.state)
 

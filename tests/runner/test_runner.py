@@ -27,6 +27,7 @@ from fedjax_sim.experiment.tree import read_config
 from fedjax_sim.runner import checkpoint, driver
 from fedjax_sim.runner.many import run_seeds, with_seed
 from fedjax_sim.runner.prepare import prepare
+from fedjax_sim.runner.run_directory import saved_rounds
 
 jax.devices()
 ONE = dict(
@@ -167,7 +168,11 @@ def test_figures_follow_from_the_counts(rich):
             assert correct.shape == (3, tiny.N) and file[f"{mode}_rounds"].tolist() == [2, 4, 5]
             assert (
                 count
-                == (len(tiny.federation().held["test"]) if mode == "personal_at_global" else 3)
+                == (
+                    len(tiny.federation().server_rows["test"])
+                    if mode == "personal_at_global"
+                    else 3
+                )
             ).all()
             for i, row in enumerate(rows):
                 assert float(row[f"{prefix}_mean"]) == pytest.approx(
@@ -493,9 +498,7 @@ def test_seeds_side_by_side_write_as_they_go_and_resume_alone(tmp_path, monkeypa
     for i, seed in enumerate((4, 5)):
         cut = tmp_path / "cut" / f"seed-{seed}"
         assert [r["round"] for r in table(cut / "rounds.csv")] == ["1", "2", "3", "4"]
-        assert (
-            checkpoint.rounds(cut / "checkpoints") == [2, 4] and not (cut / "summary.json").exists()
-        )
+        assert saved_rounds(cut / "checkpoints") == [2, 4] and not (cut / "summary.json").exists()
         rest = resume(cut, fed=tiny.federation())
         assert rest.summary["rounds"] == 6 and rest.summary["seed"] == seed
         assert tiny.close(rest.state, whole[i].state)

@@ -8,8 +8,9 @@ import jax.numpy as jnp
 from paths import ROOT
 
 from fedjax_sim.hooks import Method, Peers, Personal, Server
-from fedjax_sim.local import descend, forward, local_loss
-from fedjax_sim.local.descend import Aux
+from fedjax_sim.local import forward, local_loss, local_sgd
+from fedjax_sim.local.sgd import Aux
+from fedjax_sim.methods.pfedrlla import PFedRLLA
 from fedjax_sim.models import with_group
 from fedjax_sim.plans import masked_plan, mix
 from fedjax_sim.types import Plan
@@ -32,8 +33,8 @@ class Neighbourhood(Peers, Personal, Method):
     def peer_ids(self, env, server, ids):
         return jnp.roll(ids, -1)
 
-    def prepare(self, env, server, ids, rows):
-        norm = sum(jnp.sum(jnp.square(a)) for a in jax.tree.leaves(rows.resident))
+    def prepare(self, env, server, ids, peers):
+        norm = sum(jnp.sum(jnp.square(a)) for a in jax.tree.leaves(peers.resident))
         return {"seen": server["seen"] + ids.shape[0], "ids": ids, "norm": norm}
 
     def plan(self, env, server, ctx):
@@ -46,14 +47,14 @@ class Neighbourhood(Peers, Personal, Method):
         return Plan(ones, ones, ctx.epochs, jnp.concatenate([share * mine[None, :k], 1 - share], 1))
 
     def receive(self, env, server, client, plan, ctx):
-        return client, mix(env, plan.weights, env.rows.resident, client.resident)
+        return client, mix(env, plan.weights, env.peers.resident, client.resident)
 
     def aggregate(self, env, server, cohort):
         return server
 
 
 class PrivateScale(Personal, Method):
-    """FedAvg with a private scale of every class's logits: `extend`, `predict`, `held` and a
+    """FedAvg with a private scale of every class's logits: `extend`, `predict`, `resident` and a
     private group."""
 
     name = "private_scale"
@@ -81,14 +82,14 @@ class PrivateScale(Personal, Method):
             return loss, Aux(logits, stats, confusion)
 
         optimizer = env.optimizer._replace(groups=self.public(env))
-        client, done = descend(env, net, client, ctx, objective=objective, optimizer=optimizer)
+        client, done = local_sgd(env, net, client, ctx, objective=objective, optimizer=optimizer)
         sent = {
             **done.net,
             "params": {**done.net["params"], "scale": server.net["params"]["scale"]},
         }
         own = done.net["params"]["scale"]
         return client._replace(own=own), self.upload(
-            env, ctx, done._replace(net=sent), held=done.net
+            env, ctx, done._replace(net=sent), resident=done.net
         )
 
     def personal(self, env, server, client, ctx):
@@ -110,7 +111,24 @@ def from_the_docs() -> Method:
     return names["MyMethod"]()
 
 
+class ByLabelsAndModels(PFedRLLA):
+    """pFedRLLA without an agent, its parts by rules that look at labels and at models."""
+
+    name = "pfedrlla_similarity"
+    body: str = "same_classes"
+    head: str = "similarity"
+    head_layers: str = "last"
+
+
+class ByGradient(ByLabelsAndModels):
+    name = "pfedrlla_gradient"
+    body: str = "similarity"
+    head: str = "gradient"
+
+
 DUMMIES = {
+    "pfedrlla_similarity": ByLabelsAndModels,
+    "pfedrlla_gradient": ByGradient,
     "neighbourhood": Neighbourhood,
     "private_scale": PrivateScale,
     "my_method": from_the_docs,

@@ -238,10 +238,12 @@ def simulation(rounds: int, agent: str, **options) -> Simulation:
 def head_shares(sim: Simulation, state, draws: int = 20) -> dict[str, float]:
     """How often each kind of client would be sent the head only, if cohorts were drawn again and
     again from this state."""
-    orders = jax.jit(sim.orders)
+    compiled_plan = jax.jit(sim.plan_round)
     seen: dict[str, list[bool]] = {}
     for i in range(draws):
-        told = orders(state._replace(t=state.t + i), sim.data)
-        for client, action in zip(told.slots.ctx.id.tolist(), told.actions.tolist(), strict=True):
+        round_plan = compiled_plan(state._replace(t=state.t + i), sim.data)
+        for client, action in zip(
+            round_plan.slots.ctx.id.tolist(), round_plan.actions.tolist(), strict=True
+        ):
             seen.setdefault(kind(client), []).append(action == BLOCKS.index("head"))
     return {name: float(np.mean(actions)) for name, actions in seen.items()}

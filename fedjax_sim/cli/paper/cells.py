@@ -10,7 +10,7 @@ from typing import Any
 
 from fedjax_sim.errors import lookup
 from fedjax_sim.experiment import Experiment
-from fedjax_sim.experiment.given import KEYWORDS, OF_THE_COMMAND, experiment_of, key_of
+from fedjax_sim.experiment.given import OF_THE_COMMAND, experiment_of, key_of, scoped
 from fedjax_sim.methods import METHODS, make_method, options_in
 from fedjax_sim.papers.tables import Line, Paper, Table, papers
 from fedjax_sim.presets import preset
@@ -57,26 +57,6 @@ def merged(
     layers += [holder.scales.get(scale, {}) for holder in holders]
     layers += [typed, *(line.always for line in lines)]
     return {key_of(name): value for layer in layers for name, value in layer.items()}
-
-
-def scoped(method: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """METHOD.OPTION where OPTION is one of the run: for that method alone. What is '' is left out.
-
-    >>> scoped(
-    ...     "fedprox",
-    ...     {"lr": 1, "fedprox.lr": 0.1, "fedavg.lr": 1, "fedprox.mu": 2, "fedprox.start_from": ""},
-    ... )
-    {'lr': 0.1, 'fedprox.mu': 2}
-    """
-    out: dict[str, Any] = {}
-    own: dict[str, Any] = {}
-    for name, value in settings.items():
-        owner, dot, option = name.partition(".")
-        if dot and owner in METHODS and key_of(option) in KEYWORDS:
-            own |= {key_of(option): value} if owner == method else {}
-        else:
-            out[name] = value
-    return {name: value for name, value in (out | own).items() if value != ""}
 
 
 def planned(method: str, settings: Mapping[str, Any]) -> Experiment:

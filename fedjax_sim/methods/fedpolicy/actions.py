@@ -1,10 +1,13 @@
-"""What a controller may decide: the action spaces of FedPolicy, as takes per parameter group.
+"""What a controller may decide: the action spaces of FedPolicy, as takes and sends per parameter
+group.
 
-blocks      a ∈ {full, backbone, head}                                  3 discrete actions, the
-                                        paper's
+blocks      a ∈ {full, backbone, head}                               3 discrete actions, the paper's
 layerwise   a ∈ the non-empty subsets of the G parameter groups         2^G − 1 discrete actions
-mix         a ∈ [−1, 1]^G, take = (a + 1)/2                             init_g = θ_k,g + take_g (Θ_g
-                                        − θ_k,g)
+mix         a ∈ [−1, 1]^G, take = (a + 1)/2                    init_g = θ_k,g + take_g (Θ_g − θ_k,g)
+exchange      a ∈ {full, backbone, head}²            9 discrete actions: what is taken, what is sent
+exchange_mix  a ∈ [−1, 1]^4, (a + 1)/2: take Φ, take Ψ, send Φ, send Ψ   sends weigh in the average
+
+In the first three everything is sent. The last is of the same size for every model.
 """
 
 from __future__ import annotations
@@ -31,8 +34,10 @@ class Actions(NamedTuple):
     size: Callable  # (env) -> int
     # (env, action) -> [G]                                                            ONE client
     take: Callable
-    full: Callable  # (env) -> the number of the discrete action that sends everything
+    # (env, action) -> [G], weights from 0 to 1                                        ONE client
+    send: Callable
     log: Callable  # (env, actions [M, …], active [M], ctx [M]) -> dict of round diagnostics
+    takes: int = 0  # how many numbers of a continuous action say what is taken; 0: all
 
 
 def block_masks(env: Env) -> Array:
@@ -45,6 +50,11 @@ def block_masks(env: Env) -> Array:
         )
     head = jnp.array([name == env.model.head_group for name in env.model.groups])
     return jnp.stack([jnp.ones(groups), 1.0 - head, 1.0 * head])
+
+
+def everything(env: Env, action: Array) -> Array:
+    """[G] what is sent where the action does not say."""
+    return jnp.ones(env.num_groups)
 
 
 def normalised_entropy(counts: Array) -> Array:
@@ -78,7 +88,7 @@ def _blocks() -> Actions:
         False,
         lambda env: len(BLOCKS),
         lambda env, action: block_masks(env)[action],
-        lambda env: 0,
+        everything,
         log,
     )
 
@@ -106,20 +116,17 @@ def _layerwise() -> Actions:
     def log(env: Env, actions: Array, active: Array, ctx: Ctx) -> dict[str, Array]:
         counts = _counts(actions, active, size(env))
         return {
-            "action_full": counts[full(env)],
-            "action_partial": counts.sum() - counts[full(env)],
+            "action_full": counts[-1],
+            "action_partial": counts.sum() - counts[-1],
             "action_entropy": normalised_entropy(counts),
         }
-
-    def full(env: Env) -> int:
-        return size(env) - 1
 
     return Actions(
         "layerwise",
         False,
         size,
         lambda env, action: subset_masks(env.num_groups)[action],
-        full,
+        everything,
         log,
     )
 
@@ -133,13 +140,62 @@ def _mix() -> Actions:
         mean = jnp.where(active[:, None], shares, 0).sum(0) / jnp.maximum(active.sum(), 1)
         return {f"mix_{name}": mean[g] for g, name in enumerate(env.model.groups)}
 
-    return Actions("mix", True, lambda env: env.num_groups, take, lambda env: 0, log)
+    return Actions("mix", True, lambda env: env.num_groups, take, everything, log)
+
+
+def _exchange() -> Actions:
+    def log(env: Env, actions: Array, active: Array, ctx: Ctx) -> dict[str, Array]:
+        counts = _counts(actions, active, len(BLOCKS) ** 2)
+        pairs = counts.reshape(len(BLOCKS), len(BLOCKS))
+        return (
+            {f"action_{name}": pairs[i].sum() for i, name in enumerate(BLOCKS)}
+            | {f"sent_{name}": pairs[:, i].sum() for i, name in enumerate(BLOCKS)}
+            | {"action_entropy": normalised_entropy(counts)}
+        )
+
+    return Actions(
+        "exchange",
+        False,
+        lambda env: len(BLOCKS) ** 2,
+        lambda env, action: block_masks(env)[action // len(BLOCKS)],
+        lambda env, action: block_masks(env)[action % len(BLOCKS)],
+        log,
+    )
+
+
+PARTS = ("take_backbone", "take_head", "send_backbone", "send_head")  # of exchange_mix
+
+
+def _exchange_mix() -> Actions:
+    def weights(action: Array) -> Array:
+        return (jnp.clip(action, -1, 1) + 1) / 2
+
+    def wide(env: Env, pair: Array) -> Array:
+        """[G] from what holds for the backbone and for the head."""
+        backbone, head = block_masks(env)[1:]
+        return pair[0] * backbone + pair[1] * head
+
+    def log(env: Env, actions: Array, active: Array, ctx: Ctx) -> dict[str, Array]:
+        total = jnp.where(active[:, None], weights(actions), 0).sum(0)
+        return dict(zip(PARTS, total / jnp.maximum(active.sum(), 1), strict=True))
+
+    return Actions(
+        "exchange_mix",
+        True,
+        lambda env: len(PARTS),
+        lambda env, action: wide(env, weights(action)[:2]),
+        lambda env, action: wide(env, weights(action)[2:]),
+        log,
+        2,
+    )
 
 
 ACTIONS: dict[str, Callable[[], Actions]] = {
     "blocks": _blocks,
     "layerwise": _layerwise,
     "mix": _mix,
+    "exchange": _exchange,
+    "exchange_mix": _exchange_mix,
 }
 
 

@@ -1,18 +1,16 @@
 """FedPolicy: after aggregation a server-side agent decides, per participant, which block of the
 model goes back.
 
-    state    S_k = [vec(C_k), acc(resident_k), ACC(Θ), ‖resident_k − Θ‖/‖Θ‖]        C_k: soft
-                                        confusion, rows sum to 1
-    action   a_k ~ π(·|S_k):  full {Φ, Ψ} | backbone {Φ, ψ_k} | head {φ_k, Ψ}       the rest stays
-                                        as the client left it
+    state    S_k = [vec(C_k), acc(resident_k), ACC(Θ), ‖resident_k − Θ‖/‖Θ‖]
+             C_k: soft confusion, rows sum to 1
+    action   a_k ~ π(·|S_k):  full {Φ, Ψ} | backbone {Φ, ψ_k} | head {φ_k, Ψ}
+             the rest stays as the client left it
     client   trained_k = SGD_E(init_k);  resident_k ← trained_k
     server   Θ ← (1/|K|) Σ_k trained_k
-    reward   r_k = [acc(trained_k) − acc(resident_k)] + λ [ACC(Θ⁺) − ACC(Θ)]        combined; its
-                                        terms: local, global
-             r_k = ACC(Θ⁺) − ACC(Θ⁺ without k)                                      contribution,
-                                        see there
-             r_k = [acc(trained_k) − acc(resident_k)] + λ [ACC(Θ⁺) − ACC(Θ⁺ without k)]
-                                        mixture
+    reward   r_k = [acc(trained_k) − acc(resident_k)] + λ [ACC(Θ⁺) − ACC(Θ)]
+             combined; its two terms alone: local, global
+             r_k = ACC(Θ⁺) − ACC(Θ⁺ without k)                  contribution, see there
+             r_k = [acc(trained_k) − acc(resident_k)] + λ [ACC(Θ⁺) − ACC(Θ⁺ without k)]   mixture
 
 acc: on the client's own validation rows; ACC: on the server's. Test data is never looked at.
 Transitions are stored after aggregation: S'_k from trained_k and Θ⁺ (next_state=aggregation, the
@@ -24,8 +22,13 @@ tries every candidate on the client's validation rows and takes the one with the
 (greedy, not an upper bound). Static policies and random are the methods of these names; they need
 no validation rows, and without any their reward is not known (nan).
 
-Wire: |block| down, |w| up (C² + 1 report floats are not counted, as in the paper).
-State: the resident model, C_k, acc, whether it took part.  Evaluated: global; personal = resident.
+What a client kept goes into the average as well (send=all, the paper's); with send=taken only
+what it took is sent, a share of a group with that weight. Rules without learning: `rules`.
+
+Wire: |block| down, |w| up (C² + 1 report floats are not counted, as in the paper); with
+send=taken |block| up.
+State: the resident model, C_k, acc, when it last took part.
+Evaluated: global; personal = resident.
 """
 
 from __future__ import annotations
@@ -40,18 +43,19 @@ from agents.registry import DISCRETE
 from fedjax_sim.errors import UserError
 from fedjax_sim.fields import Real, field
 from fedjax_sim.hooks import Method, Personal, SetsUp
-from fedjax_sim.local import descend
+from fedjax_sim.local import local_sgd
 from fedjax_sim.local.score import client_merit, held_merit
 from fedjax_sim.methods import register
 from fedjax_sim.methods.controllers import Steered
 from fedjax_sim.methods.fedpolicy.actions import ACTIONS, BLOCKS, Actions, block_masks, oracle_agent
 from fedjax_sim.methods.fedpolicy.contribution import contributions
+from fedjax_sim.methods.fedpolicy.features import features, gaps
+from fedjax_sim.methods.fedpolicy.rules import EXAMPLE, SEEN, parse, rule_agent
 from fedjax_sim.methods.fedpolicy.state import (
     STATES,
     Own,
     Server,
     candidate_losses,
-    gaps,
     observation_size,
     observe,
 )
@@ -60,12 +64,15 @@ from fedjax_sim.tree import square_norm, subtract
 from fedjax_sim.types import Array, Client, Cohort, Ctx, Env, Plan, Tree, Upload
 
 REWARDS = ("combined", "local", "global", "contribution", "mixture")
-STATIC = (*BLOCKS, "random")  # learn nothing, so that they look at nothing
+# learn nothing and need no validation rows; all but `rule` look at nothing
+STATIC = (*BLOCKS, "random", "rule")
+EVERYWHERE = ("blocks", "exchange_mix")  # what they may be called with: the default, and it
+EXCHANGES = ("rule", "evolved")  # say what is taken and sent of backbone and head
 
 
 def choosers() -> tuple[str, ...]:
     """Agents that choose a block; `fixed` goes by the block it always sends."""
-    return (*(name for name in DISCRETE if name != "fixed"), "oracle")
+    return (*(name for name in DISCRETE if name != "fixed"), "oracle", "rule")
 
 
 WIDE = (
@@ -85,7 +92,7 @@ class Report(NamedTuple):
 
 def scored(env: Env) -> bool:
     """Whether there are validation rows, on clients and on the server."""
-    return "val" in env.fed.rows and "val" in env.fed.held
+    return "val" in env.fed.rows and "val" in env.fed.server_rows
 
 
 def check_run(env: Env) -> None:
@@ -95,7 +102,7 @@ def check_run(env: Env) -> None:
             f"fedpolicy needs validation rows on every client and '{env.fed.name}' was split"
             " without; allowed: --protocol fedpolicy"
         )
-    if "val" not in env.fed.held:
+    if "val" not in env.fed.server_rows:
         raise UserError(
             f"fedpolicy needs rows that the server holds back for validation and '{env.fed.name}'"
             " has none; allowed: --protocol fedpolicy with --server-val 1 or more"
@@ -112,7 +119,14 @@ class Redistribution(Steered, Personal, SetsUp, Method):
     first: str = field(
         "full", choices=("full", "any"), help="what a first participation allows", kw_only=True
     )
+    send: str = field(
+        "all",
+        choices=("all", "taken"),
+        help="what a participant sends: every group, or only what it took",
+        kw_only=True,
+    )
     agent: ClassVar[Any] = "full"
+    rule = ""
     actions = "blocks"
     state = "all"
     state_scaling = "normalised"
@@ -124,7 +138,16 @@ class Redistribution(Steered, Personal, SetsUp, Method):
 
     @property
     def space(self) -> Actions:
-        return ACTIONS[self.actions]()
+        return ACTIONS["exchange_mix" if self.agent_name in EXCHANGES else self.actions]()
+
+    @property
+    def seen(self) -> str:
+        """Which of STATES the agent sees."""
+        return "portable" if self.agent_name == "evolved" else self.state
+
+    @property
+    def evolves(self) -> str:
+        return "agent.parameters" if self.agent_name == "evolved" else ""
 
     @property
     def static(self) -> bool:
@@ -140,7 +163,7 @@ class Redistribution(Steered, Personal, SetsUp, Method):
         return frozenset(
             {
                 "resident",
-                *([] if self.static else ["confusion"]),
+                *(["confusion"] if not self.static and "confusion" in STATES[self.seen] else []),
                 *(["stack"] if self.shares else []),
             }
         )
@@ -155,6 +178,8 @@ class Redistribution(Steered, Personal, SetsUp, Method):
         if not self.static or self.shares:
             check_run(env)
         choices = self.space.size(env)
+        if self.agent_name == "rule":
+            return rule_agent(self.rule, self.send == "taken", env.dtype)
         if self.static:
             policy = (
                 Uniform()
@@ -162,7 +187,7 @@ class Redistribution(Steered, Personal, SetsUp, Method):
                 else Fixed(action=BLOCKS.index(self.agent_name))
             )
             return policy.sized(1, choices, env.dtype)
-        size = observation_size(self.state, env.model.classes)
+        size = observation_size(self.seen, env.model.classes)
         if self.agent == "oracle":
             return oracle_agent(env.dtype)
         wide = 10_000 if size <= WIDE else 2_000
@@ -177,27 +202,36 @@ class Redistribution(Steered, Personal, SetsUp, Method):
         return Greedy(inner=made) if self.greedy else made
 
     def observe(self, env: Env, server: Server, client: Client, ctx: Ctx) -> Array:
+        if self.agent_name == "rule":
+            return features(env, server, client, ctx, SEEN)
         if self.static:
             return jnp.zeros(1, env.dtype)
         if self.agent == "oracle":
             takes = jax.vmap(lambda a: self.space.take(env, a))(jnp.arange(self.space.size(env)))
             return candidate_losses(env, server, client, ctx, takes)
-        return observe(env, server, client, self.state, self.state_scaling)
+        scaling = "centred" if self.agent_name == "evolved" else self.state_scaling
+        return observe(env, server, client, ctx, self.seen, scaling)
 
     def available(self, env: Env, server: Server, client: Client, ctx: Ctx) -> Array | None:
         if self.space.continuous or self.first == "any":
             return None
-        return client.own.joined | (jnp.arange(self.space.size(env)) == self.space.full(env))
+        choices = jnp.arange(self.space.size(env))
+        takes = jax.vmap(lambda a: self.space.take(env, a))(choices)
+        return client.own.joined | (takes >= 1).all(1)
 
     def imposed(
         self, env: Env, server: Server, client: Client, ctx: Ctx
     ) -> tuple[Array, Array] | None:
         if not self.space.continuous or self.first == "any":
             return None
-        return ~client.own.joined, jnp.ones(self.space.size(env), env.dtype)  # takes everything
+        size = self.space.size(env)
+        said = jnp.arange(size) < (self.space.takes or size)
+        # takes everything; what it sends is the agent's choice
+        return ~client.own.joined & said, jnp.ones(size, env.dtype)
 
     def plan_of(self, env: Env, action: Array, server: Server, ctx: Ctx) -> Plan:
-        return Plan(self.space.take(env, action), jnp.ones(env.num_groups), ctx.epochs)
+        take, send = self.space.take(env, action), self.space.send(env, action)
+        return Plan(take, send * take if self.send == "taken" else send, ctx.epochs)
 
     def reward_of(
         self, env: Env, old: Server, server: Server, report: Report, action: Array, ctx: Ctx
@@ -225,7 +259,7 @@ class Redistribution(Steered, Personal, SetsUp, Method):
 
     def init(self, env: Env, net: Tree) -> tuple[Server, Own]:
         return Server(net, self.server_accuracy(env, net)), Own(
-            jnp.zeros((), env.dtype), jnp.zeros((), bool)
+            jnp.zeros((), env.dtype), jnp.full((), -1, jnp.int32)
         )
 
     def setup(self, env: Env, server: Server, client: Client, ctx: Ctx) -> Client:
@@ -242,10 +276,10 @@ class Redistribution(Steered, Personal, SetsUp, Method):
         backbone, head = gaps(env, server.net, client.resident)
         moved = subtract(net["params"], server.net["params"])
         before = client.own.acc
-        client, done = descend(env, net, client, ctx)
+        client, done = local_sgd(env, net, client, ctx)
         after = self.own_accuracy(env, done.net, ctx)
         report = Report(before, after, jnp.sqrt(backbone), jnp.sqrt(head), square_norm(moved))
-        client = client._replace(own=Own(after, jnp.ones((), bool)))
+        client = client._replace(own=Own(after, jnp.asarray(ctx.t, jnp.int32)))
         return client, self.upload(env, ctx, done, sums=moved, report=report)
 
     def aggregate(self, env: Env, server: Server, cohort: Cohort) -> Server:
@@ -272,21 +306,22 @@ class Redistribution(Steered, Personal, SetsUp, Method):
 class FedPolicy(Redistribution):
     """An agent decides which block of the model each client gets back.
 
-    agent: auto (sac, or ddpg for mix), sac, trpo, a2c, ppo, dqn, q_bandit, random, full, backbone,
-    head, oracle, ddpg, or an agent of `agents/`; its hyper-parameters on the command line: --set
-    fedpolicy.agent.lr=0.01.
+    agent: auto (sac, ddpg for mix, rule where a rule is given), sac, trpo, a2c, ppo, dqn, q_bandit,
+    random, full, backbone, head, rule, evolved, oracle, ddpg, or an agent of `agents/`; its
+    hyper-parameters on the command line: --set fedpolicy.agent.lr=0.01.
     """
 
     agent: Any = field("auto", help="an agent, or its name")  # type: ignore[misc]
     actions: str = field(
         "blocks",
         choices=tuple(ACTIONS),
-        help="blocks, a mask or an interpolation per parameter group",
+        help="blocks, a mask or an interpolation per parameter group, or also what is sent",
     )
+    rule: str = field("", help=f"of agent=rule, such as '{EXAMPLE}'")
     state: str = field(
         "all",
         choices=tuple(STATES),
-        help="ncf no confusion, ncfnla nor accuracy, ocmla no distance, opd …",
+        help="ncf no confusion, ncfnla nor accuracy, ocmla no distance, opd …, portable",
     )
     state_scaling: str = field(
         "normalised", choices=("normalised", "raw"), help="of confusion and distance"
@@ -308,18 +343,59 @@ class FedPolicy(Redistribution):
 
     def agents_allowed(self) -> Iterable[str]:
         if self.space.continuous:
-            return ("ddpg",)
+            return ("ddpg", *EXCHANGES)
         return (*choosers(), *(BLOCKS if self.actions == "blocks" else ()))
 
     def agent_defaults(self, name: str) -> dict[str, Any]:
+        if name == "evolved":
+            return dict(continuous=True, bias=False)
         usual: dict[str, Any] = dict(horizon=None, cohort=None, capacity=None, hidden=(64,))
         return usual | (
             dict(actions="box", bootstrap=True, noise=0.2) if self.space.continuous else {}
         )
 
+    def check_rule(self) -> None:
+        """A rule belongs to agent=rule, and says all of what is taken and sent."""
+        if self.agent_name != "rule":
+            if self.rule:
+                raise UserError(
+                    f"fedpolicy.rule has no effect with agent '{self.agent_name}'; allowed:"
+                    " fedpolicy.agent=rule"
+                )
+            return
+        if not self.rule.strip():
+            raise UserError(
+                f"fedpolicy.agent=rule needs a rule; allowed: fedpolicy.rule='{EXAMPLE}' and the"
+                " like"
+            )
+        if self.actions not in EVERYWHERE:
+            raise UserError(
+                f"fedpolicy.actions={self.actions} has no effect with agent 'rule', which says what"
+                " is taken and sent of backbone and head"
+            )
+        if parse(self.rule)["discount"] and self.send == "taken":
+            raise UserError(
+                "fedpolicy.rule: discount has no effect with fedpolicy.send=taken, where nothing"
+                " that was kept is sent"
+            )
+
+    def check_evolved(self) -> None:
+        """A policy trained across federations sees and decides what means the same in all."""
+        if self.agent_name != "evolved":
+            return
+        for option, allowed in (("state", ("all", "portable")), ("actions", EVERYWHERE)):
+            if (value := getattr(self, option)) not in allowed:
+                raise UserError(
+                    f"fedpolicy.{option}={value} does not go with agent 'evolved'; allowed:"
+                    f" {allowed[-1]}"
+                )
+
     def check(self) -> None:
-        self.resolve_agent("ddpg" if self.space.continuous else "sac")
+        usual = "ddpg" if self.space.continuous else "sac"
+        self.resolve_agent("rule" if self.rule else usual)
+        self.check_rule()
         name = self.agent_name
+        self.check_evolved()
         for option, usual in (("state", "all"), ("state_scaling", "normalised")):
             if self.static and (value := getattr(self, option)) != usual:
                 raise UserError(

@@ -4,12 +4,10 @@ previous participants' models.
 K': the m participants of the previous round (round 1: this round's); e: embeddings of heads
 (`encoder`); part by part
 
-    body     Ψ_k ← ρ_k Ψ_k + Σ_{K'} ρ_j Ψ_j,    ρ_j = n_j / (n_k + Σ_{K'} n_j)
-                                        convolutions
-    state    s_k = (e_{k'_1}, …, e_{k'_m}, e_k)                                           128 (m +
-                                        1) numbers
-    head     Φ_k ← p_k Φ_k + Σ_{K'} p_j Φ_j,    (p_{k'_1}, …, p_{k'_m}, p_k) = A_k = μ(s_k)    all
-                                        fully connected layers
+    body     Ψ_k ← ρ_k Ψ_k + Σ_{K'} ρ_j Ψ_j,    ρ_j = n_j / (n_k + Σ_{K'} n_j)      convolutions
+    state    s_k = (e_{k'_1}, …, e_{k'_m}, e_k)                                  128 (m + 1) numbers
+    head     Φ_k ← p_k Φ_k + Σ_{K'} p_j Φ_j,    (p_{k'_1}, …, p_{k'_m}, p_k) = A_k = μ(s_k),
+             all fully connected layers
     reward   β1 r1 + β2 r2 + β3 r3 of the mixture on validation rows, before training     (`reward`)
     client   w_k ← SGD_E((Ψ_k, Φ_k)), uploaded; K' ← this round's participants
 
@@ -18,8 +16,12 @@ the order of their similarity to the client (cosines of embeddings), so that its
 depend on the order in which a cohort was drawn (`agents.ranked`); the paper leaves that order open.
 A previous participant that failed to report is masked: its logit, its size and its similarity count
 nothing. Before round 1 every client trains E epochs from the common start (not counted as a round).
-Models are read from the clients' stored rows, m of them per round. When agent and encoder learn,
+Models are read from the clients' states, m of them per round. When agent and encoder learn,
 and what pre-training is: `regimes`. A model of fully connected layers only is all head.
+
+Beside the paper's (data sizes, the agent): heads by their similarity, by the classes that clients
+share (an oracle: the server knows everybody's labels), by mirror descent on the client's validation
+loss (`mixing`, `by_model`).
 
 Ablations of the paper, as (body, head): None (mean, mean), Body (weighted, mean), Head (mean,
 agent), Both (weighted, agent), DRL (agent, agent). Where neither part asks the agent there is none,
@@ -39,27 +41,25 @@ import jax.numpy as jnp
 from jax import lax
 
 from fedjax_sim.hooks import Peers, Personal, SetsUp
-from fedjax_sim.local import descend
+from fedjax_sim.local import local_sgd
 from fedjax_sim.local.score import merit
 from fedjax_sim.methods import register
-from fedjax_sim.methods.pfedrlla.control import Mixer, Report, Server, make_plan, usable
+from fedjax_sim.methods.pfedrlla.by_model import by_gradient, by_similarity, cosines, pieces
+from fedjax_sim.methods.pfedrlla.control import Mixer, Report, Server, make_plan, need_val, usable
 from fedjax_sim.methods.pfedrlla.encoder import follow, make_frame, no_frame, placed
 from fedjax_sim.methods.pfedrlla.regimes import Own, compared
 from fedjax_sim.methods.pfedrlla.reward import preferred
-from fedjax_sim.plans import mix, with_own_statistics
+from fedjax_sim.plans import mix, part, with_own_statistics
 from fedjax_sim.tree import square_norm
 from fedjax_sim.types import Array, Client, Cohort, Ctx, Env, Plan, Tree, Upload
 
 FIRST = 2000  # tells the shuffles before round 1 from those of training
-VAL_ROWS = 128  # validation rows scored at once, at most
 
 
 def val_accuracy(env: Env, net: Tree, ctx: Ctx) -> Array:
-    """Of ONE client, in as few and as even pieces as possible: every row of padding is paid for
-    twice a round."""
+    """Of ONE client."""
     rows, n = env.fed.rows["val"][ctx.id], env.fed.size["val"][ctx.id]
-    pieces = max(1, -(-rows.shape[0] // VAL_ROWS))
-    return merit(env, net, rows, n, -(-rows.shape[0] // pieces))
+    return merit(env, net, rows, n, pieces(rows.shape[0]))
 
 
 @register("pfedrlla")
@@ -67,7 +67,7 @@ class PFedRLLA(Peers, Personal, SetsUp, Mixer):
     """An agent mixes each client's head from previous participants' heads.
 
     body, head: how a part is mixed: weighted (data sizes), agent, even, mean (without itself),
-    local.
+    local, similarity, same_classes; the head also by gradient.
     """
 
     has_global_model = False
@@ -79,6 +79,8 @@ class PFedRLLA(Peers, Personal, SetsUp, Mixer):
 
     def init(self, env: Env, net: Tree) -> tuple[Server, Tree]:
         m = env.cohort
+        if any(rule.name == "gradient" for rule in self.rules(env)):
+            need_val(env, "pfedrlla.head=gradient descends on")
         server = Server((), jnp.arange(m, dtype=jnp.int32), jnp.zeros(m, bool), ())
         if not self.steered:
             return server, ()
@@ -105,7 +107,7 @@ class PFedRLLA(Peers, Personal, SetsUp, Mixer):
     def setup(self, env: Env, server: Server, client: Client, ctx: Ctx) -> Client:
         net = with_own_statistics(env, client.resident, client)
         if self.initial_training:
-            client, done = descend(env, net, client, ctx, salt=FIRST)
+            client, done = local_sgd(env, net, client, ctx, salt=FIRST)
             sound = jnp.isfinite(square_norm(done.net))  # others will mix this model
             net = jax.tree.map(lambda new, old: jnp.where(sound, new, old), done.net, net)
             client = client._replace(
@@ -125,20 +127,20 @@ class PFedRLLA(Peers, Personal, SetsUp, Mixer):
     def peer_ids(self, env: Env, server: Server, ids: Array) -> Array:
         return jnp.where(server.reported.any(), server.previous, ids.astype(jnp.int32))
 
-    def prepare(self, env: Env, server: Server, ids: Array, rows: Client) -> Server:
+    def prepare(self, env: Env, server: Server, ids: Array, peers: Client) -> Server:
         first = ~server.reported.any()
         server = server._replace(
             previous=self.peer_ids(env, server, ids), reported=server.reported | first
         )
         if not self.steered:
             return server
-        frame, seen = server.frame, rows.own.features
+        frame, seen = server.frame, peers.own.features
         if self.basis == "shared":
-            fresh = lambda: make_frame(rows.resident["params"], self.head_groups(env), self.side)
+            fresh = lambda: make_frame(peers.resident["params"], self.head_groups(env), self.side)
             if "server.frame" in env.started:  # the agent knows its heads in another run's frame
                 fresh = lambda: (
                     frame,
-                    jax.vmap(lambda net: self.projected(env, net, frame))(rows.resident),
+                    jax.vmap(lambda net: self.projected(env, net, frame))(peers.resident),
                 )
             frame, seen = lax.cond(first, fresh, lambda: (frame, seen))
         server = server._replace(frame=frame)
@@ -147,7 +149,32 @@ class PFedRLLA(Peers, Personal, SetsUp, Mixer):
     def receive(
         self, env: Env, server: Server, client: Client, plan: Plan, ctx: Ctx
     ) -> tuple[Client, Tree]:
-        return client, mix(env, plan.weights, env.rows.resident, client.resident)
+        weights = self.weights_by_model(env, server, client, plan, ctx)
+        return client, mix(env, weights, env.peers.resident, client.resident)
+
+    def weights_by_model(
+        self, env: Env, server: Server, client: Client, plan: Plan, ctx: Ctx
+    ) -> Array:
+        """[G, m+1] the plan's weights of ONE client, with those that follow from models."""
+        rules, weights, may = self.rules(env), plan.weights, usable(server)
+        groups, peers, own = self.head_groups(env), env.peers.resident, client.resident
+        heads = part(peers, groups), part(own, groups)
+        similar = {rule.p for rule in rules if rule.name == "similarity"}
+        if similar:
+            alike = cosines(env, *heads, may)
+            found = {p: by_similarity(p, alike, may) for p in similar}
+            weights = jnp.stack(
+                [
+                    found[rule.p] if rule.name == "similarity" else row
+                    for rule, row in zip(rules, weights, strict=True)
+                ]
+            ).astype(env.dtype)
+        for steps in {rule.p for rule in rules if rule.name == "gradient"}:
+            net = with_own_statistics(env, mix(env, weights, peers, own), client)
+            best = by_gradient(env, net, *heads, may, int(steps), ctx)
+            in_head = jnp.array([rule.name == "gradient" for rule in rules])
+            weights = jnp.where(in_head[:, None], best, weights)
+        return weights
 
     def judge(
         self, env: Env, net: Tree, server: Server, client: Client, ctx: Ctx
@@ -178,7 +205,7 @@ class PFedRLLA(Peers, Personal, SetsUp, Mixer):
             # clients, for each client.
             judged = (report.before >= 0) & (report.wanted[-1] >= 0)
             ctx = ctx._replace(epochs=jnp.where(judged, ctx.epochs, 0))
-        client, done = descend(env, net, client, ctx)
+        client, done = local_sgd(env, net, client, ctx)
         if self.steered:
             now = self.projected(env, done.net, server.frame)
             own, report = own._replace(features=now), report._replace(features=now)

@@ -6,12 +6,13 @@ momentum·v + g; w ← w − lr·v. Its state (v) begins anew in every call, or 
 (`--optimizer-state client`).
 
 The loop has a data-dependent bound: a client costs what it holds. Side by side (vmap over
-`env.lanes` clients) the bound is that of the longest lane, as an unbatched scalar, and a finished
-lane's learning rate is 0.
+`env.vmap_width` clients) the bound is that of the longest, as an unbatched scalar, and a finished
+client's learning rate is 0.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -34,14 +35,14 @@ class Aux(NamedTuple):
     logits: Array  # [B, C]
     batch_stats: Tree  # BatchNorm statistics after this batch
     confusion: Tree  # running soft confusion after this batch, () when not tracked
-    carry: Tree = ()  # the objective's own running values after this batch; see `descend`
+    carry: Tree = ()  # the objective's own running values after this batch; see `local_sgd`
 
 
 class Trained(NamedTuple):
     net: Tree
     loss: Array  # []  mean over the examples of this training call
     accuracy: Array  # []  of the predictions made while training
-    steps: Array  # []  steps of this client (not of its lane neighbours)
+    steps: Array  # []  steps of this client (not of the others in its chunk)
     carry: Tree = ()  # the objective's own running values at the end
 
 
@@ -132,7 +133,7 @@ def put_away(client: Client, had: Client) -> Client:
 
 # ---- the loop ------------------------------------------------------------------------------------
 class Plugs(NamedTuple):
-    """What a method does otherwise in a step; see `descend`."""
+    """What a method does otherwise in a step; see `local_sgd`."""
 
     objective: Callable
     gradient: Callable | None
@@ -141,72 +142,90 @@ class Plugs(NamedTuple):
     after: Callable | None
 
 
-def one_step(
-    env: Env,
-    plugs: Plugs,
-    rule: Optimizer,
-    draw: Callable[[Array], Batch],
-    frozen: Tree,
-    steps: Array,
-    planned: Turns,
-    rate_of: Callable[[Array], Array],
-    stays: bool,
-) -> Callable:
-    """(k, carry) -> carry: the k-th step of `descend`; stays: the optimiser's state is the client's
-    own."""
+class Pass(NamedTuple):
+    """One training call of ONE client, as its steps see it."""
 
-    def step(k: Array, carry):
-        params, stats, opt_state, confusion, running, totals, rate = carry
-        own = (running,) if jax.tree.leaves(running) else ()
+    env: Env
+    plugs: Plugs
+    rule: Optimizer
+    lr: Array  # []
+    draw: Callable[[Array], Batch]
+    steps: Array  # []  steps of this client
+    planned: Turns
+    frozen: Tree  # parameter groups that do not move
+    stays: bool  # the optimiser's state is the client's own
 
-        def value(params, batch):
-            with randomness(batch.key):  # dropout inside the model
-                return plugs.objective(
-                    {"params": {**frozen, **params}, "batch_stats": stats}, batch, confusion, *own
-                )
+    def rate(self, k: Array | int) -> Array:
+        """The learning rate of step k; a finished client stands still."""
+        rate = self.rule.rate(self.lr, k, self.steps, self.env.dtype)
+        return jnp.where(k < self.steps, rate, 0) if self.planned.masked else rate
 
-        grad_of = jax.value_and_grad(value, has_aux=True)
-        if plugs.gradient is None:
-            batch = draw(k)
-            (loss, aux), grads = grad_of(params, batch)
-            more = dict(
-                value=loss, grad=grads, value_fn=lambda p: value(p, batch)[0]
-            )  # for line searches
-        else:
-            (loss, aux), grads, batch = plugs.gradient(grad_of, params, k, draw, running)
-            more = dict(value=loss, grad=grads)
-        force = grads if plugs.adjust is None else plugs.adjust(grads, params)
-        keep = (
-            (lambda new, old: jax.tree.map(lambda a, b: jnp.where(k < steps, a, b), new, old))
-            if planned.masked
-            else (lambda new, old: new)
-        )
-        moved, opt_after = rule.step(force, opt_state, params, rate, **more)
-        params = moved if rule.stands_still else keep(moved, params)
-        opt_state = keep(opt_after, opt_state) if stays else opt_after
-        if plugs.project is not None:
-            params = keep(plugs.project(params), params)
-        then = aux.carry if plugs.after is None else plugs.after(aux.carry, grads, params)
-        seen = (
-            batch.mask * (k < steps).astype(env.dtype)
-            if planned.masked
-            else batch.mask.astype(env.dtype)
-        )
-        n = seen.sum()
-        hits = (task_called(env.fed.task).hits(aux.logits, batch.y) * seen).sum()
-        totals = totals + jnp.stack([loss * n, hits, n])
-        kept = (
-            keep(aux.batch_stats, stats),
-            opt_state,
-            keep(aux.confusion, confusion),
-            keep(then, running),
-        )
-        return params, *kept, totals, rate_of(k + 1)
-
-    return step
+    def keep(self, k: Array, new: Tree, old: Tree) -> Tree:
+        """`new`, but `old` where the client has no step k."""
+        if not self.planned.masked:
+            return new
+        return jax.tree.map(lambda a, b: jnp.where(k < self.steps, a, b), new, old)
 
 
-def descend(
+class Running(NamedTuple):
+    """What one step hands to the next."""
+
+    params: Tree
+    batch_stats: Tree
+    optimizer: Tree
+    confusion: Tree
+    carry: Tree  # the objective's own running values
+    totals: Array  # [3] sums of loss, hits and examples
+    rate: Array  # []  of the coming step
+
+
+def gradient_of(p: Pass, k: Array, now: Running) -> tuple:
+    """(loss, Aux, gradients, batch, what a line search asks for) of the k-th step."""
+    own = (now.carry,) if jax.tree.leaves(now.carry) else ()
+
+    def value(params: Tree, batch: Batch) -> tuple[Array, Aux]:
+        net = {"params": {**p.frozen, **params}, "batch_stats": now.batch_stats}
+        with randomness(batch.key):  # dropout inside the model
+            return p.plugs.objective(net, batch, now.confusion, *own)
+
+    grad_of = jax.value_and_grad(value, has_aux=True)
+    if p.plugs.gradient is None:
+        batch = p.draw(k)
+        (loss, aux), grads = grad_of(now.params, batch)
+        more = dict(value=loss, grad=grads, value_fn=lambda params: value(params, batch)[0])
+    else:
+        (loss, aux), grads, batch = p.plugs.gradient(grad_of, now.params, k, p.draw, now.carry)
+        more = dict(value=loss, grad=grads)
+    return loss, aux, grads, batch, more
+
+
+def one_step(p: Pass, k: Array, now: Running) -> Running:
+    """The k-th step of `local_sgd`."""
+    loss, aux, grads, batch, more = gradient_of(p, k, now)
+    force = grads if p.plugs.adjust is None else p.plugs.adjust(grads, now.params)
+    params, optimizer = p.rule.step(force, now.optimizer, now.params, now.rate, **more)
+    params = params if p.rule.stands_still else p.keep(k, params, now.params)
+    optimizer = p.keep(k, optimizer, now.optimizer) if p.stays else optimizer
+    if p.plugs.project is not None:
+        params = p.keep(k, p.plugs.project(params), params)
+    carry = aux.carry if p.plugs.after is None else p.plugs.after(aux.carry, grads, params)
+    dtype = p.env.dtype
+    mask = batch.mask
+    seen = mask * (k < p.steps).astype(dtype) if p.planned.masked else mask.astype(dtype)
+    n = seen.sum()
+    hits = (task_called(p.env.fed.task).hits(aux.logits, batch.y) * seen).sum()
+    return Running(
+        params,
+        totals=now.totals + jnp.stack([loss * n, hits, n]),
+        batch_stats=p.keep(k, aux.batch_stats, now.batch_stats),
+        optimizer=optimizer,
+        confusion=p.keep(k, aux.confusion, now.confusion),
+        carry=p.keep(k, carry, now.carry),
+        rate=p.rate(k + 1),
+    )
+
+
+def local_sgd(
     env: Env,
     net: Tree,
     client: Client,
@@ -225,67 +244,59 @@ def descend(
     track: bool = True,
     carry: Tree = (),
 ) -> tuple[Client, Trained]:
-    """Training of ONE client; returns the client with its loss statistics brought up to date, and
-    what was trained.
+    """Training of ONE client: (the client with its loss statistics brought up to date, what was
+    trained).
 
     objective: (net, batch, confusion) -> (loss, Aux); default `supervised(env, ctx)`.
     gradient:  (grad_of, params, step, draw, carry) -> ((loss, Aux), grads, batch), where
-    grad_of(params, batch)
-               differentiates the objective; default: one gradient on draw(step). Sharpness-aware,
-               meta-learning and two-model steps plug in here.
+               grad_of(params, batch) differentiates the objective; default: one gradient on
+               draw(step). Sharpness-aware, meta-learning and two-model steps plug in here.
     adjust:    (grads, params) -> grads, before weight decay and momentum (control variates,
                proximal terms).
     project:   (params) -> params, after every step (a box, a simplex, …).
     after:     (carry, grads, params) -> carry, after every step: the objective's gradient at the
-               old parameters, the new
-               parameters (a mixing weight that is learned beside them, …).
+               old parameters, and the new parameters (a mixing weight learned beside them, …).
     trainable: names of the groups that move; the others cost no gradient. Default: all.
-    epochs:    a Python number, for passes that are not the Plan's; default `ctx.epochs` (at most
-    env.max_epochs). optimizer: another than the run's, e.g. `env.optimizer._replace(momentum=0.0)`.
-    salt:      tells the shuffles of several passes of one round apart.  track=False keeps the
-               client's confusion.
-    carry:     start of the running values of the objective or of `gradient`, if they have any: the
-               objective is then
-               called as objective(net, batch, confusion, carry); the new ones are in `Aux.carry`.
+    epochs:    a Python number, for passes that are not the Plan's; default `ctx.epochs`.
+    optimizer: another than the run's, e.g. `env.optimizer._replace(momentum=0.0)`.
+    salt:      tells the shuffles of several passes of one round apart.
+    track:     False keeps the client's confusion as it was.
+    carry:     running values of the objective or of `gradient`, if they have any: the objective
+               is called with them as its last argument, and returns new ones in `Aux.carry`.
     """
-    objective = objective or supervised(env, ctx)
-    rule = optimizer or env.optimizer
+    plugs = Plugs(objective or supervised(env, ctx), gradient, adjust, project, after)
     lr = ctx.lr if lr is None else jnp.asarray(lr, env.dtype)
-    draw = stream(
-        env, ctx, jax.random.fold_in(ctx.key, salt), env.max_epochs if epochs is None else epochs
-    )
+    key, rule = jax.random.fold_in(ctx.key, salt), optimizer or env.optimizer
+    draw = stream(env, ctx, key, env.max_epochs if epochs is None else epochs)
     steps = steps_for(env, env.fed.size["train"][ctx.id], ctx.epochs if epochs is None else epochs)
     planned = turns(env, steps, *most_steps(env, epochs))
-    at = lambda k: rule.rate(lr, k, steps, env.dtype)
-    rate_of = lambda k: (
-        jnp.where(k < steps, at(k), 0) if planned.masked else at(k)
-    )  # a finished lane stands still
-    frozen = (
-        {} if trainable is None else {g: p for g, p in net["params"].items() if g not in trainable}
-    )
-    moving = {g: p for g, p in net["params"].items() if g not in frozen}
+    params = net["params"]
+    frozen = {} if trainable is None else {g: params[g] for g in params if g not in trainable}
+    moving = {g: params[g] for g in params if g not in frozen}
     opt_start, stays = begin(rule, client, moving)
 
-    plugs = Plugs(objective, gradient, adjust, project, after)
-    step = one_step(env, plugs, rule, draw, frozen, steps, planned, rate_of, stays)
+    p = Pass(env, plugs, rule, lr, draw, steps, planned, frozen, stays)
+    zeros = jnp.zeros(3, env.dtype)
     # the rate of a step is known before it: XLA then writes w − lr·v where it computes a gradient
-    start = (
-        moving,
-        net["batch_stats"],
-        opt_start,
-        client.confusion,
-        carry,
-        jnp.zeros(3, env.dtype),
-        rate_of(0),
+    start = Running(
+        moving, net["batch_stats"], opt_start, client.confusion, carry, zeros, p.rate(0)
     )
-    params, stats, opt_end, confusion, carry, (loss, hits, n), _ = repeat(planned, step, start)
-    trained, many = {"params": {**frozen, **params}, "batch_stats": stats}, jnp.maximum(n, 1)
-    done = Trained(trained, loss / many, hits / many, steps, carry)
-    if stays:
-        client = client._replace(optimizer=Used(opt_end))
+    end = repeat(planned, functools.partial(one_step, p), start)
+    return finish(p, client, end, track)
+
+
+def finish(p: Pass, client: Client, end: Running, track: bool) -> tuple[Client, Trained]:
+    """(the client after its last step, what was trained)."""
+    net = {"params": {**p.frozen, **end.params}, "batch_stats": end.batch_stats}
+    loss, hits, n = end.totals
+    many = jnp.maximum(n, 1)
+    done = Trained(net, loss / many, hits / many, p.steps, end.carry)
+    if p.stays:
+        client = client._replace(optimizer=Used(end.optimizer))
     if jax.tree.leaves(client.spent):
-        client = client._replace(spent=client.spent + jnp.stack([steps, jnp.int32(planned.total)]))
-    return (client._replace(confusion=confusion) if track else client), done
+        taken = jnp.stack([p.steps, jnp.int32(p.planned.total)])
+        client = client._replace(spent=client.spent + taken)
+    return (client._replace(confusion=end.confusion) if track else client), done
 
 
 def upload(env: Env, ctx: Ctx, done: Trained, weights: str = "size", **more) -> Upload:
