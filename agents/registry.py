@@ -44,6 +44,9 @@ ENTRIES: dict[str, Entry] = {
     "q_bandit": Entry(
         "q_bandit", "QBandit", "epsilon-greedy neural contextual bandit, no bootstrap"
     ),
+    "ridge_bandit": Entry(
+        "ridge_bandit", "RidgeBandit", "linear bandit over a grid, closed form, sure of its gains"
+    ),
     "random": Entry("fixed", "Uniform", "uniformly random action, learns nothing", learns=False),
     "fixed": Entry(
         "fixed", "Fixed", "always the same action (option `action`), learns nothing", learns=False
