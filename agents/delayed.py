@@ -29,8 +29,8 @@ class Delayed(Agent):
     last actions of a run are never completed: nothing is decided after them.
 
     >>> from agents.sac import SAC
-    >>> late = Delayed(inner=SAC(2, 3), num_actors=5)
-    >>> late.init(jax.random.key(0)).pending.reward.shape
+    >>> agent = Delayed(inner=SAC(2, 3), num_actors=5)
+    >>> agent.init(jax.random.key(0)).pending.reward.shape
     (5,)
     """
 

@@ -20,7 +20,7 @@ class Entry(NamedTuple):
     description: str
     discrete: bool = True  # its actions are indices; otherwise vectors
     learns: bool = True
-    made: type[Agent] | None = None  # given by `register`, instead of module and kind
+    given: type[Agent] | None = None  # given by `register`, instead of module and kind
 
 
 ENTRIES: dict[str, Entry] = {
@@ -116,7 +116,7 @@ def kind(name: str) -> type[Agent]:
     if name not in ENTRIES:
         raise _unknown("agent", name, NAMES)
     entry = ENTRIES[name]
-    return entry.made or getattr(importlib.import_module(f"agents.{entry.module}"), entry.kind)
+    return entry.given or getattr(importlib.import_module(f"agents.{entry.module}"), entry.kind)
 
 
 def options(name: str) -> dict[str, Any]:
@@ -144,10 +144,10 @@ def make(
     ValueError: unknown agent 'sca'; did you mean 'sac'? (allowed: a2c, ddpg, dqn, fixed, ppo,
     q_bandit, ...)
     """
-    made, allowed = kind(name), options(name)
+    agent, allowed = kind(name), options(name)
     for option in hyper:
         if option not in allowed:
             raise _unknown(f"option of agent {name!r}:", option, allowed)
-    return made(**hyper).sized(
+    return agent(**hyper).sized(
         observation_size, num_actions, **({} if dtype is None else {"dtype": dtype})
     )

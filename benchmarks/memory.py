@@ -121,7 +121,7 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
     import jax
     import jax.numpy as jnp
 
-    from fedjax_sim.engine import host_rows
+    from fedjax_sim.engine import host_clients
     from fedjax_sim.engine import layout as layouts
     from fedjax_sim.runner import checkpoint
     from fedjax_sim.runner.compilation import use_compilation_cache
@@ -140,7 +140,7 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
 
     note("baseline")
     state = jax.block_until_ready(sim.init(0, net))
-    place = host_rows.place if config.state_on == "host" else layouts.place
+    place = host_clients.place if config.state_on == "host" else layouts.place
     state, data = place(sim.layout, state, sim.data)
     note("init")
     temporary = None

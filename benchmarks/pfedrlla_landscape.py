@@ -7,9 +7,9 @@ rows.
 
 agent        what the actor says, without noise          uniform    all m + 1 alike
 wanted       V_k, the similarities that r3 asks for      self       its own head alone
-wanted^p     V_k to the power p, renormalised            group      all of its own group alike: of a
-                                        designed group, or with
-                                                                    the same classes
+wanted^p     V_k to the power p, renormalised            group   all of its own group alike: of a
+                                                                 designed group, or with the same
+                                                                 classes
 
 If rules that differ as much as `uniform` and `self` are worth nearly the same, there is nothing for
 an agent to find.
@@ -77,13 +77,13 @@ def landscape(setup: Setup, state: Any, group: np.ndarray | None = None) -> list
     def scored(state: Any, data: Any, weights: Any) -> tuple:
         """[M] accuracies of the models before and after the mixture."""
         round_plan = sim.plan_round(state, data)
-        env = dataclasses.replace(sim.open(data), rows=round_plan.rows)
+        env = dataclasses.replace(sim.open(data), peers=round_plan.peers)
 
         def one(pair: tuple) -> tuple:
             action, ctx = pair
             own = jax.tree.map(lambda a: a[ctx.id], state.clients.resident)
             plan = make_plan(s, env, action, round_plan.server, ctx)
-            mixed = mix(env, plan.weights, round_plan.rows.resident, own)
+            mixed = mix(env, plan.weights, round_plan.peers.resident, own)
             return val_accuracy(env, own, ctx), val_accuracy(env, mixed, ctx)
 
         return lax.map(one, (weights, round_plan.slots.ctx))

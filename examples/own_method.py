@@ -5,7 +5,7 @@ import sys
 import jax.numpy as jnp
 
 import fedjax_sim as fs
-from fedjax_sim.local import descend
+from fedjax_sim.local import local_sgd
 
 
 class ByLoss(fs.Method):
@@ -15,7 +15,7 @@ class ByLoss(fs.Method):
     power: fs.Real = fs.field(1.0, ge=0)
 
     def local(self, env, net, server, client, ctx):  # ONE client
-        client, done = descend(env, net, client, ctx)
+        client, done = local_sgd(env, net, client, ctx)
         return client, self.upload(env, ctx, done)._replace(
             weight=jnp.maximum(done.loss, 1e-6) ** self.power
         )

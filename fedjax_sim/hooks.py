@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 from fedjax_sim.errors import unknown
 from fedjax_sim.fields import Node
-from fedjax_sim.local.descend import Trained, descend, upload
 from fedjax_sim.local.score import predict_net
+from fedjax_sim.local.sgd import Trained, local_sgd, upload
 from fedjax_sim.plans import Wire, blend, floats_on_wire, full_plan, merge
 from fedjax_sim.types import Array, Client, Cohort, Ctx, Env, Plan, Tree, Upload
 
@@ -178,7 +178,7 @@ class Method(Node):
         self, env: Env, net: Tree, server: Any, client: Client, ctx: Ctx
     ) -> tuple[Client, Upload]:
         """ONE client: its work of a round, from `net`; (itself afterwards, what it hands over)."""
-        client, done = descend(env, net, client, ctx)
+        client, done = local_sgd(env, net, client, ctx)
         return client, self.upload(env, ctx, done)
 
     def upload(self, env: Env, ctx: Ctx, done: Trained, **more: Any) -> Upload:
@@ -216,16 +216,16 @@ class Personal:
 
 
 class Peers:
-    """A round reads stored rows of other clients; they are in `env.rows` [K, …]."""
+    """A round reads the states of other clients; they are in `env.peers` [K, …]."""
 
     def peer_ids(self, env: Env, server: Any, ids: Array) -> Array:
-        """ids [M] of the cohort -> [K] client numbers whose stored rows the round reads; K never
+        """ids [M] of the cohort -> [K] client numbers whose states the round reads; K never
         changes."""
         raise NotImplementedError
 
-    def prepare(self, env: Env, server: Any, ids: Array, rows: Client) -> Any:
-        """Work on the peers' rows [K, …] before training (embeddings, attention, …): the server
-        state of this round."""
+    def prepare(self, env: Env, server: Any, ids: Array, peers: Client) -> Any:
+        """Work on the states of the peers [K, …] before training (embeddings, attention, …): the
+        server's state of this round."""
         return server
 
 

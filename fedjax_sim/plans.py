@@ -100,7 +100,7 @@ def mix(env: Env, weights: Array, peers: Tree, own: Tree) -> Tree:
     """Redistribution by weights for ONE client: group g is Σ_j weights[g, j]·peers_j + weights[g,
     K]·own.
 
-    weights: [G, K+1], as in `Plan.weights`; peers: nets [K, …], e.g. `env.rows.resident`; one of
+    weights: [G, K+1], as in `Plan.weights`; peers: nets [K, …], e.g. `env.peers.resident`; one of
     them is read at a time.
     """
     groups = env.group_of(own)

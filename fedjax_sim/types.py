@@ -92,7 +92,7 @@ class Client(NamedTuple):
     resident: Tree = ()
     # BatchNorm running statistics that stay on the client (bn_stats="local")
     batch_stats: Tree = ()
-    # [2] steps needed and executed in this round, counted by `descend`; () in storage
+    # [2] steps needed and executed in this round, counted by `local_sgd`; () in storage
     spent: Tree = ()
     optimizer: Tree = ()  # state of the local optimiser, where it stays with the client
 
@@ -145,9 +145,7 @@ class Env:
     )  # the optimiser's state stays with the client between rounds
     shuffle: bool = _fact(default=True)  # False: minibatches in the order of the client's rows
     dtype: Any = _fact(default=jnp.float32)
-    lanes: int = _fact(
-        default=1
-    )  # clients trained side by side (vmap width); 1 = no vmap, no masking
+    vmap_width: int = _fact(default=1)  # clients trained side by side; 1: no vmap, no masking
     even: bool = _fact(default=False)  # all clients have equally many minibatches per epoch
     full: bool = _fact(default=False)  # and all of these are whole
     same_epochs: bool = _fact(default=False)  # whoever works in a round works for max_epochs
@@ -156,7 +154,7 @@ class Env:
     )  # what is measured, the primary one first; (): `metrics.DEFAULT`
     fed: Federation = None  # type: ignore[assignment]   # filled in inside the compiled program
     counts: Array = None  # [N, C] training labels per client
-    rows: Tree = ()  # Client [K, …]: stored rows of the round's peers, as they were at its start
+    peers: Tree = ()  # Client [K, …]: states of the round's peers, as they were at its start
     lr: Any = ()  # Schedule of the learning rate
     method: Any = None  # the run's method, whose real fields are arguments too
 

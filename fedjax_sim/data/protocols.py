@@ -271,8 +271,10 @@ def federate(
     if val_fraction is not None:
         protocol += f" with val_fraction {val_fraction:g}"
     split = f"{spec}, {clients} clients, {protocol}, server_val {len(validation)}"
-    made = f"{_told(dataset)}, {split}, norm {norm}, data_seed {data_seed}, {_examples(data)}"
-    return _assemble(data, y, rows, validation, rule, norm, made)
+    description = (
+        f"{_named(dataset)}, {split}, norm {norm}, data_seed {data_seed}, {_examples(data)}"
+    )
+    return _assemble(data, y, rows, validation, rule, norm, description)
 
 
 def _streams(data_seed: int) -> list[np.random.Generator]:
@@ -321,11 +323,11 @@ def _load(
 
 def _examples(data: Dataset) -> str:
     """What there is, for the description."""
-    told = (
+    text = (
         f"{len(data.y_train) + len(data.y_test)} examples"
         f" {'x'.join(map(str, data.x_train.shape[1:]))}"
     )
-    return told + (f", vocabulary of {len(data.vocabulary)}" if data.vocabulary else "")
+    return text + (f", vocabulary of {len(data.vocabulary)}" if data.vocabulary else "")
 
 
 def _client_of(dataset: str | os.PathLike[str], partition: str) -> dict[str, str]:
@@ -378,7 +380,7 @@ def natural_partition(data: Dataset, partition: str) -> str:
     )
 
 
-def _told(dataset: str | os.PathLike[str] | Dataset) -> str:
+def _named(dataset: str | os.PathLike[str] | Dataset) -> str:
     """A dataset as the description names it: a file by its name, since where it lies changes
     nothing."""
     if isinstance(dataset, Dataset):

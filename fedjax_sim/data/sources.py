@@ -332,9 +332,9 @@ def _at(
         if (
             resizes
             and not exists(folder, pathlib.Path.is_dir)
-            and (told := re.fullmatch(r"(.*),size=([^,]*)", path))
+            and (match := re.fullmatch(r"(.*),size=([^,]*)", path))
         ):
-            folder, more = user_path(told[1]), {"size": picture_size(told[2])}
+            folder, more = user_path(match[1]), {"size": picture_size(match[2])}
         if not path or not exists(folder, pathlib.Path.is_dir):
             hint = f", or {kind}:FOLDER,size=32 to resize its pictures" if resizes else ""
             raise UserError(f"'{shown(path)}' is not a folder; write {kind}:FOLDER{hint}")
@@ -418,18 +418,18 @@ def register_dataset(name: str, make: Callable[[], Any], help: str = "") -> None
     `Dataset`."""
 
     def load_it(data_dir: Folder, download: bool) -> Dataset:
-        made = make()
-        if isinstance(made, Dataset):
-            return dataclasses.replace(made, name=name)
-        if not isinstance(made, (tuple, list)) or len(made) != 4:
+        given = make()
+        if isinstance(given, Dataset):
+            return dataclasses.replace(given, name=name)
+        if not isinstance(given, (tuple, list)) or len(given) != 4:
             raise UserError(
                 f"dataset '{name}' must be made as (x_train, y_train, x_test, y_test), not"
-                f" {type(made).__name__}"
+                f" {type(given).__name__}"
             )
         return _from_arrays(
             name,
             dict(
-                zip(("x_train", "y_train", "x_test", "y_test"), map(np.asarray, made), strict=True)
+                zip(("x_train", "y_train", "x_test", "y_test"), map(np.asarray, given), strict=True)
             ),
         )
 
@@ -459,7 +459,8 @@ def load(
     if base not in DATASETS and frames.is_frame(text):
         file, written = frames.parse(text)
         path = user_path(file)
-        return _from_arrays(shown(path.stem), frames.read_frame(path, {**written, **options}))
+        arrays, columns = frames.read_frame(path, {**written, **options})
+        return dataclasses.replace(_from_arrays(shown(path.stem), arrays), columns=columns)
     if base not in DATASETS and is_csv(text):
         return _table(text, options)
     if base not in DATASETS and text.endswith(".npz"):

@@ -2,15 +2,15 @@
 over a mesh.
 
 Work is dealt out in *units* of `chunk` clients. The cohort is sorted by steps, so that a unit's
-lanes are about equally long, and each unit is bounded by its own longest lane. Units go to the
+clients are about equally long, and each unit is bounded by its own longest. Units go to the
 least loaded device first. Uploads are added up client by client while they are produced; only small
 reports are stacked. Nothing crosses devices inside the loop, so devices never wait for each other
 before the final sums.
 
-Where the stacked client state `[N, …]` lives: on one device, in one place, rows read and written in
-place. On a mesh, row i lives on device i // (N/D); the cohort's rows travel to the device that
-trains them (`all_to_all`) and back (`all_gather`), M rows at a time, so a random cohort crosses
-shards at the cost of M rows each way.
+Where the stacked client states `[N, …]` live: on one device they are read and written in place. On
+a mesh, client i lives on device i // (N/D); the cohort's states travel to the device that trains
+them (`all_to_all`) and back (`all_gather`), so a random cohort crosses shards at the cost of M
+states each way.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from fedjax_sim.engine.mesh import (
     scatter_rows,
     take,
 )
-from fedjax_sim.local import LANES
+from fedjax_sim.local import VMAP_AXIS
 from fedjax_sim.platform import target
 from fedjax_sim.types import Array, Client, Ctx, Env, Plan, Tree
 
-UNROLLED = 16  # lanes added up in straight-line code; more of them in a loop
+UNROLLED = 16  # clients added up in straight-line code; more of them in a loop
 
 
 class Slot(NamedTuple):
@@ -57,7 +57,7 @@ class Totals(NamedTuple):
     net: Tree  # Σ weight·send[g]·net
     weight: Array  # [G] Σ weight·send[g]
     sums: Tree  # Σ Upload.sums
-    executed: Array  # []  lane-steps that were computed, needed or not
+    executed: Array  # []  client steps that were computed, needed or not
 
 
 class Work(NamedTuple):
@@ -91,7 +91,7 @@ def side_by_side(chunk: int, one: Callable) -> Callable:
     """A function of ONE client -> of `chunk` clients [chunk, …]; a single one goes without vmap, so
     nothing is masked."""
     if chunk > 1:
-        return jax.vmap(one, axis_name=LANES)
+        return jax.vmap(one, axis_name=VMAP_AXIS)
     return lambda *args: jax.tree.map(lambda a: a[None], one(*jax.tree.map(lambda a: a[0], args)))
 
 
@@ -114,10 +114,12 @@ def deal(layout: Layout, steps: Array, capacity: int) -> tuple[Array, Array]:
 
     def give(carry, unit):
         load, filled, table = carry
-        lanes, cost = unit
+        clients, cost = unit
         device = jnp.argmin(jnp.where(filled < capacity, load, jnp.iinfo(jnp.int32).max))
         real = cost > 0
-        table = table.at[device, jnp.where(real, filled[device], capacity)].set(lanes, mode="drop")
+        table = table.at[device, jnp.where(real, filled[device], capacity)].set(
+            clients, mode="drop"
+        )
         return (
             load.at[device].add(cost),
             filled.at[device].add(real.astype(jnp.int32)),
@@ -179,7 +181,7 @@ def work_through(
     row `place_of(i)` of `stored`, and is written back as soon as it is trained.
     """
     size, chunk = slots.row.shape[0], table.shape[1]
-    env = dataclasses.replace(env, lanes=chunk)
+    env = dataclasses.replace(env, vmap_width=chunk)
     many = side_by_side(chunk, lambda client, slot: one(env, client, slot))
     first = jnp.zeros(chunk, jnp.int32)
     shape = jax.eval_shape(
@@ -194,11 +196,11 @@ def work_through(
         where = table[u]  # [chunk] cohort positions
         slot = take(slots, where)
         slot = slot._replace(active=slot.active & (where < size))
-        rows = place_of(where)
-        work = many(take(stored, rows), slot)
+        places = place_of(where)
+        work = many(take(stored, places), slot)
         totals = add_up(totals, groups, work)
         stored = put(
-            stored, jnp.where(work.ok, rows, NOWHERE), work.client
+            stored, jnp.where(work.ok, places, NOWHERE), work.client
         )  # a diverged client keeps what it had
         return totals, put(reports, where, work.report), put(stacked, where, work.stacked), stored
 
@@ -210,24 +212,22 @@ def add_up(totals: Totals, groups: Tree, work: Work) -> Totals:
     """Running sums with a chunk, `work` [chunk, …]; on a CPU client by client: there a sum over the
     stack is slow."""
     small, chunk = work._replace(client=Client(), stacked=(), report=()), work.ok.shape[0]
-    lane_of = lambda lane: jax.tree.map(lambda a: a[lane], small)
+    slot_of = lambda i: jax.tree.map(lambda a: a[i], small)
     if target() != "cpu":
         totals = add_chunk(totals, groups, small)
     elif chunk <= UNROLLED:
-        for lane in range(chunk):
-            totals = add_client(totals, groups, lane_of(lane))
+        for i in range(chunk):
+            totals = add_client(totals, groups, slot_of(i))
     else:
-        totals = lax.fori_loop(
-            0, chunk, lambda lane, t: add_client(t, groups, lane_of(lane)), totals
-        )
+        totals = lax.fori_loop(0, chunk, lambda i, t: add_client(t, groups, slot_of(i)), totals)
     return totals._replace(executed=totals.executed + work.steps.max() * chunk)
 
 
 def at_once(env: Env, one: Callable, slots: Slot, stored: Client) -> Outcome:
     """The whole cohort side by side on one device, in the order it was drawn: nothing is sorted,
     dealt out or looped."""
-    env = dataclasses.replace(env, lanes=slots.row.shape[0])
-    work = side_by_side(env.lanes, lambda client, slot: one(env, client, slot))(
+    env = dataclasses.replace(env, vmap_width=slots.row.shape[0])
+    work = side_by_side(env.vmap_width, lambda client, slot: one(env, client, slot))(
         take(stored, slots.row), slots
     )
     shape = jax.eval_shape(lambda w: jax.tree.map(lambda a: a[0], w), work)
@@ -282,7 +282,7 @@ def client_pass(
         wanted = tables.reshape(-1)  # everybody's positions, device by device
         place, here = at_home(shard, slots.row.at[wanted].get(mode="clip"))
         here &= wanted < size
-        # the rows I train, from wherever they live: [capacity·chunk, …]
+        # the clients this device trains, from wherever they live: [capacity·chunk, …]
         moved = scatter_rows(found_rows(shard, place, here))
         place_of = (
             jnp.full(size + 1, mine.shape[0], jnp.int32)
@@ -306,7 +306,7 @@ def each_client(
     """`fn(env, server, client, ctx) -> (result, client)` for all N clients, each on the device
     where its row lives.
 
-    fn may return None for the client: rows are then only read (a loop that writes what somebody
+    fn may return None for the client: states are then only read (a loop that writes what somebody
     else still reads would copy all of them). Returns (results [N, …], clients).
     """
     total, chunk = ctxs.id.shape[0], layout.chunk
@@ -319,7 +319,7 @@ def each_client(
 
     def share(everywhere: tuple, split: tuple) -> tuple[Tree, Client]:
         (env, server), (shard, ctxs) = everywhere, split
-        env = dataclasses.replace(env, lanes=chunk)
+        env = dataclasses.replace(env, vmap_width=chunk)
         size = ctxs.id.shape[0]
         many = side_by_side(chunk, lambda client, ctx: fn(env, server, client, ctx))
         first = jnp.zeros(chunk, jnp.int32)
@@ -328,15 +328,15 @@ def each_client(
         results = jax.tree.map(lambda a: jnp.zeros((size, *a.shape[1:]), a.dtype), result)
 
         def unit(u: Array, carry: tuple) -> tuple:
-            results, rows = carry
+            results, clients = carry
             where = u * chunk + jnp.arange(chunk)
-            result, client = many(take(rows if writes else shard, where), take(ctxs, where))
-            return put(results, where, result), put(rows, where, client) if writes else ()
+            result, client = many(take(clients if writes else shard, where), take(ctxs, where))
+            return put(results, where, result), put(clients, where, client) if writes else ()
 
-        results, rows = lax.fori_loop(
+        results, clients = lax.fori_loop(
             0, -(-size // chunk), unit, (results, shard if writes else ())
         )
-        return gather_rows(layout, results), rows if writes else shard
+        return gather_rows(layout, results), clients if writes else shard
 
     results, clients = over_mesh(layout, share, (env, server), (clients, ctxs))
     return jax.tree.map(lambda a: a[:total], results), clients
@@ -347,7 +347,7 @@ def in_chunks(width: int, one: Callable, index: Array) -> Tree:
     size = index.shape[0]
     if width == 1:
         return lax.map(one, index)
-    many = jax.vmap(one, axis_name=LANES)
+    many = jax.vmap(one, axis_name=VMAP_AXIS)
     if size <= width:
         return many(index)
     chunks = jnp.pad(index, (0, -size % width), mode="edge").reshape(-1, width)
@@ -358,7 +358,7 @@ def each_in_cohort(
     env: Env, layout: Layout, fn: Callable, server: Tree, clients: Client, ctx: Ctx, row: Array
 ) -> Tree:
     """`fn(env, server, client, ctx) -> small tree` for the cohort, each where its row lives:
-    results travel, rows do not.
+    results travel, client states do not.
 
     ctx: [M, …]; row: [M] where each one's state is in `clients`. Returns [M, …].
     """
@@ -366,7 +366,7 @@ def each_in_cohort(
     width = (
         1 if target() == "cpu" else min(layout.chunk, everyone.shape[0])
     )  # a CPU is faster one by one
-    env = dataclasses.replace(env, lanes=width)
+    env = dataclasses.replace(env, vmap_width=width)
     if layout.mesh is None or not jax.tree.leaves(clients):
         return in_chunks(
             width, lambda i: fn(env, server, take(clients, row[i]), take(ctx, i)), everyone

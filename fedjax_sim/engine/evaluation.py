@@ -137,7 +137,7 @@ def row_by_row(r: Round, env: Env, net: Tree, rows: Array) -> score.Scores:
 def score_stored(
     r: Round, env: Env, state: State, who: Array, adapting: bool = False
 ) -> dict[str, Tree]:
-    """What is measured client by client on the stored rows, which are those of `who` [B]: sums [B,
+    """What is measured client by client on the stored clients, which are `who` [B]: sums [B,
     …].
 
     adapting: the models of methods that fine-tune at evaluation, and only these.

@@ -80,14 +80,14 @@ def server_shardings(layout: Layout, server: Tree) -> Any:
 
 
 def shardings(layout: Layout, state: Any) -> Any:
-    """Where a State's leaves live: client rows spread over the mesh, everything else everywhere;
+    """Where a State's leaves live: client states spread over the mesh, everything else everywhere;
     see `server_shardings`."""
     assert layout.mesh is not None
     everywhere = NamedSharding(layout.mesh, PartitionSpec())
-    rows = NamedSharding(layout.mesh, PartitionSpec(CLIENTS))
+    spread = NamedSharding(layout.mesh, PartitionSpec(CLIENTS))
     whole = jax.tree.map(lambda _: everywhere, state._replace(server=()))
     return whole._replace(
-        clients=jax.tree.map(lambda _: rows, state.clients),
+        clients=jax.tree.map(lambda _: spread, state.clients),
         server=server_shardings(layout, state.server),
     )
 

@@ -49,8 +49,8 @@ class LoopBackend:
         self.learn = jax.jit(lambda s, d, *rest: stages.learn(r, open_env(r, d), s, *rest))
         self.run = drive(self.step, sim.evaluate, sim.eval_every)
 
-        # ONE client's stages; env with the peers' rows
-        here = lambda d, o: dataclasses.replace(open_env(r, d), rows=o.rows)
+        # ONE client's stages; env with the peers
+        here = lambda d, o: dataclasses.replace(open_env(r, d), peers=o.peers)
 
         def receive(d: Any, o: RoundPlan, client: Any, slot: Any) -> Tree:
             env = here(d, o)

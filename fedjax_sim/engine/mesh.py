@@ -112,8 +112,8 @@ def found_rows(shard: Tree, place: Array, here: Array) -> Tree:
     )
 
 
-def copy_rows(layout: Layout, stored: Tree, row: Array) -> Tree:
-    """Rows [K] of the stacked client state [N, …], copied to every device: K rows, never N."""
+def copy_clients(layout: Layout, stored: Tree, row: Array) -> Tree:
+    """The client states `row` [K] of [N, …], copied to every device: K of them, never N."""
     if layout.mesh is None or not jax.tree.leaves(stored):
         return take(stored, row)
     share = lambda row, shard: (collect(layout, found_rows(shard, *at_home(shard, row))), ())

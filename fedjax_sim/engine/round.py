@@ -22,15 +22,15 @@ from fedjax_sim.data.federation import Federation
 from fedjax_sim.engine import cohort as pass_over
 from fedjax_sim.engine.cohort import Outcome, Slot, Work
 from fedjax_sim.engine.layout import Layout, stay
-from fedjax_sim.engine.mesh import copy_rows
+from fedjax_sim.engine.mesh import copy_clients
 from fedjax_sim.engine.participation import Participation
 from fedjax_sim.errors import UserError
 from fedjax_sim.hooks import Controlled, Method, Peers, Personal, Selects, Stats, check_method
 from fedjax_sim.local import steps_for
-from fedjax_sim.local.descend import put_away
 from fedjax_sim.local.losses import Loss
 from fedjax_sim.local.optim import Optimizer, Schedule
 from fedjax_sim.local.score import primary, score_client
+from fedjax_sim.local.sgd import put_away
 from fedjax_sim.platform import exact, multiplying, target
 from fedjax_sim.tree import finite, norm, square_norm, subtract
 from fedjax_sim.types import Array, Client, Cohort, Ctx, Env, Plan, State, Tree
@@ -79,7 +79,7 @@ class RoundPlan(NamedTuple):
     imposed: Tree  # [M] whether the action was not the agent's choice, () where that never happens
     info: Tree  # [M] what the agent wants back with the transition
     server: Tree  # the server's state of this round: prepared, where the method prepares
-    rows: Tree  # Client [K, …]: the peers' rows, () without peers
+    peers: Tree  # Client [K, …]: the states of the peers, () without peers
     known: Known
 
 
@@ -100,7 +100,7 @@ class Round:
     stacks: bool = False  # the outcome has every upload, whether the method needs them or not
     # of float32 products on accelerators: part of what is traced, no state of the process
     precision: str = "default"
-    # "all": a State holds the rows of all clients; "cohort": only the cohort's, in its order
+    # "all": a State holds all clients; "cohort": only the cohort's, in its order
     stored: str = "all"
 
     def __post_init__(self) -> None:
@@ -119,7 +119,7 @@ class Round:
         return self.env.num_clients if self.stored == "all" else self.participation.high
 
     def row_of(self, ids: Array) -> Array:
-        """Where the rows of the cohort `ids` [M] are in a State's clients."""
+        """Where the states of the cohort `ids` [M] are in a State's clients."""
         return ids if self.stored == "all" else jnp.arange(ids.shape[0], dtype=jnp.int32)
 
 
@@ -198,7 +198,7 @@ def sample(r: Round, env: Env, state: State) -> tuple[Array, Array]:
 
 @in_its_precision
 def peer_ids(r: Round, env: Env, state: State) -> Array:
-    """[K] whose stored rows the coming round reads."""
+    """[K] whose state the coming round reads."""
     method = env.method.ask(Peers)
     return (
         jnp.zeros(0, jnp.int32)
@@ -208,20 +208,21 @@ def peer_ids(r: Round, env: Env, state: State) -> Array:
 
 
 @in_its_precision
-def plan_round(r: Round, env: Env, state: State, dropout: Array, rows: Tree = None) -> RoundPlan:
+def plan_round(r: Round, env: Env, state: State, dropout: Array, peers: Tree = None) -> RoundPlan:
     """Who takes part and what each client is to do; the cohort is sorted by steps after this.
 
-    rows: the peers' rows [K, …], where the State does not hold them.
+    peers: their client states [K, …], where the State does not hold them.
     """
     method, reader, control = env.method, env.method.ask(Peers), env.method.ask(Controlled)
     ids, invited = sample(r, env, state)
     server = state.server
     if reader is None:
-        rows = ()
+        peers = ()
     else:
-        rows = copy_rows(r.layout, state.clients, peer_ids(r, env, state)) if rows is None else rows
-        env = dataclasses.replace(env, rows=rows)
-        server = exact(reader.prepare)(env, server, ids, rows)
+        if peers is None:
+            peers = copy_clients(r.layout, state.clients, peer_ids(r, env, state))
+        env = dataclasses.replace(env, peers=peers)
+        server = exact(reader.prepare)(env, server, ids, peers)
     reported = r.participation.reports(stage_key(state, DROP), ids, dropout)
     ctx = contexts(r, env, stage_key(state, TRAIN), ids, state.t)
     observed: Tree = ()
@@ -248,7 +249,7 @@ def plan_round(r: Round, env: Env, state: State, dropout: Array, rows: Tree = No
     ctx = ctx._replace(epochs=jnp.where(active, plan.epochs * share, 0))
     slots = Slot(r.row_of(ids), active, plan, ctx)
     return RoundPlan(
-        slots, invited, reported, observed, actions, imposed, info, server, rows, known
+        slots, invited, reported, observed, actions, imposed, info, server, peers, known
     )
 
 
@@ -262,9 +263,9 @@ def plans(r: Round, make: Callable, actions: Tree, ctx: Ctx) -> tuple[Plan, Know
         kept.append(plan.epochs is ctx.epochs)
         return plan
 
-    made = jax.vmap(one)(actions, ctx)
+    planned = jax.vmap(one)(actions, ctx)
     no_stragglers = r.participation.slow[0] <= 0
-    return made, Known(all(kept) and no_stragglers and r.env.epochs == r.env.max_epochs)
+    return planned, Known(all(kept) and no_stragglers and r.env.epochs == r.env.max_epochs)
 
 
 def watch_cohort(r: Round, env: Env, server: Tree, clients: Client, ctx: Ctx) -> tuple:
@@ -377,7 +378,7 @@ def group_gaps(env: Env, a: Tree, b: Tree) -> Array:
 def train(r: Round, env: Env, state: State, round_plan: RoundPlan) -> Outcome:
     """The cohort's local training: the hot path."""
     slots = round_plan.slots
-    env = dataclasses.replace(env, rows=round_plan.rows, same_epochs=round_plan.known.same_epochs)
+    env = dataclasses.replace(env, peers=round_plan.peers, same_epochs=round_plan.known.same_epochs)
     steps = jax.vmap(lambda i, e: steps_for(env, env.fed.size["train"][i], e))(
         slots.ctx.id, slots.ctx.epochs
     )
@@ -416,7 +417,7 @@ def aggregate(
     )
     # what the server adds up is never rounded to the operands of fast products
     combine = lambda: exact(env.method.aggregate)(
-        dataclasses.replace(env, rows=round_plan.rows), round_plan.server, cohort
+        dataclasses.replace(env, peers=round_plan.peers), round_plan.server, cohort
     )
     typed = lambda: jax.tree.map(
         lambda new, old: jnp.asarray(new, old.dtype), combine(), state.server
@@ -500,7 +501,7 @@ def learn(
     from agents.types import Transition
 
     ctx = round_plan.slots.ctx
-    env = dataclasses.replace(env, rows=round_plan.rows)
+    env = dataclasses.replace(env, peers=round_plan.peers)
     reward = jax.vmap(lambda n, a, c: control.reward_of(env, state.server, server, n, a, c))(
         cohort.reports, round_plan.actions, ctx
     )
@@ -548,11 +549,11 @@ def learn(
 
 
 def one_round(
-    r: Round, env: Env, state: State, dropout: Array, rows: Tree = None
+    r: Round, env: Env, state: State, dropout: Array, peers: Tree = None
 ) -> tuple[State, dict, Outcome, Array]:
-    """(the next State, the log, what training produced, ids [M]); rows as in `plan_round`."""
+    """(the next State, the log, what training produced, ids [M]); peers as in `plan_round`."""
     try:
-        round_plan = plan_round(r, env, state, dropout, rows)
+        round_plan = plan_round(r, env, state, dropout, peers)
         outcome = train(r, env, state, round_plan)
         server, cohort, log = aggregate(r, env, state, round_plan, outcome)
         agent, more = learn(r, env, state, round_plan, server, outcome.clients, cohort)
@@ -597,7 +598,7 @@ def make_data(r: Round, fed: Federation) -> Data:
 
 def numbers_of(r: Round) -> Numbers:
     """The real settings of a run, as arrays of its precision."""
-    made = Numbers(
+    numbers = Numbers(
         r.method, r.env.loss, r.env.optimizer, r.lr if isinstance(r.lr, Schedule) else ()
     )
-    return jax.tree.map(lambda value: np.asarray(value, r.env.dtype), made)
+    return jax.tree.map(lambda value: np.asarray(value, r.env.dtype), numbers)

@@ -59,7 +59,8 @@ class Simulation:
     round: Callable  # (state, data) -> (state, log): one round, not compiled
     # (state, data) -> (state, log, ids [M], nets [M, …]): one round with all its uploads
     examine: Callable
-    # for the functions of `round` and `evaluation`, one by one: profiling, debugging, host rows
+    # for the functions of `round` and `evaluation`, one by one: profiling, debugging,
+    # `host_clients`
     stages: Round
     data: Data
     eval_every: int
@@ -91,7 +92,7 @@ class Simulation:
         )
 
     def shapes(self, net: Tree) -> tuple[Tree, Client]:
-        """Shapes of the server's state and of ONE client's row; nothing is computed."""
+        """Shapes of the server's state and of ONE client's; nothing is computed."""
         return jax.eval_shape(lambda n, d: beginnings(self.stages, self.open(d), n), net, self.data)
 
     @property
@@ -123,9 +124,8 @@ def simulate(
 ) -> Simulation:
     """Compose a method, a federation and a layout into compiled functions; see `Simulation`.
 
-    stored: "all": a State holds the rows of all clients; "cohort": only the cohort's, in its order,
-    and somebody else (`host_rows`) keeps the others, brings and fetches them. precision: of float32
-    products on accelerators.
+    stored: "all": a State holds all clients; "cohort": only the cohort's, in its order, and
+    `host_clients` keeps the others. precision: of float32 products on accelerators.
     """
     env = dataclasses.replace(
         equal_work(env, fed), metrics=metrics or make_metrics((), fed.classes)
@@ -196,7 +196,7 @@ def everyone(r: Round) -> Array:
 # ---- the start -----------------------------------------------------------------------------------
 @in_its_precision
 def set_up(r: Round, env: Env, state: State, who: Array) -> Client:
-    """The clients before round 1; `state` holds the rows of `who` [B]."""
+    """The clients before round 1; `state` holds those of `who` [B]."""
     if env.method.ask(SetsUp) is None:
         return state.clients
     ctxs = contexts(r, env, stage_key(state, SETUP), who, state.t)
@@ -225,15 +225,15 @@ def beginnings(r: Round, env: Env, net: Tree) -> tuple[Tree, Client]:
 
 
 def start(r: Round, data: Data, seed: int, net: Tree) -> State:
-    """The State before round 1; client rows are born where they live."""
+    """The State before round 1; client states are created where they live."""
     setting_up = r.method.ask(SetsUp)
     later = setting_up is not None and setting_up.setup_trains
 
     def build(key: Array, net: Tree, data: Data) -> State:
         env = open_env(r, data)
         server, one = beginnings(r, env, net)
-        rows = r.layout.padded(r.num_stored)
-        clients = jax.tree.map(lambda a: jnp.broadcast_to(a, (rows, *jnp.shape(a))), one)
+        count = r.layout.padded(r.num_stored)
+        clients = jax.tree.map(lambda a: jnp.broadcast_to(a, (count, *jnp.shape(a))), one)
         state = State(jnp.int32(0), key, server, clients, ())
         if (control := env.method.ask(Controlled)) is not None:
             state = state._replace(agent=control.make_agent(env).init(stage_key(state, SETUP)))
@@ -261,7 +261,7 @@ def start(r: Round, data: Data, seed: int, net: Tree) -> State:
 
 # ---- many rounds ---------------------------------------------------------------------------------
 def evaluate(r: Round, env: Env, state: State, data: Data) -> dict[str, Tree]:
-    """Every evaluation that costs no training; the stored rows only where the State holds them
+    """Every evaluation that costs no training; the stored clients only where the State holds them
     all."""
     out = evaluation.score_server(r, env, state, data)
     return out | evaluation.score_stored(r, env, state, everyone(r)) if r.stored == "all" else out
@@ -330,7 +330,7 @@ def drive(step: Callable, evaluate: Callable, eval_every: int) -> Callable:
             logs.append(layouts.as_numpy(log))
             if int(state.t) % eval_every == 0 or (left == 1 and ends):
                 scores.append(layouts.as_numpy({**evaluate(state, data), "round": state.t}))
-        stack = lambda rows: jax.tree.map(lambda *a: np.stack(a), *rows)
+        stack = lambda entries: jax.tree.map(lambda *a: np.stack(a), *entries)
         return state, stack(logs), stack(scores) if scores else {"round": np.zeros(0, np.int32)}
 
     return run

@@ -1,8 +1,8 @@
-"""ONE client: its minibatches, its losses, its descent, its scores. Traced code; knows no cohort
+"""ONE client: its minibatches, its losses, local SGD, its scores. Traced code; knows no cohort
 and no method."""
 
 from fedjax_sim.local.batches import (
-    LANES,
+    VMAP_AXIS,
     Batch,
     batches_per_epoch,
     by_itself,
@@ -15,20 +15,20 @@ from fedjax_sim.local.batches import (
     stream,
     turns,
 )
-from fedjax_sim.local.descend import Aux, Trained, descend, forward, local_loss, supervised, upload
+from fedjax_sim.local.sgd import Aux, Trained, forward, local_loss, local_sgd, supervised, upload
 
 __all__ = [
-    "LANES",
+    "VMAP_AXIS",
     "Aux",
     "Batch",
     "Trained",
     "batches_per_epoch",
     "by_itself",
-    "descend",
     "epoch_permutations",
     "forward",
     "gather",
     "local_loss",
+    "local_sgd",
     "longest",
     "most_steps",
     "repeat",

@@ -22,7 +22,7 @@ from fedjax_sim.local.threefry import counter_bits
 from fedjax_sim.platform import target
 from fedjax_sim.types import Array, Ctx, Env
 
-LANES = "lanes"  # the name of the vmap axis over clients that are trained side by side
+VMAP_AXIS = "clients side by side"  # name of the vmap axis
 
 
 class Batch(NamedTuple):
@@ -90,9 +90,9 @@ def _permutations(key: Array, epoch: Array, n: Array, padded: int) -> Array:
 
 
 def longest(env: Env, steps: Array) -> Array:
-    """The bound of a loop over the lanes of a chunk: an unbatched scalar, so nothing is selected
+    """The bound of a loop over the clients of a chunk: an unbatched scalar, so nothing is selected
     away."""
-    return lax.pmax(steps, LANES) if env.lanes > 1 else steps
+    return lax.pmax(steps, VMAP_AXIS) if env.vmap_width > 1 else steps
 
 
 LEAST_BLOCK, MOST_BLOCKS = (
@@ -102,11 +102,11 @@ LEAST_BLOCK, MOST_BLOCKS = (
 
 
 class Turns(NamedTuple):
-    """How many turns a loop over the lanes of a chunk takes: `blocks` times `length`."""
+    """How many turns a loop over the clients of a chunk takes: `blocks` times `length`."""
 
     blocks: Array | int  # []  an unbatched scalar; a Python number where the compiler is to know it
     length: int
-    masked: bool  # a lane may have fewer turns of its own
+    masked: bool  # a client may have fewer turns than its chunk
 
     @property
     def total(self) -> Array | int:
@@ -114,16 +114,16 @@ class Turns(NamedTuple):
 
 
 def turns(env: Env, count: Array, most: int, exact: bool = False) -> Turns:
-    """Turns of a loop whose lane takes `count` [] of them and no lane more than `most`; exact:
-    every lane whose result counts takes `most`.
+    """Turns of a loop: this client takes `count` [] of them, no client more than `most`; exact:
+    every client whose result counts takes `most`.
 
-    A CPU leaves the loop after the longest lane. A GPU asks the host before every turn of a loop
+    A CPU leaves the loop after the longest client. A GPU asks the host before every turn of a loop
     whose number of turns it does not know, and a TPU cannot plan ahead: there the number is known
     where all clients have equally much to do, and otherwise the loop is cut into at most
     MOST_BLOCKS blocks of known length.
     """
     if target() == "cpu":
-        return Turns(longest(env, count), 1, env.lanes > 1)
+        return Turns(longest(env, count), 1, env.vmap_width > 1)
     if exact or most <= LEAST_BLOCK:
         return Turns(1, most, not exact)
     length = max(LEAST_BLOCK, -(-most // MOST_BLOCKS))
@@ -131,7 +131,7 @@ def turns(env: Env, count: Array, most: int, exact: bool = False) -> Turns:
 
 
 def repeat(planned: Turns, body: Callable[[Array, Any], Any], start: Any) -> Any:
-    """`body(k, carry)` for k = 0, 1, …; `body` masks the turns that a lane does not have."""
+    """`body(k, carry)` for k = 0, 1, …; `body` masks the turns that a client does not have."""
     if planned.length == 1:
         return lax.fori_loop(0, planned.blocks, body, start)
     if isinstance(planned.blocks, int) and planned.blocks == 1:
@@ -144,7 +144,7 @@ def repeat(planned: Turns, body: Callable[[Array, Any], Any], start: Any) -> Any
 
 def by_itself(make: Callable[[], Array], counter: Array) -> Array:
     """`make()`, kept out of the loops that use it; `counter` is any scalar that is never negative
-    and the same in all lanes.
+    and the same for all clients of a chunk.
 
     XLA-CPU fuses a gather into what reads it, where the row is then looked up for every element and
     padding becomes a branch: 0.4 ms of a LeNet-5 step, 0.04 ms apart. Neither a barrier nor
@@ -202,7 +202,8 @@ def stream(
         order = jnp.broadcast_to(jnp.arange(padded, dtype=jnp.int32), (number, padded))
     if even:
         order = order.reshape(-1, size)
-    # a step's places side by side, because all lanes are at the same step but not in the same epoch
+    # a step's places side by side, because all clients are at the same step but not in the same
+    # epoch
     else:
         step = jnp.arange(number * (padded // size))[:, None]
         place = (step % per_epoch) * size + jnp.arange(size)

@@ -282,10 +282,11 @@ class LS(Loss):
 class C3E(Loss):
     """Confusion-calibrated cross-entropy.
 
-    z'_j   = z_j + b · log π_j · exp(Conf_yj / ΣConf),  π = Count / ΣCount ≥ 1e-8       (`prior`;
-                                        else z' = z)
+    z'_j   = z_j + b · log π_j · exp(Conf_yj / ΣConf),  π = Count / ΣCount ≥ 1e-8
+             (`prior`; else z' = z)
     Δ      = rows of A = ½(Conf + Confᵀ) normalised to sum 1 (`row_norm`), zero diagonal, over its
-    maximum L_log  = −z'_y + log Σ_j exp(z'_j + Δ_yj)
+             maximum
+    L_log  = −z'_y + log Σ_j exp(z'_j + Δ_yj)
     M      = row softmax of A, zero diagonal, over its maximum
     L_conf = CE(z − β_c M_y, y) on the raw logits
     L      = λ_μ L_log + λ_ν L_conf
@@ -402,7 +403,7 @@ class OwnLoss(Loss):
 # ---- the registry --------------------------------------------------------------------------------
 
 CLASSES: dict[str, type[Loss]] = {
-    made.name: made for made in (CE, Focal, FedLC, CB, LS, C3E, MSE, Huber, BCE)
+    loss.name: loss for loss in (CE, Focal, FedLC, CB, LS, C3E, MSE, Huber, BCE)
 }
 # Values that differ on one data set; everything not named here is as above.
 _PER_DATASET: dict[str, dict[str, dict[str, Any]]] = {
@@ -476,13 +477,13 @@ def loss_defaults(name: str, dataset: str = "") -> dict[str, Any]:
     """
     lookup("loss", name, LOSSES)
     key = _dataset_key(dataset)
-    made = {
+    found = {
         one.name: one.default
         for one in dataclasses.fields(CLASSES[name])
         if one.name not in ("decay", "function")
     }
     return {
-        **made,
+        **found,
         **_PER_DATASET.get(key, {}).get(name, {}),
         "decay": _DECAY_PER_DATASET.get(key, Loss.decay),
     }

@@ -218,7 +218,7 @@ def schedule(text: str, lr: float, rounds: int) -> Schedule:
     """'constant' | 'step:every=30,gamma=0.1' | 'cosine[:end=0]' -> learning rate as a function of
     the round (from 0)."""
     name, options = _read("schedule", text, OPTIONS, "step:every=30,gamma=0.1")
-    made = Schedule(name, lr, rounds, **options)
-    if made.every < 1:
-        raise UserError(f"schedule step has every={made.every:g}; allowed: 1 round or more")
-    return made
+    schedule = Schedule(name, lr, rounds, **options)
+    if schedule.every < 1:
+        raise UserError(f"schedule step has every={schedule.every:g}; allowed: 1 round or more")
+    return schedule

@@ -169,17 +169,17 @@ class Own(Optimizer):
     """A `GradientTransformation` of the user's own; `values` are the numbers of one made by
     `optax.inject_hyperparams`."""
 
-    made: Any = None  # an optax.GradientTransformation
+    given: Any = None  # an optax.GradientTransformation
     values: Values = Values()
     groups: tuple[str, ...] | None = None
 
     def transform(self) -> optax.GradientTransformationExtraArgs:
-        return optax.with_extra_args_support(optax.chain(*self.clipping(), self.made))
+        return optax.with_extra_args_support(optax.chain(*self.clipping(), self.given))
 
     def init(self, params: Tree) -> Tree:
-        return self.told(self.transform().init(params))
+        return self.with_values(self.transform().init(params))
 
-    def told(self, state: Tree) -> Tree:
+    def with_values(self, state: Tree) -> Tree:
         """The state with the numbers of the program's argument."""
         if not self.values.items:
             return state
@@ -192,7 +192,7 @@ class Own(Optimizer):
     def step(
         self, grads: Tree, state: Tree, params: Tree, rate: Array, **more: Any
     ) -> tuple[Tree, Tree]:
-        updates, after = self.transform().update(grads, self.told(state), params, **more)
+        updates, after = self.transform().update(grads, self.with_values(state), params, **more)
         return jax.tree.map(lambda p, u: (p + rate * u).astype(p.dtype), params, updates), typed(
             after, state
         )
@@ -220,7 +220,7 @@ def own_optimizer(given: Any) -> Own:
     numbers = getattr(state, "hyperparams", {})
     scheduled = getattr(state, "hyperparams_states", {})
     fixed = {k: float(v) for k, v in numbers.items() if k not in scheduled and jnp.ndim(v) == 0}
-    return Own(made=given, values=Values(tuple(fixed.items())))
+    return Own(given=given, values=Values(tuple(fixed.items())))
 
 
 def parse(text: str) -> tuple[str, dict[str, str]]:

@@ -121,7 +121,9 @@ def client_merit(env: Env, net: Tree, ctx: Ctx, split: str = "val") -> Array:
 def held_merit(env: Env, net: Tree, split: str = "val") -> Array:
     """`merit` of a plain net on a server-held set (validation, never test, inside a method)."""
     rows = env.fed.server_rows[split]
-    return merit(dataclasses.replace(env, lanes=1), net, rows, jnp.int32(rows.shape[0]), EVAL_BATCH)
+    return merit(
+        dataclasses.replace(env, vmap_width=1), net, rows, jnp.int32(rows.shape[0]), EVAL_BATCH
+    )
 
 
 def mean_loss(env: Env, net: Tree, rows: Array, n: Array) -> Array:

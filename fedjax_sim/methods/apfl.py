@@ -23,7 +23,7 @@ from jax import lax
 
 from fedjax_sim.fields import Real, field
 from fedjax_sim.hooks import Personal, Server
-from fedjax_sim.local import Aux, Batch, descend, supervised
+from fedjax_sim.local import Aux, Batch, local_sgd, supervised
 from fedjax_sim.methods import register
 from fedjax_sim.methods.fedavg import FedAvg
 from fedjax_sim.types import Array, Client, Ctx, Env, Tree, Upload
@@ -92,7 +92,7 @@ class APFL(Personal, FedAvg):
             return jnp.clip(alpha - ctx.lr * slope, 0, 1)
 
         kept = client.own
-        client, done = descend(
+        client, done = local_sgd(
             env,
             pair(net, kept.net),
             client,

@@ -31,7 +31,7 @@ from jax import lax
 
 from fedjax_sim.fields import MOST_EPOCHS, Real, field
 from fedjax_sim.hooks import Finishes, Kind
-from fedjax_sim.local import descend, epoch_permutations
+from fedjax_sim.local import epoch_permutations, local_sgd
 from fedjax_sim.local.features import Statistics, class_statistics, gaussians, zero_statistics
 from fedjax_sim.local.optim import Sgd
 from fedjax_sim.methods import register
@@ -134,7 +134,7 @@ class CCVR(Finishes, FedAvg):
     def local(
         self, env: Env, net: Tree, server: Server, client: Client, ctx: Ctx
     ) -> tuple[Client, Upload]:
-        client, done = descend(env, net, client, ctx)
+        client, done = local_sgd(env, net, client, ctx)
         sums: Tree = class_statistics(env, done.net, ctx.id, full=False) if self.every_round else ()
         return client, self.upload(env, ctx, done, sums=sums)
 

@@ -2,7 +2,7 @@
 
     global branch:    FedAvg
     personal branch:  v_k ← v_k − η[∇f_k(v_k) + λ(v_k − Θ)]   for E_p epochs, Θ as received, from
-                                        the kept v_k
+                                                              the kept v_k
 
 The two branches see independent shuffles.  Wire: |w| down, |w| up.  State: v_k.  Evaluated: v_k
 (personal), Θ (global).
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from fedjax_sim.fields import Real, epochs, field
 from fedjax_sim.hooks import Server
-from fedjax_sim.local import descend
+from fedjax_sim.local import local_sgd
 from fedjax_sim.methods import register
 from fedjax_sim.methods.fedavg import OwnModel
 from fedjax_sim.methods.fedprox import pull
@@ -29,7 +29,7 @@ class Ditto(OwnModel):
     def local(
         self, env: Env, net: Tree, server: Server, client: Client, ctx: Ctx
     ) -> tuple[Client, Upload]:
-        client, mine = descend(
+        client, mine = local_sgd(
             env,
             client.own,
             client,
@@ -39,5 +39,5 @@ class Ditto(OwnModel):
             salt=1,
             track=False,
         )
-        client, done = descend(env, net, client, ctx)
+        client, done = local_sgd(env, net, client, ctx)
         return client._replace(own=mine.net), self.upload(env, ctx, done)

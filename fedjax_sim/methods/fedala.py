@@ -1,8 +1,8 @@
 """FedALA (Zhang et al., 2023): every weight of the start is a learned mixture of the old local and
 the received model.
 
-    θ̂ = θ_old + (Θ − θ_old) ⊙ W,   W ∈ [0, 1]      in the last `layers` groups; the other groups
-                                        are Θ's
+    θ̂ = θ_old + (Θ − θ_old) ⊙ W,   W ∈ [0, 1]   in the last `layers` groups; the other groups are
+                                                 Θ's
     W ← clip(W − η_w ∇_θ̂ f ⊙ (Θ − θ_old), 0, 1)    batch by batch over a random contiguous `share`
     % of the local rows then E epochs from θ̂;  Θ ← Σ_k (n_k/Σn) w_k
 
@@ -107,7 +107,7 @@ class FedALA(Personal, FedAvg):
 
                 loss, slope = jax.value_and_grad(value)({g: net["params"][g] for g in w})
                 move = lambda w, g, d: jnp.clip(w - self.lr_weights * g * d, 0, 1)
-                on = running & (k < batches)  # a finished lane stands still
+                on = running & (k < batches)  # a finished client stands still
                 w = jax.tree.map(lambda a, g, d: jnp.where(on, move(a, g, d), a), w, slope, apart)
                 return w, jnp.where(on, loss, last)
 

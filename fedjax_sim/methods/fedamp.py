@@ -3,8 +3,8 @@ personal cloud models.
 
     ξ_ij = α·A'(‖w_i − w_j‖²),   A'(x) = e^{−x/σ}/σ,   j ≠ i;       ξ_ii = 1 − Σ_j ξ_ij
     u_i  = Σ_j ξ_ij w_j                                              the cloud model of client i
-    client:  from its own w_i,  min f_i(w) + (λ/2α)‖w − u_i‖²,       i.e. the gradient gains (λ/α)(w
-                                        − u_i)
+    client:  from its own w_i,  min f_i(w) + (λ/2α)‖w − u_i‖²,   i.e. the gradient gains (λ/α)(w −
+                                                                 u_i)
 
 The attention reaches over the K = `peers` clients that uploaded last (0: over everybody who ever
 has, K = N), with their stored models; clients that have never uploaded do not count. A round holds
@@ -25,7 +25,7 @@ from jax import lax
 
 from fedjax_sim.fields import Real, field
 from fedjax_sim.hooks import Method, Peers, Personal
-from fedjax_sim.local import descend
+from fedjax_sim.local import local_sgd
 from fedjax_sim.methods import register
 from fedjax_sim.methods.fedprox import pull
 from fedjax_sim.plans import mix
@@ -42,7 +42,7 @@ def attention(env: Env, own: Tree, others: Array, alpha: float, sigma: float) ->
     bool: whom it sees."""
 
     def one(j: Array) -> Array:
-        peer = jax.tree.map(lambda a: a[j], env.rows.resident["params"])
+        peer = jax.tree.map(lambda a: a[j], env.peers.resident["params"])
         return alpha * jnp.exp(-square_norm(subtract(own, peer)) / sigma) / sigma
 
     weights = jnp.where(others, lax.map(one, jnp.arange(others.shape[0])), 0).astype(env.dtype)
@@ -84,8 +84,8 @@ class FedAMP(Peers, Personal, Method):
             env, own["params"], (server.last[who] > 0) & (who != ctx.id), self.alpha, self.sigma
         )
         everywhere = jnp.broadcast_to(weights, (env.num_groups, weights.shape[0]))
-        cloud = mix(env, everywhere, {"params": env.rows.resident["params"]}, own)
-        client, done = descend(
+        cloud = mix(env, everywhere, {"params": env.peers.resident["params"]}, own)
+        client, done = local_sgd(
             env, net, client, ctx, adjust=pull(self.lam / self.alpha, cloud["params"])
         )
         return client, self.upload(env, ctx, done)

@@ -5,8 +5,7 @@ clients weigh less.
     align:       one pass over the local rows from Φ, batches of 16, SGD with lr 0.01:  Σ_{c in
                  batch} mean (f_Φ(x_c) − p_c)²
     train:       E epochs of (aligned Φ, own head ψ_k), together
-    Fisher:      F_k = Σ_batches ‖∇_w NLL(batch)‖²         batch means, inference mode, after
-                                        training
+    Fisher:      F_k = Σ_batches ‖∇_w NLL(batch)‖²       batch means, inference mode, after training
     server:      Θ ← Σ_k (F_k/ΣF) w_k
 
 Each client aligns a copy of its own of what it received.
@@ -28,8 +27,8 @@ from fedjax_sim.local import (
     Aux,
     Batch,
     batches_per_epoch,
-    descend,
     forward,
+    local_sgd,
     most_steps,
     repeat,
     stream,
@@ -103,7 +102,7 @@ class FedAS(Personal, Method):
         body = tuple(g for g in env.model.groups if g != env.model.head_group)
         small = dataclasses.replace(env, batch_size=self.align_batch)
         new = with_own_statistics(env, server.net, client)
-        client, aligned = descend(
+        client, aligned = local_sgd(
             small,
             new,
             client,
@@ -121,7 +120,7 @@ class FedAS(Personal, Method):
     def local(
         self, env: Env, net: Tree, server: Server, client: Client, ctx: Ctx
     ) -> tuple[Client, Upload]:
-        client, done = descend(env, net, client, ctx)
+        client, done = local_sgd(env, net, client, ctx)
         return client, self.upload(env, ctx, done)._replace(weight=fisher_trace(env, done.net, ctx))
 
     def personal(self, env: Env, server: Server, client: Client, ctx: Ctx) -> Tree:

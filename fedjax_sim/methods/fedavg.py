@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from fedjax_sim.fields import epochs, field
 from fedjax_sim.hooks import Method, Personal, Server
-from fedjax_sim.local import descend
+from fedjax_sim.local import local_sgd
 from fedjax_sim.methods import register
 from fedjax_sim.types import Client, Ctx, Env, Tree
 
@@ -46,7 +46,7 @@ class OwnModel(Personal, FedAvg):
 def fine_tuned(env: Env, net: Tree, client: Client, ctx: Ctx, epochs: float) -> Tree:
     """ONE client's net after `epochs` epochs on its own training data, at the round's learning
     rate."""
-    return descend(env, net, client, ctx, epochs=epochs, salt=FINE_TUNE, track=False)[1].net
+    return local_sgd(env, net, client, ctx, epochs=epochs, salt=FINE_TUNE, track=False)[1].net
 
 
 @register("fedavg_ft")

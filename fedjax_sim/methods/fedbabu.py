@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from fedjax_sim.fields import epochs
 from fedjax_sim.hooks import Personal, Server
-from fedjax_sim.local import descend
+from fedjax_sim.local import local_sgd
 from fedjax_sim.methods import register
 from fedjax_sim.methods.fedavg import FedAvg, fine_tuned
 from fedjax_sim.plans import body_groups, masked_plan
@@ -34,7 +34,7 @@ class FedBABU(Personal, FedAvg):
     def local(
         self, env: Env, net: Tree, server: Server, client: Client, ctx: Ctx
     ) -> tuple[Client, Upload]:
-        client, done = descend(env, net, client, ctx, trainable=body_groups(env))
+        client, done = local_sgd(env, net, client, ctx, trainable=body_groups(env))
         return client, self.upload(env, ctx, done)
 
     def personal(self, env: Env, server: Server, client: Client, ctx: Ctx) -> Tree:

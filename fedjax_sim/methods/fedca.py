@@ -20,7 +20,7 @@ from jax import lax
 
 from fedjax_sim.fields import field
 from fedjax_sim.hooks import Method, Server
-from fedjax_sim.local import descend
+from fedjax_sim.local import local_sgd
 from fedjax_sim.local.losses import Confusion
 from fedjax_sim.methods import register
 from fedjax_sim.types import Array, Client, Cohort, Ctx, Env, Tree, Upload
@@ -76,7 +76,7 @@ class FedCA(Method):
     def local(
         self, env: Env, net: Tree, server: Server, client: Client, ctx: Ctx
     ) -> tuple[Client, Upload]:
-        client, done = descend(env, net, client, ctx)
+        client, done = local_sgd(env, net, client, ctx)
         return client, self.upload(env, ctx, done, report=struggle(client.confusion))
 
     def aggregate(self, env: Env, server: Server, cohort: Cohort) -> Server:

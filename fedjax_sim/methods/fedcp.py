@@ -24,7 +24,7 @@ from jax import lax
 
 from fedjax_sim.fields import Real, field
 from fedjax_sim.hooks import Personal, Server
-from fedjax_sim.local import Aux, Batch, descend, local_loss
+from fedjax_sim.local import Aux, Batch, local_loss, local_sgd
 from fedjax_sim.local.mmd import mmd_rbf
 from fedjax_sim.methods import register
 from fedjax_sim.methods.fedavg import FedAvg
@@ -109,7 +109,7 @@ class FedCP(Personal, FedAvg):
             theirs = lax.stop_gradient(env.model.features(received, batch.x, train=False)[0])
             return loss + self.lam * mmd_rbf(z, theirs, batch.mask), Aux(logits, stats, confusion)
 
-        client, done = descend(env, net, client, ctx, objective=objective)
+        client, done = local_sgd(env, net, client, ctx, objective=objective)
         own = done.net["params"][head]
         middle = jax.tree.map(lambda a, b: (a + b) / 2, own, server.net["params"][head])
         sent = done._replace(net=self.with_head(env, done.net, middle))

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from fedjax_sim.fields import Real, field
 from fedjax_sim.hooks import Server
-from fedjax_sim.local import Batch, descend, epoch_permutations, supervised
+from fedjax_sim.local import Batch, epoch_permutations, local_sgd, supervised
 from fedjax_sim.methods import register
 from fedjax_sim.methods.fedavg import FedAvg
 from fedjax_sim.types import Array, Client, Ctx, Env, Tree, Upload
@@ -68,5 +68,5 @@ class FedFAFreq(FedAvg):
             x = jnp.where(jax.random.bernoulli(coin, self.p), mixed, batch.x)
             return plain(net, batch._replace(x=x), confusion)
 
-        client, done = descend(env, net, client, ctx, objective=objective)
+        client, done = local_sgd(env, net, client, ctx, objective=objective)
         return client, self.upload(env, ctx, done)

@@ -28,7 +28,7 @@ from jax import lax
 
 from fedjax_sim.fields import field
 from fedjax_sim.hooks import Method, Peers, Personal
-from fedjax_sim.local import descend
+from fedjax_sim.local import local_sgd
 from fedjax_sim.local.score import mean_loss
 from fedjax_sim.methods import register
 from fedjax_sim.plans import with_own_statistics
@@ -97,7 +97,7 @@ class FedFomo(Peers, Personal, Method):
             return jnp.arange(env.num_clients, dtype=jnp.int32)
         return jax.vmap(lambda i: self.candidates(env, server, i))(ids).reshape(-1)
 
-    def prepare(self, env: Env, server: Server, ids: Array, rows: Client) -> Server:
+    def prepare(self, env: Env, server: Server, ids: Array, peers: Client) -> Server:
         return server._replace(ids=ids.astype(jnp.int32))
 
     def local(
@@ -108,7 +108,7 @@ class FedFomo(Peers, Personal, Method):
         place = chosen if self.everybody(env) else slot * self.few(env) + jnp.arange(self.few(env))
         env_of, rows, n = hold_out(env, ctx)
         stored = lambda j: with_own_statistics(
-            env, jax.tree.map(lambda a: a[place[j]], env.rows.resident), client
+            env, jax.tree.map(lambda a: a[place[j]], env.peers.resident), client
         )
 
         loss = lambda net: mean_loss(env, net, rows, n)
@@ -130,7 +130,7 @@ class FedFomo(Peers, Personal, Method):
         start = lax.fori_loop(
             0, self.few(env), lambda j, total: scaled_add(total, share[j], stored(j)), start
         )
-        client, done = descend(env_of, with_own_statistics(env, start, client), client, ctx)
+        client, done = local_sgd(env_of, with_own_statistics(env, start, client), client, ctx)
         return client, self.upload(env, ctx, done, report=(chosen, omega))
 
     def aggregate(self, env: Env, server: Server, cohort: Cohort) -> Server:

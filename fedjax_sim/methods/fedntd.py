@@ -4,8 +4,8 @@ the true one.
 Forgetting of globally known classes happens in the logits of classes a client does not see; exactly
 those are held.
 
-    client objective:  L_local(z, y) + β τ² KL( softmax(ẑᵍ/τ) ‖ softmax(ẑ/τ) ),   mean over the
-                                        batch
+    client objective:  L_local(z, y) + β τ² KL( softmax(ẑᵍ/τ) ‖ softmax(ẑ/τ) ),
+                       mean over the batch
 
 ẑ drops the true class's entry (C−1 are left); zᵍ are the logits of the received model, frozen, in
 inference mode. L_local is the run's loss.  β = 0 is FedAvg.  Wire: |w| down, |w| up.  State: none.
@@ -20,7 +20,7 @@ from jax import lax
 
 from fedjax_sim.fields import Real, field
 from fedjax_sim.hooks import Server
-from fedjax_sim.local import Aux, Batch, descend, forward, local_loss
+from fedjax_sim.local import Aux, Batch, forward, local_loss, local_sgd
 from fedjax_sim.methods import register
 from fedjax_sim.methods.fedavg import FedAvg
 from fedjax_sim.types import Array, Client, Ctx, Env, Tree, Upload
@@ -68,5 +68,5 @@ class FedNTD(FedAvg):
             distillation = not_true_divergence(teacher, logits, batch.y, batch.mask, self.tau)
             return loss + self.beta * self.tau**2 * distillation, Aux(logits, stats, confusion)
 
-        client, done = descend(env, net, client, ctx, objective=objective)
+        client, done = local_sgd(env, net, client, ctx, objective=objective)
         return client, self.upload(env, ctx, done)

@@ -4,11 +4,10 @@ quadratic program.
 Client, with the received backbone φ, global centroids g_c and its own head ψ_k; π_c its class
 shares, m_c its class means:
 
-    h_c = π_c m_c,     v = (1/n_k)[ Σ_c π_c E[‖f‖² | c] − Σ_c π_c² ‖m_c‖² ]              of the
-                                        received φ
+    h_c = π_c m_c,     v = (1/n_k)[ Σ_c π_c E[‖f‖² | c] − Σ_c π_c² ‖m_c‖² ]        of the received φ
     head:      `head_epochs` epochs on ψ_k alone, learning rate `head_lr`
-    backbone:  E epochs on φ alone,   L + λ·mean (f − g_y)²     (m_y where g_y is not known; no term
-                                        before any is)
+    backbone:  E epochs on φ alone,   L + λ·mean (f − g_y)²   (m_y where g_y is not known; no term
+                                                              before any is)
 
 Server:
 
@@ -33,7 +32,7 @@ from jax import lax
 
 from fedjax_sim.fields import Real, epochs, field
 from fedjax_sim.hooks import Personal
-from fedjax_sim.local import Aux, Batch, descend, forward, local_loss
+from fedjax_sim.local import Aux, Batch, forward, local_loss, local_sgd
 from fedjax_sim.local.features import class_statistics
 from fedjax_sim.methods import register
 from fedjax_sim.methods.fedavg import FedAvg
@@ -117,7 +116,7 @@ class FedPAC(Personal, FedAvg):
 
         if self.head_epochs:
             rate = jnp.asarray(self.head_lr)
-            client, tuned = descend(
+            client, tuned = local_sgd(
                 env,
                 net,
                 client,
@@ -130,7 +129,7 @@ class FedPAC(Personal, FedAvg):
             )
             net = tuned.net
         body = tuple(g for g in env.model.groups if g != head)
-        client, done = descend(env, net, client, ctx, objective=objective, trainable=body)
+        client, done = local_sgd(env, net, client, ctx, objective=objective, trainable=body)
         after = class_statistics(env, done.net, ctx.id, full=False)
         report = dict(
             head=done.net["params"][head], variance=variance, shares=prior[:, None] * mean

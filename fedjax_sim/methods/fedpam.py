@@ -2,8 +2,8 @@
 vectors into its own.
 
     anchors:  (W P_k)_c,  features  z = f_θ(x) ∈ R^m,  logits  W z + b
-    client:   L = L_local(W z + b, y) + λ·L_pcl(z, W P_k, y)        one step on θ, W, b and P_k
-                                        together; P_k = I at first
+    client:   L = L_local(W z + b, y) + λ·L_pcl(z, W P_k, y)   one step on θ, W, b and P_k together;
+                                                               P_k = I at first
               L_pcl of `local.contrast`: −log [ e^{z̃·w̃_y/τ} / (Σ_c e^{z̃·w̃_c/τ} + Σ_{j: y_j≠y}
               e^{z̃·z̃_j/τ}) ]
     server:   Θ ← Σ_k (n_k / Σ_j n_j) (θ_k, W_k, b_k)
@@ -31,7 +31,7 @@ import jax.numpy as jnp
 from fedjax_sim.errors import UserError
 from fedjax_sim.fields import Real, field
 from fedjax_sim.hooks import Personal, Server
-from fedjax_sim.local import Aux, Batch, descend, forward, local_loss
+from fedjax_sim.local import Aux, Batch, forward, local_loss, local_sgd
 from fedjax_sim.local.contrast import anchor_contrast, unit
 from fedjax_sim.local.features import live_features
 from fedjax_sim.methods import register
@@ -124,7 +124,7 @@ class FedPAM(Personal, FedAvg):
 
         start = {**net, "params": {**net["params"], PRIVATE: client.own}} if self.adjusts else net
         decaying = env.model.groups if env.optimizer.groups is None else env.optimizer.groups
-        client, done = descend(
+        client, done = local_sgd(
             env,
             start,
             client,

@@ -1,12 +1,10 @@
 """FedPHP (Li et al., 2021): the personal model is inherited; a momentum copy of past ones teaches
 features to the new.
 
-    w ← SGD_E(Θ)  of  (1−λ) f_k(w) + λ MMD²( φ_w(x), φ_{p_k}(x) )       p_k frozen, in inference
-                                        mode; see local/mmd.py
-    p_k ← (1−μ_t) w_k + μ_t p_k,   μ_t = μ·t/T                        t = 1 … T, the round; p_k from
-                                        Θ⁰
-    Θ ← Σ_k (n_k / Σ_j n_j) w_k                                       over the participants that
-                                        reported
+    w ← SGD_E(Θ)  of  (1−λ) f_k(w) + λ MMD²( φ_w(x), φ_{p_k}(x) )   p_k frozen, in inference mode;
+                                                                    see local/mmd.py
+    p_k ← (1−μ_t) w_k + μ_t p_k,   μ_t = μ·t/T                     t = 1 … T, the round; p_k from Θ⁰
+    Θ ← Σ_k (n_k / Σ_j n_j) w_k                                  over the participants that reported
 
 λ = 0 is FedAvg, and with μ = 0 p_k is what the client last trained. λ = μ = 0.1 (pFedRLLA).
 Wire: |w| down, |w| up.  State: p_k.  Evaluated: p_k (personal), Θ (global).
@@ -20,7 +18,7 @@ from jax import lax
 
 from fedjax_sim.fields import Real, field
 from fedjax_sim.hooks import Server
-from fedjax_sim.local import Aux, Batch, descend, forward, local_loss
+from fedjax_sim.local import Aux, Batch, forward, local_loss, local_sgd
 from fedjax_sim.local.mmd import mmd_rbf
 from fedjax_sim.methods import register
 from fedjax_sim.methods.fedavg import OwnModel
@@ -48,7 +46,7 @@ class FedPHP(OwnModel):
             apart = mmd_rbf(features, taught, batch.mask)
             return (1 - self.lam) * loss + self.lam * apart, Aux(logits, stats, confusion)
 
-        client, done = descend(env, net, client, ctx, objective=objective)
+        client, done = local_sgd(env, net, client, ctx, objective=objective)
         share = self.mu * jnp.minimum((ctx.t + 1).astype(env.dtype) / max(env.rounds, 1), 1)  # μ_t
         own = jax.tree.map(lambda new, old: (1 - share) * new + share * old, done.net, past)
         return client._replace(own=own), self.upload(env, ctx, done)

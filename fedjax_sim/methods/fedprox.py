@@ -11,7 +11,7 @@ import jax
 
 from fedjax_sim.fields import Real, field
 from fedjax_sim.hooks import Server
-from fedjax_sim.local import descend
+from fedjax_sim.local import local_sgd
 from fedjax_sim.methods import register
 from fedjax_sim.methods.fedavg import FedAvg
 from fedjax_sim.types import Client, Ctx, Env, Tree, Upload
@@ -38,5 +38,5 @@ class FedProx(FedAvg):
     def local(
         self, env: Env, net: Tree, server: Server, client: Client, ctx: Ctx
     ) -> tuple[Client, Upload]:
-        client, done = descend(env, net, client, ctx, adjust=pull(self.mu, server.net["params"]))
+        client, done = local_sgd(env, net, client, ctx, adjust=pull(self.mu, server.net["params"]))
         return client, self.upload(env, ctx, done)

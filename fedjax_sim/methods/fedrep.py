@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from fedjax_sim.fields import epochs, field
 from fedjax_sim.hooks import Server
-from fedjax_sim.local import descend
+from fedjax_sim.local import local_sgd
 from fedjax_sim.methods import register
 from fedjax_sim.methods.fedper import PrivateHead
 from fedjax_sim.plans import body_groups, part
@@ -36,11 +36,11 @@ class FedRep(PrivateHead):
     ) -> tuple[Client, Upload]:
         head = (env.model.head_group,)
         if self.head_epochs:
-            client, fitted = descend(
+            client, fitted = local_sgd(
                 env, net, client, ctx, trainable=head, epochs=self.head_epochs, salt=HEAD
             )
             net = fitted.net
-        client, done = descend(
+        client, done = local_sgd(
             env, net, client, ctx, trainable=body_groups(env) if self.freeze_head else None
         )
         return client._replace(own=part(done.net, head)), self.upload(env, ctx, done)

@@ -4,8 +4,8 @@ local frequencies.
 f = φ(x), Ψ the generic head, ψ_k the personal one (linear, from Ψ⁰), n_{k,c} the client's training
 labels:
 
-    generic:   L( Ψ(f) + log(n_{k,c} + 1e-8), y )             balanced softmax; the only loss that φ
-                                        and Ψ feel
+    generic:   L( Ψ(f) + log(n_{k,c} + 1e-8), y )   balanced softmax; the only loss that φ and Ψ
+                                                    feel
     personal:  L( stop(Ψ(f)) + ψ_k(stop(f)), y )              moves ψ_k alone
     Φ, Ψ ← Σ_k (n_k / Σ_j n_j) (φ_k, Ψ_k)                     over the participants that reported
 
@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from fedjax_sim.hooks import Personal, Server
-from fedjax_sim.local import Aux, Batch, descend, forward, local_loss
+from fedjax_sim.local import Aux, Batch, forward, local_loss, local_sgd
 from fedjax_sim.methods import register
 from fedjax_sim.methods.fedavg import FedAvg
 from fedjax_sim.types import Array, Client, Ctx, Env, Tree, Upload
@@ -64,7 +64,7 @@ class FedRoD(Personal, FedAvg):
                 groups=(*optimizer.groups, OWN)
             )  # decays as the generic head does
         start = {**net, "params": {**net["params"], OWN: client.own}}
-        client, done = descend(env, start, client, ctx, objective=objective, optimizer=optimizer)
+        client, done = local_sgd(env, start, client, ctx, objective=objective, optimizer=optimizer)
         params = dict(done.net["params"])
         head = params.pop(OWN)
         return client._replace(own=head), self.upload(

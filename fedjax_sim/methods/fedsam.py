@@ -2,8 +2,7 @@
 averages generalise.
 
     g  = ∇f_k(w; b),   w̃ = w + ρ g / (‖g‖ + 1e-12)         ‖·‖ over all parameters
-    w ← SGD(w, ∇f_k(w̃; b))                                 same batch, weight decay and momentum on
-                                        the second gradient
+    w ← SGD(w, ∇f_k(w̃; b))             same batch, weight decay and momentum on the second gradient
 
 BatchNorm's running statistics, the running confusion and the logged loss are those of the first
 pass. Two gradients per step.  ρ = 0 is FedAvg.  Wire: |w| down, |w| up.  State: none.  Evaluated:
@@ -18,7 +17,7 @@ import optax
 
 from fedjax_sim.fields import Real, field
 from fedjax_sim.hooks import Server
-from fedjax_sim.local import descend
+from fedjax_sim.local import local_sgd
 from fedjax_sim.methods import register
 from fedjax_sim.methods.fedavg import FedAvg
 from fedjax_sim.tree import scaled_add
@@ -28,7 +27,7 @@ TINY = 1e-12
 
 
 def sharpness_aware(rho: float) -> Callable:
-    """The gradient plug of `descend`: the gradient at the worst point within about ρ of the
+    """The gradient plug of `local_sgd`: the gradient at the worst point within about ρ of the
     parameters."""
 
     def gradient(grad_of: Callable, params: Tree, step: Array, draw: Callable, carry: Tree):
@@ -50,5 +49,5 @@ class FedSAM(FedAvg):
     def local(
         self, env: Env, net: Tree, server: Server, client: Client, ctx: Ctx
     ) -> tuple[Client, Upload]:
-        client, done = descend(env, net, client, ctx, gradient=sharpness_aware(self.rho))
+        client, done = local_sgd(env, net, client, ctx, gradient=sharpness_aware(self.rho))
         return client, self.upload(env, ctx, done)

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 
 from fedjax_sim.fields import Real, field
 from fedjax_sim.hooks import Personal, Server
-from fedjax_sim.local import batches_per_epoch, descend, stream
+from fedjax_sim.local import batches_per_epoch, local_sgd, stream
 from fedjax_sim.local.optim import Sgd
 from fedjax_sim.methods import register
 from fedjax_sim.methods.fedavg import FINE_TUNE, FedAvg
@@ -75,13 +75,13 @@ class PerFedAvg(Personal, FedAvg):
             return first, grads, batch
 
         optimizer = Sgd() if self.plain else env.optimizer
-        client, done = descend(
+        client, done = local_sgd(
             env, net, client, ctx, gradient=gradient, optimizer=optimizer, lr=rate(self.beta)
         )
         return client, self.upload(env, ctx, done)
 
     def personal(self, env: Env, server: Server, client: Client, ctx: Ctx) -> Tree:
-        return descend(
+        return local_sgd(
             env,
             server.net,
             client,

@@ -32,7 +32,7 @@ from jax.scipy.linalg import cho_factor, cho_solve
 
 from fedjax_sim.fields import field
 from fedjax_sim.hooks import Personal, Server
-from fedjax_sim.local import Aux, Batch, descend, local_loss
+from fedjax_sim.local import Aux, Batch, local_loss, local_sgd
 from fedjax_sim.local.features import client_features
 from fedjax_sim.methods import register
 from fedjax_sim.methods.fedavg import FedAvg
@@ -192,7 +192,7 @@ class PFedFDA(Personal, FedAvg):
             return loss, Aux(logits, stats, confusion)
 
         body = tuple(g for g in self.shared(env) if g != GROUP)
-        client, done = descend(env, net, client, ctx, objective=objective, trainable=body)
+        client, done = local_sgd(env, net, client, ctx, objective=objective, trainable=body)
         beta, own = self.adapted(env, done.net, server, ctx)
         sent = {**done.net, "params": {**done.net["params"], GROUP: own._asdict()}}
         return client._replace(own=beta), self.upload(env, ctx, done._replace(net=sent))

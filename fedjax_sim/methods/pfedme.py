@@ -23,7 +23,7 @@ from jax import lax
 
 from fedjax_sim.fields import Real, field
 from fedjax_sim.hooks import Server
-from fedjax_sim.local import descend
+from fedjax_sim.local import local_sgd
 from fedjax_sim.local.optim import Sgd
 from fedjax_sim.methods import register
 from fedjax_sim.methods.fedavg import OwnModel
@@ -71,7 +71,7 @@ class PFedMe(OwnModel):
                 batch,
             )
 
-        client, done = descend(
+        client, done = local_sgd(
             env, net, client, ctx, gradient=gradient, optimizer=Sgd(), carry=net["params"]
         )
         own = {"params": done.carry, "batch_stats": done.net["batch_stats"]}

@@ -3,8 +3,7 @@ bias.
 
     local step:  w ← w − η(g − c_k + c)                    no momentum: it would invalidate the
     estimate after S steps:  c_k⁺ = c_k − c + (Θ − w_k)/(S·η)
-    server:  Θ ← Θ + η_g · mean_k(w_k − Θ),   c ← c + (n_t/N) · mean_k(c_k⁺ − c_k)      (uniform
-                                        means)
+    server:  Θ ← Θ + η_g · mean_k(w_k − Θ),   c ← c + (n_t/N) · mean_k(c_k⁺ − c_k)   (uniform means)
 
 Weight decay belongs to the objective and is applied; N counts the clients that can take part.
 
@@ -20,7 +19,7 @@ import jax.numpy as jnp
 
 from fedjax_sim.fields import Real, field
 from fedjax_sim.hooks import Method
-from fedjax_sim.local import descend
+from fedjax_sim.local import local_sgd
 from fedjax_sim.methods import register
 from fedjax_sim.plans import merge
 from fedjax_sim.tree import subtract, zeros_like
@@ -53,7 +52,7 @@ class Scaffold(Method):
         correct = lambda grads, params: jax.tree.map(
             lambda g, ck, c: g - ck + c, grads, mine, server.control
         )
-        client, done = descend(
+        client, done = local_sgd(
             env, net, client, ctx, adjust=correct, optimizer=env.optimizer._replace(momentum=0.0)
         )
         scale = jnp.where(done.steps > 0, 1 / (jnp.maximum(done.steps, 1) * ctx.lr), 0)

@@ -3,10 +3,8 @@ people read those.
 
 A metric is given what a model says of a batch, the truth, and a weight per row (0: padding):
 
-    sums(prediction [B, …], target [B, …], real [B]) -> {name: sum over the rows}      in the
-                                        program
-    finish({name: sum}) -> {figure: value}                                             on the host,
-                                        in float64
+    sums(prediction [B, …], target [B, …], real [B]) -> {name: sum over the rows}     in the program
+    finish({name: sum}) -> {figure: value}                                   on the host, in float64
 
 Sums add up over batches, devices and clients, so the engine evaluates every model once for all
 metrics: row by row, where one model is scored on many clients' rows. Beside them stands `count`:
@@ -111,9 +109,9 @@ class Primary(NamedTuple):
         return f"client_{self.figure}_{name}"
 
     @classmethod
-    def read(cls, told: Any) -> Primary:
+    def read(cls, record: Any) -> Primary:
         """Of a summary or of config.json's `resolved`; runs without it are compared by accuracy."""
-        found = told.get("primary") if isinstance(told, Mapping) else None
+        found = record.get("primary") if isinstance(record, Mapping) else None
         return (
             cls(**{k: found[k] for k in cls._fields if k in found})
             if isinstance(found, Mapping)
@@ -124,7 +122,7 @@ class Primary(NamedTuple):
 SPLITS = {"test": "test", "val": "validation", "train": "training"}
 
 
-def on_rows(told: Any, short: bool = False) -> str:
+def on_rows(record: Any, short: bool = False) -> str:
     """Which rows of the clients figures over them stand on, and how many; '' where nobody has
     written that down.
 
@@ -133,7 +131,7 @@ def on_rows(told: Any, short: bool = False) -> str:
     >>> on_rows({"client_rows": {"split": "train", "least": 9, "mean": 9.0, "most": 9}}, short=True)
     'train, 9'
     """
-    found = told.get("client_rows") if isinstance(told, Mapping) else None
+    found = record.get("client_rows") if isinstance(record, Mapping) else None
     if not isinstance(found, Mapping):
         return ""
     least, most = found["least"], found["most"]
@@ -235,12 +233,12 @@ def over_clients(
     for metric in metrics:
         if metric.reduce is not None:
             values = primary.values(wide[primary.name])
-            made = (
+            figures = (
                 metric.reduce(values, primary.better)
                 if len(values)
                 else dict.fromkeys(metric.reduced, math.nan)
             )
-            out |= {f"{primary.over or ''}{name}": value for name, value in made.items()}
+            out |= {f"{primary.over or ''}{name}": value for name, value in figures.items()}
         if metric.sums is None:
             continue
         together = metric.of_rows({k: v.sum(0) for k, v in wide[metric.name].items()})
@@ -251,8 +249,8 @@ def over_clients(
         mean, std = (
             (float(values.mean()), float(values.std())) if len(values) else (math.nan, math.nan)
         )
-        made = dict(mean=mean, pooled=together[metric.shown[0]], std=std)
-        out |= {f"{metric.over}{name}": value for name, value in made.items()}
+        figures = dict(mean=mean, pooled=together[metric.shown[0]], std=std)
+        out |= {f"{metric.over}{name}": value for name, value in figures.items()}
     return out
 
 

@@ -145,19 +145,19 @@ def _registered(
             )
         values["activations"] = activations
     try:
-        made = make(shape, classes, dtype=dtype, conv=conv, **values)
+        built = make(shape, classes, dtype=dtype, conv=conv, **values)
     except (TypeError, ValueError) as problem:  # in code of somebody's own
         first = (str(problem).splitlines() or [""])[0]
         raise UserError(
             f"the builder of model '{name}' failed: {type(problem).__name__}: {first}"
         ) from problem
     return as_model(
-        made,
+        built,
         shape,
         classes,
         dtype,
         places=places,
-        what=f"the builder of model '{name}' returned {type(made).__name__},",
+        what=f"the builder of model '{name}' returned {type(built).__name__},",
     )._replace(name=name)
 
 

@@ -252,8 +252,8 @@ def check_head(model: Model, call: Callable, dtype: Any) -> None:
         x = jax.random.normal(key, like.shape, dtype) if like.dtype == dtype else tokens
         return call(net, x, False)[0], model.head(net, model.features(net, x)[0])
 
-    out, made = (np.asarray(a) for a in run_once(both, jax.random.key(1)))
-    if out.shape != made.shape or not np.allclose(out, made, rtol=1e-3, atol=1e-4):
+    out, rebuilt = (np.asarray(a) for a in run_once(both, jax.random.key(1)))
+    if out.shape != rebuilt.shape or not np.allclose(out, rebuilt, rtol=1e-3, atol=1e-4):
         raise UserError(
             f"module '{model.name}' does something behind its last layer '{model.head_group}'; its"
             " output must be that layer's logits (no softmax, no scaling)"

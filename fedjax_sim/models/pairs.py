@@ -71,10 +71,10 @@ def nnx_model(given: Any, shape: tuple[int, ...], dtype: Any, places: bool) -> M
 
     def init(key: jax.Array) -> dict:
         if isinstance(given, type):
-            made = nnx.to_pure_dict(nnx.split(given(rngs=nnx.Rngs(key)), nnx.Param, ...)[1])
+            params = nnx.to_pure_dict(nnx.split(given(rngs=nnx.Rngs(key)), nnx.Param, ...)[1])
         else:
-            made = jax.tree.map(jnp.asarray, start)
-        return {str(g): made[g] for g in order}
+            params = jax.tree.map(jnp.asarray, start)
+        return {str(g): params[g] for g in order}
 
     def function(weights: dict, x: jax.Array) -> jax.Array:
         state = nnx.State(jax.tree.map(lambda a: a, params))
@@ -126,9 +126,9 @@ def from_functions(
         )
 
     def start(key: jax.Array) -> dict:
-        made = init(key)
+        params = init(key)
         return {
-            "params": {g: jax.tree.map(lambda a: a.astype(dtype), dict(made[g])) for g in groups},
+            "params": {g: jax.tree.map(lambda a: a.astype(dtype), dict(params[g])) for g in groups},
             "batch_stats": {},
         }
 
@@ -185,8 +185,8 @@ def check_same(model: Model, function: Callable, example: jax.ShapeDtypeStruct, 
         )
         return function(net["params"], x), model.head(net, model.features(net, x)[0])
 
-    out, made = (np.asarray(a) for a in run_once(both, jax.random.key(1)))
-    if out.shape != made.shape or not np.allclose(out, made, rtol=1e-3, atol=1e-4):
+    out, rebuilt = (np.asarray(a) for a in run_once(both, jax.random.key(1)))
+    if out.shape != rebuilt.shape or not np.allclose(out, rebuilt, rtol=1e-3, atol=1e-4):
         raise UserError(
             f"model '{model.name}' does something behind its last layer '{model.head_group}'; its"
             " output must be its own"

@@ -55,17 +55,17 @@ def lines(groups: Sequence[Group]) -> list[dict[str, Any]]:
     return out
 
 
-def short(told: Sequence[str]) -> dict[str, str]:
+def short(titles: Sequence[str]) -> dict[str, str]:
     """Settings by what not all of them share: a cell of the table has room for that.
 
     >>> short(["digits · iid · 8 clients", "digits · shards:2 · 8 clients"])
     {'digits · iid · 8 clients': 'iid', 'digits · shards:2 · 8 clients': 'shards:2'}
     """
-    parts = {scene: scene.split(" · ") for scene in told}
+    parts = {scene: scene.split(" · ") for scene in titles}
     common = set.intersection(*map(set, parts.values())) if parts else set()
     return {
-        scene: " · ".join(p for p in own if p not in common) or scene
-        for scene, own in parts.items()
+        scene: " · ".join(p for p in pieces if p not in common) or scene
+        for scene, pieces in parts.items()
     }
 
 
@@ -80,9 +80,10 @@ def content(groups: Sequence[Group]) -> dict[str, Any]:
     columns = tables.shown_columns(groups)
     rows = []
     for g in sorted(groups, key=lambda g: (scenes(groups).index(g.scene), names.index(g.label))):
-        told = tables.statistics(g)
+        found = tables.statistics(g)
         cells: dict[str, Any] = {
-            c.key: told[c.key]._asdict() if c.key in told else tables.missing(g, c) for c in columns
+            c.key: found[c.key]._asdict() if c.key in found else tables.missing(g, c)
+            for c in columns
         }
         rows.append(
             dict(label=g.label, scene=g.scene, seeds=len(g.runs), ended=g.ended, cells=cells)
@@ -223,8 +224,8 @@ def report(
             (title, draw(folder / name))
             for name, title, draw in possible(groups, costs.read_profiles(paths, say))
         ]
-    made = [file for _, files in drawn for file in files]
+    figures = [file for _, files in drawn for file in files]
     return [
-        *made,
+        *figures,
         write(groups, [(title, files[0]) for title, files in drawn], folder / "report.html"),
     ]

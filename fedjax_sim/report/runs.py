@@ -147,8 +147,8 @@ class Run:
     @functools.cached_property
     def others(self) -> dict[str, About]:
         """Columns of the other metrics, and how they are read."""
-        told = self.stored.get("metrics_about") or self.resolved.get("metrics_about") or {}
-        return {name: About(**about) for name, about in told.items()}
+        abouts = self.stored.get("metrics_about") or self.resolved.get("metrics_about") or {}
+        return {name: About(**about) for name, about in abouts.items()}
 
     @functools.cached_property
     def summary(self) -> dict[str, Any]:
@@ -232,8 +232,8 @@ def load_run(path: str | pathlib.Path) -> Run:
     path = pathlib.Path(path)
     files = run_directory.verified(path)
     try:
-        told = json.loads(files[run_directory.CONFIG])
-        config, resolved = told["config"], told.get("resolved", {})
+        content = json.loads(files[run_directory.CONFIG])
+        config, resolved = content["config"], content.get("resolved", {})
         stored = json.loads(files.get(run_directory.SUMMARY, b"{}"))
         rounds, metrics, timings = (
             table(files.get(f"{name}.csv", b"")) for name in ("rounds", "metrics", "timings")
@@ -265,8 +265,8 @@ def write_order(folder: pathlib.Path, names: Sequence[str]) -> None:
 def read_order(folder: pathlib.Path) -> list[str]:
     """In which order the folders in `folder` were asked for, as far as it is known."""
     try:
-        told = json.loads((folder / ORDER_FILE).read_bytes())
-        return [name for name in told if isinstance(name, str)] if isinstance(told, list) else []
+        names = json.loads((folder / ORDER_FILE).read_bytes())
+        return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
     except (OSError, ValueError, RecursionError):
         return []
 

@@ -67,13 +67,13 @@ def _checkpointer() -> Any:
 def _hush() -> None:
     """Keep quiet what the storage layer's own threads still print after a write has failed: their
     loop is closed."""
-    told = sys.unraisablehook
+    usual = sys.unraisablehook
 
     def hook(what: Any) -> None:
         if not (what.exc_type is RuntimeError and str(what.exc_value) == "Event loop is closed"):
-            told(what)
+            usual(what)
 
-    if getattr(told, "__qualname__", "") != hook.__qualname__:
+    if getattr(usual, "__qualname__", "") != hook.__qualname__:
         sys.unraisablehook = hook
 
 

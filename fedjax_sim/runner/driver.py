@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.engine import host_rows
+from fedjax_sim.engine import host_clients
 from fedjax_sim.engine import layout as layouts
 from fedjax_sim.engine.evaluation import adapted_modes
 from fedjax_sim.engine.loop_backend import LoopBackend
@@ -102,7 +102,7 @@ class Driver:
         self.config, self.sim = self.setups[0].config, self.setups[0].simulation
         self.state, self.timings = begin(runs, resume_from, say)
         data = lanes_of.stack_data([setup.simulation.data for setup in self.setups])
-        place: Callable = host_rows.place if self.config.state_on == "host" else layouts.place
+        place: Callable = host_clients.place if self.config.state_on == "host" else layouts.place
         self.state, self.data = place(self.sim.layout, self.state, data)
         self.axes = lanes_of.state_axes(self.setups)
         self.done = int(np.asarray(self.state.t).max())
@@ -445,17 +445,17 @@ def finish(
     program: Callable | None,
 ) -> Result:
     recorder, directory = run.recorder, run.directory
-    told = copy.copy(
+    stored = copy.copy(
         recorder
     )  # as the files have it: a resumed run knows no more digits, and gets the same figures
-    told.rows, told.rounds = (
+    stored.rows, stored.rounds = (
         [as_stored(row) for row in rows] for rows in (recorder.rows, recorder.rounds)
     )
     kept = (
         directory.ended if directory is not None else None
     )  # nothing was left to do: not even the clock has moved
     summary = kept or summarise(
-        run.setup, told, [as_stored(row) for row in timings], compile_seconds
+        run.setup, stored, [as_stored(row) for row in timings], compile_seconds
     )
     if directory is not None and writes():
         directory.write_summary(summary)

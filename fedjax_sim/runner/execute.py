@@ -1,13 +1,15 @@
 """Start a run or continue one, from Python: `run` and `resume`; `execute` for a run that is
 prepared already.
 
-out/config.json    everything needed to repeat the run          out/rounds.csv     a row per round
-out/metrics.csv    a row per evaluated round, no clock          out/clients.npz    per-client counts
-                                        per evaluation
-out/timings.csv    seconds per segment                          out/checkpoints/   the whole State
-out/labels.npz     training examples per client and class       out/manifest.json  size and checksum
-                                        of every file
+out/config.json    everything needed to repeat the run
+out/rounds.csv     a row per round
+out/metrics.csv    a row per evaluated round, no clock
+out/timings.csv    seconds per segment
+out/clients.npz    per-client counts per evaluation
+out/labels.npz     training examples per client and class
+out/checkpoints/   the whole State
 out/summary.json   the figures of the run
+out/manifest.json  size and checksum of every file
 """
 
 from __future__ import annotations
@@ -89,8 +91,8 @@ def set_up(
 ) -> Setup:
     """A run as `run` takes it, prepared. load: reads the data that the options name (default:
     afresh)."""
-    own = not isinstance(method, str)
-    if own and not isinstance(method, Method):
+    given = not isinstance(method, str)
+    if given and not isinstance(method, Method):
         raise UserError(
             "method is a name or a Method, such as fedjax_sim.FedProx(mu=0.1), not"
             f" {shown(repr(method))}"
@@ -102,7 +104,7 @@ def set_up(
     if isinstance(loss, str):
         options, loss = {**options, "loss": loss}, None
     config = Config(
-        method=method.name if own else method, **sorted_out(method, fed, model, options)
+        method=method.name if given else method, **sorted_out(method, fed, model, options)
     )
     loaded = fed is None and load is not None
     if fed is None and load is not None:
@@ -114,7 +116,7 @@ def set_up(
         fed=fed,
         model=model,
         net=net,
-        method=method if own else None,
+        method=method if given else None,
         optimizer=optimizer,
         loss=loss,
         loaded=loaded,
@@ -170,9 +172,9 @@ def resume(
     if jax.process_index() == 0:
         directory.lock.take()
     try:
-        own = (fed, method, model, optimizer, loss)
+        given = (fed, method, model, optimizer, loss)
         return _resume(
-            directory, rounds, progress, sinks_of(callback, log), *own, data_dir, say, again
+            directory, rounds, progress, sinks_of(callback, log), *given, data_dir, say, again
         )
     finally:
         directory.lock.release()
@@ -248,7 +250,7 @@ def with_first_weights(setup: Setup, path: pathlib.Path) -> Setup:
     return dataclasses.replace(setup, net=net, given_net=True)
 
 
-def gone_on(
+def resume_begun(
     setup: Setup,
     path: pathlib.Path,
     *,

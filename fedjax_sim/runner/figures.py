@@ -53,11 +53,11 @@ DEAD_FOR, BLIND_FOR, BLIND = (
 )  # rounds, rounds, and the share of π that moves with the state
 
 
-def complaints(rounds: Sequence[dict[str, Any]]) -> list[str]:
+def training_warnings(rounds: Sequence[dict[str, Any]]) -> list[str]:
     """Sentences about what cannot have learned: a controller without live units, a policy that is
     blind to the state.
 
-    >>> complaints([{"round": t, "agent_live_policy": 0.0} for t in range(1, 11)])
+    >>> training_warnings([{"round": t, "agent_live_policy": 0.0} for t in range(1, 11)])
     ['the controller has no live unit in its policy network: it answers every state alike; try a
     smaller agent.lr']
     """
@@ -210,7 +210,7 @@ def progress_figures(
     cost = {r["round"]: r["bytes_down"] + r["bytes_up"] for r in scored}
     targets = TARGETS if primary.unit == "percent" and primary.better > 0 else ()
     first = {f"{100 * x:.0f}": rounds_to(rounds, values, x) for x in targets}
-    settled = convergence(rounds, values, max(2, round(WINDOW / eval_every)))
+    converged = convergence(rounds, values, max(2, round(WINDOW / eval_every)))
     return dict(
         targets_of=column or None,
         rounds_to=first,
@@ -218,8 +218,8 @@ def progress_figures(
         time_min_to={
             x: None if r is None else seconds_at(r, timings) / 60 for x, r in first.items()
         },
-        convergence_round=None if settled is None else int(settled),
-        convergence_seconds=None if settled is None else seconds_at(int(settled), timings),
+        convergence_round=None if converged is None else int(converged),
+        convergence_seconds=None if converged is None else seconds_at(int(converged), timings),
     )
 
 
@@ -299,7 +299,7 @@ def summary_figures(rows: Sequence[dict[str, Any]], primary: Primary = Primary()
     if not found:
         return none
     rounds, values, val = zip(*found, strict=True)
-    best = lambda told: int(np.argmax(primary.better * np.array(told)))
+    best = lambda scores: int(np.argmax(primary.better * np.array(scores)))
     return dict(
         best_global=values[best(values)],
         best_global_round=rounds[best(values)],

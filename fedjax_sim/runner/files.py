@@ -17,14 +17,10 @@ import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import filelock
 import numpy as np
 
 from fedjax_sim.errors import UserError
-
-try:
-    import fcntl
-except ImportError:  # no such locks on this system
-    fcntl = None  # type: ignore[assignment]
 
 PARTIAL = ".partial"  # how the names of files and folders end that were not finished
 LOCK = ".lock"
@@ -51,8 +47,9 @@ def cause(problem: BaseException) -> str:
     """
     if isinstance(problem, OSError):
         return reason(problem)
-    told = re.search(r"os_error_code='(\d+)'", str(problem))
-    return os.strerror(int(told[1])) if told else (str(problem).splitlines() or [repr(problem)])[0]
+    found = re.search(r"os_error_code='(\d+)'", str(problem))
+    first = (str(problem).splitlines() or [repr(problem)])[0]
+    return os.strerror(int(found[1])) if found else first
 
 
 def exists(path: pathlib.Path) -> bool:
@@ -182,43 +179,32 @@ class InUse(UserError):
 
 
 class Lock:
-    """The lock of one directory, held from `take` to `release`; both may be called again."""
+    """One process at a time in a folder, from `take` to `release`; both may be called again.
+
+    The system releases it with the process, however that ends: the file of a killed one does not
+    block.
+    """
 
     def __init__(self, folder: pathlib.Path):
         self.folder = folder
-        self.handle: int | None = None
+        self.file = filelock.FileLock(folder / LOCK, thread_local=False)
 
     def take(self) -> None:
-        if self.handle is not None or fcntl is None:
+        if self.file.is_locked:
             return
-        file = self.folder / LOCK
-        while True:
-            try:
-                handle = os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
-            except OSError as problem:
+        try:
+            self.file.acquire(timeout=0.1)  # long enough for a holder that is just removing it
+        except filelock.Timeout:
+            raise InUse(
+                f"'{self.folder}' is in use by another process; wait for it to end, or use another"
+                " directory"
+            ) from None
+        except OSError as problem:
+            if problem.errno not in (errno.ENOLCK, errno.EOPNOTSUPP):  # a file system without locks
                 raise UserError(f"'{self.folder}' cannot be written: {reason(problem)}") from None
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as problem:
-                os.close(handle)
-                if problem.errno in (errno.EAGAIN, errno.EACCES):
-                    raise InUse(
-                        f"'{self.folder}' is in use by another process; wait for it to end, or use"
-                        " another directory"
-                    ) from None
-                return  # a file system without locks: as before there were any
-            with contextlib.suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(handle), os.stat(file)):
-                    self.handle = handle
-                    return
-            os.close(handle)  # its holder removed it in between: try the next one
 
     def release(self) -> None:
-        if self.handle is None:
-            return
-        with contextlib.suppress(OSError):
-            os.unlink(
-                self.folder / LOCK
-            )  # while it is held: nobody can hold another one of this name
-        os.close(self.handle)
-        self.handle = None
+        if self.file.is_locked:
+            with contextlib.suppress(OSError):
+                os.unlink(self.file.lock_file)  # while it is held: nobody holds another of its name
+            self.file.release()

@@ -31,7 +31,7 @@ T = TypeVar("T")
 _depth = 0
 _noted: int | None = None
 _quick = 0  # how many `at_once` and `aside` are open
-_left: list[threading.Thread] = []  # native code that nobody waits for any more
+_left: list[threading.Event] = []  # ends of native code that runs aside
 _last: int | None = None  # the signal that was raised last
 
 
@@ -79,30 +79,32 @@ def aside(call: Callable[[], T], tick: Callable[[float], None] = lambda seconds:
 
     tick: called with the seconds so far, several times a second.
     """
-    began = time.monotonic()
     if threading.current_thread() is not threading.main_thread():
         return call()
+    began = time.monotonic()
     done: list[T] = []
     failed: list[BaseException] = []
+    ended = threading.Event()
 
     def work() -> None:
         try:
             done.append(call())
         except BaseException as problem:
             failed.append(problem)
+        finally:
+            ended.set()
 
-    thread = threading.Thread(target=work, daemon=True)
     try:
         with at_once():
-            thread.start()
-            while thread.is_alive():
-                thread.join(WAIT)
+            _left.append(ended)
+            threading.Thread(target=work, daemon=True).start()
+            while not ended.wait(WAIT):
                 tick(time.monotonic() - began)
-    except (KeyboardInterrupt, SystemExit):
-        if not _left:
-            atexit.register(_end_now)
-        _left.append(thread)
+    except BaseException:
+        atexit.unregister(_end_now)
+        atexit.register(_end_now)  # what is registered last is called first
         raise
+    _left.remove(ended)
     if failed:
         raise failed[0]
     return done[0]
@@ -110,8 +112,11 @@ def aside(call: Callable[[], T], tick: Callable[[float], None] = lambda seconds:
 
 def _end_now() -> None:
     """At the end of the program: native code that still runs must not meet what is taken down
-    around it."""
-    if any(thread.is_alive() for thread in _left):
+    around it.
+
+    A thread is not asked itself: `Thread.is_alive` says no after a signal has interrupted `join`.
+    """
+    if not all(ended.is_set() for ended in _left):
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):
                 stream.flush()

@@ -17,7 +17,7 @@ from jax.sharding import AxisType
 from fedjax_sim import models
 from fedjax_sim.data.federation import Federation
 from fedjax_sim.data.protocols import BATCH, federate
-from fedjax_sim.engine import host_rows
+from fedjax_sim.engine import host_clients
 from fedjax_sim.engine import layout as layouts
 from fedjax_sim.engine.evaluation import check_evaluations, client_split
 from fedjax_sim.engine.participation import Participation, parse_participation, unseen_clients
@@ -227,7 +227,9 @@ def _prepare(
     if method is not None:
         config = provenance.with_method(config, method)
     method = method or transformed(make_method(config.method, **config.options), config.transforms)
-    config = training.settled(training.with_loss(config, method, fed, loss), method, optimizer)
+    config = training.with_optimizer(
+        training.with_loss(config, method, fed, loss), method, optimizer
+    )
     config, model = with_model(config, model, fed)
     if going_on:
         provenance.check_same(stored, config, fed)
@@ -259,7 +261,9 @@ def _prepare(
     )
     resolved |= described(metrics, config.evaluations)  # what is measured, and how it is read
     simulation = (
-        host_rows.on_host(on(layout, "cohort")) if config.state_on == "host" else on(layout, "all")
+        host_clients.on_host(on(layout, "cohort"))
+        if config.state_on == "host"
+        else on(layout, "all")
     )
     return Setup(config, fed, simulation, net, participation, unseen, resolved, given_net, parts)
 

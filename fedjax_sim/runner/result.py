@@ -45,11 +45,13 @@ class Result:
             for name, v in found.items()
             if v is not None
         )
-        told = shown if primary.label == "accuracy" else f"{primary.label} {shown}" if shown else ""
+        measured = (
+            shown if primary.label == "accuracy" else f"{primary.label} {shown}" if shown else ""
+        )
         what = f"{s['method']} on {s['dataset']}, {s['rounds']} rounds, seed {s['seed']}"
         return (
             f"Result({what}:"
-            f" {told or 'nothing measured'}{f', in {str(self.out)!r}' if self.out else ''})"
+            f" {measured or 'nothing measured'}{f', in {str(self.out)!r}' if self.out else ''})"
         )
 
     @functools.cached_property

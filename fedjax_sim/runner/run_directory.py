@@ -58,17 +58,18 @@ TRIES, PAUSE = 10, 0.2  # a run that goes on writes its rows, and a moment later
 
 
 def write_manifest(path: pathlib.Path, stamps: dict[str, dict[str, Any]]) -> None:
-    told = dict(format=FORMAT, files=dict(sorted(stamps.items())))
-    write_bytes(path / MANIFEST, json_bytes(told | dict(checksum=checksum(told))))
+    record = dict(format=FORMAT, files=dict(sorted(stamps.items())))
+    write_bytes(path / MANIFEST, json_bytes(record | dict(checksum=checksum(record))))
 
 
 def read_manifest(path: pathlib.Path) -> dict[str, dict[str, Any]]:
     """File -> its size and checksum; ValueError for a manifest that is not there, cut, edited, or
     of other files."""
     try:
-        told = json.loads((path / MANIFEST).read_bytes())
-        files = {str(name): dict(entry) for name, entry in told["files"].items()}
-        if told.get("checksum", checksum(told)) != checksum(told) or not set(files) <= set(FILES):
+        record = json.loads((path / MANIFEST).read_bytes())
+        files = {str(name): dict(entry) for name, entry in record["files"].items()}
+        right = checksum(record)
+        if record.get("checksum", right) != right or not set(files) <= set(FILES):
             raise ValueError
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise ValueError(MANIFEST) from None
@@ -81,10 +82,10 @@ def changed(path: pathlib.Path) -> list[str]:
     if not (path / MANIFEST).exists():
         return []
     try:
-        told = read_manifest(path)
+        stamps = read_manifest(path)
     except ValueError:
         return [MANIFEST]
-    return [name for name, entry in told.items() if _content(path / name, entry) is None]
+    return [name for name, entry in stamps.items() if _content(path / name, entry) is None]
 
 
 def _content(file: pathlib.Path, entry: dict[str, Any]) -> bytes | None:
@@ -163,12 +164,10 @@ def unfinished(path: pathlib.Path) -> bool:
 def clear(path: pathlib.Path) -> list[str]:
     """Remove what the program wrote into an unfinished run directory, and nothing else; the names
     of what is gone."""
-    own, left = (
-        [path / name for name in (*FILES, MANIFEST)],
-        [p for p in path.iterdir() if leftover(p)],
-    )
-    gone = [file.name for file in own if file.is_file()]
-    for file in (*own, *left):
+    written = [path / name for name in (*FILES, MANIFEST)]
+    left = [p for p in path.iterdir() if leftover(p)]
+    gone = [file.name for file in written if file.is_file()]
+    for file in (*written, *left):
         if file.is_file() and file.name != LOCK:
             file.unlink()
     with contextlib.suppress(OSError):
@@ -266,8 +265,8 @@ class RunDirectory:
         """Keep the summary of a run that has ended after `rounds`, if every file is as it was
         written."""
         with contextlib.suppress(UserError, ValueError, KeyError, TypeError, RecursionError):
-            told = json.loads(verified(self.path)[SUMMARY])
-            self.ended = told if told["rounds"] == rounds else None
+            summary = json.loads(verified(self.path)[SUMMARY])
+            self.ended = summary if summary["rounds"] == rounds else None
 
     # ---- the configuration -----------------------------------------------------------------------
     def write_config(self, config: Config, resolved: dict[str, Any]) -> None:

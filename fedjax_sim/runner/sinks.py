@@ -12,7 +12,6 @@ import dataclasses
 import json
 import os
 import pathlib
-import struct
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -284,83 +283,41 @@ def progress_sinks(wanted: bool | None) -> list[Sink]:
 
 
 # ---- other tools ---------------------------------------------------------------------------------
-def _table() -> list[int]:
-    out = []
-    for n in range(256):
-        for _ in range(8):
-            n = (n >> 1) ^ (0x82F63B78 if n & 1 else 0)
-        out.append(n)
-    return out
-
-
-TABLE = _table()
-
-
-def crc32c(data: bytes) -> int:
-    """
-    >>> hex(crc32c(b"123456789"))
-    '0xe3069283'
-    """
-    crc = 0xFFFFFFFF
-    for byte in data:
-        crc = TABLE[(crc ^ byte) & 0xFF] ^ (crc >> 8)
-    return crc ^ 0xFFFFFFFF
-
-
-def masked(data: bytes) -> bytes:
-    crc = crc32c(data)
-    return struct.pack("<I", (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF)
-
-
-def record(data: bytes) -> bytes:
-    length = struct.pack("<Q", len(data))
-    return length + masked(length) + data + masked(data)
-
-
-def varint(n: int) -> bytes:
-    out = bytearray()
-    while n > 127:
-        out.append(n & 127 | 128)
-        n >>= 7
-    return bytes([*out, n])
-
-
-def part(number: int, content: bytes) -> bytes:
-    """A field of bytes: a string or a message."""
-    return varint(number << 3 | 2) + varint(len(content)) + content
-
-
-def event(when: float, step: int, values: dict[str, float]) -> bytes:
-    scalar = lambda tag, value: part(1, part(1, tag.encode()) + b"\x15" + struct.pack("<f", value))
-    summary = b"".join(scalar(tag, value) for tag, value in values.items())
-    return b"\x09" + struct.pack("<d", when) + b"\x10" + varint(step) + part(5, summary)
-
-
 class TensorBoard(Sink):
-    """One event file per run, in OUT/tensorboard (a run without a directory: runs/tensorboard)."""
+    """One event file per run, in OUT/tensorboard (a run without a directory: runs/tensorboard):
+    every number of metrics.csv and rounds.csv over rounds."""
 
     def __init__(self) -> None:
-        self.files: dict[int, pathlib.Path] = {}
+        try:
+            from tensorboardX.event_file_writer import EventsWriter
+            from tensorboardX.proto.event_pb2 import Event
+        except ImportError:
+            raise UserError(
+                "--log tensorboard needs tensorboardX; install it with: pip install"
+                " 'fedjax-sim[tensorboard]'"
+            ) from None
+        self.writer, self.event = EventsWriter, Event
+        self.files: dict[int, EventsWriter] = {}
 
     def begin(self, run: ActiveRun, done: int) -> None:
         folder = (run.directory.path if run.directory else pathlib.Path("runs")) / "tensorboard"
         folder.mkdir(parents=True, exist_ok=True)
-        now = time.time()
-        self.files[id(run)] = folder / f"events.out.tfevents.{now:.6f}.{run.setup.config.hash()}"
-        version = b"\x09" + struct.pack("<d", now) + part(3, b"brain.Event:2")
-        self.files[id(run)].write_bytes(record(version))
+        suffix = f".{time.time_ns()}.{run.setup.config.hash()}"  # a resume has a file of its own
+        self.files[id(run)] = self.writer(str(folder / "events"), suffix)
 
     def segment(self, run: ActiveRun, segment: Segment, timings: list[dict[str, Any]]) -> None:
-        now, out = time.time(), bytearray()
+        file, now = self.files[id(run)], time.time()
         for kind, rows in (("evaluation", segment.rows), ("round", segment.rounds)):
             for row in rows:
-                out += record(
-                    event(
-                        now, int(row["round"]), {f"{kind}/{k}": v for k, v in numbers(row).items()}
-                    )
-                )
-        with self.files[id(run)].open("ab") as file:
-            file.write(out)
+                event = self.event(wall_time=now, step=int(row["round"]))
+                for name, value in numbers(row).items():
+                    event.summary.value.add(tag=f"{kind}/{name}", simple_value=value)
+                file.write_event(event)
+        file.flush()
+
+    def close(self) -> None:
+        while self.files:
+            self.files.popitem()[1].close()
 
 
 class WandB(Sink):

@@ -50,9 +50,9 @@ def read_arrays(path: str | pathlib.Path) -> tuple[dict[str, np.ndarray], str]:
         if packed:
             from flax.serialization import msgpack_restore
 
-            told = msgpack_restore(pathlib.Path(path).read_bytes())
-            return {str(name): np.asarray(value) for name, value in told["arrays"].items()}, str(
-                told["about"]
+            content = msgpack_restore(pathlib.Path(path).read_bytes())
+            return {str(name): np.asarray(value) for name, value in content["arrays"].items()}, str(
+                content["about"]
             )
         with np.load(path, allow_pickle=False) as file:
             about = str(file["about"]) if "about" in file.files else ""

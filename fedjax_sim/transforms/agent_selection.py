@@ -1,7 +1,7 @@
 """An agent decides who takes part.
 
-    state    s_k = [n_k / max n, last loss of k / (1 + last loss), 1 / (1 + rounds since), has taken
-                                        part]      per client
+    state   s_k = [n_k / max n, last loss of k / (1 + last loss), 1 / (1 + rounds since), has taken
+            part]      per client
     action   take or skip; the M clients with the largest log π(take|s_k) + Gumbel noise take part
     reward   the fall of the participants' mean training loss since the round before, for all who
              were taken
@@ -54,12 +54,12 @@ class AgentSelection(Selection):
                 f"agent_selection.agent={self.agent} is not allowed; use {', '.join(AGENTS)}"
             )
 
-    def made(self, env: Env) -> Any:
+    def sized_agent(self, env: Env) -> Any:
         return self.agent.sized(SEEN, 2, env.dtype)
 
     def begin_server(self, env: Env, net: Tree) -> Memory:
         nothing = jnp.zeros(env.num_clients, env.dtype)
-        agent = self.made(env).init(
+        agent = self.sized_agent(env).init(
             jax.random.key(0)
         )  # always the same start: the server's state has no key of its own
         return Memory(agent, nothing, nothing.astype(jnp.int32), jnp.zeros((), env.dtype))
@@ -77,7 +77,7 @@ class AgentSelection(Selection):
         return jnp.stack([part.astype(env.dtype) for part in parts], 1)
 
     def select(self, env: Env, server: Around, t: Array, key: Array, stats: Stats) -> Array:
-        agent, seen = self.made(env), self.states(env, server.mine, t)
+        agent, seen = self.sized_agent(env), self.states(env, server.mine, t)
         wanted = jax.vmap(lambda s: agent.act(server.mine.agent, s, key)[1].policy[TAKE])(
             seen
         )  # [N]
@@ -110,8 +110,10 @@ class AgentSelection(Selection):
             jnp.zeros(cohort.ids.shape, bool),
         )
         rewards = jnp.broadcast_to(gain, cohort.ids.shape)
-        told = Transition(before, taken, rewards, then, never, cohort.ok)
-        return after._replace(agent=self.made(env).update(mine.agent, told, cohort.key)[0]), new
+        transition = Transition(before, taken, rewards, then, never, cohort.ok)
+        return after._replace(
+            agent=self.sized_agent(env).update(mine.agent, transition, cohort.key)[0]
+        ), new
 
     def wire(self, env: Env, net: Tree) -> Wire:
         plain = self.inner.wire(env, net)

@@ -50,12 +50,14 @@ class Sent(NamedTuple):
 
 
 def inside(client: Client) -> Client:
-    """The client as the inner method knows it; also rows [K, …]."""
+    """The client as the inner method knows it; also of peers [K, …]."""
     return client._replace(own=client.own.inner)
 
 
 def env_inside(env: Env) -> Env:
-    return dataclasses.replace(env, rows=inside(env.rows)) if isinstance(env.rows, Client) else env
+    return (
+        dataclasses.replace(env, peers=inside(env.peers)) if isinstance(env.peers, Client) else env
+    )
 
 
 class Transform(Personal, Peers, Controlled, Selects, SetsUp, Finishes, Method):
@@ -141,8 +143,8 @@ class Transform(Personal, Peers, Controlled, Selects, SetsUp, Finishes, Method):
     ) -> tuple[Client, Tree]:
         own: Beside = client.own
         client, net = self.inner.receive(env_inside(env), server.inner, inside(client), plan, ctx)
-        told = Beside(client.own, own.mine, plan.send)
-        return client._replace(own=told), self.hand_out(env, net, ctx)
+        beside = Beside(client.own, own.mine, plan.send)
+        return client._replace(own=beside), self.hand_out(env, net, ctx)
 
     def local(
         self, env: Env, net: Tree, server: Around, client: Client, ctx: Ctx
@@ -200,9 +202,9 @@ class Transform(Personal, Peers, Controlled, Selects, SetsUp, Finishes, Method):
     def peer_ids(self, env: Env, server: Around, ids: Array) -> Array:
         return self._inner.peer_ids(env, server.inner, ids)
 
-    def prepare(self, env: Env, server: Around, ids: Array, rows: Client) -> Around:
+    def prepare(self, env: Env, server: Around, ids: Array, peers: Client) -> Around:
         return server._replace(
-            inner=self._inner.prepare(env_inside(env), server.inner, ids, inside(rows))
+            inner=self._inner.prepare(env_inside(env), server.inner, ids, inside(peers))
         )
 
     def setup(self, env: Env, server: Around, client: Client, ctx: Ctx) -> Client:

@@ -155,7 +155,7 @@ def test_peers_are_read_as_they_were_at_the_start_of_the_round():
     state = base.examine(*base_twice(base, state, data))[0]  # residents differ now
     want = base.examine(state, data)
     round_plan = base.plan_round(state, data)
-    env = dataclasses.replace(base.open(data), rows=round_plan.rows)
+    env = dataclasses.replace(base.open(data), peers=round_plan.peers)
     ids = np.asarray(round_plan.slots.ctx.id)
     for slot in range(M):
         one = jax.tree.map(lambda a: a[slot], round_plan.slots)
@@ -185,7 +185,7 @@ def test_peers_are_read_as_they_were_at_the_start_of_the_round():
 
 def test_peers_of_rows_on_the_host():
     """`--state-on host`: the same rounds, the K peers' rows brought along."""
-    from fedjax_sim.engine.host_rows import on_host, place
+    from fedjax_sim.engine.host_clients import on_host, place
 
     base = simulation("neighbourhood")
     state, data = start(base)

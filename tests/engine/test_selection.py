@@ -133,7 +133,7 @@ def test_an_agent_that_wants_the_small_ones_gets_them():
     assert all(small <= set(row) for row in picked.tolist()), (small, picked)
 
 
-def test_host_rows_choose_alike():
+def test_clients_on_the_host_are_chosen_alike():
     more = dict(
         model="mlp",
         rounds=3,

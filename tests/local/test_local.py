@@ -17,7 +17,15 @@ import pytest
 from fedjax_sim import models
 from fedjax_sim.data.federation import Federation
 from fedjax_sim.errors import UserError
-from fedjax_sim.local import LANES, descend, epoch_permutations, losses, optim, steps_for, stream
+from fedjax_sim.local import (
+    VMAP_AXIS,
+    epoch_permutations,
+    local_sgd,
+    losses,
+    optim,
+    steps_for,
+    stream,
+)
 from fedjax_sim.local.augment import crop_flip
 from fedjax_sim.platform import lowering_for
 from fedjax_sim.types import Client, Ctx, Env
@@ -146,7 +154,7 @@ def test_number_of_steps(n, epochs, steps):
 def test_nothing_to_do_leaves_everything_as_it_was(client, epochs):
     env = environment("c3e", fed=with_empty_client(federation()))
     net, before = start_net(env), Client(confusion=losses.init_confusion(CLASSES))
-    after, done = jax.jit(lambda c: descend(env, net, before, c))(context(env, client, epochs))
+    after, done = jax.jit(lambda c: local_sgd(env, net, before, c))(context(env, client, epochs))
     assert int(done.steps) == 0 and float(done.loss) == 0 and float(done.accuracy) == 0
     jax.tree.map(np.testing.assert_array_equal, arrays((done.net, after)), arrays((net, before)))
 
@@ -228,7 +236,7 @@ def test_nothing_of_other_clients_is_read(client):
     poisoned[others] = np.nan
     env = environment()
     train = jax.jit(
-        lambda x, c: descend(
+        lambda x, c: local_sgd(
             dataclasses.replace(env, fed=dataclasses.replace(env.fed, x=x)),
             start_net(env),
             Client(),
@@ -248,7 +256,7 @@ def test_momentum_in_closed_form():
     env = environment(optimizer=optim.Sgd(momentum))
     net, train = (
         start_net(env),
-        jax.jit(lambda net, c: descend(env, net, Client(), c, gradient=gradient_plug(g))[1]),
+        jax.jit(lambda net, c: local_sgd(env, net, Client(), c, gradient=gradient_plug(g))[1]),
     )
     way = LR * sum(g * (1 - momentum**s) / (1 - momentum) for s in range(1, steps + 1))
     once = train(net, context(env, 2))
@@ -271,9 +279,9 @@ def test_weight_decay_of_some_groups():
         env = environment(optimizer=optim.Sgd(0.0, decay, optim.decay_groups(names, groups)))
         net = start_net(env)
         done = jax.jit(
-            lambda c, env=env, net=net: descend(env, net, Client(), c, gradient=gradient_plug(0.0))[
-                1
-            ]
+            lambda c, env=env, net=net: local_sgd(
+                env, net, Client(), c, gradient=gradient_plug(0.0)
+            )[1]
         )(context(env, 0))
         for group in groups:
             factor = shrink if names == "all" or group in names.split("+") else 1.0
@@ -293,7 +301,7 @@ def test_decay_enters_the_momentum():
     env = environment(optimizer=optim.Sgd(momentum, decay))
     net = start_net(env)
     done = jax.jit(
-        lambda c: descend(env, net, Client(), c, gradient=gradient_plug(g), epochs=1)[1]
+        lambda c: local_sgd(env, net, Client(), c, gradient=gradient_plug(g), epochs=1)[1]
     )(context(env, 0))
     assert int(done.steps) == 2
     for w, ours in zip(
@@ -311,7 +319,7 @@ def test_frozen_groups():
     env = environment()
     net = start_net(env)
     alone = jax.jit(
-        lambda net, c: descend(env, net, Client(), c, trainable=("fc",))[1].net["params"]
+        lambda net, c: local_sgd(env, net, Client(), c, trainable=("fc",))[1].net["params"]
     )
     after = arrays(alone(net, context(env, 2)))
     jax.tree.map(np.testing.assert_array_equal, after["fc1"], arrays(net["params"]["fc1"]))
@@ -346,7 +354,7 @@ def test_passes_of_one_round_are_told_apart_by_their_salt():
     env = environment()
     net = start_net(env)
     end = jax.jit(
-        lambda c, salt: descend(env, net, Client(), c, salt=salt)[1].net["params"]["fc"]["kernel"]
+        lambda c, salt: local_sgd(env, net, Client(), c, salt=salt)[1].net["params"]["fc"]["kernel"]
     )
     a, again, b = (np.asarray(end(context(env, 2), salt)) for salt in (0, 0, 1))
     np.testing.assert_array_equal(a, again)
@@ -362,11 +370,11 @@ def test_lanes_of_different_length_equal_clients_one_by_one():
         net, client = start_net(env), Client(confusion=losses.init_confusion(CLASSES, jnp.float64))
         clients, epochs = [0, 1, 2, 3, 2], [2.0, 1.0, 3.0, 0.5, 0.0]
         ctx = context(env, clients)._replace(epochs=jnp.array(epochs))
-        wide = dataclasses.replace(env, lanes=len(clients))
+        wide = dataclasses.replace(env, vmap_width=len(clients))
         together = arrays(
-            jax.jit(jax.vmap(lambda c: descend(wide, net, client, c), axis_name=LANES))(ctx)
+            jax.jit(jax.vmap(lambda c: local_sgd(wide, net, client, c), axis_name=VMAP_AXIS))(ctx)
         )
-        alone = jax.jit(lambda c: descend(env, net, client, c))
+        alone = jax.jit(lambda c: local_sgd(env, net, client, c))
         for i in range(len(clients)):
             one = arrays(alone(jax.tree.map(lambda a: a[i], ctx)))
             assert together[1].steps[i] == one[1].steps
@@ -396,7 +404,7 @@ def test_running_confusion_of_c3e():
         )
         # rate 0: the net stays what it is, so the logits are those of the initial net
         train = jax.jit(
-            lambda c, track: descend(env, net, Client(confusion=stored), c, lr=0.0, track=track),
+            lambda c, track: local_sgd(env, net, Client(confusion=stored), c, lr=0.0, track=track),
             static_argnums=1,
         )
         kept, _ = arrays(train(ctx, True))
@@ -425,7 +433,7 @@ def test_loss_and_accuracy_are_means_over_examples():
     """At rate 0: the mean over all examples seen, so the short last batch counts by its size."""
     env = environment()
     net, fed = start_net(env), federation()
-    done = arrays(jax.jit(lambda c: descend(env, net, Client(), c, lr=0.0)[1])(context(env, 2)))
+    done = arrays(jax.jit(lambda c: local_sgd(env, net, Client(), c, lr=0.0)[1])(context(env, 2)))
     rows, p = fed.client_rows(2), arrays(net["params"])
     x, y = np.asarray(fed.x)[rows].reshape(len(rows), -1), np.asarray(fed.y)[rows]
     prob = softmax(

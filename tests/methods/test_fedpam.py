@@ -159,14 +159,14 @@ def objective_of(options: dict, private):
         seen.update(objective=objective, net=net, optimizer=optimizer)
         raise StopIteration
 
-    plain, module.descend = module.descend, spy
+    plain, module.local_sgd = module.local_sgd, spy
     try:
         ctx = Ctx(jnp.int32(0), jax.random.key(0), jnp.int32(0), jnp.ones(()), jnp.ones(()))
         method.local(env, net, None, Client(own=private), ctx)
     except StopIteration:
         pass
     finally:
-        module.descend = plain
+        module.local_sgd = plain
     rows = fed.rows["train"][2][:6]
     batch = Batch(
         jnp.array(fed.x[rows], jnp.float64),

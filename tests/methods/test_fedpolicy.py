@@ -18,7 +18,7 @@ from fedjax_sim.engine.participation import Participation
 from fedjax_sim.engine.simulation import simulate
 from fedjax_sim.errors import UserError
 from fedjax_sim.hooks import Method
-from fedjax_sim.local import descend, upload
+from fedjax_sim.local import local_sgd, upload
 from fedjax_sim.local.optim import schedule
 from fedjax_sim.methods import make_method
 from fedjax_sim.methods.fedpolicy import STATES, observation_size
@@ -58,7 +58,7 @@ def keeps(private: str):
             return client, {"params": {**server, private: client.own}, "batch_stats": {}}
 
         def local(self, env, net, server, client, ctx):
-            client, done = descend(env, net, client, ctx)
+            client, done = local_sgd(env, net, client, ctx)
             return client._replace(own=done.net["params"][private]), upload(
                 env, ctx, done, "uniform"
             )

@@ -16,8 +16,8 @@ from tiny import CLASSES, N, assert_close, simulation, start
 
 from fedjax_sim import models
 from fedjax_sim.data.federation import Federation
-from fedjax_sim.engine.host_rows import on_host
-from fedjax_sim.engine.host_rows import place as place_on_host
+from fedjax_sim.engine.host_clients import on_host
+from fedjax_sim.engine.host_clients import place as place_on_host
 from fedjax_sim.engine.participation import Participation
 from fedjax_sim.engine.round import make_data
 from fedjax_sim.engine.simulation import Simulation, simulate

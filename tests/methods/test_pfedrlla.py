@@ -120,7 +120,7 @@ def announced(sim):
 
     def both(state, data):
         round_plan = sim.plan_round(state, data)
-        env = dataclasses.replace(sim.open(data), rows=round_plan.rows)
+        env = dataclasses.replace(sim.open(data), peers=round_plan.peers)
         rows = jax.tree.map(lambda a: a[round_plan.slots.row], state.clients)
         mix = lambda row, slot: sim.method.receive(
             env, round_plan.server, row, slot.plan, slot.ctx
@@ -448,10 +448,10 @@ def test_mistakes_are_sentences():
 
 
 # ---- layouts -------------------------------------------------------------------------------------
-def test_two_devices_and_host_rows_give_the_same(moved):
+def test_two_devices_and_clients_on_the_host_give_the_same(moved):
     """The same uploads to 1e-5 on two devices; `--state-on host` the same States; a round reads m
     rows, not all."""
-    from fedjax_sim.engine.host_rows import on_host, place
+    from fedjax_sim.engine.host_clients import on_host, place
 
     sim, state, data = moved
     want = sim.examine(state, data)
@@ -470,7 +470,7 @@ def test_two_devices_and_host_rows_give_the_same(moved):
     for _ in range(3):
         near, far = sim.examine(near, data)[0], host.round(far, inputs)[0]
     assert close(near.clients, far.clients) and close(near.server, far.server)
-    assert {a.shape[0] for a in jax.tree.leaves(announced(sim)(near, data)[0].rows)} == {M}
+    assert {a.shape[0] for a in jax.tree.leaves(announced(sim)(near, data)[0].peers)} == {M}
 
 
 def test_devices_share_out_the_decoder(monkeypatch):

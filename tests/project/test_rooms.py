@@ -258,7 +258,7 @@ elif typing.TYPE_CHECKING:
 else:
     import fedjax_sim.runner.config
 from . import fedavg
-from ..local import descend
+from ..local import local_sgd
 try:
     from fedjax_sim import models
 except ImportError:
@@ -308,7 +308,7 @@ def test_the_reader_sees_every_kind_of_import():
     assert seen == [
         ("fedjax_sim.runner.config", False),
         ("fedjax_sim.methods.fedavg", False),
-        ("fedjax_sim.local.descend", False),
+        ("fedjax_sim.local.local_sgd", False),
         ("fedjax_sim.models", False),
         ("agents.types.Agent", True),
         ("fedjax_sim.report.runs", True),

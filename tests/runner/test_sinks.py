@@ -6,6 +6,7 @@ import io
 import json
 import pathlib
 import re
+import shutil
 import struct
 import sys
 import types
@@ -13,6 +14,8 @@ import types
 import pytest
 import tiny
 from commands import SMALL, empty_folder, refused
+from tensorboardX.proto.event_pb2 import Event
+from tensorboardX.record_writer import masked_crc32c
 
 import fedjax_sim as fs
 from fedjax_sim.cli.main import main
@@ -115,38 +118,16 @@ def test_a_callback_may_end_a_run_and_it_goes_on(tmp_path):
 def events_in(file: pathlib.Path) -> list[tuple[int, dict[str, float]]]:
     """An event file read back, every checksum compared: (step, values) per event."""
     data, at, out = file.read_bytes(), 0, []
-
-    def number(text: bytes, i: int) -> tuple[int, int]:
-        value = shift = 0
-        while True:
-            value |= (text[i] & 127) << shift
-            shift, i = shift + 7, i + 1
-            if text[i - 1] < 128:
-                return value, i
-
-    def fields(text: bytes):
-        i = 0
-        while i < len(text):
-            tag, i = number(text, i)
-            if tag & 7 == 0:
-                value, i = number(text, i)
-            else:
-                size = {1: 8, 5: 4}.get(tag & 7)
-                if size is None:
-                    size, i = number(text, i)
-                value, i = text[i : i + size], i + size
-            yield tag >> 3, value
-
+    checked = lambda text: struct.pack("<I", masked_crc32c(text))
     while at < len(data):
         head = data[at : at + 8]
         (length,) = struct.unpack("<Q", head)
         content = data[at + 12 : at + 12 + length]
-        assert data[at + 8 : at + 12] == sinks.masked(head)
-        assert data[at + 12 + length : at + 16 + length] == sinks.masked(content)
+        assert data[at + 8 : at + 12] == checked(head)
+        assert data[at + 12 + length : at + 16 + length] == checked(content)
         at += 16 + length
-        found = dict(fields(content))
-        values = [dict(fields(v)) for _, v in fields(found.get(5, b""))]
-        out.append((found.get(2, 0), {v[1].decode(): struct.unpack("<f", v[2])[0] for v in values}))
+        event = Event.FromString(content)
+        out.append((event.step, {v.tag: v.simple_value for v in event.summary.value}))
     return out
 
 
@@ -166,6 +147,18 @@ def test_tensorboard_files_hold_every_number(ran):
     assert losses == pytest.approx(
         {row["round"]: row["train_loss"] for row in result.rounds}, rel=1e-6
     )
+
+
+def test_a_resume_leaves_the_events_before_it(ran, tmp_path):
+    """Byte for byte; its own rounds stand in a file beside them."""
+    _, _, result, _ = ran
+    copy = pathlib.Path(shutil.copytree(result.out, tmp_path / "run"))
+    before = {file.name: file.read_bytes() for file in (copy / "tensorboard").iterdir()}
+    fs.resume(copy, 5, log="tensorboard")
+    after = {file.name: file.read_bytes() for file in (copy / "tensorboard").iterdir()}
+    (new,) = set(after) - set(before)
+    assert {name: after[name] for name in before} == before
+    assert {step for step, values in events_in(copy / "tensorboard" / new) if values} == {5}
 
 
 def test_tensorboard_itself_reads_them(ran):
@@ -218,6 +211,10 @@ def test_wandb_is_offline_and_gets_every_round(ran, monkeypatch, capsys):
         and "round/train_loss" in steps[0][1]
     )
     assert pretend.summary["best_global"] == result.summary["best_global"]
+    monkeypatch.setitem(sys.modules, "tensorboardX.event_file_writer", None)
+    assert "pip install 'fedjax-sim[tensorboard]'" in refused(
+        capsys, "run", "fedavg", *SMALL, "--log", "tensorboard"
+    )
     monkeypatch.setitem(sys.modules, "wandb", None)
     assert "pip install 'fedjax-sim[wandb]'" in refused(
         capsys, "run", "fedavg", *SMALL, "--log", "wandb"

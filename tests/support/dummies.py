@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from paths import ROOT
 
 from fedjax_sim.hooks import Method, Peers, Personal, Server
-from fedjax_sim.local import descend, forward, local_loss
-from fedjax_sim.local.descend import Aux
+from fedjax_sim.local import forward, local_loss, local_sgd
+from fedjax_sim.local.sgd import Aux
 from fedjax_sim.methods.pfedrlla import PFedRLLA
 from fedjax_sim.models import with_group
 from fedjax_sim.plans import masked_plan, mix
@@ -33,8 +33,8 @@ class Neighbourhood(Peers, Personal, Method):
     def peer_ids(self, env, server, ids):
         return jnp.roll(ids, -1)
 
-    def prepare(self, env, server, ids, rows):
-        norm = sum(jnp.sum(jnp.square(a)) for a in jax.tree.leaves(rows.resident))
+    def prepare(self, env, server, ids, peers):
+        norm = sum(jnp.sum(jnp.square(a)) for a in jax.tree.leaves(peers.resident))
         return {"seen": server["seen"] + ids.shape[0], "ids": ids, "norm": norm}
 
     def plan(self, env, server, ctx):
@@ -47,7 +47,7 @@ class Neighbourhood(Peers, Personal, Method):
         return Plan(ones, ones, ctx.epochs, jnp.concatenate([share * mine[None, :k], 1 - share], 1))
 
     def receive(self, env, server, client, plan, ctx):
-        return client, mix(env, plan.weights, env.rows.resident, client.resident)
+        return client, mix(env, plan.weights, env.peers.resident, client.resident)
 
     def aggregate(self, env, server, cohort):
         return server
@@ -82,7 +82,7 @@ class PrivateScale(Personal, Method):
             return loss, Aux(logits, stats, confusion)
 
         optimizer = env.optimizer._replace(groups=self.public(env))
-        client, done = descend(env, net, client, ctx, objective=objective, optimizer=optimizer)
+        client, done = local_sgd(env, net, client, ctx, objective=objective, optimizer=optimizer)
         sent = {
             **done.net,
             "params": {**done.net["params"], "scale": server.net["params"]["scale"]},

@@ -16,7 +16,7 @@ from fedjax_sim.engine.layout import Layout
 from fedjax_sim.engine.participation import Participation
 from fedjax_sim.engine.simulation import Simulation, simulate
 from fedjax_sim.hooks import Method
-from fedjax_sim.local import descend, losses, optim
+from fedjax_sim.local import local_sgd, losses, optim
 from fedjax_sim.local.optim import schedule
 from fedjax_sim.methods.fedprox import pull
 from fedjax_sim.methods.local_only import LocalOnly
@@ -93,7 +93,7 @@ class Pulled(LocalOnly):
     strength: float = 0.0
 
     def local(self, env, net, server, client, ctx):
-        client, done = descend(env, net, client, ctx, adjust=pull(self.strength, net["params"]))
+        client, done = local_sgd(env, net, client, ctx, adjust=pull(self.strength, net["params"]))
         return client, self.upload(env, ctx, done)
 
 

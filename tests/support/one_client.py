@@ -15,7 +15,7 @@ import tiny
 from golden.stored import torch_values
 from tiny import CLASSES, close, simulation
 
-from fedjax_sim.local import LANES
+from fedjax_sim.local import VMAP_AXIS
 from fedjax_sim.local.losses import init_confusion
 from fedjax_sim.models import Model, from_module
 from fedjax_sim.models.nets import PlainNet, plain_groups
@@ -72,10 +72,10 @@ def train_one(
     if neighbour is None:
         after, up = jax.jit(lambda row, ctx: sim.method.local(env, net, server, row, ctx))(row, ctx)
         return net, after, up
-    env = dataclasses.replace(env, lanes=2)
+    env = dataclasses.replace(env, vmap_width=2)
     rows, both = jax.tree.map(lambda a: jnp.stack([a, a]), (row, ctx))
     many = jax.jit(
-        jax.vmap(lambda row, ctx: sim.method.local(env, net, server, row, ctx), axis_name=LANES)
+        jax.vmap(lambda row, ctx: sim.method.local(env, net, server, row, ctx), axis_name=VMAP_AXIS)
     )
     return net, *jax.tree.map(
         lambda a: a[0], many(rows, both._replace(id=jnp.array([client, neighbour])))

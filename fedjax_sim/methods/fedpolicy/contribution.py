@@ -3,8 +3,8 @@
     Θ⁺ = Σ_k w_k θ_k / W            Θ⁺ without k = (W Θ⁺ − w_k θ_k) / (W − w_k)          (Θ if
     nobody else reported) contribution_k = ACC(Θ⁺) − ACC(Θ⁺ without k)
 
-ACC: on the server's validation rows. Costs M forward passes over them per round, `Env.lanes` models
-side by side: no more than those are held at a time beside the cohort's own uploads.
+ACC: on the server's validation rows. Costs M forward passes over them per round, `Env.vmap_width`
+models side by side: no more than those are held at a time beside the cohort's own uploads.
 """
 
 from __future__ import annotations
@@ -39,6 +39,6 @@ def contributions(env: Env, old: Tree, acc: Array, cohort: Cohort) -> Array:
     each = lax.map(
         one,
         (cohort.nets, cohort.weights[:, None] * cohort.plan.send),
-        batch_size=env.lanes if env.lanes > 1 else None,
+        batch_size=env.vmap_width if env.vmap_width > 1 else None,
     )
     return jnp.where(cohort.ok, each, 0)

@@ -1,18 +1,16 @@
 """FedPolicy: after aggregation a server-side agent decides, per participant, which block of the
 model goes back.
 
-    state    S_k = [vec(C_k), acc(resident_k), ACC(Θ), ‖resident_k − Θ‖/‖Θ‖]        C_k: soft
-                                        confusion, rows sum to 1
-    action   a_k ~ π(·|S_k):  full {Φ, Ψ} | backbone {Φ, ψ_k} | head {φ_k, Ψ}       the rest stays
-                                        as the client left it
+    state    S_k = [vec(C_k), acc(resident_k), ACC(Θ), ‖resident_k − Θ‖/‖Θ‖]
+             C_k: soft confusion, rows sum to 1
+    action   a_k ~ π(·|S_k):  full {Φ, Ψ} | backbone {Φ, ψ_k} | head {φ_k, Ψ}
+             the rest stays as the client left it
     client   trained_k = SGD_E(init_k);  resident_k ← trained_k
     server   Θ ← (1/|K|) Σ_k trained_k
-    reward   r_k = [acc(trained_k) − acc(resident_k)] + λ [ACC(Θ⁺) − ACC(Θ)]        combined; its
-                                        terms: local, global
-             r_k = ACC(Θ⁺) − ACC(Θ⁺ without k)                                      contribution,
-                                        see there
-             r_k = [acc(trained_k) − acc(resident_k)] + λ [ACC(Θ⁺) − ACC(Θ⁺ without k)]
-                                        mixture
+    reward   r_k = [acc(trained_k) − acc(resident_k)] + λ [ACC(Θ⁺) − ACC(Θ)]
+             combined; its two terms alone: local, global
+             r_k = ACC(Θ⁺) − ACC(Θ⁺ without k)                  contribution, see there
+             r_k = [acc(trained_k) − acc(resident_k)] + λ [ACC(Θ⁺) − ACC(Θ⁺ without k)]   mixture
 
 acc: on the client's own validation rows; ACC: on the server's. Test data is never looked at.
 Transitions are stored after aggregation: S'_k from trained_k and Θ⁺ (next_state=aggregation, the
@@ -45,7 +43,7 @@ from agents.registry import DISCRETE
 from fedjax_sim.errors import UserError
 from fedjax_sim.fields import Real, field
 from fedjax_sim.hooks import Method, Personal, SetsUp
-from fedjax_sim.local import descend
+from fedjax_sim.local import local_sgd
 from fedjax_sim.local.score import client_merit, held_merit
 from fedjax_sim.methods import register
 from fedjax_sim.methods.controllers import Steered
@@ -170,7 +168,7 @@ class Redistribution(Steered, Personal, SetsUp, Method):
             check_run(env)
         choices = self.space.size(env)
         if self.agent_name == "rule":
-            return rule_agent(self.rule, env.dtype)
+            return rule_agent(self.rule, self.send == "taken", env.dtype)
         if self.static:
             policy = (
                 Uniform()
@@ -266,7 +264,7 @@ class Redistribution(Steered, Personal, SetsUp, Method):
         backbone, head = gaps(env, server.net, client.resident)
         moved = subtract(net["params"], server.net["params"])
         before = client.own.acc
-        client, done = descend(env, net, client, ctx)
+        client, done = local_sgd(env, net, client, ctx)
         after = self.own_accuracy(env, done.net, ctx)
         report = Report(before, after, jnp.sqrt(backbone), jnp.sqrt(head), square_norm(moved))
         client = client._replace(own=Own(after, jnp.asarray(ctx.t, jnp.int32)))

@@ -4,12 +4,10 @@ previous participants' models.
 K': the m participants of the previous round (round 1: this round's); e: embeddings of heads
 (`encoder`); part by part
 
-    body     Ψ_k ← ρ_k Ψ_k + Σ_{K'} ρ_j Ψ_j,    ρ_j = n_j / (n_k + Σ_{K'} n_j)
-                                        convolutions
-    state    s_k = (e_{k'_1}, …, e_{k'_m}, e_k)                                           128 (m +
-                                        1) numbers
-    head     Φ_k ← p_k Φ_k + Σ_{K'} p_j Φ_j,    (p_{k'_1}, …, p_{k'_m}, p_k) = A_k = μ(s_k)    all
-                                        fully connected layers
+    body     Ψ_k ← ρ_k Ψ_k + Σ_{K'} ρ_j Ψ_j,    ρ_j = n_j / (n_k + Σ_{K'} n_j)      convolutions
+    state    s_k = (e_{k'_1}, …, e_{k'_m}, e_k)                                  128 (m + 1) numbers
+    head     Φ_k ← p_k Φ_k + Σ_{K'} p_j Φ_j,    (p_{k'_1}, …, p_{k'_m}, p_k) = A_k = μ(s_k),
+             all fully connected layers
     reward   β1 r1 + β2 r2 + β3 r3 of the mixture on validation rows, before training     (`reward`)
     client   w_k ← SGD_E((Ψ_k, Φ_k)), uploaded; K' ← this round's participants
 
@@ -18,7 +16,7 @@ the order of their similarity to the client (cosines of embeddings), so that its
 depend on the order in which a cohort was drawn (`agents.ranked`); the paper leaves that order open.
 A previous participant that failed to report is masked: its logit, its size and its similarity count
 nothing. Before round 1 every client trains E epochs from the common start (not counted as a round).
-Models are read from the clients' stored rows, m of them per round. When agent and encoder learn,
+Models are read from the clients' states, m of them per round. When agent and encoder learn,
 and what pre-training is: `regimes`. A model of fully connected layers only is all head.
 
 Beside the paper's (data sizes, the agent): heads by their similarity, by the classes that clients
@@ -43,7 +41,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from fedjax_sim.hooks import Peers, Personal, SetsUp
-from fedjax_sim.local import descend
+from fedjax_sim.local import local_sgd
 from fedjax_sim.local.score import merit
 from fedjax_sim.methods import register
 from fedjax_sim.methods.pfedrlla.by_model import by_gradient, by_similarity, cosines, pieces
@@ -114,7 +112,7 @@ class PFedRLLA(Peers, Personal, SetsUp, Trials, Mixer):
     def setup(self, env: Env, server: Server, client: Client, ctx: Ctx) -> Client:
         net = with_own_statistics(env, client.resident, client)
         if self.initial_training:
-            client, done = descend(env, net, client, ctx, salt=FIRST)
+            client, done = local_sgd(env, net, client, ctx, salt=FIRST)
             sound = jnp.isfinite(square_norm(done.net))  # others will mix this model
             net = jax.tree.map(lambda new, old: jnp.where(sound, new, old), done.net, net)
             client = client._replace(
@@ -134,20 +132,20 @@ class PFedRLLA(Peers, Personal, SetsUp, Trials, Mixer):
     def peer_ids(self, env: Env, server: Server, ids: Array) -> Array:
         return jnp.where(server.reported.any(), server.previous, ids.astype(jnp.int32))
 
-    def prepare(self, env: Env, server: Server, ids: Array, rows: Client) -> Server:
+    def prepare(self, env: Env, server: Server, ids: Array, peers: Client) -> Server:
         first = ~server.reported.any()
         server = server._replace(
             previous=self.peer_ids(env, server, ids), reported=server.reported | first
         )
         if not self.steered:
             return server
-        frame, seen = server.frame, rows.own.features
+        frame, seen = server.frame, peers.own.features
         if self.basis == "shared":
-            fresh = lambda: make_frame(rows.resident["params"], self.head_groups(env), self.side)
+            fresh = lambda: make_frame(peers.resident["params"], self.head_groups(env), self.side)
             if "server.frame" in env.started:  # the agent knows its heads in another run's frame
                 fresh = lambda: (
                     frame,
-                    jax.vmap(lambda net: self.projected(env, net, frame))(rows.resident),
+                    jax.vmap(lambda net: self.projected(env, net, frame))(peers.resident),
                 )
             frame, seen = lax.cond(first, fresh, lambda: (frame, seen))
         server = server._replace(frame=frame)
@@ -158,14 +156,14 @@ class PFedRLLA(Peers, Personal, SetsUp, Trials, Mixer):
     ) -> tuple[Client, Tree]:
         client = self.with_trial(env, server, client, ctx) if self.learned else client
         weights = self.weights_by_model(env, server, client, plan, ctx)
-        return client, mix(env, weights, env.rows.resident, client.resident)
+        return client, mix(env, weights, env.peers.resident, client.resident)
 
     def weights_by_model(
         self, env: Env, server: Server, client: Client, plan: Plan, ctx: Ctx
     ) -> Array:
         """[G, m+1] the plan's weights of ONE client, with those that follow from models."""
         rules, weights, may = self.rules(env), plan.weights, usable(server)
-        groups, peers, own = self.head_groups(env), env.rows.resident, client.resident
+        groups, peers, own = self.head_groups(env), env.peers.resident, client.resident
         heads = part(peers, groups), part(own, groups)
         similar = {rule.p for rule in rules if rule.name == "similarity"}
         if similar:
@@ -218,7 +216,7 @@ class PFedRLLA(Peers, Personal, SetsUp, Trials, Mixer):
             # clients, for each client.
             judged = (report.before >= 0) & (report.wanted[-1] >= 0)
             ctx = ctx._replace(epochs=jnp.where(judged, ctx.epochs, 0))
-        client, done = descend(env, net, client, ctx)
+        client, done = local_sgd(env, net, client, ctx)
         if self.learned:
             own, report = self.score_trial(env, done.net, client, ctx)
         if self.steered:

@@ -1,8 +1,7 @@
 """Q-bandit: one server-side bandit picks, per client and round, how many leading layers it shares
 and how long it trains.
 
-    state    s_k = [onehot(k), a_k, b_k/L, c_k/E_max]             budgets: c_k epochs, b_k layers
-                                        (soft)
+    state    s_k = [onehot(k), a_k, b_k/L, c_k/E_max]         budgets: c_k epochs, b_k layers (soft)
     action   (L_k, E_k) ∈ {1..L} × {0.01, 0.1, 0.5, 1, 2, 5}      ε-greedy on Q_θ(s_k, ·)
     client   layers 1..L_k ← the server's, L_k+1..L as it left them;  w_k ← SGD, max(1,
              round(E_k·⌈n_k/B⌉)) steps
@@ -50,7 +49,7 @@ from agents.registry import DISCRETE
 from fedjax_sim.errors import UserError
 from fedjax_sim.fields import Real, field
 from fedjax_sim.hooks import Method, Personal, into_resident
-from fedjax_sim.local import batches_per_epoch, descend, most_steps, repeat, stream, turns
+from fedjax_sim.local import batches_per_epoch, local_sgd, most_steps, repeat, stream, turns
 from fedjax_sim.local.score import client_merit, mean_loss, predict_net
 from fedjax_sim.methods import register
 from fedjax_sim.methods.controllers import Steered
@@ -88,7 +87,7 @@ def round_accuracy(env: Env, net: Tree, ctx: Ctx, steps: Array) -> Array:
     every example once."""
     draw = stream(
         env, ctx, jax.random.fold_in(ctx.key, 0), 1.0
-    )  # the batches of `descend`, its first epoch
+    )  # the batches of `local_sgd`, its first epoch
     steps = jnp.minimum(steps, batches_per_epoch(env, env.fed.size["train"][ctx.id]))
 
     def add(k: Array, total: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -109,7 +108,7 @@ def val_loss(env: Env, net: Tree, id: Array) -> Array:
 
 def composed_losses(env: Env, net: Tree, cohort: Cohort) -> Array:
     """[M] held-out losses of the clients' models with the new server's layers where they share."""
-    alone = dataclasses.replace(env, lanes=1)
+    alone = dataclasses.replace(env, vmap_width=1)
 
     def one(each: tuple) -> Array:
         own, take, id = each
@@ -323,7 +322,7 @@ class QBandit(Steered, Personal, Method):
     def local(
         self, env: Env, net: Tree, server: Server, client: Client, ctx: Ctx
     ) -> tuple[Client, Upload]:
-        client, done = descend(env, net, client, ctx)
+        client, done = local_sgd(env, net, client, ctx)
         train = self.accuracy == "train"
         seen = (
             round_accuracy(env, done.net, ctx, done.steps)

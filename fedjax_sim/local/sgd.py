@@ -6,8 +6,8 @@ momentum·v + g; w ← w − lr·v. Its state (v) begins anew in every call, or 
 (`--optimizer-state client`).
 
 The loop has a data-dependent bound: a client costs what it holds. Side by side (vmap over
-`env.lanes` clients) the bound is that of the longest lane, as an unbatched scalar, and a finished
-lane's learning rate is 0.
+`env.vmap_width` clients) the bound is that of the longest, as an unbatched scalar, and a finished
+client's learning rate is 0.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ class Aux(NamedTuple):
     logits: Array  # [B, C]
     batch_stats: Tree  # BatchNorm statistics after this batch
     confusion: Tree  # running soft confusion after this batch, () when not tracked
-    carry: Tree = ()  # the objective's own running values after this batch; see `descend`
+    carry: Tree = ()  # the objective's own running values after this batch; see `local_sgd`
 
 
 class Trained(NamedTuple):
     net: Tree
     loss: Array  # []  mean over the examples of this training call
     accuracy: Array  # []  of the predictions made while training
-    steps: Array  # []  steps of this client (not of its lane neighbours)
+    steps: Array  # []  steps of this client (not of the others in its chunk)
     carry: Tree = ()  # the objective's own running values at the end
 
 
@@ -133,7 +133,7 @@ def put_away(client: Client, had: Client) -> Client:
 
 # ---- the loop ------------------------------------------------------------------------------------
 class Plugs(NamedTuple):
-    """What a method does otherwise in a step; see `descend`."""
+    """What a method does otherwise in a step; see `local_sgd`."""
 
     objective: Callable
     gradient: Callable | None
@@ -156,7 +156,7 @@ class Pass(NamedTuple):
     stays: bool  # the optimiser's state is the client's own
 
     def rate(self, k: Array | int) -> Array:
-        """The learning rate of step k; a finished lane stands still."""
+        """The learning rate of step k; a finished client stands still."""
         rate = self.rule.rate(self.lr, k, self.steps, self.env.dtype)
         return jnp.where(k < self.steps, rate, 0) if self.planned.masked else rate
 
@@ -200,7 +200,7 @@ def gradient_of(p: Pass, k: Array, now: Running) -> tuple:
 
 
 def one_step(p: Pass, k: Array, now: Running) -> Running:
-    """The k-th step of `descend`."""
+    """The k-th step of `local_sgd`."""
     loss, aux, grads, batch, more = gradient_of(p, k, now)
     force = grads if p.plugs.adjust is None else p.plugs.adjust(grads, now.params)
     params, optimizer = p.rule.step(force, now.optimizer, now.params, now.rate, **more)
@@ -225,7 +225,7 @@ def one_step(p: Pass, k: Array, now: Running) -> Running:
     )
 
 
-def descend(
+def local_sgd(
     env: Env,
     net: Tree,
     client: Client,

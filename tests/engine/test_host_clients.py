@@ -7,7 +7,7 @@ import pytest
 from tiny import N, federation
 
 from fedjax_sim.cli.main import main
-from fedjax_sim.engine import host_rows
+from fedjax_sim.engine import host_clients
 from fedjax_sim.errors import UserError
 from fedjax_sim.hooks import Method, Server, SetsUp
 from fedjax_sim.runner import checkpoint
@@ -97,7 +97,7 @@ def test_setup_is_streamed(monkeypatch):
             return after._replace(own=client.own + 1), up
 
     monkeypatch.setattr(
-        host_rows, "BLOCK", 4 * 4
+        host_clients, "BLOCK", 4 * 4
     )  # four rows of one float at a time: 4 + 2 clients
     setup = prepare(
         config("fedavg", evaluations=("global",), state_on="host", participation="1"),
@@ -130,9 +130,9 @@ def test_only_the_cohort_is_on_the_device():
     sim = prepare(
         config("ditto", state_on="host", participation=f"1/{N}"), fed=federation()
     ).simulation
-    keeper = host_rows.HostRows(sim)
+    keeper = host_clients.HostClients(sim)
     state = sim.init(0, sim.env.model.init(jax.random.key(0)))
-    rows = keeper.with_rows(state, np.asarray([3]))
+    rows = keeper.with_clients(state, np.asarray([3]))
     assert {a.shape[0] for a in jax.tree.leaves(rows.clients)} == {1}
     assert {a.shape[0] for a in jax.tree.leaves(state.clients)} == {N}
 

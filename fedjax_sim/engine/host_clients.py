@@ -1,13 +1,13 @@
-"""`--state-on host`: the clients' stored rows stay in host memory, the cohort's travel.
+"""`--state-on host`: client states stay in host memory, the cohort's travel.
 
-    round:       draw the cohort → its M rows (and its K peers') to the device → the same compiled
-    round → M rows back evaluation:  what is measured client by client is streamed over all clients,
-    a block of rows at a time
+    round:       draw the cohort → its M states (and its K peers') to the device → the same
+                 compiled round → M states back
+    evaluation:  what is measured client by client is streamed over all clients, block by block
 
-The device then holds M + K rows of client state instead of N; the host holds N rows once, as NumPy
-arrays. Costs: M rows each way per round, and one dispatch per round instead of one per segment.
-Draws are keyed by client ids, so a run gives the numbers of `--state-on device`, and checkpoints
-have the same form.
+The device then holds M + K client states instead of N; the host holds all N once, as NumPy arrays.
+Costs: M states each way per round, and one dispatch per round instead of one per segment. Draws
+are keyed by client ids, so a run gives the numbers of `--state-on device`, and checkpoints have the
+same form.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ from fedjax_sim.types import Client, State, Tree
 
 BLOCK = (
     64 * 2**20
-)  # bytes of rows streamed at once by evaluation; a few copies of a block are in memory
+)  # bytes of client states streamed at once by evaluation; a few copies of a block are in memory
 
 
-def rows_at(clients: Client, ids: np.ndarray) -> Client:
-    """A copy of the rows `ids` [B] of host arrays [N, …]."""
+def states_at(clients: Client, ids: np.ndarray) -> Client:
+    """A copy of the states `ids` [B] in host arrays [N, …]."""
     return jax.tree.map(lambda stored: stored[ids], clients)
 
 
-def put_back(clients: Client, ids: np.ndarray, rows: Client) -> None:
-    """Write rows [≥ B, …] into host arrays [N, …] at `ids` [B], in place."""
+def put_back(clients: Client, ids: np.ndarray, new: Client) -> None:
+    """Write states [≥ B, …] into host arrays [N, …] at `ids` [B], in place."""
 
-    def one(stored: np.ndarray, new: Any) -> None:
-        stored[ids] = np.asarray(new)[: len(ids)]
+    def one(stored: np.ndarray, leaf: Any) -> None:
+        stored[ids] = np.asarray(leaf)[: len(ids)]
 
-    jax.tree.map(one, clients, rows)
+    jax.tree.map(one, clients, new)
 
 
-class HostRows:
+class HostClients:
     """The functions of a `Simulation` made with stored="cohort", for States whose clients are NumPy
     arrays [N, …]."""
 
@@ -62,7 +62,7 @@ class HostRows:
 
         self.ids = jax.jit(ids)
         self.one_round = jax.jit(
-            lambda s, d, rows: one_round(r, open_env(r, d), s, d.dropout, rows)[:2],
+            lambda s, d, peers: one_round(r, open_env(r, d), s, d.dropout, peers)[:2],
             donate_argnums=0,
         )
         self.score_server = jax.jit(lambda s, d: score_server(r, open_env(r, d), s, d))
@@ -70,24 +70,23 @@ class HostRows:
         self.score = jax.jit(lambda s, d, who: score_stored(r, open_env(r, d), s, who))
         self.tune = jax.jit(lambda s, d, who: score_stored(r, open_env(r, d), s, who, True))
 
-    def with_rows(self, state: State, ids: np.ndarray) -> State:
-        """`state` with only the rows `ids`, on the device; padded with a repeated row to what the
-        layout wants."""
+    def with_clients(self, state: State, ids: np.ndarray) -> State:
+        """`state` with only the clients `ids`, on the device, padded to what the layout wants."""
         extra = self.layout.padded(len(ids)) - len(ids)
-        rows = rows_at(state.clients, np.concatenate([ids, np.repeat(ids[:1], extra)]))
+        some = states_at(state.clients, np.concatenate([ids, np.repeat(ids[:1], extra)]))
         if self.layout.mesh is None:  # never an alias: the compiled round writes into these buffers
-            return state._replace(clients=jax.device_put(rows, jax.devices()[0], may_alias=False))
-        where = layouts.shardings(self.layout, state._replace(clients=rows)).clients
-        return state._replace(clients=jax.device_put(rows, where, may_alias=False))
+            return state._replace(clients=jax.device_put(some, jax.devices()[0], may_alias=False))
+        where = layouts.shardings(self.layout, state._replace(clients=some)).clients
+        return state._replace(clients=jax.device_put(some, where, may_alias=False))
 
     def init(self, seed: int, net: Tree) -> State:
-        """The start: one row from the device, repeated on the host, and the method's own set-up
+        """The start: one state from the device, repeated on the host, and the method's own set-up
         block by block."""
         state = self.sim.init(seed, net)
 
-        def repeat(rows: Any) -> np.ndarray:
-            stored = np.empty((self.layout.padded(self.clients), *rows.shape[1:]), rows.dtype)
-            stored[:] = np.asarray(rows)[0]
+        def repeat(state: Any) -> np.ndarray:
+            stored = np.empty((self.layout.padded(self.clients), *state.shape[1:]), state.dtype)
+            stored[:] = np.asarray(state)[0]
             return stored
 
         state = state._replace(clients=jax.tree.map(repeat, state.clients))
@@ -95,17 +94,19 @@ class HostRows:
             data = layouts.everywhere(self.layout, self.sim.data)
             for who, real in self.blocks(state):
                 put_back(
-                    state.clients, who[:real], self.set_up(self.with_rows(state, who), data, who)
+                    state.clients, who[:real], self.set_up(self.with_clients(state, who), data, who)
                 )
         return state
 
     def blocks(self, state: State) -> list[tuple[np.ndarray, int]]:
         """(client numbers [B], how many are real): all clients in equal blocks, the last one padded
         by repetition."""
-        per_row = sum(stored.nbytes // stored.shape[0] for stored in jax.tree.leaves(state.clients))
+        per_client = sum(
+            stored.nbytes // stored.shape[0] for stored in jax.tree.leaves(state.clients)
+        )
         some = max(
-            self.layout.chunk * self.layout.devices, BLOCK // max(1, per_row)
-        )  # fills the lanes
+            self.layout.chunk * self.layout.devices, BLOCK // max(1, per_client)
+        )  # fills the vmap width
         size = self.layout.padded(min(self.clients, some))
         everyone = np.arange(self.clients, dtype=np.int32)
         parts = [everyone[first : first + size] for first in range(0, self.clients, size)]
@@ -115,14 +116,14 @@ class HostRows:
         """`fn(state, data, who) -> tree of [B]` over all clients -> tree of [N]; nothing moves
         where fn returns nothing."""
         first = self.blocks(state)[0][0]
-        rows = jax.tree.map(
+        some = jax.tree.map(
             lambda a: jax.ShapeDtypeStruct((len(first), *a.shape[1:]), a.dtype), state.clients
         )
-        if not jax.eval_shape(fn, state._replace(clients=rows), data, first):
+        if not jax.eval_shape(fn, state._replace(clients=some), data, first):
             return {}
         found = [
             jax.tree.map(
-                lambda a, n=real: np.asarray(a)[:n], fn(self.with_rows(state, who), data, who)
+                lambda a, n=real: np.asarray(a)[:n], fn(self.with_clients(state, who), data, who)
             )
             for who, real in self.blocks(state)
         ]
@@ -136,11 +137,11 @@ class HostRows:
         return self.stream(self.tune, state, data)
 
     def step(self, state: State, data: Data) -> tuple[State, dict]:
-        """One round; the rows of `state` are written in place."""
+        """One round; the clients of `state` are written in place."""
         clients = state.clients
         ids, peers = layouts.as_numpy(self.ids(state._replace(clients=Client()), data))
-        rows = layouts.everywhere(self.layout, rows_at(clients, peers))
-        state, log = self.one_round(self.with_rows(state, ids), data, rows)
+        read = layouts.everywhere(self.layout, states_at(clients, peers))
+        state, log = self.one_round(self.with_clients(state, ids), data, read)
         put_back(clients, ids, state.clients)
         return state._replace(clients=clients), log
 
@@ -148,10 +149,10 @@ class HostRows:
 def on_host(sim: Simulation) -> Simulation:
     """A Simulation made with stored="cohort" -> one with the same functions whose States keep their
     clients on the host."""
-    rows = HostRows(sim)
-    run = drive(rows.step, rows.evaluate, sim.eval_every)
+    kept = HostClients(sim)
+    run = drive(kept.step, kept.evaluate, sim.eval_every)
     return dataclasses.replace(
-        sim, init=rows.init, run=run, evaluate=rows.evaluate, adapt=rows.adapt, round=rows.step
+        sim, init=kept.init, run=run, evaluate=kept.evaluate, adapt=kept.adapt, round=kept.step
     )
 
 
