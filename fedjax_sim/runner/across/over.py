@@ -212,7 +212,7 @@ def draw_federation(
         y=pool.y,
         rows={split: table for split, (table, _) in padded.items()},
         size={split: size for split, (_, size) in padded.items()},
-        held=held if over.server_val else {"test": held["test"]},
+        server_rows=held if over.server_val else {"test": held["test"]},
         mean=part.mean,
         std=part.std,
         scale=np.asarray(1 / 255 if pool.x.dtype == np.uint8 else 1.0),
