@@ -74,8 +74,8 @@ def one_pool(feds: Sequence[Federation]) -> tuple[list[Federation], np.ndarray, 
                 f" {fed.shape} and {fed.classes}"
             )
         if id(fed.x) not in sums:  # a large pool is read once
-            labels = zlib.crc32(np.ascontiguousarray(fed.y))
-            sums[id(fed.x)] = zlib.crc32(np.ascontiguousarray(fed.x), labels)
+            labels = zlib.crc32(np.ascontiguousarray(fed.y).data)
+            sums[id(fed.x)] = zlib.crc32(np.ascontiguousarray(fed.x).data, labels)
         content = sums[id(fed.x)]
         if content not in pools:
             pools[content] = total
@@ -115,7 +115,7 @@ def padded(
         for split in first.rows
     }  # places per client
     fill = lambda a, *shape: np.pad(a, [(0, n - m) for n, m in zip(shape, a.shape, strict=True)])
-    same = dict(x=x, y=y, name="federations", augment=first.augment, origin=first.origin)
+    same: dict[str, Any] = dict(x=x, y=y, name="federations", augment=first.augment, origin=first.origin)
     out = [
         dataclasses.replace(
             fed,
@@ -150,7 +150,8 @@ def draws(
 def mapped_axes(draw: Draw) -> Draw:
     """`in_axes` of a Draw with leaves [F, …]."""
     own = ("rows", "size", "server_rows", "mean", "std", "scale")
-    fed = dataclasses.replace(draw.data.fed, x=None, y=None, **dict.fromkeys(own, 0))
+    zeros: dict[str, Any] = dict.fromkeys(own, 0)
+    fed = dataclasses.replace(draw.data.fed, x=None, y=None, **zeros)
     rest: Any = [0] * (len(Data._fields) - 1)
     return Draw(Data(fed, *rest), 0, 0)
 
@@ -237,6 +238,7 @@ def run(r: Round, env: Env, state: State, draw: Draw, length: Length) -> Scores:
     first = length.rounds - (length.last - 1) * length.every
     plan = jnp.asarray([first, *[length.every] * (length.last - 1)], jnp.int32)
     start = state, jnp.zeros(3, env.dtype)
+    found: Any
     (_, moved), found = lax.scan(block, start, plan)
     means = jax.tree.map(lambda a: a.mean(0), found)
     return Scores(*means, *(moved[:2] / jnp.maximum(moved[2], 1)))

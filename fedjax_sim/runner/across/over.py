@@ -151,7 +151,8 @@ class Pool(NamedTuple):
 @functools.lru_cache(maxsize=4)
 def shared_pool(names: tuple[str, ...], side: int, data_dir: str | None) -> Pool:
     """Examples of all the data sets, small and grey where a side is given."""
-    every, labels, parts, first, classes = [], [], {}, 0, 0
+    every: list[np.ndarray] = []
+    labels, parts, first, classes = [], {}, 0, 0
     for name in names:
         data = load(name, data_dir)
         if data.task != "classification" or data.x_train.ndim != 4:
