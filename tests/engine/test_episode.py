@@ -92,7 +92,9 @@ def test_federations_side_by_side(method):
 
 def test_federations_that_do_not_fit_together():
     fed = federation()
-    other = dataclasses.replace(fed, server_rows={name: rows[:30] for name, rows in fed.server_rows.items()})
+    other = dataclasses.replace(
+        fed, server_rows={name: rows[:30] for name, rows in fed.server_rows.items()}
+    )
     with pytest.raises(UserError, match="equally many rows"):
         episodes.padded([fed, other])
     with pytest.raises(UserError, match="one shape"):
