@@ -84,7 +84,9 @@ def one_pool(feds: Sequence[Federation]) -> tuple[list[Federation], np.ndarray, 
             total += len(fed.x)
         first = pools[content]
         shift = lambda tables, first=first: {k: np.asarray(v) + first for k, v in tables.items()}
-        moved.append(dataclasses.replace(fed, rows=shift(fed.rows), server_rows=shift(fed.server_rows)))
+        moved.append(
+            dataclasses.replace(fed, rows=shift(fed.rows), server_rows=shift(fed.server_rows))
+        )
     return moved, x[0] if len(x) == 1 else np.concatenate(x), np.concatenate(y)
 
 
@@ -115,7 +117,9 @@ def padded(
         for split in first.rows
     }  # places per client
     fill = lambda a, *shape: np.pad(a, [(0, n - m) for n, m in zip(shape, a.shape, strict=True)])
-    same: dict[str, Any] = dict(x=x, y=y, name="federations", augment=first.augment, origin=first.origin)
+    same: dict[str, Any] = dict(
+        x=x, y=y, name="federations", augment=first.augment, origin=first.origin
+    )
     out = [
         dataclasses.replace(
             fed,

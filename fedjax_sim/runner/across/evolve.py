@@ -320,7 +320,11 @@ class Trainer:
         return jax.tree.map(lambda a: np.asarray(a[:, 1:] - a[:, :1]), scores), drawn.facts
 
     def settings(self) -> dict[str, Any]:
-        told: dict[str, Any] = {"over": self.problem.over, "search": self.search, "length": self.problem.length}
+        told: dict[str, Any] = {
+            "over": self.problem.over,
+            "search": self.search,
+            "length": self.problem.length,
+        }
         plain = {k: json.loads(json.dumps(dataclasses.asdict(v))) for k, v in told.items()}
         del plain["search"]["generations"]  # a search may go on
         hashed = self.problem.config.hash()
