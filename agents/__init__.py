@@ -5,8 +5,8 @@ An agent is a frozen record of its hyper-parameters with three pure functions, `
 they may be traced, mapped and swept.
 
 >>> import agents
->>> sorted(agents.DESCRIPTIONS)
-['a2c', 'ddpg', 'dqn', 'fixed', 'ppo', 'q_bandit', 'random', 'ridge_bandit', 'sac', 'trpo']
+>>> print(*sorted(agents.DESCRIPTIONS))
+a2c ddpg dqn evolved fixed ppo q_bandit random ridge_bandit sac trpo
 >>> agents.make("a2c", observation_size=4, num_actions=3, lr=0.01) == agents.A2C(lr=0.01).sized(
 ...     4, 3
 ... )
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from agents.a2c import A2C
     from agents.ddpg import DDPG
     from agents.dqn import DQN
+    from agents.evolved import Evolved
     from agents.fixed import Fixed, Uniform
     from agents.ppo import PPO
     from agents.q_bandit import QBandit
@@ -61,6 +62,7 @@ __all__ = [
     "SAC",
     "TRPO",
     "Agent",
+    "Evolved",
     "Fixed",
     "Info",
     "QBandit",

@@ -47,6 +47,12 @@ ENTRIES: dict[str, Entry] = {
     "ridge_bandit": Entry(
         "ridge_bandit", "RidgeBandit", "linear bandit over a grid, closed form, sure of its gains"
     ),
+    "evolved": Entry(
+        "evolved",
+        "Evolved",
+        "linear policy or small network that an evolution strategy found; acts, never learns",
+        learns=False,
+    ),
     "random": Entry("fixed", "Uniform", "uniformly random action, learns nothing", learns=False),
     "fixed": Entry(
         "fixed", "Fixed", "always the same action (option `action`), learns nothing", learns=False

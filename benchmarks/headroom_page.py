@@ -31,8 +31,8 @@ class Difference(NamedTuple):
 
     @property
     def sign(self) -> int:
-        """1 or −1 where the interval excludes 0."""
-        return int(np.sign(self.mean)) if abs(self.mean) > self.half else 0
+        """1 or −1 where the interval excludes 0, and what is shown is not 0."""
+        return int(np.sign(self.mean)) if abs(self.mean) > max(self.half, 0.05) else 0
 
     def __str__(self) -> str:
         text = f"{self.mean:+.1f} ± {self.half:.1f}".replace("-", "−")

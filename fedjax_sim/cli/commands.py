@@ -189,6 +189,10 @@ def train(args: argparse.Namespace) -> int:
     from fedjax_sim.hooks import Controlled
 
     lookup("method", args.method, METHODS)
+    if args.over:
+        from fedjax_sim.cli.across import train_across
+
+        return train_across(args)
     if not controlled(args.method):
         able = ", ".join(name for name in METHODS if controlled(name))
         raise UserError(f"method '{args.method}' has no agent to train; allowed: {able}")

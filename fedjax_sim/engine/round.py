@@ -23,7 +23,7 @@ from fedjax_sim.engine import cohort as pass_over
 from fedjax_sim.engine.cohort import Outcome, Slot, Work
 from fedjax_sim.engine.layout import Layout, stay
 from fedjax_sim.engine.mesh import copy_clients
-from fedjax_sim.engine.participation import Participation
+from fedjax_sim.engine.participation import Padded, Participation
 from fedjax_sim.errors import UserError
 from fedjax_sim.hooks import Controlled, Method, Peers, Personal, Selects, Stats, check_method
 from fedjax_sim.local import steps_for
@@ -89,7 +89,7 @@ class Round:
 
     method: Method
     env: Env  # without its traced parts; `open_env` fills them in
-    participation: Participation
+    participation: Participation | Padded
     layout: Layout
     lr: Callable[[Array], Array]  # learning rate as a function of the rounds completed
     evaluations: tuple[str, ...] = ("global", "personal")
@@ -138,6 +138,11 @@ def seed_key(seed: int) -> np.ndarray:
     return np.array([seed >> 32 & 0xFFFFFFFF, seed & 0xFFFFFFFF], np.uint32)
 
 
+def weights_key(key: Array) -> Array:
+    """The key of the initial weights of a run, from its raw key [2]."""
+    return jax.random.fold_in(jax.random.wrap_key_data(jnp.asarray(key)), 0x1217)
+
+
 def stage_key(state: State, which: int) -> Array:
     """The key of one stage of the coming round. All stages' keys are written as one draw, which XLA
     then makes once."""
@@ -182,12 +187,7 @@ def sample(r: Round, env: Env, state: State) -> tuple[Array, Array]:
     chooser = env.method.ask(Selects)
     if chooser is None or r.participation.schedule:
         return ids, invited
-    eligible = (
-        jnp.zeros(env.num_clients, bool)
-        .at[jnp.asarray(np.asarray(r.participation.seen, np.int32))]
-        .set(True)
-    )
-    stats = Stats(env.fed.size["train"], eligible)
+    stats = Stats(env.fed.size["train"], r.participation.eligible(env.num_clients))
     return (
         chooser.select(env, state.server, state.t, jax.random.fold_in(key, 1), stats).astype(
             ids.dtype

@@ -48,6 +48,7 @@ ALLOWED: dict[str, set[str]] = {
             "transforms",
             "platform",
             "accelerators",
+            "presets.controllers",
             "__init__",
         }
     ),
