@@ -44,7 +44,7 @@ def test_federations_are_functions_of_their_number():
     assert 5 <= facts.clients <= 7 and one.num_clients == facts.clients
     assert 0.1 <= facts.dirichlet <= 1 and facts.participants <= 4
     used = [rows[:n] for s in one.rows for rows, n in zip(one.rows[s], one.size[s], strict=True)]
-    used = np.concatenate([*used, *one.held.values()])
+    used = np.concatenate([*used, *one.server_rows.values()])
     assert len(used) == len(np.unique(used))  # no row twice: nothing leaks into a test
 
 
