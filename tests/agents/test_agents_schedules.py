@@ -48,7 +48,7 @@ def test_registry_says_what_kind_an_agent_is():
     assert tuple(agents.CONTINUOUS) == ("ddpg",) and set(agents.DISCRETE) == set(agents.NAMES) - {
         "ddpg"
     }
-    assert set(agents.NAMES) - set(agents.LEARNERS) == {"random", "fixed"}
+    assert set(agents.NAMES) - set(agents.LEARNERS) == {"random", "fixed", "evolved"}
     for name in agents.NAMES:
         agent = agents.make(name, 3, 2)
         state = jax.eval_shape(agent.init, jax.random.key(0))
