@@ -29,13 +29,13 @@ from benchmarks import headroom_page, ledger
 from benchmarks.headroom_oracle import branch_gains, oracle_curves
 from benchmarks.headroom_runs import (
     SCALES,
-    Lane,
     Program,
     Scale,
+    Variant,
     federation,
     goals,
     half_of_full,
-    run_lanes,
+    run_variants,
     simulation,
 )
 
@@ -104,17 +104,17 @@ BRANCHES = (0.2, 0.5, 0.8)  # of the rounds
 
 
 def ruled(loss: str = "ce", weights: str = "uniform", width: int = 16) -> Program:
-    """Every rule in one program; the rule of the options is replaced lane by lane."""
+    """Every rule in one program; the rule of the options is replaced variant by variant."""
     options = dict(agent="rule", rule="keep_head; keep_head", weights=weights)
     return Program("fedpolicy", tuple(options.items()), loss, width)
 
 
-def ruled_lanes(schedule: str, rate: float) -> list[Lane]:
+def ruled_variants(schedule: str, rate: float) -> list[Variant]:
     """All rules at a rate; rules that keep something also with `taken`."""
     cosine = schedule == "cosine"
-    every = [Lane(row, rule, rate, cosine) for row, rule in {**TAKES, **SENDS}.items()]
+    every = [Variant(row, rule, rate, cosine) for row, rule in {**TAKES, **SENDS}.items()]
     return every + [
-        Lane(f"{row}, `taken`", rule, rate, cosine, True) for row, rule in TAKES.items() if rule
+        Variant(f"{row}, `taken`", rule, rate, cosine, True) for row, rule in TAKES.items() if rule
     ]
 
 
@@ -136,24 +136,26 @@ class Table:
         self.keys.add(self.key(run))
         ledger.append(self.path, run)
 
-    def lanes(self, where: dict[str, Any], part: str, program: Program, lanes: list[Lane]) -> None:
-        """Run those lanes of a program on one federation that are not there yet (all or none: the
+    def run(
+        self, where: dict[str, Any], part: str, program: Program, variants: list[Variant]
+    ) -> None:
+        """Run the variants of a program on one federation if any is not there yet (all or none: the
         program has one width)."""
         missing = [
             one
-            for one in lanes
+            for one in variants
             if self.key(dict(where, part=part, row=one.row, rate=one.rate)) not in self.keys
         ]
         if not missing:
             return
         began = time.perf_counter()
         compiled = simulation(self.scale, program, where["data"], self.data_dir)
-        found = run_lanes(self.scale, compiled, self.fed(where), lanes, where["seed"])
+        found = run_variants(self.scale, compiled, self.fed(where), variants, where["seed"])
         budget = half_of_full(self.scale, compiled.sim)
-        for lane, curves in zip(lanes, found, strict=True):
-            if lane in missing:
+        for variant, curves in zip(variants, found, strict=True):
+            if variant in missing:
                 made = goals(curves, budget, self.scale.last)
-                self.add(where, part, lane.row, lane.rate, **made, bytes=curves["bytes"][-1])
+                self.add(where, part, variant.row, variant.rate, **made, bytes=curves["bytes"][-1])
         print(f"{where} {part}: {time.perf_counter() - began:.1f} s", file=sys.stderr, flush=True)
 
     def fed(self, where: dict[str, Any]) -> Any:
@@ -181,12 +183,12 @@ def tune(table: Table, where: dict[str, Any], seed: int) -> None:
     """Learning rates of `full` under both schedules, and of `full` with the method's own loss."""
     at = dict(where, seed=seed, tuning=True)
     for schedule in SCHEDULES:
-        lanes = [
-            Lane(f"rate {rate:g}", "", rate, schedule == "cosine") for rate in table.scale.rates
+        variants = [
+            Variant(f"rate {rate:g}", "", rate, schedule == "cosine") for rate in table.scale.rates
         ]
-        table.lanes(at, schedule, ruled(), lanes)
-    lanes = [Lane(f"rate {rate:g}", "", rate) for rate in table.scale.rates]
-    table.lanes(at, "c3e", ruled("c3e"), lanes)
+        table.run(at, schedule, ruled(), variants)
+    variants = [Variant(f"rate {rate:g}", "", rate) for rate in table.scale.rates]
+    table.run(at, "c3e", ruled("c3e"), variants)
 
 
 def measure(table: Table, where: dict[str, Any], seed: int, tuning: bool) -> None:
@@ -194,15 +196,15 @@ def measure(table: Table, where: dict[str, Any], seed: int, tuning: bool) -> Non
     at = dict(where, seed=seed, tuning=tuning)
     rates = {part: table.best_rate(where, part, "global") for part in (*SCHEDULES, "c3e")}
     for schedule in SCHEDULES:
-        table.lanes(at, schedule, ruled(), ruled_lanes(schedule, rates[schedule]))
-    few = [lane for lane in ruled_lanes("constant", rates["c3e"]) if lane.row in C3E]
-    table.lanes(at, "c3e", ruled("c3e"), few)
-    sized = [Lane("full, weights by size", "", rates["constant"])]
-    table.lanes(at, "constant", ruled(weights="size", width=1), sized)
+        table.run(at, schedule, ruled(), ruled_variants(schedule, rates[schedule]))
+    few = [variant for variant in ruled_variants("constant", rates["c3e"]) if variant.row in C3E]
+    table.run(at, "c3e", ruled("c3e"), few)
+    sized = [Variant("full, weights by size", "", rates["constant"])]
+    table.run(at, "constant", ruled(weights="size", width=1), sized)
     width = len(table.scale.rates)
     for name in BASELINES:
-        lanes = [Lane(f"{name} {rate:g}", "", rate) for rate in table.scale.rates]
-        table.lanes(at, "baselines", Program(name, width=width), lanes)
+        variants = [Variant(f"{name} {rate:g}", "", rate) for rate in table.scale.rates]
+        table.run(at, "baselines", Program(name, width=width), variants)
 
 
 def consult(table: Table, where: dict[str, Any], seed: int) -> None:
@@ -212,13 +214,20 @@ def consult(table: Table, where: dict[str, Any], seed: int) -> None:
     for schedule in SCHEDULES:
         rate = table.best_rate(where, schedule, "global")
         rows = [f"oracle w={weight:g}" for weight in ORACLES]
-        if table.key(dict(at, part=schedule, row=rows[-1], rate=rate)) in table.keys:
+        missing = [
+            row
+            for row in rows
+            if table.key(dict(at, part=schedule, row=row, rate=rate)) not in table.keys
+        ]
+        if not missing:
             continue
         began = time.perf_counter()
         given = table.scale, compiled, table.fed(at), seed, rate, rate * (schedule == "constant")
         found, later = oracle_curves(*given, ORACLES), branch_gains(*given, BRANCHES)
         budget = half_of_full(table.scale, compiled.sim)
         for row, curves in zip(rows, found, strict=True):
+            if row not in missing:
+                continue
             made = goals(curves, budget, table.scale.last)
             extra = dict(branches=later) if row == rows[0] else {}
             table.add(at, schedule, row, rate, **made, bytes=curves["bytes"][-1], **extra)
@@ -250,7 +259,7 @@ def main(given: list[str] | None = None) -> None:
     parser.add_argument("--data-dir", default=None)
     parser.add_argument("--out", default="docs/results", help="folder of headroom.json and .md")
     parser.add_argument("--work", default=None, help="folder of the finished runs; default: --out")
-    parser.add_argument("--oracle-seeds", type=int, default=5)
+    parser.add_argument("--oracle-seeds", type=int, default=10)
     parser.add_argument("--only-page", action="store_true", help="write from what is finished")
     args, rest = parser.parse_known_args(arguments)
     if args.system != "fedpolicy":
@@ -265,7 +274,8 @@ def main(given: list[str] | None = None) -> None:
     if not args.only_page:
         fill(table, args.oracle_seeds)
     out.mkdir(parents=True, exist_ok=True)
-    (out / "headroom.json").write_text(json.dumps(headroom_page.numbers(table.runs), indent=1))
+    rows = ",\n".join(json.dumps(row) for row in headroom_page.numbers(table.runs))
+    (out / "headroom.json").write_text(f"[\n{rows}\n]\n")
     headroom_page.write(out / "headroom.md", args.scale, table.scale, table.runs)
 
 

@@ -12,12 +12,12 @@ from jax import lax
 
 from benchmarks.headroom_runs import (
     AXES,
-    Lane,
-    Lanes,
+    Compiled,
     Scale,
+    Variant,
     curves,
     data_of,
-    each_lane,
+    each_variant,
     first_states,
     with_rate,
 )
@@ -31,11 +31,11 @@ LOGGED = ("round", "taken", "sent", "down", "up")
 
 
 @functools.cache
-def oracle_program(program: Lanes, rounds: int, every: int) -> Any:
-    """(states, data, weights [L]) -> states, logs, scores of all lanes."""
+def oracle_program(program: Compiled, rounds: int, every: int) -> Any:
+    """(states, data, weights [L]) -> states, logs, scores of all variants."""
     sim = program.sim
 
-    def lane(state: State, data: Data, weight: Any) -> Any:
+    def variant(state: State, data: Data, weight: Any) -> Any:
         def one(state: State, _: Any) -> tuple:
             state, log = oracle_round(sim, state, data, weight)
             return state, {k: log[k] for k in LOGGED}
@@ -48,12 +48,12 @@ def oracle_program(program: Lanes, rounds: int, every: int) -> Any:
         state, (logs, scores) = lax.scan(block, state, None, rounds // every)
         return state, jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), logs), scores
 
-    return jax.jit(jax.vmap(lane, (AXES, None, 0), (AXES, 0, 0)))
+    return jax.jit(jax.vmap(variant, (AXES, None, 0), (AXES, 0, 0)))
 
 
 def oracle_curves(
     scale: Scale,
-    program: Lanes,
+    program: Compiled,
     fed: Federation,
     seed: int,
     rate: float,
@@ -63,14 +63,14 @@ def oracle_curves(
     """The curves of the oracle for every w of its objective."""
     sim = program.sim
     data = with_rate(data_of(sim, fed), jnp.float32(rate), jnp.float32(end))
-    states = first_states(sim, data, [Lane("")] * len(weights), seed)
+    states = first_states(sim, data, [Variant("")] * len(weights), seed)
     run = oracle_program(program, scale.rounds, scale.every)
     done = jax.device_get(run(states, data, jnp.array(weights, jnp.float32)))
-    return [curves(scale, sim, *one) for one in each_lane(*done)]
+    return [curves(scale, sim, *one) for one in each_variant(*done)]
 
 
 @functools.cache
-def branch_program(program: Lanes) -> Any:
+def branch_program(program: Compiled) -> Any:
     sim = program.sim
     steps = jax.jit(lambda s, d, n: lax.fori_loop(0, n, lambda _, s: sim.round(s, d)[0], s))
     return steps, jax.jit(lambda s, d: branches(sim, s, d, HORIZON))
@@ -78,7 +78,7 @@ def branch_program(program: Lanes) -> Any:
 
 def branch_gains(
     scale: Scale,
-    program: Lanes,
+    program: Compiled,
     fed: Federation,
     seed: int,
     rate: float,
@@ -89,7 +89,7 @@ def branch_gains(
     later, from States of `full`."""
     sim = program.sim
     data = with_rate(data_of(sim, fed), jnp.float32(rate), jnp.float32(end))
-    wide = first_states(sim, data, [Lane("")], seed)
+    wide = first_states(sim, data, [Variant("")], seed)
     state = State(wide.t, wide.key, *jax.tree.map(lambda a: a[0], tuple(wide[2:])))
     steps, ask = branch_program(program)
     found = []

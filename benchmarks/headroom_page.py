@@ -31,8 +31,8 @@ class Difference(NamedTuple):
 
     @property
     def sign(self) -> int:
-        """1 or −1 where the interval excludes 0."""
-        return int(np.sign(self.mean)) if abs(self.mean) > self.half else 0
+        """1 or −1 where the interval excludes 0, and what is shown is not 0."""
+        return int(np.sign(self.mean)) if abs(self.mean) > max(self.half, 0.05) else 0
 
     def __str__(self) -> str:
         text = f"{self.mean:+.1f} ± {self.half:.1f}".replace("-", "−")
@@ -162,6 +162,9 @@ BASELINES = dict(fedper="FedPer", ditto="Ditto", fedrod="FedRoD")
 POINTS = (
     ("full, cosine", "cosine", "full"),
     ("full, weights by size", "constant", "full, weights by size"),
+    ("full, C3E", "c3e", "full"),
+    ("backbone, C3E", "c3e", "backbone"),
+    ("backbone after 0.5, cosine", "cosine", "backbone after 0.5"),
     ("oracle, global", "constant", "oracle w=0"),
     ("oracle, half", "constant", "oracle w=0.5"),
     ("oracle, clients", "constant", "oracle w=1"),

@@ -3,8 +3,8 @@ same draws.
 
 A federation is a draw of images, a Dirichlet partition and a seed; row tables are padded to one
 width, so that all federations of a data set's shape go through the same compiled rounds. Rules
-(the agent's state) and learning rates are lanes of one program: participants, minibatches and steps
-are then the same for all of them, and computed once.
+(the agent's state) and learning rates are variants of one program: participants, minibatches and
+steps are then the same for all of them, and computed once.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class Scale:
     examples: int = 4000  # of all clients
     val: int = 400  # of the server
     test: int = 1000
-    rates: tuple[float, ...] = (0.02, 0.05, 0.1, 0.2, 0.4)
-    seeds: int = 5
+    rates: tuple[float, ...] = (0.05, 0.1, 0.2, 0.4, 0.8)
+    seeds: int = 10
     tuning: int = 2  # federations of other images, by which rates and rules are chosen
 
 
@@ -73,7 +73,7 @@ SCALES = {
 }  # fmt: skip
 
 
-class Lane(NamedTuple):
+class Variant(NamedTuple):
     """One run of a program."""
 
     row: str  # its name in the tables
@@ -89,7 +89,7 @@ class Program(NamedTuple):
     method: str
     options: tuple[tuple[str, Any], ...] = ()
     loss: str = "ce"
-    width: int = 16  # lanes; calls with fewer are filled up, so that there is one program
+    width: int = 16  # variants; calls with fewer are filled up, so that there is one program
 
 
 # ---- federations ---------------------------------------------------------------------------------
@@ -161,7 +161,7 @@ def data_of(sim: Simulation, fed: Federation) -> Data:
 
 # ---- runs ----------------------------------------------------------------------------------------
 @functools.cache
-def simulation(scale: Scale, program: Program, name: str, data_dir: str | None) -> Lanes:
+def simulation(scale: Scale, program: Program, name: str, data_dir: str | None) -> Compiled:
     """The compiled functions of a program for a data set's shape."""
     config = Config(
         method=program.method,
@@ -175,26 +175,26 @@ def simulation(scale: Scale, program: Program, name: str, data_dir: str | None) 
         lr=scale.rates[0],
         momentum=0.0,
         weight_decay=0.0,
-        schedule="cosine",  # to an end that is a lane's own: its rate, where that is constant
+        schedule="cosine",  # to an end that is a variant's own: its rate, where that is constant
         eval_every=scale.every,
         loss=program.loss,
         chunk="1",
         devices="1",
     )
     fed = federation(scale, name, data_dir, max(scale.alphas), 0, True)
-    return Lanes(prepare(config, fed=fed, capacity=scale.rounds).simulation, program.width)
+    return Compiled(prepare(config, fed=fed, capacity=scale.rounds).simulation, program.width)
 
 
-def first_states(sim: Simulation, data: Data, lanes: list[Lane], seed: int) -> State:
+def first_states(sim: Simulation, data: Data, variants: list[Variant], seed: int) -> State:
     """The States before round 1, which differ in the agents."""
     from fedjax_sim.engine.simulation import start
     from fedjax_sim.methods.fedpolicy.rules import boxes
 
     state = start(sim.stages, data, seed, initial_net(sim.env.model, seed))
-    wide = lambda a: jnp.broadcast_to(a, (len(lanes), *a.shape))
+    wide = lambda a: jnp.broadcast_to(a, (len(variants), *a.shape))
     agent = jax.tree.map(wide, state.agent)
     if jax.tree.leaves(agent):
-        made = [boxes(lane.rule, lane.taken, CLAUSES) for lane in lanes]
+        made = [boxes(variant.rule, variant.taken, CLAUSES) for variant in variants]
         agent = jax.tree.map(lambda *each: jnp.stack([jnp.float32(a) for a in each]), *made)
     server, clients = jax.tree.map(wide, (state.server, state.clients))
     return state._replace(server=server, clients=clients, agent=agent)
@@ -210,8 +210,8 @@ def with_rate(data: Data, rate: Any, end: Any) -> Data:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Lanes:
-    """A simulation and its program over lanes, compiled once."""
+class Compiled:
+    """A simulation and its program over variants, compiled once."""
 
     sim: Simulation
     width: int
@@ -219,32 +219,34 @@ class Lanes:
     @functools.cached_property
     def run(self) -> Any:
         """(states, data, rates [L], their ends [L], rounds) -> states, logs, scores of all
-        lanes."""
+        variants."""
         run = self.sim.run.__wrapped__  # type: ignore[attr-defined]
-        lane = lambda state, data, rate, end, rounds: run(state, with_rate(data, rate, end), rounds)
-        return jax.jit(jax.vmap(lane, (AXES, None, 0, 0, None), (AXES, 0, 0)))
+        variant = lambda state, data, rate, end, rounds: run(
+            state, with_rate(data, rate, end), rounds
+        )
+        return jax.jit(jax.vmap(variant, (AXES, None, 0, 0, None), (AXES, 0, 0)))
 
 
-def run_lanes(
-    scale: Scale, program: Lanes, fed: Federation, lanes: list[Lane], seed: int
+def run_variants(
+    scale: Scale, program: Compiled, fed: Federation, variants: list[Variant], seed: int
 ) -> list[dict[str, Any]]:
-    """The curves of every lane, on one federation."""
+    """The curves of every variant, on one federation."""
     sim = program.sim
     data = data_of(sim, fed)
     found: list[dict[str, Any]] = []
-    for first in range(0, len(lanes), program.width):
-        some = lanes[first : first + program.width]
+    for first in range(0, len(variants), program.width):
+        some = variants[first : first + program.width]
         some = some + [some[-1]] * (program.width - len(some))
         states = first_states(sim, data, some, seed)
-        rates = jnp.array([lane.rate for lane in some], jnp.float32)
-        ends = jnp.array([0.0 if lane.cosine else lane.rate for lane in some], jnp.float32)
+        rates = jnp.array([variant.rate for variant in some], jnp.float32)
+        ends = jnp.array([0.0 if variant.cosine else variant.rate for variant in some], jnp.float32)
         done = jax.device_get(program.run(states, data, rates, ends, scale.rounds))
-        found += [curves(scale, sim, *one) for one in each_lane(*done)]
-    return found[: len(lanes)]
+        found += [curves(scale, sim, *one) for one in each_variant(*done)]
+    return found[: len(variants)]
 
 
-def each_lane(states: State, logs: dict, scores: dict) -> Iterator[tuple[Tree, dict, dict]]:
-    """(the server's net, logs, scores) of one lane after another."""
+def each_variant(states: State, logs: dict, scores: dict) -> Iterator[tuple[Tree, dict, dict]]:
+    """(the server's net, logs, scores) of one variant after another."""
     for i in range(len(logs["round"])):
         yield jax.tree.map(lambda a, i=i: a[i], (states.server.net, logs, scores))
 

@@ -29,7 +29,7 @@ from jax import lax
 
 from fedjax_sim.engine import round as stages
 from fedjax_sim.engine.cohort import Outcome
-from fedjax_sim.engine.round import Data
+from fedjax_sim.engine.round import Data, RoundPlan
 from fedjax_sim.engine.simulation import Simulation
 from fedjax_sim.local.score import mean_loss
 from fedjax_sim.methods.fedpolicy.actions import block_masks
@@ -56,14 +56,14 @@ def options(env: Env) -> tuple[np.ndarray, np.ndarray]:
     return np.array([c for c, _ in pairs]), np.stack([sends[s] for _, s in pairs])
 
 
-def try_all(r: stages.Round, env: Env, state: State, told: Any) -> Tried:
+def try_all(r: stages.Round, env: Env, state: State, round_plan: RoundPlan) -> Tried:
     """The participants, trained from every start; a newcomer has nothing of its own to keep."""
-    slots = told.slots
+    slots = round_plan.slots
     joined = state.clients.own.joined[slots.ctx.id]
 
     def one(mask: Array) -> tuple:
         take = jnp.where(joined[:, None], mask, 1.0)
-        given = told._replace(slots=slots._replace(plan=slots.plan._replace(take=take)))
+        given = round_plan._replace(slots=slots._replace(plan=slots.plan._replace(take=take)))
         done = stages.train(r, env, state, given)
         rows, size = env.fed.rows["val"], env.fed.size["val"]
         loss = lambda net, i: mean_loss(env, net, rows[i], size[i])
@@ -91,7 +91,7 @@ def average(env: Env, tried: Tried, old: Tree, start: Array, sends: Array) -> tu
 def objective(env: Env, tried: Tried, old: Tree, weight: Array) -> Callable[[Array], Array]:
     """choice [M] of pairs -> what is made as small as possible."""
     start, sends = (jnp.asarray(a) for a in options(env))
-    rows = env.fed.held["val"]
+    rows = env.fed.server_rows["val"]
 
     def value(choice: Array) -> Array:
         net = average(env, tried, old, start[choice], sends[choice])[0]
@@ -128,11 +128,13 @@ def brute_force(value: Callable[[Array], Array], members: int, choices: int) -> 
     return grid[jnp.argmin(losses)], losses.min()
 
 
-def carried_out(env: Env, state: State, told: Any, tried: Tried, choice: Array) -> tuple:
+def carried_out(
+    env: Env, state: State, round_plan: RoundPlan, tried: Tried, choice: Array
+) -> tuple:
     """(the plans, the Outcome) as if the engine had trained what was chosen."""
     start, sends = (jnp.asarray(a) for a in options(env))
     start, sends = start[choice], sends[choice]
-    members, ids = jnp.arange(choice.shape[0]), told.slots.ctx.id
+    members, ids = jnp.arange(choice.shape[0]), round_plan.slots.ctx.id
     pick = lambda tree: jax.tree.map(lambda a: a[start, members], tree)
     net, total = average(env, tried, state.server.net, start, sends)
     summed = jax.tree.map(lambda g, a: a * total[g], env.group_of(net), net)
@@ -144,20 +146,20 @@ def carried_out(env: Env, state: State, told: Any, tried: Tried, choice: Array) 
     outcome = Outcome(
         first._replace(net=summed, weight=total), pick(done.reports), pick(done.stacked), clients
     )
-    plan = told.slots.plan._replace(take=tried.takes[start, members], send=sends)
-    return told._replace(slots=told.slots._replace(plan=plan)), outcome
+    plan = round_plan.slots.plan._replace(take=tried.takes[start, members], send=sends)
+    return round_plan._replace(slots=round_plan.slots._replace(plan=plan)), outcome
 
 
 def oracle_round(sim: Simulation, state: State, data: Data, weight: Any) -> tuple[State, dict]:
     """(the next State, the log) of a round with the oracle's choice; weight: w of the objective."""
     r = dataclasses.replace(sim.stages, stacks=True)
     env = sim.open(data)
-    told = sim.orders(state, data)
-    tried = try_all(r, env, state, told)
+    round_plan = sim.plan_round(state, data)
+    tried = try_all(r, env, state, round_plan)
     value = objective(env, tried, state.server.net, weight)
-    choice = search(value, told.slots.ctx.id.shape[0], len(options(env)[0]))
-    told, outcome = carried_out(env, state, told, tried, choice)
-    server, _, log = stages.aggregate(r, env, state, told, outcome)
+    choice = search(value, round_plan.slots.ctx.id.shape[0], len(options(env)[0]))
+    round_plan, outcome = carried_out(env, state, round_plan, tried, choice)
+    server, _, log = stages.aggregate(r, env, state, round_plan, outcome)
     log["choice"] = choice
     return State(state.t + 1, state.key, server, outcome.clients, state.agent), log
 

@@ -17,6 +17,7 @@ os.environ["XLA_FLAGS"] = " ".join(
         "--xla_cpu_parallel_codegen_split_count=1",
     ]
 )
+import chex
 import jax
 import pytest
 
@@ -139,6 +140,7 @@ def few_programs():
     ):
         compilation.forget()
         jax.clear_caches()
+        chex.clear_trace_counter()  # what is traced again after this is no mistake
         gc.collect()
         if hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
             libc.malloc_trim(

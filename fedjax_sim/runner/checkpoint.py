@@ -25,7 +25,7 @@ import shutil
 import sys
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -35,7 +35,12 @@ from fedjax_sim.errors import UserError
 from fedjax_sim.runner.config import FORMAT, other_format
 from fedjax_sim.runner.files import PARTIAL, cause, checksum, stamp, write_bytes, write_json
 from fedjax_sim.runner.run_directory import clear_checkpoints, saved_rounds
-from fedjax_sim.types import State
+from fedjax_sim.types import State, Tree
+
+if TYPE_CHECKING:
+    import orbax.checkpoint as ocp
+
+Leaf = jax.Array | np.ndarray
 
 BLOCK = 256 * 2**20  # bytes of rows per block
 WHOLE = (
@@ -45,7 +50,7 @@ WHOLE = (
 )
 
 
-def _checkpointer() -> Any:
+def _checkpointer() -> ocp.Checkpointer:
     import logging
 
     import orbax.checkpoint as ocp
@@ -69,7 +74,7 @@ def _hush() -> None:
     loop is closed."""
     usual = sys.unraisablehook
 
-    def hook(what: Any) -> None:
+    def hook(what: sys.UnraisableHookArgs) -> None:
         if not (what.exc_type is RuntimeError and str(what.exc_value) == "Event loop is closed"):
             usual(what)
 
@@ -77,7 +82,7 @@ def _hush() -> None:
         sys.unraisablehook = hook
 
 
-def leaf_names(tree: Any) -> list[str]:
+def leaf_names(tree: Tree) -> list[str]:
     """The leaves' paths, in the order of `jax.tree.leaves`.
 
     >>> leaf_names({"net": {"fc": [1, 2]}, "t": 0})
@@ -87,11 +92,11 @@ def leaf_names(tree: Any) -> list[str]:
     return [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in paths]
 
 
-def _rows_per_block(leaf: Any) -> int:
+def _rows_per_block(leaf: Leaf) -> int:
     return max(1, BLOCK // max(1, leaf.nbytes // max(1, leaf.shape[0])))
 
 
-def _large(state: State, leaves: list[Any]) -> list[bool]:
+def _large(state: State, leaves: Sequence[Leaf]) -> list[bool]:
     """Which leaves are written in rows: big ones of the stacked client state."""
     stacked = jax.tree.leaves(
         state._replace(
@@ -108,7 +113,7 @@ def _large(state: State, leaves: list[Any]) -> list[bool]:
     ]
 
 
-def _host(array: Any) -> np.ndarray:
+def _host(array: Leaf) -> np.ndarray:
     """On the host; an array spread over processes is gathered (every process must call this)."""
     if (
         isinstance(array, jax.Array)
@@ -121,7 +126,7 @@ def _host(array: Any) -> np.ndarray:
     return np.asarray(array)
 
 
-def _rows(leaf: Any, first: int, last: int) -> np.ndarray:
+def _rows(leaf: Leaf, first: int, last: int) -> np.ndarray:
     """Rows first..last on the host, each from the device it lives on.
 
     Slicing the sharded array instead would add zeros from the other devices, which turns −0 into 0.
@@ -197,12 +202,16 @@ def save(
 
 
 def _write(
-    out: Any, work: pathlib.Path, state: State, names: Sequence[str], leaves: Sequence[Any]
+    out: ocp.Checkpointer | None,
+    work: pathlib.Path,
+    state: State,
+    names: Sequence[str],
+    leaves: Sequence[Leaf],
 ) -> list[dict[str, Any]]:
     """The leaves to files under `work` (out None: to nowhere) -> their records."""
     small: dict[str, np.ndarray] = {}
     record: list[dict[str, Any]] = []
-    for name, leaf, large in zip(names, leaves, _large(state, list(leaves)), strict=True):
+    for name, leaf, large in zip(names, leaves, _large(state, leaves), strict=True):
         crc = 0
         if large:
             step = _rows_per_block(leaf)
@@ -338,7 +347,10 @@ def _fill(
 
 
 def _parts(
-    reader: Any, path: pathlib.Path, small: Mapping[str, Any], record: Mapping[str, Any]
+    reader: ocp.Checkpointer,
+    path: pathlib.Path,
+    small: Mapping[str, Any],
+    record: Mapping[str, Any],
 ) -> Iterator[tuple[int, np.ndarray]]:
     """(first row, rows) of one leaf, as stored: all of it, or a large one block by block."""
     name = record["name"]
@@ -360,7 +372,7 @@ _set_rows = jax.jit(
 )
 
 
-def _put(leaf: Any, first: int, part: np.ndarray, large: bool) -> Any:
+def _put(leaf: Leaf, first: int, part: np.ndarray, large: bool) -> Leaf:
     """`leaf` with the rows from `first` on, in its own buffer where it is large; rows beyond its
     end only filled up other devices."""
     if large:

@@ -25,6 +25,8 @@ from fedjax_sim.engine import host_clients
 from fedjax_sim.engine import layout as layouts
 from fedjax_sim.engine.evaluation import adapted_modes
 from fedjax_sim.engine.loop_backend import LoopBackend
+from fedjax_sim.engine.round import Data
+from fedjax_sim.engine.simulation import Simulation
 from fedjax_sim.errors import UserError
 from fedjax_sim.platform import floats
 from fedjax_sim.runner import checkpoint, interrupts, run_directory
@@ -292,7 +294,7 @@ def reopen(
 def compiled(
     setups: Sequence[Setup],
     state: State,
-    data: Any,
+    data: Data,
     tick: Callable[[float], None] = lambda seconds: None,
 ) -> Callable:
     """(state, data, rounds, ends) -> (state, logs, scores), ready to be called. tick: hears how
@@ -329,7 +331,7 @@ def first_aside(run: Callable) -> Callable:
     return called
 
 
-def data_of(run: ActiveRun, data: Any) -> Any:
+def data_of(run: ActiveRun, data: Data) -> Data:
     return data._replace(numbers=run.setup.simulation.data.numbers)
 
 
@@ -373,7 +375,7 @@ def save_due(config: Config, done: int, saved_round: int, saved_at: float) -> bo
     return agreed(time.perf_counter() - saved_at) > CHECKPOINT_SECONDS
 
 
-def adapts_after(sim: Any, config: Config, at: int) -> bool:
+def adapts_after(sim: Simulation, config: Config, at: int) -> bool:
     """Whether clients fine-tune for their evaluation after round `at`."""
     if not adapted_modes(sim.method, config.evaluations):
         return False

@@ -22,6 +22,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any, NoReturn, TypeVar
 
 APART = 1.0  # seconds between two signals that are meant as two: launchers pass one on twice
@@ -54,7 +55,7 @@ def leave(number: int) -> NoReturn:
     raise KeyboardInterrupt
 
 
-def _note(number: int, frame: Any) -> None:
+def _note(number: int, frame: FrameType | None) -> None:
     global _noted
     _noted = _noted or number
     if _quick:

@@ -13,8 +13,8 @@ import pytest
 from tiny import M, close, simulation, start
 
 from benchmarks import headroom, headroom_page, oracle
-from benchmarks.headroom_runs import SCALES, Lane, data_of, federation, goals, run_lanes
-from benchmarks.headroom_runs import simulation as lanes_of
+from benchmarks.headroom_runs import SCALES, Variant, data_of, federation, goals, run_variants
+from benchmarks.headroom_runs import simulation as compiled_for
 from fedjax_sim.local.score import mean_loss
 
 SCALE = dataclasses.replace(SCALES["smoke"], rounds=3)
@@ -31,8 +31,8 @@ def later():
 
 def tried_by(sim, state, data):
     r = dataclasses.replace(sim.stages, stacks=True)
-    env, told = sim.open(data), sim.orders(state, data)
-    return env, told, oracle.try_all(r, env, state, told)
+    env, round_plan = sim.open(data), sim.plan_round(state, data)
+    return env, round_plan, oracle.try_all(r, env, state, round_plan)
 
 
 @pytest.mark.parametrize("weight", [0.0, 0.5])
@@ -66,12 +66,18 @@ def test_the_oracles_full_is_the_engines_round(later):
     sim, state, data = later
 
     def chosen(state, data, choice):
-        env, told, tried = tried_by(sim, state, data)
+        env, round_plan, tried = tried_by(sim, state, data)
         value = oracle.objective(env, tried, state.server.net, 0.0)(choice)
-        told, outcome = oracle.carried_out(env, state, told, tried, choice)
-        server, _, log = oracle.stages.aggregate(sim.stages, env, state, told, outcome)
-        rows = env.fed.held["val"]
-        return server, outcome.clients, log, value, mean_loss(env, server.net, rows, len(rows))
+        round_plan, outcome = oracle.carried_out(env, state, round_plan, tried, choice)
+        server, _, log = oracle.stages.aggregate(sim.stages, env, state, round_plan, outcome)
+        rows = env.fed.server_rows["val"]
+        return (
+            server,
+            outcome.clients,
+            log,
+            value,
+            mean_loss(env, server.net, rows, jnp.int32(len(rows))),
+        )
 
     server, clients, _, value, loss = jax.jit(chosen)(state, data, jnp.zeros(M, jnp.int32))
     after = sim.examine(state, data)[0]
@@ -86,8 +92,8 @@ def test_the_oracles_full_is_the_engines_round(later):
 def test_oracle_rounds_lower_the_loss_they_look_at(later):
     sim, state, data = later
     env = sim.open(data)
-    rows = env.fed.held["val"]
-    loss = jax.jit(lambda net: mean_loss(sim.open(data), net, rows, len(rows)))
+    rows = env.fed.server_rows["val"]
+    loss = jax.jit(lambda net: mean_loss(sim.open(data), net, rows, jnp.int32(len(rows))))
     mine, _ = jax.jit(lambda s, d: oracle.oracle_round(sim, s, d, 0.0))(state, data)
     full = sim.examine(state, data)[0]
     assert float(loss(mine.server.net)) < float(loss(full.server.net))
@@ -97,15 +103,15 @@ def test_oracle_rounds_lower_the_loss_they_look_at(later):
 
 
 # ---- runs and tables -----------------------------------------------------------------------------
-def test_lanes_are_the_runs_and_padding_changes_nothing():
-    """A rule in its lane gives what the method gives alone on the unpadded federation."""
+def test_variants_are_the_runs_and_padding_changes_nothing():
+    """A rule in its variant gives what the method gives alone on the unpadded federation."""
     import fedjax_sim as fs
 
     fed = federation(SCALE, "digits", None, 0.1, 3, False)
     rule = "keep_head: effective_classes<3"
-    program = lanes_of(SCALE, headroom.ruled("taken", "constant"), "digits", None)
-    lanes = [Lane("full", "", 0.05), Lane("few", rule, 0.1)]
-    found = run_lanes(SCALE, program, fed, lanes, 3)
+    program = compiled_for(SCALE, headroom.ruled(), "digits", None)
+    variants = [Variant("full", "", 0.05), Variant("few", rule, 0.1, taken=True)]
+    found = run_variants(SCALE, program, fed, variants, 3)
     whole = {k: a[:, : int(fed.size[k].max())] for k, a in fed.rows.items()}
     alone = fs.run(
         "fedpolicy",
@@ -132,7 +138,7 @@ def test_lanes_are_the_runs_and_padding_changes_nothing():
         found[1]["test"], [100 * row["global_acc"] for row in rows], atol=0.01
     )
     np.testing.assert_allclose(
-        found[1]["clients"], [100 * row["client_acc_mean"] for row in rows], atol=0.01
+        found[1]["clients"], [100 * row["client_mean"] for row in rows], atol=0.01
     )
     assert found[1]["bytes"][-1] == alone.summary["bytes_up"] + alone.summary["bytes_down"]
     assert data_of(program.sim, fed).flat_owner.max() == SCALE.clients
@@ -165,18 +171,17 @@ def test_smoke_run_and_its_page(tmp_path, monkeypatch):
     monkeypatch.setattr(headroom, "SCHEDULES", ("constant",))
     small = dataclasses.replace(SCALE, seeds=1)
     monkeypatch.setitem(headroom.SCALES, "smoke", small)
-    monkeypatch.setattr(headroom, "consult", lambda *given: None)
     main = lambda *more: headroom.main(["--scale", "smoke", "--out", str(tmp_path), *more])
     (tmp_path / "headroom.md").write_text(
-        f"before\n{headroom_page.BEGIN}\nold\n{headroom_page.END}\nafter\n"
+        f"before\n{headroom_page.BEGIN}\nearlier tables\n{headroom_page.END}\nafter\n"
     )
     main()
     page, lines = (tmp_path / "headroom.md").read_text(), tmp_path / "headroom-smoke.jsonl"
-    assert page.startswith("before") and page.endswith("after\n") and "old" not in page
+    assert page.startswith("before") and page.endswith("after\n") and "earlier" not in page
     assert "few classes < 2.5 keep head, `taken`" in page and "digits 0.1" in page
     kept = lines.read_text()
     rows = json.loads((tmp_path / "headroom.json").read_text())
-    full = next(r for r in rows if (r["part"], r["row"]) == ("constant all", "full"))
+    full = next(r for r in rows if (r["part"], r["row"]) == ("constant", "full"))
     assert full["global_minus_full"][0] == 0
     main()  # nothing is missing
     assert lines.read_text() == kept
