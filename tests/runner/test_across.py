@@ -19,6 +19,7 @@ from fedjax_sim.experiment import Experiment
 from fedjax_sim.presets import controllers
 from fedjax_sim.runner.across import evolve
 from fedjax_sim.runner.across.over import draw_federation, parse_over
+from fedjax_sim.runner.across.pretrained import pack
 
 OVER = (
     "dirichlet:0.1..1, clients:5..7, participation:0.3..0.5, examples:20, data:digits,"
@@ -126,12 +127,13 @@ def test_what_comes_with_the_package(name):
 
 def test_a_pretrained_controller_by_name(tmp_path, monkeypatch, trained):
     monkeypatch.setattr(controllers, "FOLDER", tmp_path)
-    arrays = {"agent.parameters": np.float32(trained[1]["parameters"])}
-    np.savez(tmp_path / "mine.npz", about=json.dumps({}), **arrays)
+    pack(trained[0], tmp_path / "mine.npz", "fedjax-sim train …")
+    assert controllers.about("mine")["held_out"] == trained[1]["held_out"]
+    parameters = np.float32(trained[1]["parameters"])
     fed = draw_federation(evolve.parse(OVER)[0], 11, 2)[0]
     start = dict(rounds=1, epochs=1, model="mlp", model_options={"hidden": (6,)}, chunk=1)
     result = fs.run("fedpolicy", fed, agent="evolved", start_from="pretrained:mine:agent", **start)
-    np.testing.assert_array_equal(result.state.agent.parameters, arrays["agent.parameters"])
+    np.testing.assert_array_equal(result.state.agent.parameters, parameters)
     for text, said in (
         ("pretrained:none:agent", "unknown pretrained controller 'none'"),
         ("pretrained:mine:server", "has no part 'server'"),
