@@ -44,23 +44,14 @@ ENTRIES: dict[str, Entry] = {
     "q_bandit": Entry(
         "q_bandit", "QBandit", "epsilon-greedy neural contextual bandit, no bootstrap"
     ),
-<<<<<<< HEAD
-    "ridge_bandit": Entry(
-        "ridge_bandit", "RidgeBandit", "linear bandit over a grid, closed form, sure of its gains"
-    ),
-=======
->>>>>>> main
     "evolved": Entry(
         "evolved",
         "Evolved",
         "linear policy or small network that an evolution strategy found; acts, never learns",
         learns=False,
-<<<<<<< HEAD
-=======
     ),
     "ridge_bandit": Entry(
         "ridge_bandit", "RidgeBandit", "linear bandit over a grid, closed form, sure of its gains"
->>>>>>> main
     ),
     "random": Entry("fixed", "Uniform", "uniformly random action, learns nothing", learns=False),
     "fixed": Entry(
