@@ -5,8 +5,9 @@ An agent is a frozen record of its hyper-parameters with three pure functions, `
 they may be traced, mapped and swept.
 
 >>> import agents
->>> print(*sorted(agents.DESCRIPTIONS))
-a2c ddpg dqn evolved fixed ppo q_bandit random ridge_bandit sac trpo
+>>> sorted(agents.DESCRIPTIONS)
+['a2c', 'ddpg', 'dqn', 'evolved', 'fixed', 'ppo', 'q_bandit', 'random', 'ridge_bandit',
+ 'sac', 'trpo']
 >>> agents.make("a2c", observation_size=4, num_actions=3, lr=0.01) == agents.A2C(lr=0.01).sized(
 ...     4, 3
 ... )

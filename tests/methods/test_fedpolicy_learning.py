@@ -109,7 +109,7 @@ def test_every_agent_learns_inside_the_engine(agent):
 def test_actions_and_rewards_of_every_client_are_written_and_survive_a_resume(tmp_path):
     import csv
 
-    from fedjax_sim.runner.execute import resume, run
+    from fedjax_sim.api import resume, run
 
     config = dict(model="mlp", clients=6, epochs=1.0, chunk="1", devices="1", eval_every=2)
     whole = run("random", out=tmp_path / "whole", rounds=4, **config)

@@ -7,15 +7,13 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
-from fedjax_sim.cli.sweep.jobs import Folder
-from fedjax_sim.cli.sweep.plan import Job
-from fedjax_sim.cli.sweep.queue import last_words, surroundings
 from fedjax_sim.errors import UserError
-
-Command = Callable[[Job], list[str]]
+from fedjax_sim.sweep.folder import Folder
+from fedjax_sim.sweep.plan import Job
+from fedjax_sim.sweep.queue import child_environment, last_words
 
 
 def accelerators() -> list[str]:
@@ -54,7 +52,7 @@ def shares(items: list[Any], number: int) -> list[list[Any]]:
 class Local:
     """As many processes as `workers` says; 0: one per accelerator, or one for all cores."""
 
-    def __init__(self, command: Command, folder: Folder, workers: int = 0):
+    def __init__(self, command: Sequence[str], folder: Folder, workers: int = 0):
         self.command, self.folder = command, folder
         devices, every = accelerators(), cores()
         self.room = workers or len(devices) or 1
@@ -68,12 +66,14 @@ class Local:
 
     def start(self, job: Job) -> Any:
         slot = self.free.pop(0)
-        env = surroundings()
+        env = child_environment()
         if self.devices:
             env["CUDA_VISIBLE_DEVICES"] = ",".join(self.devices[slot])
         self.folder.log(job).parent.mkdir(parents=True, exist_ok=True)
         log = self.folder.log(job).open("w", encoding="utf-8")
-        process = subprocess.Popen(self.command(job), stdout=log, stderr=subprocess.STDOUT, env=env)
+        process = subprocess.Popen(
+            [*self.command, str(job.index)], stdout=log, stderr=subprocess.STDOUT, env=env
+        )
         log.close()
         if hasattr(os, "sched_setaffinity") and self.room > 1:
             try:

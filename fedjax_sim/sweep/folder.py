@@ -7,19 +7,23 @@ run of the sweep file: what was edited, cut or renamed is said and has no figure
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
+import os
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from fedjax_sim.cli.sweep.plan import Job
 from fedjax_sim.errors import UserError
+from fedjax_sim.experiment import Experiment
 from fedjax_sim.metrics.base import Primary
 from fedjax_sim.options import shown
+from fedjax_sim.report.runs import write_order
+from fedjax_sim.report.tables import figures_of
 from fedjax_sim.runner import run_directory
-from fedjax_sim.runner.config import Config
-from fedjax_sim.runner.files import csv_bytes, read_csv, write_bytes, write_json
+from fedjax_sim.runner.files import Lock, csv_bytes, read_csv, write_bytes, write_json
+from fedjax_sim.sweep.plan import Job, as_text
 
 DONE, FAILED, DAMAGED, BEGUN, WAITING = "done", "failed", "damaged", "begun", "waiting"
 
@@ -33,13 +37,43 @@ class End(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Folder:
-    """The folder of a sweep: sweep.toml, runs/NAME, ended/NAME.json, logs/NAME.txt,
+    """The folder of a sweep: sweep.json, runs/NAME, ended/NAME.json, logs/NAME.txt,
     failed/NAME.json, results.csv."""
 
     path: pathlib.Path
     _seen: dict[str, tuple[Any, End]] = dataclasses.field(
         default_factory=dict, compare=False, repr=False
     )
+
+    def begin(self, data: Mapping[str, Any], jobs: Sequence[Job]) -> None:
+        """Make it, with what was asked for: a task reads the same runs in the same order."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as problem:
+            raise UserError(f"'{self.path}' cannot be made: {problem.strerror}") from None
+        if (self.path / run_directory.CONFIG).exists():
+            raise UserError(f"'{self.path}' is a run directory; choose another --out")
+        write_bytes(self.file, json.dumps(data, indent=1, default=os.fspath).encode())
+        write_order(self.path / "runs", [job.name for job in jobs])
+
+    @property
+    def file(self) -> pathlib.Path:
+        """What was asked for."""
+        return self.path / "sweep.json"
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Two sweeps in one folder would start the same runs."""
+        lock = Lock(self.path)
+        lock.take()
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def pending(self, jobs: Sequence[Job]) -> list[Job]:
+        """What is to be run: everything that has not ended; what failed before is tried again."""
+        return [job for job in jobs if not self.summary(job)]
 
     def run(self, job: Job) -> pathlib.Path:
         return self.path / "runs" / job.name
@@ -54,7 +88,7 @@ class Folder:
         self._failed(job).parent.mkdir(parents=True, exist_ok=True)
         write_json(self._failed(job), {"run": job.name, "why": sentence})
 
-    def forgive(self, job: Job) -> None:
+    def clear_failure(self, job: Job) -> None:
         self._failed(job).unlink(missing_ok=True)
 
     def why(self, job: Job) -> str:
@@ -67,7 +101,7 @@ class Folder:
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return ""
 
-    def own(self, job: Job) -> None:
+    def finish(self, job: Job) -> None:
         """Write down that the directory, which has ended, is of this run of the sweep file."""
         self._owned(job).parent.mkdir(parents=True, exist_ok=True)
         config = json.loads((self.run(job) / run_directory.CONFIG).read_bytes())
@@ -138,7 +172,7 @@ class Folder:
             told = json.loads(
                 files.get(run_directory.SUMMARY, b'{"rounds": 0}')
             )  # not named: of before it was extended
-            return End(told if int(told["rounds"]) >= job.config.rounds else {})
+            return End(told if int(told["rounds"]) >= job.experiment.training.rounds else {})
         except UserError as problem:
             return End({}, str(problem))
         except (ValueError, KeyError, TypeError, RecursionError):
@@ -176,11 +210,11 @@ class Folder:
             return 0, None
 
 
-def started(job: Job, folder: Folder) -> Config:
-    """The run's configuration, with the directory that it starts from."""
+def started(job: Job, folder: Folder) -> Experiment:
+    """The run's experiment, with the directory that it starts from."""
     if job.before is None:
-        return job.config
-    return dataclasses.replace(job.config, start_from=f"{folder.run(job.before)}:{job.parts}")
+        return job.experiment
+    return job.experiment.replace(start_from=f"{folder.run(job.before)}:{job.parts}")
 
 
 def waits(job: Job, folder: Folder) -> bool:
@@ -188,31 +222,28 @@ def waits(job: Job, folder: Folder) -> bool:
     return job.before is not None and not folder.summary(job.before)
 
 
-def pending(folder: Folder, jobs: Sequence[Job]) -> list[Job]:
-    """What is to be run: everything that has not ended; what failed before is tried again."""
-    return [job for job in jobs if not folder.summary(job)]
+def result_rows(folder: Folder, jobs: Sequence[Job]) -> list[dict[str, Any]]:
+    """A row per run with its status, its settings and every figure of its summary."""
+    rows = []
+    for job in jobs:
+        e = job.experiment
+        settings = dict(
+            method=e.method.name,
+            seed=e.training.seed,
+            data_seed=e.data.data_seed,
+            dataset=e.data.dataset,
+            partition=e.data.partition,
+            model=e.model.name,
+        )
+        state = {"run": job.name, "status": folder.status(job), "why": folder.why(job) or None}
+        rows.append(state | settings | job.point | figures_of(folder.summary(job)))
+    return rows
 
 
 def write_results(folder: Folder, jobs: Sequence[Job]) -> pathlib.Path:
-    """results.csv: a row per run with its status, its settings and every figure of its summary."""
-    from fedjax_sim.report.tables import figures_of
-
-    rows = []
-    for job in jobs:
-        config = job.config
-        settings = dict(
-            method=config.method,
-            seed=config.seed,
-            data_seed=config.data_seed,
-            dataset=config.dataset,
-        )
-        settings |= dict(partition=config.partition, model=config.model) | job.point
-        figures = figures_of(folder.summary(job))
-        rows.append(
-            {"run": job.name, "status": folder.status(job), "why": folder.why(job)}
-            | settings
-            | figures
-        )
+    """results.csv: the rows of all runs."""
+    text = lambda value: as_text(value) if isinstance(value, (bool, list, tuple)) else value
+    rows = [{k: text(v) for k, v in row.items()} for row in result_rows(folder, jobs)]
     columns = list(dict.fromkeys(name for row in rows for name in row))
     write_bytes(folder.path / "results.csv", csv_bytes(columns, rows))
     return folder.path / "results.csv"

@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
-from fedjax_sim.cli.sweep.jobs import Folder, waits, write_results
-from fedjax_sim.cli.sweep.plan import Job
+from fedjax_sim.sweep.folder import Folder, waits, write_results
+from fedjax_sim.sweep.plan import Job
 
 EVERY = 0.5  # seconds between two looks
 PARENT = "FEDJAX_SIM_PARENT"  # in the environment of a run: the process that started it
@@ -53,14 +53,14 @@ def work_off(
                 ):
                     job = ready[0]
                     waiting.remove(job)
-                    folder.forgive(job)
+                    folder.clear_failure(job)
                     running[job.name] = job, launcher.start(job)
                     changed = True
                 for job, handle in list(running.values()):
                     ended = launcher.poll(handle)
                     if ended is not None:
                         del running[job.name]
-                        settle(folder, job, *ended)
+                        write_down(folder, job, *ended)
                         write_results(folder, every)
                         changed = True
                 look([job for job, _ in running.values()], changed)
@@ -84,15 +84,15 @@ def drop_orphans(waiting: list[Job], running: Sequence[str], folder: Folder) -> 
             folder.fail(job, f"the run that it starts from, {job.before.name}, failed")
 
 
-def settle(folder: Folder, job: Job, code: int, words: str) -> None:
+def write_down(folder: Folder, job: Job, code: int, said: str) -> None:
     """A run has ended: write down why, if it failed."""
     if code != 0 and not folder.why(job):
         if code < 0:  # it could not say why itself
             folder.fail(
-                job, f"it was ended by signal {-code}" + (f", after: {words}" if words else "")
+                job, f"it was ended by signal {-code}" + (f", after: {said}" if said else "")
             )
         else:
-            folder.fail(job, words or f"it ended with code {code}")
+            folder.fail(job, said or f"it ended with code {code}")
 
 
 @contextlib.contextmanager
@@ -123,7 +123,15 @@ def last_words(text: str) -> str:
     return lines[-1].removeprefix("fedjax-sim: ")[:500] if lines else ""
 
 
-def surroundings() -> dict[str, str]:
+def command(folder: Folder, log: str = "", imports: Sequence[str] = ()) -> list[str]:
+    """The process that does one run of a folder; the number of the run is put behind it."""
+    files = [word for path in imports for word in ("--import", path)]
+    place = folder.path.resolve()
+    start = [sys.executable, "-m", "fedjax_sim", "sweep", str(place / folder.file.name)]
+    return [*start, "--out", str(place), *(["--log", log] if log else []), *files, "--task"]
+
+
+def child_environment() -> dict[str, str]:
     """The environment of a run that this process starts."""
     return {**os.environ, PARENT: str(os.getpid())}
 
@@ -147,7 +155,7 @@ def task(command: Sequence[str], log: str) -> tuple[int, str]:
     save what it has."""
     with open(log, "w", encoding="utf-8") as file:
         process = subprocess.Popen(
-            command, stdout=file, stderr=subprocess.STDOUT, env=surroundings()
+            command, stdout=file, stderr=subprocess.STDOUT, env=child_environment()
         )
         try:
             while (code := process.poll()) is None:

@@ -30,24 +30,25 @@ import tomllib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
-from fedjax_sim.cli.settings import MOST_SEEDS, make_config
-from fedjax_sim.cli.words import (
+from fedjax_sim.errors import UserError, lookup, unknown
+from fedjax_sim.experiment import Experiment
+from fedjax_sim.experiment.given import (
     OF_THE_COMMAND,
-    applied,
-    as_text,
-    option_parser,
+    concerns,
+    experiment_of,
+    key_of,
+    layered,
     read_entry,
     scoped,
-    words,
 )
-from fedjax_sim.errors import UserError, lookup, unknown
+from fedjax_sim.experiment.settings import NEVER
+from fedjax_sim.experiment.tree import SETTINGS
 from fedjax_sim.methods import METHODS, make_method
 from fedjax_sim.options import shown
 from fedjax_sim.presets import preset
-from fedjax_sim.runner.config import NOT_HASHED, Config, check
-from fedjax_sim.transforms import transformed
 
 PARTS = ("preset", "methods", "seeds", "settings", "grid", "before")
+MOST_SEEDS = 10_000
 MOST_RUNS = 100_000
 LONGEST_NAME = 120  # characters of a folder's name
 
@@ -58,8 +59,8 @@ class Job:
 
     index: int
     name: str  # of its folder: method, what it is told by entry and grid, seed
-    config: Config
-    point: dict[str, str]  # the grid's settings that it has
+    experiment: Experiment
+    point: dict[str, Any]  # the grid's settings that it has
     digits: str = ""  # of everything that decides what it is
     before: Job | None = None  # the run that it starts from …
     parts: str = ""  # … and what of its state
@@ -67,17 +68,18 @@ class Job:
 
 
 def read(path: pathlib.Path) -> dict[str, Any]:
+    """A sweep file: TOML, or JSON as `write` leaves it."""
+    name = shown(str(path), 200)
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        data = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
     except OSError as problem:
-        raise UserError(
-            f"sweep file '{shown(str(path), 200)}' cannot be read: {problem.strerror}"
-        ) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
-        raise UserError(f"sweep file '{shown(str(path), 200)}' is not TOML: {problem}") from None
-    for name in data:
-        if name not in PARTS:
-            raise unknown("part of a sweep file", shown(name), PARTS)
+        raise UserError(f"sweep file '{name}' cannot be read: {problem.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, json.JSONDecodeError) as problem:
+        raise UserError(f"sweep file '{name}' is not TOML: {problem}") from None
+    for part in data:
+        if part not in PARTS:
+            raise unknown("part of a sweep file", shown(part), PARTS)
     return data
 
 
@@ -129,22 +131,23 @@ def points(data: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         yield dict(zip(flat, chosen, strict=True))
 
 
-def config_of(method: str, told: Mapping[str, Any], others: Collection[str]) -> Config:
-    """One run, checked."""
-    args = applied(option_parser().parse_args([]), words(method, told, OF_THE_COMMAND, others))
-    config = make_config(args, method, [method])
-    check(config)
-    transformed(make_method(method, **config.options), config.transforms)
-    return config
+def as_text(value: Any) -> str:
+    """
+    >>> as_text([64, 32]), as_text(["global", "personal"]), as_text(0.1)
+    ('64x32', 'global,personal', '0.1')
+    """
+    if isinstance(value, (list, tuple)):
+        return ("x" if all(isinstance(v, int) for v in value) else ",").join(map(as_text, value))
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def handed_over(before: Job) -> str:
     """What another run takes over of this one unless it names parts."""
-    config = before.config
-    parts = getattr(make_method(config.method, **config.options), "hands_over", ())
+    method = before.experiment.method
+    parts = getattr(make_method(method.name, **method.options), "hands_over", ())
     if not parts:
         raise UserError(
-            f"a run of {config.method} hands nothing over by itself; name parts, as in @NAME:server"
+            f"a run of {method.name} hands nothing over by itself; name parts, as in @NAME:server"
         )
     return ",".join(parts)
 
@@ -160,13 +163,14 @@ def befores(
                 f'[before.{shown(name)}] needs a method, for example method = "fedpolicy"'
             )
         method, own = read_entry(table["method"])
-        told = {**base(method), "seed": seeds_of(data)[0], **flattened(table), **own}
+        told = layered(base(method), {"seed": seeds_of(data)[0]}, flattened(table), own)
         told = {n: v for n, v in told.items() if n not in ("method", "start_from")}
-        config = config_of(method, told, {*others, method})
-        digits = digits_of([config.hash(), config.rounds])
+        experiment = experiment_of(method, told, {*others, method}, OF_THE_COMMAND)
+        digits = digits_of([experiment.hash(), experiment.training.rounds])
         same = next((job for job in out.values() if job.digits == digits), None)
-        word = re.sub(r"[^\w.+-]", "_", f"before-{name[:60]}-s{config.seed}")
-        out[name] = same or Job(len({job.digits for job in out.values()}), word, config, {}, digits)
+        word = re.sub(r"[^\w.+-]", "_", f"before-{name[:60]}-s{experiment.training.seed}")
+        number = len({job.digits for job in out.values()})
+        out[name] = same or Job(number, word, experiment, {}, digits)
     return out
 
 
@@ -192,50 +196,56 @@ def jobs_of(data: Mapping[str, Any]) -> list[Job]:
         raise UserError(
             'a sweep file needs methods, for example methods = ["fedavg", "fedprox:mu=0.1"]'
         )
-    seeds, settings = seeds_of(data), flattened(data.get("settings", {}))
-    read_entries = [read_entry(entry) for entry in entries]
+    read_entries, settings = [read_entry(entry) for entry in entries], data.get("settings", {})
     others = {method for method, _ in read_entries}
     base = preset(data["preset"]) if "preset" in data else None
-    told_to = lambda method: scoped(method, base.of(method)) if base else {}
-    first = befores(data, lambda method: {**told_to(method), **settings}, METHODS)
+    usual = lambda method: scoped(method, base.of(method)) if base else {}
+    grid = list(points(data))
+    settings = flattened(settings)
+    first = befores(data, lambda method: layered(usual(method), settings), METHODS)
     found: dict[str, Job] = {job.digits: job for job in first.values()}
-    for (method, own), point, seed in itertools.product(read_entries, list(points(data)), seeds):
-        told = {**told_to(method), "seed": seed, **settings, **point, **own}
-        before, parts = source(str(told.get("start_from", "")), first)
-        config = config_of(
-            method, {n: v for n, v in told.items() if n != "start_from" or before is None}, others
-        )
-        # what the hash leaves out decides nothing, unless somebody sweeps over it
-        also = {
-            name: str(getattr(config, name))
-            for name in NOT_HASHED & {n.replace("-", "_") for n in point}
-        }
-        digits = digits_of(
-            [config.hash(), f"@{before.digits}:{parts}" if before else config.start_from, also]
-        )
-        bare = lambda option: option.removeprefix(f"{method}.").replace("-", "_")
-        said = {bare(option) for option in own}  # by the entry itself, over the grid
-        kept = {
-            n: as_text(v)
-            for n, v in point.items()
-            if bare(n) not in said and words(method, {n: v}, (), others)
-        }
-        name = name_of(method, kept | own, config.seed)
-        found.setdefault(digits, Job(len(found), name, config, kept, digits, before, parts))
+    for (method, own), point, seed in itertools.product(read_entries, grid, seeds_of(data)):
+        told = layered(usual(method), {"seed": seed}, settings, point, own)
+        job = job_of(len(found), method, told, point, own, others, first)
+        found.setdefault(job.digits, job)
         if len(found) > MOST_RUNS:
             raise UserError(f"the sweep has more than {MOST_RUNS} runs; make the grid smaller")
-    often = collections.Counter(
-        job.name.lower() for job in found.values()
-    )  # some file systems know no capitals
+    return distinct(list(found.values()))
+
+
+def job_of(
+    index: int,
+    method: str,
+    told: dict[str, Any],
+    point: Mapping[str, Any],
+    own: Mapping[str, str],
+    others: Collection[str],
+    first: Mapping[str, Job],
+) -> Job:
+    """One run. told: all of its settings, of which `point` are the grid's, `own` the entry's."""
+    before, parts = source(str(told.get("start_from", "")), first)
+    if before is not None:
+        del told["start_from"]
+    experiment = experiment_of(method, told, others, OF_THE_COMMAND)
+    # what the hash leaves out decides nothing, unless somebody sweeps over it
+    swept = {key for key in map(key_of, point) if key in SETTINGS}
+    also = {k: str(experiment.get(k)) for k in swept if SETTINGS[k][2].hashed == NEVER}
+    start = f"@{before.digits}:{parts}" if before else experiment.model.start_from
+    digits = digits_of([experiment.hash(), start, also])
+    bare = lambda option: key_of(option.removeprefix(f"{method}."))
+    said = {bare(option) for option in own}  # by the entry itself, over the grid
+    kept = {n: v for n, v in point.items() if bare(n) not in said and concerns(n, method)}
+    shown_as = {n: as_text(v) for n, v in kept.items()} | dict(own)
+    name = name_of(method, shown_as, experiment.training.seed)
+    return Job(index, name, experiment, kept, digits, before, parts)
+
+
+def distinct(jobs: list[Job]) -> list[Job]:
+    """With digits behind names that are too long, or that several runs have."""
+    often = collections.Counter(job.name.lower() for job in jobs)  # some systems know no capitals
     apart = lambda job: often[job.name.lower()] == 1 and len(job.name) <= LONGEST_NAME
-    return [
-        (
-            job
-            if apart(job)
-            else dataclasses.replace(job, name=f"{job.name[:LONGEST_NAME]}-{job.digits}")
-        )
-        for job in found.values()
-    ]
+    longer = lambda job: dataclasses.replace(job, name=f"{job.name[:LONGEST_NAME]}-{job.digits}")
+    return [job if apart(job) else longer(job) for job in jobs]
 
 
 def name_of(method: str, settings: Mapping[str, str], seed: int) -> str:

@@ -1,5 +1,4 @@
-"""Methods, models, agents and datasets of your own, by name: a file of yours that registers them
-(`--import FILE.py`)."""
+"""Files of the user that register methods, models, agents or datasets (`--import FILE.py`)."""
 
 from __future__ import annotations
 
@@ -7,18 +6,9 @@ import importlib.util
 import pathlib
 import sys
 import traceback
-from typing import Any
 
 from fedjax_sim.errors import UserError
 from fedjax_sim.options import shown
-
-
-def register_agent(name: str, kind: Any, help: str = "", *, discrete: bool = True) -> None:
-    """Make an agent of your own known by name: a subclass of agents.Agent, with its
-    hyper-parameters as fields."""
-    from agents import register
-
-    register(name, kind, help, discrete=discrete)
 
 
 def load_file(text: str) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fedjax_sim.cli.sweep.jobs import DONE, Folder
-from fedjax_sim.cli.sweep.plan import Job
 from fedjax_sim.errors import UserError, lookup
 from fedjax_sim.options import names, shown
 from fedjax_sim.papers import reading
 from fedjax_sim.papers.pivot import Cell, Pivot
 from fedjax_sim.report.runs import Run, load_run
+from fedjax_sim.sweep.folder import DONE, Folder
+from fedjax_sim.sweep.plan import Job, as_text
 
 METHOD = "method"
 READINGS = (
@@ -25,13 +25,25 @@ def facts(job: Job, several: bool) -> dict[str, str]:
     """What a run is told apart by; several: its method stands there with different options of its
     own."""
     bare = {name.rpartition(".")[2] for name in job.point}
-    own = [f"{k}={v}" for k, v in job.config.options.items() if k not in bare] if several else []
-    return {METHOD: ",".join([job.config.method, *own]), **job.point}
+    own = (
+        [f"{k}={v}" for k, v in job.experiment.method.options.items() if k not in bare]
+        if several
+        else []
+    )
+    point = {name: as_text(value) for name, value in job.point.items()}
+    return {METHOD: ",".join([job.experiment.method.name, *own]), **point}
 
 
 def told_apart(jobs: Sequence[Job]) -> list[dict[str, str]]:
     """The facts of every run; a method with options of its own where entries differ in these."""
-    plain = [(job.config.method, tuple(job.point.items()), job.config.seed) for job in jobs]
+    plain = [
+        (
+            job.experiment.method.name,
+            tuple((k, as_text(v)) for k, v in job.point.items()),
+            job.experiment.training.seed,
+        )
+        for job in jobs
+    ]
     return [facts(job, plain.count(one) > 1) for job, one in zip(jobs, plain, strict=True)]
 
 
@@ -88,7 +100,7 @@ def table(
         cells[place] = Cell(
             tuple(reading.value(read, run) for run in runs),
             rounds=tuple(int(run.rounds["round"][-1]) for run in runs),
-            planned=several[0].config.rounds,
+            planned=several[0].experiment.training.rounds,
             digits=kind.digits,
             reading=read,
             note="" if runs else "not ended",

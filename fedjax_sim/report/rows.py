@@ -7,8 +7,8 @@ import html
 from collections.abc import Sequence
 from typing import Any
 
-from fedjax_sim.cli.describe import columns
 from fedjax_sim.errors import UserError
+from fedjax_sim.report.text import columns
 
 MOST = 40  # rows shown; the others are there all the same
 

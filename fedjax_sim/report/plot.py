@@ -42,7 +42,7 @@ def as_run(result: Any) -> Run:
     path = result.out or pathlib.Path(result.summary["method"])
     return Run(
         path,
-        result.setup.config.to_json(),
+        result.setup.experiment.flat(),
         as_table(result.rounds),
         as_table(result.rows),
         {},

@@ -4,20 +4,20 @@ machine."""
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Any
 
-from fedjax_sim.cli.sweep.jobs import Folder
-from fedjax_sim.cli.sweep.local import Command
-from fedjax_sim.cli.sweep.plan import Job
-from fedjax_sim.cli.sweep.queue import task
 from fedjax_sim.errors import UserError
+from fedjax_sim.sweep.folder import Folder
+from fedjax_sim.sweep.plan import Job
+from fedjax_sim.sweep.queue import task
 
 
 class OnRay:
     """Ray decides where and when; `workers`: how many at a time (0: all that the cluster has room
     for)."""
 
-    def __init__(self, command: Command, folder: Folder, workers: int = 0):
+    def __init__(self, command: Sequence[str], folder: Folder, workers: int = 0):
         try:
             import ray
         except ImportError:
@@ -38,7 +38,7 @@ class OnRay:
         log = self.folder.log(job)
         log.parent.mkdir(parents=True, exist_ok=True)
         return self.ray.remote(**self.needs, max_retries=0)(task).remote(
-            self.command(job), str(log)
+            [*self.command, str(job.index)], str(log)
         )
 
     def poll(self, handle: Any) -> tuple[int, str] | None:

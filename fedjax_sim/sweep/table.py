@@ -8,10 +8,10 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from fedjax_sim.cli.describe import columns, duration
-from fedjax_sim.cli.sweep.jobs import DAMAGED, DONE, FAILED, Folder
-from fedjax_sim.cli.sweep.plan import Job
+from fedjax_sim.report.text import columns, duration
 from fedjax_sim.runner.sinks import json_line
+from fedjax_sim.sweep.folder import DAMAGED, DONE, FAILED, Folder
+from fedjax_sim.sweep.plan import Job, as_text
 
 MOST_ROWS = 20
 
@@ -69,8 +69,10 @@ class Table:
         shown = []
         for job in running[:MOST_ROWS]:
             (done, value), about = self.folder.progress(job), self.folder.primary(job).about
-            point = ", ".join(f"{k} {v}" for k, v in job.point.items())
-            shown.append([job.name, point, f"{done} / {job.config.rounds}", about.text(value)])
+            point = ", ".join(f"{k} {as_text(v)}" for k, v in job.point.items())
+            shown.append(
+                [job.name, point, f"{done} / {job.experiment.training.rounds}", about.text(value)]
+            )
         table = (
             columns([["running", "setting", "round", about.label], *shown]).splitlines()
             if shown

@@ -1,4 +1,4 @@
-"""`fs.rounds`: a run round by round, with every upload, the server's net and the clients' own."""
+"""A run round by round, with every upload, the server's net and the clients' own."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from fedjax_sim.engine import predictor
 from fedjax_sim.engine.round import one_round
 from fedjax_sim.errors import UserError
 from fedjax_sim.platform import floats
-from fedjax_sim.runner.execute import set_up
 from fedjax_sim.runner.prepare import Setup
 from fedjax_sim.runner.recorder import Recorder
 from fedjax_sim.types import State, Tree
@@ -66,27 +65,9 @@ class Step:
         return jax.tree.map(lambda a: a[places[0]], self.uploads)
 
 
-def rounds(method: Any = "fedavg", fed: Any = None, **options: Any) -> Iterator[Step]:
-    """The rounds of a run one by one: `for step in fs.rounds("fedavg", fed, rounds=3):
-    step.uploads`.
-
-    The arguments are those of `run`, and so are the numbers; nothing is written or evaluated. All
-    uploads of a round are in memory at once.
-
-    >>> steps = list(rounds("fedavg", model="mlp", clients=4, participation=1, rounds=2, epochs=1))
-    >>> [step.round for step in steps], steps[0].uploads["params"]["fc"]["bias"].shape
-    ([1, 2], (4, 10))
-    """
-    setup = set_up(method, fed, **options)  # mistakes are said here, not at the first step
-    if setup.config.state_on == "host":
-        raise UserError(
-            "rounds keeps all clients' rows on the device; state-on 'host' is not possible here,"
-            " use device"
-        )
-    return steps_of(setup)
-
-
 def steps_of(setup: Setup) -> Iterator[Step]:
+    """The rounds of a prepared run, one by one."""
+    train, dtype = setup.experiment.training, setup.experiment.compute.dtype
     sim, recorder = setup.simulation, Recorder(setup)
     r = dataclasses.replace(sim.stages, stacks=True)
 
@@ -95,12 +76,10 @@ def steps_of(setup: Setup) -> Iterator[Step]:
         return state, log, ids, outcome.reports["ok"], outcome.reports["weight"], outcome.stacked
 
     program = jax.jit(advance)
-    with floats(setup.config.dtype):
+    with floats(dtype):
         state, data = layouts.place(sim.layout, setup.first_state(), sim.data)
-    for number in range(1, setup.config.rounds + 1):
-        with floats(
-            setup.config.dtype
-        ):  # not around the yield: what the caller does there is its own
+    for number in range(1, train.rounds + 1):
+        with floats(dtype):  # not around the yield: what the caller does there is its own
             state, *told = program(state, data)
         log, ids, ok, weights, nets = layouts.as_numpy(told)
         recorder.add_rounds({name: value[None] for name, value in log.items()}, 1)

@@ -27,16 +27,16 @@ def check(setups: Sequence[Setup]) -> None:
     """Refuse what cannot run side by side."""
     if len(setups) == 1:
         return
-    config, layout = setups[0].config, setups[0].simulation.layout
-    seeds = differ([s.config.seed for s in setups])
+    compute, layout = setups[0].experiment.compute, setups[0].simulation.layout
+    seeds = differ([s.experiment.training.seed for s in setups])
     what, instead = (
         ("seeds-mode 'vmap'", "allowed: loop")
         if seeds
         else ("--vmap", "run the values one after another")
     )
-    if config.state_on == "host":
+    if compute.state_on == "host":
         raise UserError(f"state-on host is not possible with {what}; {instead}")
-    if config.backend == "loop":
+    if compute.backend == "loop":
         raise UserError(f"backend loop is not possible with {what}; {instead}")
     if layout.devices > 1:
         what, instead = (
@@ -53,7 +53,7 @@ def state_axes(setups: Sequence[Setup]) -> State:
     """Which parts of a State have a leading axis."""
     if len(setups) == 1:
         return State(None, None, None, None, None)  # type: ignore[arg-type]
-    return State(None, 0 if differ([s.config.seed for s in setups]) else None, 0, 0, 0)  # type: ignore[arg-type]
+    return State(None, 0 if differ([s.experiment.training.seed for s in setups]) else None, 0, 0, 0)  # type: ignore[arg-type]
 
 
 def stack(trees: Sequence[Tree]) -> Tree:
@@ -85,21 +85,21 @@ def side_by_side(setups: Sequence[Setup], run: Callable) -> Any:
 
     def many(states: State, data: Data, rounds: Any, ends: Any) -> Any:
         leaves, tree = jax.tree.flatten(data.numbers)
-        lane = lambda s, own: one(
-            s, data._replace(numbers=jax.tree.unflatten(tree, own)), rounds, ends
+        alone = lambda s, numbers: one(
+            s, data._replace(numbers=jax.tree.unflatten(tree, numbers)), rounds, ends
         )
-        return jax.vmap(lane, in_axes=(state, axes), out_axes=(state, 0, 0))(states, leaves)
+        return jax.vmap(alone, in_axes=(state, axes), out_axes=(state, 0, 0))(states, leaves)
 
     return jax.jit(many, donate_argnums=0)
 
 
-def pick(tree: Tree, lane: int, lanes: int) -> Tree:
-    """One lane's share of what the program returned."""
-    return tree if lanes == 1 else jax.tree.map(lambda a: a[lane], tree)
+def pick(tree: Tree, run: int, width: int) -> Tree:
+    """One run's share of what the program returned; width: how many runs it has."""
+    return tree if width == 1 else jax.tree.map(lambda a: a[run], tree)
 
 
-def pick_state(axes: State, state: State, lane: int) -> State:
-    one = lambda part: jax.tree.map(lambda a: a[lane], part)
+def pick_state(axes: State, state: State, run: int) -> State:
+    one = lambda part: jax.tree.map(lambda a: a[run], part)
     return State(
         *(part if axis is None else one(part) for axis, part in zip(axes, state, strict=True))
     )
