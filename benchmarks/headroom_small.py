@@ -15,12 +15,12 @@ from typing import Any
 import jax
 import numpy as np
 
+from fedjax_sim.api import set_up
 from fedjax_sim.data.federation import Federation
 from fedjax_sim.data.sources import load
 from fedjax_sim.engine.layout import place
 from fedjax_sim.engine.round import make_data
 from fedjax_sim.engine.simulation import start
-from fedjax_sim.runner.execute import set_up
 
 T95 = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 9: 2.26}
 
@@ -80,7 +80,7 @@ class Program:
         self.mode = mode
         setup = set_up(method, fed, evaluate=(mode,), devices="1", **settings)
         self.sim: Any = setup.simulation
-        self.rounds = setup.config.rounds
+        self.rounds = setup.experiment.training.rounds
 
     def run(
         self, fed: Federation, seed: int, last: int, change: Callable[[Any], Any] = lambda s: s
