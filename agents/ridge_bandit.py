@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from agents import nets, schedule
 from agents.node import Real, field
@@ -93,10 +92,8 @@ class RidgeBandit(Agent):
         return x[..., : -self.num_actions], x[..., -self.num_actions :]
 
     def epsilon(self, rounds: Array) -> Array:
-        decay = optax.exponential_decay(
-            self.epsilon_start, 1, self.epsilon_decay, end_value=self.epsilon_end
-        )
-        return self.number(decay(rounds))
+        now = self.epsilon_start * jnp.asarray(self.epsilon_decay, self.dtype) ** rounds
+        return self.number(jnp.maximum(now, self.epsilon_end))
 
     # ---- what is learned -------------------------------------------------------------------------
     def init(self, key: Array) -> RidgeState:

@@ -13,7 +13,7 @@ from fedjax_sim.engine import episode as episodes
 from fedjax_sim.engine.episode import Length, each, make_episode, only
 from fedjax_sim.engine.round import seed_key
 from fedjax_sim.errors import UserError
-from fedjax_sim.runner.config import Config
+from fedjax_sim.experiment import Experiment
 from fedjax_sim.runner.prepare import prepare
 
 LENGTH = Length(6, last=2, every=2)
@@ -31,8 +31,10 @@ def federation(seed: int = 0, clients: int = 6) -> fs.Federation:
 
 
 def simulation(method: str, fed: fs.Federation, participation: str = "3/6"):
-    config = Config(method, **{**COMMON, "participation": participation}, model="mlp", loss="ce")
-    config = dataclasses.replace(config, model_options={"hidden": (8,)}, chunk="1")
+    config = Experiment.of(
+        method, **{**COMMON, "participation": participation}, model="mlp", loss="ce"
+    )
+    config = config.replace(model_options={"hidden": (8,)}, chunk="1")
     return prepare(config, fed=fed).simulation
 
 

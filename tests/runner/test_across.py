@@ -15,18 +15,18 @@ import fedjax_sim as fs
 from fedjax_sim.engine.episode import Length, make_episode, only
 from fedjax_sim.engine.round import seed_key
 from fedjax_sim.errors import UserError
+from fedjax_sim.experiment import Experiment
 from fedjax_sim.presets import controllers
 from fedjax_sim.runner.across import evolve
 from fedjax_sim.runner.across.over import draw_federation, parse_over
 from fedjax_sim.runner.across.pretrained import pack
-from fedjax_sim.runner.config import Config
 
 OVER = (
     "dirichlet:0.1..1, clients:5..7, participation:0.3..0.5, examples:20, data:digits,"
     " test:50, server_val:20, population:4, federations:2, tuning:2, held_out:3, last:2,"
     " rates:0.05|0.2, schedules:constant, goal:global=0.5+own=0.5"
 )
-CONFIG = Config(
+CONFIG = Experiment.of(
     "fedpolicy",
     options={"agent": "evolved"},
     model="mlp",
@@ -62,7 +62,7 @@ def test_words_that_are_refused():
         with pytest.raises(UserError, match=said):
             evolve.parse(text)
     with pytest.raises(UserError, match="no policy to train"):
-        evolve.where_it_evolves(Config("fedavg"))
+        evolve.where_it_evolves(Experiment.of("fedavg"))
 
 
 @pytest.fixture(scope="module")
@@ -151,7 +151,7 @@ def test_a_selection_is_trained_alike(tmp_path):
     assert found["parts"] == "server.mine.agent.parameters" and len(found["parameters"]) == 7
     fed = draw_federation(evolve.parse(OVER)[0], 11, 3)[0]
     start = dict(rounds=1, epochs=1, model="mlp", model_options={"hidden": (6,)}, chunk=1)
-    how = dict(transforms=config.transforms, start_from=f"{tmp_path}:server.mine.agent")
+    how = dict(transforms=config.method.transforms, start_from=f"{tmp_path}:server.mine.agent")
     result = fs.run("fedavg", fed, **start, **how)
     kept = result.state.server.mine.agent.parameters
     np.testing.assert_array_equal(kept, np.float32(found["parameters"]))

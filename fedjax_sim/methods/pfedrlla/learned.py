@@ -71,8 +71,8 @@ def arm_weights(arm: Array, alike: Array, usable: Array) -> Array:
     """[m+1] of cosines [m+1] with the client itself, which is last.
 
     >>> may = jnp.array([True, True, True])
-    >>> arm_weights(jnp.int32(1), jnp.array([0.5, -0.5, 1.0]), may).round(2).tolist()
-    [0.35, 0.35, 0.3]
+    >>> print(arm_weights(jnp.int32(1), jnp.array([0.5, -0.5, 1.0]), may))
+    [0.35 0.35 0.3 ]
     """
     kappas, shares = (jnp.asarray(column, alike.dtype) for column in zip(*ARMS, strict=True))
     myself = jnp.arange(usable.shape[0]) == usable.shape[0] - 1

@@ -245,6 +245,11 @@ class PFedRLLA(Peers, Personal, SetsUp, Trials, Mixer):
         server = server._replace(encoder=encoder, target=self.followed(server, cohort))
         return server._replace(embedded=self.embedded(env, server, heads))
 
+    def log(self, env: Env, old: Server, server: Server, cohort: Cohort) -> dict[str, Array]:
+        if self.learned:
+            return self.log_trials(env, server)
+        return super().log(env, old, server, cohort)
+
     def plan(self, env: Env, server: Server, ctx: Ctx) -> Plan:
         nothing = jnp.zeros(env.cohort + 1, env.dtype)  # the action where nobody acts
         return make_plan(self, env, nothing, server, ctx)

@@ -106,6 +106,18 @@ class Settings(Steered, Method):
         read_rule("head", self.head)
         if self.body != "auto":
             read_rule("body", self.body, BODY_RULES)
+        if self.learned and self.steered:
+            raise UserError(
+                f"pfedrlla.head={self.head} learns by itself and body=agent asks an agent; use"
+                " another body, or head=agent"
+            )
+        if self.head != "pairs" and not isinstance(self.pair_rate, jax.Array):
+            usual = {one.name: one.default for one in dataclasses.fields(self)}["pair_rate"]
+            if self.pair_rate != usual:
+                raise UserError(
+                    f"pfedrlla.pair_rate says nothing with head={self.head}; leave it out, or use"
+                    " head=pairs"
+                )
         given = dict(self.agent.options) if isinstance(self.agent, Named) else {}
         for name, ours in zip(SCHEDULED, ("random_rounds", "every"), strict=True):
             if name in given:

@@ -17,6 +17,8 @@ def pack(folder: pathlib.Path, path: pathlib.Path, command: str) -> None:
     result = json.loads((folder / "result.json").read_text())
     about = {"command": command, **{name: result[name] for name in KEPT}}
     about |= {name: result["baseline"][name] for name in ("lr", "schedule")}
-    arrays = {result["parts"]: np.float32(result["parameters"])}
-    arrays["about"] = np.array(json.dumps(about))
+    arrays = {
+        result["parts"]: np.asarray(result["parameters"], np.float32),
+        "about": np.array(json.dumps(about)),
+    }
     write_bytes(path, npz_bytes(arrays))
