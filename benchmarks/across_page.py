@@ -114,12 +114,7 @@ def policy_figure(path: pathlib.Path, goal: str, parameters: np.ndarray) -> tupl
     import matplotlib.pyplot as plt
 
     x, y = strongest(parameters)
-    ranges = {
-        "progress": (0, 1),
-        "joined": (0, 1),
-        "label_entropy": (0, 1),
-        "log_size": (-1.5, 1.5),
-    }
+    ranges = {"relative_staleness": (0, 2), "log_size": (-1.5, 1.5)}
     ends = [ranges.get(FEATURES[i], (0, 1)) for i in (x, y)]
     a, b = np.meshgrid(np.linspace(*ends[0], 60), np.linspace(*ends[1], 60))
     seen = np.tile([USUAL[name][0] for name in FEATURES], (60, 60, 1))
