@@ -33,12 +33,12 @@ import numpy as np
 from benchmarks import across_page
 from fedjax_sim.engine import episode as episodes
 from fedjax_sim.engine.episode import Length, Scores
+from fedjax_sim.experiment import Experiment
 from fedjax_sim.methods.fedpolicy.rules import boxes
 from fedjax_sim.runner.across import evolve
 from fedjax_sim.runner.across.evolve import HELD_OUT, TUNING, Problem, value_of, with_rate
 from fedjax_sim.runner.across.over import parse_over
 from fedjax_sim.runner.compilation import start_jax
-from fedjax_sim.runner.config import Config
 
 SIZES = "clients:20..50, participation:0.1..0.3, examples:60..150"
 COMMON = "test:350, pool:mnist|fashion_mnist|digits|cifar10, side:8"
@@ -71,7 +71,7 @@ RULES = {
     "many > 2.5 keep head after 0.8": f"keep_head: effective_classes>2.5 & {LATE}",
 }
 METHODS = ("fedper", "ditto", "fedrod")
-CONFIG = Config(
+CONFIG = Experiment.of(
     "fedpolicy",
     options={"agent": "evolved"},
     model="mlp",
@@ -97,9 +97,7 @@ class Table:
         stream: int,
     ) -> Scores:  # fmt: skip
         """[F, P] of lanes [P, …], each at its rate; lanes None: as the method begins."""
-        problem = dataclasses.replace(
-            self.problem, config=dataclasses.replace(self.problem.config, **method)
-        )
+        problem = dataclasses.replace(self.problem, config=self.problem.config.replace(**method))
         sim = problem.simulation(schedule=schedule)
         number = self.tuning if stream == TUNING else self.held_out
         drawn = problem.draws(sim, stream, 0, number)
@@ -249,9 +247,14 @@ def read_trained(folders: Iterable[str]) -> dict[str, np.ndarray]:
 
 
 def table_of(suite: str, args: argparse.Namespace) -> Table:
-    config = dataclasses.replace(CONFIG, data_dir=args.data_dir)
+    config = CONFIG.replace(data_dir=args.data_dir)
     problem = Problem(
-        parse_over(SUITES[suite]), config, Length(config.rounds), args.seed, args.data_dir, SHAPE
+        parse_over(SUITES[suite]),
+        config,
+        Length(config.training.rounds),
+        args.seed,
+        args.data_dir,
+        SHAPE,
     )
     return Table(problem, args.tuning, args.held_out)
 
@@ -483,7 +486,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("docs/results"))
     parser.add_argument("--data-dir", default=None)
     parser.add_argument("--suites", action="append", default=[], metavar="NAME")
-    parser.add_argument("--with-methods", action="append", default=["other seeds"])
+    parser.add_argument("--with-methods", action="append", default=[], metavar="SUITE")
     parser.add_argument("--tuning", type=int, default=16)
     parser.add_argument("--held-out", type=int, default=128)
     parser.add_argument("--federations", type=int, default=8, help="of transfer")

@@ -25,8 +25,9 @@ from typing import Any
 import jax
 
 from fedjax_sim.engine import layout as layouts
-from fedjax_sim.runner.config import Config
-from fedjax_sim.runner.prepare import Setup, load_federation, prepare, want_host_devices
+from fedjax_sim.experiment import Experiment
+from fedjax_sim.runner.compilation import want_host_devices
+from fedjax_sim.runner.prepare import Setup, load_federation, prepare
 from fedjax_sim.runner.profile import stage_seconds
 
 SYNTHETIC = "synthetic:shape=28x28x1,classes=10,train=60000,test=1000"
@@ -38,7 +39,7 @@ class Stepper:
     def __init__(self, setup: Setup):
         sim = setup.simulation
         self.state, self.data = layouts.place(
-            sim.layout, sim.init(setup.config.seed, setup.net), sim.data
+            sim.layout, sim.init(setup.experiment.training.seed, setup.net), sim.data
         )
         self.step = jax.jit(sim.round, donate_argnums=0)
         self.seconds: list[float] = []
@@ -60,7 +61,7 @@ def median_ratio(base: list[float], other: list[float]) -> float:
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
-    base = Config(
+    base = Experiment.of(
         dataset=args.dataset,
         data_dir=args.data_dir,
         partition=args.partition,

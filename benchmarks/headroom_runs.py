@@ -23,9 +23,9 @@ from fedjax_sim.data.partition import partition
 from fedjax_sim.data.sources import load
 from fedjax_sim.engine.round import Data, make_data
 from fedjax_sim.engine.simulation import Simulation
+from fedjax_sim.experiment import Experiment
 from fedjax_sim.metrics.base import worst_tenth
 from fedjax_sim.plans import payload_bytes
-from fedjax_sim.runner.config import Config
 from fedjax_sim.runner.prepare import prepare
 from fedjax_sim.runner.weights import initial_net
 from fedjax_sim.types import State, Tree
@@ -163,7 +163,7 @@ def data_of(sim: Simulation, fed: Federation) -> Data:
 @functools.cache
 def simulation(scale: Scale, program: Program, name: str, data_dir: str | None) -> Compiled:
     """The compiled functions of a program for a data set's shape."""
-    config = Config(
+    config = Experiment.of(
         method=program.method,
         options=dict(program.options),
         model=scale.model,

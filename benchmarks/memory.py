@@ -67,9 +67,9 @@ def resident_mb() -> float:
 
 
 def config_of(case: dict[str, Any]) -> Any:
-    from fedjax_sim.runner.config import Config
+    from fedjax_sim.experiment import Experiment
 
-    return Config(
+    return Experiment.of(
         case["method"],
         model=case["model"],
         clients=case["clients"],
@@ -120,12 +120,13 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
     """One case, in this process: peak and present memory after every stage."""
     import jax
     import jax.numpy as jnp
+    from fedjax_sim.runner.start import want_host_devices
 
     from fedjax_sim.engine import host_clients
     from fedjax_sim.engine import layout as layouts
     from fedjax_sim.runner import checkpoint
     from fedjax_sim.runner.compilation import use_compilation_cache
-    from fedjax_sim.runner.prepare import prepare, want_host_devices
+    from fedjax_sim.runner.prepare import prepare
 
     config = config_of(case)
     want_host_devices(config)
@@ -140,12 +141,12 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
 
     note("baseline")
     state = jax.block_until_ready(sim.init(0, net))
-    place = host_clients.place if config.state_on == "host" else layouts.place
+    place = host_clients.place if config.compute.state_on == "host" else layouts.place
     state, data = place(sim.layout, state, sim.data)
     note("init")
     temporary = None
     run: Any = sim.run
-    if config.state_on == "device":
+    if config.compute.state_on == "device":
         run = run.lower(state, data, jnp.int32(1)).compile()
         held = run.memory_analysis()
         temporary = (

@@ -36,8 +36,9 @@ from benchmarks import pfedrlla_designed as designed
 from benchmarks.fedpolicy import Stepper
 from benchmarks.pfedrlla_landscape import landscape
 from fedjax_sim.errors import UserError
-from fedjax_sim.runner.config import Config
-from fedjax_sim.runner.prepare import Setup, load_federation, prepare, want_host_devices
+from fedjax_sim.experiment import Experiment
+from fedjax_sim.runner.compilation import want_host_devices
+from fedjax_sim.runner.prepare import Setup, load_federation, prepare
 
 AS_PUBLISHED = {
     "lr": 1e-3,
@@ -262,8 +263,8 @@ def alive(args: argparse.Namespace, out: pathlib.Path) -> None:
 
 
 # ---- CIFAR-10 ------------------------------------------------------------------------------------
-def base_config(args: argparse.Namespace, classes: int, **more: Any) -> Config:
-    return Config(
+def base_config(args: argparse.Namespace, classes: int, **more: Any) -> Experiment:
+    return Experiment.of(
         **dict(
             dataset=args.dataset,
             data_dir=args.data_dir,
@@ -372,7 +373,7 @@ def main(argv: list[str] | None = None) -> int:
         for name in args.part.split(","):
             if name not in PARTS:
                 raise UserError(f"there is no part '{name}'; allowed: {', '.join(PARTS)}")
-        want_host_devices(Config(devices=args.devices))
+        want_host_devices(Experiment.of(devices=args.devices))
         for name in args.part.split(","):
             PARTS[name](args, pathlib.Path(args.out))
     except UserError as problem:

@@ -14,17 +14,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_sim.api import run
 from fedjax_sim.data.federation import Federation
 from fedjax_sim.data.sources import load
 from fedjax_sim.engine import layout as layouts
 from fedjax_sim.errors import UserError
+from fedjax_sim.experiment import Experiment
 from fedjax_sim.methods.pfedrlla import mhae, pca
 from fedjax_sim.methods.pfedrlla.control import STILL
 from fedjax_sim.methods.pfedrlla.encoder import features, make_frame, placed
 from fedjax_sim.methods.pfedrlla.reward import preferred, terms
-from fedjax_sim.runner.config import Config
 from fedjax_sim.runner.driver import Result
-from fedjax_sim.runner.execute import run
 from fedjax_sim.runner.prepare import prepare
 from fedjax_sim.types import Tree
 
@@ -136,7 +136,7 @@ def heatmap_figures(found: dict[str, np.ndarray], group: np.ndarray) -> dict[str
 def run_silhouettes(result: Result, group: np.ndarray) -> dict[str, float]:
     """Of the run's own embeddings and of PCA of the same models, after its last round."""
     clients, server = result.state.clients, result.state.server
-    options, env = result.setup.config.options, result.setup.simulation.env
+    options, env = result.setup.experiment.method.options, result.setup.simulation.env
     functions = mhae(
         int(options.get("side", 32)), int(options.get("embedding", 128)), dtype=env.dtype
     )
@@ -172,7 +172,7 @@ def silhouette(points: np.ndarray, group: np.ndarray) -> float:
 def trained_heads(fed: Federation, epochs: float, seed: int = 0) -> tuple[Tree, tuple[str, ...]]:
     """(parameters [N, …] of clients that trained alone from one common start, their layers in
     order)."""
-    config = Config(
+    config = Experiment.of(
         "pfedrlla",
         options=dict(body="weighted", head="weighted"),
         epochs=epochs,

@@ -143,12 +143,13 @@ def measure(point: Point) -> dict[str, Any]:
 
     from fedjax_sim.data.federation import Federation
     from fedjax_sim.engine.layout import place
-    from fedjax_sim.runner.config import Config
+    from fedjax_sim.experiment import Experiment
+    from fedjax_sim.runner.compilation import want_host_devices
     from fedjax_sim.runner.facts import facts
-    from fedjax_sim.runner.prepare import prepare, want_host_devices
+    from fedjax_sim.runner.prepare import prepare
 
     workload = workload_of(point)
-    config = Config(
+    config = Experiment.of(
         point.series.split(",")[0],
         model=point.model,
         clients=point.clients,

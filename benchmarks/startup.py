@@ -80,9 +80,9 @@ def start(settings: dict[str, Any], check_weights: bool = False) -> dict[str, An
         import jax
         import jax.numpy
 
-        import fedjax_sim.cli.describe
         import fedjax_sim.cli.main
         import fedjax_sim.models.factory
+        import fedjax_sim.report.text
         import fedjax_sim.runner.execute  # noqa: F401
 
         return jax
@@ -94,9 +94,9 @@ def start(settings: dict[str, Any], check_weights: bool = False) -> dict[str, An
     if SPAWNED in os.environ:
         clock.parts["imports"][1] = time.time() - float(os.environ[SPAWNED])
     from fedjax_sim.engine import layout as layouts
+    from fedjax_sim.experiment import Experiment
     from fedjax_sim.runner import prepare as preparing
     from fedjax_sim.runner.compilation import use_compilation_cache
-    from fedjax_sim.runner.config import Config
 
     programs: list[float] = []
     jax.monitoring.register_event_duration_secs_listener(
@@ -104,7 +104,7 @@ def start(settings: dict[str, Any], check_weights: bool = False) -> dict[str, An
             programs.append(seconds) if event.endswith("backend_compile_duration") else None
         )
     )
-    config = Config(**settings)
+    config = Experiment.of(**settings)
     preparing.want_host_devices(config)
     use_compilation_cache()
     originals = {name: getattr(preparing, name) for name in ("load_federation", "initial_net")}
@@ -126,7 +126,7 @@ def start(settings: dict[str, Any], check_weights: bool = False) -> dict[str, An
 
     def first_state() -> tuple[Any, Any]:
         return jax.block_until_ready(
-            layouts.place(sim.layout, sim.init(config.seed, setup.net), sim.data)
+            layouts.place(sim.layout, sim.init(config.training.seed, setup.net), sim.data)
         )
 
     state, data = clock.time("state", first_state)
@@ -149,7 +149,7 @@ def start(settings: dict[str, Any], check_weights: bool = False) -> dict[str, An
         programs=number,
     )
     if check_weights:
-        out["same"] = same_weights(sim.env.model, config.seed)
+        out["same"] = same_weights(sim.env.model, config.training.seed)
     return out
 
 

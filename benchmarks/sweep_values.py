@@ -76,13 +76,15 @@ def ratios(k: int, rounds: int, after: Side, beside: Side, clock: str = "") -> d
 
 
 def measure(network: str, k: int, rounds: int, repeat: int) -> dict[str, Any]:
-    from fedjax_sim import Config, prepare
-    from fedjax_sim.runner.values import lanes_for
+    from fedjax_sim import Experiment, prepare
+    from fedjax_sim.runner.many import with_values
 
     config = dict(model=network, rounds=10**6, eval_every=PER_CALL, epochs=1.0, participation="0.5")
-    alone = prepare(Config("fedavg", **config), measure=False)
+    alone = prepare(Experiment.of("fedavg", **config), measure=False)
     values = [0.01 * (i + 1) for i in range(k)]
-    lanes = lanes_for(prepare(Config("fedavg", devices="1", **config), measure=False), "lr", values)
+    lanes = with_values(
+        prepare(Experiment.of("fedavg", devices="1", **config), measure=False), "lr", values
+    )
     after, beside = Side([alone]), Side(lanes)
     for i in range(repeat):
         for side in (after, beside) if i % 2 == 0 else (beside, after):

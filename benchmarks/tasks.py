@@ -84,7 +84,7 @@ def ours(job: Job) -> Callable[[int], None]:
     import jax
 
     import fedjax_sim as fs
-    from fedjax_sim.runner.execute import set_up
+    from fedjax_sim.api import set_up
 
     x, y = make_data(job)
     rows = {"train": [range(i * job.examples, (i + 1) * job.examples) for i in range(job.clients)]}

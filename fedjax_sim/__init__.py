@@ -17,11 +17,23 @@ __version__ = "0.3.0"
 if (
     TYPE_CHECKING
 ):  # for editors and type checkers; classes of methods and transforms are found by `_classes`
+    from fedjax_sim.api import (
+        Comparison,
+        Result,
+        Step,
+        compare,
+        register_agent,
+        resume,
+        rounds,
+        run,
+        sweep,
+    )
     from fedjax_sim.data.federation import Federation
     from fedjax_sim.data.protocols import federate
     from fedjax_sim.data.sources import register_dataset
     from fedjax_sim.engine.simulation import simulate
     from fedjax_sim.errors import UserError
+    from fedjax_sim.experiment import Experiment
     from fedjax_sim.fields import Real, field
     from fedjax_sim.hooks import Method
     from fedjax_sim.local.losses import register_loss
@@ -64,17 +76,10 @@ if (
     from fedjax_sim.metrics import register_metric
     from fedjax_sim.metrics.base import Metric
     from fedjax_sim.models import build, from_module, register_model
-    from fedjax_sim.notebook.compare import Comparison, compare
-    from fedjax_sim.notebook.rounds import Step, rounds
-    from fedjax_sim.notebook.sweep import sweep
-    from fedjax_sim.runner.config import Config
-    from fedjax_sim.runner.execute import Result, resume, run
     from fedjax_sim.runner.export import Exported, export, load_model
-    from fedjax_sim.runner.own import register_agent
+    from fedjax_sim.runner.many import run_seeds, run_values
     from fedjax_sim.runner.prepare import prepare
-    from fedjax_sim.runner.seeds import run_seeds
     from fedjax_sim.runner.sinks import Segment, Sink
-    from fedjax_sim.runner.values import run_values
     from fedjax_sim.runner.weights import save_net
     from fedjax_sim.tasks import Task, register_task
     from fedjax_sim.transforms import register_transform
@@ -90,7 +95,7 @@ if (
 
 # imported on first use: the command line's help must not wait for JAX
 _HOME = {
-    "Config": "runner.config",
+    "Experiment": "experiment",
     "Federation": "data.federation",
     "federate": "data.protocols",
     "simulate": "engine.simulation",
@@ -107,31 +112,31 @@ _HOME = {
     "register_loss": "local.losses",
     "register_task": "tasks",
     "Task": "tasks",
-    "register_agent": "runner.own",
+    "register_agent": "api",
     "Exported": "runner.export",
     "export": "runner.export",
     "load_model": "runner.export",
-    "Comparison": "notebook.compare",
-    "compare": "notebook.compare",
-    "Step": "notebook.rounds",
-    "rounds": "notebook.rounds",
-    "sweep": "notebook.sweep",
+    "Comparison": "api",
+    "compare": "api",
+    "Step": "api",
+    "rounds": "api",
+    "sweep": "api",
     "Method": "hooks",
     "Real": "fields",
     "field": "fields",
-    "Result": "runner.execute",
-    "resume": "runner.execute",
-    "run": "runner.execute",
+    "Result": "api",
+    "resume": "api",
+    "run": "api",
     "prepare": "runner.prepare",
-    "run_seeds": "runner.seeds",
-    "run_values": "runner.values",
+    "run_seeds": "runner.many",
+    "run_values": "runner.many",
     "Segment": "runner.sinks",
     "Sink": "runner.sinks",
     "save_net": "runner.weights",
 }
 __all__ = [
     "Comparison",
-    "Config",
+    "Experiment",
     "Exported",
     "Federation",
     "Method",

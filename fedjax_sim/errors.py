@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import lzma
+import os
+import zipfile
+import zlib
 from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
@@ -30,3 +34,49 @@ def lookup(kind: str, name: str, table: Mapping[str, T]) -> T:
     if name not in table:
         raise unknown(kind, name, table)
     return table[name]
+
+
+DAMAGED = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, UnicodeError)
+OUT_OF_MEMORY = ("RESOURCE_EXHAUSTED", "Out of memory", "out of memory")
+
+
+def expected(problem: BaseException) -> str | None:
+    """The sentence for a failure that no program can rule out; None for a mistake of this one.
+
+    >>> expected(OSError(28, "No space left on device", "runs/a/rounds.csv"))
+    "'runs/a/rounds.csv': No space left on device"
+    >>> expected(MemoryError())
+    'there is not enough memory; use fewer clients, a smaller model, batch or chunk, or --state-on
+    host'
+    >>> expected(KeyError("a")) is None
+    True
+    """
+    if isinstance(problem, UserError):
+        return str(problem)
+    if isinstance(problem, MemoryError) or any(
+        word in first_line(problem) for word in OUT_OF_MEMORY
+    ):
+        return (
+            "there is not enough memory; use fewer clients, a smaller model, batch or chunk, or"
+            " --state-on host"
+        )
+    if isinstance(problem, OSError):
+        reason = problem.strerror or first_line(problem) or type(problem).__name__
+        return (
+            f"'{os.fsdecode(problem.filename)[:200]}': {reason}"
+            if is_path(problem.filename)
+            else reason
+        )
+    if isinstance(problem, DAMAGED):
+        return f"a file cannot be read: {first_line(problem) or type(problem).__name__}"
+    if isinstance(problem, RecursionError):
+        return "the input is nested too deeply"
+    return None
+
+
+def is_path(name: object) -> bool:
+    return isinstance(name, (str, bytes))
+
+
+def first_line(problem: BaseException) -> str:
+    return (str(problem).splitlines() or [""])[0]

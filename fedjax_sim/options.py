@@ -109,15 +109,6 @@ def choice(kind: str, text: str, allowed: Iterable[str]) -> str:
     return text
 
 
-def auto_or(converter: Callable[[str], T]) -> Callable[[str], T | None]:
-    """The same converter, with the word auto for None.
-
-    >>> auto_or(whole)("auto"), auto_or(whole)("3")
-    (None, 3)
-    """
-    return lambda text: None if text == "auto" else converter(text)
-
-
 def at_least(least: float, converter: Callable[[str], T]) -> Callable[[str], T]:
     """The same converter for numbers from `least` up.
 

@@ -22,16 +22,16 @@ from benchmarks.peers.protocol import Peer
 from benchmarks.workloads import Workload, make_data, plan
 from fedjax_sim.data.federation import Federation
 from fedjax_sim.engine.layout import place
-from fedjax_sim.runner.config import Config
+from fedjax_sim.experiment import Experiment
+from fedjax_sim.runner.compilation import want_host_devices
 from fedjax_sim.runner.prepare import prepare as set_up
-from fedjax_sim.runner.prepare import want_host_devices
 
 PACKAGES = ("fedjax-sim", "jax", "jaxlib", "flax", "optax", "numpy")
 SCHEDULED = 64  # rounds whose cohorts are laid down; later ones repeat them
 
 
-def configuration(workload: Workload, method: str = "fedavg", **more: Any) -> Config:
-    return Config(
+def configuration(workload: Workload, method: str = "fedavg", **more: Any) -> Experiment:
+    return Experiment.of(
         method,
         model=workload.model,
         clients=workload.clients,
@@ -119,7 +119,7 @@ def prepare(workload: Workload, method: str = "fedavg") -> Peer:
     config = configuration(workload, method)
     want_host_devices(config)
     fed, cohorts = federation(workload)
-    setup = set_up(config, fed=fed, capacity=1, cohorts=tuple(map(tuple, cohorts)))
+    setup = set_up(config.replace(cohorts=cohorts), fed=fed, capacity=1)
     sim, net = setup.simulation, with_shared_weights(workload, setup.net)
     begin = lambda: sim.init(0, jax.tree.map(jnp.copy, net))  # a round gives its state away
     state, data = place(sim.layout, begin(), sim.data)

@@ -1,20 +1,22 @@
-"""What each command does: read options, start JAX, hand over to `runner`, print. JAX is imported on
-the way, not before."""
+"""What each command does: read options, start JAX, call `api`, print. JAX is imported on the way,
+not before."""
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import shlex
 import sys
 from typing import Any
 
 from fedjax_sim.cli import registries
-from fedjax_sim.cli.settings import for_values, make_config, output_directory, own_path
-from fedjax_sim.errors import UserError, lookup, unknown
+from fedjax_sim.cli.settings import as_path, method_of, output_directory, read_values, settings_of
+from fedjax_sim.errors import UserError, unknown
+from fedjax_sim.experiment import Experiment
+from fedjax_sim.experiment.given import experiment_of, layered
+from fedjax_sim.experiment.settings import FOLLOW
 from fedjax_sim.methods import METHODS, controlled, make_method, method_class
 from fedjax_sim.options import names, shown
-from fedjax_sim.runner.config import Config
+from fedjax_sim.transforms import TRANSFORMS, transform_class, transformed
 
 
 def note(text: str) -> None:
@@ -36,14 +38,13 @@ def first_process() -> bool:
     return jax.process_index() == 0
 
 
-def start(config: Config, args: argparse.Namespace | None = None) -> None:
+def start(experiment: Experiment, args: argparse.Namespace | None = None) -> None:
     """Before JAX's backend starts: host devices, the other processes, the compilation cache."""
     global _for_programs
     _for_programs = getattr(args, "json", False)
     if args is not None and getattr(args, "device", None):
         foresee(args)
-    from fedjax_sim.runner.compilation import use_compilation_cache
-    from fedjax_sim.runner.prepare import want_host_devices
+    from fedjax_sim.runner.compilation import use_compilation_cache, want_host_devices
 
     coordinator = getattr(args, "coordinator", None)
     number, which = getattr(args, "num_processes", None), getattr(args, "process_id", None)
@@ -52,7 +53,7 @@ def start(config: Config, args: argparse.Namespace | None = None) -> None:
             "--coordinator auto finds out how many processes there are; leave --num-processes and"
             " --process-id out"
         )
-    want_host_devices(config, number or 1)
+    want_host_devices(experiment, number or 1)
     if coordinator:
         import jax
 
@@ -76,7 +77,7 @@ def foresee(args: argparse.Namespace) -> None:
     accelerators.parse(args.device)
     if not args.dry_run:
         raise UserError(
-            "--device foretells with --dry-run; a run takes the devices that JAX sees, --devices of"
+            "--device is asked with --dry-run; a run takes the devices that JAX sees, --devices of"
             " them"
         )
     accelerators.quiet_environment()
@@ -85,151 +86,208 @@ def foresee(args: argparse.Namespace) -> None:
     jax.config.update("jax_platforms", "cpu")
 
 
-def passed_on(args: argparse.Namespace) -> list[str]:
-    """What a command hands on to the processes it starts."""
-    files = [word for file in args.imports for word in ("--import", str(own_path(file).resolve()))]
-    return [*(["--log", args.log] if args.log else []), *files]
-
-
-def talk(args: argparse.Namespace) -> dict[str, Any]:
-    """How a run speaks while it runs: to people, to programs, to other tools."""
+def output(args: argparse.Namespace) -> dict[str, Any]:
+    """Where a run reports while it runs: to the terminal, to programs, to other tools."""
     from fedjax_sim.runner.sinks import JsonLines, named
 
-    told = [*([JsonLines()] if args.json else []), *named(names(args.log))]
-    return dict(progress=not args.quiet and not args.json, say=note, sinks=told)
+    sinks = [*([JsonLines()] if args.json else []), *named(names(args.log))]
+    return dict(progress=not args.quiet and not args.json, say=note, sinks=sinks)
 
 
 def the_same(args: argparse.Namespace, out: Any) -> str:
-    """The command line again, with the directory that it took: it goes on with everything."""
-    words = [*args.words, *([] if args.out else ["--out", str(out)])]
-    return shlex.join(["fedjax-sim", *words])
+    """The command line again, with the directory that it took: it resumes everything."""
+    return shlex.join(["fedjax-sim", *args.argv, *([] if args.out else ["--out", str(out)])])
 
 
-def foretell(setup: Any, args: argparse.Namespace, data: bool = True) -> None:
+def ready(
+    experiment: Experiment, args: argparse.Namespace, given: Any = None, feds: Any = None
+) -> Any:
+    """One prepared run; on --device, as it would be set up there."""
+    from fedjax_sim.runner import many
+
+    if not args.device:
+        return many.ready(experiment, given, feds, note, measure=not args.dry_run)
+    from fedjax_sim.runner.ahead import prepare_for
+    from fedjax_sim.runner.facts import check_counters
+
+    if getattr(args, "vmap", "") or (getattr(args, "seeds", 1) > 1 and args.seeds_mode == "vmap"):
+        raise UserError(
+            "--device is about one run, not several side by side; leave --vmap and --seeds-mode"
+            " vmap out"
+        )
+    fed = (feds or many.Federations()).of(experiment)
+    setup = prepare_for(args.device, experiment, fed, note)
+    check_counters(setup)
+    return setup
+
+
+def announce(setup: Any, args: argparse.Namespace, data: bool = True) -> None:
     """What is said before a run; with --dry-run also who has which data (`data`), and for programs
     the same as numbers."""
     from fedjax_sim.cli import describe
 
     say(describe.report(setup))
-    if args.dry_run:
-        found: dict[str, Any] = describe.facts(setup)
-        if args.device:
-            from fedjax_sim.runner.ahead import fits
+    if not args.dry_run:
+        return
+    found: dict[str, Any] = describe.facts(setup)
+    if args.device:
+        from fedjax_sim.runner.ahead import fits
 
-            found["on_device"] = fits(setup, args.device)
-            say(describe.fits_line(found["on_device"]))
-        say(setup.fed.describe() if data else "")
-        if getattr(args, "json", False) and first_process():
-            from fedjax_sim.runner.sinks import json_line
+        found["on_device"] = fits(setup, args.device)
+        say(describe.fits_line(found["on_device"]))
+    say(setup.fed.describe() if data else "")
+    if getattr(args, "json", False) and first_process():
+        from fedjax_sim.runner.sinks import json_line
 
-            config = setup.config
-            print(
-                json_line(
-                    "dry-run",
-                    method=config.method,
-                    seed=config.seed,
-                    config_hash=config.hash(),
-                    **found,
-                )
-            )
+        experiment = setup.experiment
+        which = dict(method=experiment.method.name, seed=experiment.training.seed)
+        print(json_line("dry-run", **which, config_hash=setup.hash, **found))
 
 
 def tables(summaries: list[dict[str, Any]], seeds: int) -> None:
     """What every command prints of its results; the seed is named where there are several."""
-    from fedjax_sim.cli import describe
+    from fedjax_sim.report import text
 
     name = lambda s: f"{s['method']} seed {s['seed']}" if seeds > 1 else s["method"]
     labelled = [s | {"method": name(s)} for s in summaries]
-    say(describe.results_table(labelled))
-    say(describe.targets_table(labelled))
+    say(text.results_table(labelled))
+    say(text.targets_table(labelled))
 
 
 def run(args: argparse.Namespace) -> int:
-    lookup("method", args.method, METHODS)
-    config = make_config(args, args.method, [args.method])
-    config = for_values(config, args) if args.vmap else config
-    out = output_directory(args, args.method, config)
-    start(config, args)
-    from fedjax_sim.cli import describe
-    from fedjax_sim.cli.several import Federations, execute_all, set_ups
+    method = method_of(args)
+    return run_experiment(args, method, settings_of(args, method))
 
-    speech = talk(args)
-    setups = set_ups(config, args, Federations(), note)
-    if args.vmap:
-        from fedjax_sim.runner import values
 
-        name, several = values.read(args.vmap)
-        values.lanes_for(setups[0], name, several)  # mistakes are said before anything runs
-    foretell(setups[0], args)
+def run_experiment(args: argparse.Namespace, method: str, settings: dict[str, Any]) -> int:
+    experiment = experiment_of(method, settings)
+    values = read_values(args.vmap) if getattr(args, "vmap", "") else None  # of `run` alone
+    out = output_directory(args, method, experiment, args.seeds)
+    start(experiment, args)
+    from fedjax_sim.report import text
+    from fedjax_sim.runner import many
+
+    follow = settings.get("data_seed") == FOLLOW
+    each = many.for_seeds(experiment, args.seeds, args.seeds_mode, follow)
+    if values:
+        if args.seeds > 1 and args.seeds_mode == "vmap":
+            raise UserError(
+                "--seeds-mode vmap does not go with --vmap, whose values are side by side; use"
+                " --seeds-mode loop"
+            )
+        instead = "use --devices 1, or run the values one after another"
+        each = [many.on_one_device(one, "--vmap", instead) for one in each]
+    feds = many.Federations()
+    setups = [ready(one, args, None, feds) for one in each]
+    if values:
+        many.with_values(setups[0], *values)  # mistakes are said before anything runs
+    announce(setups[0], args)
     if args.labels and first_process():
-        setups[0].fed.plot(own_path(args.labels))
+        setups[0].fed.plot(as_path(args.labels))
         say(f"written: {args.labels}")
     if args.dry_run:
         return 0
-    several_runs = args.seeds > 1 and not args.vmap
-    results = execute_all(
-        setups, args, out, again=the_same(args, out) if several_runs else "", **speech
-    )
-    label = lambda i: (
-        f"{args.method} {name}={several[i % len(several)]}" if args.vmap else args.method
-    )
+    if values:
+        results = many.run_all_values(setups, args.seeds, *values, out, **output(args))
+        label = lambda i: f"{method} {values[0]}={values[1][i % len(values[1])]}"
+    else:
+        again = the_same(args, out) if args.seeds > 1 else ""
+        results = many.run_all(
+            setups, args.seeds, out, args.seeds_mode, again=again, **output(args)
+        )
+        label = lambda i: method
     tables([r.summary | {"method": label(i)} for i, r in enumerate(results)], args.seeds)
-    if args.seeds > 1 and not args.vmap:
-        say(describe.seeds_line([r.summary for r in results]))
+    if args.seeds > 1 and not values:
+        say(text.seeds_line([r.summary for r in results]))
     if len(results) > 1:
         say(f"run directories: {', '.join(str(r.out) for r in results)}")
     else:
-        say(describe.speed_line(results[0].summary))
+        say(text.speed_line(results[0].summary))
         say(f"run directory: {out}")
     return 0
 
 
 def train(args: argparse.Namespace) -> int:
-    """`run` for the sake of the method's agent, and what that run is good for."""
-    from fedjax_sim.hooks import Controlled
-
-    lookup("method", args.method, METHODS)
+    """`run` for the sake of an agent, the method's or a transform's, and what that run is good
+    for."""
+    method = method_of(args)
+    settings = settings_of(args, method)
     if args.over:
         from fedjax_sim.cli.across import train_across
 
-        return train_across(args)
-    if not controlled(args.method):
-        able = ", ".join(name for name in METHODS if controlled(name))
-        raise UserError(f"method '{args.method}' has no agent to train; allowed: {able}")
-    kind = method_class(args.method)
-    assert issubclass(kind, Controlled)
-    args.sets = [
-        *args.sets,
-        *(f"{args.method}.{option}={value}" for option, value in kind.training),
-    ]
-    config = make_config(args, args.method, [args.method])
+        return train_across(args, method, settings)
+    if controlled(method):
+        fixed = dict(method_class(method).training)  # type: ignore[attr-defined]
+        settings = layered(settings, {f"{method}.{name}": value for name, value in fixed.items()})
+    experiment = experiment_of(method, settings)
+    chosen = experiment.method
+    trained: Any = transformed(make_method(method, **chosen.options), chosen.transforms)
+    while not hasattr(trained, "agent") and hasattr(trained, "inner"):
+        trained = trained.inner
+    if not hasattr(trained, "agent"):
+        able = [name for name in METHODS if controlled(name)]
+        able += [f"any --transform {n}" for n in TRANSFORMS if hasattr(transform_class(n), "agent")]
+        raise UserError(f"method '{method}' has no agent to train; allowed: {', '.join(able)}")
     if not args.out:
-        args.out = str(output_directory(args, f"train-{args.method}", config))
-        args.words = [*args.words, "--out", args.out]
-    done = run(args)
+        args.out = str(output_directory(args, f"train-{method}", experiment))
+        args.argv = [*args.argv, "--out", args.out]
+    done = run_experiment(args, method, settings)
     if not args.dry_run:
-        first = args.out if args.seeds == 1 else f"{args.out}/seed-{args.seed}"
-        made = make_method(config.method, **config.options)
-        assert isinstance(made, Controlled)
-        parts = made.hands_over
-        seed = (
-            f" --seed {args.seed}" if args.seed else ""
-        )  # the same initial weights, as what it saw are models
+        number = experiment.training.seed
+        first = args.out if args.seeds == 1 else f"{args.out}/seed-{number}"
+        seed = f" --seed {number}" if number else ""  # what it saw are models: the same weights
+        around = "".join(f" --transform {text}" for text in chosen.transforms)
         say(
-            f"use it with: fedjax-sim run {args.method}{seed} --start-from"
-            f" {first}:{','.join(parts)}"
+            f"use it with: fedjax-sim run {method}{around}{seed} --start-from"
+            f" {first}:{','.join(trained.hands_over)}"
         )
     return done
 
 
 def compare(args: argparse.Namespace) -> int:
-    from fedjax_sim.cli.compare import compare
+    methods = [entry.partition(":")[0] for entry in args.methods]
+    settings = settings_of(args, *methods)
+    first = experiment_of(methods[0], settings, methods)
+    out = output_directory(args, "compare", first, args.seeds)
+    start(first, args)
+    from fedjax_sim import api
+    from fedjax_sim.report import text
+    from fedjax_sim.runner.many import Federations
 
-    return compare(args)
+    feds = Federations()
+    make = lambda experiment, given: ready(experiment, args, given, feds)
+    setups = api.set_ups(args.methods, settings, args.seeds, args.seeds_mode, make)
+    seen: list[Any] = []  # federations that have been described
+
+    def before(setup: Any) -> None:
+        announce(setup, args, data=not any(setup.fed is other for other in seen))
+        seen.append(setup.fed)
+
+    if args.dry_run:
+        for several in setups.values():
+            before(several[0])
+        differs = api.differing({entry: several[0] for entry, several in setups.items()})
+        say("\n".join(text.differing_lines(differs)))
+        return 0
+    more = dict(before=before, again=the_same(args, out), **output(args))
+    done = api.run_compared(setups, args.seeds, out, args.seeds_mode, **more)
+    say("\n".join(text.differing_lines(done.differs)))
+    tables(done.summaries, args.seeds)
+    say(text.gains_line(done.summaries))
+    of = lambda entry: [
+        r.summary for e, r in zip(done.entries, done.results, strict=True) if e == entry
+    ]
+    for entry in setups:
+        one = text.seeds_line(of(entry)) if args.seeds > 1 else ""
+        say(f"{entry} {one}" if one else text.speed_line(of(entry)[0] | {"method": entry}))
+    say(f"run directories: {', '.join(str(r.out) for r in done.results)}")
+    files = sorted(out.glob("compare.*")) + sorted(out.glob("curves.*"))
+    say(f"written: {', '.join(map(str, files))}; figures: fedjax-sim report {out}")
+    return 0
 
 
 def sweep(args: argparse.Namespace) -> int:
-    from fedjax_sim.cli.sweep.command import sweep
+    from fedjax_sim.cli.sweep import sweep
 
     return sweep(args)
 
@@ -243,56 +301,47 @@ def paper(args: argparse.Namespace) -> int:
 def resume(args: argparse.Namespace) -> int:
     from fedjax_sim.runner.run_directory import RunDirectory
 
-    path = own_path(args.directory)
+    path = as_path(args.directory)
     if not path.is_dir():
         raise UserError(f"there is no run directory '{shown(args.directory)}'")
-    config, resolved, _ = RunDirectory(path).read_config()
-    if config.method not in METHODS and not config.own_method:
+    stored = RunDirectory(path).read_config()
+    method = stored.experiment.method.name
+    if method not in METHODS and not stored.found.custom_method:
         raise UserError(
-            f"'{path}' was run with '{config.method}', a method of a file; name that file with"
-            " --import FILE.py"
+            f"'{path}' was run with '{method}', a method of a file; name that file with --import"
+            " FILE.py"
         )
-    start(dataclasses.replace(config, devices=str(resolved.get("devices", config.devices))), args)
-    from fedjax_sim.runner import execute as runner
+    devices = stored.resolved.get("devices", stored.experiment.compute.devices)
+    start(stored.experiment.replace(devices=devices), args)
+    from fedjax_sim import api
 
-    speech = talk(args)
-    more = dict(progress=speech["progress"], log=speech["sinks"], say=note)
-    result = runner.resume(path, args.rounds, data_dir=args.data_dir, **more)
+    how = output(args)
+    how["log"] = how.pop("sinks")
+    result = api.resume(path, args.rounds, data_dir=args.data_dir, **how)
     tables([result.summary], 1)
     say(f"run directory: {path}")
     return 0
 
 
 def profile(args: argparse.Namespace) -> int:
-    lookup("method", args.method, METHODS)
-    config = make_config(args, args.method, [args.method])
-    out = output_directory(args, "profile", config)
-    start(config, args)
+    method = method_of(args)
+    experiment = experiment_of(method, settings_of(args, method))
+    out = output_directory(args, "profile", experiment)
+    start(experiment, args)
+    setup = ready(experiment, args)
+    if args.dry_run or args.device:
+        announce(setup, args)
+        return 0
     from fedjax_sim.cli import describe
-    from fedjax_sim.runner.facts import check_reach
     from fedjax_sim.runner.files import checksum, write_json
-    from fedjax_sim.runner.prepare import prepare
     from fedjax_sim.runner.profile import stage_seconds
 
     repeats = 3
-    if args.device:
-        from fedjax_sim.cli.several import foreseen
-        from fedjax_sim.runner.config import check
-        from fedjax_sim.runner.prepare import load_federation
-
-        check(config)
-        foretell(foreseen(config, args, load_federation(config), note), args)
-        return 0
-    setup = prepare(config, say=note, measure=not args.dry_run)
-    check_reach(setup)
-    if args.dry_run:
-        foretell(setup, args)
-        return 0
     seconds = stage_seconds(setup, repeats, note)
     say(describe.stage_table(setup, seconds, repeats))
     if args.out and first_process():
         out.mkdir(parents=True)
-        found = {"method": config.method, "config": setup.config.to_json(), "seconds": seconds}
+        found = {"method": method, "config": setup.experiment.flat(), "seconds": seconds}
         write_json(out / "profile.json", found | {"checksum": checksum(found)})
         say(f"written: {out / 'profile.json'}")
     return 0
@@ -301,9 +350,9 @@ def profile(args: argparse.Namespace) -> int:
 def report(args: argparse.Namespace) -> int:
     from fedjax_sim.report.page import report
 
-    out = own_path(args.out) if args.out else None
+    out = as_path(args.out) if args.out else None
     for path in report(
-        [own_path(d) for d in args.directories], out, note, titles=not args.no_titles
+        [as_path(d) for d in args.directories], out, note, titles=not args.no_titles
     ):
         print(path)
     return 0
@@ -313,10 +362,10 @@ def export(args: argparse.Namespace) -> int:
     from fedjax_sim.runner import export as exporting
     from fedjax_sim.runner.files import exists, write_bytes
 
-    out = own_path(args.out) if args.out else None
+    out = as_path(args.out) if args.out else None
     if out is not None and exists(out):
         raise UserError(f"'{shown(str(out), 200)}' exists already; choose another --out")
-    file = exporting.export(own_path(args.directory), out, args.client, data_dir=args.data_dir)
+    file = exporting.export(as_path(args.directory), out, args.client, data_dir=args.data_dir)
     text = exporting.example(file)
     beside = file.with_name(f"use_{file.stem.replace('-', '_')}.py")
     write_bytes(beside, text.encode())

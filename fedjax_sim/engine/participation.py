@@ -141,53 +141,52 @@ def sample_distinct(key: Array, few: int, many: int) -> Array:
     return jnp.where(before >= 0, origin[before], other)
 
 
-def _number(text: str, what: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise UserError(
-            f"{what} '{text}' is not a number; allowed: a fraction such as 0.1, a range such as"
-            " 0.5:1, or n/N such as 10/50"
-        ) from None
-
-
-def parse_participation(text: str, clients: int, seen: int) -> tuple[int, int]:
-    """'0.1' | '10' | '0.5:1' | '5:20' | '10/50' -> (low, high) participants among `seen` clients.
+def cohort_size(
+    asked: float | tuple[float, float] | str, clients: int, seen: int
+) -> tuple[int, int]:
+    """A fraction, a number of clients, a pair of either, or text n/N -> (low, high) participants
+    among `seen` clients.
 
     Numbers up to 1 are fractions, so 1 is everybody; larger ones count clients.
 
-    >>> parse_participation("0.1", 100, 100), parse_participation(
-    ...     "0.5:1", 20, 20
-    ... ), parse_participation("10/50", 50, 50)
+    >>> cohort_size(0.1, 100, 100), cohort_size((0.5, 1), 20, 20), cohort_size("10/50", 50, 50)
     ((10, 10), (10, 20), (10, 10))
-    >>> parse_participation("10", 100, 100), parse_participation(
-    ...     "5:20", 100, 100
-    ... ), parse_participation("1", 100, 100)
+    >>> cohort_size(10, 100, 100), cohort_size((5, 20), 100, 100), cohort_size(1, 100, 100)
     ((10, 10), (5, 20), (100, 100))
     """
-    text = str(text)
-    fraction = lambda r: max(1, math.ceil(r * seen - 1e-9))
-    if "/" in text:
-        n, total = (_number(part, "participation") for part in text.split("/", 1))
+    if isinstance(asked, str):
+        n, total = (_part(part, asked) for part in asked.split("/", 1))
         if total != clients:
             raise UserError(
-                f"participation '{text}' is of {total:g} clients, but there are {clients}; use"
+                f"participation '{asked}' is of {total:g} clients, but there are {clients}; use"
                 f" n/{clients}"
             )
         if not 1 <= n <= seen or n != int(n):
             raise UserError(
-                f"participation '{text}' asks for {n:g} clients per round; allowed: 1 to {seen}"
+                f"participation '{asked}' asks for {n:g} clients per round; allowed: 1 to {seen}"
             )
         return int(n), int(n)
-    parts = [_number(part, "participation") for part in text.split(":")]
+    parts = (asked,) if isinstance(asked, int | float) else tuple(asked)
+    fraction = lambda r: max(1, math.ceil(r * seen - 1e-9))
     allowed = [0 < r <= 1 or (1 < r <= seen and r == int(r)) for r in parts]
     ends = [fraction(r) if r <= 1 else int(r) for r in parts] if all(allowed) else []
-    if len(parts) > 2 or not all(allowed) or ends != sorted(ends):
+    if not all(allowed) or ends != sorted(ends):
         raise UserError(
-            f"participation '{text}' is not allowed: use a fraction in (0, 1], a number of clients"
-            f" from 2 to {seen}, a range low:high of two such numbers, or n/{clients}"
+            f"participation '{':'.join(f'{r:g}' for r in parts)}' is not allowed: use a fraction in"
+            f" (0, 1], a number of clients from 2 to {seen}, a range low:high of two such numbers,"
+            f" or n/{clients}"
         )
     return ends[0], ends[-1]
+
+
+def _part(text: str, whole: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise UserError(
+            f"participation '{whole}' cannot be read: '{text}' is not a number; use n/N such as"
+            " 10/50"
+        ) from None
 
 
 def unseen_clients(amount: float, clients: int, data_seed: int) -> tuple[int, ...]:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_sim.errors import UserError
+from fedjax_sim.experiment.tree import flat_config
 from fedjax_sim.metrics.base import About, Primary
 from fedjax_sim.options import shown
 from fedjax_sim.runner import run_directory
@@ -233,7 +234,7 @@ def load_run(path: str | pathlib.Path) -> Run:
     files = run_directory.verified(path)
     try:
         content = json.loads(files[run_directory.CONFIG])
-        config, resolved = content["config"], content.get("resolved", {})
+        config, resolved = flat_config(content), content.get("resolved", {})
         stored = json.loads(files.get(run_directory.SUMMARY, b"{}"))
         rounds, metrics, timings = (
             table(files.get(f"{name}.csv", b"")) for name in ("rounds", "metrics", "timings")

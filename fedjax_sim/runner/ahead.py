@@ -20,11 +20,11 @@ from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 from fedjax_sim import accelerators
 from fedjax_sim.accelerators import Device
 from fedjax_sim.data.federation import Federation
-from fedjax_sim.engine.participation import parse_participation, unseen_clients
+from fedjax_sim.engine.participation import cohort_size, unseen_clients
 from fedjax_sim.engine.round import one_round, open_env, peer_ids
 from fedjax_sim.errors import UserError
+from fedjax_sim.experiment import Experiment
 from fedjax_sim.platform import lowering_for
-from fedjax_sim.runner.config import Config
 from fedjax_sim.runner.prepare import Setup, prepare, with_cohorts
 from fedjax_sim.types import Tree
 
@@ -32,35 +32,33 @@ UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 def prepare_for(
-    name: str, config: Config, fed: Federation, say: Callable[[str], None] | None = None
+    name: str, config: Experiment, fed: Federation, say: Callable[[str], None] | None = None
 ) -> Setup:
     """A run as it would be set up on the device `name`."""
     device = accelerators.target_device(name)
     many = len(device.devices)
-    if config.backend == "loop":
+    if config.compute.backend == "loop":
         raise UserError(
             "backend 'loop' compiles no rounds; allowed with --device: auto, vmap, chunked, sharded"
         )
-    if config.devices not in ("auto", str(many)):
+    if config.compute.devices not in ("auto", many):
         raise UserError(
-            f"devices {config.devices} does not fit device '{name}', which is {many}; allowed:"
-            f" auto, {many}"
+            f"devices {config.compute.devices} does not fit device '{name}', which is {many};"
+            f" allowed: auto, {many}"
         )
-    unseen = unseen_clients(config.unseen, fed.num_clients, config.data_seed)
-    fixed = with_cohorts(config, config.cohorts, fed.num_clients, unseen)
-    cohort = parse_participation(
-        fixed.participation, fed.num_clients, fed.num_clients - len(unseen)
+    unseen = unseen_clients(config.data.unseen, fed.num_clients, config.data.data_seed)
+    fixed = with_cohorts(config, fed.num_clients, unseen)
+    cohort = cohort_size(
+        fixed.training.participation, fed.num_clients, fed.num_clients - len(unseen)
     )[1]
     share = -(-cohort // many)
-    asked = (
-        share
-        if config.chunk == "auto" or config.backend == "vmap"
-        else min(int(config.chunk), share)
-    )
+    how = config.compute
+    given = isinstance(how.chunk, int) and how.backend != "vmap"
+    asked = min(int(how.chunk), share) if given else share
     layout = accelerators.layout_on(device, cohort, asked)
     with lowering_for(device.platform):
         setup = prepare(config, fed=fed, loaded=True, layout=layout, say=say, measure=False)
-    why = "as given" if config.chunk != "auto" else "the whole share at once"
+    why = "as given" if config.compute.chunk != "auto" else "the whole share at once"
     return dataclasses.replace(
         setup, resolved={**setup.resolved, "chunk_why": f"{why}, for {device.kind.title}"}
     )

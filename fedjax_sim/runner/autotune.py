@@ -22,9 +22,9 @@ import jax
 
 from fedjax_sim.engine import layout as layouts
 from fedjax_sim.engine import round as stages
+from fedjax_sim.experiment import Experiment
 from fedjax_sim.runner import interrupts
 from fedjax_sim.runner.compilation import cache_folder
-from fedjax_sim.runner.config import Config
 from fedjax_sim.runner.files import write_json
 
 LONG_RUN = 3e12  # floating-point operations from which measuring pays (about a minute of two cores)
@@ -42,32 +42,27 @@ class Choice:
     why: str
 
 
-def rule_of_thumb(config: Config, cohort: int) -> Choice:
+def rule_of_thumb(experiment: Experiment, cohort: int) -> Choice:
     """chunk and devices as given, else by the kind of device."""
-    have, kind = layouts.available_devices(), jax.default_backend()
-    single = config.backend in ("loop", "chunked", "vmap")
-    devices = (
-        int(config.devices) if config.devices != "auto" else 1 if single else min(have, cohort)
-    )
+    have, kind, how = layouts.available_devices(), jax.default_backend(), experiment.compute
+    usual = 1 if how.backend in ("loop", "chunked", "vmap") else min(have, cohort)
+    devices = how.devices if isinstance(how.devices, int) else usual
     share = -(-cohort // devices)
-    if config.backend == "vmap":
+    if how.backend == "vmap":
         return Choice(share, devices, "vmap: the whole cohort side by side")
-    if config.chunk != "auto":
-        return Choice(min(int(config.chunk), share), devices, "as given")
+    if isinstance(how.chunk, int):
+        return Choice(min(how.chunk, share), devices, "as given")
     return Choice(1 if kind == "cpu" else share, devices, f"rule of thumb for {kind}")
 
 
-def candidates(config: Config, cohort: int) -> list[Choice]:
+def candidates(experiment: Experiment, cohort: int) -> list[Choice]:
     """A handful of layouts worth timing."""
-    have, kind = layouts.available_devices(), jax.default_backend()
-    devices = (
-        [int(config.devices)]
-        if config.devices != "auto"
-        else sorted({1, min(have, cohort)}, reverse=True)
-    )
-    devices = {"chunked": devices[-1:], "sharded": devices[:1]}.get(
-        config.backend, devices
-    )  # one device, or all
+    have, kind, how = layouts.available_devices(), jax.default_backend(), experiment.compute
+    devices = sorted({1, min(have, cohort)}, reverse=True)
+    if isinstance(how.devices, int):
+        devices = [how.devices]
+    # one device, or all
+    devices = {"chunked": devices[-1:], "sharded": devices[:1]}.get(how.backend, devices)
     out = []
     for number in devices:
         share = -(-cohort // number)
@@ -78,19 +73,19 @@ def candidates(config: Config, cohort: int) -> list[Choice]:
     return out
 
 
-def key_of(config: Config, cohort: int, floats: int, step_flops: float) -> str:
+def key_of(experiment: Experiment, cohort: int, floats: int, step_flops: float) -> str:
     """What decides the answer: model, batch, cohort, method, and the machine's devices."""
     facts = [
-        config.method,
-        config.model,
-        sorted(config.model_options.items()),
-        config.conv,
-        config.batch_size,
+        experiment.method.name,
+        experiment.model.name,
+        sorted(experiment.model.options.items()),
+        experiment.model.conv,
+        experiment.training.batch_size,
         cohort,
         floats,
-        config.activation_type,
-        config.devices,
-        config.backend,
+        experiment.compute.activation_type,
+        str(experiment.compute.devices),
+        experiment.compute.backend,
         round(step_flops),
         jax.default_backend(),
         jax.devices()[0].device_kind,
@@ -102,7 +97,7 @@ def key_of(config: Config, cohort: int, floats: int, step_flops: float) -> str:
 
 
 def choose(
-    config: Config,
+    experiment: Experiment,
     cohort: int,
     floats: int,
     step_flops: float,
@@ -112,8 +107,8 @@ def choose(
 ) -> Choice:
     """The layout of a run. `timer(choice)` compiles a round under a layout and returns a stopwatch
     for it."""
-    thumb = rule_of_thumb(config, cohort)
-    if config.chunk != "auto" or config.backend in ("loop", "vmap"):
+    thumb = rule_of_thumb(experiment, cohort)
+    if experiment.compute.chunk != "auto" or experiment.compute.backend in ("loop", "vmap"):
         return thumb
     if (
         jax.process_count() > 1
@@ -121,7 +116,9 @@ def choose(
         return dataclasses.replace(thumb, why=f"{thumb.why}; several processes do not measure")
     folder = cache_folder()
     file = (
-        folder / "chunks" / f"{key_of(config, cohort, floats, step_flops)}.json" if folder else None
+        folder / "chunks" / f"{key_of(experiment, cohort, floats, step_flops)}.json"
+        if folder
+        else None
     )
     if file is not None and file.is_file():
         try:
@@ -131,8 +128,8 @@ def choose(
             )
         except (ValueError, KeyError, TypeError):
             pass  # an unreadable note is measured again
-    options = candidates(config, cohort)
-    if total_flops < LONG_RUN or config.rounds < MANY_ROUNDS or len(options) < 2:
+    options = candidates(experiment, cohort)
+    if total_flops < LONG_RUN or experiment.training.rounds < MANY_ROUNDS or len(options) < 2:
         return thumb
     say(f"chunk auto: timing {len(options)} layouts, once for this set-up …")
     busy = load_per_core() > BUSY

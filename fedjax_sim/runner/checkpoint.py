@@ -32,9 +32,9 @@ import numpy as np
 
 from fedjax_sim import __version__, options
 from fedjax_sim.errors import UserError
-from fedjax_sim.runner.config import FORMAT, other_format
+from fedjax_sim.experiment.tree import other_format
 from fedjax_sim.runner.files import PARTIAL, cause, checksum, stamp, write_bytes, write_json
-from fedjax_sim.runner.run_directory import clear_checkpoints, saved_rounds
+from fedjax_sim.runner.run_directory import FORMAT, clear_checkpoints, saved_rounds
 from fedjax_sim.types import State, Tree
 
 if TYPE_CHECKING:
@@ -245,7 +245,7 @@ def read_meta(path: pathlib.Path) -> dict[str, Any]:
     try:
         meta = json.loads((path / "meta.json").read_text())
         if int(meta["format"]) != FORMAT:
-            raise other_format(f"checkpoint '{path}'", meta)
+            raise other_format(f"checkpoint '{path}'", meta, FORMAT)
         if meta["checksum"] != checksum(meta):
             raise ValueError
         return {key: meta[key] for key in ("config_hash", "round", "leaves", "files")}

@@ -19,8 +19,9 @@ from jax.stages import Compiled, Lowered
 
 from fedjax_sim.engine import layout as layouts
 from fedjax_sim.errors import UserError
+from fedjax_sim.experiment import Experiment
+from fedjax_sim.experiment.settings import AUTO
 from fedjax_sim.runner import interrupts
-from fedjax_sim.runner.config import Config, number_or_auto
 
 MOST = 8  # programs kept
 _kept: dict[tuple, Compiled] = {}
@@ -45,18 +46,18 @@ def use_compilation_cache() -> None:
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
 
 
-def want_host_devices(config: Config, processes: int = 1) -> None:
+def want_host_devices(config: Experiment, processes: int = 1) -> None:
     """Ask for CPU devices before JAX starts its backend: as many as --devices says (in all), else
     one per core."""
-    number = number_or_auto("devices", config.devices)
-    wanted = max(1, number // processes) if number is not None else layouts.host_cores()
+    number = config.compute.devices
+    wanted = max(1, number // processes) if isinstance(number, int) else layouts.host_cores()
     try:
         jax.config.update("jax_num_cpu_devices", wanted)
     except RuntimeError:  # the backend runs already (a notebook, a test): take what is there
         pass
 
 
-def start_jax(config: Config) -> None:
+def start_jax(config: Experiment) -> None:
     """The same for a run from Python. What the program itself has asked for stays; called again, it
     does nothing.
 
@@ -70,12 +71,13 @@ def start_jax(config: Config) -> None:
         return
     if jax.distributed.is_initialized():
         return
-    number, cores = number_or_auto("devices", config.devices), layouts.host_cores()
+    number, cores = config.compute.devices, layouts.host_cores()
     try:
-        jax.config.update("jax_num_cpu_devices", max(number or 1, cores))
+        wanted = max(number, cores) if isinstance(number, int) else cores
+        jax.config.update("jax_num_cpu_devices", wanted)
     except RuntimeError:
         have = layouts.available_devices()
-        if number is None and jax.default_backend() == "cpu" and have < cores:
+        if number == AUTO and jax.default_backend() == "cpu" and have < cores:
             warnings.warn(
                 f"JAX was started before this run, with {have} CPU device(s): clients train on"
                 f" {have} of {cores} cores, and programs compiled so far are not kept; start the"
@@ -84,12 +86,11 @@ def start_jax(config: Config) -> None:
             )
 
 
-def host_devices_missing(config: Config) -> None:
-    have, number = layouts.available_devices(), number_or_auto("devices", config.devices)
-    if number is not None and number > have:
+def host_devices_missing(config: Experiment) -> None:
+    have, number = layouts.available_devices(), config.compute.devices
+    if isinstance(number, int) and number > have:
         raise UserError(
-            f"devices {config.devices} is more than the {have} {jax.default_backend()} devices"
-            " there are"
+            f"devices {number} is more than the {have} {jax.default_backend()} devices there are"
         )
 
 

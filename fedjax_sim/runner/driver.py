@@ -28,11 +28,10 @@ from fedjax_sim.engine.loop_backend import LoopBackend
 from fedjax_sim.engine.round import Data
 from fedjax_sim.engine.simulation import Simulation
 from fedjax_sim.errors import UserError
+from fedjax_sim.experiment import Experiment
 from fedjax_sim.platform import floats
-from fedjax_sim.runner import checkpoint, interrupts, run_directory
-from fedjax_sim.runner import lanes as lanes_of
+from fedjax_sim.runner import checkpoint, interrupts, run_directory, vmapped
 from fedjax_sim.runner.compilation import compile_once
-from fedjax_sim.runner.config import Config
 from fedjax_sim.runner.figures import summarise
 from fedjax_sim.runner.files import as_stored
 from fedjax_sim.runner.prepare import Setup
@@ -74,12 +73,12 @@ def drive(
     program: compiled rounds of an earlier run of the same simulation, for a single run. again: the
     command that resumes everything these runs are a part of; shown after an interrupt.
     """
-    lanes_of.check(setups)
+    vmapped.check(setups)
     runs = [ActiveRun(s, d, Recorder(s)) for s, d in zip(setups, directories, strict=True)]
     say = say or (lambda text: print(text, file=sys.stderr))
     listening = [Files(), *progress_sinks(progress), *sinks] if writes() else []
     try:
-        with interrupts.guard(), floats(setups[0].config.dtype):
+        with interrupts.guard(), floats(setups[0].experiment.compute.dtype):
             return Driver(runs, listening, resume_from, say).run(program, again)
     finally:
         for sink in listening:
@@ -101,12 +100,14 @@ class Driver:
     ):
         self.runs, self.sinks, self.say = runs, sinks, say
         self.setups = [run.setup for run in runs]
-        self.config, self.sim = self.setups[0].config, self.setups[0].simulation
+        self.experiment, self.sim = self.setups[0].experiment, self.setups[0].simulation
         self.state, self.timings = begin(runs, resume_from, say)
-        data = lanes_of.stack_data([setup.simulation.data for setup in self.setups])
-        place: Callable = host_clients.place if self.config.state_on == "host" else layouts.place
+        data = vmapped.stack_data([setup.simulation.data for setup in self.setups])
+        place: Callable = (
+            host_clients.place if self.experiment.compute.state_on == "host" else layouts.place
+        )
         self.state, self.data = place(self.sim.layout, self.state, data)
-        self.axes = lanes_of.state_axes(self.setups)
+        self.axes = vmapped.state_axes(self.setups)
         self.done = int(np.asarray(self.state.t).max())
         self.saved_round = self.done if resume_from is not None else -1
         self.saved_at = time.perf_counter()
@@ -121,10 +122,10 @@ class Driver:
             began = time.perf_counter()
             step = program or self.compile()
             compile_seconds = time.perf_counter() - began
-            while step is not None and self.done < self.config.rounds:
+            while step is not None and self.done < self.experiment.training.rounds:
                 self.segment(step)
-                if self.done >= self.config.rounds or save_due(
-                    self.config, self.done, self.saved_round, self.saved_at
+                if self.done >= self.experiment.training.rounds or save_due(
+                    self.experiment, self.done, self.saved_round, self.saved_at
                 ):
                     self.save()
         except (KeyboardInterrupt, SystemExit):
@@ -147,11 +148,11 @@ class Driver:
 
     def state_of(self, i: int) -> State:
         """The State of one of the runs."""
-        return lanes_of.pick_state(self.axes, self.state, i)
+        return vmapped.pick_state(self.axes, self.state, i)
 
     def compile(self) -> Callable | None:
         """The program of the rounds; None where none are left."""
-        if self.done >= self.config.rounds:
+        if self.done >= self.experiment.training.rounds:
             return None
         began = time.perf_counter()
 
@@ -170,7 +171,7 @@ class Driver:
             self.stopped = True
             interrupts.check()
             raise KeyboardInterrupt  # another process was asked
-        done, config = self.done, self.config
+        done, config = self.done, self.experiment
         ask = min(segment_length(config, self.sim.capacity, done, self.speed), self.sim.most_rounds)
         if self.adapt is None and adapts_after(self.sim, config, done + ask):
             # before the segment: what is done can be saved
@@ -195,7 +196,7 @@ class Driver:
         """`collect` for every run, from logs and scores of all of them."""
         adapt = self.adapt
         for i, run in enumerate(self.runs):
-            logs, scores = (lanes_of.pick(tree, i, len(self.runs)) for tree in results)
+            logs, scores = (vmapped.pick(tree, i, len(self.runs)) for tree in results)
             tuned = lambda i=i, run=run: (
                 adapt(self.state_of(i), data_of(run, self.data)) if adapt is not None else {}
             )
@@ -207,7 +208,9 @@ class Driver:
 
     def save_unsaved(self) -> None:
         """After an interrupt: the rounds that no checkpoint has yet, where they can be saved."""
-        needed = self.done > 0 or any(s.given_net and not s.config.init for s in self.setups)
+        needed = self.done > 0 or any(
+            s.given_net and not s.experiment.model.init for s in self.setups
+        )
         together = self.stopped or jax.process_count() == 1
         if not (needed and together and self.saved_round != self.done):
             return
@@ -248,13 +251,13 @@ def begin(
         return reopen(run, resume_from, say)
     for run in runs:
         if run.directory is not None and writes():
-            run.directory.check_free(run.setup.config)
+            run.directory.check_free(run.setup.hash)
     states = [run.setup.first_state() for run in runs]
     for run in runs:
         if run.directory is not None and writes():
-            run.directory.create(run.setup.config, run.setup.resolved, say)
+            run.directory.create(run.setup, say)
             run.directory.write_labels(run.setup.fed.label_counts())
-    return lanes_of.stack_states([run.setup for run in runs], states), []
+    return vmapped.stack_states([run.setup for run in runs], states), []
 
 
 def reopen(
@@ -266,15 +269,15 @@ def reopen(
     if writes():
         directory.open()
     files = checkpoint.read_files(resume_from)
-    state = setup.simulation.init(setup.config.seed, setup.net)
-    state = checkpoint.load(resume_from, state, setup.config.hash(), setup.fed.num_clients)
+    state = setup.simulation.init(setup.experiment.training.seed, setup.net)
+    state = checkpoint.load(resume_from, state, setup.hash, setup.fed.num_clients)
     round_ = int(state.t)
     if resume_from.name != f"{round_:08d}":
         raise UserError(
             f"checkpoint '{resume_from}' is of round {round_}; restore its name to resume"
         )
     timings = directory.read(run.recorder, files, round_)
-    if round_ == setup.config.rounds:
+    if round_ == setup.experiment.training.rounds:
         directory.read_end(round_)
     if writes():
         changed = run_directory.changed(directory.path)
@@ -283,10 +286,10 @@ def reopen(
                 f"{', '.join(changed)} in '{directory.path}' were changed, or cut short by a kill;"
                 f" written anew from the checkpoint of round {round_}"
             )
-        directory.write_config(setup.config, setup.resolved)
+        directory.write_config(setup)
         directory.write_labels(setup.fed.label_counts())
         directory.write(run.recorder, timings)
-    if round_ < setup.config.rounds:
+    if round_ < setup.experiment.training.rounds:
         run.recorder.reopen(round_)
     return state, timings
 
@@ -299,12 +302,12 @@ def compiled(
 ) -> Callable:
     """(state, data, rounds, ends) -> (state, logs, scores), ready to be called. tick: hears how
     long it takes."""
-    config, run = setups[0].config, setups[0].simulation.run
+    config, run = setups[0].experiment, setups[0].simulation.run
     if len(setups) > 1:
-        run = lanes_of.side_by_side(setups, run)
-    elif config.backend == "loop":
+        run = vmapped.side_by_side(setups, run)
+    elif config.compute.backend == "loop":
         return first_aside(LoopBackend(setups[0].simulation).run)
-    elif config.state_on == "host":
+    elif config.compute.state_on == "host":
         return first_aside(run)
     return compiled_alone(run, state, data, jnp.int32(1), np.bool_(True), tick=tick)
 
@@ -336,10 +339,10 @@ def data_of(run: ActiveRun, data: Data) -> Data:
 
 
 # ---- one segment ---------------------------------------------------------------------------------
-def segment_length(config: Config, capacity: int, done: int, speed: float | None) -> int:
+def segment_length(config: Experiment, capacity: int, done: int, speed: float | None) -> int:
     """Rounds of the next call: about ten seconds, ending on the evaluation and checkpoint grids
     where they are near."""
-    every = config.eval_every
+    every = config.evaluation.eval_every
     longest = capacity * every - done % every
     # the first call tells how fast it goes: with rare evaluations it must not be all rounds up to
     # the first of them
@@ -348,10 +351,10 @@ def segment_length(config: Config, capacity: int, done: int, speed: float | None
         if speed is None
         else max(1, int(SEGMENT_SECONDS / max(speed, 1e-9)))
     )
-    ask = min(wish, longest, config.rounds - done)
-    if done + ask < config.rounds and ask >= every:
+    ask = min(wish, longest, config.training.rounds - done)
+    if done + ask < config.training.rounds and ask >= every:
         ask -= (done + ask) % every  # end on the grid
-    for grid in (config.checkpoint_every, config.personal_every):
+    for grid in (config.compute.checkpoint_every, config.evaluation.personal_every):
         if grid:
             ask = min(
                 ask, grid - done % grid
@@ -359,27 +362,30 @@ def segment_length(config: Config, capacity: int, done: int, speed: float | None
     return max(1, ask)
 
 
-def evaluated(config: Config, done: int) -> np.bool_:
+def evaluated(config: Experiment, done: int) -> np.bool_:
     """Whether a segment that ends after round `done`, perhaps off the evaluation grid, needs an
     evaluation there."""
     return np.bool_(
-        done == config.rounds or bool(config.personal_every and done % config.personal_every == 0)
+        done == config.training.rounds
+        or bool(config.evaluation.personal_every and done % config.evaluation.personal_every == 0)
     )
 
 
-def save_due(config: Config, done: int, saved_round: int, saved_at: float) -> bool:
+def save_due(config: Experiment, done: int, saved_round: int, saved_at: float) -> bool:
     """Whether it is time for a checkpoint: after so many rounds, or after some time; all processes
     agree."""
-    if config.checkpoint_every:
-        return done - max(saved_round, 0) >= config.checkpoint_every
+    if config.compute.checkpoint_every:
+        return done - max(saved_round, 0) >= config.compute.checkpoint_every
     return agreed(time.perf_counter() - saved_at) > CHECKPOINT_SECONDS
 
 
-def adapts_after(sim: Simulation, config: Config, at: int) -> bool:
+def adapts_after(sim: Simulation, config: Experiment, at: int) -> bool:
     """Whether clients fine-tune for their evaluation after round `at`."""
-    if not adapted_modes(sim.method, config.evaluations):
+    if not adapted_modes(sim.method, config.evaluation.evaluations):
         return False
-    return at == config.rounds or bool(config.personal_every and at % config.personal_every == 0)
+    return at == config.training.rounds or bool(
+        config.evaluation.personal_every and at % config.evaluation.personal_every == 0
+    )
 
 
 def collect(
@@ -389,14 +395,14 @@ def collect(
 
     tuned: () -> the evaluation for which the run's clients fine-tune.
     """
-    config, sim = run.setup.config, run.setup.simulation
+    config, sim = run.setup.experiment, run.setup.simulation
     run.recorder.add_rounds(logs, count)
     for i in range(len(scores["round"])):
         at = int(scores["round"][i])
         if not done < at <= done + count:
             continue
         personal_due = adapts_after(sim, config, at)
-        if at % config.eval_every and at != config.rounds and not personal_due:
+        if at % config.evaluation.eval_every and at != config.training.rounds and not personal_due:
             continue
         score = jax.tree.map(lambda a: a[i], scores)
         if personal_due and at == done + count:
@@ -420,23 +426,32 @@ def writes() -> bool:
 
 
 def segment_of(run: ActiveRun, first: int, last: int, seconds: float) -> Segment:
-    config, recorder = run.setup.config, run.recorder
+    config, recorder = run.setup.experiment, run.recorder
     recent = lambda rows: [row for row in rows[-(last - first + 1) :] if row["round"] >= first]
     rounds, rows = recent(recorder.rounds), recent(recorder.rows)
-    return Segment(first, last, config.rounds, seconds, rounds, rows, config.method, config.seed)
+    return Segment(
+        first,
+        last,
+        config.training.rounds,
+        seconds,
+        rounds,
+        rows,
+        config.method.name,
+        config.training.seed,
+    )
 
 
 def save(runs: Sequence[ActiveRun], state: State, of_state: Callable[[State, int], State]) -> None:
     """A checkpoint of every run; every process takes part."""
     for i, run in enumerate(runs):
         if run.directory is not None:
-            config = run.setup.config
+            config = run.setup.experiment
             folder, one, rows = (
                 run.directory.path / "checkpoints",
                 of_state(state, i),
                 run.directory.rows,
             )
-            checkpoint.save(folder, one, config.hash(), config.keep, rows)
+            checkpoint.save(folder, one, run.setup.hash, config.compute.keep, rows)
 
 
 def finish(

@@ -46,18 +46,19 @@ def stored_state(path: pathlib.Path, data_dir: str | None, **given: Any) -> tupl
     directory = RunDirectory(path)
     if not path.is_dir():
         raise UserError(f"there is no run directory '{path}'")
-    config, _, _ = directory.read_config()
-    provenance.check_given(path, config, **given)
+    stored = directory.read_config()
+    config = stored.experiment
+    provenance.check_given(path, stored, **given)
     simple: dict[str, Any] = dict(
         chunk=1, devices=1, backend="auto", state_on="device"
     )  # what computes nothing needs no more
-    config = dataclasses.replace(config, **simple, data_dir=data_dir or config.data_dir)
+    config = config.replace(**simple, data_dir=data_dir or config.data.data_dir)
     start_jax(config)
-    setup = prepare(config, **given, going_on=True, measure=False)
+    setup = prepare(config, **given, stored=stored.found, measure=False)
     found = checkpoint.latest(path / "checkpoints")
-    with floats(config.dtype):
-        state = setup.simulation.init(config.seed, setup.net)
-        return setup, checkpoint.load(found, state, config.hash(), setup.fed.num_clients)
+    with floats(config.compute.dtype):
+        state = setup.simulation.init(config.training.seed, setup.net)
+        return setup, checkpoint.load(found, state, setup.hash, setup.fed.num_clients)
 
 
 def global_net(setup: Setup, state: State) -> Tree:
@@ -158,8 +159,8 @@ def export(
         raise UserError(f"'{file}' is neither .npz nor .msgpack; choose one of these endings")
     given = dict(fed=fed, method=method, model=model, optimizer=optimizer, loss=loss)
     setup, state = stored_state(path, data_dir, **given)
-    config, data = setup.config, setup.fed
-    with floats(config.dtype):
+    config, data = setup.experiment, setup.fed
+    with floats(config.compute.dtype):
         tree = (
             global_net(setup, state) if client is None else client_predictor(setup, state, client)
         )
@@ -184,7 +185,7 @@ def export(
         std=np.asarray(data.std).tolist(),
         round=int(state.t),
         client=client,
-        own=bool(config.own_model or config.own_method),
+        own=bool(setup.found.custom_model or setup.found.custom_method),
         tree=described(tree),
     )
     arrays = {name: np.asarray(value) for name, value in by_name(tree).items()}

@@ -49,73 +49,96 @@ def tree_bytes(tree: Any) -> int:
 @in_its_floats
 def facts(setup: Setup) -> dict[str, Any]:
     """Sizes of a run from shapes alone; nothing is computed."""
-    sim, config = setup.simulation, setup.config
-    env, method, fed = sim.env, sim.method, setup.fed
+    sim, env = setup.simulation, setup.simulation.env
     net = jax.eval_shape(lambda: setup.net)
     server, client = sim.shapes(net)
-    per_client = tree_bytes(client)
-    agent = sim.agent()
-    controller = (
-        tree_bytes(jax.eval_shape(agent.init, jax.eval_shape(lambda: jax.random.key(0))))
-        if agent
-        else 0
-    )
-    state = per_client * env.num_clients + tree_bytes(server) + controller
-    lanes = min(sim.layout.chunk * sim.layout.devices, env.cohort)
-    lane = lane_bytes(setup, net)
-    data = tree_bytes(jax.eval_shape(lambda: (fed.x, fed.y)))
-    steps = np.asarray(fed.size["train"])[list(setup.participation.seen)]
-    per_epoch = -(-steps // env.batch_size)
-    needed = np.maximum(np.round(env.epochs * per_epoch), 1).mean()
-    needed *= (setup.participation.low + setup.participation.high) / 2
-    wire = method.wire(env, setup.net)
-    floats = env.group_floats(setup.net)
-    take, send = mean_masks(setup, server)
-    several = setup.participation.high
-    ids = jax.ShapeDtypeStruct((several,), np.int32)
-    copied = 0  # bytes of the rows that a round reads beside the cohort's
-    if (reader := method.ask(Peers)) is not None:
-        peers = jax.eval_shape(
-            lambda d, s, i: reader.peer_ids(sim.open(d), s, i), sim.data, server, ids
-        )
-        copied = per_client * peers.shape[0]
-    per_round = 4 * (
-        20 + 4 * len(floats) + (4 * several if config.probe else 0)
-    )  # a row of the log
-    scored = len(config.evaluations) * env.num_clients * tree_bytes(sums_shape(setup))
-    logs = sim.most_rounds * per_round + sim.capacity * scored
-    wide = [
-        g for g in net["params"].values() if any(len(leaf.shape) > 2 for leaf in jax.tree.leaves(g))
-    ]
-    program = PROGRAM + PER_GROUP * len(floats) + PER_CONVOLUTION * len(wide)
-    program += (WITH_MODELS if per_client >= tree_bytes(net) else 0) + (WITH_AGENT if agent else 0)
-    return dict(
+    agent, per_client = sim.agent(), tree_bytes(client)
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    controller = tree_bytes(jax.eval_shape(agent.init, key)) if agent else 0
+    sizes = dict(
         runtime=RUNTIME,
-        program=program,
-        logs=logs,
-        floats=dict(zip(env.model.groups, floats, strict=True)),
-        parameters=sum(floats),
+        program=program_bytes(net, agent is not None, per_client),
+        logs=log_bytes(setup),
         per_client=per_client,
         client_state=per_client * env.num_clients,
-        state=state,
-        data=data,
-        lanes=lanes,
-        lane=lane,
-        peak=RUNTIME
-        + program
-        + logs
-        + state * (2 if sim.layout.devices > 1 else 1)  # made in one place, then shared out
-        + data * sim.layout.devices
-        + min(state, SAVED)
-        + lanes * lane
-        + copied * sim.layout.devices
-        + tree_bytes(net) * (2 * sim.layout.devices)
-        + (several * per_client if sim.layout.devices > 1 else 0),
-        down=several * (float(np.asarray(wire.down) @ take) + wire.beside_down) / 8,
-        up=several * (float(np.asarray(wire.up) @ send) + wire.beside_up) / 8,
-        steps=float(needed),
+        state=per_client * env.num_clients + tree_bytes(server) + controller,
+        data=tree_bytes(jax.eval_shape(lambda: (setup.fed.x, setup.fed.y))),
+        lanes=min(sim.layout.chunk * sim.layout.devices, env.cohort),
+        lane=lane_bytes(setup, net),
+    )
+    floats = env.group_floats(setup.net)
+    return dict(
+        **sizes,
+        floats=dict(zip(env.model.groups, floats, strict=True)),
+        parameters=sum(floats),
+        peak=peak_bytes(setup, sizes, tree_bytes(net), peers_bytes(setup, server, per_client)),
+        **traffic(setup, server),
+        steps=mean_steps(setup),
         controlled=agent is not None,
     )
+
+
+def peak_bytes(setup: Setup, sizes: dict[str, int], net: int, copied: int) -> int:
+    """What a process holds at most; copied: bytes of the rows read beside a cohort's."""
+    devices, state = setup.simulation.layout.devices, sizes["state"]
+    several = devices > 1
+    return (
+        sizes["runtime"]
+        + sizes["program"]
+        + sizes["logs"]
+        + state * (2 if several else 1)  # made in one place, then shared out
+        + sizes["data"] * devices
+        + min(state, SAVED)
+        + sizes["lanes"] * sizes["lane"]
+        + (copied + 2 * net) * devices
+        + (setup.participation.high * sizes["per_client"] if several else 0)
+    )
+
+
+def program_bytes(net: Tree, controlled: bool, per_client: int) -> int:
+    groups = net["params"].values()
+    wide = [g for g in groups if any(len(leaf.shape) > 2 for leaf in jax.tree.leaves(g))]
+    program = PROGRAM + PER_GROUP * len(groups) + PER_CONVOLUTION * len(wide)
+    models = WITH_MODELS if per_client >= tree_bytes(net) else 0
+    return program + models + (WITH_AGENT if controlled else 0)
+
+
+def log_bytes(setup: Setup) -> int:
+    """Rows of the log and figures of the evaluations, until they are handed over."""
+    sim, score, several = setup.simulation, setup.experiment.evaluation, setup.participation.high
+    groups = len(sim.env.group_floats(setup.net))
+    per_round = 4 * (20 + 4 * groups + (4 * several if score.probe else 0))
+    scored = len(score.evaluations) * sim.env.num_clients * tree_bytes(sums_shape(setup))
+    return sim.most_rounds * per_round + sim.capacity * scored
+
+
+def peers_bytes(setup: Setup, server: Tree, per_client: int) -> int:
+    """Bytes of the rows that a round reads beside the cohort's."""
+    sim = setup.simulation
+    if (reader := sim.method.ask(Peers)) is None:
+        return 0
+    ids = jax.ShapeDtypeStruct((setup.participation.high,), np.int32)
+    named = lambda data, state, ids: reader.peer_ids(sim.open(data), state, ids)
+    return per_client * jax.eval_shape(named, sim.data, server, ids).shape[0]
+
+
+def traffic(setup: Setup, server: Tree) -> dict[str, float]:
+    """Bytes of a round, down and up."""
+    wire = setup.simulation.method.wire(setup.simulation.env, setup.net)
+    take, send = mean_masks(setup, server)
+    several = setup.participation.high
+    return dict(
+        down=several * (float(np.asarray(wire.down) @ take) + wire.beside_down) / 8,
+        up=several * (float(np.asarray(wire.up) @ send) + wire.beside_up) / 8,
+    )
+
+
+def mean_steps(setup: Setup) -> float:
+    """Local steps of a round."""
+    env, part = setup.simulation.env, setup.participation
+    rows = np.asarray(setup.fed.size["train"])[list(part.seen)]
+    each = np.maximum(np.round(env.epochs * -(-rows // env.batch_size)), 1).mean()
+    return float(each * (part.low + part.high) / 2)
 
 
 def lane_bytes(setup: Setup, net: Tree) -> int:
@@ -143,7 +166,11 @@ def mean_masks(setup: Setup, server: Tree) -> tuple[np.ndarray, ...]:
     number = lambda v: np.asarray(v, sim.env.dtype)
     key = lambda i: jax.random.key_data(jax.random.key(i))
     ctx = lambda i: Ctx(
-        np.int32(0), key(i), np.int32(0), number(sim.env.epochs), number(setup.config.lr)
+        np.int32(0),
+        key(i),
+        np.int32(0),
+        number(sim.env.epochs),
+        number(setup.experiment.training.lr),
     )
     draws = [sim.method.plan(sim.open(sim.data), start, ctx(i)) for i in range(24)]
     return tuple(
@@ -167,15 +194,6 @@ def sums_shape(setup: Setup) -> Tree:
 def check_counters(setup: Setup) -> None:
     """Refuse what 32-bit counters cannot hold."""
     env, size = setup.simulation.env, int(np.asarray(setup.fed.size["train"]).max())
-    counted = {
-        n: getattr(setup.config, n)
-        for n in ("rounds", "eval_every", "personal_every", "checkpoint_every")
-    }
-    for name, value in {**counted, "batch_size": env.batch_size}.items():
-        if value > MOST_STEPS:
-            raise UserError(
-                f"{name.replace('_', '-')} {value} is too large; allowed: {MOST_STEPS} or less"
-            )
     steps = float(env.max_epochs) * -(-size // env.batch_size)
     if steps > MOST_STEPS:
         most = MOST_STEPS // -(-size // env.batch_size)
@@ -195,7 +213,7 @@ def check_reach(setup: Setup) -> None:
     sizes = facts(setup)
     memory.refuse_if_too_large(
         int(sizes["peak"] - sizes["runtime"]),  # the runtime is there already
-        f"this run ({setup.config.method}, {setup.fed.num_clients} clients, model"
+        f"this run ({setup.experiment.method.name}, {setup.fed.num_clients} clients, model"
         f" {setup.simulation.env.model.name})",
         "use fewer clients, a smaller model, batch, chunk or eval-every, or state-on host",
     )

@@ -349,7 +349,10 @@ def training_note(setup: Setup, primary: Primary) -> dict[str, str]:
 def scored_globally(setup: Setup) -> bool:
     """Whether the server's model was scored on the test set: then there is a loss, finite or
     not."""
-    asked = setup.simulation.method.has_global_model and "global" in setup.config.evaluations
+    asked = (
+        setup.simulation.method.has_global_model
+        and "global" in setup.experiment.evaluation.evaluations
+    )
     return asked and len(setup.fed.server_rows.get("test", ())) > 0
 
 
@@ -376,7 +379,7 @@ def summarise(
 ) -> dict[str, Any]:
     """The figures of a run. `best_global` is the best over rounds on test data: the papers' figure,
     not a fair one."""
-    config = setup.config
+    config = setup.experiment
     primary = Primary.read(setup.resolved)
     steady = timings[1:] or timings
     rounds = sum(t["last_round"] - t["first_round"] + 1 for t in steady)
@@ -385,9 +388,9 @@ def summarise(
     executed = sum(r["steps_executed"] for r in recorder.rounds)
     end = recorder.rows[-1] if recorder.rows else {}
     out = dict(
-        method=config.method,
+        method=config.method.name,
         **summary_figures(recorder.rows, primary),
-        **progress_figures(recorder.rows, timings, config.eval_every, primary),
+        **progress_figures(recorder.rows, timings, config.evaluation.eval_every, primary),
         best_global_note="best over rounds on test data, as the papers report it",
         client_split=setup.simulation.client_split,
         **training_note(setup, primary),
@@ -409,11 +412,11 @@ def summarise(
         or math.isfinite(end.get("global_loss", math.nan)),
         peak_rss_mb=peak_rss_mb(),
         peak_rss_note="of the process since it started",
-        seed=config.seed,
-        data_seed=config.data_seed,
-        config_hash=config.hash(),
-        dataset=config.dataset,
-        partition=config.partition,
+        seed=config.training.seed,
+        data_seed=config.data.data_seed,
+        config_hash=setup.hash,
+        dataset=config.data.dataset,
+        partition=config.data.partition,
         model=setup.simulation.env.model.name,
         **{
             k: v

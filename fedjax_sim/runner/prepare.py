@@ -1,4 +1,4 @@
-"""From a Config to a compiled simulation: data, model, method, layout. Everything a run needs,
+"""From an Experiment to a compiled simulation: data, model, method, layout. Everything a run needs,
 nothing it writes."""
 
 from __future__ import annotations
@@ -20,9 +20,12 @@ from fedjax_sim.data.protocols import BATCH, federate
 from fedjax_sim.engine import host_clients
 from fedjax_sim.engine import layout as layouts
 from fedjax_sim.engine.evaluation import check_evaluations, client_split
-from fedjax_sim.engine.participation import Participation, parse_participation, unseen_clients
+from fedjax_sim.engine.participation import Participation, cohort_size, unseen_clients
 from fedjax_sim.engine.simulation import Simulation, simulate
 from fedjax_sim.errors import UserError
+from fedjax_sim.experiment import Experiment, Found
+from fedjax_sim.experiment.kinds import range_text
+from fedjax_sim.experiment.settings import FULL, Training
 from fedjax_sim.hooks import Method, Peers
 from fedjax_sim.local import optim
 from fedjax_sim.methods import make_method
@@ -30,19 +33,31 @@ from fedjax_sim.metrics import make_metrics
 from fedjax_sim.metrics.base import Metric, described
 from fedjax_sim.platform import floats
 from fedjax_sim.runner import autotune, checkpoint, interrupts, provenance, training, weights
-from fedjax_sim.runner.compilation import host_devices_missing, start_jax, want_host_devices
-from fedjax_sim.runner.config import FULL, Config, check, straggler_terms
-from fedjax_sim.runner.weights import initial_net, load_net, save_net
+from fedjax_sim.runner.compilation import host_devices_missing, start_jax
+from fedjax_sim.runner.weights import initial_net, load_net
 from fedjax_sim.tasks import TOKENS, task_called
 from fedjax_sim.transforms import transformed
 from fedjax_sim.types import Env, State, Tree
 
 
 @dataclasses.dataclass(frozen=True)
+class Objects:
+    """What was given from Python instead of names."""
+
+    fed: Federation | None = None
+    model: Any = None
+    net: Tree | None = None
+    method: Method | None = None
+    optimizer: Any = None
+    loss: Any = None
+
+
+@dataclasses.dataclass(frozen=True)
 class Setup:
     """A run, ready to start."""
 
-    config: Config
+    experiment: Experiment  # all of its settings; what nobody gave is resolved
+    found: Found
     fed: Federation
     simulation: Simulation
     net: Tree  # initial weights
@@ -51,10 +66,16 @@ class Setup:
     resolved: dict[str, Any]  # what `auto` became, and what the method replaces
     given_net: bool = False  # the weights come from the caller or a file, not from the seed
     parts: checkpoint.Parts | None = None  # of another run's state, to start from
+    given: Objects = Objects()
+
+    @property
+    def hash(self) -> str:
+        """What says whether two runs have the same numbers."""
+        return self.experiment.hash(self.found)
 
     def first_state(self) -> State:
         """The State before round 1."""
-        state = self.simulation.init(self.config.seed, self.net)
+        state = self.simulation.init(self.experiment.training.seed, self.net)
         return state if self.parts is None else checkpoint.load_parts(self.parts, state)
 
 
@@ -63,70 +84,64 @@ def in_its_floats(fn: Callable) -> Callable:
 
     @functools.wraps(fn)
     def inside(setup: Setup, *rest: Any) -> Any:
-        with floats(setup.config.dtype):
+        with floats(setup.experiment.compute.dtype):
             return fn(setup, *rest)
 
     return inside
 
 
-def load_federation(config: Config) -> Federation:
+def load_federation(experiment: Experiment) -> Federation:
+    data, batch = experiment.data, experiment.training.batch_size
     return federate(
-        config.dataset,
-        config.partition,
-        config.clients,
-        config.protocol,
-        config.data_seed,
-        data_dir=config.data_dir,
-        download=config.download,
-        norm=config.norm,
-        batch_size=BATCH if config.batch_size == FULL else int(config.batch_size),
-        server_val=config.server_val,
-        val_fraction=config.val_fraction,
-        task=config.task,
-    )
-
-
-def batch_size(config: Config, fed: Federation) -> int:
-    """Rows of a minibatch; "full" is as many as the largest client has, so that everybody's data
-    are one masked batch."""
-    return (
-        int(np.asarray(fed.size["train"]).max())
-        if config.batch_size == FULL
-        else int(config.batch_size)
+        data.dataset,
+        data.partition,
+        data.clients,
+        data.protocol,
+        data.data_seed,
+        data_dir=data.data_dir,
+        download=data.download,
+        norm=data.norm,
+        batch_size=batch if isinstance(batch, int) else BATCH,
+        server_val=data.server_val,
+        val_fraction=data.val_fraction,
+        task=data.task,
     )
 
 
 def make_env(
-    config: Config,
+    experiment: Experiment,
     fed: Federation,
     model: models.Model,
     method: Method,
-    dtype: Any,
-    high: int,
-    kept_out: int,
-    optimizer: Any = None,
-    given_loss: Any = None,
+    cohort: int,
+    unseen: int,
+    found: Found,
+    given: Objects,
 ) -> Env:
-    loss = training.make_loss(config, fed, given_loss)
+    """The environment of ONE client's hooks. A batch size "full" is as many rows as the largest
+    client has, so that everybody's data are one masked batch."""
+    train, loss = experiment.training, training.make_loss(experiment, fed, given.loss)
+    shapes = jax.eval_shape(model.init, jax.random.key(0))
     return Env(
         model=model,
         loss=loss,
-        optimizer=training.make_optimizer(config, model.groups, optimizer),
-        keeps_optimizer=config.optimizer_state == "client",
+        optimizer=training.make_optimizer(experiment, model.groups, given.optimizer),
+        keeps_optimizer=train.optimizer_state == "client",
         num_clients=fed.num_clients,
-        cohort=high,
-        batch_size=batch_size(config, fed),
-        shuffle=config.shuffle == "on",
-        epochs=config.epochs,
-        max_epochs=max(config.epochs, method.max_epochs),
-        kept_out=kept_out,
-        rounds=config.rounds,
-        started=tuple(config.started_with.split("@")[0].split(",")) if config.started_with else (),
+        cohort=cohort,
+        batch_size=int(
+            np.asarray(fed.size["train"]).max() if train.batch_size == FULL else train.batch_size
+        ),
+        shuffle=train.shuffle,
+        epochs=train.epochs,
+        max_epochs=max(train.epochs, method.max_epochs),
+        kept_out=unseen,
+        rounds=train.rounds,
+        started=tuple(found.started_with.split("@")[0].split(",")) if found.started_with else (),
         track_confusion=loss.uses_confusion or "confusion" in method.needs,
-        bn_local=config.bn_stats == "local"
-        and "batch_stats" in jax.eval_shape(model.init, jax.random.key(0))
-        and bool(jax.tree.leaves(jax.eval_shape(model.init, jax.random.key(0))["batch_stats"])),
-        dtype=dtype,
+        bn_local=experiment.model.bn_stats == "local"
+        and bool(jax.tree.leaves(shapes.get("batch_stats", {}))),
+        dtype=jnp.dtype(experiment.compute.dtype).type,
     )
 
 
@@ -150,7 +165,7 @@ def step_flops(env: Env, fed: Federation, net: Tree) -> float:
 
 
 def prepare(
-    config: Config,
+    experiment: Experiment,
     *,
     fed: Federation | None = None,
     model: Any = None,
@@ -160,177 +175,188 @@ def prepare(
     loss: Any = None,
     layout: layouts.Layout | None = None,
     capacity: int = 32,
-    cohorts: tuple[tuple[int, ...], ...] = (),
     say: Callable[[str], None] | None = None,
     measure: bool = True,
     loaded: bool = False,
-    going_on: bool = False,
+    stored: Found | None = None,
 ) -> Setup:
-    """Everything a run needs. Own data, model, initial weights, method or optimiser may be given
-    instead of names.
+    """Everything a run needs. Data, model, initial weights, method, optimiser or loss may be given
+    as objects instead of names.
 
-    cohorts: fixed participants round by round (an availability trace), repeated when it ends,
-    instead of drawn ones; the same as `Config.cohorts`. measure: whether `--chunk auto` may time
-    layouts for a long run. loaded: `fed` is what `load_federation(config)` returned. going_on:
-    `config` is that of a run directory; initial weights are not needed, and data, method and model
-    must be those it names.
+    measure: whether `--chunk auto` may time layouts for a long run. loaded: `fed` is what
+    `load_federation(experiment)` returned. stored: `experiment` is that of a run directory, which
+    found this; initial weights are not needed, and data, method and model must be those it names.
     """
-    check(config)
-    start_jax(config)
-    with interrupts.guard(), interrupts.at_once(), floats(config.dtype):
-        return _prepare(
-            config,
-            fed,
-            model,
-            net,
-            method,
-            optimizer,
-            loss,
-            layout,
-            capacity,
-            cohorts,
-            say,
-            measure,
-            loaded,
-            going_on,
-        )
+    start_jax(experiment)
+    given = Objects(fed, model, net, method, optimizer, loss)
+    with interrupts.guard(), interrupts.at_once(), floats(experiment.compute.dtype):
+        source = experiment.model.start_from
+        parts = checkpoint.find_parts(source) if source else None
+        data = load_federation(experiment) if fed is None else fed
+        interrupts.check()
+        found = stored or provenance.found_data(data, fed is not None and not loaded)
+        if parts is not None:
+            found = dataclasses.replace(found, started_with=parts.fingerprint())
+        names = resolve(experiment, found, data, given, stored)
+        setup = compose(*names, data, given, stored is None, layout, capacity, say, measure)
+        objects = dataclasses.replace(given, fed=None) if loaded else given
+        return dataclasses.replace(setup, parts=parts, given=objects)
 
 
-def _prepare(
-    config: Config,
-    fed: Federation | None,
-    model: Any,
-    net: Tree | None,
-    method: Method | None,
-    optimizer: Any,
-    loss: Any,
+def resolve(
+    experiment: Experiment, found: Found, fed: Federation, given: Objects, stored: Found | None
+) -> tuple[Experiment, Found, Method, models.Model]:
+    """What names, defaults and objects stand for: settings, method and model."""
+    asked = experiment
+    if stored is None:
+        experiment = provenance.with_data(experiment, found, fed)
+    rounds = experiment.training.schedule_rounds or experiment.training.rounds
+    experiment = experiment.replace(schedule_rounds=rounds)
+    if given.method is not None:
+        experiment, found = provenance.with_method(experiment, found, given.method)
+    chosen = experiment.method
+    method = given.method or transformed(
+        make_method(chosen.name, **chosen.options), chosen.transforms
+    )
+    experiment, found = training.with_loss(experiment, found, method, fed, given.loss)
+    experiment, found = training.with_optimizer(experiment, found, method, given.optimizer)
+    experiment, found, model = with_model(experiment, found, given.model, fed)
+    if stored is not None:
+        provenance.check_same((asked, stored), (experiment, found), fed)
+    return experiment, found, method, method.extend(model)
+
+
+def compose(
+    experiment: Experiment,
+    found: Found,
+    method: Method,
+    model: models.Model,
+    fed: Federation,
+    given: Objects,
+    fresh: bool,
     layout: layouts.Layout | None,
     capacity: int,
-    cohorts: tuple[tuple[int, ...], ...],
     say: Callable[[str], None] | None,
     measure: bool,
-    loaded: bool,
-    going_on: bool,
 ) -> Setup:
-    stored = config
-    cohorts = config.cohorts if isinstance(cohorts, tuple) and not cohorts else cohorts
-    parts = checkpoint.find_parts(config.start_from) if config.start_from else None
-    if parts is not None:
-        config = dataclasses.replace(config, started_with=parts.fingerprint())
-    dtype = jnp.dtype(config.dtype).type
-    own_data = fed is not None and not loaded and not (going_on and not config.own_data)
-    fed = load_federation(config) if fed is None else fed
-    interrupts.check()
-    if not going_on:
-        config = provenance.with_data(config, fed, own_data)
-    config = dataclasses.replace(config, schedule_rounds=config.schedule_rounds or config.rounds)
-    if method is not None:
-        config = provenance.with_method(config, method)
-    method = method or transformed(make_method(config.method, **config.options), config.transforms)
-    config = training.with_optimizer(
-        training.with_loss(config, method, fed, loss), method, optimizer
-    )
-    config, model = with_model(config, model, fed)
-    if going_on:
-        provenance.check_same(stored, config, fed)
-    model = method.extend(model)
-    unseen = unseen_clients(config.unseen, fed.num_clients, config.data_seed)
-    config, participation = with_participants(config, cohorts, fed.num_clients, unseen)
-    given_net = not going_on and (net is not None or bool(config.init))
-    config, net = with_net(config, model, net, given_net)
-    env = make_env(
-        config, fed, model, method, dtype, participation.high, len(unseen), optimizer, loss
-    )
+    """The set-up of a method, a model and data; fresh: the run begins with this."""
+    unseen = unseen_clients(experiment.data.unseen, fed.num_clients, experiment.data.data_seed)
+    experiment, participation = with_participants(experiment, fed.num_clients, unseen)
+    given_net = fresh and (given.net is not None or bool(experiment.model.init))
+    net = given_weights(experiment, model, given.net) if given_net else None
+    if net is not None:
+        found = dataclasses.replace(found, initial_weights=weights.checksum(net))
+    else:
+        net = initial_net(model, experiment.training.seed)
+    env = make_env(experiment, fed, model, method, participation.high, len(unseen), found, given)
     training.check_task(method, fed, env)
-    training.check_method(method, config, env.optimizer)
-    check_kept_state(config, env, net)
-    check_evaluations(method, config.evaluations, env.bn_local)
-    metrics = make_metrics(config.metrics, fed.classes, task_called(fed.task).metrics)
-    host_devices_missing(config)
+    training.check_method(method, experiment, env.optimizer)
+    check_kept_state(experiment, env, net)
+    modes = experiment.evaluation.evaluations
+    check_evaluations(method, modes, env.bn_local)
+    metrics = make_metrics(
+        experiment.evaluation.metrics, fed.classes, task_called(fed.task).metrics
+    )
+    host_devices_missing(experiment)
 
-    on = functools.partial(simulated, config, method, env, fed, participation, metrics, capacity)
+    on = functools.partial(
+        simulated, experiment, method, env, fed, participation, metrics, capacity
+    )
     resolved: dict[str, Any] = {}
     if layout is None:
         # timed on a cohort's rows alone: the stopwatch needs no second copy of everybody's
         some = "all" if method.ask(Peers) is not None else "cohort"
         layout, resolved = resolve_layout(
-            config, env, fed, net, participation, lambda layout: on(layout, some), say, measure
+            experiment, env, fed, net, participation, lambda layout: on(layout, some), say, measure
         )
-    resolved |= told_of(method, config, env) | dict(
-        client_rows=client_rows(fed, participation.seen)
+    rows = client_rows(fed, participation.seen)
+    resolved |= declared(method, experiment, env) | dict(client_rows=rows)
+    resolved |= described(metrics, modes)  # what is measured, and how it is read
+    on_host = experiment.compute.state_on == "host"
+    simulation = host_clients.on_host(on(layout, "cohort")) if on_host else on(layout, "all")
+    return Setup(
+        experiment, found, fed, simulation, net, participation, unseen, resolved, given_net
     )
-    resolved |= described(metrics, config.evaluations)  # what is measured, and how it is read
-    simulation = (
-        host_clients.on_host(on(layout, "cohort"))
-        if config.state_on == "host"
-        else on(layout, "all")
-    )
-    return Setup(config, fed, simulation, net, participation, unseen, resolved, given_net, parts)
 
 
-def check_kept_state(config: Config, env: Env, net: Tree) -> None:
+def check_kept_state(experiment: Experiment, env: Env, net: Tree) -> None:
     if env.keeps_optimizer and not jax.tree.leaves(
         jax.eval_shape(env.optimizer.init, net["params"])
     ):
         raise UserError(
-            f"optimizer-state client means nothing here: optimizer {config.optimizer} has no state"
-            " to keep"
+            "optimizer-state client means nothing here: optimizer"
+            f" {experiment.training.optimizer} has no state to keep"
         )
 
 
-def with_model(config: Config, model: Any, fed: Federation) -> tuple[Config, models.Model]:
-    """The model, given as an object or by its name, and what the configuration says of it."""
-    dtype = jnp.dtype(config.dtype).type
+def with_model(
+    experiment: Experiment, found: Found, model: Any, fed: Federation
+) -> tuple[Experiment, Found, models.Model]:
+    """The model, given as an object or by its name, and what is to be said of it."""
+    chosen, compute = experiment.model, experiment.compute
+    dtype = jnp.dtype(compute.dtype).type
+    places = task_called(fed.task).target == TOKENS
     if model is not None:
-        if config.activation_type != config.dtype:
+        if compute.activation_type != compute.dtype:
             raise UserError(
-                f"activations {config.activations} are for models known by name, and model= is an"
-                f" object; build it so: fedjax_sim.build(…, activations='{config.activations}'), or"
-                " a flax module with a dtype of its own"
+                f"activations {compute.activations} are for models known by name, and model= is an"
+                f" object; build it so: fedjax_sim.build(…, activations='{compute.activations}'),"
+                " or a flax module with a dtype of its own"
             )
-        model = models.as_model(
-            model, fed.shape, fed.classes, dtype, places=task_called(fed.task).target == TOKENS
-        )
+        model = models.as_model(model, fed.shape, fed.classes, dtype, places=places)
         provenance.check_model(model, fed, dtype)
-        config = dataclasses.replace(config, model=model.name, own_model=True)
+        experiment = experiment.replace(model=model.name)
+        found = dataclasses.replace(found, custom_model=True)
     else:
-        models.check_options(config.model, config.model_options)
+        models.check_options(chosen.name, chosen.options)
         how: dict[str, Any] = dict(
-            dtype=dtype, conv=config.conv, activations=config.activation_type
+            dtype=dtype, conv=chosen.conv, activations=compute.activation_type
         )
         if len(fed.shape) == 1:
-            how |= dict(
-                vocabulary=int(np.max(fed.x)) + 1, places=task_called(fed.task).target == TOKENS
-            )
-        model = models.build(config.model, fed.shape, fed.classes, **how, **config.model_options)
-    return dataclasses.replace(config, model_shapes=provenance.shapes_of(model)), model
+            how |= dict(vocabulary=int(np.max(fed.x)) + 1, places=places)
+        model = models.build(chosen.name, fed.shape, fed.classes, **how, **chosen.options)
+    return experiment, dataclasses.replace(found, model_shapes=provenance.shapes_of(model)), model
 
 
-def with_net(
-    config: Config, model: models.Model, net: Tree | None, given: bool
-) -> tuple[Config, Tree]:
-    """The initial weights: those that were given, or the seed's."""
-    if not given:
-        return config, initial_net(model, config.seed)
+def given_weights(experiment: Experiment, model: models.Model, net: Tree | None) -> Tree:
+    """The initial weights of the caller, or of the file that `init` names."""
     like = jax.eval_shape(model.init, jax.random.key(0))
-    net = weights.given_net(net, like) if net is not None else load_net(config.init or "", like)
-    return dataclasses.replace(config, initial_weights=weights.checksum(net)), net
+    if net is not None:
+        return weights.given_net(net, like)
+    return load_net(experiment.model.init or "", like)
 
 
 def with_participants(
-    config: Config, cohorts: tuple[tuple[int, ...], ...], clients: int, unseen: tuple[int, ...]
-) -> tuple[Config, Participation]:
-    """Who takes part, and what the configuration says of it."""
+    experiment: Experiment, clients: int, unseen: tuple[int, ...]
+) -> tuple[Experiment, Participation]:
+    """Who takes part, and what is to be said of it."""
     seen = tuple(i for i in range(clients) if i not in set(unseen))
-    config = with_cohorts(config, cohorts, clients, unseen)
-    low, high = parse_participation(config.participation, clients, len(seen))
-    return config, Participation(
-        low, high, seen, config.dropout, straggler_terms(config.stragglers), config.cohorts
+    experiment = with_cohorts(experiment, clients, unseen)
+    train = experiment.training
+    low, high = cohort_size(train.participation, clients, len(seen))
+    return experiment, Participation(
+        low, high, seen, train.dropout, train.stragglers, train.cohorts
     )
 
 
+def with_cohorts(experiment: Experiment, clients: int, unseen: tuple[int, ...]) -> Experiment:
+    """With fixed cohorts, checked; their size is the participation."""
+    cohorts, asked = experiment.training.cohorts, experiment.training.participation
+    if isinstance(cohorts, tuple) and not cohorts:
+        return experiment
+    cohorts = provenance.check_cohorts(cohorts, clients, unseen)
+    text, size = f"{len(cohorts[0])}/{clients}", len(cohorts[0])
+    fits = cohort_size(asked, clients, clients - len(unseen)) == (size, size)
+    if asked != Training().participation and not fits:  # somebody asked for it
+        raise UserError(
+            f"participation '{range_text(asked)}' does not fit cohorts of {size} clients; use"
+            f" {text}, or leave it out"
+        )
+    return experiment.replace(cohorts=cohorts, participation=text)
+
+
 def simulated(
-    config: Config,
+    experiment: Experiment,
     method: Method,
     env: Env,
     fed: Federation,
@@ -341,31 +367,31 @@ def simulated(
     stored: str,
 ) -> Simulation:
     """The compiled functions of a run on a layout; stored: as in `simulate`."""
+    train, score = experiment.training, experiment.evaluation
+    assert train.lr is not None  # resolved
     return simulate(
         method,
         env,
         fed,
         participation,
         layout,
-        evaluations=config.evaluations,
-        lr=optim.schedule(config.schedule, config.lr, config.schedule_rounds),
-        eval_every=config.eval_every,
+        evaluations=score.evaluations,
+        lr=optim.schedule(train.schedule, train.lr, train.schedule_rounds),
+        eval_every=score.eval_every,
         metrics=metrics,
-        probe=config.probe,
+        probe=score.probe,
         stored=stored,
-        precision=config.precision,
-        capacity=max(1, min(capacity, -(-config.rounds // config.eval_every))),
+        precision=experiment.compute.precision,
+        capacity=max(1, min(capacity, -(-train.rounds // score.eval_every))),
     )
 
 
-def told_of(method: Method, config: Config, env: Env) -> dict[str, Any]:
+def declared(method: Method, experiment: Experiment, env: Env) -> dict[str, Any]:
     """What a method declares, for the files of a run."""
     prefers = method.prefers if isinstance(env.optimizer, optim.Sgd) else ()  # numbers of SGD
     return dict(
-        prefers={k: v for k, v in prefers if getattr(config, k) == v},  # in force
-        panels={
-            name: list(panel) for name, panel in method.panels.items()
-        },  # what the report draws of its log
+        prefers={k: v for k, v in prefers if experiment.get(k) == v},  # in force
+        panels={name: list(panel) for name, panel in method.panels.items()},  # of the report
         replaces=dict(method.replaces),  # beside what was asked for: what the method does instead
     )
 
@@ -378,26 +404,8 @@ def client_rows(fed: Federation, seen: tuple[int, ...]) -> dict[str, Any]:
     return dict(split=split, least=int(size.min()), mean=float(size.mean()), most=int(size.max()))
 
 
-def with_cohorts(
-    config: Config, cohorts: tuple[tuple[int, ...], ...], clients: int, unseen: tuple[int, ...]
-) -> Config:
-    """`config` with fixed cohorts, checked; their size is the participation."""
-    if isinstance(cohorts, (tuple, list)) and not cohorts:
-        return config
-    cohorts = provenance.check_cohorts(cohorts, clients, unseen)
-    words = f"{len(cohorts[0])}/{clients}"
-    if config.participation != Config.participation:  # somebody said something
-        seen = clients - len(unseen)
-        if parse_participation(config.participation, clients, seen) != (len(cohorts[0]),) * 2:
-            raise UserError(
-                f"participation '{config.participation}' does not fit cohorts of {len(cohorts[0])}"
-                f" clients; use {words}, or leave it out"
-            )
-    return dataclasses.replace(config, cohorts=cohorts, participation=words)
-
-
 def resolve_layout(
-    config: Config,
+    experiment: Experiment,
     env: Env,
     fed: Federation,
     net: Tree,
@@ -413,7 +421,7 @@ def resolve_layout(
 
     def place(choice: autotune.Choice) -> layouts.Layout:
         if (
-            config.backend == "sharded" and choice.devices == 1
+            experiment.compute.backend == "sharded" and choice.devices == 1
         ):  # as said: the sharded program, on a mesh of one
             mesh = jax.make_mesh(
                 (1,), (layouts.CLIENTS,), axis_types=(AxisType.Auto,), devices=jax.devices()[:1]
@@ -423,7 +431,7 @@ def resolve_layout(
 
     def stopwatch(choice: autotune.Choice) -> Callable[[], float]:
         interrupts.check()
-        clock = autotune.stopwatch(on(place(choice)), config.seed, net)
+        clock = autotune.stopwatch(on(place(choice)), experiment.training.seed, net)
 
         def seconds() -> float:
             interrupts.check()
@@ -432,11 +440,11 @@ def resolve_layout(
         return seconds
 
     choice = autotune.choose(
-        config,
+        experiment,
         participation.high,
         sum(env.group_floats(net)),
         flops,
-        flops * steps * config.rounds if measure else 0,
+        flops * steps * experiment.training.rounds if measure else 0,
         stopwatch,
         say or (lambda text: None),
     )
@@ -446,6 +454,3 @@ def resolve_layout(
         device_kind=jax.default_backend(),
         chunk_why=choice.why,
     )
-
-
-__all__ = ["Setup", "load_federation", "load_net", "prepare", "save_net", "want_host_devices"]

@@ -43,7 +43,7 @@ def stage_seconds(
     say: hears which of them is compiled and timed.
     """
     sim = setup.simulation
-    if setup.config.state_on == "host":
+    if setup.experiment.compute.state_on == "host":
         raise UserError("profile takes a round apart on the device; allowed: --state-on device")
     state, data = layouts.place(sim.layout, setup.first_state(), sim.data)
     r = sim.stages
@@ -55,7 +55,7 @@ def stage_seconds(
     seconds: dict[str, float] = {}
 
     def timed(name: str, fn: Callable[[], Any]) -> Any:
-        say(f"{setup.config.method}: compiling and timing {name} …")
+        say(f"{setup.experiment.method.name}: compiling and timing {name} …")
         seconds[name], out = best_of(fn, repeats)
         return out
 

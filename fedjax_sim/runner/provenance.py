@@ -6,7 +6,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -16,58 +15,37 @@ from fedjax_sim import models
 from fedjax_sim.data.federation import Federation
 from fedjax_sim.data.protocols import PARTITION
 from fedjax_sim.errors import UserError
+from fedjax_sim.experiment import Experiment, Found
+from fedjax_sim.experiment.settings import AUTO, GIVEN
+from fedjax_sim.experiment.tree import Stored
 from fedjax_sim.hooks import Method
 from fedjax_sim.methods import make_method, options_in
 from fedjax_sim.options import shown
-from fedjax_sim.runner.config import OWN, Config
 from fedjax_sim.transforms import innermost, texts_of, transformed
 
-DATA_WORDS = (
-    "dataset",
-    "partition",
-    "protocol",
-    "norm",
-    "task",
-    "clients",
-    "server_val",
-    "val_fraction",
-    "data_dir",
-    "download",
-)
+
+def found_data(fed: Federation, custom: bool) -> Found:
+    """What the data are. custom: given from Python, so that no setting leads to them."""
+    return Found(data=fed.description, data_fingerprint=fed.fingerprint(), custom_data=custom)
 
 
-def with_data(config: Config, fed: Federation, own: bool) -> Config:
-    """`config` with what its data are. own: given from Python, so that the words for loading data
-    mean nothing."""
-    facts: dict[str, Any] = dict(
-        data=fed.description,
-        data_fingerprint=fed.fingerprint(),
-        own_data=own,
-        clients=fed.num_clients,
-    )
-    if own:
-        words = dict(
-            partition=OWN,
-            protocol=OWN,
-            norm=OWN,
-            server_val=None,
-            val_fraction=None,
-            data_dir=None,
-            download=False,
+def with_data(experiment: Experiment, found: Found, fed: Federation) -> Experiment:
+    """`experiment` as its data are: where they were given, settings for loading mean nothing."""
+    told: dict[str, Any] = dict(clients=fed.num_clients)
+    if found.custom_data:
+        told |= dict.fromkeys(("partition", "protocol", "norm"), GIVEN)
+        told |= dict.fromkeys(("server_val", "val_fraction", "data_dir"))
+        told |= dict(download=False, dataset=fed.name, task=AUTO)
+    elif experiment.data.partition == PARTITION:  # data without classes have others, as described
+        told["partition"] = next(
+            (p for p in ("column:client", "iid") if f", {p}, " in fed.description), PARTITION
         )
-        facts |= words | dict(dataset=fed.name, task=Config.task)
-    elif (
-        config.partition == PARTITION
-    ):  # data without classes have others: as their description says it
-        facts["partition"] = next(
-            (p for p in ("column:client", "iid") if f", {p}, " in fed.description), config.partition
-        )
-    return dataclasses.replace(config, **facts)
+    return experiment.replace(**told)
 
 
-def with_method(config: Config, method: Method) -> Config:
-    """`config` of a method given as an object: by its name and options, where these are enough to
-    build it again."""
+def with_method(experiment: Experiment, found: Found, method: Method) -> tuple[Experiment, Found]:
+    """A method given as an object: by its name and options, where these are enough to build it
+    again."""
     base, texts = innermost(method), texts_of(method)
     options = options_in(base)
     if (
@@ -75,10 +53,11 @@ def with_method(config: Config, method: Method) -> Config:
         and texts is not None
         and transformed(make_method(base.name, **options), texts) == method
     ):
-        known = dict(method=base.name, options=options, transforms=tuple(texts), own_method="")
+        chosen, custom = dict(options=options, transforms=tuple(texts)), ""
     else:
-        known = dict(method=base.name, options={}, transforms=(), own_method=repr(method))
-    return dataclasses.replace(config, **known)  # type: ignore[arg-type]
+        chosen, custom = dict(options={}, transforms=()), repr(method)
+    experiment = experiment.replace(method=base.name, **chosen)
+    return experiment, dataclasses.replace(found, custom_method=custom)
 
 
 def shapes_of(model: models.Model) -> str:
@@ -147,71 +126,55 @@ def _whole(value: Any) -> int:
     return int(value)
 
 
-# ---- going on ------------------------------------------------------------------------------------
-def check_same(stored: Config, now: Config, fed: Federation) -> None:
-    """Refuse to go on with other data, another method or another model than the run began with."""
+# ---- resuming ------------------------------------------------------------------------------------
+def check_same(
+    before: tuple[Experiment, Found], now: tuple[Experiment, Found], fed: Federation
+) -> None:
+    """Refuse to resume with other data, another method or another model than the run began with."""
+    (old, stored), (new, found) = before, now
     if stored.data_fingerprint != fed.fingerprint():
         raise UserError(
             f"the data are not those of the run: it was made on '{stored.data}' (content"
             f" {stored.data_fingerprint[:12]}), and this is '{fed.description}' (content"
             f" {fed.fingerprint()[:12]})"
         )
-    if stored.method != now.method or stored.own_method != now.own_method:
-        tell = lambda name, values: f"'{name}'" + (f" with {values}" if values else "")
-        raise UserError(
-            f"the method is not that of the run: it was {tell(stored.method, stored.own_method)}, "
-            f"and this is {tell(now.method, now.own_method)}"
-        )
-    if (stored.optimizer, stored.own_optimizer) != (now.optimizer, now.own_optimizer):
-        rule = lambda config: (
-            f"'{config.optimizer}'" + f" ({config.own_optimizer})" * bool(config.own_optimizer)
-        )
-        raise UserError(
-            f"the optimiser is not that of the run: it was {rule(stored)}, and this is {rule(now)}"
-        )
-    if stored.model != now.model or stored.model_shapes != now.model_shapes:
-        raise UserError(
-            f"the model is not that of the run: it was '{stored.model}' (shapes"
-            f" {stored.model_shapes}), and this is '{now.model}' (shapes {now.model_shapes})"
-        )
+    named = lambda name, more: f"'{name}'" + (f" ({more})" if more else "")
+    for what, was, this in (
+        ("method", (old.method.name, stored.custom_method), (new.method.name, found.custom_method)),
+        (
+            "optimiser",
+            (old.training.optimizer, stored.custom_optimizer),
+            (new.training.optimizer, found.custom_optimizer),
+        ),
+        (
+            "model",
+            (old.model.name, f"shapes {stored.model_shapes}"),
+            (new.model.name, f"shapes {found.model_shapes}"),
+        ),
+    ):
+        if was != this:
+            raise UserError(
+                f"the {what} is not that of the run: it was {named(*was)}, and this is"
+                f" {named(*this)}"
+            )
 
 
-def check_given(
-    path: Any,
-    config: Config,
-    fed: Any,
-    method: Any,
-    model: Any,
-    optimizer: Any = None,
-    loss: Any = None,
-) -> None:
-    """What was given from Python must be given again."""
-    given: list[tuple[bool, Any, str, Callable[[], str]]] = [
-        (config.own_data, fed, "fed", lambda: f"data given from Python ({config.data})"),
-        (
-            bool(config.own_method),
-            method,
-            "method",
-            lambda: f"a method given as an object ({config.method})",
-        ),
-        (
-            bool(config.own_optimizer),
-            optimizer,
-            "optimizer",
-            lambda: "an optimiser given as an object",
-        ),
-        (
-            bool(config.own_loss),
-            loss,
-            "loss",
-            lambda: f"a loss given as an object ({config.own_loss})",
-        ),
-        (config.own_model, model, "model", lambda: f"a model given as an object ({config.model})"),
-    ]
-    missing = [(name, what()) for own, value, name, what in given if own and value is None]
+def check_given(path: Any, stored: Stored, **given: Any) -> None:
+    """What was given from Python must be given again: fed, method, model, optimizer, loss."""
+    experiment, found = stored.experiment, stored.found
+    needed = {
+        "fed": (found.custom_data, f"data given from Python ({found.data})"),
+        "method": (found.custom_method, f"a method given as an object ({experiment.method.name})"),
+        "optimizer": (found.custom_optimizer, "an optimiser given as an object"),
+        "loss": (found.custom_loss, f"a loss given as an object ({found.custom_loss})"),
+        "model": (found.custom_model, f"a model given as an object ({experiment.model.name})"),
+    }
+    missing = {
+        name: what for name, (own, what) in needed.items() if own and given.get(name) is None
+    }
     if missing:
-        wanted = ", ".join(f"{name}=…" for name, _ in missing)
+        wanted = ", ".join(f"{name}=…" for name in missing)
         raise UserError(
-            f"'{path}' was run with {' and '.join(what for _, what in missing)}; go on from Python"
-            f" with fedjax_sim.resume({str(path)!r}, {wanted})"
+            f"'{path}' was run with {' and '.join(missing.values())}; go on from Python with"
+            f" fedjax_sim.resume({str(path)!r}, {wanted})"
         )

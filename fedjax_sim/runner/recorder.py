@@ -77,7 +77,10 @@ class Recorder:
                 if sentence.split(":")[0] not in self.said:
                     self.said.add(sentence.split(":")[0])
                     log.warning(
-                        "%s, round %d: %s", self.setup.config.method, row["round"], sentence
+                        "%s, round %d: %s",
+                        self.setup.experiment.method.name,
+                        row["round"],
+                        sentence,
                     )
 
     def add_evaluation(self, scores: dict[str, Any], log: dict[str, np.ndarray] | None) -> None:
@@ -93,7 +96,7 @@ class Recorder:
                 }
         for mode, prefix in OF_CLIENTS.items():
             if mode in scores and (
-                mode != "global@clients" or mode in self.setup.config.evaluations
+                mode != "global@clients" or mode in self.setup.experiment.evaluation.evaluations
             ):
                 row |= self.of_clients(mode, prefix, scores[mode], row["round"])
         if log is not None and "probe_ids" in log:
@@ -134,7 +137,9 @@ class Recorder:
     def columns(self) -> list[str]:
         """What metrics.csv begins with: the columns that the run's metrics fill, then what every
         run counts."""
-        measured = columns_of(self.metrics, ("global", "personal", *self.setup.config.evaluations))
+        measured = columns_of(
+            self.metrics, ("global", "personal", *self.setup.experiment.evaluation.evaluations)
+        )
         return ["round", *measured, *figures.COUNTED]
 
     @property
@@ -185,12 +190,16 @@ class Recorder:
     def reopen(self, round_: int) -> None:
         """A run that had ended at `round_` goes on: what was recorded there only because it was the
         end is dropped."""
-        config, method = self.setup.config, self.setup.simulation.method
+        config, method = self.setup.experiment, self.setup.simulation.method
         if not self.rows or self.rows[-1]["round"] != round_:
             return
-        adapts = adapted_modes(method, config.evaluations)
-        adapted = bool(adapts) and config.personal_every and round_ % config.personal_every == 0
-        if round_ % config.eval_every and not adapted:
+        adapts = adapted_modes(method, config.evaluation.evaluations)
+        adapted = (
+            bool(adapts)
+            and config.evaluation.personal_every
+            and round_ % config.evaluation.personal_every == 0
+        )
+        if round_ % config.evaluation.eval_every and not adapted:
             self.truncate(round_ - 1, rounds=False)
         elif adapts and not adapted:
             for mode, prefix in ((m.replace("@", "_at_"), OF_CLIENTS[m]) for m in adapts):

@@ -6,22 +6,18 @@ import dataclasses
 import functools
 import pathlib
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from fedjax_sim.data.arrays import check_inputs
 from fedjax_sim.engine import predictor
-from fedjax_sim.errors import lookup
 from fedjax_sim.metrics.base import Primary
 from fedjax_sim.runner.prepare import Setup
 from fedjax_sim.runner.weights import save_net
 from fedjax_sim.tasks import task_called
 from fedjax_sim.types import State, Tree
-
-if TYPE_CHECKING:
-    from fedjax_sim.notebook.rows import Rows
 
 
 @dataclasses.dataclass(repr=False)
@@ -89,21 +85,3 @@ class Result:
     def save_net(self, path: str | pathlib.Path) -> None:
         """The final common net as .npz: `fs.run(…, init=path)` starts from it."""
         save_net(path, self.net)
-
-    def table(self, which: str = "metrics") -> Rows:
-        """Rows as they stand in metrics.csv (evaluated rounds) or in rounds.csv ("rounds"): a list
-        that shows as a table."""
-        from fedjax_sim.notebook.rows import Rows
-
-        return Rows(lookup("table", which, {"metrics": self.rows, "rounds": self.rounds}))
-
-    def to_pandas(self, which: str = "metrics") -> Any:
-        """The same as a pandas.DataFrame."""
-        return self.table(which).to_pandas()
-
-    def plot(self, path: str | pathlib.Path | None = None, against: str = "rounds") -> Any:
-        """Accuracy against rounds or bytes: a picture that a notebook shows; path: also written, as
-        PNG and PDF."""
-        from fedjax_sim.notebook.plot import curves
-
-        return curves([self], path, against)

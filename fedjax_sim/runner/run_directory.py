@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import dataclasses
 import io
 import json
 import os
@@ -25,8 +26,8 @@ import numpy as np
 
 from fedjax_sim import __version__
 from fedjax_sim.errors import UserError
+from fedjax_sim.experiment import tree
 from fedjax_sim.options import shown
-from fedjax_sim.runner.config import FORMAT, Config, other_format
 from fedjax_sim.runner.files import (
     LOCK,
     PARTIAL,
@@ -44,8 +45,10 @@ from fedjax_sim.runner.files import (
 )
 
 if TYPE_CHECKING:
+    from fedjax_sim.runner.prepare import Setup
     from fedjax_sim.runner.recorder import Recorder
 
+FORMAT = 4  # of manifests and checkpoints
 MANIFEST, CONFIG, SUMMARY, CHECKPOINTS = (
     "manifest.json",
     "config.json",
@@ -197,7 +200,7 @@ class RunDirectory:
             None  # the summary of a run that had all of its rounds when it was opened
         )
 
-    def check_free(self, config: Config) -> None:
+    def check_free(self, hash: str) -> None:
         """Nothing is there, or nothing but what the same run left before its first checkpoint."""
         if not exists(self.path) or empty(self.path):
             return
@@ -206,26 +209,21 @@ class RunDirectory:
                 f"output directory '{self.path}' exists already; choose another --out, or resume it"
                 f" with fedjax-sim resume {self.path}"
             )
-        self.check_same(config)
+        self.check_same(hash)
 
-    def check_same(self, config: Config) -> None:
-        """What was begun here is the run with `config`."""
-        stored = self.read_config()[2]
-        if stored != config.hash():
+    def check_same(self, hash: str) -> None:
+        """What was begun here is the run whose configuration has this hash."""
+        stored = self.read_config().hash
+        if stored != hash:
             raise UserError(
                 f"'{self.path}' holds another configuration (hash {stored}, this command:"
-                f" {config.hash()}); choose another --out, or repeat the command that began it"
+                f" {hash}); choose another --out, or repeat the command that began it"
             )
 
-    def create(
-        self,
-        config: Config,
-        resolved: dict[str, Any],
-        say: Callable[[str], None] = lambda text: None,
-    ) -> None:
+    def create(self, setup: Setup, say: Callable[[str], None] = lambda text: None) -> None:
         """Make it, or take it over from a run that had not come to its first checkpoint, and keep
         others out."""
-        self.check_free(config)
+        self.check_free(setup.hash)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as problem:
@@ -235,7 +233,7 @@ class RunDirectory:
         mine = False
         try:
             self.lock.take()
-            self.check_free(config)  # again: nobody else changes it now
+            self.check_free(setup.hash)  # again: nobody else changes it now
             mine = True
             clear_checkpoints(self.path / CHECKPOINTS)
             gone = clear(self.path)
@@ -244,7 +242,7 @@ class RunDirectory:
                     f"'{self.path}' had no checkpoint yet and begins again; removed what it had:"
                     f" {', '.join(gone)}"
                 )
-            self.write_config(config, resolved)
+            self.write_config(setup)
         except BaseException:
             with contextlib.suppress(OSError):
                 if mine:
@@ -269,13 +267,14 @@ class RunDirectory:
             self.ended = summary if summary["rounds"] == rounds else None
 
     # ---- the configuration -----------------------------------------------------------------------
-    def write_config(self, config: Config, resolved: dict[str, Any]) -> None:
+    def write_config(self, setup: Setup) -> None:
         data = dict(
-            format=FORMAT,
+            format=tree.FORMAT,
             version=__version__,
-            config_hash=config.hash(),
-            config=config.to_json(),
-            resolved=resolved,
+            config_hash=setup.hash,
+            experiment=setup.experiment.to_json(),
+            found=dataclasses.asdict(setup.found),
+            resolved=setup.resolved,
         )
         self.put({"config.json": json_bytes(data | dict(checksum=checksum(data)))})
 
@@ -283,17 +282,16 @@ class RunDirectory:
         """[N, classes]: how many training examples of each class each client has."""
         self.put({"labels.npz": npz_bytes({"label_counts": counts.astype(np.int32)})})
 
-    def read_config(self) -> tuple[Config, dict[str, Any], str]:
+    def read_config(self) -> tree.Stored:
         try:
             data = json.loads((self.path / "config.json").read_text())
-            if int(data["format"]) != FORMAT:
-                raise other_format(f"run directory '{self.path}'", data)
-            config, resolved, stored = (
-                Config.from_json(data["config"]),
-                dict(data["resolved"]),
-                data["config_hash"],
-            )
-            changed = config.hash() != stored or data["checksum"] != checksum(data)
+            if int(data["format"]) not in (tree.FLAT_FORMAT, tree.FORMAT):
+                raise tree.other_format(f"run directory '{self.path}'", data)
+            changed = data["checksum"] != checksum(data)
+            if not changed:
+                experiment, found = tree.read_config(data)
+                stored = tree.Stored(experiment, found, dict(data["resolved"]), data["config_hash"])
+                changed = experiment.hash(found) != stored.hash
         except (
             OSError,
             ValueError,
@@ -317,7 +315,7 @@ class RunDirectory:
                 f"the configuration in '{self.path}' was changed: config.json does not match its"
                 " checksum; restore it to resume"
             )
-        return config, resolved, stored
+        return stored
 
     # ---- rows ------------------------------------------------------------------------------------
     def write(self, recorder: Recorder, timings: list[dict[str, Any]]) -> None:

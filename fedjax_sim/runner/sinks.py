@@ -83,7 +83,7 @@ class Callback(Sink):
 
 def name_of(run: ActiveRun) -> str:
     """A run among others."""
-    return f"{run.setup.config.method} seed {run.setup.config.seed}"
+    return f"{run.setup.experiment.method.name} seed {run.setup.experiment.training.seed}"
 
 
 def numbers(row: dict[str, Any]) -> dict[str, float]:
@@ -190,7 +190,7 @@ class Bar(Sink):
 
         self.runs.append(run)
         if self.bar is None:
-            total = run.setup.config.rounds
+            total = run.setup.experiment.training.rounds
             self.bar = tqdm(
                 total=total, initial=done, unit="round", file=sys.stderr, dynamic_ncols=True
             )
@@ -200,7 +200,7 @@ class Bar(Sink):
         return (
             name_of(self.runs[0])
             if len(self.runs) == 1
-            else f"{self.runs[0].setup.config.method}, {len(self.runs)} seeds"
+            else f"{self.runs[0].setup.experiment.method.name}, {len(self.runs)} seeds"
         )
 
     def compiling(self, run: ActiveRun) -> None:
@@ -246,9 +246,11 @@ class JsonLines(Sink):
         self.out = out
 
     def tell(self, run: ActiveRun, event: str, **more: Any) -> None:
-        config, directory = run.setup.config, run.directory
+        config, directory = run.setup.experiment, run.directory
         base = dict(
-            method=config.method, seed=config.seed, out=str(directory.path) if directory else None
+            method=config.method.name,
+            seed=config.training.seed,
+            out=str(directory.path) if directory else None,
         )
         print(json_line(event, **base | more), file=self.out or sys.stdout, flush=True)
 
@@ -257,8 +259,8 @@ class JsonLines(Sink):
             run,
             "begin",
             round=done,
-            rounds=run.setup.config.rounds,
-            config_hash=run.setup.config.hash(),
+            rounds=run.setup.experiment.training.rounds,
+            config_hash=run.setup.hash,
         )
 
     def compiling(self, run: ActiveRun) -> None:
@@ -302,7 +304,7 @@ class TensorBoard(Sink):
     def begin(self, run: ActiveRun, done: int) -> None:
         folder = (run.directory.path if run.directory else pathlib.Path("runs")) / "tensorboard"
         folder.mkdir(parents=True, exist_ok=True)
-        suffix = f".{time.time_ns()}.{run.setup.config.hash()}"  # a resume has a file of its own
+        suffix = f".{time.time_ns()}.{run.setup.hash}"  # a resume has a file of its own
         self.files[id(run)] = self.writer(str(folder / "events"), suffix)
 
     def segment(self, run: ActiveRun, segment: Segment, timings: list[dict[str, Any]]) -> None:
@@ -335,14 +337,14 @@ class WandB(Sink):
         self.runs: dict[int, Any] = {}
 
     def begin(self, run: ActiveRun, done: int) -> None:
-        config = run.setup.config
+        config = run.setup.experiment
         online = "WANDB_API_KEY" in os.environ
         self.runs[id(run)] = self.wandb.init(
             project=os.environ.get("WANDB_PROJECT", "fedjax_sim"),
             name=run.directory.path.name if run.directory else name_of(run),
-            id=None if not run.directory else f"{config.hash()}-{run.directory.path.name}",
+            id=None if not run.directory else f"{run.setup.hash}-{run.directory.path.name}",
             resume="allow",
-            config=config.to_json(),
+            config=config.flat(),
             dir=str(run.directory.path if run.directory else pathlib.Path(".")),
             mode=os.environ.get("WANDB_MODE", "online" if online else "offline"),
             reinit="create_new",

@@ -64,6 +64,11 @@ class AgentSelection(Selection):
             )
 
     @property
+    def hands_over(self) -> tuple[str, ...]:
+        """What a later run takes over: the agent is part of the server's state."""
+        return ("server",)
+
+    @property
     def evolved(self) -> bool:
         return self.agent.name == "evolved"
 

@@ -41,7 +41,7 @@ MISTAKES = [  # options of `run fedavg`, what the sentence must say
     ),
     (
         ["--set", "fedavgg.weights=uniform"],
-        "unknown name in --set 'fedavgg' (did you mean 'fedavg'?)",
+        "unknown owner in 'fedavgg.weights' 'fedavgg' (did you mean 'fedavg'?)",
     ),
     (["--dtype", "float16"], "unknown dtype 'float16'"),
     (["--norm", "foo"], "unknown norm 'foo'"),
@@ -59,7 +59,7 @@ MISTAKES = [  # options of `run fedavg`, what the sentence must say
     (["--schedule", "step:every=x"], "schedule 'step:every=x' cannot be read"),
     (["--schedule", "step:foo=1"], "schedule 'step' has no option 'foo'"),
     (["--nonsense", "3"], "'--nonsense' is not an option of fedjax-sim run"),
-    (["--clients", "x"], "argument --clients: 'x' is not a whole number"),
+    (["--clients", "x"], "clients 'x' is not a whole number"),
     (["--seeds-mode", "foo"], "invalid choice: 'foo'"),
     (["--decay-groups", "foo"], "decay-groups names 'foo'"),
     # impossible partitions
@@ -82,21 +82,21 @@ MISTAKES = [  # options of `run fedavg`, what the sentence must say
     (["--participation", "5:2"], "participation '5:2' is not allowed"),
     (["--participation", "1:0.5"], "participation '1:0.5' is not allowed"),
     (["--participation", "inf/6"], "asks for inf clients"),
-    (["--participation", "nan"], "participation 'nan' is not allowed"),
+    (["--participation", "nan"], "participation 'nan' is not a finite number"),
     (["--participation", "half"], "'half' is not a number"),
     (["--participation", "6/6", "--unseen", "1"], "allowed: 1 to 5"),
     (["--unseen", "6"], "leaves no client to train"),
-    (["--unseen", "nan"], "argument --unseen: 'nan' is not a finite number"),
+    (["--unseen", "nan"], "unseen 'nan' is not a finite number"),
     (["--unseen", "1.5"], "unseen 1.5 is not allowed"),
     # numbers out of range
-    (["--dropout", "2"], "dropout 2 is not a probability"),
+    (["--dropout", "2"], "dropout 2 is not allowed; use a probability"),
     (["--stragglers", "0.5:0"], "stragglers '0.5:0' is not allowed"),
     (["--epochs", "0"], "epochs 0 is not allowed"),
-    (["--epochs", "inf"], "argument --epochs: 'inf' is not a finite number"),
-    (["--lr", "nan"], "argument --lr: 'nan' is not a finite number"),
+    (["--epochs", "inf"], "epochs 'inf' is not a finite number"),
+    (["--lr", "nan"], "lr 'nan' is not a finite number"),
     (["--lr", "-1"], "lr -1.0 is too small"),
     (["--momentum", "1"], "momentum 1 is not allowed"),
-    (["--weight-decay", "inf"], "argument --weight-decay: 'inf' is not a finite number"),
+    (["--weight-decay", "inf"], "weight-decay 'inf' is not a finite number"),
     (["--batch-size", "0"], "batch-size 0 is too small"),
     (["--rounds", "0"], "rounds 0 is too small"),
     (["--eval-every", "0"], "eval-every 0 is too small"),
@@ -104,9 +104,9 @@ MISTAKES = [  # options of `run fedavg`, what the sentence must say
     (["--keep", "0"], "keep 0 is too small"),
     (["--chunk", "0"], "chunk '0' is not allowed"),
     (["--chunk", "²"], "chunk '²' is not allowed; use auto or a whole number"),
-    (["--clients", "²"], "argument --clients: '²' is not a whole number"),
-    (["--batch-size", "9" * 5000], "argument --batch-size: '9999"),
-    (["--lr", "1e400"], "argument --lr: '1e400' is not a finite number"),
+    (["--clients", "²"], "clients '²' is not a whole number"),
+    (["--batch-size", "9" * 5000], "batch-size '9999"),
+    (["--lr", "1e400"], "lr '1e400' is not a finite number"),
     (["--set", "loss.decay=nan"], "loss.decay 'nan' is not a finite number"),
     (["--stragglers", "nan"], "stragglers 'nan' is not allowed"),
     (["--devices", "abc"], "devices 'abc' is not allowed"),
@@ -121,11 +121,11 @@ MISTAKES = [  # options of `run fedavg`, what the sentence must say
     (["--seed", "9" * 30], "is too large; allowed: at most 2^63 - 1"),
     (["--val-fraction", "2"], "val_fraction must be between 0 and 1"),
     (["--num-processes", "2"], "need --coordinator"),
-    (["--batch-size", "2147483648"], "'2147483648' is too large; allowed: 2147483647 or less"),
+    (["--batch-size", "2147483648"], "2147483648 is too large; allowed: 2147483647 or less"),
     (["--epochs", "1e30"], "epochs 1e+30 are too many steps"),
     (["--lr", "1e39"], "'1e39' is too large"),
     (["--seeds", "20000"], "seeds 20000 is not allowed"),
-    (["--evaluate", ","], "--evaluate names no mode"),
+    (["--evaluate", ","], "evaluations ',' is not a list of evaluation modes"),
     # names that the program gives itself
     (["--set", "model.name=x"], "model 'mlp' has no option 'name'"),
     (["--set", "model.shape=1"], "model 'mlp' has no option 'shape'"),
@@ -180,14 +180,11 @@ def test_mistakes_are_one_sentence(capsys, tmp_path, options, sentence):
             ["compare", "fedprox:lrr=1"],
             "unknown option of a run or of method 'fedprox' 'lrr' (did you mean 'lr'?)",
         ),
-        (["compare", "fedprox:lr=x"], "argument --lr: 'x' is not a number"),
-        (["compare", "fedprox:out=x"], "'out' is an option of the whole command"),
+        (["compare", "fedprox:lr=x"], "lr 'x' is not a number"),
+        (["compare", "fedprox:out=x"], "'out' is an option of the whole comparison"),
         (["compare", "fedavg:probe=maybe"], "probe 'maybe' is not one of true, false"),
         (["compare", "fedavg", "fedprox:clients=5000", *SMALL, "--out", "o"], "are too many"),
-        (
-            ["run", "fedavg", *SMALL, "--data-seed", "x"],
-            "argument --data-seed: 'x' is not a whole number",
-        ),
+        (["run", "fedavg", *SMALL, "--data-seed", "x"], "data-seed 'x' is not a whole number"),
         (
             [
                 "run",
@@ -244,7 +241,7 @@ def test_mistakes_are_one_sentence(capsys, tmp_path, options, sentence):
                 (["run"], "preset"),
             )
         ),
-        (["compare", "fedavg:lr=--", "fedprox"], "--lr '--' is not a value"),
+        (["compare", "fedavg:lr=--", "fedprox"], "lr '--' is not a number"),
         (["rum"], "invalid choice: 'rum'"),
         ([], "required: COMMAND"),
     ],
@@ -327,10 +324,11 @@ def test_resume_refuses_fewer_rounds_than_done(capsys, copy):
 @pytest.mark.parametrize(
     "change, sentence",
     [
-        (lambda c: c["config"].update(lr=0.5), "was changed"),
-        (lambda c: c["config"].update(partition="iid"), "was changed"),
-        (lambda c: c["config"].update(colour="red"), "unknown entry 'colour'"),
-        (lambda c: c.pop("config"), "cannot be read"),
+        (lambda c: c["experiment"]["training"].update(lr=0.5), "was changed"),
+        (lambda c: c["experiment"]["data"].update(partition="iid"), "was changed"),
+        (lambda c: c["experiment"]["data"].update(colour="red"), "was changed"),
+        (lambda c: c.pop("experiment"), "was changed"),
+        (lambda c: c.pop("checksum"), "cannot be read"),
     ],
 )
 def test_resume_refuses_a_changed_configuration(capsys, copy, change, sentence):
@@ -346,13 +344,14 @@ def test_resume_refuses_a_changed_configuration(capsys, copy, change, sentence):
 def test_resume_refuses_another_hash(capsys, copy):
     """Configuration and its hash changed together: the checkpoint still knows what it belongs
     to."""
-    from fedjax_sim.runner.config import Config
+    from fedjax_sim.experiment.tree import read_config
     from fedjax_sim.runner.files import checksum
 
     file = copy / "config.json"
     data = json.loads(file.read_text())
-    data["config"]["lr"] = 0.5
-    data["config_hash"] = Config.from_json(data["config"]).hash()
+    data["experiment"]["training"]["lr"] = 0.5
+    experiment, found = read_config(data)
+    data["config_hash"] = experiment.hash(found)
     file.write_text(json.dumps(data | dict(checksum=checksum(data))))
     assert "belongs to configuration" in refused(
         capsys, "resume", str(copy), "--rounds", "6", "--quiet"
@@ -399,13 +398,53 @@ def test_a_run_of_the_old_format_is_refused(capsys, copy):
     before = contents(copy)
     both = (
         f"was written by fedjax_sim 0.1.0 in format 1; this is version {__version__}, which reads"
-        " format 4"
+        " format {}"
     )
-    assert both in refused(capsys, "resume", str(copy))
-    assert both in refused(
+    assert both.format(5) in refused(capsys, "resume", str(copy))
+    assert both.format(4) in refused(
         capsys, "run", "fedavg", *SMALL, "--start-from", f"{copy}:server", "--out", "new"
     )
     assert contents(copy) == before and not pathlib.Path("new").exists()
+
+
+def test_a_run_of_the_flat_form_is_resumed_and_read(capsys, copy):
+    """config.json as version 0.3 wrote it: settings and findings in one table, ranges as text."""
+    from drawn import sign
+
+    from fedjax_sim.experiment.tree import flat_config
+    from fedjax_sim.report.runs import load_run
+    from fedjax_sim.runner.files import checksum
+
+    file = copy / "config.json"
+    now = json.loads(file.read_text())
+    flat = flat_config(now) | dict(devices="1", chunk="1")
+    del flat["start_from"]
+    assert flat["participation"] == "0.5" and flat["shuffle"] == "on" and "own_data" in flat
+    older = {k: now[k] for k in ("version", "config_hash", "resolved")}
+    older |= dict(format=4, config=flat)
+    file.write_text(json.dumps(older | dict(checksum=checksum(older))))
+    sign(copy)
+    assert load_run(copy).config["model"] == "mlp"
+    assert main(["resume", str(copy), "--rounds", "5", "--quiet"]) == 0
+    again = json.loads(file.read_text())
+    assert again["format"] == 5 and again["config_hash"] == now["config_hash"]
+    assert again["experiment"]["training"]["rounds"] == 5 and again["found"] == now["found"]
+
+
+def test_train_a_transforms_agent(capsys, tmp_path):
+    """The agent that chooses participants is trained around a method that has none."""
+    words = [*SMALL, "--rounds", "2", "--transform", "agent_selection", "--out", "first"]
+    assert main(["train", "fedavg", *words]) == 0
+    said = capsys.readouterr().out
+    use = "fedjax-sim run fedavg --transform agent_selection --start-from first:server"
+    assert use in said
+    words = ["--rounds", "1", "--transform", "agent_selection", "--start-from", "first:server"]
+    assert main(["run", "fedavg", *SMALL, *words, "--out", "then"]) == 0
+    found = json.loads(pathlib.Path("then/config.json").read_text())["found"]
+    assert found["started_with"].startswith("server@")
+    assert "'fedavg' has no agent to train; allowed: fedpolicy" in refused(
+        capsys, "train", "fedavg", *SMALL
+    )
 
 
 def test_resume_needs_a_checkpoint(capsys, copy):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import ast
-import dataclasses
 import json
 import pathlib
 
@@ -14,7 +13,7 @@ from commands import SMALL, empty_folder, refused
 from fedjax_sim.cli import parser as parsers
 from fedjax_sim.cli.commands import COMMANDS
 from fedjax_sim.cli.main import main
-from fedjax_sim.runner.config import FOUND, Config
+from fedjax_sim.experiment.tree import SETTINGS
 
 __all__ = ["empty_folder"]  # used by every test
 
@@ -44,7 +43,7 @@ def read_by(words: list[str]) -> set[str]:
     """The options that a command looks at on its way, from its own start: what parsing itself does
     not count."""
     plain = parsers.make_parser().parse_args(words)
-    args = Watched(**vars(plain), words=words)
+    args = Watched(**vars(plain), argv=words)
     vars(args).pop("_read", None)
     COMMANDS[plain.command](args)
     return vars(args).get("_read", set())
@@ -102,7 +101,7 @@ def commands(work: pathlib.Path) -> dict[str, list[list[str]]]:
 
 
 # read before a command starts (`main`), or, for train's dry run, by what `run` does after it
-ELSEWHERE = {"command", "imports", "preset"}
+ELSEWHERE = {"command", "imports"}
 LATER = {"train": {"json", "log", "quiet", "seeds_mode"}}
 
 
@@ -131,10 +130,10 @@ def test_every_option_is_looked_at(command, work, capsys):
 
 
 def test_every_setting_of_a_run_is_used_by_somebody():
-    """A field of Config that no module asks for would be an option without effect."""
+    """A field of an Experiment that no module asks for would be an option without effect."""
     read: set[str] = set()
     for file in ROOM.rglob("*.py"):
-        if file.parent.name != "cli" and file.name != "config.py":
+        if file.parent.name not in ("cli", "experiment"):
             tree = ast.parse(file.read_text())
             read |= {n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute)}
             read |= {
@@ -142,8 +141,7 @@ def test_every_setting_of_a_run_is_used_by_somebody():
                 for n in ast.walk(tree)
                 if isinstance(n, ast.Constant) and isinstance(n.value, str)
             }
-    assert {f.name for f in dataclasses.fields(Config)} - read == set()
-    assert {f.name for f in dataclasses.fields(Config)} >= FOUND
+    assert {name for _, name, _, _ in SETTINGS.values()} - read == set()
 
 
 REFUSED = [

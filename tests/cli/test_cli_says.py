@@ -3,7 +3,6 @@ gains, expected failures."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 
@@ -12,8 +11,9 @@ from commands import SMALL, empty_folder, refused
 
 from fedjax_sim.cli.commands import COMMANDS
 from fedjax_sim.cli.main import main
+from fedjax_sim.experiment import Experiment
+from fedjax_sim.experiment.tree import SETTINGS, flat_config
 from fedjax_sim.methods import METHODS, make_method
-from fedjax_sim.runner.config import Config
 
 __all__ = ["empty_folder"]  # used by every test
 ALOUD = [word for word in SMALL if word != "--quiet"]
@@ -72,7 +72,7 @@ def test_methods_declare_options_that_they_know(method):
     """What a method says it replaces are settings of a run; the ones that take their own plain
     steps say so."""
     replaced = dict(make_method(method).replaces)
-    assert set(replaced) <= {f.name for f in dataclasses.fields(Config)} and all(replaced.values())
+    assert set(replaced) <= set(SETTINGS) and all(replaced.values())
     expected = {
         "scaffold": {"momentum"},
         "pfedme": {"momentum", "weight_decay"},
@@ -117,7 +117,9 @@ def test_a_diverging_comparison_says_so(capsys, tmp_path):
     )
     assert first["rounds_without_upload"] > 0 and "nothing was uploaded in" in out
     told = json.loads((tmp_path / "out" / "scaffold" / "config.json").read_text())
-    assert told["config"]["momentum"] == 0.9 and told["resolved"]["replaces"] == second["replaces"]
+    assert (
+        flat_config(told)["momentum"] == 0.9 and told["resolved"]["replaces"] == second["replaces"]
+    )
     assert (
         second["replaces"] == {"momentum": "0: it would invalidate the control variates"}
         and first["replaces"] == {}
@@ -139,7 +141,7 @@ def test_a_diverging_comparison_says_so(capsys, tmp_path):
 
 
 def test_tables_of_targets_and_gains():
-    from fedjax_sim.cli import describe
+    from fedjax_sim.report import text as describe
 
     one = dict(
         method="a",
@@ -183,7 +185,8 @@ def test_the_estimated_arrays_are_those_of_the_compiler(method, model):
     from fedjax_sim.runner.prepare import prepare
 
     setup = prepare(
-        Config(method, model=model, clients=20, rounds=2, devices="1", chunk="1"), measure=False
+        Experiment.of(method, model=model, clients=20, rounds=2, devices="1", chunk="1"),
+        measure=False,
     )
     sim, told = setup.simulation, facts(setup)
     state, data = layouts.place(sim.layout, setup.first_state(), sim.data)

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from commands import SMALL, empty_folder
 
-from fedjax_sim.cli import several
 from fedjax_sim.cli.main import main
+from fedjax_sim.experiment.tree import flat_config
+from fedjax_sim.runner import many
 
 __all__ = ["empty_folder"]  # used by every test
 ROUNDS = ["--rounds", "2"]
@@ -44,15 +45,12 @@ def compared(tmp_path_factory):
 
 
 def config(path):
-    return json.loads((path / "config.json").read_text())["config"]
+    return flat_config(json.loads((path / "config.json").read_text()))
 
 
 def test_entries_have_options_of_their_own(compared):
     first, second = compared / "fedprox,mu=0.1,lr=0.05", compared / "fedprox,mu=1"
-    assert [config(f / "seed-0")["options"] for f in (first, second)] == [
-        {"mu": "0.1"},
-        {"mu": "1"},
-    ]
+    assert [config(f / "seed-0")["options"] for f in (first, second)] == [{"mu": 0.1}, {"mu": 1.0}]
     assert [config(f / "seed-0")["lr"] for f in (first, second)] == [0.05, 0.02]
 
 
@@ -95,16 +93,14 @@ def test_files_of_a_comparison(compared):
 
 def test_everything_is_prepared_before_anything_trains(monkeypatch):
     order = []
-    real = several.set_ups
-    monkeypatch.setattr(
-        "fedjax_sim.cli.compare.set_ups", lambda *a: order.append("prepared") or real(*a)
-    )
+    real = many.ready
+    monkeypatch.setattr(many, "ready", lambda *a, **b: order.append("prepared") or real(*a, **b))
 
-    def trains(setups, args, out, **more):
+    def trains(*setups, **more):
         order.append("trained")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fedjax_sim.cli.compare.execute_all", trains)
+    monkeypatch.setattr(many, "run_all", trains)
     assert main(["compare", "fedavg", "fedprox", "ditto", *SMALL]) == 130
     assert order == ["prepared"] * 3 + ["trained"]
 
@@ -114,7 +110,9 @@ def test_methods_share_what_they_read(monkeypatch):
     from fedjax_sim.runner import prepare
 
     real = prepare.load_federation
-    monkeypatch.setattr(prepare, "load_federation", lambda c: read.append(c.partition) or real(c))
+    monkeypatch.setattr(
+        prepare, "load_federation", lambda c: read.append(c.data.partition) or real(c)
+    )
     assert main(["compare", "fedavg", "fedprox", "fedavg:partition=iid", *SMALL, "--dry-run"]) == 0
     assert read == ["dirichlet:0.3", "iid"]
 

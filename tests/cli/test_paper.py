@@ -11,13 +11,14 @@ from commands import refused
 from paths import ROOT
 
 from fedjax_sim.cli.main import main
-from fedjax_sim.cli.paper.cells import Choice, Planner, config_of, jobs_in, scoped
-from fedjax_sim.cli.paper.work import Cells
+from fedjax_sim.cli.paper.cells import Choice, Planner, jobs_in, planned, scoped
 from fedjax_sim.errors import UserError
+from fedjax_sim.experiment.tree import flat_config
 from fedjax_sim.methods import METHODS
 from fedjax_sim.papers import pictures, reading
 from fedjax_sim.papers.tables import SCALES, block_of, cell_of, find, paper_of, papers
 from fedjax_sim.runner.files import Lock
+from fedjax_sim.sweep.work import Shared
 
 TABLES = [table for paper in papers().values() for table in paper.tables.values()]
 PROMISED = {
@@ -141,29 +142,35 @@ def test_mistakes_in_the_data_are_sentences():
 # ---- settings ------------------------------------------------------------------------------------
 def test_the_published_settings_reach_the_runs():
     (cell,) = cells("fedpolicy:T5", "paper", "trpo", "fc2")
-    config = cell.jobs[0].config
-    assert (config.method, config.options["agent"], config.partition, config.model) == (
-        *("fedpolicy", "trpo", "fixed:2"),
-        "resnet18",
-    )
-    assert (config.rounds, config.epochs, config.batch_size, config.loss, len(cell.jobs)) == (
-        105,
-        5,
-        64,
-        "c3e",
-        3,
-    )
+    config = cell.jobs[0].experiment
+    assert (
+        config.method.name,
+        config.method.options["agent"],
+        config.data.partition,
+        config.model.name,
+    ) == (*("fedpolicy", "trpo", "fixed:2"), "resnet18")
+    assert (
+        config.training.rounds,
+        config.training.epochs,
+        config.training.batch_size,
+        config.training.loss,
+        len(cell.jobs),
+    ) == (105, 5, 64, "c3e", 3)
     (cell,) = cells("fedpolicy:T2", "paper", "fedprox", "c100.1")
-    assert float(cell.jobs[0].config.options["mu"]) == 0.001
+    assert float(cell.jobs[0].experiment.method.options["mu"]) == 0.001
     (cell,) = cells("pfedrlla:T3", "paper", "c10s5e1", "fedavg")
-    assert (cell.jobs[0].config.epochs, cell.jobs[0].config.rounds, cell.reading) == (
-        1,
-        500,
-        "last:before_all_pooled",
-    )
+    assert (
+        cell.jobs[0].experiment.training.epochs,
+        cell.jobs[0].experiment.training.rounds,
+        cell.reading,
+    ) == (1, 500, "last:before_all_pooled")
     (cell,) = cells("fedpam:T3", "paper", "fedfomo", "p.5")
-    config = cell.jobs[0].config
-    assert (config.clients, config.participation, config.val_fraction) == (50, "0.5:1", 0.2)
+    config = cell.jobs[0].experiment
+    assert (config.data.clients, config.training.participation, config.data.val_fraction) == (
+        50,
+        (0.5, 1),
+        0.2,
+    )
 
 
 def test_what_is_smaller_is_said():
@@ -172,7 +179,7 @@ def test_what_is_smaller_is_said():
     (cell,) = cells("fedpolicy:T2", "small", "fedavg", "fm.1")
     assert cell.smaller == ()
     (cell,) = cells("fedpolicy:T2", "paper", "fedavg", "fm.1", rounds=7)
-    assert cell.smaller == ("rounds 7 (105)",) and cell.jobs[0].config.rounds == 7
+    assert cell.smaller == ("rounds 7 (105)",) and cell.jobs[0].experiment.training.rounds == 7
 
 
 def test_the_same_run_has_one_name_whatever_the_table():
@@ -191,9 +198,9 @@ def test_the_same_run_has_one_name_whatever_the_table():
 def test_an_option_of_one_method_is_nobody_elses():
     told = {"lr": 1, "fedprox.lr": 0.1, "fedavg.lr": 0.2, "fedprox.mu": 3, "ditto.start_from": ""}
     assert scoped("fedprox", told) == {"lr": 0.1, "fedprox.mu": 3}
-    assert config_of("fedavg", {"fedprox.mu": 3}).options == {}
+    assert planned("fedavg", {"fedprox.mu": 3}).method.options == {}
     with pytest.raises(UserError, match="did you mean 'rounds'"):
-        config_of("fedavg", {"round": 3})
+        planned("fedavg", {"round": 3})
 
 
 def test_runs_before_others():
@@ -201,21 +208,21 @@ def test_runs_before_others():
     (job,) = cell.jobs
     assert (
         job.before is not None
-        and job.before.config.partition == "pathological:4"
-        and job.before.config.rounds == 600
+        and job.before.experiment.data.partition == "pathological:4"
+        and job.before.experiment.training.rounds == 600
     )
-    assert job.before.config.options["regime"] == "pretrain" and "agent" in job.parts
+    assert job.before.experiment.method.options["regime"] == "pretrain" and "agent" in job.parts
     assert [j.name for j in jobs_in([cell])] == [job.before.name, job.name]
     (short,) = cells("pfedrlla:T1", "paper", "pfedrlla", "c10s2", rounds=40, epochs=1)
     assert (
-        short.jobs[0].config.rounds,
-        short.jobs[0].before.config.rounds,
-        short.jobs[0].before.config.epochs,
+        short.jobs[0].experiment.training.rounds,
+        short.jobs[0].before.experiment.training.rounds,
+        short.jobs[0].before.experiment.training.epochs,
     ) == (40, 600, 1)
     (cell,) = cells("fedpam:T1", "paper", "fedpam-m0-cosine", "dir-c10")
     (plain,) = cells("fedpam:T1", "paper", "fedpam-m0", "dir-c10")
     assert [j.before.name for j in cell.jobs] == [j.name for j in plain.jobs]
-    assert cell.jobs[0].config.lr == 0 and cell.jobs[0].config.rounds == 1
+    assert cell.jobs[0].experiment.training.lr == 0 and cell.jobs[0].experiment.training.rounds == 1
 
 
 # ---- running -------------------------------------------------------------------------------------
@@ -344,8 +351,8 @@ def test_the_cosine_is_of_the_same_state(out):
     (first,), (then,) = (
         [*c.jobs] for c in cells("fedpam:T1", "smoke", "fedpam,fedpam-cosine", "dir-c10")
     )
-    folder = Cells(out / "fedpam")
-    config = json.loads((folder.run(then) / "config.json").read_text())["config"]
+    folder = Shared(out / "fedpam")
+    config = flat_config(json.loads((folder.run(then) / "config.json").read_text()))
     assert config["started_with"].startswith("clients,server@") and then.before.name == first.name
 
 
@@ -368,7 +375,7 @@ def test_a_run_that_another_process_does_is_left_to_it(out, capsys):
     try:
         assert paper(out, "fedpolicy:T2", "--rows", "fedprox", "--cols", "c10.1") == 0
         assert "1 runs are with another process" in capsys.readouterr().err
-        assert not Cells(out / "fedpolicy").run(cell.jobs[0]).exists()
+        assert not Shared(out / "fedpolicy").run(cell.jobs[0]).exists()
     finally:
         lock.release()
 

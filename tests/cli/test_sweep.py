@@ -20,12 +20,12 @@ from drawn import sign, write_run
 from paths import ROOT
 
 from fedjax_sim.cli.main import main
-from fedjax_sim.cli.sweep import local, on_ray, queue
-from fedjax_sim.cli.sweep.jobs import Folder, pending, write_results
-from fedjax_sim.cli.sweep.plan import jobs_of
-from fedjax_sim.cli.sweep.table import Table, results
 from fedjax_sim.report.runs import load_runs
 from fedjax_sim.runner.files import Lock
+from fedjax_sim.sweep import local, on_ray, queue
+from fedjax_sim.sweep.folder import Folder, write_results
+from fedjax_sim.sweep.plan import jobs_of
+from fedjax_sim.sweep.table import Table, results
 
 __all__ = ["empty_folder"]  # used by every test
 TINY = (
@@ -58,20 +58,23 @@ def test_the_grid_is_methods_times_settings_times_seeds():
             },
         }
     )
-    count = lambda method: len([j for j in jobs if j.config.method == method])
+    count = lambda method: len([j for j in jobs if j.experiment.method.name == method])
     assert count("fedavg") == 2 * 2  # neither agent nor mu is one of its options: once each
     assert count("fedprox") == (2 + 1) * 2 * 2  # two from the grid, one that says its own
     assert count("fedpolicy") == 2 * 2 * 2
-    assert {j.config.options.get("agent") for j in jobs if j.config.method == "fedpolicy"} == {
-        "sac",
-        "ppo",
-    }
-    assert {j.config.options.get("mu") for j in jobs if j.config.method == "fedprox"} == {
-        "0.1",
-        "1",
-        "5",
-    }
-    assert all(j.config.rounds == 3 and j.config.data_seed == j.config.seed for j in jobs)
+    assert {
+        j.experiment.method.options.get("agent")
+        for j in jobs
+        if j.experiment.method.name == "fedpolicy"
+    } == {"sac", "ppo"}
+    assert {
+        j.experiment.method.options.get("mu") for j in jobs if j.experiment.method.name == "fedprox"
+    } == {"0.1", "1", "5"}
+    assert all(
+        j.experiment.training.rounds == 3
+        and j.experiment.data.data_seed == j.experiment.training.seed
+        for j in jobs
+    )
     assert [j.index for j in jobs] == list(range(len(jobs))) and len({j.name for j in jobs}) == len(
         jobs
     )
@@ -97,7 +100,7 @@ def test_the_grid_is_methods_times_settings_times_seeds():
         ('methods = ["fedavg"]\nseeds = 0', "seeds 0 is not allowed"),
         ('methods = ["fedavg"]\nseeds = [1, 1]', "a list of different seeds"),
         ('methods = ["fedavg"]\n[grid]\nlr = 0.1', "grid.lr is not a list of values"),
-        ('methods = ["fedavg"]\n[grid]\nlr = [0.1, "x"]', "argument --lr: 'x' is not a number"),
+        ('methods = ["fedavg"]\n[grid]\nlr = [0.1, "x"]', "lr 'x' is not a number"),
         ('methods = ["fedavg"]\n[settings]\nlrr = 1', "'lrr' (did you mean 'lr'?)"),
         (
             'methods = ["fedavg"]\n[settings]\nmu = 1',
@@ -156,7 +159,7 @@ def test_processes_side_by_side_and_a_failure_that_stops_nobody(capsys, monkeypa
         and "1 of 2 done, 1 failed" in said.err
     )
     jobs = jobs_of({"methods": ["fedavg"]} | tomllib.loads(file.read_text()))
-    assert [job.config.dataset for job in pending(Folder(pathlib.Path("out")), jobs)] == [
+    assert [job.experiment.data.dataset for job in Folder(pathlib.Path("out")).pending(jobs)] == [
         "nowhere.npz"
     ]
     assert [run.path.parent for run in load_runs(["out"])] == [
@@ -187,14 +190,14 @@ class Pretend:
         if code == 0:
             write_run(
                 self.folder.run(handle.job),
-                handle.job.config.method,
-                handle.job.config.seed,
+                handle.job.experiment.method.name,
+                handle.job.experiment.training.seed,
                 rounds=2,
             )
             file = self.folder.run(handle.job) / "summary.json"
             file.write_text(json.dumps(json.loads(file.read_text()) | {"rounds": 2}))
             sign(file.parent)
-            self.folder.own(handle.job)
+            self.folder.finish(handle.job)
         return code, "round 3" if code == -9 else ""
 
     def stop(self, handle):
@@ -238,7 +241,7 @@ def test_the_queue_keeps_its_room_and_writes_down_failures(seven, capsys):
     table = results(jobs, folder)
     assert "fedavg" in table and "failed: it was ended by signal 9" in table and "±" in table
     again = Pretend(3, {}, folder)
-    queue.work_off(pending(folder, jobs), jobs, folder, again, lambda running, changed: None)
+    queue.work_off(folder.pending(jobs), jobs, folder, again, lambda running, changed: None)
     assert len(again.at_once) == 2 and {r["status"] for r in rows("out")} == {"done"}
 
 
@@ -272,7 +275,7 @@ def test_workers_share_cores_and_accelerators(seven, monkeypatch, capsys):
     jobs, folder = seven
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,7")
     code = "import os; print('devices', os.environ['CUDA_VISIBLE_DEVICES'])"
-    launcher = local.Local(lambda job: [sys.executable, "-c", code], folder)
+    launcher = local.Local([sys.executable, "-c", code], folder)
     assert launcher.room == 3
     handles = [launcher.start(job) for job in jobs[:3]]
     for process, _, _ in handles:
@@ -325,7 +328,7 @@ def test_slurm_script_and_submission(capsys, tmp_path, monkeypatch):
     told = ended.run(jobs[1]) / "summary.json"
     told.write_text(json.dumps(json.loads(told.read_text()) | {"rounds": 2}))
     sign(told.parent)
-    ended.own(jobs[1])
+    ended.finish(jobs[1])
     assert main(command) == 0
     said = capsys.readouterr()
     assert "as job 4711" in said.err and "--gather" in said.err
@@ -374,7 +377,7 @@ def test_ray_tasks_share_the_queue(seven, monkeypatch, capsys):
     jobs, folder = seven
     asked = pretended_ray(monkeypatch)
     code = "import sys; print('fedjax-sim: no memory'); sys.exit(3 if sys.argv[1] == '1' else 0)"
-    launcher = on_ray.OnRay(lambda job: [sys.executable, "-c", code, str(job.index)], folder, 2)
+    launcher = on_ray.OnRay([sys.executable, "-c", code], folder, 2)
     folder.path.mkdir()
     queue.work_off(jobs[:2], jobs, folder, launcher, lambda running, changed: None)
     assert asked == [{"num_cpus": 4, "max_retries": 0}] * 2 and launcher.room == 2
@@ -429,9 +432,9 @@ def test_a_run_that_another_process_has_begun_is_not_begun_again(capsys):
     file = toml('methods = ["fedavg"]\n' + TINY)
     job = jobs_of(tomllib.loads(file.read_text()))[0]
     directory = Folder(pathlib.Path("out")).run(job)
-    setup = prepare(job.config)
+    setup = prepare(job.experiment)
     begun = RunDirectory(directory)
-    begun.create(setup.config, setup.resolved)
+    begun.create(setup)
     (directory / "mine.txt").write_text("mine")
     before = {p.name: p.read_bytes() for p in directory.iterdir()}
     task = ["sweep", str(file), "--out", "out", "--task", "0", "--quiet"]
@@ -464,12 +467,12 @@ def test_a_task_leaves_a_finished_run_without_checkpoints_alone(capsys):
 def test_a_killed_sweep_leaves_no_run_behind(tmp_path):
     """kill -9 of whoever started a run: it ends, so that the next sweep finds no lock."""
     inside = (
-        "import os, time; from fedjax_sim.cli.sweep import queue; queue.end_with_parent();"
+        "import os, time; from fedjax_sim.sweep import queue; queue.end_with_parent();"
         " print(os.getpid()); "
     )
     inside += "time.sleep(60)"
     outside = (
-        f"from fedjax_sim.cli.sweep.queue import task; task([{sys.executable!r}, '-u', '-c',"
+        f"from fedjax_sim.sweep.queue import task; task([{sys.executable!r}, '-u', '-c',"
         f" {inside!r}], 'log')"
     )
     parent = subprocess.Popen(

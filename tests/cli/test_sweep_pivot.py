@@ -10,10 +10,11 @@ from commands import empty_folder, refused
 from test_sweep import TINY, toml
 
 from fedjax_sim.cli.main import main
-from fedjax_sim.cli.sweep import queue
-from fedjax_sim.cli.sweep.jobs import Folder, started, waits
-from fedjax_sim.cli.sweep.plan import jobs_of
+from fedjax_sim.experiment.tree import flat_config
 from fedjax_sim.papers.pivot import Cell, Pivot
+from fedjax_sim.sweep import queue
+from fedjax_sim.sweep.folder import Folder, started, waits
+from fedjax_sim.sweep.plan import jobs_of
 
 __all__ = ["empty_folder"]  # used by every test
 
@@ -109,7 +110,7 @@ def test_a_run_starts_from_another_one(capsys):
     runs = pathlib.Path("s/runs")
     (first,) = runs.glob("before-first-s0")
     told = [
-        json.loads((p / "config.json").read_text())["config"]
+        flat_config(json.loads((p / "config.json").read_text()))
         for p in (first, *sorted(runs.glob("fedavg*")))
     ]
     assert [c["rounds"] for c in told] == [3, 2] and told[1]["started_with"].startswith("server@")
@@ -151,7 +152,7 @@ def test_an_agent_is_handed_over_without_naming_parts():
         }
     )
     assert jobs[0].name == "before-pre-s0" and jobs[1].before is jobs[0]
-    assert "agent" in jobs[1].parts and jobs[1].config.start_from is None
+    assert "agent" in jobs[1].parts and jobs[1].experiment.model.start_from is None
 
 
 def test_the_queue_waits_and_gives_up(tmp_path):

@@ -13,7 +13,7 @@ from fedjax_sim.engine import episode as episodes
 from fedjax_sim.engine.episode import Length, each, make_episode, only
 from fedjax_sim.engine.round import seed_key
 from fedjax_sim.errors import UserError
-from fedjax_sim.runner.config import Config
+from fedjax_sim.experiment import Experiment
 from fedjax_sim.runner.prepare import prepare
 
 LENGTH = Length(6, last=2, every=2)
@@ -26,13 +26,15 @@ def federation(seed: int = 0, clients: int = 6) -> fs.Federation:
     most = {"train": 40, "val": 12, "test": 12}
     size = {s: np.minimum(n, most[s]) for s, n in fed.size.items()}
     rows = {s: table[:, : most[s]] for s, table in fed.rows.items()}
-    held = {name: rows[:60] for name, rows in fed.held.items()}
-    return dataclasses.replace(fed, rows=rows, size=size, held=held)
+    held = {name: rows[:60] for name, rows in fed.server_rows.items()}
+    return dataclasses.replace(fed, rows=rows, size=size, server_rows=held)
 
 
 def simulation(method: str, fed: fs.Federation, participation: str = "3/6"):
-    config = Config(method, **{**COMMON, "participation": participation}, model="mlp", loss="ce")
-    config = dataclasses.replace(config, model_options={"hidden": (8,)}, chunk="1")
+    config = Experiment.of(
+        method, **{**COMMON, "participation": participation}, model="mlp", loss="ce"
+    )
+    config = config.replace(model_options={"hidden": (8,)}, chunk="1")
     return prepare(config, fed=fed).simulation
 
 
@@ -92,7 +94,9 @@ def test_federations_side_by_side(method):
 
 def test_federations_that_do_not_fit_together():
     fed = federation()
-    other = dataclasses.replace(fed, held={name: rows[:30] for name, rows in fed.held.items()})
+    other = dataclasses.replace(
+        fed, server_rows={name: rows[:30] for name, rows in fed.server_rows.items()}
+    )
     with pytest.raises(UserError, match="equally many rows"):
         episodes.padded([fed, other])
     with pytest.raises(UserError, match="one shape"):

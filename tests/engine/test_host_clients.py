@@ -9,18 +9,18 @@ from tiny import N, federation
 from fedjax_sim.cli.main import main
 from fedjax_sim.engine import host_clients
 from fedjax_sim.errors import UserError
+from fedjax_sim.experiment import Experiment
 from fedjax_sim.hooks import Method, Server, SetsUp
 from fedjax_sim.runner import checkpoint
 from fedjax_sim.runner import execute as runner
-from fedjax_sim.runner.config import Config
 from fedjax_sim.runner.prepare import prepare
 from fedjax_sim.runner.run_directory import RunDirectory
 
 EVERY = ("global", "personal", "personal@global", "resident")
 
 
-def config(method: str, **options) -> Config:
-    return Config(
+def config(method: str, **options) -> Experiment:
+    return Experiment.of(
         method,
         **{
             **dict(
@@ -120,7 +120,7 @@ def test_resume_repeats_an_uninterrupted_run(tmp_path, monkeypatch, block):
     state = checkpoint.load(
         checkpoint.latest(tmp_path / "run" / "checkpoints"),
         on_device.simulation.init(0, on_device.net),
-        on_device.config.hash(),
+        on_device.experiment.hash(),
     )
     for stored, kept in zip(jax.tree.leaves(state), jax.tree.leaves(rest.state), strict=True):
         np.testing.assert_array_equal(stored, kept)  # the device reads what the host wrote

@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_sim.engine.participation import Participation, parse_participation, unseen_clients
+from fedjax_sim.engine.participation import Participation, cohort_size, unseen_clients
 from fedjax_sim.errors import UserError
+from fedjax_sim.experiment import Experiment
 
 ROUNDS = 4000
 KEYS = jax.random.split(jax.random.key(3), ROUNDS)
@@ -18,6 +19,10 @@ def draws(part: Participation) -> tuple[np.ndarray, np.ndarray]:
     """(ids [T, M], takes part [T, M]) of many rounds."""
     ids, active = jax.jit(jax.vmap(part.sample))(KEYS, jnp.arange(ROUNDS))
     return np.asarray(ids), np.asarray(active)
+
+
+def read(text):
+    return Experiment.of(participation=text).training.participation
 
 
 @pytest.mark.parametrize(
@@ -36,7 +41,7 @@ def draws(part: Participation) -> tuple[np.ndarray, np.ndarray]:
     ],
 )
 def test_parsing(text, clients, seen, want):
-    assert parse_participation(text, clients, seen) == want
+    assert cohort_size(read(text), clients, seen) == want
 
 
 @pytest.mark.parametrize(
@@ -63,7 +68,7 @@ def test_parsing(text, clients, seen, want):
 )
 def test_refusals(text):
     with pytest.raises(UserError) as caught:
-        parse_participation(text, 10, 10)
+        cohort_size(read(text), 10, 10)
     assert "\n" not in str(caught.value)
 
 

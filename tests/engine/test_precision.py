@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 
@@ -14,12 +13,13 @@ import pytest
 
 import fedjax_sim as fs
 from fedjax_sim.errors import UserError
+from fedjax_sim.experiment import Experiment
+from fedjax_sim.experiment.tree import flat_config, read_config
 from fedjax_sim.models import build, narrow
 from fedjax_sim.models.conv_forms import lax_conv
 from fedjax_sim.models.layers import narrow_conv
 from fedjax_sim.models.registry import MODELS, REGISTRY
 from fedjax_sim.platform import lowering_for
-from fedjax_sim.runner.config import Config
 from fedjax_sim.runner.prepare import prepare
 
 SMALL = dict(clients=4, participation="0.5", rounds=2, epochs=1.0, chunk="2", devices="1")
@@ -28,7 +28,7 @@ SMALL = dict(clients=4, participation="0.5", rounds=2, epochs=1.0, chunk="2", de
 def lowered(platform, method="fedavg", model="lenet5", **settings):
     """The text of one round for a platform that this machine need not have."""
     with lowering_for(platform):
-        setup = prepare(Config(method, model=model, **{**SMALL, **settings}))
+        setup = prepare(Experiment.of(method, model=model, **{**SMALL, **settings}))
         sim = setup.simulation
         state = sim.init(0, setup.net)
         abstract = jax.tree.map(
@@ -82,7 +82,7 @@ def test_precision_does_not_leak_into_the_next_run_of_a_process():
 
 
 def test_the_evaluation_has_the_precision_of_the_run():
-    setup = prepare(Config("fedavg", model="mlp", precision="highest", **SMALL))
+    setup = prepare(Experiment.of("fedavg", model="mlp", precision="highest", **SMALL))
     sim = setup.simulation
     text = sim.evaluate.lower(sim.init(0, setup.net), sim.data).as_text()
     assert products(text) and all(said(line) == {"HIGHEST"} for line in products(text))
@@ -234,12 +234,12 @@ def test_the_same_numbers_with_the_accelerators_forms():
 # ---- activations in bfloat16: runs ---------------------------------------------------------------
 @pytest.mark.parametrize("method", ["fedavg", "ditto", "fedpolicy"])
 def test_everything_stored_is_float32(method):
-    setup = prepare(Config(method, model="mlp", activations="bfloat16", **SMALL))
+    setup = prepare(Experiment.of(method, model="mlp", activations="bfloat16", **SMALL))
     sim = setup.simulation
     state, log = jax.jit(sim.round)(setup.first_state(), sim.data)
     kinds = {str(a.dtype) for a in jax.tree.leaves((state, log))}
     assert "float32" in kinds and not {k for k in kinds if "float" in k and k != "float32"}
-    plain = prepare(Config(method, model="mlp", **SMALL)).simulation
+    plain = prepare(Experiment.of(method, model="mlp", **SMALL)).simulation
     other, _ = jax.jit(plain.round)(plain.init(0, setup.net), plain.data)
     net, same = (jax.tree.leaves(s.server.net["params"]) for s in (state, other))
     assert all(np.allclose(a, b, atol=0.02) for a, b in zip(net, same, strict=True))
@@ -256,7 +256,7 @@ def test_a_run_goes_on_exactly(tmp_path):
         for a, b in zip(*(jax.tree.leaves(r.state) for r in (whole, part)), strict=True)
     )
     assert (
-        json.loads((tmp_path / "part" / "config.json").read_text())["config"]["activations"]
+        flat_config(json.loads((tmp_path / "part" / "config.json").read_text()))["activations"]
         == "bfloat16"
     )
 
@@ -274,13 +274,12 @@ def test_an_exported_model_keeps_its_activations(tmp_path):
 
 
 def test_the_hash_knows_bfloat16_and_nothing_else_changed():
-    plain = Config("fedavg")
-    assert plain.hash() == dataclasses.replace(plain, activations="float32").hash()
-    assert plain.hash() != dataclasses.replace(plain, activations="bfloat16").hash()
-    kept = {
-        k: v for k, v in plain.to_json().items() if k != "activations"
-    }  # as an earlier version wrote it
-    assert Config.from_json(kept) == plain
+    plain = Experiment.of("fedavg")
+    assert plain.hash() == plain.replace(activations="float32").hash()
+    assert plain.hash() != plain.replace(activations="bfloat16").hash()
+    kept = plain.flat() | dict(lr=0.02)
+    del kept["activations"]  # as an earlier version wrote it
+    assert read_config({"config": kept})[0].compute == plain.compute
 
 
 class Own(nn.Module):

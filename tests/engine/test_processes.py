@@ -16,7 +16,7 @@ import pytest
 from paths import ROOT
 from tiny import close
 
-from fedjax_sim.runner.execute import resume
+from fedjax_sim.api import resume
 
 LIMIT = 120  # seconds
 OPTIONS = [

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import fedjax_sim as fs
-from fedjax_sim.cli.describe import warnings
 from fedjax_sim.engine.round import watched
+from fedjax_sim.report.text import warnings
 
 BAD = 2
 HOW = dict(

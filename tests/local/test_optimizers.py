@@ -12,11 +12,11 @@ import optax
 import pytest
 
 import fedjax_sim as fs
+from fedjax_sim.api import set_up
 from fedjax_sim.cli.main import main
 from fedjax_sim.local.optimizers import OPTIMIZERS
-from fedjax_sim.runner.execute import set_up
 from fedjax_sim.runner.facts import facts
-from fedjax_sim.runner.values import run_values
+from fedjax_sim.runner.many import run_values
 
 SIZES, BATCH, EPOCHS, RATE = (7, 4, 10), 4, 2, 0.03
 HOW = dict(
@@ -206,7 +206,7 @@ def test_sgd_behind_its_name_is_the_run_with_its_options():
         run(lr=0.1, momentum=0.5, weight_decay=0.0),
     )
     assert all((a == b).all() for a, b in zip(leaves(one.net), leaves(two.net), strict=True))
-    assert one.setup.config.hash() == two.setup.config.hash()
+    assert one.setup.hash == two.setup.hash
 
 
 # ---- clipping and schedules ----------------------------------------------------------------------

@@ -24,6 +24,7 @@ from fedjax_sim.engine.layout import Layout
 from fedjax_sim.engine.participation import Participation
 from fedjax_sim.engine.simulation import simulate
 from fedjax_sim.errors import UserError
+from fedjax_sim.experiment import Experiment
 from fedjax_sim.local import Batch
 from fedjax_sim.local.contrast import anchor_contrast, unit
 from fedjax_sim.local.features import live_features
@@ -34,7 +35,6 @@ from fedjax_sim.methods.fedpam import PRIVATE
 from fedjax_sim.models import build, from_module, parameter_counts
 from fedjax_sim.models.batch_norm import BatchNorm
 from fedjax_sim.models.projection import with_projection
-from fedjax_sim.runner.config import Config
 from fedjax_sim.runner.prepare import prepare
 from fedjax_sim.types import Client, Ctx, Env
 
@@ -517,13 +517,16 @@ def test_its_own_rate_unless_the_run_names_one(tmp_path, capsys):
         ("fedpam", {"options": {"variant": variant}}, 0.005, 0.5) for variant in ("pcl", "pam")
     ]
     for name, given, lr, momentum in cases:
-        setup = prepare(Config(name, model="mlp", **given), fed=tiny.federation(), measure=False)
-        assert (setup.config.lr, setup.config.momentum) == (lr, momentum) and type(
-            setup.config.lr
-        ) is float
+        setup = prepare(
+            Experiment.of(name, model="mlp", **given), fed=tiny.federation(), measure=False
+        )
+        assert (setup.experiment.training.lr, setup.experiment.training.momentum) == (
+            lr,
+            momentum,
+        ) and type(setup.experiment.training.lr) is float
         own = {"lr": 0.005, "momentum": 0.5} if name == "fedpam" else {}
         assert setup.resolved["prefers"] == {
-            k: v for k, v in own.items() if getattr(setup.config, k) == v
+            k: v for k, v in own.items() if getattr(setup.experiment, k) == v
         }
     assert (
         main(["run", "fedpam", "--rounds", "6", "--out", str(tmp_path / "a")]) == 0

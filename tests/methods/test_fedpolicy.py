@@ -505,13 +505,13 @@ def test_what_it_needs_of_model_and_data():
 
 
 def test_loss_of_the_paper_unless_another_is_named():
-    from fedjax_sim.runner.config import Config
+    from fedjax_sim.experiment import Experiment
     from fedjax_sim.runner.prepare import prepare
 
-    config = Config("fedpolicy", model="mlp", clients=4, rounds=1, chunk="1", devices="1")
-    assert prepare(config).config.loss == "c3e"
-    assert prepare(dataclasses.replace(config, loss="ce")).config.loss == "ce"
-    assert prepare(dataclasses.replace(config, method="fedavg")).config.loss == "ce"
+    config = Experiment.of("fedpolicy", model="mlp", clients=4, rounds=1, chunk="1", devices="1")
+    assert prepare(config).experiment.training.loss == "c3e"
+    assert prepare(config.replace(loss="ce")).experiment.training.loss == "ce"
+    assert prepare(config.replace(method="fedavg")).experiment.training.loss == "ce"
 
 
 # ---- figures -------------------------------------------------------------------------------------

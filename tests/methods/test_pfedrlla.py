@@ -398,7 +398,7 @@ def test_a_pretrained_agent_is_fine_tuned(tmp_path, capsys):
         f" --start-from {first}"
     )
     assert main([*words.split()[:-1], f"{first}:{parts}"]) == 0
-    from fedjax_sim.runner.execute import resume
+    from fedjax_sim.api import resume
 
     result = resume(second, 3)
     assert int(result.state.server.encoder.rounds) == 7 and int(result.state.agent.rounds) == 7

@@ -13,11 +13,11 @@ from tiny import M, same_bits, start
 from agents.ddpg import DDPG
 from agents.ranked import Ranked
 from agents.types import Info, Transition
+from fedjax_sim.api import run
 from fedjax_sim.engine import layout as layouts
+from fedjax_sim.experiment import Experiment
 from fedjax_sim.methods import make_method
 from fedjax_sim.methods.pfedrlla.encoder import features, mhae, placed
-from fedjax_sim.runner.config import Config
-from fedjax_sim.runner.execute import run
 from fedjax_sim.runner.prepare import prepare
 
 
@@ -65,7 +65,7 @@ def test_the_actor_says_the_same_of_the_same_heads(trained):
     folder, old = trained
     parts = ",".join(make_method("pfedrlla").hands_over)
     setup = prepare(
-        Config("pfedrlla", **config(rounds=3, start_from=f"{folder}:{parts}", data_seed=7)),
+        Experiment.of("pfedrlla", **config(rounds=3, start_from=f"{folder}:{parts}", data_seed=7)),
         measure=False,
     )
     sim = setup.simulation
@@ -191,13 +191,12 @@ def test_the_regime_scratch_takes_the_steps_of_all_rounds():
 
 
 def test_training_with_a_preset_has_the_rounds_of_training():
-    from fedjax_sim.cli.parser import TRAINING, make_parser
-    from fedjax_sim.cli.preset import with_preset
+    from fedjax_sim.cli.parser import make_parser
+    from fedjax_sim.cli.settings import AGENT_ROUNDS, settings_of
 
     def rounds(*argv):
-        parser = make_parser()
-        return parser.parse_args(with_preset(list(argv), parser.parse_args(list(argv)))).rounds
+        return int(settings_of(make_parser().parse_args(argv), "pfedrlla")["rounds"])
 
-    assert rounds("train", "pfedrlla", "--preset", "pfedrlla-cifar10") == TRAINING == 600
+    assert rounds("train", "pfedrlla", "--preset", "pfedrlla-cifar10") == AGENT_ROUNDS == 600
     assert rounds("train", "pfedrlla", "--preset", "pfedrlla-cifar10", "--rounds", "70") == 70
     assert rounds("run", "pfedrlla", "--preset", "pfedrlla-cifar10") == 500

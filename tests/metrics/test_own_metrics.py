@@ -99,7 +99,7 @@ def test_own_models_and_layouts(how):
 
 
 def test_what_is_not_asked_for_costs_nothing():
-    setup = fs.prepare(fs.Config("fedavg", **MORE), fed=tiny.federation())
+    setup = fs.prepare(fs.Experiment.of("fedavg", **MORE), fed=tiny.federation())
     scores = setup.simulation.evaluate(setup.simulation.init(0, setup.net), setup.simulation.data)
     assert {name for mode in as_numpy(scores).values() for name in mode} == {"accuracy", "loss"}
 

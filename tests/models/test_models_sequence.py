@@ -14,8 +14,8 @@ from flax import nnx
 
 import fedjax_sim as fs
 from fedjax_sim import models
+from fedjax_sim.api import set_up
 from fedjax_sim.models.sequence import recur
-from fedjax_sim.runner.execute import set_up
 
 
 def plain_lstm(inputs, recurrent):

@@ -14,9 +14,9 @@ from paths import ROOT
 from tiny import assert_close
 
 import fedjax_sim as fs
+from fedjax_sim.experiment import Experiment
 from fedjax_sim.models import initial_weights
 from fedjax_sim.platform import run_once
-from fedjax_sim.runner.config import Config
 
 SIZES = (5, 12, 9, 2)
 HOW = dict(
@@ -131,7 +131,11 @@ def test_the_steps_are_those_of_a_run(fed):
 
 
 def test_the_options_are_part_of_what_a_run_is(fed):
-    assert Config(shuffle="off").hash() != Config().hash() != Config(batch_size="full").hash()
+    assert (
+        Experiment.of(shuffle="off").hash()
+        != Experiment.of().hash()
+        != Experiment.of(batch_size="full").hash()
+    )
     with pytest.raises(fs.UserError, match=r"unknown shuffle 'of' \(did you mean 'off'\?\)"):
         fs.rounds("fedavg", fed, shuffle="of")
     with pytest.raises(fs.UserError, match="batch-size 'ful' is not a whole number"):

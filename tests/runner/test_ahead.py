@@ -14,8 +14,8 @@ from commands import SMALL, empty_folder, refused
 from fedjax_sim import accelerators
 from fedjax_sim.accelerators import DEVICES, Device
 from fedjax_sim.cli.main import main
+from fedjax_sim.experiment import Experiment
 from fedjax_sim.runner import ahead
-from fedjax_sim.runner.config import Config
 from fedjax_sim.runner.facts import tree_bytes
 from fedjax_sim.runner.prepare import load_federation
 
@@ -117,7 +117,7 @@ def test_a_tpu_that_is_there_is_left_alone(monkeypatch):
     assert accelerators.os.environ == {"JAX_PLATFORMS": "tpu", "TF_CPP_MIN_LOG_LEVEL": "3"}
 
 
-def config_of(**more) -> Config:
+def config_of(**more) -> Experiment:
     small = dict(
         model="mlp",
         model_options={"hidden": "8"},
@@ -126,7 +126,7 @@ def config_of(**more) -> Config:
         rounds=2,
         batch_size=16,
     )
-    return Config(more.pop("method", "scaffold"), **(small | more))
+    return Experiment.of(more.pop("method", "scaffold"), **(small | more))
 
 
 def test_the_whole_cohort_side_by_side(stand_in):

@@ -10,10 +10,10 @@ import jax
 import pytest
 import tiny
 
+from fedjax_sim.api import resume, run
 from fedjax_sim.engine import layout as layouts
+from fedjax_sim.experiment import Experiment
 from fedjax_sim.runner import autotune
-from fedjax_sim.runner.config import Config
-from fedjax_sim.runner.execute import resume, run
 
 jax.devices()
 ONE = dict(
@@ -45,7 +45,7 @@ LONG = 10 * autotune.LONG_RUN
 def test_autotune_takes_the_fastest_and_remembers(cache):
     said = []
     clock = FakeClock(lambda c: 0.5 if (c.chunk, c.devices) == (4, 2) else 1.0 + c.devices)
-    config = Config(devices="2", rounds=100)
+    config = Experiment.of(devices="2", rounds=100)
     choice = autotune.choose(config, 10, 1000, 5e6, LONG, clock, said.append)
     assert (choice.chunk, choice.devices) == (4, 2) and len(clock.timed) > 1
     assert "0.500 with chunk 4 on 2" in choice.why and len(said) == 1  # explained
@@ -80,7 +80,7 @@ def test_autotune_ignores_one_noisy_moment(cache):
 
     assert (
         autotune.choose(
-            Config(devices="1", rounds=100), 10, 1000, 5e6, LONG, timer, lambda _: None
+            Experiment.of(devices="1", rounds=100), 10, 1000, 5e6, LONG, timer, lambda _: None
         ).chunk
         == 1
     )
@@ -91,7 +91,7 @@ def test_autotune_does_not_remember_what_a_busy_machine_says(cache, monkeypatch)
     monkeypatch.setattr(autotune, "load_per_core", lambda: 2.0)
     clock = FakeClock(lambda c: 1.0 / c.chunk)
     choice = autotune.choose(
-        Config(devices="1", rounds=100), 10, 1000, 5e6, LONG, clock, lambda _: None
+        Experiment.of(devices="1", rounds=100), 10, 1000, 5e6, LONG, clock, lambda _: None
     )
     assert choice.chunk == 4 and "busy" in choice.why and not (cache / "chunks").exists()
 
@@ -100,7 +100,7 @@ def test_autotune_keeps_the_rule_of_thumb_unless_another_is_clearly_faster(cache
     close = FakeClock(lambda c: 1.0 if c.chunk == 1 else 0.96)
     assert (
         autotune.choose(
-            Config(devices="1", rounds=100), 10, 1000, 5e6, LONG, close, lambda _: None
+            Experiment.of(devices="1", rounds=100), 10, 1000, 5e6, LONG, close, lambda _: None
         ).chunk
         == 1
     )
@@ -110,28 +110,38 @@ def test_short_or_explicit_runs_are_not_measured(cache):
     forbidden = lambda c: pytest.fail("must not measure")
     quiet = lambda _: None
     short = autotune.choose(
-        Config(devices="1", rounds=100), 10, 1000, 5e6, autotune.LONG_RUN / 2, forbidden, quiet
+        Experiment.of(devices="1", rounds=100),
+        10,
+        1000,
+        5e6,
+        autotune.LONG_RUN / 2,
+        forbidden,
+        quiet,
     )
     assert (
-        autotune.choose(Config(devices="1", rounds=49), 10, 1000, 5e6, LONG, forbidden, quiet).chunk
+        autotune.choose(
+            Experiment.of(devices="1", rounds=49), 10, 1000, 5e6, LONG, forbidden, quiet
+        ).chunk
         == 1
     )
     assert short.chunk == 1 and "rule of thumb" in short.why
-    given = autotune.choose(Config(devices="1", chunk="3"), 10, 1000, 5e6, LONG, forbidden, quiet)
+    given = autotune.choose(
+        Experiment.of(devices="1", chunk="3"), 10, 1000, 5e6, LONG, forbidden, quiet
+    )
     assert given.chunk == 3 and given.why == "as given"
     assert (
         autotune.choose(
-            Config(devices="2", chunk="30"), 10, 1000, 5e6, LONG, forbidden, quiet
+            Experiment.of(devices="2", chunk="30"), 10, 1000, 5e6, LONG, forbidden, quiet
         ).chunk
         == 5
     )
     assert (
         autotune.choose(
-            Config(devices="1", backend="vmap"), 10, 1000, 5e6, LONG, forbidden, quiet
+            Experiment.of(devices="1", backend="vmap"), 10, 1000, 5e6, LONG, forbidden, quiet
         ).chunk
         == 10
     )
-    automatic = autotune.choose(Config(), 3, 1000, 5e6, 0, forbidden, quiet)
+    automatic = autotune.choose(Experiment.of(), 3, 1000, 5e6, 0, forbidden, quiet)
     assert automatic.devices == min(3, layouts.available_devices())
     assert not cache.exists()
 
@@ -140,7 +150,13 @@ def test_several_processes_do_not_measure(cache, monkeypatch):
     """Each would see other times and compile another program."""
     monkeypatch.setattr(autotune.jax, "process_count", lambda: 2)
     choice = autotune.choose(
-        Config(devices="2"), 10, 1000, 5e6, LONG, lambda c: pytest.fail("must not measure"), print
+        Experiment.of(devices="2"),
+        10,
+        1000,
+        5e6,
+        LONG,
+        lambda c: pytest.fail("must not measure"),
+        print,
     )
     assert (choice.chunk, choice.devices) == (1, 2) and "several processes" in choice.why
 

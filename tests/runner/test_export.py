@@ -115,7 +115,7 @@ def test_a_run_starts_from_it(runs, ending):
         devices="1",
         chunk="1",
     )
-    setup = fs.prepare(fs.Config("fedavg", init=str(file), **options))
+    setup = fs.prepare(fs.Experiment.of("fedavg", init=str(file), **options))
     kept = fs.load_model(file).net["params"]["fc"]["kernel"]
     assert np.array_equal(setup.net["params"]["fc"]["kernel"], kept)
 

@@ -10,6 +10,7 @@ from commands import SMALL, empty_folder, refused
 from paths import ROOT
 
 from fedjax_sim.cli.main import main
+from fedjax_sim.experiment.tree import flat_config
 
 __all__ = ["empty_folder"]  # used by every test
 FILE = '''
@@ -134,7 +135,7 @@ def test_own_things_by_name_in_every_command(own, capsys, tmp_path):
         )
         == 0
     )
-    config = json.loads((tmp_path / "out" / "config.json").read_text())["config"]
+    config = flat_config(json.loads((tmp_path / "out" / "config.json").read_text()))
     assert (config["method"], config["dataset"], config["model"]) == (
         "my_prox",
         "stripes",

@@ -8,19 +8,18 @@ from paths import ROOT
 
 from fedjax_sim.cli.main import main
 from fedjax_sim.cli.parser import make_parser
-from fedjax_sim.cli.preset import with_preset
-from fedjax_sim.cli.settings import make_config
-from fedjax_sim.cli.sweep.plan import jobs_of
+from fedjax_sim.cli.settings import method_of, settings_of
+from fedjax_sim.experiment.given import experiment_of
 from fedjax_sim.methods import METHODS, make_method
 from fedjax_sim.presets import PRESETS
-from fedjax_sim.runner.config import check
+from fedjax_sim.sweep.plan import jobs_of
 
 __all__ = ["empty_folder"]  # used by every test
 
 
 def config(*argv: str):
-    args = make_parser().parse_args(with_preset(list(argv), make_parser().parse_args(list(argv))))
-    return make_config(args, args.method, [args.method])
+    args = make_parser().parse_args(argv)
+    return experiment_of(method_of(args), settings_of(args, method_of(args)))
 
 
 @pytest.mark.parametrize("name", sorted(PRESETS))
@@ -28,16 +27,14 @@ def test_every_preset_is_a_run(name):
     chosen = PRESETS[name]
     assert chosen.help
     if chosen.method not in METHODS:
-        baseline = config("run", "fedavg", "--preset", name, "--evaluate", "global")
-        check(baseline)  # its settings hold for the others
+        config("run", "fedavg", "--preset", name, "--evaluate", "global")  # holds for the others
         pytest.skip(
             f"the method '{chosen.method}' is not part of this version: its own options were not"
             " tried"
         )
     own = config("run", "--preset", name)
-    check(own)
-    make_method(own.method, **own.options)
-    assert own.method == chosen.method and own.dataset == chosen.settings["dataset"]
+    make_method(own.method.name, **own.method.options)
+    assert own.method.name == chosen.method and own.data.dataset == chosen.settings["dataset"]
 
 
 def test_the_settings_of_the_papers():
@@ -45,7 +42,7 @@ def test_the_settings_of_the_papers():
     told = {
         "fedpolicy-fmnist": dict(
             clients=100,
-            participation="0.1",
+            participation=0.1,
             rounds=105,
             epochs=5,
             batch_size=64,
@@ -54,7 +51,7 @@ def test_the_settings_of_the_papers():
         ),
         "fedpam-mnist": dict(
             clients=20,
-            participation="1",
+            participation=1,
             rounds=200,
             batch_size=10,
             lr=0.005,
@@ -70,12 +67,16 @@ def test_the_settings_of_the_papers():
     }
     for name, wanted in told.items():
         got = config("run", "fedavg", "--preset", name, "--evaluate", "global,personal")
-        assert {k: getattr(got, k) for k in wanted} == wanted, name
-        assert got.options == {} and got.protocol == name.split("-")[0].replace("fedpam", "pfllib")
+        assert {k: got.get(k) for k in wanted} == wanted, name
+        protocol = got.data.protocol
+        assert got.method.options == {} and protocol == name.split("-")[0].replace(
+            "fedpam", "pfllib"
+        )
     policy = config("run", "--preset", "fedpolicy-fmnist")
-    assert policy.weight_decay == 5e-4 and policy.options == {"agent": "sac", "lam": "0.25"}
-    assert config("run", "--preset", "fedpam-cifar10").model == "resnet18"
-    assert config("run", "--preset", "fedpam-cifar10-cnn4").model == "cnn4"
+    assert policy.training.weight_decay == 5e-4
+    assert policy.method.options == {"agent": "sac", "lam": 0.25}
+    assert config("run", "--preset", "fedpam-cifar10").model.name == "resnet18"
+    assert config("run", "--preset", "fedpam-cifar10-cnn4").model.name == "cnn4"
 
 
 def test_they_have_the_constants_of_the_baselines():
@@ -96,7 +97,7 @@ def test_they_have_the_constants_of_the_baselines():
     assert config("run", "fedfomo", "--preset", "fedpam-mnist").val_fraction == 0.2
     assert config("run", "ditto", "--preset", "fedpam-mnist").val_fraction != 0.2
     both = {"preset": "fedpam-mnist", "methods": ["fedfomo", "ditto"], "settings": {"rounds": 1}}
-    fomo, ditto = (job.config for job in jobs_of(both))
+    fomo, ditto = (job.experiment for job in jobs_of(both))
     assert (fomo.val_fraction, ditto.options) == (0.2, {"lam": "1.0"})
 
 
@@ -113,13 +114,9 @@ def test_whatever_is_typed_wins():
         "fixed:4",
     ]
     got = config(*argv)
-    assert (got.rounds, got.partition, got.options["lam"], got.options["agent"]) == (
-        7,
-        "fixed:4",
-        "0.75",
-        "sac",
-    )
-    assert got.epochs == 5
+    assert (got.training.rounds, got.data.partition) == (7, "fixed:4")
+    assert got.method.options == {"agent": "sac", "lam": 0.75}
+    assert got.training.epochs == 5
 
 
 def test_the_command_line_takes_and_lists_them(capsys):
@@ -164,12 +161,12 @@ def test_a_sweep_may_start_from_one():
         "settings": {"rounds": 3},
     }
     avg, policy = jobs_of(data | {"grid": {"lr": [0.1]}})
-    assert (avg.config.rounds, avg.config.lr, avg.config.epochs) == (
-        3,
-        0.1,
-        5,
-    ) and avg.config.options == {}
-    assert policy.config.options["agent"] == "sac"
+    assert (
+        avg.experiment.training.rounds,
+        avg.experiment.training.lr,
+        avg.experiment.training.epochs,
+    ) == (3, 0.1, 5) and avg.experiment.method.options == {}
+    assert policy.experiment.method.options["agent"] == "sac"
 
 
 def test_they_are_in_the_package():

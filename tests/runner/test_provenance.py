@@ -14,11 +14,13 @@ import tiny
 from small_runs import HALF, ONE, refused
 
 import fedjax_sim as fs
+from fedjax_sim.api import resume, run
 from fedjax_sim.cli.main import main
+from fedjax_sim.experiment import Experiment
+from fedjax_sim.experiment.tree import flat_config
 from fedjax_sim.methods.fedprox import FedProx
-from fedjax_sim.runner.config import Config
-from fedjax_sim.runner.execute import resume, run
-from fedjax_sim.runner.prepare import prepare, save_net
+from fedjax_sim.runner.prepare import prepare
+from fedjax_sim.runner.weights import save_net
 
 jax.devices()
 
@@ -39,7 +41,7 @@ def other_federation():
 
 
 def test_given_data_are_recorded_and_must_be_given_again(cut, capsys):
-    stored = json.loads((cut / "config.json").read_text())["config"]
+    stored = flat_config(json.loads((cut / "config.json").read_text()))
     assert (
         stored["dataset"] == "tiny" and stored["data"] == "arrays" and stored["partition"] == "own"
     )
@@ -81,8 +83,8 @@ def test_a_changed_data_file_is_refused_and_a_moved_one_is_not(tmp_path):
         np.savez(tmp_path / folder / "mine.npz", **arrays)
     options = dict(partition="iid", clients=4, server_val=0, rounds=1, **HALF)
     a = run("fedavg", dataset=str(tmp_path / "a" / "mine.npz"), out=tmp_path / "run", **options)
-    b = prepare(Config("fedavg", dataset=str(tmp_path / "b" / "mine.npz"), **options))
-    assert a.setup.config.hash() == b.config.hash() and not a.setup.config.own_data
+    b = prepare(Experiment.of("fedavg", dataset=str(tmp_path / "b" / "mine.npz"), **options))
+    assert a.setup.hash == b.hash and not a.setup.found.custom_data
     arrays["x_train"][0] ^= 1
     np.savez(tmp_path / "a" / "mine.npz", **arrays)
     refused(lambda: resume(tmp_path / "run", 2), "the data are not those of the run", "mine.npz")
@@ -98,12 +100,16 @@ def test_a_method_with_a_name_is_a_run_by_that_name(tmp_path):
     from agents import SAC
 
     fed = tiny.federation()
-    config = run(fs.FedProx(mu=5.0), fed, rounds=1, out=tmp_path / "run", **HALF).setup.config
-    assert (config.method, config.options, config.own_method) == ("fedprox", {"mu": 5.0}, "")
+    setup = run(fs.FedProx(mu=5.0), fed, rounds=1, out=tmp_path / "run", **HALF).setup
+    method = setup.experiment.method
+    assert (method.name, method.options) == ("fedprox", {"mu": 5.0})
+    assert setup.found.custom_method == ""
     named = run("fedprox", fed, rounds=2, mu=5.0, **HALF)
-    assert config.hash() == named.setup.config.hash()
+    assert setup.hash == named.setup.hash
     assert tiny.same_bits(resume(tmp_path / "run", 2, fed=fed).state, named.state)
-    of = lambda method: prepare(Config("fedavg", **HALF), fed=fed, method=method).config.options
+    of = lambda method: (
+        prepare(Experiment.of("fedavg", **HALF), fed=fed, method=method).experiment.method.options
+    )
     assert of(fs.FedPolicy()) == {}
     assert of(fs.FedPolicy(agent=SAC(lr=0.01, capacity=None), lam=0.5)) == {
         "lam": 0.5,
@@ -130,7 +136,7 @@ def test_method_objects_keep_their_own_options(tmp_path):
     named = run("fedprox", fed, rounds=3, mu=5.0, **HALF)  # the option by its name
     assert tiny.same_bits(
         named.state.server, whole.state.server
-    ) and named.setup.config.options == {"mu": 5.0}
+    ) and named.setup.experiment.method.options == {"mu": 5.0}
     assert not tiny.same_bits(
         run("fedprox", fed, rounds=3, **HALF).state.server, whole.state.server
     )
@@ -167,24 +173,33 @@ def test_own_models_are_recorded_by_their_shapes(tmp_path):
 
 # ---- the hash ------------------------------------------------------------------------------------
 def test_the_hash_knows_values_not_how_or_where_they_are_written():
-    same = [Config("fedprox", options={"mu": mu}).hash() for mu in (0.1, "0.10", "0.1", "1e-1")]
-    assert len(set(same)) == 1 != Config("fedprox", options={"mu": 0.2}).hash()
-    hidden = [Config(model_options={"hidden": h}).hash() for h in ("64", 64, (64,), [64])]
-    assert len(set(hidden)) == 1 and Config(model_options={"hidden": "64x32"}).hash() not in hidden
-    assert Config(epochs=1).hash() == Config(epochs=1.0).hash() != Config(epochs=2).hash()
-    assert Config(data_dir="/a", init="x.npz").hash() == Config().hash()
+    same = [
+        Experiment.of("fedprox", options={"mu": mu}).hash() for mu in (0.1, "0.10", "0.1", "1e-1")
+    ]
+    assert len(set(same)) == 1 != Experiment.of("fedprox", options={"mu": 0.2}).hash()
+    hidden = [Experiment.of(model_options={"hidden": h}).hash() for h in ("64", 64, (64,), [64])]
     assert (
-        Config(dataset="/a/mine.npz").hash()
-        == Config(dataset="b/mine.npz").hash()
-        != Config(dataset="its.npz").hash()
+        len(set(hidden)) == 1
+        and Experiment.of(model_options={"hidden": "64x32"}).hash() not in hidden
     )
-    assert Config(cohorts=((0, 1),)).hash() != Config(cohorts=((1, 0),)).hash()
+    assert (
+        Experiment.of(epochs=1).hash()
+        == Experiment.of(epochs=1.0).hash()
+        != Experiment.of(epochs=2).hash()
+    )
+    assert Experiment.of(data_dir="/a", init="x.npz").hash() == Experiment.of().hash()
+    assert (
+        Experiment.of(dataset="/a/mine.npz").hash()
+        == Experiment.of(dataset="b/mine.npz").hash()
+        != Experiment.of(dataset="its.npz").hash()
+    )
+    assert Experiment.of(cohorts=((0, 1),)).hash() != Experiment.of(cohorts=((1, 0),)).hash()
 
 
 def test_resume_does_not_need_the_initial_weights(tmp_path):
     fed, setup = (
         tiny.federation(),
-        prepare(Config("fedavg", rounds=1, **HALF), fed=tiny.federation()),
+        prepare(Experiment.of("fedavg", rounds=1, **HALF), fed=tiny.federation()),
     )
     net = jax.tree.map(lambda a: a + 0.1, setup.net)
     save_net(tmp_path / "net.npz", net)
@@ -192,10 +207,8 @@ def test_resume_does_not_need_the_initial_weights(tmp_path):
     first = run(
         "fedavg", fed, init=str(tmp_path / "net.npz"), rounds=1, out=tmp_path / "run", **HALF
     )
-    given = prepare(Config("fedavg", rounds=1, **HALF), fed=fed, net=net)
-    assert (
-        first.setup.config.hash() == given.config.hash() != setup.config.hash()
-    )  # the content counts, not its place
+    given = prepare(Experiment.of("fedavg", rounds=1, **HALF), fed=fed, net=net)
+    assert first.setup.hash == given.hash != setup.hash  # the content counts, not its place
     (tmp_path / "net.npz").unlink()
     assert tiny.same_bits(resume(tmp_path / "run", 2, fed=fed).state, whole.state)
 
@@ -203,15 +216,15 @@ def test_resume_does_not_need_the_initial_weights(tmp_path):
 def test_weights_are_checked(tmp_path):
     fed, setup = (
         tiny.federation(),
-        prepare(Config("fedavg", rounds=1, **HALF), fed=tiny.federation()),
+        prepare(Experiment.of("fedavg", rounds=1, **HALF), fed=tiny.federation()),
     )
-    start = lambda net: prepare(Config("fedavg", rounds=1, **HALF), fed=fed, net=net)
+    start = lambda net: prepare(Experiment.of("fedavg", rounds=1, **HALF), fed=fed, net=net)
     bad = jax.tree.map(np.array, setup.net)
     bad["params"]["fc"]["bias"][1] = np.nan
     refused(lambda: start(bad), "net", "'params/fc/bias' has numbers that are not finite")
     save_net(tmp_path / "bad.npz", bad)
     init = lambda name: prepare(
-        Config("fedavg", rounds=1, init=str(tmp_path / name), **HALF), fed=fed
+        Experiment.of("fedavg", rounds=1, init=str(tmp_path / name), **HALF), fed=fed
     )
     refused(lambda: init("bad.npz"), "not finite")
     (tmp_path / "empty.npz").touch()
@@ -229,7 +242,7 @@ def test_precision_of_models():
     )
     half = fs.build("mlp", (4, 4, 1), 3, dtype=jnp.bfloat16, hidden=(5,))
     refused(
-        lambda: prepare(Config("fedavg"), fed=tiny.federation(), model=half),
+        lambda: prepare(Experiment.of("fedavg"), fed=tiny.federation(), model=half),
         "bfloat16 weights but the run is float32",
     )
 
@@ -262,8 +275,5 @@ def test_cohorts_are_kept_and_resumed(tmp_path):
     fed, cohorts = tiny.federation(), [[0, 1], [2, 3], [4, 5]]
     whole = run("fedavg", fed, cohorts=cohorts, rounds=5, **ONE)
     first = run("fedavg", fed, cohorts=np.array(cohorts), rounds=2, out=tmp_path / "run", **ONE)
-    assert (
-        first.setup.participation.high == 2
-        and first.setup.config.hash() == whole.setup.config.hash()
-    )
+    assert first.setup.participation.high == 2 and first.setup.hash == whole.setup.hash
     assert tiny.same_bits(resume(tmp_path / "run", 5, fed=fed).state, whole.state)

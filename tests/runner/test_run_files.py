@@ -20,13 +20,13 @@ import tiny
 from small_runs import HALF, refused
 
 import fedjax_sim as fs
+from fedjax_sim.api import resume, run
 from fedjax_sim.cli.main import main
 from fedjax_sim.engine import layout as layouts
+from fedjax_sim.experiment import Experiment
 from fedjax_sim.runner import checkpoint, driver
 from fedjax_sim.runner import files as files_module
 from fedjax_sim.runner.autotune import candidates, key_of
-from fedjax_sim.runner.config import Config
-from fedjax_sim.runner.execute import resume, run
 from fedjax_sim.runner.files import Lock, checksum
 from fedjax_sim.runner.prepare import prepare
 from fedjax_sim.runner.run_directory import saved_rounds
@@ -140,13 +140,13 @@ def test_untouched_files_are_not_talked_about(cut):
 @pytest.mark.parametrize(
     "change",
     [
-        lambda c: c["config"].update(backend="loop"),
-        lambda c: c["config"].update(rounds=5),
-        lambda c: c["config"].update(devices="2"),
-        lambda c: c["config"].update(checkpoint_every=1),
+        lambda c: c["experiment"]["compute"].update(backend="loop"),
+        lambda c: c["experiment"]["training"].update(rounds=5),
+        lambda c: c["experiment"]["compute"].update(devices="2"),
+        lambda c: c["experiment"]["compute"].update(checkpoint_every=1),
         lambda c: c["resolved"].update(chunk=2),
-        lambda c: c["config"].update(rounds="many"),
-        lambda c: c["config"].update(schedule=7),
+        lambda c: c["experiment"]["training"].update(rounds="many"),
+        lambda c: c["experiment"]["training"].update(schedule=7),
         lambda c: c.update(resolved=3),
         lambda c: c.update(config=[]),
         lambda c: c.pop("checksum"),
@@ -468,7 +468,7 @@ if sys.argv[1] == "late":
 with warnings.catch_warnings(record=True) as heard:
     warnings.simplefilter("always")
     small = dict(model="mlp", model_options={"hidden": 5}, clients=4)
-    setup = fs.prepare(fs.Config("fedavg", **small, participation="1", rounds=1))
+    setup = fs.prepare(fs.Experiment.of("fedavg", **small, participation="1", rounds=1))
 import jax
 cached = jax.config.values["jax_compilation_cache_dir"] is not None
 print(len(jax.devices()), setup.simulation.layout.devices, cached)
@@ -511,7 +511,7 @@ def test_backends_mean_what_they_say():
     fed = tiny.federation()
     options = {k: v for k, v in HALF.items() if k != "devices"}
     layout = lambda **more: (
-        prepare(Config("fedavg", rounds=1, **options, **more), fed=fed).simulation.layout
+        prepare(Experiment.of("fedavg", rounds=1, **options, **more), fed=fed).simulation.layout
     )
     assert layout(backend="chunked").mesh is None
     assert layout(backend="sharded").devices == 3  # the cohort
@@ -519,9 +519,11 @@ def test_backends_mean_what_they_say():
     refused(
         lambda: layout(backend="chunked", devices="2"), "backend chunked runs on one device, not 2"
     )
-    assert {c.devices for c in candidates(Config(backend="chunked"), 4)} == {1}
-    assert {c.devices for c in candidates(Config(backend="sharded"), 4)} == {4}
-    assert key_of(Config(backend="chunked"), 4, 1, 1) != key_of(Config(backend="sharded"), 4, 1, 1)
+    assert {c.devices for c in candidates(Experiment.of(backend="chunked"), 4)} == {1}
+    assert {c.devices for c in candidates(Experiment.of(backend="sharded"), 4)} == {4}
+    assert key_of(Experiment.of(backend="chunked"), 4, 1, 1) != key_of(
+        Experiment.of(backend="sharded"), 4, 1, 1
+    )
     one = run("fedavg", fed, rounds=2, backend="sharded", **HALF)
     tiny.assert_close(
         one.state.server, run("fedavg", fed, rounds=2, backend="chunked", **HALF).state.server

@@ -20,13 +20,14 @@ from commands import SMALL
 from paths import ROOT
 
 import fedjax_sim as fs
+from fedjax_sim.api import resume, run
 from fedjax_sim.cli.main import main
+from fedjax_sim.experiment import Experiment
+from fedjax_sim.experiment.tree import read_config
 from fedjax_sim.runner import checkpoint, driver
-from fedjax_sim.runner.config import Config
-from fedjax_sim.runner.execute import resume, run
+from fedjax_sim.runner.many import run_seeds, with_seed
 from fedjax_sim.runner.prepare import prepare
 from fedjax_sim.runner.run_directory import saved_rounds
-from fedjax_sim.runner.seeds import run_seeds, with_seed
 
 jax.devices()
 ONE = dict(
@@ -105,9 +106,8 @@ def test_run_directory_holds_every_file(rich):
     assert summary["method"] == "ditto" and summary["rounds"] == 5 and summary["seed"] == 3
     assert "test" in summary["best_global_note"]  # labelled as what it is
     stored = json.loads((rich.out / "config.json").read_text())
-    assert (
-        stored["config_hash"] == summary["config_hash"] == Config.from_json(stored["config"]).hash()
-    )
+    experiment, found = read_config(stored)
+    assert stored["config_hash"] == summary["config_hash"] == experiment.hash(found)
     assert stored["resolved"]["chunk"] == 1
 
 
@@ -239,7 +239,7 @@ def test_same_seed_same_bytes(rich, tmp_path):
         tiny.federation(),
         out=tmp_path / "again",
         **{
-            k: getattr(rich.setup.config, k)
+            k: rich.setup.experiment.get(k)
             for k in (
                 "rounds",
                 "eval_every",
@@ -442,7 +442,9 @@ def test_loop_backend_equals_chunked(tmp_path):
 
 def test_seeds_loop_and_vmap_agree(tmp_path):
     setup = prepare(
-        Config("fedavg", rounds=3, eval_every=2, epochs=1.0, participation="0.5", seed=4, **ONE),
+        Experiment.of(
+            "fedavg", rounds=3, eval_every=2, epochs=1.0, participation="0.5", seed=4, **ONE
+        ),
         fed=tiny.federation(),
     )
     loop = run_seeds(setup, 3, tmp_path / "loop", "loop")
@@ -474,7 +476,7 @@ def small_setup(**more):
     options = dict(
         rounds=6, eval_every=2, epochs=1.0, participation="0.5", seed=4, checkpoint_every=2, **ONE
     )
-    return prepare(Config("fedavg", **{**options, **more}), fed=tiny.federation())
+    return prepare(Experiment.of("fedavg", **{**options, **more}), fed=tiny.federation())
 
 
 def test_seeds_side_by_side_write_as_they_go_and_resume_alone(tmp_path, monkeypatch):
@@ -528,12 +530,12 @@ def test_seeds_start_from_the_callers_weights(mode):
     net = jax.tree.map(lambda a: a + 0.25, small_setup().net)
     options = dict(rounds=1, eval_every=1, epochs=1.0, participation="0.5", seed=4, **ONE)
     given = run_seeds(
-        prepare(Config("fedavg", **options), fed=tiny.federation(), net=net), 2, None, mode
+        prepare(Experiment.of("fedavg", **options), fed=tiny.federation(), net=net), 2, None, mode
     )
     assert all(tiny.same_bits(r.setup.net, net) for r in given)
     assert not tiny.same_bits(given[0].state.server, given[1].state.server)
     drawn = [
-        with_seed(prepare(Config("fedavg", **options), fed=tiny.federation()), seed)
+        with_seed(prepare(Experiment.of("fedavg", **options), fed=tiny.federation()), seed)
         for seed in (4, 5)
     ]
     assert not tiny.same_bits(drawn[0].net, drawn[1].net)
@@ -590,8 +592,8 @@ def test_float64_runs_in_double_precision(tmp_path):
 def test_segments_are_short_from_the_first(every):
     """However rare evaluations are, the first call is a few rounds, later ones about ten seconds;
     all rounds are run."""
-    config, done, speed, asked = Config(rounds=700, eval_every=every), 0, None, []
-    while done < config.rounds:
+    config, done, speed, asked = Experiment.of(rounds=700, eval_every=every), 0, None, []
+    while done < config.training.rounds:
         asked.append(driver.segment_length(config, 32, done, speed))
         done, speed = done + asked[-1], 4.0
     assert asked[0] == min(every, 5) and done == 700

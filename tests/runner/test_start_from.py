@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 import tiny
 
+from fedjax_sim.api import resume, run
 from fedjax_sim.errors import UserError
+from fedjax_sim.experiment import Experiment
+from fedjax_sim.experiment.tree import flat_config
 from fedjax_sim.runner import checkpoint
-from fedjax_sim.runner.config import Config
-from fedjax_sim.runner.execute import resume, run
+from fedjax_sim.runner.many import run_seeds
 from fedjax_sim.runner.prepare import prepare
-from fedjax_sim.runner.seeds import run_seeds
 
 OPTIONS = dict(
     model="mlp",
@@ -41,7 +42,7 @@ def first(tmp_path_factory):
 
 def fresh(text: str | None, method: str = "fedpolicy", **more):
     return prepare(
-        Config(method, rounds=2, seed=9, start_from=text, **{**OPTIONS, **more}),
+        Experiment.of(method, rounds=2, seed=9, start_from=text, **{**OPTIONS, **more}),
         fed=tiny.federation(),
     )
 
@@ -78,11 +79,13 @@ def test_the_run_goes_on_from_them_and_resume_needs_them_no_more(first, tmp_path
     run("fedpolicy", tiny.federation(), out=tmp_path / "cut", rounds=2, **options)
     text = (tmp_path / "cut" / "config.json").read_text()
     stored = json.loads(text)
-    assert stored["config"]["started_with"].startswith("agent,server@") and str(source) not in text
+    assert (
+        flat_config(stored)["started_with"].startswith("agent,server@") and str(source) not in text
+    )
     shutil.rmtree(source)
     rest = resume(tmp_path / "cut", 4, fed=tiny.federation())
     assert tiny.same_bits(rest.state.server, whole.state.server)
-    assert rest.setup.config.hash() == whole.setup.config.hash() == stored["config_hash"]
+    assert rest.setup.hash == whole.setup.hash == stored["config_hash"]
     assert (tmp_path / "cut" / "rounds.csv").read_text() != (first.out / "rounds.csv").read_text()
 
 
@@ -90,19 +93,19 @@ def test_the_hash_knows_the_content_not_the_place(first, tmp_path):
     other = tmp_path / "elsewhere"
     shutil.copytree(first.out, other)
     here, there = fresh(f"{first.out}:server,agent"), fresh(f"{other}:agent,server")
-    assert here.config.hash() == there.config.hash() != fresh(None).config.hash()
-    assert fresh(f"{first.out}:server").config.hash() != here.config.hash()
+    assert here.hash == there.hash != fresh(None).hash
+    assert fresh(f"{first.out}:server").hash != here.hash
     longer = resume(other, 4, fed=tiny.federation())  # the same run, one round later: other content
     assert longer.summary["rounds"] == 4
-    assert fresh(f"{other}:agent,server").config.hash() != here.config.hash()
+    assert fresh(f"{other}:agent,server").hash != here.hash
 
 
 def test_every_seed_starts_from_them(first):
     for mode in ("loop", "vmap"):
         results = run_seeds(fresh(f"{first.out}:server"), 2, None, mode)
         assert [r.summary["rounds"] for r in results] == [2, 2]
-        assert {r.setup.config.started_with for r in results} == {
-            fresh(f"{first.out}:server").config.started_with
+        assert {r.setup.found.started_with for r in results} == {
+            fresh(f"{first.out}:server").found.started_with
         }
 
 

@@ -14,9 +14,9 @@ import tiny
 from commands import SMALL, contents, empty_folder, refused
 
 import fedjax_sim as fs
+from fedjax_sim.api import resume, run
 from fedjax_sim.cli.main import main
 from fedjax_sim.runner import driver
-from fedjax_sim.runner.execute import resume, run
 from fedjax_sim.runner.run_directory import saved_rounds
 
 __all__ = ["empty_folder"]  # used by every test

@@ -21,6 +21,7 @@ from tiny import M, assert_close, same_bits, simulation, start, traced_once
 import fedjax_sim as fs
 from fedjax_sim.cli.main import main
 from fedjax_sim.errors import UserError
+from fedjax_sim.experiment.tree import flat_config
 from fedjax_sim.transforms import transformed
 
 __all__ = ["empty_folder"]  # used by every test
@@ -271,7 +272,7 @@ def test_the_command(capsys):
         "o",
     ]
     assert main(words) == 0
-    config = json.loads(pathlib.Path("o/config.json").read_text())["config"]
+    config = flat_config(json.loads(pathlib.Path("o/config.json").read_text()))
     assert config["transforms"] == ["clip:0.5", "topk:0.1"] and config["method"] == "fedprox"
     whole = fs.resume("o", 3)
     assert whole.setup.simulation.method == fs.TopK(0.1, fs.Clip(0.5, fs.FedProx()))
@@ -287,4 +288,4 @@ def test_given_as_an_object_it_is_the_run_by_its_words():
     two = fs.run(
         "fedprox", tiny.federation(), mu=0.1, transforms=["clip:norm=0.5", "topk:share=0.1"], **more
     )
-    assert one.setup.config.hash() == two.setup.config.hash() and same_bits(one.state, two.state)
+    assert one.setup.hash == two.setup.hash and same_bits(one.state, two.state)

@@ -8,14 +8,13 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from fedjax_sim.cli.settings import make_config
-from fedjax_sim.cli.sweep.plan import Job, digits_of, handed_over
-from fedjax_sim.cli.words import OF_THE_COMMAND, applied, as_text, option_parser, scoped, words
 from fedjax_sim.errors import lookup
+from fedjax_sim.experiment import Experiment
+from fedjax_sim.experiment.given import OF_THE_COMMAND, experiment_of, key_of, scoped
 from fedjax_sim.methods import METHODS, make_method, options_in
 from fedjax_sim.papers.tables import Line, Paper, Table, papers
 from fedjax_sim.presets import preset
-from fedjax_sim.runner.config import Config, check
+from fedjax_sim.sweep.plan import Job, as_text, digits_of, handed_over
 
 SHOWN_ASIDE = {
     "data_dir",
@@ -54,46 +53,32 @@ def merged(
         (line.preset for line in reversed(lines) if line.preset), table.preset if table else ""
     )
     holders: list[Any] = [paper, *([table] if table else []), *lines]
-    out: dict[str, Any] = dict(preset(name).settings) if name else {}
-    for holder in holders:
-        out |= holder.settings
-    for holder in holders:
-        out |= holder.scales.get(scale, {})
-    out |= typed
-    for line in lines:
-        out |= line.always
-    return out
+    layers = [preset(name).settings if name else {}, *(holder.settings for holder in holders)]
+    layers += [holder.scales.get(scale, {}) for holder in holders]
+    layers += [typed, *(line.always for line in lines)]
+    return {key_of(name): value for layer in layers for name, value in layer.items()}
 
 
-def config_of(method: str, settings: Mapping[str, Any]) -> Config:
-    """The run in its plainest words, so that the same run has the same name however it was
+def planned(method: str, settings: Mapping[str, Any]) -> Experiment:
+    """The run in its plainest form, so that the same run has the same name however it was
     described."""
     told = {name: value for name, value in settings.items() if name not in ("seeds", "start_from")}
-    args = applied(option_parser().parse_args([]), words(method, told, OF_THE_COMMAND, METHODS))
-    config = make_config(args, method, [method])
-    check(config)
-    made = make_method(method, **config.options)
+    experiment = experiment_of(method, told, METHODS, OF_THE_COMMAND)
+    options, loss = experiment.method.options, experiment.training.loss
+    made = make_method(method, **options)
     changed = options_in(made) or {}
-    kept = {
-        name: value
-        for name, value in config.options.items()
-        if name in changed or name.startswith("agent")
-    }
-    return dataclasses.replace(
-        config, options=kept, loss=made.loss if config.loss == "auto" else config.loss
-    )
+    kept = {n: v for n, v in options.items() if n in changed or n.startswith("agent")}
+    return experiment.replace(options=kept, loss=made.loss if loss == "auto" else loss)
 
 
 # ---- runs ----------------------------------------------------------------------------------------
-def job_of(config: Config, kind: str = "run", before: Job | None = None, parts: str = "") -> Job:
-    digits = digits_of([config.hash(), config.rounds, kind, before.name if before else "", parts])
-    data = re.sub(
-        r"[^\w.-]+",
-        "_",
-        f"{config.dataset.partition(':')[0].rpartition('/')[2]}-{config.partition}",
-    )
-    name = f"{config.method}-{data}-s{config.seed}-{digits}"
-    return Job(0, name, config, {}, digits, before=before, parts=parts, kind=kind)
+def job_of(e: Experiment, kind: str = "run", before: Job | None = None, parts: str = "") -> Job:
+    start = before.name if before else ""
+    digits = digits_of([e.hash(), e.training.rounds, kind, start, parts])
+    data = f"{e.data.dataset.partition(':')[0].rpartition('/')[2]}-{e.data.partition}"
+    data = re.sub(r"[^\w.-]+", "_", data)
+    name = f"{e.method.name}-{data}-s{e.training.seed}-{digits}"
+    return Job(0, name, e, {}, digits, before=before, parts=parts, kind=kind)
 
 
 class Planner:
@@ -115,13 +100,13 @@ class Planner:
         kind: str = "run",
     ) -> Job:
         told = scoped(method, settings)
-        config = config_of(method, told | {"seed": seed})
+        experiment = planned(method, told | {"seed": seed})
         source = str(told.get("start_from", ""))
         if not source.startswith("@"):
-            return job_of(dataclasses.replace(config, start_from=source or None), kind)
+            return job_of(experiment.replace(start_from=source or None), kind)
         name, _, parts = source[1:].partition(":")
         before = self.before(name, seed, across)
-        return job_of(config, kind, before, parts or handed_over(before))
+        return job_of(experiment, kind, before, parts or handed_over(before))
 
     def before(self, name: str, seed: int, across: Line | None) -> Job:
         """The run that another one starts from: one of the paper's [before], or another cell of the

@@ -7,9 +7,8 @@ import pathlib
 from typing import Any
 
 from fedjax_sim.cli import commands
-from fedjax_sim.cli.settings import own_path
-from fedjax_sim.errors import UserError, lookup
-from fedjax_sim.options import shown
+from fedjax_sim.cli.settings import as_path, read_sets
+from fedjax_sim.errors import lookup
 from fedjax_sim.papers.tables import SCALES, Table, find, papers
 
 
@@ -49,15 +48,7 @@ def details(table: Table) -> None:
 
 def settings(args: argparse.Namespace) -> dict[str, Any]:
     """What was typed for all runs."""
-    out: dict[str, Any] = {}
-    for item in args.sets:
-        name, equals, value = item.partition("=")
-        if not (equals and name and value):
-            raise UserError(
-                f"--set '{shown(item)}' cannot be read; use NAME=VALUE, e.g. rounds=50 or"
-                " fedprox.mu=0.1"
-            )
-        out[name] = value
+    out = read_sets(args.sets, "rounds=50 or fedprox.mu=0.1", dotted=False)
     given = {name: getattr(args, name) for name in ("rounds", "data_dir", "devices", "chunk")}
     return out | {name: value for name, value in given.items() if value is not None}
 
@@ -65,16 +56,16 @@ def settings(args: argparse.Namespace) -> dict[str, Any]:
 def run(args: argparse.Namespace) -> int:
     from fedjax_sim.cli.paper.cells import Choice, Planner, jobs_in
     from fedjax_sim.cli.paper.show import show
-    from fedjax_sim.cli.paper.work import Cells, work_off
-    from fedjax_sim.cli.sweep.jobs import FAILED
+    from fedjax_sim.sweep.folder import FAILED
+    from fedjax_sim.sweep.work import Shared, work_here
 
     lookup("scale", args.scale, dict.fromkeys(SCALES, ""))
     choice = Choice(args.scale, args.rows, args.cols, args.seeds, settings(args))
     plans = []
     for name in args.tables:  # every mistake is said before anything runs
         table = find(name)
-        folder = Cells(
-            (own_path(args.out) if args.out else pathlib.Path("runs") / "papers") / table.paper
+        folder = Shared(
+            (as_path(args.out) if args.out else pathlib.Path("runs") / "papers") / table.paper
         )
         plans.append((table, list(Planner(table, choice).cells()), folder))
     failed = False
@@ -82,13 +73,13 @@ def run(args: argparse.Namespace) -> int:
         everything = [(job, folder) for _, cells, folder in plans for job in jobs_in(cells)]
         if args.dry_run:
             for job, folder in everything:
-                print(f"{job.name}  {folder.status(job)}  {job.config.rounds} rounds")
+                print(f"{job.name}  {folder.status(job)}  {job.experiment.training.rounds} rounds")
             return 0
         if everything:
-            commands.start(everything[0][0].config)
+            commands.start(everything[0][0].experiment)
         for _, cells, folder in plans:
             try:
-                work_off(jobs_in(cells), folder, args)
+                work_here(jobs_in(cells), folder, **commands.output(args))
             except KeyboardInterrupt:
                 commands.note("interrupted; the same command goes on")
                 raise

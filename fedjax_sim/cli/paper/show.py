@@ -9,21 +9,21 @@ from typing import Any
 
 from fedjax_sim.cli import commands
 from fedjax_sim.cli.paper.cells import Cell, Choice
-from fedjax_sim.cli.paper.work import Cells
-from fedjax_sim.cli.sweep.jobs import FAILED
-from fedjax_sim.cli.sweep.plan import Job
 from fedjax_sim.errors import UserError
 from fedjax_sim.papers import pictures, pivot, reading
 from fedjax_sim.papers.tables import Table
 from fedjax_sim.report.groups import Group
 from fedjax_sim.report.runs import Run, load_run
 from fedjax_sim.runner.files import write_bytes, write_json
+from fedjax_sim.sweep.folder import FAILED
+from fedjax_sim.sweep.plan import Job
+from fedjax_sim.sweep.work import Shared
 
 
 class Found:
     """What runs have left, each read once."""
 
-    def __init__(self, folder: Cells):
+    def __init__(self, folder: Shared):
         self.folder = folder
         self.read: dict[str, Any] = {}
 
@@ -52,9 +52,9 @@ def figure_of(table: Table, cell: Cell, found: Found) -> pivot.Cell:
     rounds = tuple(int(s.rounds["round"][-1]) if isinstance(s, Run) else 0 for s in sources)
     return pivot.Cell(
         tuple(reading.value(cell.reading, s) for s in sources),
-        tuple(job.config.seed for job, _ in there),
+        tuple(job.experiment.training.seed for job, _ in there),
         rounds,
-        planned=cell.jobs[0].config.rounds if cell.jobs and table.kind == "run" else 0,
+        planned=cell.jobs[0].experiment.training.rounds if cell.jobs and table.kind == "run" else 0,
         published=printed.text + (f"±{printed.sd:g}" if printed.sd else "") if printed else "",
         theirs=printed.value if printed else None,
         marks=printed.marks if printed else "",
@@ -174,7 +174,7 @@ def runs_of(cells: Sequence[Cell]) -> list[dict[str, Any]]:
 
 
 def groups_of(cells: Sequence[Cell], found: Found) -> list[Group]:
-    """Cells as the figures know them: a panel per column, a colour per row."""
+    """Shared as the figures know them: a panel per column, a colour per row."""
     out = []
     for cell in cells:
         runs = tuple(s for job in cell.jobs if isinstance(s := found.of(job), Run))
@@ -214,7 +214,7 @@ def state_of(run: pathlib.Path, leaves: Sequence[str]) -> dict[str, Any]:
 
 
 def show(
-    table: Table, choice: Choice, cells: Sequence[Cell], folder: Cells, client: int | None = None
+    table: Table, choice: Choice, cells: Sequence[Cell], folder: Shared, client: int | None = None
 ) -> None:
     """Print it, write TABLE-SCALE.md and .json, draw its figures."""
     found, stem = Found(folder), f"{table.key}-{choice.scale}"

@@ -30,12 +30,12 @@ from fedjax_sim.engine.episode import Draw, Length, Scores
 from fedjax_sim.engine.round import seed_key
 from fedjax_sim.engine.simulation import Simulation
 from fedjax_sim.errors import UserError, unknown
+from fedjax_sim.experiment import Experiment
 from fedjax_sim.hooks import Method
 from fedjax_sim.methods import make_method
 from fedjax_sim.options import shown
 from fedjax_sim.runner import checkpoint
 from fedjax_sim.runner.across.over import Facts, Over, draw_federation, parse_over
-from fedjax_sim.runner.config import Config
 from fedjax_sim.runner.files import npz_bytes, write_bytes, write_json
 from fedjax_sim.runner.prepare import prepare
 from fedjax_sim.transforms import transformed
@@ -138,7 +138,7 @@ class Problem:
     """A method on federations drawn at random; everything of one shape, so compiled once."""
 
     over: Over
-    config: Config  # of every run
+    config: Experiment  # of every run
     length: Length
     seed: int = 0
     data_dir: str | None = None
@@ -166,9 +166,9 @@ class Problem:
         sizes: dict[str, Any] = dict(
             participation=f"{self.sizes.most_participants}/{self.sizes.most_clients}",
             rounds=self.length.rounds,
-            chunk="1",
+            chunk=1,
         )
-        config = dataclasses.replace(self.config, **{**sizes, **changes})
+        config = self.config.replace(**{**sizes, **changes})
         fed = self.federations(TUNING, 0, 1)[0][0]
         return prepare(config, fed=fed, method=method, measure=False).simulation
 
@@ -183,7 +183,7 @@ class Problem:
 def with_rate(draw: Draw, rate: Array) -> Draw:
     """The same draw at another learning rate."""
     numbers = draw.data.numbers
-    schedule = dataclasses.replace(numbers.lr, lr=rate)
+    schedule: Any = dataclasses.replace(numbers.lr, lr=rate)  # type: ignore[type-var]
     return draw._replace(data=draw.data._replace(numbers=numbers._replace(lr=schedule)))
 
 
@@ -210,7 +210,7 @@ def tune(
     """The rate and schedule that a method does best with, for the goal; its agent, if it has one,
     with the parameters that it begins with."""
     rates = [float(rate) for rate in search.rates.split("|")]
-    table = []
+    table: list[dict[str, Any]] = []
     for schedule in search.schedules.split("|"):
         sim = problem.simulation(method, schedule=schedule)
         drawn = problem.draws(sim, TUNING, 0, search.tuning)
@@ -320,7 +320,11 @@ class Trainer:
         return jax.tree.map(lambda a: np.asarray(a[:, 1:] - a[:, :1]), scores), drawn.facts
 
     def settings(self) -> dict[str, Any]:
-        told = {"over": self.problem.over, "search": self.search, "length": self.problem.length}
+        told: dict[str, Any] = {
+            "over": self.problem.over,
+            "search": self.search,
+            "length": self.problem.length,
+        }
         plain = {k: json.loads(json.dumps(dataclasses.asdict(v))) for k, v in told.items()}
         del plain["search"]["generations"]  # a search may go on
         hashed = self.problem.config.hash()
@@ -381,9 +385,11 @@ def save_agent(out: pathlib.Path, parts: str, parameters: np.ndarray, config_has
     checkpoint.save(out / "checkpoints", blank._replace(**{top: tree}), config_hash)
 
 
-def where_it_evolves(config: Config) -> str:
+def where_it_evolves(config: Experiment) -> str:
     """Where in a State the parameters of the policy are."""
-    method = transformed(make_method(config.method, **config.options), config.transforms)
+    method = transformed(
+        make_method(config.method.name, **config.method.options), config.method.transforms
+    )
     if not method.evolves:
         raise UserError(
             f"method '{method.name}' has no policy to train across federations; allowed:"
@@ -393,13 +399,13 @@ def where_it_evolves(config: Config) -> str:
 
 
 def train_over(
-    text: str, config: Config, out: pathlib.Path, say: Callable[[str], None] = print
+    text: str, config: Experiment, out: pathlib.Path, say: Callable[[str], None] = print
 ) -> dict[str, Any]:
     """`fedjax-sim train METHOD --over TEXT`: tune `full`, search, score on held-out federations."""
     over, search = parse(text)
     parts = where_it_evolves(config)
-    length = Length(config.rounds, last=search.last)
-    problem = Problem(over, config, length, config.seed, config.data_dir)
+    length = Length(config.training.rounds, last=search.last)
+    problem = Problem(over, config, length, config.training.seed, config.data.data_dir)
     out.mkdir(parents=True, exist_ok=True)
     told = out / "baseline.json"
     if told.is_file():
@@ -411,7 +417,7 @@ def train_over(
     parameters = trainer.run(out, say)
     gains, facts = trainer.gains(jnp.asarray(parameters)[None], HELD_OUT, 0, search.held_out)
     one = jax.tree.map(lambda a: a[:, 0], gains)
-    result = dict(
+    result: dict[str, Any] = dict(
         over=text,
         parts=parts,
         parameters=[float(v) for v in parameters],

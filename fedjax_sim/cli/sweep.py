@@ -1,0 +1,151 @@
+"""`fedjax-sim sweep`: read the file, leave out what has ended, hand the rest to a launcher, show
+and write what came of it."""
+
+from __future__ import annotations
+
+import argparse
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+from fedjax_sim.cli import commands
+from fedjax_sim.cli.settings import as_path
+from fedjax_sim.errors import UserError, expected
+from fedjax_sim.options import names
+from fedjax_sim.runner.sinks import named
+from fedjax_sim.sweep import pivots, plan, slurm
+from fedjax_sim.sweep.folder import DAMAGED, DONE, FAILED, Folder, waits, write_results
+from fedjax_sim.sweep.local import Local
+from fedjax_sim.sweep.on_ray import OnRay
+from fedjax_sim.sweep.plan import Job
+from fedjax_sim.sweep.queue import Launcher, command, end_with_parent, work_off
+from fedjax_sim.sweep.table import Table, results, tell
+from fedjax_sim.sweep.work import Worker
+
+LAUNCHERS: dict[str, Callable[..., Launcher]] = {"local": Local, "ray": OnRay}
+
+
+def check(args: argparse.Namespace) -> None:
+    """Options that would say nothing beside others are refused; so is a log that nobody knows,
+    before it fails every run."""
+    if args.slurm and args.launcher != "slurm":
+        raise UserError("--slurm has options for sbatch; it needs --launcher slurm")
+    mode = next(
+        (m for m in ("task", "dry_run", "gather") if getattr(args, m) not in (None, False)), None
+    )
+    others = {
+        "task": args.task is not None,
+        "dry_run": args.dry_run,
+        "gather": args.gather,
+        "workers": args.workers != 0,
+    }
+    others["launcher"] = args.launcher != "local"
+    clash = next((name for name, given in others.items() if given and mode and name != mode), None)
+    if clash is not None and mode is not None:
+        flag = lambda name: f"--{name.replace('_', '-')}"
+        raise UserError(
+            f"{flag(mode)} starts no other runs, so {flag(clash)} has no meaning beside it; leave"
+            " one of them out"
+        )
+    if args.read and not args.pivot:
+        raise UserError(
+            "--read says how the figures of --pivot are read; it needs --pivot ROWS,COLUMNS"
+        )
+    named(names(args.log))
+
+
+def sweep(args: argparse.Namespace) -> int:
+    check(args)
+    file = as_path(args.file)
+    data = plan.read(file)
+    jobs = plan.jobs_of(data)
+    folder = Folder(as_path(args.out) if args.out else pathlib.Path("runs") / file.stem)
+    if args.task is not None:
+        return run_task(args, jobs, folder)
+    if args.pivot:
+        pivots.pivots(jobs, folder, args.pivot, args.read)  # mistakes are said before anything runs
+    if args.dry_run:
+        for job in jobs:
+            list_job(job, folder, args.json)
+        return 0
+    if folder.pending(jobs) and not args.gather:
+        launch(args, data, jobs, folder)
+    return show(args, jobs, folder)
+
+
+def list_job(job: Job, folder: Folder, programs: bool) -> None:
+    status = folder.status(job)
+    if programs:
+        which = dict(run=job.name, index=job.index, method=job.experiment.method.name)
+        tell(status, **which, point=job.point)
+        return
+    settings = ", ".join(f"{k} {plan.as_text(v)}" for k, v in job.point.items())
+    print(f"{job.index:5d}  {job.name}  {status}  {settings}".rstrip())
+
+
+def launch(args: argparse.Namespace, data: dict[str, Any], jobs: list[Job], folder: Folder) -> None:
+    """Run, or submit, what has not ended."""
+    todo = folder.pending(jobs)
+    files = [str(as_path(file).resolve()) for file in args.imports]
+    task, again = (
+        command(folder, args.log, files),
+        f"fedjax-sim sweep {args.file} --out {folder.path}",
+    )
+    if args.launcher == "slurm":
+        folder.begin(data, jobs)
+        ready = [job for job in todo if not waits(job, folder)]
+        script, number = slurm.submit(ready, folder, task, args.workers, args.slurm)
+        if len(ready) < len(todo):
+            commands.note(
+                f"{len(todo) - len(ready)} runs start from some of these; repeat the command when"
+                " they have ended"
+            )
+        commands.note(f"submitted '{script}' as job {number}; gather with: {again} --gather")
+        return
+    launcher = LAUNCHERS[args.launcher](task, folder, args.workers)
+    folder.begin(data, jobs)
+    with folder.locked():
+        ended = len(jobs) - len(todo)
+        commands.note(f"{len(jobs)} runs in '{folder.path}', {ended} of them have ended")
+        try:
+            work_off(todo, jobs, folder, launcher, Table(jobs, folder, args.quiet, args.json))
+        except KeyboardInterrupt:
+            commands.note(f"interrupted; the same command goes on: {again}")
+            raise
+
+
+def show(args: argparse.Namespace, jobs: list[Job], folder: Folder) -> int:
+    """results.csv, and what is in it; 1 where a run failed."""
+    written, status = write_results(folder, jobs), [folder.status(job) for job in jobs]
+    number = {name: status.count(name) for name in (DONE, FAILED, DAMAGED)}
+    if args.json:
+        tell("end", runs=len(jobs), **number, results=str(written))
+    else:
+        table = (
+            pivots.written(jobs, folder, args.pivot, args.read)
+            if args.pivot
+            else results(jobs, folder)
+        )
+        last = f"written: {written}; figures: fedjax-sim report {folder.path}"
+        print("\n".join(filter(None, [table, last])))
+    return 1 if number[FAILED] or number[DAMAGED] else 0
+
+
+def run_task(args: argparse.Namespace, jobs: list[Job], folder: Folder) -> int:
+    """One run of the sweep, in this process: begun, or resumed, or left alone if it has ended."""
+    if not 0 <= args.task < len(jobs):
+        raise UserError(f"task {args.task} is not in the sweep; allowed: 0 to {len(jobs) - 1}")
+    end_with_parent()
+    job = jobs[args.task]
+    if folder.summary(job):
+        return 0
+    try:
+        commands.start(job.experiment)
+        if job.before is not None and waits(job, folder):
+            raise UserError(f"{job.name} starts from {job.before.name}, which has not ended")
+        Worker(folder, **commands.output(args)).do(job)
+    except Exception as problem:
+        folder.fail(job, expected(problem) or f"{type(problem).__name__}: {problem}")
+        raise
+    folder.clear_failure(job)
+    return 0

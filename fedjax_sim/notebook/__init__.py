@@ -1,2 +1,0 @@
-"""The Python forms of the commands, and what a notebook shows: tables, pictures, comparisons,
-sweeps."""

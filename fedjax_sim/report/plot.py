@@ -1,0 +1,84 @@
+"""Curves of results in memory, drawn by `report` as it draws run directories."""
+
+from __future__ import annotations
+
+import contextlib
+import pathlib
+import tempfile
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from fedjax_sim.errors import UserError, lookup
+from fedjax_sim.report import curves as drawn
+from fedjax_sim.report.groups import grouped
+from fedjax_sim.report.runs import Run, Table
+
+AGAINST = ("rounds", "bytes")
+
+
+class Picture:
+    """What was drawn; a notebook shows it. `files`: where it was written, if it was."""
+
+    def __init__(self, png: bytes, files: Sequence[pathlib.Path] = ()):
+        self.png, self.files = png, list(files)
+
+    def __repr__(self) -> str:
+        return f"Picture({', '.join(map(str, self.files)) or f'{len(self.png)} bytes of PNG'})"
+
+    def _repr_png_(self) -> bytes:
+        return self.png
+
+
+def as_table(rows: Sequence[dict[str, Any]]) -> Table:
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    number = lambda value: float(value) if isinstance(value, (int, float)) else np.nan
+    return {name: np.array([number(row.get(name)) for row in rows]) for name in names}
+
+
+def as_run(result: Any) -> Run:
+    """A Result as `report` reads a run directory."""
+    path = result.out or pathlib.Path(result.summary["method"])
+    return Run(
+        path,
+        result.setup.experiment.flat(),
+        as_table(result.rounds),
+        as_table(result.rows),
+        {},
+        result.summary,
+    )
+
+
+@contextlib.contextmanager
+def own_drawing() -> Iterator[None]:
+    """matplotlib as the caller has it, afterwards: his backend, his look."""
+    try:
+        import matplotlib
+    except ImportError:
+        raise UserError(
+            "figures need matplotlib; install it with: pip install 'fedjax-sim[report]'"
+        ) from None
+    backend = matplotlib.get_backend()
+    with matplotlib.rc_context():
+        yield
+    matplotlib.use(backend)
+
+
+def curves(
+    results: Sequence[Any], path: str | pathlib.Path | None = None, against: str = "rounds"
+) -> Picture:
+    """Accuracy of results against rounds or bytes; seeds of one method together. path: written
+    there as PNG and PDF."""
+    lookup("axis", against, dict.fromkeys(AGAINST))
+    groups = grouped([as_run(result) for result in results])
+    if not drawn.measured(groups):
+        raise UserError("there is no accuracy to draw: the run has no evaluated round")
+    with own_drawing(), tempfile.TemporaryDirectory() as folder:
+        target = (
+            pathlib.Path(folder) / "curves" if path is None else pathlib.Path(path).with_suffix("")
+        )
+        target.parent.mkdir(parents=True, exist_ok=True)
+        files = drawn.accuracy(groups, target, against)
+        png = next(file for file in files if file.suffix == ".png").read_bytes()
+    return Picture(png, () if path is None else files)

@@ -1,0 +1,97 @@
+"""Runs as processes on this machine: each on its own accelerator, or on its own group of cores."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Sequence
+from typing import Any
+
+from fedjax_sim.errors import UserError
+from fedjax_sim.sweep.folder import Folder
+from fedjax_sim.sweep.plan import Job
+from fedjax_sim.sweep.queue import child_environment, last_words
+
+
+def accelerators() -> list[str]:
+    """The NVIDIA devices that a process may see, by what CUDA_VISIBLE_DEVICES calls them; [] for
+    none."""
+    if (said := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
+        return [name for name in said.split(",") if name.strip()]
+    if os.environ.get("JAX_PLATFORMS", "") == "cpu" or not (tool := shutil.which("nvidia-smi")):
+        return []
+    listed = subprocess.run([tool, "-L"], capture_output=True, text=True).stdout
+    return [
+        str(i)
+        for i, line in enumerate(line for line in listed.splitlines() if line.startswith("GPU "))
+    ]
+
+
+def cores() -> list[int]:
+    return (
+        sorted(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else list(range(os.cpu_count() or 1))
+    )
+
+
+def shares(items: list[Any], number: int) -> list[list[Any]]:
+    """`items` in `number` groups of nearly the same size.
+
+    >>> shares([0, 1, 2, 3, 4], 2)
+    [[0, 1, 2], [3, 4]]
+    """
+    least, more = divmod(len(items), number)
+    ends = [i * least + min(i, more) for i in range(number + 1)]
+    return [items[a:b] for a, b in itertools.pairwise(ends)]
+
+
+class Local:
+    """As many processes as `workers` says; 0: one per accelerator, or one for all cores."""
+
+    def __init__(self, command: Sequence[str], folder: Folder, workers: int = 0):
+        self.command, self.folder = command, folder
+        devices, every = accelerators(), cores()
+        self.room = workers or len(devices) or 1
+        most = len(devices) or len(every)
+        if self.room > most:
+            kind = "accelerators" if devices else "cores"
+            raise UserError(f"workers {self.room} is more than the {most} {kind} there are")
+        self.devices = shares(devices, self.room) if devices else []
+        self.cores = shares(every, self.room)
+        self.free = list(range(self.room))
+
+    def start(self, job: Job) -> Any:
+        slot = self.free.pop(0)
+        env = child_environment()
+        if self.devices:
+            env["CUDA_VISIBLE_DEVICES"] = ",".join(self.devices[slot])
+        self.folder.log(job).parent.mkdir(parents=True, exist_ok=True)
+        log = self.folder.log(job).open("w", encoding="utf-8")
+        process = subprocess.Popen(
+            [*self.command, str(job.index)], stdout=log, stderr=subprocess.STDOUT, env=env
+        )
+        log.close()
+        if hasattr(os, "sched_setaffinity") and self.room > 1:
+            try:
+                os.sched_setaffinity(
+                    process.pid, self.cores[slot]
+                )  # long before it has started JAX
+            except OSError:
+                pass  # it has ended already
+        return process, slot, job
+
+    def poll(self, handle: Any) -> tuple[int, str] | None:
+        process, slot, job = handle
+        code = process.poll()
+        if code is None:
+            return None
+        if slot not in self.free:
+            self.free.append(slot)
+        return code, last_words(self.folder.log(job).read_text(encoding="utf-8", errors="replace"))
+
+    def stop(self, handle: Any) -> None:
+        handle[0].send_signal(signal.SIGTERM)

@@ -1,0 +1,54 @@
+"""Runs as tasks of a Ray cluster that shares the sweep's folder: RAY_ADDRESS, or one on this
+machine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from fedjax_sim.errors import UserError
+from fedjax_sim.sweep.folder import Folder
+from fedjax_sim.sweep.plan import Job
+from fedjax_sim.sweep.queue import task
+
+
+class OnRay:
+    """Ray decides where and when; `workers`: how many at a time (0: all that the cluster has room
+    for)."""
+
+    def __init__(self, command: Sequence[str], folder: Folder, workers: int = 0):
+        try:
+            import ray
+        except ImportError:
+            raise UserError(
+                "--launcher ray needs Ray; install it with: pip install 'fedjax-sim[ray]'"
+            ) from None
+        self.ray, self.command, self.folder = ray, command, folder
+        if not ray.is_initialized():
+            ray.init(address=os.environ.get("RAY_ADDRESS"), log_to_driver=False)
+        have = ray.cluster_resources()
+        gpus, cpus = int(have.get("GPU", 0)), int(have.get("CPU", 1))
+        self.room = workers or gpus or 1
+        self.needs = (
+            {"num_gpus": 1, "num_cpus": 1} if gpus else {"num_cpus": max(1, cpus // self.room)}
+        )
+
+    def start(self, job: Job) -> Any:
+        log = self.folder.log(job)
+        log.parent.mkdir(parents=True, exist_ok=True)
+        return self.ray.remote(**self.needs, max_retries=0)(task).remote(
+            [*self.command, str(job.index)], str(log)
+        )
+
+    def poll(self, handle: Any) -> tuple[int, str] | None:
+        ready, _ = self.ray.wait([handle], timeout=0)
+        if not ready:
+            return None
+        try:
+            return self.ray.get(handle)
+        except Exception as problem:  # the node was lost, or the task was cancelled
+            return 1, (str(problem).splitlines() or [type(problem).__name__])[0][:500]
+
+    def stop(self, handle: Any) -> None:
+        self.ray.cancel(handle)

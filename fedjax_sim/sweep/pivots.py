@@ -1,0 +1,119 @@
+"""`sweep --pivot rows,cols`: results as tables of two settings, mean ± sd over seeds; one per value
+of the others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fedjax_sim.errors import UserError, lookup
+from fedjax_sim.options import names, shown
+from fedjax_sim.papers import reading
+from fedjax_sim.papers.pivot import Cell, Pivot
+from fedjax_sim.report.runs import Run, load_run
+from fedjax_sim.sweep.folder import DONE, Folder
+from fedjax_sim.sweep.plan import Job, as_text
+
+METHOD = "method"
+READINGS = (
+    "best:global_acc",
+    "last:client_mean",
+    "last:resident_mean",
+)  # the first that the runs have
+
+
+def facts(job: Job, several: bool) -> dict[str, str]:
+    """What a run is told apart by; several: its method stands there with different options of its
+    own."""
+    bare = {name.rpartition(".")[2] for name in job.point}
+    own = (
+        [f"{k}={v}" for k, v in job.experiment.method.options.items() if k not in bare]
+        if several
+        else []
+    )
+    point = {name: as_text(value) for name, value in job.point.items()}
+    return {METHOD: ",".join([job.experiment.method.name, *own]), **point}
+
+
+def told_apart(jobs: Sequence[Job]) -> list[dict[str, str]]:
+    """The facts of every run; a method with options of its own where entries differ in these."""
+    plain = [
+        (
+            job.experiment.method.name,
+            tuple((k, as_text(v)) for k, v in job.point.items()),
+            job.experiment.training.seed,
+        )
+        for job in jobs
+    ]
+    return [facts(job, plain.count(one) > 1) for job, one in zip(jobs, plain, strict=True)]
+
+
+def read_of(text: str, runs: Sequence[Run]) -> str:
+    """The reading that was asked for, or the first that any run has."""
+    if text:
+        reading.describe(text)
+        return text
+    has = lambda one: any(
+        reading.value(one, run) == reading.value(one, run) for run in runs
+    )  # not nan
+    return next((one for one in READINGS if has(one)), READINGS[0])
+
+
+def pivots(jobs: Sequence[Job], folder: Folder, text: str, read: str = "") -> list[Pivot]:
+    """One table per combination of what is neither a row nor a column."""
+    wanted = names(text)
+    mine = [job for job in jobs if not any(other.before is job for other in jobs)]
+    told = told_apart(mine)
+    known = {name: "" for one in told for name in one}
+    if len(wanted) != 2 or wanted[0] == wanted[1]:
+        raise UserError(
+            f"--pivot '{shown(text)}' names no rows and columns; use two of {', '.join(known)}, as"
+            " in method,lr"
+        )
+    row, col = wanted
+    for name in wanted:
+        lookup("setting in --pivot", name, known)
+    loaded = {job.name: load_run(folder.run(job)) for job in mine if folder.status(job) == DONE}
+    read = read_of(read, list(loaded.values()))
+    tables: dict[tuple[tuple[str, str], ...], dict[tuple[str, str], list[Job]]] = {}
+    for job, one in zip(mine, told, strict=True):
+        rest = tuple((k, v) for k, v in one.items() if k not in (row, col))
+        tables.setdefault(rest, {}).setdefault((one.get(row, "–"), one.get(col, "–")), []).append(
+            job
+        )
+    varying = {
+        k for rest in tables for k, v in rest if len({dict(other).get(k) for other in tables}) > 1
+    }
+    out = []
+    for rest, cells in tables.items():
+        title = ", ".join(f"{k} {v}" for k, v in rest if k in varying)
+        out.append(table(f"{row} × {col}" + (f": {title}" if title else ""), cells, loaded, read))
+    return out
+
+
+def table(
+    title: str, jobs: dict[tuple[str, str], list[Job]], loaded: dict[str, Run], read: str
+) -> Pivot:
+    kind, _ = reading.split(read)
+    cells = {}
+    for place, several in jobs.items():
+        runs = [loaded[job.name] for job in several if job.name in loaded]
+        cells[place] = Cell(
+            tuple(reading.value(read, run) for run in runs),
+            rounds=tuple(int(run.rounds["round"][-1]) for run in runs),
+            planned=several[0].experiment.training.rounds,
+            digits=kind.digits,
+            reading=read,
+            note="" if runs else "not ended",
+        )
+    lines = lambda axis: [(key, key) for key in dict.fromkeys(place[axis] for place in jobs)]
+    sentence = reading.describe(read)
+    return Pivot(title, lines(0), lines(1), cells, head=[f"{sentence[:1].upper()}{sentence[1:]}."])
+
+
+def written(jobs: Sequence[Job], folder: Folder, text: str, read: str) -> str:
+    """The tables as text; pivot.md has them too."""
+    from fedjax_sim.runner.files import write_bytes
+
+    found = pivots(jobs, folder, text, read)
+    write_bytes(folder.path / "pivot.md", "\n".join(one.as_markdown() for one in found).encode())
+    return "\n\n".join(one.as_text() for one in found)

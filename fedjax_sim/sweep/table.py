@@ -1,0 +1,117 @@
+"""What people see of a sweep: one live table on a terminal, a line per event elsewhere, and the
+results at the end."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from fedjax_sim.report.text import columns, duration
+from fedjax_sim.runner.sinks import json_line
+from fedjax_sim.sweep.folder import DAMAGED, DONE, FAILED, Folder
+from fedjax_sim.sweep.plan import Job, as_text
+
+MOST_ROWS = 20
+
+
+class Table:
+    """Called with the running jobs after every look at them."""
+
+    def __init__(
+        self, jobs: Sequence[Job], folder: Folder, quiet: bool = False, programs: bool = False
+    ):
+        self.jobs, self.folder, self.quiet, self.programs = jobs, folder, quiet, programs
+        self.live = sys.stderr.isatty() and not programs
+        self.lines = 0
+        self.began = time.monotonic()
+        self.status: dict[str, str] = {}
+        self.first_done = sum(folder.status(job) == DONE for job in jobs)
+
+    def __call__(self, running: Sequence[Job], changed: bool) -> None:
+        if (self.quiet and not self.programs) or (not changed and not self.live):
+            return
+        now = {
+            job.name: "running" if job in running else self.folder.status(job) for job in self.jobs
+        }
+        if self.live:
+            self.redraw(self.rows(running, now))
+        else:
+            for job in self.jobs:
+                if now[job.name] != self.status.get(
+                    job.name, now[job.name] if now[job.name] != "running" else ""
+                ):
+                    if self.programs:
+                        tell(now[job.name], run=job.name, why=self.folder.why(job) or None)
+                    else:
+                        print(self.event(job, now), file=sys.stderr, flush=True)
+        self.status = now
+
+    def counts(self, now: dict[str, str]) -> str:
+        number = lambda status: sum(s == status for s in now.values())
+        done, left = number(DONE), len(self.jobs) - number(DONE) - number(FAILED)
+        fresh = done - self.first_done
+        spent = time.monotonic() - self.began
+        eta = f", about {duration(spent / fresh * left)} left" if fresh and left else ""
+        failed = f", {number(FAILED)} failed" if number(FAILED) else ""
+        return f"{done} of {len(self.jobs)} done{failed}{eta}"
+
+    def event(self, job: Job, now: dict[str, str]) -> str:
+        status = now[job.name]
+        more = f": {self.folder.why(job)}" if status == FAILED else ""
+        if status == DONE:
+            about = self.folder.primary(job).about
+            more = f", {about.label} {about.text(self.folder.progress(job)[1])}{about.sign}"
+        return f"{job.name} {status}{more} ({self.counts(now)})"
+
+    def rows(self, running: Sequence[Job], now: dict[str, str]) -> list[str]:
+        shown = []
+        for job in running[:MOST_ROWS]:
+            (done, value), about = self.folder.progress(job), self.folder.primary(job).about
+            point = ", ".join(f"{k} {as_text(v)}" for k, v in job.point.items())
+            shown.append(
+                [job.name, point, f"{done} / {job.experiment.training.rounds}", about.text(value)]
+            )
+        table = (
+            columns([["running", "setting", "round", about.label], *shown]).splitlines()
+            if shown
+            else []
+        )
+        return [self.counts(now), *table]
+
+    def redraw(self, lines: Sequence[str]) -> None:
+        up = f"\x1b[{self.lines}F" if self.lines else ""
+        sys.stderr.write(up + "".join(f"\x1b[2K{line}\n" for line in lines) + "\x1b[J")
+        sys.stderr.flush()
+        self.lines = len(lines)
+
+
+def tell(event: str, **facts: Any) -> None:
+    print(json_line(event, **facts), flush=True)
+
+
+def results(jobs: Sequence[Job], folder: Folder) -> str:
+    """Mean ± std of everything that has ended, and a sentence for everything that failed."""
+    from fedjax_sim.report import tables
+    from fedjax_sim.report.groups import grouped
+    from fedjax_sim.report.runs import load_runs
+
+    ended = [folder.run(job) for job in jobs if folder.status(job) == DONE]
+    parts = []
+    if ended:
+        head, rows = tables.written(grouped(load_runs(ended)), "±", "{} *")
+        signs = {tables.NOTHING: "no such figure", tables.NEVER: "never reached"}
+        told = [
+            f"{sign} {text}" for sign, text in signs.items() if any(sign in row[1:] for row in rows)
+        ]
+        parts.append(
+            columns([head, *rows]) + "\n" + "; ".join(["* the best of its setting", *told])
+        )
+    for status in (FAILED, DAMAGED):
+        parts += [
+            f"{job.name} {status}: {folder.why(job)}"
+            for job in jobs
+            if folder.status(job) == status
+        ]
+    return "\n".join(parts)

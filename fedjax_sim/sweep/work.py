@@ -1,0 +1,146 @@
+"""Runs of a folder in this process, one after another. Another process with the same command takes
+other runs; what one of them has begun and left is resumed."""
+
+from __future__ import annotations
+
+import contextlib
+import pathlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from fedjax_sim.errors import expected
+from fedjax_sim.papers.reading import load_profile
+from fedjax_sim.runner.facts import facts
+from fedjax_sim.runner.files import InUse, Lock, write_json
+from fedjax_sim.runner.many import Federations, ready, run_all
+from fedjax_sim.runner.profile import stage_seconds
+from fedjax_sim.sweep.folder import DONE, FAILED, Folder, started
+from fedjax_sim.sweep.plan import Job
+
+EVERY = 5.0  # seconds between two looks at what other processes do
+REPEATS = 3  # of a profile
+
+
+class Shared(Folder):
+    """A folder whose runs several processes may do: claims/NAME while one is at it. Runs may also
+    be profiles."""
+
+    def summary(self, job: Job) -> dict[str, Any]:
+        if job.kind != "profile":
+            return super().summary(job)
+        found = load_profile(self.run(job))
+        return dict(found.seconds) if found else {}
+
+    @contextlib.contextmanager
+    def claimed(self, job: Job) -> Iterator[bool]:
+        """Whether this process may do it; nobody else does as long."""
+        place = self.path / "claims" / job.name
+        place.mkdir(parents=True, exist_ok=True)
+        lock = Lock(place)
+        try:
+            lock.take()
+        except InUse:
+            yield False
+            return
+        try:
+            yield True
+        finally:
+            lock.release()
+            with contextlib.suppress(OSError):
+                place.rmdir()
+
+
+class Worker:
+    """Does one run after another; keeps the data as long as the next run has the same.
+
+    say: where remarks go; more: progress and sinks, see `driver.drive`.
+    """
+
+    def __init__(self, folder: Folder, say: Callable[[str], None], **more: Any):
+        self.folder, self.say, self.more = folder, say, more
+        self.feds = Federations()
+        self.data: Any = None
+
+    def do(self, job: Job) -> None:
+        experiment = started(job, self.folder)
+        if Federations.key(experiment) != self.data:
+            self.feds, self.data = Federations(), Federations.key(experiment)
+        setup = ready(experiment, None, self.feds, self.say)
+        self.folder.run(job).parent.mkdir(parents=True, exist_ok=True)
+        if job.kind == "profile":
+            write_profile(setup, self.folder.run(job))
+        else:
+            run_all([setup], 1, self.folder.run(job), say=self.say, **self.more)
+            self.folder.finish(job)  # not before: another configuration there is refused
+
+    def attempt(self, job: Job) -> None:
+        """A run that fails is written down, and the others go on."""
+        try:
+            self.folder.clear_failure(job)
+            self.do(job)
+        except Exception as problem:
+            sentence = expected(problem)
+            self.folder.fail(job, sentence or f"{type(problem).__name__}: {problem}")
+            if sentence is None:
+                raise
+            self.say(f"{job.name} failed: {sentence}")
+
+
+def write_profile(setup: Any, place: pathlib.Path) -> None:
+    """profile.json: seconds of the parts of a round, and bytes per client."""
+    sizes, several = facts(setup), setup.participation.high
+    told = dict(
+        method=setup.experiment.method.name,
+        config=setup.experiment.flat(),
+        seconds=stage_seconds(setup, REPEATS),
+        bytes={way: sizes[way] / several for way in ("down", "up")},
+    )
+    place.mkdir(parents=True, exist_ok=True)
+    write_json(place / "profile.json", told)
+
+
+def work_here(
+    jobs: Sequence[Job],
+    folder: Shared,
+    say: Callable[[str], None],
+    look: Callable[[Sequence[Job], bool], None] = lambda running, changed: None,
+    **more: Any,
+) -> None:
+    """All runs that have not ended, as far as no other process is at them; what others begin here
+    is waited for where a run of ours starts from it. look: as in `queue.work_off`."""
+    worker, waiting = Worker(folder, say, **more), [j for j in jobs if folder.status(j) != DONE]
+    tried: set[str] = set()
+    say(f"{len(jobs)} runs in '{folder.path}', {len(jobs) - len(waiting)} of them have ended")
+    while waiting:
+        moved = False
+        blocked = []
+        for job in list(waiting):
+            if folder.status(job) == DONE or job.name in tried:
+                waiting.remove(job)
+                continue
+            if job.before is not None and folder.status(job.before) != DONE:
+                if job.before.name in tried or folder.status(job.before) == FAILED:
+                    why = folder.why(job.before)
+                    folder.fail(job, f"the run that it starts from failed: {why}")
+                    tried.add(job.name)
+                else:
+                    blocked.append(job)
+                continue
+            with folder.claimed(job) as mine:
+                if not mine:
+                    continue
+                moved = True
+                tried.add(job.name)
+                if folder.status(job) != DONE:
+                    left = sum(other.name not in tried for other in waiting)
+                    say(f"{job.name}, then {left} more")
+                    look([job], True)
+                    worker.attempt(job)
+                    look([], True)
+        if not moved and blocked:
+            time.sleep(EVERY)
+        elif not moved:
+            break
+    if waiting := [j for j in waiting if folder.status(j) not in (DONE, FAILED)]:
+        say(f"{len(waiting)} runs are with another process")
