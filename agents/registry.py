@@ -50,6 +50,9 @@ ENTRIES: dict[str, Entry] = {
         "linear policy or small network that an evolution strategy found; acts, never learns",
         learns=False,
     ),
+    "ridge_bandit": Entry(
+        "ridge_bandit", "RidgeBandit", "linear bandit over a grid, closed form, sure of its gains"
+    ),
     "random": Entry("fixed", "Uniform", "uniformly random action, learns nothing", learns=False),
     "fixed": Entry(
         "fixed", "Fixed", "always the same action (option `action`), learns nothing", learns=False

@@ -486,7 +486,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("docs/results"))
     parser.add_argument("--data-dir", default=None)
     parser.add_argument("--suites", action="append", default=[], metavar="NAME")
-    parser.add_argument("--with-methods", action="append", default=["other seeds"])
+    parser.add_argument("--with-methods", action="append", default=[], metavar="SUITE")
     parser.add_argument("--tuning", type=int, default=16)
     parser.add_argument("--held-out", type=int, default=128)
     parser.add_argument("--federations", type=int, default=8, help="of transfer")

@@ -214,13 +214,20 @@ def consult(table: Table, where: dict[str, Any], seed: int) -> None:
     for schedule in SCHEDULES:
         rate = table.best_rate(where, schedule, "global")
         rows = [f"oracle w={weight:g}" for weight in ORACLES]
-        if table.key(dict(at, part=schedule, row=rows[-1], rate=rate)) in table.keys:
+        missing = [
+            row
+            for row in rows
+            if table.key(dict(at, part=schedule, row=row, rate=rate)) not in table.keys
+        ]
+        if not missing:
             continue
         began = time.perf_counter()
         given = table.scale, compiled, table.fed(at), seed, rate, rate * (schedule == "constant")
         found, later = oracle_curves(*given, ORACLES), branch_gains(*given, BRANCHES)
         budget = half_of_full(table.scale, compiled.sim)
         for row, curves in zip(rows, found, strict=True):
+            if row not in missing:
+                continue
             made = goals(curves, budget, table.scale.last)
             extra = dict(branches=later) if row == rows[0] else {}
             table.add(at, schedule, row, rate, **made, bytes=curves["bytes"][-1], **extra)
@@ -252,7 +259,7 @@ def main(given: list[str] | None = None) -> None:
     parser.add_argument("--data-dir", default=None)
     parser.add_argument("--out", default="docs/results", help="folder of headroom.json and .md")
     parser.add_argument("--work", default=None, help="folder of the finished runs; default: --out")
-    parser.add_argument("--oracle-seeds", type=int, default=5)
+    parser.add_argument("--oracle-seeds", type=int, default=10)
     parser.add_argument("--only-page", action="store_true", help="write from what is finished")
     args, rest = parser.parse_known_args(arguments)
     if args.system != "fedpolicy":
@@ -267,7 +274,8 @@ def main(given: list[str] | None = None) -> None:
     if not args.only_page:
         fill(table, args.oracle_seeds)
     out.mkdir(parents=True, exist_ok=True)
-    (out / "headroom.json").write_text(json.dumps(headroom_page.numbers(table.runs), indent=1))
+    rows = ",\n".join(json.dumps(row) for row in headroom_page.numbers(table.runs))
+    (out / "headroom.json").write_text(f"[\n{rows}\n]\n")
     headroom_page.write(out / "headroom.md", args.scale, table.scale, table.runs)
 
 

@@ -62,6 +62,7 @@ FULL = (
     "test_benchmarks_accelerators",
     "test_benchmarks_headroom",
     "test_benchmarks_pfedrlla",
+    "test_benchmarks_headroom_small",
     "test_benchmarks_revisions",
     "test_benchmarks_scaling",
     "test_benchmarks_startup",

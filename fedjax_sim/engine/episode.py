@@ -74,8 +74,8 @@ def one_pool(feds: Sequence[Federation]) -> tuple[list[Federation], np.ndarray, 
                 f" {fed.shape} and {fed.classes}"
             )
         if id(fed.x) not in sums:  # a large pool is read once
-            labels = zlib.crc32(np.ascontiguousarray(fed.y))
-            sums[id(fed.x)] = zlib.crc32(np.ascontiguousarray(fed.x), labels)
+            labels = zlib.crc32(np.ascontiguousarray(fed.y).data)
+            sums[id(fed.x)] = zlib.crc32(np.ascontiguousarray(fed.x).data, labels)
         content = sums[id(fed.x)]
         if content not in pools:
             pools[content] = total
@@ -84,7 +84,9 @@ def one_pool(feds: Sequence[Federation]) -> tuple[list[Federation], np.ndarray, 
             total += len(fed.x)
         first = pools[content]
         shift = lambda tables, first=first: {k: np.asarray(v) + first for k, v in tables.items()}
-        moved.append(dataclasses.replace(fed, rows=shift(fed.rows), held=shift(fed.held)))
+        moved.append(
+            dataclasses.replace(fed, rows=shift(fed.rows), server_rows=shift(fed.server_rows))
+        )
     return moved, x[0] if len(x) == 1 else np.concatenate(x), np.concatenate(y)
 
 
@@ -102,8 +104,8 @@ def padded(
     if most >= MANY:
         raise UserError(f"{most} clients are too many side by side; allowed: up to {MANY - 1}")
     for fed in moved:
-        lengths = {name: len(rows) for name, rows in fed.held.items()}
-        if lengths != {name: len(rows) for name, rows in first.held.items()}:
+        lengths = {name: len(rows) for name, rows in fed.server_rows.items()}
+        if lengths != {name: len(rows) for name, rows in first.server_rows.items()}:
             raise UserError(
                 f"federations side by side must hold back equally many rows: '{first.name}' and"
                 f" '{fed.name}' do not"
@@ -115,7 +117,9 @@ def padded(
         for split in first.rows
     }  # places per client
     fill = lambda a, *shape: np.pad(a, [(0, n - m) for n, m in zip(shape, a.shape, strict=True)])
-    same = dict(x=x, y=y, name="federations", augment=first.augment, origin=first.origin)
+    same: dict[str, Any] = dict(
+        x=x, y=y, name="federations", augment=first.augment, origin=first.origin
+    )
     out = [
         dataclasses.replace(
             fed,
@@ -149,9 +153,11 @@ def draws(
 
 def mapped_axes(draw: Draw) -> Draw:
     """`in_axes` of a Draw with leaves [F, …]."""
-    own = ("rows", "size", "held", "mean", "std", "scale")
-    fed = dataclasses.replace(draw.data.fed, x=None, y=None, **dict.fromkeys(own, 0))
-    return Draw(Data(fed, *[0] * (len(Data._fields) - 1)), 0, 0)
+    own = ("rows", "size", "server_rows", "mean", "std", "scale")
+    zeros: dict[str, Any] = dict.fromkeys(own, 0)
+    fed = dataclasses.replace(draw.data.fed, x=None, y=None, **zeros)
+    rest: Any = [0] * (len(Data._fields) - 1)
+    return Draw(Data(fed, *rest), 0, 0)
 
 
 def only(draw: Draw, i: Array | int) -> Draw:
@@ -236,6 +242,7 @@ def run(r: Round, env: Env, state: State, draw: Draw, length: Length) -> Scores:
     first = length.rounds - (length.last - 1) * length.every
     plan = jnp.asarray([first, *[length.every] * (length.last - 1)], jnp.int32)
     start = state, jnp.zeros(3, env.dtype)
+    found: Any
     (_, moved), found = lax.scan(block, start, plan)
     means = jax.tree.map(lambda a: a.mean(0), found)
     return Scores(*means, *(moved[:2] / jnp.maximum(moved[2], 1)))
@@ -244,7 +251,7 @@ def run(r: Round, env: Env, state: State, draw: Draw, length: Length) -> Scores:
 def score(r: Round, env: Env, state: State, draw: Draw) -> tuple[Array, Array, Array]:
     """(of the common model, clients' mean, clients' worst tenth) of the primary metric."""
     metric = primary(env)
-    found = evaluation.score_server(r, env, state, draw.data)
+    found: dict[str, Any] = evaluation.score_server(r, env, state, draw.data)
     found |= evaluation.score_stored(r, env, state, everyone(r))
     of = lambda mode: value_of(metric, found[mode][metric.name])
     own = of("personal")  # [N]

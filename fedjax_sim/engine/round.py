@@ -527,10 +527,7 @@ def learn(
     learner = control.make_agent(env)
     update = lambda agent: learner.update(agent, transition, stage_key(state, LEARN))
     losses_like = jax.eval_shape(update, state.agent)[1]
-    nothing = lambda agent: (
-        agent,
-        jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), losses_like),
-    )
+    nothing = lambda agent: (agent, pass_over.zeros(losses_like))
     # a conditional, not a selection: the agent's memory is written in place
     agent, losses = lax.cond(cohort.count > 0, update, nothing, state.agent)
     log = {f"agent_{name}": value for name, value in losses.items()}

@@ -26,8 +26,8 @@ def federation(seed: int = 0, clients: int = 6) -> fs.Federation:
     most = {"train": 40, "val": 12, "test": 12}
     size = {s: np.minimum(n, most[s]) for s, n in fed.size.items()}
     rows = {s: table[:, : most[s]] for s, table in fed.rows.items()}
-    held = {name: rows[:60] for name, rows in fed.held.items()}
-    return dataclasses.replace(fed, rows=rows, size=size, held=held)
+    held = {name: rows[:60] for name, rows in fed.server_rows.items()}
+    return dataclasses.replace(fed, rows=rows, size=size, server_rows=held)
 
 
 def simulation(method: str, fed: fs.Federation, participation: str = "3/6"):
@@ -94,7 +94,9 @@ def test_federations_side_by_side(method):
 
 def test_federations_that_do_not_fit_together():
     fed = federation()
-    other = dataclasses.replace(fed, held={name: rows[:30] for name, rows in fed.held.items()})
+    other = dataclasses.replace(
+        fed, server_rows={name: rows[:30] for name, rows in fed.server_rows.items()}
+    )
     with pytest.raises(UserError, match="equally many rows"):
         episodes.padded([fed, other])
     with pytest.raises(UserError, match="one shape"):

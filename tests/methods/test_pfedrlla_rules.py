@@ -144,6 +144,8 @@ def test_mistakes_in_rules_are_sentences():
         ({"head": "even:2"}, "unknown head of pfedrlla 'even:2'"),
         ({"body": "gradient"}, "unknown body of pfedrlla"),
         ({"head": "similarity:hot"}, "p of head=similarity:p 'hot' is not a number"),
+        ({"head": "pairs", "body": "agent"}, "learns by itself and body=agent asks an agent"),
+        ({"head": "even", "pair_rate": 0.1}, "pair_rate says nothing with head=even"),
         ({"head": "gradient:2.5"}, "p of gradient:p is a whole number, 0 to 10000"),
     ):
         with pytest.raises(UserError, match=words):

@@ -19,6 +19,7 @@ from fedjax_sim.experiment import Experiment
 from fedjax_sim.presets import controllers
 from fedjax_sim.runner.across import evolve
 from fedjax_sim.runner.across.over import draw_federation, parse_over
+from fedjax_sim.runner.across.pretrained import pack
 
 OVER = (
     "dirichlet:0.1..1, clients:5..7, participation:0.3..0.5, examples:20, data:digits,"
@@ -44,7 +45,7 @@ def test_federations_are_functions_of_their_number():
     assert 5 <= facts.clients <= 7 and one.num_clients == facts.clients
     assert 0.1 <= facts.dirichlet <= 1 and facts.participants <= 4
     used = [rows[:n] for s in one.rows for rows, n in zip(one.rows[s], one.size[s], strict=True)]
-    used = np.concatenate([*used, *one.held.values()])
+    used = np.concatenate([*used, *one.server_rows.values()])
     assert len(used) == len(np.unique(used))  # no row twice: nothing leaks into a test
 
 
@@ -126,12 +127,13 @@ def test_what_comes_with_the_package(name):
 
 def test_a_pretrained_controller_by_name(tmp_path, monkeypatch, trained):
     monkeypatch.setattr(controllers, "FOLDER", tmp_path)
-    arrays = {"agent.parameters": np.float32(trained[1]["parameters"])}
-    np.savez(tmp_path / "mine.npz", about=json.dumps({}), **arrays)
+    pack(trained[0], tmp_path / "mine.npz", "fedjax-sim train …")
+    assert controllers.about("mine")["held_out"] == trained[1]["held_out"]
+    parameters = np.float32(trained[1]["parameters"])
     fed = draw_federation(evolve.parse(OVER)[0], 11, 2)[0]
     start = dict(rounds=1, epochs=1, model="mlp", model_options={"hidden": (6,)}, chunk=1)
     result = fs.run("fedpolicy", fed, agent="evolved", start_from="pretrained:mine:agent", **start)
-    np.testing.assert_array_equal(result.state.agent.parameters, arrays["agent.parameters"])
+    np.testing.assert_array_equal(result.state.agent.parameters, parameters)
     for text, said in (
         ("pretrained:none:agent", "unknown pretrained controller 'none'"),
         ("pretrained:mine:server", "has no part 'server'"),

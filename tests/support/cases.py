@@ -128,6 +128,7 @@ CASES: dict[str, Case] = {
 DUMMY_CASES: dict[str, Case] = {
     "pfedrlla_similarity": Case(reference="support/dummies.py"),
     "pfedrlla_gradient": Case(reference="support/dummies.py"),
+    "pfedrlla_pairs": Case(reference="support/dummies.py"),
     "my_method": Case(fedavg_when={}, reference="support/dummies.py"),
     "neighbourhood": Case(reference="engine/test_layouts.py"),
     # its private group of one number per class never travels

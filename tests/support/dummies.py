@@ -126,7 +126,14 @@ class ByGradient(ByLabelsAndModels):
     head: str = "gradient"
 
 
+class ByPairs(ByLabelsAndModels):
+    name = "pfedrlla_pairs"
+    body: str = "weighted"
+    head: str = "pairs"
+
+
 DUMMIES = {
+    "pfedrlla_pairs": ByPairs,
     "pfedrlla_similarity": ByLabelsAndModels,
     "pfedrlla_gradient": ByGradient,
     "neighbourhood": Neighbourhood,

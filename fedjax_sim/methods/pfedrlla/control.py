@@ -33,6 +33,7 @@ class Server(NamedTuple):
     embedded: Tree  # [m, E] embeddings of K'; () without an agent
     frame: Tree = ()  # Frame, with a shared basis
     target: Tree = ()  # []  a target that follows training, below 0 before round 1
+    heads: Tree = ()  # of a rule that learns without an agent: Arms, or θ [P]
 
 
 class Report(NamedTuple):

@@ -21,7 +21,7 @@ and what pre-training is: `regimes`. A model of fully connected layers only is a
 
 Beside the paper's (data sizes, the agent): heads by their similarity, by the classes that clients
 share (an oracle: the server knows everybody's labels), by mirror descent on the client's validation
-loss (`mixing`, `by_model`).
+loss (`mixing`, `by_model`); and by two small controllers that learn without DDPG (`learned`).
 
 Ablations of the paper, as (body, head): None (mean, mean), Body (weighted, mean), Head (mean,
 agent), Both (weighted, agent), DRL (agent, agent). Where neither part asks the agent there is none,
@@ -47,8 +47,10 @@ from fedjax_sim.methods import register
 from fedjax_sim.methods.pfedrlla.by_model import by_gradient, by_similarity, cosines, pieces
 from fedjax_sim.methods.pfedrlla.control import Mixer, Report, Server, make_plan, need_val, usable
 from fedjax_sim.methods.pfedrlla.encoder import follow, make_frame, no_frame, placed
+from fedjax_sim.methods.pfedrlla.mixing import HEADS_ALONE
 from fedjax_sim.methods.pfedrlla.regimes import Own, compared
 from fedjax_sim.methods.pfedrlla.reward import preferred
+from fedjax_sim.methods.pfedrlla.trials import Trials
 from fedjax_sim.plans import mix, part, with_own_statistics
 from fedjax_sim.tree import square_norm
 from fedjax_sim.types import Array, Client, Cohort, Ctx, Env, Plan, Tree, Upload
@@ -63,11 +65,11 @@ def val_accuracy(env: Env, net: Tree, ctx: Ctx) -> Array:
 
 
 @register("pfedrlla")
-class PFedRLLA(Peers, Personal, SetsUp, Mixer):
+class PFedRLLA(Peers, Personal, SetsUp, Trials, Mixer):
     """An agent mixes each client's head from previous participants' heads.
 
     body, head: how a part is mixed: weighted (data sizes), agent, even, mean (without itself),
-    local, similarity, same_classes; the head also by gradient.
+    local, similarity, same_classes; the head also by gradient, bandit or pairs.
     """
 
     has_global_model = False
@@ -79,9 +81,12 @@ class PFedRLLA(Peers, Personal, SetsUp, Mixer):
 
     def init(self, env: Env, net: Tree) -> tuple[Server, Tree]:
         m = env.cohort
-        if any(rule.name == "gradient" for rule in self.rules(env)):
+        if self.head.startswith("gradient"):
             need_val(env, "pfedrlla.head=gradient descends on")
         server = Server((), jnp.arange(m, dtype=jnp.int32), jnp.zeros(m, bool), ())
+        if self.learned:
+            need_val(env, f"pfedrlla.head={self.head} is scored on")
+            return self.learned_init(env, server)
         if not self.steered:
             return server, ()
         frame: Any = ()
@@ -149,6 +154,7 @@ class PFedRLLA(Peers, Personal, SetsUp, Mixer):
     def receive(
         self, env: Env, server: Server, client: Client, plan: Plan, ctx: Ctx
     ) -> tuple[Client, Tree]:
+        client = self.with_trial(env, server, client, ctx) if self.learned else client
         weights = self.weights_by_model(env, server, client, plan, ctx)
         return client, mix(env, weights, env.peers.resident, client.resident)
 
@@ -169,12 +175,17 @@ class PFedRLLA(Peers, Personal, SetsUp, Mixer):
                     for rule, row in zip(rules, weights, strict=True)
                 ]
             ).astype(env.dtype)
+        best = None
+        if self.learned:
+            alike = cosines(env, *heads, may)
+            best = self.learned_weights(env, server, client, alike, ctx)
         for steps in {rule.p for rule in rules if rule.name == "gradient"}:
             net = with_own_statistics(env, mix(env, weights, peers, own), client)
             best = by_gradient(env, net, *heads, may, int(steps), ctx)
-            in_head = jnp.array([rule.name == "gradient" for rule in rules])
-            weights = jnp.where(in_head[:, None], best, weights)
-        return weights
+        if best is None:
+            return weights
+        in_head = jnp.array([rule.name in HEADS_ALONE for rule in rules])
+        return jnp.where(in_head[:, None], best, weights)
 
     def judge(
         self, env: Env, net: Tree, server: Server, client: Client, ctx: Ctx
@@ -206,6 +217,8 @@ class PFedRLLA(Peers, Personal, SetsUp, Mixer):
             judged = (report.before >= 0) & (report.wanted[-1] >= 0)
             ctx = ctx._replace(epochs=jnp.where(judged, ctx.epochs, 0))
         client, done = local_sgd(env, net, client, ctx)
+        if self.learned:
+            own, report = self.score_trial(env, done.net, client, ctx)
         if self.steered:
             now = self.projected(env, done.net, server.frame)
             own, report = own._replace(features=now), report._replace(features=now)
@@ -215,6 +228,8 @@ class PFedRLLA(Peers, Personal, SetsUp, Mixer):
 
     def aggregate(self, env: Env, server: Server, cohort: Cohort) -> Server:
         server = server._replace(previous=cohort.ids.astype(jnp.int32), reported=cohort.ok)
+        if self.learned:
+            return self.learn_heads(server, cohort)
         if not self.steered:
             return server
         autoencoder, encoder = self.autoencoder(env), server.encoder
@@ -229,6 +244,11 @@ class PFedRLLA(Peers, Personal, SetsUp, Mixer):
         encoder = encoder._replace(rounds=encoder.rounds + 1)
         server = server._replace(encoder=encoder, target=self.followed(server, cohort))
         return server._replace(embedded=self.embedded(env, server, heads))
+
+    def log(self, env: Env, old: Server, server: Server, cohort: Cohort) -> dict[str, Array]:
+        if self.learned:
+            return self.log_trials(env, server)
+        return super().log(env, old, server, cohort)
 
     def plan(self, env: Env, server: Server, ctx: Ctx) -> Plan:
         nothing = jnp.zeros(env.cohort + 1, env.dtype)  # the action where nobody acts

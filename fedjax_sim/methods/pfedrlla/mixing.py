@@ -24,9 +24,13 @@ RULES = {
     "local": "its own alone: the part never leaves the client",
     "similarity": "exp(p cos) of the heads, each minus their mean; similarity:p, p = 5",
     "same_classes": "the overlap of label distributions, to the power p; same_classes:p, p = 4",
+    "bandit": "exp(κ cos) and a share of its own head, by a bandit over both",
+    "pairs": "attention by one learned network per pair of heads, which starts as similarity",
     "gradient": "mirror descent on the loss of its validation rows; gradient:p, p = 10 steps",
 }
-BY_MODEL = ("similarity", "gradient")
+LEARNED = ("bandit", "pairs")
+BY_MODEL = ("similarity", "gradient", *LEARNED)
+HEADS_ALONE = ("gradient", *LEARNED)
 # the number behind the colon: its usual value, the largest that makes sense
 NUMBERS = {"similarity": (5.0, 1e4), "same_classes": (4.0, 1e4), "gradient": (10.0, 1e4)}
 

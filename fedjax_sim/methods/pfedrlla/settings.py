@@ -14,14 +14,14 @@ from fedjax_sim.fields import Real, field
 from fedjax_sim.hooks import Method
 from fedjax_sim.methods.controllers import Named, Steered
 from fedjax_sim.methods.pfedrlla.encoder import BASES, RATE, Functions, features, mhae, placed
-from fedjax_sim.methods.pfedrlla.mixing import RULES, Rule, read_rule
+from fedjax_sim.methods.pfedrlla.mixing import HEADS_ALONE, LEARNED, RULES, Rule, read_rule
 from fedjax_sim.methods.pfedrlla.regimes import REGIMES, Schedule, schedule
 from fedjax_sim.methods.pfedrlla.reward import FORMS, TARGETS
 from fedjax_sim.types import Array, Client, Env, Tree
 
 HEADS = ("all_fc", "last")
 BEFORE = ("before", "previous")
-BODY_RULES = tuple(rule for rule in RULES if rule != "gradient")  # that one moves heads alone
+BODY_RULES = tuple(rule for rule in RULES if rule not in HEADS_ALONE)
 SCHEDULED = ("random_rounds", "update_every")  # of the agent: the encoder keeps step with them
 MANY = 2**30
 # With 1e-3 for both networks and nothing else, as published, the critic does not see the few
@@ -33,6 +33,7 @@ FREE = (
     "head",
     "head_layers",
     "initial_training",
+    "pair_rate",
     "agent",
 )  # say something without an agent, or nothing
 
@@ -42,6 +43,9 @@ class Settings(Steered, Method):
 
     training = (("regime", "pretrain"),)
 
+    pair_rate: Real = field(
+        0.3, ge=0, off=True, help="of head=pairs: its evolution strategy's; 0: it stays as it is"
+    )
     regime: str = field(
         "auto", choices=REGIMES, help="auto: finetune after --start-from, else scratch"
     )
@@ -102,6 +106,18 @@ class Settings(Steered, Method):
         read_rule("head", self.head)
         if self.body != "auto":
             read_rule("body", self.body, BODY_RULES)
+        if self.learned and self.steered:
+            raise UserError(
+                f"pfedrlla.head={self.head} learns by itself and body=agent asks an agent; use"
+                " another body, or head=agent"
+            )
+        if self.head != "pairs" and not isinstance(self.pair_rate, jax.Array):
+            usual = {one.name: one.default for one in dataclasses.fields(self)}["pair_rate"]
+            if self.pair_rate != usual:
+                raise UserError(
+                    f"pfedrlla.pair_rate says nothing with head={self.head}; leave it out, or use"
+                    " head=pairs"
+                )
         given = dict(self.agent.options) if isinstance(self.agent, Named) else {}
         for name, ours in zip(SCHEDULED, ("random_rounds", "every"), strict=True):
             if name in given:
@@ -139,6 +155,11 @@ class Settings(Steered, Method):
     def steered(self) -> bool:
         """Whether an agent is asked at all."""
         return "agent" in (self.body_rule, self.head)
+
+    @property
+    def learned(self) -> str:
+        """The rule of heads that learns without an agent, if it is one."""
+        return self.head if self.head in LEARNED else ""
 
     @property
     def hands_over(self) -> tuple[str, ...]:

@@ -12,12 +12,12 @@ and how long it trains.
     agent    Huber_1(Q_θ(s_k, a_k) − (r_k − mean)/spread), no bootstrap;  ε ← max(0.05, 0.97 ε)
              mean and spread (1 where it is less): of the rewards that it learns from
 
-Beside the paper's learner there are four switches. penalties=exact: they are known functions of the
-action, so only the rest is learned, and they are subtracted where an action is chosen.
-reward=gain: L_val(M_k before) − L_val(M_k after the server has averaged) of the composed model M_k,
-minus the cohort's mean, which falls as training goes on. heads=additive: Q is the sum of a value of
-the depth and one of the epochs. explore=within: at random only within budget. dual=η: λ ← λ + η ·
-mean excess of a round.
+Beside the paper's learner: agent=ridge_bandit. Penalties are known functions of the action, so it
+is told them with its observation, the reward is the rest, and they are subtracted where an action
+is chosen. Its values of a depth and of a number of epochs are added up, it tries actions within
+budget only, and leaves the largest of these only for a gain it is sure of. reward=gain: L_val(M_k
+before) − L_val(M_k after the server has averaged) of the composed model M_k, minus the cohort's
+mean, which falls as training goes on. dual=η: λ ← λ + η · mean excess of a round.
 
 a_k: accuracy of the trained model on rows that it was not trained on, the client's validation rows
 (protocol qbandit: the twentieth part that each client holds back). accuracy=train: on the
@@ -56,13 +56,8 @@ from fedjax_sim.methods.controllers import Steered
 from fedjax_sim.methods.qbandit.actions import CONTROLS, MENU, Actions, prefix, read_menu
 from fedjax_sim.methods.qbandit.budgets import Budgets, budgets_now, read_budgets, read_vary
 from fedjax_sim.methods.qbandit.distance import divergence, pairwise_distance
-from fedjax_sim.options import shown
 from fedjax_sim.plans import blend
 from fedjax_sim.types import Array, Client, Cohort, Ctx, Env, Plan, Tree, Upload
-
-PRIOR = (
-    0.01  # with exact penalties: what the largest depth and epochs are worth unless seen otherwise
-)
 
 
 def choosers() -> tuple[str, ...]:
@@ -126,9 +121,10 @@ def composed_losses(env: Env, net: Tree, cohort: Cohort) -> Array:
 class QBandit(Steered, Personal, Method):
     """A bandit decides how many layers each client shares and how long it trains.
 
-    agent: q_bandit, another discrete agent of `agents/`, random, full (FedAvg) or compliant
-    (oracle); its hyper-parameters on the command line: --set qbandit.agent.lr=0.01. scope: whose
-    reward a client's action gets: client (its own terms) or round (the paper's sum over all).
+    agent: q_bandit, ridge_bandit, another discrete agent of `agents/`, random, full (FedAvg) or
+    compliant (oracle); its hyper-parameters on the command line: --set qbandit.agent.lr=0.01.
+    scope: whose reward a client's action gets: client (its own terms) or round (the paper's sum
+    over all).
     budgets: table1 (the paper's ten clients, in turn for other numbers), a .csv file with the
     columns epochs,layers and a line per client, or pairs of numbers.
     """
@@ -154,19 +150,6 @@ class QBandit(Steered, Personal, Method):
         help="a_k, or how far the held-out loss of the client's composed model fell, minus the"
         " cohort's mean",
     )
-    penalties: str = field(
-        "learned",
-        choices=("learned", "exact"),
-        help="part of the reward, or subtracted from what is learned of an action",
-    )
-    heads: str = field(
-        "joint",
-        choices=("joint", "additive"),
-        help="a value per pair, or per depth and per epochs, added up",
-    )
-    explore: str = field(
-        "anywhere", choices=("anywhere", "within"), help="all actions, or those within budget"
-    )
     dual: Real = field(
         0.0, ge=0, off=True, help="step of dual ascent on the two λ, by the mean excess of a round"
     )
@@ -186,17 +169,9 @@ class QBandit(Steered, Personal, Method):
         return choosers()
 
     def agent_defaults(self, name: str) -> dict[str, Any]:
-        more: dict[str, Any] = {}
-        if self.heads == "additive":
-            more["grid"] = None
-        if self.penalties == "exact":
-            more |= dict(known=True, prior=PRIOR)
-        if self.explore == "within":
-            more["explore"] = "free"
-        return dict(horizon=None, cohort=None) | more
+        return dict(horizon=None, cohort=None, grid=None, known=True)
 
     def check(self) -> None:
-        self.check_switches()
         self.resolve_agent("q_bandit")
         if isinstance(
             self.budgets, (list, tuple, np.ndarray)
@@ -218,20 +193,10 @@ class QBandit(Steered, Personal, Method):
                     f" control={self.control}; leave it out"
                 )
 
-    def check_switches(self) -> None:
-        """What only the bandit's regression can do, and what only exact penalties make sense of."""
-        given = self.agent.name if hasattr(self.agent, "name") else self.agent
-        for name, usual in (("penalties", "learned"), ("heads", "joint"), ("explore", "anywhere")):
-            value = getattr(self, name)
-            if value != usual and given not in ("q_bandit", "auto"):
-                raise UserError(
-                    f"qbandit.{name}={value} says nothing with agent={shown(str(given))}; use"
-                    f" {name}={usual}, or agent=q_bandit"
-                )
-        if self.explore == "within" and self.penalties == "learned":
-            raise UserError(
-                "qbandit.explore=within asks for known penalties; use penalties=exact with it"
-            )
+    @property
+    def knows_penalties(self) -> bool:
+        """Whether the agent is told them with its observations, and the reward is the rest."""
+        return getattr(self.agent, "known", False)
 
     @property
     def steers(self) -> tuple[str, ...]:
@@ -278,7 +243,7 @@ class QBandit(Steered, Personal, Method):
                 " above 0, or qbandit.accuracy=train"
             )
         size, count = env.num_clients + 1 + len(self.steers), len(layers) * len(epochs)
-        size += count if self.penalties == "exact" else 0
+        size += count if self.knows_penalties else 0
         if self.agent_name in ("full", "compliant"):
             return Fixed().sized(size, count, env.dtype)
         found = dict(horizon=env.rounds or 100, cohort=env.cohort)
@@ -295,17 +260,12 @@ class QBandit(Steered, Personal, Method):
             layers=most.layers / env.num_groups, epochs=jnp.minimum(most.epochs / longest_work, 1)
         )
         own = [jax.nn.one_hot(ctx.id, env.num_clients), client.own.accuracy[None]]
-        if self.penalties == "exact":
+        known: list[Array] = []
+        if self.knows_penalties:
             beyond, price = self.space.excess(env, most), self.price(server)
-            scaled_known = [-sum(price[w] * beyond[w] for w in self.steers)]
-        else:
-            scaled_known = []
-        return jnp.concatenate(
-            [
-                part.astype(env.dtype)
-                for part in (*own, *(scaled[w][None] for w in self.steers), *scaled_known)
-            ]
-        )
+            known = [-sum(price[w] * beyond[w] for w in self.steers)]
+        parts = (*own, *(scaled[w][None] for w in self.steers), *known)
+        return jnp.concatenate([part.astype(env.dtype) for part in parts])
 
     def plan_of(self, env: Env, action: Array, server: Server, ctx: Ctx) -> Plan:
         told = self.space.order(env, action, self.limits(env, server, ctx.id, ctx.t))
@@ -317,7 +277,7 @@ class QBandit(Steered, Personal, Method):
     ) -> Array:
         # of a gain the loss afterwards is missing yet: `combine` knows the server's new layers
         worth = report.loss if self.reward == "gain" else report.accuracy
-        if self.penalties == "exact":  # the agent knows them
+        if self.knows_penalties:
             return worth
         most = self.limits(env, server, ctx.id, ctx.t)
         told = self.space.order(env, action, most)

@@ -183,7 +183,7 @@ class Problem:
 def with_rate(draw: Draw, rate: Array) -> Draw:
     """The same draw at another learning rate."""
     numbers = draw.data.numbers
-    schedule = dataclasses.replace(numbers.lr, lr=rate)
+    schedule: Any = dataclasses.replace(numbers.lr, lr=rate)  # type: ignore[type-var]
     return draw._replace(data=draw.data._replace(numbers=numbers._replace(lr=schedule)))
 
 
@@ -210,7 +210,7 @@ def tune(
     """The rate and schedule that a method does best with, for the goal; its agent, if it has one,
     with the parameters that it begins with."""
     rates = [float(rate) for rate in search.rates.split("|")]
-    table = []
+    table: list[dict[str, Any]] = []
     for schedule in search.schedules.split("|"):
         sim = problem.simulation(method, schedule=schedule)
         drawn = problem.draws(sim, TUNING, 0, search.tuning)
@@ -320,7 +320,11 @@ class Trainer:
         return jax.tree.map(lambda a: np.asarray(a[:, 1:] - a[:, :1]), scores), drawn.facts
 
     def settings(self) -> dict[str, Any]:
-        told = {"over": self.problem.over, "search": self.search, "length": self.problem.length}
+        told: dict[str, Any] = {
+            "over": self.problem.over,
+            "search": self.search,
+            "length": self.problem.length,
+        }
         plain = {k: json.loads(json.dumps(dataclasses.asdict(v))) for k, v in told.items()}
         del plain["search"]["generations"]  # a search may go on
         hashed = self.problem.config.hash()
@@ -413,7 +417,7 @@ def train_over(
     parameters = trainer.run(out, say)
     gains, facts = trainer.gains(jnp.asarray(parameters)[None], HELD_OUT, 0, search.held_out)
     one = jax.tree.map(lambda a: a[:, 0], gains)
-    result = dict(
+    result: dict[str, Any] = dict(
         over=text,
         parts=parts,
         parameters=[float(v) for v in parameters],

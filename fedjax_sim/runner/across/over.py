@@ -151,7 +151,8 @@ class Pool(NamedTuple):
 @functools.lru_cache(maxsize=4)
 def shared_pool(names: tuple[str, ...], side: int, data_dir: str | None) -> Pool:
     """Examples of all the data sets, small and grey where a side is given."""
-    every, labels, parts, first, classes = [], [], {}, 0, 0
+    every: list[np.ndarray] = []
+    labels, parts, first, classes = [], {}, 0, 0
     for name in names:
         data = load(name, data_dir)
         if data.task != "classification" or data.x_train.ndim != 4:
@@ -212,7 +213,7 @@ def draw_federation(
         y=pool.y,
         rows={split: table for split, (table, _) in padded.items()},
         size={split: size for split, (_, size) in padded.items()},
-        held=held if over.server_val else {"test": held["test"]},
+        server_rows=held if over.server_val else {"test": held["test"]},
         mean=part.mean,
         std=part.std,
         scale=np.asarray(1 / 255 if pool.x.dtype == np.uint8 else 1.0),
