@@ -19,8 +19,13 @@ os.environ["XLA_FLAGS"] = " ".join(
 )
 import jax
 import pytest
+from jaxtyping import install_import_hook
 
-from fedjax_sim.runner import programs
+CHECKED = [f"fedjax_sim.{room}" for room in ("engine", "local", "models", "plans")]
+# shapes in the signatures of these rooms are checked whenever a test calls a function of theirs
+install_import_hook(CHECKED, "shapes.checked")
+
+from fedjax_sim.runner import programs  # noqa: E402
 
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update(
