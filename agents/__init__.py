@@ -6,7 +6,8 @@ they may be traced, mapped and swept.
 
 >>> import agents
 >>> sorted(agents.DESCRIPTIONS)
-['a2c', 'ddpg', 'dqn', 'fixed', 'ppo', 'q_bandit', 'random', 'sac', 'trpo']
+['a2c', 'ddpg', 'dqn', 'evolved', 'fixed', 'ppo', 'q_bandit', 'random', 'ridge_bandit',
+ 'sac', 'trpo']
 >>> agents.make("a2c", observation_size=4, num_actions=3, lr=0.01) == agents.A2C(lr=0.01).sized(
 ...     4, 3
 ... )
@@ -36,9 +37,11 @@ if TYPE_CHECKING:
     from agents.a2c import A2C
     from agents.ddpg import DDPG
     from agents.dqn import DQN
+    from agents.evolved import Evolved
     from agents.fixed import Fixed, Uniform
     from agents.ppo import PPO
     from agents.q_bandit import QBandit
+    from agents.ridge_bandit import RidgeBandit
     from agents.sac import SAC
     from agents.trpo import TRPO
     from agents.types import Agent, Info, Transition, join_action, split_action
@@ -60,9 +63,11 @@ __all__ = [
     "SAC",
     "TRPO",
     "Agent",
+    "Evolved",
     "Fixed",
     "Info",
     "QBandit",
+    "RidgeBandit",
     "Transition",
     "Uniform",
     "join_action",

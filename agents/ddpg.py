@@ -31,8 +31,7 @@ class DDPG(ReplayAgent):
 
         y = r                                              (bootstrap=False: one-step episodes)
         y = r + γ (1 − done) Q̄(S', μ̄(S'))                  (bootstrap=True)
-        L_Q = mean (Q(S,a) − y)²         L_μ = −mean Q(S, μ(S))         Q̄, μ̄ ← (1 − τ) Q̄, μ̄ + τ
-                                        Q, μ
+        L_Q = mean (Q(S,a) − y)²         L_μ = −mean Q(S, μ(S))     Q̄, μ̄ ← (1 − τ) Q̄, μ̄ + τ Q, μ
 
     actions="simplex": μ is a softmax; exploration adds N(0, noise²), clips at 0 and renormalises.
     An unavailable entry has weight 0. `tanh_logits` squashes the softmax's inputs into [−1, 1].

@@ -12,8 +12,7 @@ from agents.types import Array
 class QBandit(QAgent):
     """ε-greedy regression of the immediate reward: no bootstrap, no discount.
 
-        L = mean Huber_δ(Q(s,a) − r)           ε_t = max(epsilon_end, epsilon_start ·
-                                        epsilon_decay^t)
+        L = mean Huber_δ(Q(s,a) − r)         ε_t = max(epsilon_end, epsilon_start · epsilon_decay^t)
 
     A joint discrete action is one flat index, see `agents.join_action` and `agents.split_action`.
 

@@ -44,6 +44,15 @@ ENTRIES: dict[str, Entry] = {
     "q_bandit": Entry(
         "q_bandit", "QBandit", "epsilon-greedy neural contextual bandit, no bootstrap"
     ),
+    "evolved": Entry(
+        "evolved",
+        "Evolved",
+        "linear policy or small network that an evolution strategy found; acts, never learns",
+        learns=False,
+    ),
+    "ridge_bandit": Entry(
+        "ridge_bandit", "RidgeBandit", "linear bandit over a grid, closed form, sure of its gains"
+    ),
     "random": Entry("fixed", "Uniform", "uniformly random action, learns nothing", learns=False),
     "fixed": Entry(
         "fixed", "Fixed", "always the same action (option `action`), learns nothing", learns=False

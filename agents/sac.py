@@ -35,8 +35,8 @@ class SAC(ReplayAgent):
         V̄(S') = Σ_a π(a|S') [min_i Q̄_i(S',a) − α log π(a|S')]       y = r + γ (1 − done) V̄(S')
         L_Q = Σ_i mean (Q_i(S,a) − y)²                              Q̄ ← (1 − τ) Q̄ + τ Q
         L_π = mean Σ_a π(a|S) [α log π(a|S) − min_i Q_i(S,a)]
-        L_α = −log α · mean (H̄ − H(π(·|S))),  H̄ = entropy_ratio · log A    (A: the available
-                                        actions)
+        L_α = −log α · mean (H̄ − H(π(·|S))),  H̄ = entropy_ratio · log A   (A: the available
+                                                                            actions)
 
     Once `batch` transitions are stored, every round takes `gradient_steps` steps. Actions are
     sampled from π.

@@ -2,8 +2,7 @@
 bytes, collectives.
 
     module = parse(compiled.as_text())
-    root = tree(module)                 # the program, loop by loop; what one execution of each
-                                        costs
+    root = tree(module)                # the program, loop by loop; what one execution of each costs
     fill(root, steps=45)                # trips that only the workload knows, each said in
     `Loop.source` total(root), step(root, 45)
 

@@ -124,7 +124,7 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
     from fedjax_sim.engine import host_clients
     from fedjax_sim.engine import layout as layouts
     from fedjax_sim.runner import checkpoint
-    from fedjax_sim.runner.cache import use_compilation_cache
+    from fedjax_sim.runner.compilation import use_compilation_cache
     from fedjax_sim.runner.prepare import prepare, want_host_devices
 
     config = config_of(case)

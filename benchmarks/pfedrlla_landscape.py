@@ -7,9 +7,9 @@ rows.
 
 agent        what the actor says, without noise          uniform    all m + 1 alike
 wanted       V_k, the similarities that r3 asks for      self       its own head alone
-wanted^p     V_k to the power p, renormalised            group      all of its own group alike: of a
-                                        designed group, or with
-                                                                    the same classes
+wanted^p     V_k to the power p, renormalised            group   all of its own group alike: of a
+                                                                 designed group, or with the same
+                                                                 classes
 
 If rules that differ as much as `uniform` and `self` are worth nearly the same, there is nothing for
 an agent to find.

@@ -95,7 +95,7 @@ def start(settings: dict[str, Any], check_weights: bool = False) -> dict[str, An
         clock.parts["imports"][1] = time.time() - float(os.environ[SPAWNED])
     from fedjax_sim.engine import layout as layouts
     from fedjax_sim.runner import prepare as preparing
-    from fedjax_sim.runner.cache import use_compilation_cache
+    from fedjax_sim.runner.compilation import use_compilation_cache
     from fedjax_sim.runner.config import Config
 
     programs: list[float] = []

@@ -31,13 +31,13 @@ class Side:
         import jax
 
         from fedjax_sim.engine import layout as layouts
-        from fedjax_sim.runner import driver, lanes, programs
+        from fedjax_sim.runner import compilation, driver, lanes
 
         states = [setup.first_state() for setup in setups]
         state = lanes.stack_states(setups, states)
         data = lanes.stack_data([setup.simulation.data for setup in setups])
         self.state, self.data = layouts.place(setups[0].simulation.layout, state, data)
-        programs._kept.clear()
+        compilation.forget()
         began = time.perf_counter(), time.process_time()
         self.step: Callable = driver.compiled(setups, self.state, self.data)
         self.compile_s, self.compile_cpu_s = (

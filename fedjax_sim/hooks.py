@@ -119,6 +119,12 @@ class Method(Node):
         """The largest epochs its Plans ask for, if above the run's."""
         return 0.0
 
+    @property
+    def evolves(self) -> str:
+        """Where in a State the parameters of its policy are, which `train --over` searches for;
+        empty: it has no such policy."""
+        return ""
+
     def ask(self, kind: type[Kind]) -> Kind | None:
         """Itself, if it has the capability `kind`, such as Personal; else None."""
         return self if isinstance(self, kind) else None

@@ -167,6 +167,7 @@ class Env:
     shuffle: bool = _fact(default=True)  # False: minibatches in the order of the client's rows
     dtype: Any = _fact(default=jnp.float32)
     vmap_width: int = _fact(default=1)  # clients trained side by side; 1: no vmap, no masking
+    mapped: tuple[str, ...] = _fact(default=())  # vmap axes around the whole round, by name
     even: bool = _fact(default=False)  # all clients have equally many minibatches per epoch
     full: bool = _fact(default=False)  # and all of these are whole
     same_epochs: bool = _fact(default=False)  # whoever works in a round works for max_epochs
@@ -177,6 +178,7 @@ class Env:
     # training labels per client
     counts: Float[Array, "clients classes"] = None  # type: ignore[assignment]
     peers: Tree = ()  # Client [K, …]: states of the round's peers, as they were at its start
+    share: Any = None  # []  of the clients take part in a round; None: cohort / population
     lr: Any = ()  # Schedule of the learning rate
     method: Any = None  # the run's method, whose real fields are arguments too
 

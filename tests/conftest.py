@@ -17,6 +17,7 @@ os.environ["XLA_FLAGS"] = " ".join(
         "--xla_cpu_parallel_codegen_split_count=1",
     ]
 )
+import chex
 import jax
 import pytest
 from jaxtyping import install_import_hook
@@ -25,9 +26,10 @@ CHECKED = [f"fedjax_sim.{room}" for room in ("engine", "local", "models", "plans
 # shapes in the signatures of these rooms are checked whenever a test calls a function of theirs
 install_import_hook(CHECKED, "shapes.checked")
 
-from fedjax_sim.runner import programs  # noqa: E402
+from fedjax_sim.runner import compilation  # noqa: E402
 
 jax.config.update("jax_num_cpu_devices", 8)
+jax.devices()  # started now: a command with --devices 1 as the first test would leave one for all
 jax.config.update(
     "jax_compilation_cache_dir",
     os.environ.get(
@@ -63,6 +65,7 @@ FULL = (
     "test_autotune",
     "test_benchmarks",
     "test_benchmarks_accelerators",
+    "test_benchmarks_headroom",
     "test_benchmarks_pfedrlla",
     "test_benchmarks_revisions",
     "test_benchmarks_scaling",
@@ -140,8 +143,9 @@ def few_programs():
     if _tests_run % 10 == 0 and (
         memory_maps() > MOST_MAPS or resident_bytes() > max(MOST_BYTES, 1.5 * _kept)
     ):
-        programs.forget()
+        compilation.forget()
         jax.clear_caches()
+        chex.clear_trace_counter()  # what is traced again after this is no mistake
         gc.collect()
         if hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
             libc.malloc_trim(

@@ -1,14 +1,13 @@
 """One JSON line in, one JSON line out, so that a driver can interleave rounds of peers in other
 processes.
 
-Worker (`serve`):   → {"ready": true, "setup_s": …, "compile_s": …, "versions": {…}}   once it can
-                                        run a round
-                    ← {"cmd": "round", "index": 3}          → {"seconds": …}   measured inside the
-                                        worker
+Worker (`serve`):   → {"ready": true, "setup_s": …, "compile_s": …, "versions": {…}}
+                      once it can run a round
+                    ← {"cmd": "round", "index": 3}          → {"seconds": …}
+                      measured inside the worker
                     ← {"cmd": "weights", "file": "x.npz"}   → {"saved": "x.npz"}
                     ← {"cmd": "quit"}
-                    → {"error": "one sentence"}             instead of any answer; the worker then
-                                        ends
+                    → {"error": "one sentence"}          instead of any answer; the worker then ends
 
 Driver (`Worker`):  starts a module with a chosen Python, asks, and reads the peak memory of its
 process tree.

@@ -42,7 +42,7 @@ def start(config: Config, args: argparse.Namespace | None = None) -> None:
     _for_programs = getattr(args, "json", False)
     if args is not None and getattr(args, "device", None):
         foresee(args)
-    from fedjax_sim.runner.cache import use_compilation_cache
+    from fedjax_sim.runner.compilation import use_compilation_cache
     from fedjax_sim.runner.prepare import want_host_devices
 
     coordinator = getattr(args, "coordinator", None)
@@ -93,8 +93,7 @@ def passed_on(args: argparse.Namespace) -> list[str]:
 
 def talk(args: argparse.Namespace) -> dict[str, Any]:
     """How a run speaks while it runs: to people, to programs, to other tools."""
-    from fedjax_sim.runner.progress import JsonLines
-    from fedjax_sim.runner.sinks import named
+    from fedjax_sim.runner.sinks import JsonLines, named
 
     told = [*([JsonLines()] if args.json else []), *named(names(args.log))]
     return dict(progress=not args.quiet and not args.json, say=note, sinks=told)
@@ -121,11 +120,11 @@ def foretell(setup: Any, args: argparse.Namespace, data: bool = True) -> None:
             say(describe.fits_line(found["on_device"]))
         say(setup.fed.describe() if data else "")
         if getattr(args, "json", False) and first_process():
-            from fedjax_sim.runner.progress import told
+            from fedjax_sim.runner.sinks import json_line
 
             config = setup.config
             print(
-                told(
+                json_line(
                     "dry-run",
                     method=config.method,
                     seed=config.seed,
@@ -190,6 +189,10 @@ def train(args: argparse.Namespace) -> int:
     from fedjax_sim.hooks import Controlled
 
     lookup("method", args.method, METHODS)
+    if args.over:
+        from fedjax_sim.cli.across import train_across
+
+        return train_across(args)
     if not controlled(args.method):
         able = ", ".join(name for name in METHODS if controlled(name))
         raise UserError(f"method '{args.method}' has no agent to train; allowed: {able}")
@@ -238,7 +241,7 @@ def paper(args: argparse.Namespace) -> int:
 
 
 def resume(args: argparse.Namespace) -> int:
-    from fedjax_sim.runner.directory import RunDirectory
+    from fedjax_sim.runner.run_directory import RunDirectory
 
     path = own_path(args.directory)
     if not path.is_dir():
@@ -296,7 +299,7 @@ def profile(args: argparse.Namespace) -> int:
 
 
 def report(args: argparse.Namespace) -> int:
-    from fedjax_sim.report.figures import report
+    from fedjax_sim.report.page import report
 
     out = own_path(args.out) if args.out else None
     for path in report(

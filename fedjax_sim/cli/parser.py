@@ -555,6 +555,11 @@ def make_parser() -> argparse.ArgumentParser:
         "train", "train a method's agent for later runs, which take it over with --start-from"
     )
     train.add_argument("method", metavar="METHOD", nargs="?", help="a method that an agent steers")
+    text = (
+        "train one policy across federations drawn at random, by an evolution strategy, e.g."
+        " 'dirichlet:0.03..1, clients:20..60, participation:0.1..0.3, data:mnist|digits'"
+    )
+    train.add_argument("--over", default="", metavar="NAME:A..B,…", help=text)
     text = "also write profile.json there; report draws it (default: only print)"
     profile.add_argument("--out", default=None, metavar="DIR", help=text)
     for sub in (run, compare, profile, train):

@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 
 from fedjax_sim.cli.parser import OF_A_RUN
-from fedjax_sim.cli.words import words
+from fedjax_sim.cli.words import scoped, words
 from fedjax_sim.errors import UserError, lookup
 from fedjax_sim.methods import METHODS
 from fedjax_sim.presets import preset
@@ -31,9 +31,10 @@ def with_preset(argv: list[str], args: argparse.Namespace) -> list[str]:
                 " version"
             )
         lookup("method", method, METHODS)
-        settings = {
-            n: v for n, v in chosen.of(method).items() if n not in NOT_FOR.get(args.command, ())
-        }
+        mine = scoped(method, chosen.of(method))
+        if len(methods) > 1:  # they have one command line: what is of the run is of all of them
+            mine = {n: v for n, v in mine.items() if chosen.settings.get(n) == v}
+        settings = {n: v for n, v in mine.items() if n not in NOT_FOR.get(args.command, ())}
         told |= dict.fromkeys(words(method, settings))
     at = argv.index(args.command) + 1
     return [*argv[:at], *told, *argv[at:], *more]

@@ -141,29 +141,31 @@ def output_directory(args: argparse.Namespace, stem: str, config: Config) -> pat
 def can_go_on(args: argparse.Namespace, out: pathlib.Path) -> bool:
     """Whether the command may write into `out`, which is there; whether the same run began there is
     asked later."""
-    from fedjax_sim.runner import manifest
+    from fedjax_sim.runner import run_directory
 
     if args.command not in ("run", "train", "compare"):
         return False
     if args.command == "compare" or args.seeds > 1:
-        return manifest.empty(out) or (not (out / manifest.CONFIG).exists() and is_comparison(out))
-    return manifest.empty(out) or manifest.unfinished(out)
+        return run_directory.empty(out) or (
+            not (out / run_directory.CONFIG).exists() and is_comparison(out)
+        )
+    return run_directory.empty(out) or run_directory.unfinished(out)
 
 
 def is_comparison(folder: pathlib.Path) -> bool:
     """Whether run directories stand in it, as `compare` and `--seeds` write them, or nothing but
     folders for them."""
-    from fedjax_sim.runner import manifest
+    from fedjax_sim.runner import run_directory
 
     if any(folder.glob("*/config.json")) or any(folder.glob("*/seed-*/config.json")):
         return True
     made = lambda path: (
-        path.is_dir() and all(map(manifest.empty, path.iterdir()))
+        path.is_dir() and all(map(run_directory.empty, path.iterdir()))
     )  # a kill before the first file
     inside = (
         [path for path in folder.iterdir() if path.name != "order.json"] if folder.is_dir() else []
     )
-    return folder.is_dir() and all(manifest.empty(path) or made(path) for path in inside)
+    return folder.is_dir() and all(run_directory.empty(path) or made(path) for path in inside)
 
 
 def free_directory(stem: str) -> pathlib.Path:

@@ -92,9 +92,9 @@ def execute_all(
 ) -> list[Any]:
     """The results of all seeds; a single one has `out` for itself. What was begun there goes on
     where it was."""
-    from fedjax_sim.runner.directory import RunDirectory
     from fedjax_sim.runner.driver import drive
-    from fedjax_sim.runner.execute import gone_on
+    from fedjax_sim.runner.execute import resume_begun
+    from fedjax_sim.runner.run_directory import RunDirectory
     from fedjax_sim.runner.seeds import run_seeds, with_seed
     from fedjax_sim.runner.values import read, run_values
 
@@ -112,6 +112,6 @@ def execute_all(
         if vmap:
             results += run_values(one, *read(vmap), path, **more)
             continue
-        done = gone_on(one, path, **more)
+        done = resume_begun(one, path, **more)
         results += [done] if done is not None else drive([one], [RunDirectory(path)], **more)
     return results

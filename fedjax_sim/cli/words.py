@@ -131,6 +131,26 @@ def words(
     return out
 
 
+def scoped(method: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """METHOD.OPTION where OPTION is one of the run: for that method alone. What is '' is left out.
+
+    >>> scoped(
+    ...     "fedprox",
+    ...     {"lr": 1, "fedprox.lr": 0.1, "fedavg.lr": 1, "fedprox.mu": 2, "fedprox.start_from": ""},
+    ... )
+    {'lr': 0.1, 'fedprox.mu': 2}
+    """
+    out: dict[str, Any] = {}
+    own: dict[str, Any] = {}
+    for name, value in settings.items():
+        owner, dot, option = name.partition(".")
+        if dot and owner in METHODS and option.replace("_", "-") in run_options():
+            own |= {option: value} if owner == method else {}
+        else:
+            out[name] = value
+    return {name: value for name, value in (out | own).items() if value != ""}
+
+
 def belongs(name: str, method: str) -> bool:
     """Whether `name` is an option of `method`, with or without its name in front."""
     name = name.removeprefix(f"{method}.")

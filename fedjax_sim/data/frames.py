@@ -19,7 +19,7 @@ import numpy as np
 from fedjax_sim.data.memory import refuse_if_too_large
 from fedjax_sim.data.npz import Arrays, reason
 from fedjax_sim.data.spec import parse_options, shown, text
-from fedjax_sim.data.tables import held_out
+from fedjax_sim.data.tables import columns_text, held_out
 from fedjax_sim.errors import UserError
 
 LABELS, CLIENTS, SPLIT = (
@@ -66,9 +66,9 @@ def parse(name: str) -> tuple[str, dict[str, Any]]:
     return name, {}
 
 
-def read_frame(path: pathlib.Path, given: Mapping[str, str]) -> Arrays:
-    """x_*, y_* and one pair FACT_train, FACT_test for the client and every other column that is no
-    feature."""
+def read_frame(path: pathlib.Path, given: Mapping[str, str]) -> tuple[Arrays, str]:
+    """(x_*, y_* and one pair FACT_train, FACT_test for the client and every other column that is no
+    feature; which column is what)."""
     frame, where = load_frame(path), shown(path)
     column = lambda names: [name for name in names if name in frame.columns]
     named = {role: value.split("+") for role, value in given.items()}
@@ -95,6 +95,13 @@ def read_frame(path: pathlib.Path, given: Mapping[str, str]) -> Arrays:
             else "no column of numbers"
         )
         raise UserError(f"'{where}': {what}; features=A+B names the features")
+    said = columns_text(
+        features=features,
+        label=labels,
+        split=[split],
+        client=clients,
+        facts=[name for name in rest if name not in features],
+    )
     facts = {
         name: fact(frame[name]) for name in (*clients, *rest) if name not in (*features, "x", "y")
     }
@@ -102,11 +109,8 @@ def read_frame(path: pathlib.Path, given: Mapping[str, str]) -> Arrays:
     x = frame[features].to_numpy(np.float32)
     is_test = held_out(y) if split is None else in_test(where, frame[split])
     pairs = {"x": x, "y": y, **facts}
-    return {
-        f"{k}_{p}": v[on]
-        for k, v in pairs.items()
-        for p, on in (("train", ~is_test), ("test", is_test))
-    }
+    parts = (("train", ~is_test), ("test", is_test))
+    return {f"{k}_{p}": v[on] for k, v in pairs.items() for p, on in parts}, said
 
 
 def load_frame(path: pathlib.Path) -> Any:

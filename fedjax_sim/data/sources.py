@@ -459,7 +459,8 @@ def load(
     if base not in DATASETS and frames.is_frame(text):
         file, written = frames.parse(text)
         path = user_path(file)
-        return _from_arrays(shown(path.stem), frames.read_frame(path, {**written, **options}))
+        arrays, columns = frames.read_frame(path, {**written, **options})
+        return dataclasses.replace(_from_arrays(shown(path.stem), arrays), columns=columns)
     if base not in DATASETS and is_csv(text):
         return _table(text, options)
     if base not in DATASETS and text.endswith(".npz"):

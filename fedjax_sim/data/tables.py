@@ -7,7 +7,7 @@ import csv
 import logging
 import pathlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -115,18 +115,24 @@ def read_csv(
     names, rows = _read_rows(path)
     columns = dict(zip(names, zip(*rows, strict=True), strict=True))
     roles = _roles(shown(path), columns, label, client, split, features)
-    parts = {
-        "features": list(roles.features),
-        "label": [roles.label],
-        "split": [roles.split or ""],
-        "client": [client or ""],
-        "facts": [name for name in roles.facts if name != client],
-    }
-    text = "; ".join(
-        f"{role}: {shown(', '.join(names), 200)}" for role, names in parts.items() if any(names)
-    )
     is_test = held_out(roles.y) if roles.is_test is None else roles.is_test
-    return _arrays(columns, roles, is_test), text
+    return _arrays(columns, roles, is_test), columns_text(
+        features=roles.features,
+        label=[roles.label],
+        split=[roles.split],
+        client=[client],
+        facts=[name for name in roles.facts if name != client],
+    )
+
+
+def columns_text(**roles: Iterable[str | None]) -> str:
+    """Which column is what.
+
+    >>> columns_text(features=["a", "b"], label=["y"], split=[None])
+    'features: a, b; label: y'
+    """
+    named = {role: ", ".join(filter(None, names)) for role, names in roles.items()}
+    return "; ".join(f"{role}: {shown(names, 200)}" for role, names in named.items() if names)
 
 
 class Roles(NamedTuple):

@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jaxtyping import Bool, Float, Int
 
 from fedjax_sim.errors import UserError
@@ -51,6 +53,10 @@ class Participation:
         number = jax.random.randint(size, (), self.low, self.high + 1, jnp.int32)
         return ids, jnp.arange(self.high) < number
 
+    def eligible(self, clients: int) -> Bool[Array, " clients"]:
+        """May take part."""
+        return jnp.zeros(clients, bool).at[jnp.asarray(np.asarray(self.seen, np.int32))].set(True)
+
     def reports(
         self, key: Key, ids: Int[Array, " participants"], dropout: Scalar | None = None
     ) -> Bool[Array, " participants"]:
@@ -71,6 +77,55 @@ class Participation:
             lambda i: jax.random.uniform(jax.random.fold_in(key, i), (2,), jnp.float32)
         )(ids)
         return jnp.where(draw[:, 0] < chance, least + (1 - least) * draw[:, 1], 1.0)
+
+
+class Padded(NamedTuple):
+    """`number` of the first `clients` clients each round, both of them arrays []: for a federation
+    that is padded with clients who never take part. Everybody reports.
+
+    The draws are those of `Participation` for that many clients (fewer than MANY).
+
+    >>> plain = Participation(3, 3, tuple(range(7))).sample(jax.random.key(1), 0)[0]
+    >>> padded = Padded(jnp.int32(7), jnp.int32(3), places=20, high=5).sample(jax.random.key(1), 0)
+    >>> padded[0][:3].tolist() == plain.tolist(), padded[1].tolist()
+    (True, [True, True, True, False, False])
+    """
+
+    clients: Count
+    number: Count
+    places: int  # clients, the padding with them
+    high: int  # the most participants of any federation
+    dropout: float = 0.0
+    slow: tuple[float, float] = (0.0, 1.0)
+    schedule: tuple = ()
+
+    def sample(
+        self, key: Key, t: Count | int
+    ) -> tuple[Int[Array, " participants"], Bool[Array, " participants"]]:
+        """As `Participation.sample`: the padding comes last in the shuffle of everybody."""
+        who, _ = jax.random.split(key)
+        _, shuffle = jax.random.split(who)
+        everybody = jnp.arange(self.places, dtype=jnp.int32)
+        noise = jax.random.bits(shuffle, (self.places,))
+        noise = jnp.where(everybody < self.clients, noise, jnp.uint32(0xFFFFFFFF))
+        ids = lax.sort((noise, everybody), num_keys=1)[1][: self.high]
+        return ids, jnp.arange(self.high) < self.number
+
+    def eligible(self, clients: int) -> Bool[Array, " clients"]:
+        """No padding."""
+        return jnp.arange(clients) < self.clients
+
+    def reports(
+        self, key: Key, ids: Int[Array, " participants"], dropout: Scalar | None = None
+    ) -> Bool[Array, " participants"]:
+        """Everybody."""
+        return jnp.ones(ids.shape, bool)
+
+    def share_of_work(
+        self, key: Key, ids: Int[Array, " participants"]
+    ) -> Float[Array, " participants"]:
+        """All of it."""
+        return jnp.ones(ids.shape)
 
 
 def sample_distinct(key: Key, few: int, many: int) -> Int[Array, " {few}"]:

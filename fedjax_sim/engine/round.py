@@ -24,7 +24,7 @@ from fedjax_sim.engine import cohort as pass_over
 from fedjax_sim.engine.cohort import Outcome, Slot, Work
 from fedjax_sim.engine.layout import Layout, stay
 from fedjax_sim.engine.mesh import copy_clients
-from fedjax_sim.engine.participation import Participation
+from fedjax_sim.engine.participation import Padded, Participation
 from fedjax_sim.errors import UserError
 from fedjax_sim.hooks import Controlled, Method, Peers, Personal, Selects, Stats, check_method
 from fedjax_sim.local import steps_for
@@ -103,7 +103,7 @@ class Round:
 
     method: Method
     env: Env  # without its traced parts; `open_env` fills them in
-    participation: Participation
+    participation: Participation | Padded
     layout: Layout
     lr: Callable[[Scalar], Scalar]  # learning rate as a function of the rounds completed
     evaluations: tuple[str, ...] = ("global", "personal")
@@ -150,6 +150,11 @@ def in_its_precision(stage: Callable) -> Callable:
 def seed_key(seed: int) -> UInt32[np.ndarray, " 2"]:
     """The raw PRNG key of a seed below 2^64; all of its bits count."""
     return np.array([seed >> 32 & 0xFFFFFFFF, seed & 0xFFFFFFFF], np.uint32)
+
+
+def weights_key(key: Key) -> Key:
+    """The key of the initial weights of a run, from its raw key [2]."""
+    return jax.random.fold_in(jax.random.wrap_key_data(jnp.asarray(key)), 0x1217)
 
 
 def stage_key(state: State, which: int) -> Key:
@@ -203,12 +208,7 @@ def sample(
     chooser = env.method.ask(Selects)
     if chooser is None or r.participation.schedule:
         return ids, invited
-    eligible = (
-        jnp.zeros(env.num_clients, bool)
-        .at[jnp.asarray(np.asarray(r.participation.seen, np.int32))]
-        .set(True)
-    )
-    stats = Stats(env.fed.size["train"], eligible)
+    stats = Stats(env.fed.size["train"], r.participation.eligible(env.num_clients))
     return (
         chooser.select(env, state.server, state.t, jax.random.fold_in(key, 1), stats).astype(
             ids.dtype
@@ -555,10 +555,7 @@ def learn(
     learner = control.make_agent(env)
     update = lambda agent: learner.update(agent, transition, stage_key(state, LEARN))
     losses_like = jax.eval_shape(update, state.agent)[1]
-    nothing = lambda agent: (
-        agent,
-        jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), losses_like),
-    )
+    nothing = lambda agent: (agent, pass_over.zeros(losses_like))
     # a conditional, not a selection: the agent's memory is written in place
     agent, losses = lax.cond(cohort.count > 0, update, nothing, state.agent)
     log = {f"agent_{name}": value for name, value in losses.items()}

@@ -225,19 +225,24 @@ def beginnings(r: Round, env: Env, net: Tree) -> tuple[Tree, Client]:
     return server, one
 
 
+def blank_state(r: Round, env: Env, key: Array, net: Tree) -> State:
+    """The State before anything happened on the clients: a pure function, also inside a trace."""
+    server, one = beginnings(r, env, net)
+    rows = r.layout.padded(r.num_stored)
+    clients = jax.tree.map(lambda a: jnp.broadcast_to(a, (rows, *jnp.shape(a))), one)
+    state = State(jnp.int32(0), key, server, clients, ())
+    if (control := env.method.ask(Controlled)) is not None:
+        state = state._replace(agent=control.make_agent(env).init(stage_key(state, SETUP)))
+    return state
+
+
 def start(r: Round, data: Data, seed: int, net: Tree) -> State:
     """The State before round 1; client states are created where they live."""
     setting_up = r.method.ask(SetsUp)
     later = setting_up is not None and setting_up.setup_trains
 
     def build(key: Key, net: Tree, data: Data) -> State:
-        env = open_env(r, data)
-        server, one = beginnings(r, env, net)
-        count = r.layout.padded(r.num_stored)
-        clients = jax.tree.map(lambda a: jnp.broadcast_to(a, (count, *jnp.shape(a))), one)
-        state = State(jnp.int32(0), key, server, clients, ())
-        if (control := env.method.ask(Controlled)) is not None:
-            state = state._replace(agent=control.make_agent(env).init(stage_key(state, SETUP)))
+        state = blank_state(r, open_env(r, data), key, net)
         return state if later or r.stored != "all" else ready(state, data)
 
     def ready(state: State, data: Data) -> State:

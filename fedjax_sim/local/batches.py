@@ -95,9 +95,10 @@ def _permutations(
 
 
 def longest(env: Env, steps: Count) -> Count:
-    """The bound of a loop over the clients of a chunk: an unbatched scalar, so nothing is selected
-    away."""
-    return lax.pmax(steps, VMAP_AXIS) if env.vmap_width > 1 else steps
+    """The bound of a loop over the clients of a chunk, and over what else is mapped: an unbatched
+    scalar, so nothing is selected away."""
+    axes = (VMAP_AXIS, *env.mapped) if env.vmap_width > 1 else env.mapped
+    return lax.pmax(steps, axes) if axes else steps
 
 
 LEAST_BLOCK, MOST_BLOCKS = (
@@ -128,7 +129,7 @@ def turns(env: Env, count: Count, most: int, exact: bool = False) -> Turns:
     MOST_BLOCKS blocks of known length.
     """
     if target() == "cpu":
-        return Turns(longest(env, count), 1, env.vmap_width > 1)
+        return Turns(longest(env, count), 1, env.vmap_width > 1 or bool(env.mapped))
     if exact or most <= LEAST_BLOCK:
         return Turns(1, most, not exact)
     length = max(LEAST_BLOCK, -(-most // MOST_BLOCKS))

@@ -298,10 +298,11 @@ class LS(Loss):
 class C3E(Loss):
     """Confusion-calibrated cross-entropy.
 
-    z'_j   = z_j + b · log π_j · exp(Conf_yj / ΣConf),  π = Count / ΣCount ≥ 1e-8       (`prior`;
-                                        else z' = z)
+    z'_j   = z_j + b · log π_j · exp(Conf_yj / ΣConf),  π = Count / ΣCount ≥ 1e-8
+             (`prior`; else z' = z)
     Δ      = rows of A = ½(Conf + Confᵀ) normalised to sum 1 (`row_norm`), zero diagonal, over its
-    maximum L_log  = −z'_y + log Σ_j exp(z'_j + Δ_yj)
+             maximum
+    L_log  = −z'_y + log Σ_j exp(z'_j + Δ_yj)
     M      = row softmax of A, zero diagonal, over its maximum
     L_conf = CE(z − β_c M_y, y) on the raw logits
     L      = λ_μ L_log + λ_ν L_conf

@@ -2,7 +2,7 @@
 
     global branch:    FedAvg
     personal branch:  v_k ← v_k − η[∇f_k(v_k) + λ(v_k − Θ)]   for E_p epochs, Θ as received, from
-                                        the kept v_k
+                                                              the kept v_k
 
 The two branches see independent shuffles.  Wire: |w| down, |w| up.  State: v_k.  Evaluated: v_k
 (personal), Θ (global).

@@ -1,8 +1,8 @@
 """FedALA (Zhang et al., 2023): every weight of the start is a learned mixture of the old local and
 the received model.
 
-    θ̂ = θ_old + (Θ − θ_old) ⊙ W,   W ∈ [0, 1]      in the last `layers` groups; the other groups
-                                        are Θ's
+    θ̂ = θ_old + (Θ − θ_old) ⊙ W,   W ∈ [0, 1]   in the last `layers` groups; the other groups are
+                                                 Θ's
     W ← clip(W − η_w ∇_θ̂ f ⊙ (Θ − θ_old), 0, 1)    batch by batch over a random contiguous `share`
     % of the local rows then E epochs from θ̂;  Θ ← Σ_k (n_k/Σn) w_k
 

@@ -4,8 +4,8 @@ the true one.
 Forgetting of globally known classes happens in the logits of classes a client does not see; exactly
 those are held.
 
-    client objective:  L_local(z, y) + β τ² KL( softmax(ẑᵍ/τ) ‖ softmax(ẑ/τ) ),   mean over the
-                                        batch
+    client objective:  L_local(z, y) + β τ² KL( softmax(ẑᵍ/τ) ‖ softmax(ẑ/τ) ),
+                       mean over the batch
 
 ẑ drops the true class's entry (C−1 are left); zᵍ are the logits of the received model, frozen, in
 inference mode. L_local is the run's loss.  β = 0 is FedAvg.  Wire: |w| down, |w| up.  State: none.

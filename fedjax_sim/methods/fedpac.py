@@ -4,11 +4,10 @@ quadratic program.
 Client, with the received backbone φ, global centroids g_c and its own head ψ_k; π_c its class
 shares, m_c its class means:
 
-    h_c = π_c m_c,     v = (1/n_k)[ Σ_c π_c E[‖f‖² | c] − Σ_c π_c² ‖m_c‖² ]              of the
-                                        received φ
+    h_c = π_c m_c,     v = (1/n_k)[ Σ_c π_c E[‖f‖² | c] − Σ_c π_c² ‖m_c‖² ]        of the received φ
     head:      `head_epochs` epochs on ψ_k alone, learning rate `head_lr`
-    backbone:  E epochs on φ alone,   L + λ·mean (f − g_y)²     (m_y where g_y is not known; no term
-                                        before any is)
+    backbone:  E epochs on φ alone,   L + λ·mean (f − g_y)²   (m_y where g_y is not known; no term
+                                                              before any is)
 
 Server:
 

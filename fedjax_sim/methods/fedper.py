@@ -1,8 +1,7 @@
 """FedPer (Arivazhagan et al., 2019): a common representation and private last layers, trained
 together.
 
-    (φ_k, ψ_k) ← SGD_E(Φ, ψ_k)              from the common Φ and the kept ψ_k (Θ⁰'s before the
-                                        first time)
+    (φ_k, ψ_k) ← SGD_E(Φ, ψ_k)       from the common Φ and the kept ψ_k (Θ⁰'s before the first time)
     Φ ← Σ_k (n_k / Σ_j n_j) φ_k             over the participants that reported
 
 ψ is the linear head, or the last K_P groups of the model; K_P = 0 is FedAvg. Clients train as under

@@ -2,8 +2,7 @@
 averages generalise.
 
     g  = ∇f_k(w; b),   w̃ = w + ρ g / (‖g‖ + 1e-12)         ‖·‖ over all parameters
-    w ← SGD(w, ∇f_k(w̃; b))                                 same batch, weight decay and momentum on
-                                        the second gradient
+    w ← SGD(w, ∇f_k(w̃; b))             same batch, weight decay and momentum on the second gradient
 
 BatchNorm's running statistics, the running confusion and the logged loss are those of the first
 pass. Two gradients per step.  ρ = 0 is FedAvg.  Wire: |w| down, |w| up.  State: none.  Evaluated:

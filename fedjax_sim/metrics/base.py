@@ -3,10 +3,8 @@ people read those.
 
 A metric is given what a model says of a batch, the truth, and a weight per row (0: padding):
 
-    sums(prediction [B, …], target [B, …], real [B]) -> {name: sum over the rows}      in the
-                                        program
-    finish({name: sum}) -> {figure: value}                                             on the host,
-                                        in float64
+    sums(prediction [B, …], target [B, …], real [B]) -> {name: sum over the rows}     in the program
+    finish({name: sum}) -> {figure: value}                                   on the host, in float64
 
 Sums add up over batches, devices and clients, so the engine evaluates every model once for all
 metrics: row by row, where one model is scored on many clients' rows. Beside them stands `count`:

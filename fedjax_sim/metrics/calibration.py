@@ -1,7 +1,7 @@
 """Expected calibration error (Guo et al., 2017): how far confidence is from accuracy.
 
-ECE = Σ_b (n_b/n) |accuracy of bin b − mean confidence of bin b|          bins of equal width over
-                                        the confidence max_c p_c
+ECE = Σ_b (n_b/n) |accuracy of bin b − mean confidence of bin b|   bins of equal width over the
+                                                                   confidence max_c p_c
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from fedjax_sim.notebook import plot
 from fedjax_sim.notebook.rows import Rows, as_html
 from fedjax_sim.report.runs import write_order
 from fedjax_sim.report.tables import figures_of
-from fedjax_sim.runner import manifest
+from fedjax_sim.runner import run_directory
 from fedjax_sim.runner.execute import execute, set_up, sinks_of
 from fedjax_sim.runner.files import exists
 from fedjax_sim.runner.result import Result
@@ -105,7 +105,7 @@ def compare(
     if (
         folder is not None
         and exists(folder)
-        and not manifest.empty(folder)
+        and not run_directory.empty(folder)
         and not is_comparison(folder)
     ):
         raise UserError(f"output directory '{folder}' exists already; choose another out")

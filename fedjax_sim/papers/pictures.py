@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_sim.errors import UserError, lookup
-from fedjax_sim.report import curves, people, policy, style
+from fedjax_sim.report import clients, curves, policy, style
 from fedjax_sim.report.costs import number_in
 from fedjax_sim.report.groups import Group, labels, spread
 
@@ -40,9 +40,9 @@ def against(
     figure, axes = style.panels(plt, 1)
     for label in labels(wanted.groups):
         mine = [g for g in wanted.groups if g.label == label]
-        told = {number_in(g.runs[0].config[setting]) or 0.0: lasts(g, wanted.column) for g in mine}
-        x = sorted(at for at, values in told.items() if len(values))
-        means, errors = [told[at].mean() for at in x], [float(spread(told[at])) for at in x]
+        found = {number_in(g.runs[0].config[setting]) or 0.0: lasts(g, wanted.column) for g in mine}
+        x = sorted(at for at, values in found.items() if len(values))
+        means, errors = [found[at].mean() for at in x], [float(spread(found[at])) for at in x]
         axes[0].errorbar(
             x,
             means,
@@ -77,9 +77,9 @@ def embeddings(wanted: Wanted, path: pathlib.Path) -> list[pathlib.Path]:
     figure, axes = style.panels(plt, 2 * len(wanted.groups), most=2)
     for g, left, right in zip(wanted.groups, axes[::2], axes[1::2], strict=True):
         run = g.runs[0]
-        state, held = wanted.states[run.path], run.clients["label_counts"] > 0
+        state, labels_of = wanted.states[run.path], run.clients["label_counts"] > 0
         ids = state[WHO].astype(int)
-        group = np.unique(held[ids], axis=0, return_inverse=True)[1].reshape(-1)
+        group = np.unique(labels_of[ids], axis=0, return_inverse=True)[1].reshape(-1)
         heads = state[HEADS][ids].reshape(len(ids), -1)
         for axis, name, points in ((left, "encoder", state[EMBEDDED]), (right, "PCA", heads)):
             flat = two_dimensions(points)
@@ -111,10 +111,10 @@ def silhouette(points: np.ndarray, group: np.ndarray) -> float:
     apart = np.sqrt(np.square(points[:, None] - points[None]).sum(-1))
     values = []
     for i, mine in enumerate(group):
-        own = (group == mine) & (np.arange(len(group)) != i)
+        same = (group == mine) & (np.arange(len(group)) != i)
         others = [apart[i, group == other].mean() for other in set(group.tolist()) - {mine}]
-        if own.any() and others:
-            a, b = apart[i, own].mean(), min(others)
+        if same.any() and others:
+            a, b = apart[i, same].mean(), min(others)
             values.append((b - a) / max(a, b, 1e-12))
     return float(np.mean(values)) if values else float("nan")
 
@@ -145,14 +145,14 @@ PICTURES: dict[str, Picture] = {
         lambda w: any(run.matrices for run in runs(w)),
     ),
     "labels": Picture(
-        lambda w, path: people.bubbles(w.groups, path), lambda w: people.label_counts(w.groups)
+        lambda w, path: clients.bubbles(w.groups, path), lambda w: clients.label_counts(w.groups)
     ),
     "layers": Picture(
         lambda w, path: curves.layers(w.groups, path), lambda w: all(run.layers for run in runs(w))
     ),
     "one-client": Picture(
-        lambda w, path: people.one_client(w.groups, path, w.client),
-        lambda w: people.one_by_one(w.groups),
+        lambda w, path: clients.one_client(w.groups, path, w.client),
+        lambda w: clients.one_by_one(w.groups),
     ),
     "reward": Picture(
         lambda w, path: curves.reward(w.groups, path),

@@ -1,18 +1,19 @@
 """How a figure is read from a run: KIND or KIND:ARGUMENT:…, as the tables name it. Accuracies in %.
 
-last:COLUMN          at the last evaluation that has it         best:COLUMN       the best over
-                                        rounds, on test data
-last10:COLUMN        mean of the last ten evaluations           by_val:COLUMN     at the round best
-                                        on the server's val rows
-rounds_to:X:COLUMN   first round with at least X %              gb_to, minutes_to what it had cost
-                                        by then (GiB, minutes)
-sum:COLUMN           over all rounds, of rounds.csv             share:ACTION      of all decisions
-mean:, least:, end:COLUMN   of rounds.csv: over rounds, the last      gigabytes         of the run
-                                        (2^30, both ways)
-seconds, seconds_per_round: of running                          converged:COLUMN  seconds until the
-                                        curve stays
-stage:NAME           of a profile, seconds per round            megabytes:up      of a profile, per
-                                        participant and round
+last:COLUMN          at the last evaluation that has it
+best:COLUMN          the best over rounds, on test data
+last10:COLUMN        mean of the last ten evaluations
+by_val:COLUMN        at the round best on the server's validation rows
+rounds_to:X:COLUMN   first round with at least X %
+gb_to:, minutes_to:  what it had cost by then (GiB, minutes)
+sum:COLUMN           over all rounds, of rounds.csv
+mean:, least:, end:COLUMN   of rounds.csv: over rounds, the last
+share:ACTION         of all decisions
+gigabytes            of the run (2^30, both ways)
+seconds, seconds_per_round  of running
+converged:COLUMN     seconds until the curve stays
+stage:NAME           of a profile, seconds per round
+megabytes:up         of a profile, per participant and round
 """
 
 from __future__ import annotations
@@ -70,10 +71,10 @@ class Profile:
 
 def load_profile(folder: pathlib.Path) -> Profile | None:
     try:
-        told = json.loads((folder / "profile.json").read_text())
+        content = json.loads((folder / "profile.json").read_text())
         return Profile(
-            {k: float(v) for k, v in told["seconds"].items()},
-            {k: float(v) for k, v in told["bytes"].items()},
+            {k: float(v) for k, v in content["seconds"].items()},
+            {k: float(v) for k, v in content["bytes"].items()},
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
@@ -129,7 +130,7 @@ def of_rounds(run: Run, column: str, how: Callable[[np.ndarray], Any]) -> float:
     return float(how(found)) if len(found) and not np.isnan(found).all() else math.nan
 
 
-def settled(run: Run, column: str) -> float:
+def converged(run: Run, column: str) -> float:
     rounds, values = run.points(column)
     if len(rounds) < 2:
         return math.inf
@@ -149,39 +150,40 @@ class Reading(NamedTuple):
     better: int = 1  # 1: the largest is first, -1: the smallest
 
 
-told = lambda column: COLUMNS.get(column, column.replace("_", " "))
+title = lambda column: COLUMNS.get(column, column.replace("_", " "))
 READINGS: dict[str, Reading] = {
-    "last": Reading(last, lambda c: f"{told(c)}, after the last round, %"),
-    "best": Reading(best, lambda c: f"{told(c)}, best over rounds, %"),
+    "last": Reading(last, lambda c: f"{title(c)}, after the last round, %"),
+    "best": Reading(best, lambda c: f"{title(c)}, best over rounds, %"),
     "last10": Reading(
-        lambda run, c: last(run, c, 10), lambda c: f"{told(c)}, mean of the last ten evaluations, %"
+        lambda run, c: last(run, c, 10),
+        lambda c: f"{title(c)}, mean of the last ten evaluations, %",
     ),
     "by_val": Reading(
-        by_val, lambda c: f"{told(c)}, at the round best on the server's validation rows, %"
+        by_val, lambda c: f"{title(c)}, at the round best on the server's validation rows, %"
     ),
-    "rounds_to": Reading(first_round, lambda x, c: f"rounds to {x} % of {told(c)}", 1, -1),
+    "rounds_to": Reading(first_round, lambda x, c: f"rounds to {x} % of {title(c)}", 1, -1),
     "gb_to": Reading(
         lambda run, x, c: cost_to(run, x, c, lambda at: float(run.bytes_at(at)) / GIB),
-        lambda x, c: f"GiB (down and up) to {x} % of {told(c)}",
+        lambda x, c: f"GiB (down and up) to {x} % of {title(c)}",
         2,
         -1,
     ),
     "minutes_to": Reading(
         lambda run, x, c: cost_to(run, x, c, lambda at: seconds_until(run, at) / 60),
-        lambda x, c: f"minutes of running to {x} % of {told(c)}",
+        lambda x, c: f"minutes of running to {x} % of {title(c)}",
         1,
         -1,
     ),
-    "sum": Reading(summed, lambda c: told(c), 0, -1),
+    "sum": Reading(summed, lambda c: title(c), 0, -1),
     "mean": Reading(
-        lambda run, c: of_rounds(run, c, np.nanmean), lambda c: f"{told(c)}, mean over rounds", 3
+        lambda run, c: of_rounds(run, c, np.nanmean), lambda c: f"{title(c)}, mean over rounds", 3
     ),
     "least": Reading(
-        lambda run, c: of_rounds(run, c, np.nanmin), lambda c: f"{told(c)}, least over rounds", 3
+        lambda run, c: of_rounds(run, c, np.nanmin), lambda c: f"{title(c)}, least over rounds", 3
     ),
     "end": Reading(
         lambda run, c: of_rounds(run, c, lambda v: v[-1]),
-        lambda c: f"{told(c)}, in the last round",
+        lambda c: f"{title(c)}, in the last round",
         3,
     ),
     "gigabytes": Reading(
@@ -198,7 +200,7 @@ READINGS: dict[str, Reading] = {
         3,
         -1,
     ),
-    "converged": Reading(settled, lambda c: f"seconds until {told(c)} stays where it is", 1, -1),
+    "converged": Reading(converged, lambda c: f"seconds until {title(c)} stays where it is", 1, -1),
     "stage": Reading(
         lambda p, name: p.seconds.get(name, math.nan),
         lambda name: f"seconds per round: {name}",
@@ -232,9 +234,9 @@ def value(text: str, source: Any) -> float:
     return reading.read(source, *arguments)
 
 
-def words(text: str) -> str:
+def describe(text: str) -> str:
     """
-    >>> words("rounds_to:20:global_acc")
+    >>> describe("rounds_to:20:global_acc")
     "rounds to 20 % of the global model's accuracy on the test set"
     """
     reading, arguments = split(text)

@@ -192,16 +192,16 @@ def scales_of(data: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 def line_of(where: str, key: str, data: Mapping[str, Any]) -> Line:
     refuse(where, data, OF_A_LINE)
-    words = {name: str(data.get(name, "")) for name in ("method", "preset", "read")}
+    given = {name: str(data.get(name, "")) for name in ("method", "preset", "read")}
     label = str(data.get("label", key))
     return Line(
         key,
         label,
-        figure="" if words["method"] else words["read"],
+        figure="" if given["method"] else given["read"],
         settings=dict(data.get("settings", {})),
         scales=scales_of(data),
         always=dict(data.get("always", {})),
-        **words,
+        **given,
     )
 
 
@@ -279,13 +279,13 @@ def paper_of(key: str, data: Mapping[str, Any]) -> Paper:
     refuse(key, data, OF_A_PAPER)
     lines = {
         part: {
-            name: line_of(f"{key}.{part}.{name}", name, told)
-            for name, told in data.get(part, {}).items()
+            name: line_of(f"{key}.{part}.{name}", name, one)
+            for name, one in data.get(part, {}).items()
         }
         for part in ("lines", "before")
     }
     tables = {
-        name: table_of(key, name, told, lines["lines"]) for name, told in data["tables"].items()
+        name: table_of(key, name, one, lines["lines"]) for name, one in data["tables"].items()
     }
     return Paper(
         key,

@@ -3,7 +3,8 @@ paper; read with the package.
 
 method = "NAME"              the paper's method, run where no other is named
 [common]                     settings of all of its presets; "METHOD.OPTION" is for that method
-                             alone
+                             alone: the paper's constants of its baselines. OPTION may also be one
+                             of the run, e.g. "fedfomo.val_fraction"
 [presets.NAME]               about, and what differs
 """
 
@@ -15,6 +16,8 @@ from typing import Any, NamedTuple
 
 from fedjax_sim.errors import lookup
 
+PARTS = ("model", "loss")  # whose options are of every method
+
 
 class Preset(NamedTuple):
     name: str
@@ -23,17 +26,15 @@ class Preset(NamedTuple):
     settings: dict[str, Any]
 
     def of(self, method: str) -> dict[str, Any]:
-        """What it sets for a run of `method`: not the options of the paper's own method, unless it
-        is that.
+        """What it sets for a run of `method`: not the options of other methods.
 
         >>> PRESETS["fedpam-mnist"].of("fedavg") == PRESETS["fedpam-mnist"].of("fedpam")
         False
+        >>> PRESETS["fedpam-mnist"].of("ditto")["ditto.lam"]
+        1.0
         """
-        return {
-            k: v
-            for k, v in self.settings.items()
-            if method == self.method or not k.startswith(f"{self.method}.")
-        }
+        concerns = lambda name: "." not in name or name.partition(".")[0] in (method, *PARTS)
+        return {name: value for name, value in self.settings.items() if concerns(name)}
 
 
 def _read() -> dict[str, Preset]:

@@ -38,8 +38,8 @@ def reached(groups: Sequence[Group]) -> list[str]:
 
 def cost(group: Group, kind: str, threshold: str) -> tuple[float, float, int]:
     """(mean, std, how many seeds reached it); NaN: none did, or nothing was measured."""
-    told = [run.summary.get(kind, {}).get(threshold) for run in group.runs]
-    values = np.array([v for v in told if v is not None], float)
+    found = [run.summary.get(kind, {}).get(threshold) for run in group.runs]
+    values = np.array([v for v in found if v is not None], float)
     if not len(values):
         return np.nan, 0.0, 0
     return float(values.mean()), float(values.std(ddof=1)) if len(values) > 1 else 0.0, len(values)
@@ -58,8 +58,8 @@ def thresholds(groups: Sequence[Group], path: pathlib.Path) -> list[pathlib.Path
             name, scale = style.unit([cost(g, kind, x)[0] for g in mine for x in goals], units)
             for i, g in enumerate(mine):
                 place = np.arange(len(goals)) + (i - (len(mine) - 1) / 2) * width
-                told = [cost(g, kind, x) for x in goals]
-                mean, std = (np.array([t[k] for t in told], float) / scale for k in (0, 1))
+                costs = [cost(g, kind, x) for x in goals]
+                mean, std = (np.array([t[k] for t in costs], float) / scale for k in (0, 1))
                 axis.bar(
                     place,
                     np.nan_to_num(mean),
@@ -93,12 +93,12 @@ def read_profiles(
     for path in map(pathlib.Path, paths):
         for file in sorted(path.rglob("profile.json")):
             try:
-                told = json.loads(file.read_bytes())
+                profile = json.loads(file.read_bytes())
                 one = {
-                    "method": str(told["method"]),
-                    "seconds": {k: float(told["seconds"][k]) for k in STAGES},
+                    "method": str(profile["method"]),
+                    "seconds": {k: float(profile["seconds"][k]) for k in STAGES},
                 }
-                if told["checksum"] != checksum(told):
+                if profile["checksum"] != checksum(profile):
                     raise ValueError
                 out.append(one)
             except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
@@ -144,9 +144,9 @@ def numeric_settings(groups: Sequence[Group]) -> dict[str, dict[str, list[tuple[
                 rest = {n: text_of(v) for n, v in config.items() if n != name}
                 found.setdefault(json.dumps(rest, sort_keys=True), []).append((value, g))
         kept = {
-            key: sorted(told, key=lambda t: t[0])
-            for key, told in found.items()
-            if len({v for v, _ in told}) >= 3
+            key: sorted(points, key=lambda t: t[0])
+            for key, points in found.items()
+            if len({v for v, _ in points}) >= 3
         }
         if kept:
             out[name] = kept
@@ -174,25 +174,25 @@ def settings(groups: Sequence[Group], path: pathlib.Path) -> list[pathlib.Path]:
     found = numeric_settings(groups)
     figure, axes = style.panels(plt, len(found))
     for axis, (name, curves) in zip(axes, found.items(), strict=True):
-        everyone = [g for told in curves.values() for _, g in told]
+        everyone = [g for points in curves.values() for _, g in points]
         primary = everyone[0].runs[0].primary
         best = all(len(g.figure("best_global")) for g in everyone)
         figure_name = "best_global" if best else primary.of_clients("mean")
         titles = []
-        for i, (key, told) in enumerate(curves.items()):
+        for i, (key, points) in enumerate(curves.items()):
             rest = json.loads(key)
             different = [k for k in rest if len({json.loads(other).get(k) for other in curves}) > 1]
             titles.append(
                 ", ".join([rest["method"], *(f"{k} {rest[k]}" for k in different if k != "method")])
             )
-            values = [primary.about.scale * g.figure(figure_name) for _, g in told]
+            values = [primary.about.scale * g.figure(figure_name) for _, g in points]
             mean, std = (
                 [v.mean() if len(v) else np.nan for v in values],
                 [v.std(ddof=1) if len(v) > 1 else 0 for v in values],
             )
             line = list(style.looks(titles).values())[i]
             axis.errorbar(
-                [x for x, _ in told],
+                [x for x, _ in points],
                 mean,
                 std,
                 marker="o",
@@ -201,7 +201,7 @@ def settings(groups: Sequence[Group], path: pathlib.Path) -> list[pathlib.Path]:
                 label=style.safe(titles[i]),
                 **line,
             )
-        spans = [x for told in curves.values() for x, _ in told]
+        spans = [x for points in curves.values() for x, _ in points]
         if min(spans) > 0 and max(spans) / min(spans) > 20:
             axis.set_xscale("log")
         style.title(axis, f"{primary.label} against {name}")

@@ -47,14 +47,14 @@ def compared(groups: Sequence[Group]) -> dict[str, tuple[str, About]]:
 
 def others(groups: Sequence[Group]) -> dict[str, tuple[str, About]]:
     """Columns of the other metrics: those asked for first."""
-    told = {name: about for g in groups for run in g.runs for name, about in run.others.items()}
-    told = {
+    abouts = {name: about for g in groups for run in g.runs for name, about in run.others.items()}
+    abouts = {
         name: about
-        for name, about in told.items()
+        for name, about in abouts.items()
         if about.tabled or name.startswith(("global_", "client_"))
     }
-    order = sorted(told, key=lambda name: not told[name].tabled)
-    return {name: (name.replace("_", " "), told[name]) for name in order}
+    order = sorted(abouts, key=lambda name: not abouts[name].tabled)
+    return {name: (name.replace("_", " "), abouts[name]) for name in order}
 
 
 def measured(groups: Sequence[Group]) -> list[str]:

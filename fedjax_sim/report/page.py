@@ -1,22 +1,27 @@
-"""One page with everything: no network, no other files. The data are JSON inside it, names are only
-ever set as text."""
+"""`fedjax-sim report`: every figure that the runs have data for, and one page that holds them all.
+
+The page needs no network and no other files. The data are JSON inside it, names are only ever set
+as text.
+"""
 
 from __future__ import annotations
 
 import base64
+import functools
 import html
 import importlib.resources
 import io
 import json
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from fedjax_sim import __version__
-from fedjax_sim.report import curves, people, style, tables
-from fedjax_sim.report.groups import Group, labels, scenes
+from fedjax_sim.report import clients, costs, curves, policy, style, tables
+from fedjax_sim.report.groups import Group, grouped, labels, scenes
+from fedjax_sim.report.runs import load_runs
 from fedjax_sim.runner.files import write_bytes
 
 PIXELS = 112  # of the page per inch of a figure: letters are equally large in all of them
@@ -50,17 +55,17 @@ def lines(groups: Sequence[Group]) -> list[dict[str, Any]]:
     return out
 
 
-def short(told: Sequence[str]) -> dict[str, str]:
+def short(titles: Sequence[str]) -> dict[str, str]:
     """Settings by what not all of them share: a cell of the table has room for that.
 
     >>> short(["digits · iid · 8 clients", "digits · shards:2 · 8 clients"])
     {'digits · iid · 8 clients': 'iid', 'digits · shards:2 · 8 clients': 'shards:2'}
     """
-    parts = {scene: scene.split(" · ") for scene in told}
+    parts = {scene: scene.split(" · ") for scene in titles}
     common = set.intersection(*map(set, parts.values())) if parts else set()
     return {
-        scene: " · ".join(p for p in own if p not in common) or scene
-        for scene, own in parts.items()
+        scene: " · ".join(p for p in pieces if p not in common) or scene
+        for scene, pieces in parts.items()
     }
 
 
@@ -75,9 +80,10 @@ def content(groups: Sequence[Group]) -> dict[str, Any]:
     columns = tables.shown_columns(groups)
     rows = []
     for g in sorted(groups, key=lambda g: (scenes(groups).index(g.scene), names.index(g.label))):
-        told = tables.statistics(g)
+        found = tables.statistics(g)
         cells: dict[str, Any] = {
-            c.key: told[c.key]._asdict() if c.key in told else tables.missing(g, c) for c in columns
+            c.key: found[c.key]._asdict() if c.key in found else tables.missing(g, c)
+            for c in columns
         }
         rows.append(
             dict(label=g.label, scene=g.scene, seeds=len(g.runs), ended=g.ended, cells=cells)
@@ -103,8 +109,8 @@ def content(groups: Sequence[Group]) -> dict[str, Any]:
         lines=lines(groups),
         virtual=any(run.virtual for g in groups for run in g.runs),
         clients=[
-            dict(label=g.label, scene=g.scene, values=brief(np.sort(people.last_values(g))))
-            for g in people.with_clients(groups)
+            dict(label=g.label, scene=g.scene, values=brief(np.sort(clients.last_values(g))))
+            for g in clients.with_clients(groups)
         ],
     )
 
@@ -147,3 +153,79 @@ def write(
         out.append(parts[piece] if i % 2 == 0 else piece)
     write_bytes(path, "".join(out).encode())
     return path
+
+
+Drawn = tuple[str, str, Callable[[pathlib.Path], list[pathlib.Path]]]  # file, title, how
+
+
+def possible(groups: Sequence[Group], profiles: Sequence[dict[str, Any]] = ()) -> Iterator[Drawn]:
+    """The figures for which there are data, in the order of the page."""
+    for place, title in (("rounds", "rounds"), ("bytes", "communication"), ("time", "time")):
+        if curves.measured(groups) and (
+            place != "time" or all(run.timings for g in groups for run in g.runs)
+        ):
+            name = "accuracy" if place == "rounds" else f"accuracy_{place}"
+            yield (
+                name,
+                f"Accuracy against {title}",
+                functools.partial(curves.accuracy, groups, place=place),
+            )
+    if costs.reached(groups):
+        yield "thresholds", "Cost to reach an accuracy", lambda path: costs.thresholds(groups, path)
+    if costs.numeric_settings(groups):
+        yield "settings", "Accuracy against settings", lambda path: costs.settings(groups, path)
+    if clients.with_clients(groups):
+        yield "clients", "Spread over clients", lambda path: clients.spread(groups, path)
+        yield (
+            "client_curves",
+            "Every client over rounds",
+            lambda path: clients.over_rounds(groups, path),
+        )
+    if clients.one_by_one(groups):
+        yield "one_client", "One client over rounds", lambda path: clients.one_client(groups, path)
+    if clients.label_counts(groups):
+        yield "labels", "Labels of the clients", lambda path: clients.bubbles(groups, path)
+    yield (
+        "communication",
+        "Communication per round",
+        lambda path: curves.communication(groups, path),
+    )
+    if policy.steered(groups):
+        yield "actions", "Actions over rounds", lambda path: policy.evolution(groups, path)
+        yield "policy", "Policy", lambda path: policy.summary(groups, path)
+    if any("reward" in run.rounds for g in groups for run in g.runs):
+        yield "reward", "Reward of the controller", lambda path: curves.reward(groups, path)
+    if policy.budgeted(groups):
+        yield "budgets", "Budgets", lambda path: policy.budgets(groups, path)
+    if any(g.runs[0].matrices for g in groups):
+        yield "weights", "Mixing weights", lambda path: policy.heat_maps(groups, path)
+    if any(all(run.layers for run in g.runs) for g in groups):
+        yield "layers", "Distances of layers", lambda path: curves.layers(groups, path)
+    if profiles:
+        yield "time", "Parts of a round", lambda path: costs.breakdown(profiles, path)
+
+
+def report(
+    paths: Sequence[str | pathlib.Path],
+    out: str | pathlib.Path | None = None,
+    say: Callable[[str], None] = lambda text: None,
+    titles: bool = True,
+) -> list[pathlib.Path]:
+    """Draw everything as PNG and PDF into `out` (default: the first directory), and report.html
+    with all of it.
+
+    titles: above the panels; without them a figure goes into a paper as it is.
+    """
+    groups = grouped(load_runs(paths, say), say)
+    folder = pathlib.Path(out) if out is not None else pathlib.Path(paths[0])
+    folder.mkdir(parents=True, exist_ok=True)
+    with style.titled(titles):
+        drawn = [
+            (title, draw(folder / name))
+            for name, title, draw in possible(groups, costs.read_profiles(paths, say))
+        ]
+    figures = [file for _, files in drawn for file in files]
+    return [
+        *figures,
+        write(groups, [(title, files[0]) for title, files in drawn], folder / "report.html"),
+    ]

@@ -126,22 +126,22 @@ def heat_maps(groups: Sequence[Group], path: pathlib.Path, client: int = 0) -> l
     found = [(g, name, values) for g in groups for name, values in g.runs[0].matrices.items()]
     figure, axes = style.panels(plt, 2 * len(found), width=4.8, most=2)
     for (g, name, values), picture, lines in zip(found, axes[::2], axes[1::2], strict=True):
-        late = values[len(values) // 2 :]
-        known = (~np.isnan(late)).sum(0)
-        mean = np.where(known > 0, np.nansum(late, 0) / np.maximum(known, 1), np.nan)
+        second_half = values[len(values) // 2 :]
+        known = (~np.isnan(second_half)).sum(0)
+        mean = np.where(known > 0, np.nansum(second_half, 0) / np.maximum(known, 1), np.nan)
         figure.colorbar(picture.imshow(mean, cmap="viridis", aspect="auto"), ax=picture)
         picture.grid(False)
         style.whole_numbers(picture.xaxis, 10)
         style.whole_numbers(picture.yaxis, 10)
-        style.title(picture, f"{g.label}: {name}, last {len(late)} rounds")
+        style.title(picture, f"{g.label}: {name}, last {len(second_half)} rounds")
         picture.set(xlabel="of client", ylabel="for client (white: never)")
         for j in range(min(values.shape[2], len(style.COLOURS))):
-            told = ~np.isnan(values[:, client, j])
-            few = "o" if told.sum() < 0.8 * len(told) else None
-            rounds = g.runs[0].rounds["round"][: len(told)][told]
+            known_at = ~np.isnan(values[:, client, j])
+            few = "o" if known_at.sum() < 0.8 * len(known_at) else None
+            rounds = g.runs[0].rounds["round"][: len(known_at)][known_at]
             lines.plot(
                 rounds,
-                values[told, client, j],
+                values[known_at, client, j],
                 color=style.COLOURS[j],
                 label=f"of client {j}",
                 marker=few,

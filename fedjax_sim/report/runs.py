@@ -16,7 +16,7 @@ import numpy as np
 from fedjax_sim.errors import UserError
 from fedjax_sim.metrics.base import About, Primary
 from fedjax_sim.options import shown
-from fedjax_sim.runner import manifest
+from fedjax_sim.runner import run_directory
 from fedjax_sim.runner.figures import progress_figures, seconds_at, summary_figures
 from fedjax_sim.runner.files import csv_rows, write_json
 
@@ -147,8 +147,8 @@ class Run:
     @functools.cached_property
     def others(self) -> dict[str, About]:
         """Columns of the other metrics, and how they are read."""
-        told = self.stored.get("metrics_about") or self.resolved.get("metrics_about") or {}
-        return {name: About(**about) for name, about in told.items()}
+        abouts = self.stored.get("metrics_about") or self.resolved.get("metrics_about") or {}
+        return {name: About(**about) for name, about in abouts.items()}
 
     @functools.cached_property
     def summary(self) -> dict[str, Any]:
@@ -230,11 +230,11 @@ def load_run(path: str | pathlib.Path) -> Run:
     """Read one run directory, every file as its manifest says; a sentence says what is missing or
     damaged."""
     path = pathlib.Path(path)
-    files = manifest.verified(path)
+    files = run_directory.verified(path)
     try:
-        told = json.loads(files[manifest.CONFIG])
-        config, resolved = told["config"], told.get("resolved", {})
-        stored = json.loads(files.get(manifest.SUMMARY, b"{}"))
+        content = json.loads(files[run_directory.CONFIG])
+        config, resolved = content["config"], content.get("resolved", {})
+        stored = json.loads(files.get(run_directory.SUMMARY, b"{}"))
         rounds, metrics, timings = (
             table(files.get(f"{name}.csv", b"")) for name in ("rounds", "metrics", "timings")
         )
@@ -265,8 +265,8 @@ def write_order(folder: pathlib.Path, names: Sequence[str]) -> None:
 def read_order(folder: pathlib.Path) -> list[str]:
     """In which order the folders in `folder` were asked for, as far as it is known."""
     try:
-        told = json.loads((folder / ORDER_FILE).read_bytes())
-        return [name for name in told if isinstance(name, str)] if isinstance(told, list) else []
+        names = json.loads((folder / ORDER_FILE).read_bytes())
+        return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
     except (OSError, ValueError, RecursionError):
         return []
 
@@ -277,7 +277,7 @@ def run_folders(path: pathlib.Path) -> Iterator[pathlib.Path]:
     for folder, inside, files in os.walk(path):
         typed = read_order(pathlib.Path(folder))
         inside.sort(key=lambda name: (typed.index(name) if name in typed else len(typed), name))
-        if {manifest.CONFIG, manifest.MANIFEST, "rounds.csv"} & set(files):
+        if {run_directory.CONFIG, run_directory.MANIFEST, "rounds.csv"} & set(files):
             inside.clear()
             yield pathlib.Path(folder)
 

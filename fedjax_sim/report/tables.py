@@ -94,13 +94,11 @@ def shown_columns(groups: Sequence[Group]) -> list[Column]:
     from fedjax_sim.report.costs import reached
 
     known = {name for g in groups for name in statistics(g)}
-    about = {
-        n: told for g in groups for run in g.runs for n, told in run.others.items() if told.tabled
-    }
-    shown = {n: told for n, told in about.items() if n.startswith(("global_", "client_"))}
-    own = [
-        Column(f"metrics.{n}", n.replace("_", " "), told.better, told.unit)
-        for n, told in shown.items()
+    abouts = {n: about for g in groups for run in g.runs for n, about in run.others.items()}
+    others = [
+        Column(f"metrics.{n}", n.replace("_", " "), about.better, about.unit)
+        for n, about in abouts.items()
+        if about.tabled and n.startswith(("global_", "client_"))
     ]
     primary = groups[0].runs[0].primary
     read = lambda c: c._replace(
@@ -108,7 +106,7 @@ def shown_columns(groups: Sequence[Group]) -> list[Column]:
     )
     always = [read(c) if c.kind == "percent" else c for c in COLUMNS]
     goals = [Column(f"rounds_to.{x}", f"rounds to {x} %", -1, "rounds") for x in reached(groups)]
-    return [c for c in (*always, *own, *goals) if c.key in known]
+    return [c for c in (*always, *others, *goals) if c.key in known]
 
 
 def best_of(groups: Sequence[Group], column: Column, scene: str) -> float | None:
@@ -178,15 +176,15 @@ def written(groups: Sequence[Group], plus: str, bold: str) -> tuple[list[str], l
     rows = []
     for g in groups:
         name = g.label if g.ended else f"{g.label} (not ended)"
-        told, row = statistics(g), [name, *([g.scene] if several else []), str(len(g.runs))]
+        cells, row = statistics(g), [name, *([g.scene] if several else []), str(len(g.runs))]
         for c in columns:
             _, scale, digits = units[c.key]
             text = (
-                number(told[c.key], scale, digits, plus, len(g.runs))
-                if c.key in told
+                number(cells[c.key], scale, digits, plus, len(g.runs))
+                if c.key in cells
                 else missing(g, c)
             )
-            best = g.ended and c.key in told and told[c.key].mean == best_of(groups, c, g.scene)
+            best = g.ended and c.key in cells and cells[c.key].mean == best_of(groups, c, g.scene)
             row.append(bold.format(text) if best else text)
         rows.append(row)
     return head, rows
@@ -243,11 +241,11 @@ def rows_of(groups: Sequence[Group]) -> list[dict[str, Any]]:
                 | dict(seed=run.config.get("seed", 0), run=run.path.name)
                 | figures_of(run.summary)
             )
-        told = statistics(g)
+        cells = statistics(g)
         for name in ("mean", "std", "n"):
             out.append(
                 base
                 | dict(seed=name, run="")
-                | {key: getattr(cell, name) for key, cell in told.items()}
+                | {key: getattr(cell, name) for key, cell in cells.items()}
             )
     return out

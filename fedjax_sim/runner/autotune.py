@@ -23,7 +23,7 @@ import jax
 from fedjax_sim.engine import layout as layouts
 from fedjax_sim.engine import round as stages
 from fedjax_sim.runner import interrupts
-from fedjax_sim.runner.cache import cache_folder
+from fedjax_sim.runner.compilation import cache_folder
 from fedjax_sim.runner.config import Config
 from fedjax_sim.runner.files import write_json
 

@@ -25,17 +25,22 @@ import shutil
 import sys
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 
 from fedjax_sim import __version__, options
 from fedjax_sim.errors import UserError
-from fedjax_sim.runner import manifest
 from fedjax_sim.runner.config import FORMAT, other_format
 from fedjax_sim.runner.files import PARTIAL, cause, checksum, stamp, write_bytes, write_json
-from fedjax_sim.types import State
+from fedjax_sim.runner.run_directory import clear_checkpoints, saved_rounds
+from fedjax_sim.types import State, Tree
+
+if TYPE_CHECKING:
+    import orbax.checkpoint as ocp
+
+Leaf = jax.Array | np.ndarray
 
 BLOCK = 256 * 2**20  # bytes of rows per block
 WHOLE = (
@@ -45,7 +50,7 @@ WHOLE = (
 )
 
 
-def _checkpointer() -> Any:
+def _checkpointer() -> ocp.Checkpointer:
     import logging
 
     import orbax.checkpoint as ocp
@@ -67,17 +72,17 @@ def _checkpointer() -> Any:
 def _hush() -> None:
     """Keep quiet what the storage layer's own threads still print after a write has failed: their
     loop is closed."""
-    told = sys.unraisablehook
+    usual = sys.unraisablehook
 
-    def hook(what: Any) -> None:
+    def hook(what: sys.UnraisableHookArgs) -> None:
         if not (what.exc_type is RuntimeError and str(what.exc_value) == "Event loop is closed"):
-            told(what)
+            usual(what)
 
-    if getattr(told, "__qualname__", "") != hook.__qualname__:
+    if getattr(usual, "__qualname__", "") != hook.__qualname__:
         sys.unraisablehook = hook
 
 
-def leaf_names(tree: Any) -> list[str]:
+def leaf_names(tree: Tree) -> list[str]:
     """The leaves' paths, in the order of `jax.tree.leaves`.
 
     >>> leaf_names({"net": {"fc": [1, 2]}, "t": 0})
@@ -87,11 +92,11 @@ def leaf_names(tree: Any) -> list[str]:
     return [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in paths]
 
 
-def _rows_per_block(leaf: Any) -> int:
+def _rows_per_block(leaf: Leaf) -> int:
     return max(1, BLOCK // max(1, leaf.nbytes // max(1, leaf.shape[0])))
 
 
-def _large(state: State, leaves: list[Any]) -> list[bool]:
+def _large(state: State, leaves: Sequence[Leaf]) -> list[bool]:
     """Which leaves are written in rows: big ones of the stacked client state."""
     stacked = jax.tree.leaves(
         state._replace(
@@ -108,7 +113,7 @@ def _large(state: State, leaves: list[Any]) -> list[bool]:
     ]
 
 
-def _host(array: Any) -> np.ndarray:
+def _host(array: Leaf) -> np.ndarray:
     """On the host; an array spread over processes is gathered (every process must call this)."""
     if (
         isinstance(array, jax.Array)
@@ -121,7 +126,7 @@ def _host(array: Any) -> np.ndarray:
     return np.asarray(array)
 
 
-def _rows(leaf: Any, first: int, last: int) -> np.ndarray:
+def _rows(leaf: Leaf, first: int, last: int) -> np.ndarray:
     """Rows first..last on the host, each from the device it lives on.
 
     Slicing the sharded array instead would add zeros from the other devices, which turns −0 into 0.
@@ -168,7 +173,7 @@ def save(
         _write(None, work, state, names, leaves)  # what is spread over processes is gathered by all
         return target
     try:
-        clear(folder)
+        clear_checkpoints(folder)
         work.mkdir(parents=True)
         _hush()
         record = _write(_checkpointer(), work, state, names, leaves)
@@ -191,18 +196,22 @@ def save(
         raise UserError(
             f"checkpoint '{target}' cannot be written: {options.shown(cause(problem), 200)}"
         ) from None
-    for old in rounds(folder)[:-keep]:
+    for old in saved_rounds(folder)[:-keep]:
         _delete(folder / f"{old:08d}")
     return target
 
 
 def _write(
-    out: Any, work: pathlib.Path, state: State, names: Sequence[str], leaves: Sequence[Any]
+    out: ocp.Checkpointer | None,
+    work: pathlib.Path,
+    state: State,
+    names: Sequence[str],
+    leaves: Sequence[Leaf],
 ) -> list[dict[str, Any]]:
     """The leaves to files under `work` (out None: to nowhere) -> their records."""
     small: dict[str, np.ndarray] = {}
     record: list[dict[str, Any]] = []
-    for name, leaf, large in zip(names, leaves, _large(state, list(leaves)), strict=True):
+    for name, leaf, large in zip(names, leaves, _large(state, leaves), strict=True):
         crc = 0
         if large:
             step = _rows_per_block(leaf)
@@ -230,20 +239,6 @@ def _delete(path: pathlib.Path) -> None:
         shutil.rmtree(hidden, ignore_errors=True)
         os.replace(path, hidden)
         shutil.rmtree(hidden, ignore_errors=True)
-
-
-def clear(folder: pathlib.Path) -> None:
-    """Remove what runs left that were killed while they wrote or deleted a checkpoint."""
-    if folder.is_dir():
-        for path in folder.iterdir():
-            half = manifest.is_checkpoint(path) and not (path / "meta.json").is_file()
-            if half or manifest.leftover(path):
-                shutil.rmtree(path, ignore_errors=True)
-
-
-def rounds(folder: pathlib.Path) -> list[int]:
-    """Rounds with a complete checkpoint, ascending."""
-    return manifest.saved_rounds(folder)
 
 
 def read_meta(path: pathlib.Path) -> dict[str, Any]:
@@ -316,9 +311,10 @@ def _fill(
     records: Sequence[dict[str, Any]],
     problem: str,
     clients: int | None = None,
+    arrays: Mapping[str, np.ndarray] | None = None,
 ) -> State:
-    """`state` with the leaves in `records` read from `path`. problem: how the sentence begins when
-    one does not fit."""
+    """`state` with the leaves in `records` read from `path`, or from `arrays`. problem: how the
+    sentence begins when one does not fit."""
     leaves, tree = jax.tree.flatten(state)
     place = {name: i for i, name in enumerate(leaf_names(state))}
     for record in records:
@@ -332,7 +328,7 @@ def _fill(
             )
     try:
         reader = _checkpointer()
-        small = reader.restore((path / "state").absolute())
+        small = reader.restore((path / "state").absolute()) if arrays is None else arrays
         for record in records:
             i = place[record["name"]]
             if leaves[i].size:
@@ -351,7 +347,10 @@ def _fill(
 
 
 def _parts(
-    reader: Any, path: pathlib.Path, small: Mapping[str, Any], record: Mapping[str, Any]
+    reader: ocp.Checkpointer,
+    path: pathlib.Path,
+    small: Mapping[str, Any],
+    record: Mapping[str, Any],
 ) -> Iterator[tuple[int, np.ndarray]]:
     """(first row, rows) of one leaf, as stored: all of it, or a large one block by block."""
     name = record["name"]
@@ -373,7 +372,7 @@ _set_rows = jax.jit(
 )
 
 
-def _put(leaf: Any, first: int, part: np.ndarray, large: bool) -> Any:
+def _put(leaf: Leaf, first: int, part: np.ndarray, large: bool) -> Leaf:
     """`leaf` with the rows from `first` on, in its own buffer where it is large; rows beyond its
     end only filled up other devices."""
     if large:
@@ -409,6 +408,7 @@ class Parts:
     path: pathlib.Path  # of the checkpoint
     records: tuple[dict[str, Any], ...]  # as in meta.json
     names: tuple[str, ...]  # the prefixes asked for
+    arrays: Mapping[str, np.ndarray] | None = None  # where they come with the package
 
     def fingerprint(self) -> str:
         """Which leaves, and what is in them: the same for the same content, wherever it lies."""
@@ -425,10 +425,12 @@ def find_parts(text: str) -> Parts:
         raise UserError(
             f"start-from '{text}' cannot be read; use RUN:PART,PART, e.g. runs/first:agent,server"
         )
+    if where.startswith(PRETRAINED):
+        return pretrained_parts(where, tuple(sorted(names)))
     run = pathlib.Path(where)
     if not run.is_dir():
         raise UserError(f"start-from: there is no run directory '{where}'")
-    if not rounds(run / "checkpoints"):
+    if not saved_rounds(run / "checkpoints"):
         raise UserError(f"start-from: '{where}' holds no complete checkpoint")
     path = latest(run / "checkpoints")
     there = [
@@ -443,6 +445,28 @@ def find_parts(text: str) -> Parts:
             )
     records = tuple(r for r in there if any(inside(r["name"], part) for part in names))
     return Parts(run, path, records, tuple(sorted(names)))
+
+
+PRETRAINED = "pretrained:"  # a controller that comes with the package
+
+
+def pretrained_parts(where: str, names: tuple[str, ...]) -> Parts:
+    """'pretrained:NAME' -> what the package has under that name; see `presets.controllers`."""
+    from fedjax_sim.presets import controllers
+
+    path, there = controllers.read(where.removeprefix(PRETRAINED))
+    inside = lambda name, part: name == part or name.startswith(f"{part}.")
+    for part in names:
+        if not any(inside(name, part) for name in there):
+            raise UserError(
+                f"start-from: '{where}' has no part '{part}'; allowed: {', '.join(sorted(there))}"
+            )
+    kept = {n: a for n, a in there.items() if any(inside(n, part) for part in names)}
+    records = [
+        dict(name=n, shape=list(a.shape), dtype=str(a.dtype), crc=_crc(a), large=False)
+        for n, a in kept.items()
+    ]
+    return Parts(pathlib.Path(where), path, tuple(records), names, kept)
 
 
 def _near(names: Sequence[str], part: str) -> list[str]:
@@ -469,13 +493,12 @@ def _near(names: Sequence[str], part: str) -> list[str]:
 
 def load_parts(parts: Parts, state: State) -> State:
     """`state` with the parts in place of its own leaves of the same names."""
-    return _fill(
-        parts.path, state, parts.records, f"start-from '{parts.run}' does not fit this run"
-    )
+    problem = f"start-from '{parts.run}' does not fit this run"
+    return _fill(parts.path, state, parts.records, problem, arrays=parts.arrays)
 
 
 def latest(folder: pathlib.Path) -> pathlib.Path:
-    found = rounds(folder)
+    found = saved_rounds(folder)
     if not found:
         raise UserError(
             f"'{folder}' holds no complete checkpoint; start the run again with fedjax-sim run"

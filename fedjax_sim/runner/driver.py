@@ -25,20 +25,21 @@ from fedjax_sim.engine import host_clients
 from fedjax_sim.engine import layout as layouts
 from fedjax_sim.engine.evaluation import adapted_modes
 from fedjax_sim.engine.loop_backend import LoopBackend
+from fedjax_sim.engine.round import Data
+from fedjax_sim.engine.simulation import Simulation
 from fedjax_sim.errors import UserError
 from fedjax_sim.platform import floats
-from fedjax_sim.runner import checkpoint, interrupts, manifest
+from fedjax_sim.runner import checkpoint, interrupts, run_directory
 from fedjax_sim.runner import lanes as lanes_of
+from fedjax_sim.runner.compilation import compile_once
 from fedjax_sim.runner.config import Config
-from fedjax_sim.runner.directory import RunDirectory
+from fedjax_sim.runner.figures import summarise
 from fedjax_sim.runner.files import as_stored
 from fedjax_sim.runner.prepare import Setup
-from fedjax_sim.runner.programs import compile_once
-from fedjax_sim.runner.progress import progress_sinks
 from fedjax_sim.runner.recorder import Recorder
 from fedjax_sim.runner.result import Result
-from fedjax_sim.runner.sinks import Files, Segment, Sink
-from fedjax_sim.runner.summary import summarise
+from fedjax_sim.runner.run_directory import RunDirectory
+from fedjax_sim.runner.sinks import Files, Segment, Sink, progress_sinks
 from fedjax_sim.types import State
 
 SEGMENT_SECONDS = 10.0
@@ -276,7 +277,7 @@ def reopen(
     if round_ == setup.config.rounds:
         directory.read_end(round_)
     if writes():
-        changed = manifest.changed(directory.path)
+        changed = run_directory.changed(directory.path)
         if changed:
             say(
                 f"{', '.join(changed)} in '{directory.path}' were changed, or cut short by a kill;"
@@ -293,7 +294,7 @@ def reopen(
 def compiled(
     setups: Sequence[Setup],
     state: State,
-    data: Any,
+    data: Data,
     tick: Callable[[float], None] = lambda seconds: None,
 ) -> Callable:
     """(state, data, rounds, ends) -> (state, logs, scores), ready to be called. tick: hears how
@@ -330,7 +331,7 @@ def first_aside(run: Callable) -> Callable:
     return called
 
 
-def data_of(run: ActiveRun, data: Any) -> Any:
+def data_of(run: ActiveRun, data: Data) -> Data:
     return data._replace(numbers=run.setup.simulation.data.numbers)
 
 
@@ -374,7 +375,7 @@ def save_due(config: Config, done: int, saved_round: int, saved_at: float) -> bo
     return agreed(time.perf_counter() - saved_at) > CHECKPOINT_SECONDS
 
 
-def adapts_after(sim: Any, config: Config, at: int) -> bool:
+def adapts_after(sim: Simulation, config: Config, at: int) -> bool:
     """Whether clients fine-tune for their evaluation after round `at`."""
     if not adapted_modes(sim.method, config.evaluations):
         return False
@@ -446,17 +447,17 @@ def finish(
     program: Callable | None,
 ) -> Result:
     recorder, directory = run.recorder, run.directory
-    told = copy.copy(
+    stored = copy.copy(
         recorder
     )  # as the files have it: a resumed run knows no more digits, and gets the same figures
-    told.rows, told.rounds = (
+    stored.rows, stored.rounds = (
         [as_stored(row) for row in rows] for rows in (recorder.rows, recorder.rounds)
     )
     kept = (
         directory.ended if directory is not None else None
     )  # nothing was left to do: not even the clock has moved
     summary = kept or summarise(
-        run.setup, told, [as_stored(row) for row in timings], compile_seconds
+        run.setup, stored, [as_stored(row) for row in timings], compile_seconds
     )
     if directory is not None and writes():
         directory.write_summary(summary)

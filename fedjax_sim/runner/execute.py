@@ -1,13 +1,15 @@
 """Start a run or continue one, from Python: `run` and `resume`; `execute` for a run that is
 prepared already.
 
-out/config.json    everything needed to repeat the run          out/rounds.csv     a row per round
-out/metrics.csv    a row per evaluated round, no clock          out/clients.npz    per-client counts
-                                        per evaluation
-out/timings.csv    seconds per segment                          out/checkpoints/   the whole State
-out/labels.npz     training examples per client and class       out/manifest.json  size and checksum
-                                        of every file
+out/config.json    everything needed to repeat the run
+out/rounds.csv     a row per round
+out/metrics.csv    a row per evaluated round, no clock
+out/timings.csv    seconds per segment
+out/clients.npz    per-client counts per evaluation
+out/labels.npz     training examples per client and class
+out/checkpoints/   the whole State
 out/summary.json   the figures of the run
+out/manifest.json  size and checksum of every file
 """
 
 from __future__ import annotations
@@ -20,34 +22,36 @@ from typing import Any
 
 import jax
 
+from fedjax_sim.data.federation import Federation
 from fedjax_sim.engine import layout as layouts
 from fedjax_sim.errors import UserError
 from fedjax_sim.hooks import Method
 from fedjax_sim.methods.controllers import learns
 from fedjax_sim.options import names as list_names
 from fedjax_sim.options import shown
-from fedjax_sim.runner import checkpoint, manifest, provenance, weights
+from fedjax_sim.runner import checkpoint, provenance, run_directory, weights
+from fedjax_sim.runner.compilation import start_jax
 from fedjax_sim.runner.config import Config, check
-from fedjax_sim.runner.directory import RunDirectory
 from fedjax_sim.runner.driver import Result, drive
 from fedjax_sim.runner.facts import check_reach
 from fedjax_sim.runner.files import exists
 from fedjax_sim.runner.keywords import sorted_out
 from fedjax_sim.runner.prepare import Setup, prepare
+from fedjax_sim.runner.run_directory import RunDirectory, saved_rounds
 from fedjax_sim.runner.sinks import SINKS, Callback, Segment, Sink, named
-from fedjax_sim.runner.start import start_jax
+from fedjax_sim.types import Tree
 
 
 def run(
-    method: Any = "fedavg",
-    fed: Any = None,
+    method: str | Method = "fedavg",
+    fed: Federation | None = None,
     *,
     out: str | pathlib.Path | None = None,
     progress: bool | None = None,
     callback: Callable[[Segment], Any] | None = None,
-    log: str | Sequence[Any] = (),
+    log: str | Sequence[str | Sink] = (),
     model: Any = None,
-    net: Any = None,
+    net: Tree | None = None,
     optimizer: Any = None,
     loss: Any = None,
     **options: Any,
@@ -77,20 +81,19 @@ def run(
 
 
 def set_up(
-    method: Any = "fedavg",
-    fed: Any = None,
+    method: str | Method = "fedavg",
+    fed: Federation | None = None,
     *,
     model: Any = None,
-    net: Any = None,
+    net: Tree | None = None,
     optimizer: Any = None,
     loss: Any = None,
-    load: Callable[[Config], Any] | None = None,
+    load: Callable[[Config], Federation] | None = None,
     **options: Any,
 ) -> Setup:
     """A run as `run` takes it, prepared. load: reads the data that the options name (default:
     afresh)."""
-    own = not isinstance(method, str)
-    if own and not isinstance(method, Method):
+    if not isinstance(method, str | Method):
         raise UserError(
             "method is a name or a Method, such as fedjax_sim.FedProx(mu=0.1), not"
             f" {shown(repr(method))}"
@@ -101,9 +104,8 @@ def set_up(
         options, optimizer = {**options, "optimizer": optimizer}, None
     if isinstance(loss, str):
         options, loss = {**options, "loss": loss}, None
-    config = Config(
-        method=method.name if own else method, **sorted_out(method, fed, model, options)
-    )
+    name = method if isinstance(method, str) else method.name
+    config = Config(method=name, **sorted_out(method, fed, model, options))
     loaded = fed is None and load is not None
     if fed is None and load is not None:
         check(config)
@@ -114,7 +116,7 @@ def set_up(
         fed=fed,
         model=model,
         net=net,
-        method=method if own else None,
+        method=None if isinstance(method, str) else method,
         optimizer=optimizer,
         loss=loss,
         loaded=loaded,
@@ -123,7 +125,9 @@ def set_up(
     return setup
 
 
-def sinks_of(callback: Callable[[Segment], Any] | None, log: str | Sequence[Any]) -> list[Sink]:
+def sinks_of(
+    callback: Callable[[Segment], Any] | None, log: str | Sequence[str | Sink]
+) -> list[Sink]:
     """A function and names or sinks as sinks."""
     items = list_names(log) if isinstance(log, str) else tuple(log)
     for item in items:
@@ -142,9 +146,9 @@ def resume(
     *,
     progress: bool | None = None,
     callback: Callable[[Segment], Any] | None = None,
-    log: str | Sequence[Any] = (),
-    fed: Any = None,
-    method: Any = None,
+    log: str | Sequence[str | Sink] = (),
+    fed: Federation | None = None,
+    method: Method | None = None,
     model: Any = None,
     optimizer: Any = None,
     loss: Any = None,
@@ -165,15 +169,14 @@ def resume(
     if not directory.path.is_dir():
         raise UserError(f"there is no run directory '{path}'")
     config, resolved, _ = directory.read_config()
-    provenance.check_given(path, config, fed, method, model, optimizer, loss)
+    given = dict(fed=fed, method=method, model=model, optimizer=optimizer, loss=loss)
+    provenance.check_given(path, config, **given)
     start_jax(dataclasses.replace(config, devices=str(resolved.get("devices", config.devices))))
     if jax.process_index() == 0:
         directory.lock.take()
     try:
-        own = (fed, method, model, optimizer, loss)
-        return _resume(
-            directory, rounds, progress, sinks_of(callback, log), *own, data_dir, say, again
-        )
+        more = dict(progress=progress, sinks=sinks_of(callback, log), again=again)
+        return _resume(directory, rounds, data_dir, given, say, **more)
     finally:
         directory.lock.release()
 
@@ -181,20 +184,14 @@ def resume(
 def _resume(
     directory: RunDirectory,
     rounds: int | None,
-    progress: bool | None,
-    sinks: Sequence[Sink],
-    fed: Any,
-    method: Any,
-    model: Any,
-    optimizer: Any,
-    loss: Any,
     data_dir: str | None,
+    given: dict[str, Any],
     say: Callable[[str], None],
-    again: str,
+    **more: Any,
 ) -> Result:
     config, resolved, _ = directory.read_config()  # again: nobody else changes it now
-    begun = manifest.unfinished(directory.path)  # killed before its first checkpoint
-    found = None if begun else checkpoint.latest(directory.path / manifest.CHECKPOINTS)
+    begun = run_directory.unfinished(directory.path)  # killed before its first checkpoint
+    found = None if begun else checkpoint.latest(directory.path / run_directory.CHECKPOINTS)
     start = 0 if found is None else checkpoint.read_meta(found)["round"]
     planned, total = config.rounds, config.rounds if rounds is None else rounds
     if total < start:
@@ -208,24 +205,13 @@ def _resume(
         devices=str(devices_now(config, resolved, say)),
         data_dir=data_dir or config.data_dir,
     )
-    setup = prepare(
-        config,
-        fed=fed,
-        method=method,
-        model=model,
-        optimizer=optimizer,
-        loss=loss,
-        going_on=True,
-        say=say,
-    )
+    setup = prepare(config, **given, going_on=True, say=say)
     if found is None:
         setup = with_first_weights(setup, directory.path)
     changes = extension(setup, planned) if total != planned else ""
     if changes and jax.process_index() == 0:
         say(changes)
-    return execute(
-        setup, directory, progress=progress, sinks=sinks, resume_from=found, say=say, again=again
-    )
+    return execute(setup, directory, resume_from=found, say=say, **more)
 
 
 def with_first_weights(setup: Setup, path: pathlib.Path) -> Setup:
@@ -248,29 +234,22 @@ def with_first_weights(setup: Setup, path: pathlib.Path) -> Setup:
     return dataclasses.replace(setup, net=net, given_net=True)
 
 
-def gone_on(
-    setup: Setup,
-    path: pathlib.Path,
-    *,
-    progress: bool | None = False,
-    sinks: Sequence[Sink] = (),
-    say: Callable[[str], None],
-    again: str = "",
+def resume_begun(
+    setup: Setup, path: pathlib.Path, *, sinks: Sequence[Sink] = (), **more: Any
 ) -> Result | None:
     """A run that was begun in `path` to its end, from its newest checkpoint; None where nothing is
     left to go on from."""
-    if not exists(path) or manifest.empty(path):
+    if not exists(path) or run_directory.empty(path):
         return None
     RunDirectory(path).check_same(setup.config)
-    if manifest.unfinished(path):  # killed before its first checkpoint: begun again
+    if run_directory.unfinished(path):  # killed before its first checkpoint: begun again
         return None
-    if not checkpoint.rounds(path / manifest.CHECKPOINTS):
+    if not saved_rounds(path / run_directory.CHECKPOINTS):
         raise UserError(
             f"'{path}' has ended, or is damaged, and has no checkpoint to go on from; it is left as"
             " it is: move it away, or choose another --out"
         )
-    more: dict[str, Any] = dict(progress=progress, log=sinks, say=say, again=again)
-    return resume(path, setup.config.rounds, data_dir=setup.config.data_dir, **more)
+    return resume(path, setup.config.rounds, data_dir=setup.config.data_dir, log=sinks, **more)
 
 
 def devices_now(config: Config, resolved: dict[str, Any], say: Callable[[str], None]) -> Any:
@@ -306,26 +285,8 @@ def extension(setup: Setup, planned: int) -> str:
     )
 
 
-def execute(
-    setup: Setup,
-    directory: RunDirectory | None,
-    *,
-    progress: bool | None = False,
-    sinks: Sequence[Sink] = (),
-    resume_from: pathlib.Path | None = None,
-    say: Callable[[str], None] | None = None,
-    program: Callable | None = None,
-    again: str = "",
-) -> Result:
-    """Drive one prepared run to its end; see `driver.drive`."""
-    more: dict[str, Any] = dict(
-        progress=progress,
-        sinks=sinks,
-        resume_from=resume_from,
-        say=say,
-        program=program,
-        again=again,
-    )
+def execute(setup: Setup, directory: RunDirectory | None, **more: Any) -> Result:
+    """Drive one prepared run to its end. more: see `driver.drive`."""
     (result,) = drive([setup], [directory], **more)
     return result
 

@@ -18,19 +18,21 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpy.typing as npt
 
 from fedjax_sim import __version__, models
+from fedjax_sim.data.federation import Federation
 from fedjax_sim.engine import evaluation
-from fedjax_sim.engine.round import SERVER, contexts, stage_key
+from fedjax_sim.engine.round import SERVER, Data, contexts, stage_key
 from fedjax_sim.errors import UserError
-from fedjax_sim.hooks import Finishes, Personal
+from fedjax_sim.hooks import Finishes, Method, Personal
 from fedjax_sim.methods import make_method
 from fedjax_sim.platform import floats, multiplying
 from fedjax_sim.runner import checkpoint, provenance
-from fedjax_sim.runner.directory import RunDirectory
+from fedjax_sim.runner.compilation import start_jax
 from fedjax_sim.runner.files import npz_bytes, write_bytes
 from fedjax_sim.runner.prepare import Setup, prepare
-from fedjax_sim.runner.start import start_jax
+from fedjax_sim.runner.run_directory import RunDirectory
 from fedjax_sim.runner.weights import by_name, read_arrays
 from fedjax_sim.tasks import TOKENS, task_called
 from fedjax_sim.types import Env, State, Tree
@@ -38,36 +40,20 @@ from fedjax_sim.types import Env, State, Tree
 FORMATS = (".npz", ".msgpack")
 
 
-def stored_state(
-    path: pathlib.Path,
-    fed: Any,
-    method: Any,
-    model: Any,
-    optimizer: Any,
-    loss: Any,
-    data_dir: str | None,
-) -> tuple[Setup, State]:
-    """The newest State of a run, and the set-up it belongs to, on one device."""
+def stored_state(path: pathlib.Path, data_dir: str | None, **given: Any) -> tuple[Setup, State]:
+    """The newest State of a run, and the set-up it belongs to, on one device. given: the objects
+    that it was started with."""
     directory = RunDirectory(path)
     if not path.is_dir():
         raise UserError(f"there is no run directory '{path}'")
     config, _, _ = directory.read_config()
-    provenance.check_given(path, config, fed, method, model, optimizer, loss)
+    provenance.check_given(path, config, **given)
     simple: dict[str, Any] = dict(
         chunk=1, devices=1, backend="auto", state_on="device"
     )  # what computes nothing needs no more
     config = dataclasses.replace(config, **simple, data_dir=data_dir or config.data_dir)
     start_jax(config)
-    setup = prepare(
-        config,
-        fed=fed,
-        method=method,
-        model=model,
-        optimizer=optimizer,
-        loss=loss,
-        going_on=True,
-        measure=False,
-    )
+    setup = prepare(config, **given, going_on=True, measure=False)
     found = checkpoint.latest(path / "checkpoints")
     with floats(config.dtype):
         state = setup.simulation.init(config.seed, setup.net)
@@ -101,7 +87,7 @@ def client_predictor(setup: Setup, state: State, client: int) -> Tree:
             f"clients of '{sim.method.name}' predict with the global model; leave --client out"
         )
 
-    def predictor(state: State, data: Any, k: jax.Array) -> Tree:
+    def predictor(state: State, data: Data, k: jax.Array) -> Tree:
         env, mine = sim.open(data), jax.tree.map(lambda a: a[k], state.clients)
         last = jnp.maximum(state.t - 1, 0)
         ctx = contexts(
@@ -150,8 +136,8 @@ def export(
     out: str | pathlib.Path | None = None,
     client: int | None = None,
     *,
-    fed: Any = None,
-    method: Any = None,
+    fed: Federation | None = None,
+    method: Method | None = None,
     model: Any = None,
     optimizer: Any = None,
     loss: Any = None,
@@ -170,7 +156,8 @@ def export(
     )
     if file.suffix not in FORMATS:
         raise UserError(f"'{file}' is neither .npz nor .msgpack; choose one of these endings")
-    setup, state = stored_state(path, fed, method, model, optimizer, loss, data_dir)
+    given = dict(fed=fed, method=method, model=model, optimizer=optimizer, loss=loss)
+    setup, state = stored_state(path, data_dir, **given)
     config, data = setup.config, setup.fed
     with floats(config.dtype):
         tree = (
@@ -223,7 +210,7 @@ class Exported:
     about: dict[str, Any]
     predict: Callable[[Tree, jax.Array], jax.Array]
 
-    def __call__(self, x: Any) -> jax.Array:
+    def __call__(self, x: npt.ArrayLike) -> jax.Array:
         a = self.about
         if len(a["shape"]) == 1:  # tokens
             return self.predict(self.net, jnp.asarray(x, jnp.int32))

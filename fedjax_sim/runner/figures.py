@@ -3,19 +3,24 @@ are fractions in [0, 1].
 
 Five rooms deal with results, each with one step: `metrics` says what is summed up over rows and
 what is made of the sums; `local.score` adds up for ONE predictor on given rows; `engine.evaluation`
-says which model is scored on whose rows (the modes); this module makes thresholds and bests over
-rounds; `report` draws them.
+says which model is scored on whose rows (the modes); this module makes thresholds, bests over
+rounds and summary.json; `report` draws them. No JAX.
 """
 
 from __future__ import annotations
 
 import math
+import resource
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fedjax_sim.metrics.base import Metric, Primary, Sums, over_clients
+
+if TYPE_CHECKING:
+    from fedjax_sim.runner.prepare import Setup
+    from fedjax_sim.runner.recorder import Recorder
 
 COUNTED = [
     "bytes_down",
@@ -48,11 +53,11 @@ DEAD_FOR, BLIND_FOR, BLIND = (
 )  # rounds, rounds, and the share of π that moves with the state
 
 
-def complaints(rounds: Sequence[dict[str, Any]]) -> list[str]:
+def training_warnings(rounds: Sequence[dict[str, Any]]) -> list[str]:
     """Sentences about what cannot have learned: a controller without live units, a policy that is
     blind to the state.
 
-    >>> complaints([{"round": t, "agent_live_policy": 0.0} for t in range(1, 11)])
+    >>> training_warnings([{"round": t, "agent_live_policy": 0.0} for t in range(1, 11)])
     ['the controller has no live unit in its policy network: it answers every state alike; try a
     smaller agent.lr']
     """
@@ -205,7 +210,7 @@ def progress_figures(
     cost = {r["round"]: r["bytes_down"] + r["bytes_up"] for r in scored}
     targets = TARGETS if primary.unit == "percent" and primary.better > 0 else ()
     first = {f"{100 * x:.0f}": rounds_to(rounds, values, x) for x in targets}
-    settled = convergence(rounds, values, max(2, round(WINDOW / eval_every)))
+    converged = convergence(rounds, values, max(2, round(WINDOW / eval_every)))
     return dict(
         targets_of=column or None,
         rounds_to=first,
@@ -213,8 +218,8 @@ def progress_figures(
         time_min_to={
             x: None if r is None else seconds_at(r, timings) / 60 for x, r in first.items()
         },
-        convergence_round=None if settled is None else int(settled),
-        convergence_seconds=None if settled is None else seconds_at(int(settled), timings),
+        convergence_round=None if converged is None else int(converged),
+        convergence_seconds=None if converged is None else seconds_at(int(converged), timings),
     )
 
 
@@ -294,7 +299,7 @@ def summary_figures(rows: Sequence[dict[str, Any]], primary: Primary = Primary()
     if not found:
         return none
     rounds, values, val = zip(*found, strict=True)
-    best = lambda told: int(np.argmax(primary.better * np.array(told)))
+    best = lambda scores: int(np.argmax(primary.better * np.array(scores)))
     return dict(
         best_global=values[best(values)],
         best_global_round=rounds[best(values)],
@@ -302,3 +307,119 @@ def summary_figures(rows: Sequence[dict[str, Any]], primary: Primary = Primary()
         last_global=values[-1],
         mean_last10=float(np.mean(values[-10:])),
     )
+
+
+# ---- summary.json --------------------------------------------------------------------------------
+def peak_rss_mb() -> float:
+    """Of this process since it started: runs before this one (compare, --seeds) are in it."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
+
+
+def clean(value: Any) -> Any:
+    """What is not a finite number is null in the file.
+
+    >>> clean({"a": math.nan, "b": {"c": math.inf}, "d": 1})
+    {'a': None, 'b': {'c': None}, 'd': 1}
+    """
+    if isinstance(value, dict):
+        return {k: clean(v) for k, v in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def layer_distances(setup: Setup, recorder: Recorder) -> dict[str, float] | None:
+    """Mean distance of the participants' models to the server's in the last round, by parameter
+    group, where logged."""
+    groups, last = setup.simulation.env.model.groups, recorder.rounds[-1] if recorder.rounds else {}
+    if f"layer_dist_{groups[0]}" not in last:
+        return None
+    return {name: last[f"layer_dist_{name}"] for name in groups}
+
+
+def training_note(setup: Setup, primary: Primary) -> dict[str, str]:
+    """What the figures over clients are worth where nothing was kept apart."""
+    if setup.simulation.client_split != "train":
+        return {}
+    return {
+        primary.of_clients(
+            "note"
+        ): f"training {primary.label}: the clients have no validation or test rows"
+    }
+
+
+def scored_globally(setup: Setup) -> bool:
+    """Whether the server's model was scored on the test set: then there is a loss, finite or
+    not."""
+    asked = setup.simulation.method.has_global_model and "global" in setup.config.evaluations
+    return asked and len(setup.fed.server_rows.get("test", ())) > 0
+
+
+def metric_figures(setup: Setup, recorder: Recorder) -> dict[str, Any]:
+    """The last figures over clients of the primary metric, and the last value of every column of
+    the others."""
+    primary, about = Primary.read(setup.resolved), setup.resolved.get("metrics_about", {})
+    last: dict[str, Any] = next((r for r in reversed(recorder.rows) if primary.columns[1] in r), {})
+    over = {
+        name: last.get(f"client_{primary.over}{name}")
+        for name in ("mean", "pooled", "std", "worst10")
+    }
+    others = {
+        name: next((r[name] for r in reversed(recorder.rows) if name in r), None) for name in about
+    }
+    return dict(
+        **{primary.of_clients(name): value for name, value in over.items()},
+        metrics={name: value for name, value in others.items() if value is not None},
+    )
+
+
+def summarise(
+    setup: Setup, recorder: Recorder, timings: list[dict[str, Any]], compile_seconds: float
+) -> dict[str, Any]:
+    """The figures of a run. `best_global` is the best over rounds on test data: the papers' figure,
+    not a fair one."""
+    config = setup.config
+    primary = Primary.read(setup.resolved)
+    steady = timings[1:] or timings
+    rounds = sum(t["last_round"] - t["first_round"] + 1 for t in steady)
+    seconds = sum(t["seconds"] for t in steady) / max(rounds, 1)
+    needed = sum(r["steps_needed"] for r in recorder.rounds)
+    executed = sum(r["steps_executed"] for r in recorder.rounds)
+    end = recorder.rows[-1] if recorder.rows else {}
+    out = dict(
+        method=config.method,
+        **summary_figures(recorder.rows, primary),
+        **progress_figures(recorder.rows, timings, config.eval_every, primary),
+        best_global_note="best over rounds on test data, as the papers report it",
+        client_split=setup.simulation.client_split,
+        **training_note(setup, primary),
+        **metric_figures(setup, recorder),
+        layer_dist=layer_distances(setup, recorder),
+        rounds=recorder.rounds[-1]["round"] if recorder.rounds else 0,
+        seconds_per_round=seconds,
+        rounds_per_second=1 / seconds if seconds else None,
+        compile_seconds=compile_seconds,
+        steps_needed=needed,
+        steps_executed=executed,
+        padding_waste=executed / needed if needed else None,
+        bytes_down=end.get("bytes_down", 0),
+        bytes_up=end.get("bytes_up", 0),
+        dropped=sum(r["dropped"] for r in recorder.rounds),
+        **divergence_figures(recorder.rounds),
+        **explosion_figures(recorder.rounds),
+        final_loss_finite=not scored_globally(setup)
+        or math.isfinite(end.get("global_loss", math.nan)),
+        peak_rss_mb=peak_rss_mb(),
+        peak_rss_note="of the process since it started",
+        seed=config.seed,
+        data_seed=config.data_seed,
+        config_hash=config.hash(),
+        dataset=config.dataset,
+        partition=config.partition,
+        model=setup.simulation.env.model.name,
+        **{
+            k: v
+            for k, v in ((k, end.get(k)) for k in (f"unseen_{primary.columns[1]}",))
+            if v is not None
+        },
+        **setup.resolved,
+    )
+    return clean(out)

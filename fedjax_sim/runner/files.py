@@ -1,10 +1,11 @@
-"""Files that are either whole or not there: written beside the target and renamed. What cannot be
-written is a sentence."""
+"""Files that are either whole or not there (written beside the target and renamed), and one process
+at a time in a folder. What cannot be written is a sentence."""
 
 from __future__ import annotations
 
 import contextlib
 import csv
+import errno
 import hashlib
 import io
 import json
@@ -16,11 +17,13 @@ import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import filelock
 import numpy as np
 
 from fedjax_sim.errors import UserError
 
 PARTIAL = ".partial"  # how the names of files and folders end that were not finished
+LOCK = ".lock"
 
 
 def reason(problem: OSError) -> str:
@@ -44,8 +47,9 @@ def cause(problem: BaseException) -> str:
     """
     if isinstance(problem, OSError):
         return reason(problem)
-    told = re.search(r"os_error_code='(\d+)'", str(problem))
-    return os.strerror(int(told[1])) if told else (str(problem).splitlines() or [repr(problem)])[0]
+    found = re.search(r"os_error_code='(\d+)'", str(problem))
+    first = (str(problem).splitlines() or [repr(problem)])[0]
+    return os.strerror(int(found[1])) if found else first
 
 
 def exists(path: pathlib.Path) -> bool:
@@ -168,3 +172,39 @@ def as_stored(row: Mapping[str, Any]) -> dict[str, Any]:
     {'round': 3, 'global_acc': 0.12345679}
     """
     return {name: value(text) for name, text in ((k, number(v)) for k, v in row.items()) if text}
+
+
+class InUse(UserError):
+    """Another process holds the lock."""
+
+
+class Lock:
+    """One process at a time in a folder, from `take` to `release`; both may be called again.
+
+    The system releases it with the process, however that ends: the file of a killed one does not
+    block.
+    """
+
+    def __init__(self, folder: pathlib.Path):
+        self.folder = folder
+        self.file = filelock.FileLock(folder / LOCK, thread_local=False)
+
+    def take(self) -> None:
+        if self.file.is_locked:
+            return
+        try:
+            self.file.acquire(timeout=0.1)  # long enough for a holder that is just removing it
+        except filelock.Timeout:
+            raise InUse(
+                f"'{self.folder}' is in use by another process; wait for it to end, or use another"
+                " directory"
+            ) from None
+        except OSError as problem:
+            if problem.errno not in (errno.ENOLCK, errno.EOPNOTSUPP):  # a file system without locks
+                raise UserError(f"'{self.folder}' cannot be written: {reason(problem)}") from None
+
+    def release(self) -> None:
+        if self.file.is_locked:
+            with contextlib.suppress(OSError):
+                os.unlink(self.file.lock_file)  # while it is held: nobody holds another of its name
+            self.file.release()

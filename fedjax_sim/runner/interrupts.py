@@ -22,6 +22,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any, NoReturn, TypeVar
 
 APART = 1.0  # seconds between two signals that are meant as two: launchers pass one on twice
@@ -31,7 +32,7 @@ T = TypeVar("T")
 _depth = 0
 _noted: int | None = None
 _quick = 0  # how many `at_once` and `aside` are open
-_left: list[threading.Thread] = []  # native code that nobody waits for any more
+_left: list[threading.Event] = []  # ends of native code that runs aside
 _last: int | None = None  # the signal that was raised last
 
 
@@ -54,7 +55,7 @@ def leave(number: int) -> NoReturn:
     raise KeyboardInterrupt
 
 
-def _note(number: int, frame: Any) -> None:
+def _note(number: int, frame: FrameType | None) -> None:
     global _noted
     _noted = _noted or number
     if _quick:
@@ -79,30 +80,32 @@ def aside(call: Callable[[], T], tick: Callable[[float], None] = lambda seconds:
 
     tick: called with the seconds so far, several times a second.
     """
-    began = time.monotonic()
     if threading.current_thread() is not threading.main_thread():
         return call()
+    began = time.monotonic()
     done: list[T] = []
     failed: list[BaseException] = []
+    ended = threading.Event()
 
     def work() -> None:
         try:
             done.append(call())
         except BaseException as problem:
             failed.append(problem)
+        finally:
+            ended.set()
 
-    thread = threading.Thread(target=work, daemon=True)
     try:
         with at_once():
-            thread.start()
-            while thread.is_alive():
-                thread.join(WAIT)
+            _left.append(ended)
+            threading.Thread(target=work, daemon=True).start()
+            while not ended.wait(WAIT):
                 tick(time.monotonic() - began)
-    except (KeyboardInterrupt, SystemExit):
-        if not _left:
-            atexit.register(_end_now)
-        _left.append(thread)
+    except BaseException:
+        atexit.unregister(_end_now)
+        atexit.register(_end_now)  # what is registered last is called first
         raise
+    _left.remove(ended)
     if failed:
         raise failed[0]
     return done[0]
@@ -110,8 +113,11 @@ def aside(call: Callable[[], T], tick: Callable[[float], None] = lambda seconds:
 
 def _end_now() -> None:
     """At the end of the program: native code that still runs must not meet what is taken down
-    around it."""
-    if any(thread.is_alive() for thread in _left):
+    around it.
+
+    A thread is not asked itself: `Thread.is_alive` says no after a signal has interrupted `join`.
+    """
+    if not all(ended.is_set() for ended in _left):
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):
                 stream.flush()

@@ -30,8 +30,8 @@ from fedjax_sim.metrics import make_metrics
 from fedjax_sim.metrics.base import Metric, described
 from fedjax_sim.platform import floats
 from fedjax_sim.runner import autotune, checkpoint, interrupts, provenance, training, weights
+from fedjax_sim.runner.compilation import host_devices_missing, start_jax, want_host_devices
 from fedjax_sim.runner.config import FULL, Config, check, straggler_terms
-from fedjax_sim.runner.start import host_devices_missing, start_jax, want_host_devices
 from fedjax_sim.runner.weights import initial_net, load_net, save_net
 from fedjax_sim.tasks import TOKENS, task_called
 from fedjax_sim.transforms import transformed
@@ -227,7 +227,9 @@ def _prepare(
     if method is not None:
         config = provenance.with_method(config, method)
     method = method or transformed(make_method(config.method, **config.options), config.transforms)
-    config = training.settled(training.with_loss(config, method, fed, loss), method, optimizer)
+    config = training.with_optimizer(
+        training.with_loss(config, method, fed, loss), method, optimizer
+    )
     config, model = with_model(config, model, fed)
     if going_on:
         provenance.check_same(stored, config, fed)

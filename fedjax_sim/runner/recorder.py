@@ -69,8 +69,10 @@ class Recorder:
                 self.clients.setdefault("acted_rounds", []).append(np.int64(row["round"]))
                 for name in (n for n in logs if n.startswith("acted_")):
                     self.clients.setdefault(name, []).append(logs[name][i])
-            for sentence in figures.complaints(self.rounds) + self.setup.simulation.method.warnings(
-                self.rounds
+            method = self.setup.simulation.method
+            for sentence in (
+                *figures.training_warnings(self.rounds),
+                *method.warnings(self.rounds),
             ):
                 if sentence.split(":")[0] not in self.said:
                     self.said.add(sentence.split(":")[0])
@@ -83,11 +85,11 @@ class Recorder:
         last = self.rows[-1]["round"] if self.rows else 0
         recent = self.count_to(row["round"], last)
         metrics = self.metrics
-        for held, prefix in OF_SERVER.items():
-            for metric in metrics if held in scores else ():
+        for mode, prefix in OF_SERVER.items():
+            for metric in metrics if mode in scores else ():
                 row |= {
                     f"{prefix}_{name}": v
-                    for name, v in metric.of_rows(scores[held].get(metric.name, {})).items()
+                    for name, v in metric.of_rows(scores[mode].get(metric.name, {})).items()
                 }
         for mode, prefix in OF_CLIENTS.items():
             if mode in scores and (

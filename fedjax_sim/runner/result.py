@@ -6,9 +6,10 @@ import dataclasses
 import functools
 import pathlib
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from fedjax_sim.data.arrays import check_inputs
 from fedjax_sim.engine import predictor
@@ -18,6 +19,9 @@ from fedjax_sim.runner.prepare import Setup
 from fedjax_sim.runner.weights import save_net
 from fedjax_sim.tasks import task_called
 from fedjax_sim.types import State, Tree
+
+if TYPE_CHECKING:
+    from fedjax_sim.notebook.rows import Rows
 
 
 @dataclasses.dataclass(repr=False)
@@ -45,11 +49,13 @@ class Result:
             for name, v in found.items()
             if v is not None
         )
-        told = shown if primary.label == "accuracy" else f"{primary.label} {shown}" if shown else ""
+        measured = (
+            shown if primary.label == "accuracy" else f"{primary.label} {shown}" if shown else ""
+        )
         what = f"{s['method']} on {s['dataset']}, {s['rounds']} rounds, seed {s['seed']}"
         return (
             f"Result({what}:"
-            f" {told or 'nothing measured'}{f', in {str(self.out)!r}' if self.out else ''})"
+            f" {measured or 'nothing measured'}{f', in {str(self.out)!r}' if self.out else ''})"
         )
 
     @functools.cached_property
@@ -62,7 +68,9 @@ class Result:
         """ONE client's own predictor at the end: a net, or what the method's `predict` reads."""
         return predictor.personal(self.setup.simulation, self.state, client)
 
-    def predict(self, x: Any, client: int | None = None, *, logits: bool = False) -> np.ndarray:
+    def predict(
+        self, x: npt.ArrayLike, client: int | None = None, *, logits: bool = False
+    ) -> np.ndarray:
         """Classes [B] of raw examples, as they are in the dataset; they are normalised as in
         training. Other tasks have predictions of their own: numbers [B, K], labels [B, K], a token
         for every place [B, T].
@@ -82,7 +90,7 @@ class Result:
         """The final common net as .npz: `fs.run(…, init=path)` starts from it."""
         save_net(path, self.net)
 
-    def table(self, which: str = "metrics") -> Any:
+    def table(self, which: str = "metrics") -> Rows:
         """Rows as they stand in metrics.csv (evaluated rounds) or in rounds.csv ("rounds"): a list
         that shows as a table."""
         from fedjax_sim.notebook.rows import Rows

@@ -15,9 +15,9 @@ from typing import Any
 
 from fedjax_sim import options
 from fedjax_sim.errors import UserError
-from fedjax_sim.runner.directory import RunDirectory
 from fedjax_sim.runner.driver import Result, drive
 from fedjax_sim.runner.prepare import Setup
+from fedjax_sim.runner.run_directory import RunDirectory
 from fedjax_sim.runner.weights import initial_net
 
 MODES = ("loop", "vmap")

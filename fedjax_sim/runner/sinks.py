@@ -1,19 +1,25 @@
-"""Where a run's numbers go while it runs: one interface for files, progress, TensorBoard, Weights &
-Biases, a callback.
+"""Who listens while a run runs: files, progress, JSON lines, TensorBoard, Weights & Biases, a
+callback.
 
-The driver tells every sink of every run: begin, compiling, waiting, compiled, then segment after
-segment, and the end. Sinks are told in process 0 only. The CSV files are always there (`Files`);
-the others are asked for by name (`SINKS`) or given.
+The driver calls every sink for every run: begin, compiling, waiting, compiled, then segment after
+segment, and end; in process 0 only. The CSV files are always there (`Files`); the others are asked
+for by name (`SINKS`) or given.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import importlib
+import json
+import os
+import pathlib
+import sys
+import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
-from fedjax_sim.errors import lookup
+from fedjax_sim.errors import UserError, lookup
+from fedjax_sim.metrics.base import About, Primary
+from fedjax_sim.runner.figures import clean, last_value
 
 if TYPE_CHECKING:
     from fedjax_sim.runner.driver import ActiveRun
@@ -93,25 +99,283 @@ def numbers(row: dict[str, Any]) -> dict[str, float]:
     }
 
 
-# name -> (module, class, one line)
-SINKS: dict[str, tuple[str, str, str]] = {
+# ---- progress ------------------------------------------------------------------------------------
+def measured(run: ActiveRun, segment: Segment) -> tuple[str, About, float]:
+    """(whose and what, how it is read, the last value) of the run's primary metric; NaN for
+    none."""
+    primary = Primary.read(run.setup.resolved)
+    whose, value = last_value(segment.rows, primary)
+    rows = run.setup.resolved.get("client_rows", {}).get("split")
+    where = "test" if whose == "global" else rows
+    return f"{whose} {primary.about.label}{f' ({where})' if where else ''}", primary.about, value
+
+
+def left(segment: Segment) -> str:
+    """How long the rest will take, at the speed of this segment.
+
+    >>> left(Segment(1, 10, 110, 5.0, [], []))
+    '0:50 left'
+    """
+    seconds = segment.seconds / (segment.last - segment.first + 1) * (segment.total - segment.last)
+    minutes, rest = divmod(round(seconds), 60)
+    return (
+        f"{minutes // 60}:{minutes % 60:02d}:{rest:02d} left"
+        if minutes >= 60
+        else f"{minutes}:{rest:02d} left"
+    )
+
+
+LONG = 10.0  # seconds
+
+
+class Lines(Sink):
+    """One line per event; nothing is ever overwritten."""
+
+    def __init__(self, out: TextIO | None = None):
+        self.out = out
+        self.next = (
+            LONG  # seconds of compiling after which it is said that it goes on; then twice as many
+        )
+
+    def say(self, text: str) -> None:
+        print(text, file=self.out or sys.stderr, flush=True)
+
+    def compiling(self, run: ActiveRun) -> None:
+        self.say(f"{name_of(run)}: compiling …")
+
+    def waiting(self, run: ActiveRun, seconds: float) -> None:
+        if seconds >= self.next:
+            self.say(f"{name_of(run)}: compiling … {seconds:.0f} s")
+            self.next = 2 * self.next
+
+    def compiled(self, run: ActiveRun, seconds: float) -> None:
+        self.next = LONG
+        self.say(f"{name_of(run)}: compiled in {seconds:.1f} s")
+
+    def segment(self, run: ActiveRun, segment: Segment, timings: list[dict[str, Any]]) -> None:
+        each = segment.seconds / (segment.last - segment.first + 1)
+        what, about, value = measured(run, segment)
+        shown = f", {what} {about.text(value, sign=True)}" if value == value else ""
+        rest = f", {left(segment)}" if segment.last < segment.total else ""
+        self.say(
+            f"{name_of(run)}: round {segment.last} of {segment.total}{shown}, {each:.3g}"
+            f" s/round{rest}"
+        )
+
+
+class LongCompilation(Lines):
+    """Nothing but that it compiles, where that takes long: nobody should wait in front of a silent
+    notebook."""
+
+    def compiling(self, run: ActiveRun) -> None: ...
+
+    def compiled(self, run: ActiveRun, seconds: float) -> None:
+        if seconds >= LONG:
+            super().compiled(run, seconds)
+
+    def segment(self, run: ActiveRun, segment: Segment, timings: list[dict[str, Any]]) -> None: ...
+
+
+class Bar(Sink):
+    """A bar that is drawn over itself, for a terminal; runs side by side share it."""
+
+    def __init__(self) -> None:
+        self.bar: Any = None
+        self.runs: list[ActiveRun] = []
+        self.last: dict[int, float] = {}
+        self.seconds = 0  # of compiling, as last shown
+
+    def begin(self, run: ActiveRun, done: int) -> None:
+        from tqdm import tqdm
+
+        self.runs.append(run)
+        if self.bar is None:
+            total = run.setup.config.rounds
+            self.bar = tqdm(
+                total=total, initial=done, unit="round", file=sys.stderr, dynamic_ncols=True
+            )
+        self.bar.set_description(self.name())
+
+    def name(self) -> str:
+        return (
+            name_of(self.runs[0])
+            if len(self.runs) == 1
+            else f"{self.runs[0].setup.config.method}, {len(self.runs)} seeds"
+        )
+
+    def compiling(self, run: ActiveRun) -> None:
+        self.bar.set_description(f"{self.name()}: compiling …")
+
+    def waiting(self, run: ActiveRun, seconds: float) -> None:
+        if int(seconds) > self.seconds:
+            self.seconds = int(seconds)
+            self.bar.set_description(f"{self.name()}: compiling … {self.seconds} s")
+
+    def compiled(self, run: ActiveRun, seconds: float) -> None:
+        self.seconds = 0
+        self.bar.set_description(self.name())
+        self.bar.unpause()  # the time left is that of the rounds alone
+
+    def segment(self, run: ActiveRun, segment: Segment, timings: list[dict[str, Any]]) -> None:
+        what, about, self.last[id(run)] = measured(run, segment)
+        if run is not self.runs[-1]:
+            return
+        self.bar.update(segment.last - segment.first + 1)
+        values = [v for v in self.last.values() if v == v]
+        if values:
+            self.bar.set_postfix({what: about.text(sum(values) / len(values)) + about.sign.strip()})
+
+    def close(self) -> None:
+        if self.bar is not None:
+            self.bar.close()
+
+
+def json_line(event: str, **facts: Any) -> str:
+    """A JSON line for programs.
+
+    >>> json_line("end", accuracy=float("nan"))
+    '{"event": "end", "accuracy": null}'
+    """
+    return json.dumps(clean({"event": event} | facts), allow_nan=False)
+
+
+class JsonLines(Sink):
+    """An object per line on the standard output: event, method, seed, and what the event brings."""
+
+    def __init__(self, out: TextIO | None = None):
+        self.out = out
+
+    def tell(self, run: ActiveRun, event: str, **more: Any) -> None:
+        config, directory = run.setup.config, run.directory
+        base = dict(
+            method=config.method, seed=config.seed, out=str(directory.path) if directory else None
+        )
+        print(json_line(event, **base | more), file=self.out or sys.stdout, flush=True)
+
+    def begin(self, run: ActiveRun, done: int) -> None:
+        self.tell(
+            run,
+            "begin",
+            round=done,
+            rounds=run.setup.config.rounds,
+            config_hash=run.setup.config.hash(),
+        )
+
+    def compiling(self, run: ActiveRun) -> None:
+        self.tell(run, "compiling")
+
+    def compiled(self, run: ActiveRun, seconds: float) -> None:
+        self.tell(run, "compiled", seconds=seconds)
+
+    def segment(self, run: ActiveRun, segment: Segment, timings: list[dict[str, Any]]) -> None:
+        facts = dict(round=segment.last, rounds=segment.total, seconds=segment.seconds)
+        self.tell(run, "segment", **facts, rows=[clean(row) for row in segment.rows])
+
+    def end(self, run: ActiveRun, summary: dict[str, Any]) -> None:
+        self.tell(run, "end", summary=summary)
+
+
+def progress_sinks(wanted: bool | None) -> list[Sink]:
+    """What fits the standard error stream; None: only what nobody should wait for in silence."""
+    if wanted is None:
+        return [LongCompilation()]
+    return [] if not wanted else [Bar() if sys.stderr.isatty() else Lines()]
+
+
+# ---- other tools ---------------------------------------------------------------------------------
+class TensorBoard(Sink):
+    """One event file per run, in OUT/tensorboard (a run without a directory: runs/tensorboard):
+    every number of metrics.csv and rounds.csv over rounds."""
+
+    def __init__(self) -> None:
+        try:
+            from tensorboardX.event_file_writer import EventsWriter
+            from tensorboardX.proto.event_pb2 import Event
+        except ImportError:
+            raise UserError(
+                "--log tensorboard needs tensorboardX; install it with: pip install"
+                " 'fedjax-sim[tensorboard]'"
+            ) from None
+        self.writer, self.event = EventsWriter, Event
+        self.files: dict[int, EventsWriter] = {}
+
+    def begin(self, run: ActiveRun, done: int) -> None:
+        folder = (run.directory.path if run.directory else pathlib.Path("runs")) / "tensorboard"
+        folder.mkdir(parents=True, exist_ok=True)
+        suffix = f".{time.time_ns()}.{run.setup.config.hash()}"  # a resume has a file of its own
+        self.files[id(run)] = self.writer(str(folder / "events"), suffix)
+
+    def segment(self, run: ActiveRun, segment: Segment, timings: list[dict[str, Any]]) -> None:
+        file, now = self.files[id(run)], time.time()
+        for kind, rows in (("evaluation", segment.rows), ("round", segment.rounds)):
+            for row in rows:
+                event = self.event(wall_time=now, step=int(row["round"]))
+                for name, value in numbers(row).items():
+                    event.summary.value.add(tag=f"{kind}/{name}", simple_value=value)
+                file.write_event(event)
+        file.flush()
+
+    def close(self) -> None:
+        while self.files:
+            self.files.popitem()[1].close()
+
+
+class WandB(Sink):
+    """Project WANDB_PROJECT or fedjax_sim; files in OUT/wandb."""
+
+    def __init__(self) -> None:
+        try:
+            import wandb
+        except ImportError:
+            raise UserError(
+                "--log wandb needs Weights & Biases; install it with: pip install"
+                " 'fedjax-sim[wandb]'"
+            ) from None
+        self.wandb = wandb
+        self.runs: dict[int, Any] = {}
+
+    def begin(self, run: ActiveRun, done: int) -> None:
+        config = run.setup.config
+        online = "WANDB_API_KEY" in os.environ
+        self.runs[id(run)] = self.wandb.init(
+            project=os.environ.get("WANDB_PROJECT", "fedjax_sim"),
+            name=run.directory.path.name if run.directory else name_of(run),
+            id=None if not run.directory else f"{config.hash()}-{run.directory.path.name}",
+            resume="allow",
+            config=config.to_json(),
+            dir=str(run.directory.path if run.directory else pathlib.Path(".")),
+            mode=os.environ.get("WANDB_MODE", "online" if online else "offline"),
+            reinit="create_new",
+        )
+
+    def segment(self, run: ActiveRun, segment: Segment, timings: list[dict[str, Any]]) -> None:
+        steps: dict[int, dict[str, float]] = {}
+        for kind, rows in (("round", segment.rounds), ("evaluation", segment.rows)):
+            for row in rows:
+                steps.setdefault(int(row["round"]), {}).update(
+                    {f"{kind}/{k}": v for k, v in numbers(row).items()}
+                )
+        for step, values in sorted(steps.items()):
+            self.runs[id(run)].log(values, step=step)
+
+    def end(self, run: ActiveRun, summary: dict[str, Any]) -> None:
+        self.runs[id(run)].summary.update(summary)
+
+    def close(self) -> None:
+        while self.runs:
+            self.runs.popitem()[1].finish()
+
+
+# name -> (sink, one line)
+SINKS: dict[str, tuple[type[Sink], str]] = {
     "tensorboard": (
-        "tensorboard",
-        "TensorBoard",
+        TensorBoard,
         "event files in the run directory (look at them with tensorboard)",
     ),
-    "wandb": (
-        "wandb_run",
-        "WandB",
-        "Weights & Biases; offline unless WANDB_MODE or WANDB_API_KEY says otherwise",
-    ),
+    "wandb": (WandB, "Weights & Biases; offline unless WANDB_MODE or WANDB_API_KEY says otherwise"),
 }
 
 
 def named(names: Sequence[str]) -> list[Sink]:
     """The sinks with these names; a missing package is a sentence."""
-    found = [lookup("log", name, SINKS) for name in names]
-    return [
-        getattr(importlib.import_module(f"fedjax_sim.runner.{module}"), kind)()
-        for module, kind, _ in found
-    ]
+    return [lookup("log", name, SINKS)[0]() for name in names]

@@ -20,7 +20,7 @@ SGD = "sgd"
 OWN_RATE = 1.0  # of an object that has its learning rate inside
 
 
-def settled(config: Config, method: Method, given: Any = None) -> Config:
+def with_optimizer(config: Config, method: Method, given: Any = None) -> Config:
     """`config` with the numbers of its optimiser where they belong: what nobody said is the
     method's, or the rule's own."""
     if given is not None:
@@ -70,7 +70,7 @@ def refuse_numbers_of_sgd(config: Config, name: str) -> None:
 
 def with_own(config: Config, given: Any) -> Config:
     """`config` of an optimiser given as an object."""
-    made = optimizers.own_optimizer(given)
+    rule = optimizers.own_optimizer(given)
     refuse_numbers_of_sgd(config, "an object of optax")
     if config.optimizer not in (Config.optimizer, "own"):
         raise UserError(
@@ -78,15 +78,15 @@ def with_own(config: Config, given: Any) -> Config:
             " one out"
         )
     rate = OWN_RATE if isinstance(config.lr, Unsaid) else config.lr
-    text = optimizers.fingerprint(made)
-    mark = hashlib.sha256((text + repr(made.values.items)).encode()).hexdigest()[:16]
+    text = optimizers.fingerprint(rule)
+    mark = hashlib.sha256((text + repr(rule.values.items)).encode()).hexdigest()[:16]
     return dataclasses.replace(
         config, optimizer="own", own_optimizer=mark, lr=rate, momentum=0.0, weight_decay=0.0
     )
 
 
 def make_optimizer(config: Config, groups: tuple[str, ...], given: Any = None) -> optim.Optimizer:
-    """The record that the compiled program reads, of a settled Config."""
+    """The record that the compiled program reads, of a Config from `with_optimizer`."""
     common: dict[str, Any] = dict(
         groups=optim.decay_groups(config.decay_groups, groups),
         clip_norm=config.clip_norm,
@@ -158,11 +158,11 @@ def with_loss(config: Config, method: Method, fed: Federation, given: Any = None
 def make_loss(config: Config, fed: Federation, given: Any = None) -> losses.Loss:
     """The local loss, made for the task of the data."""
     if given is None:
-        made = losses.make_loss(config.loss, fed.classes, fed.name, **config.loss_options)
+        loss = losses.make_loss(config.loss, fed.classes, fed.name, **config.loss_options)
     else:
-        made = given if isinstance(given, losses.Loss) else losses.OwnLoss(function=given)
-    losses.check_task(made, task_called(fed.task))
-    return made
+        loss = given if isinstance(given, losses.Loss) else losses.OwnLoss(function=given)
+    losses.check_task(loss, task_called(fed.task))
+    return loss
 
 
 def check_task(method: Method, fed: Federation, env: Env) -> None:

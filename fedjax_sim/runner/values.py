@@ -16,9 +16,9 @@ from fedjax_sim.local import optim, optimizers
 from fedjax_sim.methods import make_method
 from fedjax_sim.options import like, shown
 from fedjax_sim.runner.config import Config, check
-from fedjax_sim.runner.directory import RunDirectory
 from fedjax_sim.runner.driver import Result, drive
 from fedjax_sim.runner.prepare import Setup
+from fedjax_sim.runner.run_directory import RunDirectory
 from fedjax_sim.runner.training import make_loss, make_optimizer
 from fedjax_sim.transforms import innermost, names_of, transformed, with_option
 

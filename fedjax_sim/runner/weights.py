@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim import models
-from fedjax_sim.engine.round import seed_key
+from fedjax_sim.engine.round import seed_key, weights_key
 from fedjax_sim.errors import UserError
 from fedjax_sim.models.record import initial_weights
 from fedjax_sim.runner.files import npz_bytes, write_bytes
@@ -23,8 +23,7 @@ from fedjax_sim.types import Tree
 def initial_net(model: models.Model, seed: int) -> Tree:
     """Initial weights: a function of the model and the seed alone, so every method starts from the
     same."""
-    key = jax.random.wrap_key_data(jnp.asarray(seed_key(seed)))
-    return initial_weights(model, jax.random.fold_in(key, 0x1217))
+    return initial_weights(model, weights_key(seed_key(seed)))
 
 
 def by_name(net: Tree) -> dict[str, Any]:
@@ -50,9 +49,9 @@ def read_arrays(path: str | pathlib.Path) -> tuple[dict[str, np.ndarray], str]:
         if packed:
             from flax.serialization import msgpack_restore
 
-            told = msgpack_restore(pathlib.Path(path).read_bytes())
-            return {str(name): np.asarray(value) for name, value in told["arrays"].items()}, str(
-                told["about"]
+            content = msgpack_restore(pathlib.Path(path).read_bytes())
+            return {str(name): np.asarray(value) for name, value in content["arrays"].items()}, str(
+                content["about"]
             )
         with np.load(path, allow_pickle=False) as file:
             about = str(file["about"]) if "about" in file.files else ""

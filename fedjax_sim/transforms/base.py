@@ -125,6 +125,7 @@ class Transform(Personal, Peers, Controlled, Selects, SetsUp, Finishes, Method):
     panels = property(lambda self: self.inner.panels)  # type: ignore[assignment]
     max_epochs = property(lambda self: self.inner.max_epochs)  # type: ignore[assignment]
     adapts = property(lambda self: self.inner.adapts)  # type: ignore[assignment]
+    evolves = property(lambda self: self.inner.evolves)  # type: ignore[assignment]
     setup_trains = property(lambda self: self.inner.setup_trains)  # type: ignore[assignment]
 
     def refusal(self, transform: str) -> str:

@@ -17,7 +17,7 @@ from fedjax_sim.errors import UserError
 from fedjax_sim.methods import METHODS
 from fedjax_sim.papers import pictures, reading
 from fedjax_sim.papers.tables import SCALES, block_of, cell_of, find, paper_of, papers
-from fedjax_sim.runner.lock import Lock
+from fedjax_sim.runner.files import Lock
 
 TABLES = [table for paper in papers().values() for table in paper.tables.values()]
 PROMISED = {
@@ -111,16 +111,16 @@ def test_every_cell_is_a_run_at_every_scale(table):
             if table.draw:
                 assert set(table.draw) <= set(pictures.PICTURES)
             else:
-                assert reading.words(cell.reading)
+                assert reading.describe(cell.reading)
 
 
 def test_mistakes_in_the_data_are_sentences():
     with pytest.raises(UserError, match="'8x' is not a published figure"):
         cell_of("here", "8x")
     with pytest.raises(UserError, match="reading 'best' cannot be read; use best:COLUMN"):
-        reading.words("best")
+        reading.describe("best")
     with pytest.raises(UserError, match="use rounds_to:X:COLUMN"):
-        reading.words("rounds_to:20")
+        reading.describe("rounds_to:20")
     with pytest.raises(UserError, match="the line 'a' has 1 figures for 2 columns"):
         block_of("here", "x y\na 1")
     data = {

@@ -25,7 +25,7 @@ from fedjax_sim.cli.sweep.jobs import Folder, pending, write_results
 from fedjax_sim.cli.sweep.plan import jobs_of
 from fedjax_sim.cli.sweep.table import Table, results
 from fedjax_sim.report.runs import load_runs
-from fedjax_sim.runner.lock import Lock
+from fedjax_sim.runner.files import Lock
 
 __all__ = ["empty_folder"]  # used by every test
 TINY = (
@@ -423,8 +423,8 @@ def test_a_second_sweep_in_the_folder_is_refused(capsys):
 def test_a_run_that_another_process_has_begun_is_not_begun_again(capsys):
     """Before its first checkpoint it has nothing to go on from, but it is not for others to throw
     away."""
-    from fedjax_sim.runner.directory import RunDirectory
     from fedjax_sim.runner.prepare import prepare
+    from fedjax_sim.runner.run_directory import RunDirectory
 
     file = toml('methods = ["fedavg"]\n' + TINY)
     job = jobs_of(tomllib.loads(file.read_text()))[0]

@@ -13,8 +13,8 @@ from fedjax_sim.hooks import Method, Server, SetsUp
 from fedjax_sim.runner import checkpoint
 from fedjax_sim.runner import execute as runner
 from fedjax_sim.runner.config import Config
-from fedjax_sim.runner.directory import RunDirectory
 from fedjax_sim.runner.prepare import prepare
+from fedjax_sim.runner.run_directory import RunDirectory
 
 EVERY = ("global", "personal", "personal@global", "resident")
 

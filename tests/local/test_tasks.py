@@ -396,6 +396,8 @@ def test_tables_with_named_columns(label, task, classes, ending, tmp_path):
         f"{tmp_path}/t{ending}:label={label},client=ward,features=b+c", "column:client"
     )
     assert (fed.task, fed.classes, fed.num_clients, fed.shape) == (task, classes, 3, (1, 1, 2))
+    said = f"  columns: features: b, c; label: {label.replace('+', ', ')}; client: ward; facts: "
+    assert said in fed.describe()
     assert np.isfinite(fs.run("fedavg", fed, model="linear", **HOW).summary["last_global"])
 
 

@@ -275,7 +275,8 @@ def test_state_subsets_change_the_observation():
         ocmla=range(c2 + 2),
         opd=(*range(c2 + 1), c2 + 2),
     )
-    for name in STATES:
+    assert {*keep, "portable"} == set(STATES)
+    for name in keep:
         seen = make_method("fedpolicy", state=name).observe(env, state.server, client, ctx)
         np.testing.assert_array_equal(seen, everything[jnp.array(list(keep[name]))])
     raw = make_method("fedpolicy", state_scaling="raw").observe(env, state.server, client, ctx)
@@ -318,7 +319,7 @@ def test_layerwise_and_mix():
     for _ in range(4):
         state, log, ids, _ = sim.examine(state, data)
     after = state._replace(
-        clients=state.clients._replace(own=state.clients.own._replace(joined=jnp.ones(N, bool)))
+        clients=state.clients._replace(own=state.clients.own._replace(last=jnp.zeros(N, jnp.int32)))
     )
     round_plan = jax.jit(sim.plan_round)(after, data)
     take = np.asarray(round_plan.slots.plan.take)
@@ -520,7 +521,7 @@ def test_figures_from_run_directories(tmp_path):
 
     from fedjax_sim.cli.main import main
     from fedjax_sim.report.runs import load_run, windowed_shares
-    from fedjax_sim.runner import manifest
+    from fedjax_sim.runner import run_directory
     from fedjax_sim.runner.files import stamp
 
     rng = np.random.default_rng(0)
@@ -546,7 +547,9 @@ def test_figures_from_run_directories(tmp_path):
             "round,global_acc,client_mean\n"
             + "".join(f"{i},{0.04 * i},{'' if i % 2 else 0.03 * i}\n" for i in range(1, 21))
         )
-        manifest.write(folder, {file.name: stamp(file.read_bytes()) for file in folder.iterdir()})
+        run_directory.write_manifest(
+            folder, {file.name: stamp(file.read_bytes()) for file in folder.iterdir()}
+        )
         if agent:
             shares = windowed_shares(load_run(folder).actions)
             np.testing.assert_allclose(shares["full"][14], counts[5:15, 0].sum() / 100)

@@ -22,7 +22,7 @@ def ruled(rule: str, **more):
     return simulation("fedpolicy", agent="rule", rule=rule, **more)
 
 
-def told(sim, rounds: int = 0):
+def plans_of(sim, rounds: int = 0):
     """(the State after so many rounds, the plans and ids of the next)."""
     state, data = start(sim)
     for _ in range(rounds):
@@ -98,7 +98,10 @@ def test_bad_input(options, words):
 # ---- in a round ----------------------------------------------------------------------------------
 def test_a_rule_that_never_holds_is_full_and_one_that_always_does_is_backbone():
     for rule, policy in (("keep_head: size<0", "full"), ("keep_head", "backbone")):
-        mine, named = told(ruled(rule), 2)[0], told(simulation("fedpolicy", agent=policy), 2)[0]
+        mine, named = (
+            plans_of(ruled(rule), 2)[0],
+            plans_of(simulation("fedpolicy", agent=policy), 2)[0],
+        )
         assert same_bits(
             (mine.server, mine.clients.resident), (named.server, named.clients.resident)
         )
@@ -115,7 +118,7 @@ def test_a_rule_sees_the_client():
     classes = np.exp(-(share * np.log(np.where(share > 0, share, 1))).sum(1))
     split = float(np.sort(classes)[N // 2 - 1 : N // 2 + 1].mean())
     rule = f"keep_head: effective_classes<{split}; withhold_head: size>8"
-    state, plan, ids = told(ruled(rule), 2)
+    state, plan, ids = plans_of(ruled(rule), 2)
     joined = np.asarray(state.clients.own.joined)
     keeps, small = (classes < split) & joined, np.array(SIZES) <= 8
     assert keeps[ids].any() and not keeps[ids].all() and small[ids].any()
@@ -206,7 +209,7 @@ def test_actions_that_say_what_is_sent():
     """exchange: pairs of blocks; exchange_mix: real weights, and at first only the takes are
     imposed."""
     sim = simulation("fedpolicy", agent="random", actions="exchange")
-    _, plan, _ = told(sim)
+    _, plan, _ = plans_of(sim)
     assert (plan.take == 1).all() and {tuple(s) for s in plan.send} <= {(1, 1), (1, 0), (0, 1)}
     space, env = sim.method.space, sim.env
     pairs = [(*space.take(env, a).tolist(), *space.send(env, a).tolist()) for a in range(9)]
@@ -214,7 +217,7 @@ def test_actions_that_say_what_is_sent():
     sim = simulation(
         "fedpolicy", actions="exchange_mix", **{"agent.batch": 4, "agent.gradient_steps": 1}
     )
-    _, plan, _ = told(sim)
+    _, plan, _ = plans_of(sim)
     assert (plan.take == 1).all() and ((plan.send > 0) & (plan.send < 1)).any()
-    _, plan, _ = told(sim, 1)
+    _, plan, _ = plans_of(sim, 1)
     assert not (plan.take == 1).all()

@@ -20,7 +20,7 @@ from fedjax_sim.errors import UserError
 from fedjax_sim.hooks import Controlled
 from fedjax_sim.local import losses, optim
 from fedjax_sim.methods import make_method
-from fedjax_sim.methods.pfedrlla import RULES, PFedRLLA, part_weights
+from fedjax_sim.methods.pfedrlla import PFedRLLA
 from fedjax_sim.methods.pfedrlla.regimes import Schedule
 from fedjax_sim.methods.pfedrlla.reward import preferred, terms
 from fedjax_sim.models import build
@@ -178,26 +178,6 @@ def test_who_failed_to_report_counts_nothing(moved):
     assert (weights[:, :, 1:3] == 0).all() and (weights[:, :, [0, 3, 4]] > 0).all()
     np.testing.assert_allclose(weights.sum(-1), 1, atol=1e-5)
     assert (np.asarray(round_plan.observed).reshape(M, M + 1, -1)[:, 1:3] == 0).all()
-
-
-@pytest.mark.parametrize("rule", RULES)
-def test_rules_sum_to_one(rule):
-    sizes, action = jnp.array([3.0, 5.0, 2.0, 7.0]), jnp.array([0.1, 0.0, 0.3, 0.6])
-    for usable in ([True, False, True, True], [False, False, False, True]):
-        found = np.asarray(
-            part_weights(rule, jnp.array([0.4, 0.0, 0.0, 0.6]), sizes, jnp.array(usable))
-        )
-        assert abs(found.sum() - 1) < 1e-6
-        assert rule == "agent" or (found[~np.array(usable)] == 0).all()
-    found = np.asarray(part_weights(rule, action, sizes, jnp.ones(4, bool)))
-    want = {
-        "weighted": sizes / 17,
-        "agent": action,
-        "even": [0.25] * 4,
-        "mean": [1 / 3] * 3 + [0],
-        "local": [0, 0, 0, 1],
-    }
-    np.testing.assert_allclose(found, want[rule], atol=1e-6)
 
 
 # ---- what it reduces to --------------------------------------------------------------------------

@@ -48,6 +48,7 @@ ALLOWED: dict[str, set[str]] = {
             "transforms",
             "platform",
             "accelerators",
+            "presets.controllers",
             "__init__",
         }
     ),
@@ -58,7 +59,7 @@ ALLOWED: dict[str, set[str]] = {
         "metrics.base",
         "runner.files",
         "runner.figures",
-        "runner.manifest",
+        "runner.run_directory",
         "__init__",
     },
     "papers": {"errors", "options", "presets", "report", "runner.files", "runner.figures"},
@@ -308,7 +309,7 @@ def test_the_reader_sees_every_kind_of_import():
     assert seen == [
         ("fedjax_sim.runner.config", False),
         ("fedjax_sim.methods.fedavg", False),
-        ("fedjax_sim.local.sgd", False),
+        ("fedjax_sim.local.local_sgd", False),
         ("fedjax_sim.models", False),
         ("agents.types.Agent", True),
         ("fedjax_sim.report.runs", True),

@@ -16,8 +16,8 @@ from drawn import CLIENTS, sign, write_comparison, write_run
 from fedjax_sim.cli.main import main
 from fedjax_sim.errors import UserError
 from fedjax_sim.report import costs, curves, style, tables
-from fedjax_sim.report.figures import possible
 from fedjax_sim.report.groups import grouped, labels, scenes
+from fedjax_sim.report.page import possible
 from fedjax_sim.report.runs import load_run, load_runs, write_order
 from fedjax_sim.runner.files import checksum
 
@@ -37,7 +37,7 @@ def drawn(tmp_path_factory) -> tuple[pathlib.Path, list[str]]:
         json.dumps(profile | {"checksum": checksum(profile)})
     )
     said: list[str] = []
-    from fedjax_sim.report.figures import report
+    from fedjax_sim.report.page import report
 
     report([root / "runs"], root / "out", said.append)
     return root / "out", said

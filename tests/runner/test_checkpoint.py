@@ -14,6 +14,7 @@ from tiny import same_bits, simulation, start
 
 from fedjax_sim.errors import UserError
 from fedjax_sim.runner import checkpoint
+from fedjax_sim.runner.run_directory import saved_rounds
 from fedjax_sim.types import Client, State
 
 
@@ -137,7 +138,7 @@ def test_newest_are_kept_and_partial_ones_ignored(tmp_path):
     (tmp_path / "00000008").mkdir()  # without meta.json: not complete
     for round_ in (1, 2, 3, 4):
         checkpoint.save(tmp_path, made_up()._replace(t=jnp.int32(round_)), "h", keep=2)
-    assert checkpoint.rounds(tmp_path) == [3, 4]
+    assert saved_rounds(tmp_path) == [3, 4]
     assert checkpoint.latest(tmp_path).name == "00000004"
     assert not list(tmp_path.glob(".*"))  # what a killed run left is cleared
 
@@ -156,7 +157,7 @@ def test_a_save_that_fails_leaves_the_old_one(tmp_path, monkeypatch):
     )
     with pytest.raises(KeyboardInterrupt):
         checkpoint.save(tmp_path, made_up()._replace(t=jnp.int32(2)), "h")
-    assert checkpoint.rounds(tmp_path) == [1]
+    assert saved_rounds(tmp_path) == [1]
 
 
 def refused(path: pathlib.Path, state: State, config_hash: str = "h") -> str:

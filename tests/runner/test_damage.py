@@ -22,7 +22,7 @@ from fedjax_sim.errors import UserError
 from fedjax_sim.report import tables
 from fedjax_sim.report.groups import grouped
 from fedjax_sim.report.runs import load_run, load_runs
-from fedjax_sim.runner import manifest
+from fedjax_sim.runner import run_directory
 
 __all__ = ["empty_folder"]  # used by every test
 SWEEP = (
@@ -105,7 +105,7 @@ KINDS = [
     folder,
     not_text,
 ]
-NAMES = [*manifest.FILES, manifest.MANIFEST]
+NAMES = [*run_directory.FILES, run_directory.MANIFEST]
 
 
 @pytest.fixture(scope="module")
@@ -237,10 +237,10 @@ def test_a_manifest_names_only_files_of_the_run(swept, tmp_path):
     """Others are not read, wherever they are."""
     run = pathlib.Path(shutil.copytree(swept / "out" / "runs" / "fedavg-s0", tmp_path / "run"))
     told = json.loads((run / "manifest.json").read_text())
-    assert set(told["files"]) == set(manifest.FILES)
+    assert set(told["files"]) == set(run_directory.FILES)
     (tmp_path / "secret").write_text("x")
-    manifest.write(run, told["files"] | {"../secret": {"size": 1, "sha256": "0"}})
-    assert manifest.changed(run) == ["manifest.json"]
+    run_directory.write_manifest(run, told["files"] | {"../secret": {"size": 1, "sha256": "0"}})
+    assert run_directory.changed(run) == ["manifest.json"]
     with pytest.raises(UserError, match=r"manifest\.json is not as written"):
         load_run(run)
 

@@ -16,7 +16,8 @@ import pytest
 from paths import ROOT
 
 from fedjax_sim.cli.main import main
-from fedjax_sim.runner import checkpoint, interrupts
+from fedjax_sim.runner import interrupts
+from fedjax_sim.runner.run_directory import saved_rounds
 
 jax.devices()
 ENVIRONMENT = {
@@ -76,7 +77,7 @@ def test_an_interrupted_run_is_saved_and_goes_on(tmp_path, number, code):
         process.kill()
     assert process.returncode == code, err
     assert f"continue with: fedjax-sim resume {out}" in err and "Traceback" not in err
-    (done,) = checkpoint.rounds(out / "checkpoints")
+    (done,) = saved_rounds(out / "checkpoints")
     assert (
         0 < done < 100_000 and not (out / "summary.json").exists() and not (out / ".lock").exists()
     )
@@ -191,6 +192,30 @@ def test_aside_hands_over_results_and_failures():
         os.kill(os.getpid(), signal.SIGTERM)
         interrupts.aside(lambda: time.sleep(1))
     assert caught.value.code == 143
+
+
+def test_the_program_ends_while_native_code_runs_on(tmp_path):
+    """At once, with the code of its signal: nothing is taken down around a compiler in another
+    thread, which would come back into an interpreter that is no more."""
+    code = (
+        "import atexit, ctypes, os, signal, sys, threading\n"
+        "from fedjax_sim.runner import interrupts\n"
+        "atexit.register(lambda: print('taken down'))\n"
+        "threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGTERM)).start()\n"
+        "with interrupts.guard():\n"
+        "    try:\n"
+        "        interrupts.aside(lambda: ctypes.CDLL(None).sleep(60))\n"
+        "    finally:\n"
+        "        print('said')\n"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", USUAL + code],
+        env=ENVIRONMENT,
+        text=True,
+        capture_output=True,
+        timeout=50,
+    )
+    assert (run.returncode, run.stdout, run.stderr) == (143, "said\n", "")
 
 
 def test_signals_are_noted_and_raised_at_the_end():

@@ -13,6 +13,7 @@ from fedjax_sim.metrics import make_metrics
 from fedjax_sim.metrics.base import Metric, Primary, columns_of, described, over_clients, value_of
 from fedjax_sim.plans import floats_on_wire, payload_bytes
 from fedjax_sim.runner.figures import (
+    clean,
     convergence,
     divergence_figures,
     probe_figures,
@@ -23,7 +24,6 @@ from fedjax_sim.runner.figures import (
 )
 from fedjax_sim.runner.files import number, read_csv, write_csv
 from fedjax_sim.runner.recorder import Recorder
-from fedjax_sim.runner.summary import clean
 
 METRICS = make_metrics((), 3)
 ACCURACY = METRICS[0]

@@ -78,6 +78,28 @@ def test_the_settings_of_the_papers():
     assert config("run", "--preset", "fedpam-cifar10-cnn4").model == "cnn4"
 
 
+def test_they_have_the_constants_of_the_baselines():
+    """A baseline under a paper's preset has that paper's constants, and nobody else's."""
+    told = {
+        ("fedpolicy-cifar10", "fedprox"): {"mu": "0.01"},
+        ("fedpolicy-cifar100", "fedprox"): {"mu": "0.001"},
+        ("fedpolicy-cifar10", "ditto"): {"lam": "0.01"},
+        ("pfedrlla-cifar10", "ditto"): {"lam": "0.5", "personal_epochs": "5"},
+        ("pfedrlla-cifar10", "fedprox"): {"mu": "0.02"},
+        ("pfedrlla-cifar10", "fedamp"): {"lam": "5e-07", "alpha": "0.005", "sigma": "0.1"},
+        ("fedpam-mnist", "ditto"): {"lam": "1.0"},
+        ("fedpam-mnist", "fedrep"): {"head_epochs": "1"},
+    }
+    for (name, method), wanted in told.items():
+        assert config("run", method, "--preset", name).options == wanted, (name, method)
+    # a setting of the run may be one method's alone
+    assert config("run", "fedfomo", "--preset", "fedpam-mnist").val_fraction == 0.2
+    assert config("run", "ditto", "--preset", "fedpam-mnist").val_fraction != 0.2
+    both = {"preset": "fedpam-mnist", "methods": ["fedfomo", "ditto"], "settings": {"rounds": 1}}
+    fomo, ditto = (job.config for job in jobs_of(both))
+    assert (fomo.val_fraction, ditto.options) == (0.2, {"lam": "1.0"})
+
+
 def test_whatever_is_typed_wins():
     argv = [
         "run",

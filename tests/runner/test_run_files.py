@@ -27,9 +27,9 @@ from fedjax_sim.runner import files as files_module
 from fedjax_sim.runner.autotune import candidates, key_of
 from fedjax_sim.runner.config import Config
 from fedjax_sim.runner.execute import resume, run
-from fedjax_sim.runner.files import checksum
-from fedjax_sim.runner.lock import Lock
+from fedjax_sim.runner.files import Lock, checksum
 from fedjax_sim.runner.prepare import prepare
+from fedjax_sim.runner.run_directory import saved_rounds
 
 jax.devices()
 ROWS = ("metrics.csv", "rounds.csv", "timings.csv", "clients.npz")
@@ -259,13 +259,10 @@ def test_a_full_disk_is_a_sentence_and_the_run_goes_on_later(base, tmp_path, mon
         hidden = [p for p in out.rglob("*") if p.name.startswith(".")] if out.exists() else []
         assert not hidden, hidden
         left[0] = 10**6
-        if checkpoint.rounds(out / "checkpoints"):
+        if saved_rounds(out / "checkpoints"):
             resume(out, fed=tiny.federation())
             assert figures(out) == figures(base / "whole")
-    assert not (tmp_path / "0").exists() and checkpoint.rounds(tmp_path / "22" / "checkpoints") == [
-        4,
-        6,
-    ]
+    assert not (tmp_path / "0").exists() and saved_rounds(tmp_path / "22" / "checkpoints") == [4, 6]
 
 
 @pytest.fixture
@@ -427,7 +424,7 @@ def test_killed_deletions_are_cleared_by_the_next_save(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         checkpoint.save(tmp_path, at(3), "h", keep=1)
     monkeypatch.undo()
-    assert checkpoint.rounds(tmp_path) == [3]
+    assert saved_rounds(tmp_path) == [3]
     checkpoint.save(tmp_path, at(4), "h", keep=1)
     assert [p.name for p in tmp_path.iterdir()] == ["00000004"]
 

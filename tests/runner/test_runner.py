@@ -25,6 +25,7 @@ from fedjax_sim.runner import checkpoint, driver
 from fedjax_sim.runner.config import Config
 from fedjax_sim.runner.execute import resume, run
 from fedjax_sim.runner.prepare import prepare
+from fedjax_sim.runner.run_directory import saved_rounds
 from fedjax_sim.runner.seeds import run_seeds, with_seed
 
 jax.devices()
@@ -495,9 +496,7 @@ def test_seeds_side_by_side_write_as_they_go_and_resume_alone(tmp_path, monkeypa
     for i, seed in enumerate((4, 5)):
         cut = tmp_path / "cut" / f"seed-{seed}"
         assert [r["round"] for r in table(cut / "rounds.csv")] == ["1", "2", "3", "4"]
-        assert (
-            checkpoint.rounds(cut / "checkpoints") == [2, 4] and not (cut / "summary.json").exists()
-        )
+        assert saved_rounds(cut / "checkpoints") == [2, 4] and not (cut / "summary.json").exists()
         rest = resume(cut, fed=tiny.federation())
         assert rest.summary["rounds"] == 6 and rest.summary["seed"] == seed
         assert tiny.close(rest.state, whole[i].state)

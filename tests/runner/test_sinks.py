@@ -6,6 +6,7 @@ import io
 import json
 import pathlib
 import re
+import shutil
 import struct
 import sys
 import types
@@ -13,10 +14,12 @@ import types
 import pytest
 import tiny
 from commands import SMALL, empty_folder, refused
+from tensorboardX.proto.event_pb2 import Event
+from tensorboardX.record_writer import masked_crc32c
 
 import fedjax_sim as fs
 from fedjax_sim.cli.main import main
-from fedjax_sim.runner import progress, tensorboard
+from fedjax_sim.runner import compilation, sinks
 from fedjax_sim.runner.sinks import Segment
 
 __all__ = ["empty_folder"]  # used by every test
@@ -26,19 +29,19 @@ class Heard(fs.Sink):
     def __init__(self):
         self.events = []
 
-    def begin(self, lane, done):
+    def begin(self, run, done):
         self.events.append(("begin", done))
 
-    def compiling(self, lane):
+    def compiling(self, run):
         self.events.append(("compiling",))
 
-    def compiled(self, lane, seconds):
+    def compiled(self, run, seconds):
         self.events.append(("compiled", seconds > 0))
 
-    def segment(self, lane, segment, timings):
+    def segment(self, run, segment, timings):
         self.events.append(("segment", segment.first, segment.last))
 
-    def end(self, lane, summary):
+    def end(self, run, summary):
         self.events.append(("end", summary["rounds"]))
 
     def close(self):
@@ -115,38 +118,16 @@ def test_a_callback_may_end_a_run_and_it_goes_on(tmp_path):
 def events_in(file: pathlib.Path) -> list[tuple[int, dict[str, float]]]:
     """An event file read back, every checksum compared: (step, values) per event."""
     data, at, out = file.read_bytes(), 0, []
-
-    def number(text: bytes, i: int) -> tuple[int, int]:
-        value = shift = 0
-        while True:
-            value |= (text[i] & 127) << shift
-            shift, i = shift + 7, i + 1
-            if text[i - 1] < 128:
-                return value, i
-
-    def fields(text: bytes):
-        i = 0
-        while i < len(text):
-            tag, i = number(text, i)
-            if tag & 7 == 0:
-                value, i = number(text, i)
-            else:
-                size = {1: 8, 5: 4}.get(tag & 7)
-                if size is None:
-                    size, i = number(text, i)
-                value, i = text[i : i + size], i + size
-            yield tag >> 3, value
-
+    checked = lambda text: struct.pack("<I", masked_crc32c(text))
     while at < len(data):
         head = data[at : at + 8]
         (length,) = struct.unpack("<Q", head)
         content = data[at + 12 : at + 12 + length]
-        assert data[at + 8 : at + 12] == tensorboard.masked(head)
-        assert data[at + 12 + length : at + 16 + length] == tensorboard.masked(content)
+        assert data[at + 8 : at + 12] == checked(head)
+        assert data[at + 12 + length : at + 16 + length] == checked(content)
         at += 16 + length
-        found = dict(fields(content))
-        values = [dict(fields(v)) for _, v in fields(found.get(5, b""))]
-        out.append((found.get(2, 0), {v[1].decode(): struct.unpack("<f", v[2])[0] for v in values}))
+        event = Event.FromString(content)
+        out.append((event.step, {v.tag: v.simple_value for v in event.summary.value}))
     return out
 
 
@@ -166,6 +147,18 @@ def test_tensorboard_files_hold_every_number(ran):
     assert losses == pytest.approx(
         {row["round"]: row["train_loss"] for row in result.rounds}, rel=1e-6
     )
+
+
+def test_a_resume_leaves_the_events_before_it(ran, tmp_path):
+    """Byte for byte; its own rounds stand in a file beside them."""
+    _, _, result, _ = ran
+    copy = pathlib.Path(shutil.copytree(result.out, tmp_path / "run"))
+    before = {file.name: file.read_bytes() for file in (copy / "tensorboard").iterdir()}
+    fs.resume(copy, 5, log="tensorboard")
+    after = {file.name: file.read_bytes() for file in (copy / "tensorboard").iterdir()}
+    (new,) = set(after) - set(before)
+    assert {name: after[name] for name in before} == before
+    assert {step for step, values in events_in(copy / "tensorboard" / new) if values} == {5}
 
 
 def test_tensorboard_itself_reads_them(ran):
@@ -218,6 +211,10 @@ def test_wandb_is_offline_and_gets_every_round(ran, monkeypatch, capsys):
         and "round/train_loss" in steps[0][1]
     )
     assert pretend.summary["best_global"] == result.summary["best_global"]
+    monkeypatch.setitem(sys.modules, "tensorboardX.event_file_writer", None)
+    assert "pip install 'fedjax-sim[tensorboard]'" in refused(
+        capsys, "run", "fedavg", *SMALL, "--log", "tensorboard"
+    )
     monkeypatch.setitem(sys.modules, "wandb", None)
     assert "pip install 'fedjax-sim[wandb]'" in refused(
         capsys, "run", "fedavg", *SMALL, "--log", "wandb"
@@ -269,7 +266,7 @@ def test_lines_where_there_is_no_terminal_and_json_for_programs(capsys, tmp_path
     assert len((tmp_path / "lines" / "metrics.csv").read_text().splitlines()) == 4
 
 
-def lane(method="fedavg", seed=0, rounds=100):
+def active(method="fedavg", seed=0, rounds=100):
     config = types.SimpleNamespace(method=method, seed=seed, rounds=rounds)
     return types.SimpleNamespace(
         setup=types.SimpleNamespace(config=config, resolved={}), directory=None
@@ -283,8 +280,8 @@ def test_a_terminal_gets_a_bar_that_says_when_it_compiles(monkeypatch):
 
     screen = Terminal()
     monkeypatch.setattr(sys, "stderr", screen)
-    bar, one, two = progress.progress_sinks(True)[0], lane(), lane(seed=1)
-    assert isinstance(bar, progress.Bar)
+    bar, one, two = sinks.progress_sinks(True)[0], active(), active(seed=1)
+    assert isinstance(bar, sinks.Bar)
     for each in (one, two):  # seeds side by side share it
         bar.begin(each, 10)
     bar.compiling(one)
@@ -297,8 +294,8 @@ def test_a_terminal_gets_a_bar_that_says_when_it_compiles(monkeypatch):
 
 
 def test_the_time_that_is_left():
-    assert progress.left(Segment(1, 10, 20, 10.0, [], [])) == "0:10 left"
-    assert progress.left(Segment(11, 20, 7220, 10.0, [], [])) == "2:00:00 left"
+    assert sinks.left(Segment(1, 10, 20, 10.0, [], [])) == "0:10 left"
+    assert sinks.left(Segment(11, 20, 7220, 10.0, [], [])) == "2:00:00 left"
 
 
 # ---- while it compiles ---------------------------------------------------------------------------
@@ -318,10 +315,9 @@ class Clock:
 def test_compiling_is_not_silent(monkeypatch, capsys, wanted, lines):
     """With progress from the start; from Python, by default, where it takes long; asked to be
     quiet, never."""
-    from fedjax_sim.runner import programs
 
-    programs.forget()
-    monkeypatch.setattr(programs.interrupts, "aside", Clock([0.1, 5, 11, 12, 19, 25, 30]))
+    compilation.forget()
+    monkeypatch.setattr(compilation.interrupts, "aside", Clock([0.1, 5, 11, 12, 19, 25, 30]))
     tiny_run = dict(
         model="mlp",
         model_options={"hidden": (3,)},
@@ -341,11 +337,11 @@ def test_compiling_is_not_silent(monkeypatch, capsys, wanted, lines):
             "fedavg seed 0: compiling … 25 s",
         ][3 - lines :]
     )
-    programs.forget()
+    compilation.forget()
 
 
 def test_a_bar_counts_the_seconds_of_compiling():
-    bar, one = progress.Bar(), lane()
+    bar, one = sinks.Bar(), active()
     bar.begin(one, 0)
     bar.compiling(one)
     for seconds in (0.4, 1.2, 1.4, 62.0):

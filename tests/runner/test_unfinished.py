@@ -15,8 +15,9 @@ from commands import SMALL, contents, empty_folder, refused
 
 import fedjax_sim as fs
 from fedjax_sim.cli.main import main
-from fedjax_sim.runner import checkpoint, driver
+from fedjax_sim.runner import driver
 from fedjax_sim.runner.execute import resume, run
+from fedjax_sim.runner.run_directory import saved_rounds
 
 __all__ = ["empty_folder"]  # used by every test
 jax.devices()
@@ -51,7 +52,7 @@ def killed_run(out: pathlib.Path, where: str, **more) -> None:
         patch.setattr(driver, where, killed)
         with pytest.raises(Killed):
             run("fedavg", tiny.federation(), out=out, **OPTIONS | more)
-    assert not checkpoint.rounds(out / "checkpoints")
+    assert not saved_rounds(out / "checkpoints")
 
 
 @pytest.fixture(scope="module")

@@ -126,6 +126,8 @@ CASES: dict[str, Case] = {
 # methods of the tests' own, for hooks that no registered method uses, and the skeleton that the
 # docs show
 DUMMY_CASES: dict[str, Case] = {
+    "pfedrlla_similarity": Case(reference="support/dummies.py"),
+    "pfedrlla_gradient": Case(reference="support/dummies.py"),
     "my_method": Case(fedavg_when={}, reference="support/dummies.py"),
     "neighbourhood": Case(reference="engine/test_layouts.py"),
     # its private group of one number per class never travels

@@ -8,7 +8,7 @@ import pathlib
 
 import numpy as np
 
-from fedjax_sim.runner import manifest
+from fedjax_sim.runner import run_directory
 from fedjax_sim.runner.files import stamp
 
 CLASSES, CLIENTS = 10, 20
@@ -137,8 +137,10 @@ def write_run(
 
 def sign(folder: pathlib.Path) -> pathlib.Path:
     """A manifest of what is there."""
-    there = [name for name in manifest.FILES if (folder / name).exists()]
-    manifest.write(folder, {name: stamp((folder / name).read_bytes()) for name in there})
+    there = [name for name in run_directory.FILES if (folder / name).exists()]
+    run_directory.write_manifest(
+        folder, {name: stamp((folder / name).read_bytes()) for name in there}
+    )
     return folder
 
 

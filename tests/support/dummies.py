@@ -10,6 +10,7 @@ from paths import ROOT
 from fedjax_sim.hooks import Method, Peers, Personal, Server
 from fedjax_sim.local import forward, local_loss, local_sgd
 from fedjax_sim.local.sgd import Aux
+from fedjax_sim.methods.pfedrlla import PFedRLLA
 from fedjax_sim.models import with_group
 from fedjax_sim.plans import masked_plan, mix
 from fedjax_sim.types import Plan
@@ -110,7 +111,24 @@ def from_the_docs() -> Method:
     return names["MyMethod"]()
 
 
+class ByLabelsAndModels(PFedRLLA):
+    """pFedRLLA without an agent, its parts by rules that look at labels and at models."""
+
+    name = "pfedrlla_similarity"
+    body: str = "same_classes"
+    head: str = "similarity"
+    head_layers: str = "last"
+
+
+class ByGradient(ByLabelsAndModels):
+    name = "pfedrlla_gradient"
+    body: str = "similarity"
+    head: str = "gradient"
+
+
 DUMMIES = {
+    "pfedrlla_similarity": ByLabelsAndModels,
+    "pfedrlla_gradient": ByGradient,
     "neighbourhood": Neighbourhood,
     "private_scale": PrivateScale,
     "my_method": from_the_docs,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -89,6 +91,13 @@ def simulation(
         stored=stored,
         evaluations=("global", "personal", "global@clients", "resident"),
     )
+
+
+def traced_once(sim: Simulation) -> Simulation:
+    """The same, and an error where its rounds are traced a second time."""
+    chex.clear_trace_counter()
+    run = chex.assert_max_traces(sim.run.__wrapped__, n=1)
+    return dataclasses.replace(sim, run=jax.jit(run, donate_argnums=0))
 
 
 def start(sim: Simulation, seed: int = 0, data=None):

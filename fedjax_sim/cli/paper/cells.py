@@ -10,7 +10,7 @@ from typing import Any
 
 from fedjax_sim.cli.settings import make_config
 from fedjax_sim.cli.sweep.plan import Job, digits_of, handed_over
-from fedjax_sim.cli.words import OF_THE_COMMAND, applied, as_text, option_parser, run_options, words
+from fedjax_sim.cli.words import OF_THE_COMMAND, applied, as_text, option_parser, scoped, words
 from fedjax_sim.errors import lookup
 from fedjax_sim.methods import METHODS, make_method, options_in
 from fedjax_sim.papers.tables import Line, Paper, Table, papers
@@ -63,26 +63,6 @@ def merged(
     for line in lines:
         out |= line.always
     return out
-
-
-def scoped(method: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """METHOD.OPTION where OPTION is one of the run: for that method alone. What is '' is left out.
-
-    >>> scoped(
-    ...     "fedprox",
-    ...     {"lr": 1, "fedprox.lr": 0.1, "fedavg.lr": 1, "fedprox.mu": 2, "fedprox.start_from": ""},
-    ... )
-    {'lr': 0.1, 'fedprox.mu': 2}
-    """
-    out: dict[str, Any] = {}
-    own: dict[str, Any] = {}
-    for name, value in settings.items():
-        owner, dot, option = name.partition(".")
-        if dot and owner in METHODS and option.replace("_", "-") in run_options():
-            own |= {option: value} if owner == method else {}
-        else:
-            out[name] = value
-    return {name: value for name, value in (out | own).items() if value != ""}
 
 
 def config_of(method: str, settings: Mapping[str, Any]) -> Config:

@@ -72,11 +72,11 @@ def pivot_of(table: Table, choice: Choice, cells: Sequence[Cell], found: Found) 
         for lines in ([c.row for c in cells], [c.col for c in cells])
     )
     readings = dict.fromkeys(cell.reading for cell in cells)
-    head = [f"Scale {choice.scale}. {capital(reading.words(one))}." for one in readings][:1]
+    head = [f"Scale {choice.scale}. {capital(reading.describe(one))}." for one in readings][:1]
     if len(readings) > 1:
         head = [
             f"Scale {choice.scale}.",
-            *(f"{labels_of(one, cells, table)}: {reading.words(one)}." for one in readings),
+            *(f"{labels_of(one, cells, table)}: {reading.describe(one)}." for one in readings),
         ]
     marked = {m for one in table.published.values() for m in one.marks}
     foot = [note for mark, note in table.notes.items() if mark not in marked]

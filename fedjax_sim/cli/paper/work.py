@@ -16,7 +16,7 @@ from fedjax_sim.cli.sweep.jobs import DONE, FAILED, Folder, started
 from fedjax_sim.cli.sweep.plan import Job
 from fedjax_sim.cli.words import option_parser
 from fedjax_sim.papers.reading import load_profile
-from fedjax_sim.runner.lock import InUse, Lock
+from fedjax_sim.runner.files import InUse, Lock
 
 EVERY = 5.0  # seconds between two looks at what other processes do
 REPEATS = 3  # of a profile

@@ -30,8 +30,7 @@ from fedjax_sim.cli.sweep.table import Table, results, tell
 from fedjax_sim.cli.words import option_parser
 from fedjax_sim.errors import UserError
 from fedjax_sim.options import names
-from fedjax_sim.runner.files import write_bytes
-from fedjax_sim.runner.lock import Lock
+from fedjax_sim.runner.files import Lock, write_bytes
 from fedjax_sim.runner.sinks import named
 
 LAUNCHERS: dict[str, Callable[..., Launcher]] = {"local": Local, "ray": OnRay}

@@ -17,7 +17,7 @@ from fedjax_sim.cli.sweep.plan import Job
 from fedjax_sim.errors import UserError
 from fedjax_sim.metrics.base import Primary
 from fedjax_sim.options import shown
-from fedjax_sim.runner import manifest
+from fedjax_sim.runner import run_directory
 from fedjax_sim.runner.config import Config
 from fedjax_sim.runner.files import csv_bytes, read_csv, write_bytes, write_json
 
@@ -70,7 +70,7 @@ class Folder:
     def own(self, job: Job) -> None:
         """Write down that the directory, which has ended, is of this run of the sweep file."""
         self._owned(job).parent.mkdir(parents=True, exist_ok=True)
-        config = json.loads((self.run(job) / manifest.CONFIG).read_bytes())
+        config = json.loads((self.run(job) / run_directory.CONFIG).read_bytes())
         write_json(
             self._owned(job),
             {"run": job.name, "digits": job.digits, "config_hash": config.get("config_hash")},
@@ -83,7 +83,7 @@ class Folder:
         """Why what lies in the run's directory is not of this run; '' if it is."""
         try:
             told = json.loads(self._owned(job).read_text())
-            config = json.loads((self.run(job) / manifest.CONFIG).read_bytes())
+            config = json.loads((self.run(job) / run_directory.CONFIG).read_bytes())
             same = (told["digits"], told["config_hash"]) == (job.digits, config.get("config_hash"))
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             same = False
@@ -105,7 +105,10 @@ class Folder:
         """The end of a run, looked at again when one of its files has changed."""
         run, looked_at = (
             self.run(job),
-            {self._owned(job), *(self.run(job) / n for n in (*manifest.FILES, manifest.MANIFEST))},
+            {
+                self._owned(job),
+                *(self.run(job) / n for n in (*run_directory.FILES, run_directory.MANIFEST)),
+            },
         )
         marks = []
         for file in sorted(looked_at):
@@ -121,23 +124,27 @@ class Folder:
 
     def _end(self, job: Job, run: pathlib.Path) -> End:
         try:
-            ended = (run / manifest.SUMMARY).exists() or manifest.SUMMARY in manifest.read(run)
+            ended = (
+                run / run_directory.SUMMARY
+            ).exists() or run_directory.SUMMARY in run_directory.read_manifest(run)
         except ValueError:
             ended = False
         if not ended:
             return End({})
         try:
-            files = manifest.verified(run)
+            files = run_directory.verified(run)
             if other := self._other(job):
                 return End({}, other)
             told = json.loads(
-                files.get(manifest.SUMMARY, b'{"rounds": 0}')
+                files.get(run_directory.SUMMARY, b'{"rounds": 0}')
             )  # not named: of before it was extended
             return End(told if int(told["rounds"]) >= job.config.rounds else {})
         except UserError as problem:
             return End({}, str(problem))
         except (ValueError, KeyError, TypeError, RecursionError):
-            return End({}, f"'{shown(str(run), 200)}' is damaged: its {manifest.SUMMARY} is none")
+            return End(
+                {}, f"'{shown(str(run), 200)}' is damaged: its {run_directory.SUMMARY} is none"
+            )
 
     def status(self, job: Job) -> str:
         if self.summary(job):

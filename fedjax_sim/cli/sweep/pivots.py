@@ -38,7 +38,7 @@ def told_apart(jobs: Sequence[Job]) -> list[dict[str, str]]:
 def read_of(text: str, runs: Sequence[Run]) -> str:
     """The reading that was asked for, or the first that any run has."""
     if text:
-        reading.words(text)
+        reading.describe(text)
         return text
     has = lambda one: any(
         reading.value(one, run) == reading.value(one, run) for run in runs
@@ -94,7 +94,7 @@ def table(
             note="" if runs else "not ended",
         )
     lines = lambda axis: [(key, key) for key in dict.fromkeys(place[axis] for place in jobs)]
-    sentence = reading.words(read)
+    sentence = reading.describe(read)
     return Pivot(title, lines(0), lines(1), cells, head=[f"{sentence[:1].upper()}{sentence[1:]}."])
 
 

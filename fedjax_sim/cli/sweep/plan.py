@@ -27,11 +27,19 @@ import json
 import pathlib
 import re
 import tomllib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from fedjax_sim.cli.settings import MOST_SEEDS, make_config
-from fedjax_sim.cli.words import OF_THE_COMMAND, applied, as_text, option_parser, read_entry, words
+from fedjax_sim.cli.words import (
+    OF_THE_COMMAND,
+    applied,
+    as_text,
+    option_parser,
+    read_entry,
+    scoped,
+    words,
+)
 from fedjax_sim.errors import UserError, lookup, unknown
 from fedjax_sim.methods import METHODS, make_method
 from fedjax_sim.options import shown
@@ -142,7 +150,7 @@ def handed_over(before: Job) -> str:
 
 
 def befores(
-    data: Mapping[str, Any], base: Mapping[str, Any], others: Collection[str]
+    data: Mapping[str, Any], base: Callable[[str], Mapping[str, Any]], others: Collection[str]
 ) -> dict[str, Job]:
     """The runs of [before] by name; they have the settings of all runs, and their own."""
     out: dict[str, Job] = {}
@@ -152,7 +160,7 @@ def befores(
                 f'[before.{shown(name)}] needs a method, for example method = "fedpolicy"'
             )
         method, own = read_entry(table["method"])
-        told = {**base, "seed": seeds_of(data)[0], **flattened(table), **own}
+        told = {**base(method), "seed": seeds_of(data)[0], **flattened(table), **own}
         told = {n: v for n, v in told.items() if n not in ("method", "start_from")}
         config = config_of(method, told, {*others, method})
         digits = digits_of([config.hash(), config.rounds])
@@ -188,10 +196,11 @@ def jobs_of(data: Mapping[str, Any]) -> list[Job]:
     read_entries = [read_entry(entry) for entry in entries]
     others = {method for method, _ in read_entries}
     base = preset(data["preset"]) if "preset" in data else None
-    first = befores(data, {**(base.settings if base else {}), **settings}, METHODS)
+    told_to = lambda method: scoped(method, base.of(method)) if base else {}
+    first = befores(data, lambda method: {**told_to(method), **settings}, METHODS)
     found: dict[str, Job] = {job.digits: job for job in first.values()}
     for (method, own), point, seed in itertools.product(read_entries, list(points(data)), seeds):
-        told = {**(base.of(method) if base else {}), "seed": seed, **settings, **point, **own}
+        told = {**told_to(method), "seed": seed, **settings, **point, **own}
         before, parts = source(str(told.get("start_from", "")), first)
         config = config_of(
             method, {n: v for n, v in told.items() if n != "start_from" or before is None}, others

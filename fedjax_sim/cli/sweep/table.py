@@ -11,7 +11,7 @@ from typing import Any
 from fedjax_sim.cli.describe import columns, duration
 from fedjax_sim.cli.sweep.jobs import DAMAGED, DONE, FAILED, Folder
 from fedjax_sim.cli.sweep.plan import Job
-from fedjax_sim.runner.progress import told
+from fedjax_sim.runner.sinks import json_line
 
 MOST_ROWS = 20
 
@@ -86,7 +86,7 @@ class Table:
 
 
 def tell(event: str, **facts: Any) -> None:
-    print(told(event, **facts), flush=True)
+    print(json_line(event, **facts), flush=True)
 
 
 def results(jobs: Sequence[Job], folder: Folder) -> str:

@@ -1,13 +1,10 @@
 """What a controller may decide: the action spaces of FedPolicy, as takes and sends per parameter
 group.
 
-blocks      a ∈ {full, backbone, head}                                  3 discrete actions, the
-                                        paper's
+blocks      a ∈ {full, backbone, head}                               3 discrete actions, the paper's
 layerwise   a ∈ the non-empty subsets of the G parameter groups         2^G − 1 discrete actions
-mix         a ∈ [−1, 1]^G, take = (a + 1)/2                             init_g = θ_k,g + take_g (Θ_g
-                                        − θ_k,g)
-exchange      a ∈ {full, backbone, head}²                               9 discrete actions: what is
-                                        taken, what is sent
+mix         a ∈ [−1, 1]^G, take = (a + 1)/2                    init_g = θ_k,g + take_g (Θ_g − θ_k,g)
+exchange      a ∈ {full, backbone, head}²            9 discrete actions: what is taken, what is sent
 exchange_mix  a ∈ [−1, 1]^4, (a + 1)/2: take Φ, take Ψ, send Φ, send Ψ   sends weigh in the average
 
 In the first three everything is sent. The last is of the same size for every model.

@@ -75,7 +75,7 @@ FEATURES: dict[str, Callable[[Env, Any, Client, Ctx], Array]] = {
     ),
     "staleness": lambda env, server, client, ctx: staleness(client, ctx),
     "relative_staleness": lambda env, server, client, ctx: jnp.log1p(
-        staleness(client, ctx) * (env.cohort / env.population)
+        staleness(client, ctx) * (env.cohort / env.population if env.share is None else env.share)
     ),
     "joined": lambda env, server, client, ctx: client.own.joined,
     "round": lambda env, server, client, ctx: ctx.t + 1,

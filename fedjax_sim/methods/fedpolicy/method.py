@@ -1,18 +1,16 @@
 """FedPolicy: after aggregation a server-side agent decides, per participant, which block of the
 model goes back.
 
-    state    S_k = [vec(C_k), acc(resident_k), ACC(Θ), ‖resident_k − Θ‖/‖Θ‖]        C_k: soft
-                                        confusion, rows sum to 1
-    action   a_k ~ π(·|S_k):  full {Φ, Ψ} | backbone {Φ, ψ_k} | head {φ_k, Ψ}       the rest stays
-                                        as the client left it
+    state    S_k = [vec(C_k), acc(resident_k), ACC(Θ), ‖resident_k − Θ‖/‖Θ‖]
+             C_k: soft confusion, rows sum to 1
+    action   a_k ~ π(·|S_k):  full {Φ, Ψ} | backbone {Φ, ψ_k} | head {φ_k, Ψ}
+             the rest stays as the client left it
     client   trained_k = SGD_E(init_k);  resident_k ← trained_k
     server   Θ ← (1/|K|) Σ_k trained_k
-    reward   r_k = [acc(trained_k) − acc(resident_k)] + λ [ACC(Θ⁺) − ACC(Θ)]        combined; its
-                                        terms: local, global
-             r_k = ACC(Θ⁺) − ACC(Θ⁺ without k)                                      contribution,
-                                        see there
-             r_k = [acc(trained_k) − acc(resident_k)] + λ [ACC(Θ⁺) − ACC(Θ⁺ without k)]
-                                        mixture
+    reward   r_k = [acc(trained_k) − acc(resident_k)] + λ [ACC(Θ⁺) − ACC(Θ)]
+             combined; its two terms alone: local, global
+             r_k = ACC(Θ⁺) − ACC(Θ⁺ without k)                  contribution, see there
+             r_k = [acc(trained_k) − acc(resident_k)] + λ [ACC(Θ⁺) − ACC(Θ⁺ without k)]   mixture
 
 acc: on the client's own validation rows; ACC: on the server's. Test data is never looked at.
 Transitions are stored after aggregation: S'_k from trained_k and Θ⁺ (next_state=aggregation, the
@@ -68,6 +66,8 @@ from fedjax_sim.types import Array, Client, Cohort, Ctx, Env, Plan, Tree, Upload
 REWARDS = ("combined", "local", "global", "contribution", "mixture")
 # learn nothing and need no validation rows; all but `rule` look at nothing
 STATIC = (*BLOCKS, "random", "rule")
+EVERYWHERE = ("blocks", "exchange_mix")  # what they may be called with: the default, and it
+EXCHANGES = ("rule", "evolved")  # say what is taken and sent of backbone and head
 
 
 def choosers() -> tuple[str, ...]:
@@ -138,7 +138,16 @@ class Redistribution(Steered, Personal, SetsUp, Method):
 
     @property
     def space(self) -> Actions:
-        return ACTIONS["exchange_mix" if self.agent_name == "rule" else self.actions]()
+        return ACTIONS["exchange_mix" if self.agent_name in EXCHANGES else self.actions]()
+
+    @property
+    def seen(self) -> str:
+        """Which of STATES the agent sees."""
+        return "portable" if self.agent_name == "evolved" else self.state
+
+    @property
+    def evolves(self) -> str:
+        return "agent.parameters" if self.agent_name == "evolved" else ""
 
     @property
     def static(self) -> bool:
@@ -154,7 +163,7 @@ class Redistribution(Steered, Personal, SetsUp, Method):
         return frozenset(
             {
                 "resident",
-                *([] if self.static else ["confusion"]),
+                *(["confusion"] if not self.static and "confusion" in STATES[self.seen] else []),
                 *(["stack"] if self.shares else []),
             }
         )
@@ -170,7 +179,7 @@ class Redistribution(Steered, Personal, SetsUp, Method):
             check_run(env)
         choices = self.space.size(env)
         if self.agent_name == "rule":
-            return rule_agent(self.rule, env.dtype)
+            return rule_agent(self.rule, self.send == "taken", env.dtype)
         if self.static:
             policy = (
                 Uniform()
@@ -178,7 +187,7 @@ class Redistribution(Steered, Personal, SetsUp, Method):
                 else Fixed(action=BLOCKS.index(self.agent_name))
             )
             return policy.sized(1, choices, env.dtype)
-        size = observation_size(self.state, env.model.classes)
+        size = observation_size(self.seen, env.model.classes)
         if self.agent == "oracle":
             return oracle_agent(env.dtype)
         wide = 10_000 if size <= WIDE else 2_000
@@ -200,7 +209,8 @@ class Redistribution(Steered, Personal, SetsUp, Method):
         if self.agent == "oracle":
             takes = jax.vmap(lambda a: self.space.take(env, a))(jnp.arange(self.space.size(env)))
             return candidate_losses(env, server, client, ctx, takes)
-        return observe(env, server, client, ctx, self.state, self.state_scaling)
+        scaling = "centred" if self.agent_name == "evolved" else self.state_scaling
+        return observe(env, server, client, ctx, self.seen, scaling)
 
     def available(self, env: Env, server: Server, client: Client, ctx: Ctx) -> Array | None:
         if self.space.continuous or self.first == "any":
@@ -297,8 +307,8 @@ class FedPolicy(Redistribution):
     """An agent decides which block of the model each client gets back.
 
     agent: auto (sac, ddpg for mix, rule where a rule is given), sac, trpo, a2c, ppo, dqn, q_bandit,
-    random, full, backbone, head, rule, oracle, ddpg, or an agent of `agents/`; its hyper-parameters
-    on the command line: --set fedpolicy.agent.lr=0.01.
+    random, full, backbone, head, rule, evolved, oracle, ddpg, or an agent of `agents/`; its
+    hyper-parameters on the command line: --set fedpolicy.agent.lr=0.01.
     """
 
     agent: Any = field("auto", help="an agent, or its name")  # type: ignore[misc]
@@ -333,10 +343,12 @@ class FedPolicy(Redistribution):
 
     def agents_allowed(self) -> Iterable[str]:
         if self.space.continuous:
-            return ("ddpg", "rule")
+            return ("ddpg", *EXCHANGES)
         return (*choosers(), *(BLOCKS if self.actions == "blocks" else ()))
 
     def agent_defaults(self, name: str) -> dict[str, Any]:
+        if name == "evolved":
+            return dict(continuous=True, bias=False)
         usual: dict[str, Any] = dict(horizon=None, cohort=None, capacity=None, hidden=(64,))
         return usual | (
             dict(actions="box", bootstrap=True, noise=0.2) if self.space.continuous else {}
@@ -356,7 +368,7 @@ class FedPolicy(Redistribution):
                 f"fedpolicy.agent=rule needs a rule; allowed: fedpolicy.rule='{EXAMPLE}' and the"
                 " like"
             )
-        if self.actions not in ("blocks", "exchange_mix"):
+        if self.actions not in EVERYWHERE:
             raise UserError(
                 f"fedpolicy.actions={self.actions} has no effect with agent 'rule', which says what"
                 " is taken and sent of backbone and head"
@@ -367,11 +379,23 @@ class FedPolicy(Redistribution):
                 " that was kept is sent"
             )
 
+    def check_evolved(self) -> None:
+        """A policy trained across federations sees and decides what means the same in all."""
+        if self.agent_name != "evolved":
+            return
+        for option, allowed in (("state", ("all", "portable")), ("actions", EVERYWHERE)):
+            if (value := getattr(self, option)) not in allowed:
+                raise UserError(
+                    f"fedpolicy.{option}={value} does not go with agent 'evolved'; allowed:"
+                    f" {allowed[-1]}"
+                )
+
     def check(self) -> None:
         usual = "ddpg" if self.space.continuous else "sac"
         self.resolve_agent("rule" if self.rule else usual)
         self.check_rule()
         name = self.agent_name
+        self.check_evolved()
         for option, usual in (("state", "all"), ("state_scaling", "normalised")):
             if self.static and (value := getattr(self, option)) != usual:
                 raise UserError(

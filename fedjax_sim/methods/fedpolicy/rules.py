@@ -50,6 +50,7 @@ class Boxes(NamedTuple):
     low: Array  # [4, K, F]
     high: Array  # [4, K, F]
     discount: Array  # []
+    taken: Array  # []  1: sends nothing that it did not take
 
 
 def parse(text: str) -> dict[str, Any]:
@@ -96,8 +97,9 @@ def bounds(verb: str, text: str) -> dict[str, tuple[float, float]]:
     return found
 
 
-def boxes(text: str, clauses: int = 0) -> Boxes:
-    """A rule as data; clauses: places per verb, at least as many as the rule has. '' is `full`."""
+def boxes(text: str, taken: bool = False, clauses: int = 0) -> Boxes:
+    """A rule as data; taken: nothing is sent that was not taken; clauses: places per verb, at least
+    as many as the rule has. '' is `full`."""
     rule = parse(text) if text.strip() else {verb: [] for verb in VERBS} | {"discount": 0.0}
     width = max(1, clauses, *(len(rule[verb]) for verb in VERBS))
     shape = (len(VERBS), width, len(KNOWN))
@@ -107,7 +109,7 @@ def boxes(text: str, clauses: int = 0) -> Boxes:
             low[v, c] = -np.inf
             for name, (least, most) in clause.items():
                 low[v, c, KNOWN.index(name)], high[v, c, KNOWN.index(name)] = least, most
-    arrays: Any = low, high, np.asarray(rule["discount"])
+    arrays: Any = low, high, np.asarray(rule["discount"]), np.asarray(float(taken))
     return Boxes(*arrays)
 
 
@@ -118,11 +120,11 @@ def decide(rule: Boxes, seen: Array, chance: Array) -> Array:
     holds = ((known > rule.low) & (known < rule.high)).all(-1).any(-1)
     take, send = ~holds[:2], ~holds[2:]
     aged = (1 + seen[SEEN.index("staleness")]) ** -rule.discount
-    return jnp.concatenate([1.0 * take, send * jnp.where(take, 1, aged)])
+    return jnp.concatenate([1.0 * take, send * jnp.where(take, 1, aged * (1 - rule.taken))])
 
 
 @functools.cache
-def rule_agent(text: str, dtype: Any) -> Any:
+def rule_agent(text: str, taken: bool, dtype: Any) -> Any:
     """The rule as an agent: its state is the rule, an action is what `exchange_mix` reads."""
     from agents.types import Agent, Info
 
@@ -130,7 +132,7 @@ def rule_agent(text: str, dtype: Any) -> Any:
         name = "rule"
 
         def init(self, key: Array) -> Boxes:
-            return jax.tree.map(lambda a: jnp.asarray(a, dtype), boxes(text))
+            return jax.tree.map(lambda a: jnp.asarray(a, dtype), boxes(text, taken))
 
         def act(
             self, state: Boxes, observation: Array, key: Array, available: Array | None = None

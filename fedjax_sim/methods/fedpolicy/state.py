@@ -36,6 +36,21 @@ STATES: dict[str, tuple[str, ...]] = {
 }
 
 
+# (usual value, a usual distance from it) of the parts of `portable`: what an evolved policy sees is
+# about 0 in the usual case, so that no feature stands for a constant
+USUAL: dict[str, tuple[float, float]] = {
+    "local": (0.8, 0.25),
+    "server": (0.6, 0.25),
+    "backbone_distance": (0.3, 0.3),
+    "head_distance": (0.3, 0.3),
+    "label_entropy": (0.45, 0.3),
+    "log_size": (0.0, 0.7),
+    "joined": (1.0, 1.0),
+    "relative_staleness": (0.7, 0.7),
+    "progress": (0.6, 0.25),
+}
+
+
 class Server(NamedTuple):
     net: Tree  # Θ
     acc: Array  # []  ACC(Θ) on the server's validation rows
@@ -63,19 +78,24 @@ def observation_size(state: str, classes: int) -> int:
 
 
 def observe(env: Env, server: Server, client: Client, ctx: Ctx, state: str, scaling: str) -> Array:
-    """S_k [observation_size]; scaling 'raw' leaves confusion and distance in their own units."""
-    normalised = scaling == "normalised"
+    """S_k [observation_size]; scaling 'raw' leaves confusion and distance in their own units,
+    'centred' counts from what is usual (`portable` alone)."""
+    normalised = scaling != "raw"
     parts = {
         name: FEATURES[name](env, server, client, ctx) for name in STATES[state] if name in FEATURES
     }
-    conf = client.confusion.conf
+    conf = client.confusion.conf if "confusion" in STATES[state] else jnp.zeros((1, 1))
     distance = jnp.sqrt(sum(gaps(env, client.resident, server.net)))
     if normalised:
         conf = conf / conf.sum(1, keepdims=True)
         norm = jnp.sqrt(square_norm(server.net["params"]))
         distance = distance / jnp.where(norm > 0, norm, 1)
     parts |= dict(confusion=conf, local=client.own.acc, server=server.acc, distance=distance)
-    return jnp.concatenate([jnp.ravel(parts[name]).astype(env.dtype) for name in STATES[state]])
+    seen = jnp.concatenate([jnp.ravel(parts[name]).astype(env.dtype) for name in STATES[state]])
+    if scaling != "centred":
+        return seen
+    centre, far = jnp.asarray([USUAL[name] for name in STATES[state]], env.dtype).T
+    return jnp.clip((seen - centre) / far, -3, 3)
 
 
 def candidate_losses(env: Env, server: Server, client: Client, ctx: Ctx, takes: Array) -> Array:

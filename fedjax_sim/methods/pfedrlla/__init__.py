@@ -4,7 +4,7 @@ heads."""
 from fedjax_sim.methods.pfedrlla.control import Report, Server
 from fedjax_sim.methods.pfedrlla.encoder import Encoder, mhae, pca, project
 from fedjax_sim.methods.pfedrlla.method import PFedRLLA
-from fedjax_sim.methods.pfedrlla.mixing import RULES, part_weights
+from fedjax_sim.methods.pfedrlla.mixing import RULES, Rule, part_weights
 from fedjax_sim.methods.pfedrlla.regimes import REGIMES, Own
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "Own",
     "PFedRLLA",
     "Report",
+    "Rule",
     "Server",
     "mhae",
     "part_weights",

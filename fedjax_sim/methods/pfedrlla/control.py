@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from fedjax_sim.errors import UserError
 from fedjax_sim.hooks import Controlled, Kind
 from fedjax_sim.methods.pfedrlla import reward as rewards
-from fedjax_sim.methods.pfedrlla.mixing import RULES, part_weights
+from fedjax_sim.methods.pfedrlla.mixing import Rule, overlaps, part_weights
 from fedjax_sim.methods.pfedrlla.regimes import Schedule
 from fedjax_sim.methods.pfedrlla.settings import Settings
 from fedjax_sim.types import Array, Client, Cohort, Ctx, Env, Plan, Tree
@@ -33,6 +33,7 @@ class Server(NamedTuple):
     embedded: Tree  # [m, E] embeddings of K'; () without an agent
     frame: Tree = ()  # Frame, with a shared basis
     target: Tree = ()  # []  a target that follows training, below 0 before round 1
+    heads: Tree = ()  # of a rule that learns without an agent: Arms, or θ [P]
 
 
 class Report(NamedTuple):
@@ -53,10 +54,21 @@ def make_plan(s: Settings, env: Env, action: Array, server: Server, ctx: Ctx) ->
     """Mixing weights [G, m+1], part by part; a part that stays local does not travel."""
     who = jnp.append(server.previous, ctx.id)
     sizes = env.fed.size["train"][who].astype(env.dtype)
-    parts = {rule: part_weights(rule, action, sizes, usable(server)) for rule in RULES}
     rules = s.rules(env)
-    travels = jnp.array([float(rule != "local") for rule in rules])
+    known = any(rule.name == "same_classes" for rule in rules)
+    shared = overlaps(env.counts[who].astype(env.dtype)) if known else None
+    parts = {rule: part_weights(rule, action, sizes, usable(server), shared) for rule in rules}
+    travels = jnp.array([float(rule.name != "local") for rule in rules])
     return Plan(travels, travels, ctx.epochs, jnp.stack([parts[rule] for rule in rules]))
+
+
+def need_val(env: Env, why: str) -> None:
+    """why: who does what with validation rows."""
+    if "val" not in env.fed.rows:
+        raise UserError(
+            f"{why} validation rows of every client and '{env.fed.name}'"
+            " was split without; allowed: --protocol pfedrlla, or --val-fraction above 0"
+        )
 
 
 def for_the_run(timing: Schedule, size: int) -> dict[str, Any]:
@@ -79,11 +91,7 @@ class Mixer(Settings):
     def make_agent(self, env: Env) -> Any:
         from agents.ranked import Ranked
 
-        if "val" not in env.fed.rows:
-            raise UserError(
-                f"pfedrlla rewards mixtures on validation rows of every client and '{env.fed.name}'"
-                " was split without; allowed: --protocol pfedrlla, or --val-fraction above 0"
-            )
+        need_val(env, "pfedrlla rewards mixtures on")
         size = env.cohort + 1
         made = self.for_run(self.embedding * size, size, env, **for_the_run(self.timing(env), size))
         return Ranked(inner=made)
@@ -142,7 +150,7 @@ def diagnostics(
     clients apart."""
     count, ok = jnp.maximum(cohort.count, 1), cohort.ok
     mean = lambda v: jnp.where(ok, v, 0).sum() / count
-    action = cohort.plan.weights[:, s.rules(env).index("agent")]  # [M, m+1]
+    action = cohort.plan.weights[:, s.rules(env).index(Rule("agent"))]  # [M, m+1]
     report = cohort.reports
     target = s.target_of(old, server)
     r1, r2, r3 = rewards.terms(report.mixed, report.before, action, report.wanted, target, s.r3)

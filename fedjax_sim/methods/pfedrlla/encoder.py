@@ -8,12 +8,11 @@
                  basis=own      F_l = U(A_l) [32, 32]: its own left singular vectors, from the
                                 eigenvectors of A_l A_lᵀ,
                                 largest first (the paper's)
-    encoder      h_1 … h_L = LSTM²(vec F_1 … vec F_L)       1024 → 128, two layers, the L layers as
-                                        a sequence
+    encoder      h_1 … h_L = LSTM²(vec F_1 … vec F_L)   1024 → 128, two layers, the L layers as a
+                                                        sequence
     embedding    e = Σ_l h_l                                [128]
     decoder      F̂_1 … F̂_L = LSTM²(h_1 … h_L)              128 → 1024, two layers
-    loss         Σ_l mean (F̂_l − F_l)²                      Adam 5e-3, weight decay 1e-5 (added to
-                                        the gradient)
+    loss         Σ_l mean (F̂_l − F_l)²         Adam 5e-3, weight decay 1e-5 (added to the gradient)
 
 Why a basis of the whole run: eigenvalues of neighbours differ by less than heads of one group do,
 so each head's own vectors come in another order and turn into each other, and two heads of one

@@ -4,12 +4,10 @@ previous participants' models.
 K': the m participants of the previous round (round 1: this round's); e: embeddings of heads
 (`encoder`); part by part
 
-    body     Ψ_k ← ρ_k Ψ_k + Σ_{K'} ρ_j Ψ_j,    ρ_j = n_j / (n_k + Σ_{K'} n_j)
-                                        convolutions
-    state    s_k = (e_{k'_1}, …, e_{k'_m}, e_k)                                           128 (m +
-                                        1) numbers
-    head     Φ_k ← p_k Φ_k + Σ_{K'} p_j Φ_j,    (p_{k'_1}, …, p_{k'_m}, p_k) = A_k = μ(s_k)    all
-                                        fully connected layers
+    body     Ψ_k ← ρ_k Ψ_k + Σ_{K'} ρ_j Ψ_j,    ρ_j = n_j / (n_k + Σ_{K'} n_j)      convolutions
+    state    s_k = (e_{k'_1}, …, e_{k'_m}, e_k)                                  128 (m + 1) numbers
+    head     Φ_k ← p_k Φ_k + Σ_{K'} p_j Φ_j,    (p_{k'_1}, …, p_{k'_m}, p_k) = A_k = μ(s_k),
+             all fully connected layers
     reward   β1 r1 + β2 r2 + β3 r3 of the mixture on validation rows, before training     (`reward`)
     client   w_k ← SGD_E((Ψ_k, Φ_k)), uploaded; K' ← this round's participants
 
@@ -20,6 +18,10 @@ A previous participant that failed to report is masked: its logit, its size and 
 nothing. Before round 1 every client trains E epochs from the common start (not counted as a round).
 Models are read from the clients' states, m of them per round. When agent and encoder learn,
 and what pre-training is: `regimes`. A model of fully connected layers only is all head.
+
+Beside the paper's (data sizes, the agent): heads by their similarity, by the classes that clients
+share (an oracle: the server knows everybody's labels), by mirror descent on the client's validation
+loss (`mixing`, `by_model`); and by two small controllers that learn without DDPG (`learned`).
 
 Ablations of the paper, as (body, head): None (mean, mean), Body (weighted, mean), Head (mean,
 agent), Both (weighted, agent), DRL (agent, agent). Where neither part asks the agent there is none,
@@ -42,32 +44,32 @@ from fedjax_sim.hooks import Peers, Personal, SetsUp
 from fedjax_sim.local import local_sgd
 from fedjax_sim.local.score import merit
 from fedjax_sim.methods import register
-from fedjax_sim.methods.pfedrlla.control import Mixer, Report, Server, make_plan, usable
+from fedjax_sim.methods.pfedrlla.by_model import by_gradient, by_similarity, cosines, pieces
+from fedjax_sim.methods.pfedrlla.control import Mixer, Report, Server, make_plan, need_val, usable
 from fedjax_sim.methods.pfedrlla.encoder import follow, make_frame, no_frame, placed
+from fedjax_sim.methods.pfedrlla.mixing import HEADS_ALONE
 from fedjax_sim.methods.pfedrlla.regimes import Own, compared
 from fedjax_sim.methods.pfedrlla.reward import preferred
-from fedjax_sim.plans import mix, with_own_statistics
+from fedjax_sim.methods.pfedrlla.trials import Trials
+from fedjax_sim.plans import mix, part, with_own_statistics
 from fedjax_sim.tree import square_norm
 from fedjax_sim.types import Array, Client, Cohort, Ctx, Env, Plan, Tree, Upload
 
 FIRST = 2000  # tells the shuffles before round 1 from those of training
-VAL_ROWS = 128  # validation rows scored at once, at most
 
 
 def val_accuracy(env: Env, net: Tree, ctx: Ctx) -> Array:
-    """Of ONE client, in as few and as even pieces as possible: every row of padding is paid for
-    twice a round."""
+    """Of ONE client."""
     rows, n = env.fed.rows["val"][ctx.id], env.fed.size["val"][ctx.id]
-    pieces = max(1, -(-rows.shape[0] // VAL_ROWS))
-    return merit(env, net, rows, n, -(-rows.shape[0] // pieces))
+    return merit(env, net, rows, n, pieces(rows.shape[0]))
 
 
 @register("pfedrlla")
-class PFedRLLA(Peers, Personal, SetsUp, Mixer):
+class PFedRLLA(Peers, Personal, SetsUp, Trials, Mixer):
     """An agent mixes each client's head from previous participants' heads.
 
     body, head: how a part is mixed: weighted (data sizes), agent, even, mean (without itself),
-    local.
+    local, similarity, same_classes; the head also by gradient, bandit or pairs.
     """
 
     has_global_model = False
@@ -79,7 +81,12 @@ class PFedRLLA(Peers, Personal, SetsUp, Mixer):
 
     def init(self, env: Env, net: Tree) -> tuple[Server, Tree]:
         m = env.cohort
+        if self.head.startswith("gradient"):
+            need_val(env, "pfedrlla.head=gradient descends on")
         server = Server((), jnp.arange(m, dtype=jnp.int32), jnp.zeros(m, bool), ())
+        if self.learned:
+            need_val(env, f"pfedrlla.head={self.head} is scored on")
+            return self.learned_init(env, server)
         if not self.steered:
             return server, ()
         frame: Any = ()
@@ -147,7 +154,38 @@ class PFedRLLA(Peers, Personal, SetsUp, Mixer):
     def receive(
         self, env: Env, server: Server, client: Client, plan: Plan, ctx: Ctx
     ) -> tuple[Client, Tree]:
-        return client, mix(env, plan.weights, env.peers.resident, client.resident)
+        client = self.with_trial(env, server, client, ctx) if self.learned else client
+        weights = self.weights_by_model(env, server, client, plan, ctx)
+        return client, mix(env, weights, env.peers.resident, client.resident)
+
+    def weights_by_model(
+        self, env: Env, server: Server, client: Client, plan: Plan, ctx: Ctx
+    ) -> Array:
+        """[G, m+1] the plan's weights of ONE client, with those that follow from models."""
+        rules, weights, may = self.rules(env), plan.weights, usable(server)
+        groups, peers, own = self.head_groups(env), env.peers.resident, client.resident
+        heads = part(peers, groups), part(own, groups)
+        similar = {rule.p for rule in rules if rule.name == "similarity"}
+        if similar:
+            alike = cosines(env, *heads, may)
+            found = {p: by_similarity(p, alike, may) for p in similar}
+            weights = jnp.stack(
+                [
+                    found[rule.p] if rule.name == "similarity" else row
+                    for rule, row in zip(rules, weights, strict=True)
+                ]
+            ).astype(env.dtype)
+        best = None
+        if self.learned:
+            alike = cosines(env, *heads, may)
+            best = self.learned_weights(env, server, client, alike, ctx)
+        for steps in {rule.p for rule in rules if rule.name == "gradient"}:
+            net = with_own_statistics(env, mix(env, weights, peers, own), client)
+            best = by_gradient(env, net, *heads, may, int(steps), ctx)
+        if best is None:
+            return weights
+        in_head = jnp.array([rule.name in HEADS_ALONE for rule in rules])
+        return jnp.where(in_head[:, None], best, weights)
 
     def judge(
         self, env: Env, net: Tree, server: Server, client: Client, ctx: Ctx
@@ -179,6 +217,8 @@ class PFedRLLA(Peers, Personal, SetsUp, Mixer):
             judged = (report.before >= 0) & (report.wanted[-1] >= 0)
             ctx = ctx._replace(epochs=jnp.where(judged, ctx.epochs, 0))
         client, done = local_sgd(env, net, client, ctx)
+        if self.learned:
+            own, report = self.score_trial(env, done.net, client, ctx)
         if self.steered:
             now = self.projected(env, done.net, server.frame)
             own, report = own._replace(features=now), report._replace(features=now)
@@ -188,6 +228,8 @@ class PFedRLLA(Peers, Personal, SetsUp, Mixer):
 
     def aggregate(self, env: Env, server: Server, cohort: Cohort) -> Server:
         server = server._replace(previous=cohort.ids.astype(jnp.int32), reported=cohort.ok)
+        if self.learned:
+            return self.learn_heads(server, cohort)
         if not self.steered:
             return server
         autoencoder, encoder = self.autoencoder(env), server.encoder

@@ -1,10 +1,9 @@
 """What an allocation is worth: r = β1 r1 + β2 r2 + β3 r3, for ONE client.
 
-    r1 = exp(acc_k − acc_tar) − 1         acc_k = acc_agg: the mixed model on the client's
-                                        validation rows, untrained
-    r2 = acc_agg − acc_pre                acc_pre: its model before the mixture
-    r3 = −‖A_k − V_k‖²                    V_k ∝ ({d(e_k, e_j)}_j, 1),   d(e, e') = (cos(e, e') + 1)
-                                        / 2
+    r1 = exp(acc_k − acc_tar) − 1   acc_k = acc_agg: the mixed model on the client's validation
+                                    rows, untrained
+    r2 = acc_agg − acc_pre          acc_pre: its model before the mixture
+    r3 = −‖A_k − V_k‖²              V_k ∝ ({d(e_k, e_j)}_j, 1),   d(e, e') = (cos(e, e') + 1) / 2
 
 form="code" is r3 as the authors' code has it: the plain norm, and similarities exp(−D_j) with D_j
 the cosine plus the L1 distance (a high cosine makes two heads less similar there), 0 for the client

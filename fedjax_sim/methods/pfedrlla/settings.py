@@ -14,13 +14,14 @@ from fedjax_sim.fields import Real, field
 from fedjax_sim.hooks import Method
 from fedjax_sim.methods.controllers import Named, Steered
 from fedjax_sim.methods.pfedrlla.encoder import BASES, RATE, Functions, features, mhae, placed
-from fedjax_sim.methods.pfedrlla.mixing import RULES
+from fedjax_sim.methods.pfedrlla.mixing import HEADS_ALONE, LEARNED, RULES, Rule, read_rule
 from fedjax_sim.methods.pfedrlla.regimes import REGIMES, Schedule, schedule
 from fedjax_sim.methods.pfedrlla.reward import FORMS, TARGETS
 from fedjax_sim.types import Array, Client, Env, Tree
 
 HEADS = ("all_fc", "last")
 BEFORE = ("before", "previous")
+BODY_RULES = tuple(rule for rule in RULES if rule not in HEADS_ALONE)
 SCHEDULED = ("random_rounds", "update_every")  # of the agent: the encoder keeps step with them
 MANY = 2**30
 # With 1e-3 for both networks and nothing else, as published, the critic does not see the few
@@ -32,6 +33,7 @@ FREE = (
     "head",
     "head_layers",
     "initial_training",
+    "pair_rate",
     "agent",
 )  # say something without an agent, or nothing
 
@@ -41,15 +43,17 @@ class Settings(Steered, Method):
 
     training = (("regime", "pretrain"),)
 
+    pair_rate: Real = field(
+        0.3, ge=0, off=True, help="of head=pairs: its evolution strategy's; 0: it stays as it is"
+    )
     regime: str = field(
         "auto", choices=REGIMES, help="auto: finetune after --start-from, else scratch"
     )
     body: str = field(
         "auto",
-        choices=("auto", *RULES),
-        help="how it is mixed; auto: weighted, or local in pretrain",
+        help=f"how it is mixed: {', '.join(BODY_RULES)}; auto: weighted, or local in pretrain",
     )
-    head: str = field("agent", choices=tuple(RULES), help="how it is mixed")
+    head: str = field("agent", help=f"how it is mixed: {', '.join(RULES)}")
     head_layers: str = field(
         "all_fc", choices=HEADS, help="all fully connected layers, or the classifier alone"
     )
@@ -99,6 +103,9 @@ class Settings(Steered, Method):
         return ALIVE | dict.fromkeys(known_later)
 
     def check(self) -> None:
+        read_rule("head", self.head)
+        if self.body != "auto":
+            read_rule("body", self.body, BODY_RULES)
         given = dict(self.agent.options) if isinstance(self.agent, Named) else {}
         for name, ours in zip(SCHEDULED, ("random_rounds", "every"), strict=True):
             if name in given:
@@ -138,6 +145,11 @@ class Settings(Steered, Method):
         return "agent" in (self.body_rule, self.head)
 
     @property
+    def learned(self) -> str:
+        """The rule of heads that learns without an agent, if it is one."""
+        return self.head if self.head in LEARNED else ""
+
+    @property
     def hands_over(self) -> tuple[str, ...]:
         """What acts and what it sees through; not the experience of another federation."""
         watched = ("agent.statistics",) if getattr(self.agent, "normalise", False) else ()
@@ -150,11 +162,10 @@ class Settings(Steered, Method):
     def body_groups(self, env: Env) -> tuple[str, ...]:
         return tuple(g for g in env.model.groups if g not in self.head_groups(env))
 
-    def rules(self, env: Env) -> list[str]:
+    def rules(self, env: Env) -> list[Rule]:
         """[G] how each parameter group is mixed."""
-        return [
-            self.head if g in self.head_groups(env) else self.body_rule for g in env.model.groups
-        ]
+        head, body = read_rule("head", self.head), read_rule("body", self.body_rule)
+        return [head if g in self.head_groups(env) else body for g in env.model.groups]
 
     def timing(self, env: Env) -> Schedule:
         return schedule(env, self.regime, self.random_rounds, self.every, self.hands_over)

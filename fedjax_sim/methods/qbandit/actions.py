@@ -90,3 +90,10 @@ class Actions(NamedTuple):
                 }
             )
         return told
+
+    def excess(self, env: Env, most: Budgets) -> dict[str, Array]:
+        """{layers, epochs: [A]} how far each action is beyond the budgets `most` of ONE client."""
+        depths, works = self.choices(env)
+        layers = jnp.maximum(jnp.asarray(depths, env.dtype) - most.layers, 0)
+        epochs = jnp.maximum(jnp.asarray(works, env.dtype) - most.epochs, 0)
+        return dict(layers=jnp.repeat(layers, len(works)), epochs=jnp.tile(epochs, len(depths)))

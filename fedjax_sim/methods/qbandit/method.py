@@ -1,8 +1,7 @@
 """Q-bandit: one server-side bandit picks, per client and round, how many leading layers it shares
 and how long it trains.
 
-    state    s_k = [onehot(k), a_k, b_k/L, c_k/E_max]             budgets: c_k epochs, b_k layers
-                                        (soft)
+    state    s_k = [onehot(k), a_k, b_k/L, c_k/E_max]         budgets: c_k epochs, b_k layers (soft)
     action   (L_k, E_k) ∈ {1..L} × {0.01, 0.1, 0.5, 1, 2, 5}      ε-greedy on Q_θ(s_k, ·)
     client   layers 1..L_k ← the server's, L_k+1..L as it left them;  w_k ← SGD, max(1,
              round(E_k·⌈n_k/B⌉)) steps
@@ -12,6 +11,13 @@ and how long it trains.
              d_k = (Σ_{ℓ≤L_k} ‖Δ_k^ℓ − mean_{j: L_j≥ℓ} Δ_j^ℓ‖²)^{1/2},  Δ: the update of this round
     agent    Huber_1(Q_θ(s_k, a_k) − (r_k − mean)/spread), no bootstrap;  ε ← max(0.05, 0.97 ε)
              mean and spread (1 where it is less): of the rewards that it learns from
+
+Beside the paper's learner: agent=ridge_bandit. Penalties are known functions of the action, so it
+is told them with its observation, the reward is the rest, and they are subtracted where an action
+is chosen. Its values of a depth and of a number of epochs are added up, it tries actions within
+budget only, and leaves the largest of these only for a gain it is sure of. reward=gain: L_val(M_k
+before) − L_val(M_k after the server has averaged) of the composed model M_k, minus the cohort's
+mean, which falls as training goes on. dual=η: λ ← λ + η · mean excess of a round.
 
 a_k: accuracy of the trained model on rows that it was not trained on, the client's validation rows
 (protocol qbandit: the twentieth part that each client holds back). accuracy=train: on the
@@ -31,6 +37,7 @@ above. Logged: exceed_compute, exceed_comm (clients with E_k > c_k, L_k > b_k), 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
 from typing import Any, ClassVar, NamedTuple
 
@@ -43,7 +50,7 @@ from fedjax_sim.errors import UserError
 from fedjax_sim.fields import Real, field
 from fedjax_sim.hooks import Method, Personal, into_resident
 from fedjax_sim.local import batches_per_epoch, local_sgd, most_steps, repeat, stream, turns
-from fedjax_sim.local.score import client_merit, predict_net
+from fedjax_sim.local.score import client_merit, mean_loss, predict_net
 from fedjax_sim.methods import register
 from fedjax_sim.methods.controllers import Steered
 from fedjax_sim.methods.qbandit.actions import CONTROLS, MENU, Actions, prefix, read_menu
@@ -61,15 +68,18 @@ def choosers() -> tuple[str, ...]:
 class Server(NamedTuple):
     net: Tree  # the latest value of every layer
     budgets: Budgets  # [N]; in the state, so that a resumed run keeps those it began with
+    prices: Tree = ()  # {epochs, layers: []} λ_comp and λ_comm where they follow dual ascent
 
 
 class Own(NamedTuple):
     accuracy: Array  # []  a_k of its last round, 0 before
     depth: Array  # []  L_k of its last round, all layers before
+    loss: Tree = ()  # []  with reward=gain: of its composed model when this round began
 
 
 class Report(NamedTuple):
     accuracy: Array  # []  a_k
+    loss: Tree = ()  # []  with reward=gain: of its composed model before the round
 
 
 def round_accuracy(env: Env, net: Tree, ctx: Ctx, steps: Array) -> Array:
@@ -91,13 +101,30 @@ def round_accuracy(env: Env, net: Tree, ctx: Ctx, steps: Array) -> Array:
     return hits / jnp.maximum(count, 1)
 
 
+def val_loss(env: Env, net: Tree, id: Array) -> Array:
+    """Of ONE client's held-out rows."""
+    return mean_loss(env, net, env.fed.rows["val"][id], env.fed.size["val"][id])
+
+
+def composed_losses(env: Env, net: Tree, cohort: Cohort) -> Array:
+    """[M] held-out losses of the clients' models with the new server's layers where they share."""
+    alone = dataclasses.replace(env, vmap_width=1)
+
+    def one(each: tuple) -> Array:
+        own, take, id = each
+        return val_loss(alone, blend(env, take, net, own), id)
+
+    return jax.lax.map(one, (cohort.nets, cohort.plan.take, cohort.ids))
+
+
 @register("qbandit")
 class QBandit(Steered, Personal, Method):
     """A bandit decides how many layers each client shares and how long it trains.
 
-    agent: q_bandit, another discrete agent of `agents/`, random, full (FedAvg) or compliant
-    (oracle); its hyper-parameters on the command line: --set qbandit.agent.lr=0.01. scope: whose
-    reward a client's action gets: client (its own terms) or round (the paper's sum over all).
+    agent: q_bandit, ridge_bandit, another discrete agent of `agents/`, random, full (FedAvg) or
+    compliant (oracle); its hyper-parameters on the command line: --set qbandit.agent.lr=0.01.
+    scope: whose reward a client's action gets: client (its own terms) or round (the paper's sum
+    over all).
     budgets: table1 (the paper's ten clients, in turn for other numbers), a .csv file with the
     columns epochs,layers and a line per client, or pairs of numbers.
     """
@@ -117,6 +144,15 @@ class QBandit(Steered, Personal, Method):
     )
     depths: tuple[int, ...] = field((), help="choices of L_k such as 1x3x6 (none: all)")
     menu: Any = field(MENU, help="choices of E_k")
+    reward: str = field(
+        "accuracy",
+        choices=("accuracy", "gain"),
+        help="a_k, or how far the held-out loss of the client's composed model fell, minus the"
+        " cohort's mean",
+    )
+    dual: Real = field(
+        0.0, ge=0, off=True, help="step of dual ascent on the two λ, by the mean excess of a round"
+    )
     lam_comp: Real = field(1.0, ge=0, help="λ of exceeded epochs")
     lam_comm: Real = field(2.0, ge=0, help="λ of exceeded layers")
     lam_dist: Real = field(0.01, ge=0, help="λ of the divergence")
@@ -133,7 +169,7 @@ class QBandit(Steered, Personal, Method):
         return choosers()
 
     def agent_defaults(self, name: str) -> dict[str, Any]:
-        return dict(horizon=None, cohort=None)
+        return dict(horizon=None, cohort=None, grid=None, known=True)
 
     def check(self) -> None:
         self.resolve_agent("q_bandit")
@@ -156,6 +192,11 @@ class QBandit(Steered, Personal, Method):
                     f"qbandit.{name} says nothing with agent={self.agent_name} and"
                     f" control={self.control}; leave it out"
                 )
+
+    @property
+    def knows_penalties(self) -> bool:
+        """Whether the agent is told them with its observations, and the reward is the rest."""
+        return getattr(self.agent, "known", False)
 
     @property
     def steers(self) -> tuple[str, ...]:
@@ -193,16 +234,24 @@ class QBandit(Steered, Personal, Method):
         read_budgets(
             self.budgets, env.num_clients, env.num_groups
         )  # what is wrong with them is said first
-        if self.accuracy == "heldout" and "val" not in env.fed.rows:
+        gain = self.reward == "gain"
+        if (self.accuracy == "heldout" or gain) and "val" not in env.fed.rows:
+            what = "reward=gain" if gain else "accuracy=heldout"
             raise UserError(
-                "qbandit.accuracy=heldout needs validation rows on every client and"
+                f"qbandit.{what} needs validation rows on every client and"
                 f" '{env.fed.name}' was split without; allowed: --protocol qbandit, --val-fraction"
                 " above 0, or qbandit.accuracy=train"
             )
         size, count = env.num_clients + 1 + len(self.steers), len(layers) * len(epochs)
+        size += count if self.knows_penalties else 0
         if self.agent_name in ("full", "compliant"):
             return Fixed().sized(size, count, env.dtype)
-        return self.for_run(size, count, env, horizon=env.rounds or 100, cohort=env.cohort)
+        found = dict(horizon=env.rounds or 100, cohort=env.cohort)
+        return self.for_run(size, count, env, grid=(len(layers), len(epochs)), **found)
+
+    def price(self, server: Server) -> dict[str, Array]:
+        """λ of exceeded epochs and layers, as they are now."""
+        return server.prices or dict(epochs=self.lam_comp, layers=self.lam_comm)
 
     def observe(self, env: Env, server: Server, client: Client, ctx: Ctx) -> Array:
         most = self.limits(env, server, ctx.id, ctx.t)
@@ -211,9 +260,12 @@ class QBandit(Steered, Personal, Method):
             layers=most.layers / env.num_groups, epochs=jnp.minimum(most.epochs / longest_work, 1)
         )
         own = [jax.nn.one_hot(ctx.id, env.num_clients), client.own.accuracy[None]]
-        return jnp.concatenate(
-            [part.astype(env.dtype) for part in (*own, *(scaled[w][None] for w in self.steers))]
-        )
+        known: list[Array] = []
+        if self.knows_penalties:
+            beyond, price = self.space.excess(env, most), self.price(server)
+            known = [-sum(price[w] * beyond[w] for w in self.steers)]
+        parts = (*own, *(scaled[w][None] for w in self.steers), *known)
+        return jnp.concatenate([part.astype(env.dtype) for part in parts])
 
     def plan_of(self, env: Env, action: Array, server: Server, ctx: Ctx) -> Plan:
         told = self.space.order(env, action, self.limits(env, server, ctx.id, ctx.t))
@@ -223,18 +275,26 @@ class QBandit(Steered, Personal, Method):
     def reward_of(
         self, env: Env, old: Server, server: Server, report: Report, action: Array, ctx: Ctx
     ) -> Array:
+        # of a gain the loss afterwards is missing yet: `combine` knows the server's new layers
+        worth = report.loss if self.reward == "gain" else report.accuracy
+        if self.knows_penalties:
+            return worth
         most = self.limits(env, server, ctx.id, ctx.t)
         told = self.space.order(env, action, most)
-        weights = dict(epochs=self.lam_comp, layers=self.lam_comm)
+        price = self.price(old)
         over = sum(
-            weights[w] * jnp.maximum(getattr(told, w) - getattr(most, w), 0) for w in self.steers
+            price[w] * jnp.maximum(getattr(told, w) - getattr(most, w), 0) for w in self.steers
         )
-        return report.accuracy - over
+        return worth - over
 
     def combine(
         self, env: Env, old: Server, server: Server, rewards: Array, cohort: Cohort
     ) -> Array:
         rewards = rewards - self.lam_dist * divergence(env, cohort)
+        if self.reward == "gain":
+            now = composed_losses(env, server.net, cohort)
+            fell = jnp.where(cohort.ok, cohort.reports.loss - now, 0)
+            rewards = rewards - now - fell.sum() / jnp.maximum(cohort.count, 1)
         if self.scope == "client":
             return rewards
         return jnp.broadcast_to(jnp.where(cohort.ok, rewards, 0).sum(), rewards.shape)
@@ -243,15 +303,21 @@ class QBandit(Steered, Personal, Method):
     def init(self, env: Env, net: Tree) -> tuple[Server, Own]:
         given = read_budgets(self.budgets, env.num_clients, env.num_groups)
         given = Budgets(jnp.asarray(given.epochs, env.dtype), jnp.asarray(given.layers))
-        return Server(net, given), Own(jnp.zeros((), env.dtype), jnp.int32(env.num_groups))
+        number = lambda value: jnp.asarray(value, env.dtype)
+        prices: Any = ()
+        if self.has("dual"):
+            prices = dict(epochs=number(self.lam_comp), layers=number(self.lam_comm))
+        loss: Any = number(0) if self.reward == "gain" else ()
+        return Server(net, given, prices), Own(number(0), jnp.int32(env.num_groups), loss)
 
     def receive(
         self, env: Env, server: Server, client: Client, plan: Plan, ctx: Ctx
     ) -> tuple[Client, Tree]:
-        depth = (plan.take > 0).sum().astype(jnp.int32)
-        return client._replace(own=client.own._replace(depth=depth)), into_resident(
-            env, server, client, plan
-        )
+        own: Any = client.own
+        if self.reward == "gain":
+            own = own._replace(loss=val_loss(env, self.personal(env, server, client, ctx), ctx.id))
+        own = own._replace(depth=(plan.take > 0).sum().astype(jnp.int32))
+        return client._replace(own=own), into_resident(env, server, client, plan)
 
     def local(
         self, env: Env, net: Tree, server: Server, client: Client, ctx: Ctx
@@ -264,7 +330,20 @@ class QBandit(Steered, Personal, Method):
             else client_merit(env, done.net, ctx)
         )
         client = client._replace(own=client.own._replace(accuracy=seen))
-        return client, self.upload(env, ctx, done, report=Report(seen))
+        return client, self.upload(env, ctx, done, report=Report(seen, client.own.loss))
+
+    def aggregate(self, env: Env, server: Server, cohort: Cohort) -> Server:
+        server = super().aggregate(env, server, cohort)
+        if not self.has("dual"):
+            return server
+        depth = (cohort.plan.take > 0).sum(1)
+        most = jax.vmap(lambda id: self.limits(env, server, id, cohort.t))(cohort.ids)
+        mean = lambda over: (
+            jnp.where(cohort.ok, jnp.maximum(over, 0), 0).sum() / jnp.maximum(cohort.count, 1)
+        )
+        over = dict(epochs=mean(cohort.plan.epochs - most.epochs), layers=mean(depth - most.layers))
+        prices = {w: price + self.dual * over[w] for w, price in server.prices.items()}
+        return server._replace(prices=prices)
 
     def personal(self, env: Env, server: Server, client: Client, ctx: Ctx) -> Tree:
         return blend(env, prefix(env, client.own.depth), server.net, client.resident)
@@ -286,4 +365,5 @@ class QBandit(Steered, Personal, Method):
             divergence=mean(divergence(env, cohort)),
             pairwise_distance=pairwise_distance(env, cohort),
             seen_accuracy=mean(cohort.reports.accuracy),
+            **{f"price_{w}": price for w, price in (server.prices or {}).items()},
         )

@@ -1,9 +1,11 @@
-"""The files of one run directory; every one is whole or absent.
+"""One run directory: what lies there, and whether it is as it was written. Plain files, no JAX.
 
-`manifest.json` has the size and checksum of every file. The checkpoints keep copies of the rows as
-they were, so a run goes on from those: a file that was cut, edited or exchanged is said and written
-anew. A run that was killed before its first checkpoint is begun again in its directory; nothing is
-ever removed there but what it wrote itself.
+Every file is whole or absent. `manifest.json` has size and checksum of every file of the run, and a
+checksum of itself; who reads a run takes no file that it does not name, or that is not as it says:
+`verified` hands over checked bytes. The checkpoints keep copies of the rows as they were, and a run
+is resumed from those: a file that was cut, edited or exchanged is named and written anew. A run
+that was killed before its first checkpoint begins again in its directory; nothing is ever removed
+there but what it wrote itself.
 """
 
 from __future__ import annotations
@@ -12,18 +14,23 @@ import contextlib
 import csv
 import io
 import json
+import os
 import pathlib
+import shutil
+import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fedjax_sim import __version__
 from fedjax_sim.errors import UserError
-from fedjax_sim.runner import checkpoint, manifest
+from fedjax_sim.options import shown
 from fedjax_sim.runner.config import FORMAT, Config, other_format
 from fedjax_sim.runner.files import (
+    LOCK,
     PARTIAL,
+    Lock,
     checksum,
     csv_bytes,
     exists,
@@ -35,10 +42,149 @@ from fedjax_sim.runner.files import (
     value,
     write_bytes,
 )
-from fedjax_sim.runner.lock import Lock
-from fedjax_sim.runner.recorder import Recorder
+
+if TYPE_CHECKING:
+    from fedjax_sim.runner.recorder import Recorder
+
+MANIFEST, CONFIG, SUMMARY, CHECKPOINTS = (
+    "manifest.json",
+    "config.json",
+    "summary.json",
+    "checkpoints",
+)
+ROWS = ("metrics.csv", "rounds.csv", "timings.csv", "clients.npz")
+FILES = (CONFIG, "labels.npz", *ROWS, SUMMARY)  # everything that a manifest may name
+TRIES, PAUSE = 10, 0.2  # a run that goes on writes its rows, and a moment later the manifest
 
 
+def write_manifest(path: pathlib.Path, stamps: dict[str, dict[str, Any]]) -> None:
+    record = dict(format=FORMAT, files=dict(sorted(stamps.items())))
+    write_bytes(path / MANIFEST, json_bytes(record | dict(checksum=checksum(record))))
+
+
+def read_manifest(path: pathlib.Path) -> dict[str, dict[str, Any]]:
+    """File -> its size and checksum; ValueError for a manifest that is not there, cut, edited, or
+    of other files."""
+    try:
+        record = json.loads((path / MANIFEST).read_bytes())
+        files = {str(name): dict(entry) for name, entry in record["files"].items()}
+        right = checksum(record)
+        if record.get("checksum", right) != right or not set(files) <= set(FILES):
+            raise ValueError
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise ValueError(MANIFEST) from None
+    return files
+
+
+def changed(path: pathlib.Path) -> list[str]:
+    """Files that are not as the manifest says: after an edit, or a kill between two files; [] where
+    nothing was written."""
+    if not (path / MANIFEST).exists():
+        return []
+    try:
+        stamps = read_manifest(path)
+    except ValueError:
+        return [MANIFEST]
+    return [name for name, entry in stamps.items() if _content(path / name, entry) is None]
+
+
+def _content(file: pathlib.Path, entry: dict[str, Any]) -> bytes | None:
+    """The bytes of a file that is as its entry says."""
+    try:
+        found = file.read_bytes() if file.stat().st_size == entry.get("size") else b""
+    except (OSError, ValueError):
+        return None
+    return found if stamp(found) == entry else None
+
+
+def verified(path: pathlib.Path) -> dict[str, bytes]:
+    """Every file of the run, as the manifest says, or a sentence with those that are not."""
+    wrong: list[str] = []
+    for attempt in range(TRIES):
+        if attempt:
+            time.sleep(PAUSE)
+        try:
+            found = {
+                name: _content(path / name, entry) for name, entry in read_manifest(path).items()
+            }
+            wrong = [name for name, content in found.items() if content is None]
+            wrong += [] if CONFIG in found else [MANIFEST]
+        except ValueError:
+            found, wrong = {}, [MANIFEST]
+        if not wrong:
+            return {name: content for name, content in found.items() if content is not None}
+        if not (path / LOCK).exists():
+            break
+    name = shown(str(path), 200)
+    if wrong == [MANIFEST] and not (path / MANIFEST).exists():
+        raise UserError(f"'{name}' is not a run directory: it has no {MANIFEST}")
+    raise UserError(
+        f"'{name}' is damaged: {', '.join(wrong)} {'are' if len(wrong) > 1 else 'is'} not as"
+        f" written (see {MANIFEST}); fedjax-sim resume writes it anew from its checkpoint"
+    )
+
+
+# ---- how far a run directory is ------------------------------------------------------------------
+def saved_rounds(path: pathlib.Path) -> list[int]:
+    """Rounds with a complete checkpoint, ascending; path: a folder of checkpoints."""
+    if not path.is_dir():
+        return []
+    return sorted(
+        int(p.name) for p in path.iterdir() if is_checkpoint(p) and (p / "meta.json").is_file()
+    )
+
+
+def is_checkpoint(path: pathlib.Path) -> bool:
+    return path.name.isdigit() and len(path.name) >= 8
+
+
+def leftover(path: pathlib.Path) -> bool:
+    """What is hidden and was being written, or the lock, when its process was killed."""
+    return path.name == LOCK or (path.name.startswith(".") and path.name.endswith(PARTIAL))
+
+
+def empty(path: pathlib.Path) -> bool:
+    """A directory with nothing in it that anybody would miss."""
+    return path.is_dir() and all(map(leftover, path.iterdir()))
+
+
+def unfinished(path: pathlib.Path) -> bool:
+    """A run that was begun and has nothing to go on from: neither a checkpoint nor its end."""
+    if (
+        not (path / CONFIG).is_file()
+        or (path / SUMMARY).exists()
+        or saved_rounds(path / CHECKPOINTS)
+    ):
+        return False
+    with contextlib.suppress(ValueError):
+        return SUMMARY not in read_manifest(path)
+    return not (path / MANIFEST).exists()
+
+
+def clear(path: pathlib.Path) -> list[str]:
+    """Remove what the program wrote into an unfinished run directory, and nothing else; the names
+    of what is gone."""
+    written = [path / name for name in (*FILES, MANIFEST)]
+    left = [p for p in path.iterdir() if leftover(p)]
+    gone = [file.name for file in written if file.is_file()]
+    for file in (*written, *left):
+        if file.is_file() and file.name != LOCK:
+            file.unlink()
+    with contextlib.suppress(OSError):
+        os.rmdir(path / CHECKPOINTS)
+    return gone
+
+
+def clear_checkpoints(folder: pathlib.Path) -> None:
+    """Remove what runs left that were killed while they wrote or deleted a checkpoint."""
+    if folder.is_dir():
+        for path in folder.iterdir():
+            half = is_checkpoint(path) and not (path / "meta.json").is_file()
+            if half or leftover(path):
+                shutil.rmtree(path, ignore_errors=True)
+
+
+# ---- writing and reading one ---------------------------------------------------------------------
 class RunDirectory:
     """The files of one run; every one is whole or absent."""
 
@@ -53,9 +199,9 @@ class RunDirectory:
 
     def check_free(self, config: Config) -> None:
         """Nothing is there, or nothing but what the same run left before its first checkpoint."""
-        if not exists(self.path) or manifest.empty(self.path):
+        if not exists(self.path) or empty(self.path):
             return
-        if not manifest.unfinished(self.path):
+        if not unfinished(self.path):
             raise UserError(
                 f"output directory '{self.path}' exists already; choose another --out, or resume it"
                 f" with fedjax-sim resume {self.path}"
@@ -91,8 +237,8 @@ class RunDirectory:
             self.lock.take()
             self.check_free(config)  # again: nobody else changes it now
             mine = True
-            checkpoint.clear(self.path / manifest.CHECKPOINTS)
-            gone = manifest.clear(self.path)
+            clear_checkpoints(self.path / CHECKPOINTS)
+            gone = clear(self.path)
             if gone:
                 say(
                     f"'{self.path}' had no checkpoint yet and begins again; removed what it had:"
@@ -102,7 +248,7 @@ class RunDirectory:
         except BaseException:
             with contextlib.suppress(OSError):
                 if mine:
-                    manifest.clear(self.path)
+                    clear(self.path)
             self.lock.release()
             with contextlib.suppress(OSError):
                 self.path.rmdir()  # if nothing else is in it
@@ -119,8 +265,8 @@ class RunDirectory:
         """Keep the summary of a run that has ended after `rounds`, if every file is as it was
         written."""
         with contextlib.suppress(UserError, ValueError, KeyError, TypeError, RecursionError):
-            told = json.loads(manifest.verified(self.path)[manifest.SUMMARY])
-            self.ended = told if told["rounds"] == rounds else None
+            summary = json.loads(verified(self.path)[SUMMARY])
+            self.ended = summary if summary["rounds"] == rounds else None
 
     # ---- the configuration -----------------------------------------------------------------------
     def write_config(self, config: Config, resolved: dict[str, Any]) -> None:
@@ -158,7 +304,7 @@ class RunDirectory:
         ) as problem:
             if isinstance(problem, UserError):
                 raise
-            if manifest.empty(self.path):
+            if empty(self.path):
                 raise UserError(
                     f"'{self.path}' is not a run directory: it is empty; repeat the command that"
                     " made it"
@@ -194,14 +340,14 @@ class RunDirectory:
         self.put({"summary.json": json_bytes(summary)})
 
     def put(self, contents: dict[str, bytes]) -> None:
-        """Write what is new, then the manifest."""
+        """Write what is new, then the"""
         fresh = {name: stamp(content) for name, content in contents.items()}
         new = [name for name in fresh if fresh[name] != self.stamps.get(name)]
         for name in new:
             write_bytes(self.path / name, contents[name])
         if new:
             self.stamps |= fresh
-            manifest.write(self.path, self.stamps)
+            write_manifest(self.path, self.stamps)
 
     def read(
         self, recorder: Recorder, files: dict[str, bytes], round_: int

@@ -153,12 +153,12 @@ def one_client(groups: Sequence[Group], path: pathlib.Path, client: int = 0) -> 
             if g.scene == scene and all(r.of_clients(mode) is not None for r in g.runs)
         ]
         for g in drawn:
-            told = [
+            curves = [
                 about(g).scale * np.nan_to_num(np.asarray(r.of_clients(mode))[:, client])
                 for r in g.runs
             ]
-            least = min(map(len, told))
-            values = np.stack([t[:least] for t in told])
+            least = min(map(len, curves))
+            values = np.stack([t[:least] for t in curves])
             style.band(
                 axis,
                 g.runs[0].clients[f"{mode}_rounds"][:least],

@@ -1,0 +1,497 @@
+"""Does a controller trained across federations win on federations it never saw?
+
+    python -m benchmarks.across_federations score --trained DIR … --work WORK --data-dir DATA
+    python -m benchmarks.across_federations transfer --trained DIR … --work WORK --data-dir DATA
+    python -m benchmarks.across_federations selection --trained DIR --work WORK --data-dir DATA
+    python -m benchmarks.across_federations speed --work WORK
+    python -m benchmarks.across_federations cycles --device v5e --work WORK
+    python -m benchmarks.across_federations page --work WORK --out docs/results
+
+DIR: what `fedjax-sim train fedpolicy --over …` left, one per goal (--trained may be given several
+times). Every row is paired with `full` on the same federations and seeds. For every goal and every
+suite of federations, rate and schedule of `full`, of every rule and of every other method are
+chosen on tuning federations of that suite; the controller runs at those of `full`. Scores are means
+of the last five evaluations of a run. Finished parts are files in WORK: a stopped table goes on
+where it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import pathlib
+import sys
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks import across_page
+from fedjax_sim.engine import episode as episodes
+from fedjax_sim.engine.episode import Length, Scores
+from fedjax_sim.methods.fedpolicy.rules import boxes
+from fedjax_sim.runner.across import evolve
+from fedjax_sim.runner.across.evolve import HELD_OUT, TUNING, Problem, value_of, with_rate
+from fedjax_sim.runner.across.over import parse_over
+from fedjax_sim.runner.compilation import start_jax
+from fedjax_sim.runner.config import Config
+
+SIZES = "clients:20..50, participation:0.1..0.3, examples:60..150"
+COMMON = "test:350, pool:mnist|fashion_mnist|digits|cifar10, side:8"
+SUITES = {
+    "other seeds": f"dirichlet:0.05..1, {SIZES}, data:mnist|fashion_mnist, {COMMON}",
+    "stronger skew": f"dirichlet:0.02..0.05, {SIZES}, data:mnist|fashion_mnist, {COMMON}",
+    "CIFAR-10": f"dirichlet:0.05..1, {SIZES}, data:cifar10, {COMMON}",
+    "digits": (
+        "dirichlet:0.05..1, clients:20..25, participation:0.1..0.3, examples:50, data:digits, "
+        + COMMON
+    ),
+}
+SHAPE = parse_over(SUITES["other seeds"])
+RATES, SCHEDULES = (0.1, 0.2, 0.4, 0.8), ("constant", "cosine")
+LATE = "progress>0.8"
+RULES = {
+    "full": "",
+    "backbone after 0.8": f"keep_head: {LATE}",
+    "backbone after 0.8, taken": f"keep_head: {LATE}; withhold_head: {LATE}",
+    "backbone after 0.9": "keep_head: progress>0.9",
+    "backbone after 0.9, taken": "keep_head: progress>0.9; withhold_head: progress>0.9",
+    "backbone after 0.5, taken": "keep_head: progress>0.5; withhold_head: progress>0.5",
+    "nothing after 0.9": "keep_head: progress>0.9; keep_backbone: progress>0.9",
+    "few classes < 2.5 keep head, taken": (
+        "keep_head: effective_classes<2.5; withhold_head: effective_classes<2.5"
+    ),
+    "few classes < 2.5 keep head": "keep_head: effective_classes<2.5",
+    "20 % keep head, taken": "keep_head: chance<0.2; withhold_head: chance<0.2",
+    "few < 2.5 keep head after 0.8": f"keep_head: effective_classes<2.5 & {LATE}",
+    "many > 2.5 keep head after 0.8": f"keep_head: effective_classes>2.5 & {LATE}",
+}
+METHODS = ("fedper", "ditto", "fedrod")
+CONFIG = Config(
+    "fedpolicy",
+    options={"agent": "evolved"},
+    model="mlp",
+    model_options={"hidden": (32,)},
+    loss="ce",
+    rounds=50,
+    epochs=2,
+    momentum=0.0,
+    weight_decay=0.0,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """One suite: programs by method and schedule, scores of lanes on its federations."""
+
+    problem: Problem
+    tuning: int
+    held_out: int
+
+    def scores(
+        self, method: dict[str, Any], schedule: str, lanes: Any, rates: Iterable[float], parts: str,
+        stream: int,
+    ) -> Scores:  # fmt: skip
+        """[F, P] of lanes [P, …], each at its rate; lanes None: as the method begins."""
+        problem = dataclasses.replace(
+            self.problem, config=dataclasses.replace(self.problem.config, **method)
+        )
+        sim = problem.simulation(schedule=schedule)
+        number = self.tuning if stream == TUNING else self.held_out
+        drawn = problem.draws(sim, stream, 0, number)
+        inner = episodes.make_episode(sim, problem.length, parts=parts)
+        one = lambda lane, draw, key: inner(lane[0], with_rate(draw, lane[1]), key)
+        program = jax.jit(episodes.each(one, population=True))
+        dtype = sim.env.dtype
+        rates = jnp.asarray(list(rates), dtype)
+        lanes = None if lanes is None else jax.tree.map(lambda a: jnp.asarray(a, dtype), lanes)
+        return jax.tree.map(np.asarray, program((lanes, rates), drawn.draw, drawn.keys))
+
+
+RULE = dict(options={"agent": "rule", "rule": RULES["backbone after 0.8"]})
+
+
+def rule_lanes(names: Iterable[str]) -> Any:
+    """Boxes [P, …] of rules."""
+    return jax.tree.map(lambda *a: np.stack(a), *[boxes(RULES[name], 1) for name in names])
+
+
+def tuned_rules(table: Table) -> dict[str, Any]:
+    """Scores of every rule at every rate and schedule on the tuning federations."""
+    lanes = [(name, rate) for name in RULES for rate in RATES]
+    out = {}
+    for schedule in SCHEDULES:
+        found = table.scores(
+            RULE, schedule, rule_lanes(n for n, _ in lanes), [r for _, r in lanes], "agent", TUNING
+        )
+        for i, (name, rate) in enumerate(lanes):
+            out[f"{name}|{rate}|{schedule}"] = means(found, i)
+    return out
+
+
+def tuned_method(table: Table, method: str) -> dict[str, Any]:
+    out = {}
+    for schedule in SCHEDULES:
+        how = dict(method=method, options={})
+        found = table.scores(how, schedule, None, RATES, "agent", TUNING)
+        out |= {f"{method}|{r}|{schedule}": means(found, i) for i, r in enumerate(RATES)}
+    return out
+
+
+def means(scores: Scores, i: int) -> dict[str, float]:
+    return {k: float(np.nan_to_num(v[:, i]).mean()) for k, v in scores._asdict().items()}
+
+
+def best(tuned: dict[str, dict[str, float]], goal: str, keep: Callable) -> tuple[str, float, str]:
+    """(name, rate, schedule) of the largest value of the goal."""
+    mixture = evolve.parse_goal(goal)
+    worth = lambda key: value_of(Scores(**tuned[key]), mixture)
+    name, rate, schedule = max((k for k in tuned if keep(k.split("|")[0])), key=worth).split("|")
+    return name, float(rate), schedule
+
+
+@dataclasses.dataclass(frozen=True)
+class Lane:
+    """One row of the table of a goal."""
+
+    goal: str
+    row: str
+    kind: str  # controller, rule, agent or method
+    name: str
+    rate: float
+    schedule: str
+
+
+def lanes_of(tuned: dict[str, Any], goals: Iterable[str], methods: Iterable[str]) -> list[Lane]:
+    """For every goal: the controller and SAC at the rate of `full`, the best rule, the methods."""
+    out = []
+    for goal in goals:
+        _, rate, schedule = best(tuned, goal, lambda name: name == "full")
+        at = (rate, schedule)
+        out += [Lane(goal, "full", "rule", "full", *at)]
+        out += [Lane(goal, "trained across federations", "controller", goal, *at)]
+        out += [
+            Lane(
+                goal, "best rule", "rule", *best(tuned, goal, lambda n: n in RULES and n != "full")
+            )
+        ]
+        if methods:
+            out += [Lane(goal, "SAC, as published", "agent", "sac", *at)]
+        for method in methods:
+            out += [Lane(goal, method, "method", *best(tuned, goal, lambda n, m=method: n == m))]
+    return out
+
+
+def run_lanes(table: Table, lanes: list[Lane], trained: dict[str, np.ndarray]) -> dict[Lane, Any]:
+    """Scores [F] of every lane on the held-out federations; lanes of one program together."""
+    groups: dict[tuple, list[Lane]] = {}
+    for lane in lanes:
+        program = lane.name if lane.kind in ("method", "agent") else ""
+        groups.setdefault((lane.kind, program, lane.schedule), []).append(lane)
+    out = {}
+    for (kind, program, schedule), some in groups.items():
+        values, how, parts = None, {}, "agent"
+        if kind == "controller":
+            values, parts = np.stack([trained[lane.name] for lane in some]), "agent.parameters"
+        elif kind == "rule":
+            values, how = rule_lanes(lane.name for lane in some), RULE
+        elif kind == "agent":
+            how = dict(options={"agent": program})
+        else:
+            how = dict(method=program, options={})
+        rates = [lane.rate for lane in some]
+        found = table.scores(how, schedule, values, rates, parts, HELD_OUT)
+        for i, lane in enumerate(some):
+            out[lane] = jax.tree.map(lambda a, i=i: a[:, i], found)
+    return out
+
+
+def paired(found: dict[Lane, Any], goal: str) -> dict[str, Any]:
+    """Rows of a goal: means, and differences to `full` and to the best rule as intervals."""
+    mixture = evolve.parse_goal(goal)
+    rows = {lane.row: (lane, scores) for lane, scores in found.items() if lane.goal == goal}
+    out: dict[str, Any] = {}
+    for row, (lane, scores) in rows.items():
+        less = lambda other, scores=scores: evolve.compared(
+            jax.tree.map(np.subtract, scores, rows[other][1]), mixture
+        )
+        out[row] = dict(
+            setting=f"{lane.name}, lr {lane.rate:g}, {lane.schedule}",
+            means={k: float(v.mean()) for k, v in scores._asdict().items()},
+            over_full=less("full"),
+            over_rule=less("best rule"),
+        )
+    return out
+
+
+def kept(path: pathlib.Path, make: Callable[[], Any]) -> Any:
+    """What `make` gave when it was called first."""
+    if not path.is_file():
+        began = time.perf_counter()
+        made = make()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(made, indent=1))
+        print(f"{path.name}: {time.perf_counter() - began:.0f} s", file=sys.stderr, flush=True)
+    return json.loads(path.read_text())
+
+
+def read_trained(folders: Iterable[str]) -> dict[str, np.ndarray]:
+    """goal -> parameters."""
+    out = {}
+    for folder in folders:
+        told = json.loads((pathlib.Path(folder) / "result.json").read_text())
+        out[evolve.parse(told["over"])[1].goal] = np.float32(told["parameters"])
+    return out
+
+
+def table_of(suite: str, args: argparse.Namespace) -> Table:
+    config = dataclasses.replace(CONFIG, data_dir=args.data_dir)
+    problem = Problem(
+        parse_over(SUITES[suite]), config, Length(config.rounds), args.seed, args.data_dir, SHAPE
+    )
+    return Table(problem, args.tuning, args.held_out)
+
+
+def score(args: argparse.Namespace) -> None:
+    """All suites, goal by goal."""
+    trained = read_trained(args.trained)
+    start_jax(CONFIG)
+    for suite in args.suites or SUITES:
+        table, stem = table_of(suite, args), suite.replace(" ", "-")
+        tuned = kept(args.work / f"tuned-{stem}.json", lambda t=table: tuned_rules(t))
+        methods = METHODS if suite in args.with_methods else ()
+        for method in methods:
+            tuned |= kept(
+                args.work / f"tuned-{stem}-{method}.json",
+                lambda t=table, m=method: tuned_method(t, m),
+            )
+
+        def rows(table: Table = table, tuned: Any = tuned, methods: Any = methods) -> Any:
+            found = run_lanes(table, lanes_of(tuned, trained, methods), trained)
+            return {goal: paired(found, goal) for goal in trained}
+
+        kept(args.work / f"scores-{stem}.json", rows)
+
+
+# ---- transfer, selection, speed ------------------------------------------------------------------
+TRANSFERS = {
+    "LeNet-5 on Fashion-MNIST": ("lenet5", "data:fashion_mnist"),
+    "cnn4 on CIFAR-10": ("cnn4", "data:cifar10"),
+}
+
+
+def transfer(args: argparse.Namespace) -> None:
+    """Controllers trained on MLPs and small grey images, on other networks and whole images."""
+    trained = read_trained(args.trained)
+    start_jax(CONFIG)
+    for name, (model, data) in TRANSFERS.items():
+        if args.suites and name not in args.suites:
+            continue
+        over = parse_over(
+            f"dirichlet:0.05..0.5, clients:20, participation:0.2, examples:120, {data}, side:0,"
+            " test:350"
+        )
+        config = dataclasses.replace(
+            CONFIG, model=model, model_options={}, data_dir=args.data_dir, rounds=args.rounds
+        )
+        problem = Problem(over, config, Length(args.rounds), args.seed, args.data_dir)
+        table = Table(problem, 2, args.federations)
+
+        def rows(table: Table = table) -> Any:
+            tuned = {}
+            for schedule in SCHEDULES:
+                rates = (0.05, 0.1, 0.2)
+                found = table.scores(
+                    RULE, schedule, rule_lanes(["full"] * 3), rates, "agent", TUNING
+                )
+                tuned |= {f"full|{r}|{schedule}": means(found, i) for i, r in enumerate(rates)}
+            lanes = []
+            for goal in trained:
+                at = best(tuned, goal, lambda name: True)[1:]
+                lanes += [Lane(goal, "full", "rule", "full", *at)]
+                lanes += [Lane(goal, "best rule", "rule", "backbone after 0.8, taken", *at)]
+                lanes += [Lane(goal, "trained across federations", "controller", goal, *at)]
+            found = run_lanes(table, lanes, trained)
+            return {goal: paired(found, goal) for goal in trained}
+
+        kept(args.work / f"transfer-{model}.json", rows)
+
+
+SELECTION = (
+    "dirichlet:0.05..1, clients:30, participation:0.2, examples:60..150, test:350,"
+    " pool:mnist|fashion_mnist|cifar10, side:8"
+)
+
+
+def selection(args: argparse.Namespace) -> None:
+    """Who takes part: uniform, power-of-choice, and the trained controller, FedAvg's rounds."""
+    told = json.loads((pathlib.Path(args.trained[0]) / "result.json").read_text())
+    start_jax(CONFIG)
+    base = dict(method="fedavg", options={})
+    lane = np.float32(told["parameters"])[None]
+    ways = {
+        "uniform": (base, None),
+        "power of choice": (base | dict(transforms=("power_of_choice",)), None),
+        "trained across federations": (
+            base | dict(transforms=("agent_selection:agent=evolved",)),
+            lane,
+        ),
+    }
+    for suite, data in {"other seeds": "mnist|fashion_mnist", "CIFAR-10": "cifar10"}.items():
+        problem = Problem(
+            parse_over(f"{SELECTION}, data:{data}"),
+            dataclasses.replace(CONFIG, data_dir=args.data_dir),
+            Length(CONFIG.rounds),
+            args.seed,
+            args.data_dir,
+        )
+        table = Table(problem, args.tuning, args.held_out)
+
+        def rows(table: Table = table) -> Any:
+            out, plain = {}, None
+            for name, (how, values) in ways.items():
+                tuned = {}
+                for schedule in SCHEDULES:
+                    wide = None if values is None else np.repeat(values, len(RATES), 0)
+                    parts = told["parts"]
+                    found = table.scores(how, schedule, wide, RATES, parts, TUNING)
+                    tuned |= {
+                        f"{name}|{r}|{schedule}": means(found, i) for i, r in enumerate(RATES)
+                    }
+                _, rate, schedule = best(tuned, "global", lambda n: True)
+                found = table.scores(how, schedule, values, [rate], told["parts"], HELD_OUT)
+                found = jax.tree.map(lambda a: a[:, 0], found)
+                plain = found if plain is None else plain
+                gains = evolve.compared(jax.tree.map(np.subtract, found, plain), {"global": 1.0})
+                mean = {k: float(v.mean()) for k, v in found._asdict().items()}
+                setting = f"lr {rate:g}, {schedule}"
+                out[name] = dict(setting=setting, means=mean, over_uniform=gains)
+            return out
+
+        kept(args.work / f"selection-{suite.replace(' ', '-')}.json", rows)
+
+
+def speed(args: argparse.Namespace) -> None:
+    """Federation-rounds per second on this machine: policies and federations side by side."""
+    start_jax(CONFIG)
+    over = parse_over(
+        "dirichlet:0.1..0.5, clients:30, participation:0.17, examples:40, data:digits, test:300"
+    )
+    problem = Problem(over, CONFIG, Length(CONFIG.rounds))
+    sim = problem.simulation()
+    plain = episodes.make_episode(sim, problem.length, parts="agent.parameters")
+    across = episodes.make_episode(
+        sim, problem.length, parts="agent.parameters", mapped=(episodes.FEDERATIONS,)
+    )
+    size = sim.agent().num_parameters
+    rows = []
+    for policies, federations, together in (
+        (1, 4, False),
+        (24, 4, False),
+        (128, 2, False),
+        (1, 16, True),
+    ):
+        drawn = problem.draws(sim, TUNING, 0, federations)
+        made = episodes.each(across if together else plain, population=True, side_by_side=together)
+        values = jnp.zeros((policies, size))
+        program = jax.jit(made).lower(values, drawn.draw, drawn.keys).compile()
+        took = []
+        for _ in range(3):
+            began = time.perf_counter()
+            jax.block_until_ready(program(values, drawn.draw, drawn.keys))
+            took.append(time.perf_counter() - began)
+        runs = policies * federations * problem.length.rounds
+        rows.append(
+            dict(policies=policies, federations=federations, mapped=together, rate=runs / min(took))
+        )
+        print(rows[-1], flush=True)
+    args.work.mkdir(parents=True, exist_ok=True)
+    (args.work / "speed.json").write_text(json.dumps(rows, indent=1))
+
+
+def cycles(args: argparse.Namespace) -> None:
+    """Cycles per federation-round by an accelerator's own compiler: one round of P policies."""
+    from jax.sharding import SingleDeviceSharding
+
+    from benchmarks import hlo
+    from benchmarks.device_programs import library
+    from fedjax_sim.engine.round import one_round, seed_key
+    from fedjax_sim.engine.simulation import blank_state
+    from fedjax_sim.platform import lowering_for
+
+    device = library().target_device(args.device)
+    over = parse_over(
+        "dirichlet:0.1..0.5, clients:30, participation:0.17, examples:40, data:digits, test:300"
+    )
+    problem = Problem(over, CONFIG, Length(CONFIG.rounds))
+    rows = []
+    for policies in (1, 128, 1024):
+        with lowering_for(device.platform):
+            sim = problem.simulation(chunk=str(over.most_participants))
+            draw = episodes.only(problem.draws(sim, TUNING, 0, 1).draw, 0)
+
+        def begin(parameters: Any, draw: Any, sim: Any = sim) -> Any:
+            net = sim.env.model.init(jax.random.key(0))
+            state = blank_state(sim.stages, sim.open(draw.data), seed_key(0), net)
+            return episodes.replace_at(state, "agent.parameters", parameters)
+
+        axes = evolve.State(None, None, 0, 0, 0)  # all policies are at the same round
+
+        def rounds(states: Any, draw: Any, sim: Any = sim, axes: Any = axes) -> Any:
+            env = sim.open(draw.data)
+            one = lambda state: one_round(sim.stages, env, state, draw.data.dropout)[0]
+            return jax.vmap(one, (axes,), axes)(states)
+
+        like = jnp.zeros((policies, sim.agent().num_parameters))
+        states = jax.eval_shape(jax.vmap(begin, (0, None), axes), like, draw)
+        there = SingleDeviceSharding(device.devices[0])
+        shapes = library().abstract(states, there), library().abstract(draw, there)
+        compiled = library().compile_for(device, rounds, shapes)
+        root = hlo.tree(hlo.parse(compiled.as_text()))
+        steps = round(CONFIG.epochs * -(-over.most_examples // int(CONFIG.batch_size)))
+        hlo.fill(root, steps)
+        cost = hlo.total(root)
+        rows.append(dict(device=args.device, policies=policies, steps=steps))
+        rows[-1] |= dict(cycles=cost.cycles / policies, kernels=cost.kernels)
+        print(rows[-1], flush=True)
+    args.work.mkdir(parents=True, exist_ok=True)
+    (args.work / "cycles.json").write_text(json.dumps(rows, indent=1))
+
+
+def page(args: argparse.Namespace) -> None:
+    across_page.write(args.work, args.out, read_trained(args.trained))
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parts = {
+        "score": score,
+        "transfer": transfer,
+        "selection": selection,
+        "speed": speed,
+        "cycles": cycles,
+        "page": page,
+    }
+    parser.add_argument("part", choices=tuple(parts))
+    parser.add_argument("--device", default="v5e", help="of cycles")
+    parser.add_argument("--trained", action="append", default=[], metavar="DIR")
+    parser.add_argument("--work", type=pathlib.Path, required=True)
+    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("docs/results"))
+    parser.add_argument("--data-dir", default=None)
+    parser.add_argument("--suites", action="append", default=[], metavar="NAME")
+    parser.add_argument("--with-methods", action="append", default=[], metavar="SUITE")
+    parser.add_argument("--tuning", type=int, default=16)
+    parser.add_argument("--held-out", type=int, default=128)
+    parser.add_argument("--federations", type=int, default=8, help="of transfer")
+    parser.add_argument("--rounds", type=int, default=40, help="of transfer")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args(argv)
+    parts[args.part](args)
+
+
+if __name__ == "__main__":
+    main()

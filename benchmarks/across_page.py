@@ -1,0 +1,259 @@
+"""The page of `benchmarks.across_federations`: tables from the finished parts, and two figures."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from typing import Any
+
+import numpy as np
+
+from fedjax_sim.methods.fedpolicy.actions import PARTS
+from fedjax_sim.methods.fedpolicy.state import STATES, USUAL
+
+FEATURES = STATES["portable"]
+HEAD = "| | global | clients' own | worst tenth | goal | setting |\n|---|---|---|---|---|---|"
+
+
+def points(found: dict[str, float]) -> str:
+    """A paired difference in points with its 95 % interval; bold where 0 is outside."""
+    text = f"{100 * found['mean']:+.2f} ± {100 * found['half']:.2f}"
+    return f"**{text}**" if abs(found["mean"]) > found["half"] else text
+
+
+def rows_of(goal: dict[str, Any]) -> list[str]:
+    """`full` in percent, the others in points over it."""
+    out = []
+    for name, row in goal.items():
+        if name == "full":
+            cells = [f"{100 * row['means'][k]:.2f} %" for k in ("common", "clients", "worst")]
+            cells.append("")
+        else:
+            cells = [points(row["over_full"][k]) for k in ("common", "clients", "worst", "goal")]
+        out.append(f"| {name} | {' | '.join(cells)} | {row['setting']} |")
+    return out
+
+
+def table(title: str, goal: str, found: dict[str, Any]) -> str:
+    lines = [f"**{title}, goal {goal}**", "", HEAD, *rows_of(found)]
+    mine = found.get("trained across federations")
+    if mine and "best rule" in found:
+        lines += [
+            "",
+            f"Controller minus best rule: {points(mine['over_rule']['goal'])} of the goal.",
+        ]
+    return "\n".join(lines)
+
+
+def parts_of(work: pathlib.Path, stem: str) -> dict[str, Any]:
+    return {
+        path.stem.removeprefix(stem): json.loads(path.read_text())
+        for path in sorted(work.glob(f"{stem}*.json"))
+    }
+
+
+def verdict(scores: dict[str, Any]) -> list[str]:
+    """A line per suite and goal: what the interval says."""
+    out = ["| held out | goal | over tuned `full` | better on | over the best tuned rule |"]
+    out.append("|---|---|---|---|---|")
+    for suite, goals in scores.items():
+        for goal, rows in goals.items():
+            mine = rows["trained across federations"]
+            full, rule = mine["over_full"]["goal"], mine["over_rule"]["goal"]
+            out.append(
+                f"| {suite.replace('-', ' ')} | {goal} | {points(full)} |"
+                f" {full['better']} of {full['of']} | {points(rule)} |"
+            )
+    return out
+
+
+def strongest(parameters: np.ndarray) -> tuple[int, int]:
+    """The two features with the largest weights, all four decisions together."""
+    weights = np.abs(parameters.reshape(len(FEATURES), len(PARTS))).sum(1)
+    first, second = np.argsort(-weights)[:2]
+    return int(first), int(second)
+
+
+def shares(parameters: np.ndarray, seen: np.ndarray) -> np.ndarray:
+    """[…, 4] what is taken and sent, of observations […, S] in their own units."""
+    usual = np.array([USUAL[name] for name in FEATURES])
+    centred = np.clip((seen - usual[:, 0]) / usual[:, 1], -3, 3)
+    out = 1 + centred @ parameters.reshape(len(FEATURES), len(PARTS))
+    return (np.clip(out, -1, 1) + 1) / 2
+
+
+def policy_figure(path: pathlib.Path, goal: str, parameters: np.ndarray) -> tuple[str, str]:
+    """The policy as a function of its two strongest inputs, all others as usual."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    x, y = strongest(parameters)
+    ranges = {
+        "progress": (0, 1),
+        "joined": (0, 1),
+        "label_entropy": (0, 1),
+        "log_size": (-1.5, 1.5),
+    }
+    ends = [ranges.get(FEATURES[i], (0, 1)) for i in (x, y)]
+    a, b = np.meshgrid(np.linspace(*ends[0], 60), np.linspace(*ends[1], 60))
+    seen = np.tile([USUAL[name][0] for name in FEATURES], (60, 60, 1))
+    seen[..., x], seen[..., y] = a, b
+    figure, axes = plt.subplots(1, 4, figsize=(12, 3), sharey=True, layout="constrained")
+    for ax, name, share in zip(
+        axes, PARTS, np.moveaxis(shares(parameters, seen), -1, 0), strict=True
+    ):
+        picture = ax.pcolormesh(a, b, share, vmin=0, vmax=1, cmap="viridis", rasterized=True)
+        ax.set_title(name.replace("_", " "))
+        ax.set_xlabel(FEATURES[x].replace("_", " "))
+    axes[0].set_ylabel(FEATURES[y].replace("_", " "))
+    figure.colorbar(picture, ax=axes, label="share")
+    figure.suptitle(f"policy trained for {goal}; other inputs as usual")
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+    return FEATURES[x], FEATURES[y]
+
+
+def front_figure(path: pathlib.Path, goals: dict[str, Any]) -> None:
+    """Global and own accuracy of all rows of all goals."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, ax = plt.subplots(figsize=(6, 4.2), layout="constrained")
+    marks = {"full": "ks", "trained across federations": "ro", "best rule": "b^"}
+    drawn: set[str] = set()
+    for rows in goals.values():
+        for name, row in rows.items():
+            at = 100 * row["means"]["common"], 100 * row["means"]["clients"]
+            if not np.isfinite(at).all():
+                continue
+            kind = marks.get(name, "x")
+            ax.plot(*at, kind, label=None if name in drawn else name)
+            drawn.add(name)
+    ax.set_xlabel("global accuracy (%)")
+    ax.set_ylabel("clients' own models, mean accuracy (%)")
+    ax.legend(fontsize=8)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+INTRO = """# A controller trained across federations
+
+A linear policy of 36 numbers decides what every participant takes and sends of backbone and head
+(`fedpolicy.agent=evolved`, actions `exchange_mix`), from nine features that mean the same in every
+federation. CMA-ES found them on federations drawn at random ({over}), 8 x 8 grey images and an MLP
+with 32 hidden units, 50 rounds, 2 local epochs. The command of the one that comes with the package:
+
+```
+{command}
+```
+
+Its use: `fedjax-sim run fedpolicy --set fedpolicy.agent=evolved --start-from
+pretrained:{shipped}:agent`.
+
+All rows are paired on identical federations and seeds; numbers are points with 95 % intervals, bold
+where the interval excludes 0. `full` runs at the rate and schedule that are best for it and for the
+goal, on tuning federations of the same suite; rules and other methods are tuned alike, and the best
+rule of {rules} is chosen there too. Scores are means of the last five evaluations (every second
+round), never the best over rounds.
+"""
+
+
+def write(work: pathlib.Path, out: pathlib.Path, trained: dict[str, np.ndarray]) -> None:
+    """across-federations.md, .json and the figures."""
+    from benchmarks.across_federations import RULES
+    from fedjax_sim.presets import controllers
+
+    out.mkdir(parents=True, exist_ok=True)
+    scores, transfers = parts_of(work, "scores-"), parts_of(work, "transfer-")
+    selected, shipped = parts_of(work, "selection-"), next(iter(controllers.names()), "NAME")
+    about = controllers.about(shipped) if controllers.names() else {"command": "", "over": ""}
+    text = [INTRO.format(rules=len(RULES) - 1, shipped=shipped, **about_of(about))]
+    text += ["## What was won", "", *verdict(scores), ""]
+    for suite, goals in scores.items():
+        text += [f"## Held out: {suite.replace('-', ' ')}", ""]
+        text += [t for goal, rows in goals.items() for t in (table(suite, goal, rows), "")]
+    text += ["## Other networks", "", *section(transfers), "## Who takes part", ""]
+    text += selection_lines(selected)
+    text += ["## What the policy does", ""]
+    for goal, parameters in trained.items():
+        name = f"across-policy-{goal.replace('=', '').replace('+', '-').replace('.', '')}.png"
+        x, y = policy_figure(out / name, goal, parameters)
+        text += [f"![policy for {goal}: {x} and {y}]({name})", ""]
+    if first := next(iter(scores.values()), None):
+        front_figure(out / "across-front.png", first)
+        text += ["![global and own accuracy](across-front.png)", ""]
+    text += speed_lines(work)
+    found = dict(scores=scores, transfer=transfers, selection=selected)
+    found |= dict(parameters={goal: [float(v) for v in p] for goal, p in trained.items()})
+    (out / "across-federations.md").write_text("\n".join(text).rstrip() + "\n")
+    (out / "across-federations.json").write_text(json.dumps(rounded(found), indent=1) + "\n")
+
+
+def rounded(found: Any) -> Any:
+    """Six digits are enough."""
+    if isinstance(found, dict):
+        return {k: rounded(v) for k, v in found.items()}
+    if isinstance(found, list):
+        return [rounded(v) for v in found]
+    return float(f"{found:.6g}") if isinstance(found, float) and np.isfinite(found) else found
+
+
+def about_of(about: dict[str, Any]) -> dict[str, str]:
+    words = [w for w in about["over"].split(", ") if w.split(":")[0] in ("dirichlet", "clients",
+             "participation", "examples", "data")]  # fmt: skip
+    return dict(command=about["command"], over=", ".join(words))
+
+
+def section(found: dict[str, Any]) -> list[str]:
+    if not found:
+        return ["Not measured yet.", ""]
+    return [
+        text
+        for name, goals in found.items()
+        for goal, rows in goals.items()
+        for text in (table(name, goal, rows), "")
+    ]
+
+
+def selection_lines(found: dict[str, Any]) -> list[str]:
+    if not found:
+        return ["Not measured yet.", ""]
+    out = [
+        "A linear policy of 7 numbers scores every client (size, last loss, rounds since, label"
+        " entropy, progress); those with the largest scores, after Gumbel noise, take part. Rounds"
+        " are FedAvg's, 6 of 30; each way has its own rate and schedule. Points over uniform:",
+        "",
+        "| held out | | global | clients | worst tenth | setting |",
+        "|---|---|---|---|---|---|",
+    ]
+    for suite, rows in found.items():
+        for name, row in rows.items():
+            cells = [points(row["over_uniform"][k]) for k in ("common", "clients", "worst")]
+            if name == "uniform":
+                cells = [f"{100 * row['means'][k]:.2f} %" for k in ("common", "clients", "worst")]
+            out.append(
+                f"| {suite.replace('-', ' ')} | {name} | {' | '.join(cells)} | {row['setting']} |"
+            )
+    return [*out, ""]
+
+
+def speed_lines(work: pathlib.Path) -> list[str]:
+    path, chips = work / "speed.json", work / "cycles.json"
+    out = ["## Speed", ""]
+    if path.is_file():
+        out += ["| policies side by side | federations | federation-rounds/s on two cores |"]
+        out += ["|---|---|---|"]
+        for row in json.loads(path.read_text()):
+            how = "in one vmap" if row["mapped"] else "one after another"
+            out.append(f"| {row['policies']} | {row['federations']}, {how} | {row['rate']:.0f} |")
+        out.append("")
+    if chips.is_file():
+        out += ["| compiler | policies | cycles per federation-round |", "|---|---|---|"]
+        for row in json.loads(chips.read_text()):
+            out.append(f"| {row['device']} | {row['policies']} | {row['cycles']:,.0f} |")
+        out.append("")
+    return out

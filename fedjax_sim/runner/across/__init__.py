@@ -1,0 +1,2 @@
+"""Controllers trained across federations: what is drawn (`over`), the evolution strategy
+(`evolve`), what comes with the package (`pretrained`)."""

@@ -1,0 +1,434 @@
+"""A controller trained across federations: the population of an evolution strategy, scored on many
+federations in one compiled program.
+
+    return of a policy   mean over federations of  goal(policy) − goal(`full`), same draws
+    goal                 a declared mixture, e.g. global=0.5+own=0.5
+    `full`               everything to everybody, at the rate and schedule that suit it best: both
+                         are tuned first, for the same goal, on federations of their own
+
+The policies run at that rate and schedule too. Every generation draws new federations. The state of
+the strategy is written after each; the same command again goes on from there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import math
+import pathlib
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_sim.engine import episode as episodes
+from fedjax_sim.engine.episode import Draw, Length, Scores
+from fedjax_sim.engine.round import seed_key
+from fedjax_sim.engine.simulation import Simulation
+from fedjax_sim.errors import UserError, unknown
+from fedjax_sim.hooks import Method
+from fedjax_sim.methods import make_method
+from fedjax_sim.options import shown
+from fedjax_sim.runner import checkpoint
+from fedjax_sim.runner.across.over import Facts, Over, draw_federation, parse_over
+from fedjax_sim.runner.config import Config
+from fedjax_sim.runner.files import npz_bytes, write_bytes, write_json
+from fedjax_sim.runner.prepare import prepare
+from fedjax_sim.transforms import transformed
+from fedjax_sim.types import Array, Client, State, Tree
+
+GOALS = ("global", "own", "worst", "bytes")
+TUNING, TRAINING, HELD_OUT = range(3)  # streams of federations
+
+
+# ---- what is asked for ---------------------------------------------------------------------------
+@dataclasses.dataclass(frozen=True)
+class Search:
+    """Settings of the strategy; words of --over beside those of `Over`."""
+
+    generations: int = 40
+    population: int = 24
+    federations: int = 16  # of a generation
+    tuning: int = 32  # federations on which `full` is tuned
+    held_out: int = 64  # federations on which the result is scored
+    last: int = 5  # evaluations that a score is the mean of, two rounds apart
+    sigma: float = 0.3
+    goal: str = "global=0.5+own=0.5"
+    rates: str = "0.05|0.1|0.2|0.4|0.8"
+    schedules: str = "constant|cosine"
+
+    @property
+    def mixture(self) -> dict[str, float]:
+        return parse_goal(self.goal)
+
+
+def parse_goal(text: str) -> dict[str, float]:
+    """
+    >>> parse_goal("global=0.7+own=0.3")
+    {'global': 0.7, 'own': 0.3}
+    >>> parse_goal("global")
+    {'global': 1.0}
+    """
+    found: dict[str, float] = {}
+    for part in text.split("+"):
+        name, equals, weight = (word.strip() for word in part.partition("="))
+        if name not in GOALS:
+            raise unknown("goal", shown(name), GOALS)
+        try:
+            found[name] = float(weight) if equals else 1.0
+        except ValueError:
+            raise UserError(f"goal {name} has the weight '{shown(weight)}'; use a number") from None
+    return found
+
+
+def value_of(scores: Scores, mixture: dict[str, float]) -> Array:
+    """The goal; of bytes, less is better: the share of whole models that travelled."""
+    parts = {
+        "global": scores.common,
+        "own": scores.clients,
+        "worst": scores.worst,
+        "bytes": -(scores.down + scores.up) / 2,
+    }
+    return sum(weight * parts[name] for name, weight in mixture.items())
+
+
+def parse(text: str) -> tuple[Over, Search]:
+    """Words of --over, told apart."""
+    own = {one.name: one.type for one in dataclasses.fields(Search)}
+    found: dict[str, Any] = {}
+    rest = []
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        name, _, value = (word.strip() for word in part.partition(":"))
+        if name not in own:
+            rest.append(part)
+            continue
+        try:
+            found[name] = {"int": int, "float": float, "str": str}[str(own[name])](value)
+        except ValueError:
+            raise UserError(f"over: {name} '{shown(value)}' is not a number") from None
+        if not isinstance(found[name], str) and not found[name] > 0:
+            raise UserError(f"over: {name} {value} is too small; allowed: above 0")
+    search = Search(**found)
+    if search.population < 4:
+        raise UserError(f"over: population {search.population} is too small; allowed: 4 or more")
+    parse_goal(search.goal)
+    for rate in search.rates.split("|"):
+        try:
+            float(rate)
+        except ValueError:
+            raise UserError(f"over: rates '{shown(search.rates)}' are not numbers") from None
+    return parse_over(", ".join(rest)), search
+
+
+# ---- federations and programs --------------------------------------------------------------------
+class Drawn(NamedTuple):
+    """Several federations: as the program reads them, their keys, what they are."""
+
+    draw: Draw
+    keys: np.ndarray  # [F, 2]
+    facts: list[Facts]
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """A method on federations drawn at random; everything of one shape, so compiled once."""
+
+    over: Over
+    config: Config  # of every run
+    length: Length
+    seed: int = 0
+    data_dir: str | None = None
+    shape: Over | None = None  # whose sizes it is padded to; None: its own
+
+    @property
+    def sizes(self) -> Over:
+        return self.shape or self.over
+
+    def federations(self, stream: int, first: int, number: int) -> tuple[list, np.ndarray, list]:
+        made = [
+            draw_federation(self.over, self.seed * 8 + stream, first + i, self.data_dir)
+            for i in range(number)
+        ]
+        most = self.sizes.most_examples
+        feds, clients = episodes.padded(
+            [fed for fed, _ in made],
+            clients=self.sizes.most_clients,
+            examples={"train": most, "val": most, "test": most},
+        )
+        return feds, clients, [facts for _, facts in made]
+
+    def simulation(self, method: Method | None = None, **changes: Any) -> Simulation:
+        """The rounds of a method, the run's own unless another is given."""
+        sizes: dict[str, Any] = dict(
+            participation=f"{self.sizes.most_participants}/{self.sizes.most_clients}",
+            rounds=self.length.rounds,
+            chunk="1",
+        )
+        config = dataclasses.replace(self.config, **{**sizes, **changes})
+        fed = self.federations(TUNING, 0, 1)[0][0]
+        return prepare(config, fed=fed, method=method, measure=False).simulation
+
+    def draws(self, simulation: Simulation, stream: int, first: int, number: int) -> Drawn:
+        """Federations `first`, `first` + 1, … of a stream."""
+        feds, clients, facts = self.federations(stream, first, number)
+        draw = episodes.draws(simulation.stages, feds, clients, [one.participants for one in facts])
+        keys = np.stack([seed_key(self.seed + (stream << 40) + first + i) for i in range(number)])
+        return Drawn(draw, keys, facts)
+
+
+def with_rate(draw: Draw, rate: Array) -> Draw:
+    """The same draw at another learning rate."""
+    numbers = draw.data.numbers
+    schedule: Any = dataclasses.replace(numbers.lr, lr=rate)  # type: ignore[type-var]
+    return draw._replace(data=draw.data._replace(numbers=numbers._replace(lr=schedule)))
+
+
+def rated(episode: Callable) -> Callable:
+    """An episode whose parameters are a learning rate."""
+    return lambda rate, draw, key: episode(None, with_rate(draw, rate), key)
+
+
+class Baseline(NamedTuple):
+    """`full`, tuned."""
+
+    lr: float
+    schedule: str
+    value: float
+    table: list[dict[str, Any]]  # every rate and schedule with its scores
+
+
+def tune(
+    problem: Problem,
+    search: Search,
+    method: Method | None = None,
+    say: Callable[[str], None] = print,
+) -> Baseline:
+    """The rate and schedule that a method does best with, for the goal; its agent, if it has one,
+    with the parameters that it begins with."""
+    rates = [float(rate) for rate in search.rates.split("|")]
+    table: list[dict[str, Any]] = []
+    for schedule in search.schedules.split("|"):
+        sim = problem.simulation(method, schedule=schedule)
+        drawn = problem.draws(sim, TUNING, 0, search.tuning)
+        episode = rated(episodes.make_episode(sim, problem.length))
+        program = jax.jit(episodes.each(episode, population=True))
+        scores = program(jnp.asarray(rates, sim.env.dtype), drawn.draw, drawn.keys)  # [F, R]
+        for i, rate in enumerate(rates):
+            means = {k: float(v[:, i].mean()) for k, v in scores._asdict().items()}
+            value = float(np.mean(value_of(scores, search.mixture)[:, i]))
+            table.append(dict(schedule=schedule, lr=rate, value=value, **means))
+    best = max(table, key=lambda row: row["value"] if math.isfinite(row["value"]) else -math.inf)
+    say(f"tuned: lr {best['lr']:g}, schedule {best['schedule']}, {search.goal} {best['value']:.4f}")
+    return Baseline(best["lr"], best["schedule"], best["value"], table)
+
+
+# ---- the strategy --------------------------------------------------------------------------------
+def strategy(population: int, size: int, sigma: float) -> tuple[Any, Any]:
+    """(CMA-ES of evosax, its parameters)."""
+    try:
+        from evosax.algorithms import CMA_ES
+    except ImportError:
+        raise UserError(
+            "training across federations needs evosax; install it with pip install"
+            " 'fedjax-sim[train]'"
+        ) from None
+    made = CMA_ES(population_size=population, solution=jnp.zeros(size))
+    return made, made.default_params.replace(std_init=sigma)
+
+
+class Found(NamedTuple):
+    """Where a search is."""
+
+    generation: int
+    state: Any  # of the strategy
+    history: list[dict[str, float]]
+
+
+def store(out: pathlib.Path, found: Found, settings: dict[str, Any]) -> None:
+    """The state of the strategy, as plain arrays; nothing is pickled."""
+    leaves = dict(
+        zip(checkpoint.leaf_names(found.state), jax.tree.leaves(found.state), strict=True)
+    )
+    arrays = {name: np.asarray(leaf) for name, leaf in leaves.items()}
+    told = dict(generation=found.generation, history=found.history, settings=settings)
+    arrays["about"] = np.frombuffer(json.dumps(told).encode(), np.uint8)
+    write_bytes(out / "search.npz", npz_bytes(arrays))
+
+
+def restore(out: pathlib.Path, fresh: Any, settings: dict[str, Any]) -> Found:
+    """What `store` wrote, or the start."""
+    path = out / "search.npz"
+    if not path.is_file():
+        return Found(0, fresh, [])
+    with np.load(path, allow_pickle=False) as file:
+        told = json.loads(bytes(file["about"]).decode())
+        differ = [k for k, v in settings.items() if told["settings"].get(k) != v]
+        if differ:
+            raise UserError(
+                f"'{out}' was searched with {differ[0]}={told['settings'].get(differ[0])}, not"
+                f" {settings[differ[0]]}; choose another --out"
+            )
+        names, leaves = checkpoint.leaf_names(fresh), jax.tree.leaves(fresh)
+        values = [jnp.asarray(file[n], leaf.dtype) for n, leaf in zip(names, leaves, strict=True)]
+    state = jax.tree.unflatten(jax.tree.structure(fresh), values)
+    return Found(told["generation"], state, told["history"])
+
+
+@dataclasses.dataclass(frozen=True)
+class Trainer:
+    """One search: a controller of `problem` for a goal, against the tuned baseline."""
+
+    problem: Problem
+    search: Search
+    baseline: Baseline
+    parts: str = "agent.parameters"  # where in a State the policy's parameters go
+    mapped: bool = False  # policies choose the participants, so that these differ along the axis
+
+    @functools.cached_property
+    def simulation(self) -> Simulation:
+        return self.problem.simulation(lr=self.baseline.lr, schedule=self.baseline.schedule)
+
+    @functools.cached_property
+    def zeros(self) -> np.ndarray:
+        """[D] the policy that is `full`: where the search starts."""
+        sim = self.simulation
+        state = jax.eval_shape(
+            lambda d: episodes.blank_state(
+                sim.stages, sim.open(d), seed_key(0), sim.env.model.init(jax.random.key(0))
+            ),
+            sim.data,
+        )
+        return np.zeros(episodes.value_at(state, self.parts).shape, np.float32)
+
+    @functools.cached_property
+    def program(self) -> Callable[[Array, Draw, Array], Scores]:
+        names = (episodes.POLICIES,) if self.mapped else ()
+        episode = episodes.make_episode(
+            self.simulation, self.problem.length, parts=self.parts, mapped=names
+        )
+        return jax.jit(episodes.each(episode, population=True))
+
+    def gains(self, policies: Array, stream: int, first: int, number: int) -> tuple[Any, list]:
+        """([F, P] of every score minus that of `full`, what the federations were)."""
+        drawn = self.problem.draws(self.simulation, stream, first, number)
+        everyone = jnp.concatenate([jnp.asarray(self.zeros)[None], policies])
+        scores = self.program(everyone, drawn.draw, drawn.keys)
+        return jax.tree.map(lambda a: np.asarray(a[:, 1:] - a[:, :1]), scores), drawn.facts
+
+    def settings(self) -> dict[str, Any]:
+        told: dict[str, Any] = {
+            "over": self.problem.over,
+            "search": self.search,
+            "length": self.problem.length,
+        }
+        plain = {k: json.loads(json.dumps(dataclasses.asdict(v))) for k, v in told.items()}
+        del plain["search"]["generations"]  # a search may go on
+        hashed = self.problem.config.hash()
+        return {**plain, "seed": self.problem.seed, "config": hashed, "lr": self.baseline.lr}
+
+    def run(self, out: pathlib.Path, say: Callable[[str], None] = print) -> np.ndarray:
+        """[D] the mean of the last generation's distribution."""
+        search, key = self.search, jax.random.key(self.problem.seed)
+        made, numbers = strategy(search.population, len(self.zeros), search.sigma)
+        fresh = made.init(key, jnp.asarray(self.zeros), numbers)
+        found = restore(out, fresh, self.settings())
+        for g in range(found.generation, search.generations):
+            began = time.perf_counter()
+            ask, tell = jax.random.split(jax.random.fold_in(key, g))
+            policies, state = made.ask(ask, found.state, numbers)
+            gains, _ = self.gains(policies, TRAINING, g * search.federations, search.federations)
+            value = np.nan_to_num(value_of(gains, search.mixture).mean(0), nan=-1.0)  # [P]
+            state, _ = made.tell(tell, policies, -jnp.asarray(value), state, numbers)
+            seconds = time.perf_counter() - began
+            runs = search.federations * (search.population + 1) * self.problem.length.rounds
+            told = dict(mean=float(value.mean()), best=float(value.max()), sigma=float(state.std))
+            told["federation_rounds_per_second"] = runs / seconds
+            found = Found(g + 1, state, [*found.history, {"generation": g + 1, **told}])
+            store(out, found, self.settings())
+            left = round(seconds * (search.generations - g - 1))
+            say(
+                f"generation {g + 1} of {search.generations}: mean {100 * told['mean']:+.2f}, best"
+                f" {100 * told['best']:+.2f} points of the goal over the baseline, sigma"
+                f" {told['sigma']:.3f}, {runs / seconds:.0f} federation-rounds/s,"
+                f" {left // 60}:{left % 60:02d} left"
+            )
+        return np.asarray(found.state.mean, np.float32)
+
+
+def interval(differences: np.ndarray) -> dict[str, float]:
+    """Mean, half the width of the 95 % interval, and how many of them are above 0."""
+    number = len(differences)
+    half = 1.96 * differences.std(ddof=1) / math.sqrt(number) if number > 1 else math.nan
+    better = int((differences > 0).sum())
+    return dict(mean=float(differences.mean()), half=float(half), better=better, of=number)
+
+
+def compared(gains: Scores, mixture: dict[str, float]) -> dict[str, dict[str, float]]:
+    """Paired differences [F] of every score and of the goal, as intervals."""
+    return {
+        "goal": interval(np.asarray(value_of(gains, mixture))),
+        **{name: interval(np.asarray(a)) for name, a in gains._asdict().items()},
+    }
+
+
+def save_agent(out: pathlib.Path, parts: str, parameters: np.ndarray, config_hash: str) -> None:
+    """The controller as a checkpoint, for --start-from OUT:agent."""
+    top, _, rest = parts.partition(".")
+    tree: Tree = parameters
+    for name in reversed(rest.split(".")):
+        tree = {name: tree}
+    blank = State(np.int32(0), seed_key(0), (), Client(), ())
+    checkpoint.save(out / "checkpoints", blank._replace(**{top: tree}), config_hash)
+
+
+def where_it_evolves(config: Config) -> str:
+    """Where in a State the parameters of the policy are."""
+    method = transformed(make_method(config.method, **config.options), config.transforms)
+    if not method.evolves:
+        raise UserError(
+            f"method '{method.name}' has no policy to train across federations; allowed:"
+            " fedpolicy.agent=evolved, or --transform agent_selection:agent=evolved"
+        )
+    return method.evolves
+
+
+def train_over(
+    text: str, config: Config, out: pathlib.Path, say: Callable[[str], None] = print
+) -> dict[str, Any]:
+    """`fedjax-sim train METHOD --over TEXT`: tune `full`, search, score on held-out federations."""
+    over, search = parse(text)
+    parts = where_it_evolves(config)
+    length = Length(config.rounds, last=search.last)
+    problem = Problem(over, config, length, config.seed, config.data_dir)
+    out.mkdir(parents=True, exist_ok=True)
+    told = out / "baseline.json"
+    if told.is_file():
+        baseline = Baseline(**json.loads(told.read_text()))
+    else:
+        baseline = tune(problem, search, say=say)
+        write_json(told, baseline._asdict())
+    trainer = Trainer(problem, search, baseline, parts, mapped=not parts.startswith("agent"))
+    parameters = trainer.run(out, say)
+    gains, facts = trainer.gains(jnp.asarray(parameters)[None], HELD_OUT, 0, search.held_out)
+    one = jax.tree.map(lambda a: a[:, 0], gains)
+    result: dict[str, Any] = dict(
+        over=text,
+        parts=parts,
+        parameters=[float(v) for v in parameters],
+        baseline=baseline._asdict(),
+        held_out=compared(one, search.mixture),
+        federations=[fact._asdict() for fact in facts],
+    )
+    write_json(out / "result.json", result)
+    save_agent(out, parts, parameters, config.hash())
+    goal = result["held_out"]["goal"]
+    say(
+        f"on {search.held_out} federations never seen: {100 * goal['mean']:+.2f} ±"
+        f" {100 * goal['half']:.2f} points of {search.goal} over the baseline"
+        f" ({goal['better']} of {goal['of']} better)"
+    )
+    return result

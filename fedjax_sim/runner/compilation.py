@@ -1,0 +1,122 @@
+"""How JAX is started and what is compiled: one host device per core, every program compiled once.
+
+Runs that differ in real settings alone (`engine.round.Numbers`) lower to the same text, so
+`compare`, a notebook's loop or a second `run` takes over the executable (`compile_once`). The text
+has everything, constants included, and is the key: nothing that differs can be mistaken for the
+same. Other processes find the program in JAX's compilation cache on disk.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pathlib
+import warnings
+from collections.abc import Callable
+
+import jax
+from jax.stages import Compiled, Lowered
+
+from fedjax_sim.engine import layout as layouts
+from fedjax_sim.errors import UserError
+from fedjax_sim.runner import interrupts
+from fedjax_sim.runner.config import Config, number_or_auto
+
+MOST = 8  # programs kept
+_kept: dict[tuple, Compiled] = {}
+
+
+def cache_folder() -> pathlib.Path | None:
+    """Where programs and measured chunk sizes are kept between runs: FEDJAX_SIM_CACHE, or the
+    user's cache folder; None when it is 'off'."""
+    text = os.environ.get("FEDJAX_SIM_CACHE", "")
+    if text.lower() == "off":
+        return None
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return pathlib.Path(text or os.path.join(base, "fedjax_sim"))
+
+
+def use_compilation_cache() -> None:
+    """Persistent compilation cache, on by default: the second run of a set-up starts at once."""
+    folder = cache_folder()
+    if folder is None or jax.config.values.get("jax_compilation_cache_dir"):
+        return
+    jax.config.update("jax_compilation_cache_dir", str(folder / "xla"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+
+
+def want_host_devices(config: Config, processes: int = 1) -> None:
+    """Ask for CPU devices before JAX starts its backend: as many as --devices says (in all), else
+    one per core."""
+    number = number_or_auto("devices", config.devices)
+    wanted = max(1, number // processes) if number is not None else layouts.host_cores()
+    try:
+        jax.config.update("jax_num_cpu_devices", wanted)
+    except RuntimeError:  # the backend runs already (a notebook, a test): take what is there
+        pass
+
+
+def start_jax(config: Config) -> None:
+    """The same for a run from Python. What the program itself has asked for stays; called again, it
+    does nothing.
+
+    Later runs of the process may want more devices than this one: all cores are asked for.
+    """
+    use_compilation_cache()
+    said = jax.config.values.get("jax_num_cpu_devices", -1)
+    if (said is not None and said > 0) or "host_platform_device_count" in os.environ.get(
+        "XLA_FLAGS", ""
+    ):
+        return
+    if jax.distributed.is_initialized():
+        return
+    number, cores = number_or_auto("devices", config.devices), layouts.host_cores()
+    try:
+        jax.config.update("jax_num_cpu_devices", max(number or 1, cores))
+    except RuntimeError:
+        have = layouts.available_devices()
+        if number is None and jax.default_backend() == "cpu" and have < cores:
+            warnings.warn(
+                f"JAX was started before this run, with {have} CPU device(s): clients train on"
+                f" {have} of {cores} cores, and programs compiled so far are not kept; start the"
+                " run before anything else uses JAX",
+                stacklevel=3,
+            )
+
+
+def host_devices_missing(config: Config) -> None:
+    have, number = layouts.available_devices(), number_or_auto("devices", config.devices)
+    if number is not None and number > have:
+        raise UserError(
+            f"devices {config.devices} is more than the {have} {jax.default_backend()} devices"
+            " there are"
+        )
+
+
+def compile_once(
+    program: Lowered, tick: Callable[[float], None] = lambda seconds: None
+) -> Compiled:
+    """`program.compile()` of a lowered function, or what came of the same text before. tick: see
+    `interrupts.aside`.
+
+    >>> import jax.numpy as jnp
+    >>> one, other = (jax.jit(lambda a: a + 1).lower(jnp.ones(2)) for _ in range(2))
+    >>> compile_once(one) is compile_once(other)
+    True
+    """
+    if jax.config.values.get(
+        "jax_use_simplified_jaxpr_constants"
+    ):  # constants then travel beside the text
+        return interrupts.aside(program.compile, tick)
+    text = hashlib.sha256(program.as_text().encode()).hexdigest()
+    key = (text, program.in_tree, program.out_tree, *jax.devices())
+    compiled = _kept.pop(key, None) or interrupts.aside(program.compile, tick)
+    _kept[key] = compiled  # the newest last
+    while len(_kept) > MOST:
+        del _kept[next(iter(_kept))]
+    return compiled
+
+
+def forget() -> None:
+    """Let go of all programs, as `jax.clear_caches` does of JAX's own."""
+    _kept.clear()

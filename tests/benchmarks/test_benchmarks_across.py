@@ -1,0 +1,65 @@
+"""The benchmark across federations: what is chosen, how it is paired, what the page says."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from benchmarks import across_federations as across
+from benchmarks import across_page
+from fedjax_sim.engine.episode import Scores
+
+
+def scores(common, clients) -> Scores:
+    zeros = np.zeros(len(common))
+    return Scores(np.array(common), np.array(clients), zeros, zeros, zeros)
+
+
+def test_the_setting_is_chosen_by_the_goal():
+    told = dict(worst=0.0, down=1.0, up=1.0)
+    tuned = {
+        "full|0.1|constant": dict(common=0.5, clients=0.9, **told),
+        "full|0.4|cosine": dict(common=0.8, clients=0.7, **told),
+        "backbone after 0.8|0.2|cosine": dict(common=0.9, clients=0.95, **told),
+    }
+    full = lambda name: name == "full"
+    assert across.best(tuned, "own", full) == ("full", 0.1, "constant")
+    assert across.best(tuned, "global=0.9+own=0.1", full) == ("full", 0.4, "cosine")
+    lanes = across.lanes_of(tuned, ["own"], ())
+    assert [lane.row for lane in lanes] == ["full", "trained across federations", "best rule"]
+    assert lanes[1].rate == lanes[0].rate and lanes[2].name == "backbone after 0.8"
+
+
+def test_rows_are_paired_federation_by_federation():
+    lane = lambda row: across.Lane("own", row, "rule", "full", 0.1, "constant")
+    found = {
+        lane("full"): scores([0.5, 0.6, 0.7], [0.5, 0.6, 0.7]),
+        lane("best rule"): scores([0.5, 0.6, 0.7], [0.6, 0.7, 0.8]),
+        lane("trained across federations"): scores([0.4, 0.6, 0.8], [0.7, 0.8, 0.9]),
+    }
+    rows = across.paired(found, "own")["trained across federations"]
+    np.testing.assert_allclose(rows["over_full"]["goal"]["mean"], 0.2)
+    np.testing.assert_allclose(rows["over_full"]["goal"]["half"], 0, atol=1e-9)
+    np.testing.assert_allclose(rows["over_rule"]["goal"]["mean"], 0.1)
+    assert rows["over_full"]["goal"]["better"] == 3 and rows["over_full"]["common"]["better"] == 1
+    assert across_page.points(rows["over_full"]["clients"]).startswith("**+20.00")
+    assert "**" not in across_page.points(rows["over_full"]["common"])
+
+
+def test_the_figure_shows_what_the_agent_does():
+    """`shares` is the agent's action on what FedPolicy would show it."""
+    import agents
+    from fedjax_sim.methods.fedpolicy.state import USUAL
+
+    rng = np.random.default_rng(0)
+    parameters = rng.normal(size=36).astype(np.float32)
+    seen = rng.uniform(size=9)
+    usual = np.array([USUAL[name] for name in across_page.FEATURES])
+    agent = agents.make("evolved", 9, 4, continuous=True, bias=False)
+    state = agent.init(None)._replace(parameters=parameters)
+    action, _ = agent.act(state, np.clip((seen - usual[:, 0]) / usual[:, 1], -3, 3), None)
+    np.testing.assert_allclose(
+        across_page.shares(parameters, seen), (np.asarray(action) + 1) / 2, atol=1e-5
+    )
+    weights = np.zeros((9, 4))
+    weights[[3, 8]] = [[1, 0, 0, 0], [0, 0, 0, 2]]
+    assert across_page.strongest(weights.ravel()) == (8, 3)

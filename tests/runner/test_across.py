@@ -1,0 +1,156 @@
+"""Controllers trained across federations: what is drawn, the search, and what it leaves behind."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedjax_sim as fs
+from fedjax_sim.engine.episode import Length, make_episode, only
+from fedjax_sim.engine.round import seed_key
+from fedjax_sim.errors import UserError
+from fedjax_sim.presets import controllers
+from fedjax_sim.runner.across import evolve
+from fedjax_sim.runner.across.over import draw_federation, parse_over
+from fedjax_sim.runner.config import Config
+
+OVER = (
+    "dirichlet:0.1..1, clients:5..7, participation:0.3..0.5, examples:20, data:digits,"
+    " test:50, server_val:20, population:4, federations:2, tuning:2, held_out:3, last:2,"
+    " rates:0.05|0.2, schedules:constant, goal:global=0.5+own=0.5"
+)
+CONFIG = Config(
+    "fedpolicy",
+    options={"agent": "evolved"},
+    model="mlp",
+    model_options={"hidden": (6,)},
+    loss="ce",
+    rounds=4,
+    epochs=1,
+    momentum=0.0,
+)
+
+
+def test_federations_are_functions_of_their_number():
+    over = parse_over(OVER.split(", population")[0])
+    (one, facts), (same, _), (other, _) = (draw_federation(over, 3, n) for n in (5, 5, 6))
+    assert one.fingerprint() == same.fingerprint() != other.fingerprint()
+    assert 5 <= facts.clients <= 7 and one.num_clients == facts.clients
+    assert 0.1 <= facts.dirichlet <= 1 and facts.participants <= 4
+    used = [rows[:n] for s in one.rows for rows, n in zip(one.rows[s], one.size[s], strict=True)]
+    used = np.concatenate([*used, *one.server_rows.values()])
+    assert len(used) == len(np.unique(used))  # no row twice: nothing leaks into a test
+
+
+def test_words_that_are_refused():
+    for text, said in (
+        ("clients:0..5", "clients '0..5'"),
+        ("alpha:1", "unknown word of over 'alpha'"),
+        ("participation:0.5..2", "participation 2"),
+        ("population:2", "population 2"),
+        ("generations:x", "generations 'x'"),
+        ("goal:speed", "unknown goal 'speed'"),
+        ("rates:0.1|fast", "rates"),
+    ):
+        with pytest.raises(UserError, match=said):
+            evolve.parse(text)
+    with pytest.raises(UserError, match="no policy to train"):
+        evolve.where_it_evolves(Config("fedavg"))
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Two generations in one go."""
+    out = tmp_path_factory.mktemp("across") / "whole"
+    return out, evolve.train_over(f"{OVER}, generations:2", CONFIG, out, say=lambda text: None)
+
+
+def test_a_search_goes_on_where_it_was(trained, tmp_path):
+    out, whole = trained
+    first = evolve.train_over(f"{OVER}, generations:1", CONFIG, tmp_path, say=lambda text: None)
+    again = evolve.train_over(f"{OVER}, generations:2", CONFIG, tmp_path, say=lambda text: None)
+    assert first["parameters"] != whole["parameters"] == again["parameters"]
+    assert whole["held_out"] == again["held_out"] and whole["held_out"]["goal"]["of"] == 3
+    with pytest.raises(UserError, match="choose another --out"):
+        evolve.train_over(f"{OVER}, sigma:0.5", CONFIG, tmp_path, say=lambda text: None)
+    assert json.loads((out / "result.json").read_text())["parameters"] == whole["parameters"]
+
+
+def test_the_trained_policy_is_used_frozen(trained):
+    """A run that starts from it is the episode with its parameters, and leaves it as it was."""
+    out, whole = trained
+    over, _ = evolve.parse(OVER)
+    fed, facts = draw_federation(over, 11, 0)
+    share = f"{facts.participants}/{facts.clients}"
+    config = dataclasses.replace(CONFIG, participation=share, lr=0.2)
+    plain = dict(participation=share, rounds=4, epochs=1, momentum=0.0, lr=0.2, loss="ce")
+    plain |= dict(model="mlp", model_options={"hidden": (6,)}, chunk=1)
+    run = lambda **more: fs.run("fedpolicy", fed, agent="evolved", **plain, seed=2, **more)
+    result = run(start_from=f"{out}:agent", **{"agent.frozen": True})
+    kept = np.asarray(result.state.agent.parameters)
+    np.testing.assert_array_equal(kept, np.float32(whole["parameters"]))
+    problem = evolve.Problem(over, config, Length(4, last=2))
+    sim = evolve.prepare(config, fed=fed, measure=False).simulation
+    draw = evolve.episodes.draws(sim.stages, [fed], [fed.num_clients], [facts.participants])
+    episode = make_episode(sim, problem.length, parts="agent.parameters")
+    scores = jax.jit(episode)(jnp.asarray(kept), only(draw, 0), seed_key(2))
+    rows = [row for row in result.rows if row["round"] in (2, 4)]
+    np.testing.assert_allclose(scores.common, np.mean([r["global_acc"] for r in rows]), atol=1e-6)
+    np.testing.assert_allclose(scores.clients, np.mean([r["client_mean"] for r in rows]), atol=1e-6)
+
+
+def test_untrained_is_full():
+    """Parameters of 0 take and send everything."""
+    over, _ = evolve.parse(OVER)
+    fed, _ = draw_federation(over, 11, 1)
+    plain = dict(participation="0.5", rounds=3, epochs=1, loss="ce", model="mlp")
+    plain |= dict(model_options={"hidden": (6,)}, chunk=1)
+    full, none = (fs.run("fedpolicy", fed, agent=a, **plain) for a in ("full", "evolved"))
+    assert [r["global_acc"] for r in full.rows] == [r["global_acc"] for r in none.rows]
+    assert full.summary["bytes_up"] == none.summary["bytes_up"]
+
+
+@pytest.mark.parametrize("name", controllers.names())
+def test_what_comes_with_the_package(name):
+    about = controllers.about(name)
+    assert "fedjax-sim train" in about["command"] and about["held_out"]
+    path, arrays = controllers.read(name)
+    assert path.stat().st_size < 10_000 and all(np.isfinite(a).all() for a in arrays.values())
+
+
+def test_a_pretrained_controller_by_name(tmp_path, monkeypatch, trained):
+    monkeypatch.setattr(controllers, "FOLDER", tmp_path)
+    arrays = {"agent.parameters": np.float32(trained[1]["parameters"])}
+    np.savez(tmp_path / "mine.npz", about=json.dumps({}), **arrays)
+    fed = draw_federation(evolve.parse(OVER)[0], 11, 2)[0]
+    start = dict(rounds=1, epochs=1, model="mlp", model_options={"hidden": (6,)}, chunk=1)
+    result = fs.run("fedpolicy", fed, agent="evolved", start_from="pretrained:mine:agent", **start)
+    np.testing.assert_array_equal(result.state.agent.parameters, arrays["agent.parameters"])
+    for text, said in (
+        ("pretrained:none:agent", "unknown pretrained controller 'none'"),
+        ("pretrained:mine:server", "has no part 'server'"),
+    ):
+        with pytest.raises(UserError, match=said):
+            fs.run("fedpolicy", fed, agent="evolved", start_from=text, **start)
+
+
+def test_a_selection_is_trained_alike(tmp_path):
+    config = dataclasses.replace(
+        CONFIG, method="fedavg", options={}, transforms=("agent_selection:agent=evolved",)
+    )
+    text = f"{OVER}, generations:1".replace("goal:global=0.5+own=0.5", "goal:global")
+    found = evolve.train_over(text, config, tmp_path, say=lambda text: None)
+    assert found["parts"] == "server.mine.agent.parameters" and len(found["parameters"]) == 7
+    fed = draw_federation(evolve.parse(OVER)[0], 11, 3)[0]
+    start = dict(rounds=1, epochs=1, model="mlp", model_options={"hidden": (6,)}, chunk=1)
+    how = dict(transforms=config.transforms, start_from=f"{tmp_path}:server.mine.agent")
+    result = fs.run("fedavg", fed, **start, **how)
+    kept = result.state.server.mine.agent.parameters
+    np.testing.assert_array_equal(kept, np.float32(found["parameters"]))
+    shutil.rmtree(tmp_path / "checkpoints")
