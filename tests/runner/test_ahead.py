@@ -52,7 +52,7 @@ def stand_in(monkeypatch):
         ),
         (
             ["--device", "v5e"],
-            "--device foretells with --dry-run; a run takes the devices that JAX sees",
+            "--device is asked with --dry-run; a run takes the devices that JAX sees",
         ),
         (
             ["--dry-run", "--device", "v5e", "--devices", "2"],
@@ -64,7 +64,7 @@ def stand_in(monkeypatch):
         ),
         (
             ["--dry-run", "--device", "v5e", "--vmap", "lr=0.1,0.2"],
-            "--device foretells one run, not several side by side",
+            "--device is about one run, not several side by side",
         ),
     ],
 )

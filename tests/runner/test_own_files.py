@@ -157,17 +157,13 @@ def test_own_things_by_name_in_every_command(own, capsys, tmp_path):
 
 
 def test_without_the_file_the_names_are_unknown(own, capsys, tmp_path):
-    from fedjax_sim.cli.commands import passed_on
-    from fedjax_sim.cli.parser import make_parser
+    from fedjax_sim.sweeps.folder import Folder
+    from fedjax_sim.sweeps.queue import command
 
     assert "unknown method 'my_prox'" in refused(capsys, "run", "my_prox", *SMALL)
-    args = make_parser().parse_args(["sweep", "x.toml", "--import", "own.py", "--import", own])
-    assert passed_on(args) == [
-        "--import",
-        str(tmp_path / "own.py"),
-        "--import",
-        own,
-    ]  # a task may start elsewhere
+    words = command(Folder(tmp_path / "s"), imports=["/a/own.py", own])
+    assert words[-5:] == ["--import", "/a/own.py", "--import", own, "--task"]
+    assert str(tmp_path / "s" / "sweep.json") in words  # whole paths: a task may start elsewhere
 
 
 @pytest.mark.parametrize(

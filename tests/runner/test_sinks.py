@@ -19,6 +19,7 @@ from tensorboardX.record_writer import masked_crc32c
 
 import fedjax_sim as fs
 from fedjax_sim.cli.main import main
+from fedjax_sim.experiment import Experiment
 from fedjax_sim.runner import compilation, sinks
 from fedjax_sim.runner.sinks import Segment
 
@@ -267,10 +268,9 @@ def test_lines_where_there_is_no_terminal_and_json_for_programs(capsys, tmp_path
 
 
 def active(method="fedavg", seed=0, rounds=100):
-    config = types.SimpleNamespace(method=method, seed=seed, rounds=rounds)
-    return types.SimpleNamespace(
-        setup=types.SimpleNamespace(config=config, resolved={}), directory=None
-    )
+    experiment = Experiment().replace(method=method, seed=seed, rounds=rounds)
+    setup = types.SimpleNamespace(experiment=experiment, resolved={})
+    return types.SimpleNamespace(setup=setup, directory=None)
 
 
 def test_a_terminal_gets_a_bar_that_says_when_it_compiles(monkeypatch):
