@@ -67,9 +67,33 @@ def verdict(scores: dict[str, Any]) -> list[str]:
     return out
 
 
+def side(found: dict[str, float]) -> str:
+    """What an interval says."""
+    if abs(found["mean"]) <= found["half"]:
+        return "is level with"
+    return "is better than" if found["mean"] > 0 else "is worse than"
+
+
+def readings(scores: dict[str, Any]) -> list[str]:
+    """The table in sentences: what is won, and whether a rule that learns nothing wins as much."""
+    out = []
+    for suite, goals in scores.items():
+        for goal, rows in goals.items():
+            mine, rule = rows["trained across federations"], rows["best rule"]
+            out.append(
+                f"* {suite.replace('-', ' ')}, {goal}: the controller"
+                f" {side(mine['over_full']['goal'])} tuned `full` and"
+                f" {side(mine['over_rule']['goal'])} the best rule"
+                f" ({rule['setting']}; {points(rule['over_full']['goal'])} over `full`)."
+            )
+    return out
+
+
 def strongest(parameters: np.ndarray) -> tuple[int, int]:
-    """The two features with the largest weights, all four decisions together."""
+    """The two features with the largest weights, all four decisions together; `joined` is the same
+    for almost everybody, and no axis."""
     weights = np.abs(parameters.reshape(len(FEATURES), len(PARTS))).sum(1)
+    weights[FEATURES.index("joined")] = 0
     first, second = np.argsort(-weights)[:2]
     return int(first), int(second)
 
@@ -90,12 +114,7 @@ def policy_figure(path: pathlib.Path, goal: str, parameters: np.ndarray) -> tupl
     import matplotlib.pyplot as plt
 
     x, y = strongest(parameters)
-    ranges = {
-        "progress": (0, 1),
-        "joined": (0, 1),
-        "label_entropy": (0, 1),
-        "log_size": (-1.5, 1.5),
-    }
+    ranges = {"relative_staleness": (0, 2), "log_size": (-1.5, 1.5)}
     ends = [ranges.get(FEATURES[i], (0, 1)) for i in (x, y)]
     a, b = np.meshgrid(np.linspace(*ends[0], 60), np.linspace(*ends[1], 60))
     seen = np.tile([USUAL[name][0] for name in FEATURES], (60, 60, 1))
@@ -158,7 +177,9 @@ All rows are paired on identical federations and seeds; numbers are points with 
 where the interval excludes 0. `full` runs at the rate and schedule that are best for it and for the
 goal, on tuning federations of the same suite; rules and other methods are tuned alike, and the best
 rule of {rules} is chosen there too. Scores are means of the last five evaluations (every second
-round), never the best over rounds.
+round), never the best over rounds. The controller was trained at one rate and schedule, those of
+`full` on its training federations: lr {lr}, {schedule}; where a suite has another, it has never
+seen such runs.
 """
 
 
@@ -172,7 +193,7 @@ def write(work: pathlib.Path, out: pathlib.Path, trained: dict[str, np.ndarray])
     selected, shipped = parts_of(work, "selection-"), next(iter(controllers.names()), "NAME")
     about = controllers.about(shipped) if controllers.names() else {"command": "", "over": ""}
     text = [INTRO.format(rules=len(RULES) - 1, shipped=shipped, **about_of(about))]
-    text += ["## What was won", "", *verdict(scores), ""]
+    text += ["## What was won", "", *verdict(scores), "", *readings(scores), ""]
     for suite, goals in scores.items():
         text += [f"## Held out: {suite.replace('-', ' ')}", ""]
         text += [t for goal, rows in goals.items() for t in (table(suite, goal, rows), "")]
@@ -202,10 +223,11 @@ def rounded(found: Any) -> Any:
     return float(f"{found:.6g}") if isinstance(found, float) and np.isfinite(found) else found
 
 
-def about_of(about: dict[str, Any]) -> dict[str, str]:
+def about_of(about: dict[str, Any]) -> dict[str, Any]:
     words = [w for w in about["over"].split(", ") if w.split(":")[0] in ("dirichlet", "clients",
              "participation", "examples", "data")]  # fmt: skip
-    return dict(command=about["command"], over=", ".join(words))
+    told = dict(command=about["command"], over=", ".join(words))
+    return told | dict(lr=about.get("lr", ""), schedule=about.get("schedule", ""))
 
 
 def section(found: dict[str, Any]) -> list[str]:
