@@ -263,7 +263,8 @@ class QBandit(Steered, Personal, Method):
         known: list[Array] = []
         if self.knows_penalties:
             beyond, price = self.space.excess(env, most), self.price(server)
-            known = [-sum(price[w] * beyond[w] for w in self.steers)]
+            costs = (price[w] * beyond[w] for w in self.steers)
+            known = [-sum(costs, start=jnp.zeros((), env.dtype))]
         parts = (*own, *(scaled[w][None] for w in self.steers), *known)
         return jnp.concatenate([part.astype(env.dtype) for part in parts])
 
