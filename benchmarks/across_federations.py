@@ -336,13 +336,14 @@ def selection(args: argparse.Namespace) -> None:
     start_jax(CONFIG)
     base = dict(method="fedavg", options={})
     lane = np.float32(told["parameters"])[None]
+    alone = lambda feature: 10 * np.eye(lane.shape[1], dtype=np.float32)[[feature]]
+    policy = base | dict(transforms=("agent_selection:agent=evolved",))
     ways = {
         "uniform": (base, None),
         "power of choice": (base | dict(transforms=("power_of_choice",)), None),
-        "trained across federations": (
-            base | dict(transforms=("agent_selection:agent=evolved",)),
-            lane,
-        ),
+        "longest away first": (policy, alone(3)),  # rules: a weight on one feature alone
+        "most even labels first": (policy, alone(4)),
+        "trained across federations": (policy, lane),
     }
     for suite, data in {"other seeds": "mnist|fashion_mnist", "CIFAR-10": "cifar10"}.items():
         problem = Problem(
