@@ -12,12 +12,16 @@ from __future__ import annotations
 import dataclasses
 import re
 import sys
-from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar, dataclass_transform
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, TypeVar, dataclass_transform
 
 import jax
 
 T = TypeVar("T", bound="Node")
-Real = Annotated[float, "Real"]  # of a field: the compiled program takes it as an argument
+# of a field: the compiled program takes it as an argument, and it is an array there
+if TYPE_CHECKING:
+    Real = Annotated[float, "Real"]
+else:
+    Real = Annotated[Any, "Real"]
 
 
 class Limits(NamedTuple):

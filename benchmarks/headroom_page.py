@@ -165,6 +165,7 @@ POINTS = (
     ("full, C3E", "c3e", "full"),
     ("backbone, C3E", "c3e", "backbone"),
     ("backbone after 0.5, cosine", "cosine", "backbone after 0.5"),
+    ("backbone after 0.8, `taken`, cosine", "cosine", "backbone after 0.8, `taken`"),
     ("oracle, global", "constant", "oracle w=0"),
     ("oracle, half", "constant", "oracle w=0.5"),
     ("oracle, clients", "constant", "oracle w=1"),

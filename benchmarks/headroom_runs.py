@@ -54,8 +54,8 @@ class Scale:
     examples: int = 4000  # of all clients
     val: int = 400  # of the server
     test: int = 1000
-    rates: tuple[float, ...] = (0.05, 0.1, 0.2, 0.4, 0.8)
-    seeds: int = 10
+    rates: tuple[float, ...] = (0.02, 0.05, 0.1, 0.2, 0.4)
+    seeds: int = 5
     tuning: int = 2  # federations of other images, by which rates and rules are chosen
 
 

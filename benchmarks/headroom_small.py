@@ -15,12 +15,12 @@ from typing import Any
 import jax
 import numpy as np
 
+from fedjax_sim.api import set_up
 from fedjax_sim.data.federation import Federation
 from fedjax_sim.data.sources import load
 from fedjax_sim.engine.layout import place
 from fedjax_sim.engine.round import make_data
 from fedjax_sim.engine.simulation import start
-from fedjax_sim.runner.execute import set_up
 
 T95 = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 9: 2.26}
 
@@ -45,13 +45,14 @@ def federation(
     rng: np.random.Generator,
     test: int = 1000,
 ) -> Federation:
-    """Client k has sizes[k] = (train, val, test) examples with labels drawn from shares[k] [C]."""
+    """Client k has sizes[k] = (train, val, test) examples with labels drawn from shares[k] [C], as
+    long as there are any."""
     x, y, x_test, y_test = data
     by_class = [list(rng.permutation(np.flatnonzero(y == c))) for c in range(shares.shape[1])]
     parts: dict[str, list[np.ndarray]] = {"train": [], "val": [], "test": []}
     for own, counts in zip(shares, sizes, strict=True):
         labels = rng.choice(len(own), sum(counts), p=own)
-        rows = np.array([by_class[c].pop() for c in labels])
+        rows = np.array([take(by_class, c) for c in labels])
         for name, piece in zip(parts, np.split(rows, np.cumsum(counts)[:-1]), strict=True):
             parts[name].append(piece)
     some = rng.permutation(len(y_test))[:test]
@@ -63,6 +64,12 @@ def federation(
         classes=shares.shape[1],
         name="headroom",
     )
+
+
+def take(by_class: list[list[int]], wanted: int) -> int:
+    """A row of the class; where it has none left, of the one that has most."""
+    there = by_class[wanted] or max(by_class, key=len)
+    return there.pop()
 
 
 def few_classes(clients: int, classes: int, each: int, rng: np.random.Generator) -> np.ndarray:
@@ -80,7 +87,7 @@ class Program:
         self.mode = mode
         setup = set_up(method, fed, evaluate=(mode,), devices="1", **settings)
         self.sim: Any = setup.simulation
-        self.rounds = setup.config.rounds
+        self.rounds = setup.experiment.training.rounds
 
     def run(
         self, fed: Federation, seed: int, last: int, change: Callable[[Any], Any] = lambda s: s

@@ -273,15 +273,10 @@ def state_like(sim: Any, net: Any) -> Any:
     server, one = sim.shapes(jax.eval_shape(lambda: net))
     rows = sim.layout.padded(sim.stages.num_stored)
     clients = jax.tree.map(lambda a: jax.ShapeDtypeStruct((rows, *a.shape), a.dtype), one)
-    key = jax.ShapeDtypeStruct((2,), jnp.uint32)
+    t: Any = jax.ShapeDtypeStruct((), jnp.int32)
+    key: Any = jax.ShapeDtypeStruct((2,), jnp.uint32)
     agent = sim.agent()
-    return State(
-        jax.ShapeDtypeStruct((), jnp.int32),
-        key,
-        server,
-        clients,
-        () if agent is None else jax.eval_shape(agent.init, key),
-    )
+    return State(t, key, server, clients, () if agent is None else jax.eval_shape(agent.init, key))
 
 
 def placed(sim: Any, net: Any, device: Device) -> tuple[Any, Any]:

@@ -401,9 +401,9 @@ def sweep(
     one after another; else so many processes at a time, for which `imports` are files that register
     methods of your own. progress: whether lines or a table are shown.
     """
-    from fedjax_sim.sweep import plan, queue, table, work
-    from fedjax_sim.sweep.folder import result_rows, write_results
-    from fedjax_sim.sweep.local import Local
+    from fedjax_sim.sweeps import plan, queue, table, work
+    from fedjax_sim.sweeps.folder import result_rows, write_results
+    from fedjax_sim.sweeps.local import Local
 
     for path in imports:
         load_file(str(path))

@@ -11,9 +11,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float, Int
 
 from fedjax_sim.errors import UserError
-from fedjax_sim.types import Array, Client, Cohort, Env, Plan, Tree
+from fedjax_sim.types import Array, Client, Cohort, Env, Plan, Scalar, Tree
 
 BITS_PER_PARAMETER = (
     32  # the papers' accounting: float32 on the wire, whatever precision the run computes in
@@ -59,7 +60,7 @@ def merge(env: Env, cohort: Cohort, keep: Tree) -> Tree:
     )
 
 
-def blend(env: Env, take: Array, new: Tree, old: Tree) -> Tree:
+def blend(env: Env, take: Float[Array, " groups"], new: Tree, old: Tree) -> Tree:
     """Redistribution by masks for ONE client: group g from `new` where take[g] = 1, else from
     `old`.
 
@@ -96,7 +97,7 @@ def overlay(net: Tree, own: Tree) -> Tree:
     return {kind: {**groups, **own[kind]} for kind, groups in net.items()}
 
 
-def mix(env: Env, weights: Array, peers: Tree, own: Tree) -> Tree:
+def mix(env: Env, weights: Float[Array, "groups peers_and_own"], peers: Tree, own: Tree) -> Tree:
     """Redistribution by weights for ONE client: group g is Σ_j weights[g, j]·peers_j + weights[g,
     K]·own.
 
@@ -114,14 +115,14 @@ def mix(env: Env, weights: Array, peers: Tree, own: Tree) -> Tree:
     return jax.lax.fori_loop(0, weights.shape[1] - 1, add, start)
 
 
-def full_plan(env: Env, epochs: Array | float) -> Plan:
+def full_plan(env: Env, epochs: Scalar | float) -> Plan:
     """Everything down, everything up."""
     ones = jnp.ones(env.num_groups)
     return Plan(ones, ones, jnp.asarray(epochs, env.dtype))
 
 
 def masked_plan(
-    env: Env, epochs: Array | float, take: tuple[str, ...], send: tuple[str, ...]
+    env: Env, epochs: Scalar | float, take: tuple[str, ...], send: tuple[str, ...]
 ) -> Plan:
     """Only the named groups down and up."""
     mask = lambda names: jnp.array([float(g in names) for g in env.model.groups])
@@ -139,8 +140,12 @@ def floats_on_wire(floats: tuple[int, ...], extra: tuple[int, int] = (0, 0)) -> 
 
 
 def payload_bytes(
-    taken: np.ndarray, sent: np.ndarray, wire: Wire, down: np.ndarray, up: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
+    taken: Int[np.ndarray, "rounds groups"],
+    sent: Int[np.ndarray, "rounds groups"],
+    wire: Wire,
+    down: Int[np.ndarray, " rounds"],
+    up: Int[np.ndarray, " rounds"],
+) -> tuple[Int[np.ndarray, " rounds"], Int[np.ndarray, " rounds"]]:
     """Bytes down and up per round, in 64 bit on the host.
 
     taken, sent: [T, G] how many clients took / sent each group; down, up: [T] how many clients

@@ -7,15 +7,27 @@ Its top-level keys are the ordered, named parameter groups over which all redist
 parameters but are never counted as payload.
 
 What a method does with these is in `hooks`.
+
+Shapes in signatures are jaxtyping's, with these names of axes:
+
+    clients N        participants M   peers K      groups G     classes C
+    batch B          features d       examples: rows of the pool, of one client or of a set
+    height width channels of images   time T: places of a sequence    epochs, places of a shuffle
+
+A name stands for one size within one call. Code for ONE client is mapped by vmap, and sees no axis
+of clients. The tests check all of it with beartype (tests/conftest.py); users pay nothing.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Union
 
 import jax
 import jax.numpy as jnp
+import jaxtyping
+import numpy as np
+from jaxtyping import Bool, Float, Int, PyTree
 
 if TYPE_CHECKING:
     from fedjax_sim.data.federation import Federation
@@ -24,29 +36,37 @@ if TYPE_CHECKING:
     from fedjax_sim.metrics.base import Metric
     from fedjax_sim.models import Model
 
-Tree = Any
-Array = Any  # a jax.Array, a tracer, or a numpy array on its way in
+if TYPE_CHECKING:
+    Tree = Any
+    Array = jax.Array
+    Key = jax.Array
+else:  # what a check accepts: outside of compiled programs arrays may also be NumPy's
+    Tree = PyTree
+    Array = jax.Array | np.ndarray | np.generic
+    Key = Union[jaxtyping.Key[Array, ""], jaxtyping.UInt32[Array, " 2"]]  # noqa: UP007  typed or raw
+Scalar = Float[Array, ""]
+Count = Int[Array, ""]
+Flag = Bool[Array, ""]
 
 
 class Ctx(NamedTuple):
     """What ONE client may look at in ONE round, beside its own rows of the pool."""
 
-    id: Array  # []  client number; the row tables of the pool are indexed with it
-    # []  PRNG key: a function of (seed, round, client id), never of the slot in the cohort
-    key: Array
-    t: Array  # []  rounds completed before this one
-    epochs: Array  # []  local epochs it manages: the Plan's, times a straggler's fraction
-    lr: Array  # []  learning rate of this round
+    id: Count  # client number; the row tables of the pool are indexed with it
+    key: Key  # a function of (seed, round, client id), never of the slot in the cohort
+    t: Count  # rounds completed before this one
+    epochs: Scalar  # local epochs it manages: the Plan's, times a straggler's fraction
+    lr: Scalar  # learning rate of this round
 
 
 class Plan(NamedTuple):
     """ONE client's redistribution order; controllers only emit Plans, byte counting only reads
     them."""
 
-    take: Array  # [G] 1: receives group g of what the server offers
+    take: Float[Array, " groups"]  # 1: receives group g of what the server offers
     # [G] 1: uploads group g, 0: does not; other weights multiply the client's own in the average
     send: Array
-    epochs: Array  # []  local epochs, may be fractional
+    epochs: Scalar  # local epochs, may be fractional
     # [G, K+1] mixing weights over the round's peers and, last, the client's own model
     weights: Tree = ()
 
@@ -55,11 +75,11 @@ class Upload(NamedTuple):
     """What ONE client hands to the server."""
 
     net: Tree  # averaged per group over those who send the group, with `weight`
-    weight: Array  # []  n_k, 1, a Fisher trace, …; the engine sets it to 0 for a diverged client
+    weight: Scalar  # n_k, 1, a Fisher trace, …; the engine sets it to 0 for a diverged client
     sums: Tree = ()  # added up over the cohort (control variates, feature statistics, …)
     report: Tree = ()  # small; stacked to [M, …] for `aggregate`, the reward and the log
-    loss: Array | float = 0.0  # []  mean training loss, for the log
-    accuracy: Array | float = 0.0  # []  training accuracy, for the log
+    loss: Scalar | float = 0.0  # mean training loss, for the log
+    accuracy: Scalar | float = 0.0  # training accuracy, for the log
     resident: Tree = (
         None  # the net the client keeps (its resident model), where that is not what it sends
     )
@@ -69,18 +89,19 @@ class Cohort(NamedTuple):
     """What the server sees of one round, reduced while the clients were training."""
 
     mean: Tree  # net; per group the weighted mean over its senders (0 where nobody sent)
-    weight: Array  # [G] total weight behind each group's mean
+    weight: Float[Array, " groups"]  # total weight behind each group's mean
     sums: Tree  # sum over reporting clients of Upload.sums
-    count: Array  # type: ignore[assignment]   # []  clients that reported
-    ids: Array  # [M] client numbers, in the order they were sampled
-    ok: Array  # [M] reported, and finite
-    weights: Array  # [M] Upload.weight, 0 where not ok
+    count: Count  # type: ignore[assignment]   # clients that reported
+    ids: Int[Array, " participants"]  # client numbers, in the order they were sampled
+    ok: Bool[Array, " participants"]  # reported, and finite
+    weights: Float[Array, " participants"]  # Upload.weight, 0 where not ok
     reports: Tree  # [M, …] Upload.report
     plan: Plan  # [M, …] what each was told
-    t: Array  # []  rounds completed before this one
-    key: Array  # []  PRNG key of the server's own draws in this round
+    t: Count  # rounds completed before this one
+    key: Key  # of the server's own draws in this round
     nets: Tree = ()  # [M, …] all uploads, only for methods with "stack" in `needs`
-    losses: Array = ()  # [M] Upload.loss, 0 where not ok
+    # Upload.loss, 0 where not ok
+    losses: Float[Array, " participants"] = ()  # type: ignore[assignment]
 
 
 class Client(NamedTuple):
@@ -100,8 +121,8 @@ class Client(NamedTuple):
 class State(NamedTuple):
     """Everything that changes: one pytree = one checkpoint = exact resume."""
 
-    t: Array  # []  rounds completed
-    key: Array  # [2] uint32, raw PRNG key of the run
+    t: Count  # rounds completed
+    key: Key  # of the run, raw
     server: Tree
     clients: Client  # leaves [N, …]
     agent: Tree  # () without a controller
@@ -154,7 +175,8 @@ class Env:
         default=()
     )  # what is measured, the primary one first; (): `metrics.DEFAULT`
     fed: Federation = None  # type: ignore[assignment]   # filled in inside the compiled program
-    counts: Array = None  # [N, C] training labels per client
+    # training labels per client
+    counts: Float[Array, "clients classes"] = None  # type: ignore[assignment]
     peers: Tree = ()  # Client [K, …]: states of the round's peers, as they were at its start
     share: Any = None  # []  of the clients take part in a round; None: cohort / population
     lr: Any = ()  # Schedule of the learning rate

@@ -20,8 +20,13 @@ os.environ["XLA_FLAGS"] = " ".join(
 import chex
 import jax
 import pytest
+from jaxtyping import install_import_hook
 
-from fedjax_sim.runner import compilation
+CHECKED = [f"fedjax_sim.{room}" for room in ("engine", "local", "models", "plans")]
+# shapes in the signatures of these rooms are checked whenever a test calls a function of theirs
+install_import_hook(CHECKED, "shapes.checked")
+
+from fedjax_sim.runner import compilation  # noqa: E402
 
 jax.config.update("jax_num_cpu_devices", 8)
 jax.devices()  # started now: a command with --devices 1 as the first test would leave one for all

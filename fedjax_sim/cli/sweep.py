@@ -13,14 +13,14 @@ from fedjax_sim.cli.settings import as_path
 from fedjax_sim.errors import UserError, expected
 from fedjax_sim.options import names
 from fedjax_sim.runner.sinks import named
-from fedjax_sim.sweep import pivots, plan, slurm
-from fedjax_sim.sweep.folder import DAMAGED, DONE, FAILED, Folder, waits, write_results
-from fedjax_sim.sweep.local import Local
-from fedjax_sim.sweep.on_ray import OnRay
-from fedjax_sim.sweep.plan import Job
-from fedjax_sim.sweep.queue import Launcher, command, end_with_parent, work_off
-from fedjax_sim.sweep.table import Table, results, tell
-from fedjax_sim.sweep.work import Worker
+from fedjax_sim.sweeps import pivots, plan, slurm
+from fedjax_sim.sweeps.folder import DAMAGED, DONE, FAILED, Folder, waits, write_results
+from fedjax_sim.sweeps.local import Local
+from fedjax_sim.sweeps.on_ray import OnRay
+from fedjax_sim.sweeps.plan import Job
+from fedjax_sim.sweeps.queue import Launcher, command, end_with_parent, work_off
+from fedjax_sim.sweeps.table import Table, results, tell
+from fedjax_sim.sweeps.work import Worker
 
 LAUNCHERS: dict[str, Callable[..., Launcher]] = {"local": Local, "ray": OnRay}
 

@@ -22,6 +22,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jaxtyping import Float, Int, Shaped
 
 from fedjax_sim.engine.layout import CLIENTS, Layout
 from fedjax_sim.engine.mesh import (
@@ -37,7 +38,7 @@ from fedjax_sim.engine.mesh import (
 )
 from fedjax_sim.local import VMAP_AXIS
 from fedjax_sim.platform import target
-from fedjax_sim.types import Array, Client, Ctx, Env, Plan, Tree
+from fedjax_sim.types import Array, Client, Count, Ctx, Env, Flag, Plan, Tree
 
 UNROLLED = 16  # clients added up in straight-line code; more of them in a loop
 
@@ -45,8 +46,8 @@ UNROLLED = 16  # clients added up in straight-line code; more of them in a loop
 class Slot(NamedTuple):
     """One place in the cohort, as ONE client's work order."""
 
-    row: Array  # []  where its state lives in the stacked clients
-    active: Array  # []  takes part, and will report
+    row: Count  # where its state lives in the stacked clients
+    active: Flag  # takes part, and will report
     plan: Plan
     ctx: Ctx
 
@@ -55,22 +56,22 @@ class Totals(NamedTuple):
     """Running sums over the cohort."""
 
     net: Tree  # Σ weight·send[g]·net
-    weight: Array  # [G] Σ weight·send[g]
+    weight: Float[Array, " groups"]  # Σ weight·send[g]
     sums: Tree  # Σ Upload.sums
-    executed: Array  # []  client steps that were computed, needed or not
+    executed: Count  # client steps that were computed, needed or not
 
 
 class Work(NamedTuple):
     """What ONE client's round produced; see `round.one_client`."""
 
     client: Client  # to be written where ok
-    ok: Array  # []  took part, and all of it is finite; it counts for nothing otherwise
+    ok: Flag  # took part, and all of it is finite; it counts for nothing otherwise
     net: Tree
-    weights: Array  # [G]
+    weights: Float[Array, " groups"]
     sums: Tree
     report: Tree  # small, stacked
     stacked: Tree  # the upload again, for methods that need all of them at once
-    steps: Array  # []
+    steps: Count
 
 
 class Outcome(NamedTuple):
@@ -96,8 +97,10 @@ def side_by_side(chunk: int, one: Callable) -> Callable:
 
 
 # ---- dealing out ---------------------------------------------------------------------------------
-def deal(layout: Layout, steps: Array, capacity: int) -> tuple[Array, Array]:
-    """steps [M] (0: nothing to do) -> (table [D, capacity, chunk] of cohort positions, units [D]).
+def deal(
+    layout: Layout, steps: Int[Array, " participants"], capacity: int
+) -> tuple[Int[Array, "devices capacity {layout.chunk}"], Int[Array, " devices"]]:
+    """steps (0: nothing to do) -> (table of cohort positions, units of each device).
 
     Longest first; a unit is `chunk` neighbours in that order; each unit goes to the device with the
     least work so far. Empty places hold M.
@@ -150,7 +153,7 @@ def add_chunk(totals: Totals, groups: Tree, work: Work) -> Totals:
     """Running sums with `chunk` more clients at once, `work` [chunk, …]: one reduction per array,
     for accelerators."""
 
-    def reduce(weights: Array, b: Array) -> Array:
+    def reduce(weights: Shaped[Array, " chunk"], b: Array) -> Array:
         wide = lambda a: a.reshape(-1, *[1] * (b.ndim - 1))
         return jnp.where(wide(work.ok), wide(weights.astype(b.dtype)) * b, 0).sum(0)
 
@@ -172,8 +175,8 @@ def work_through(
     slots: Slot,
     stored: Client,
     place_of: Callable,
-    table: Array,
-    units: Array | int,
+    table: Int[Array, "units chunk"],
+    units: Count | int,
 ) -> Outcome:
     """All units of one device, in order.
 
@@ -191,7 +194,7 @@ def work_through(
     )
     groups = env.group_of(shape.net)
 
-    def unit(u: Array, carry: tuple) -> tuple:
+    def unit(u: Count, carry: tuple) -> tuple:
         totals, reports, stacked, stored = carry
         where = table[u]  # [chunk] cohort positions
         slot = take(slots, where)
@@ -248,7 +251,7 @@ def client_pass(
     server: Tree,
     clients: Client,
     slots: Slot,
-    steps: Array,
+    steps: Int[Array, " participants"],
 ) -> Outcome:
     """Train the cohort. `one(env, server, client, slot) -> Work` for ONE client; see
     `work_through`."""
@@ -327,7 +330,7 @@ def each_client(
         writes = client is not None
         results = jax.tree.map(lambda a: jnp.zeros((size, *a.shape[1:]), a.dtype), result)
 
-        def unit(u: Array, carry: tuple) -> tuple:
+        def unit(u: Count, carry: tuple) -> tuple:
             results, clients = carry
             where = u * chunk + jnp.arange(chunk)
             result, client = many(take(clients if writes else shard, where), take(ctxs, where))
@@ -342,8 +345,8 @@ def each_client(
     return jax.tree.map(lambda a: a[:total], results), clients
 
 
-def in_chunks(width: int, one: Callable, index: Array) -> Tree:
-    """`one(i)` for every i of index [M], `width` of them side by side; [M, …]."""
+def in_chunks(width: int, one: Callable, index: Int[Array, " participants"]) -> Tree:
+    """`one(i)` for every i of index, `width` of them side by side; [M, …]."""
     size = index.shape[0]
     if width == 1:
         return lax.map(one, index)
@@ -355,7 +358,13 @@ def in_chunks(width: int, one: Callable, index: Array) -> Tree:
 
 
 def each_in_cohort(
-    env: Env, layout: Layout, fn: Callable, server: Tree, clients: Client, ctx: Ctx, row: Array
+    env: Env,
+    layout: Layout,
+    fn: Callable,
+    server: Tree,
+    clients: Client,
+    ctx: Ctx,
+    row: Int[Array, " participants"],
 ) -> Tree:
     """`fn(env, server, client, ctx) -> small tree` for the cohort, each where its row lives:
     results travel, client states do not.

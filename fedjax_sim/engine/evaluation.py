@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jaxtyping import Int
 
 from fedjax_sim.data.federation import Federation
 from fedjax_sim.engine.cohort import each_client
@@ -122,10 +123,10 @@ def score_server(r: Round, env: Env, state: State, data: Data) -> dict[str, Tree
     return out
 
 
-def row_by_row(r: Round, env: Env, net: Tree, rows: Array) -> score.Scores:
+def row_by_row(r: Round, env: Env, net: Tree, rows: Int[Array, " examples"]) -> score.Scores:
     """{metric: {name: [R, …]}} of one net, the rows shared out over the devices."""
 
-    def fn(everywhere: tuple, rows: Array) -> score.Scores:
+    def fn(everywhere: tuple, rows: Int[Array, " examples"]) -> score.Scores:
         env, net = everywhere
         return score.score_each_row(env, lambda x: score.predict_net(env, net, x), rows)
 
@@ -135,7 +136,7 @@ def row_by_row(r: Round, env: Env, net: Tree, rows: Array) -> score.Scores:
 # ---- the clients' models -------------------------------------------------------------------------
 @in_its_precision
 def score_stored(
-    r: Round, env: Env, state: State, who: Array, adapting: bool = False
+    r: Round, env: Env, state: State, who: Int[Array, " some_clients"], adapting: bool = False
 ) -> dict[str, Tree]:
     """What is measured client by client on the stored clients, which are `who` [B]: sums [B,
     …].
@@ -161,7 +162,7 @@ def score_stored(
     return out
 
 
-def after_training(r: Round, env: Env, state: State, who: Array) -> Ctx:
+def after_training(r: Round, env: Env, state: State, who: Int[Array, " some_clients"]) -> Ctx:
     """[B] contexts of clients when they are scored: fine-tuning goes on at the rate of the last
     round trained."""
     last = jnp.maximum(state.t - 1, 0)
@@ -207,7 +208,7 @@ def score_each(
     r: Round,
     env: Env,
     state: State,
-    who: Array,
+    who: Int[Array, " some_clients"],
     model_of: Callable[[Env], Any],
     on_global: bool,
     split: str = "",

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec
+from jaxtyping import Bool, Int
 
 from fedjax_sim.engine.layout import CLIENTS, Layout
 from fedjax_sim.types import Array, Tree
@@ -37,12 +38,12 @@ def over_mesh(layout: Layout, fn: Callable, everywhere: Tree, split: Tree) -> tu
     return frame(everywhere, split)
 
 
-def take(tree: Tree, index: Array) -> Tree:
+def take(tree: Tree, index: Int[Array, " *wanted"] | int) -> Tree:
     """Rows `index` of a stacked tree."""
     return jax.tree.map(lambda a: a.at[index].get(mode="clip"), tree)
 
 
-def put(tree: Tree, index: Array, rows: Tree) -> Tree:
+def put(tree: Tree, index: Int[Array, " *wanted"], rows: Tree) -> Tree:
     """A stacked tree with `rows` written at `index`; NOWHERE writes nothing."""
     return jax.tree.map(lambda a, r: a.at[index].set(r.astype(a.dtype), mode="drop"), tree, rows)
 
@@ -96,7 +97,9 @@ def scatter_rows(tree: Tree) -> Tree:
     return _as_one(share, tree)
 
 
-def at_home(shard: Tree, row: Array) -> tuple[Array, Array]:
+def at_home(
+    shard: Tree, row: Int[Array, " wanted"]
+) -> tuple[Int[Array, " wanted"], Bool[Array, " wanted"]]:
     """Global row numbers -> (their places in this device's shard, whether they live here); inside a
     mesh only."""
     rows_here = jax.tree.leaves(shard)[0].shape[0]
@@ -104,7 +107,7 @@ def at_home(shard: Tree, row: Array) -> tuple[Array, Array]:
     return place, (place >= 0) & (place < rows_here)
 
 
-def found_rows(shard: Tree, place: Array, here: Array) -> Tree:
+def found_rows(shard: Tree, place: Int[Array, " wanted"], here: Bool[Array, " wanted"]) -> Tree:
     """Rows of this device's shard, zero where they live elsewhere."""
     wide = lambda a: here.reshape(-1, *[1] * (a.ndim - 1))
     return jax.tree.map(
@@ -112,15 +115,17 @@ def found_rows(shard: Tree, place: Array, here: Array) -> Tree:
     )
 
 
-def copy_clients(layout: Layout, stored: Tree, row: Array) -> Tree:
-    """The client states `row` [K] of [N, …], copied to every device: K of them, never N."""
+def copy_clients(layout: Layout, stored: Tree, row: Int[Array, " peers"]) -> Tree:
+    """The client states `row` of [N, …], copied to every device: K of them, never N."""
     if layout.mesh is None or not jax.tree.leaves(stored):
         return take(stored, row)
     share = lambda row, shard: (collect(layout, found_rows(shard, *at_home(shard, row))), ())
     return over_mesh(layout, share, row, stored)[0]
 
 
-def split_rows(layout: Layout, fn: Callable, everywhere: Tree, rows: Array) -> Tree:
+def split_rows(
+    layout: Layout, fn: Callable, everywhere: Tree, rows: Int[Array, " examples"]
+) -> Tree:
     """`fn(everywhere, rows [R']) -> tree of [R', …]` with the rows [R] shared out over the
     devices."""
     size = rows.shape[0]

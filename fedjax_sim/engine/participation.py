@@ -11,9 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jaxtyping import Bool, Float, Int
 
 from fedjax_sim.errors import UserError
-from fedjax_sim.types import Array
+from fedjax_sim.types import Array, Count, Key, Scalar
 
 MANY = 1024  # clients from which a small cohort is drawn without shuffling them all
 
@@ -35,8 +36,10 @@ class Participation:
         tuple[int, ...], ...
     ] = ()  # fixed cohorts (an availability trace), taken in turn, instead of draws
 
-    def sample(self, key: Array, t: Array) -> tuple[Array, Array]:
-        """(ids [high], takes part [high]): uniform without replacement; the size is uniform in
+    def sample(
+        self, key: Key, t: Count | int
+    ) -> tuple[Int[Array, " participants"], Bool[Array, " participants"]]:
+        """(ids, takes part): uniform without replacement; the size is uniform in
         {low..high}."""
         if self.schedule:
             ids = jnp.asarray(np.asarray(self.schedule, np.int32))[t % len(self.schedule)]
@@ -50,19 +53,23 @@ class Participation:
         number = jax.random.randint(size, (), self.low, self.high + 1, jnp.int32)
         return ids, jnp.arange(self.high) < number
 
-    def eligible(self, clients: int) -> Array:
-        """[N] bool: may take part."""
+    def eligible(self, clients: int) -> Bool[Array, " clients"]:
+        """May take part."""
         return jnp.zeros(clients, bool).at[jnp.asarray(np.asarray(self.seen, np.int32))].set(True)
 
-    def reports(self, key: Array, ids: Array, dropout: Array | None = None) -> Array:
-        """[M] bool: does not fail in this round. Keyed by client, not by place in the cohort."""
+    def reports(
+        self, key: Key, ids: Int[Array, " participants"], dropout: Scalar | None = None
+    ) -> Bool[Array, " participants"]:
+        """Whether it does not fail in this round. Keyed by client, not by place in the cohort."""
         draw = jax.vmap(
             lambda i: jax.random.uniform(jax.random.fold_in(key, i), dtype=jnp.float32)
         )(ids)
         return draw >= (self.dropout if dropout is None else dropout)
 
-    def share_of_work(self, key: Array, ids: Array) -> Array:
-        """[M] in (0, 1]: the share of its local epochs that each client manages."""
+    def share_of_work(
+        self, key: Key, ids: Int[Array, " participants"]
+    ) -> Float[Array, " participants"]:
+        """In (0, 1]: the share of its local epochs that each client manages."""
         chance, least = self.slow
         if chance <= 0:
             return jnp.ones(ids.shape)
@@ -84,15 +91,17 @@ class Padded(NamedTuple):
     (True, [True, True, True, False, False])
     """
 
-    clients: Array
-    number: Array
+    clients: Count
+    number: Count
     places: int  # clients, the padding with them
     high: int  # the most participants of any federation
     dropout: float = 0.0
     slow: tuple[float, float] = (0.0, 1.0)
     schedule: tuple = ()
 
-    def sample(self, key: Array, t: Array) -> tuple[Array, Array]:
+    def sample(
+        self, key: Key, t: Count | int
+    ) -> tuple[Int[Array, " participants"], Bool[Array, " participants"]]:
         """As `Participation.sample`: the padding comes last in the shuffle of everybody."""
         who, _ = jax.random.split(key)
         _, shuffle = jax.random.split(who)
@@ -102,20 +111,24 @@ class Padded(NamedTuple):
         ids = lax.sort((noise, everybody), num_keys=1)[1][: self.high]
         return ids, jnp.arange(self.high) < self.number
 
-    def eligible(self, clients: int) -> Array:
-        """[N] bool: no padding."""
+    def eligible(self, clients: int) -> Bool[Array, " clients"]:
+        """No padding."""
         return jnp.arange(clients) < self.clients
 
-    def reports(self, key: Array, ids: Array, dropout: Array | None = None) -> Array:
-        """[M] bool: everybody."""
+    def reports(
+        self, key: Key, ids: Int[Array, " participants"], dropout: Scalar | None = None
+    ) -> Bool[Array, " participants"]:
+        """Everybody."""
         return jnp.ones(ids.shape, bool)
 
-    def share_of_work(self, key: Array, ids: Array) -> Array:
-        """[M]: all of it."""
+    def share_of_work(
+        self, key: Key, ids: Int[Array, " participants"]
+    ) -> Float[Array, " participants"]:
+        """All of it."""
         return jnp.ones(ids.shape)
 
 
-def sample_distinct(key: Array, few: int, many: int) -> Array:
+def sample_distinct(key: Key, few: int, many: int) -> Int[Array, " {few}"]:
     """[few] different numbers below `many`, uniformly: the first steps of a shuffle whose untouched
     places are not stored.
 
@@ -128,7 +141,7 @@ def sample_distinct(key: Array, few: int, many: int) -> Array:
         key, (few,), step, many, jnp.int32
     )  # step i: places i and other[i] ≥ i change their numbers
 
-    def latest(place: Array) -> Array:
+    def latest(place: Int[Array, " {few}"]) -> Int[Array, " {few}"]:
         """[few] the last step before step i that put something into place[i], −1 if none did."""
         return jnp.where((other == place[:, None]) & (step < step[:, None]), step, -1).max(1)
 

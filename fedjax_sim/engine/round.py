@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jaxtyping import Bool, Float, Int, Shaped, UInt32
 
 from fedjax_sim.data.federation import Federation
 from fedjax_sim.engine import cohort as pass_over
@@ -33,7 +34,20 @@ from fedjax_sim.local.score import primary, score_client
 from fedjax_sim.local.sgd import put_away
 from fedjax_sim.platform import exact, multiplying, target
 from fedjax_sim.tree import finite, norm, square_norm, subtract
-from fedjax_sim.types import Array, Client, Cohort, Ctx, Env, Plan, State, Tree
+from fedjax_sim.types import (
+    Array,
+    Client,
+    Cohort,
+    Count,
+    Ctx,
+    Env,
+    Flag,
+    Key,
+    Plan,
+    Scalar,
+    State,
+    Tree,
+)
 
 # stages: every random draw of a round is keyed by (seed, round, stage[, client id])
 SAMPLE, TRAIN, DROP, SLOW, ACT, LEARN, PERSONAL, SETUP, SERVER = STAGES = range(9)
@@ -53,10 +67,10 @@ class Data(NamedTuple):
     """Everything the compiled program reads: an argument, never a constant."""
 
     fed: Federation  # its pool two-dimensional, a row per example
-    counts: Array  # [N, C] training labels per client
-    flat_rows: Array  # [R] evaluation rows of all clients, one after another
-    flat_owner: Array  # [R] whose they are
-    dropout: Array  # []  chance that a participant fails to report
+    counts: Float[Array, "clients classes"]  # training labels per client
+    flat_rows: Int[Array, " examples"]  # evaluation rows of all clients, one after another
+    flat_owner: Int[Array, " examples"]  # whose they are
+    dropout: Scalar  # chance that a participant fails to report
     numbers: Numbers  # leaves []
 
 
@@ -72,8 +86,8 @@ class RoundPlan(NamedTuple):
     """What is decided before training: who takes part, and what each client is to do."""
 
     slots: Slot  # [M]
-    invited: Array  # [M] takes part
-    reported: Array  # [M] will not fail to report
+    invited: Bool[Array, " participants"]  # takes part
+    reported: Bool[Array, " participants"]  # will not fail to report
     observed: Tree  # [M, S] observations of the controller, () without one
     actions: Tree  # [M]
     imposed: Tree  # [M] whether the action was not the agent's choice, () where that never happens
@@ -91,7 +105,7 @@ class Round:
     env: Env  # without its traced parts; `open_env` fills them in
     participation: Participation | Padded
     layout: Layout
-    lr: Callable[[Array], Array]  # learning rate as a function of the rounds completed
+    lr: Callable[[Scalar], Scalar]  # learning rate as a function of the rounds completed
     evaluations: tuple[str, ...] = ("global", "personal")
     split: str = "test"  # rows on which clients are scored
     probe: bool = (
@@ -118,8 +132,8 @@ class Round:
     def num_stored(self) -> int:
         return self.env.num_clients if self.stored == "all" else self.participation.high
 
-    def row_of(self, ids: Array) -> Array:
-        """Where the states of the cohort `ids` [M] are in a State's clients."""
+    def row_of(self, ids: Int[Array, " participants"]) -> Int[Array, " participants"]:
+        """Where the states of the cohort `ids` are in a State's clients."""
         return ids if self.stored == "all" else jnp.arange(ids.shape[0], dtype=jnp.int32)
 
 
@@ -133,17 +147,17 @@ def in_its_precision(stage: Callable) -> Callable:
     return precise
 
 
-def seed_key(seed: int) -> np.ndarray:
-    """[2] uint32, the raw PRNG key of a seed below 2^64; all of its bits count."""
+def seed_key(seed: int) -> UInt32[np.ndarray, " 2"]:
+    """The raw PRNG key of a seed below 2^64; all of its bits count."""
     return np.array([seed >> 32 & 0xFFFFFFFF, seed & 0xFFFFFFFF], np.uint32)
 
 
-def weights_key(key: Array) -> Array:
+def weights_key(key: Key) -> Key:
     """The key of the initial weights of a run, from its raw key [2]."""
     return jax.random.fold_in(jax.random.wrap_key_data(jnp.asarray(key)), 0x1217)
 
 
-def stage_key(state: State, which: int) -> Array:
+def stage_key(state: State, which: int) -> Key:
     """The key of one stage of the coming round. All stages' keys are written as one draw, which XLA
     then makes once."""
     now = jax.random.fold_in(state.key, state.t)
@@ -163,9 +177,14 @@ def open_env(r: Round, data: Data) -> Env:
 
 
 def contexts(
-    r: Round, env: Env, key: Array, ids: Array, t: Array, trained: Array | None = None
+    r: Round,
+    env: Env,
+    key: Key,
+    ids: Int[Array, " some_clients"],
+    t: Count,
+    trained: Count | None = None,
 ) -> Ctx:
-    """[B] contexts of the clients `ids` [B], with the run's epochs and the learning rate of round
+    """Contexts of the clients `ids`, with the run's epochs and the learning rate of round
     `trained` (default: t)."""
     size, dtype = ids.shape, env.dtype
     trained = t if trained is None else trained
@@ -180,8 +199,10 @@ def contexts(
 
 
 # ---- before training -----------------------------------------------------------------------------
-def sample(r: Round, env: Env, state: State) -> tuple[Array, Array]:
-    """(ids [M], takes part [M]) of the coming round."""
+def sample(
+    r: Round, env: Env, state: State
+) -> tuple[Int[Array, " participants"], Bool[Array, " participants"]]:
+    """(ids, takes part) of the coming round."""
     key = stage_key(state, SAMPLE)
     ids, invited = r.participation.sample(key, state.t)
     chooser = env.method.ask(Selects)
@@ -197,8 +218,8 @@ def sample(r: Round, env: Env, state: State) -> tuple[Array, Array]:
 
 
 @in_its_precision
-def peer_ids(r: Round, env: Env, state: State) -> Array:
-    """[K] whose state the coming round reads."""
+def peer_ids(r: Round, env: Env, state: State) -> Int[Array, " peers"]:
+    """Whose state the coming round reads."""
     method = env.method.ask(Peers)
     return (
         jnp.zeros(0, jnp.int32)
@@ -208,7 +229,7 @@ def peer_ids(r: Round, env: Env, state: State) -> Array:
 
 
 @in_its_precision
-def plan_round(r: Round, env: Env, state: State, dropout: Array, peers: Tree = None) -> RoundPlan:
+def plan_round(r: Round, env: Env, state: State, dropout: Scalar, peers: Tree = None) -> RoundPlan:
     """Who takes part and what each client is to do; the cohort is sorted by steps after this.
 
     peers: their client states [K, …], where the State does not hold them.
@@ -332,7 +353,9 @@ def one_client(r: Round, env: Env, server: Tree, client: Client, slot: Slot) -> 
     return Work(after, ok, up.net, weights, up.sums, report, stacked, spent[1])
 
 
-def probe(r: Round, env: Env, server: Tree, client: Client, net: Tree, ctx: Ctx) -> Array:
+def probe(
+    r: Round, env: Env, server: Tree, client: Client, net: Tree, ctx: Ctx
+) -> dict[str, Array]:
     """Sums of the primary metric of ONE client with `net`, as its method predicts; where that would
     train, plainly."""
     own = env.method.ask(Personal)
@@ -347,8 +370,13 @@ def probe(r: Round, env: Env, server: Tree, client: Client, net: Tree, ctx: Ctx)
 EXPLODES, EXPLODES_ALONE = 10.0, 100.0  # times the model it started from
 
 
-def watched(length: Array, began: Array, ok: Array, ids: Array) -> dict[str, Array]:
-    """For the log: finite updates that explode. length, began [M]: norms of the updates and of the
+def watched(
+    length: Float[Array, " participants"],
+    began: Float[Array, " participants"],
+    ok: Bool[Array, " participants"],
+    ids: Int[Array, " participants"],
+) -> dict[str, Shaped[Array, ""]]:
+    """For the log: finite updates that explode. length, began: norms of the updates and of the
     models at the start.
 
     An update explodes that is 10 times as long as the model it started from and as the median
@@ -368,8 +396,8 @@ def watched(length: Array, began: Array, ok: Array, ids: Array) -> dict[str, Arr
     )
 
 
-def group_gaps(env: Env, a: Tree, b: Tree) -> Array:
-    """[G] distance of two nets, parameter group by parameter group."""
+def group_gaps(env: Env, a: Tree, b: Tree) -> Float[Array, " groups"]:
+    """Distance of two nets, parameter group by parameter group."""
     apart = subtract(a["params"], b["params"])
     return jnp.sqrt(jnp.stack([square_norm(apart[g]) for g in env.model.groups]))
 
@@ -470,7 +498,7 @@ def round_log(
     return log
 
 
-def either(yes: Array, make: Callable[[], Tree], old: Tree) -> Tree:
+def either(yes: Flag, make: Callable[[], Tree], old: Tree) -> Tree:
     """`make()` if yes, else `old`.
 
     On a CPU a conditional, not a selection: what is only handed on, such as a large encoder, is not
@@ -546,9 +574,9 @@ def learn(
 
 
 def one_round(
-    r: Round, env: Env, state: State, dropout: Array, peers: Tree = None
-) -> tuple[State, dict, Outcome, Array]:
-    """(the next State, the log, what training produced, ids [M]); peers as in `plan_round`."""
+    r: Round, env: Env, state: State, dropout: Scalar, peers: Tree = None
+) -> tuple[State, dict, Outcome, Int[Array, " participants"]]:
+    """(the next State, the log, what training produced, ids); peers as in `plan_round`."""
     try:
         round_plan = plan_round(r, env, state, dropout, peers)
         outcome = train(r, env, state, round_plan)
@@ -569,7 +597,7 @@ def one_round(
     )
 
 
-def flat_pool(fed: Federation) -> np.ndarray:
+def flat_pool(fed: Federation) -> Shaped[np.ndarray, "examples numbers"]:
     """The pool as `local.gather` reads it: [D, H·W·C], a row per example.
 
     A TPU stores rows that are no multiple of its 128 lanes column by column, and would turn the
@@ -583,14 +611,13 @@ def make_data(r: Round, fed: Federation) -> Data:
     """What the compiled program reads, on the host."""
     rows, size = np.asarray(fed.rows[r.split]), np.asarray(fed.size[r.split])
     real = np.arange(rows.shape[1]) < size[:, None]
-    return Data(
-        dataclasses.replace(fed, x=flat_pool(fed)),
-        fed.label_counts().astype(r.env.dtype),
-        rows[real].astype(np.int32),
-        np.nonzero(real)[0].astype(np.int32),
-        np.asarray(r.participation.dropout, r.env.dtype),
-        numbers_of(r),
+    host: Any = dict(
+        counts=fed.label_counts().astype(r.env.dtype),
+        flat_rows=rows[real].astype(np.int32),
+        flat_owner=np.nonzero(real)[0].astype(np.int32),
+        dropout=np.asarray(r.participation.dropout, r.env.dtype),
     )
+    return Data(dataclasses.replace(fed, x=flat_pool(fed)), numbers=numbers_of(r), **host)
 
 
 def numbers_of(r: Round) -> Numbers:

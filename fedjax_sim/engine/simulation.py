@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jaxtyping import Int
 
 from fedjax_sim.data.federation import Federation
 from fedjax_sim.engine import evaluation
@@ -38,7 +39,7 @@ from fedjax_sim.local.losses import init_confusion
 from fedjax_sim.metrics import make_metrics
 from fedjax_sim.metrics.base import Metric
 from fedjax_sim.platform import run_once
-from fedjax_sim.types import Array, Client, Ctx, Env, State, Tree
+from fedjax_sim.types import Array, Client, Count, Ctx, Env, Key, Scalar, State, Tree
 
 LOGGED = 4096  # rounds whose logs one call of `run` can hold
 
@@ -113,7 +114,7 @@ def simulate(
     participation: Participation,
     layout: Layout | None = None,
     *,
-    lr: Callable[[Array], Array],
+    lr: Callable[[Scalar], Scalar],
     evaluations: tuple[str, ...] = ("global", "personal"),
     eval_every: int = 1,
     capacity: int = 32,
@@ -153,7 +154,7 @@ def compiled(r: Round, data: Data, eval_every: int, capacity: int) -> Simulation
     """The functions of a Round; each is compiled when it is first called."""
     stacking = dataclasses.replace(r, stacks=True)
 
-    def examine(state: State, data: Data) -> tuple[State, dict, Array, Tree]:
+    def examine(state: State, data: Data) -> tuple[State, dict, Int[Array, " participants"], Tree]:
         state, log, outcome, ids = one_round(stacking, open_env(r, data), state, data.dropout)
         return state, log, ids, outcome.stacked
 
@@ -189,13 +190,13 @@ def equal_work(env: Env, fed: Federation) -> Env:
     )
 
 
-def everyone(r: Round) -> Array:
+def everyone(r: Round) -> Int[Array, " clients"]:
     return jnp.arange(r.env.num_clients, dtype=jnp.int32)
 
 
 # ---- the start -----------------------------------------------------------------------------------
 @in_its_precision
-def set_up(r: Round, env: Env, state: State, who: Array) -> Client:
+def set_up(r: Round, env: Env, state: State, who: Int[Array, " some_clients"]) -> Client:
     """The clients before round 1; `state` holds those of `who` [B]."""
     if env.method.ask(SetsUp) is None:
         return state.clients
@@ -240,7 +241,7 @@ def start(r: Round, data: Data, seed: int, net: Tree) -> State:
     setting_up = r.method.ask(SetsUp)
     later = setting_up is not None and setting_up.setup_trains
 
-    def build(key: Array, net: Tree, data: Data) -> State:
+    def build(key: Key, net: Tree, data: Data) -> State:
         state = blank_state(r, open_env(r, data), key, net)
         return state if later or r.stored != "all" else ready(state, data)
 
@@ -292,13 +293,13 @@ def run(
     write = lambda buffer, i, value: jax.tree.map(lambda b, v: b.at[i].set(v), buffer, value)
     first = state.t
 
-    def round_(_: Array, carry: tuple) -> tuple:
+    def round_(_: Count, carry: tuple) -> tuple:
         state, logs = carry
         place = state.t - first
         state, log = one_round(r, env, state, data.dropout)[:2]
         return state, write(logs, place, log)
 
-    def block(i: Array, carry: tuple) -> tuple:
+    def block(i: Count, carry: tuple) -> tuple:
         state, logs, scores = carry
         left = rounds - (state.t - first)
         now = jnp.minimum(eval_every - state.t % eval_every, left)

@@ -6,12 +6,16 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jaxtyping import Float, Int
 
 from fedjax_sim.platform import target
+from fedjax_sim.types import Array, Count, Key
 
 
-def crops(wide: jax.Array, corner: jax.Array, height: int, width: int) -> jax.Array:
-    """[B, height, width, C] from wide images [B, …, …, C], each from its own corner [B, 2]."""
+def crops(
+    wide: Float[Array, "batch _ _ channels"], corner: Int[Array, "batch 2"], height: int, width: int
+) -> Float[Array, "batch {height} {width} channels"]:
+    """Cut-outs of wide images, each from its own corner."""
     size, channels = wide.shape[0], wide.shape[3]
     if target() != "cpu":
         return jax.vmap(
@@ -20,7 +24,7 @@ def crops(wide: jax.Array, corner: jax.Array, height: int, width: int) -> jax.Ar
 
     # a CPU's gather goes number by number: 2.6 ms for 64 images of 32 x 32 x 3, copied image by
     # image 0.1
-    def copy(i: jax.Array, out: jax.Array) -> jax.Array:
+    def copy(i: Count, out: Array) -> Array:
         image = lax.dynamic_slice(
             wide, (i, corner[i, 0], corner[i, 1], 0), (1, height, width, channels)
         )
@@ -29,7 +33,9 @@ def crops(wide: jax.Array, corner: jax.Array, height: int, width: int) -> jax.Ar
     return lax.fori_loop(0, size, copy, jnp.zeros((size, height, width, channels), wide.dtype))
 
 
-def crop_flip(key: jax.Array, x: jax.Array, padding: int = 4) -> jax.Array:
+def crop_flip(
+    key: Key, x: Float[Array, "batch height width channels"], padding: int = 4
+) -> Float[Array, "batch height width channels"]:
     """Random crop after zero padding (of the normalised image) and random horizontal flip, per
     example."""
     where, mirror = jax.random.split(key)

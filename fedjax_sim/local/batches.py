@@ -10,33 +10,34 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jaxtyping import Bool, Int, Num, UInt32
 
 from fedjax_sim.local.augment import AUGMENTATIONS
 from fedjax_sim.local.threefry import counter_bits
 from fedjax_sim.platform import target
-from fedjax_sim.types import Array, Ctx, Env
+from fedjax_sim.types import Array, Count, Ctx, Env, Key, Scalar, Tree
 
 VMAP_AXIS = "clients side by side"  # name of the vmap axis
 
 
 class Batch(NamedTuple):
-    x: Array  # [B, H, W, C] normalised, or tokens [B, T]
-    y: Array  # [B], or [B, …] as the task has it
-    mask: Array  # [B] True for real examples
-    key: Array  # []  PRNG key of this step (noise in an objective)
+    x: Num[Array, " batch *shape"]  # images, normalised, or tokens
+    y: Num[Array, " batch *target"]  # as the task has it
+    mask: Bool[Array, " batch"]  # True for real examples
+    key: Key  # of this step (noise in an objective)
 
 
-def batches_per_epoch(env: Env, n: Array) -> Array:
+def batches_per_epoch(env: Env, n: Int[Array, " *clients"]) -> Int[Array, " *clients"]:
     return -(-n // env.batch_size)
 
 
-def steps_for(env: Env, n: Array, epochs: Array | float) -> Array:
+def steps_for(env: Env, n: Count, epochs: Scalar | float) -> Count:
     """Steps of a client with n examples; fractional epochs round to whole steps, at least one if
     there is any work."""
     epochs = jnp.asarray(epochs, env.dtype)
@@ -59,7 +60,9 @@ def most_steps(env: Env, epochs: float | None) -> tuple[int, bool]:
 WORD_PLACES = 12  # bits for the place in a word that is sorted as one; the others are random
 
 
-def epoch_permutations(key: Array, n: Array, padded: int, epochs: int) -> Array:
+def epoch_permutations(
+    key: Key, n: Count | int, padded: int, epochs: int
+) -> Int[Array, "{epochs} {padded}"]:
     """[epochs, padded] int32: per epoch a permutation of 0..n−1 in the first n places (the rest is
     padding).
 
@@ -71,7 +74,9 @@ def epoch_permutations(key: Array, n: Array, padded: int, epochs: int) -> Array:
     return _permutations(key, jnp.arange(epochs, dtype=jnp.uint32)[:, None], n, padded)
 
 
-def _permutations(key: Array, epoch: Array, n: Array, padded: int) -> Array:
+def _permutations(
+    key: Key, epoch: UInt32[Array, " *epochs"], n: Count | int, padded: int
+) -> Int[Array, "... {padded}"]:
     """[*, padded] for epochs [] or [E, 1]."""
     place = jnp.arange(padded, dtype=jnp.uint32)
     noise = counter_bits(key, epoch, place) >> 1
@@ -89,7 +94,7 @@ def _permutations(key: Array, epoch: Array, n: Array, padded: int) -> Array:
     return lax.sort((noise, place), dimension=-1, num_keys=1)[1].astype(jnp.int32)
 
 
-def longest(env: Env, steps: Array) -> Array:
+def longest(env: Env, steps: Count) -> Count:
     """The bound of a loop over the clients of a chunk, and over what else is mapped: an unbatched
     scalar, so nothing is selected away."""
     axes = (VMAP_AXIS, *env.mapped) if env.vmap_width > 1 else env.mapped
@@ -105,16 +110,16 @@ LEAST_BLOCK, MOST_BLOCKS = (
 class Turns(NamedTuple):
     """How many turns a loop over the clients of a chunk takes: `blocks` times `length`."""
 
-    blocks: Array | int  # []  an unbatched scalar; a Python number where the compiler is to know it
+    blocks: Count | int  # an unbatched scalar; a Python number where the compiler is to know it
     length: int
     masked: bool  # a client may have fewer turns than its chunk
 
     @property
-    def total(self) -> Array | int:
+    def total(self) -> Count | int:
         return self.blocks * self.length
 
 
-def turns(env: Env, count: Array, most: int, exact: bool = False) -> Turns:
+def turns(env: Env, count: Count, most: int, exact: bool = False) -> Turns:
     """Turns of a loop: this client takes `count` [] of them, no client more than `most`; exact:
     every client whose result counts takes `most`.
 
@@ -131,7 +136,7 @@ def turns(env: Env, count: Array, most: int, exact: bool = False) -> Turns:
     return Turns(-(-longest(env, count) // length), length, True)
 
 
-def repeat(planned: Turns, body: Callable[[Array, Any], Any], start: Any) -> Any:
+def repeat(planned: Turns, body: Callable[[Count, Tree], Tree], start: Tree) -> Tree:
     """`body(k, carry)` for k = 0, 1, …; `body` masks the turns that a client does not have."""
     if planned.length == 1:
         return lax.fori_loop(0, planned.blocks, body, start)
@@ -143,7 +148,7 @@ def repeat(planned: Turns, body: Callable[[Array, Any], Any], start: Any) -> Any
     return lax.fori_loop(0, planned.blocks, inner, start)
 
 
-def by_itself(make: Callable[[], Array], counter: Array) -> Array:
+def by_itself(make: Callable[[], Array], counter: Count) -> Array:
     """`make()`, kept out of the loops that use it; `counter` is any scalar that is never negative
     and the same for all clients of a chunk.
 
@@ -158,7 +163,9 @@ def by_itself(make: Callable[[], Array], counter: Array) -> Array:
     return lax.cond(counter >= 0, make, lambda: jnp.zeros(like.shape, like.dtype))
 
 
-def gather(env: Env, rows: Array, counter: Array) -> tuple[Array, Array]:
+def gather(
+    env: Env, rows: Int[Array, " examples"], counter: Count
+) -> tuple[Num[Array, " examples *shape"], Num[Array, " examples *target"]]:
     """Examples of the pool, normalised: (x [B, H, W, C], y [B]), tokens [B, T] as they are;
     `counter` as in `by_itself`."""
     fed = env.fed
@@ -178,13 +185,13 @@ def gather(env: Env, rows: Array, counter: Array) -> tuple[Array, Array]:
 def stream(
     env: Env,
     ctx: Ctx,
-    key: Array,
+    key: Key,
     epochs: float,
     split: str = "train",
     *,
-    rows: Array | None = None,
-    n: Array | None = None,
-) -> Callable[[Array], Batch]:
+    rows: Int[Array, " examples"] | None = None,
+    n: Count | None = None,
+) -> Callable[[Count], Batch]:
     """The client's minibatches as a function of the step number: reshuffled each epoch, the last
     one masked.
 
@@ -214,7 +221,7 @@ def stream(
     table = rows[jnp.where(order < n, order, 0)]
     augment = AUGMENTATIONS[env.fed.augment]
 
-    def draw(step: Array) -> Batch:
+    def draw(step: Count) -> Batch:
         start = (step % per_epoch) * size
         x, y = gather(env, lax.dynamic_index_in_dim(table, step, keepdims=False), step)
         step_key = jax.random.fold_in(key, step)

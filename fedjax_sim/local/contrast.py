@@ -6,13 +6,14 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jaxtyping import Bool, Float, Int
 
-from fedjax_sim.types import Array
+from fedjax_sim.types import Array, Scalar
 
 SHORTEST = 1e-8  # length from which a vector has a direction
 
 
-def unit(v: Array) -> Array:
+def unit(v: Float[Array, "*batch features"]) -> Float[Array, "*batch features"]:
     """v / max(‖v‖, 1e-8) along the last axis.
 
     A shorter vector (all units dead, a head that starts at 0) has no direction: it gets no
@@ -32,12 +33,16 @@ def unit(v: Array) -> Array:
 
 
 def anchor_contrast(
-    features: Array, anchors: Array, labels: Array, mask: Array, tau: float
-) -> Array:
+    features: Float[Array, "batch features"],
+    anchors: Float[Array, "classes features"],
+    labels: Int[Array, " batch"],
+    mask: Bool[Array, " batch"],
+    tau: Scalar | float,
+) -> Scalar:
     """Mean over the real examples of −log [ e^{z̃ᵢ·w̃_yᵢ/τ} / (Σ_c e^{z̃ᵢ·w̃_c/τ} + Σ_{j: y_j≠y_i}
     e^{z̃ᵢ·z̃_j/τ}) ].
 
-    features [B, d], anchors [C, d], labels [B], mask [B] -> []; z̃ and w̃ have length 1, so nothing
+    z̃ and w̃ have length 1, so nothing
     grows beyond 1/τ. Rows that are padding are nobody's negatives. Gradients reach features and
     anchors.
 

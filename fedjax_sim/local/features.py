@@ -8,10 +8,11 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jaxtyping import Bool, Float, Int
 
 from fedjax_sim.local.batches import gather, repeat, turns
 from fedjax_sim.platform import exact
-from fedjax_sim.types import Array, Env, Tree
+from fedjax_sim.types import Array, Count, Env, Scalar, Tree
 
 ROWS = 64  # rows of a client passed through the model at once
 LOOKED_AT = 64  # images on which a feature must answer once to count as alive, about
@@ -20,9 +21,9 @@ LOOKED_AT = 64  # images on which a feature must answer once to count as alive, 
 class Statistics(NamedTuple):
     """Sums over examples, class by class: they add up over clients."""
 
-    count: Array  # type: ignore[assignment]   # [C]
-    total: Array  # [C, d]
-    square: Array  # [C, d], or [C, d, d] of outer products
+    count: Float[Array, " classes"]  # type: ignore[assignment]
+    total: Float[Array, "classes features"]
+    square: Float[Array, "classes features *again"]  # with the last axis: outer products
 
 
 def zero_statistics(env: Env, full: bool) -> Statistics:
@@ -35,13 +36,13 @@ def zero_statistics(env: Env, full: bool) -> Statistics:
     )
 
 
-def class_statistics(env: Env, net: Tree, client: Array, full: bool) -> Statistics:
+def class_statistics(env: Env, net: Tree, client: Count, full: bool) -> Statistics:
     """Of ONE client's training rows, with the features of `net` in inference mode."""
     rows, n = env.fed.rows["train"][client], env.fed.size["train"][client]
     batch = max(1, min(ROWS, rows.shape[0]))
     padded = jnp.pad(rows, (0, -rows.shape[0] % batch))
 
-    def add(i: Array, sums: Statistics) -> Statistics:
+    def add(i: Count, sums: Statistics) -> Statistics:
         x, y = gather(env, lax.dynamic_slice(padded, (i * batch,), (batch,)), i)
         real = i * batch + jnp.arange(batch) < n
         features = jnp.where(real[:, None], env.model.features(net, x, train=False)[0], 0)  # [B, d]
@@ -62,15 +63,19 @@ def class_statistics(env: Env, net: Tree, client: Array, full: bool) -> Statisti
     )
 
 
-def client_features(env: Env, net: Tree, client: Array) -> tuple[Array, Array, Array]:
-    """(features [S, d], labels [S], real [S]) of ONE client's training rows in inference mode, in
+def client_features(
+    env: Env, net: Tree, client: Count
+) -> tuple[Float[Array, "examples features"], Int[Array, " examples"], Bool[Array, " examples"]]:
+    """(features, labels, real) of ONE client's training rows in inference mode, in
     the order of its rows."""
     rows, n = env.fed.rows["train"][client], env.fed.size["train"][client]
     batch = max(1, min(ROWS, rows.shape[0]))
     padded = jnp.pad(rows, (0, -rows.shape[0] % batch))
     real = jnp.arange(padded.shape[0]) < n
 
-    def fill(i: Array, features: Array) -> Array:
+    def fill(
+        i: Count, features: Float[Array, "examples features"]
+    ) -> Float[Array, "examples features"]:
         x, _ = gather(env, lax.dynamic_slice(padded, (i * batch,), (batch,)), i)
         return lax.dynamic_update_slice_in_dim(
             features, env.model.features(net, x, train=False)[0], i * batch, 0
@@ -81,8 +86,10 @@ def client_features(env: Env, net: Tree, client: Array) -> tuple[Array, Array, A
     return jnp.where(real[:, None], features, 0), env.fed.y[padded], real
 
 
-def gaussians(sums: Statistics) -> tuple[Array, Array]:
-    """(means [C, d], covariances [C, d, d] or variances [C, d]); zero for a class without examples
+def gaussians(
+    sums: Statistics,
+) -> tuple[Float[Array, "classes features"], Float[Array, "classes features *again"]]:
+    """(means, covariances [C, d, d] or variances [C, d]); zero for a class without examples
     or with one."""
     count = sums.count[:, None]
     mean = sums.total / jnp.maximum(count, 1)
@@ -97,9 +104,9 @@ def gaussians(sums: Statistics) -> tuple[Array, Array]:
     return mean, jnp.where(count > 1, spread / jnp.maximum(count - 1, 1), 0)
 
 
-def live_features(env: Env, net: Tree, ids: Array) -> Array:
-    """[] share of the features of `net` that are above 0 for one of a few training images of the
-    clients `ids` [M]."""
+def live_features(env: Env, net: Tree, ids: Int[Array, " participants"]) -> Scalar:
+    """Share of the features of `net` that are above 0 for one of a few training images of the
+    clients `ids`."""
     each = -(-LOOKED_AT // ids.shape[0])
     rows, n = env.fed.rows["train"][ids], env.fed.size["train"][ids]  # [M, S], [M]
     place = jnp.arange(each) % jnp.maximum(n, 1)[:, None]  # [M, each], a client's own

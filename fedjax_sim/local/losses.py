@@ -36,13 +36,23 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 import optax
+from jaxtyping import Bool, Float, Int, Num, Shaped
 
 from fedjax_sim.errors import UserError, lookup, unknown
 from fedjax_sim.fields import Node, Real, field
 from fedjax_sim.options import shown
 from fedjax_sim.tasks import CLASS, LABELS, REAL, TARGETS, TOKENS, Task
+from fedjax_sim.types import Array, Scalar, Tree
 
-Array = jax.Array
+# what a minibatch has, and what is left of it where places of sequences are examples
+Outputs = Float[Array, " batch *outputs"]
+Given = Num[Array, " batch *target"]
+Mask = Shaped[Array, " batch"]
+Logits = Float[Array, "examples classes"]
+Targets = Num[Array, " examples *target"]
+Counts = Float[Array, " classes"]
+NumberOf = Num[Array, " classes"]
+Each = Float[Array, " examples"]
 
 LOSSES: dict[str, str] = {
     "ce": "cross-entropy",
@@ -63,9 +73,9 @@ PRIOR_FLOOR = 1e-8  # smallest class prior (C3E) and smallest class count (FedLC
 class Confusion(NamedTuple):
     """ONE client's running soft confusion."""
 
-    conf: Array  # [C, C] row = true class, column = predicted mass
-    count: Array  # type: ignore[assignment]   # [C] running class counts (shadows tuple.count)
-    seen: Array  # [] warm-up counter of C3E: half the batch size per mini-batch
+    conf: Float[Array, "classes classes"]  # row = true class, column = predicted mass
+    count: Float[Array, " classes"]  # type: ignore[assignment]   # running class counts
+    seen: Scalar  # warm-up counter of C3E: half the batch size per mini-batch
 
 
 class Loss(Node):
@@ -82,8 +92,8 @@ class Loss(Node):
     )
 
     def value(
-        self, logits: Array, labels: Array, mask: Array, counts: Array, confusion: Any = ()
-    ) -> Array:
+        self, logits: Outputs, labels: Given, mask: Mask, counts: NumberOf, confusion: Tree = ()
+    ) -> Scalar:
         """[] the mean over the examples that the mask [B] lets in; logits [B, C], labels [B],
         counts [C]."""
         if self.uses_confusion and not isinstance(confusion, Confusion):
@@ -101,7 +111,7 @@ class Loss(Node):
             value if isinstance(value, float) and value == math.inf else super()._read(one, value)
         )  # a warm-up without end
 
-    def per_example(self, logits: Array, labels: Array, counts: Array, confusion: Any) -> Array:
+    def per_example(self, logits: Logits, labels: Targets, counts: Counts, confusion: Tree) -> Each:
         """[B] of clean rows."""
         raise NotImplementedError
 
@@ -122,10 +132,10 @@ def init_confusion(classes: int, dtype: Any = jnp.float32) -> Confusion:
 
 def update_confusion(
     confusion: Confusion,
-    logits: Array,
-    labels: Array,
-    mask: Array,
-    decay: float,
+    logits: Outputs,
+    labels: Given,
+    mask: Mask,
+    decay: Scalar | float,
     *,
     batch_size: int,
 ) -> Confusion:
@@ -160,7 +170,9 @@ def update_confusion(
 # ---- building blocks -----------------------------------------------------------------------------
 
 
-def places(logits: Array, labels: Array, mask: Array) -> tuple[Array, Array, Array]:
+def places(
+    logits: Outputs, labels: Given, mask: Mask
+) -> tuple[Logits, Num[Array, "examples ..."], Shaped[Array, " examples"]]:
     """Places of sequences, [B, T, C] and [B, T], as examples [B·T]; those without a label are
     masked. Else as they are."""
     if logits.ndim != 3:
@@ -169,27 +181,29 @@ def places(logits: Array, labels: Array, mask: Array) -> tuple[Array, Array, Arr
     return logits.reshape(-1, logits.shape[-1]), labels.reshape(-1), on.reshape(-1)
 
 
-def _masked(logits: Array, labels: Array, mask: Array) -> tuple[Array, Array, Array]:
+def _masked(
+    logits: Logits, labels: Int[Array, " examples"], mask: Shaped[Array, " examples"]
+) -> tuple[Logits, Int[Array, " examples"], Bool[Array, " examples"]]:
     """Masked-out rows become harmless zeros, so that not even a NaN in the padding reaches a
     gradient."""
     on = mask > 0
     return jnp.where(on[:, None], logits, 0), jnp.where(on, labels, 0), on
 
 
-def _mean(per_example: Array, on: Array) -> Array:
+def _mean(per_example: Each, on: Bool[Array, " examples"]) -> Scalar:
     """Mean over the examples that are on; 0 for none."""
     total = jnp.sum(jnp.where(on, per_example, 0))
     return total / jnp.maximum(on.sum(), 1).astype(per_example.dtype)
 
 
-def _cross_entropy(logits: Array, labels: Array) -> Array:
+def _cross_entropy(logits: Logits, labels: Int[Array, " examples"]) -> Each:
     # the label's logit by comparison: the gradient of an indexed read is a scatter, many small
     # operations on CPU
     own = jnp.where(labels[:, None] == jnp.arange(logits.shape[-1]), logits, 0).sum(-1)
     return jax.nn.logsumexp(logits, axis=-1) - own  # [B]
 
 
-def _unit_off_diagonal(matrix: Array) -> Array:
+def _unit_off_diagonal(matrix: Float[Array, "classes classes"]) -> Float[Array, "classes classes"]:
     """Zero diagonal, largest entry 1 (all zero if there is nothing off the diagonal)."""
     matrix = matrix * (1 - jnp.eye(matrix.shape[0], dtype=matrix.dtype))
     largest = matrix.max()
@@ -205,7 +219,7 @@ class CE(Loss):
 
     name = "ce"
 
-    def per_example(self, logits: Array, labels: Array, counts: Array, confusion: Any) -> Array:
+    def per_example(self, logits: Logits, labels: Targets, counts: Counts, confusion: Tree) -> Each:
         return _cross_entropy(logits, labels)
 
 
@@ -215,7 +229,7 @@ class Focal(Loss):
     name = "focal"
     gamma: Real = field(2.0, ge=0, off=True, help="how much less; 0 is cross-entropy")
 
-    def per_example(self, logits: Array, labels: Array, counts: Array, confusion: Any) -> Array:
+    def per_example(self, logits: Logits, labels: Targets, counts: Counts, confusion: Tree) -> Each:
         ce = _cross_entropy(logits, labels)
         if isinstance(self.gamma, float) and self.gamma == 0:
             return ce
@@ -231,13 +245,15 @@ class FedLC(Loss):
     name = "fedlc"
     tau: Real = field(0.5, ge=0, help="strength of the calibration")
 
-    def per_example(self, logits: Array, labels: Array, counts: Array, confusion: Any) -> Array:
+    def per_example(self, logits: Logits, labels: Targets, counts: Counts, confusion: Tree) -> Each:
         # an absent class gets −100 τ: the client does not push classes down that it never sees
         shift = self.tau * jnp.maximum(counts, PRIOR_FLOOR) ** -0.25
         return _cross_entropy(logits - shift, labels)
 
 
-def class_balanced_weights(counts: Array, beta: float) -> Array:
+def class_balanced_weights(
+    counts: Float[Array, " classes"], beta: Scalar | float
+) -> Float[Array, " classes"]:
     """w_c ∝ (1 − β)/(1 − β^{n_c}), Σ w = C, w_c = 0 for an absent class. counts [C] -> [C].
 
     >>> [round(float(w), 3) for w in class_balanced_weights(jnp.array([5.0, 5.0, 0.0]), 0.9)]
@@ -260,7 +276,7 @@ class CB(Loss):
         0.9999, ge=0, help="how fast examples of a class repeat each other"
     )  # a constant: log β needs all digits
 
-    def per_example(self, logits: Array, labels: Array, counts: Array, confusion: Any) -> Array:
+    def per_example(self, logits: Logits, labels: Targets, counts: Counts, confusion: Tree) -> Each:
         return class_balanced_weights(counts, self.beta)[labels] * _cross_entropy(logits, labels)
 
 
@@ -270,7 +286,7 @@ class LS(Loss):
     name = "ls"
     smoothing: Real = field(0.1, ge=0, help="probability that is spread over the other classes")
 
-    def per_example(self, logits: Array, labels: Array, counts: Array, confusion: Any) -> Array:
+    def per_example(self, logits: Logits, labels: Targets, counts: Counts, confusion: Tree) -> Each:
         classes = logits.shape[-1]
         onehot = jax.nn.one_hot(labels, classes, dtype=logits.dtype)
         target = onehot * (1 - self.smoothing) + (1 - onehot) * (
@@ -305,7 +321,7 @@ class C3E(Loss):
     prior: bool = field(True, help="class priors in the logits")
     row_norm: bool = field(True, help="rows of the confusion sum to 1")
 
-    def per_example(self, logits: Array, labels: Array, counts: Array, confusion: Any) -> Array:
+    def per_example(self, logits: Logits, labels: Targets, counts: Counts, confusion: Tree) -> Each:
         confusion = jax.tree.map(lambda a: jax.lax.stop_gradient(a).astype(logits.dtype), confusion)
         conf, count, seen = confusion
         warm = (seen >= self.warmup).astype(logits.dtype)
@@ -335,8 +351,8 @@ class OfNumbers(Loss):
     targets = (REAL,)
 
     def value(
-        self, logits: Array, labels: Array, mask: Array, counts: Array, confusion: Any = ()
-    ) -> Array:
+        self, logits: Outputs, labels: Given, mask: Mask, counts: NumberOf, confusion: Tree = ()
+    ) -> Scalar:
         on = mask > 0
         clean = (
             jnp.where(on[:, None], logits, 0),
@@ -350,7 +366,7 @@ class MSE(OfNumbers):
 
     name = "mse"
 
-    def per_example(self, logits: Array, labels: Array, counts: Array, confusion: Any) -> Array:
+    def per_example(self, logits: Logits, labels: Targets, counts: Counts, confusion: Tree) -> Each:
         return jnp.square(logits - labels).mean(-1)
 
 
@@ -360,7 +376,7 @@ class Huber(OfNumbers):
     name = "huber"
     delta: Real = field(1.0, gt=0, help="where it begins to be absolute")
 
-    def per_example(self, logits: Array, labels: Array, counts: Array, confusion: Any) -> Array:
+    def per_example(self, logits: Logits, labels: Targets, counts: Counts, confusion: Tree) -> Each:
         far = jnp.abs(logits - labels)
         return jnp.where(
             far <= self.delta, 0.5 * jnp.square(far), self.delta * (far - 0.5 * self.delta)
@@ -374,7 +390,7 @@ class BCE(OfNumbers):
     targets = (LABELS,)
     positive: Real = field(1.0, gt=0, help="weight of a label that is 1")
 
-    def per_example(self, logits: Array, labels: Array, counts: Array, confusion: Any) -> Array:
+    def per_example(self, logits: Logits, labels: Targets, counts: Counts, confusion: Tree) -> Each:
         each = optax.sigmoid_binary_cross_entropy(logits, labels)
         return (each * jnp.where(labels > 0, self.positive, 1)).mean(-1)
 
@@ -387,8 +403,8 @@ class OwnLoss(Loss):
     function: Any = None
 
     def value(
-        self, logits: Array, labels: Array, mask: Array, counts: Array, confusion: Any = ()
-    ) -> Array:
+        self, logits: Outputs, labels: Given, mask: Mask, counts: NumberOf, confusion: Tree = ()
+    ) -> Scalar:
         on, own = mask > 0, self.function
         clear = lambda a: jnp.where(on.reshape(-1, *[1] * (a.ndim - 1)), a, 0)
         each = own(clear(logits), clear(labels))

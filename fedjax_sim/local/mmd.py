@@ -4,14 +4,19 @@ minibatch."""
 from __future__ import annotations
 
 import jax.numpy as jnp
+from jaxtyping import Bool, Float
 
-from fedjax_sim.types import Array
+from fedjax_sim.types import Array, Scalar
 
 BANDWIDTHS = (10.0, 15.0, 20.0, 50.0)
 
 
-def mmd_rbf(a: Array, b: Array, mask: Array) -> Array:
-    """MMD² of the real rows of a, b [B, d], biased: mean over all pairs of k(a,a') + k(b,b') −
+def mmd_rbf(
+    a: Float[Array, "batch features"],
+    b: Float[Array, "batch features"],
+    mask: Bool[Array, " batch"],
+) -> Scalar:
+    """MMD² of the real examples of a, b, biased: mean over all pairs of k(a,a') + k(b,b') −
     2k(a,b').
 
         k(x, y) = Σ_bw exp(−‖x − y‖² / (2·bw)),   bw ∈ {10, 15, 20, 50}
@@ -25,7 +30,9 @@ def mmd_rbf(a: Array, b: Array, mask: Array) -> Array:
     a, b = (jnp.where(mask[:, None], f, 0) for f in (a, b))  # padding may hold anything
     pairs = (mask[:, None] & mask).astype(a.dtype)  # [B, B]
 
-    def kernel(x: Array, y: Array) -> Array:
+    def kernel(
+        x: Float[Array, "batch features"], y: Float[Array, "batch features"]
+    ) -> Float[Array, "batch batch"]:
         distance = jnp.square(x).sum(1)[:, None] + jnp.square(y).sum(1) - 2 * x @ y.T  # [B, B]
         return sum(
             (jnp.exp(-distance / (2 * width)) for width in BANDWIDTHS),

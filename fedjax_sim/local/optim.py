@@ -18,7 +18,7 @@ import optax
 from fedjax_sim.errors import UserError, unknown
 from fedjax_sim.fields import Node, Real, field
 from fedjax_sim.options import real, shown
-from fedjax_sim.types import Array, Tree
+from fedjax_sim.types import Array, Count, Scalar, Tree
 
 T = TypeVar("T", bound="Optimizer")
 
@@ -31,7 +31,7 @@ class Within(Node):
     end: Real = field(0.0, ge=0, off=True)  # the factor after the last step
     steps: Real = field(0.0, ge=0, off=True)  # over which a warm-up rises
 
-    def __call__(self, k: Array, steps: Array, dtype: Any) -> Array | float:
+    def __call__(self, k: Count | int, steps: Count, dtype: Any) -> Scalar | float:
         done = lambda: jnp.asarray(k, dtype) / jnp.asarray(jnp.maximum(steps, 1), dtype)
         if self.kind == "linear":
             return 1 - (1 - self.end) * done()
@@ -66,7 +66,7 @@ class Optimizer(Node):
         """Whether a step is w − lr·v of PyTorch's SGD, with one rate for the whole round."""
         return False
 
-    def rate(self, lr: Array, k: Array, steps: Array, dtype: Any) -> Array:
+    def rate(self, lr: Scalar, k: Count | int, steps: Count, dtype: Any) -> Scalar:
         """The learning rate of step k of `steps`."""
         return (
             lr
@@ -82,7 +82,7 @@ class Optimizer(Node):
         raise NotImplementedError
 
     def step(
-        self, grads: Tree, state: Tree, params: Tree, rate: Array, **more: Any
+        self, grads: Tree, state: Tree, params: Tree, rate: Scalar, **more: Any
     ) -> tuple[Tree, Tree]:
         """(parameters, state) after one step; more: what optax calls extra arguments."""
         raise NotImplementedError
@@ -115,7 +115,7 @@ class Sgd(Optimizer):
         return self.transform().init(params)
 
     def step(
-        self, grads: Tree, state: Tree, params: Tree, rate: Array, **more: Any
+        self, grads: Tree, state: Tree, params: Tree, rate: Scalar, **more: Any
     ) -> tuple[Tree, Tree]:
         direction, state = self.transform().update(grads, state, params)
         return jax.tree.map(lambda p, d: p - rate * d, params, direction), state

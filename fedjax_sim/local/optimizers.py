@@ -23,7 +23,7 @@ from fedjax_sim.errors import UserError, lookup, unknown
 from fedjax_sim.fields import Node
 from fedjax_sim.local.optim import Optimizer
 from fedjax_sim.options import boolean, convert, plain, real, shown, whole
-from fedjax_sim.types import Array, Tree
+from fedjax_sim.types import Array, Scalar, Tree
 
 OPTIMIZERS: dict[str, str] = {
     "sgd": "PyTorch's SGD, with momentum and coupled weight decay (momentum, weight_decay)",
@@ -62,7 +62,7 @@ RATES = {
 RATE = 1e-3  # of all others
 
 
-def _nesterov(learning_rate: Any, momentum: float = 0.9) -> optax.GradientTransformation:
+def _nesterov(learning_rate: Any, momentum: Scalar | float = 0.9) -> optax.GradientTransformation:
     return optax.sgd(learning_rate, momentum, nesterov=True)
 
 
@@ -159,7 +159,7 @@ class Rule(Optimizer):
         return self.transform(1.0).init(params)
 
     def step(
-        self, grads: Tree, state: Tree, params: Tree, rate: Array, **more: Any
+        self, grads: Tree, state: Tree, params: Tree, rate: Scalar, **more: Any
     ) -> tuple[Tree, Tree]:
         updates, after = self.transform(rate).update(grads, state, params, **more)
         return optax.apply_updates(params, updates), typed(after, state)
@@ -190,7 +190,7 @@ class Own(Optimizer):
         return *before, own._replace(hyperparams={**own.hyperparams, **numbers})
 
     def step(
-        self, grads: Tree, state: Tree, params: Tree, rate: Array, **more: Any
+        self, grads: Tree, state: Tree, params: Tree, rate: Scalar, **more: Any
     ) -> tuple[Tree, Tree]:
         updates, after = self.transform().update(grads, self.with_values(state), params, **more)
         return jax.tree.map(lambda p, u: (p + rate * u).astype(p.dtype), params, updates), typed(

@@ -9,12 +9,13 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jaxtyping import Float, Int, Num
 
 from fedjax_sim.local import gather, repeat, turns
 from fedjax_sim.metrics import make_metrics
 from fedjax_sim.metrics.base import Metric, value_of
 from fedjax_sim.tasks import task_called
-from fedjax_sim.types import Array, Ctx, Env, Tree
+from fedjax_sim.types import Array, Count, Ctx, Env, Scalar, Tree
 
 EVAL_BATCH = 250  # rows of a server-held set evaluated at once
 CLIENT_EVAL_BATCH = 64  # rows of one client's split evaluated at once
@@ -37,13 +38,20 @@ def loss_metric(env: Env) -> Metric:
     return next(metric for metric in measured(env) if metric.name == "loss")
 
 
-def predict_net(env: Env, net: Tree, x: Array) -> Array:
+def predict_net(
+    env: Env, net: Tree, x: Num[Array, " batch *shape"]
+) -> Float[Array, " batch *outputs"]:
     """Logits of a plain net in inference mode."""
     features, _ = env.model.features(net, x, train=False)
     return env.model.head(net, features)
 
 
-def sums_of(metrics: tuple[Metric, ...], prediction: Array, target: Array, real: Array) -> Scores:
+def sums_of(
+    metrics: tuple[Metric, ...],
+    prediction: Float[Array, " batch *outputs"],
+    target: Num[Array, " batch *target"],
+    real: Float[Array, " batch"],
+) -> Scores:
     return {
         metric.name: metric.sums(prediction, target, real)
         for metric in metrics
@@ -51,7 +59,7 @@ def sums_of(metrics: tuple[Metric, ...], prediction: Array, target: Array, real:
     }
 
 
-def counted(scores: Scores, count: Array) -> Scores:
+def counted(scores: Scores, count: Float[Array, " *clients"]) -> Scores:
     """With the number of rows, where a metric does not count by itself."""
     return {name: {"count": count, **sums} for name, sums in scores.items()}
 
@@ -59,8 +67,8 @@ def counted(scores: Scores, count: Array) -> Scores:
 def score_rows(
     env: Env,
     predict: Callable[[Array], Array],
-    rows: Array,
-    n: Array,
+    rows: Int[Array, " examples"],
+    n: Count,
     batch: int,
     metrics: tuple[Metric, ...] | None = None,
 ) -> Scores:
@@ -71,7 +79,7 @@ def score_rows(
     padded = jnp.pad(rows, (0, -size % batch))
     metrics = measured(env) if metrics is None else metrics
 
-    def some(i: Array) -> Scores:
+    def some(i: Count) -> Scores:
         x, y = gather(env, lax.dynamic_slice(padded, (i * batch,), (batch,)), i)
         return sums_of(
             metrics, predict(x), y, (i * batch + jnp.arange(batch) < n).astype(env.dtype)
@@ -101,7 +109,7 @@ def score_client(
     )
 
 
-def merit(env: Env, net: Tree, rows: Array, n: Array, batch: int) -> Array:
+def merit(env: Env, net: Tree, rows: Int[Array, " examples"], n: Count, batch: int) -> Scalar:
     """The primary metric of a plain net on the first n of `rows`, larger is better: accuracy; 0
     without rows."""
     metric = primary(env)
@@ -110,7 +118,7 @@ def merit(env: Env, net: Tree, rows: Array, n: Array, batch: int) -> Array:
     return value if metric.better > 0 else -value
 
 
-def client_merit(env: Env, net: Tree, ctx: Ctx, split: str = "val") -> Array:
+def client_merit(env: Env, net: Tree, ctx: Ctx, split: str = "val") -> Scalar:
     """`merit` of a plain net on ONE client's own rows; what observations and rewards are made
     of."""
     return merit(
@@ -118,7 +126,7 @@ def client_merit(env: Env, net: Tree, ctx: Ctx, split: str = "val") -> Array:
     )
 
 
-def held_merit(env: Env, net: Tree, split: str = "val") -> Array:
+def held_merit(env: Env, net: Tree, split: str = "val") -> Scalar:
     """`merit` of a plain net on a server-held set (validation, never test, inside a method)."""
     rows = env.fed.server_rows[split]
     return merit(
@@ -126,7 +134,7 @@ def held_merit(env: Env, net: Tree, split: str = "val") -> Array:
     )
 
 
-def mean_loss(env: Env, net: Tree, rows: Array, n: Array) -> Array:
+def mean_loss(env: Env, net: Tree, rows: Int[Array, " examples"], n: Count) -> Scalar:
     """The mean loss of a plain net on the first n of ONE client's `rows`; 0 without rows."""
     metric = loss_metric(env)
     found = score_rows(
@@ -135,7 +143,9 @@ def mean_loss(env: Env, net: Tree, rows: Array, n: Array) -> Array:
     return value_of(metric, found[metric.name])
 
 
-def score_each_row(env: Env, predict: Callable[[Array], Array], rows: Array) -> Scores:
+def score_each_row(
+    env: Env, predict: Callable[[Array], Array], rows: Int[Array, " examples"]
+) -> Scores:
     """{metric: {name: [R, …]}} of ONE predictor, row by row, not `counted`: one model scored for
     many clients at once."""
     size = rows.shape[0]
@@ -144,7 +154,7 @@ def score_each_row(env: Env, predict: Callable[[Array], Array], rows: Array) -> 
     real = jnp.ones(1, env.dtype)
     alone = jax.vmap(lambda says, y: sums_of(measured(env), says[None], y[None], real))
 
-    def block(numbered: tuple[Array, Array]) -> Scores:
+    def block(numbered: tuple[Count, Int[Array, " batch"]]) -> Scores:
         i, rows = numbered
         x, y = gather(env, rows, i)
         return alone(predict(x), y)
@@ -153,6 +163,6 @@ def score_each_row(env: Env, predict: Callable[[Array], Array], rows: Array) -> 
     return jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:])[:size], found)
 
 
-def by_owner(values: Tree, owner: Array, num_clients: int) -> Tree:
+def by_owner(values: Tree, owner: Int[Array, " examples"], num_clients: int) -> Tree:
     """[R, …] values of rows -> [N, …] sums per client."""
     return jax.tree.map(lambda a: jax.ops.segment_sum(a, owner, num_clients), values)

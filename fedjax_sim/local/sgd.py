@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jaxtyping import Float
 
 from fedjax_sim.errors import UserError
 from fedjax_sim.local.batches import Batch, Turns, most_steps, repeat, steps_for, stream, turns
@@ -26,13 +27,13 @@ from fedjax_sim.local.losses import update_confusion
 from fedjax_sim.local.optim import Optimizer
 from fedjax_sim.models.randomness import randomness
 from fedjax_sim.tasks import task_called
-from fedjax_sim.types import Array, Client, Ctx, Env, Tree, Upload
+from fedjax_sim.types import Array, Client, Count, Ctx, Env, Scalar, Tree, Upload
 
 
 class Aux(NamedTuple):
     """What an objective returns beside its value."""
 
-    logits: Array  # [B, C]
+    logits: Float[Array, " batch *outputs"]
     batch_stats: Tree  # BatchNorm statistics after this batch
     confusion: Tree  # running soft confusion after this batch, () when not tracked
     carry: Tree = ()  # the objective's own running values after this batch; see `local_sgd`
@@ -40,24 +41,24 @@ class Aux(NamedTuple):
 
 class Trained(NamedTuple):
     net: Tree
-    loss: Array  # []  mean over the examples of this training call
-    accuracy: Array  # []  of the predictions made while training
-    steps: Array  # []  steps of this client (not of the others in its chunk)
+    loss: Scalar  # mean over the examples of this training call
+    accuracy: Scalar  # of the predictions made while training
+    steps: Count  # steps of this client (not of the others in its chunk)
     carry: Tree = ()  # the objective's own running values at the end
 
 
 # ---- objectives ----------------------------------------------------------------------------------
 def forward(
     env: Env, net: Tree, batch: Batch, *, train: bool = True, tap: Callable | None = None
-) -> tuple[Array, Array, Tree]:
-    """(logits [B, C], features [B, d], batch_stats) of one minibatch."""
+) -> tuple[Float[Array, " batch *outputs"], Float[Array, " batch *features"], Tree]:
+    """(logits, features, batch_stats) of one minibatch."""
     features, stats = env.model.features(net, batch.x, train=train, mask=batch.mask, tap=tap)
     return env.model.head(net, features), features, stats
 
 
 def local_loss(
-    env: Env, ctx: Ctx, logits: Array, batch: Batch, confusion: Tree
-) -> tuple[Array, Tree]:
+    env: Env, ctx: Ctx, logits: Float[Array, " batch *outputs"], batch: Batch, confusion: Tree
+) -> tuple[Scalar, Tree]:
     """The run's local loss of one minibatch; the soft confusion is updated first, without
     gradient."""
     if env.track_confusion:
@@ -73,12 +74,12 @@ def local_loss(
 
 
 def supervised(
-    env: Env, ctx: Ctx, penalty: Callable[[Tree], Array] | None = None, tap: Callable | None = None
+    env: Env, ctx: Ctx, penalty: Callable[[Tree], Scalar] | None = None, tap: Callable | None = None
 ) -> Callable:
     """The default objective: the local loss of the model's logits, plus an optional penalty on the
     parameters."""
 
-    def objective(net: Tree, batch: Batch, confusion: Tree, carry: Tree = ()) -> tuple[Array, Aux]:
+    def objective(net: Tree, batch: Batch, confusion: Tree, carry: Tree = ()) -> tuple[Scalar, Aux]:
         logits, _, stats = forward(env, net, batch, tap=tap)
         loss, confusion = local_loss(env, ctx, logits, batch, confusion)
         if penalty is not None:
@@ -148,19 +149,19 @@ class Pass(NamedTuple):
     env: Env
     plugs: Plugs
     rule: Optimizer
-    lr: Array  # []
-    draw: Callable[[Array], Batch]
-    steps: Array  # []  steps of this client
+    lr: Scalar
+    draw: Callable[[Count], Batch]
+    steps: Count  # steps of this client
     planned: Turns
     frozen: Tree  # parameter groups that do not move
     stays: bool  # the optimiser's state is the client's own
 
-    def rate(self, k: Array | int) -> Array:
+    def rate(self, k: Count | int) -> Scalar:
         """The learning rate of step k; a finished client stands still."""
         rate = self.rule.rate(self.lr, k, self.steps, self.env.dtype)
         return jnp.where(k < self.steps, rate, 0) if self.planned.masked else rate
 
-    def keep(self, k: Array, new: Tree, old: Tree) -> Tree:
+    def keep(self, k: Count, new: Tree, old: Tree) -> Tree:
         """`new`, but `old` where the client has no step k."""
         if not self.planned.masked:
             return new
@@ -175,15 +176,15 @@ class Running(NamedTuple):
     optimizer: Tree
     confusion: Tree
     carry: Tree  # the objective's own running values
-    totals: Array  # [3] sums of loss, hits and examples
-    rate: Array  # []  of the coming step
+    totals: Float[Array, " 3"]  # sums of loss, hits and examples
+    rate: Scalar  # of the coming step
 
 
-def gradient_of(p: Pass, k: Array, now: Running) -> tuple:
+def gradient_of(p: Pass, k: Count, now: Running) -> tuple[Scalar, Aux, Tree, Batch, dict[str, Any]]:
     """(loss, Aux, gradients, batch, what a line search asks for) of the k-th step."""
     own = (now.carry,) if jax.tree.leaves(now.carry) else ()
 
-    def value(params: Tree, batch: Batch) -> tuple[Array, Aux]:
+    def value(params: Tree, batch: Batch) -> tuple[Scalar, Aux]:
         net = {"params": {**p.frozen, **params}, "batch_stats": now.batch_stats}
         with randomness(batch.key):  # dropout inside the model
             return p.plugs.objective(net, batch, now.confusion, *own)
@@ -192,14 +193,15 @@ def gradient_of(p: Pass, k: Array, now: Running) -> tuple:
     if p.plugs.gradient is None:
         batch = p.draw(k)
         (loss, aux), grads = grad_of(now.params, batch)
-        more = dict(value=loss, grad=grads, value_fn=lambda params: value(params, batch)[0])
+        more: dict[str, Any] = dict(value=loss, grad=grads)
+        more |= dict(value_fn=lambda params: value(params, batch)[0])
     else:
         (loss, aux), grads, batch = p.plugs.gradient(grad_of, now.params, k, p.draw, now.carry)
         more = dict(value=loss, grad=grads)
     return loss, aux, grads, batch, more
 
 
-def one_step(p: Pass, k: Array, now: Running) -> Running:
+def one_step(p: Pass, k: Count, now: Running) -> Running:
     """The k-th step of `local_sgd`."""
     loss, aux, grads, batch, more = gradient_of(p, k, now)
     force = grads if p.plugs.adjust is None else p.plugs.adjust(grads, now.params)
@@ -239,8 +241,8 @@ def local_sgd(
     trainable: tuple[str, ...] | None = None,
     epochs: float | None = None,
     optimizer: Optimizer | None = None,
-    lr: Array | None = None,
-    salt: int = 0,
+    lr: Scalar | float | None = None,
+    salt: Count | int = 0,
     track: bool = True,
     carry: Tree = (),
 ) -> tuple[Client, Trained]:

@@ -12,11 +12,13 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from fedjax_sim.types import Array
+
 ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 PARITY = 0x1BD11BDA
 
 
-def counter_bits(key: jax.Array, high: jax.Array, low: jax.Array) -> jax.Array:
+def counter_bits(key: Array, high: Array, low: Array) -> Array:
     """uint32 random bits at the counters (high, low), of their common shape.
 
     >>> key = jax.random.key(0)

@@ -9,13 +9,12 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim.platform import exact
+from fedjax_sim.types import Array
 
 EPSILON, MOMENTUM = 1e-5, 0.1
 
 
-def batch_moments(
-    x: jax.Array, weights: jax.Array | None
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+def batch_moments(x: Array, weights: Array | None) -> tuple[Array, Array, Array]:
     """`(n, mean [C], biased variance [C])` of the rows of `x [R,C]`; `weights [R]` is 1 or 0
     (padding).
 
@@ -46,7 +45,7 @@ class BatchNorm(nn.Module):
     dtype: Any = jnp.float32
 
     @nn.compact
-    def __call__(self, x: jax.Array, train: bool, weights: jax.Array | None) -> jax.Array:
+    def __call__(self, x: Array, train: bool, weights: Array | None) -> Array:
         C = x.shape[-1]
         scale = self.param("scale", nn.initializers.ones_init(), (C,), self.dtype)
         bias = self.param("bias", nn.initializers.zeros_init(), (C,), self.dtype)

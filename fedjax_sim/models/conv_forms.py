@@ -8,22 +8,27 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import lax
+from jaxtyping import Float
 
 from fedjax_sim.models.pool import materialize, relu_pool_corners, relu_pool_narrow
 from fedjax_sim.models.products import patch_product
+from fedjax_sim.types import Array
 
 
-def pad_map(x: jax.Array, pad: int) -> jax.Array:
+def pad_map(x: Array, pad: int) -> Array:
     """Zeros around the map `[B,H,W,C]`."""
     return jnp.pad(x, ((0, 0), (pad, pad), (pad, pad), (0, 0))) if pad else x
 
 
 def lax_conv(
-    x: jax.Array, w: jax.Array, stride: int = 1, pad: int = 0, out: Any = None
-) -> jax.Array:
+    x: Float[Array, "batch height width channels"],
+    w: Float[Array, "side side channels out"],
+    stride: int = 1,
+    pad: int = 0,
+    out: Any = None,
+) -> Float[Array, "batch _ _ out"]:
     """The reference, XLA's own convolution; out: the result's type where it is not that of the
     operands.
 
@@ -40,7 +45,12 @@ def lax_conv(
     )
 
 
-def patches_conv(x: jax.Array, w: jax.Array, stride: int = 1, pad: int = 0) -> jax.Array:
+def patches_conv(
+    x: Float[Array, "batch height width channels"],
+    w: Float[Array, "side side channels out"],
+    stride: int = 1,
+    pad: int = 0,
+) -> Float[Array, "batch _ _ out"]:
     """One GEMM: the k*k shifted maps side by side, `[B·h·w, k·k·ci] @ [k·k·ci, co]`.
 
     >>> patches_conv(jnp.ones((1, 4, 4, 1)), jnp.ones((3, 3, 1, 1)))[0, 0, 0].tolist()
@@ -70,7 +80,7 @@ def patches_conv(x: jax.Array, w: jax.Array, stride: int = 1, pad: int = 0) -> j
     return patch_product(patches.reshape(B * h * v, -1), w.reshape(-1, co)).reshape(B, h, v, co)
 
 
-def pad_to_blocks(x: jax.Array, s: int, pad: int, rows: int, cols: int) -> jax.Array:
+def pad_to_blocks(x: Array, s: int, pad: int, rows: int, cols: int) -> Array:
     """`x [B,H,W,C]` with `pad` zeros before, as rows x cols blocks of s x s:
     `[B,rows,s,cols,s,C]`."""
     B, C = x.shape[0], x.shape[3]
@@ -95,7 +105,11 @@ def _space_to_depth_conv(x, w, s, pad, h, v):
     return patches_conv(x, w)
 
 
-def block_pool(x: jax.Array, w: jax.Array, b: jax.Array) -> jax.Array:
+def block_pool(
+    x: Float[Array, "batch height width channels"],
+    w: Float[Array, "side side channels out"],
+    b: Float[Array, " out"],
+) -> Float[Array, "batch _ _ out"]:
     """`relu(max_pool2(conv(x, w) + b))`, odd k, no padding, from one GEMM.
 
     A patch is the field of t x t outputs, cut from blocks of t x t inputs as n·n wide slices; the

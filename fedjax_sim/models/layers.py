@@ -26,6 +26,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jaxtyping import Float
 
 from fedjax_sim.models import narrow
 from fedjax_sim.models.conv_forms import block_pool, lax_conv, pad_map, patches_conv
@@ -34,6 +35,7 @@ from fedjax_sim.models.products import dense_product
 from fedjax_sim.models.small_maps import fits_tiles, tiles_conv
 from fedjax_sim.models.winograd import winograd_pool
 from fedjax_sim.platform import target
+from fedjax_sim.types import Array
 
 FORMS = ("auto", "lax", "select", "patches", "block", "winograd")
 XLAS_OWN = ("lax", "select")  # the convolution itself is XLA's
@@ -59,8 +61,13 @@ def pooled_form(conv: str, k: int, ci: int, co: int) -> str:
 
 
 def conv_relu_pool(
-    x: jax.Array, w: jax.Array, b: jax.Array, *, pad: int = 0, conv: str = "auto"
-) -> jax.Array:
+    x: Float[Array, "batch height width channels"],
+    w: Float[Array, "side side channels out"],
+    b: Float[Array, " out"],
+    *,
+    pad: int = 0,
+    conv: str = "auto",
+) -> Float[Array, "batch _ _ out"]:
     """`relu(max_pool2(conv(x, w) + b))` for ONE client: `x [B,H,W,ci]`, `w [k,k,ci,co]` ->
     `[B,H',W',co]`.
 
@@ -91,7 +98,7 @@ def kaiming_fan_out(key, shape, dtype):
     return jax.random.normal(key, shape, dtype) * jnp.asarray(math.sqrt(2 / (k * k * co)), dtype)
 
 
-def pool3_relu(x: jax.Array, conv: str) -> jax.Array:
+def pool3_relu(x: Array, conv: str) -> Array:
     """ReLU and max-pool 3x3, stride 2, padding 1."""
     if x.dtype == narrow.NARROW and target() == "cpu":
         return narrow.narrow(pool3_relu(narrow.wide(x), conv))
@@ -99,15 +106,20 @@ def pool3_relu(x: jax.Array, conv: str) -> jax.Array:
 
 
 def narrow_conv(
-    x: jax.Array, w: jax.Array, stride: int, pad: int, conv: str, out: Any = narrow.NARROW
-) -> jax.Array:
+    x: Float[Array, "batch height width channels"],
+    w: Float[Array, "side side channels out"],
+    stride: int,
+    pad: int,
+    conv: str,
+    out: Any = narrow.NARROW,
+) -> Float[Array, "batch _ _ out"]:
     """Convolution of bfloat16 maps for ONE client: a CPU takes the form `conv` says, in float32."""
     if target() != "cpu":
         return narrow.conv(x, w, stride, pad, out)
     return narrow.narrow(plain_conv(narrow.wide(x), narrow.rounded(w), stride, pad, conv))
 
 
-def narrow_pool2(y: jax.Array, conv: str) -> jax.Array:
+def narrow_pool2(y: Array, conv: str) -> Array:
     """2x2 max-pooling, without bias and ReLU."""
     return lax_max(y, 2, 2, 0) if device_form(conv) == "lax" else select_max2(y)
 
@@ -161,7 +173,13 @@ class ConvRelu(nn.Module):
         return nn.relu(plain_conv(x, kernel, 1, self.pad, self.conv) + bias)
 
 
-def plain_conv(x: jax.Array, w: jax.Array, stride: int, pad: int, conv: str) -> jax.Array:
+def plain_conv(
+    x: Float[Array, "batch height width channels"],
+    w: Float[Array, "side side channels out"],
+    stride: int,
+    pad: int,
+    conv: str,
+) -> Float[Array, "batch _ _ out"]:
     """Convolution without pooling for ONE client, in the form `conv` says.
 
     >>> plain_conv(jnp.ones((1, 2, 2, 1)), jnp.ones((3, 3, 1, 1)), 1, 1, "auto").ravel().tolist()

@@ -24,17 +24,18 @@ from jax import lax
 from fedjax_sim.models.conv_forms import lax_conv
 from fedjax_sim.models.products import dense_product
 from fedjax_sim.platform import target
+from fedjax_sim.types import Array
 
 NARROW, WIDE = jnp.bfloat16, jnp.float32
 
 
-def _round(x: jax.Array) -> jax.Array:
+def _round(x: Array) -> Array:
     """float32 numbers that bfloat16 has. XLA leaves out a conversion there and back, but never
     this."""
     return lax.reduce_precision(x, exponent_bits=8, mantissa_bits=7)
 
 
-def narrow(x: jax.Array) -> jax.Array:
+def narrow(x: Array) -> Array:
     """
     >>> narrow(jnp.float32(1.001)).item()
     1.0
@@ -43,7 +44,7 @@ def narrow(x: jax.Array) -> jax.Array:
 
 
 @jax.custom_vjp
-def wide(x: jax.Array) -> jax.Array:
+def wide(x: Array) -> Array:
     """bfloat16 as float32; its gradient is rounded."""
     return x.astype(WIDE)
 
@@ -51,18 +52,18 @@ def wide(x: jax.Array) -> jax.Array:
 wide.defvjp(lambda x: (x.astype(WIDE), None), lambda _, g: (narrow(g),))
 
 
-def kept(x: jax.Array, activations: Any) -> jax.Array:
+def kept(x: Array, activations: Any) -> Array:
     """`x` as it is handed on to the next layer."""
     return x if activations is None else narrow(x)
 
 
-def full(x: jax.Array) -> jax.Array:
+def full(x: Array) -> Array:
     """`x` as one computes with it: never bfloat16."""
     return wide(x) if x.dtype == NARROW else x
 
 
 @jax.custom_vjp
-def rounded(w: jax.Array) -> jax.Array:
+def rounded(w: Array) -> Array:
     """Weights as an operand, in float32; their gradient is not rounded."""
     return _round(w)
 
@@ -71,7 +72,7 @@ rounded.defvjp(lambda w: (_round(w), None), lambda _, g: (g,))
 
 
 @jax.custom_vjp
-def rounded_back(y: jax.Array) -> jax.Array:
+def rounded_back(y: Array) -> Array:
     """The identity, whose gradient is rounded: it will be an operand."""
     return y
 
@@ -80,7 +81,7 @@ rounded_back.defvjp(lambda y: (y, None), lambda _, g: (_round(g),))
 
 
 # ---- dense layers --------------------------------------------------------------------------------
-def product(x: jax.Array, w: jax.Array) -> jax.Array:
+def product(x: Array, w: Array) -> Array:
     """`x @ w` of bfloat16 `x [B,in]` and float32 weights `[in,out]`, as float32.
 
     >>> product(narrow(jnp.ones((1, 2))), jnp.array([[1.001], [1.0]])).item()
@@ -113,7 +114,7 @@ _product.defvjp(_product_forward, _product_backward)
 
 # ---- convolutions, on accelerators ---------------------------------------------------------------
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
-def conv(x: jax.Array, w: jax.Array, stride: int, pad: int, out: Any = NARROW) -> jax.Array:
+def conv(x: Array, w: Array, stride: int, pad: int, out: Any = NARROW) -> Array:
     """XLA's convolution of bfloat16 `x [B,H,W,ci]` and float32 weights `[k,k,ci,co]`, as `out`.
 
     >>> w = jnp.ones((3, 3, 1, 1))
@@ -138,7 +139,7 @@ def _conv_backward(stride, pad, out, residual, g):
 conv.defvjp(_conv_forward, _conv_backward)
 
 
-def kernel_gradient(x: jax.Array, g: jax.Array, k: int, stride: int, pad: int) -> jax.Array:
+def kernel_gradient(x: Array, g: Array, k: int, stride: int, pad: int) -> Array:
     """`[k,k,ci,co]` in float32: the map convolved with its gradient; channels are the batch, and
     the batch is added up.
 

@@ -12,12 +12,14 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float, Num, Shaped
 
 from fedjax_sim.errors import UserError
 from fedjax_sim.models.randomness import dropout_key
 from fedjax_sim.models.record import Model, batch_of
 from fedjax_sim.options import shown
 from fedjax_sim.platform import run_once
+from fedjax_sim.types import Array, Key
 
 FLAGS: dict[str, Callable[[bool], bool]] = {
     **dict.fromkeys(("train", "training", "is_training"), lambda train: train),
@@ -68,7 +70,7 @@ class Watch:
     """What one call of a module shows: which submodules it uses, in order, and what goes into
     them."""
 
-    def __init__(self, mask: jax.Array | None = None):
+    def __init__(self, mask: Shaped[Array, " batch"] | None = None):
         self.mask = mask
         self.first: dict[str, nn.Module] = {}  # top-level submodules
         self.inputs: dict[str, Any] = {}
@@ -96,7 +98,10 @@ def calls_of(
     flags = flags_of(name, module)
 
     def call(
-        net: dict, x: jax.Array, train: bool, mask: jax.Array | None = None
+        net: dict,
+        x: Num[Array, " batch *shape"],
+        train: bool,
+        mask: Shaped[Array, " batch"] | None = None,
     ) -> tuple[Any, Watch, dict]:
         watch, statistics = Watch(mask if train else None), net.get("batch_stats", {})
         how: dict[str, Any] = {flag: FLAGS[flag](train) for flag in flags}
@@ -106,7 +111,7 @@ def calls_of(
             out: Any = module.apply({"params": net["params"], "batch_stats": statistics}, x, **how)
         return (out[0], watch, out[1].get("batch_stats", {})) if train else (out, watch, statistics)
 
-    def init(key: jax.Array) -> dict:
+    def init(key: Key) -> dict:
         how: dict[str, Any] = {flag: FLAGS[flag](False) for flag in flags}
         start = dict(module.lazy_init(key, batch_of(shape, 2, dtype), **how))
         return {kind: dict(start.get(kind, {})) for kind in ("params", "batch_stats")} | {
@@ -123,7 +128,7 @@ def plain_module(
     init, call = calls_of(name, module, shape, dtype)
     groups, head_group, kinds = outline(name, init, call, batch_of(shape, 2, dtype))
 
-    def ordered(key: jax.Array) -> dict:
+    def ordered(key: Key) -> dict:
         net = init(key)
         return {
             kind: {g: net[kind][g] for g in groups if g in net[kind]}
@@ -132,16 +137,18 @@ def plain_module(
 
     def features(
         net: dict,
-        x: jax.Array,
+        x: Num[Array, " batch *shape"],
         *,
         train: bool = False,
-        mask: jax.Array | None = None,
+        mask: Shaped[Array, " batch"] | None = None,
         tap: Callable | None = None,
-    ) -> tuple[jax.Array, dict]:
+    ) -> tuple[Float[Array, "batch *time features"], dict]:
         _, watch, statistics = call(net, x, train, mask)
         return watch.inputs[head_group], statistics
 
-    def head(net: dict, features: jax.Array) -> jax.Array:
+    def head(
+        net: dict, features: Float[Array, "batch *time features"]
+    ) -> Float[Array, "batch *time classes"]:
         layer = net["params"][head_group]
         return features @ layer["kernel"] + layer.get("bias", 0)
 
@@ -192,7 +199,7 @@ def outline(
     nothing is computed."""
     seen: list[Watch] = []
 
-    def look(key: jax.Array, x: jax.Array) -> dict:
+    def look(key: Key, x: Num[Array, " batch *shape"]) -> dict:
         net = init(key)
         for train in (False, True):
             seen.append(call(net, x, train)[1])
@@ -245,7 +252,7 @@ def check_head(model: Model, call: Callable, dtype: Any) -> None:
     """Refuse a module that does something behind its last layer: its output must be that of the
     head."""
 
-    def both(key: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def both(key: Key) -> tuple[Array, Array]:
         like = batch_of(model.shape, 2, dtype)
         tokens = jnp.arange(math.prod(like.shape)).reshape(like.shape) % 2
         net = model.init(key)

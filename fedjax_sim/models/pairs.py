@@ -15,11 +15,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jaxtyping import Float, Num
 
 from fedjax_sim.errors import UserError
 from fedjax_sim.models.record import Model, batch_of
 from fedjax_sim.options import shown
 from fedjax_sim.platform import run_once
+from fedjax_sim.types import Array, Key
 
 KERNELS, BIASES = ("kernel", "w"), ("bias", "b")
 
@@ -69,14 +71,14 @@ def nnx_model(given: Any, shape: tuple[int, ...], dtype: Any, places: bool) -> M
     start = nnx.to_pure_dict(params)
     order = [key for key in vars(module) if key in start]
 
-    def init(key: jax.Array) -> dict:
+    def init(key: Key) -> dict:
         if isinstance(given, type):
             params = nnx.to_pure_dict(nnx.split(given(rngs=nnx.Rngs(key)), nnx.Param, ...)[1])
         else:
             params = jax.tree.map(jnp.asarray, start)
         return {str(g): params[g] for g in order}
 
-    def function(weights: dict, x: jax.Array) -> jax.Array:
+    def function(weights: dict, x: Num[Array, " batch *shape"]) -> Array:
         state = nnx.State(jax.tree.map(lambda a: a, params))
         nnx.replace_by_pure_dict(state, {g: weights[str(g)] for g in order})
         return nnx.merge(graph, state, rest)(x)
@@ -125,7 +127,7 @@ def from_functions(
             f" {(2, *shape[:1] * places, classes)}"
         )
 
-    def start(key: jax.Array) -> dict:
+    def start(key: Key) -> dict:
         params = init(key)
         return {
             "params": {g: jax.tree.map(lambda a: a.astype(dtype), dict(params[g])) for g in groups},
@@ -133,14 +135,21 @@ def from_functions(
         }
 
     def features(
-        net: dict, x: jax.Array, *, train: bool = False, mask: Any = None, tap: Any = None
-    ) -> tuple[jax.Array, dict]:
+        net: dict,
+        x: Num[Array, " batch *shape"],
+        *,
+        train: bool = False,
+        mask: Any = None,
+        tap: Any = None,
+    ) -> tuple[Float[Array, "batch *time features"], dict]:
         through: dict[str, Any] = {**net["params"][head_group], kernel: jnp.eye(width, dtype=dtype)}
         if bias:
             through[bias] = jnp.zeros(width, dtype)
         return function({**net["params"], head_group: through}, x), net.get("batch_stats", {})
 
-    def head(net: dict, features: jax.Array) -> jax.Array:
+    def head(
+        net: dict, features: Float[Array, "batch *time features"]
+    ) -> Float[Array, "batch *time classes"]:
         layer = net["params"][head_group]
         return features @ layer[kernel] + (layer[bias] if bias else 0)
 
@@ -176,7 +185,7 @@ def head_names(name: str, group: str, layer: Mapping[str, Any]) -> tuple[str, st
 def check_same(model: Model, function: Callable, example: jax.ShapeDtypeStruct, dtype: Any) -> None:
     """Refuse a model that does something behind its last layer."""
 
-    def both(key: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def both(key: Key) -> tuple[Array, Array]:
         net = model.init(key)
         x = (
             jax.random.normal(key, example.shape, dtype)

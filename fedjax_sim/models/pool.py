@@ -8,9 +8,12 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jaxtyping import Float
+
+from fedjax_sim.types import Array
 
 
-def materialize(g: jax.Array) -> jax.Array:
+def materialize(g: Array) -> Array:
     """`g` itself, written to memory once.
 
     XLA-CPU fuses cheap producers into every consumer that reads them, so a gradient used four times
@@ -25,7 +28,7 @@ def materialize(g: jax.Array) -> jax.Array:
 
 
 @jax.custom_vjp
-def materialize_gradient(x: jax.Array) -> jax.Array:
+def materialize_gradient(x: Array) -> Array:
     """The identity, whose gradient is materialized."""
     return x
 
@@ -34,7 +37,7 @@ materialize_gradient.defvjp(lambda x: (x, None), lambda _, g: (materialize(g),))
 
 
 @jax.custom_vjp
-def materialize_both_ways(x: jax.Array) -> jax.Array:
+def materialize_both_ways(x: Array) -> Array:
     """The identity, materialized in both directions."""
     return materialize(x)
 
@@ -43,7 +46,7 @@ materialize_both_ways.defvjp(lambda x: (materialize(x), None), lambda _, g: (mat
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))
-def relu_max(values: tuple[jax.Array, ...], b: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+def relu_max(values: tuple[Array, ...], b: Array, shape: tuple[int, ...]) -> Array:
     """`max(0, b + max(values[0], values[1], …))` elementwise: bias, ReLU, max-pool.
 
     The values are the corners of pooling windows. As in PyTorch the first winner takes the whole
@@ -97,7 +100,7 @@ relu_max.defvjp(_relu_max_forward, _relu_max_backward)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))
-def relu_pool_narrow(y: jax.Array, b: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+def relu_pool_narrow(y: Array, b: Array, shape: tuple[int, ...]) -> Array:
     """`relu_max` of the four corners side by side, `y [R,4·co]`, for few channels.
 
     Rows of few channels do not fill the vector unit, so the gradient is spread over the four
@@ -140,7 +143,7 @@ relu_pool_narrow.defvjp(_narrow_forward, _narrow_backward)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))
-def relu_pool_corners(y: jax.Array, b: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+def relu_pool_corners(y: Array, b: Array, shape: tuple[int, ...]) -> Array:
     """As `relu_pool_narrow`, where the corners are wide enough to be compared one by one and joined
     again.
 
@@ -160,7 +163,9 @@ def _corners_backward(shape, residual, g):
 relu_pool_corners.defvjp(_narrow_forward, _corners_backward)
 
 
-def pool2(y: jax.Array, b: jax.Array) -> jax.Array:
+def pool2(
+    y: Float[Array, "batch height width channels"], b: Float[Array, " channels"]
+) -> Float[Array, "batch _ _ channels"]:
     """Bias, ReLU and 2x2 max-pool, stride 2, of `y [B,H,W,C]`; an odd last row or column is left
     out (floor).
 
@@ -174,7 +179,9 @@ def pool2(y: jax.Array, b: jax.Array) -> jax.Array:
 
 
 @jax.custom_vjp
-def select_pool2(y: jax.Array, b: jax.Array) -> jax.Array:
+def select_pool2(
+    y: Float[Array, "batch height width channels"], b: Float[Array, " channels"]
+) -> Float[Array, "batch _ _ channels"]:
     """As `pool2`, whose gradient is one elementwise pass over the map: each place asks whether it
     is its window's winner.
 
@@ -224,7 +231,9 @@ select_pool2.defvjp(_select_forward, _select_backward)
 
 
 @jax.custom_vjp
-def select_max2(y: jax.Array) -> jax.Array:
+def select_max2(
+    y: Float[Array, "batch height width channels"],
+) -> Float[Array, "batch _ _ channels"]:
     """The maximum alone, without bias and ReLU, with the gradient of `select_pool2`.
 
     >>> jax.grad(lambda y: select_max2(y).sum())(jnp.ones((1, 2, 2, 1))).ravel().tolist()
@@ -236,7 +245,7 @@ def select_max2(y: jax.Array) -> jax.Array:
 select_max2.defvjp(lambda y: (_maximum(_window_corners(y)), y), lambda y, g: (_to_winner(y, g),))
 
 
-def pool3(y: jax.Array) -> jax.Array:
+def pool3(y: Float[Array, "batch height width channels"]) -> Float[Array, "batch _ _ channels"]:
     """ReLU and 3x3 max-pool, stride 2, padding 1, of `y [B,H,W,C]` (the ImageNet stem).
 
     >>> pool3(jnp.arange(16.0).reshape(1, 4, 4, 1))[0, :, :, 0].tolist()
@@ -254,9 +263,7 @@ def pool3(y: jax.Array) -> jax.Array:
     return relu_max(window, jnp.zeros(C, y.dtype), (B, h, w, C))
 
 
-def lax_pool(
-    y: jax.Array, window: int, stride: int, pad: int, b: jax.Array | float = 0.0
-) -> jax.Array:
+def lax_pool(y: Array, window: int, stride: int, pad: int, b: Array | float = 0.0) -> Array:
     """The reference: max-pool by `lax.reduce_window` (the first winner takes the gradient), bias,
     ReLU.
 
@@ -267,7 +274,9 @@ def lax_pool(
     return relu(lax_max(y, window, stride, pad) + b)
 
 
-def lax_max(y: jax.Array, window: int, stride: int, pad: int) -> jax.Array:
+def lax_max(
+    y: Float[Array, "batch height width channels"], window: int, stride: int, pad: int
+) -> Float[Array, "batch _ _ channels"]:
     """The maximum alone, without bias and ReLU."""
     pads = ((0, 0), (pad, pad), (pad, pad), (0, 0))
     return lax.reduce_window(
@@ -275,6 +284,6 @@ def lax_max(y: jax.Array, window: int, stride: int, pad: int) -> jax.Array:
     )
 
 
-def relu(x: jax.Array) -> jax.Array:
+def relu(x: Array) -> Array:
     """`max(x, 0)` with gradient 0 at 0."""
     return jax.nn.relu(x)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import jax
 from jax import lax
+from jaxtyping import Float
 
 from fedjax_sim.models.pool import materialize
 from fedjax_sim.platform import target
+from fedjax_sim.types import Array
 
 BLOCK_BYTES = 128 * 1024  # of both operands of one partial product: what stays near the core
 MOST_BLOCKS, LEAST_ROWS = 16, 64
@@ -33,7 +35,9 @@ def blocks_of(rows: int, columns: int, itemsize: int = 4) -> int:
 
 
 @jax.custom_vjp
-def patch_product(a: jax.Array, w: jax.Array) -> jax.Array:
+def patch_product(
+    a: Float[Array, "rows into"], w: Float[Array, "into out"]
+) -> Float[Array, "rows out"]:
     """`a @ w` for many rows `a [R,K]` and a small kernel `w [K,N]`.
 
     XLA-CPU reads a transposed left side poorly when it is long: `aᵀ @ g` runs at a third of the
@@ -73,7 +77,9 @@ patch_product.defvjp(lambda a, w: (a @ w, (a, w)), _backward)
 
 
 @jax.custom_vjp
-def dense_product(x: jax.Array, w: jax.Array) -> jax.Array:
+def dense_product(
+    x: Float[Array, "rows into"], w: Float[Array, "into out"]
+) -> Float[Array, "rows out"]:
     """`x @ w` of a dense layer, `x [B,in]`, `w [in,out]`.
 
     For a small batch the weight gradient `xᵀ @ g` is 1.3-2x faster on CPU if `xᵀ` is written down

@@ -8,11 +8,13 @@ from typing import Any
 
 import flax.linen as nn
 import jax
+from jaxtyping import Float, Num, Shaped
 
 from fedjax_sim.errors import UserError
 from fedjax_sim.models.layers import Linear
 from fedjax_sim.models.narrow import full, kept
 from fedjax_sim.models.record import Model
+from fedjax_sim.types import Array, Key
 
 PROJECT = "project"
 WIDEST = 2**15  # so that a square matrix of this width is no larger than the largest layer
@@ -54,7 +56,7 @@ def with_projection(model: Model, width: int) -> Model:
         )
     width, place = int(width), model.groups.index(model.head_group)
 
-    def init(key: jax.Array) -> dict:
+    def init(key: Key) -> dict:
         net = model.init(key)
         head = net["params"][model.head_group]
         dtype = head["kernel"].dtype
@@ -72,12 +74,12 @@ def with_projection(model: Model, width: int) -> Model:
 
     def features(
         net: dict,
-        x: jax.Array,
+        x: Num[Array, " batch *shape"],
         *,
         train: bool = False,
-        mask: jax.Array | None = None,
+        mask: Shaped[Array, " batch"] | None = None,
         tap: Callable | None = None,
-    ) -> tuple[jax.Array, dict]:
+    ) -> tuple[Float[Array, "batch *time features"], dict]:
         z, stats = model.features(net, x, train=train, mask=mask, tap=tap)
         projected: Any = Linear(width, z.dtype, model.activations).apply(
             {"params": net["params"][PROJECT]}, z

@@ -13,12 +13,14 @@ from contextvars import ContextVar
 
 import jax
 
-_KEY: ContextVar[jax.Array | None] = ContextVar("randomness", default=None)
+from fedjax_sim.types import Key
+
+_KEY: ContextVar[Key | None] = ContextVar("randomness", default=None)
 _DROPOUT = 0xD409  # the step's own key is for augmentation and the objective
 
 
 @contextlib.contextmanager
-def randomness(key: jax.Array) -> Iterator[None]:
+def randomness(key: Key) -> Iterator[None]:
     """While this is traced, models draw from `key`."""
     token = _KEY.set(key)
     try:
@@ -27,7 +29,7 @@ def randomness(key: jax.Array) -> Iterator[None]:
         _KEY.reset(token)
 
 
-def dropout_key() -> jax.Array:
+def dropout_key() -> Key:
     """The key for Dropout; a fixed one where only shapes or costs are asked for, outside any
     step."""
     key = _KEY.get()

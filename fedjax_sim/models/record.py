@@ -9,9 +9,11 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jaxtyping import Float, Num, Shaped
 
 from fedjax_sim.errors import UserError
 from fedjax_sim.platform import run_once
+from fedjax_sim.types import Array, Key
 
 
 class Model(NamedTuple):
@@ -108,7 +110,7 @@ def functions_of(
     """(init, features, head) of a module with methods `features` and `head`, as a Model has
     them."""
 
-    def init(key: jax.Array) -> dict:
+    def init(key: Key) -> dict:
         # from shapes only: no forward pass is run
         variables = module.lazy_init(key, batch_of(shape, 2, dtype))
         return {
@@ -118,12 +120,12 @@ def functions_of(
 
     def features(
         net: dict,
-        x: jax.Array,
+        x: Num[Array, " batch *shape"],
         *,
         train: bool = False,
-        mask: jax.Array | None = None,
+        mask: Shaped[Array, " batch"] | None = None,
         tap: Callable | None = None,
-    ) -> tuple[jax.Array, dict]:
+    ) -> tuple[Float[Array, "batch *time features"], dict]:
         statistics = net.get("batch_stats", {})
         variables = {"params": net["params"], "batch_stats": statistics}
         if not (train and statistics):
@@ -136,14 +138,16 @@ def functions_of(
         )
         return out, new["batch_stats"]
 
-    def head(net: dict, features: jax.Array) -> jax.Array:
+    def head(
+        net: dict, features: Float[Array, "batch *time features"]
+    ) -> Float[Array, "batch *time classes"]:
         logits: Any = module.apply({"params": net["params"]}, features, method="head")
         return logits
 
     return init, features, head
 
 
-def with_group(model: Model, name: str, init: Callable[[jax.Array], dict]) -> Model:
+def with_group(model: Model, name: str, init: Callable[[Key], dict]) -> Model:
     """`model` with one more parameter group: a second head, an adjustment matrix, a policy network.
 
     init: (key) -> dict of arrays, the group's start. The other groups start exactly as without it,
@@ -168,7 +172,7 @@ def with_group(model: Model, name: str, init: Callable[[jax.Array], dict]) -> Mo
     if not (isinstance(start, dict) and jax.tree.leaves(start)):
         raise UserError(f"the start of group '{name}' must be a dict of arrays, not {start!r}")
 
-    def extended(key: jax.Array) -> dict:
+    def extended(key: Key) -> dict:
         net = model.init(key)
         own = init(jax.random.fold_in(key, zlib.crc32(name.encode())))
         return {**net, "params": {**net["params"], name: own}}
@@ -176,7 +180,7 @@ def with_group(model: Model, name: str, init: Callable[[jax.Array], dict]) -> Mo
     return model._replace(init=extended, groups=(*model.groups, name))
 
 
-def initial_weights(model: Model, key: jax.Array) -> dict:
+def initial_weights(model: Model, key: Key) -> dict:
     """`jax.jit(model.init)(key)` to the last bit, compiled for one use (LeNet-5: 0.8 instead of 4.2
     s of a processor).
 

@@ -19,16 +19,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jaxtyping import Float, Int, Shaped
 
 from fedjax_sim.errors import UserError
 from fedjax_sim.models.record import Model
+from fedjax_sim.types import Array, Key
 
-Array = jax.Array
 ONE_HOT = 512  # vocabularies up to this are embedded by products
 HEAD = "fc"
 
 
-def linear(key: Array, into: int, out: int, dtype: Any) -> dict[str, Array]:
+def linear(key: Key, into: int, out: int, dtype: Any) -> dict[str, Array]:
     """PyTorch's start of a linear layer."""
     first, second = jax.random.split(key)
     bound = 1 / math.sqrt(into)
@@ -36,13 +37,15 @@ def linear(key: Array, into: int, out: int, dtype: Any) -> dict[str, Array]:
     return {"kernel": draw(first, (into, out)), "bias": draw(second, (out,))}
 
 
-def apply(layer: dict[str, Array], x: Array) -> Array:
+def apply(layer: dict[str, Array], x: Float[Array, "*places into"]) -> Float[Array, "*places out"]:
     """x [..., in] @ kernel + bias, as one product of rows."""
     rows = x.reshape(-1, x.shape[-1])
     return (rows @ layer["kernel"] + layer["bias"]).reshape(*x.shape[:-1], -1)
 
 
-def embed(table: Array, x: Array) -> Array:
+def embed(
+    table: Float[Array, "tokens features"], x: Int[Array, "batch time"]
+) -> Float[Array, "batch time features"]:
     """table [V, e], x [B, T] -> [B, T, e]."""
     if table.shape[0] > ONE_HOT:
         return table[x]
@@ -55,29 +58,31 @@ def as_tokens_model(
     shape: tuple[int, ...],
     classes: int,
     width: int,
-    init: Callable[[Array], dict],
+    init: Callable[[Key], dict],
     hidden: Callable[[dict, Array], Array],
     groups: tuple[str, ...],
     places: bool,
 ) -> Model:
     """The record of a model whose `hidden(params, x)` is [B, T, d]."""
 
-    def start(key: Array) -> dict:
+    def start(key: Key) -> dict:
         params = init(key)
         return {"params": {g: params[g] for g in groups}, "batch_stats": {}}
 
     def features(
         net: dict,
-        x: Array,
+        x: Int[Array, "batch time"],
         *,
         train: bool = False,
-        mask: Array | None = None,
+        mask: Shaped[Array, " batch"] | None = None,
         tap: Callable | None = None,
-    ) -> tuple[Array, dict]:
+    ) -> tuple[Float[Array, "batch *time features"], dict]:
         found = hidden(net["params"], x.astype(jnp.int32))
         return (found if places else found[:, -1]), net.get("batch_stats", {})
 
-    def head(net: dict, features: Array) -> Array:
+    def head(
+        net: dict, features: Float[Array, "batch *time features"]
+    ) -> Float[Array, "batch *time classes"]:
         return apply(net["params"][HEAD], features)
 
     return Model(name, start, features, head, groups, HEAD, (HEAD,), width, classes, shape, ())
@@ -158,7 +163,7 @@ def build_lstm(
     """Embedding, `layers` LSTM layers of `width`, linear head."""
     names = tuple(f"lstm{i}" for i in range(1, layers + 1))
 
-    def init(key: Array) -> dict:
+    def init(key: Key) -> dict:
         keys = jax.random.split(key, layers + 2)
         params: dict[str, Any] = {
             "embed": {"table": jax.random.normal(keys[0], (vocabulary, embed_width), dtype)}
@@ -176,7 +181,7 @@ def build_lstm(
         params[HEAD] = linear(keys[-1], width, classes, dtype)
         return params
 
-    def hidden(params: dict, x: Array) -> Array:
+    def hidden(params: dict, x: Int[Array, "batch time"]) -> Float[Array, "batch time features"]:
         h = embed(params["embed"]["table"], x).swapaxes(0, 1)  # [T, B, e]
         for name in names:
             h = recur(apply(params[name], h), params[name]["recurrent"])
@@ -195,7 +200,9 @@ def normed(x: Array, layer: dict[str, Array] | None = None) -> Array:
     return unit if layer is None else unit * layer["scale"] + layer["shift"]
 
 
-def attend(qkv: Array, heads: int) -> Array:
+def attend(
+    qkv: Float[Array, "batch time three_features"], heads: int
+) -> Float[Array, "batch time features"]:
     """Causal attention: [B, T, 3d] -> [B, T, d]."""
     batch, length, wide = qkv.shape
     q, k, v = (
@@ -227,7 +234,7 @@ def build_transformer(
         )
     names = tuple(f"block{i}" for i in range(1, layers + 1))
 
-    def init(key: Array) -> dict:
+    def init(key: Key) -> dict:
         keys = jax.random.split(key, layers + 3)
         small = lambda key, shape: 0.02 * jax.random.normal(key, shape, dtype)
         params: dict[str, Any] = {
@@ -250,7 +257,7 @@ def build_transformer(
         params[HEAD] = linear(keys[-1], width, classes, dtype)
         return params
 
-    def hidden(params: dict, x: Array) -> Array:
+    def hidden(params: dict, x: Int[Array, "batch time"]) -> Float[Array, "batch time features"]:
         h = embed(params["embed"]["table"], x) + params["embed"]["place"]
         for name in names:
             p = params[name]

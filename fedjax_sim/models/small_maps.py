@@ -17,13 +17,14 @@ from __future__ import annotations
 
 from functools import cache
 
-import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float
 
 from fedjax_sim.models.pool import materialize, materialize_gradient
 from fedjax_sim.models.products import patch_product
 from fedjax_sim.models.winograd import toom_cook, transform
+from fedjax_sim.types import Array
 
 SIZES = (2, 4, 8)
 
@@ -60,12 +61,14 @@ def in_two_dimensions(matrix: np.ndarray) -> np.ndarray:
     return np.einsum("tpi,uqj->pqtuij", matrix, matrix).reshape(n * n * tiles * tiles, size * size)
 
 
-def fits_tiles(x: jax.Array, k: int, stride: int, pad: int) -> bool:
+def fits_tiles(x: Array, k: int, stride: int, pad: int) -> bool:
     """Whether `tiles_conv` computes this layer."""
     return (k, stride, pad) == (3, 1, 1) and x.shape[1] == x.shape[2] and x.shape[1] in SIZES
 
 
-def tiles_conv(x: jax.Array, w: jax.Array) -> jax.Array:
+def tiles_conv(
+    x: Float[Array, "batch height width channels"], w: Float[Array, "side side channels out"]
+) -> Float[Array, "batch _ _ out"]:
     """The 3x3 convolution with padding 1 of `x [B,H,H,ci]`, H = 2, 4 or 8, `w [3,3,ci,co]` ->
     `[B,H,H,co]`.
 

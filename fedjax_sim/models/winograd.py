@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 
-import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float
 
 from fedjax_sim.models.conv_forms import pad_to_blocks
 from fedjax_sim.models.pool import (
@@ -25,6 +25,7 @@ from fedjax_sim.models.pool import (
     relu_max,
 )
 from fedjax_sim.models.products import patch_product
+from fedjax_sim.types import Array
 
 POINTS = {
     4: (0.0, 1.0, -1.0),
@@ -51,7 +52,7 @@ def toom_cook(m: int, r: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return powers(m), powers(r), np.linalg.inv(powers(n)).T
 
 
-def combine(coefficients: Sequence[float] | np.ndarray, arrays: Sequence[jax.Array]) -> jax.Array:
+def combine(coefficients: Sequence[float] | np.ndarray, arrays: Sequence[Array]) -> Array:
     """`Σ c·a` without the terms whose coefficient is zero; constants take the arrays' dtype."""
     terms = [
         a if c == 1 else jnp.asarray(c, a.dtype) * a
@@ -64,12 +65,16 @@ def combine(coefficients: Sequence[float] | np.ndarray, arrays: Sequence[jax.Arr
     return total
 
 
-def transform(matrix: np.ndarray, x: jax.Array) -> jax.Array:
+def transform(matrix: np.ndarray, x: Array) -> Array:
     """`matrix @ x` along the first axis, as one exact GEMM (no TF32)."""
     return jnp.matmul(jnp.asarray(matrix, x.dtype), x, precision="highest")
 
 
-def winograd_pool(x: jax.Array, w: jax.Array, b: jax.Array) -> jax.Array:
+def winograd_pool(
+    x: Float[Array, "batch height width channels"],
+    w: Float[Array, "side side channels out"],
+    b: Float[Array, " out"],
+) -> Float[Array, "batch _ _ out"]:
     """`relu(max_pool2(conv(x, w) + b))` by F(2x2, kxk), k = 3 or 5, no padding.
 
     A tile is a pooling window: (k+1)² GEMMs `[B·h·v, ci] @ [ci, co]`, 2.8x (k=5) or 2.25x (k=3)

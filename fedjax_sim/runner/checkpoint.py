@@ -100,8 +100,8 @@ def _large(state: State, leaves: Sequence[Leaf]) -> list[bool]:
     """Which leaves are written in rows: big ones of the stacked client state."""
     stacked = jax.tree.leaves(
         state._replace(
-            t=False,
-            key=False,
+            t=False,  # type: ignore[arg-type]
+            key=False,  # type: ignore[arg-type]
             server=jax.tree.map(lambda _: False, state.server),
             clients=jax.tree.map(lambda _: True, state.clients),
             agent=jax.tree.map(lambda _: False, state.agent),

@@ -174,7 +174,7 @@ def export(
         "activations",
         "precision",
     )
-    about = {name: getattr(config, name) for name in kept} | dict(
+    about = {name: config.get(name) for name in kept} | dict(
         version=__version__,
         shape=list(data.shape),
         classes=data.classes,

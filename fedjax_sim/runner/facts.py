@@ -165,13 +165,9 @@ def mean_masks(setup: Setup, server: Tree) -> tuple[np.ndarray, ...]:
     start = jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), server)
     number = lambda v: np.asarray(v, sim.env.dtype)
     key = lambda i: jax.random.key_data(jax.random.key(i))
-    ctx = lambda i: Ctx(
-        np.int32(0),
-        key(i),
-        np.int32(0),
-        number(sim.env.epochs),
-        number(setup.experiment.training.lr),
-    )
+    rates: Any = number(sim.env.epochs), number(setup.experiment.training.lr)
+    none: Any = np.int32(0)
+    ctx = lambda i: Ctx(none, key(i), none, *rates)
     draws = [sim.method.plan(sim.open(sim.data), start, ctx(i)) for i in range(24)]
     return tuple(
         np.mean([np.asarray(getattr(p, side)) > 0 for p in draws], 0) for side in ("take", "send")

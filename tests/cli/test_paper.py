@@ -18,7 +18,7 @@ from fedjax_sim.methods import METHODS
 from fedjax_sim.papers import pictures, reading
 from fedjax_sim.papers.tables import SCALES, block_of, cell_of, find, paper_of, papers
 from fedjax_sim.runner.files import Lock
-from fedjax_sim.sweep.work import Shared
+from fedjax_sim.sweeps.work import Shared
 
 TABLES = [table for paper in papers().values() for table in paper.tables.values()]
 PROMISED = {

@@ -22,10 +22,10 @@ from paths import ROOT
 from fedjax_sim.cli.main import main
 from fedjax_sim.report.runs import load_runs
 from fedjax_sim.runner.files import Lock
-from fedjax_sim.sweep import local, on_ray, queue
-from fedjax_sim.sweep.folder import Folder, write_results
-from fedjax_sim.sweep.plan import jobs_of
-from fedjax_sim.sweep.table import Table, results
+from fedjax_sim.sweeps import local, on_ray, queue
+from fedjax_sim.sweeps.folder import Folder, write_results
+from fedjax_sim.sweeps.plan import jobs_of
+from fedjax_sim.sweeps.table import Table, results
 
 __all__ = ["empty_folder"]  # used by every test
 TINY = (
@@ -69,7 +69,7 @@ def test_the_grid_is_methods_times_settings_times_seeds():
     } == {"sac", "ppo"}
     assert {
         j.experiment.method.options.get("mu") for j in jobs if j.experiment.method.name == "fedprox"
-    } == {"0.1", "1", "5"}
+    } == {0.1, 1.0, 5.0}
     assert all(
         j.experiment.training.rounds == 3
         and j.experiment.data.data_seed == j.experiment.training.seed
@@ -467,12 +467,12 @@ def test_a_task_leaves_a_finished_run_without_checkpoints_alone(capsys):
 def test_a_killed_sweep_leaves_no_run_behind(tmp_path):
     """kill -9 of whoever started a run: it ends, so that the next sweep finds no lock."""
     inside = (
-        "import os, time; from fedjax_sim.sweep import queue; queue.end_with_parent();"
+        "import os, time; from fedjax_sim.sweeps import queue; queue.end_with_parent();"
         " print(os.getpid()); "
     )
     inside += "time.sleep(60)"
     outside = (
-        f"from fedjax_sim.sweep.queue import task; task([{sys.executable!r}, '-u', '-c',"
+        f"from fedjax_sim.sweeps.queue import task; task([{sys.executable!r}, '-u', '-c',"
         f" {inside!r}], 'log')"
     )
     parent = subprocess.Popen(

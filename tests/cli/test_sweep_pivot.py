@@ -12,9 +12,9 @@ from test_sweep import TINY, toml
 from fedjax_sim.cli.main import main
 from fedjax_sim.experiment.tree import flat_config
 from fedjax_sim.papers.pivot import Cell, Pivot
-from fedjax_sim.sweep import queue
-from fedjax_sim.sweep.folder import Folder, started, waits
-from fedjax_sim.sweep.plan import jobs_of
+from fedjax_sim.sweeps import queue
+from fedjax_sim.sweeps.folder import Folder, started, waits
+from fedjax_sim.sweeps.plan import jobs_of
 
 __all__ = ["empty_folder"]  # used by every test
 
@@ -181,4 +181,4 @@ def test_the_queue_waits_and_gives_up(tmp_path):
     queue.work_off(jobs, jobs, folder, Fails(), lambda running, changed: None)
     assert order == [jobs[0].name] and waits(jobs[1], folder)
     assert "before-a-s5, failed" in folder.why(jobs[1])
-    assert started(jobs[1], folder).start_from == f"{folder.run(jobs[0])}:server"
+    assert started(jobs[1], folder).model.start_from == f"{folder.run(jobs[0])}:server"

@@ -46,11 +46,11 @@ ALLOWED: dict[str, set[str]] = {
     "report": {"errors", "options", "experiment", "metrics.base", "__init__"}
     | {"runner.files", "runner.figures", "runner.run_directory"},
     "papers": {"errors", "options", "presets", "report", "runner.files", "runner.figures"},
-    "sweep": {"errors", "options", "experiment", "methods", "metrics.base", "presets", "papers"}
+    "sweeps": {"errors", "options", "experiment", "methods", "metrics.base", "presets", "papers"}
     | {"report", "runner"},
     "api": {"errors", "options", "experiment", "hooks", "report", "runner"},
     "cli": {"errors", "options", "experiment", "methods", "metrics.base", "transforms"}
-    | {"accelerators", "api", "papers", "presets", "report", "runner", "sweep", "__init__"},
+    | {"accelerators", "api", "papers", "presets", "report", "runner", "sweeps", "__init__"},
     "__main__": {"cli"},
     "__init__": BASICS  # the public names, and the version
     | {"api", "data", "engine", "experiment", "hooks", "methods", "metrics", "models", "runner"}
@@ -61,7 +61,7 @@ INSIDE_FUNCTIONS: dict[str, set[str]] = {
     "methods": {"agents"},
     "transforms": {"agents"},
     "engine": {"agents"},
-    "api": {"agents", "sweep"},
+    "api": {"agents", "sweeps"},
 }
 WITHOUT_JAX = (
     "report",

@@ -278,8 +278,8 @@ def test_a_damaged_profile_is_left_out(tmp_path):
 
 def test_a_long_field_in_the_rows_is_no_progress(swept, tmp_path):
     """The live table of a sweep reads rows that are being written, and whatever else lies there."""
-    from fedjax_sim.sweep.folder import Folder
-    from fedjax_sim.sweep.plan import jobs_of, read
+    from fedjax_sim.sweeps.folder import Folder
+    from fedjax_sim.sweeps.plan import jobs_of, read
 
     shutil.copytree(swept / "out", tmp_path / "out")
     folder, job = Folder(tmp_path / "out"), jobs_of(read(swept / "grid.toml"))[0]

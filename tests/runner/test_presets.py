@@ -12,7 +12,7 @@ from fedjax_sim.cli.settings import method_of, settings_of
 from fedjax_sim.experiment.given import experiment_of
 from fedjax_sim.methods import METHODS, make_method
 from fedjax_sim.presets import PRESETS
-from fedjax_sim.sweep.plan import jobs_of
+from fedjax_sim.sweeps.plan import jobs_of
 
 __all__ = ["empty_folder"]  # used by every test
 
@@ -82,23 +82,23 @@ def test_the_settings_of_the_papers():
 def test_they_have_the_constants_of_the_baselines():
     """A baseline under a paper's preset has that paper's constants, and nobody else's."""
     told = {
-        ("fedpolicy-cifar10", "fedprox"): {"mu": "0.01"},
-        ("fedpolicy-cifar100", "fedprox"): {"mu": "0.001"},
-        ("fedpolicy-cifar10", "ditto"): {"lam": "0.01"},
-        ("pfedrlla-cifar10", "ditto"): {"lam": "0.5", "personal_epochs": "5"},
-        ("pfedrlla-cifar10", "fedprox"): {"mu": "0.02"},
-        ("pfedrlla-cifar10", "fedamp"): {"lam": "5e-07", "alpha": "0.005", "sigma": "0.1"},
-        ("fedpam-mnist", "ditto"): {"lam": "1.0"},
-        ("fedpam-mnist", "fedrep"): {"head_epochs": "1"},
+        ("fedpolicy-cifar10", "fedprox"): {"mu": 0.01},
+        ("fedpolicy-cifar100", "fedprox"): {"mu": 0.001},
+        ("fedpolicy-cifar10", "ditto"): {"lam": 0.01},
+        ("pfedrlla-cifar10", "ditto"): {"lam": 0.5, "personal_epochs": 5},
+        ("pfedrlla-cifar10", "fedprox"): {"mu": 0.02},
+        ("pfedrlla-cifar10", "fedamp"): {"lam": 5e-07, "alpha": 0.005, "sigma": 0.1},
+        ("fedpam-mnist", "ditto"): {"lam": 1.0},
+        ("fedpam-mnist", "fedrep"): {"head_epochs": 1},
     }
     for (name, method), wanted in told.items():
-        assert config("run", method, "--preset", name).options == wanted, (name, method)
+        assert config("run", method, "--preset", name).method.options == wanted, (name, method)
     # a setting of the run may be one method's alone
-    assert config("run", "fedfomo", "--preset", "fedpam-mnist").val_fraction == 0.2
-    assert config("run", "ditto", "--preset", "fedpam-mnist").val_fraction != 0.2
+    assert config("run", "fedfomo", "--preset", "fedpam-mnist").data.val_fraction == 0.2
+    assert config("run", "ditto", "--preset", "fedpam-mnist").data.val_fraction != 0.2
     both = {"preset": "fedpam-mnist", "methods": ["fedfomo", "ditto"], "settings": {"rounds": 1}}
     fomo, ditto = (job.experiment for job in jobs_of(both))
-    assert (fomo.val_fraction, ditto.options) == (0.2, {"lam": "1.0"})
+    assert (fomo.data.val_fraction, ditto.method.options) == (0.2, {"lam": 1.0})
 
 
 def test_whatever_is_typed_wins():

@@ -14,7 +14,7 @@ from fedjax_sim.experiment.given import OF_THE_COMMAND, experiment_of, key_of, s
 from fedjax_sim.methods import METHODS, make_method, options_in
 from fedjax_sim.papers.tables import Line, Paper, Table, papers
 from fedjax_sim.presets import preset
-from fedjax_sim.sweep.plan import Job, as_text, digits_of, handed_over
+from fedjax_sim.sweeps.plan import Job, as_text, digits_of, handed_over
 
 SHOWN_ASIDE = {
     "data_dir",

@@ -56,8 +56,8 @@ def settings(args: argparse.Namespace) -> dict[str, Any]:
 def run(args: argparse.Namespace) -> int:
     from fedjax_sim.cli.paper.cells import Choice, Planner, jobs_in
     from fedjax_sim.cli.paper.show import show
-    from fedjax_sim.sweep.folder import FAILED
-    from fedjax_sim.sweep.work import Shared, work_here
+    from fedjax_sim.sweeps.folder import FAILED
+    from fedjax_sim.sweeps.work import Shared, work_here
 
     lookup("scale", args.scale, dict.fromkeys(SCALES, ""))
     choice = Choice(args.scale, args.rows, args.cols, args.seeds, settings(args))

@@ -15,9 +15,9 @@ from fedjax_sim.papers.tables import Table
 from fedjax_sim.report.groups import Group
 from fedjax_sim.report.runs import Run, load_run
 from fedjax_sim.runner.files import write_bytes, write_json
-from fedjax_sim.sweep.folder import FAILED
-from fedjax_sim.sweep.plan import Job
-from fedjax_sim.sweep.work import Shared
+from fedjax_sim.sweeps.folder import FAILED
+from fedjax_sim.sweeps.plan import Job
+from fedjax_sim.sweeps.work import Shared
 
 
 class Found:

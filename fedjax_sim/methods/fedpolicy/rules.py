@@ -109,7 +109,8 @@ def boxes(text: str, taken: bool = False, clauses: int = 0) -> Boxes:
             low[v, c] = -np.inf
             for name, (least, most) in clause.items():
                 low[v, c, KNOWN.index(name)], high[v, c, KNOWN.index(name)] = least, most
-    return Boxes(low, high, np.asarray(rule["discount"]), np.asarray(float(taken)))
+    arrays: Any = low, high, np.asarray(rule["discount"]), np.asarray(float(taken))
+    return Boxes(*arrays)
 
 
 def decide(rule: Boxes, seen: Array, chance: Array) -> Array:

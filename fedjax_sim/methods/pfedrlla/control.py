@@ -114,7 +114,7 @@ class Mixer(Settings):
         found = rewards.terms(report.mixed, report.before, action, report.wanted, target, self.r3)
         return self.beta1 * found[0] + self.beta2 * found[1] + self.beta3 * found[2]
 
-    def target_of(self, old: Server, server: Server) -> Array:
+    def target_of(self, old: Server, server: Server) -> Array | float:
         """acc_tar; following: as it was before this round, which in round 1 is that of the round
         itself."""
         return (

@@ -211,7 +211,7 @@ class Mhae(nn.Module):
 
     def __call__(self, x: Array) -> Array:
         for layer in (*self.down, *self.up):
-            x = layer(x)
+            x = layer(x)  # type: ignore[assignment]
         return x
 
 

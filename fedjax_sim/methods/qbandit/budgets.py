@@ -71,9 +71,11 @@ def read_budgets(given: Any, clients: int, groups: int) -> Budgets:
 
 
 def stacked(rows: list[tuple[float, int]]) -> Budgets:
-    return Budgets(
-        np.array([c for c, _ in rows], np.float64), np.array([b for _, b in rows], np.int32)
+    columns: Any = (
+        np.array([c for c, _ in rows], np.float64),
+        np.array([b for _, b in rows], np.int32),
     )
+    return Budgets(*columns)
 
 
 def read_file(path: str | pathlib.Path) -> list[tuple[str, str]]:

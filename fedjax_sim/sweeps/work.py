@@ -15,8 +15,8 @@ from fedjax_sim.runner.facts import facts
 from fedjax_sim.runner.files import InUse, Lock, write_json
 from fedjax_sim.runner.many import Federations, ready, run_all
 from fedjax_sim.runner.profile import stage_seconds
-from fedjax_sim.sweep.folder import DONE, FAILED, Folder, started
-from fedjax_sim.sweep.plan import Job
+from fedjax_sim.sweeps.folder import DONE, FAILED, Folder, started
+from fedjax_sim.sweeps.plan import Job
 
 EVERY = 5.0  # seconds between two looks at what other processes do
 REPEATS = 3  # of a profile

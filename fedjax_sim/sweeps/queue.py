@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
-from fedjax_sim.sweep.folder import Folder, waits, write_results
-from fedjax_sim.sweep.plan import Job
+from fedjax_sim.sweeps.folder import Folder, waits, write_results
+from fedjax_sim.sweeps.plan import Job
 
 EVERY = 0.5  # seconds between two looks
 PARENT = "FEDJAX_SIM_PARENT"  # in the environment of a run: the process that started it

@@ -10,8 +10,8 @@ from fedjax_sim.options import names, shown
 from fedjax_sim.papers import reading
 from fedjax_sim.papers.pivot import Cell, Pivot
 from fedjax_sim.report.runs import Run, load_run
-from fedjax_sim.sweep.folder import DONE, Folder
-from fedjax_sim.sweep.plan import Job, as_text
+from fedjax_sim.sweeps.folder import DONE, Folder
+from fedjax_sim.sweeps.plan import Job, as_text
 
 METHOD = "method"
 READINGS = (

@@ -23,7 +23,7 @@ from fedjax_sim.report.runs import write_order
 from fedjax_sim.report.tables import figures_of
 from fedjax_sim.runner import run_directory
 from fedjax_sim.runner.files import Lock, csv_bytes, read_csv, write_bytes, write_json
-from fedjax_sim.sweep.plan import Job, as_text
+from fedjax_sim.sweeps.plan import Job, as_text
 
 DONE, FAILED, DAMAGED, BEGUN, WAITING = "done", "failed", "damaged", "begun", "waiting"
 

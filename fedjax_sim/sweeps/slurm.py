@@ -13,8 +13,8 @@ from collections.abc import Sequence
 
 from fedjax_sim.errors import UserError
 from fedjax_sim.runner.files import write_bytes
-from fedjax_sim.sweep.folder import Folder
-from fedjax_sim.sweep.plan import Job
+from fedjax_sim.sweeps.folder import Folder
+from fedjax_sim.sweeps.plan import Job
 
 
 def ranges(numbers: Sequence[int]) -> str:

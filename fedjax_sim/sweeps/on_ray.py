@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedjax_sim.errors import UserError
-from fedjax_sim.sweep.folder import Folder
-from fedjax_sim.sweep.plan import Job
-from fedjax_sim.sweep.queue import task
+from fedjax_sim.sweeps.folder import Folder
+from fedjax_sim.sweeps.plan import Job
+from fedjax_sim.sweeps.queue import task
 
 
 class OnRay:

@@ -10,8 +10,8 @@ from typing import Any
 
 from fedjax_sim.report.text import columns, duration
 from fedjax_sim.runner.sinks import json_line
-from fedjax_sim.sweep.folder import DAMAGED, DONE, FAILED, Folder
-from fedjax_sim.sweep.plan import Job, as_text
+from fedjax_sim.sweeps.folder import DAMAGED, DONE, FAILED, Folder
+from fedjax_sim.sweeps.plan import Job, as_text
 
 MOST_ROWS = 20
 
