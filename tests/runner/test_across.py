@@ -97,7 +97,8 @@ def test_the_trained_policy_is_used_frozen(trained):
     np.testing.assert_array_equal(kept, np.float32(whole["parameters"]))
     problem = evolve.Problem(over, config, Length(4, last=2))
     sim = evolve.prepare(config, fed=fed, measure=False).simulation
-    draw = evolve.episodes.draws(sim.stages, [fed], [fed.num_clients], [facts.participants])
+    clients = np.array([fed.num_clients])
+    draw = evolve.episodes.draws(sim.stages, [fed], clients, [facts.participants])
     episode = make_episode(sim, problem.length, parts="agent.parameters")
     scores = jax.jit(episode)(jnp.asarray(kept), only(draw, 0), seed_key(2))
     rows = [row for row in result.rows if row["round"] in (2, 4)]
