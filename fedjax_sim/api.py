@@ -11,7 +11,7 @@ from typing import Any
 
 from fedjax_sim.errors import UserError, lookup
 from fedjax_sim.experiment import Experiment
-from fedjax_sim.experiment.given import OF_THE_COMMAND, experiment_of, read_entry
+from fedjax_sim.experiment.given import OF_THE_COMMAND, experiment_of, layered, read_entry
 from fedjax_sim.experiment.imports import load_file
 from fedjax_sim.experiment.settings import FOLLOW, NEVER, Data
 from fedjax_sim.experiment.tree import SETTINGS
@@ -68,23 +68,23 @@ def asked(
             "method is a name or a Method, such as fedjax_sim.FedProx(mu=0.1), not"
             f" {shown(repr(method))}"
         )
-    told = dict(settings)
+    chosen = dict(settings)
     for name in ("model", "optimizer", "loss"):
         if isinstance(objects.get(name), str):
-            told[name] = objects.pop(name)
+            chosen[name] = objects.pop(name)
     given = Objects(method=method if isinstance(method, Method) else None, **objects)
-    beside = [name for name in OF_DATA if told.get(name) is not None]
+    beside = [name for name in OF_DATA if chosen.get(name) is not None]
     if given.fed is not None and beside:
         raise UserError(
-            f"{beside[0]}={told[beside[0]]!r} says which data to load, but fed= gives them; leave"
+            f"{beside[0]}={chosen[beside[0]]!r} says which data to load, but fed= gives them; leave"
             " one out"
         )
-    options = "model_options" in told or any(name.startswith("model.") for name in told)
+    options = "model_options" in chosen or any(name.startswith("model.") for name in chosen)
     if given.model is not None and options:
         raise UserError(
             "model_options belong to a model given by name, but model= is an object; leave one out"
         )
-    return experiment_of(method, told, others), given
+    return experiment_of(method, chosen, others), given
 
 
 def set_up(
@@ -216,11 +216,14 @@ class Comparison:
 
     def _repr_html_(self) -> str:
         """The same in a notebook: a table, and below it what a reader must not miss."""
-        told = self.summaries
-        said = [*text.rows_lines(told), *(line for s in told for line in text.warnings(s))]
+        summaries = self.summaries
+        said = [
+            *text.rows_lines(summaries),
+            *(line for s in summaries for line in text.warnings(s)),
+        ]
         lines = [html.escape(line) for line in (*said, *text.differing_lines(self.differs))]
         below = f"<p>{'<br>'.join(lines)}</p>" if lines else ""
-        return as_html(text.results_cells(told)) + below
+        return as_html(text.results_cells(summaries)) + below
 
     @property
     def summaries(self) -> list[dict[str, Any]]:
@@ -234,8 +237,8 @@ class Comparison:
     def table(self) -> Rows:
         """A row per entry and seed: every figure of its summary."""
         head = lambda entry, result: dict(method=entry, seed=result.summary["seed"])
-        told = zip(self.entries, self.results, strict=True)
-        return Rows(head(entry, result) | figures_of(result.summary) for entry, result in told)
+        pairs = zip(self.entries, self.results, strict=True)
+        return Rows(head(entry, result) | figures_of(result.summary) for entry, result in pairs)
 
     def to_pandas(self) -> Any:
         return self.table().to_pandas()
@@ -250,16 +253,18 @@ def differing(setups: Mapping[str, Setup]) -> dict[str, dict[str, Any]]:
     not: settings of the run, and the options of methods of one kind."""
     apart = ("method", "options", "seed", "data_seed", "schedule_rounds")  # named by the entry
     keys = [k for k, (_, _, one, _) in SETTINGS.items() if one.hashed != NEVER and k not in apart]
-    told = {key: {e: setup.experiment.flat()[key] for e, setup in setups.items()} for key in keys}
+    differs = {
+        key: {e: setup.experiment.flat()[key] for e, setup in setups.items()} for key in keys
+    }
     methods = {entry: setup.simulation.method for entry, setup in setups.items()}
     for kind in dict.fromkeys(map(type, methods.values())):
         alike = {entry: method for entry, method in methods.items() if type(method) is kind}
         name = next(iter(alike.values())).name
         for one in dataclasses.fields(kind):  # type: ignore[arg-type]
             values = {entry: getattr(method, one.name) for entry, method in alike.items()}
-            told.setdefault(f"{name}.{one.name}", values)
+            differs.setdefault(f"{name}.{one.name}", values)
     return {
-        name: values for name, values in told.items() if len(set(map(repr, values.values()))) > 1
+        name: values for name, values in differs.items() if len(set(map(repr, values.values()))) > 1
     }
 
 
@@ -283,15 +288,15 @@ def set_ups(
     asks: dict[str, Any] = {}
     hashes: dict[str, str] = {}
     for entry, method, own in read:
-        told = {**settings, **own}
-        experiment, given = asked(method, told, others, **objects)
+        chosen = layered(settings, own)
+        experiment, given = asked(method, chosen, others, **objects)
         folder = comparison.folder_of(entry)
         same = hashes.get(experiment.hash()) or hashes.get(folder)
         if entry in asks or (same is not None and isinstance(method, str)):
             same = same or entry
             raise UserError(f"'{same}' and '{entry}' are the same run; compare names each once")
         hashes |= {experiment.hash(): entry, folder: entry}
-        follow = told.get("data_seed") == FOLLOW
+        follow = chosen.get("data_seed") == FOLLOW
         asks[entry] = many.for_seeds(experiment, seeds, mode, follow), given
     return {
         entry: [make(one, given) for one in several] for entry, (several, given) in asks.items()

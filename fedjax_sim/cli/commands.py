@@ -226,7 +226,11 @@ def train(args: argparse.Namespace) -> int:
         trained = trained.inner
     if not hasattr(trained, "agent"):
         able = [name for name in METHODS if controlled(name)]
-        able += [f"any --transform {n}" for n in TRANSFORMS if hasattr(transform_class(n), "agent")]
+        able += [
+            f"or any method with --transform {n}"
+            for n in TRANSFORMS
+            if hasattr(transform_class(n), "agent")
+        ]
         raise UserError(f"method '{method}' has no agent to train; allowed: {', '.join(able)}")
     if not args.out:
         args.out = str(output_directory(args, f"train-{method}", experiment))

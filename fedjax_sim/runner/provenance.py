@@ -31,16 +31,16 @@ def found_data(fed: Federation, custom: bool) -> Found:
 
 def with_data(experiment: Experiment, found: Found, fed: Federation) -> Experiment:
     """`experiment` as its data are: where they were given, settings for loading mean nothing."""
-    told: dict[str, Any] = dict(clients=fed.num_clients)
+    changed: dict[str, Any] = dict(clients=fed.num_clients)
     if found.custom_data:
-        told |= dict.fromkeys(("partition", "protocol", "norm"), GIVEN)
-        told |= dict.fromkeys(("server_val", "val_fraction", "data_dir"))
-        told |= dict(download=False, dataset=fed.name, task=AUTO)
+        changed |= dict.fromkeys(("partition", "protocol", "norm"), GIVEN)
+        changed |= dict.fromkeys(("server_val", "val_fraction", "data_dir"))
+        changed |= dict(download=False, dataset=fed.name, task=AUTO)
     elif experiment.data.partition == PARTITION:  # data without classes have others, as described
-        told["partition"] = next(
+        changed["partition"] = next(
             (p for p in ("column:client", "iid") if f", {p}, " in fed.description), PARTITION
         )
-    return experiment.replace(**told)
+    return experiment.replace(**changed)
 
 
 def with_method(experiment: Experiment, found: Found, method: Method) -> tuple[Experiment, Found]:

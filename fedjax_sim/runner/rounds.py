@@ -80,8 +80,8 @@ def steps_of(setup: Setup) -> Iterator[Step]:
         state, data = layouts.place(sim.layout, setup.first_state(), sim.data)
     for number in range(1, train.rounds + 1):
         with floats(dtype):  # not around the yield: what the caller does there is its own
-            state, *told = program(state, data)
-        log, ids, ok, weights, nets = layouts.as_numpy(told)
+            state, *results = program(state, data)
+        log, ids, ok, weights, nets = layouts.as_numpy(results)
         recorder.add_rounds({name: value[None] for name, value in log.items()}, 1)
         uploads = jax.tree.map(lambda a: a[ok], nets)
         yield Step(number, ids[ok], uploads, weights[ok], recorder.rounds[-1], state, setup)

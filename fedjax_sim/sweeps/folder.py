@@ -116,9 +116,12 @@ class Folder:
     def _other(self, job: Job) -> str:
         """Why what lies in the run's directory is not of this run; '' if it is."""
         try:
-            told = json.loads(self._owned(job).read_text())
+            record = json.loads(self._owned(job).read_text())
             config = json.loads((self.run(job) / run_directory.CONFIG).read_bytes())
-            same = (told["digits"], told["config_hash"]) == (job.digits, config.get("config_hash"))
+            same = (record["digits"], record["config_hash"]) == (
+                job.digits,
+                config.get("config_hash"),
+            )
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             same = False
         name = shown(str(self.run(job)), 200)
@@ -169,10 +172,10 @@ class Folder:
             files = run_directory.verified(run)
             if other := self._other(job):
                 return End({}, other)
-            told = json.loads(
+            summary = json.loads(
                 files.get(run_directory.SUMMARY, b'{"rounds": 0}')
             )  # not named: of before it was extended
-            return End(told if int(told["rounds"]) >= job.experiment.training.rounds else {})
+            return End(summary if int(summary["rounds"]) >= job.experiment.training.rounds else {})
         except UserError as problem:
             return End({}, str(problem))
         except (ValueError, KeyError, TypeError, RecursionError):

@@ -62,8 +62,8 @@ def pivots(jobs: Sequence[Job], folder: Folder, text: str, read: str = "") -> li
     """One table per combination of what is neither a row nor a column."""
     wanted = names(text)
     mine = [job for job in jobs if not any(other.before is job for other in jobs)]
-    told = told_apart(mine)
-    known = {name: "" for one in told for name in one}
+    facts_of = told_apart(mine)
+    known = {name: "" for one in facts_of for name in one}
     if len(wanted) != 2 or wanted[0] == wanted[1]:
         raise UserError(
             f"--pivot '{shown(text)}' names no rows and columns; use two of {', '.join(known)}, as"
@@ -75,7 +75,7 @@ def pivots(jobs: Sequence[Job], folder: Folder, text: str, read: str = "") -> li
     loaded = {job.name: load_run(folder.run(job)) for job in mine if folder.status(job) == DONE}
     read = read_of(read, list(loaded.values()))
     tables: dict[tuple[tuple[str, str], ...], dict[tuple[str, str], list[Job]]] = {}
-    for job, one in zip(mine, told, strict=True):
+    for job, one in zip(mine, facts_of, strict=True):
         rest = tuple((k, v) for k, v in one.items() if k not in (row, col))
         tables.setdefault(rest, {}).setdefault((one.get(row, "–"), one.get(col, "–")), []).append(
             job

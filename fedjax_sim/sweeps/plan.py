@@ -58,7 +58,7 @@ class Job:
     """One run of a sweep."""
 
     index: int
-    name: str  # of its folder: method, what it is told by entry and grid, seed
+    name: str  # of its folder: method, what it is given by entry and grid, seed
     experiment: Experiment
     point: dict[str, Any]  # the grid's settings that it has
     digits: str = ""  # of everything that decides what it is
@@ -163,9 +163,9 @@ def befores(
                 f'[before.{shown(name)}] needs a method, for example method = "fedpolicy"'
             )
         method, own = read_entry(table["method"])
-        told = layered(base(method), {"seed": seeds_of(data)[0]}, flattened(table), own)
-        told = {n: v for n, v in told.items() if n not in ("method", "start_from")}
-        experiment = experiment_of(method, told, {*others, method}, OF_THE_COMMAND)
+        chosen = layered(base(method), {"seed": seeds_of(data)[0]}, flattened(table), own)
+        chosen = {n: v for n, v in chosen.items() if n not in ("method", "start_from")}
+        experiment = experiment_of(method, chosen, {*others, method}, OF_THE_COMMAND)
         digits = digits_of([experiment.hash(), experiment.training.rounds])
         same = next((job for job in out.values() if job.digits == digits), None)
         word = re.sub(r"[^\w.+-]", "_", f"before-{name[:60]}-s{experiment.training.seed}")
@@ -205,8 +205,8 @@ def jobs_of(data: Mapping[str, Any]) -> list[Job]:
     first = befores(data, lambda method: layered(usual(method), settings), METHODS)
     found: dict[str, Job] = {job.digits: job for job in first.values()}
     for (method, own), point, seed in itertools.product(read_entries, grid, seeds_of(data)):
-        told = layered(usual(method), {"seed": seed}, settings, point, own)
-        job = job_of(len(found), method, told, point, own, others, first)
+        chosen = layered(usual(method), {"seed": seed}, settings, point, own)
+        job = job_of(len(found), method, chosen, point, own, others, first)
         found.setdefault(job.digits, job)
         if len(found) > MOST_RUNS:
             raise UserError(f"the sweep has more than {MOST_RUNS} runs; make the grid smaller")
@@ -216,17 +216,17 @@ def jobs_of(data: Mapping[str, Any]) -> list[Job]:
 def job_of(
     index: int,
     method: str,
-    told: dict[str, Any],
+    chosen: dict[str, Any],
     point: Mapping[str, Any],
     own: Mapping[str, str],
     others: Collection[str],
     first: Mapping[str, Job],
 ) -> Job:
-    """One run. told: all of its settings, of which `point` are the grid's, `own` the entry's."""
-    before, parts = source(str(told.get("start_from", "")), first)
+    """One run. chosen: all of its settings, of which `point` are the grid's, `own` the entry's."""
+    before, parts = source(str(chosen.get("start_from", "")), first)
     if before is not None:
-        del told["start_from"]
-    experiment = experiment_of(method, told, others, OF_THE_COMMAND)
+        del chosen["start_from"]
+    experiment = experiment_of(method, chosen, others, OF_THE_COMMAND)
     # what the hash leaves out decides nothing, unless somebody sweeps over it
     swept = {key for key in map(key_of, point) if key in SETTINGS}
     also = {k: str(experiment.get(k)) for k in swept if SETTINGS[k][2].hashed == NEVER}

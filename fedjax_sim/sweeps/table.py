@@ -102,11 +102,11 @@ def results(jobs: Sequence[Job], folder: Folder) -> str:
     if ended:
         head, rows = tables.written(grouped(load_runs(ended)), "±", "{} *")
         signs = {tables.NOTHING: "no such figure", tables.NEVER: "never reached"}
-        told = [
+        legend = [
             f"{sign} {text}" for sign, text in signs.items() if any(sign in row[1:] for row in rows)
         ]
         parts.append(
-            columns([head, *rows]) + "\n" + "; ".join(["* the best of its setting", *told])
+            columns([head, *rows]) + "\n" + "; ".join(["* the best of its setting", *legend])
         )
     for status in (FAILED, DAMAGED):
         parts += [

@@ -90,14 +90,14 @@ class Worker:
 def write_profile(setup: Any, place: pathlib.Path) -> None:
     """profile.json: seconds of the parts of a round, and bytes per client."""
     sizes, several = facts(setup), setup.participation.high
-    told = dict(
+    record = dict(
         method=setup.experiment.method.name,
         config=setup.experiment.flat(),
         seconds=stage_seconds(setup, REPEATS),
         bytes={way: sizes[way] / several for way in ("down", "up")},
     )
     place.mkdir(parents=True, exist_ok=True)
-    write_json(place / "profile.json", told)
+    write_json(place / "profile.json", record)
 
 
 def work_here(

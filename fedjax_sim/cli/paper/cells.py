@@ -62,8 +62,10 @@ def merged(
 def planned(method: str, settings: Mapping[str, Any]) -> Experiment:
     """The run in its plainest form, so that the same run has the same name however it was
     described."""
-    told = {name: value for name, value in settings.items() if name not in ("seeds", "start_from")}
-    experiment = experiment_of(method, told, METHODS, OF_THE_COMMAND)
+    chosen = {
+        name: value for name, value in settings.items() if name not in ("seeds", "start_from")
+    }
+    experiment = experiment_of(method, chosen, METHODS, OF_THE_COMMAND)
     options, loss = experiment.method.options, experiment.training.loss
     made = make_method(method, **options)
     changed = options_in(made) or {}
@@ -99,9 +101,9 @@ class Planner:
         across: Line | None,
         kind: str = "run",
     ) -> Job:
-        told = scoped(method, settings)
-        experiment = planned(method, told | {"seed": seed})
-        source = str(told.get("start_from", ""))
+        mine = scoped(method, settings)
+        experiment = planned(method, mine | {"seed": seed})
+        source = str(mine.get("start_from", ""))
         if not source.startswith("@"):
             return job_of(experiment.replace(start_from=source or None), kind)
         name, _, parts = source[1:].partition(":")
@@ -164,10 +166,10 @@ class Planner:
 
 def differences(method: str, used: Mapping[str, Any], theirs: Mapping[str, Any]) -> Iterator[str]:
     """'rounds 100 (500)' for every setting that is not the published one."""
-    ours, told = scoped(method, used), scoped(method, theirs)
-    for name in dict.fromkeys([*ours, *told]):
+    ours, published = scoped(method, used), scoped(method, theirs)
+    for name in dict.fromkeys([*ours, *published]):
         owner = name.partition(".")[0]
-        mine, other = (as_text(s[name]) if name in s else "" for s in (ours, told))
+        mine, other = (as_text(s[name]) if name in s else "" for s in (ours, published))
         if (
             mine != other
             and name not in SHOWN_ASIDE

@@ -228,12 +228,12 @@ def show(
         folder.path.mkdir(parents=True, exist_ok=True)
         files = folder.path / f"{stem}.md", folder.path / f"{stem}.json"
         write_bytes(files[0], made.as_markdown().encode())
-        told = made.as_json() | dict(
+        record = made.as_json() | dict(
             table=table.name,
             scale=choice.scale,
             also=also(table, cells, found),
             runs=runs_of(cells),
         )
-        write_json(files[1], told)
+        write_json(files[1], record)
         written += files
     commands.say(f"written: {', '.join(map(str, written))}")
