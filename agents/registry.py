@@ -147,8 +147,7 @@ def make(
     'q_bandit'
     >>> make("sca", 13, 36)
     Traceback (most recent call last):
-    ValueError: unknown agent 'sca'; did you mean 'sac'? (allowed: a2c, ddpg, dqn, fixed, ppo,
-    q_bandit, ...)
+    ValueError: unknown agent 'sca'; did you mean 'sac'? (allowed: a2c, ddpg, dqn, evolved, ...)
     """
     agent, allowed = kind(name), options(name)
     for option in hyper:

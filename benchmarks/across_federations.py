@@ -298,8 +298,8 @@ def transfer(args: argparse.Namespace) -> None:
             f"dirichlet:0.05..0.5, clients:20, participation:0.2, examples:120, {data}, side:0,"
             " test:350"
         )
-        config = dataclasses.replace(
-            CONFIG, model=model, model_options={}, data_dir=args.data_dir, rounds=args.rounds
+        config = CONFIG.replace(
+            model=model, model_options={}, data_dir=args.data_dir, rounds=args.rounds
         )
         problem = Problem(over, config, Length(args.rounds), args.seed, args.data_dir)
         table = Table(problem, 2, args.federations)
@@ -336,19 +336,20 @@ def selection(args: argparse.Namespace) -> None:
     start_jax(CONFIG)
     base = dict(method="fedavg", options={})
     lane = np.float32(told["parameters"])[None]
+    alone = lambda feature: 10 * np.eye(lane.shape[1], dtype=np.float32)[[feature]]
+    policy = base | dict(transforms=("agent_selection:agent=evolved",))
     ways = {
         "uniform": (base, None),
         "power of choice": (base | dict(transforms=("power_of_choice",)), None),
-        "trained across federations": (
-            base | dict(transforms=("agent_selection:agent=evolved",)),
-            lane,
-        ),
+        "longest away first": (policy, alone(3)),  # rules: a weight on one feature alone
+        "most even labels first": (policy, alone(4)),
+        "trained across federations": (policy, lane),
     }
     for suite, data in {"other seeds": "mnist|fashion_mnist", "CIFAR-10": "cifar10"}.items():
         problem = Problem(
             parse_over(f"{SELECTION}, data:{data}"),
-            dataclasses.replace(CONFIG, data_dir=args.data_dir),
-            Length(CONFIG.rounds),
+            CONFIG.replace(data_dir=args.data_dir),
+            Length(CONFIG.training.rounds),
             args.seed,
             args.data_dir,
         )
@@ -384,7 +385,7 @@ def speed(args: argparse.Namespace) -> None:
     over = parse_over(
         "dirichlet:0.1..0.5, clients:30, participation:0.17, examples:40, data:digits, test:300"
     )
-    problem = Problem(over, CONFIG, Length(CONFIG.rounds))
+    problem = Problem(over, CONFIG, Length(CONFIG.training.rounds))
     sim = problem.simulation()
     plain = episodes.make_episode(sim, problem.length, parts="agent.parameters")
     across = episodes.make_episode(
@@ -430,7 +431,7 @@ def cycles(args: argparse.Namespace) -> None:
     over = parse_over(
         "dirichlet:0.1..0.5, clients:30, participation:0.17, examples:40, data:digits, test:300"
     )
-    problem = Problem(over, CONFIG, Length(CONFIG.rounds))
+    problem = Problem(over, CONFIG, Length(CONFIG.training.rounds))
     rows = []
     for policies in (1, 128, 1024):
         with lowering_for(device.platform):
@@ -455,7 +456,8 @@ def cycles(args: argparse.Namespace) -> None:
         shapes = library().abstract(states, there), library().abstract(draw, there)
         compiled = library().compile_for(device, rounds, shapes)
         root = hlo.tree(hlo.parse(compiled.as_text()))
-        steps = round(CONFIG.epochs * -(-over.most_examples // int(CONFIG.batch_size)))
+        at = CONFIG.training
+        steps = round(at.epochs * -(-over.most_examples // int(at.batch_size)))
         hlo.fill(root, steps)
         cost = hlo.total(root)
         rows.append(dict(device=args.device, policies=policies, steps=steps))

@@ -250,25 +250,21 @@ def fill(table: Table, oracle_seeds: int) -> None:
 
 
 def main(given: list[str] | None = None) -> None:
-    arguments = sys.argv[1:] if given is None else given
+    first = argparse.ArgumentParser(add_help=False)
+    first.add_argument("--system", choices=SYSTEMS, default="fedpolicy")
+    chosen, rest = first.parse_known_args(given)
+    if chosen.system != "fedpolicy":
+        raise SystemExit(importlib.import_module(f"benchmarks.headroom_{chosen.system}").main(rest))
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--system", choices=SYSTEMS, default="fedpolicy")
     parser.add_argument("--scale", choices=tuple(SCALES), default="small")
     parser.add_argument("--data-dir", default=None)
     parser.add_argument("--out", default="docs/results", help="folder of headroom.json and .md")
     parser.add_argument("--work", default=None, help="folder of the finished runs; default: --out")
     parser.add_argument("--oracle-seeds", type=int, default=10)
     parser.add_argument("--only-page", action="store_true", help="write from what is finished")
-    args, rest = parser.parse_known_args(arguments)
-    if args.system != "fedpolicy":
-        module = importlib.import_module(f"benchmarks.headroom_{args.system}")
-        kept = [a for a in arguments if a not in ("--system", args.system)]
-        module.main(kept)
-        return
-    if rest:
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    args = parser.parse_args(rest)
     out, work = pathlib.Path(args.out), pathlib.Path(args.work or args.out)
     table = Table(SCALES[args.scale], args.data_dir, work / f"headroom-{args.scale}.jsonl")
     if not args.only_page:

@@ -135,8 +135,10 @@ def measure(args: argparse.Namespace, path: pathlib.Path) -> dict[str, Any]:
             fixed = Fixed(scale, feds[0])
             others = range(TUNING, TUNING + scale["tuning"])
             tuning = list(federations(scale, name, args.data_dir, others))
-            told = there.setdefault("told", best_fixed(scale, tuning, fixed))
-            told = [(float(c), int(b)) for c, b in told]
+            if "told" not in there:
+                there["told"] = best_fixed(scale, tuning, fixed)
+                small.write(path, found)
+            told = [(float(c), int(b)) for c, b in there["told"]]
             there["best fixed"] = [
                 dict(accuracy=fixed.accuracy(fed, seed, told), exceeded=0, late=0)
                 for seed, fed in enumerate(feds)
@@ -151,7 +153,7 @@ def page(found: dict[str, Any], scale: str) -> str:
              " docstring for the setting. Accuracy of the clients' composed models on the common"
              " test set; paired differences with 95 % intervals over seeds."]  # fmt: skip
     for name, there in found.items():
-        policies = {p: v for p, v in there.items() if p != "told"}
+        policies = {p: v for p, v in there.items() if p != "told" and v}
         accuracy = {p: [one["accuracy"] for one in v] for p, v in policies.items()}
         rows = small.table(accuracy, "compliant")
         lines += ["", f"## {name}", "", rows[0] + " exceeded | late |", rows[1] + "---|---|"]
@@ -159,7 +161,8 @@ def page(found: dict[str, Any], scale: str) -> str:
             mean = lambda what, values=values: np.mean([one[what] for one in values])
             lines.append(f"{line} {mean('exceeded'):.0f} | {mean('late'):.1f} |")
         told = ", ".join(f"{c:g}/{b}" for c, b in there.get("told", []))
-        lines += ["", f"Best fixed, epochs/layers client by client: {told}."]
+        if told:
+            lines += ["", f"Best fixed, epochs/layers client by client: {told}."]
     return "\n".join(lines) + "\n"
 
 

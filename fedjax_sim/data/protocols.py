@@ -266,14 +266,13 @@ def federate(
     clients = clients or clients_of(partition, extra) or CLIENTS
     spec = _with_pfllib_minimum(partition, rule, batch_size, len(pool), clients)
     shares = share_out(spec, classes[pool], clients, partition_rng, extra, least=1 + len(fractions))
-    least = 0 if val_fraction else rule.least
-    rows = _split([pool[own] for own in shares], fractions, split_rng, val_share, protocol, least)
+    least, shares = 0 if val_fraction else rule.least, [pool[own] for own in shares]
+    rows = _split(shares, fractions, split_rng, val_share, protocol, least)
     if val_fraction is not None:
         protocol += f" with val_fraction {val_fraction:g}"
     split = f"{spec}, {clients} clients, {protocol}, server_val {len(validation)}"
-    description = (
-        f"{_named(dataset)}, {split}, norm {norm}, data_seed {data_seed}, {_examples(data)}"
-    )
+    how = f"norm {norm}, data_seed {data_seed}, {_examples(data)}"
+    description = f"{_named(dataset)}, {split}, {how}"
     return _assemble(data, y, rows, validation, rule, norm, description)
 
 

@@ -132,14 +132,12 @@ def padded(
     return out, np.array([fed.num_clients for fed in feds], np.int32)
 
 
-def draws(
-    r: Round, feds: Sequence[Federation], clients: Array, participants: Sequence[int]
-) -> Draw:
+def draws(r: Round, feds: Sequence[Federation], clients: Any, participants: Sequence[int]) -> Draw:
     """Padded federations as one Draw with leaves [F, …]; the pool, which all share, has no F."""
     each = [make_data(r, fed) for fed in feds]
     rows = max(len(data.flat_rows) for data in each)
     nobody = feds[0].num_clients  # an owner out of range: its row counts for nobody
-    fill = lambda a, value: np.pad(a, (0, rows - len(a)), constant_values=value)
+    fill: Callable[..., Any] = lambda a, value: np.pad(a, (0, rows - len(a)), constant_values=value)
     each = [
         data._replace(flat_rows=fill(data.flat_rows, 0), flat_owner=fill(data.flat_owner, nobody))
         for data in each
@@ -148,7 +146,8 @@ def draws(
     bare = [data._replace(fed=dataclasses.replace(data.fed, x=(), y=())) for data in each]
     data = jax.tree.map(lambda *leaves: np.stack(leaves), *bare)
     data = data._replace(fed=dataclasses.replace(data.fed, x=pool.x, y=pool.y))
-    return Draw(data, np.asarray(clients, np.int32), np.asarray(participants, np.int32))
+    numbers: Any = np.asarray(clients, np.int32), np.asarray(participants, np.int32)
+    return Draw(data, *numbers)
 
 
 def mapped_axes(draw: Draw) -> Draw:
@@ -157,7 +156,8 @@ def mapped_axes(draw: Draw) -> Draw:
     zeros: dict[str, Any] = dict.fromkeys(own, 0)
     fed = dataclasses.replace(draw.data.fed, x=None, y=None, **zeros)
     rest: Any = [0] * (len(Data._fields) - 1)
-    return Draw(Data(fed, *rest), 0, 0)
+    zero: Any = 0
+    return Draw(Data(fed, *rest), zero, zero)
 
 
 def only(draw: Draw, i: Array | int) -> Draw:

@@ -128,7 +128,7 @@ class Padded(NamedTuple):
         return jnp.ones(ids.shape)
 
 
-def sample_distinct(key: Key, few: int, many: int) -> Int[Array, " {few}"]:
+def sample_distinct(key: Key, few: int, many: int) -> Int[Array, " few"]:
     """[few] different numbers below `many`, uniformly: the first steps of a shuffle whose untouched
     places are not stored.
 
@@ -141,7 +141,7 @@ def sample_distinct(key: Key, few: int, many: int) -> Int[Array, " {few}"]:
         key, (few,), step, many, jnp.int32
     )  # step i: places i and other[i] ≥ i change their numbers
 
-    def latest(place: Int[Array, " {few}"]) -> Int[Array, " {few}"]:
+    def latest(place: Int[Array, " few"]) -> Int[Array, " few"]:
         """[few] the last step before step i that put something into place[i], −1 if none did."""
         return jnp.where((other == place[:, None]) & (step < step[:, None]), step, -1).max(1)
 

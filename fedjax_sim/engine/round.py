@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Bool, Float, Int, Shaped, UInt32
+from jaxtyping import Bool, Float, Int, Shaped
 
 from fedjax_sim.data.federation import Federation
 from fedjax_sim.engine import cohort as pass_over
@@ -147,9 +147,11 @@ def in_its_precision(stage: Callable) -> Callable:
     return precise
 
 
-def seed_key(seed: int) -> UInt32[np.ndarray, " 2"]:
-    """The raw PRNG key of a seed below 2^64; all of its bits count."""
-    return np.array([seed >> 32 & 0xFFFFFFFF, seed & 0xFFFFFFFF], np.uint32)
+def seed_key(seed: int) -> Key:
+    """The raw PRNG key [2] of a seed below 2^64; all of its bits count. NumPy's: no device is
+    asked."""
+    key: Any = np.array([seed >> 32 & 0xFFFFFFFF, seed & 0xFFFFFFFF], np.uint32)
+    return key
 
 
 def weights_key(key: Key) -> Key:

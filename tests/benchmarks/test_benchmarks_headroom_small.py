@@ -18,7 +18,7 @@ def test_paired_differences():
 
 def test_federations_have_one_shape_and_the_labels_asked_for():
     data = headroom_small.images("digits", None, 2)
-    assert data[0].shape[1:] == (4, 4, 1)
+    assert data[0].shape[1:] == (14, 14, 1)
     made = []
     for seed in (0, 1):
         rng = np.random.default_rng(seed)
@@ -38,6 +38,7 @@ def test_heads(tmp_path, capsys, monkeypatch):
     assert headroom_pfedrlla.main([*words, "--rules", "even,similarity:5"]) == 0
     page = (tmp_path / "headroom-pfedrlla.md").read_text()
     assert "| `similarity:5` |" in page and "minus even" in page
+    monkeypatch.undo()
     assert headroom_pfedrlla.main([*words, "--rules", "oven"]) == 2
     assert "unknown head of pfedrlla 'oven'" in capsys.readouterr().err
 

@@ -83,7 +83,7 @@ def test_scores_are_gains_on_validation_rows_after_training():
     sim = simulation(make_method("pfedrlla", head="bandit", head_layers="last"))
     state, data = start(sim)
     state = sim.examine(state, data)[0]
-    assert float(state.server.heads.count.sum()) == 0  # nobody had a score before
+    assert float(state.server.heads.tries.sum()) == 0  # nobody had a score before
     before = numpy_tree(state.clients.own)
     state, _, ids, _ = sim.examine(state, data)
     after, ids = numpy_tree(state.clients.own), np.asarray(ids)
@@ -94,7 +94,7 @@ def test_scores_are_gains_on_validation_rows_after_training():
     total = np.zeros(len(learned.ARMS))
     np.add.at(total, after.what[again], scores)
     np.testing.assert_allclose(state.server.heads.total, total, atol=1e-4)
-    assert float(state.server.heads.count.sum()) == len(again) <= M
+    assert float(state.server.heads.tries.sum()) == len(again) <= M
 
 
 def test_they_find_what_scores():

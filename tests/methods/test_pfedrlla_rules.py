@@ -37,6 +37,8 @@ def test_rules_sum_to_one(name):
         "same_classes": OVERLAP**2 / (OVERLAP**2).sum(),
         "similarity": [0.25] * 4,  # where they start: the client's model is not in a plan
         "gradient": [0.25] * 4,
+        "bandit": [0.25] * 4,
+        "pairs": [0.25] * 4,
     }
     np.testing.assert_allclose(weights(action, [True] * 4), want[name], atol=1e-6)
 

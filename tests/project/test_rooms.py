@@ -30,7 +30,7 @@ ALLOWED: dict[str, set[str]] = {
     "tree": {"types", "platform"},
     "platform": {"errors", "options"},
     "data": {"errors", "options", "tasks"},
-    "models": {"errors", "options", "platform"},
+    "models": {"errors", "options", "platform", "types"},
     "plans": BASICS,
     "hooks": BASICS | {"plans", "local"},
     "local": BASICS | {"plans", "models", "metrics", "platform"},

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import shutil
 
@@ -89,7 +88,7 @@ def test_the_trained_policy_is_used_frozen(trained):
     over, _ = evolve.parse(OVER)
     fed, facts = draw_federation(over, 11, 0)
     share = f"{facts.participants}/{facts.clients}"
-    config = dataclasses.replace(CONFIG, participation=share, lr=0.2)
+    config = CONFIG.replace(participation=share, lr=0.2)
     plain = dict(participation=share, rounds=4, epochs=1, momentum=0.0, lr=0.2, loss="ce")
     plain |= dict(model="mlp", model_options={"hidden": (6,)}, chunk=1)
     run = lambda **more: fs.run("fedpolicy", fed, agent="evolved", **plain, seed=2, **more)
@@ -98,7 +97,8 @@ def test_the_trained_policy_is_used_frozen(trained):
     np.testing.assert_array_equal(kept, np.float32(whole["parameters"]))
     problem = evolve.Problem(over, config, Length(4, last=2))
     sim = evolve.prepare(config, fed=fed, measure=False).simulation
-    draw = evolve.episodes.draws(sim.stages, [fed], [fed.num_clients], [facts.participants])
+    clients = np.array([fed.num_clients])
+    draw = evolve.episodes.draws(sim.stages, [fed], clients, [facts.participants])
     episode = make_episode(sim, problem.length, parts="agent.parameters")
     scores = jax.jit(episode)(jnp.asarray(kept), only(draw, 0), seed_key(2))
     rows = [row for row in result.rows if row["round"] in (2, 4)]
@@ -143,9 +143,8 @@ def test_a_pretrained_controller_by_name(tmp_path, monkeypatch, trained):
 
 
 def test_a_selection_is_trained_alike(tmp_path):
-    config = dataclasses.replace(
-        CONFIG, method="fedavg", options={}, transforms=("agent_selection:agent=evolved",)
-    )
+    around = ("agent_selection:agent=evolved",)
+    config = CONFIG.replace(method="fedavg", options={}, transforms=around)
     text = f"{OVER}, generations:1".replace("goal:global=0.5+own=0.5", "goal:global")
     found = evolve.train_over(text, config, tmp_path, say=lambda text: None)
     assert found["parts"] == "server.mine.agent.parameters" and len(found["parameters"]) == 7

@@ -20,6 +20,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedjax_sim.fields import Real
 from fedjax_sim.types import Array, Tree
 
 KAPPAS, SHARES = (0.0, 2.0, 5.0, 10.0), (0.1, 0.3, 0.6, 0.9)
@@ -41,7 +42,7 @@ class Tried(NamedTuple):
 class Arms(NamedTuple):
     """[B] sums of scores, older ones counting less."""
 
-    count: Array
+    tries: Array
     total: Array
 
 
@@ -62,8 +63,8 @@ def no_scores(dtype: type) -> Arms:
 def draw_arm(arms: Arms, key: Array) -> Array:
     """[] int32: the best of one draw per arm; scores have unit spread, and each arm starts with
     one of 0."""
-    mean = arms.total / (arms.count + 1)
-    noise = jax.random.normal(key, mean.shape, mean.dtype) / jnp.sqrt(arms.count + 1)
+    mean = arms.total / (arms.tries + 1)
+    noise = jax.random.normal(key, mean.shape, mean.dtype) / jnp.sqrt(arms.tries + 1)
     return jnp.argmax(mean + noise).astype(jnp.int32)
 
 
@@ -85,7 +86,7 @@ def arm_weights(arm: Array, alike: Array, usable: Array) -> Array:
 def scored(arms: Arms, which: Array, scores: Array, use: Array) -> Arms:
     """The arms after a round: which [M], scores [M]."""
     hot = jax.nn.one_hot(which, len(ARMS), dtype=scores.dtype) * use[:, None]
-    return Arms(FORGETS * arms.count + hot.sum(0), FORGETS * arms.total + scores @ hot)
+    return Arms(FORGETS * arms.tries + hot.sum(0), FORGETS * arms.total + scores @ hot)
 
 
 # ---- a network per pair --------------------------------------------------------------------------
@@ -113,7 +114,7 @@ def pair_weights(theta: Array, alike: Array, sizes: Array, usable: Array) -> Arr
     return jax.nn.softmax(jnp.where(usable, logits, -jnp.inf))
 
 
-def moved(theta: Array, rate: Array, tried: Array, scores: Array, use: Array) -> Array:
+def moved(theta: Array, rate: Real, tried: Array, scores: Array, use: Array) -> Array:
     """θ after a round: tried [M, P] the ε of the participants, scores [M]."""
     return theta + rate * (jnp.where(use, scores, 0) @ tried) / jnp.maximum(use.sum(), 1)
 

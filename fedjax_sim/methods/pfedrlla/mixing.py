@@ -74,7 +74,7 @@ def overlaps(counts: Array) -> Array:
 
 
 def part_weights(
-    rule: Rule, action: Array, sizes: Array, usable: Array, overlap: Array = ()
+    rule: Rule, action: Array, sizes: Array, usable: Array, overlap: Array | None = None
 ) -> Array:
     """[m+1] weights that sum to 1. sizes, usable, overlap: [m+1], itself last; usable[m] is True.
 
@@ -96,6 +96,7 @@ def part_weights(
         "local": myself,
     }
     if rule.name == "same_classes":
+        assert overlap is not None  # whoever has this rule knows it
         by_name[rule.name] = jnp.where(usable, overlap**rule.p, 0)
     shares = jnp.asarray(by_name.get(rule.name, usable), sizes.dtype)
     return shares / jnp.maximum(shares.sum(), 1e-9)

@@ -71,7 +71,7 @@ class Trials(Settings):
     def log_trials(self, env: Env, server: Server) -> dict[str, Array]:
         """For rounds.csv: the arm of the highest mean, or how far θ is from where it began."""
         if self.learned == "bandit":
-            best = jnp.argmax(server.heads.total / (server.heads.count + 1))
+            best = jnp.argmax(server.heads.total / (server.heads.tries + 1))
             kappas, shares = (jnp.asarray(c, env.dtype) for c in zip(*learned.ARMS, strict=True))
             return dict(head_kappa=kappas[best], head_share=shares[best])
         return dict(head_moved=jnp.linalg.norm(server.heads - learned.no_pairs(env.dtype)))

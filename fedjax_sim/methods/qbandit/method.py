@@ -263,7 +263,7 @@ class QBandit(Steered, Personal, Method):
         known: list[Array] = []
         if self.knows_penalties:
             beyond, price = self.space.excess(env, most), self.price(server)
-            known = [-sum(price[w] * beyond[w] for w in self.steers)]
+            known = [-jnp.stack([price[w] * beyond[w] for w in self.steers]).sum(0)]
         parts = (*own, *(scaled[w][None] for w in self.steers), *known)
         return jnp.concatenate([part.astype(env.dtype) for part in parts])
 

@@ -93,7 +93,7 @@ def value_of(scores: Scores, mixture: dict[str, float]) -> Array:
         "worst": scores.worst,
         "bytes": -(scores.down + scores.up) / 2,
     }
-    return sum(weight * parts[name] for name, weight in mixture.items())
+    return jnp.stack([weight * parts[name] for name, weight in mixture.items()]).sum(0)
 
 
 def parse(text: str) -> tuple[Over, Search]:
@@ -316,7 +316,7 @@ class Trainer:
         """([F, P] of every score minus that of `full`, what the federations were)."""
         drawn = self.problem.draws(self.simulation, stream, first, number)
         everyone = jnp.concatenate([jnp.asarray(self.zeros)[None], policies])
-        scores = self.program(everyone, drawn.draw, drawn.keys)
+        scores = self.program(everyone, drawn.draw, jnp.asarray(drawn.keys))
         return jax.tree.map(lambda a: np.asarray(a[:, 1:] - a[:, :1]), scores), drawn.facts
 
     def settings(self) -> dict[str, Any]:
@@ -381,7 +381,7 @@ def save_agent(out: pathlib.Path, parts: str, parameters: np.ndarray, config_has
     tree: Tree = parameters
     for name in reversed(rest.split(".")):
         tree = {name: tree}
-    blank = State(np.int32(0), seed_key(0), (), Client(), ())
+    blank = State(jnp.int32(0), seed_key(0), (), Client(), ())
     checkpoint.save(out / "checkpoints", blank._replace(**{top: tree}), config_hash)
 
 
