@@ -184,7 +184,7 @@ def test_sweep_is_the_command(tmp_path):
         fs.UserError, match="unknown option of a run or of method 'fedavg' 'raunds'"
     ):
         fs.sweep(["fedavg"], tmp_path / "t", raunds=3)
-    with pytest.raises(fs.UserError, match="lr <object .* is not a number"):
+    with pytest.raises(fs.UserError, match=r"lr <object .* is not a number"):
         fs.sweep(["fedavg"], tmp_path / "t", lr=object())
 
 
