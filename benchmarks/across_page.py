@@ -226,18 +226,18 @@ def rounded(found: Any) -> Any:
 def about_of(about: dict[str, Any]) -> dict[str, Any]:
     words = [w for w in about["over"].split(", ") if w.split(":")[0] in ("dirichlet", "clients",
              "participation", "examples", "data")]  # fmt: skip
-    told = dict(command=about["command"], over=", ".join(words))
-    return told | dict(lr=about.get("lr", ""), schedule=about.get("schedule", ""))
+    fields = dict(command=about["command"], over=", ".join(words))
+    return fields | dict(lr=about.get("lr", ""), schedule=about.get("schedule", ""))
 
 
 def section(found: dict[str, Any]) -> list[str]:
     if not found:
         return ["Not measured yet.", ""]
-    told = (
+    sentence = (
         "Whole images, 12 federations of 20 clients, 4 per round, 40 rounds; `best rule` is one"
         " rule that was named beforehand, at the rate of `full`."
     )
-    return [told, ""] + [
+    return [sentence, ""] + [
         text
         for name, goals in found.items()
         for goal, rows in goals.items()

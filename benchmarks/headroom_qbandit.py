@@ -76,8 +76,8 @@ def program(scale: dict[str, Any], policy: str, fed: Any) -> small.Program:
     return small.Program("qbandit", fed, MODE, **settings(scale), **POLICIES[policy])
 
 
-def played(scale: dict[str, Any], made: small.Program, fed: Any, seed: int) -> dict[str, float]:
-    accuracy, log = made.run(fed, seed, scale["last"])
+def played(scale: dict[str, Any], compiled: small.Program, fed: Any, seed: int) -> dict[str, float]:
+    accuracy, log = compiled.run(fed, seed, scale["last"])
     over = log["exceed_compute"] + log["exceed_comm"]
     late = over[-len(over) // 3 :].sum()
     return dict(accuracy=accuracy, exceeded=int(over.sum()), late=int(late))
@@ -89,21 +89,21 @@ class Fixed:
     of the State."""
 
     def __init__(self, scale: dict[str, Any], fed: Any):
-        self.last, self.made = scale["last"], program(scale, "compliant", fed)
+        self.last, self.compiled = scale["last"], program(scale, "compliant", fed)
 
-    def accuracy(self, fed: Any, seed: int, told: Sequence[tuple[float, int]]) -> float:
-        works, depths = (np.array(column) for column in zip(*told, strict=True))
+    def accuracy(self, fed: Any, seed: int, pairs: Sequence[tuple[float, int]]) -> float:
+        works, depths = (np.array(column) for column in zip(*pairs, strict=True))
         budgets = Budgets(jnp.asarray(works, jnp.float32), jnp.asarray(depths, jnp.int32))
         change = lambda state: state._replace(server=state.server._replace(budgets=budgets))
-        return self.made.run(fed, seed, self.last, change)[0]
+        return self.compiled.run(fed, seed, self.last, change)[0]
 
 
 def best_fixed(scale: dict[str, Any], feds: Sequence[Any], fixed: Fixed) -> list[tuple]:
     """[(epochs, layers)] of the clients, chosen one after another."""
     most = [(c, min(b, scale["layers"])) for c, b in TABLE_1]
     chosen = list(most)
-    worth = lambda told: np.mean(
-        [fixed.accuracy(fed, TUNING + i, told) for i, fed in enumerate(feds)]
+    worth = lambda pairs: np.mean(
+        [fixed.accuracy(fed, TUNING + i, pairs) for i, fed in enumerate(feds)]
     )
     now = worth(chosen)
     for k, (c, b) in enumerate(most):
@@ -126,9 +126,9 @@ def measure(args: argparse.Namespace, path: pathlib.Path) -> dict[str, Any]:
             values = there.setdefault(policy, [])
             if len(values) >= args.seeds:
                 continue
-            made = program(scale, policy, feds[0])
+            compiled = program(scale, policy, feds[0])
             for seed in range(len(values), args.seeds):
-                values.append(played(scale, made, feds[seed], seed))
+                values.append(played(scale, compiled, feds[seed], seed))
             small.write(path, found)
             print(f"{name}: {policy}: {values}", flush=True)
         if len(there.setdefault("best fixed", [])) < args.seeds:
@@ -138,9 +138,9 @@ def measure(args: argparse.Namespace, path: pathlib.Path) -> dict[str, Any]:
             if "told" not in there:
                 there["told"] = best_fixed(scale, tuning, fixed)
                 small.write(path, found)
-            told = [(float(c), int(b)) for c, b in there["told"]]
+            pairs = [(float(c), int(b)) for c, b in there["told"]]
             there["best fixed"] = [
-                dict(accuracy=fixed.accuracy(fed, seed, told), exceeded=0, late=0)
+                dict(accuracy=fixed.accuracy(fed, seed, pairs), exceeded=0, late=0)
                 for seed, fed in enumerate(feds)
             ]
             small.write(path, found)
@@ -160,9 +160,9 @@ def page(found: dict[str, Any], scale: str) -> str:
         for line, values in zip(rows[2:], policies.values(), strict=True):
             mean = lambda what, values=values: np.mean([one[what] for one in values])
             lines.append(f"{line} {mean('exceeded'):.0f} | {mean('late'):.1f} |")
-        told = ", ".join(f"{c:g}/{b}" for c, b in there.get("told", []))
-        if told:
-            lines += ["", f"Best fixed, epochs/layers client by client: {told}."]
+        pairs = ", ".join(f"{c:g}/{b}" for c, b in there.get("told", []))
+        if pairs:
+            lines += ["", f"Best fixed, epochs/layers client by client: {pairs}."]
     return "\n".join(lines) + "\n"
 
 

@@ -148,9 +148,9 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
     run: Any = sim.run
     if config.compute.state_on == "device":
         run = run.lower(state, data, jnp.int32(1)).compile()
-        held = run.memory_analysis()
+        analysis = run.memory_analysis()
         temporary = (
-            held.temp_size_in_bytes / MB if held else None
+            analysis.temp_size_in_bytes / MB if analysis else None
         )  # a copy of the state would be in here
     note("compiled")
     state, logs, _ = jax.block_until_ready(
