@@ -120,12 +120,11 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
     """One case, in this process: peak and present memory after every stage."""
     import jax
     import jax.numpy as jnp
-    from fedjax_sim.runner.start import want_host_devices
 
     from fedjax_sim.engine import host_clients
     from fedjax_sim.engine import layout as layouts
     from fedjax_sim.runner import checkpoint
-    from fedjax_sim.runner.compilation import use_compilation_cache
+    from fedjax_sim.runner.compilation import use_compilation_cache, want_host_devices
     from fedjax_sim.runner.prepare import prepare
 
     config = config_of(case)
