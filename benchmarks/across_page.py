@@ -180,6 +180,11 @@ rule of {rules} is chosen there too. Scores are means of the last five evaluatio
 round), never the best over rounds. The controller was trained at one rate and schedule, those of
 `full` on its training federations: lr {lr}, {schedule}; where a suite has another, it has never
 seen such runs.
+
+How it was reached: two earlier configurations showed no progress and were stopped. Both saw the
+features without centring; the step size σ of the search was 0.3, then 0.7. After that, 17 hand-made
+policies were looked at on tuning federations, and the features were centred and re-scaled. The
+suites CIFAR-10 and digits were scored once, after the final training.
 """
 
 
