@@ -4,7 +4,7 @@
     python -m benchmarks.across_federations transfer --trained DIR … --work WORK --data-dir DATA
     python -m benchmarks.across_federations selection --trained DIR --work WORK --data-dir DATA
     python -m benchmarks.across_federations speed --work WORK
-    python -m benchmarks.across_federations cycles --device v5e --work WORK
+    python -m benchmarks.across_federations cycles --device v5e,h100 --work WORK
     python -m benchmarks.across_federations page --work WORK --out docs/results
 
 DIR: what `fedjax-sim train fedpolicy --over …` left, one per goal (--trained may be given several
@@ -381,13 +381,18 @@ def selection(args: argparse.Namespace) -> None:
         kept(args.work / f"selection-{suite.replace(' ', '-')}.json", rows)
 
 
-def speed(args: argparse.Namespace) -> None:
-    """Federation-rounds per second on this machine: policies and federations side by side."""
-    start_jax(CONFIG)
+def timed_problem() -> Problem:
+    """What `speed` and `cycles` run."""
     over = parse_over(
         "dirichlet:0.1..0.5, clients:30, participation:0.17, examples:40, data:digits, test:300"
     )
-    problem = Problem(over, CONFIG, Length(CONFIG.training.rounds))
+    return Problem(over, CONFIG, Length(CONFIG.training.rounds))
+
+
+def speed(args: argparse.Namespace) -> None:
+    """Federation-rounds per second on this machine: policies and federations side by side."""
+    start_jax(CONFIG)
+    problem = timed_problem()
     sim = problem.simulation()
     plain = episodes.make_episode(sim, problem.length, parts="agent.parameters")
     across = episodes.make_episode(
@@ -422,53 +427,10 @@ def speed(args: argparse.Namespace) -> None:
 
 
 def cycles(args: argparse.Namespace) -> None:
-    """Cycles per federation-round by an accelerator's own compiler: one round of P policies."""
-    from jax.sharding import SingleDeviceSharding
+    """Cost of a federation-round by an accelerator's own compiler."""
+    from benchmarks import across_cycles
 
-    from benchmarks import hlo
-    from benchmarks.device_programs import library
-    from fedjax_sim.engine.round import one_round, seed_key
-    from fedjax_sim.engine.simulation import blank_state
-    from fedjax_sim.platform import lowering_for
-
-    device = library().target_device(args.device)
-    over = parse_over(
-        "dirichlet:0.1..0.5, clients:30, participation:0.17, examples:40, data:digits, test:300"
-    )
-    problem = Problem(over, CONFIG, Length(CONFIG.training.rounds))
-    rows = []
-    for policies in (1, 128, 1024):
-        with lowering_for(device.platform):
-            sim = problem.simulation(chunk=str(over.most_participants))
-            draw = episodes.only(problem.draws(sim, TUNING, 0, 1).draw, 0)
-
-        def begin(parameters: Any, draw: Any, sim: Any = sim) -> Any:
-            net = sim.env.model.init(jax.random.key(0))
-            state = blank_state(sim.stages, sim.open(draw.data), seed_key(0), net)
-            return episodes.replace_at(state, "agent.parameters", parameters)
-
-        axes = evolve.State(None, None, 0, 0, 0)  # all policies are at the same round
-
-        def rounds(states: Any, draw: Any, sim: Any = sim, axes: Any = axes) -> Any:
-            env = sim.open(draw.data)
-            one = lambda state: one_round(sim.stages, env, state, draw.data.dropout)[0]
-            return jax.vmap(one, (axes,), axes)(states)
-
-        like = jnp.zeros((policies, sim.agent().num_parameters))
-        states = jax.eval_shape(jax.vmap(begin, (0, None), axes), like, draw)
-        there = SingleDeviceSharding(device.devices[0])
-        shapes = library().abstract(states, there), library().abstract(draw, there)
-        compiled = library().compile_for(device, rounds, shapes)
-        root = hlo.tree(hlo.parse(compiled.as_text()))
-        at = CONFIG.training
-        steps = round(at.epochs * -(-over.most_examples // int(at.batch_size)))
-        hlo.fill(root, steps)
-        cost = hlo.total(root)
-        rows.append(dict(device=args.device, policies=policies, steps=steps))
-        rows[-1] |= dict(cycles=cost.cycles / policies, kernels=cost.kernels)
-        print(rows[-1], flush=True)
-    args.work.mkdir(parents=True, exist_ok=True)
-    (args.work / "cycles.json").write_text(json.dumps(rows, indent=1))
+    across_cycles.write(args.device.split(","), timed_problem(), args.work)
 
 
 def page(args: argparse.Namespace) -> None:
@@ -486,7 +448,7 @@ def main(argv: list[str] | None = None) -> None:
         "page": page,
     }
     parser.add_argument("part", choices=tuple(parts))
-    parser.add_argument("--device", default="v5e", help="of cycles")
+    parser.add_argument("--device", default="v5e,h100", help="of cycles")
     parser.add_argument("--trained", action="append", default=[], metavar="DIR")
     parser.add_argument("--work", type=pathlib.Path, required=True)
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("docs/results"))

@@ -289,8 +289,30 @@ def speed_lines(work: pathlib.Path) -> list[str]:
             out.append(f"| {row['policies']} | {row['federations']}, {how} | {row['rate']:.0f} |")
         out.append("")
     if chips.is_file():
-        out += ["| compiler | policies | cycles per federation-round |", "|---|---|---|"]
-        for row in json.loads(chips.read_text()):
-            out.append(f"| {row['device']} | {row['policies']} | {row['cycles']:,.0f} |")
-        out.append("")
+        out += chip_lines(json.loads(chips.read_text()))
     return out
+
+
+def chip_lines(rows: list[dict[str, Any]]) -> list[str]:
+    """Costs of a federation-round by the accelerators' compilers."""
+    out = [
+        f"By the accelerators' compilers, the same federations, {rows[0]['steps']} local steps per"
+        " round; a cost model, not a stopwatch, and without evaluations. Cycles are the TPU"
+        " compiler's estimates; kernels that it gives no estimate for are counted and cost nothing"
+        " here, so these are lower bounds. For a GPU there are none: what its kernels touch, at the"
+        " bandwidth of its memory, is a lower bound too.",
+        "",
+        "| compiler | policies side by side | cycles per federation-round | µs by these"
+        " | µs by memory | kernels per round, all policies (without estimate) |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        cycles, by_clock, without = "–", "–", ""
+        if row["cycles"] is not None:
+            cycles, by_clock = f"{row['cycles']:,.0f}", f"{1e6 * row['cycles'] / row['clock']:.1f}"
+            without = f" ({row['unpriced']:.0f})"
+        out.append(
+            f"| {row['device']} | {row['policies']} | {cycles} | {by_clock} |"
+            f" {row['memory_us']:.1f} | {row['kernels']:.0f}{without} |"
+        )
+    return [*out, ""]

@@ -19,7 +19,7 @@ from __future__ import annotations
 import argparse
 import pathlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -76,8 +76,8 @@ def program(scale: dict[str, Any], policy: str, fed: Any) -> small.Program:
     return small.Program("qbandit", fed, MODE, **settings(scale), **POLICIES[policy])
 
 
-def played(scale: dict[str, Any], compiled: small.Program, fed: Any, seed: int) -> dict[str, float]:
-    accuracy, log = compiled.run(fed, seed, scale["last"])
+def played(scale: dict[str, Any], made: small.Program, fed: Any, seed: int) -> dict[str, float]:
+    accuracy, log = made.run(fed, seed, scale["last"])
     over = log["exceed_compute"] + log["exceed_comm"]
     late = over[-len(over) // 3 :].sum()
     return dict(accuracy=accuracy, exceeded=int(over.sum()), late=int(late))
@@ -89,31 +89,55 @@ class Fixed:
     of the State."""
 
     def __init__(self, scale: dict[str, Any], fed: Any):
-        self.last, self.compiled = scale["last"], program(scale, "compliant", fed)
+        self.last, self.made = scale["last"], program(scale, "compliant", fed)
 
-    def accuracy(self, fed: Any, seed: int, pairs: Sequence[tuple[float, int]]) -> float:
-        works, depths = (np.array(column) for column in zip(*pairs, strict=True))
+    def accuracy(self, fed: Any, seed: int, told: Sequence[tuple[float, int]]) -> float:
+        works, depths = (np.array(column) for column in zip(*told, strict=True))
         budgets = Budgets(jnp.asarray(works, jnp.float32), jnp.asarray(depths, jnp.int32))
         change = lambda state: state._replace(server=state.server._replace(budgets=budgets))
-        return self.compiled.run(fed, seed, self.last, change)[0]
+        return self.made.run(fed, seed, self.last, change)[0]
 
 
-def best_fixed(scale: dict[str, Any], feds: Sequence[Any], fixed: Fixed) -> list[tuple]:
-    """[(epochs, layers)] of the clients, chosen one after another."""
+def best_fixed(
+    scale: dict[str, Any], worth: Callable[[list], float], there: dict[str, Any], keep: Callable
+) -> list[tuple]:
+    """[(epochs, layers)] of the clients, chosen one after another; what is known so far is in
+    `there`, which `keep` writes down."""
     most = [(c, min(b, scale["layers"])) for c, b in TABLE_1]
-    chosen = list(most)
-    worth = lambda pairs: np.mean(
-        [fixed.accuracy(fed, TUNING + i, pairs) for i, fed in enumerate(feds)]
-    )
-    now = worth(chosen)
-    for k, (c, b) in enumerate(most):
+    known = there.setdefault("choosing", {"told": most, "clients": 0, "value": None})
+    chosen = [(float(c), int(b)) for c, b in known["told"]]
+    now = worth(chosen) if known["value"] is None else known["value"]
+    for k in range(known["clients"], len(most)):
+        c, b = most[k]
         tries = [(c, depth) for depth in range(1, b)] + [(work, b) for work in WORKS if work < c]
         for one in tries:
             other = [*chosen[:k], one, *chosen[k + 1 :]]
             value = worth(other)
             if value > now:
                 chosen, now = other, value
+        known.update(told=chosen, clients=k + 1, value=float(now))
+        keep()
+        print(f"client {k}: {chosen[k]}, {now:.2f}", flush=True)
     return chosen
+
+
+def fixed_rows(
+    scale: dict[str, Any], feds: Sequence[Any], tuning: Sequence[Any], there: Any, keep: Callable
+) -> list[dict[str, Any]]:
+    """The fixed choice that is best on the federations `tuning`, on `feds`."""
+    fixed = Fixed(scale, feds[0])
+    worth = lambda told: float(
+        np.mean([fixed.accuracy(fed, TUNING + i, told) for i, fed in enumerate(tuning)])
+    )
+    if "told" not in there:
+        there["told"] = best_fixed(scale, worth, there, keep)
+        del there["choosing"]
+        keep()
+    told = [(float(c), int(b)) for c, b in there["told"]]
+    return [
+        dict(accuracy=fixed.accuracy(fed, seed, told), exceeded=0, late=0)
+        for seed, fed in enumerate(feds)
+    ]
 
 
 # ---- all of it -----------------------------------------------------------------------------------
@@ -126,24 +150,17 @@ def measure(args: argparse.Namespace, path: pathlib.Path) -> dict[str, Any]:
             values = there.setdefault(policy, [])
             if len(values) >= args.seeds:
                 continue
-            compiled = program(scale, policy, feds[0])
+            made = program(scale, policy, feds[0])
             for seed in range(len(values), args.seeds):
-                values.append(played(scale, compiled, feds[seed], seed))
+                values.append(played(scale, made, feds[seed], seed))
             small.write(path, found)
             print(f"{name}: {policy}: {values}", flush=True)
         if len(there.setdefault("best fixed", [])) < args.seeds:
-            fixed = Fixed(scale, feds[0])
             others = range(TUNING, TUNING + scale["tuning"])
             tuning = list(federations(scale, name, args.data_dir, others))
-            if "told" not in there:
-                there["told"] = best_fixed(scale, tuning, fixed)
-                small.write(path, found)
-            pairs = [(float(c), int(b)) for c, b in there["told"]]
-            there["best fixed"] = [
-                dict(accuracy=fixed.accuracy(fed, seed, pairs), exceeded=0, late=0)
-                for seed, fed in enumerate(feds)
-            ]
-            small.write(path, found)
+            keep = lambda: small.write(path, found)
+            there["best fixed"] = fixed_rows(scale, feds, tuning, there, keep)
+            keep()
     return found
 
 
@@ -153,16 +170,16 @@ def page(found: dict[str, Any], scale: str) -> str:
              " docstring for the setting. Accuracy of the clients' composed models on the common"
              " test set; paired differences with 95 % intervals over seeds."]  # fmt: skip
     for name, there in found.items():
-        policies = {p: v for p, v in there.items() if p != "told" and v}
+        policies = {p: v for p, v in there.items() if p not in ("told", "choosing") and v}
         accuracy = {p: [one["accuracy"] for one in v] for p, v in policies.items()}
         rows = small.table(accuracy, "compliant")
         lines += ["", f"## {name}", "", rows[0] + " exceeded | late |", rows[1] + "---|---|"]
         for line, values in zip(rows[2:], policies.values(), strict=True):
             mean = lambda what, values=values: np.mean([one[what] for one in values])
             lines.append(f"{line} {mean('exceeded'):.0f} | {mean('late'):.1f} |")
-        pairs = ", ".join(f"{c:g}/{b}" for c, b in there.get("told", []))
-        if pairs:
-            lines += ["", f"Best fixed, epochs/layers client by client: {pairs}."]
+        told = ", ".join(f"{c:g}/{b}" for c, b in there.get("told", []))
+        if told:
+            lines += ["", f"Best fixed, epochs/layers client by client: {told}."]
     return "\n".join(lines) + "\n"
 
 

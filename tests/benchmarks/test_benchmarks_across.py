@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from benchmarks import across_cycles, across_page
 from benchmarks import across_federations as across
-from benchmarks import across_page
 from fedjax_sim.engine.episode import Scores
 
 
@@ -63,3 +63,17 @@ def test_the_figure_shows_what_the_agent_does():
     weights = np.zeros((9, 4))
     weights[[3, 8]] = [[1, 0, 0, 0], [0, 0, 0, 2]]
     assert across_page.strongest(weights.ravel()) == (8, 3)
+
+
+def test_a_round_lasts_as_long_as_its_largest_client():
+    sizes = np.array([10, 10, 10, 100])
+    assert across_cycles.longest(sizes, 4, 20, 2) == 10
+    assert across_cycles.longest(sizes, 1, 20, 1) == 2  # (1 + 1 + 1 + 5) / 4
+
+
+def test_only_a_tpu_has_cycles():
+    row = dict(device="v5e", policies=128, steps=2, cycles=15000.0, clock=1.5e9, kernels=9)
+    row |= dict(unpriced=3, memory_us=1.5)
+    lines = across_page.chip_lines([row, row | dict(device="h100", cycles=None)])
+    assert "| v5e | 128 | 15,000 | 10.0 | 1.5 | 9 (3) |" in lines
+    assert "| h100 | 128 | – | – | 1.5 | 9 |" in lines

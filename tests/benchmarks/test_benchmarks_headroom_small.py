@@ -55,3 +55,21 @@ def test_budgets(tmp_path, monkeypatch):
     # who is told to do what `compliant` does is scored as it is
     assert len(found["best fixed"]) == 2
     assert "epochs/layers client by client" in (tmp_path / "headroom-qbandit.md").read_text()
+
+
+def test_the_fixed_choice_goes_on_where_it_was():
+    """One client at a time, written down after each; a second call asks only for the others."""
+    scale, asked = {"layers": 3}, []
+
+    def worth(told: list) -> float:
+        asked.append(list(told))
+        return -sum(b for _, b in told)  # the fewest layers are the best
+
+    whole, kept = {}, []
+    keep = lambda: kept.append(json.loads(json.dumps(whole)))
+    chosen = headroom_qbandit.best_fixed(scale, worth, whole, keep)
+    assert [b for _, b in chosen] == [1] * len(chosen) and len(kept) == len(chosen)
+    number = len(asked)
+    asked.clear()
+    again = headroom_qbandit.best_fixed(scale, worth, kept[-2], lambda: None)
+    assert again == chosen and len(asked) < number / 4

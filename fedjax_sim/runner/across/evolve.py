@@ -27,6 +27,7 @@ import numpy as np
 
 from fedjax_sim.engine import episode as episodes
 from fedjax_sim.engine.episode import Draw, Length, Scores
+from fedjax_sim.engine.layout import Layout
 from fedjax_sim.engine.round import seed_key
 from fedjax_sim.engine.simulation import Simulation
 from fedjax_sim.errors import UserError, unknown
@@ -161,7 +162,9 @@ class Problem:
         )
         return feds, clients, [facts for _, facts in pairs]
 
-    def simulation(self, method: Method | None = None, **changes: Any) -> Simulation:
+    def simulation(
+        self, method: Method | None = None, layout: Layout | None = None, **changes: Any
+    ) -> Simulation:
         """The rounds of a method, the run's own unless another is given."""
         sizes: dict[str, Any] = dict(
             participation=f"{self.sizes.most_participants}/{self.sizes.most_clients}",
@@ -170,7 +173,7 @@ class Problem:
         )
         config = self.config.replace(**{**sizes, **changes})
         fed = self.federations(TUNING, 0, 1)[0][0]
-        return prepare(config, fed=fed, method=method, measure=False).simulation
+        return prepare(config, fed=fed, method=method, layout=layout, measure=False).simulation
 
     def draws(self, simulation: Simulation, stream: int, first: int, number: int) -> Drawn:
         """Federations `first`, `first` + 1, … of a stream."""
