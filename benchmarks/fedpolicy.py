@@ -15,7 +15,6 @@ Fashion-MNIST's shape and size; N = 100, 10 per round, E = 5, B = 64, lenet5.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import statistics
 import sys
@@ -79,9 +78,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     )
     want_host_devices(base)
     fed = load_federation(base)
-    make = lambda method, **options: prepare(
-        dataclasses.replace(base, method=method, options=options), fed=fed
-    )
+    make = lambda method, **options: prepare(base.replace(method=method, options=options), fed=fed)
     setups = {
         "fedavg": make("fedavg"),
         "fedpolicy": make("fedpolicy", agent=args.agent, reward=args.reward),

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import dataclasses
 import pathlib
 import statistics
 import sys
@@ -313,7 +312,7 @@ def cost(args: argparse.Namespace, out: pathlib.Path) -> None:
         base = base_config(args, args.classes[0], method="pfedrlla", probe=False)
         fed = load_federation(base)
         return [
-            prepare(dataclasses.replace(base, options=o), fed=fed, loaded=True, measure=False)
+            prepare(base.replace(options=o), fed=fed, loaded=True, measure=False)
             for o in (without, options)
         ]
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 
 from fedjax_sim.errors import UserError
 from fedjax_sim.types import Array, Client, Cohort, Env, Plan, Scalar, Tree
@@ -140,11 +140,11 @@ def floats_on_wire(floats: tuple[int, ...], extra: tuple[int, int] = (0, 0)) -> 
 
 
 def payload_bytes(
-    taken: Int[np.ndarray, "rounds groups"],
-    sent: Int[np.ndarray, "rounds groups"],
+    taken: Shaped[np.ndarray, "rounds groups"],
+    sent: Shaped[np.ndarray, "rounds groups"],
     wire: Wire,
-    down: Int[np.ndarray, " rounds"],
-    up: Int[np.ndarray, " rounds"],
+    down: Shaped[np.ndarray, " rounds"],
+    up: Shaped[np.ndarray, " rounds"],
 ) -> tuple[Int[np.ndarray, " rounds"], Int[np.ndarray, " rounds"]]:
     """Bytes down and up per round, in 64 bit on the host.
 

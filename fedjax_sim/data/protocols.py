@@ -268,9 +268,8 @@ def federate(
     shares = share_out(spec, classes[pool], clients, partition_rng, extra, least=1 + len(fractions))
     least, shares = 0 if val_fraction else rule.least, [pool[own] for own in shares]
     rows = _split(shares, fractions, split_rng, val_share, protocol, least)
-    if val_fraction is not None:
-        protocol += f" with val_fraction {val_fraction:g}"
-    split = f"{spec}, {clients} clients, {protocol}, server_val {len(validation)}"
+    share = "" if val_fraction is None else f" with val_fraction {val_fraction:g}"
+    split = f"{spec}, {clients} clients, {protocol}{share}, server_val {len(validation)}"
     how = f"norm {norm}, data_seed {data_seed}, {_examples(data)}"
     description = f"{_named(dataset)}, {split}, {how}"
     return _assemble(data, y, rows, validation, rule, norm, description)

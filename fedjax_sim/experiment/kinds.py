@@ -79,14 +79,15 @@ ON_OFF = Kind(_on_off, lambda value: "on" if value else "off")
 
 
 def items(what: str, *, several: bool = True, least: int = 0) -> Kind:
-    """A tuple of names; text is a comma list, or one name where several is False."""
+    """A tuple of names; text is a comma list of at least `least`, or one name where several is
+    False."""
 
     def read(value: Any) -> tuple[str, ...]:
         if isinstance(value, str):
             value = options.names(value) if several else (value,)
+            if len(value) < least:
+                raise TypeError(what)
         if not isinstance(value, (list, tuple)) or not all(isinstance(v, str) for v in value):
-            raise TypeError(what)
-        if len(value) < least:
             raise TypeError(what)
         return tuple(value)
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from tiny import N, federation
 
+import fedjax_sim as fs
 from fedjax_sim.cli.main import main
 from fedjax_sim.engine import host_clients
 from fedjax_sim.errors import UserError
@@ -113,7 +114,7 @@ def test_resume_repeats_an_uninterrupted_run(tmp_path, monkeypatch, block):
     monkeypatch.setattr(checkpoint, "BLOCK", block)  # 1: every leaf in rows, one at a time
     whole = run("ditto", state_on="host")
     run("ditto", tmp_path / "run", state_on="host", rounds=2)
-    rest = runner.resume(tmp_path / "run", 4, fed=federation())
+    rest = fs.resume(tmp_path / "run", 4, fed=federation())
     assert len(rest.rows) == 2
     np.testing.assert_array_equal(numbers(rest.rows[-1:]), numbers(whole.rows[-1:]))
     on_device = prepare(config("ditto"), fed=federation())

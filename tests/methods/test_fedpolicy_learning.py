@@ -51,7 +51,12 @@ def test_who_is_alone_contributed_the_whole_step():
     stack = jax.tree.map(lambda a: jnp.stack([a, 0 * a]), other)
     weights = jnp.array([3.0, 0.0])
     cohort = types.SimpleNamespace(
-        mean=other, weight=jnp.full(2, 3.0), weights=weights, ok=weights > 0, nets=stack
+        mean=other,
+        weight=jnp.full(2, 3.0),
+        weights=weights,
+        ok=weights > 0,
+        nets=stack,
+        plan=types.SimpleNamespace(send=jnp.ones((2, 2))),
     )
     share = contributions(env, state.server.net, jnp.float32(0.5), cohort)
     want = 0.5 - accuracy(data.fed, state.server.net, data.fed.server_rows["val"])
@@ -151,7 +156,8 @@ def test_a_dead_or_blind_controller_is_said_once(caplog):
     recorder.wire = floats_on_wire((5,))
     simulation = types.SimpleNamespace(method=make_method("fedpolicy"))
     recorder.setup = types.SimpleNamespace(
-        config=types.SimpleNamespace(method="fedpolicy"), simulation=simulation
+        experiment=types.SimpleNamespace(method=types.SimpleNamespace(name="fedpolicy")),
+        simulation=simulation,
     )
     count = 60
     names = dict(
