@@ -191,14 +191,14 @@ def of_revision(options: argparse.Namespace) -> Row:
             call, cwd=folder, env={**os.environ, "PYTHONPATH": paths}, stdout=subprocess.DEVNULL
         )
         found = pathlib.Path(folder, "rows.json")
-        told = (
+        result = (
             json.loads(found.read_text())
             if found.exists()
             else {"rows": [], "absent": ["its process gave no answer"]}
         )
-    told["rows"] = [row | {"program": options.against} for row in told["rows"]]
-    told["absent"] = [f"{options.against}: {reason}" for reason in told["absent"]]
-    return told
+    result["rows"] = [row | {"program": options.against} for row in result["rows"]]
+    result["absent"] = [f"{options.against}: {reason}" for reason in result["absent"]]
+    return result
 
 
 # ---- for people ----------------------------------------------------------------------------------

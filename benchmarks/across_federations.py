@@ -53,11 +53,11 @@ SUITES = {
 }
 SHAPE = parse_over(SUITES["other seeds"])
 RATES, SCHEDULES = (0.1, 0.2, 0.4, 0.8), ("constant", "cosine")
-LATE = "progress>0.8"
+LAST_FIFTH = "progress>0.8"
 RULES = {
     "full": "",
-    "backbone after 0.8": f"keep_head: {LATE}",
-    "backbone after 0.8, taken": f"keep_head: {LATE}; withhold_head: {LATE}",
+    "backbone after 0.8": f"keep_head: {LAST_FIFTH}",
+    "backbone after 0.8, taken": f"keep_head: {LAST_FIFTH}; withhold_head: {LAST_FIFTH}",
     "backbone after 0.9": "keep_head: progress>0.9",
     "backbone after 0.9, taken": "keep_head: progress>0.9; withhold_head: progress>0.9",
     "backbone after 0.5, taken": "keep_head: progress>0.5; withhold_head: progress>0.5",
@@ -67,8 +67,8 @@ RULES = {
     ),
     "few classes < 2.5 keep head": "keep_head: effective_classes<2.5",
     "20 % keep head, taken": "keep_head: chance<0.2; withhold_head: chance<0.2",
-    "few < 2.5 keep head after 0.8": f"keep_head: effective_classes<2.5 & {LATE}",
-    "many > 2.5 keep head after 0.8": f"keep_head: effective_classes>2.5 & {LATE}",
+    "few < 2.5 keep head after 0.8": f"keep_head: effective_classes<2.5 & {LAST_FIFTH}",
+    "many > 2.5 keep head after 0.8": f"keep_head: effective_classes>2.5 & {LAST_FIFTH}",
 }
 METHODS = ("fedper", "ditto", "fedrod")
 CONFIG = Experiment.of(
@@ -86,47 +86,47 @@ CONFIG = Experiment.of(
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """One suite: programs by method and schedule, scores of lanes on its federations."""
+    """One suite: programs by method and schedule, scores of entries on its federations."""
 
     problem: Problem
     tuning: int
     held_out: int
 
     def scores(
-        self, method: dict[str, Any], schedule: str, lanes: Any, rates: Iterable[float], parts: str,
-        stream: int,
+        self, method: dict[str, Any], schedule: str, agents: Any, rates: Iterable[float],
+        parts: str, stream: int,
     ) -> Scores:  # fmt: skip
-        """[F, P] of lanes [P, …], each at its rate; lanes None: as the method begins."""
+        """[F, P] of agents [P, …], each at its rate; agents None: as the method begins."""
         problem = dataclasses.replace(self.problem, config=self.problem.config.replace(**method))
         sim = problem.simulation(schedule=schedule)
         number = self.tuning if stream == TUNING else self.held_out
         drawn = problem.draws(sim, stream, 0, number)
         inner = episodes.make_episode(sim, problem.length, parts=parts)
-        one = lambda lane, draw, key: inner(lane[0], with_rate(draw, lane[1]), key)
+        one = lambda variant, draw, key: inner(variant[0], with_rate(draw, variant[1]), key)
         program = jax.jit(episodes.each(one, population=True))
         dtype = sim.env.dtype
         rates = jnp.asarray(list(rates), dtype)
-        lanes = None if lanes is None else jax.tree.map(lambda a: jnp.asarray(a, dtype), lanes)
-        return jax.tree.map(np.asarray, program((lanes, rates), drawn.draw, drawn.keys))
+        agents = None if agents is None else jax.tree.map(lambda a: jnp.asarray(a, dtype), agents)
+        return jax.tree.map(np.asarray, program((agents, rates), drawn.draw, drawn.keys))
 
 
 RULE = dict(options={"agent": "rule", "rule": RULES["backbone after 0.8"]})
 
 
-def rule_lanes(names: Iterable[str]) -> Any:
+def rule_agents(names: Iterable[str]) -> Any:
     """Boxes [P, …] of rules."""
     return jax.tree.map(lambda *a: np.stack(a), *[boxes(RULES[name], 1) for name in names])
 
 
 def tuned_rules(table: Table) -> dict[str, Any]:
     """Scores of every rule at every rate and schedule on the tuning federations."""
-    lanes = [(name, rate) for name in RULES for rate in RATES]
+    pairs = [(name, rate) for name in RULES for rate in RATES]
     out = {}
     for schedule in SCHEDULES:
         found = table.scores(
-            RULE, schedule, rule_lanes(n for n, _ in lanes), [r for _, r in lanes], "agent", TUNING
+            RULE, schedule, rule_agents(n for n, _ in pairs), [r for _, r in pairs], "agent", TUNING
         )
-        for i, (name, rate) in enumerate(lanes):
+        for i, (name, rate) in enumerate(pairs):
             out[f"{name}|{rate}|{schedule}"] = means(found, i)
     return out
 
@@ -153,7 +153,7 @@ def best(tuned: dict[str, dict[str, float]], goal: str, keep: Callable) -> tuple
 
 
 @dataclasses.dataclass(frozen=True)
-class Lane:
+class Entry:
     """One row of the table of a goal."""
 
     goal: str
@@ -164,61 +164,63 @@ class Lane:
     schedule: str
 
 
-def lanes_of(tuned: dict[str, Any], goals: Iterable[str], methods: Iterable[str]) -> list[Lane]:
+def entries_of(tuned: dict[str, Any], goals: Iterable[str], methods: Iterable[str]) -> list[Entry]:
     """For every goal: the controller and SAC at the rate of `full`, the best rule, the methods."""
     out = []
     for goal in goals:
         _, rate, schedule = best(tuned, goal, lambda name: name == "full")
         at = (rate, schedule)
-        out += [Lane(goal, "full", "rule", "full", *at)]
-        out += [Lane(goal, "trained across federations", "controller", goal, *at)]
+        out += [Entry(goal, "full", "rule", "full", *at)]
+        out += [Entry(goal, "trained across federations", "controller", goal, *at)]
         out += [
-            Lane(
+            Entry(
                 goal, "best rule", "rule", *best(tuned, goal, lambda n: n in RULES and n != "full")
             )
         ]
         if methods:
-            out += [Lane(goal, "SAC, as published", "agent", "sac", *at)]
+            out += [Entry(goal, "SAC, as published", "agent", "sac", *at)]
         for method in methods:
-            out += [Lane(goal, method, "method", *best(tuned, goal, lambda n, m=method: n == m))]
+            out += [Entry(goal, method, "method", *best(tuned, goal, lambda n, m=method: n == m))]
     return out
 
 
-def run_lanes(table: Table, lanes: list[Lane], trained: dict[str, np.ndarray]) -> dict[Lane, Any]:
-    """Scores [F] of every lane on the held-out federations; lanes of one program together."""
-    groups: dict[tuple, list[Lane]] = {}
-    for lane in lanes:
-        program = lane.name if lane.kind in ("method", "agent") else ""
-        groups.setdefault((lane.kind, program, lane.schedule), []).append(lane)
+def run_entries(
+    table: Table, entries: list[Entry], trained: dict[str, np.ndarray]
+) -> dict[Entry, Any]:
+    """Scores [F] of every entry on the held-out federations; entries of one program together."""
+    groups: dict[tuple, list[Entry]] = {}
+    for entry in entries:
+        program = entry.name if entry.kind in ("method", "agent") else ""
+        groups.setdefault((entry.kind, program, entry.schedule), []).append(entry)
     out = {}
     for (kind, program, schedule), some in groups.items():
         values, how, parts = None, {}, "agent"
         if kind == "controller":
-            values, parts = np.stack([trained[lane.name] for lane in some]), "agent.parameters"
+            values, parts = np.stack([trained[entry.name] for entry in some]), "agent.parameters"
         elif kind == "rule":
-            values, how = rule_lanes(lane.name for lane in some), RULE
+            values, how = rule_agents(entry.name for entry in some), RULE
         elif kind == "agent":
             how = dict(options={"agent": program})
         else:
             how = dict(method=program, options={})
-        rates = [lane.rate for lane in some]
+        rates = [entry.rate for entry in some]
         found = table.scores(how, schedule, values, rates, parts, HELD_OUT)
-        for i, lane in enumerate(some):
-            out[lane] = jax.tree.map(lambda a, i=i: a[:, i], found)
+        for i, entry in enumerate(some):
+            out[entry] = jax.tree.map(lambda a, i=i: a[:, i], found)
     return out
 
 
-def paired(found: dict[Lane, Any], goal: str) -> dict[str, Any]:
+def paired(found: dict[Entry, Any], goal: str) -> dict[str, Any]:
     """Rows of a goal: means, and differences to `full` and to the best rule as intervals."""
     mixture = evolve.parse_goal(goal)
-    rows = {lane.row: (lane, scores) for lane, scores in found.items() if lane.goal == goal}
+    rows = {entry.row: (entry, scores) for entry, scores in found.items() if entry.goal == goal}
     out: dict[str, Any] = {}
-    for row, (lane, scores) in rows.items():
+    for row, (entry, scores) in rows.items():
         less = lambda other, scores=scores: evolve.compared(
             jax.tree.map(np.subtract, scores, rows[other][1]), mixture
         )
         out[row] = dict(
-            setting=f"{lane.name}, lr {lane.rate:g}, {lane.schedule}",
+            setting=f"{entry.name}, lr {entry.rate:g}, {entry.schedule}",
             means={k: float(v.mean()) for k, v in scores._asdict().items()},
             over_full=less("full"),
             over_rule=less("best rule"),
@@ -230,9 +232,9 @@ def kept(path: pathlib.Path, make: Callable[[], Any]) -> Any:
     """What `make` gave when it was called first."""
     if not path.is_file():
         began = time.perf_counter()
-        made = make()
+        result = make()
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(made, indent=1))
+        path.write_text(json.dumps(result, indent=1))
         print(f"{path.name}: {time.perf_counter() - began:.0f} s", file=sys.stderr, flush=True)
     return json.loads(path.read_text())
 
@@ -241,8 +243,8 @@ def read_trained(folders: Iterable[str]) -> dict[str, np.ndarray]:
     """goal -> parameters."""
     out = {}
     for folder in folders:
-        told = json.loads((pathlib.Path(folder) / "result.json").read_text())
-        out[evolve.parse(told["over"])[1].goal] = np.float32(told["parameters"])
+        stored = json.loads((pathlib.Path(folder) / "result.json").read_text())
+        out[evolve.parse(stored["over"])[1].goal] = np.float32(stored["parameters"])
     return out
 
 
@@ -274,7 +276,7 @@ def score(args: argparse.Namespace) -> None:
             )
 
         def rows(table: Table = table, tuned: Any = tuned, methods: Any = methods) -> Any:
-            found = run_lanes(table, lanes_of(tuned, trained, methods), trained)
+            found = run_entries(table, entries_of(tuned, trained, methods), trained)
             return {goal: paired(found, goal) for goal in trained}
 
         kept(args.work / f"scores-{stem}.json", rows)
@@ -309,16 +311,16 @@ def transfer(args: argparse.Namespace) -> None:
             for schedule in SCHEDULES:
                 rates = (0.05, 0.1, 0.2)
                 found = table.scores(
-                    RULE, schedule, rule_lanes(["full"] * 3), rates, "agent", TUNING
+                    RULE, schedule, rule_agents(["full"] * 3), rates, "agent", TUNING
                 )
                 tuned |= {f"full|{r}|{schedule}": means(found, i) for i, r in enumerate(rates)}
-            lanes = []
+            entries = []
             for goal in trained:
                 at = best(tuned, goal, lambda name: True)[1:]
-                lanes += [Lane(goal, "full", "rule", "full", *at)]
-                lanes += [Lane(goal, "best rule", "rule", "backbone after 0.8, taken", *at)]
-                lanes += [Lane(goal, "trained across federations", "controller", goal, *at)]
-            found = run_lanes(table, lanes, trained)
+                entries += [Entry(goal, "full", "rule", "full", *at)]
+                entries += [Entry(goal, "best rule", "rule", "backbone after 0.8, taken", *at)]
+                entries += [Entry(goal, "trained across federations", "controller", goal, *at)]
+            found = run_entries(table, entries, trained)
             return {goal: paired(found, goal) for goal in trained}
 
         kept(args.work / f"transfer-{model}.json", rows)
@@ -332,18 +334,18 @@ SELECTION = (
 
 def selection(args: argparse.Namespace) -> None:
     """Who takes part: uniform, power-of-choice, and the trained controller, FedAvg's rounds."""
-    told = json.loads((pathlib.Path(args.trained[0]) / "result.json").read_text())
+    stored = json.loads((pathlib.Path(args.trained[0]) / "result.json").read_text())
     start_jax(CONFIG)
     base = dict(method="fedavg", options={})
-    lane = np.float32(told["parameters"])[None]
-    alone = lambda feature: 10 * np.eye(lane.shape[1], dtype=np.float32)[[feature]]
+    parameters = np.float32(stored["parameters"])[None]
+    alone = lambda feature: 10 * np.eye(parameters.shape[1], dtype=np.float32)[[feature]]
     policy = base | dict(transforms=("agent_selection:agent=evolved",))
     ways = {
         "uniform": (base, None),
         "power of choice": (base | dict(transforms=("power_of_choice",)), None),
         "longest away first": (policy, alone(3)),  # rules: a weight on one feature alone
         "most even labels first": (policy, alone(4)),
-        "trained across federations": (policy, lane),
+        "trained across federations": (policy, parameters),
     }
     for suite, data in {"other seeds": "mnist|fashion_mnist", "CIFAR-10": "cifar10"}.items():
         problem = Problem(
@@ -361,13 +363,13 @@ def selection(args: argparse.Namespace) -> None:
                 tuned = {}
                 for schedule in SCHEDULES:
                     wide = None if values is None else np.repeat(values, len(RATES), 0)
-                    parts = told["parts"]
+                    parts = stored["parts"]
                     found = table.scores(how, schedule, wide, RATES, parts, TUNING)
                     tuned |= {
                         f"{name}|{r}|{schedule}": means(found, i) for i, r in enumerate(RATES)
                     }
                 _, rate, schedule = best(tuned, "global", lambda n: True)
-                found = table.scores(how, schedule, values, [rate], told["parts"], HELD_OUT)
+                found = table.scores(how, schedule, values, [rate], stored["parts"], HELD_OUT)
                 found = jax.tree.map(lambda a: a[:, 0], found)
                 plain = found if plain is None else plain
                 gains = evolve.compared(jax.tree.map(np.subtract, found, plain), {"global": 1.0})
@@ -405,9 +407,11 @@ def speed(args: argparse.Namespace) -> None:
         (1, 16, True),
     ):
         drawn = problem.draws(sim, TUNING, 0, federations)
-        made = episodes.each(across if together else plain, population=True, side_by_side=together)
+        episode = episodes.each(
+            across if together else plain, population=True, side_by_side=together
+        )
         values = jnp.zeros((policies, size))
-        program = jax.jit(made).lower(values, drawn.draw, drawn.keys).compile()
+        program = jax.jit(episode).lower(values, drawn.draw, drawn.keys).compile()
         took = []
         for _ in range(3):
             began = time.perf_counter()

@@ -35,7 +35,8 @@ def rows_of(goal: dict[str, Any]) -> list[str]:
 
 
 def table(title: str, goal: str, found: dict[str, Any]) -> str:
-    lines = [f"**{title}, goal {goal}**", "", HEAD, *rows_of(found)]
+    number = found["full"]["over_full"]["goal"]["of"]
+    lines = [f"**{title}, goal {goal}, {number} federations**", "", HEAD, *rows_of(found)]
     mine = found.get("trained across federations")
     if mine and "best rule" in found:
         lines += [
@@ -180,6 +181,12 @@ rule of {rules} is chosen there too. Scores are means of the last five evaluatio
 round), never the best over rounds. The controller was trained at one rate and schedule, those of
 `full` on its training federations: lr {lr}, {schedule}; where a suite has another, it has never
 seen such runs.
+
+How it was reached: two earlier configurations showed no progress and were stopped. Both saw the
+features without centring; the step size σ of the search was 0.3, then 0.7. After that, 17 hand-made
+policies were looked at on tuning federations, and the features were centred and re-scaled. The
+suites CIFAR-10 and digits were scored once, after the final training; the same controller ran once
+more on the same federations, with the same result, when the rows of the other methods were added.
 """
 
 
@@ -226,18 +233,18 @@ def rounded(found: Any) -> Any:
 def about_of(about: dict[str, Any]) -> dict[str, Any]:
     words = [w for w in about["over"].split(", ") if w.split(":")[0] in ("dirichlet", "clients",
              "participation", "examples", "data")]  # fmt: skip
-    told = dict(command=about["command"], over=", ".join(words))
-    return told | dict(lr=about.get("lr", ""), schedule=about.get("schedule", ""))
+    fields = dict(command=about["command"], over=", ".join(words))
+    return fields | dict(lr=about.get("lr", ""), schedule=about.get("schedule", ""))
 
 
 def section(found: dict[str, Any]) -> list[str]:
     if not found:
         return ["Not measured yet.", ""]
-    told = (
-        "Whole images, 12 federations of 20 clients, 4 per round, 40 rounds; `best rule` is one"
-        " rule that was named beforehand, at the rate of `full`."
+    sentence = (
+        "Whole images, federations of 20 clients, 4 per round, 40 rounds; `best rule` is one rule"
+        " that was named beforehand, at the rate of `full`, which two tuning federations chose."
     )
-    return [told, ""] + [
+    return [sentence, ""] + [
         text
         for name, goals in found.items()
         for goal, rows in goals.items()

@@ -154,8 +154,10 @@ class Table:
         budget = half_of_full(self.scale, compiled.sim)
         for variant, curves in zip(variants, found, strict=True):
             if variant in missing:
-                made = goals(curves, budget, self.scale.last)
-                self.add(where, part, variant.row, variant.rate, **made, bytes=curves["bytes"][-1])
+                scores = goals(curves, budget, self.scale.last)
+                self.add(
+                    where, part, variant.row, variant.rate, **scores, bytes=curves["bytes"][-1]
+                )
         print(f"{where} {part}: {time.perf_counter() - began:.1f} s", file=sys.stderr, flush=True)
 
     def fed(self, where: dict[str, Any]) -> Any:
@@ -228,9 +230,9 @@ def consult(table: Table, where: dict[str, Any], seed: int) -> None:
         for row, curves in zip(rows, found, strict=True):
             if row not in missing:
                 continue
-            made = goals(curves, budget, table.scale.last)
+            scores = goals(curves, budget, table.scale.last)
             extra = dict(branches=later) if row == rows[0] else {}
-            table.add(at, schedule, row, rate, **made, bytes=curves["bytes"][-1], **extra)
+            table.add(at, schedule, row, rate, **scores, bytes=curves["bytes"][-1], **extra)
         print(f"{at} {schedule} oracle: {time.perf_counter() - began:.1f} s", file=sys.stderr)
 
 

@@ -85,9 +85,9 @@ def measure(args: argparse.Namespace, path: pathlib.Path) -> dict[str, Any]:
             there = found.setdefault(name, {}).setdefault(rule, [])
             if len(there) >= args.seeds:
                 continue
-            made = program(scale, rule, feds[0])
+            compiled = program(scale, rule, feds[0])
             for seed in range(len(there), args.seeds):
-                there.append(made.run(feds[seed], seed, scale["last"])[0])
+                there.append(compiled.run(feds[seed], seed, scale["last"])[0])
             small.write(path, found)
             print(f"{name}: {rule}: {[round(value, 2) for value in there]}", flush=True)
     return found

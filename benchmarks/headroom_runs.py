@@ -194,8 +194,8 @@ def first_states(sim: Simulation, data: Data, variants: list[Variant], seed: int
     wide = lambda a: jnp.broadcast_to(a, (len(variants), *a.shape))
     agent = jax.tree.map(wide, state.agent)
     if jax.tree.leaves(agent):
-        made = [boxes(variant.rule, variant.taken, CLAUSES) for variant in variants]
-        agent = jax.tree.map(lambda *each: jnp.stack([jnp.float32(a) for a in each]), *made)
+        each_agent = [boxes(variant.rule, variant.taken, CLAUSES) for variant in variants]
+        agent = jax.tree.map(lambda *each: jnp.stack([jnp.float32(a) for a in each]), *each_agent)
     server, clients = jax.tree.map(wide, (state.server, state.clients))
     return state._replace(server=server, clients=clients, agent=agent)
 

@@ -120,12 +120,11 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
     """One case, in this process: peak and present memory after every stage."""
     import jax
     import jax.numpy as jnp
-    from fedjax_sim.runner.start import want_host_devices
 
     from fedjax_sim.engine import host_clients
     from fedjax_sim.engine import layout as layouts
     from fedjax_sim.runner import checkpoint
-    from fedjax_sim.runner.compilation import use_compilation_cache
+    from fedjax_sim.runner.compilation import use_compilation_cache, want_host_devices
     from fedjax_sim.runner.prepare import prepare
 
     config = config_of(case)
@@ -148,9 +147,9 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
     run: Any = sim.run
     if config.compute.state_on == "device":
         run = run.lower(state, data, jnp.int32(1)).compile()
-        held = run.memory_analysis()
+        analysis = run.memory_analysis()
         temporary = (
-            held.temp_size_in_bytes / MB if held else None
+            analysis.temp_size_in_bytes / MB if analysis else None
         )  # a copy of the state would be in here
     note("compiled")
     state, logs, _ = jax.block_until_ready(

@@ -85,10 +85,10 @@ def figure(path: pathlib.Path, draw: Callable[[Any], None], wide: int = 1) -> No
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    made, axes = plt.subplots(1, wide, figsize=(5 * wide, 4), layout="constrained")
+    drawing, axes = plt.subplots(1, wide, figsize=(5 * wide, 4), layout="constrained")
     draw(axes)
-    made.savefig(path, dpi=120)
-    plt.close(made)
+    drawing.savefig(path, dpi=120)
+    plt.close(drawing)
 
 
 # ---- designed federations ------------------------------------------------------------------------

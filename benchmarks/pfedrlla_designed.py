@@ -208,12 +208,12 @@ def embeddings(
     else:
         seen = jax.vmap(lambda net: features(net, groups, side))(heads)
     functions = mhae(side, embedding)
-    held = jnp.arange(len(group)) % 3 == 2
-    train = jax.jit(lambda e, x: functions.train(e, x, ~held), donate_argnums=0)
+    validation = jnp.arange(len(group)) % 3 == 2
+    train = jax.jit(lambda e, x: functions.train(e, x, ~validation), donate_argnums=0)
     apart = jax.jit(
         lambda e, x: (
-            jnp.where(held, jax.vmap(lambda one: functions.loss(e.params, one))(x), 0).sum()
-            / held.sum()
+            jnp.where(validation, jax.vmap(lambda one: functions.loss(e.params, one))(x), 0).sum()
+            / validation.sum()
         )
     )
     embed = jax.jit(functions.embed)

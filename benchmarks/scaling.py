@@ -193,7 +193,7 @@ def measure(point: Point) -> dict[str, Any]:
         seconds.append(time.perf_counter() - began)
         needed, executed = needed + int(log["steps_needed"]), executed + int(log["steps_executed"])
     sizes = label_counts(workload).sum(1)
-    held = facts(setup)
+    bytes_of = facts(setup)
     return {
         **dataclasses.asdict(point),
         "s_per_round": min(seconds),
@@ -205,8 +205,8 @@ def measure(point: Point) -> dict[str, Any]:
         "s_per_step": min(seconds) * point.rounds / needed,
         "smallest_client": int(sizes.min()),
         "largest_client": int(sizes.max()),
-        "state_mb": held["state"] / 1e6,
-        "data_mb": held["data"] / 1e6,
+        "state_mb": bytes_of["state"] / 1e6,
+        "data_mb": bytes_of["data"] / 1e6,
         "peak_rss_mb": machine.peak_rss_mb(os.getpid()),
     }
 

@@ -96,7 +96,7 @@ def start(settings: dict[str, Any], check_weights: bool = False) -> dict[str, An
     from fedjax_sim.engine import layout as layouts
     from fedjax_sim.experiment import Experiment
     from fedjax_sim.runner import prepare as preparing
-    from fedjax_sim.runner.compilation import use_compilation_cache
+    from fedjax_sim.runner.compilation import use_compilation_cache, want_host_devices
 
     programs: list[float] = []
     jax.monitoring.register_event_duration_secs_listener(
@@ -105,7 +105,7 @@ def start(settings: dict[str, Any], check_weights: bool = False) -> dict[str, An
         )
     )
     config = Experiment.of(**settings)
-    preparing.want_host_devices(config)
+    want_host_devices(config)
     use_compilation_cache()
     originals = {name: getattr(preparing, name) for name in ("load_federation", "initial_net")}
     parts = {"load_federation": "data", "initial_net": "initial weights"}

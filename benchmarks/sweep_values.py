@@ -31,11 +31,11 @@ class Side:
         import jax
 
         from fedjax_sim.engine import layout as layouts
-        from fedjax_sim.runner import compilation, driver, lanes
+        from fedjax_sim.runner import compilation, driver, vmapped
 
         states = [setup.first_state() for setup in setups]
-        state = lanes.stack_states(setups, states)
-        data = lanes.stack_data([setup.simulation.data for setup in setups])
+        state = vmapped.stack_states(setups, states)
+        data = vmapped.stack_data([setup.simulation.data for setup in setups])
         self.state, self.data = layouts.place(setups[0].simulation.layout, state, data)
         compilation.forget()
         began = time.perf_counter(), time.process_time()
@@ -82,10 +82,10 @@ def measure(network: str, k: int, rounds: int, repeat: int) -> dict[str, Any]:
     config = dict(model=network, rounds=10**6, eval_every=PER_CALL, epochs=1.0, participation="0.5")
     alone = prepare(Experiment.of("fedavg", **config), measure=False)
     values = [0.01 * (i + 1) for i in range(k)]
-    lanes = with_values(
+    setups = with_values(
         prepare(Experiment.of("fedavg", devices="1", **config), measure=False), "lr", values
     )
-    after, beside = Side([alone]), Side(lanes)
+    after, beside = Side([alone]), Side(setups)
     for i in range(repeat):
         for side in (after, beside) if i % 2 == 0 else (beside, after):
             side.turn()
@@ -105,9 +105,9 @@ def measure(network: str, k: int, rounds: int, repeat: int) -> dict[str, Any]:
 
 def line(row: dict[str, Any]) -> str:
     """
-    >>> told = dict(anew=2.0, beside=0.5, round=0.4)
+    >>> ratio = dict(anew=2.0, beside=0.5, round=0.4)
     >>> line(
-    ...     dict(network="mlp", values=2, rounds=9, devices=1, wall=told, processor=told)
+    ...     dict(network="mlp", values=2, rounds=9, devices=1, wall=ratio, processor=ratio)
     ... ).endswith("pays")
     True
     """

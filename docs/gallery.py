@@ -32,8 +32,8 @@ def main() -> None:
                 stdout=subprocess.DEVNULL,
             )
         for name in re.findall(r"\]\(images/(\w+)\.png\)", page):
-            made = pathlib.Path(folder, "runs", "gallery", f"{RENAMED.get(name, name)}.png")
-            shrink(made, HERE / "images" / made.with_stem(name).name)
+            picture = pathlib.Path(folder, "runs", "gallery", f"{RENAMED.get(name, name)}.png")
+            shrink(picture, HERE / "images" / picture.with_stem(name).name)
 
 
 def shrink(source: pathlib.Path, target: pathlib.Path) -> None:

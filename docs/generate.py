@@ -55,13 +55,13 @@ def section(names: list[str]) -> str:
     text = inspect.cleandoc(module_of(names[0]).__doc__ or "")
     lines = [f"## {', '.join(f'`{name}`' for name in names)}", "", "```text", text, "```", ""]
     for name in names:
-        made = methods.method_class(name)
-        shown = ", ".join(option(one) for one in dataclasses.fields(made)) or "none"
+        method = methods.method_class(name)
+        shown = ", ".join(option(one) for one in dataclasses.fields(method)) or "none"
         lines.append(
-            f"* `{name}`, in Python `fs.{made.__name__}`: {methods.METHODS[name]}. Options:"
+            f"* `{name}`, in Python `fs.{method.__name__}`: {methods.METHODS[name]}. Options:"
             f" {shown}."
         )
-        more = (inspect.getdoc(made) or "").split("\n\n", 1)[1:]
+        more = (inspect.getdoc(method) or "").split("\n\n", 1)[1:]
         if more:
             lines.append(f"  {' '.join(more[0].split())}")
     return "\n".join([*lines, ""])
@@ -73,8 +73,8 @@ def option(one: dataclasses.Field) -> str:
     words = [limits.help, " or ".join(limits.choices)]
     if any(bound is not None for bound in (limits.ge, limits.gt, limits.le)):
         words.append(allowed_range(limits))
-    told = "; ".join(word for word in words if word)
-    return f"`{one.name}={one.default}`" + (f" ({told})" if told else "")
+    notes = "; ".join(word for word in words if word)
+    return f"`{one.name}={one.default}`" + (f" ({notes})" if notes else "")
 
 
 # ---- api.md --------------------------------------------------------------------------------------
@@ -103,8 +103,8 @@ def entry(name: str, value: object) -> str:
 
 def signature(value: Callable) -> str:
     """Arguments and result, one per line where they are many."""
-    told, lines, kinds = inspect.signature(value), [], set()
-    for p in told.parameters.values():
+    shape, lines, kinds = inspect.signature(value), [], set()
+    for p in shape.parameters.values():
         if (
             p.kind is not p.POSITIONAL_ONLY
             and inspect.Parameter.POSITIONAL_ONLY in kinds
@@ -115,7 +115,7 @@ def signature(value: Callable) -> str:
             lines.append("*")
         kinds.add(p.kind)
         lines.append(parameter(p))
-    back = "" if told.return_annotation is told.empty else f" -> {told.return_annotation}"
+    back = "" if shape.return_annotation is shape.empty else f" -> {shape.return_annotation}"
     short = f"({', '.join(lines)}){back}"
     return (
         short

@@ -128,16 +128,16 @@ def prepare(workload: Workload, method: str = "fedavg") -> Peer:
     compile_s = time.perf_counter() - started
     # a first round, not timed and not kept: pages are touched, buffers placed
     jax.block_until_ready(one(state, data)[0])
-    held = {"state": place(sim.layout, begin(), data)[0]}
+    current = {"state": place(sim.layout, begin(), data)[0]}
 
     def one_round(index: int) -> None:
-        state = held["state"]
+        state = current["state"]
         if int(state.t) != index:
             state = state._replace(t=jax.device_put(jnp.int32(index), state.t.sharding))
-        held["state"] = jax.block_until_ready(one(state, data)[0])
+        current["state"] = jax.block_until_ready(one(state, data)[0])
 
     def weights() -> dict[str, np.ndarray]:
-        leaves = jax.tree_util.tree_flatten_with_path(held["state"].server.net)[0]
+        leaves = jax.tree_util.tree_flatten_with_path(current["state"].server.net)[0]
         if workload.model == "resnet18":
             return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}
         return jax_models.from_jax(

@@ -6,7 +6,7 @@ from typing import Any
 
 from fedjax_sim.metrics.base import on_rows
 from fedjax_sim.options import shown
-from fedjax_sim.report.text import own_values, size
+from fedjax_sim.report.text import method_defaults, size
 from fedjax_sim.runner.facts import facts
 from fedjax_sim.runner.prepare import Setup
 
@@ -45,7 +45,7 @@ def report(setup: Setup) -> str:
             + (f" ({setup.resolved['chunk_why']})" if "chunk_why" in setup.resolved else ""),
             *(
                 f"  {sentence}"
-                for sentence in own_values(config.method.name, setup.resolved["prefers"])
+                for sentence in method_defaults(config.method.name, setup.resolved["prefers"])
             ),
             *(
                 f"  {config.method.name} replaces {option} {config.flat().get(option, '')} by {why}"

@@ -177,16 +177,16 @@ def checked(
     for owner, option, value in around:
         texts = with_option(texts, owner, option, value)
     if isinstance(method, str):
-        made = make_method(method, **options)
-        transformed(made, texts)
-        options = {name: value_in(made, name, value) for name, value in options.items()}
+        instance = make_method(method, **options)
+        transformed(instance, texts)
+        options = {name: value_in(instance, name, value) for name, value in options.items()}
     return experiment.replace(
         model_options=model, loss_options=loss, options=options, transforms=texts
     )
 
 
-def value_in(made: Any, name: str, written: Any) -> Any:
+def value_in(instance: Any, name: str, written: Any) -> Any:
     """The value that an option has in a method, where it is a plain one; else as it was written."""
     owner, _, option = name.rpartition(".")
-    value = getattr(getattr(made, owner, None) if owner else made, option, None)
+    value = getattr(getattr(instance, owner, None) if owner else instance, option, None)
     return value if isinstance(value, (bool, int, float, str, tuple)) else written

@@ -174,8 +174,8 @@ def read_config(data: Mapping[str, Any]) -> tuple[Experiment, Found]:
                 f"the configuration has an unknown entry '{name}'; it was written by another"
                 " version"
             )
-    made: Any = {part: PARTS[part](**values) for part, values in parts.items()}
-    return Experiment(**made), Found(**found)
+    nodes: Any = {part: PARTS[part](**values) for part, values in parts.items()}
+    return Experiment(**nodes), Found(**found)
 
 
 def flat_config(data: Mapping[str, Any]) -> dict[str, Any]:

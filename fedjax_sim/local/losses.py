@@ -395,7 +395,7 @@ class BCE(OfNumbers):
         return (each * jnp.where(labels > 0, self.positive, 1)).mean(-1)
 
 
-class OwnLoss(Loss):
+class UserLoss(Loss):
     """A function of the user's: (outputs [B, …], targets [B, …]) -> [B]."""
 
     name = "own"
@@ -457,7 +457,7 @@ def register_loss(name: str, help: str = "") -> Callable[[F], F]:
         else:
             kind = type(
                 name,
-                (OwnLoss,),
+                (UserLoss,),
                 {"function": given, "__annotations__": {"function": "Any"}, "name": name},
             )
         CLASSES[name] = kind

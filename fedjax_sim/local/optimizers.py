@@ -1,5 +1,5 @@
 """Local optimisers of optax: by name (`Rule`), or a `GradientTransformation` of the user's own
-(`Own`).
+(`UserOptimizer`).
 
 A rule's real options are arguments of the compiled program, as its learning rate is: the
 transformation is made inside the program, from traced numbers. What is inside an object of the
@@ -165,7 +165,7 @@ class Rule(Optimizer):
         return optax.apply_updates(params, updates), typed(after, state)
 
 
-class Own(Optimizer):
+class UserOptimizer(Optimizer):
     """A `GradientTransformation` of the user's own; `values` are the numbers of one made by
     `optax.inject_hyperparams`."""
 
@@ -204,7 +204,7 @@ def typed(new: Tree, old: Tree) -> Tree:
     return jax.tree.map(lambda a, b: jnp.asarray(a, jnp.asarray(b).dtype), new, old)
 
 
-def own_optimizer(given: Any) -> Own:
+def user_optimizer(given: Any) -> UserOptimizer:
     """An object of the user's as a record; anything else is a sentence."""
     if not (
         isinstance(given, tuple)
@@ -220,7 +220,7 @@ def own_optimizer(given: Any) -> Own:
     numbers = getattr(state, "hyperparams", {})
     scheduled = getattr(state, "hyperparams_states", {})
     fixed = {k: float(v) for k, v in numbers.items() if k not in scheduled and jnp.ndim(v) == 0}
-    return Own(given=given, values=Values(tuple(fixed.items())))
+    return UserOptimizer(given=given, values=Values(tuple(fixed.items())))
 
 
 def parse(text: str) -> tuple[str, dict[str, str]]:

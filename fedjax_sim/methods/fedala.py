@@ -120,8 +120,8 @@ class FedALA(Personal, FedAvg):
             w, loss = one_pass(w, running)
             losses = jnp.where(running, jnp.roll(losses, -1).at[-1].set(loss), losses)
             passes = passes + running
-            settled = (passes > self.window) & (losses.std() < self.threshold)
-            return w, losses, passes, running & ~client.own.begun & ~settled & (passes < self.cap)
+            converged = (passes > self.window) & (losses.std() < self.threshold)
+            return w, losses, passes, running & ~client.own.begun & ~converged & (passes < self.cap)
 
         begin = (client.own.weights, jnp.zeros(self.window, env.dtype), jnp.int32(0), ctx.t > 0)
         w = lax.while_loop(

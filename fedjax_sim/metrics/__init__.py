@@ -37,14 +37,14 @@ METRICS: dict[str, str] = {
     "token_loss": "mean cross-entropy of tokens, as the column loss, and perplexity",
     "calibration": "expected calibration error over 15 bins of confidence",
 }
-_MADE: dict[str, Callable[[int], Metric]] = {}  # what `register_metric` saw
+_FACTORIES: dict[str, Callable[[int], Metric]] = {}  # what `register_metric` saw
 
 
 def register_metric(name: str, description: str = "") -> Callable[[F], F]:
     """A decorator: this function of the number of classes makes the metric called `name`."""
 
     def known(make: F) -> F:
-        _MADE[name] = make
+        _FACTORIES[name] = make
         METRICS.setdefault(name, description or (make.__doc__ or "").strip().split("\n")[0])
         return make
 
@@ -62,12 +62,12 @@ def make_metrics(
     wanted = tuple(dict.fromkeys((*default, *names)))
     for name in wanted:
         lookup("metric", name, METRICS)
-        if name not in _MADE:
+        if name not in _FACTORIES:
             importlib.import_module(f"fedjax_sim.metrics.{name}")
-    return tuple(_made(_MADE[name], classes) for name in wanted)
+    return tuple(_checked(_FACTORIES[name], classes) for name in wanted)
 
 
 @functools.cache
-def _made(make: Callable[[int], Metric], classes: int) -> Metric:
+def _checked(make: Callable[[int], Metric], classes: int) -> Metric:
     """The same metric is the same object: it is a static part of programs."""
     return make(classes)

@@ -18,7 +18,7 @@ from fedjax_sim.models.registry import MODELS, REGISTRY, check_options, register
 
 if TYPE_CHECKING:
     from fedjax_sim.models.factory import build
-    from fedjax_sim.models.own import as_model
+    from fedjax_sim.models.flax_module import as_model
     from fedjax_sim.models.record import (
         Model,
         batch_of,
@@ -33,7 +33,7 @@ _HOME = {
     "batch_of": "record",
     "build": "factory",
     "Model": "record",
-    "as_model": "own",
+    "as_model": "flax_module",
     "from_module": "record",
     "initial_weights": "record",
     "parameter_counts": "record",

@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim.errors import UserError, unknown
+from fedjax_sim.models.flax_module import as_model
 from fedjax_sim.models.layers import FORMS
 from fedjax_sim.models.nets import PlainNet, plain_groups
-from fedjax_sim.models.own import as_model
 from fedjax_sim.models.record import Model, from_module
 from fedjax_sim.models.registry import REGISTRY, check_inputs, check_options, too_small
 from fedjax_sim.models.sequence import build_tokens_model

@@ -85,7 +85,7 @@ def from_module(
     (('body', 'head'), 'head', 4, 3)
     """
     if not (hasattr(module, "features") and hasattr(module, "head")):
-        from fedjax_sim.models.own import plain_module
+        from fedjax_sim.models.flax_module import plain_module
 
         return plain_module(name, module, shape, classes, dtype)
     if groups is None or dense is None or width is None or classes is None:

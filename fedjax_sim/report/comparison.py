@@ -52,10 +52,10 @@ def write(
         name: {entry: str(value) for entry, value in values.items()}
         for name, values in differs.items()
     }
-    told = dict(
+    record = dict(
         relative_gain=text.gains(summaries), differs=named, statistics=statistics, runs=summaries
     )
-    write_json(out / "compare.json", told)
+    write_json(out / "compare.json", record)
     columns = list(dict.fromkeys(name for row in rows for name in row))
     write_bytes(out / "compare.csv", csv_bytes(columns, rows))
     write_bytes(out / "compare.md", tables.markdown(groups).encode())

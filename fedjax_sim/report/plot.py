@@ -51,7 +51,7 @@ def as_run(result: Any) -> Run:
 
 
 @contextlib.contextmanager
-def own_drawing() -> Iterator[None]:
+def isolated_drawing() -> Iterator[None]:
     """matplotlib as the caller has it, afterwards: his backend, his look."""
     try:
         import matplotlib
@@ -74,7 +74,7 @@ def curves(
     groups = grouped([as_run(result) for result in results])
     if not drawn.measured(groups):
         raise UserError("there is no accuracy to draw: the run has no evaluated round")
-    with own_drawing(), tempfile.TemporaryDirectory() as folder:
+    with isolated_drawing(), tempfile.TemporaryDirectory() as folder:
         target = (
             pathlib.Path(folder) / "curves" if path is None else pathlib.Path(path).with_suffix("")
         )

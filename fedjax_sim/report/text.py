@@ -64,8 +64,8 @@ def compared(summaries: list[dict[str, Any]]) -> dict[str, tuple[str, About]]:
     keys |= {title: primary.of_clients(name) for title, name in over.items()}
     out = {title: (key, primary.about) for title, key in keys.items()}
     for s in summaries:
-        for column, told in s.get("metrics_about", {}).items():
-            about = About(**told)
+        for column, fields in s.get("metrics_about", {}).items():
+            about = About(**fields)
             if (
                 about.tabled
                 and column in s.get("metrics", {})
@@ -93,21 +93,21 @@ def on_splits(summaries: list[dict[str, Any]]) -> str:
 
 def rows_lines(summaries: list[dict[str, Any]]) -> list[str]:
     """How many rows the figures over clients stand on."""
-    told: dict[str, list[str]] = {}
+    by_rows: dict[str, list[str]] = {}
     for s in summaries:
         if on_rows(s):
-            told.setdefault(on_rows(s), []).append(s["method"])
-    one = len(told) == 1
+            by_rows.setdefault(on_rows(s), []).append(s["method"])
+    one = len(by_rows) == 1
     return [
         f"client figures{'' if one else ' of ' + ', '.join(dict.fromkeys(who))}: on {text}"
-        for text, who in told.items()
+        for text, who in by_rows.items()
     ]
 
 
 def results_table(summaries: list[dict[str, Any]]) -> str:
     """What `results_cells` has, as text, and below it what a reader must not miss."""
-    told = [*rows_lines(summaries), *(line for s in summaries for line in warnings(s))]
-    return "\n".join([columns(results_cells(summaries)), *told])
+    notes = [*rows_lines(summaries), *(line for s in summaries for line in warnings(s))]
+    return "\n".join([columns(results_cells(summaries)), *notes])
 
 
 def results_cells(summaries: list[dict[str, Any]]) -> list[list[str]]:
@@ -143,10 +143,10 @@ def results_cells(summaries: list[dict[str, Any]]) -> list[list[str]]:
     return [head, *rows]
 
 
-def own_values(method: str, values: dict[str, float]) -> list[str]:
+def method_defaults(method: str, values: dict[str, float]) -> list[str]:
     """What a method has of its own where others have the run's defaults.
 
-    >>> own_values("fedpam", {"lr": 0.005})
+    >>> method_defaults("fedpam", {"lr": 0.005})
     ["fedpam: lr 0.005 is the method's own (--lr names another)"]
     """
     return [
@@ -178,7 +178,7 @@ def differing_lines(found: dict[str, dict[str, Any]]) -> list[str]:
 
 def warnings(s: dict[str, Any]) -> list[str]:
     """Sentences about one run that its accuracies do not tell."""
-    out = own_values(s["method"], s.get("prefers", {}))
+    out = method_defaults(s["method"], s.get("prefers", {}))
     out += [
         f"{s['method']}: {option} was replaced by {why}"
         for option, why in s.get("replaces", {}).items()
@@ -242,10 +242,10 @@ def targets_table(summaries: list[dict[str, Any]]) -> str:
             f" {duration(60 * s['time_min_to'][x])})"
         )
 
-    settled = lambda s: "–" if s["convergence_round"] is None else str(s["convergence_round"])
+    converged = lambda s: "–" if s["convergence_round"] is None else str(s["convergence_round"])
     head = ["rounds to", *(f"{x} %" for x in reached), "converged"]
     return columns(
-        [head, *([s["method"], *(cell(s, x) for x in reached), settled(s)] for s in summaries)]
+        [head, *([s["method"], *(cell(s, x) for x in reached), converged(s)] for s in summaries)]
     )
 
 

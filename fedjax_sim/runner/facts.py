@@ -64,7 +64,7 @@ def facts(setup: Setup) -> dict[str, Any]:
         state=per_client * env.num_clients + tree_bytes(server) + controller,
         data=tree_bytes(jax.eval_shape(lambda: (setup.fed.x, setup.fed.y))),
         lanes=min(sim.layout.chunk * sim.layout.devices, env.cohort),
-        lane=lane_bytes(setup, net),
+        lane=training_bytes(setup, net),
     )
     floats = env.group_floats(setup.net)
     return dict(
@@ -141,7 +141,7 @@ def mean_steps(setup: Setup) -> float:
     return float(each * (part.low + part.high) / 2)
 
 
-def lane_bytes(setup: Setup, net: Tree) -> int:
+def training_bytes(setup: Setup, net: Tree) -> int:
     """What training ONE client takes beside its state: what the backward pass keeps, gradients, the
     optimiser's memory."""
     env = setup.simulation.env

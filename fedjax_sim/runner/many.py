@@ -194,7 +194,7 @@ def numbers_for(setup: Setup, experiment: Experiment) -> Numbers:
     if not setup.found.custom_method:
         method = transformed(make_method(chosen.name, **chosen.options), chosen.transforms)
     rule = r.env.optimizer._replace(clip_norm=train.clip_norm)
-    if not isinstance(rule, optimizers.Own):
+    if not isinstance(rule, optimizers.UserOptimizer):
         rule = make_optimizer(experiment, r.env.model.groups)
     assert train.lr is not None  # resolved
     rates = optim.schedule(train.schedule, train.lr, train.schedule_rounds)

@@ -169,13 +169,13 @@ def clear(path: pathlib.Path) -> list[str]:
     of what is gone."""
     written = [path / name for name in (*FILES, MANIFEST)]
     left = [p for p in path.iterdir() if leftover(p)]
-    gone = [file.name for file in written if file.is_file()]
+    removed = [file.name for file in written if file.is_file()]
     for file in (*written, *left):
         if file.is_file() and file.name != LOCK:
             file.unlink()
     with contextlib.suppress(OSError):
         os.rmdir(path / CHECKPOINTS)
-    return gone
+    return removed
 
 
 def clear_checkpoints(folder: pathlib.Path) -> None:
@@ -236,11 +236,11 @@ class RunDirectory:
             self.check_free(setup.hash)  # again: nobody else changes it now
             mine = True
             clear_checkpoints(self.path / CHECKPOINTS)
-            gone = clear(self.path)
-            if gone:
+            removed = clear(self.path)
+            if removed:
                 say(
                     f"'{self.path}' had no checkpoint yet and begins again; removed what it had:"
-                    f" {', '.join(gone)}"
+                    f" {', '.join(removed)}"
                 )
             self.write_config(setup)
         except BaseException:

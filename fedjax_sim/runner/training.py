@@ -72,7 +72,7 @@ def with_given_optimizer(
     experiment: Experiment, found: Found, given: Any
 ) -> tuple[Experiment, Found]:
     """An optimiser given as an object."""
-    made = optimizers.own_optimizer(given)
+    record = optimizers.user_optimizer(given)
     refuse_numbers_of_sgd(experiment, "an object of optax")
     if experiment.training.optimizer not in (SGD, GIVEN):
         raise UserError(
@@ -80,8 +80,8 @@ def with_given_optimizer(
             " two; leave one out"
         )
     rate = RATE_INSIDE if experiment.training.lr is None else experiment.training.lr
-    text = optimizers.fingerprint(made)
-    mark = hashlib.sha256((text + repr(made.values.items)).encode()).hexdigest()[:16]
+    text = optimizers.fingerprint(record)
+    mark = hashlib.sha256((text + repr(record.values.items)).encode()).hexdigest()[:16]
     experiment = experiment.replace(optimizer=GIVEN, lr=rate, momentum=0.0, weight_decay=0.0)
     return experiment, dataclasses.replace(found, custom_optimizer=mark)
 
@@ -97,7 +97,7 @@ def make_optimizer(
     )
     if given is not None:
         refuse_groups(experiment, "an object of optax")
-        return dataclasses.replace(optimizers.own_optimizer(given), **common)
+        return dataclasses.replace(optimizers.user_optimizer(given), **common)
     name, options = optimizers.parse(experiment.training.optimizer)
     if name == SGD:
         assert experiment.training.momentum is not None  # resolved, as is the weight decay
@@ -165,13 +165,13 @@ def with_loss(
 def make_loss(experiment: Experiment, fed: Federation, given: Any = None) -> losses.Loss:
     """The local loss, made for the task of the data."""
     if given is None:
-        made = losses.make_loss(
+        record = losses.make_loss(
             experiment.training.loss, fed.classes, fed.name, **experiment.training.loss_options
         )
     else:
-        made = given if isinstance(given, losses.Loss) else losses.OwnLoss(function=given)
-    losses.check_task(made, task_called(fed.task))
-    return made
+        record = given if isinstance(given, losses.Loss) else losses.UserLoss(function=given)
+    losses.check_task(record, task_called(fed.task))
+    return record
 
 
 def check_task(method: Method, fed: Federation, env: Env) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from fedjax_sim.errors import UserError
 from fedjax_sim.sweeps.folder import Folder
 from fedjax_sim.sweeps.plan import Job
-from fedjax_sim.sweeps.queue import child_environment, last_words
+from fedjax_sim.sweeps.queue import child_environment, last_line
 
 
 def accelerators() -> list[str]:
@@ -91,7 +91,7 @@ class Local:
             return None
         if slot not in self.free:
             self.free.append(slot)
-        return code, last_words(self.folder.log(job).read_text(encoding="utf-8", errors="replace"))
+        return code, last_line(self.folder.log(job).read_text(encoding="utf-8", errors="replace"))
 
     def stop(self, handle: Any) -> None:
         handle[0].send_signal(signal.SIGTERM)

@@ -34,7 +34,7 @@ def facts(job: Job, several: bool) -> dict[str, str]:
     return {METHOD: ",".join([job.experiment.method.name, *own]), **point}
 
 
-def told_apart(jobs: Sequence[Job]) -> list[dict[str, str]]:
+def distinguishing(jobs: Sequence[Job]) -> list[dict[str, str]]:
     """The facts of every run; a method with options of its own where entries differ in these."""
     plain = [
         (
@@ -62,7 +62,7 @@ def pivots(jobs: Sequence[Job], folder: Folder, text: str, read: str = "") -> li
     """One table per combination of what is neither a row nor a column."""
     wanted = names(text)
     mine = [job for job in jobs if not any(other.before is job for other in jobs)]
-    facts_of = told_apart(mine)
+    facts_of = distinguishing(mine)
     known = {name: "" for one in facts_of for name in one}
     if len(wanted) != 2 or wanted[0] == wanted[1]:
         raise UserError(

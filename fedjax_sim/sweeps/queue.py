@@ -113,10 +113,10 @@ def terminated() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def last_words(text: str) -> str:
+def last_line(text: str) -> str:
     """The last line that says something.
 
-    >>> last_words("one\\nfedjax-sim: no such file\\n\\n")
+    >>> last_line("one\\nfedjax-sim: no such file\\n\\n")
     'no such file'
     """
     lines = [line.strip() for line in text.splitlines() if line.strip()]
@@ -169,4 +169,4 @@ def task(command: Sequence[str], log: str) -> tuple[int, str]:
             process.wait()
             raise
     with open(log, encoding="utf-8", errors="replace") as file:
-        return code, last_words(file.read())
+        return code, last_line(file.read())

@@ -56,8 +56,8 @@ class AgentSelection(Selection):
         if isinstance(self.agent, str) and self.agent in AGENTS:
             kind: Any = registry.kind(self.agent)
             sizes = dict(hidden=(16,), batch=16, capacity=1000)
-            made = kind(rest=0.0) if self.agent == "evolved" else kind(**sizes)
-            object.__setattr__(self, "agent", made)
+            built = kind(rest=0.0) if self.agent == "evolved" else kind(**sizes)
+            object.__setattr__(self, "agent", built)
         if getattr(self.agent, "name", None) not in AGENTS:
             raise UserError(
                 f"agent_selection.agent={self.agent} is not allowed; use {', '.join(AGENTS)}"

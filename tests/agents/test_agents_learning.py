@@ -47,9 +47,9 @@ def test_defaults_beat_random_within_the_planned_rounds(name):
     """A random policy earns a third of 0.1 (600 draws: standard error 0.002); 0.04 is more than
     three errors above."""
     rewards, values = played(name)
-    late = rewards[:, PLANNED - 20 : PLANNED].mean()
-    print(name, late, {key: value[:, PLANNED].mean().round(4) for key, value in values.items()})
-    assert late > (0.04 if name == "a2c" else 0.055)  # A2C takes a single step per round
+    last = rewards[:, PLANNED - 20 : PLANNED].mean()
+    print(name, last, {key: value[:, PLANNED].mean().round(4) for key, value in values.items()})
+    assert last > (0.04 if name == "a2c" else 0.055)  # A2C takes a single step per round
     assert (
         values["sensitivity"][:, PLANNED].mean() > 0.05
     )  # different contexts get different policies

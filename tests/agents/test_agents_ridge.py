@@ -68,12 +68,12 @@ def test_a_gain_that_is_sure_moves_it_and_costs_are_exact():
     for gain, want in ((1.5, 8), (0.5, 4)):
         # nothing beyond the free ones is ever tried; told what it is worth, it knows
         agent = built(epsilon_start=0.0)
-        told = agents.Transition(
+        transition = agents.Transition(
             *(jnp.concatenate([jnp.zeros((960, 2)), jnp.tile(COSTS, (960, 1))], 1),
               action := jnp.arange(960) % 12, better(gain)(None, action)),
             jnp.zeros((960, 14)), jnp.ones(960), jnp.ones(960, bool),
         )  # fmt: skip
-        state = agent.update(agent.init(jax.random.key(0)), told, jax.random.key(1))[0]
+        state = agent.update(agent.init(jax.random.key(0)), transition, jax.random.key(1))[0]
         x = jnp.append(jnp.zeros(2), COSTS)
         assert int(agent.act(state, x, jax.random.key(2))[0]) == want, gain
 

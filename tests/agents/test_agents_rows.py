@@ -190,14 +190,14 @@ def test_rows_of_an_older_policy_are_weighted(name):
     def learned(counts, chance, info=True):
         action = np.repeat([0, 1], counts)
         log = np.log(np.repeat(chance, counts)).astype(np.float32)
-        told = (
+        extras = (
             Info(log, 0 * log, np.tile(np.float32(chance), (10, 1)), np.ones((10, 2), bool))
             if info
             else None
         )
         x, ten = np.ones((10, 1), np.float32), np.ones(10)
         batch = Transition(
-            x, action, np.where(action == 1, 1.0, -0.5).astype(np.float32), x, ten, ten > 0, told
+            x, action, np.where(action == 1, 1.0, -0.5).astype(np.float32), x, ten, ten > 0, extras
         )
         return jax.jit(agent.update)(state, batch, jax.random.key(1))[0].learner.params
 

@@ -15,26 +15,26 @@ def scores(common, clients) -> Scores:
 
 
 def test_the_setting_is_chosen_by_the_goal():
-    told = dict(worst=0.0, down=1.0, up=1.0)
+    rest = dict(worst=0.0, down=1.0, up=1.0)
     tuned = {
-        "full|0.1|constant": dict(common=0.5, clients=0.9, **told),
-        "full|0.4|cosine": dict(common=0.8, clients=0.7, **told),
-        "backbone after 0.8|0.2|cosine": dict(common=0.9, clients=0.95, **told),
+        "full|0.1|constant": dict(common=0.5, clients=0.9, **rest),
+        "full|0.4|cosine": dict(common=0.8, clients=0.7, **rest),
+        "backbone after 0.8|0.2|cosine": dict(common=0.9, clients=0.95, **rest),
     }
     full = lambda name: name == "full"
     assert across.best(tuned, "own", full) == ("full", 0.1, "constant")
     assert across.best(tuned, "global=0.9+own=0.1", full) == ("full", 0.4, "cosine")
-    lanes = across.lanes_of(tuned, ["own"], ())
-    assert [lane.row for lane in lanes] == ["full", "trained across federations", "best rule"]
-    assert lanes[1].rate == lanes[0].rate and lanes[2].name == "backbone after 0.8"
+    entries = across.entries_of(tuned, ["own"], ())
+    assert [entry.row for entry in entries] == ["full", "trained across federations", "best rule"]
+    assert entries[1].rate == entries[0].rate and entries[2].name == "backbone after 0.8"
 
 
 def test_rows_are_paired_federation_by_federation():
-    lane = lambda row: across.Lane("own", row, "rule", "full", 0.1, "constant")
+    entry = lambda row: across.Entry("own", row, "rule", "full", 0.1, "constant")
     found = {
-        lane("full"): scores([0.5, 0.6, 0.7], [0.5, 0.6, 0.7]),
-        lane("best rule"): scores([0.5, 0.6, 0.7], [0.6, 0.7, 0.8]),
-        lane("trained across federations"): scores([0.4, 0.6, 0.8], [0.7, 0.8, 0.9]),
+        entry("full"): scores([0.5, 0.6, 0.7], [0.5, 0.6, 0.7]),
+        entry("best rule"): scores([0.5, 0.6, 0.7], [0.6, 0.7, 0.8]),
+        entry("trained across federations"): scores([0.4, 0.6, 0.8], [0.7, 0.8, 0.9]),
     }
     rows = across.paired(found, "own")["trained across federations"]
     np.testing.assert_allclose(rows["over_full"]["goal"]["mean"], 0.2)

@@ -153,8 +153,8 @@ def test_goals_by_hand():
         worst=[0.0, 0.0, 5.0, 7.0],
         bytes=[100, 200, 300, 400],
     )
-    made = goals(found, 300, 2)
-    assert made == {"global": 35, "clients": 75, "worst": 6, "budget": 25, "val": 3.5}
+    scores = goals(found, 300, 2)
+    assert scores == {"global": 35, "clients": 75, "worst": 6, "budget": 25, "val": 3.5}
 
 
 def test_paired_differences_are_students():

@@ -19,14 +19,14 @@ def test_paired_differences():
 def test_federations_have_one_shape_and_the_labels_asked_for():
     data = headroom_small.images("digits", None, 2)
     assert data[0].shape[1:] == (14, 14, 1)
-    made = []
+    feds = []
     for seed in (0, 1):
         rng = np.random.default_rng(seed)
         shares = headroom_small.few_classes(3, 10, 2, rng)
-        made.append(headroom_small.federation(data, shares, [(6, 2, 4)] * 3, rng, test=20))
-        assert (made[-1].label_counts().astype(bool) <= shares.astype(bool)).all()
-    one, other = ({k: np.asarray(v).shape for k, v in fed.rows.items()} for fed in made)
-    assert one == other and (made[0].label_counts() != made[1].label_counts()).any()
+        feds.append(headroom_small.federation(data, shares, [(6, 2, 4)] * 3, rng, test=20))
+        assert (feds[-1].label_counts().astype(bool) <= shares.astype(bool)).all()
+    one, other = ({k: np.asarray(v).shape for k, v in fed.rows.items()} for fed in feds)
+    assert one == other and (feds[0].label_counts() != feds[1].label_counts()).any()
 
 
 def test_heads(tmp_path, capsys, monkeypatch):

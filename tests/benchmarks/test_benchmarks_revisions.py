@@ -12,7 +12,7 @@ from benchmarks import revisions
 from benchmarks.peers.protocol import ROOT
 
 
-class Told:
+class Recorded:
     """A worker that takes the seconds it is told."""
 
     def __init__(self, side, seconds, order):
@@ -26,8 +26,8 @@ class Told:
 def test_turns_alternate_and_a_pair_is_the_best_of_its_rounds():
     order = []
     workers = {
-        "new": Told("new", [3.0, 1.0, 5.0, 6.0], order),
-        "old": Told("old", [2.0, 4.0, 9.0, 8.0], order),
+        "new": Recorded("new", [3.0, 1.0, 5.0, 6.0], order),
+        "old": Recorded("old", [2.0, 4.0, 9.0, 8.0], order),
     }
     pairs = revisions.time_pairs(workers, pairs=2, best_of=2)
     assert pairs == [{"new": 1.0, "old": 2.0}, {"new": 5.0, "old": 8.0}]

@@ -10,10 +10,10 @@ from benchmarks import sweep_values
 def test_ratios_are_of_the_same_work():
     after = types.SimpleNamespace(compile_s=10.0, best=1.0)
     beside = types.SimpleNamespace(compile_s=20.0, best=2.0)
-    told = sweep_values.ratios(4, 5, after, beside)
-    assert told["anew"] == pytest.approx(4 * (10 + 5) / (10 + 4 * 5))
-    assert told["beside"] == pytest.approx((20 + 5 * 2) / (10 + 4 * 5))
-    assert told["round"] == 0.5
+    found = sweep_values.ratios(4, 5, after, beside)
+    assert found["anew"] == pytest.approx(4 * (10 + 5) / (10 + 4 * 5))
+    assert found["beside"] == pytest.approx((20 + 5 * 2) / (10 + 4 * 5))
+    assert found["round"] == 0.5
 
 
 def test_one_measurement(capsys, monkeypatch, tmp_path):

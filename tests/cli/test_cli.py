@@ -583,12 +583,12 @@ def test_help_names_what_the_registries_hold(capsys, monkeypatch, what):
     """Read from the source, without importing the module: the very names of the imported registry,
     and all in the help."""
     module, variable = registries.REGISTRIES[what]
-    held = list(getattr(importlib.import_module(module), variable))
+    registered = list(getattr(importlib.import_module(module), variable))
     if what not in registries.LIGHT:
-        assert registries._keys_in_source(module, variable) == held
-    assert registries.names(what) == held
+        assert registries._keys_in_source(module, variable) == registered
+    assert registries.names(what) == registered
     monkeypatch.setenv("COLUMNS", "80")
     with pytest.raises(SystemExit):
         make_parser().parse_args(["run", "--help"])
     words = " ".join(capsys.readouterr().out.split())
-    assert ", ".join(held) in words
+    assert ", ".join(registered) in words

@@ -186,12 +186,12 @@ def test_a_dry_run_tells_who_has_which_data(capsys, tmp_path):
     assert main(["compare", "fedavg", "local", *TINY, "--dry-run"]) == 0
     assert capsys.readouterr().out.count("label skew") == 1  # the same data are described once
     assert main(["compare", "fedavg", "local", *TINY, "--dry-run", "--json"]) == 0
-    told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [(t["event"], t["method"]) for t in told] == [
+    events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(t["event"], t["method"]) for t in events] == [
         ("dry-run", "fedavg"),
         ("dry-run", "local"),
     ]
-    assert told[0]["parameters"] > 0
+    assert events[0]["parameters"] > 0
 
 
 def test_profile_leaves_out_what_a_preset_says_of_runs(capsys):

@@ -116,9 +116,10 @@ def test_a_diverging_comparison_says_so(capsys, tmp_path):
         f" {first['diverged_first']['round']}" in out
     )
     assert first["rounds_without_upload"] > 0 and "nothing was uploaded in" in out
-    told = json.loads((tmp_path / "out" / "scaffold" / "config.json").read_text())
+    stored = json.loads((tmp_path / "out" / "scaffold" / "config.json").read_text())
     assert (
-        flat_config(told)["momentum"] == 0.9 and told["resolved"]["replaces"] == second["replaces"]
+        flat_config(stored)["momentum"] == 0.9
+        and stored["resolved"]["replaces"] == second["replaces"]
     )
     assert (
         second["replaces"] == {"momentum": "0: it would invalidate the control variates"}
@@ -188,14 +189,16 @@ def test_the_estimated_arrays_are_those_of_the_compiler(method, model):
         Experiment.of(method, model=model, clients=20, rounds=2, devices="1", chunk="1"),
         measure=False,
     )
-    sim, told = setup.simulation, facts(setup)
+    sim, estimated = setup.simulation, facts(setup)
     state, data = layouts.place(sim.layout, setup.first_state(), sim.data)
-    held = sim.run.lower(state, data, jnp.int32(1), np.bool_(True)).compile().memory_analysis()
-    if held is None:
+    analysis = sim.run.lower(state, data, jnp.int32(1), np.bool_(True)).compile().memory_analysis()
+    if analysis is None:
         pytest.skip("the compiler says nothing about memory")
-    assert told["state"] + told["data"] == pytest.approx(held.argument_size_in_bytes, rel=0.15)
-    assert told["lane"] == pytest.approx(
-        held.temp_size_in_bytes, rel=0.2 if model != "mlp" else 1.5
+    assert estimated["state"] + estimated["data"] == pytest.approx(
+        analysis.argument_size_in_bytes, rel=0.15
+    )
+    assert estimated["lane"] == pytest.approx(
+        analysis.temp_size_in_bytes, rel=0.2 if model != "mlp" else 1.5
     )
 
 
@@ -257,7 +260,7 @@ def test_client_figures_say_which_rows_they_stand_on(tmp_path, capsys):
 
     out = tmp_path / "local"
     assert main(["run", "local", *ALOUD, "--rounds", "1", "--out", str(out)]) == 0
-    told = capsys.readouterr()
+    captured = capsys.readouterr()
     summary = json.loads((out / "summary.json").read_text())
     rows = summary["client_rows"]
     text = f"{rows['least']} to {rows['most']} validation rows each"
@@ -265,9 +268,12 @@ def test_client_figures_say_which_rows_they_stand_on(tmp_path, capsys):
         rows["split"] == summary["client_split"] == "val"
         and 0 < rows["least"] < rows["mean"] < rows["most"]
     )
-    assert f"clients are scored on {text}" in told.out and f"client figures: on {text}" in told.out
     assert (
-        "client mean (val)" in told.out and "client mean accuracy (val)" in told.err
+        f"clients are scored on {text}" in captured.out
+        and f"client figures: on {text}" in captured.out
+    )
+    assert (
+        "client mean (val)" in captured.out and "client mean accuracy (val)" in captured.err
     )  # local has no global model
     header, line = (row.split(",") for row in (out / "metrics.csv").read_text().splitlines())
     assert float(dict(zip(header, line, strict=True))["client_rows_least"]) == rows["least"]
@@ -290,9 +296,9 @@ def test_training_accuracy_is_never_without_its_name(tmp_path, capsys):
         "global,personal,resident",
     ]
     assert main(["run", "local", *ALOUD, "--rounds", "1", *words, "--out", str(out)]) == 0
-    told = capsys.readouterr()
-    assert "client mean accuracy (train)" in told.err and "client mean (train)" in told.out
-    assert "training rows each: training accuracies" in told.out
+    captured = capsys.readouterr()
+    assert "client mean accuracy (train)" in captured.err and "client mean (train)" in captured.out
+    assert "training rows each: training accuracies" in captured.out
     from fedjax_sim.report import curves
     from fedjax_sim.report.groups import grouped
     from fedjax_sim.report.runs import load_runs

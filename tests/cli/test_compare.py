@@ -69,13 +69,13 @@ def test_the_partition_follows_the_seed(compared):
 
 
 def test_files_of_a_comparison(compared):
-    told = json.loads((compared / "compare.json").read_text())
+    stored = json.loads((compared / "compare.json").read_text())
     runs = [json.loads((p / "summary.json").read_text()) for p in sorted(compared.glob("*/seed-*"))]
-    assert [r["method"] for r in told["runs"]] == ["fedprox:mu=0.1,lr=0.05"] * 2 + [
+    assert [r["method"] for r in stored["runs"]] == ["fedprox:mu=0.1,lr=0.05"] * 2 + [
         "fedprox:mu=1"
     ] * 2
     best = [r["best_global"] for r in runs[:2]]
-    (cell,) = [s["figures"]["best_global"] for s in told["statistics"] if "0.05" in s["method"]]
+    (cell,) = [s["figures"]["best_global"] for s in stored["statistics"] if "0.05" in s["method"]]
     assert (
         cell["n"] == 2
         and cell["mean"] == pytest.approx(np.mean(best))
@@ -122,17 +122,17 @@ def test_settings_that_differ_are_said(tmp_path, capsys):
     aloud."""
     words = [*SMALL, "--dry-run"]
     assert main(["compare", "fedpam", "fedpam:variant=pam", *words]) == 0
-    told = [
+    said = [
         line for line in capsys.readouterr().out.splitlines() if line.startswith("compared with")
     ]
-    assert told == [
+    assert said == [
         "compared with different settings: fedpam.variant full (fedpam), pam (fedpam:variant=pam)"
     ]
     assert main(["compare", "fedavg", "fedpam", "fedpolicy", *words]) == 0
-    told = [
+    said = [
         line for line in capsys.readouterr().out.splitlines() if line.startswith("compared with")
     ]
-    assert told == [
+    assert said == [
         "compared with different settings: lr 0.02 (fedavg, fedpolicy), 0.005 (fedpam)",
         "compared with different settings: momentum 0.9 (fedavg, fedpolicy), 0.5 (fedpam)",
         "compared with different settings: loss ce (fedavg, fedpam), c3e (fedpolicy)",

@@ -58,8 +58,8 @@ def test_all_tables_and_figures_are_there():
     ],
 )
 def test_published_figures(table, row, col, value, sd):
-    told = find(table).published[row, col]
-    assert (told.value, told.sd) == (value, sd)
+    cell = find(table).published[row, col]
+    assert (cell.value, cell.sd) == (value, sd)
 
 
 def test_what_is_no_number():
@@ -184,8 +184,8 @@ def test_what_is_smaller_is_said():
 
 def test_the_same_run_has_one_name_whatever_the_table():
     one, two, three = (
-        cells(*told)[0].jobs[0].name
-        for told in (
+        cells(*choice)[0].jobs[0].name
+        for choice in (
             ("fedpolicy:T2", "paper", "fedpolicy", "c10.1"),
             ("fedpolicy:T5", "paper", "sac", "c10.1"),
             ("fedpolicy:T6", "paper", "all", "c10.1"),
@@ -196,8 +196,8 @@ def test_the_same_run_has_one_name_whatever_the_table():
 
 
 def test_an_option_of_one_method_is_nobody_elses():
-    told = {"lr": 1, "fedprox.lr": 0.1, "fedavg.lr": 0.2, "fedprox.mu": 3, "ditto.start_from": ""}
-    assert scoped("fedprox", told) == {"lr": 0.1, "fedprox.mu": 3}
+    given = {"lr": 1, "fedprox.lr": 0.1, "fedavg.lr": 0.2, "fedprox.mu": 3, "ditto.start_from": ""}
+    assert scoped("fedprox", given) == {"lr": 0.1, "fedprox.mu": 3}
     assert planned("fedavg", {"fedprox.mu": 3}).method.options == {}
     with pytest.raises(UserError, match="did you mean 'rounds'"):
         planned("fedavg", {"round": 3})
@@ -250,7 +250,7 @@ def paper(out: pathlib.Path, *words: str, what: str = "run") -> int:
     )
 
 
-def told(out: pathlib.Path, name: str) -> dict:
+def cell_json(out: pathlib.Path, name: str) -> dict:
     return json.loads((out / name.split(":")[0] / f"{name.split(':')[1]}-smoke.json").read_text())
 
 
@@ -301,7 +301,7 @@ TRIED = [pytest.param(name, marks=() if name in QUICK else pytest.mark.full) for
 def test_a_few_cells_of_every_table(name, out, capsys):
     rows, cols = FEW[name]
     assert paper(out, name, "--rows", rows, "--cols", cols) == 0
-    printed, found = capsys.readouterr().out, told(out, name)
+    printed, found = capsys.readouterr().out, cell_json(out, name)
     assert f"{name}. {find(name).title}" in printed and "Not as published" in printed
     assert [c["row"] for c in found["cells"] if c["seeds"] == 0] in ([], ["best-baseline"])
     assert all(c["values"] != [None] for c in found["cells"] if c["seeds"]), found["cells"]
@@ -316,7 +316,7 @@ def test_every_table_is_tried():
 def test_differences_are_paired_by_seed(out, capsys):
     words = ("more:baselines", "--rows", "local,fedavg", "--cols", "mean", "--seeds", "2")
     assert paper(out, *words) == 0
-    found, printed = told(out, "more:baselines"), capsys.readouterr().out
+    found, printed = cell_json(out, "more:baselines"), capsys.readouterr().out
     local, fedavg = (c["values"] for c in found["cells"])
     gaps = [b - a for a, b in zip(local, fedavg, strict=True)]
     assert found["paired"] == [dict(row="fedavg", col="mean", values=gaps)]
@@ -329,13 +329,13 @@ def test_exceedances_of_the_baseline_follow_from_the_budgets(out):
     paper(
         out, "qbandit:T2", "--rows", "baseline+joint+comp,baseline+joint+comm", "--cols", "mnista1"
     )
-    assert [c["values"] for c in told(out, "qbandit:T2")["cells"]] == [[12.0], [24.0]]
+    assert [c["values"] for c in cell_json(out, "qbandit:T2")["cells"]] == [[12.0], [24.0]]
 
 
 def test_readings_are_those_of_the_run(out):
     """FedAvg's two published rows are two columns of one run."""
     paper(out, "pfedrlla:T1", "--rows", "fedavg,fedavg-ft,fedavg-global", "--cols", "c10s2")
-    found = told(out, "pfedrlla:T1")
+    found = cell_json(out, "pfedrlla:T1")
     assert len({name for runs in found["runs"] for name in runs["runs"]}) == 1
     (name,) = found["runs"][0]["runs"]
     from fedjax_sim.report.runs import load_run
@@ -392,8 +392,12 @@ def test_a_run_that_fails_is_named_and_the_others_go_on(out, capsys):
         "partition=pathological:150",
     )
     assert paper(out, *words) == 1
-    told = capsys.readouterr()
-    assert told.err.count("failed: ") == 2 and "pathological" in told.out and "failed" in told.out
+    captured = capsys.readouterr()
+    assert (
+        captured.err.count("failed: ") == 2
+        and "pathological" in captured.out
+        and "failed" in captured.out
+    )
 
 
 def test_show_runs_nothing(out, tmp_path, capsys):

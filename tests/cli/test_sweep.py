@@ -325,9 +325,9 @@ def test_slurm_script_and_submission(capsys, tmp_path, monkeypatch):
     jobs = jobs_of({"methods": ["fedavg", "fedprox"], "seeds": 2} | tomllib.loads(file.read_text()))
     ended = Folder(pathlib.Path("out"))
     write_run(ended.run(jobs[1]), "fedavg", 1, rounds=2)
-    told = ended.run(jobs[1]) / "summary.json"
-    told.write_text(json.dumps(json.loads(told.read_text()) | {"rounds": 2}))
-    sign(told.parent)
+    summary = ended.run(jobs[1]) / "summary.json"
+    summary.write_text(json.dumps(json.loads(summary.read_text()) | {"rounds": 2}))
+    sign(summary.parent)
     ended.finish(jobs[1])
     assert main(command) == 0
     said = capsys.readouterr()
@@ -478,11 +478,11 @@ def test_a_killed_sweep_leaves_no_run_behind(tmp_path):
     parent = subprocess.Popen(
         [sys.executable, "-c", outside], cwd=tmp_path, env=dict(os.environ, PYTHONPATH=str(ROOT))
     )
-    told = lambda: (tmp_path / "log").read_text().split() if (tmp_path / "log").exists() else []
-    wait_for(told)
+    pids = lambda: (tmp_path / "log").read_text().split() if (tmp_path / "log").exists() else []
+    wait_for(pids)
     parent.kill()
     parent.wait()
-    wait_for(lambda: not alive(int(told()[0])))
+    wait_for(lambda: not alive(int(pids()[0])))
 
 
 def alive(pid: int) -> bool:

@@ -84,12 +84,12 @@ def test_rows_and_columns_are_two_settings(capsys):
 
 def test_the_settings_that_are_left_make_a_table_each():
     cell = lambda value: Cell((value,), rounds=(2,), planned=2)
-    made = Pivot(
+    pivot = Pivot(
         "t", [("a", "a")], [("x", "x"), ("y", "y")], {("a", "x"): cell(1.0), ("a", "y"): cell(2.0)}
     )
     assert (
-        made.as_text().splitlines()[-1].split() == ["a", "1.00", "2.00"]
-        and made.same() == "2 rounds, 1 seed"
+        pivot.as_text().splitlines()[-1].split() == ["a", "1.00", "2.00"]
+        and pivot.same() == "2 rounds, 1 seed"
     )
 
 
@@ -109,11 +109,11 @@ def test_a_run_starts_from_another_one(capsys):
     capsys.readouterr()
     runs = pathlib.Path("s/runs")
     (first,) = runs.glob("before-first-s0")
-    told = [
+    cells = [
         flat_config(json.loads((p / "config.json").read_text()))
         for p in (first, *sorted(runs.glob("fedavg*")))
     ]
-    assert [c["rounds"] for c in told] == [3, 2] and told[1]["started_with"].startswith("server@")
+    assert [c["rounds"] for c in cells] == [3, 2] and cells[1]["started_with"].startswith("server@")
     assert main(["sweep", "grid.toml", "--out", "s", "--dry-run"]) == 0
     assert [line.split()[2] for line in capsys.readouterr().out.splitlines()] == [
         "done",

@@ -65,10 +65,10 @@ def test_dirichlet_counts_follow_the_recipe_of_one_draw():
     per_class, clients, alpha = np.array([300, 500, 200, 400]), 7, 0.2
     counts = _dirichlet_counts(per_class, clients, alpha, np.random.default_rng(11))
     shares = np.random.default_rng(11).dirichlet([alpha] * clients, size=4)
-    held = [0] * clients
+    filled = [0] * clients
     for k, n in enumerate(per_class):
         p = [
-            share if held[j] < per_class.sum() / clients else 0.0
+            share if filled[j] < per_class.sum() / clients else 0.0
             for j, share in enumerate(shares[k])
         ]
         total, reached, start = sum(p), 0.0, 0
@@ -77,7 +77,7 @@ def test_dirichlet_counts_follow_the_recipe_of_one_draw():
             end = int(reached * n + 1e-9)
             assert abs(counts[j, k] - (end - start)) <= 1  # rounding of the running sum
             start = end
-        held = [h + int(c) for h, c in zip(held, counts[:, k], strict=True)]
+        filled = [h + int(c) for h, c in zip(filled, counts[:, k], strict=True)]
         assert counts[:, k].sum() == n
         assert all(counts[j, k] == 0 for j in range(clients) if p[j] == 0.0)
 

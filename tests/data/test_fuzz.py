@@ -336,7 +336,7 @@ def test_npz_of_any_arrays(place, members, save):
     st.one_of(st.just([[0, 1], [2]]), arrays()),
     st.one_of(st.just([3, 4]), arrays()),
 )
-def test_own_arrays(x, y, train, test):
+def test_user_arrays(x, y, train, test):
     y = np.arange(6) % 2 if y.dtype.kind not in "iu" or y.ndim != 1 else y
     fed = sentence_or_none(lambda: Federation.from_arrays(x, y, {"train": train}, test=test))
     if fed is not None:

@@ -121,8 +121,11 @@ def test_on_the_command_line(tmp_path, capsys):
         " 0.1 --devices 1 --chunk 1"
     )
     assert main([*words.split(), "--participation", "3/18", "--dry-run"]) == 0
-    told = capsys.readouterr().out
-    assert "fedavg on plays (column:client, 18 clients, 3 per round)" in told
-    assert "task: sequence, 16 in, 60 out, loss ce" in told and "vocabulary of 60: \\n !'" in told
+    printed = capsys.readouterr().out
+    assert "fedavg on plays (column:client, 18 clients, 3 per round)" in printed
+    assert (
+        "task: sequence, 16 in, 60 out, loss ce" in printed
+        and "vocabulary of 60: \\n !'" in printed
+    )
     assert main(["list", "tasks"]) == 0
     assert "multilabel" in capsys.readouterr().out

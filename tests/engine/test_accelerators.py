@@ -149,14 +149,14 @@ def test_nothing_in_a_loop_is_as_large_as_the_pool(platform):
                 r"(?:calls|to_apply|body|condition|branch_computations)=\{?%?([\w.\-]+)",
                 parts.get(name, ""),
             )
-    made = [
+    lines = [
         line
         for name in seen
         for line in parts.get(name, "").splitlines()
         if re.match(rf"\s*(ROOT )?%?[\w.\-]+ = \S*({pool})", line)
     ]
-    assert made, "the pool is not found in the program"
-    for line in made:
+    assert lines, "the pool is not found in the program"
+    for line in lines:
         assert re.search(r"(parameter|get-tuple-element|bitcast)\(", line), line
 
 
@@ -201,7 +201,7 @@ def test_the_devices_form_of_a_convolution_has_the_same_values(platform):
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-9), want, got)
 
 
-def test_few_of_many_is_a_shuffle():
+def test_sampling_without_replacement_is_a_shuffle():
     """The same numbers as exchanging places one after another."""
     for few, many in ((5, 40), (8, 8), (60, 70), (1, 9)):
         key = jax.random.key(few)

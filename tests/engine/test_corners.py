@@ -156,15 +156,15 @@ def test_scaffold_applies_weight_decay():
 def test_a_shuffle_depends_on_its_own_size_alone(n):
     key = jax.random.key(5)
     tables = [(n, 1), (n + 13, 3), (4096 + n, 2), (9000, 4)]
-    orders = [
+    permutations = [
         np.asarray(epoch_permutations(key, jnp.int32(n), padded, epochs))
         for padded, epochs in tables
     ]
-    for order in orders:
-        np.testing.assert_array_equal(order[0, :n], orders[0][0, :n])
+    for order in permutations:
+        np.testing.assert_array_equal(order[0, :n], permutations[0][0, :n])
         assert sorted(order[0, :n].tolist()) == list(range(n))
-    np.testing.assert_array_equal(orders[1][1, :n], orders[3][1, :n])
-    assert n == 1 or not np.array_equal(orders[1][0, :n], orders[1][1, :n])
+    np.testing.assert_array_equal(permutations[1][1, :n], permutations[3][1, :n])
+    assert n == 1 or not np.array_equal(permutations[1][0, :n], permutations[1][1, :n])
 
 
 def test_another_clients_row_count_changes_nobodys_upload():
@@ -286,7 +286,7 @@ def test_cohorts_do_not_depend_on_the_precision():
         np.testing.assert_array_equal(a, b)
 
 
-def test_few_of_many_are_different_and_uniform():
+def test_sampled_clients_are_different_and_uniform():
     draw = jax.jit(jax.vmap(lambda k: sample_distinct(k, 6, 9)))
     ids = np.asarray(draw(jax.random.split(jax.random.key(1), 6000)))
     assert all(len(set(row)) == 6 for row in ids.tolist()) and ids.min() == 0 and ids.max() == 8

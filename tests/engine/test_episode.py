@@ -26,8 +26,8 @@ def federation(seed: int = 0, clients: int = 6) -> fs.Federation:
     most = {"train": 40, "val": 12, "test": 12}
     size = {s: np.minimum(n, most[s]) for s, n in fed.size.items()}
     rows = {s: table[:, : most[s]] for s, table in fed.rows.items()}
-    held = {name: rows[:60] for name, rows in fed.server_rows.items()}
-    return dataclasses.replace(fed, rows=rows, size=size, server_rows=held)
+    fewer = {name: rows[:60] for name, rows in fed.server_rows.items()}
+    return dataclasses.replace(fed, rows=rows, size=size, server_rows=fewer)
 
 
 def simulation(method: str, fed: fs.Federation, participation: str = "3/6"):

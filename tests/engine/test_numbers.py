@@ -53,8 +53,8 @@ def two(name: str, **layout) -> tuple[Simulation, Simulation]:
 
 def compiled_in(sim: Simulation):
     """A round whose numbers are constants of the program."""
-    made = Numbers(sim.method, sim.env.loss, sim.env.optimizer, sim.stages.lr)
-    return jax.jit(lambda state, data: sim.round(state, data._replace(numbers=made)))
+    values = Numbers(sim.method, sim.env.loss, sim.env.optimizer, sim.stages.lr)
+    return jax.jit(lambda state, data: sim.round(state, data._replace(numbers=values)))
 
 
 def texts(sim: Simulation, state, data) -> list[str]:
@@ -97,7 +97,7 @@ def test_another_value_gives_its_own_numbers(name):
 
 
 @pytest.mark.parametrize("layout", [dict(chunk=2), dict(devices=2)])
-def test_numbers_reach_every_lane_and_every_device(layout):
+def test_numbers_reach_every_client_and_every_device(layout):
     one, other = two("fedprox", **layout)
     state, data = tiny.start(other)
     want, log = compiled_in(other)(state, data)
@@ -132,16 +132,16 @@ def test_zero_leaves_the_term_out_where_the_field_says_so():
 
 
 def test_an_agents_numbers_are_its_methods():
-    made = fs.FedPolicy(agent=SAC(lr=0.01), lam=0.5)
+    method = fs.FedPolicy(agent=SAC(lr=0.01), lam=0.5)
     assert (
-        made.numbers["agent.lr"] == 0.01
-        and made.numbers["lam"] == 0.5
-        and "agent.batch" not in made.numbers
+        method.numbers["agent.lr"] == 0.01
+        and method.numbers["lam"] == 0.5
+        and "agent.batch" not in method.numbers
     )
     assert make_method("fedpolicy", **{"agent.lr": "0.01"}).agent.lr == 0.01
-    other = dataclasses.replace(made, agent=dataclasses.replace(made.agent, lr=0.1))
+    other = dataclasses.replace(method, agent=dataclasses.replace(method.agent, lr=0.1))
     assert (
-        jax.tree.structure(made)
+        jax.tree.structure(method)
         == jax.tree.structure(other)
         != jax.tree.structure(fs.FedPolicy(agent=SAC(batch=8)))
     )
@@ -150,15 +150,15 @@ def test_an_agents_numbers_are_its_methods():
 
 # ---- records -------------------------------------------------------------------------------------
 def test_a_method_is_a_frozen_record():
-    made = FedProx(0.1)
-    assert repr(made) == "FedProx(weights='size', mu=0.1)" and made == FedProx(mu="0.1") != FedProx(
-        mu=0.2
-    )
-    assert dataclasses.replace(made, mu=1).mu == 1.0 and fs.FedProx is FedProx
+    method = FedProx(0.1)
+    assert repr(method) == "FedProx(weights='size', mu=0.1)" and method == FedProx(
+        mu="0.1"
+    ) != FedProx(mu=0.2)
+    assert dataclasses.replace(method, mu=1).mu == 1.0 and fs.FedProx is FedProx
     with pytest.raises(dataclasses.FrozenInstanceError):
-        made.mu = 0.2
+        method.mu = 0.2
     with pytest.raises(UserError, match=r"fedprox.mu=-1 is not allowed; use 0 or more"):
-        dataclasses.replace(made, mu=-1)
+        dataclasses.replace(method, mu=-1)
     with pytest.raises(UserError, match=r"unknown weights of fedprox 'sizes' .did you mean 'size'"):
         FedProx(weights="sizes")
     with pytest.raises(UserError, match=r"fedprox.mu 'big' is not a number"):
@@ -219,7 +219,7 @@ def simulation_of(method: Method) -> Simulation:
     )
 
 
-def test_what_is_a_number_of_an_own_method():
+def test_what_is_a_number_of_a_user_method():
     assert simulation_of(Scaled(mu=0.2, width=3)).data.numbers.method.numbers == {
         "mu": pytest.approx(0.2)
     }

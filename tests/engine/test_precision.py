@@ -124,8 +124,8 @@ def test_a_narrow_convolution_has_the_gradients_of_rounded_operands(size, k, str
     keys = jax.random.split(jax.random.key(0), 3)
     x = jax.random.normal(keys[0], (4, size, size, 3)).astype(jnp.bfloat16)
     w = jax.random.normal(keys[1], (k, k, 3, 5))
-    held = w.astype(jnp.bfloat16).astype(jnp.float32)
-    out, exact = jax.vjp(lambda x, w: lax_conv(x, w, stride, pad), x.astype(jnp.float32), held)
+    rounded = w.astype(jnp.bfloat16).astype(jnp.float32)
+    out, exact = jax.vjp(lambda x, w: lax_conv(x, w, stride, pad), x.astype(jnp.float32), rounded)
     g = jax.random.normal(keys[2], out.shape).astype(jnp.bfloat16)
     with lowering_for(platform):
         got, back = jax.vjp(lambda x, w: narrow_conv(x, w, stride, pad, "auto"), x, w)
@@ -145,14 +145,16 @@ def test_a_narrow_product_adds_up_in_float32(platform):
         jax.random.normal(keys[1], (300, 7)),
     )
     g = jax.random.normal(keys[2], (8, 7))
-    held = lambda a: a.astype(jnp.bfloat16).astype(jnp.float32)
+    rounded = lambda a: a.astype(jnp.bfloat16).astype(jnp.float32)
     with lowering_for(platform):
         out, back = jax.vjp(narrow.product, x, w)
         gx, gw = back(g)
     assert out.dtype == gw.dtype == jnp.float32 and gx.dtype == jnp.bfloat16
-    assert np.allclose(out, held(x) @ held(w), rtol=1e-5, atol=1e-4)
-    assert np.allclose(gw, held(x).T @ held(g), rtol=1e-5, atol=1e-4)  # g is an operand: rounded
-    assert not np.allclose(gw, held(x).T @ g, rtol=1e-5, atol=1e-4)
+    assert np.allclose(out, rounded(x) @ rounded(w), rtol=1e-5, atol=1e-4)
+    assert np.allclose(
+        gw, rounded(x).T @ rounded(g), rtol=1e-5, atol=1e-4
+    )  # g is an operand: rounded
+    assert not np.allclose(gw, rounded(x).T @ g, rtol=1e-5, atol=1e-4)
 
 
 def training(name, shape, activations, platform="cpu", **options):

@@ -105,9 +105,9 @@ def neutral_pfedfda() -> None:
     )
     (want, data), (got, same) = start(plain), start(inside)
     for _ in range(2):
-        want, *told = plain.examine(want, data)
+        want, *scores = plain.examine(want, data)
         got, *other = inside.examine(got, same)
-        assert same_bits(told, other)
+        assert same_bits(scores, other)
     assert same_bits(
         (want.server, want.clients),
         (got.server.inner, got.clients._replace(own=got.clients.own.inner)),
@@ -156,7 +156,7 @@ def answers() -> dict[str, dict]:
 
 @pytest.mark.xdist_group("production_flags")
 @pytest.mark.parametrize("name", CHECKS)
-def test_with_the_compiler_as_people_run_it(name, answers):
+def test_with_default_compiler_flags(name, answers):
     assert not answers[name]["problem"], answers[name]["problem"]
 
 

@@ -42,35 +42,35 @@ def plain(model, net, x):
     return model.head(net, model.features(net, x, train=False)[0])
 
 
-def fedpam(model, held, own, x):
-    z, head = model.features(held, x, train=False)[0], held["params"][model.head_group]
+def fedpam(model, resident, own, x):
+    z, head = model.features(resident, x, train=False)[0], resident["params"][model.head_group]
     return z @ own.T @ head["kernel"] + head["bias"]
 
 
-def fedrod(model, held, own, x):
-    head = {**held, "params": {**held["params"], model.head_group: own}}
-    z = model.features(held, x, train=False)[0]
-    return model.head(held, z) + model.head(head, z)
+def fedrod(model, resident, own, x):
+    head = {**resident, "params": {**resident["params"], model.head_group: own}}
+    z = model.features(resident, x, train=False)[0]
+    return model.head(resident, z) + model.head(head, z)
 
 
-def fedcp(model, held, own, x):
+def fedcp(model, resident, own, x):
     from fedjax_sim.methods.fedcp import gates
 
     z, mine = (
-        model.features(held, x, train=False)[0],
-        {**held, "params": {**held["params"], model.head_group: own}},
+        model.features(resident, x, train=False)[0],
+        {**resident, "params": {**resident["params"], model.head_group: own}},
     )
     v = own["kernel"].sum(1)
-    r, s = gates(held["params"]["policy"], z, v / np.linalg.norm(v), None)
-    return model.head(mine, r * z) + model.head(held, s * z)
+    r, s = gates(resident["params"]["policy"], z, v / np.linalg.norm(v), None)
+    return model.head(mine, r * z) + model.head(resident, s * z)
 
 
 HOW = {
-    "fedavg": lambda model, held, own, x: plain(model, held, x),
-    "fedpac": lambda model, held, own, x: plain(model, held, x),
-    "ditto": lambda model, held, own, x: plain(model, own, x),
-    "fedphp": lambda model, held, own, x: plain(model, own, x),
-    "apfl": lambda model, held, own, x: plain(model, own.net, x),
+    "fedavg": lambda model, resident, own, x: plain(model, resident, x),
+    "fedpac": lambda model, resident, own, x: plain(model, resident, x),
+    "ditto": lambda model, resident, own, x: plain(model, own, x),
+    "fedphp": lambda model, resident, own, x: plain(model, own, x),
+    "apfl": lambda model, resident, own, x: plain(model, own.net, x),
     "fedpam": fedpam,
     "fedrod": fedrod,
     "fedcp": fedcp,
@@ -103,8 +103,8 @@ def test_fine_tuned_copies_are_looked_at(name):
     state, data = after_two_rounds(sim)
     assert "resident" not in sim.evaluate(state, data)
     found = sim.adapt(state, data)
-    held = losses(lambda k, x: plain(sim.env.model, client(state.clients.resident, k), x))
-    assert not np.allclose(found["resident"]["loss"]["total"], held, rtol=1e-2)
+    kept = losses(lambda k, x: plain(sim.env.model, client(state.clients.resident, k), x))
+    assert not np.allclose(found["resident"]["loss"]["total"], kept, rtol=1e-2)
     assert not np.allclose(
         found["resident"]["loss"]["total"], found["personal"]["loss"]["total"], rtol=1e-2
     )
@@ -138,5 +138,5 @@ def test_the_probe_predicts_as_the_method_does(name):
     for _ in range(2):
         state, log, _, _ = sim.examine(state, data)
     ids = np.asarray(log["probe_ids"])
-    held = sim.evaluate(state, data)["resident"]["accuracy"]["correct"]
-    np.testing.assert_array_equal(np.asarray(log["probe_after_correct"]), np.asarray(held)[ids])
+    resident = sim.evaluate(state, data)["resident"]["accuracy"]["correct"]
+    np.testing.assert_array_equal(np.asarray(log["probe_after_correct"]), np.asarray(resident)[ids])

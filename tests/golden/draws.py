@@ -55,8 +55,12 @@ def minibatches(
     per_epoch = math.ceil(n / batch_size)
     steps = max(1, round(epochs * per_epoch)) if n and epochs > 0 else 0
     padded = math.ceil(widest / batch_size) * batch_size
-    orders = np.asarray(_permutations(seed, t, client, salt, n, padded, max(1, math.ceil(epochs))))
+    permutations = np.asarray(
+        _permutations(seed, t, client, salt, n, padded, max(1, math.ceil(epochs)))
+    )
     whole = [
-        rows[order[:n][i : i + batch_size]] for order in orders for i in range(0, n, batch_size)
+        rows[order[:n][i : i + batch_size]]
+        for order in permutations
+        for i in range(0, n, batch_size)
     ]
     return whole[:steps]

@@ -70,18 +70,18 @@ def environment(
     **loss_options,
 ) -> Env:
     fed = jax.tree.map(jnp.asarray, fed or federation())
-    made = losses.make_loss(loss, CLASSES, **loss_options)
+    loss_record = losses.make_loss(loss, CLASSES, **loss_options)
     counts = jnp.asarray(fed.label_counts(), dtype)
     return Env(
         model=models.build("mlp", fed.shape, CLASSES, dtype=dtype, hidden=(5,)),
-        loss=made,
+        loss=loss_record,
         optimizer=optimizer or optim.Sgd(0.9, 0.01),
         num_clients=fed.num_clients,
         cohort=2,
         batch_size=BATCH,
         epochs=2.0,
         max_epochs=3.0,
-        track_confusion=made.uses_confusion,
+        track_confusion=loss_record.uses_confusion,
         dtype=dtype,
         fed=fed,
         counts=counts,
@@ -164,20 +164,24 @@ def test_nothing_to_do_leaves_everything_as_it_was(client, epochs):
 def test_every_epoch_is_a_fresh_permutation(wide):
     with jax.enable_x64(wide):
         for n, padded in ((1, 4), (5, 8), (8, 8), (37, 40)):
-            orders = np.asarray(epoch_permutations(jax.random.key(n), jnp.int32(n), padded, 6))
-            assert orders.shape == (6, padded)
-            np.testing.assert_array_equal(np.sort(orders[:, :n], 1), np.tile(np.arange(n), (6, 1)))
-        assert len({tuple(o[:37]) for o in orders}) == 6
+            permutations = np.asarray(
+                epoch_permutations(jax.random.key(n), jnp.int32(n), padded, 6)
+            )
+            assert permutations.shape == (6, padded)
+            np.testing.assert_array_equal(
+                np.sort(permutations[:, :n], 1), np.tile(np.arange(n), (6, 1))
+            )
+        assert len({tuple(o[:37]) for o in permutations}) == 6
 
 
-def test_orders_do_not_depend_on_the_precision():
-    orders = lambda: np.asarray(epoch_permutations(jax.random.key(2), jnp.int32(9), 12, 3))
-    narrow = orders()
+def test_permutations_do_not_depend_on_the_precision():
+    permutations = lambda: np.asarray(epoch_permutations(jax.random.key(2), jnp.int32(9), 12, 3))
+    narrow = permutations()
     with jax.enable_x64(True):
-        np.testing.assert_array_equal(orders(), narrow)
+        np.testing.assert_array_equal(permutations(), narrow)
 
 
-def test_orders_are_fair():
+def test_permutations_are_fair():
     """Each example comes first about equally often: 4000 epochs, 5 examples, 5 standard
     deviations."""
     first = np.asarray(epoch_permutations(jax.random.key(3), jnp.int32(5), 8, 4000))[:, 0]
@@ -350,7 +354,7 @@ def softmax(z: np.ndarray) -> np.ndarray:
     return e / e.sum(1, keepdims=True)
 
 
-def test_passes_of_one_round_are_told_apart_by_their_salt():
+def test_passes_of_one_round_differ_by_their_salt():
     env = environment()
     net = start_net(env)
     end = jax.jit(
@@ -362,7 +366,7 @@ def test_passes_of_one_round_are_told_apart_by_their_salt():
 
 
 # ---- side by side --------------------------------------------------------------------------------
-def test_lanes_of_different_length_equal_clients_one_by_one():
+def test_clients_of_different_length_equal_clients_one_by_one():
     """Finished lanes stand still: nets, loss, accuracy, steps and loss statistics, in double
     precision."""
     with jax.enable_x64(True):

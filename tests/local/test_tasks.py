@@ -220,7 +220,7 @@ def test_losses_of_numbers_and_labels():
     )
 
 
-def test_a_loss_of_ones_own():
+def test_a_user_loss():
     mine = lambda outputs, targets: jnp.square(outputs - targets).mean(-1)
     own = fs.run("fedavg", table("regression"), loss=mine, **HOW, **MODELS["regression"])
     usual = fs.run("fedavg", table("regression"), **HOW, **MODELS["regression"])
@@ -258,7 +258,7 @@ def test_a_loss_as_a_class_with_a_number():
     assert own.rows[-1]["global_mse"] == pytest.approx(usual.rows[-1]["global_mse"], rel=1e-5)
 
 
-def test_a_task_of_ones_own():
+def test_a_user_task():
     """Ages in classes of ten years: classes that are numbers, measured by their distance."""
     far = Task("ages", "how far off", metrics=("accuracy", "loss", "worst_decile", "recall"))
     fs.register_task(far)

@@ -170,7 +170,7 @@ def test_a_neutral_transform_is_the_plain_run(sim):
     assert inside.method.wire(inside.env, net) == sim.method.wire(sim.env, net)
 
 
-def test_two_lanes_are_one_lane(sim):
+def test_vmap_width_two_is_width_one(sim):
     """Two clients side by side give what each gives alone."""
     name = sim.method.name
     two = simulation(name, chunk=2, model=ALL[name].model, **ALL[name].options)

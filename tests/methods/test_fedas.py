@@ -39,11 +39,11 @@ def test_fedas_with_equal_traces_averages_uniformly(monkeypatch):
     after, _, _, nets = sim.examine(state, data)
     assert_close(after.server.net, mean(nets, jnp.ones(len(cohort))), 1e-6)
     # the clients' heads are their own: not averaged before the next round
-    told = lambda s: sim.method.receive(
+    received = lambda s: sim.method.receive(
         env, s.server, jax.tree.map(lambda a: a[0], s.clients), None, ctx_of(sim, s, data)
     )
     assert_close(
-        jax.jit(told)(after)[1]["params"]["fc"],
+        jax.jit(received)(after)[1]["params"]["fc"],
         jax.tree.map(lambda a: a[0], after.clients.resident["params"]["fc"]),
     )
 

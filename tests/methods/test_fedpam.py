@@ -235,7 +235,7 @@ def test_matrices_are_private():
     assert all(same_bits(log[k], logs[k]) for k in ("taken", "sent", "down", "up"))
 
 
-def test_silent_features_are_counted_and_told():
+def test_silent_features_are_counted_and_reported():
     """Against NumPy on the clients' first images; two of five units are dead; a run that goes on so
     is warned."""
     fed, sim = tiny.federation(), simulation("fedpam")
@@ -531,9 +531,10 @@ def test_its_own_rate_unless_the_run_names_one(tmp_path, capsys):
     assert (
         main(["run", "fedpam", "--rounds", "6", "--out", str(tmp_path / "a")]) == 0
     )  # as it is shipped
-    told = capsys.readouterr()
+    captured = capsys.readouterr()
     assert (
-        "fedpam: momentum 0.5 is the method's own (--momentum names another)" in told.out + told.err
+        "fedpam: momentum 0.5 is the method's own (--momentum names another)"
+        in captured.out + captured.err
     )
     with (tmp_path / "a" / "rounds.csv").open(newline="") as file:
         assert (

@@ -466,7 +466,7 @@ def test_bad_input(options, words):
 
 def test_what_it_needs_of_model_and_data():
     sim, fed = simulation("fedpolicy", **{"agent.batch": 4}), tiny.federation()
-    made = lambda fed, env=sim.env: simulate(
+    simulated = lambda fed, env=sim.env: simulate(
         sim.method, env, fed, Participation(M, M, tuple(range(N))), lr=schedule("constant", 0.1, 1)
     )
     rows = {s: [fed.client_rows(i, s) for i in range(N)] for s in ("train", "val", "test")}
@@ -481,9 +481,9 @@ def test_what_it_needs_of_model_and_data():
         **more,
     )
     with pytest.raises(UserError, match="server holds back for validation"):
-        made(bare())
+        simulated(bare())
     with pytest.raises(UserError, match="validation rows on every client"):
-        made(bare(rows={"train": rows["train"]}, server_val=fed.server_rows["val"]))
+        simulated(bare(rows={"train": rows["train"]}, server_val=fed.server_rows["val"]))
     static = simulation(
         "fedpolicy", agent="full"
     )  # a static policy needs no validation rows; its reward is not known
@@ -501,7 +501,7 @@ def test_what_it_needs_of_model_and_data():
         and np.isfinite(float(log["init_drift"]))
     )
     with pytest.raises(UserError, match="one parameter group"):
-        made(fed, dataclasses.replace(sim.env, model=sim.env.model._replace(groups=("fc",))))
+        simulated(fed, dataclasses.replace(sim.env, model=sim.env.model._replace(groups=("fc",))))
 
 
 def test_loss_of_the_paper_unless_another_is_named():
@@ -566,7 +566,13 @@ def test_figures_from_run_directories(tmp_path):
         )
         == 0
     )
-    made = {p.name for p in (tmp_path / "figures").iterdir()}
-    assert {"accuracy.png", "actions.png", "communication.png", "policy.png", "report.html"} <= made
-    assert all((tmp_path / "figures" / name).stat().st_size > 5000 for name in made)
+    drawn = {p.name for p in (tmp_path / "figures").iterdir()}
+    assert {
+        "accuracy.png",
+        "actions.png",
+        "communication.png",
+        "policy.png",
+        "report.html",
+    } <= drawn
+    assert all((tmp_path / "figures" / name).stat().st_size > 5000 for name in drawn)
     assert main(["report", str(tmp_path / "nowhere")]) == 2

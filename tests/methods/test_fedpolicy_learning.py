@@ -65,15 +65,15 @@ def test_next_state_at_the_next_participation():
     state, data = start(sim)
     seen, want = {}, []
     for _ in range(3):
-        told = jax.jit(sim.plan_round)(state, data)
+        round_plan = jax.jit(sim.plan_round)(state, data)
         state, log, ids, _ = sim.examine(state, data)
         for k, client in enumerate(np.asarray(ids).tolist()):
-            now = np.asarray(told.observed[k])
+            now = np.asarray(round_plan.observed[k])
             if client in seen:
                 want.append((*seen[client], now))
             seen[client] = (
-                np.asarray(told.observed[k]),
-                int(told.actions[k]),
+                np.asarray(round_plan.observed[k]),
+                int(round_plan.actions[k]),
                 float(log["acted_rewards"][k]),
             )
     replay = state.agent.agent.replay
@@ -115,25 +115,29 @@ def test_actions_and_rewards_of_every_client_are_written_and_survive_a_resume(tm
     whole = run("random", out=tmp_path / "whole", rounds=4, **config)
     run("random", out=tmp_path / "part", rounds=2, **config)
     resume(tmp_path / "part", rounds=4)
-    told, again = (np.load(tmp_path / name / "clients.npz") for name in ("whole", "part"))
-    assert set(told.files) == set(again.files) and all(
-        np.array_equal(told[k], again[k]) for k in told.files
+    written, again = (np.load(tmp_path / name / "clients.npz") for name in ("whole", "part"))
+    assert set(written.files) == set(again.files) and all(
+        np.array_equal(written[k], again[k]) for k in written.files
     )
-    assert told["acted_rounds"].tolist() == [1, 2, 3, 4]
+    assert written["acted_rounds"].tolist() == [1, 2, 3, 4]
     assert (
-        told["acted_ids"].shape
-        == told["acted_actions"].shape
-        == told["acted_rewards"].shape
+        written["acted_ids"].shape
+        == written["acted_actions"].shape
+        == written["acted_rewards"].shape
         == (4, 3)
     )
-    assert told["acted_takes"].shape[:2] == (4, 3) and (told["acted_epochs"] == 1).all()
+    assert written["acted_takes"].shape[:2] == (4, 3) and (written["acted_epochs"] == 1).all()
     with open(tmp_path / "part" / "rounds.csv") as file:
         rows = list(csv.DictReader(file))
-    counts = np.array([[(told["acted_actions"][t] == a).sum() for a in range(3)] for t in range(4)])
+    counts = np.array(
+        [[(written["acted_actions"][t] == a).sum() for a in range(3)] for t in range(4)]
+    )
     for t, row in enumerate(rows):
         share = [float(row[f"share_{name}"]) for name in ("full", "backbone", "head")]
         np.testing.assert_allclose(share, counts[: t + 1].sum(0) / (3 * (t + 1)))
-        np.testing.assert_allclose(float(row["reward"]), told["acted_rewards"][t].mean(), rtol=1e-5)
+        np.testing.assert_allclose(
+            float(row["reward"]), written["acted_rewards"][t].mean(), rtol=1e-5
+        )
     assert whole.rounds[-1]["reward"] == pytest.approx(float(rows[-1]["reward"]))
 
 

@@ -490,10 +490,10 @@ def test_devices_share_out_the_decoder(monkeypatch):
         ]
     near, far = (state.server.encoder for state, _ in states)
     assert_close(near.params, numpy_tree(far.params), 1e-4)
-    held = lambda encoder: (
+    sizes = lambda encoder: (
         encoder.params["params"]["up_0"]["cell"]["hi"]["kernel"].addressable_shards[1].data.shape
     )
-    assert held(whole) == (16, 16) and held(far) == (16, 8)
+    assert sizes(whole) == (16, 16) and sizes(far) == (16, 8)
     same_place = lambda a, where: a.sharding.is_equivalent_to(where, a.ndim)
     assert all(
         jax.tree.leaves(jax.tree.map(same_place, states[1][0].server, place))

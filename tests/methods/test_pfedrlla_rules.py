@@ -69,10 +69,10 @@ def mixed_heads(mixtures):
 
 def test_similarity_is_a_softmax_of_centred_cosines():
     """head=similarity:3 against NumPy, bodies as ever by size; p = 0 is `even`."""
-    _, state, _, told, mixtures = after_two(head="similarity:3")
+    _, state, _, round_plan, mixtures = after_two(head="similarity:3")
     found = mixed_heads(mixtures)
     for slot in range(M):
-        heads = heads_of(state, [*state.server.previous, told.slots.ctx.id[slot]])
+        heads = heads_of(state, [*state.server.previous, round_plan.slots.ctx.id[slot]])
         used = np.array([True, True, False, True, True])
         away = heads - heads[used].mean(0)
         lengths = np.linalg.norm(away, axis=1)
@@ -86,10 +86,10 @@ def test_similarity_is_a_softmax_of_centred_cosines():
 
 def test_same_classes_knows_the_labels():
     """head=same_classes:2 against a double loop over classes."""
-    _, state, data, told, mixtures = after_two(head="same_classes:2")
+    _, state, data, round_plan, mixtures = after_two(head="same_classes:2")
     counts, found = np.asarray(data.counts, np.float64), mixed_heads(mixtures)
     for slot in range(M):
-        who = [*np.asarray(state.server.previous), int(told.slots.ctx.id[slot])]
+        who = [*np.asarray(state.server.previous), int(round_plan.slots.ctx.id[slot])]
         mine, shares = counts[who[-1]] / counts[who[-1]].sum(), []
         for place, j in enumerate(who):
             theirs = counts[j] / counts[j].sum()
@@ -98,7 +98,7 @@ def test_same_classes_knows_the_labels():
         want = np.array(shares) @ heads_of(state, who) / sum(shares)
         np.testing.assert_allclose(found[slot], want, atol=2e-5)
         np.testing.assert_allclose(
-            told.slots.plan.weights[slot, 1], np.array(shares) / sum(shares), atol=1e-5
+            round_plan.slots.plan.weights[slot, 1], np.array(shares) / sum(shares), atol=1e-5
         )
 
 
@@ -118,11 +118,11 @@ def val_loss(data, net, k):
 def test_gradient_is_mirror_descent_on_validation_rows():
     """head=gradient:4 step by step in NumPy, the best of five points; never worse there than
     `even`."""
-    _, state, data, told, mixtures = after_two(head="gradient:4")
+    _, state, data, round_plan, mixtures = after_two(head="gradient:4")
     found, used = mixed_heads(mixtures), np.array([True, True, False, True, True])
     moved = 0
     for slot in range(M):
-        k = int(told.slots.ctx.id[slot])
+        k = int(round_plan.slots.ctx.id[slot])
         heads = heads_of(state, [*state.server.previous, k])
         body = jax.tree.map(lambda a, s=slot: np.asarray(a[s]), mixtures["params"]["fc1"])
         point, tried = used / used.sum(), []

@@ -76,17 +76,17 @@ def test_the_actor_says_the_same_of_the_same_heads(trained):
     assert (
         int(old.agent.replay.size) == 18 and int(state.agent.replay.size) == 0
     )  # nobody's experience but its own
-    told = jax.jit(sim.plan_round)(state, data)
-    ids, heads = np.asarray(told.slots.ctx.id), state.clients.resident["params"]
+    round_plan = jax.jit(sim.plan_round)(state, data)
+    ids, heads = np.asarray(round_plan.slots.ctx.id), state.clients.resident["params"]
     seen = jax.vmap(lambda net: features(net, ("fc1", "fc"), 4, old.server.frame))(heads)
     embedded = mhae(4, 6).embed(old.server.encoder, placed(old.server.frame, seen))
-    np.testing.assert_allclose(told.server.embedded, embedded[ids], atol=1e-5)
+    np.testing.assert_allclose(round_plan.server.embedded, embedded[ids], atol=1e-5)
     assert np.std(embedded[ids], 0).max() > 1e-3  # heads are told apart
     agent, everybody = sim.method.make_agent(sim.open(data)), jnp.ones(4, bool)
     for slot, client in enumerate(ids):
         x = jnp.concatenate([embedded[ids].reshape(-1), embedded[client]])
         policy = agent.act(old.agent, x, jax.random.key(0), everybody)[1].policy
-        np.testing.assert_allclose(told.info.policy[slot], policy, atol=1e-5)
+        np.testing.assert_allclose(round_plan.info.policy[slot], policy, atol=1e-5)
 
 
 # ---- the order of peers --------------------------------------------------------------------------
@@ -102,10 +102,10 @@ def test_weights_do_not_depend_on_the_order_of_the_previous_cohort():
         previous=state.server.previous[order], reported=state.server.reported[order]
     )
     turned = state._replace(server=server._replace(embedded=server.embedded[order]))
-    (told, mixed), (again, same) = announced(sim)(state, data), announced(sim)(turned, data)
-    assert np.ptp(np.asarray(told.actions), -1).min() > 1e-4
+    (round_plan, mixed), (again, same) = announced(sim)(state, data), announced(sim)(turned, data)
+    assert np.ptp(np.asarray(round_plan.actions), -1).min() > 1e-4
     back = np.append(order, M)
-    np.testing.assert_allclose(np.asarray(told.actions)[:, back], again.actions, atol=1e-6)
+    np.testing.assert_allclose(np.asarray(round_plan.actions)[:, back], again.actions, atol=1e-6)
     for a, b in zip(jax.tree.leaves(mixed), jax.tree.leaves(same), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-5)
     after, other = sim.examine(state, data)[0].agent, sim.examine(turned, data)[0].agent

@@ -164,14 +164,14 @@ def test_fractional_epochs_run_exactly_their_steps():
     seen = set()
     for _ in range(6):
         state, log, _, _ = sim.examine(state, data)
-        told = np.asarray(log["epochs"], np.float64).round(6)
-        want = sum(steps_of(n, e) for n, e in zip(SIZES, told, strict=True))
+        chosen = np.asarray(log["epochs"], np.float64).round(6)
+        want = sum(steps_of(n, e) for n, e in zip(SIZES, chosen, strict=True))
         assert int(log["steps_needed"]) == int(log["steps_executed"]) == want
-        seen |= set(told.tolist())
+        seen |= set(chosen.tolist())
     assert seen == set(MENU)
 
 
-def test_stragglers_do_less_and_are_judged_by_what_they_were_told():
+def test_stragglers_do_less_and_are_judged_by_their_plan():
     sim = three_layers(slow=(1.0, 0.2), agent="compliant", budgets=((5, 3),) * N)
     state, data = start(sim)
     log = sim.examine(state, data)[1]
@@ -354,9 +354,9 @@ def test_long_training_on_noise_is_not_rewarded():
 # ---- what is logged and evaluated ----------------------------------------------------------------
 def test_exceedances_and_pairwise_distance_by_hand():
     _, _, log, _ids, nets, _ = second_round()
-    told = [(round(float(log["epochs"][k]), 6), int(log["depth"][k])) for k in range(N)]
-    assert int(log["exceed_compute"]) == sum(told[k][0] > TABLE_1[k][0] for k in range(N))
-    assert int(log["exceed_comm"]) == sum(told[k][1] > min(TABLE_1[k][1], 3) for k in range(N))
+    budgets = [(round(float(log["epochs"][k]), 6), int(log["depth"][k])) for k in range(N)]
+    assert int(log["exceed_compute"]) == sum(budgets[k][0] > TABLE_1[k][0] for k in range(N))
+    assert int(log["exceed_comm"]) == sum(budgets[k][1] > min(TABLE_1[k][1], 3) for k in range(N))
     vectors = [whole(one(nets, s)) for s in range(N)]
     apart = [np.linalg.norm(vectors[i] - vectors[j]) for i in range(N) for j in range(i)]
     np.testing.assert_allclose(log["pairwise_distance"], np.mean(apart), rtol=1e-4)
@@ -413,14 +413,14 @@ def six_layers(policy, clip=False, **more):
 def test_expected_exceedances_of_table_1(policy, clip, compute, comm):
     """100 rounds, 10 clients: what the budgets imply for FedAvg, for uniform choices, and within
     budget."""
-    told, most = six_layers(policy, clip)
+    budgets, most = six_layers(policy, clip)
     counts = [
-        100 * (getattr(told, w) > getattr(most, w)).mean(0).sum() for w in ("epochs", "layers")
+        100 * (getattr(budgets, w) > getattr(most, w)).mean(0).sum() for w in ("epochs", "layers")
     ]
     np.testing.assert_allclose(counts, [compute, comm], atol=0.05)
     if policy == "compliant":
-        np.testing.assert_array_equal(told.layers[0], [b for _, b in TABLE_1])
-        np.testing.assert_allclose(told.epochs[0], [c for c, _ in TABLE_1])
+        np.testing.assert_array_equal(budgets.layers[0], [b for _, b in TABLE_1])
+        np.testing.assert_allclose(budgets.epochs[0], [c for c, _ in TABLE_1])
 
 
 @pytest.mark.parametrize("model", ["cnn6", "resnet18"])
@@ -460,9 +460,9 @@ def test_the_next_state_has_the_next_budgets():
     sim = three_layers(agent="dqn", vary="0.9:3", budgets=LOW)
     state, data = start(sim)
     for t in range(2):
-        told = jax.jit(sim.plan_round)(state, data)
+        round_plan = jax.jit(sim.plan_round)(state, data)
         state = sim.examine(state, data)[0]
-        ids = told.slots.ctx.id
+        ids = round_plan.slots.ctx.id
         rows = one(state.agent.replay.rows, slice(t * N, (t + 1) * N))
         for when, seen in ((t, rows.observation), (t + 1, rows.next_observation)):
             limits = jax.vmap(

@@ -29,7 +29,7 @@ def composed(server, own, depth):
     return {"params": {g: take(i, g) for i, g in enumerate(groups)}, "batch_stats": {}}
 
 
-def test_the_agent_is_told_the_penalties_and_never_exceeds_without_a_gain():
+def test_the_agent_knows_the_penalties_and_never_exceeds_without_a_gain():
     sim = three_layers(**KNOWN)
     state, data = start(sim)
     plan = jax.jit(sim.plan_round)(state, data)

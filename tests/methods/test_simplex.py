@@ -29,7 +29,7 @@ def slsqp(matrix: np.ndarray) -> np.ndarray:
 
 def programs() -> list[np.ndarray]:
     rng = np.random.default_rng(5)
-    made = []
+    matrices = []
     for size, rank, spread in (
         (2, 2, 1.0),
         (5, 3, 0.1),
@@ -39,8 +39,8 @@ def programs() -> list[np.ndarray]:
     ):
         points = rng.normal(size=(size, rank))
         apart = points[0] - points
-        made.append(np.diag(spread * rng.uniform(0.5, 2, size)) + apart @ apart.T)
-    return [*made, 1e6 * made[1], 1e-7 * made[2]]
+        matrices.append(np.diag(spread * rng.uniform(0.5, 2, size)) + apart @ apart.T)
+    return [*matrices, 1e6 * matrices[1], 1e-7 * matrices[2]]
 
 
 @pytest.mark.parametrize("which", range(7))

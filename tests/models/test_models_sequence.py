@@ -169,8 +169,8 @@ def test_linen_nnx_and_a_pair_are_one_model():
     stats = {"batch_stats": {}}
     linen = fs.run("fedper", images(), model=Linen(), net={"params": net, **stats}, **HOW)
     module = fs.run("fedper", images(), model=start, **HOW)
-    made = fs.run("fedper", images(), model=pair(), net={"params": short, **stats}, **HOW)
-    for other in (module, made):
+    pair_run = fs.run("fedper", images(), model=pair(), net={"params": short, **stats}, **HOW)
+    for other in (module, pair_run):
         assert other.setup.simulation.env.model.groups == ("body", "head")
         for a, b in zip(linen.rows, other.rows, strict=True):
             assert a["client_loss"] == pytest.approx(b["client_loss"], rel=1e-5)

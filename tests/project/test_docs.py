@@ -112,7 +112,7 @@ def test_documented_python_runs(page, tmp_path, monkeypatch):
         transforms.TRANSFORMS,
         transforms._KINDS,
         metrics.METRICS,
-        metrics._MADE,
+        metrics._FACTORIES,
     )
     before = [dict(table) for table in tables]
     names: dict = {"__name__": "docs"}
@@ -154,14 +154,14 @@ def commands_in(page: pathlib.Path) -> list[list[str]]:
         for block in blocks
         for line in block.splitlines()
     ]
-    told = [
+    mentions = [
         line
         for line in lines
         if line.startswith("fedjax-sim ") and not {"…", "METHOD", "["} & {*line, *line.split()}
     ]
     return [
         words
-        for line in told
+        for line in mentions
         if not {"--help", "--version"} & set(words := shlex.split(line, comments=True)[1:])
     ]
 

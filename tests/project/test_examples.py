@@ -13,17 +13,17 @@ from paths import ROOT
 EXAMPLES = ROOT / "examples"
 
 
-@pytest.mark.parametrize("name", ["own_data", "own_method", "compare_two"])
+@pytest.mark.parametrize("name", ["custom_data", "custom_method", "compare_two"])
 def test_scripts(name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", [f"{name}.py", "1"])
     runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
-    told = capsys.readouterr().out
+    printed = capsys.readouterr().out
     assert {
-        "own_data": "Result(fedavg on mine",
-        "own_method": "\nByLoss ",
+        "custom_data": "Result(fedavg on mine",
+        "custom_method": "\nByLoss ",
         "compare_two": "ditto:lam=0.1 1",
-    }[name] in told
+    }[name] in printed
 
 
 def shown(cell: str, names: dict) -> object:
@@ -36,10 +36,10 @@ def shown(cell: str, names: dict) -> object:
 
 def test_notebook(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    told = json.loads((EXAMPLES / "tour.ipynb").read_text())
-    cells = ["".join(c["source"]) for c in told["cells"] if c["cell_type"] == "code"]
-    assert told["nbformat"] == 4 and "ROUNDS = 10" in cells[0]
-    assert not any(c.get("outputs") for c in told["cells"]), "stored without outputs"
+    notebook = json.loads((EXAMPLES / "tour.ipynb").read_text())
+    cells = ["".join(c["source"]) for c in notebook["cells"] if c["cell_type"] == "code"]
+    assert notebook["nbformat"] == 4 and "ROUNDS = 10" in cells[0]
+    assert not any(c.get("outputs") for c in notebook["cells"]), "stored without outputs"
     names: dict = {"__name__": "notebook"}
     values = [shown(cell.replace("ROUNDS = 10", "ROUNDS = 1"), names) for cell in cells]
     assert "Federation(digits" in repr(values[0]) and "Result(ditto" in repr(values[1])

@@ -94,12 +94,12 @@ def test_means_and_bands_are_over_seeds(tmp_path):
     np.testing.assert_allclose(
         group.series("global_acc", curves.PLACES["time"])[0], 3.0 * np.arange(1, 9)
     )
-    told = tables.statistics(group)["best_global"]
+    figure = tables.statistics(group)["best_global"]
     best = [load_run(p).summary["best_global"] for p in paths]
     assert (
-        told.n == 3
-        and told.mean == pytest.approx(np.mean(best))
-        and told.std == pytest.approx(np.std(best, ddof=1))
+        figure.n == 3
+        and figure.mean == pytest.approx(np.mean(best))
+        and figure.std == pytest.approx(np.std(best, ddof=1))
     )
 
 
@@ -183,9 +183,9 @@ def test_an_unfinished_run_is_never_the_best(tmp_path):
     write_run(tmp_path / "b", "fedprox", best=0.5)
     write_run(tmp_path / "c", "fedntd", best=0.9, rounds=8, ended=False)
     head, rows = tables.written(grouped(load_runs([tmp_path])), "±", "<{}>")
-    told = {row[0]: row for row in rows}
-    assert not any(cell.startswith("<") for cell in told["fedntd (not ended)"])
-    assert told["fedavg"][head.index("best (%)")].startswith("<")
+    by_name = {row[0]: row for row in rows}
+    assert not any(cell.startswith("<") for cell in by_name["fedntd (not ended)"])
+    assert by_name["fedavg"][head.index("best (%)")].startswith("<")
     (group,) = [g for g in grouped(load_runs([tmp_path])) if g.label == "fedntd"]
     assert not group.ended
     shutil.rmtree(tmp_path / "b")  # nothing that has ended is left to be better than
@@ -200,9 +200,9 @@ def test_no_figure_and_never_reached_are_two_signs(tmp_path):
     write_run(tmp_path / "a", "fedavg", best=0.9)
     write_run(tmp_path / "b", "local", best=0.3)
     file = tmp_path / "b" / "summary.json"
-    told = json.loads(file.read_text())
+    stored = json.loads(file.read_text())
     file.write_text(
-        json.dumps(told | {"best_global": None, "last_global": None, "targets_of": "client_mean"})
+        json.dumps(stored | {"best_global": None, "last_global": None, "targets_of": "client_mean"})
     )
     write_run(tmp_path / "c", "fedper", best=0.3)
     file = tmp_path / "c" / "summary.json"
@@ -265,7 +265,7 @@ def test_every_figure_is_drawn_in_two_formats(drawn):
     from PIL import Image
 
     out, said = drawn
-    made = {p.name for p in out.iterdir()}
+    files = {p.name for p in out.iterdir()}
     names = (
         "accuracy",
         "accuracy_bytes",
@@ -285,7 +285,7 @@ def test_every_figure_is_drawn_in_two_formats(drawn):
         "layers",
         "time",
     )
-    assert made == {"report.html", *(f"{n}.{kind}" for n in names for kind in ("png", "pdf"))}
+    assert files == {"report.html", *(f"{n}.{kind}" for n in names for kind in ("png", "pdf"))}
     for name in names:
         with Image.open(out / f"{name}.png") as image:
             assert (
@@ -462,40 +462,40 @@ def test_the_page_in_a_browser(drawn, tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     import html
 
-    told = dict(
+    seen = dict(
         json.loads(html.unescape(t))
         for t in re.findall(r'<pre class="told">(.*?)</pre>', done.stdout, re.S)
     )
-    assert told["said"] == [] and "CONSOLE" not in done.stderr, (
-        told.get("said"),
+    assert seen["said"] == [] and "CONSOLE" not in done.stderr, (
+        seen.get("said"),
         done.stderr[-2000:],
     )
-    assert told["lines"] == [6, 6, 5]  # the run with one seed has no band
-    assert len(told["figures"]) == 17 and min(told["figures"]) > 500
+    assert seen["lines"] == [6, 6, 5]  # the run with one seed has no band
+    assert len(seen["figures"]) == 17 and min(seen["figures"]) > 500
     assert (
-        told["down"] == sorted(told["down"], reverse=True)
-        and told["up"] == told["down"][::-1]
-        and len(told["up"]) == 6
+        seen["down"] == sorted(seen["down"], reverse=True)
+        and seen["up"] == seen["down"][::-1]
+        and len(seen["up"]) == 6
     )
-    assert told["names"] == sorted(told["names"], key=str) and any(
-        "(not ended)" in n for n in told["names"]
+    assert seen["names"] == sorted(seen["names"], key=str) and any(
+        "(not ended)" in n for n in seen["names"]
     )
-    assert "fedpolicy (sac)" in told["bold"]
-    assert told["off"] == [[n for n in told["names"] if n != "fedavg"], 5, 5] and told["on"] == [
+    assert "fedpolicy (sac)" in seen["bold"]
+    assert seen["off"] == [[n for n in seen["names"] if n != "fedavg"], 5, 5] and seen["on"] == [
         6,
         6,
     ]
     assert (
-        told["tip"][0] == "block" and "fedpolicy (sac)" in told["tip"][1] and "±" in told["tip"][1]
+        seen["tip"][0] == "block" and "fedpolicy (sac)" in seen["tip"][1] and "±" in seen["tip"][1]
     )
-    assert told["bytes"] and told["theme"] and told["alien"] == 0
-    assert told["fits"] == [1400, 0] and told["dashes"] == 4
+    assert seen["bytes"] and seen["theme"] and seen["alien"] == 0
+    assert seen["fits"] == [1400, 0] and seen["dashes"] == 4
     assert (
-        told["signs"][0]
+        seen["signs"][0]
         == "–: no such figure, as for a method without a global model. ×: never reached."
-        and told["signs"][1]
+        and seen["signs"][1]
     )
-    assert not any("(not ended)" in name for name in told["bold"])
+    assert not any("(not ended)" in name for name in seen["bold"])
 
 
 def test_the_command_says_what_it_wrote(tmp_path, capsys):

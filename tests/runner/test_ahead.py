@@ -172,10 +172,10 @@ def test_fits_from_the_compilers_account(stand_in, name):
         == found["arguments"] + found["scratch"] + found["results"] - found["given_away"]
     )
     many, stored = found["devices"], accelerators.state_like(setup.simulation, setup.net)
-    held = tree_bytes(stored._replace(clients=())) + tree_bytes(stored.clients) // many
-    assert found["given_away"] == held  # the whole state, and nothing else
+    state_bytes = tree_bytes(stored._replace(clients=())) + tree_bytes(stored.clients) // many
+    assert found["given_away"] == state_bytes  # the whole state, and nothing else
     data = tree_bytes(jax.eval_shape(lambda d: d, setup.simulation.data))
-    assert held + 0.9 * data <= found["arguments"] <= held + data + 64
+    assert state_bytes + 0.9 * data <= found["arguments"] <= state_bytes + data + 64
 
 
 def test_does_not_fit(stand_in, monkeypatch):
@@ -207,9 +207,9 @@ def test_the_command_says_it(stand_in, capsys):
     out = capsys.readouterr().out
     assert "\n  fits TPU v5e: " in out and "of 16.9114 GB (arguments" in out
     assert main(["compare", "fedavg", "scaffold", *FORETOLD, "--json"]) == 0
-    told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [
-        (one["method"], one["on_device"]["device"], one["on_device"]["fits"]) for one in told
+        (one["method"], one["on_device"]["device"], one["on_device"]["fits"]) for one in events
     ] == [("fedavg", "v5e", True), ("scaffold", "v5e", True)]
     profiled = [word for word in FORETOLD if word != "--quiet"]
     assert main(["profile", "fedavg", *profiled]) == 0

@@ -18,7 +18,7 @@ from fedjax_sim.runner.run_directory import saved_rounds
 from fedjax_sim.types import Client, State
 
 
-def made_up(rows: int = 10, seed: int = 0, put=jnp.asarray) -> State:
+def example_state(rows: int = 10, seed: int = 0, put=jnp.asarray) -> State:
     """A State with every kind of leaf: scalars, integers, halves, not-a-numbers, a bank of rows, an
     empty tree."""
     rng = np.random.default_rng(seed)
@@ -44,14 +44,14 @@ def blank(state: State) -> State:
 
 
 def test_round_trip_is_exact(tmp_path):
-    state = made_up()
+    state = example_state()
     path = checkpoint.save(tmp_path / "c", state, "abc")
     assert path.name == "00000007"
     assert same_bits(state, checkpoint.load(path, blank(state), "abc"))
 
 
 def test_leaves_are_named_by_their_paths(tmp_path):
-    path = checkpoint.save(tmp_path, made_up(), "h")
+    path = checkpoint.save(tmp_path, example_state(), "h")
     names = [r["name"] for r in json.loads((path / "meta.json").read_text())["leaves"]]
     assert names == [
         *(
@@ -70,11 +70,11 @@ def test_leaves_are_named_by_their_paths(tmp_path):
     assert sorted(stored) == sorted(
         set(names) - {"agent.none"}
     )  # nothing to store of an empty leaf
-    assert np.array_equal(stored["server.w"], made_up().server["w"])
+    assert np.array_equal(stored["server.w"], example_state().server["w"])
 
 
 def test_two_leaves_of_one_name_are_refused(tmp_path):
-    state = made_up()._replace(server={"a": {"b": jnp.zeros(1)}, "a.b": jnp.zeros(1)})
+    state = example_state()._replace(server={"a": {"b": jnp.zeros(1)}, "a.b": jnp.zeros(1)})
     with pytest.raises(UserError, match=r"both called 'server\.a\.b'"):
         checkpoint.save(tmp_path, state, "h")
     assert list(tmp_path.iterdir()) == []
@@ -95,7 +95,7 @@ def test_a_method_s_whole_state(tmp_path, name):
 
 def test_large_banks_are_written_in_rows(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoint, "BLOCK", 3 * 6 * 4 * 4 + 5)  # three rows of the bank at a time
-    state = made_up()
+    state = example_state()
     path = checkpoint.save(tmp_path, state, "h")
     files = sorted(p.name for p in (path / "rows").iterdir())
     assert files == [f"clients.own.v-{first:08d}" for first in (0, 3, 6, 9)]  # 10 rows
@@ -122,14 +122,14 @@ def test_rows_come_back_onto_a_mesh(tmp_path, monkeypatch):
             agent=jax.tree.map(lambda _: whole, state.agent),
         ),
     )
-    state = placed(made_up())
+    state = placed(example_state())
     path = checkpoint.save(tmp_path, state, "h")
-    back = checkpoint.load(path, placed(jax.tree.map(jnp.zeros_like, made_up())), "h")
+    back = checkpoint.load(path, placed(jax.tree.map(jnp.zeros_like, example_state())), "h")
     assert same_bits(state, back)
     for old, new in zip(jax.tree.leaves(state.clients), jax.tree.leaves(back.clients), strict=True):
         assert new.sharding.is_equivalent_to(old.sharding, old.ndim)
         assert {s.data.shape[0] for s in new.addressable_shards} == {5}
-    assert same_bits(state, checkpoint.load(path, blank(made_up()), "h"))
+    assert same_bits(state, checkpoint.load(path, blank(example_state()), "h"))
 
 
 def test_newest_are_kept_and_partial_ones_ignored(tmp_path):
@@ -137,7 +137,7 @@ def test_newest_are_kept_and_partial_ones_ignored(tmp_path):
     (tmp_path / ".00000009.partial").mkdir()
     (tmp_path / "00000008").mkdir()  # without meta.json: not complete
     for round_ in (1, 2, 3, 4):
-        checkpoint.save(tmp_path, made_up()._replace(t=jnp.int32(round_)), "h", keep=2)
+        checkpoint.save(tmp_path, example_state()._replace(t=jnp.int32(round_)), "h", keep=2)
     assert saved_rounds(tmp_path) == [3, 4]
     assert checkpoint.latest(tmp_path).name == "00000004"
     assert not list(tmp_path.glob(".*"))  # what a killed run left is cleared
@@ -146,7 +146,7 @@ def test_newest_are_kept_and_partial_ones_ignored(tmp_path):
 def test_a_save_that_fails_leaves_the_old_one(tmp_path, monkeypatch):
     """Atomic: everything but the last rename happened, and the folder still offers the previous
     checkpoint."""
-    checkpoint.save(tmp_path, made_up()._replace(t=jnp.int32(1)), "h")
+    checkpoint.save(tmp_path, example_state()._replace(t=jnp.int32(1)), "h")
 
     def killed(*_):
         raise KeyboardInterrupt
@@ -156,7 +156,7 @@ def test_a_save_that_fails_leaves_the_old_one(tmp_path, monkeypatch):
         checkpoint, "write_json", lambda path, data: path.write_text(json.dumps(data))
     )
     with pytest.raises(KeyboardInterrupt):
-        checkpoint.save(tmp_path, made_up()._replace(t=jnp.int32(2)), "h")
+        checkpoint.save(tmp_path, example_state()._replace(t=jnp.int32(2)), "h")
     assert saved_rounds(tmp_path) == [1]
 
 
@@ -168,11 +168,11 @@ def refused(path: pathlib.Path, state: State, config_hash: str = "h") -> str:
 
 
 def test_what_does_not_fit_is_refused(tmp_path):
-    state = made_up()
+    state = example_state()
     path = checkpoint.save(tmp_path, state, "h")
     assert "belongs to configuration h" in refused(path, blank(state), "other")
     assert "'clients.own.n' is int32[10] there and int32[12] here" in refused(
-        path, made_up(rows=12)
+        path, example_state(rows=12)
     )
     assert "this run's state has no 'agent.half'" in refused(path, state._replace(agent=()))
     more = state._replace(server={**state.server, "extra": jnp.zeros(2)})
@@ -194,7 +194,7 @@ def test_wrong_values_are_noticed(tmp_path, monkeypatch):
     """Readable but different values: the checksum of every leaf is compared, for whole leaves and
     for rows."""
     monkeypatch.setattr(checkpoint, "BLOCK", 500)
-    state = made_up()
+    state = example_state()
     path = checkpoint.save(tmp_path, state, "h")
     meta = json.loads((path / "meta.json").read_text())
     for i, leaf in enumerate(meta["leaves"]):

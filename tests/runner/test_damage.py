@@ -181,8 +181,8 @@ def test_gather_leaves_damaged_runs_out_and_names_them(swept, tmp_path, capsys):
             shutil.copytree(swept / "out" / "runs" / "fedavg-s0", run)
             kind(run / name, np.random.default_rng([i, 7]))
             code, (first, second) = main(command), read()
-            told = capsys.readouterr()
-            assert second == before[1] and "Traceback" not in told.err, (name, kind)
+            captured = capsys.readouterr()
+            assert second == before[1] and "Traceback" not in captured.err, (name, kind)
             if code == 0:
                 assert first == before[0], (name, kind)
                 continue
@@ -191,7 +191,7 @@ def test_gather_leaves_damaged_runs_out_and_names_them(swept, tmp_path, capsys):
                 and f"'{run}'" in first["why"]
                 and not first["best_global"]
             ), (name, kind)
-            assert f"fedavg-s0 damaged: '{run}'" in told.out
+            assert f"fedavg-s0 damaged: '{run}'" in captured.out
 
 
 def test_a_damaged_run_of_a_sweep_is_repaired_by_the_next(swept, tmp_path, capsys):
@@ -236,10 +236,10 @@ def test_another_runs_directory_is_not_taken_for_this_one(swept, tmp_path, capsy
 def test_a_manifest_names_only_files_of_the_run(swept, tmp_path):
     """Others are not read, wherever they are."""
     run = pathlib.Path(shutil.copytree(swept / "out" / "runs" / "fedavg-s0", tmp_path / "run"))
-    told = json.loads((run / "manifest.json").read_text())
-    assert set(told["files"]) == set(run_directory.FILES)
+    manifest = json.loads((run / "manifest.json").read_text())
+    assert set(manifest["files"]) == set(run_directory.FILES)
     (tmp_path / "secret").write_text("x")
-    run_directory.write_manifest(run, told["files"] | {"../secret": {"size": 1, "sha256": "0"}})
+    run_directory.write_manifest(run, manifest["files"] | {"../secret": {"size": 1, "sha256": "0"}})
     assert run_directory.changed(run) == ["manifest.json"]
     with pytest.raises(UserError, match=r"manifest\.json is not as written"):
         load_run(run)

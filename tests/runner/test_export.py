@@ -56,9 +56,9 @@ def accuracy(model: fs.Exported, rows: np.ndarray) -> float:
 def test_the_global_model_scores_as_in_the_run(runs, ending, capsys):
     assert main(["export", str(runs / "fedavg"), "--out", f"model.{ending}"]) == 0
     model = fs.load_model(f"model.{ending}")
-    told = json.loads((runs / "fedavg" / "summary.json").read_text())
+    summary = json.loads((runs / "fedavg" / "summary.json").read_text())
     assert accuracy(model, np.asarray(federation().server_rows["test"])) == pytest.approx(
-        told["last_global"], abs=1e-6
+        summary["last_global"], abs=1e-6
     )
     assert model.about["round"] == 2 and model.about["client"] is None
 

@@ -39,7 +39,7 @@ def test_every_preset_is_a_run(name):
 
 def test_the_settings_of_the_papers():
     """Against the tables of hyper-parameters, written down here once more."""
-    told = {
+    expected = {
         "fedpolicy-fmnist": dict(
             clients=100,
             participation=0.1,
@@ -65,7 +65,7 @@ def test_the_settings_of_the_papers():
             clients=10, rounds=100, batch_size=64, lr=0.01, model="cnn6", partition="dirichlet:1"
         ),
     }
-    for name, wanted in told.items():
+    for name, wanted in expected.items():
         got = config("run", "fedavg", "--preset", name, "--evaluate", "global,personal")
         assert {k: got.get(k) for k in wanted} == wanted, name
         protocol = got.data.protocol
@@ -81,7 +81,7 @@ def test_the_settings_of_the_papers():
 
 def test_they_have_the_constants_of_the_baselines():
     """A baseline under a paper's preset has that paper's constants, and nobody else's."""
-    told = {
+    expected = {
         ("fedpolicy-cifar10", "fedprox"): {"mu": 0.01},
         ("fedpolicy-cifar100", "fedprox"): {"mu": 0.001},
         ("fedpolicy-cifar10", "ditto"): {"lam": 0.01},
@@ -91,7 +91,7 @@ def test_they_have_the_constants_of_the_baselines():
         ("fedpam-mnist", "ditto"): {"lam": 1.0},
         ("fedpam-mnist", "fedrep"): {"head_epochs": 1},
     }
-    for (name, method), wanted in told.items():
+    for (name, method), wanted in expected.items():
         assert config("run", method, "--preset", name).method.options == wanted, (name, method)
     # a setting of the run may be one method's alone
     assert config("run", "fedfomo", "--preset", "fedpam-mnist").data.val_fraction == 0.2

@@ -155,7 +155,7 @@ def test_unknown_keywords_are_a_sentence():
     refused(lambda: run("fedavg", tiny.federation(), own_data=True, **HALF), "'own_data'")
 
 
-def test_own_models_are_recorded_by_their_shapes(tmp_path):
+def test_user_models_are_recorded_by_their_shapes(tmp_path):
     fed, build = tiny.federation(), lambda n: fs.build("mlp", (4, 4, 1), 3, hidden=(n,))
     options = {k: v for k, v in HALF.items() if not k.startswith("model")}
     run("fedavg", fed, model=build(5), rounds=1, out=tmp_path / "run", **options)

@@ -127,13 +127,13 @@ def test_the_totals_of_a_continued_run_are_right(base, cut, how):
     assert figures(cut) == figures(base / "whole")
 
 
-def test_untouched_files_are_not_talked_about(cut):
+def test_untouched_files_give_no_warning(cut):
     said: list[str] = []
     resume(cut, fed=tiny.federation(), say=said.append)
     assert said == []
-    told = json.loads((cut / "manifest.json").read_text())["files"]
-    assert sorted(told) == sorted([*ROWS, "config.json", "labels.npz", "summary.json"])
-    for name, entry in told.items():
+    entries = json.loads((cut / "manifest.json").read_text())["files"]
+    assert sorted(entries) == sorted([*ROWS, "config.json", "labels.npz", "summary.json"])
+    for name, entry in entries.items():
         assert entry == files_module.stamp((cut / name).read_bytes())
 
 
@@ -196,7 +196,7 @@ def test_killed_between_rows_and_checkpoint(base, tmp_path, monkeypatch):
     monkeypatch.setattr(
         driver,
         "save",
-        lambda lanes, state, pick: (real if int(state.t) < 4 else killed)(lanes, state, pick),
+        lambda axes, state, pick: (real if int(state.t) < 4 else killed)(axes, state, pick),
     )
     options = dict(eval_every=2, checkpoint_every=2, **HALF)
     with pytest.raises(Killed):
@@ -268,7 +268,7 @@ def test_a_full_disk_is_a_sentence_and_the_run_goes_on_later(base, tmp_path, mon
 @pytest.fixture
 def small_disk(tmp_path):
     """A disk of so many kB, where the system lets us have one."""
-    made = []
+    places = []
 
     def make(size: int) -> pathlib.Path:
         place = tmp_path / f"disk-{size}"
@@ -279,11 +279,11 @@ def small_disk(tmp_path):
         )
         if done.returncode:
             pytest.skip("no file system may be mounted here: a full disk was only pretended")
-        made.append(place)
+        places.append(place)
         return place
 
     yield make
-    for place in made:
+    for place in places:
         subprocess.run(["umount", str(place)], check=True)
 
 

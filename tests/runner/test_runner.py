@@ -221,12 +221,12 @@ def test_counts_and_bytes_add_up(rich):
 
 def test_unseen_clients_never_train(rich):
     """Ditto keeps a private model per client: the unseen one's is the initial net, bit for bit."""
-    held = jax.tree.map(np.asarray, rich.state.clients.own)
+    stored = jax.tree.map(np.asarray, rich.state.clients.own)
     fresh = jax.tree.map(np.asarray, rich.setup.net)
     same = [
         all(
             np.array_equal(a[i], b)
-            for a, b in zip(jax.tree.leaves(held), jax.tree.leaves(fresh), strict=True)
+            for a, b in zip(jax.tree.leaves(stored), jax.tree.leaves(fresh), strict=True)
         )
         for i in range(tiny.N)
     ]
@@ -259,7 +259,7 @@ def test_same_seed_same_bytes(rich, tmp_path):
 
 
 # ---- own data, model, weights --------------------------------------------------------------------
-def test_own_arrays_model_and_weights_in_ten_lines():
+def test_user_arrays_model_and_weights_in_ten_lines():
     rng = np.random.default_rng(0)
     y = rng.integers(0, 2, 120)
     x = rng.standard_normal((120, 3, 3, 1)).astype(np.float32) + 4 * y[:, None, None, None]
@@ -288,7 +288,7 @@ def test_own_arrays_model_and_weights_in_ten_lines():
     assert result.summary["bytes_up"] == 3 * 4 * 4 * (9 * 4 + 4 + 4 * 2 + 2)
 
 
-def test_own_flax_module():
+def test_user_flax_module():
     import flax.linen as nn
 
     from fedjax_sim.models import from_module
@@ -608,9 +608,9 @@ def test_segments_off_the_grid_are_not_evaluated_for_nothing(more, monkeypatch):
     nothing else changes."""
     real, seen = driver.collect, []
 
-    def collect(lane, here, logs, scores, done, count):
+    def collect(active, here, logs, scores, done, count):
         seen.extend(int(at) for at in scores["round"] if at)
-        real(lane, here, logs, scores, done, count)
+        real(active, here, logs, scores, done, count)
 
     monkeypatch.setattr(driver, "collect", collect)
     setup = small_setup(rounds=5, checkpoint_every=0, **more)

@@ -136,12 +136,14 @@ def test_tensorboard_files_hold_every_number(ran):
     _, _, result, _ = ran
     (file,) = (result.out / "tensorboard").glob("events.out.tfevents.*")
     events = events_in(file)
-    told = {
+    logged = {
         step: values["evaluation/global_acc"]
         for step, values in events
         if "evaluation/global_acc" in values
     }
-    assert told == pytest.approx({row["round"]: row["global_acc"] for row in result.rows}, rel=1e-6)
+    assert logged == pytest.approx(
+        {row["round"]: row["global_acc"] for row in result.rows}, rel=1e-6
+    )
     losses = {
         step: values["round/train_loss"] for step, values in events if "round/train_loss" in values
     }
@@ -255,15 +257,15 @@ def test_lines_where_there_is_no_terminal_and_json_for_programs(capsys, tmp_path
     )
     assert re.search(r"round 2 of 2, global accuracy \(test\) [\d.]+ %, [\d.e-]+ s/round\n", err)
     assert main(["resume", "lines", "--rounds", "3", "--json"]) == 0
-    told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [t["event"] for t in told] == ["begin", "compiling", "compiled", "segment", "end"]
+    events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [t["event"] for t in events] == ["begin", "compiling", "compiled", "segment", "end"]
     assert (
-        told[0]["round"] == 2
-        and told[3]["round"] == told[3]["rounds"] == 3
-        and told[3]["rows"][0]["global_acc"] > 0
+        events[0]["round"] == 2
+        and events[3]["round"] == events[3]["rounds"] == 3
+        and events[3]["rows"][0]["global_acc"] > 0
     )
     stored = json.loads((tmp_path / "lines" / "summary.json").read_text())
-    assert told[-1]["summary"] == stored and told[-1]["out"] == "lines"
+    assert events[-1]["summary"] == stored and events[-1]["out"] == "lines"
     assert len((tmp_path / "lines" / "metrics.csv").read_text().splitlines()) == 4
 
 

@@ -205,8 +205,8 @@ CLOCK = (
 
 
 def without_clock(out: pathlib.Path) -> str:
-    told = json.loads((out / "summary.json").read_text())
-    return json.dumps({name: value for name, value in told.items() if name not in CLOCK})
+    summary = json.loads((out / "summary.json").read_text())
+    return json.dumps({name: value for name, value in summary.items() if name not in CLOCK})
 
 
 @pytest.mark.parametrize(
@@ -223,7 +223,7 @@ def test_the_summary_is_the_same_after_a_resume(tmp_path, method, more):
         patch.setattr(
             driver,
             "save",
-            lambda lanes, state, pick: (killed if int(state.t) == 5 else real)(lanes, state, pick),
+            lambda axes, state, pick: (killed if int(state.t) == 5 else real)(axes, state, pick),
         )
         with pytest.raises(Killed):
             run(method, tiny.federation(), out=tmp_path / "cut", **options, **evaluate)

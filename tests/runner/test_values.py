@@ -156,9 +156,10 @@ COMMAND = ["run", "fedprox", *TINY, "--rounds", "2"]
 def test_the_command(capsys):
     assert main([*COMMAND, "--vmap", "weight-decay=0.001,0.1", "--seeds", "2", "--out", "o"]) == 0
     paths = [f"o/seed-{s}/weight-decay={v}" for s in (0, 1) for v in ("0.001", "0.1")]
-    told = capsys.readouterr().out
+    printed = capsys.readouterr().out
     assert (
-        f"run directories: {', '.join(paths)}" in told and "fedprox weight-decay=0.1 seed 1" in told
+        f"run directories: {', '.join(paths)}" in printed
+        and "fedprox weight-decay=0.1 seed 1" in printed
     )
     finals = [np.load(next(pathlib.Path(p).glob("clients.npz")))["personal_correct"] for p in paths]
     assert len({a.tobytes() for a in finals}) > 1
@@ -215,13 +216,13 @@ def test_numbers_of_a_transform_side_by_side(capsys, tmp_path):
     assert table(pathlib.Path("o/clip.norm=0.01/metrics.csv")) != table(
         pathlib.Path("o/clip.norm=0.5/metrics.csv")
     )
-    alone, lane = config("alone"), config("o/clip.norm=0.01")
+    alone, mapped = config("alone"), config("o/clip.norm=0.01")
     assert (
-        flat_config(lane)["transforms"]
+        flat_config(mapped)["transforms"]
         == flat_config(alone)["transforms"]
         == ["clip:norm=0.01", "topk:0.5"]
     )
-    assert lane["config_hash"] == alone["config_hash"]
+    assert mapped["config_hash"] == alone["config_hash"]
     rows = [
         table(pathlib.Path(folder, "metrics.csv"))[-1] for folder in ("o/clip.norm=0.01", "alone")
     ]

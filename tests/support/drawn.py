@@ -100,13 +100,13 @@ def write_run(
     )
     count = np.full(CLIENTS, 40)
     correct = rng.binomial(40, np.clip(mean[:, None] + 0.12 * rng.standard_normal(CLIENTS), 0, 1))
-    told = dict(personal_correct=correct, personal_count=count, personal_rounds=t)
-    told |= dict(
+    arrays = dict(personal_correct=correct, personal_count=count, personal_rounds=t)
+    arrays |= dict(
         personal_at_global_correct=correct // 2,
         personal_at_global_count=np.int64(40),
         personal_at_global_rounds=t,
     )
-    np.savez(folder / "clients.npz", **told)
+    np.savez(folder / "clients.npz", **arrays)
     np.savez(
         folder / "labels.npz",
         label_counts=rng.multinomial(90, rng.dirichlet(0.3 * np.ones(CLASSES)), CLIENTS),

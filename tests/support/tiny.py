@@ -65,10 +65,10 @@ def simulation(
     method = around(DUMMIES[name]() if name in DUMMIES else make_method(name, **options))
     net_of = build(model, fed.shape, fed.classes, **({"hidden": (5,)} if model == "mlp" else {}))
     net_of = method.extend(net_of)
-    made = losses.make_loss(loss, CLASSES)
+    loss_record = losses.make_loss(loss, CLASSES)
     env = Env(
         net_of,
-        made,
+        loss_record,
         optim.Sgd(0.9, 5e-4),
         N,
         M,
@@ -76,7 +76,7 @@ def simulation(
         2.0,
         max(2.0, method.max_epochs),
         rounds=8,
-        track_confusion=made.uses_confusion or "confusion" in method.needs,
+        track_confusion=loss_record.uses_confusion or "confusion" in method.needs,
     )
     layout = make_layout(chunk, devices)
     return simulate(

@@ -74,13 +74,13 @@ def test_what_is_payload_is_clipped_too_and_what_is_logged_is_not():
     plain, clipped = one_round("scaffold"), one_round("scaffold", "clip:0.05")
     size = lambda state: math.sqrt(sum(np.square(a).sum() for a in jax.tree.leaves(state.control)))
     assert size(clipped[0].server.inner) <= M * 0.05 / 6 + 1e-6 < size(plain[0].server)
-    told, same = (
+    named, same = (
         one_round("fedpolicy", agent="full"),
         one_round("fedpolicy", "clip:0.05", agent="full"),
     )
     for name in ("local_gain", "head_mismatch", "reward"):
         if name != "reward":  # the reward also knows the server's model
-            np.testing.assert_array_equal(told[1][name], same[1][name])
+            np.testing.assert_array_equal(named[1][name], same[1][name])
 
 
 def test_a_client_keeps_what_it_trained():

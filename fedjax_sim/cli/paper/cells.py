@@ -67,10 +67,10 @@ def planned(method: str, settings: Mapping[str, Any]) -> Experiment:
     }
     experiment = experiment_of(method, chosen, METHODS, OF_THE_COMMAND)
     options, loss = experiment.method.options, experiment.training.loss
-    made = make_method(method, **options)
-    changed = options_in(made) or {}
+    built = make_method(method, **options)
+    changed = options_in(built) or {}
     kept = {n: v for n, v in options.items() if n in changed or n.startswith("agent")}
-    return experiment.replace(options=kept, loss=made.loss if loss == "auto" else loss)
+    return experiment.replace(options=kept, loss=built.loss if loss == "auto" else loss)
 
 
 # ---- runs ----------------------------------------------------------------------------------------

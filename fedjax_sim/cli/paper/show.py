@@ -223,12 +223,12 @@ def show(
         written += draw(table, cells, found, folder.path / stem, client)
         commands.say(f"{table.name}. {table.title}")
     else:
-        made = pivot_of(table, choice, cells, found)
-        commands.say(made.as_text())
+        pivoted = pivot_of(table, choice, cells, found)
+        commands.say(pivoted.as_text())
         folder.path.mkdir(parents=True, exist_ok=True)
         files = folder.path / f"{stem}.md", folder.path / f"{stem}.json"
-        write_bytes(files[0], made.as_markdown().encode())
-        record = made.as_json() | dict(
+        write_bytes(files[0], pivoted.as_markdown().encode())
+        record = pivoted.as_json() | dict(
             table=table.name,
             scale=choice.scale,
             also=also(table, cells, found),

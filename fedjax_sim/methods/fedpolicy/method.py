@@ -191,15 +191,15 @@ class Redistribution(Steered, Personal, SetsUp, Method):
         if self.agent == "oracle":
             return oracle_agent(env.dtype)
         wide = 10_000 if size <= WIDE else 2_000
-        made = self.for_run(
+        for_this_run = self.for_run(
             size, choices, env, horizon=env.rounds or 105, cohort=env.cohort, capacity=wide
         )
-        made = (
-            made
+        for_this_run = (
+            for_this_run
             if self.next_state == "aggregation"
-            else Delayed(inner=made, num_actors=env.num_clients)
+            else Delayed(inner=for_this_run, num_actors=env.num_clients)
         )
-        return Greedy(inner=made) if self.greedy else made
+        return Greedy(inner=for_this_run) if self.greedy else for_this_run
 
     def observe(self, env: Env, server: Server, client: Client, ctx: Ctx) -> Array:
         if self.agent_name == "rule":

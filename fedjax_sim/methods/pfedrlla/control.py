@@ -93,8 +93,10 @@ class Mixer(Settings):
 
         need_val(env, "pfedrlla rewards mixtures on")
         size = env.cohort + 1
-        made = self.for_run(self.embedding * size, size, env, **for_the_run(self.timing(env), size))
-        return Ranked(inner=made)
+        agent = self.for_run(
+            self.embedding * size, size, env, **for_the_run(self.timing(env), size)
+        )
+        return Ranked(inner=agent)
 
     def observe(self, env: Env, server: Server, client: Client, ctx: Ctx) -> Array:
         own = self.embedded(env, server, self.resident_features(env, server, client))

@@ -75,21 +75,21 @@ class Actions(NamedTuple):
         depths, works = self.choices(env)
         layers, epochs = jnp.asarray(depths, jnp.int32), jnp.asarray(works, env.dtype)
         if self.policy == "full":
-            told = Budgets(jnp.asarray(env.epochs, env.dtype), jnp.int32(env.num_groups))
+            budgets = Budgets(jnp.asarray(env.epochs, env.dtype), jnp.int32(env.num_groups))
         elif self.policy == "compliant":
-            told = Budgets(largest(epochs, most.epochs), largest(layers, most.layers))
+            budgets = Budgets(largest(epochs, most.epochs), largest(layers, most.layers))
         else:
-            told = Budgets(epochs[action % len(epochs)], layers[action // len(epochs)])
+            budgets = Budgets(epochs[action % len(epochs)], layers[action // len(epochs)])
         if (
             self.clip or self.policy == "compliant"
         ):  # where nothing of the menu is within budget, the budget itself
-            told = told._replace(
+            budgets = budgets._replace(
                 **{
-                    word: jnp.minimum(getattr(told, word), getattr(most, word))
+                    word: jnp.minimum(getattr(budgets, word), getattr(most, word))
                     for word in self.steers
                 }
             )
-        return told
+        return budgets
 
     def excess(self, env: Env, most: Budgets) -> dict[str, Array]:
         """{layers, epochs: [A]} how far each action is beyond the budgets `most` of ONE client."""

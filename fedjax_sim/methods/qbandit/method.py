@@ -268,9 +268,9 @@ class QBandit(Steered, Personal, Method):
         return jnp.concatenate([part.astype(env.dtype) for part in parts])
 
     def plan_of(self, env: Env, action: Array, server: Server, ctx: Ctx) -> Plan:
-        told = self.space.order(env, action, self.limits(env, server, ctx.id, ctx.t))
-        shared = prefix(env, told.layers)
-        return Plan(shared, shared, told.epochs)
+        budgets = self.space.order(env, action, self.limits(env, server, ctx.id, ctx.t))
+        shared = prefix(env, budgets.layers)
+        return Plan(shared, shared, budgets.epochs)
 
     def reward_of(
         self, env: Env, old: Server, server: Server, report: Report, action: Array, ctx: Ctx
@@ -280,10 +280,10 @@ class QBandit(Steered, Personal, Method):
         if self.knows_penalties:
             return worth
         most = self.limits(env, server, ctx.id, ctx.t)
-        told = self.space.order(env, action, most)
+        budgets = self.space.order(env, action, most)
         price = self.price(old)
         over = sum(
-            price[w] * jnp.maximum(getattr(told, w) - getattr(most, w), 0) for w in self.steers
+            price[w] * jnp.maximum(getattr(budgets, w) - getattr(most, w), 0) for w in self.steers
         )
         return worth - over
 

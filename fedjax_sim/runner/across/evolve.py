@@ -151,17 +151,17 @@ class Problem:
         return self.shape or self.over
 
     def federations(self, stream: int, first: int, number: int) -> tuple[list, np.ndarray, list]:
-        made = [
+        pairs = [
             draw_federation(self.over, self.seed * 8 + stream, first + i, self.data_dir)
             for i in range(number)
         ]
         most = self.sizes.most_examples
         feds, clients = episodes.padded(
-            [fed for fed, _ in made],
+            [fed for fed, _ in pairs],
             clients=self.sizes.most_clients,
             examples={"train": most, "val": most, "test": most},
         )
-        return feds, clients, [facts for _, facts in made]
+        return feds, clients, [facts for _, facts in pairs]
 
     def simulation(
         self, method: Method | None = None, layout: Layout | None = None, **changes: Any
@@ -240,8 +240,8 @@ def strategy(population: int, size: int, sigma: float) -> tuple[Any, Any]:
             "training across federations needs evosax; install it with pip install"
             " 'fedjax-sim[train]'"
         ) from None
-    made = CMA_ES(population_size=population, solution=jnp.zeros(size))
-    return made, made.default_params.replace(std_init=sigma)
+    search = CMA_ES(population_size=population, solution=jnp.zeros(size))
+    return search, search.default_params.replace(std_init=sigma)
 
 
 class Found(NamedTuple):
@@ -258,8 +258,8 @@ def store(out: pathlib.Path, found: Found, settings: dict[str, Any]) -> None:
         zip(checkpoint.leaf_names(found.state), jax.tree.leaves(found.state), strict=True)
     )
     arrays = {name: np.asarray(leaf) for name, leaf in leaves.items()}
-    told = dict(generation=found.generation, history=found.history, settings=settings)
-    arrays["about"] = np.frombuffer(json.dumps(told).encode(), np.uint8)
+    about = dict(generation=found.generation, history=found.history, settings=settings)
+    arrays["about"] = np.frombuffer(json.dumps(about).encode(), np.uint8)
     write_bytes(out / "search.npz", npz_bytes(arrays))
 
 
@@ -269,17 +269,17 @@ def restore(out: pathlib.Path, fresh: Any, settings: dict[str, Any]) -> Found:
     if not path.is_file():
         return Found(0, fresh, [])
     with np.load(path, allow_pickle=False) as file:
-        told = json.loads(bytes(file["about"]).decode())
-        differ = [k for k, v in settings.items() if told["settings"].get(k) != v]
+        about = json.loads(bytes(file["about"]).decode())
+        differ = [k for k, v in settings.items() if about["settings"].get(k) != v]
         if differ:
             raise UserError(
-                f"'{out}' was searched with {differ[0]}={told['settings'].get(differ[0])}, not"
+                f"'{out}' was searched with {differ[0]}={about['settings'].get(differ[0])}, not"
                 f" {settings[differ[0]]}; choose another --out"
             )
         names, leaves = checkpoint.leaf_names(fresh), jax.tree.leaves(fresh)
         values = [jnp.asarray(file[n], leaf.dtype) for n, leaf in zip(names, leaves, strict=True)]
     state = jax.tree.unflatten(jax.tree.structure(fresh), values)
-    return Found(told["generation"], state, told["history"])
+    return Found(about["generation"], state, about["history"])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -338,43 +338,44 @@ class Trainer:
         return jax.tree.map(lambda a: np.asarray(a[:, 1:] - a[:, :1]), scores), drawn.facts
 
     def settings(self) -> dict[str, Any]:
-        told: dict[str, Any] = {
+        records: dict[str, Any] = {
             "over": self.problem.over,
             "search": self.search,
             "length": self.problem.length,
         }
-        plain = {k: json.loads(json.dumps(dataclasses.asdict(v))) for k, v in told.items()}
+        plain = {k: json.loads(json.dumps(dataclasses.asdict(v))) for k, v in records.items()}
         del plain["search"]["generations"]  # a search may go on
         hashed = self.problem.config.hash()
-        told = dict(seed=self.problem.seed, config=hashed, lr=self.baseline.lr)
-        start = self.source.fingerprint() if self.source else None
-        return {**plain, **told, "start_from": start}
+        rest = dict(seed=self.problem.seed, config=hashed, lr=self.baseline.lr)
+        return {**plain, **rest, "start_from": self.source and self.source.fingerprint()}
 
     def run(
         self, out: pathlib.Path, say: Callable[[str], None] = print, bar: bool = False
     ) -> np.ndarray:
         """[D] the mean of the last generation's distribution."""
         search, key = self.search, jax.random.key(self.problem.seed)
-        made, numbers = strategy(search.population, len(self.zeros), search.sigma)
-        fresh = made.init(key, jnp.asarray(self.first), numbers)
+        evolution, numbers = strategy(search.population, len(self.zeros), search.sigma)
+        fresh = evolution.init(key, jnp.asarray(self.first), numbers)
         found = restore(out, fresh, self.settings())
         steps = Steps("generation", found.generation, search.generations, say, bar)
         for g in range(found.generation, search.generations):
             began = time.perf_counter()
             ask, tell = jax.random.split(jax.random.fold_in(key, g))
-            policies, state = made.ask(ask, found.state, numbers)
+            policies, state = evolution.ask(ask, found.state, numbers)
             gains, _ = self.gains(policies, TRAINING, g * search.federations, search.federations)
             value = np.nan_to_num(value_of(gains, search.mixture).mean(0), nan=-1.0)  # [P]
-            state, _ = made.tell(tell, policies, -jnp.asarray(value), state, numbers)
+            state, _ = evolution.tell(tell, policies, -jnp.asarray(value), state, numbers)
             seconds = time.perf_counter() - began
             runs = search.federations * (search.population + 1) * self.problem.length.rounds
-            told = dict(mean=float(value.mean()), best=float(value.max()), sigma=float(state.std))
-            told["federation_rounds_per_second"] = runs / seconds
-            found = Found(g + 1, state, [*found.history, {"generation": g + 1, **told}])
+            progress = dict(
+                mean=float(value.mean()), best=float(value.max()), sigma=float(state.std)
+            )
+            progress["federation_rounds_per_second"] = runs / seconds
+            found = Found(g + 1, state, [*found.history, {"generation": g + 1, **progress}])
             store(out, found, self.settings())
             steps.step(
-                f"mean {100 * told['mean']:+.2f}, best {100 * told['best']:+.2f} points of the goal"
-                f" over the baseline, sigma {told['sigma']:.3f},"
+                f"mean {100 * progress['mean']:+.2f}, best {100 * progress['best']:+.2f} points of the goal"
+                f" over the baseline, sigma {progress['sigma']:.3f},"
                 f" {runs / seconds:.0f} federation-rounds/s",
                 seconds,
             )
@@ -441,12 +442,12 @@ def train_over(
     length = Length(config.training.rounds, last=search.last)
     problem = Problem(over, config, length, config.training.seed, config.data.data_dir)
     out.mkdir(parents=True, exist_ok=True)
-    told = out / "baseline.json"
-    if told.is_file():
-        baseline = Baseline(**json.loads(told.read_text()))
+    kept = out / "baseline.json"
+    if kept.is_file():
+        baseline = Baseline(**json.loads(kept.read_text()))
     else:
         baseline = tune(problem, search, say=say)
-        write_json(told, baseline._asdict())
+        write_json(kept, baseline._asdict())
     trainer = Trainer(problem, search, baseline, parts, mapped=not parts.startswith("agent"))
     parameters = trainer.run(out, say, bar)
     gains, facts = trainer.gains(jnp.asarray(parameters)[None], HELD_OUT, 0, search.held_out)

@@ -207,13 +207,13 @@ def draw_federation(
         split: pad_rows([own[split][: over.most_examples] for own in splits]) for split in splits[0]
     }
     tested = part.first + part.train + rng.permutation(part.test)[: over.test]
-    held = {"test": tested.astype(np.int32), "val": validation.astype(np.int32)}
+    at_server = {"test": tested.astype(np.int32), "val": validation.astype(np.int32)}
     fed = Federation(
         x=pool.x,
         y=pool.y,
         rows={split: table for split, (table, _) in padded.items()},
         size={split: size for split, (_, size) in padded.items()},
-        server_rows=held if over.server_val else {"test": held["test"]},
+        server_rows=at_server if over.server_val else {"test": at_server["test"]},
         mean=part.mean,
         std=part.std,
         scale=np.asarray(1 / 255 if pool.x.dtype == np.uint8 else 1.0),

@@ -75,5 +75,5 @@ def check(s: Setting) -> None:
     np.testing.assert_allclose(
         first["client/alpha"][:3], 0.5 * (1 - 0.02 * s.lr) ** s.epochs, rtol=1e-12
     )
-    late = run(s)["client/alpha"]
-    assert ((late > 0.01) & (late < 0.99)).all(), late  # no client sits at the clip
+    last = run(s)["client/alpha"]
+    assert ((last > 0.01) & (last < 0.99)).all(), last  # no client sits at the clip

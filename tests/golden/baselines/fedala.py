@@ -42,8 +42,8 @@ def learn(
             n: (w - o["lr_weights"] * grad[n] * (theta[n] - old[n])).clamp(0, 1)
             for n, w in weights.items()
         }
-        settled = len(losses) > o["window"] and np.std(losses[-o["window"] :]) < o["threshold"]
-        if not first or settled or len(losses) == o["cap"]:
+        converged = len(losses) > o["window"] and np.std(losses[-o["window"] :]) < o["threshold"]
+        if not first or converged or len(losses) == o["cap"]:
             return weights, len(losses)
 
 

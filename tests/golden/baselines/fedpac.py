@@ -126,9 +126,9 @@ def run(s: Setting) -> dict[str, np.ndarray]:
             alpha = cut(simplex_minimum(problem(slot, np.stack(hs), np.array(vs))))
             mixing[t - 1, i, list(cohort)] = alpha
             own[i] = mean(heads, alpha)
-        held = {**server, "prototypes": prototypes, "known": known.to(torch.float64)}
+        state = {**server, "prototypes": prototypes, "known": known.to(torch.float64)}
         record.after_round(
-            held, [logits({**server, **own[k]}, c.test_x) for k, c in enumerate(s.clients)]
+            state, [logits({**server, **own[k]}, c.test_x) for k, c in enumerate(s.clients)]
         )
     model, extra = count(s.initial), settings.CLASSES * size
     return {**record.finish(model + extra, model + 2 * extra + 1, head=own), "mixing": mixing}

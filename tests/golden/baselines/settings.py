@@ -31,7 +31,7 @@ TRAIN_LABELS = (
     (0, 3, 3, 0, 3, 3, 3, 1, 3, 0, 3, 3),
     (3, 0, 0, 3, 0, 3, 0),
 )
-HELD_LABELS = (
+TEST_LABELS = (
     (0, 1, 0, 1),
     (1, 2, 2, 1),
     (0, 1, 1, 0),
@@ -89,8 +89,8 @@ def pool() -> tuple[np.ndarray, np.ndarray, dict[str, list[np.ndarray]]]:
     rng = np.random.RandomState(22)
     rows: dict[str, list[np.ndarray]] = {"train": [], "val": [], "test": []}
     y: list[int] = []
-    for own, held in zip(TRAIN_LABELS, HELD_LABELS, strict=True):
-        for split, labels in (("train", own), ("val", held), ("test", held)):
+    for own, tested in zip(TRAIN_LABELS, TEST_LABELS, strict=True):
+        for split, labels in (("train", own), ("val", tested), ("test", tested)):
             rows[split].append(np.arange(len(y), len(y) + len(labels)))
             y.extend(labels)
     patterns = rng.normal(size=(CLASSES, *SHAPE))

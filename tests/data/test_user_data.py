@@ -25,22 +25,22 @@ def refused(words):
 # ---- one client per value ------------------------------------------------------------------------
 
 
-def with_people(people, test=10):
-    n = len(people)
+def with_column(column, test=10):
+    n = len(column)
     rng = np.random.default_rng(0)
     pixels = lambda k: rng.integers(0, 256, (k, 2, 2, 1), dtype=np.uint8)
     labels = lambda k: (np.arange(k) % 2).astype(np.int32)
-    extra = {"who": np.concatenate([people, people[:test]])}
+    extra = {"who": np.concatenate([column, column[:test]])}
     return Dataset("people", pixels(n), labels(n), pixels(test), labels(test), 2, extra=extra)
 
 
 @pytest.mark.parametrize("kind", [str, int])
 def test_one_client_per_value(kind):
-    people = np.random.default_rng(1).choice(np.array(["30", "4", "100"]), 60).astype(kind)
-    data = with_people(people)
+    column = np.random.default_rng(1).choice(np.array(["30", "4", "100"]), 60).astype(kind)
+    data = with_column(column)
     fed = federate(data, "column:who", protocol="pfllib")
     assert fed.num_clients == 3
-    for i, value in enumerate(sorted(set(people.tolist()))):
+    for i, value in enumerate(sorted(set(column.tolist()))):
         mine = np.concatenate([fed.client_rows(i, split) for split in fed.rows])
         assert sorted(mine.tolist()) == np.flatnonzero(data.extra["who"] == value).tolist()
     assert (
@@ -52,8 +52,8 @@ def test_one_client_per_value(kind):
 
 
 def test_small_clients_of_a_column(caplog):
-    people = np.array(["ann"] * 20 + ["bob"] * 20 + ["eve"])
-    data = with_people(people, test=4)
+    column = np.array(["ann"] * 20 + ["bob"] * 20 + ["eve"])
+    data = with_column(column, test=4)
     with refused("client 2 of column:who has 1 of the at least 2.*column:who,min=2"):
         federate(data, "column:who", server_val=0)
     fed = federate(data, "column:who,min=2", server_val=0)
@@ -64,9 +64,9 @@ def test_small_clients_of_a_column(caplog):
     y = np.zeros(41, int)
     for spec, extra, words in (
         ("column", {}, "needs its name"),
-        ("column:where", {"who": people}, "no column 'where' for the partition; it has who"),
+        ("column:where", {"who": column}, "no column 'where' for the partition; it has who"),
         ("column:who", {"who": np.zeros(41)}, "whole numbers or text"),
-        ("column:who,min=99", {"who": people}, "no client has 99 examples; the largest has 20"),
+        ("column:who,min=99", {"who": column}, "no client has 99 examples; the largest has 20"),
     ):
         with refused(words):
             partition(spec, y, 3, 0, extra)
@@ -121,36 +121,36 @@ def test_csv_with_its_own_split_and_numbers_as_labels(tmp_path):
 
 
 @pytest.fixture
-def people(tmp_path):
+def patients(tmp_path):
     """Numbers everywhere: a client number, a feature, the code of a ward, an outcome."""
     lines = [f"{i % 4},{i / 10},{i % 5},{i % 2}\n" for i in range(80)]
     (tmp_path / "t.csv").write_text("user_id,dose,ward,outcome\n" + "".join(lines))
     return tmp_path / "t.csv"
 
 
-def test_a_number_of_a_client_is_no_feature(people, caplog):
+def test_a_number_of_a_client_is_no_feature(patients, caplog):
     """Not by its name, and not where the partition asks for it; and it is said which column is
     what."""
-    told = f"{people}:label=outcome"
-    data = load(told)
+    source = f"{patients}:label=outcome"
+    data = load(source)
     assert data.x_train.shape[-1] == 2 and set(data.extra) == {"user_id"}
     assert "the column 'user_id' of numbers is taken for a fact" in caplog.text
     assert data.columns == "features: dose, ward; label: outcome; facts: user_id"
-    fed = federate(told, "column:ward")
+    fed = federate(source, "column:ward")
     assert fed.num_clients == 5 and fed.shape == (1, 1, 1)  # dose alone
     assert "columns: features: dose; label: outcome; client: ward; facts: user_id" in fed.describe()
     for named in (
-        load(f"{told},client=user_id,features=dose"),
-        load(people, label="outcome", client="user_id", features=["dose"]),
+        load(f"{source},client=user_id,features=dose"),
+        load(patients, label="outcome", client="user_id", features=["dose"]),
     ):
         assert (
             named.x_train.shape[-1] == 1
             and named.columns == "features: dose; label: outcome; client: user_id; facts: ward"
         )
-    assert load(f"{told},features=dose+user_id").x_train.shape[-1] == 2  # somebody wants it
+    assert load(f"{source},features=dose+user_id").x_train.shape[-1] == 2  # somebody wants it
 
 
-def test_columns_are_named_in_a_sentence(people, capsys):
+def test_columns_are_named_in_a_sentence(patients, capsys):
     from fedjax_sim.cli.main import main
 
     for options, words in (
@@ -160,9 +160,9 @@ def test_columns_are_named_in_a_sentence(people, capsys):
         ("lable=outcome", "'lable'.*did you mean 'label'"),
     ):
         with refused(words):
-            load(f"{people}:{options}")
+            load(f"{patients}:{options}")
     words = ["run", "fedavg", "--model", "mlp", "--dry-run", "--partition", "column:user_id"]
-    assert main([*words, "--dataset", f"{people}:label=outcome"]) == 0
+    assert main([*words, "--dataset", f"{patients}:label=outcome"]) == 0
     assert (
         "columns of t: features: dose, ward; label: outcome; client: user_id\n"
         in capsys.readouterr().out
@@ -350,7 +350,7 @@ def test_pictures_are_resized_on_request(tmp_path):
         (dict(description=None), "description must be text, got None"),
     ],
 )
-def test_own_arrays_are_told_apart_from_mistakes(given, sentence):
+def test_user_arrays_are_distinguished_from_mistakes(given, sentence):
     x, y = np.zeros((6, 2, 2), np.uint8), np.array([0, 1, 2, 0, 1, 2])
     with pytest.raises(fs.UserError) as caught:
         fs.Federation.from_arrays(x, y, **dict(rows={"train": [[0, 1], [2]]}, test=[4, 5]) | given)

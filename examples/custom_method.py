@@ -1,4 +1,4 @@
-"""A method of one's own in ten lines, beside FedAvg: python examples/own_method.py [ROUNDS]"""
+"""A method of one's own in ten lines, beside FedAvg: python examples/custom_method.py [ROUNDS]"""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Own arrays, split among clients by a Dirichlet draw or by hand: python examples/own_data.py
+"""Own arrays, split among clients by a Dirichlet draw or by hand: python examples/custom_data.py
 [ROUNDS]"""
 
 import sys

@@ -75,7 +75,7 @@ def test_the_global_models_by_hand():
 
 
 @pytest.mark.parametrize("how", [dict(state_on="host"), dict(devices="2")])
-def test_own_models_and_layouts(how):
+def test_personal_models_and_layouts(how):
     """Each client's own model on its own rows; host rows and a mesh add up alike."""
     fed = tiny.federation()
     plain = fs.run("ditto", fed, metrics=["recall"], **MORE)
@@ -109,9 +109,9 @@ def test_fine_tuned_models_are_measured_when_they_are_made():
     assert "client_recall_mean" in result.rows[-1] and "client_recall_mean" not in result.rows[0]
 
 
-def test_one_of_ones_own(monkeypatch, capsys):
+def test_a_user_metric(monkeypatch, capsys):
     monkeypatch.setattr(metrics, "METRICS", dict(metrics.METRICS))
-    monkeypatch.setattr(metrics, "_MADE", dict(metrics._MADE))
+    monkeypatch.setattr(metrics, "_FACTORIES", dict(metrics._FACTORIES))
 
     @fs.register_metric("top2")
     def top2(classes):

@@ -63,7 +63,7 @@ def own(tmp_path):
     tables = (METHODS, _KINDS, MODELS, REGISTRY, DATASETS, registry.ENTRIES, registry.DESCRIPTIONS)
     before = [dict(table) for table in tables]
     (tmp_path / "helper.py").write_text("SIDE = 6\n")
-    file = tmp_path / "own.py"
+    file = tmp_path / "custom.py"
     file.write_text(FILE)
     yield str(file)
     for table, content in zip(tables, before, strict=True):
@@ -92,7 +92,7 @@ SETTINGS = [
 ]
 
 
-def test_own_things_by_name_in_every_command(own, capsys, tmp_path):
+def test_user_code_by_name_in_every_command(own, capsys, tmp_path):
     for what, name in (
         ("methods", "my_prox"),
         ("models", "tiny_net"),
@@ -161,8 +161,8 @@ def test_without_the_file_the_names_are_unknown(own, capsys, tmp_path):
     from fedjax_sim.sweeps.queue import command
 
     assert "unknown method 'my_prox'" in refused(capsys, "run", "my_prox", *SMALL)
-    words = command(Folder(tmp_path / "s"), imports=["/a/own.py", own])
-    assert words[-5:] == ["--import", "/a/own.py", "--import", own, "--task"]
+    words = command(Folder(tmp_path / "s"), imports=["/a/custom.py", own])
+    assert words[-5:] == ["--import", "/a/custom.py", "--import", own, "--task"]
     assert str(tmp_path / "s" / "sweep.json") in words  # whole paths: a task may start elsewhere
 
 
@@ -185,7 +185,7 @@ def test_a_file_that_cannot_be_used_is_one_sentence(capsys, text, sentence):
     assert sentence in refused(capsys, "list", "methods", "--import", "bad.py")
 
 
-def test_what_own_builders_return_is_checked(own, capsys):
+def test_what_user_builders_return_is_checked(own, capsys):
     pathlib.Path("wrong.py").write_text(
         "import fedjax_sim as fs\nfs.register_dataset('stripes', lambda: 3)\n"
         "fs.register_model('tiny_net', lambda shape, classes, *, dtype, conv: 3)\n"
@@ -199,7 +199,7 @@ def test_what_own_builders_return_is_checked(own, capsys):
 
 
 def test_the_example_is_such_a_file(own, capsys):
-    example = str(ROOT / "examples" / "own.py")
+    example = str(ROOT / "examples" / "custom.py")
     options = [
         "--dataset",
         "stripes",

@@ -1,8 +1,8 @@
 """A method, a model, an agent and a dataset of one's own, by name on the command line:
 
-fedjax-sim run gentle --dataset stripes --model narrow --import examples/own.py
-fedjax-sim run fedpolicy --set fedpolicy.agent=coin --import examples/own.py
-fedjax-sim list methods --import examples/own.py
+fedjax-sim run gentle --dataset stripes --model narrow --import examples/custom.py
+fedjax-sim run fedpolicy --set fedpolicy.agent=coin --import examples/custom.py
+fedjax-sim list methods --import examples/custom.py
 """
 
 import numpy as np
