@@ -15,8 +15,18 @@ FEATURES = STATES["portable"]
 HEAD = "| | global | clients' own | worst tenth | goal | setting |\n|---|---|---|---|---|---|"
 
 
+OTHERS = (
+    "SAC learns within the run, from nothing, at the rate and schedule of `full`; it was not tuned."
+    " FedPer has no global model: it was tuned for the clients' own models alone. Rates end at 0.8,"
+    " so that a method whose best is 0.8 might do better with a larger one. Ditto trains two models"
+    " per participant."
+)
+
+
 def points(found: dict[str, float]) -> str:
     """A paired difference in points with its 95 % interval; bold where 0 is outside."""
+    if not np.isfinite(found["mean"]):
+        return "–"  # FedPer has no global model
     text = f"{100 * found['mean']:+.2f} ± {100 * found['half']:.2f}"
     return f"**{text}**" if abs(found["mean"]) > found["half"] else text
 
@@ -43,6 +53,11 @@ def table(title: str, goal: str, found: dict[str, Any]) -> str:
             "",
             f"Controller minus best rule: {points(mine['over_rule']['goal'])} of the goal.",
         ]
+    named = ("full", "trained across federations", "best rule")
+    others = {name: row for name, row in found.items() if name not in named}
+    if others:
+        gains = [f"{name} {points(row['over_rule']['goal'])}" for name, row in others.items()]
+        lines += ["", f"Other rows minus best rule: {', '.join(gains)}.", "", OTHERS]
     return "\n".join(lines)
 
 
@@ -227,7 +242,9 @@ def rounded(found: Any) -> Any:
         return {k: rounded(v) for k, v in found.items()}
     if isinstance(found, list):
         return [rounded(v) for v in found]
-    return float(f"{found:.6g}") if isinstance(found, float) and np.isfinite(found) else found
+    if not isinstance(found, float):
+        return found
+    return float(f"{found:.6g}") if np.isfinite(found) else None  # JSON knows no NaN
 
 
 def about_of(about: dict[str, Any]) -> dict[str, Any]:

@@ -374,8 +374,8 @@ class Trainer:
             found = Found(g + 1, state, [*found.history, {"generation": g + 1, **progress}])
             store(out, found, self.settings())
             steps.step(
-                f"mean {100 * progress['mean']:+.2f}, best {100 * progress['best']:+.2f} points of the goal"
-                f" over the baseline, sigma {progress['sigma']:.3f},"
+                f"mean {100 * progress['mean']:+.2f}, best {100 * progress['best']:+.2f} points of"
+                f" the goal over the baseline, sigma {progress['sigma']:.3f},"
                 f" {runs / seconds:.0f} federation-rounds/s",
                 seconds,
             )
