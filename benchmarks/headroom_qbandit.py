@@ -76,8 +76,8 @@ def program(scale: dict[str, Any], policy: str, fed: Any) -> small.Program:
     return small.Program("qbandit", fed, MODE, **settings(scale), **POLICIES[policy])
 
 
-def played(scale: dict[str, Any], made: small.Program, fed: Any, seed: int) -> dict[str, float]:
-    accuracy, log = made.run(fed, seed, scale["last"])
+def played(scale: dict[str, Any], compiled: small.Program, fed: Any, seed: int) -> dict[str, float]:
+    accuracy, log = compiled.run(fed, seed, scale["last"])
     over = log["exceed_compute"] + log["exceed_comm"]
     late = over[-len(over) // 3 :].sum()
     return dict(accuracy=accuracy, exceeded=int(over.sum()), late=int(late))
@@ -89,13 +89,13 @@ class Fixed:
     of the State."""
 
     def __init__(self, scale: dict[str, Any], fed: Any):
-        self.last, self.made = scale["last"], program(scale, "compliant", fed)
+        self.last, self.compiled = scale["last"], program(scale, "compliant", fed)
 
-    def accuracy(self, fed: Any, seed: int, told: Sequence[tuple[float, int]]) -> float:
-        works, depths = (np.array(column) for column in zip(*told, strict=True))
+    def accuracy(self, fed: Any, seed: int, pairs: Sequence[tuple[float, int]]) -> float:
+        works, depths = (np.array(column) for column in zip(*pairs, strict=True))
         budgets = Budgets(jnp.asarray(works, jnp.float32), jnp.asarray(depths, jnp.int32))
         change = lambda state: state._replace(server=state.server._replace(budgets=budgets))
-        return self.made.run(fed, seed, self.last, change)[0]
+        return self.compiled.run(fed, seed, self.last, change)[0]
 
 
 def best_fixed(
@@ -104,8 +104,8 @@ def best_fixed(
     """[(epochs, layers)] of the clients, chosen one after another; what is known so far is in
     `there`, which `keep` writes down."""
     most = [(c, min(b, scale["layers"])) for c, b in TABLE_1]
-    known = there.setdefault("choosing", {"told": most, "clients": 0, "value": None})
-    chosen = [(float(c), int(b)) for c, b in known["told"]]
+    known = there.setdefault("choosing", {"pairs": most, "clients": 0, "value": None})
+    chosen = [(float(c), int(b)) for c, b in known["pairs"]]
     now = worth(chosen) if known["value"] is None else known["value"]
     for k in range(known["clients"], len(most)):
         c, b = most[k]
@@ -115,7 +115,7 @@ def best_fixed(
             value = worth(other)
             if value > now:
                 chosen, now = other, value
-        known.update(told=chosen, clients=k + 1, value=float(now))
+        known.update(pairs=chosen, clients=k + 1, value=float(now))
         keep()
         print(f"client {k}: {chosen[k]}, {now:.2f}", flush=True)
     return chosen
@@ -126,16 +126,16 @@ def fixed_rows(
 ) -> list[dict[str, Any]]:
     """The fixed choice that is best on the federations `tuning`, on `feds`."""
     fixed = Fixed(scale, feds[0])
-    worth = lambda told: float(
-        np.mean([fixed.accuracy(fed, TUNING + i, told) for i, fed in enumerate(tuning)])
+    worth = lambda pairs: float(
+        np.mean([fixed.accuracy(fed, TUNING + i, pairs) for i, fed in enumerate(tuning)])
     )
     if "told" not in there:
         there["told"] = best_fixed(scale, worth, there, keep)
         del there["choosing"]
         keep()
-    told = [(float(c), int(b)) for c, b in there["told"]]
+    pairs = [(float(c), int(b)) for c, b in there["told"]]
     return [
-        dict(accuracy=fixed.accuracy(fed, seed, told), exceeded=0, late=0)
+        dict(accuracy=fixed.accuracy(fed, seed, pairs), exceeded=0, late=0)
         for seed, fed in enumerate(feds)
     ]
 
@@ -150,9 +150,9 @@ def measure(args: argparse.Namespace, path: pathlib.Path) -> dict[str, Any]:
             values = there.setdefault(policy, [])
             if len(values) >= args.seeds:
                 continue
-            made = program(scale, policy, feds[0])
+            compiled = program(scale, policy, feds[0])
             for seed in range(len(values), args.seeds):
-                values.append(played(scale, made, feds[seed], seed))
+                values.append(played(scale, compiled, feds[seed], seed))
             small.write(path, found)
             print(f"{name}: {policy}: {values}", flush=True)
         if len(there.setdefault("best fixed", [])) < args.seeds:
@@ -177,9 +177,9 @@ def page(found: dict[str, Any], scale: str) -> str:
         for line, values in zip(rows[2:], policies.values(), strict=True):
             mean = lambda what, values=values: np.mean([one[what] for one in values])
             lines.append(f"{line} {mean('exceeded'):.0f} | {mean('late'):.1f} |")
-        told = ", ".join(f"{c:g}/{b}" for c, b in there.get("told", []))
-        if told:
-            lines += ["", f"Best fixed, epochs/layers client by client: {told}."]
+        pairs = ", ".join(f"{c:g}/{b}" for c, b in there.get("told", []))
+        if pairs:
+            lines += ["", f"Best fixed, epochs/layers client by client: {pairs}."]
     return "\n".join(lines) + "\n"
 
 

@@ -160,7 +160,8 @@ def oracle_round(sim: Simulation, state: State, data: Data, weight: Any) -> tupl
     choice = search(value, round_plan.slots.ctx.id.shape[0], len(options(env)[0]))
     round_plan, outcome = carried_out(env, state, round_plan, tried, choice)
     server, _, log = stages.aggregate(r, env, state, round_plan, outcome)
-    log["choice"] = choice
+    log |= dict(choice=choice, observed=round_plan.observed)
+    log["joined"] = state.clients.own.joined[round_plan.slots.ctx.id]
     return State(state.t + 1, state.key, server, outcome.clients, state.agent), log
 
 

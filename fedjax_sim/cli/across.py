@@ -23,7 +23,8 @@ def train_across(args: argparse.Namespace, method: str, settings: dict[str, Any]
     seed = experiment.training.seed
     out = as_path(args.out) if args.out else free_directory(f"over-{method}-s{seed}")
     quiet = (lambda text: None) if args.quiet else lambda text: print(text, file=sys.stderr)
-    found = train_over(args.over, experiment, pathlib.Path(out), say=quiet)
+    bar = not args.quiet and sys.stderr.isatty()
+    found = train_over(args.over, experiment, pathlib.Path(out), say=quiet, bar=bar)
     same = [f"--transform {text}" for text in experiment.method.transforms]
     same += [f"--set {name}=evolved" for name in agent]
     part = found["parts"].rpartition(".")[0]

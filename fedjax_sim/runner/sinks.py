@@ -230,6 +230,34 @@ class Bar(Sink):
             self.bar.close()
 
 
+class Steps:
+    """Progress of a search: a bar on a terminal, otherwise a line per step."""
+
+    def __init__(
+        self, unit: str, done: int, total: int, say: Callable[[str], None], bar: bool = False
+    ):
+        self.unit, self.done, self.total, self.say, self.bar = unit, done, total, say, None
+        if bar:
+            from tqdm import tqdm
+
+            self.bar = tqdm(
+                total=total, initial=done, unit=unit, file=sys.stderr, dynamic_ncols=True
+            )
+
+    def step(self, text: str, seconds: float) -> None:
+        self.done += 1
+        if self.bar is not None:
+            self.bar.set_postfix_str(text, refresh=False)
+            self.bar.update()
+            return
+        rest = left(Segment(self.done, self.done, self.total, seconds, [], []))
+        self.say(f"{self.unit} {self.done} of {self.total}: {text}, {rest}")
+
+    def close(self) -> None:
+        if self.bar is not None:
+            self.bar.close()
+
+
 def json_line(event: str, **facts: Any) -> str:
     """A JSON line for programs.
 

@@ -77,3 +77,12 @@ def test_only_a_tpu_has_cycles():
     lines = across_page.chip_lines([row, row | dict(device="h100", cycles=None)])
     assert "| v5e | 128 | 15,000 | 10.0 | 1.5 | 9 (3) |" in lines
     assert "| h100 | 128 | – | – | 1.5 | 9 |" in lines
+
+
+def test_what_a_method_does_not_have_is_no_number():
+    nothing = dict(mean=float("nan"), half=float("nan"), better=0, of=3)
+    assert across_page.points(nothing) == "–"
+    assert across_page.rounded({"a": [float("nan"), 1 / 3], "of": 3}) == {
+        "a": [None, 0.333333],
+        "of": 3,
+    }

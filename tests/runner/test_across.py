@@ -19,6 +19,7 @@ from fedjax_sim.presets import controllers
 from fedjax_sim.runner.across import evolve
 from fedjax_sim.runner.across.over import draw_federation, parse_over
 from fedjax_sim.runner.across.pretrained import pack
+from fedjax_sim.runner.sinks import Steps
 
 OVER = (
     "dirichlet:0.1..1, clients:5..7, participation:0.3..0.5, examples:20, data:digits,"
@@ -80,6 +81,36 @@ def test_a_search_goes_on_where_it_was(trained, tmp_path):
     with pytest.raises(UserError, match="choose another --out"):
         evolve.train_over(f"{OVER}, sigma:0.5", CONFIG, tmp_path, say=lambda text: None)
     assert json.loads((out / "result.json").read_text())["parameters"] == whole["parameters"]
+
+
+def test_a_search_starts_from_a_policy(trained, tmp_path):
+    """--start-from: the search begins at that policy, is still scored against `full`, and does not
+    go on from another start."""
+    out, whole = trained
+    config = CONFIG.replace(start_from=f"{out}:agent")
+    text = f"{OVER}, generations:1, sigma:0.000001"
+    said: list[str] = []
+    found = evolve.train_over(text, config, tmp_path, say=said.append)
+    np.testing.assert_allclose(found["parameters"], whole["parameters"], atol=1e-4)
+    assert found["held_out"]["goal"] == whole["held_out"]["goal"]
+    assert sum(line.startswith("generation 1 of 1: mean") for line in said) == 1
+    with pytest.raises(UserError, match="was searched with start_from=agent@"):
+        evolve.train_over(text, CONFIG, tmp_path, say=lambda text: None)
+
+
+def test_a_search_draws_one_bar(capsys):
+    lines: list[str] = []
+    for bar in (True, False):
+        steps = Steps("generation", 1, 3, lines.append, bar)
+        for _ in range(2):
+            steps.step("mean +1.00", 30.0)
+        steps.close()
+    shown = capsys.readouterr().err
+    assert "3/3" in shown and "mean +1.00" in shown and shown.count("\n") == 1
+    ends = ("0:30 left", "0:00 left")
+    assert lines == [
+        f"generation {i} of 3: mean +1.00, {t}" for i, t in zip((2, 3), ends, strict=True)
+    ]
 
 
 def test_the_trained_policy_is_used_frozen(trained):

@@ -39,6 +39,7 @@ from fedjax_sim.runner import checkpoint
 from fedjax_sim.runner.across.over import Facts, Over, draw_federation, parse_over
 from fedjax_sim.runner.files import npz_bytes, write_bytes, write_json
 from fedjax_sim.runner.prepare import prepare
+from fedjax_sim.runner.sinks import Steps
 from fedjax_sim.transforms import transformed
 from fedjax_sim.types import Array, Client, State, Tree
 
@@ -297,7 +298,7 @@ class Trainer:
 
     @functools.cached_property
     def zeros(self) -> np.ndarray:
-        """[D] the policy that is `full`: where the search starts."""
+        """[D] the policy that is `full`."""
         sim = self.simulation
         state = jax.eval_shape(
             lambda d: episodes.blank_state(
@@ -306,6 +307,20 @@ class Trainer:
             sim.data,
         )
         return np.zeros(episodes.value_at(state, self.parts).shape, np.float32)
+
+    @functools.cached_property
+    def source(self) -> checkpoint.Parts | None:
+        """Another policy to start with, by --start-from."""
+        given = self.problem.config.model.start_from
+        return checkpoint.find_parts(given) if given else None
+
+    @functools.cached_property
+    def first(self) -> np.ndarray:
+        """[D] where the search starts: `full`, or the policy of --start-from."""
+        if self.source is None:
+            return self.zeros
+        loaded = checkpoint.load_parts(self.source, bare_state(self.parts, self.zeros))
+        return np.asarray(jax.tree.leaves(getattr(loaded, self.parts.partition(".")[0]))[0])
 
     @functools.cached_property
     def program(self) -> Callable[[Array, Draw, Array], Scores]:
@@ -331,14 +346,18 @@ class Trainer:
         plain = {k: json.loads(json.dumps(dataclasses.asdict(v))) for k, v in records.items()}
         del plain["search"]["generations"]  # a search may go on
         hashed = self.problem.config.hash()
-        return {**plain, "seed": self.problem.seed, "config": hashed, "lr": self.baseline.lr}
+        rest = dict(seed=self.problem.seed, config=hashed, lr=self.baseline.lr)
+        return {**plain, **rest, "start_from": self.source and self.source.fingerprint()}
 
-    def run(self, out: pathlib.Path, say: Callable[[str], None] = print) -> np.ndarray:
+    def run(
+        self, out: pathlib.Path, say: Callable[[str], None] = print, bar: bool = False
+    ) -> np.ndarray:
         """[D] the mean of the last generation's distribution."""
         search, key = self.search, jax.random.key(self.problem.seed)
         evolution, numbers = strategy(search.population, len(self.zeros), search.sigma)
-        fresh = evolution.init(key, jnp.asarray(self.zeros), numbers)
+        fresh = evolution.init(key, jnp.asarray(self.first), numbers)
         found = restore(out, fresh, self.settings())
+        steps = Steps("generation", found.generation, search.generations, say, bar)
         for g in range(found.generation, search.generations):
             began = time.perf_counter()
             ask, tell = jax.random.split(jax.random.fold_in(key, g))
@@ -354,13 +373,13 @@ class Trainer:
             progress["federation_rounds_per_second"] = runs / seconds
             found = Found(g + 1, state, [*found.history, {"generation": g + 1, **progress}])
             store(out, found, self.settings())
-            left = round(seconds * (search.generations - g - 1))
-            say(
-                f"generation {g + 1} of {search.generations}: mean {100 * progress['mean']:+.2f},"
-                f" best {100 * progress['best']:+.2f} points of the goal over the baseline, sigma"
-                f" {progress['sigma']:.3f}, {runs / seconds:.0f} federation-rounds/s,"
-                f" {left // 60}:{left % 60:02d} left"
+            steps.step(
+                f"mean {100 * progress['mean']:+.2f}, best {100 * progress['best']:+.2f} points of"
+                f" the goal over the baseline, sigma {progress['sigma']:.3f},"
+                f" {runs / seconds:.0f} federation-rounds/s",
+                seconds,
             )
+        steps.close()
         return np.asarray(found.state.mean, np.float32)
 
 
@@ -380,14 +399,18 @@ def compared(gains: Scores, mixture: dict[str, float]) -> dict[str, dict[str, fl
     }
 
 
-def save_agent(out: pathlib.Path, parts: str, parameters: np.ndarray, config_hash: str) -> None:
-    """The controller as a checkpoint, for --start-from OUT:agent."""
+def bare_state(parts: str, parameters: np.ndarray) -> State:
+    """A State with nothing but a policy."""
     top, _, rest = parts.partition(".")
-    tree: Tree = parameters
+    tree: Tree = jnp.asarray(parameters)
     for name in reversed(rest.split(".")):
         tree = {name: tree}
-    blank = State(jnp.int32(0), seed_key(0), (), Client(), ())
-    checkpoint.save(out / "checkpoints", blank._replace(**{top: tree}), config_hash)
+    return State(jnp.int32(0), seed_key(0), (), Client(), ())._replace(**{top: tree})
+
+
+def save_agent(out: pathlib.Path, parts: str, parameters: np.ndarray, config_hash: str) -> None:
+    """The controller as a checkpoint, for --start-from OUT:agent."""
+    checkpoint.save(out / "checkpoints", bare_state(parts, parameters), config_hash)
 
 
 def where_it_evolves(config: Experiment) -> str:
@@ -404,9 +427,16 @@ def where_it_evolves(config: Experiment) -> str:
 
 
 def train_over(
-    text: str, config: Experiment, out: pathlib.Path, say: Callable[[str], None] = print
+    text: str,
+    config: Experiment,
+    out: pathlib.Path,
+    say: Callable[[str], None] = print,
+    bar: bool = False,
 ) -> dict[str, Any]:
-    """`fedjax-sim train METHOD --over TEXT`: tune `full`, search, score on held-out federations."""
+    """`fedjax-sim train METHOD --over TEXT`: tune `full`, search, score on held-out federations.
+
+    bar: the search draws one on the terminal, in place of a line per generation.
+    """
     over, search = parse(text)
     parts = where_it_evolves(config)
     length = Length(config.training.rounds, last=search.last)
@@ -419,7 +449,7 @@ def train_over(
         baseline = tune(problem, search, say=say)
         write_json(kept, baseline._asdict())
     trainer = Trainer(problem, search, baseline, parts, mapped=not parts.startswith("agent"))
-    parameters = trainer.run(out, say)
+    parameters = trainer.run(out, say, bar)
     gains, facts = trainer.gains(jnp.asarray(parameters)[None], HELD_OUT, 0, search.held_out)
     one = jax.tree.map(lambda a: a[:, 0], gains)
     result: dict[str, Any] = dict(
