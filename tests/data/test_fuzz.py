@@ -56,7 +56,8 @@ def sentence_or_none(make):
 def check_federation(fed):
     """What every method relies on."""
     total = len(fed.x)
-    assert fed.x.ndim == 4 and min(fed.x.shape) >= 1 and len(fed.y) == total
+    tokens = fed.x.ndim == 2 and fed.x.dtype == np.int32  # whole numbers in two dimensions
+    assert (fed.x.ndim == 4 or tokens) and min(fed.x.shape) >= 1 and len(fed.y) == total
     assert fed.y.min() >= 0 and fed.y.max() < fed.classes
     assert fed.size["train"].min() >= 1 and len(fed.server_rows["test"]) >= 1
     owned, tested = [], set(fed.server_rows["test"].tolist())
