@@ -526,7 +526,7 @@ def test_its_own_rate_unless_the_run_names_one(tmp_path, capsys):
         ) and type(setup.experiment.training.lr) is float
         own = {"lr": 0.005, "momentum": 0.5} if name == "fedpam" else {}
         assert setup.resolved["prefers"] == {
-            k: v for k, v in own.items() if getattr(setup.experiment, k) == v
+            k: v for k, v in own.items() if getattr(setup.experiment.training, k) == v
         }
     assert (
         main(["run", "fedpam", "--rounds", "6", "--out", str(tmp_path / "a")]) == 0
