@@ -20,7 +20,8 @@ from jax.sharding import SingleDeviceSharding
 from benchmarks import hlo
 from benchmarks.device_programs import library, whole
 from fedjax_sim.engine import episode as episodes
-from fedjax_sim.engine.round import one_round, seed_key
+from fedjax_sim.engine.keys import seed_key
+from fedjax_sim.engine.round import one_round
 from fedjax_sim.engine.simulation import Simulation, blank_state
 from fedjax_sim.platform import lowering_for
 from fedjax_sim.runner.across.evolve import TUNING, Problem

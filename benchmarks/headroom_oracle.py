@@ -23,7 +23,7 @@ from benchmarks.headroom_runs import (
 )
 from benchmarks.oracle import branches, oracle_round
 from fedjax_sim.data.federation import Federation
-from fedjax_sim.engine.round import Data
+from fedjax_sim.engine.records import Data
 from fedjax_sim.types import State
 
 HORIZON = 6

@@ -21,7 +21,7 @@ import numpy as np
 from fedjax_sim.data.federation import Federation
 from fedjax_sim.data.partition import partition
 from fedjax_sim.data.sources import load
-from fedjax_sim.engine.round import Data, make_data
+from fedjax_sim.engine.records import Data, make_data
 from fedjax_sim.engine.simulation import Simulation
 from fedjax_sim.experiment import Experiment
 from fedjax_sim.metrics.base import worst_tenth

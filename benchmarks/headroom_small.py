@@ -19,7 +19,7 @@ from fedjax_sim.api import set_up
 from fedjax_sim.data.federation import Federation
 from fedjax_sim.data.sources import load
 from fedjax_sim.engine.layout import place
-from fedjax_sim.engine.round import make_data
+from fedjax_sim.engine.records import make_data
 from fedjax_sim.engine.simulation import start
 
 T95 = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 9: 2.26}

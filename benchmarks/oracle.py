@@ -29,7 +29,7 @@ from jax import lax
 
 from fedjax_sim.engine import round as stages
 from fedjax_sim.engine.cohort import Outcome
-from fedjax_sim.engine.round import Data, RoundPlan
+from fedjax_sim.engine.records import Data, Round, RoundPlan
 from fedjax_sim.engine.simulation import Simulation
 from fedjax_sim.local.score import mean_loss
 from fedjax_sim.methods.fedpolicy.actions import block_masks
@@ -56,7 +56,7 @@ def options(env: Env) -> tuple[np.ndarray, np.ndarray]:
     return np.array([c for c, _ in pairs]), np.stack([sends[s] for _, s in pairs])
 
 
-def try_all(r: stages.Round, env: Env, state: State, round_plan: RoundPlan) -> Tried:
+def try_all(r: Round, env: Env, state: State, round_plan: RoundPlan) -> Tried:
     """The participants, trained from every start; a newcomer has nothing of its own to keep."""
     slots = round_plan.slots
     joined = state.clients.own.joined[slots.ctx.id]

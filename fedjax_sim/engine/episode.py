@@ -23,8 +23,10 @@ from jax import lax
 
 from fedjax_sim.data.federation import Federation
 from fedjax_sim.engine import evaluation
+from fedjax_sim.engine.keys import weights_key
 from fedjax_sim.engine.participation import MANY, Padded
-from fedjax_sim.engine.round import Data, Round, make_data, one_round, open_env, weights_key
+from fedjax_sim.engine.records import Data, Round, make_data, open_env
+from fedjax_sim.engine.round import one_round
 from fedjax_sim.engine.simulation import Simulation, blank_state, everyone, set_up
 from fedjax_sim.errors import UserError
 from fedjax_sim.local.score import primary

@@ -15,16 +15,10 @@ from jaxtyping import Int
 
 from fedjax_sim.data.federation import Federation
 from fedjax_sim.engine.cohort import each_client
+from fedjax_sim.engine.keys import PERSONAL, SERVER, stage_key
 from fedjax_sim.engine.mesh import split_rows
-from fedjax_sim.engine.round import (
-    PERSONAL,
-    SERVER,
-    Data,
-    Round,
-    contexts,
-    in_its_precision,
-    stage_key,
-)
+from fedjax_sim.engine.records import Data, Round, in_its_precision
+from fedjax_sim.engine.round import contexts
 from fedjax_sim.errors import UserError, unknown
 from fedjax_sim.hooks import Around, Finishes, Method, Personal
 from fedjax_sim.local import score

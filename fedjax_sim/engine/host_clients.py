@@ -21,7 +21,8 @@ import numpy as np
 
 from fedjax_sim.engine import layout as layouts
 from fedjax_sim.engine.evaluation import score_server, score_stored
-from fedjax_sim.engine.round import Data, one_round, open_env, peer_ids, sample
+from fedjax_sim.engine.records import Data, open_env
+from fedjax_sim.engine.round import one_round, peer_ids, sample
 from fedjax_sim.engine.simulation import Simulation, drive, set_up
 from fedjax_sim.errors import UserError
 from fedjax_sim.hooks import SetsUp

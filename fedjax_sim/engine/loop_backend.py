@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from fedjax_sim.engine import round as stages
 from fedjax_sim.engine.cohort import Outcome, Totals, Work, add_client, no_totals
 from fedjax_sim.engine.mesh import put, take
-from fedjax_sim.engine.round import RoundPlan, open_env
+from fedjax_sim.engine.records import RoundPlan, open_env
 from fedjax_sim.engine.simulation import Simulation, drive
 from fedjax_sim.errors import UserError
 from fedjax_sim.types import State, Tree

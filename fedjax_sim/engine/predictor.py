@@ -12,7 +12,8 @@ import numpy as np
 from fedjax_sim.data.federation import Federation
 from fedjax_sim.engine import layout as layouts
 from fedjax_sim.engine.evaluation import own_model, with_own_statistics
-from fedjax_sim.engine.round import PERSONAL, SERVER, contexts, stage_key
+from fedjax_sim.engine.keys import PERSONAL, SERVER, stage_key
+from fedjax_sim.engine.round import contexts
 from fedjax_sim.engine.simulation import Simulation
 from fedjax_sim.errors import UserError
 from fedjax_sim.hooks import Finishes, Personal

@@ -9,30 +9,26 @@ round:  sample → peers → prepare → (observe → act) → plan → [receive
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jaxtyping import Bool, Float, Int, Shaped
 
-from fedjax_sim.data.federation import Federation
 from fedjax_sim.engine import cohort as pass_over
 from fedjax_sim.engine.cohort import Outcome, Slot, Work
-from fedjax_sim.engine.layout import Layout, stay
+from fedjax_sim.engine.keys import ACT, DROP, LEARN, SAMPLE, SERVER, SLOW, TRAIN, stage_key
+from fedjax_sim.engine.layout import stay
 from fedjax_sim.engine.mesh import copy_clients
-from fedjax_sim.engine.participation import Padded, Participation
+from fedjax_sim.engine.records import Known, Round, RoundPlan, in_its_precision
 from fedjax_sim.errors import UserError
-from fedjax_sim.hooks import Controlled, Method, Peers, Personal, Selects, Stats, check_method
+from fedjax_sim.hooks import Controlled, Peers, Personal, Selects, Stats
 from fedjax_sim.local import steps_for
-from fedjax_sim.local.losses import Loss
-from fedjax_sim.local.optim import Optimizer, Schedule
+from fedjax_sim.local.optim import Schedule
 from fedjax_sim.local.score import primary, score_client
 from fedjax_sim.local.sgd import put_away
-from fedjax_sim.platform import exact, multiplying, target
+from fedjax_sim.platform import exact, target
 from fedjax_sim.tree import finite, norm, square_norm, subtract
 from fedjax_sim.types import (
     Array,
@@ -48,134 +44,6 @@ from fedjax_sim.types import (
     State,
     Tree,
 )
-
-# stages: every random draw of a round is keyed by (seed, round, stage[, client id])
-SAMPLE, TRAIN, DROP, SLOW, ACT, LEARN, PERSONAL, SETUP, SERVER = STAGES = range(9)
-
-
-class Numbers(NamedTuple):
-    """Every real setting of a run, in the records that use them: their leaves are arguments of the
-    compiled program."""
-
-    method: Method
-    loss: Loss
-    optimizer: Optimizer
-    lr: Schedule | tuple[()]  # () for a rate that is a function of the user's own
-
-
-class Data(NamedTuple):
-    """Everything the compiled program reads: an argument, never a constant."""
-
-    fed: Federation  # its pool two-dimensional, a row per example
-    counts: Float[Array, "clients classes"]  # training labels per client
-    flat_rows: Int[Array, " examples"]  # evaluation rows of all clients, one after another
-    flat_owner: Int[Array, " examples"]  # whose they are
-    dropout: Scalar  # chance that a participant fails to report
-    numbers: Numbers  # leaves []
-
-
-@jax.tree_util.register_static
-@dataclasses.dataclass(frozen=True)
-class Known:
-    """What is known of a round while it is written down: part of the program, no array."""
-
-    same_epochs: bool  # whoever works in it works for Env.max_epochs
-
-
-class RoundPlan(NamedTuple):
-    """What is decided before training: who takes part, and what each client is to do."""
-
-    slots: Slot  # [M]
-    invited: Bool[Array, " participants"]  # takes part
-    reported: Bool[Array, " participants"]  # will not fail to report
-    observed: Tree  # [M, S] observations of the controller, () without one
-    actions: Tree  # [M]
-    imposed: Tree  # [M] whether the action was not the agent's choice, () where that never happens
-    info: Tree  # [M] what the agent wants back with the transition
-    server: Tree  # the server's state of this round: prepared, where the method prepares
-    peers: Tree  # Client [K, …]: the states of the peers, () without peers
-    known: Known
-
-
-@dataclasses.dataclass(frozen=True)
-class Round:
-    """Everything static about a round. What changes is a `State`, what is read is `Data`."""
-
-    method: Method
-    env: Env  # without its traced parts; `open_env` fills them in
-    participation: Participation | Padded
-    layout: Layout
-    lr: Callable[[Scalar], Scalar]  # learning rate as a function of the rounds completed
-    evaluations: tuple[str, ...] = ("global", "personal")
-    split: str = "test"  # rows on which clients are scored
-    probe: bool = (
-        False  # record participants' scores before and after local training, and how far they went
-    )
-    stacks: bool = False  # the outcome has every upload, whether the method needs them or not
-    # of float32 products on accelerators: part of what is traced, no state of the process
-    precision: str = "default"
-    # "all": a State holds all clients; "cohort": only the cohort's, in its order
-    stored: str = "all"
-
-    def __post_init__(self) -> None:
-        check_method(self.method)
-
-    @property
-    def keeps_resident(self) -> bool:
-        return "resident" in self.method.needs or "resident" in self.evaluations
-
-    @property
-    def keeps_uploads(self) -> bool:
-        return self.stacks or "stack" in self.method.needs
-
-    @property
-    def num_stored(self) -> int:
-        return self.env.num_clients if self.stored == "all" else self.participation.high
-
-    def row_of(self, ids: Int[Array, " participants"]) -> Int[Array, " participants"]:
-        """Where the states of the cohort `ids` are in a State's clients."""
-        return ids if self.stored == "all" else jnp.arange(ids.shape[0], dtype=jnp.int32)
-
-
-def in_its_precision(stage: Callable) -> Callable:
-    """A function of (Round, …) that multiplies in the precision of its Round."""
-
-    @functools.wraps(stage)
-    def precise(r: Round, *arguments: Any, **more: Any) -> Any:
-        return multiplying(r.precision, stage)(r, *arguments, **more)
-
-    return precise
-
-
-def seed_key(seed: int) -> Key:
-    """The raw PRNG key [2] of a seed below 2^64; all of its bits count. NumPy's: no device is
-    asked."""
-    key: Any = np.array([seed >> 32 & 0xFFFFFFFF, seed & 0xFFFFFFFF], np.uint32)
-    return key
-
-
-def weights_key(key: Key) -> Key:
-    """The key of the initial weights of a run, from its raw key [2]."""
-    return jax.random.fold_in(jax.random.wrap_key_data(jnp.asarray(key)), 0x1217)
-
-
-def stage_key(state: State, which: int) -> Key:
-    """The key of one stage of the coming round. All stages' keys are written as one draw, which XLA
-    then makes once."""
-    now = jax.random.fold_in(state.key, state.t)
-    return jax.vmap(jax.random.fold_in, (None, 0))(now, jnp.arange(len(STAGES)))[which]
-
-
-def open_env(r: Round, data: Data) -> Env:
-    """The environment with what the compiled program reads."""
-    given: Any = jax.tree.structure(data.numbers.method)
-    if given != jax.tree.structure(r.method):
-        raise UserError(
-            f"these data are of a run of {data.numbers.method}, not of {r.method}; take the"
-            " simulation's own"
-        )
-    numbers = data.numbers._asdict()  # method, loss, optimizer, lr
-    return dataclasses.replace(r.env, fed=data.fed, counts=data.counts, **numbers)
 
 
 def contexts(
@@ -597,34 +465,3 @@ def one_round(
         outcome,
         cohort.ids,
     )
-
-
-def flat_pool(fed: Federation) -> Shaped[np.ndarray, "examples numbers"]:
-    """The pool as `local.gather` reads it: [D, H·W·C], a row per example.
-
-    A TPU stores rows that are no multiple of its 128 lanes column by column, and would turn the
-    whole pool round in every call: there they are filled up.
-    """
-    x = np.asarray(fed.x).reshape(len(fed.x), -1)
-    return np.pad(x, ((0, 0), (0, -x.shape[1] % 128))) if target() == "tpu" else x
-
-
-def make_data(r: Round, fed: Federation) -> Data:
-    """What the compiled program reads, on the host."""
-    rows, size = np.asarray(fed.rows[r.split]), np.asarray(fed.size[r.split])
-    real = np.arange(rows.shape[1]) < size[:, None]
-    host: Any = dict(
-        counts=fed.label_counts().astype(r.env.dtype),
-        flat_rows=rows[real].astype(np.int32),
-        flat_owner=np.nonzero(real)[0].astype(np.int32),
-        dropout=np.asarray(r.participation.dropout, r.env.dtype),
-    )
-    return Data(dataclasses.replace(fed, x=flat_pool(fed)), numbers=numbers_of(r), **host)
-
-
-def numbers_of(r: Round) -> Numbers:
-    """The real settings of a run, as arrays of its precision."""
-    numbers = Numbers(
-        r.method, r.env.loss, r.env.optimizer, r.lr if isinstance(r.lr, Schedule) else ()
-    )
-    return jax.tree.map(lambda value: np.asarray(value, r.env.dtype), numbers)

@@ -17,23 +17,19 @@ from fedjax_sim.data.federation import Federation
 from fedjax_sim.engine import evaluation
 from fedjax_sim.engine import layout as layouts
 from fedjax_sim.engine.cohort import each_client, zeros
+from fedjax_sim.engine.keys import SETUP, seed_key, stage_key
 from fedjax_sim.engine.layout import Layout
 from fedjax_sim.engine.participation import Participation
-from fedjax_sim.engine.round import (
-    SETUP,
+from fedjax_sim.engine.records import (
     Data,
     Numbers,
     Round,
     RoundPlan,
-    contexts,
     in_its_precision,
     make_data,
-    one_round,
     open_env,
-    plan_round,
-    seed_key,
-    stage_key,
 )
+from fedjax_sim.engine.round import contexts, one_round, plan_round
 from fedjax_sim.hooks import Controlled, Method, SetsUp
 from fedjax_sim.local.losses import init_confusion
 from fedjax_sim.metrics import make_metrics

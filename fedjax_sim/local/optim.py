@@ -156,7 +156,7 @@ class Schedule(Node):
     gamma: Real = 0.1
     end: Real = 0.0
 
-    def __call__(self, t: Array) -> Array:
+    def __call__(self, t: Array | float) -> Array:
         if self.kind == "step":
             return self.lr * jnp.power(self.gamma, jnp.floor(t / self.every))
         if self.kind == "cosine":

@@ -21,7 +21,8 @@ from fedjax_sim import accelerators
 from fedjax_sim.accelerators import Device
 from fedjax_sim.data.federation import Federation
 from fedjax_sim.engine.participation import cohort_size, unseen_clients
-from fedjax_sim.engine.round import one_round, open_env, peer_ids
+from fedjax_sim.engine.records import open_env
+from fedjax_sim.engine.round import one_round, peer_ids
 from fedjax_sim.errors import UserError
 from fedjax_sim.experiment import Experiment
 from fedjax_sim.platform import lowering_for

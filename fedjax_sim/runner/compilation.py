@@ -1,6 +1,6 @@
 """How JAX is started and what is compiled: one host device per core, every program compiled once.
 
-Runs that differ in real settings alone (`engine.round.Numbers`) lower to the same text, so
+Runs that differ in real settings alone (`engine.records.Numbers`) lower to the same text, so
 `compare`, a notebook's loop or a second `run` takes over the executable (`compile_once`). The text
 has everything, constants included, and is the key: nothing that differs can be mistaken for the
 same. Other processes find the program in JAX's compilation cache on disk.

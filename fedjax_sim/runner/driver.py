@@ -25,7 +25,7 @@ from fedjax_sim.engine import host_clients
 from fedjax_sim.engine import layout as layouts
 from fedjax_sim.engine.evaluation import adapted_modes
 from fedjax_sim.engine.loop_backend import LoopBackend
-from fedjax_sim.engine.round import Data
+from fedjax_sim.engine.records import Data
 from fedjax_sim.engine.simulation import Simulation
 from fedjax_sim.errors import UserError
 from fedjax_sim.experiment import Experiment

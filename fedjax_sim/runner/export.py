@@ -23,7 +23,9 @@ import numpy.typing as npt
 from fedjax_sim import __version__, models
 from fedjax_sim.data.federation import Federation
 from fedjax_sim.engine import evaluation
-from fedjax_sim.engine.round import SERVER, Data, contexts, stage_key
+from fedjax_sim.engine.keys import SERVER, stage_key
+from fedjax_sim.engine.records import Data
+from fedjax_sim.engine.round import contexts
 from fedjax_sim.errors import UserError
 from fedjax_sim.hooks import Finishes, Method, Personal
 from fedjax_sim.methods import make_method

@@ -18,7 +18,7 @@ import jax
 
 from fedjax_sim import options
 from fedjax_sim.data.federation import Federation
-from fedjax_sim.engine.round import Numbers, numbers_of
+from fedjax_sim.engine.records import Numbers, numbers_of
 from fedjax_sim.errors import UserError, unknown
 from fedjax_sim.experiment import Experiment
 from fedjax_sim.experiment.settings import AUTO, GIVEN

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.engine.round import Data
+from fedjax_sim.engine.records import Data
 from fedjax_sim.errors import UserError
 from fedjax_sim.types import State, Tree
 

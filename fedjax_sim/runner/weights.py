@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim import models
-from fedjax_sim.engine.round import seed_key, weights_key
+from fedjax_sim.engine.keys import seed_key, weights_key
 from fedjax_sim.errors import UserError
 from fedjax_sim.models.record import initial_weights
 from fedjax_sim.runner.files import npz_bytes, write_bytes

@@ -15,8 +15,9 @@ from tiny_bn import tiny_bn
 
 from fedjax_sim.data.federation import Federation
 from fedjax_sim.engine.evaluation import check_evaluations
+from fedjax_sim.engine.keys import seed_key
 from fedjax_sim.engine.participation import Participation, sample_distinct
-from fedjax_sim.engine.round import make_data, seed_key
+from fedjax_sim.engine.records import make_data
 from fedjax_sim.engine.simulation import simulate
 from fedjax_sim.errors import UserError
 from fedjax_sim.hooks import Method, Personal

@@ -11,7 +11,7 @@ import pytest
 import fedjax_sim as fs
 from fedjax_sim.engine import episode as episodes
 from fedjax_sim.engine.episode import Length, each, make_episode, only
-from fedjax_sim.engine.round import seed_key
+from fedjax_sim.engine.keys import seed_key
 from fedjax_sim.errors import UserError
 from fedjax_sim.experiment import Experiment
 from fedjax_sim.runner.prepare import prepare

@@ -15,7 +15,7 @@ from cases import CASES
 import fedjax_sim as fs
 from agents import DDPG, SAC
 from fedjax_sim.engine.participation import Participation
-from fedjax_sim.engine.round import Numbers
+from fedjax_sim.engine.records import Numbers
 from fedjax_sim.engine.simulation import Simulation, simulate
 from fedjax_sim.errors import UserError
 from fedjax_sim.hooks import Method

@@ -16,7 +16,7 @@ import math
 import jax
 import numpy as np
 
-from fedjax_sim.engine.round import DROP, SAMPLE, TRAIN
+from fedjax_sim.engine.keys import DROP, SAMPLE, TRAIN
 from fedjax_sim.local import epoch_permutations
 
 

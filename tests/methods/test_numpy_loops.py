@@ -301,7 +301,7 @@ def test_local_only_is_everybody_for_himself():
 def test_fine_tuning_is_training_from_the_global_model():
     """`fedavg_ft`: a client's own model is Θ after ft_epochs on its rows, at the round's learning
     rate."""
-    from fedjax_sim.engine.round import TRAIN
+    from fedjax_sim.engine.keys import TRAIN
     from fedjax_sim.methods.fedavg import FINE_TUNE
     from fedjax_sim.types import Client, Ctx
 

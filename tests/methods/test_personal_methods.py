@@ -19,7 +19,7 @@ from fedjax_sim.data.federation import Federation
 from fedjax_sim.engine.host_clients import on_host
 from fedjax_sim.engine.host_clients import place as place_on_host
 from fedjax_sim.engine.participation import Participation
-from fedjax_sim.engine.round import make_data
+from fedjax_sim.engine.records import make_data
 from fedjax_sim.engine.simulation import Simulation, simulate
 from fedjax_sim.errors import UserError
 from fedjax_sim.local import losses, optim

@@ -25,9 +25,10 @@ from paths import GOLDEN_FOLDER
 
 from fedjax_sim import models
 from fedjax_sim.data.federation import Federation
+from fedjax_sim.engine.keys import PERSONAL, stage_key
 from fedjax_sim.engine.layout import Layout
 from fedjax_sim.engine.participation import Participation
-from fedjax_sim.engine.round import PERSONAL, contexts, stage_key
+from fedjax_sim.engine.round import contexts
 from fedjax_sim.engine.simulation import Simulation, simulate
 from fedjax_sim.local import gather, losses, optim
 from fedjax_sim.local.score import predict_net

@@ -27,8 +27,8 @@ import numpy as np
 
 from fedjax_sim.engine import episode as episodes
 from fedjax_sim.engine.episode import Draw, Length, Scores
+from fedjax_sim.engine.keys import seed_key
 from fedjax_sim.engine.layout import Layout
-from fedjax_sim.engine.round import seed_key
 from fedjax_sim.engine.simulation import Simulation
 from fedjax_sim.errors import UserError, unknown
 from fedjax_sim.experiment import Experiment
