@@ -38,6 +38,7 @@ from benchmarks.headroom_runs import (
     run_variants,
     simulation,
 )
+from fedjax_sim.errors import UserError
 
 SYSTEMS = ("fedpolicy", "pfedrlla", "qbandit")
 # row -> rule; what every participant sends is `all`, or with `taken` only what it took
@@ -269,12 +270,15 @@ def main(given: list[str] | None = None) -> None:
     args = parser.parse_args(rest)
     out, work = pathlib.Path(args.out), pathlib.Path(args.work or args.out)
     table = Table(SCALES[args.scale], args.data_dir, work / f"headroom-{args.scale}.jsonl")
-    if not args.only_page:
-        fill(table, args.oracle_seeds)
-    out.mkdir(parents=True, exist_ok=True)
-    rows = ",\n".join(json.dumps(row) for row in headroom_page.numbers(table.runs))
-    (out / "headroom.json").write_text(f"[\n{rows}\n]\n")
-    headroom_page.write(out / "headroom.md", args.scale, table.scale, table.runs)
+    try:
+        if not args.only_page:
+            fill(table, args.oracle_seeds)
+        out.mkdir(parents=True, exist_ok=True)
+        rows = ",\n".join(json.dumps(row) for row in headroom_page.numbers(table.runs))
+        (out / "headroom.json").write_text(f"[\n{rows}\n]\n")
+        headroom_page.write(out / "headroom.md", args.scale, table.scale, table.runs)
+    except UserError as problem:
+        raise SystemExit(f"benchmarks.headroom: {problem}") from None
 
 
 if __name__ == "__main__":

@@ -8,11 +8,10 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy import stats
 
 from benchmarks.headroom_runs import GOALS, Scale
+from benchmarks.pages import interval, write_tables
 
-BEGIN, END = "<!-- tables of fedpolicy: begin -->", "<!-- tables of fedpolicy: end -->"
 TITLES = {
     "global": "global model",
     "clients": "clients' mean",
@@ -40,18 +39,13 @@ class Difference(NamedTuple):
 
 
 def paired(mine: dict[int, float | None], base: dict[int, float | None]) -> Difference | None:
-    """Of the seeds that both have.
+    """The difference over the seeds that both have.
 
     >>> paired({0: 3.0, 1: 5.0}, {0: 1.0, 1: 2.0, 2: 9.0}).mean
     2.5
     """
     apart = [a - b for s in mine if (a := mine[s]) is not None and (b := base.get(s)) is not None]
-    if not apart:
-        return None
-    count = len(apart)
-    spread = float(np.std(apart, ddof=1)) if count > 1 else np.inf
-    quantile = float(stats.t.ppf(0.975, count - 1)) if count > 1 else np.inf
-    return Difference(float(np.mean(apart)), quantile * spread / np.sqrt(count), count)
+    return Difference(*interval(apart), len(apart)) if apart else None
 
 
 class Found:
@@ -235,19 +229,12 @@ def tables(scale: Scale, runs: list[dict[str, Any]]) -> list[str]:
 
 
 def write(path: pathlib.Path, name: str, scale: Scale, runs: list[dict[str, Any]]) -> None:
-    """Put the tables between the marks of the page; what stands around them stays."""
-    old = path.read_text() if path.exists() else f"# Headroom\n\n{BEGIN}\n{END}\n"
-    if BEGIN not in old or END not in old:
-        raise SystemExit(f"{path} has no lines '{BEGIN}' and '{END}' between which tables go")
-    before, _, rest = old.partition(BEGIN)
-    after = rest.partition(END)[2]
+    """Put the tables between the marks of the page."""
     seeds = len({run["seed"] for run in runs if not run["tuning"]})
-    said = (
+    setting = (
         f"Scale `{name}`: {scale.clients} clients, {scale.cohort} per round, {scale.rounds} rounds,"
         f" {scale.examples} examples, model {scale.model}, {seeds} federations per setting, rates"
         f" and rules chosen on {scale.tuning} others. Points of accuracy ± half of the 95 %"
         " interval (t, paired by federation); bold: the interval is above 0."
     )
-    path.write_text(
-        "\n".join([before.rstrip(), "", BEGIN, said, "", *tables(scale, runs), END]) + after
-    )
+    write_tables(path, "fedpolicy", "Headroom", [setting, "", *tables(scale, runs)])

@@ -1,17 +1,16 @@
-"""Is there anything in the weights of heads? Rules for pFedRLLA's heads on the same draws, after
-training.
+"""Do the weights of heads matter? Rules for pFedRLLA's heads, compared on the same draws.
 
     python -m benchmarks.headroom_pfedrlla [--data-dir DATA] [--out docs/results] [--seeds 5]
     [--scale small|smoke] [--rules even,weighted,…]
 
 Small federations: images averaged over squares of four pixels, a network of one hidden layer, its
 classifier the head; 20 clients of s classes each, four per round, 40 rounds of two epochs. The
-figure is the mean over all clients of the accuracy of what they hold on their own test rows,
-after local training, over the last evaluations; differences are to equal weights (`even`), seed
-by seed. What is there is not run again.
+figure is the accuracy of each client's resident model on its own test rows, after local training:
+the mean over all clients and the last evaluations. Differences are to equal weights (`even`), seed
+by seed. Finished runs are not repeated.
 
-V_k^p of the paper's reward needs an encoder; the same similarities are in `similarity:p` =
-exp(p cos) of the heads themselves.
+V_k^p of the paper's reward needs an encoder. `similarity:p` = exp(p cos) uses the same similarities
+of the heads themselves.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ from typing import Any
 import numpy as np
 
 from benchmarks import headroom_small as small
-from fedjax_sim.errors import UserError
 
 RULES = ("even", "weighted", "local", "similarity:2", "similarity:5", "similarity:10",
          "same_classes:1", "same_classes:4", "gradient", "bandit", "pairs")  # fmt: skip
@@ -82,44 +80,33 @@ def measure(args: argparse.Namespace, path: pathlib.Path) -> dict[str, Any]:
     for name in scale["settings"]:
         feds = federations(scale, name, args.data_dir, args.seeds)
         for rule in args.rules.split(","):
-            there = found.setdefault(name, {}).setdefault(rule, [])
-            if len(there) >= args.seeds:
+            values = found.setdefault(name, {}).setdefault(rule, [])
+            if len(values) >= args.seeds:
                 continue
             compiled = program(scale, rule, feds[0])
-            for seed in range(len(there), args.seeds):
-                there.append(compiled.run(feds[seed], seed, scale["last"])[0])
+            for seed in range(len(values), args.seeds):
+                values.append(compiled.run(feds[seed], seed, scale["last"])[0])
             small.write(path, found)
-            print(f"{name}: {rule}: {[round(value, 2) for value in there]}", flush=True)
+            print(f"{name}: {rule}: {[round(value, 2) for value in values]}", flush=True)
     return found
 
 
-def page(found: dict[str, Any], scale: str) -> str:
-    lines = ["# What can be won by weights of heads (pFedRLLA)", "",
-             f"`python -m benchmarks.headroom_pfedrlla --scale {scale} --data-dir DATA`: see its"
-             " docstring for the setting. Accuracy of what clients hold on their own test rows,"
-             " after local training, mean of the last evaluations; paired differences with 95 %"
-             " intervals over seeds."]  # fmt: skip
+def lines(found: dict[str, Any], scale: str) -> list[str]:
+    """The tables in Markdown."""
+    out = [f"`python -m benchmarks.headroom_pfedrlla --scale {scale} --data-dir DATA`: see its"
+           " docstring for the setting. Accuracy of the clients' resident models on their own test"
+           " rows, after local training, mean of the last evaluations; paired differences with"
+           " 95 % intervals over seeds."]  # fmt: skip
     for name, rules in found.items():
-        lines += ["", f"## {name}", "", *small.table(rules, "even")]
-    return "\n".join(lines) + "\n"
+        out += ["", f"## {name}", "", *small.table(rules, "even")]
+    return out
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="Is there anything in the weights of heads?")
-    parser.add_argument("--data-dir", default=None)
-    parser.add_argument("--out", default="docs/results")
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--scale", choices=tuple(SCALES), default="small")
+    parser = small.parser("Do the weights of heads matter?", SCALES)
     parser.add_argument("--rules", default=",".join(RULES))
-    args = parser.parse_args(argv)
-    folder = pathlib.Path(args.out)
-    try:
-        found = measure(args, folder / "headroom-pfedrlla.json")
-    except UserError as problem:
-        print(f"benchmarks.headroom_pfedrlla: {problem}", file=sys.stderr)
-        return 2
-    (folder / "headroom-pfedrlla.md").write_text(page(found, args.scale), encoding="utf-8")
-    return 0
+    title = "What can be won by weights of heads (pFedRLLA)"
+    return small.main(parser.parse_args(argv), "pfedrlla", title, measure, lines)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
-"""Is there anything for the Q-bandit to find? The best fixed depth and epochs of every client
-within its budgets, and the controllers, on the same draws.
+"""Can the Q-bandit win anything? The best fixed depth and epochs of every client within its
+budgets, and the controllers, compared on the same draws.
 
     python -m benchmarks.headroom_qbandit [--data-dir DATA] [--out docs/results] [--seeds 5]
     [--scale small|smoke]
@@ -9,9 +9,9 @@ images averaged over squares, six fully connected layers. The figure is the pape
 clients of the accuracy of their composed models on the common test set, over the last evaluations;
 differences are to `compliant` (the largest depth and epochs within budget), seed by seed.
 
-best fixed: chosen on federations of other seeds, client by client: first the depth, then the
-epochs, the others as they are then; one pass. late exceedances: (client, round) pairs beyond a
-budget in the last third of the rounds.
+Best fixed: one pass of coordinate descent over the clients on federations of other seeds; for each
+client first the depth, then the epochs. `late` counts the (client, round) pairs beyond a budget in
+the last third of the rounds.
 """
 
 from __future__ import annotations
@@ -26,12 +26,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks import headroom_small as small
-from fedjax_sim.errors import UserError
 from fedjax_sim.methods.qbandit import TABLE_1, Budgets
 
 WORKS = (0.01, 0.1, 0.5, 1.0, 2.0, 5.0)
 MODE = "personal@global"
-TUNING = 1000  # seeds of the federations by which the fixed choice is made
+TUNING = 1000  # first seed of the federations on which the fixed actions are chosen
 POLICIES: dict[str, dict[str, Any]] = {
     "compliant": dict(agent="compliant"),
     "full": dict(agent="full"),
@@ -76,17 +75,19 @@ def program(scale: dict[str, Any], policy: str, fed: Any) -> small.Program:
     return small.Program("qbandit", fed, MODE, **settings(scale), **POLICIES[policy])
 
 
-def played(scale: dict[str, Any], compiled: small.Program, fed: Any, seed: int) -> dict[str, float]:
+def run_seed(
+    scale: dict[str, Any], compiled: small.Program, fed: Any, seed: int
+) -> dict[str, float]:
     accuracy, log = compiled.run(fed, seed, scale["last"])
     over = log["exceed_compute"] + log["exceed_comm"]
-    late = over[-len(over) // 3 :].sum()
-    return dict(accuracy=accuracy, exceeded=int(over.sum()), late=int(late))
+    last_third = over[-len(over) // 3 :]
+    return dict(accuracy=accuracy, exceeded=int(over.sum()), late=int(last_third.sum()))
 
 
-# ---- the best fixed choice -----------------------------------------------------------------------
+# ---- the best fixed actions ----------------------------------------------------------------------
 class Fixed:
-    """Runs of given epochs and depths [N]: what `compliant` does with such budgets, which are part
-    of the State."""
+    """Runs with given epochs and depths [N]. `compliant` uses its budgets to the full and the
+    budgets are part of the State, so the given actions replace the budgets."""
 
     def __init__(self, scale: dict[str, Any], fed: Any):
         self.last, self.compiled = scale["last"], program(scale, "compliant", fed)
@@ -99,105 +100,98 @@ class Fixed:
 
 
 def best_fixed(
-    scale: dict[str, Any], worth: Callable[[list], float], there: dict[str, Any], keep: Callable
+    scale: dict[str, Any], score: Callable[[list], float], results: dict[str, Any], save: Callable
 ) -> list[tuple]:
-    """[(epochs, layers)] of the clients, chosen one after another; what is known so far is in
-    `there`, which `keep` writes down."""
+    """[(epochs, layers)] of the clients, chosen one client after another. The progress is
+    results["choosing"]; `save` stores it after each client."""
     most = [(c, min(b, scale["layers"])) for c, b in TABLE_1]
-    known = there.setdefault("choosing", {"pairs": most, "clients": 0, "value": None})
-    chosen = [(float(c), int(b)) for c, b in known["pairs"]]
-    now = worth(chosen) if known["value"] is None else known["value"]
-    for k in range(known["clients"], len(most)):
+    progress = results.setdefault("choosing", {"pairs": most, "clients": 0, "value": None})
+    chosen = [(float(c), int(b)) for c, b in progress["pairs"]]
+    best = score(chosen) if progress["value"] is None else progress["value"]
+    for k in range(progress["clients"], len(most)):
         c, b = most[k]
         tries = [(c, depth) for depth in range(1, b)] + [(work, b) for work in WORKS if work < c]
-        for one in tries:
-            other = [*chosen[:k], one, *chosen[k + 1 :]]
-            value = worth(other)
-            if value > now:
-                chosen, now = other, value
-        known.update(pairs=chosen, clients=k + 1, value=float(now))
-        keep()
-        print(f"client {k}: {chosen[k]}, {now:.2f}", flush=True)
+        for pair in tries:
+            candidate = [*chosen[:k], pair, *chosen[k + 1 :]]
+            value = score(candidate)
+            if value > best:
+                chosen, best = candidate, value
+        progress.update(pairs=chosen, clients=k + 1, value=float(best))
+        save()
+        print(f"client {k}: {chosen[k]}, {best:.2f}", flush=True)
     return chosen
 
 
 def fixed_rows(
-    scale: dict[str, Any], feds: Sequence[Any], tuning: Sequence[Any], there: Any, keep: Callable
+    scale: dict[str, Any],
+    feds: Sequence[Any],
+    tuning: Sequence[Any],
+    results: dict[str, Any],
+    save: Callable,
 ) -> list[dict[str, Any]]:
-    """The fixed choice that is best on the federations `tuning`, on `feds`."""
+    """Scores on `feds` of the fixed actions that are best on the federations `tuning`."""
     fixed = Fixed(scale, feds[0])
-    worth = lambda pairs: float(
+    score = lambda pairs: float(
         np.mean([fixed.accuracy(fed, TUNING + i, pairs) for i, fed in enumerate(tuning)])
     )
-    if "told" not in there:
-        there["told"] = best_fixed(scale, worth, there, keep)
-        del there["choosing"]
-        keep()
-    pairs = [(float(c), int(b)) for c, b in there["told"]]
+    if "told" not in results:
+        results["told"] = best_fixed(scale, score, results, save)
+        del results["choosing"]
+        save()
+    pairs = [(float(c), int(b)) for c, b in results["told"]]
     return [
         dict(accuracy=fixed.accuracy(fed, seed, pairs), exceeded=0, late=0)
         for seed, fed in enumerate(feds)
     ]
 
 
-# ---- all of it -----------------------------------------------------------------------------------
+# ---- the measurement and its page ----------------------------------------------------------------
 def measure(args: argparse.Namespace, path: pathlib.Path) -> dict[str, Any]:
     scale, found = SCALES[args.scale], small.read(path)
     for name in scale["settings"]:
         feds = list(federations(scale, name, args.data_dir, range(args.seeds)))
-        there = found.setdefault(name, {})
+        results = found.setdefault(name, {})
         for policy in POLICIES:
-            values = there.setdefault(policy, [])
+            values = results.setdefault(policy, [])
             if len(values) >= args.seeds:
                 continue
             compiled = program(scale, policy, feds[0])
             for seed in range(len(values), args.seeds):
-                values.append(played(scale, compiled, feds[seed], seed))
+                values.append(run_seed(scale, compiled, feds[seed], seed))
             small.write(path, found)
             print(f"{name}: {policy}: {values}", flush=True)
-        if len(there.setdefault("best fixed", [])) < args.seeds:
+        if len(results.setdefault("best fixed", [])) < args.seeds:
             others = range(TUNING, TUNING + scale["tuning"])
             tuning = list(federations(scale, name, args.data_dir, others))
-            keep = lambda: small.write(path, found)
-            there["best fixed"] = fixed_rows(scale, feds, tuning, there, keep)
-            keep()
+            save = lambda: small.write(path, found)
+            results["best fixed"] = fixed_rows(scale, feds, tuning, results, save)
+            save()
     return found
 
 
-def page(found: dict[str, Any], scale: str) -> str:
-    lines = ["# What can be won within budgets (Q-bandit)", "",
-             f"`python -m benchmarks.headroom_qbandit --scale {scale} --data-dir DATA`: see its"
-             " docstring for the setting. Accuracy of the clients' composed models on the common"
-             " test set; paired differences with 95 % intervals over seeds."]  # fmt: skip
-    for name, there in found.items():
-        policies = {p: v for p, v in there.items() if p not in ("told", "choosing") and v}
+def lines(found: dict[str, Any], scale: str) -> list[str]:
+    """The tables in Markdown."""
+    out = [f"`python -m benchmarks.headroom_qbandit --scale {scale} --data-dir DATA`: see its"
+           " docstring for the setting. Accuracy of the clients' composed models on the common"
+           " test set; paired differences with 95 % intervals over seeds."]  # fmt: skip
+    for name, results in found.items():
+        policies = {p: v for p, v in results.items() if p not in ("told", "choosing") and v}
         accuracy = {p: [one["accuracy"] for one in v] for p, v in policies.items()}
         rows = small.table(accuracy, "compliant")
-        lines += ["", f"## {name}", "", rows[0] + " exceeded | late |", rows[1] + "---|---|"]
+        out += ["", f"## {name}", "", rows[0] + " exceeded | late |", rows[1] + "---|---|"]
         for line, values in zip(rows[2:], policies.values(), strict=True):
-            mean = lambda what, values=values: np.mean([one[what] for one in values])
-            lines.append(f"{line} {mean('exceeded'):.0f} | {mean('late'):.1f} |")
-        pairs = ", ".join(f"{c:g}/{b}" for c, b in there.get("told", []))
+            mean = lambda key, values=values: np.mean([one[key] for one in values])
+            out.append(f"{line} {mean('exceeded'):.0f} | {mean('late'):.1f} |")
+        pairs = ", ".join(f"{c:g}/{b}" for c, b in results.get("told", []))
         if pairs:
-            lines += ["", f"Best fixed, epochs/layers client by client: {pairs}."]
-    return "\n".join(lines) + "\n"
+            out += ["", f"Best fixed, epochs/layers client by client: {pairs}."]
+    return out
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="Is there anything for the Q-bandit to find?")
-    parser.add_argument("--data-dir", default=None)
-    parser.add_argument("--out", default="docs/results")
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--scale", choices=tuple(SCALES), default="small")
-    args = parser.parse_args(argv)
-    folder = pathlib.Path(args.out)
-    try:
-        found = measure(args, folder / "headroom-qbandit.json")
-    except UserError as problem:
-        print(f"benchmarks.headroom_qbandit: {problem}", file=sys.stderr)
-        return 2
-    (folder / "headroom-qbandit.md").write_text(page(found, args.scale), encoding="utf-8")
-    return 0
+    args = small.parser("Can the Q-bandit win anything?", SCALES).parse_args(argv)
+    title = "What can be won within budgets (Q-bandit)"
+    return small.main(args, "qbandit", title, measure, lines)
 
 
 if __name__ == "__main__":

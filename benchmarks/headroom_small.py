@@ -1,41 +1,43 @@
-"""What `headroom_pfedrlla` and `headroom_qbandit` share: small federations of one shape, paired
-differences, and the files they leave.
+"""Parts that `headroom_pfedrlla` and `headroom_qbandit` share: small federations of one shape, the
+command line, and the files they write.
 
-A federation of a seed has other images, other labels per client and another order; its row tables
-have the same sizes for all seeds, so that one compiled program serves them all.
+Each seed draws other images, other labels per client and another order. The row tables have the
+same sizes for all seeds, so that one compiled program serves them all.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import pathlib
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
+from benchmarks.pages import interval, write_tables
 from fedjax_sim.api import set_up
 from fedjax_sim.data.federation import Federation
 from fedjax_sim.data.sources import load
 from fedjax_sim.engine.layout import place
 from fedjax_sim.engine.records import make_data
 from fedjax_sim.engine.simulation import start
-
-T95 = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 9: 2.26}
+from fedjax_sim.errors import UserError
 
 
 def images(name: str, data_dir: str | None, pool: int) -> tuple[np.ndarray, ...]:
     """(x_train, y_train, x_test, y_test), averaged over squares of `pool` pixels."""
     data = load(name, data_dir)
 
-    def smaller(x: np.ndarray) -> np.ndarray:
+    def pooled(x: np.ndarray) -> np.ndarray:
         n, height, width, channels = x.shape
         cut = x[:, : height // pool * pool, : width // pool * pool]
         cut = cut.reshape(n, height // pool, pool, width // pool, pool, channels)
         return np.round(cut.mean((2, 4), dtype=np.float32)).astype(np.uint8)
 
-    return smaller(data.x_train), data.y_train, smaller(data.x_test), data.y_test
+    return pooled(data.x_train), data.y_train, pooled(data.x_test), data.y_test
 
 
 def federation(
@@ -45,31 +47,30 @@ def federation(
     rng: np.random.Generator,
     test: int = 1000,
 ) -> Federation:
-    """Client k has sizes[k] = (train, val, test) examples with labels drawn from shares[k] [C], as
-    long as there are any."""
+    """A federation in which client k has sizes[k] = (train, val, test) examples. Their labels are
+    drawn from shares[k] [C]; `take` replaces a label whose examples are used up."""
     x, y, x_test, y_test = data
     by_class = [list(rng.permutation(np.flatnonzero(y == c))) for c in range(shares.shape[1])]
     parts: dict[str, list[np.ndarray]] = {"train": [], "val": [], "test": []}
-    for own, counts in zip(shares, sizes, strict=True):
-        labels = rng.choice(len(own), sum(counts), p=own)
+    for share, counts in zip(shares, sizes, strict=True):
+        labels = rng.choice(len(share), sum(counts), p=share)
         rows = np.array([take(by_class, c) for c in labels])
         for name, piece in zip(parts, np.split(rows, np.cumsum(counts)[:-1]), strict=True):
             parts[name].append(piece)
-    some = rng.permutation(len(y_test))[:test]
+    common = rng.permutation(len(y_test))[:test]
     return Federation.from_arrays(
-        np.concatenate([x, x_test[some]]),
-        np.concatenate([y, y_test[some]]),
+        np.concatenate([x, x_test[common]]),
+        np.concatenate([y, y_test[common]]),
         parts,
-        test=np.arange(len(y), len(y) + len(some)),
+        test=np.arange(len(y), len(y) + len(common)),
         classes=shares.shape[1],
         name="headroom",
     )
 
 
 def take(by_class: list[list[int]], wanted: int) -> int:
-    """A row of the class; where it has none left, of the one that has most."""
-    there = by_class[wanted] or max(by_class, key=len)
-    return there.pop()
+    """Remove and return a row of the class, or of the fullest class if that one is empty."""
+    return (by_class[wanted] or max(by_class, key=len)).pop()
 
 
 def few_classes(clients: int, classes: int, each: int, rng: np.random.Generator) -> np.ndarray:
@@ -92,8 +93,8 @@ class Program:
     def run(
         self, fed: Federation, seed: int, last: int, change: Callable[[Any], Any] = lambda s: s
     ) -> tuple[float, dict[str, np.ndarray]]:
-        """(% accuracy, mean over clients and the last evaluations, the log of all rounds); change:
-        of the State before round 1."""
+        """(accuracy in %, mean over clients and the last evaluations; the log of all rounds).
+        `change` maps the State before round 1."""
         sim = self.sim
         data = make_data(sim.stages, fed)
         net = sim.env.model.init(jax.random.key(seed))
@@ -110,35 +111,51 @@ class Program:
         return 100 * float(np.mean(scores[-last:])), log
 
 
-def paired(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float]:
-    """(mean difference, half of its 95 % interval) of values on the same draws.
-
-    >>> tuple(round(v, 2) for v in paired([1.0, 2.0, 3.0], [0.0, 1.5, 1.5]))
-    (1.0, 1.24)
-    """
-    differ = np.asarray(ours, float) - np.asarray(theirs, float)
-    if len(differ) < 2:
-        return float(differ.mean()), float("nan")
-    spread = differ.std(ddof=1) / np.sqrt(len(differ))
-    return float(differ.mean()), float(T95.get(len(differ) - 1, 1.96) * spread)
-
-
 def table(found: Mapping[str, Sequence[float]], reference: str) -> list[str]:
     """Lines of Markdown: mean of every rule, and its difference to the reference."""
     lines = [f"| rule | mean, % | minus {reference} | seeds |", "|---|---|---|---|"]
     for rule, values in found.items():
         both = min(len(values), len(found[reference]))
-        mean, half = paired(values[:both], found[reference][:both])
+        mean, half = interval(np.subtract(values[:both], found[reference][:both]))
         differ = "" if rule == reference else f"{mean:+.2f} ± {half:.2f}"
         lines.append(f"| `{rule}` | {np.mean(values):.2f} | {differ} | {len(values)} |")
     return lines
 
 
-def write(path: pathlib.Path, facts: Mapping[str, Any]) -> None:
+def write(path: pathlib.Path, found: Mapping[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
 def read(path: pathlib.Path) -> dict[str, Any]:
-    """What an earlier call has left; it goes on from there."""
+    """The results of earlier calls; the measurement resumes from them."""
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+
+
+def parser(description: str, scales: Mapping[str, Any]) -> argparse.ArgumentParser:
+    """The options that both benchmarks have."""
+    options = argparse.ArgumentParser(description=description)
+    options.add_argument("--data-dir", default=None)
+    options.add_argument("--out", default="docs/results", help="folder of the JSON file and page")
+    options.add_argument("--seeds", type=int, default=5)
+    options.add_argument("--scale", choices=tuple(scales), default="small")
+    return options
+
+
+def main(
+    args: argparse.Namespace,
+    system: str,
+    title: str,
+    measure: Callable[[argparse.Namespace, pathlib.Path], dict[str, Any]],
+    lines: Callable[[dict[str, Any], str], list[str]],
+) -> int:
+    """Measure what is missing in headroom-SYSTEM.json and write the tables of headroom-SYSTEM.md;
+    returns the exit code."""
+    folder, stem = pathlib.Path(args.out), f"headroom-{system}"
+    try:
+        found = measure(args, folder / f"{stem}.json")
+        write_tables(folder / f"{stem}.md", system, title, lines(found, args.scale))
+    except UserError as problem:
+        print(f"benchmarks.headroom_{system}: {problem}", file=sys.stderr)
+        return 2
+    return 0

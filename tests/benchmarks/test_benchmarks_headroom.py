@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from tiny import M, close, simulation, start
 
-from benchmarks import headroom, headroom_page, oracle
+from benchmarks import headroom, headroom_page, oracle, pages
 from benchmarks.headroom_runs import SCALES, Variant, data_of, federation, goals, run_variants
 from benchmarks.headroom_runs import simulation as compiled_for
 from fedjax_sim.local.score import mean_loss
@@ -174,7 +174,7 @@ def test_smoke_run_and_its_page(tmp_path, monkeypatch):
     monkeypatch.setitem(headroom.SCALES, "smoke", small)
     main = lambda *more: headroom.main(["--scale", "smoke", "--out", str(tmp_path), *more])
     (tmp_path / "headroom.md").write_text(
-        f"before\n{headroom_page.BEGIN}\nearlier tables\n{headroom_page.END}\nafter\n"
+        "before\n{}\nearlier tables\n{}\nafter\n".format(*pages.marks("fedpolicy"))
     )
     main()
     page, lines = (tmp_path / "headroom.md").read_text(), tmp_path / "headroom-smoke.jsonl"
