@@ -9,6 +9,7 @@ ROOT = Path(__file__).resolve().parent.parent
 project = "fedjax_sim"
 version = release = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 extensions = ["myst_parser"]
+suppress_warnings = ["myst.header"]  # files of `fedjax-sim paper` begin at the second level
 root_doc = "index"  # README.md and the tables of contents, which a code host would show as text
 exclude_patterns = ["_build", "README.md"]
 myst_heading_anchors = 3  # links to headings, as on a code host

@@ -90,6 +90,15 @@ def test_links_lead_somewhere(page):
             }, target
 
 
+def test_every_page_is_in_the_table_of_contents():
+    """Sphinx warns of a page in no toctree, and `make docs` then fails."""
+    docs = ROOT / "docs"
+    blocks = re.findall(r"^```{toctree}\n(.*?)^```", (docs / "index.md").read_text(), re.M | re.S)
+    listed = {line for block in blocks for line in block.splitlines() if line[:1] not in ("", ":")}
+    pages = {str(p.relative_to(docs).with_suffix("")) for p in ALL_PAGES if docs in p.parents}
+    assert listed == pages - {"README", "index"}
+
+
 def python_blocks(page: pathlib.Path) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```", page.read_text(), re.M | re.S)
 
