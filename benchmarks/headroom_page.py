@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy import stats
 
 from benchmarks.headroom_runs import GOALS, Scale
+from fedjax_sim.runner.figures import half_width
 
 BEGIN, END = "<!-- tables of fedpolicy: begin -->", "<!-- tables of fedpolicy: end -->"
 TITLES = {
@@ -49,9 +49,8 @@ def paired(mine: dict[int, float | None], base: dict[int, float | None]) -> Diff
     if not apart:
         return None
     count = len(apart)
-    spread = float(np.std(apart, ddof=1)) if count > 1 else np.inf
-    quantile = float(stats.t.ppf(0.975, count - 1)) if count > 1 else np.inf
-    return Difference(float(np.mean(apart)), quantile * spread / np.sqrt(count), count)
+    half = half_width(apart) if count > 1 else np.inf
+    return Difference(float(np.mean(apart)), half, count)
 
 
 class Found:

@@ -21,8 +21,7 @@ from fedjax_sim.data.sources import load
 from fedjax_sim.engine.layout import place
 from fedjax_sim.engine.records import make_data
 from fedjax_sim.engine.simulation import start
-
-T95 = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 9: 2.26}
+from fedjax_sim.runner.figures import half_width
 
 
 def images(name: str, data_dir: str | None, pool: int) -> tuple[np.ndarray, ...]:
@@ -117,10 +116,7 @@ def paired(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float
     (1.0, 1.24)
     """
     differ = np.asarray(ours, float) - np.asarray(theirs, float)
-    if len(differ) < 2:
-        return float(differ.mean()), float("nan")
-    spread = differ.std(ddof=1) / np.sqrt(len(differ))
-    return float(differ.mean()), float(T95.get(len(differ) - 1, 1.96) * spread)
+    return float(differ.mean()), half_width(differ)
 
 
 def table(found: Mapping[str, Sequence[float]], reference: str) -> list[str]:

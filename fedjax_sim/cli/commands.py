@@ -193,7 +193,7 @@ def run_experiment(args: argparse.Namespace, method: str, settings: dict[str, An
     else:
         again = the_same(args, out) if args.seeds > 1 else ""
         results = many.run_all(
-            setups, args.seeds, out, args.seeds_mode, again=again, **output(args)
+            setups, args.seeds, out, args.seeds_mode, resume_command=again, **output(args)
         )
         label = lambda i: method
     tables([r.summary | {"method": label(i)} for i, r in enumerate(results)], args.seeds)
@@ -273,7 +273,7 @@ def compare(args: argparse.Namespace) -> int:
         differs = api.differing({entry: several[0] for entry, several in setups.items()})
         say("\n".join(text.differing_lines(differs)))
         return 0
-    more = dict(before=before, again=the_same(args, out), **output(args))
+    more = dict(before=before, resume_command=the_same(args, out), **output(args))
     done = api.run_compared(setups, args.seeds, out, args.seeds_mode, **more)
     say("\n".join(text.differing_lines(done.differs)))
     tables(done.summaries, args.seeds)

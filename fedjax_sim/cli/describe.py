@@ -36,8 +36,8 @@ def report(setup: Setup) -> str:
                 f"  client state: {size(f['client_state'])} (N x {size(f['per_client'])});"
                 f" estimated peak memory: {size(f['peak'])} (runtime {size(f['runtime'])}, program"
                 f" {size(f['program'])}, state {size(f['state'])}, data {size(f['data'])} per"
-                f" device, {f['lanes']} training lanes of {size(f['lane'])}, logs"
-                f" {size(f['logs'])})"
+                f" device, {f['side_by_side']} clients side by side of {size(f['training'])} each,"
+                f" logs {size(f['logs'])})"
             ),
             f"  per round: {size(f['down'])} down{' at most' if f['controlled'] else ''},"
             f" {size(f['up'])} up, {f['steps']:.0f} steps on average; layout: {sim.layout.devices}"
@@ -100,8 +100,8 @@ def fits_line(found: dict[str, Any]) -> str:
         return f"  {word} {where}: {needs}, of {has}"
     return (
         f"  {word} {where}: {size(found['needed'])} of {has} (arguments {size(found['arguments'])}"
-        f" + scratch {size(found['scratch'])} + results {size(found['results'])} - given away"
-        f" {size(found['given_away'])})"
+        f" + scratch {size(found['scratch'])} + results {size(found['results'])} - donated"
+        f" {size(found['donated'])})"
     )
 
 

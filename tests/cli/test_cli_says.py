@@ -177,7 +177,7 @@ def test_the_estimated_peak_counts_runtime_and_program(capsys):
     ("method", "model"), [("fedavg", "lenet5"), ("ditto", "cnn4"), ("fedavg", "mlp")]
 )
 def test_the_estimated_arrays_are_those_of_the_compiler(method, model):
-    """State and data are the program's arguments; a training lane is most of its scratch memory."""
+    """State and data are the program's arguments; training a client is most of its scratch."""
     import jax.numpy as jnp
     import numpy as np
 
@@ -197,7 +197,7 @@ def test_the_estimated_arrays_are_those_of_the_compiler(method, model):
     assert estimated["state"] + estimated["data"] == pytest.approx(
         analysis.argument_size_in_bytes, rel=0.15
     )
-    assert estimated["lane"] == pytest.approx(
+    assert estimated["training"] == pytest.approx(
         analysis.temp_size_in_bytes, rel=0.2 if model != "mlp" else 1.5
     )
 

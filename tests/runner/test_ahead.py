@@ -169,11 +169,11 @@ def test_fits_from_the_compilers_account(stand_in, name):
     assert found["fits"] and found["memory"] == DEVICES["v5e"].memory
     assert (
         found["needed"]
-        == found["arguments"] + found["scratch"] + found["results"] - found["given_away"]
+        == found["arguments"] + found["scratch"] + found["results"] - found["donated"]
     )
     many, stored = found["devices"], accelerators.state_like(setup.simulation, setup.net)
     state_bytes = tree_bytes(stored._replace(clients=())) + tree_bytes(stored.clients) // many
-    assert found["given_away"] == state_bytes  # the whole state, and nothing else
+    assert found["donated"] == state_bytes  # the whole state, and nothing else
     data = tree_bytes(jax.eval_shape(lambda d: d, setup.simulation.data))
     assert state_bytes + 0.9 * data <= found["arguments"] <= state_bytes + data + 64
 
