@@ -138,7 +138,7 @@ PICTURES: dict[str, Picture] = {
         embeddings, lambda w: all(EMBEDDED in s for s in w.states.values()), (EMBEDDED, WHO, HEADS)
     ),
     "evolution": Picture(
-        lambda w, path: policy.evolution(w.groups, path), lambda w: policy.steered(w.groups)
+        lambda w, path: policy.evolution(w.groups, path), lambda w: policy.controlled(w.groups)
     ),
     "heat-maps": Picture(
         lambda w, path: policy.heat_maps(w.groups, path, w.client),
@@ -159,7 +159,7 @@ PICTURES: dict[str, Picture] = {
         lambda w: any("reward" in run.rounds for run in runs(w)),
     ),
     "shares": Picture(
-        lambda w, path: policy.summary(w.groups, path), lambda w: policy.steered(w.groups)
+        lambda w, path: policy.summary(w.groups, path), lambda w: policy.controlled(w.groups)
     ),
 }
 

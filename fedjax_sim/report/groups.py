@@ -58,6 +58,9 @@ ASIDE = (
 )
 
 
+Curve = tuple[np.ndarray, np.ndarray, np.ndarray]  # x, mean, standard deviation
+
+
 @dataclasses.dataclass(frozen=True)
 class Group:
     """Seeds of one label in one scene."""
@@ -66,9 +69,7 @@ class Group:
     scene: str
     runs: tuple[Run, ...]
 
-    def series(
-        self, column: str, place: Callable[[Run, np.ndarray], np.ndarray]
-    ) -> tuple[np.ndarray, ...]:
+    def series(self, column: str, place: Callable[[Run, np.ndarray], np.ndarray]) -> Curve:
         """(x, mean, std) of an evaluated column over seeds, at the rounds evaluated in every
         seed."""
         points = [(run, *run.points(column)) for run in self.runs]
@@ -83,7 +84,7 @@ class Group:
             spread(values),
         )
 
-    def per_round(self, column: Callable[[Run], np.ndarray]) -> tuple[np.ndarray, ...]:
+    def per_round(self, column: Callable[[Run], np.ndarray]) -> Curve:
         """(rounds, mean, std) over seeds of a value per round, up to the shortest run."""
         values = [column(run) for run in self.runs]
         least = min(map(len, values))
