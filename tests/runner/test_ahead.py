@@ -50,10 +50,7 @@ def stand_in(monkeypatch):
             ["--dry-run", "--device", "v5e:big"],
             "topology 'big' of device 'v5e:big' cannot be read; use v5e:2x2",
         ),
-        (
-            ["--device", "v5e"],
-            "--device is asked with --dry-run; a run takes the devices that JAX sees",
-        ),
+        (["--device", "v5e"], "--device needs --dry-run; a run uses the devices that JAX finds"),
         (
             ["--dry-run", "--device", "v5e", "--devices", "2"],
             "devices 2 does not fit device 'v5e', which is 1",
@@ -64,7 +61,7 @@ def stand_in(monkeypatch):
         ),
         (
             ["--dry-run", "--device", "v5e", "--vmap", "lr=0.1,0.2"],
-            "--device is about one run, not several side by side",
+            "--device is for one run, not several side by side",
         ),
     ],
 )
