@@ -72,7 +72,8 @@ def _keys_in_source(module: str, variable: str) -> list[str]:
         if any(isinstance(target, ast.Name) and target.id == variable for target in targets):
             value = line.value
             items = value.keys if isinstance(value, ast.Dict) else getattr(value, "elts", [])
-            found = [item.value for item in items if isinstance(item, ast.Constant)]
+            values = [item.value for item in items if isinstance(item, ast.Constant)]
+            found = [value for value in values if isinstance(value, str)]
             return found if len(found) == len(items) else []
     return []
 
