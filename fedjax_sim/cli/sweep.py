@@ -19,7 +19,7 @@ from fedjax_sim.sweeps.local import Local
 from fedjax_sim.sweeps.on_ray import OnRay
 from fedjax_sim.sweeps.plan import Job
 from fedjax_sim.sweeps.queue import Launcher, command, end_with_parent, work_off
-from fedjax_sim.sweeps.table import Table, results, tell
+from fedjax_sim.sweeps.table import Table, emit, results
 from fedjax_sim.sweeps.work import Worker
 
 LAUNCHERS: dict[str, Callable[..., Launcher]] = {"local": Local, "ray": OnRay}
@@ -75,7 +75,7 @@ def list_job(job: Job, folder: Folder, json: bool) -> None:
     status = folder.status(job)
     if json:
         which = dict(run=job.name, index=job.index, method=job.experiment.method.name)
-        tell(status, **which, point=job.point)
+        emit(status, **which, point=job.point)
         return
     settings = ", ".join(f"{k} {plan.as_text(v)}" for k, v in job.point.items())
     print(f"{job.index:5d}  {job.name}  {status}  {settings}".rstrip())
@@ -115,7 +115,7 @@ def show(args: argparse.Namespace, jobs: list[Job], folder: Folder) -> int:
     written, status = write_results(folder, jobs), [folder.status(job) for job in jobs]
     number = {name: status.count(name) for name in (DONE, FAILED, DAMAGED)}
     if args.json:
-        tell("end", runs=len(jobs), **number, results=str(written))
+        emit("end", runs=len(jobs), **number, results=str(written))
     else:
         table = (
             pivots.written(jobs, folder, args.pivot, args.read)

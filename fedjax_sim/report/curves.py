@@ -16,10 +16,10 @@ from fedjax_sim.report.runs import Run, smooth
 
 GLOBAL = "global model, test set"
 OVER_CLIENTS = {
-    "client": "clients, each with its own model, mean",
+    "client": "clients, each with the model it predicts with, mean",
     "resident": "clients, each with its resident model, mean",
-    "personal_at_global": "clients' own models on the test set, mean",
-    "personal_at_train": "clients' own models on their training rows, mean",
+    "personal_at_global": "models that clients predict with, on the test set, mean",
+    "personal_at_train": "models that clients predict with, on their training rows, mean",
     "global_at_clients": "global model on clients' rows, mean",
     "before": "participants before local training",
     "after": "participants after local training",

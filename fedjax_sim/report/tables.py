@@ -181,12 +181,16 @@ def written(groups: Sequence[Group], plus: str, bold: str) -> tuple[list[str], l
     return head, rows
 
 
-def markdown(groups: Sequence[Group]) -> str:
+def markdown_lines(rows: Sequence[Sequence[str]]) -> list[str]:
+    """A Markdown table of cells, the head first."""
     escape = lambda text: text.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;")
-    head, rows = written(groups, "±", "**{}**")
     line = lambda cells: "| " + " | ".join(map(escape, cells)) + " |"
-    rule = "|---|" + "---:|" * (len(head) - 1)
-    return "\n".join([line(head), rule, *map(line, rows)]) + "\n"
+    return [line(rows[0]), "|---|" + "---:|" * (len(rows[0]) - 1), *map(line, rows[1:])]
+
+
+def markdown(groups: Sequence[Group]) -> str:
+    head, rows = written(groups, "±", "**{}**")
+    return "\n".join(markdown_lines([head, *rows])) + "\n"
 
 
 TEX = {c: f"\\{c}" for c in "&%$#_{}"} | {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -37,14 +38,21 @@ def duration(seconds: float) -> str:
     return f"{first}:{rest:02d} min" if first < 60 else f"{first // 60}:{first % 60:02d} h"
 
 
-def columns(rows: list[list[str]]) -> str:
-    """A text table: the head, a rule, the rows; the first column is flush left, the others
-    right."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    line = lambda row: "  ".join(
-        [row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))]
-    )
-    return "\n".join([line(rows[0]), line(["-" * w for w in widths]), *map(line, rows[1:])])
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of a text table: the first column is flush left, the others right.
+
+    >>> aligned([["", "x"], ["name", "1.0"]])
+    ['        x', 'name  1.0']
+    """
+    first, *others = (max(map(len, column)) for column in zip(*rows, strict=True))
+    line = lambda row: [row[0].ljust(first), *map(str.rjust, row[1:], others)]
+    return ["  ".join(line(row)).rstrip() for row in rows]
+
+
+def columns(rows: Sequence[Sequence[str]]) -> str:
+    """A text table: the head, a rule, the rows."""
+    rule = ["-" * max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(aligned([rows[0], rule, *rows[1:]]))
 
 
 def compared(summaries: list[dict[str, Any]]) -> dict[str, tuple[str, About]]:

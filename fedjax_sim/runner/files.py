@@ -120,10 +120,6 @@ def csv_bytes(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> byte
     return text.getvalue().encode()
 
 
-def read_csv(path: pathlib.Path) -> list[dict[str, str]]:
-    return csv_rows(path.read_bytes())
-
-
 def csv_rows(content: bytes) -> list[dict[str, str]]:
     """The rows of a CSV file; ValueError if it is not one."""
     try:

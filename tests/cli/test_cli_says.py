@@ -281,7 +281,7 @@ def test_client_figures_say_which_rows_they_stand_on(tmp_path, capsys):
     assert f"client mean (%; val, {rows['least']}–{rows['most']} rows)" in tables.markdown(groups)
     assert (
         curves.title_of("client_mean", groups)
-        == f"clients, each with the model that it uses, mean ({text})"
+        == f"clients, each with the model it predicts with, mean ({text})"
     )
 
 

@@ -454,7 +454,7 @@ def test_a_task_leaves_a_finished_run_without_checkpoints_alone(capsys):
     shutil.rmtree(run / "checkpoints")
     (run / "summary.json").unlink()
     before = {p.name: p.read_bytes() for p in run.iterdir()}
-    assert "it is left as it is" in refused(capsys, *task)
+    assert "it is left unchanged" in refused(capsys, *task)
     assert {p.name: p.read_bytes() for p in run.iterdir()} == before
 
 
