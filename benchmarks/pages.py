@@ -6,9 +6,9 @@ import pathlib
 from collections.abc import Iterable, Sequence
 
 import numpy as np
-from scipy import stats
 
 from fedjax_sim.errors import UserError
+from fedjax_sim.runner.figures import half_width
 
 
 def interval(differences: Sequence[float]) -> tuple[float, float]:
@@ -18,11 +18,8 @@ def interval(differences: Sequence[float]) -> tuple[float, float]:
     >>> tuple(round(value, 2) for value in interval([1.0, 0.5, 1.5]))
     (1.0, 1.24)
     """
-    count = len(differences)
-    if count < 2:
-        return float(np.mean(differences)), float("inf")
-    quantile = stats.t.ppf(0.975, count - 1)
-    return float(np.mean(differences)), float(quantile * stats.sem(differences))
+    half = half_width(differences) if len(differences) > 1 else float("inf")
+    return float(np.mean(differences)), half
 
 
 def marks(name: str) -> tuple[str, str]:

@@ -351,7 +351,7 @@ def compare(
     objects |= {name: settings.pop(name, None) for name in ("optimizer", "loss")}
     setups = set_ups(methods, settings, seeds, **objects)
     more: dict[str, Any] = dict(progress=progress, sinks=sinks)
-    return run_compared(setups, seeds, folder, again="the same call of compare", **more)
+    return run_compared(setups, seeds, folder, resume_command="the same call of compare", **more)
 
 
 def run_compared(

@@ -13,7 +13,7 @@ from fedjax_sim.methods import controlled
 
 
 def train_across(args: argparse.Namespace, method: str, settings: dict[str, Any]) -> int:
-    """Tune, search, score; the same command with the same --out goes on."""
+    """Tune, search, score; the same command with the same --out resumes."""
     from fedjax_sim.runner.across.evolve import train_over
     from fedjax_sim.runner.compilation import start_jax
 

@@ -1,9 +1,9 @@
-"""What each command does: read options, start JAX, call `api`, print. JAX is imported on the way,
-not before."""
+"""The commands: read options, start JAX, call `api`, print. JAX is imported only when needed."""
 
 from __future__ import annotations
 
 import argparse
+import pathlib
 import shlex
 import sys
 from typing import Any
@@ -23,12 +23,12 @@ def note(text: str) -> None:
     print(text, file=sys.stderr)
 
 
-_for_programs = False  # --json: the standard output has JSON lines and nothing else
+_json = False  # --json: the standard output has only JSON lines
 
 
 def say(text: str) -> None:
-    """Print, once: of several processes only the first speaks."""
-    if text and not _for_programs and first_process():
+    """Print `text`, in the first process only and not with --json."""
+    if text and not _json and first_process():
         print(text)
 
 
@@ -39,18 +39,18 @@ def first_process() -> bool:
 
 
 def start(experiment: Experiment, args: argparse.Namespace | None = None) -> None:
-    """Before JAX's backend starts: host devices, the other processes, the compilation cache."""
-    global _for_programs
-    _for_programs = getattr(args, "json", False)
+    """Configure JAX before its backend starts: host devices, other processes, compilation cache."""
+    global _json
+    _json = getattr(args, "json", False)
     if args is not None and getattr(args, "device", None):
-        foresee(args)
+        use_cpu_compilers(args)
     from fedjax_sim.runner.compilation import use_compilation_cache, want_host_devices
 
     coordinator = getattr(args, "coordinator", None)
     number, which = getattr(args, "num_processes", None), getattr(args, "process_id", None)
     if coordinator == "auto" and not (number is None and which is None):
         raise UserError(
-            "--coordinator auto finds out how many processes there are; leave --num-processes and"
+            "--coordinator auto finds the number of processes; leave --num-processes and"
             " --process-id out"
         )
     want_host_devices(experiment, number or 1)
@@ -70,15 +70,14 @@ def start(experiment: Experiment, args: argparse.Namespace | None = None) -> Non
     use_compilation_cache()
 
 
-def foresee(args: argparse.Namespace) -> None:
-    """--device: everything here stays on the CPU, and another device's compiler is asked."""
+def use_cpu_compilers(args: argparse.Namespace) -> None:
+    """--device: keep everything on the CPU and only compile for the other device."""
     from fedjax_sim import accelerators
 
     accelerators.parse(args.device)
     if not args.dry_run:
         raise UserError(
-            "--device is asked with --dry-run; a run takes the devices that JAX sees, --devices of"
-            " them"
+            "--device needs --dry-run; a run uses the devices that JAX finds, --devices of them"
         )
     accelerators.quiet_environment()
     import jax
@@ -87,22 +86,22 @@ def foresee(args: argparse.Namespace) -> None:
 
 
 def output(args: argparse.Namespace) -> dict[str, Any]:
-    """Where a run reports while it runs: to the terminal, to programs, to other tools."""
+    """The outputs of a run while it runs: the terminal, JSON lines, other tools."""
     from fedjax_sim.runner.sinks import JsonLines, named
 
     sinks = [*([JsonLines()] if args.json else []), *named(names(args.log))]
     return dict(progress=not args.quiet and not args.json, say=note, sinks=sinks)
 
 
-def the_same(args: argparse.Namespace, out: Any) -> str:
-    """The command line again, with the directory that it took: it resumes everything."""
+def resume_command(args: argparse.Namespace, out: pathlib.Path) -> str:
+    """This command line with its directory: repeating it resumes everything."""
     return shlex.join(["fedjax-sim", *args.argv, *([] if args.out else ["--out", str(out)])])
 
 
 def ready(
     experiment: Experiment, args: argparse.Namespace, given: Any = None, feds: Any = None
 ) -> Any:
-    """One prepared run; on --device, as it would be set up there."""
+    """One prepared run; with --device as it would be set up there."""
     from fedjax_sim.runner import many
 
     if not args.device:
@@ -112,7 +111,7 @@ def ready(
 
     if getattr(args, "vmap", "") or (getattr(args, "seeds", 1) > 1 and args.seeds_mode == "vmap"):
         raise UserError(
-            "--device is about one run, not several side by side; leave --vmap and --seeds-mode"
+            "--device is for one run, not several side by side; leave --vmap and --seeds-mode"
             " vmap out"
         )
     fed = (feds or many.Federations()).of(experiment)
@@ -122,8 +121,8 @@ def ready(
 
 
 def announce(setup: Any, args: argparse.Namespace, data: bool = True) -> None:
-    """What is said before a run; with --dry-run also who has which data (`data`), and for programs
-    the same as numbers."""
+    """Print the description of a run; with --dry-run also that of the data (if `data`), and with
+    --json the numbers."""
     from fedjax_sim.cli import describe
 
     say(describe.report(setup))
@@ -145,7 +144,7 @@ def announce(setup: Any, args: argparse.Namespace, data: bool = True) -> None:
 
 
 def tables(summaries: list[dict[str, Any]], seeds: int) -> None:
-    """What every command prints of its results; the seed is named where there are several."""
+    """Print the tables of results; with the seed if there are several."""
     from fedjax_sim.report import text
 
     name = lambda s: f"{s['method']} seed {s['seed']}" if seeds > 1 else s["method"]
@@ -161,7 +160,7 @@ def run(args: argparse.Namespace) -> int:
 
 def run_experiment(args: argparse.Namespace, method: str, settings: dict[str, Any]) -> int:
     experiment = experiment_of(method, settings)
-    values = read_values(args.vmap) if getattr(args, "vmap", "") else None  # of `run` alone
+    values = read_values(args.vmap) if getattr(args, "vmap", "") else None  # only `run` has it
     out = output_directory(args, method, experiment, args.seeds)
     start(experiment, args)
     from fedjax_sim.report import text
@@ -180,7 +179,7 @@ def run_experiment(args: argparse.Namespace, method: str, settings: dict[str, An
     feds = many.Federations()
     setups = [ready(one, args, None, feds) for one in each]
     if values:
-        many.with_values(setups[0], *values)  # mistakes are said before anything runs
+        many.with_values(setups[0], *values)  # errors come before anything runs
     announce(setups[0], args)
     if args.labels and first_process():
         setups[0].fed.plot(as_path(args.labels))
@@ -191,10 +190,10 @@ def run_experiment(args: argparse.Namespace, method: str, settings: dict[str, An
         results = many.run_all_values(setups, args.seeds, *values, out, **output(args))
         label = lambda i: f"{method} {values[0]}={values[1][i % len(values[1])]}"
     else:
-        again = the_same(args, out) if args.seeds > 1 else ""
-        results = many.run_all(
-            setups, args.seeds, out, args.seeds_mode, again=again, **output(args)
+        more = output(args) | dict(
+            resume_command=resume_command(args, out) if args.seeds > 1 else ""
         )
+        results = many.run_all(setups, args.seeds, out, args.seeds_mode, **more)
         label = lambda i: method
     tables([r.summary | {"method": label(i)} for i, r in enumerate(results)], args.seeds)
     if args.seeds > 1 and not values:
@@ -208,8 +207,7 @@ def run_experiment(args: argparse.Namespace, method: str, settings: dict[str, An
 
 
 def train(args: argparse.Namespace) -> int:
-    """`run` for the sake of an agent, the method's or a transform's, and what that run is good
-    for."""
+    """`run` to train an agent, the method's or a transform's; prints how to use it."""
     method = method_of(args)
     settings = settings_of(args, method)
     if args.over:
@@ -239,7 +237,9 @@ def train(args: argparse.Namespace) -> int:
     if not args.dry_run:
         number = experiment.training.seed
         first = args.out if args.seeds == 1 else f"{args.out}/seed-{number}"
-        seed = f" --seed {number}" if number else ""  # what it saw are models: the same weights
+        seed = (
+            f" --seed {number}" if number else ""
+        )  # the agent saw models with these initial weights
         around = "".join(f" --transform {text}" for text in chosen.transforms)
         say(
             f"use it with: fedjax-sim run {method}{around}{seed} --start-from"
@@ -273,7 +273,7 @@ def compare(args: argparse.Namespace) -> int:
         differs = api.differing({entry: several[0] for entry, several in setups.items()})
         say("\n".join(text.differing_lines(differs)))
         return 0
-    more = dict(before=before, again=the_same(args, out), **output(args))
+    more = dict(before=before, resume_command=resume_command(args, out), **output(args))
     done = api.run_compared(setups, args.seeds, out, args.seeds_mode, **more)
     say("\n".join(text.differing_lines(done.differs)))
     tables(done.summaries, args.seeds)
@@ -312,16 +312,16 @@ def resume(args: argparse.Namespace) -> int:
     method = stored.experiment.method.name
     if method not in METHODS and not stored.found.custom_method:
         raise UserError(
-            f"'{path}' was run with '{method}', a method of a file; name that file with --import"
+            f"'{path}' was run with '{method}', a method from a file; name the file with --import"
             " FILE.py"
         )
     devices = stored.resolved.get("devices", stored.experiment.compute.devices)
     start(stored.experiment.replace(devices=devices), args)
     from fedjax_sim import api
 
-    how = output(args)
-    how["log"] = how.pop("sinks")
-    result = api.resume(path, args.rounds, data_dir=args.data_dir, **how)
+    more = output(args)
+    more["log"] = more.pop("sinks")
+    result = api.resume(path, args.rounds, data_dir=args.data_dir, **more)
     tables([result.summary], 1)
     say(f"run directory: {path}")
     return 0
@@ -371,9 +371,9 @@ def export(args: argparse.Namespace) -> int:
         raise UserError(f"'{shown(str(out), 200)}' exists already; choose another --out")
     file = exporting.export(as_path(args.directory), out, args.client, data_dir=args.data_dir)
     text = exporting.example(file)
-    beside = file.with_name(f"use_{file.stem.replace('-', '_')}.py")
-    write_bytes(beside, text.encode())
-    print(f"{text}\nwritten: {file}, {beside}; a run starts from it with --init {file}")
+    script = file.with_name(f"use_{file.stem.replace('-', '_')}.py")
+    write_bytes(script, text.encode())
+    print(f"{text}\nwritten: {file}, {script}; a run starts from it with --init {file}")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""What the command line says of a run before it starts: sizes, layout, parts of a round."""
+"""The description of a run before it starts: sizes, layout, stages of a round."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def report(setup: Setup) -> str:
                 f"  client state: {size(f['client_state'])} (N x {size(f['per_client'])});"
                 f" estimated peak memory: {size(f['peak'])} (runtime {size(f['runtime'])}, program"
                 f" {size(f['program'])}, state {size(f['state'])}, data {size(f['data'])} per"
-                f" device, {f['lanes']} training lanes of {size(f['lane'])}, logs"
-                f" {size(f['logs'])})"
+                f" device, {f['side_by_side']} clients side by side of {size(f['training'])} each,"
+                f" logs {size(f['logs'])})"
             ),
             f"  per round: {size(f['down'])} down{' at most' if f['controlled'] else ''},"
             f" {size(f['up'])} up, {f['steps']:.0f} steps on average; layout: {sim.layout.devices}"
@@ -53,7 +53,7 @@ def report(setup: Setup) -> str:
             ),
             f"  clients are scored on {on_rows(setup.resolved)}"
             + (
-                ": training accuracies, nobody has validation or test rows"
+                ": training accuracies, since clients have no validation or test rows"
                 if sim.client_split == "train"
                 else ""
             ),
@@ -62,8 +62,8 @@ def report(setup: Setup) -> str:
 
 
 def task_lines(setup: Setup) -> list[str]:
-    """What a run's task is, where it is not classification, and its vocabulary; what trains, where
-    it is not SGD."""
+    """Lines about the task if it is not classification, the vocabulary, and the optimiser if it is
+    not SGD."""
     fed, config = setup.fed, setup.experiment
     lines = []
     if fed.task != "classification":
@@ -86,27 +86,27 @@ def task_lines(setup: Setup) -> list[str]:
 
 
 def fits_line(found: dict[str, Any]) -> str:
-    """What `runner.ahead.fits` found."""
+    """The result of `runner.ahead.fits` as a line."""
     where = (
         f"each of {found['devices']} x {found['title']}" if found["devices"] > 1 else found["title"]
     )
-    has, word = size(found["memory"]), "fits" if found["fits"] else "does not fit"
+    has, verdict = size(found["memory"]), "fits" if found["fits"] else "does not fit"
     if found["arguments"] is None:
         needs = (
             f"its compiler needs {size(found['needed'])}"
             if found["needed"]
             else "its compiler finds no room"
         )
-        return f"  {word} {where}: {needs}, of {has}"
+        return f"  {verdict} {where}: {needs}, of {has}"
     return (
-        f"  {word} {where}: {size(found['needed'])} of {has} (arguments {size(found['arguments'])}"
-        f" + scratch {size(found['scratch'])} + results {size(found['results'])} - given away"
-        f" {size(found['given_away'])})"
+        f"  {verdict} {where}: {size(found['needed'])} of {has} (arguments"
+        f" {size(found['arguments'])} + scratch {size(found['scratch'])} + results"
+        f" {size(found['results'])} - donated {size(found['donated'])})"
     )
 
 
 def stage_table(setup: Setup, seconds: dict[str, float], repeats: int) -> str:
-    """Seconds and bytes of each part of a round; see `runner.profile`."""
+    """Seconds and bytes of each stage of a round as a table; see `runner.profile`."""
     sizes, whole = facts(setup), seconds["round (fused, no evaluation)"]
     rows = [
         f"{setup.experiment.method.name}: one round of {setup.participation.high} clients, best of"

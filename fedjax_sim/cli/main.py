@@ -1,10 +1,8 @@
-"""The entry point of the command line, and its one boundary: a failure that can be expected is one
-sentence and exit code 2.
+"""The entry point of the command line. An expected failure is one sentence and exit code 2.
 
-Expected is bad input (`UserError`), and everything that reading, allocating and writing may meet:
-no such file, no permission, a full disk, a name too long, no memory, damaged or hostile files.
-Anything else is a mistake of the program and keeps its traceback. FEDJAX_SIM_TRACEBACK=1 shows the
-traceback of expected failures too.
+Expected are bad input (`UserError`) and failures of reading, allocating and writing: no such file,
+no permission, a full disk, a name too long, no memory, damaged or hostile files. Anything else is a
+bug and keeps its traceback. FEDJAX_SIM_TRACEBACK=1 shows the traceback of expected failures too.
 """
 
 from __future__ import annotations
@@ -17,14 +15,14 @@ from fedjax_sim.cli.parser import make_parser
 from fedjax_sim.errors import UserError, expected
 from fedjax_sim.options import shown
 
-LONGEST = 900  # characters of a sentence
+LONGEST = 900  # characters of an error message
 
 
 def main(argv: list[str] | None = None) -> int:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     argv = sys.argv[1:] if argv is None else argv
     try:
-        if any("\0" in word for word in argv):
+        if any("\0" in argument for argument in argv):
             raise UserError("an argument holds a zero byte")
         args = make_parser().parse_args(argv)
         for file in getattr(args, "imports", ()):

@@ -1,5 +1,5 @@
-"""The commands and their options. Settings of a run come from their declarations in `experiment`,
-lists of names from the registries; nothing heavy here."""
+"""The parser of the command line. Settings of a run come from their declarations in `experiment`,
+lists of names from the registries; it imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -30,28 +30,28 @@ EXAMPLES = """examples:
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse, but a mistake is one sentence and exit code 2."""
+    """argparse with one-sentence errors, exit code 2."""
 
     def error(self, message: str) -> Any:
         raise UserError(f"{options.shown(message, 400)} (see {self.prog} --help)")
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        for word in args or ():
-            if re.fullmatch(r"--[\w-]+=--", word):  # argparse would take the value away
-                raise UserError(f"{word[:-3]} '--' is not a value (see {self.prog} --help)")
+        for argument in args or ():
+            if re.fullmatch(r"--[\w-]+=--", argument):  # argparse would drop the value
+                raise UserError(f"{argument[:-3]} '--' is not a value (see {self.prog} --help)")
         found, rest = self.parse_known_args(args, namespace)
         if rest:
             command = f"{self.prog} {getattr(found, 'command', '')}".strip()
-            word = rest[0].partition("=")[0]
-            close = difflib.get_close_matches(word, self.flags(getattr(found, "command", "")), 1)
+            flag = rest[0].partition("=")[0]
+            close = difflib.get_close_matches(flag, self.flags(getattr(found, "command", "")), 1)
             hint = f" (did you mean '{close[0]}'?)" if close else ""
             raise UserError(
-                f"'{options.shown(word)}' is not an option of {command}{hint}; see {command} --help"
+                f"'{options.shown(flag)}' is not an option of {command}{hint}; see {command} --help"
             )
         return found
 
     def flags(self, command: str) -> list[str]:
-        """The options of one of its commands."""
+        """The options of a command."""
         inner = [
             a.choices[command]
             for a in self._actions
@@ -61,13 +61,11 @@ class Parser(argparse.ArgumentParser):
 
 
 class Help(argparse.RawDescriptionHelpFormatter):
-    """`{models}` in a help text becomes the names in that registry; looked up only when help is
-    asked for."""
+    """Replaces `{models}` in a help text by the names in that registry, only when help is shown."""
 
     def _split_lines(self, text: str, width: int) -> list[str]:
-        return textwrap.wrap(
-            " ".join(text.split()), width, break_on_hyphens=False
-        )  # names with a hyphen stay whole
+        # names with a hyphen stay whole
+        return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
 
     def _get_help_string(self, action: argparse.Action) -> str:
         return re.sub(
@@ -76,7 +74,7 @@ class Help(argparse.RawDescriptionHelpFormatter):
 
 
 def read(converter: Callable[[str], Any]) -> Callable[[str], Any]:
-    """A converter of `options` for argparse: its reason becomes the sentence."""
+    """A converter of `options` for argparse, with its error message."""
 
     def convert(text: str) -> Any:
         try:
@@ -87,9 +85,9 @@ def read(converter: Callable[[str], Any]) -> Callable[[str], Any]:
     return convert
 
 
-COUNT = read(options.at_most(2**31 - 1, options.whole))  # what is counted in 32 bits
+COUNT = read(options.at_most(2**31 - 1, options.whole))  # fits 32 bits
 POSITIVE = read(options.at_least(1, options.at_most(2**31 - 1, options.whole)))
-# settings of a run with its rounds and its directory; what measures one round has no use for them
+# settings that need rounds and a run directory; `profile` has neither
 OF_A_RUN = ("eval_every", "personal_every", "checkpoint_every", "keep")
 
 
@@ -111,10 +109,9 @@ def several(group: Any, flag: str, metavar: str, help: str, dest: str) -> None:
 
 # ---- settings of a run ---------------------------------------------------------------------------
 def add_settings(parser: argparse.ArgumentParser, whole_run: bool = True) -> dict[str, Any]:
-    """Every setting of a run as it is declared, in a group per part; without those `OF_A_RUN` for a
-    command that runs no rounds.
+    """Add every declared setting of a run, in a group per part; `OF_A_RUN` only for a whole run.
 
-    What is not given is not among the parsed options. Text becomes values in the experiment.
+    Options that are not given are absent after parsing. The experiment converts text to values.
     """
     groups: dict[str, Any] = {}
     for part, kind in PARTS.items():
@@ -123,20 +120,20 @@ def add_settings(parser: argparse.ArgumentParser, whole_run: bool = True) -> dic
             if one.flag == "" or (key in OF_A_RUN and not whole_run):
                 continue
             flag = f"--{(one.flag or key).replace('_', '-')}"
-            how: dict[str, Any] = dict(dest=key, default=argparse.SUPPRESS)
+            more: dict[str, Any] = dict(dest=key, default=argparse.SUPPRESS)
             if isinstance(default, bool) and one.kind.text(default) is default:
-                groups[part].add_argument(flag, action="store_true", help=one.help, **how)
+                groups[part].add_argument(flag, action="store_true", help=one.help, **more)
                 continue
-            how |= dict(action="append") if one.flag == "transform" else {}
+            more |= dict(action="append") if one.flag == "transform" else {}
             usual = default_text(one, default)
-            groups[part].add_argument(flag, metavar=one.metavar, help=one.help + usual, **how)
+            groups[part].add_argument(flag, metavar=one.metavar, help=one.help + usual, **more)
     help = (
         "option of a method, of its agent ({agents}), of the model, or of the loss, e.g."
         " fedavg.weights=uniform, fedpolicy.agent.lr=0.01, model.stem=cifar, loss.gamma=1; may be"
         " repeated"
     )
     several(groups["method"], "--set", "NAME.OPTION=VALUE", help, "sets")
-    help = "settings of a published experiment, each of which may be given as well: {presets}"
+    help = "settings of a published experiment, which other options override: {presets}"
     text(parser, "--preset", "NAME", help)
     return groups
 
@@ -152,39 +149,39 @@ def default_text(one: Setting, default: Any) -> str:
 def add_run(parser: argparse.ArgumentParser, whole_run: bool = True) -> None:
     """The options of a command that runs one or several experiments."""
     groups = add_settings(parser, whole_run)
-    how = groups["compute"]
+    group = groups["compute"]
     if whole_run:
         seeds = groups["training"]
         count(seeds, "--seeds", "K", "K runs with seeds s, s+1, …; one compilation", 1)
         help = "one seed after another (default), or side by side in one program"
         seeds.add_argument("--seeds-mode", choices=("loop", "vmap"), default="loop", help=help)
-        text(how, "--out", "DIR", "run directory (default: a new one under runs/)")
-        switch(how, "--quiet", "no progress")
+        text(group, "--out", "DIR", "run directory (default: a new one under runs/)")
+        switch(group, "--quiet", "no progress")
         add_output(parser)
     else:
         help = "also write profile.json there; report draws it (default: only print)"
-        text(how, "--out", "DIR", help)
-    add_processes(how)
-    switch(how, "--dry-run", "print sizes, bytes, memory and steps, and stop")
+        text(group, "--out", "DIR", help)
+    add_processes(group)
+    switch(group, "--dry-run", "print sizes, bytes, memory and steps, and stop")
     help = (
-        "with --dry-run: whether it fits this device, which need not be there: {accelerators}, or a"
-        " mesh such as v5e:2x4"
+        "with --dry-run: whether it fits this device, which this machine need not have:"
+        " {accelerators}, or a mesh such as v5e:2x4"
     )
-    text(how, "--device", "D", help, "")
+    text(group, "--device", "D", help, "")
 
 
-def add_output(how: Any) -> None:
-    help = "progress and results as JSON lines on the standard output, nothing else there"
-    switch(how, "--json", help)
-    help = "where else the numbers go, comma list of {logs}; CSV files are always written"
-    text(how, "--log", "NAMES", help, "")
+def add_output(group: Any) -> None:
+    help = "progress and results as JSON lines on the standard output, and nothing else there"
+    switch(group, "--json", help)
+    help = "also log the numbers to a comma list of {logs}; CSV files are always written"
+    text(group, "--log", "NAMES", help, "")
 
 
-def add_processes(how: Any) -> None:
+def add_processes(group: Any) -> None:
     help = "several processes: address of process 0 (under SLURM or on TPU pods: 'auto')"
-    text(how, "--coordinator", "HOST:PORT", help)
-    count(how, "--num-processes", "P", "several processes: how many")
-    count(how, "--process-id", "i", "several processes: which one this is")
+    text(group, "--coordinator", "HOST:PORT", help)
+    count(group, "--num-processes", "P", "several processes: their number")
+    count(group, "--process-id", "i", "several processes: the number of this one")
 
 
 # ---- commands ------------------------------------------------------------------------------------
@@ -194,7 +191,7 @@ def add_sweep(sweep: Any) -> None:
     text(sweep, "--out", "DIR", "folder of the sweep (default: runs/FILE)")
     help = "runs at a time (default: one per accelerator, or one on all cores)"
     count(sweep, "--workers", "W", help, 0)
-    help = "who runs them: this machine, an array job of SLURM, or a Ray cluster (default: local)"
+    help = "where they run: this machine, a SLURM array job, or a Ray cluster (default: local)"
     sweep.add_argument("--launcher", choices=("local", "slurm", "ray"), default="local", help=help)
     text(sweep, "--slurm", "OPTIONS", "options for sbatch, e.g. --slurm '--partition=gpu -c 4'", "")
     help = (
@@ -206,10 +203,10 @@ def add_sweep(sweep: Any) -> None:
         " rounds_to:50:global_acc (docs/papers.md)"
     )
     text(sweep, "--read", "READING", help, "")
-    switch(sweep, "--gather", "start nothing: results of what has ended so far")
+    switch(sweep, "--gather", "start no runs: collect the results of those that have ended")
     count(sweep, "--task", "i", "run only run number i, in this process")
     switch(sweep, "--dry-run", "list the runs and stop")
-    switch(sweep, "--quiet", "no table of progress")
+    switch(sweep, "--quiet", "no progress table")
     add_output(sweep)
 
 
@@ -218,11 +215,11 @@ def add_paper(paper: Any) -> None:
         dest="what", required=True, metavar="list|run|show", parser_class=Parser
     )
     add = lambda name, help: kinds.add_parser(name, help=help, formatter_class=Help)
-    listing = add("list", "papers and their tables; of a table its rows and columns")
+    listing = add("list", "papers and their tables, or the rows and columns of a table")
     listing.add_argument("tables", metavar="PAPER[:TABLE]", nargs="*")
     for one in (
-        add("run", "run what is missing of a table, and show it"),
-        add("show", "what there is of a table"),
+        add("run", "run the missing cells of a table, and show it"),
+        add("show", "show the finished cells of a table"),
     ):
         help = "as in fedpolicy:T5; see fedjax-sim paper list"
         one.add_argument("tables", metavar="PAPER:TABLE", nargs="+", help=help)
@@ -231,7 +228,7 @@ def add_paper(paper: Any) -> None:
             " (default: paper)"
         )
         text(one, "--scale", "S", help, "paper")
-        help = "comma list of rows (default: those that were published; all: also the extra ones)"
+        help = "comma list of rows (default: the published ones; all: also the extra ones)"
         text(one, "--rows", "NAMES", help, "")
         text(one, "--cols", "NAMES", "comma list of columns, likewise", "")
         help = "seeds 0 … K-1 (default: as the table says)"
@@ -239,8 +236,8 @@ def add_paper(paper: Any) -> None:
         help = "a setting of all runs, e.g. model=lenet5 or fedprox.mu=0.1; may be repeated"
         several(one, "--set", "NAME=VALUE", help, "sets")
         count(one, "--rounds", "T", "rounds of the cells' runs")
-        text(one, "--out", "DIR", "where the papers' folders are (default: runs/papers)")
-        count(one, "--client", "k", "whose picture, where it is of one client")
+        text(one, "--out", "DIR", "folder with a folder per paper (default: runs/papers)")
+        count(one, "--client", "k", "the client, for figures of one client")
         help = "folder with NAME.npz files; also the environment variable FEDJAX_SIM_DATA"
         text(one, "--data-dir", "DIR", help)
         text(one, "--devices", "n", "devices to share the cohort")
@@ -252,10 +249,10 @@ def add_paper(paper: Any) -> None:
 
 def add_files(add: Callable[..., Any]) -> None:
     """Commands about run directories: resume, report, export."""
-    moved = "where the dataset is now, if it moved"
+    moved = "folder of the dataset, if it has moved"
     resume = add("resume", "continue a run directory")
     resume.add_argument("directory", metavar="DIR")
-    count(resume, "--rounds", "T", "new total, to extend the run")
+    count(resume, "--rounds", "T", "new total number of rounds, to extend the run")
     text(resume, "--data-dir", "DIR", moved)
     add_processes(resume)
     switch(resume, "--quiet", "no progress")
@@ -263,11 +260,11 @@ def add_files(add: Callable[..., Any]) -> None:
     report = add("report", "figures (PNG, PDF) and one page (report.html) from run directories")
     help = "run directories, or folders of compare and sweep"
     report.add_argument("directories", metavar="DIR", nargs="+", help=help)
-    text(report, "--out", "DIR", "where the figures go (default: the first directory)")
+    text(report, "--out", "DIR", "folder for the figures (default: the first directory)")
     switch(report, "--no-titles", "no titles above the panels, for papers")
     export = add("export", "a run's model as a file, with an example that loads it")
     export.add_argument("directory", metavar="RUN")
-    help = "what client k predicts with (default: the global model)"
+    help = "export the model of client k (default: the global model)"
     count(export, "--client", "k", help)
     help = "a .npz or .msgpack file (default: global.npz or client-k.npz in RUN)"
     text(export, "--out", "FILE", help)
@@ -277,7 +274,7 @@ def add_files(add: Callable[..., Any]) -> None:
 
 
 def add_import(parser: Any) -> None:
-    help = "a file of yours that registers methods, models, agents or datasets; may be repeated"
+    help = "a Python file that registers methods, models, agents or datasets; may be repeated"
     several(parser, "--import", "FILE.py", help, "imports")
 
 
@@ -297,18 +294,18 @@ def make_parser() -> argparse.ArgumentParser:
     )
     run = add("run", "run one method", epilog=EXAMPLES)
     compare = add("compare", "run several methods on the same draws", epilog=EXAMPLES)
-    profile = add("profile", "seconds and bytes of each part of a round")
-    help = "train a method's agent for later runs, which take it over with --start-from"
+    profile = add("profile", "seconds and bytes of each stage of a round")
+    help = "train a method's agent for later runs, which start from it with --start-from"
     train = add("train", help)
-    sweep = add("sweep", "run a grid of settings; the same command again goes on")
-    help = "published tables and figures, ours beside theirs: paper list | run | show"
+    sweep = add("sweep", "run a grid of settings; the same command resumes it")
+    help = "published tables and figures beside our results: paper list | run | show"
     paper = add("paper", help)
     add_files(add)
-    listing = add("list", "what there is, by name")
+    listing = add("list", "list methods, datasets, models and so on by name")
     for one in (run, profile, train):
-        help = "a method that an agent steers" if one is train else "{methods}"
+        help = "a method with an agent" if one is train else "{methods}"
         one.add_argument("method", metavar="METHOD", nargs="?", help=help)
-    help = "{methods}; with options of its own as in fedprox:mu=0.1,lr=0.05"
+    help = "{methods}; with its own options as in fedprox:mu=0.1,lr=0.05"
     compare.add_argument("methods", metavar="METHOD[:OPTION=VALUE,…]", nargs="+", help=help)
     help = (
         "values of one real setting side by side in one program, a run directory each, e.g."
@@ -324,8 +321,8 @@ def make_parser() -> argparse.ArgumentParser:
         add_run(one, whole_run=one is not profile)
     for one in (run, train):
         help = (
-            "also draw who has how many examples of which class, as .png, .pdf or .svg (see also"
-            " --dry-run)"
+            "also draw the number of examples of each class per client, as .png, .pdf or .svg (see"
+            " also --dry-run)"
         )
         text(one, "--labels", "FILE", help)
     add_sweep(sweep)

@@ -1,8 +1,7 @@
-"""What there is, by name: for `fedjax-sim list` and for the help texts.
+"""The registries of names, for `fedjax-sim list` and for the help texts.
 
-A help text must not wait for JAX, and most registries stand in modules that import it. `names`
-therefore reads the keys of a registry out of its module's source where the module is not imported
-yet; `catalog` imports it.
+A help text must not wait for JAX, and most registries are in modules that import it. `names`
+therefore reads the keys from the source of a module that is not imported yet; `catalog` imports it.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import sys
 
 import fedjax_sim
 
-# what -> (module, variable)
+# registry -> (module, variable)
 REGISTRIES = {
     "methods": ("fedjax_sim.methods", "METHODS"),
     "transforms": ("fedjax_sim.transforms", "TRANSFORMS"),
@@ -36,33 +35,15 @@ REGISTRIES = {
     "accelerators": ("fedjax_sim.accelerators", "DEVICES"),
 }
 LISTED = (
-    "methods",
-    "transforms",
-    "datasets",
-    "models",
-    "partitions",
-    "protocols",
-    "tasks",
-    "losses",
-    "optimizers",
-    "agents",
-    "evaluations",
-    "metrics",
-    "presets",
-    "logs",
+    *("methods", "transforms", "datasets", "models", "partitions", "protocols", "tasks", "losses"),
+    *("optimizers", "agents", "evaluations", "metrics", "presets", "logs"),
 )
-LIGHT = (
-    "methods",
-    "transforms",
-    "metrics",
-    "models",
-    "agents",
-    "presets",
-)  # importing these costs nothing
+# these import no JAX
+LIGHT = ("methods", "transforms", "metrics", "models", "agents", "presets")
 
 
 def names(what: str) -> list[str]:
-    """The names in a registry, in its own order, without importing JAX.
+    """The names in a registry, in its order, without importing JAX.
 
     >>> names("losses")[:2], "fedavg" in names("methods")
     (['ce', 'focal'], True)
@@ -76,8 +57,8 @@ def names(what: str) -> list[str]:
 
 
 def _keys_in_source(module: str, variable: str) -> list[str]:
-    """The text keys (or items) of a dict (or tuple) that a module assigns to `variable`; nothing
-    where it cannot be read."""
+    """The string keys (or items) of the dict (or tuple) that a module assigns to `variable`; [] if
+    they cannot be read."""
     root = pathlib.Path(fedjax_sim.__file__).parent.joinpath(*module.split(".")[1:])
     file = root / "__init__.py" if root.is_dir() else root.with_suffix(".py")
     try:
@@ -85,27 +66,20 @@ def _keys_in_source(module: str, variable: str) -> list[str]:
     except (OSError, SyntaxError):
         return []
     for line in body:
-        targets = (
-            line.targets
-            if isinstance(line, ast.Assign)
-            else [line.target]
-            if isinstance(line, ast.AnnAssign)
-            else []
-        )
+        if not isinstance(line, (ast.Assign, ast.AnnAssign)):
+            continue
+        targets = line.targets if isinstance(line, ast.Assign) else [line.target]
         if any(isinstance(target, ast.Name) and target.id == variable for target in targets):
-            value = line.value  # type: ignore[attr-defined]
+            value = line.value
             items = value.keys if isinstance(value, ast.Dict) else getattr(value, "elts", [])
-            found = [
-                item.value
-                for item in items
-                if isinstance(item, ast.Constant) and isinstance(item.value, str)
-            ]
+            values = [item.value for item in items if isinstance(item, ast.Constant)]
+            found = [value for value in values if isinstance(value, str)]
             return found if len(found) == len(items) else []
     return []
 
 
 def catalog(what: str) -> dict[str, str]:
-    """One registry as name -> one line; methods with their options.
+    """{name: description} of a registry; methods with their options.
 
     >>> catalog("losses")["ce"]
     'cross-entropy'

@@ -15,14 +15,14 @@ from fedjax_sim.methods import METHODS
 from fedjax_sim.options import shown
 from fedjax_sim.presets import preset
 
-AGENT_ROUNDS = 600  # of training an agent
-ROUNDS_ACROSS = 50  # of a run in training across federations
-# a preset's rounds are those of a run; training an agent for it has a number of its own
+AGENT_ROUNDS = 600  # default of `train`
+ROUNDS_ACROSS = 50  # default of `train --over`
+# settings of a preset that these commands ignore
 NOT_FOR = {"profile": OF_A_RUN, "train": ("rounds",)}
 
 
 def read_sets(sets: list[str], example: str, dotted: bool = True) -> dict[str, str]:
-    """--set NAME=VALUE, or with a dot NAME.OPTION=VALUE."""
+    """{name: value} of --set NAME=VALUE, or if dotted NAME.OPTION=VALUE."""
     out = {}
     for item in sets:
         name, equals, value = item.partition("=")
@@ -35,7 +35,7 @@ def read_sets(sets: list[str], example: str, dotted: bool = True) -> dict[str, s
 
 
 def settings_of(args: argparse.Namespace, *methods: str) -> dict[str, Any]:
-    """What was given for runs of `methods`: the preset's settings, and over them those typed."""
+    """The settings of runs of `methods`: the preset's, overridden by those on the command line."""
     missing = object()
     typed = {key: getattr(args, key, missing) for key in SETTINGS if key != "method"}
     typed = {key: value for key, value in typed.items() if value is not missing}
@@ -48,14 +48,14 @@ def settings_of(args: argparse.Namespace, *methods: str) -> dict[str, Any]:
         left_out = NOT_FOR.get(args.command, ())
         for method in methods:
             mine = scoped(method, chosen.of(method))
-            if len(methods) > 1:  # what is of the run is of all of them
+            if len(methods) > 1:  # only settings of the run, which all methods share
                 mine = {n: v for n, v in mine.items() if chosen.settings.get(n) == v}
             usual |= {n: v for n, v in mine.items() if n not in left_out}
     return layered(usual, typed)
 
 
 def method_of(args: argparse.Namespace) -> str:
-    """METHOD, or the preset's."""
+    """METHOD, or the method of the preset."""
     if args.method is None and not args.preset:
         raise UserError(
             f"{args.command} needs a METHOD or a --preset (see fedjax-sim {args.command} --help)"
@@ -88,14 +88,14 @@ def read_values(text: str) -> tuple[str, list[str]]:
 def output_directory(
     args: argparse.Namespace, stem: str, experiment: Experiment, seeds: int = 1
 ) -> pathlib.Path:
-    """--out, or a new name under runs/; an existing one is refused, unless it is empty or what
-    stands there can be resumed."""
-    from fedjax_sim.runner.files import exists  # brings NumPy, which the help must not wait for
+    """--out, or a new name under runs/; an existing directory is refused unless it is empty or can
+    be resumed."""
+    from fedjax_sim.runner.files import exists  # imports NumPy, which the help must not wait for
 
     data = pathlib.Path(experiment.data.dataset.split(":")[0]).stem[:60]
     name = f"{stem}-{data}-s{experiment.training.seed}"
     out = as_path(args.out) if args.out else free_directory(name)
-    if exists(out) and not args.dry_run and not can_go_on(args.command, seeds, out):
+    if exists(out) and not args.dry_run and not resumable(args.command, seeds, out):
         hint = (
             f", or resume it with fedjax-sim resume {out}"
             if args.command in ("run", "train")
@@ -107,9 +107,9 @@ def output_directory(
     return out
 
 
-def can_go_on(command: str, seeds: int, out: pathlib.Path) -> bool:
-    """Whether the command may write into `out`, which is there; whether the same run began there is
-    asked later."""
+def resumable(command: str, seeds: int, out: pathlib.Path) -> bool:
+    """Whether the command may write into the existing `out`; that it holds the same run is checked
+    later."""
     from fedjax_sim.report.comparison import is_comparison
     from fedjax_sim.runner import run_directory
 
@@ -132,7 +132,7 @@ def free_directory(stem: str) -> pathlib.Path:
 
 
 def as_path(text: str) -> pathlib.Path:
-    """A path as it was typed, ~ and ~user meant as the shell means them."""
+    """A path from the command line, with ~ and ~user expanded."""
     try:
         return pathlib.Path(text).expanduser()
     except RuntimeError:

@@ -1,5 +1,5 @@
-"""`fedjax-sim sweep`: read the file, leave out what has ended, hand the rest to a launcher, show
-and write what came of it."""
+"""`fedjax-sim sweep`: read the file, run what has not ended with a launcher, show and write the
+results."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from fedjax_sim.sweeps.local import Local
 from fedjax_sim.sweeps.on_ray import OnRay
 from fedjax_sim.sweeps.plan import Job
 from fedjax_sim.sweeps.queue import Launcher, command, end_with_parent, work_off
-from fedjax_sim.sweeps.table import Table, results, tell
+from fedjax_sim.sweeps.table import Table, emit, results
 from fedjax_sim.sweeps.work import Worker
 
 LAUNCHERS: dict[str, Callable[..., Launcher]] = {"local": Local, "ray": OnRay}
 
 
 def check(args: argparse.Namespace) -> None:
-    """Options that would say nothing beside others are refused; so is a log that nobody knows,
-    before it fails every run."""
+    """Refuse options that have no effect together, and an unknown --log, before it fails every
+    run."""
     if args.slurm and args.launcher != "slurm":
         raise UserError("--slurm has options for sbatch; it needs --launcher slurm")
     mode = next(
@@ -48,9 +48,7 @@ def check(args: argparse.Namespace) -> None:
             " one of them out"
         )
     if args.read and not args.pivot:
-        raise UserError(
-            "--read says how the figures of --pivot are read; it needs --pivot ROWS,COLUMNS"
-        )
+        raise UserError("--read chooses the figure of --pivot; it needs --pivot ROWS,COLUMNS")
     named(names(args.log))
 
 
@@ -63,7 +61,7 @@ def sweep(args: argparse.Namespace) -> int:
     if args.task is not None:
         return run_task(args, jobs, folder)
     if args.pivot:
-        pivots.pivots(jobs, folder, args.pivot, args.read)  # mistakes are said before anything runs
+        pivots.pivots(jobs, folder, args.pivot, args.read)  # errors come before anything runs
     if args.dry_run:
         for job in jobs:
             list_job(job, folder, args.json)
@@ -73,24 +71,22 @@ def sweep(args: argparse.Namespace) -> int:
     return show(args, jobs, folder)
 
 
-def list_job(job: Job, folder: Folder, programs: bool) -> None:
+def list_job(job: Job, folder: Folder, json: bool) -> None:
     status = folder.status(job)
-    if programs:
+    if json:
         which = dict(run=job.name, index=job.index, method=job.experiment.method.name)
-        tell(status, **which, point=job.point)
+        emit(status, **which, point=job.point)
         return
     settings = ", ".join(f"{k} {plan.as_text(v)}" for k, v in job.point.items())
     print(f"{job.index:5d}  {job.name}  {status}  {settings}".rstrip())
 
 
 def launch(args: argparse.Namespace, data: dict[str, Any], jobs: list[Job], folder: Folder) -> None:
-    """Run, or submit, what has not ended."""
+    """Run, or submit, the runs that have not ended."""
     todo = folder.pending(jobs)
     files = [str(as_path(file).resolve()) for file in args.imports]
-    task, again = (
-        command(folder, args.log, files),
-        f"fedjax-sim sweep {args.file} --out {folder.path}",
-    )
+    task = command(folder, args.log, files)
+    again = f"fedjax-sim sweep {args.file} --out {folder.path}"
     if args.launcher == "slurm":
         folder.begin(data, jobs)
         ready = [job for job in todo if not waits(job, folder)]
@@ -98,7 +94,7 @@ def launch(args: argparse.Namespace, data: dict[str, Any], jobs: list[Job], fold
         if len(ready) < len(todo):
             commands.note(
                 f"{len(todo) - len(ready)} runs start from some of these; repeat the command when"
-                " they have ended"
+                " these have ended"
             )
         commands.note(f"submitted '{script}' as job {number}; gather with: {again} --gather")
         return
@@ -110,16 +106,16 @@ def launch(args: argparse.Namespace, data: dict[str, Any], jobs: list[Job], fold
         try:
             work_off(todo, jobs, folder, launcher, Table(jobs, folder, args.quiet, args.json))
         except KeyboardInterrupt:
-            commands.note(f"interrupted; the same command goes on: {again}")
+            commands.note(f"interrupted; the same command resumes it: {again}")
             raise
 
 
 def show(args: argparse.Namespace, jobs: list[Job], folder: Folder) -> int:
-    """results.csv, and what is in it; 1 where a run failed."""
+    """Write and print the results; returns 1 if a run failed."""
     written, status = write_results(folder, jobs), [folder.status(job) for job in jobs]
     number = {name: status.count(name) for name in (DONE, FAILED, DAMAGED)}
     if args.json:
-        tell("end", runs=len(jobs), **number, results=str(written))
+        emit("end", runs=len(jobs), **number, results=str(written))
     else:
         table = (
             pivots.written(jobs, folder, args.pivot, args.read)
@@ -132,7 +128,7 @@ def show(args: argparse.Namespace, jobs: list[Job], folder: Folder) -> int:
 
 
 def run_task(args: argparse.Namespace, jobs: list[Job], folder: Folder) -> int:
-    """One run of the sweep, in this process: begun, or resumed, or left alone if it has ended."""
+    """Start or resume one run of the sweep in this process, unless it has ended."""
     if not 0 <= args.task < len(jobs):
         raise UserError(f"task {args.task} is not in the sweep; allowed: 0 to {len(jobs) - 1}")
     end_with_parent()

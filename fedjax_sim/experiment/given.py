@@ -1,4 +1,4 @@
-"""From flat names and values, as people give them, to an Experiment.
+"""From flat names and values, as a user gives them, to an Experiment.
 
 A name is a setting (`lr`, `batch_size`, `evaluate`), an option of the method (`mu`, `agent`,
 `agent.lr`; for one method among several `fedprox.mu`), of the model (`model.hidden`), of the loss
@@ -20,7 +20,7 @@ from fedjax_sim.transforms import TRANSFORMS, transformed, with_option
 
 KEYWORDS = frozenset(SETTINGS) - {"method"}
 FLAGS = {one.flag: key for key, (_, _, one, _) in SETTINGS.items() if one.flag}
-# of the whole command, never of one run among several
+# options of the whole command, which are not allowed for one run among several
 OF_THE_COMMAND = frozenset(
     {"out", "dry_run", "device", "quiet", "json", "seeds", "seeds_mode", "set", "preset"}
     | {"import", "log", "coordinator", "num_processes", "process_id"}
@@ -28,7 +28,7 @@ OF_THE_COMMAND = frozenset(
 
 
 def key_of(name: str) -> str:
-    """The keyword of a setting, however it was written.
+    """The keyword of a setting, from a keyword or an option.
 
     >>> key_of("batch-size"), key_of("evaluate"), key_of("fedprox.mu")
     ('batch_size', 'evaluations', 'fedprox.mu')
@@ -38,7 +38,7 @@ def key_of(name: str) -> str:
 
 
 def layered(*layers: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of several sources, the later the stronger, by their keywords.
+    """Settings from several sources by their keywords; later ones override.
 
     >>> layered({"batch-size": 1, "lr": 1}, {"batch_size": 2})
     {'lr': 1, 'batch_size': 2}
@@ -46,7 +46,7 @@ def layered(*layers: Mapping[str, Any]) -> dict[str, Any]:
     out: dict[str, Any] = {}
     for layer in layers:
         for name, value in layer.items():
-            out.pop(key_of(name), None)  # behind all others: what comes later wins
+            out.pop(key_of(name), None)  # moved to the end
             out[key_of(name)] = value
     return out
 
@@ -74,19 +74,20 @@ def read_entry(text: str) -> tuple[str, dict[str, str]]:
 
 
 def belongs(name: str, method: str) -> bool:
-    """Whether `name` is an option of `method`, with or without its name in front."""
+    """Whether `name` is an option of `method`, with or without the prefix METHOD."""
     name = name.removeprefix(f"{method}.")
     return name in options_of(method) or (name.startswith("agent.") and controlled(method))
 
 
 def concerns(name: str, method: str) -> bool:
-    """Whether a run of `method` looks at what `name` names."""
+    """Whether `name` is a setting or option of a run of `method`."""
     owner = name.partition(".")[0]
     return key_of(name) in KEYWORDS or owner in ("model", "loss") or belongs(name, method)
 
 
 def scoped(method: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """METHOD.OPTION where OPTION is one of the run: for that method alone. What is '' is left out.
+    """The settings for a run of `method`: METHOD.OPTION, with a setting of the run as OPTION, is
+    for that method only. '' removes a setting.
 
     >>> scoped(
     ...     "fedprox",
@@ -111,8 +112,8 @@ def experiment_of(
     others: Collection[str] = (),
     refused: Collection[str] = (),
 ) -> Experiment:
-    """The experiment of a method, by name or as an object. others: methods whose options may stand
-    here too, for them; refused: names that mean nothing for one run."""
+    """The experiment of a method, by name or as an object. others: methods whose options are
+    allowed too and ignored; refused: names that are not allowed for one run."""
     named = isinstance(method, str)
     if named:
         lookup("method", method, METHODS)
@@ -143,8 +144,7 @@ def experiment_of(
 
 
 def refuse(method: str | Any, name: str, others: Collection[str]) -> None:
-    """Say what is wrong with a name that is not for a run of `method`; nothing, if it is for one of
-    the others."""
+    """Raise a UserError for a name that is no option of a run of `method` or of the others."""
     owner, dot, _ = name.partition(".")
     if any(belongs(name, other) for other in others):
         return
@@ -164,7 +164,7 @@ def refuse(method: str | Any, name: str, others: Collection[str]) -> None:
 def checked(
     method: str | Any, flat: Mapping[str, Any], around: Sequence[tuple[str, str, Any]]
 ) -> Experiment:
-    """The experiment of flat settings; options of method, model, loss and transforms as values."""
+    """The experiment of flat settings; converts options of method, model, loss and transforms."""
     name = method if isinstance(method, str) else method.name
     experiment = Experiment().replace(method=name, **flat)
     model, loss = dict(experiment.model.options), experiment.training.loss_options
@@ -185,8 +185,8 @@ def checked(
     )
 
 
-def value_in(instance: Any, name: str, written: Any) -> Any:
-    """The value that an option has in a method, where it is a plain one; else as it was written."""
+def value_in(instance: Any, name: str, given: Any) -> Any:
+    """The value of an option in a method if it is a plain value, else as given."""
     owner, _, option = name.rpartition(".")
     value = getattr(getattr(instance, owner, None) if owner else instance, option, None)
-    return value if isinstance(value, (bool, int, float, str, tuple)) else written
+    return value if isinstance(value, (bool, int, float, str, tuple)) else given

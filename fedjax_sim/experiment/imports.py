@@ -12,8 +12,7 @@ from fedjax_sim.options import shown
 
 
 def load_file(text: str) -> None:
-    """Run a Python file once, so that what it registers is known; modules beside it can be
-    imported."""
+    """Run a Python file once, so that it registers its names; it can import modules beside it."""
     path = pathlib.Path(text).expanduser()
     if not path.is_file():
         raise UserError(f"--import '{shown(text, 200)}': there is no such file")

@@ -1,8 +1,8 @@
-"""Kinds of settings: how a value that was written (text of a command line or a file, or a Python
-value) becomes the value itself. Nothing heavy is imported here.
+"""Kinds of settings: from a given value (text of a command line or a file, or a Python value) to
+the value itself. Nothing heavy is imported here.
 
-A reader raises ValueError with the end of a sentence about text ("not a whole number"), and
-TypeError with what it wants instead of such a value ("a number").
+A reader raises ValueError with the end of an error message about text ("not a whole number"), and
+TypeError with the expected kind ("a number").
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Pair = tuple[float, float]
 
 
 class Kind(NamedTuple):
-    """read: a written value -> the value; text: back again, where JSON would say it otherwise."""
+    """read: a given value -> the value; text: back to text, where JSON has no such value."""
 
     read: Callable[[Any], Any]
     text: Callable[[Any], Any] = lambda value: value
@@ -33,7 +33,8 @@ def _number(value: Any, what: str = "a number") -> str:
 
 
 def number_text(value: float) -> str:
-    """
+    """A number as short text.
+
     >>> number_text(0.1), number_text(10), number_text(1.0)
     ('0.1', '10', '1')
     """
@@ -79,7 +80,7 @@ ON_OFF = Kind(_on_off, lambda value: "on" if value else "off")
 
 
 def items(what: str, *, several: bool = True, least: int = 0) -> Kind:
-    """A tuple of names; text is a comma list of at least `least`, or one name where several is
+    """A tuple of names; text is a comma list of at least `least`, or one name if several is
     False."""
 
     def read(value: Any) -> tuple[str, ...]:
@@ -95,7 +96,7 @@ def items(what: str, *, several: bool = True, least: int = 0) -> Kind:
 
 
 def word_or(word: str, kind: Kind) -> Kind:
-    """A value of another kind, or one word.
+    """A value of a kind, or one fixed word.
 
     >>> word_or("full", WHOLE).read("2"), word_or("full", WHOLE).read("full")
     (2, 'full')
@@ -115,7 +116,7 @@ COUNT_OR_AUTO = Kind(_count_or_auto)
 
 
 def _ends(value: Any) -> list[str]:
-    """The parts of a range: a number, text such as 5:20, or a pair."""
+    """The ends of a range: a number, text such as 5:20, or a pair."""
     several = value if isinstance(value, (list, tuple)) else str(_number(value)).split(":")
     return [_number(part) for part in several]
 
@@ -140,7 +141,8 @@ def _participation(value: Any) -> float | Pair | str:
 
 
 def range_text(value: float | Pair | str) -> Any:
-    """
+    """A range or a number as text.
+
     >>> range_text((5, 20)), range_text(0.5), range_text("3/6")
     ('5:20', '0.5', '3/6')
     """
@@ -149,11 +151,12 @@ def range_text(value: float | Pair | str) -> Any:
     return ":".join(map(number_text, value if isinstance(value, (tuple, list)) else (value,)))
 
 
-LEAST_SHARE = 0.1  # of the work of a straggler, where nothing is said
+LEAST_SHARE = 0.1  # least share of a straggler's work, by default
 
 
 def _stragglers(value: Any) -> Pair:
-    """
+    """(probability, least share of the work).
+
     >>> _stragglers("0.3"), _stragglers((0.3, 0.2))
     ((0.3, 0.1), (0.3, 0.2))
     """
@@ -163,8 +166,8 @@ def _stragglers(value: Any) -> Pair:
             raise ValueError
     except ValueError:
         raise ValueError(
-            "not allowed; use p or p:least, e.g. 0.3:0.2 (30 % of the clients manage between 20 %"
-            " and all of their work)"
+            "not allowed; use p or p:least, e.g. 0.3:0.2 (30 % of the clients do between 20 % and"
+            " all of their work)"
         ) from None
     return chance, least
 
@@ -174,7 +177,7 @@ STRAGGLERS = Kind(_stragglers, lambda pair: range_text(pair if pair[1] != LEAST_
 
 
 def _cohorts(value: Any) -> Any:
-    """Ids of the participants, round by round; they are checked with the data."""
+    """Ids of the participants, round by round; checked later against the data."""
     value = () if value is None else value.tolist() if hasattr(value, "tolist") else value
     if isinstance(value, (list, tuple)) and all(isinstance(ids, (list, tuple)) for ids in value):
         return tuple(map(tuple, value))

@@ -1,5 +1,5 @@
-"""Every setting of a run, declared once: its name, type, default, help text, allowed values, how
-text becomes the value, and whether it is in the hash.
+"""Every setting of a run, declared once: its name, type, default, help text, allowed values, how it
+is read from text, and whether it is in the hash.
 
 Keywords of `fedjax_sim.run`, options of the command line and their help, presets, sweep files,
 entries of `compare`, config.json, the hash and the checks of values all follow from these classes.
@@ -16,35 +16,35 @@ from fedjax_sim.experiment import kinds
 from fedjax_sim.experiment.kinds import REAL, SWITCH, TEXT, WHOLE, Kind, Pair, items, word_or
 from fedjax_sim.options import shown
 
-MOST = 2**31 - 1  # of what is counted in 32 bits
-FULL = "full"  # batch size: a client's whole data
+MOST = 2**31 - 1  # of a 32-bit counter
+FULL = "full"  # batch size: all data of a client
 AUTO = "auto"
-FOLLOW = "follow"  # data seed: that of the run
-GIVEN = "own"  # stands for a name in config.json where an object was given from Python
+FOLLOW = "follow"  # data seed: the seed of the run
+GIVEN = "own"  # in config.json in place of a name, if an object was given from Python
 BACKENDS = (AUTO, "loop", "chunked", "vmap", "sharded")
-ALWAYS, CHANGED, NEVER = "always", "changed", "never"  # in the hash: CHANGED, if not the default
+ALWAYS, CHANGED, NEVER = "always", "changed", "never"  # in the hash; CHANGED: unless default
 
 
 class Setting(NamedTuple):
-    """What is declared of a setting beside its type and default."""
+    """The declaration of a setting, beside its type and default."""
 
     kind: Kind
     help: str = ""
     metavar: str | None = None
-    key: str = ""  # its name as a keyword, where that is not the field's
-    flag: str | None = None  # its name on the command line, where that differs; "": not there
+    key: str = ""  # the keyword, if it is not the field's name
+    flag: str | None = None  # the option of the command line, if it differs; "": none
     choices: tuple[str, ...] = ()
     ge: float | None = None
     gt: float | None = None
     le: float | None = None
     lt: float | None = None
-    allowed: str = ""  # the end of the sentence about a number outside
-    otherwise: float | None = None  # what None is, unless the method has a better value
+    allowed: str = ""  # the allowed values in an error message
+    otherwise: float | None = None  # the value of None, unless the method has its own
     hashed: str = ALWAYS
 
     def read(self, name: str, value: Any, default: Any) -> Any:
-        """The value of what was written, or one sentence."""
-        if hasattr(value, "dtype") and getattr(value, "ndim", 1) == 0:  # a number of NumPy
+        """The value, or a UserError in one sentence."""
+        if hasattr(value, "dtype") and getattr(value, "ndim", 1) == 0:  # a NumPy number
             value = value.item()
         if value is None and default is None:
             return None
@@ -90,7 +90,7 @@ def setting(
 
 
 class Part:
-    """Some settings; values are read and checked when it is made."""
+    """A group of settings; values are read and checked when it is created."""
 
     def __post_init__(self) -> None:
         for key, one, name, default in declared(type(self)):
@@ -114,7 +114,7 @@ FROM_0 = dict(ge=0, le=MOST)
 
 @dataclasses.dataclass(frozen=True)
 class Data(Part):
-    """Which data, and how clients share them."""
+    """The data and their split over clients."""
 
     dataset: str = setting(
         "digits", TEXT, "{datasets}, or a .npz or .csv file; some take options: NAME:key=value,"
@@ -125,7 +125,7 @@ class Data(Part):
     )
     protocol: str = setting("standard", TEXT, "train/val/test protocol: {protocols}", "S")
     task: str = setting(
-        AUTO, TEXT, "{tasks}, or auto: what the data look like", hashed=CHANGED
+        AUTO, TEXT, "{tasks}, or auto: by the form of the data", hashed=CHANGED
     )
     norm: str = setting("dataset", TEXT, "normalisation: dataset, pfllib (0.5, 0.5) or none")
     clients: int | None = setting(
@@ -141,7 +141,7 @@ class Data(Part):
         "seed of the partition and splits, or 'follow': the same as --seed", "s", **SEED,
     )
     server_val: int | None = setting(
-        None, WHOLE, "examples the server holds back for validation (default: 1000, or 10 %% of a"
+        None, WHOLE, "examples the server keeps for validation (default: 1000, or 10 %% of a"
         " small set)", "n", ge=0,
     )
     val_fraction: float | None = setting(
@@ -159,7 +159,7 @@ class Data(Part):
 
 @dataclasses.dataclass(frozen=True)
 class Model(Part):
-    """The network, and the weights it starts with."""
+    """The network and its initial weights."""
 
     name: str = setting("lenet5", TEXT, "{models}", "M", key="model")
     options: dict[str, Any] = setting({}, kinds.OPTIONS, key="model_options", flag="")
@@ -184,14 +184,14 @@ class Model(Part):
 
 @dataclasses.dataclass(frozen=True)
 class Method(Part):
-    """The method by its name, its options, and the transforms around it, the first one nearest."""
+    """The method by name, its options, and the transforms around it, the innermost first."""
 
     name: str = setting("fedavg", TEXT, key="method", flag="")
     options: dict[str, Any] = setting({}, kinds.OPTIONS, flag="")
     transforms: tuple[str, ...] = setting(
         (), items("a list of transforms, such as ('clip:1.0', 'topk:0.01')", several=False),
         "a transform around the method: {transforms}, e.g. clip:1.0 or"
-        " server_optimizer:rule=adam,lr=0.01; may be repeated, the first one nearest to the method",
+        " server_optimizer:rule=adam,lr=0.01; may be repeated, the innermost first",
         "NAME[:VALUE,…]", flag="transform", hashed=CHANGED,
     )
 
@@ -212,7 +212,7 @@ class Training(Part):
         allowed="a number above 0 (fractions are counted in steps)",
     )
     batch_size: int | str = setting(
-        32, word_or(FULL, WHOLE), "batch size B, or full: a client's whole data in one batch", "B",
+        32, word_or(FULL, WHOLE), "batch size B, or full: all data of a client in one batch", "B",
         **COUNT,
     )
     shuffle: bool = setting(
@@ -224,18 +224,18 @@ class Training(Part):
         "constant", TEXT, "learning rate over rounds: {schedules}; with options as in"
         " step:every=30,gamma=0.1 or cosine:end=0",
     )
-    # rounds the schedule is laid over; 0: `rounds` of the first start
+    # rounds that the schedule spans; 0: `rounds` of the first start
     schedule_rounds: int = setting(0, WHOLE, flag="")
     optimizer: str = setting(
-        "sgd", TEXT, "local optimiser: {optimizers}; its numbers behind its name, as in"
+        "sgd", TEXT, "local optimiser: {optimizers}; with options as in"
         " adamw:lr=1e-3,weight_decay=0.01", "NAME[:OPTION=VALUE,…]", hashed=CHANGED,
     )
     optimizer_state: str = setting(
-        "round", TEXT, "the optimiser's state: begins anew in every round, or stays with the"
-        " client: round, client", choices=("round", "client"), hashed=CHANGED,
+        "round", TEXT, "the optimiser's state: new in every round (round), or kept by the client"
+        " (client)", choices=("round", "client"), hashed=CHANGED,
     )
     clip_norm: float = setting(
-        0.0, REAL, "gradients no longer than this, in every step (0: as they are)", "c", ge=0,
+        0.0, REAL, "clip the gradient of every step to this norm (0: no clipping)", "c", ge=0,
         hashed=CHANGED,
     )
     local_schedule: str = setting(
@@ -246,7 +246,7 @@ class Training(Part):
         None, REAL, "SGD momentum", "m", ge=0, lt=1, allowed="a number in [0, 1)", otherwise=0.9
     )
     weight_decay: float | None = setting(
-        None, REAL, "SGD's coupled weight decay, as PyTorch has it", "w", ge=0, otherwise=5e-4
+        None, REAL, "SGD's coupled weight decay, as in PyTorch", "w", ge=0, otherwise=5e-4
     )
     decay_groups: str = setting(
         "all", TEXT, "parameter groups that decay: all, or names joined by +"
@@ -254,19 +254,19 @@ class Training(Part):
     loss: str = setting(AUTO, TEXT, "local loss: {losses}; auto: the method's own", "L")
     loss_options: dict[str, Any] = setting({}, kinds.OPTIONS, flag="")
     dropout: float = setting(
-        0.0, REAL, "chance that a participant fails to report", "p", ge=0, le=1,
+        0.0, REAL, "probability that a participant does not report", "p", ge=0, le=1,
         allowed="a probability, 0 to 1",
     )
     stragglers: Pair = setting(
         (0.0, kinds.LEAST_SHARE), kinds.STRAGGLERS,
-        "p or p:least: chance of being slow, and the least share of the work done", "p",
+        "p or p:least: probability of being slow, and the least share of the work done", "p",
     )
     seed: int = setting(0, WHOLE, "seed of weights, cohorts and shuffles", "s", **SEED)
 
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation(Part):
-    """What is measured, and when."""
+    """Metrics and when they are measured."""
 
     evaluations: tuple[str, ...] = setting(
         ("global", "personal"),
@@ -289,7 +289,7 @@ class Evaluation(Part):
 
 @dataclasses.dataclass(frozen=True)
 class Compute(Part):
-    """Where and how it is computed, and what is kept on disk."""
+    """Devices, precision and checkpoints."""
 
     dtype: str = setting(
         "float32", TEXT, "float32 or float64", choices=("float32", "float64")
@@ -317,7 +317,7 @@ class Compute(Part):
     )
     state_on: str = setting(
         "device", TEXT,
-        "clients' stored rows: device, or host (only the cohort's travel to the device)",
+        "where client states are stored: device, or host (only the cohort's go to the device)",
         choices=("device", "host"), hashed=NEVER,
     )
     checkpoint_every: int = setting(
@@ -331,7 +331,7 @@ class Compute(Part):
         super().__post_init__()
         if self.dtype == "float64" and self.activation_type != "float64":
             raise UserError(
-                f"activations {self.activations} do not go with dtype float64; leave one of them"
+                f"activations {self.activations} does not go with dtype float64; leave one of them"
                 " out"
             )
         if self.state_on == "host" and self.backend == "loop":

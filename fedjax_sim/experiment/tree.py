@@ -1,5 +1,5 @@
-"""An experiment: all settings of a run as one frozen tree; what is found out about it; its hash and
-its form in config.json."""
+"""An experiment: all settings of a run as one frozen tree; what `prepare` finds out about it; its
+hash and its form in config.json."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ from fedjax_sim.experiment.settings import (
 )
 
 FORMAT = 5  # of config.json
-FLAT_FORMAT = 4  # an older one: settings and findings in one table, still read
+FLAT_FORMAT = 4  # the older one, still read: settings and `Found` in one table
 
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """What `prepare` finds out about a run: a result, kept beside the settings. custom_…: given
-    from Python as an object, so that no setting leads to it."""
+    """What `prepare` finds out about a run, kept beside the settings. custom_…: given from Python
+    as an object, so that the settings do not determine it."""
 
-    data: str = ""  # the Federation's description …
-    data_fingerprint: str = ""  # … and the checksum of its content
+    data: str = ""  # the Federation's description
+    data_fingerprint: str = ""  # the checksum of its content
     custom_data: bool = False
-    custom_method: str = ""  # as it is printed, e.g. "MyProx(mu=5.0)"
+    custom_method: str = ""  # its repr, e.g. "MyProx(mu=5.0)"
     custom_model: bool = False
-    custom_optimizer: str = ""  # checksum of what it does
+    custom_optimizer: str = ""  # a checksum of its program
     custom_loss: str = ""  # the name of the function
     model_shapes: str = ""  # checksum of the names, shapes and types of its weights
-    initial_weights: str = ""  # checksum of the weights that `init` or the caller gave
-    started_with: str = ""  # parts of another run's state, and their checksum
+    initial_weights: str = ""  # checksum of weights from `init` or the caller
+    started_with: str = ""  # parts of another run's State, and their checksum
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Experiment:
 
     @staticmethod
     def of(method: str = "fedavg", **flat: Any) -> Experiment:
-        """An experiment by the keywords of `fedjax_sim.run`."""
+        """An experiment from the keywords of `fedjax_sim.run`."""
         from fedjax_sim.experiment.given import experiment_of
 
         return experiment_of(method, flat)
@@ -82,7 +82,7 @@ class Experiment:
         return getattr(getattr(self, part), name)
 
     def replace(self, **flat: Any) -> Experiment:
-        """With other values of some settings, by their keywords.
+        """A copy with other values of some settings, by their keywords.
 
         >>> Experiment().replace(lr=0.1, clients=5).data.clients
         5
@@ -95,7 +95,7 @@ class Experiment:
         return dataclasses.replace(self, **changed)
 
     def flat(self) -> dict[str, Any]:
-        """Keyword -> value, as text where JSON would say it otherwise (a range, on and off)."""
+        """{keyword: value}, as text where JSON has no such value (a range, on and off)."""
         out = {}
         for key, (_, _, one, _) in SETTINGS.items():
             value = one.otherwise if self.get(key) is None else self.get(key)
@@ -103,8 +103,8 @@ class Experiment:
         return out
 
     def hash(self, found: Found | None = None) -> str:
-        """Twelve hex digits over everything that decides the numbers (paths, chunk, devices, rounds
-        do not).
+        """Twelve hex digits over everything that decides the numbers, so not over paths, chunk,
+        devices and rounds.
 
         >>> same = [Experiment.of("fedprox", mu=mu, lr=0.5).hash() for mu in (0.1, "0.10", "1e-1")]
         >>> len(set(same))
@@ -127,7 +127,7 @@ class Experiment:
 
     def to_json(self) -> dict[str, dict[str, Any]]:
         out = dataclasses.asdict(self)
-        del out["model"]["start_from"]  # a path that was read once
+        del out["model"]["start_from"]  # a path that is read only at the start
         return out
 
 
@@ -140,12 +140,12 @@ SETTINGS: dict[str, tuple[str, str, Setting, Any]] = {
 
 
 def flat_found(found: Found) -> dict[str, Any]:
-    """What was found as the hash and the older form of config.json have it."""
+    """`found` with the names in the hash and in the older config.json."""
     return {k.replace("custom_", "own_"): v for k, v in dataclasses.asdict(found).items()}
 
 
 class Stored(NamedTuple):
-    """What a config.json says of a run."""
+    """The content of a config.json."""
 
     experiment: Experiment
     found: Found
@@ -155,7 +155,7 @@ class Stored(NamedTuple):
 
 # ---- config.json ---------------------------------------------------------------------------------
 def read_config(data: Mapping[str, Any]) -> tuple[Experiment, Found]:
-    """The experiment in the content of a config.json, of this format or of the older flat one."""
+    """The experiment in a config.json of this format or of the older flat one."""
     if "experiment" in data:
         parts = {part: dict(values) for part, values in data["experiment"].items()}
         found = dict(data["found"])
@@ -179,7 +179,7 @@ def read_config(data: Mapping[str, Any]) -> tuple[Experiment, Found]:
 
 
 def flat_config(data: Mapping[str, Any]) -> dict[str, Any]:
-    """The content of a config.json as one table, keyword -> value; what was found among it."""
+    """The content of a config.json as {keyword: value}, `Found` included."""
     if "experiment" not in data:
         return dict(data["config"])
     experiment, found = read_config(data)
@@ -187,17 +187,16 @@ def flat_config(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def other_format(what: str, stored: Mapping[str, Any], reads: int = FORMAT) -> UserError:
-    """The refusal of files written by a version with other formats; it names both."""
+    """The error for files written in another format; it names both versions."""
     return UserError(
         f"{what} was written by fedjax_sim {stored.get('version', '0.1.0')} in format"
         f" {stored['format']}; this is version {__version__}, which reads format {reads}"
     )
 
 
-# ---- one form for what means the same ------------------------------------------------------------
+# ---- canonical values, for the hash --------------------------------------------------------------
 def without_folders(dataset: str) -> str:
-    """A dataset as the hash knows it: a file by its name alone, since where it lies changes
-    nothing.
+    """A dataset without the folders of its path, which the hash ignores.
 
     >>> without_folders("/data/mine.npz"), without_folders("folder:a/b,size=32")
     ('mine.npz', 'folder:b,size=32')
@@ -209,7 +208,7 @@ def without_folders(dataset: str) -> str:
 
 
 def canonical(value: Any) -> Any:
-    """Numbers however they are written, lists of one, true and false.
+    """One form for equal values: numbers in any notation, lists of one, true and false.
 
     >>> canonical({"mu": "0.10", "hidden": (64,)}) == canonical({"mu": 0.1, "hidden": "64"})
     True

@@ -1,6 +1,6 @@
-"""Published tables and figures beside ours: tables (as data) → reading (a figure of a run) → pivot,
-pictures.
+"""Published tables and figures beside our results: tables (as data) → reading (a figure of a run) →
+pivot, pictures.
 
-The data are `presets/papers/*.toml`; which runs a table needs, and running them, is `cli.paper`.
-Plain files only, no JAX.
+The data are `presets/papers/*.toml`; `cli.paper` plans and starts the runs of a table. Plain files
+only, no JAX.
 """

@@ -1,5 +1,4 @@
-"""The papers' figures, drawn by the functions of the report where it has them: NAME -> what is
-drawn of the cells."""
+"""The papers' figures by name, drawn by the functions of `report` where it has them."""
 
 from __future__ import annotations
 
@@ -16,26 +15,25 @@ from fedjax_sim.report.groups import Group, labels, spread
 
 
 class Wanted(NamedTuple):
-    """What a figure is drawn of."""
+    """The input of a figure."""
 
     groups: Sequence[Group]  # a panel per scene, a colour per label
-    client: int = 0  # whose picture, where it is one client's
-    column: str = ""  # which accuracy; '': all there are
-    states: Mapping[
-        pathlib.Path, Mapping[str, np.ndarray]
-    ] = {}  # run directory -> leaves of its last state
+    client: int = 0  # for figures of one client
+    column: str = ""  # the accuracy to draw; '': all
+    # run directory -> leaves of its last State
+    states: Mapping[pathlib.Path, Mapping[str, np.ndarray]] = {}
 
 
 class Picture(NamedTuple):
     draw: Callable[[Wanted, pathlib.Path], list[pathlib.Path]]
-    there: Callable[[Wanted], Any]  # whether the runs have what it needs
-    leaves: tuple[str, ...] = ()  # of the state
+    available: Callable[[Wanted], Any]  # whether the runs have the data
+    leaves: tuple[str, ...] = ()  # of the State that it needs
 
 
 def against(
     wanted: Wanted, path: pathlib.Path, setting: str = "participation"
 ) -> list[pathlib.Path]:
-    """The last accuracy of every row against the share of clients in a round."""
+    """The last accuracy of every row against the share of clients per round."""
     plt, look = style.drawing(), style.looks(labels(wanted.groups))
     figure, axes = style.panels(plt, 1)
     for label in labels(wanted.groups):
@@ -43,23 +41,15 @@ def against(
         found = {number_in(g.runs[0].config[setting]) or 0.0: lasts(g, wanted.column) for g in mine}
         x = sorted(at for at, values in found.items() if len(values))
         means, errors = [found[at].mean() for at in x], [float(spread(found[at])) for at in x]
-        axes[0].errorbar(
-            x,
-            means,
-            errors,
-            marker="o",
-            markersize=4,
-            capsize=2,
-            label=style.safe(label),
-            **look[label],
-        )
+        points = dict(marker="o", markersize=4, capsize=2, label=style.safe(label))
+        axes[0].errorbar(x, means, errors, **points, **look[label])
     axes[0].set(xlabel="share of clients in a round", ylabel="accuracy (%)")
     style.legend(figure, axes)
     return style.save(plt, figure, path)
 
 
 def lasts(group: Group, column: str) -> np.ndarray:
-    """[seeds] the last value of a column in percent, of the runs that have it."""
+    """[seeds] the last value of a column in percent, from the runs that have it."""
     found = [run.points(column)[1][-1:] for run in group.runs]
     return 100 * np.concatenate(found) if found else np.zeros(0)
 
@@ -71,7 +61,7 @@ def embeddings(wanted: Wanted, path: pathlib.Path) -> list[pathlib.Path]:
     """Heads of the last round's participants in two dimensions: left by the encoder, right by PCA
     of the projected heads.
 
-    A colour per set of labels; silhouettes are of all dimensions.
+    A colour per set of labels; silhouettes use all dimensions.
     """
     plt = style.drawing()
     figure, axes = style.panels(plt, 2 * len(wanted.groups), most=2)
@@ -84,18 +74,14 @@ def embeddings(wanted: Wanted, path: pathlib.Path) -> list[pathlib.Path]:
         for axis, name, points in ((left, "encoder", state[EMBEDDED]), (right, "PCA", heads)):
             flat = two_dimensions(points)
             for one in np.unique(group):
-                axis.plot(
-                    *flat[group == one].T,
-                    "o",
-                    color=style.COLOURS[one % len(style.COLOURS)],
-                    markersize=5,
-                )
+                colour = style.COLOURS[one % len(style.COLOURS)]
+                axis.plot(*flat[group == one].T, "o", color=colour, markersize=5)
             style.title(axis, g.scene, f"{name}: silhouette {silhouette(points, group):.2f}")
     return style.save(plt, figure, path)
 
 
 def two_dimensions(points: np.ndarray) -> np.ndarray:
-    """[n, 2] the first two principal components."""
+    """[n, 2] projection on the first two principal components."""
     centred = points - points.mean(0)
     u, s, _ = np.linalg.svd(centred, full_matrices=False)
     return np.pad(u * s, ((0, 0), (0, 2)))[:, :2]
@@ -108,13 +94,13 @@ def silhouette(points: np.ndarray, group: np.ndarray) -> float:
     >>> round(silhouette(np.array([[0.0], [0.1], [5.0], [5.1]]), np.array([0, 0, 1, 1])), 2)
     0.98
     """
-    apart = np.sqrt(np.square(points[:, None] - points[None]).sum(-1))
+    distance = np.sqrt(np.square(points[:, None] - points[None]).sum(-1))
     values = []
     for i, mine in enumerate(group):
         same = (group == mine) & (np.arange(len(group)) != i)
-        others = [apart[i, group == other].mean() for other in set(group.tolist()) - {mine}]
+        others = [distance[i, group == other].mean() for other in set(group.tolist()) - {mine}]
         if same.any() and others:
-            a, b = apart[i, same].mean(), min(others)
+            a, b = distance[i, same].mean(), min(others)
             values.append((b - a) / max(a, b, 1e-12))
     return float(np.mean(values)) if values else float("nan")
 
@@ -138,7 +124,7 @@ PICTURES: dict[str, Picture] = {
         embeddings, lambda w: all(EMBEDDED in s for s in w.states.values()), (EMBEDDED, WHO, HEADS)
     ),
     "evolution": Picture(
-        lambda w, path: policy.evolution(w.groups, path), lambda w: policy.steered(w.groups)
+        lambda w, path: policy.evolution(w.groups, path), lambda w: policy.controlled(w.groups)
     ),
     "heat-maps": Picture(
         lambda w, path: policy.heat_maps(w.groups, path, w.client),
@@ -159,7 +145,7 @@ PICTURES: dict[str, Picture] = {
         lambda w: any("reward" in run.rounds for run in runs(w)),
     ),
     "shares": Picture(
-        lambda w, path: policy.summary(w.groups, path), lambda w: policy.steered(w.groups)
+        lambda w, path: policy.summary(w.groups, path), lambda w: policy.controlled(w.groups)
     ),
 }
 
@@ -169,10 +155,10 @@ def picture(name: str) -> Picture:
 
 
 def draw(name: str, wanted: Wanted, path: pathlib.Path) -> list[pathlib.Path]:
-    """PATH.png and PATH.pdf."""
+    """Draw a figure as PATH.png and PATH.pdf."""
     one = picture(name)
-    if not one.there(wanted):
-        raise UserError(f"the runs have nothing for the figure '{name}'")
+    if not one.available(wanted):
+        raise UserError(f"the runs have no data for the figure '{name}'")
     most = min((run.config.get("clients") or 0) for run in runs(wanted))
     if wanted.client >= most > 0:
         raise UserError(

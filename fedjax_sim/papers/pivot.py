@@ -1,8 +1,5 @@
-"""A table of cells as people read it: ours ± sd beside the published figure, Kendall's τ,
-footnotes; text, Markdown, JSON.
-
-Knows nothing of papers: a sweep prints its results with it too.
-"""
+"""A table of results: ours ± sd beside the published figure, Kendall's τ, footnotes; as text,
+Markdown and JSON. Sweeps use it too, without published figures."""
 
 from __future__ import annotations
 
@@ -13,23 +10,26 @@ from typing import Any
 
 import numpy as np
 
+from fedjax_sim.report.tables import markdown_lines
+from fedjax_sim.report.text import aligned
+
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """One figure, of so many seeds after so many rounds, and what was published."""
+    """One figure over seeds, with its rounds and the published figure."""
 
-    values: tuple[float, ...] = ()  # a seed each; nan: not there, inf: never reached
-    seeds: tuple[int, ...] = ()  # which
+    values: tuple[float, ...] = ()  # one per seed; nan: missing, inf: never reached
+    seeds: tuple[int, ...] = ()
     rounds: tuple[int, ...] = ()
-    planned: int = 0  # rounds that the runs have when they have ended; 0: no run belongs to it
-    published: str = ""  # as it was printed
+    planned: int = 0  # rounds of a finished run; 0: not a figure of runs
+    published: str = ""  # as printed
     theirs: float | None = None
     marks: str = ""
     digits: int = 2
     better: int = 1
     reading: str = ""
     figure: str = ""  # cells of one figure are ranked together
-    note: str = ""  # why there is nothing
+    note: str = ""  # why there is no value
 
     @property
     def known(self) -> np.ndarray:
@@ -37,7 +37,7 @@ class Cell:
 
     @property
     def mean(self) -> float | None:
-        """None: nothing there; inf: no seed reached it."""
+        """None: no value; inf: no seed reached it."""
         found = self.known
         if not len(found):
             return None
@@ -51,7 +51,8 @@ class Cell:
 
     @property
     def ours(self) -> str:
-        """
+        """Our figure as text.
+
         >>> Cell((1.0, 2.0)).ours, Cell((math.inf,)).ours, Cell().ours, Cell(
         ...     (3.0, math.inf), digits=0
         ... ).ours
@@ -79,32 +80,31 @@ class Pivot:
     rows: Sequence[tuple[str, str]]  # (key, label)
     cols: Sequence[tuple[str, str]]
     cells: Mapping[tuple[str, str], Cell]
-    rank: str = "rows"  # what is compared
+    rank: str = "rows"  # whether rows or cols are compared
     head: Sequence[str] = ()  # sentences above it
     notes: Mapping[str, str] = dataclasses.field(default_factory=dict)
     foot: Sequence[str] = ()  # sentences below it
-    reference: str = ""  # what the others are compared with, seed by seed
+    reference: str = ""  # the line that the others are compared with, seed by seed
 
     @property
     def compared(self) -> bool:
         return any(cell.theirs is not None for cell in self.cells.values())
 
     def taus(self) -> dict[tuple[str, str], tuple[float, int]]:
-        """(line across which is compared, figure) -> (Kendall's τ of ours and the published, how
-        many)."""
+        """{(line, figure): (Kendall's τ between our and the published ranking in that line, number
+        of cells)}."""
         found: dict[tuple[str, str], list[Cell]] = {}
         for (row, col), cell in self.cells.items():
             if cell.theirs is not None and cell.mean is not None:
-                found.setdefault((col if self.rank == "rows" else row, cell.figure), []).append(
-                    cell
-                )
+                key = (col if self.rank == "rows" else row), cell.figure
+                found.setdefault(key, []).append(cell)
         tau = lambda cells: kendall(
             [c.mean or 0.0 for c in cells], [c.theirs or 0.0 for c in cells]
         )
         return {key: (tau(cells), len(cells)) for key, cells in found.items() if len(cells) > 2}
 
     def paired(self) -> dict[tuple[str, str], Cell]:
-        """Every cell minus the reference of its line, seed by seed; of figures that both have."""
+        """Every cell minus the reference in its line, seed by seed, for seeds that both have."""
         out = {}
         for (row, col), cell in self.cells.items():
             other = self.cells.get(
@@ -122,7 +122,7 @@ class Pivot:
         return out
 
     def differences(self) -> list[list[str]]:
-        """Head and rows of text of `paired`; [] for none."""
+        """`paired` as text, the head first; [] for none."""
         found = self.paired()
         if not found:
             return []
@@ -141,8 +141,7 @@ class Pivot:
 
     # ---- text ------------------------------------------------------------------------------------
     def same(self) -> str:
-        """Rounds and seeds, where all cells have the same; '' otherwise: then every cell says its
-        own."""
+        """Rounds and seeds if all cells have the same, else ''; then each cell shows its own."""
         known = [cell for cell in self.cells.values() if cell.mean is not None]
         kinds = {(cell.rounds, cell.planned) for cell in known}
         if len(kinds) != 1:
@@ -154,8 +153,8 @@ class Pivot:
         return f"{rounds[0]}{of} rounds, {counted(len(rounds), 'seed')}"
 
     def text_of(self, cell: Cell | None) -> str:
-        """One cell: ours, the published figure in brackets with its footnotes, rounds and seeds
-        where they differ."""
+        """One cell: our figure, rounds and seeds where they differ, the published figure in
+        brackets with its footnotes."""
         if cell is None:
             return ""
         parts = [cell.ours] if cell.ours else []
@@ -169,7 +168,7 @@ class Pivot:
         return " ".join(parts)
 
     def grid(self) -> list[list[str]]:
-        """Head and rows of text; Kendall's τ below or beside."""
+        """The table as text, the head first; Kendall's τ in the last row or column."""
         taus = self.taus()
         figures = list(dict.fromkeys(figure for _, figure in taus))
         shown = lambda key: ", ".join(f"{taus[key, f][0]:.2f}" for f in figures if (key, f) in taus)
@@ -181,51 +180,34 @@ class Pivot:
         if taus and self.rank == "rows":
             body.append(["Kendall τ", *(shown(col) for col, _ in self.cols)])
         elif taus:
-            head, body = (
-                [*head, "Kendall τ"],
-                [[*line, shown(row)] for line, (row, _) in zip(body, self.rows, strict=True)],
-            )
+            head.append("Kendall τ")
+            for line, (row, _) in zip(body, self.rows, strict=True):
+                line.append(shown(row))
         return [head, *body]
 
     def sentences(self) -> tuple[list[str], list[str]]:
-        """(above, below)."""
-        above = [*self.head]
-        below = []
+        """Sentences (above, below) the table."""
+        above, same = [*self.head], self.same()
         if self.compared:
-            above.append(
-                "In brackets: published." + (f" Ours: {same}." if (same := self.same()) else "")
-            )
-        elif same := self.same():
+            above.append("In brackets: published." + (f" Ours: {same}." if same else ""))
+        elif same:
             above.append(f"{same}.")
         used = {m for cell in self.cells.values() for m in cell.marks}
-        below += [f"^{m}: {self.notes[m]}" for m in self.notes if m in used]
+        below = [f"^{m}: {self.notes[m]}" for m in self.notes if m in used]
         return above, [*below, *self.foot]
 
     def as_text(self) -> str:
         above, below = self.sentences()
-        more = self.differences()
-        apart = ["", "Differences, seed by seed:", *aligned(more)] if more else []
-        return "\n".join(
-            [
-                self.title,
-                *above,
-                "",
-                *aligned(self.grid()),
-                *apart,
-                *([""] if below else []),
-                *below,
-            ]
-        )
+        lines = [self.title, *above, "", *aligned(self.grid())]
+        if more := self.differences():
+            lines += ["", "Differences, seed by seed:", *aligned(more)]
+        return "\n".join([*lines, *([""] if below else []), *below])
 
     def as_markdown(self) -> str:
         above, below = self.sentences()
-        safe = lambda text: text.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;")
-        line = lambda cells: "| " + " | ".join(map(safe, cells)) + " |"
-        rule = lambda head: "|---|" + "---:|" * (len(head) - 1)
-        block = lambda rows: [line(rows[0]), rule(rows[0]), *map(line, rows[1:])]
-        parts = [f"## {self.title}", "", *above, "", *block(self.grid())]
+        parts = [f"## {self.title}", "", *above, "", *markdown_lines(self.grid())]
         if more := self.differences():
-            parts += ["", "Differences, seed by seed:", "", *block(more)]
+            parts += ["", "Differences, seed by seed:", "", *markdown_lines(more)]
         return (
             "\n".join([*parts, *([""] if below else []), *(f"* {text}" for text in below)]) + "\n"
         )
@@ -258,28 +240,15 @@ class Pivot:
         paired = [
             dict(row=row, col=col, values=list(c.values)) for (row, col), c in self.paired().items()
         ]
-        said = dict(kendall=taus, reference=self.reference, paired=paired, said=[*above, *below])
+        more = dict(kendall=taus, reference=self.reference, paired=paired, said=[*above, *below])
         return dict(
-            title=self.title, rows=dict(self.rows), cols=dict(self.cols), cells=cells, **said
+            title=self.title, rows=dict(self.rows), cols=dict(self.cols), cells=cells, **more
         )
 
 
-def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of text, a column below the other.
-
-    >>> aligned([["", "x"], ["name", "1.0"]])
-    ['        x', 'name  1.0']
-    """
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    padded = lambda row: [
-        row[0].ljust(widths[0]),
-        *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True)),
-    ]
-    return ["  ".join(padded(row)).rstrip() for row in rows]
-
-
 def counted(number: int, what: str) -> str:
-    """
+    """A number with a singular or plural noun.
+
     >>> counted(1, "seed"), counted(3, "seed")
     ('1 seed', '3 seeds')
     """
@@ -287,7 +256,7 @@ def counted(number: int, what: str) -> str:
 
 
 def kendall(ours: Sequence[float], theirs: Sequence[float]) -> float:
-    """Kendall's τ-b of two rankings; nan where one of them has no order at all.
+    """Kendall's τ-b of two rankings; nan if all values of one are equal.
 
     >>> kendall([1, 2, 3], [10, 20, 30]), kendall([1, 2, 3], [3, 2, 1]), round(
     ...     kendall([1, 2, 2], [1, 2, math.inf]), 3

@@ -1,17 +1,17 @@
-"""How a figure is read from a run: KIND or KIND:ARGUMENT:…, as the tables name it. Accuracies in %.
+"""Readings of a figure from a run: KIND or KIND:ARGUMENT:…, as the tables name it. Accuracies in %.
 
-last:COLUMN          at the last evaluation that has it
+last:COLUMN          at the last evaluation with this column
 best:COLUMN          the best over rounds, on test data
 last10:COLUMN        mean of the last ten evaluations
 by_val:COLUMN        at the round best on the server's validation rows
 rounds_to:X:COLUMN   first round with at least X %
-gb_to:, minutes_to:  what it had cost by then (GiB, minutes)
+gb_to:, minutes_to:  the cost until then (GiB, minutes)
 sum:COLUMN           over all rounds, of rounds.csv
-mean:, least:, end:COLUMN   of rounds.csv: over rounds, the last
+mean:, least:, end:COLUMN   mean, minimum and last value in rounds.csv
 share:ACTION         of all decisions
 gigabytes            of the run (2^30, both ways)
 seconds, seconds_per_round  of running
-converged:COLUMN     seconds until the curve stays
+converged:COLUMN     seconds until convergence
 stage:NAME           of a profile, seconds per round
 megabytes:up         of a profile, per participant and round
 """
@@ -40,16 +40,16 @@ COLUMNS = {
         "the mean over clients of the accuracy of each client's own model on its own rows"
     ),
     "client_pooled": "the accuracy of the clients' own models on all of their rows together",
-    "resident_mean": "the mean over clients of the accuracy of the model that each holds",
+    "resident_mean": "the mean over clients of the accuracy of their resident models",
     "resident_pooled": (
-        "the accuracy of the models that the clients hold, on all of their rows together"
+        "the accuracy of the clients' resident models on all of their rows together"
     ),
     "before_all_mean": (
-        "the mean over clients of the accuracy of what each holds before the round's participants"
+        "the mean over clients of the accuracy of their models before the round's participants"
         " train"
     ),
     "before_all_pooled": (
-        "the accuracy of what the clients hold before the round's participants train, on all rows"
+        "the accuracy of the clients' models before the round's participants train, on all rows"
         " together"
     ),
     "global_at_clients_pooled": "the global model's accuracy on all clients' rows together",
@@ -63,7 +63,7 @@ COLUMNS = {
 
 @dataclasses.dataclass(frozen=True)
 class Profile:
-    """What `profile.json` tells: seconds of the parts of a round, bytes per participant."""
+    """The content of profile.json: seconds of the stages of a round, bytes per participant."""
 
     seconds: Mapping[str, float]
     bytes: Mapping[str, float]
@@ -100,7 +100,7 @@ def by_val(run: Run, column: str) -> float:
 
 
 def first_round(run: Run, percent: str, column: str) -> float:
-    """inf where it was not reached."""
+    """The first round with at least `percent`; inf if it was not reached."""
     rounds, values = run.points(column)
     found = rounds_to([int(r) for r in rounds], values.tolist(), float(percent) / 100)
     return math.inf if found is None else float(found)
@@ -147,7 +147,7 @@ class Reading(NamedTuple):
     read: Callable[..., float]  # (Run or Profile, *arguments)
     text: Callable[..., str]  # (*arguments)
     digits: int = 2
-    better: int = 1  # 1: the largest is first, -1: the smallest
+    better: int = 1  # 1: the largest is best, -1: the smallest
 
 
 title = lambda column: COLUMNS.get(column, column.replace("_", " "))
@@ -200,7 +200,7 @@ READINGS: dict[str, Reading] = {
         3,
         -1,
     ),
-    "converged": Reading(converged, lambda c: f"seconds until {title(c)} stays where it is", 1, -1),
+    "converged": Reading(converged, lambda c: f"seconds until {title(c)} converges", 1, -1),
     "stage": Reading(
         lambda p, name: p.seconds.get(name, math.nan),
         lambda name: f"seconds per round: {name}",
@@ -229,13 +229,14 @@ def split(text: str) -> tuple[Reading, list[str]]:
 
 
 def value(text: str, source: Any) -> float:
-    """The figure; nan: the run has no such thing, inf: never reached."""
+    """The figure; nan: the run does not have it, inf: never reached."""
     reading, arguments = split(text)
     return reading.read(source, *arguments)
 
 
 def describe(text: str) -> str:
-    """
+    """A reading in words.
+
     >>> describe("rounds_to:20:global_acc")
     "rounds to 20 % of the global model's accuracy on the test set"
     """

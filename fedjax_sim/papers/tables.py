@@ -1,26 +1,26 @@
-"""The papers' tables and figures as data, read with the package: presets/papers/PAPER.toml.
+"""The papers' tables and figures as data in the package: presets/papers/PAPER.toml.
 
 title, about        of the paper
-[settings]          of all of its runs. A run's settings are, the later the stronger: the preset's,
-                    those of the paper, the
-                    table, the row, the column; then what the scale changes, in the same order; then
-                    `always`
-[smoke] [small]     what these scales change, everywhere; `seeds` among them
+[settings]          of all of its runs. A run's settings are merged in this order, later ones
+                    override: the preset, the paper, the table, the row, the column; then the
+                    changes of the scale, in the same order; then `always`
+[smoke] [small]     changes of these scales for all runs, `seeds` included
 [before.NAME]       a run that others start from: "METHOD.start_from" = "@NAME" or
                     "@NAME:PART,PART"; a cell: "@row ID:…"
 [lines.ID]          a row or a column: label, method, preset, read, settings; smoke, small; always:
-                    what no scale changes
-[tables.T2]         title, preset, read, seeds, settings; published: a block of text, columns above,
-                    rows in front
-                    (82.51±.38, × never reached, – not given, ? lost; ^ab: footnotes a and b of
-                    `notes`) or, without figures, rows and cols; rank = "cols" where the columns are
-                    what is compared extra: more of what is compared, not published, run when named;
-                    reference: what it is compared with
+                    settings that no scale changes
+[tables.T2]         title, preset, read, seeds, settings
+                    published: a block of text, columns above, rows in front (82.51±.38, × never
+                    reached, – not given, ? lost; ^ab: footnotes a and b of `notes`); or, without
+                    figures, rows and cols
+                    rank = "cols": columns are compared, not rows
+                    extra: more rows (or columns) that were not published, run when named
+                    reference: the row (or column) that the others are compared with
 [tables.F3]         the same with draw = ["accuracy"]: a figure
 
-METHOD.OPTION is for that method alone, whether it is an option of the method or of the run; ''
-takes it back. A name in `rows`, `cols` or the block is an ID, or ID+ID: both joined, the second the
-stronger.
+METHOD.OPTION is for that method only, whether it is an option of the method or of the run; ''
+removes it. A name in `rows`, `cols` or the block is an ID, or ID+ID: both merged, the second
+overrides.
 """
 
 from __future__ import annotations
@@ -38,35 +38,13 @@ from fedjax_sim.options import shown
 
 SCALES = ("smoke", "small", "paper")
 OF_A_LINE = ("label", "method", "preset", "read", "settings", "always", *SCALES[:2])
+OPTIONAL = ("preset", "read", "seeds", "rank", "reference", "kind", "client", "about")
 OF_A_TABLE = (
-    *(
-        "title",
-        "about",
-        "preset",
-        "read",
-        "also",
-        "seeds",
-        "published",
-        "rows",
-        "cols",
-        "extra",
-        "rank",
-        "draw",
-        "client",
-    ),
-    *("reference", "kind", "notes", "settings", *SCALES[:2]),
+    *("title", "also", "published", "rows", "cols", "extra", "draw", "notes", "settings"),
+    *OPTIONAL,
+    *SCALES[:2],
 )
 OF_A_PAPER = ("title", "about", "settings", "before", "lines", "tables", *SCALES[:2])
-SOME = (
-    "preset",
-    "read",
-    "seeds",
-    "rank",
-    "reference",
-    "kind",
-    "client",
-    "about",
-)  # that a table may leave out
 KINDS = ("run", "profile")
 CELL = re.compile(
     r"(?P<value>×|–|\?|α?Σ[^^]*|-?\d*\.?\d+)(±(?P<sd>\d*\.?\d+))?(\^(?P<marks>[a-z]+))?"
@@ -82,13 +60,13 @@ class Line:
     method: str = ""
     preset: str = ""
     read: str = ""
-    figure: str = ""  # what is ranked apart: the reading of a line that is no method
+    figure: str = ""  # cells with the same one are ranked together: the reading, if not a method
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     scales: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
     always: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def __add__(self, other: Line) -> Line:
-        """Both together; the second is the stronger."""
+        """Both lines merged; the second overrides."""
         return Line(
             f"{self.key}+{other.key}",
             ", ".join(filter(None, (self.label, other.label))),
@@ -104,16 +82,12 @@ class Line:
 
 @dataclasses.dataclass(frozen=True)
 class Published:
-    """One figure as it was printed."""
+    """One figure as printed."""
 
     text: str
     value: float | None  # None: never reached, not given, or lost
     sd: float = 0.0
     marks: str = ""
-
-    @property
-    def never(self) -> bool:
-        return self.text == "×"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,11 +103,11 @@ class Table:
     read: str = ""
     also: tuple[str, ...] = ()
     seeds: int = 1
-    rank: str = "rows"  # what is compared
+    rank: str = "rows"  # whether rows or cols are compared
     reference: str = ""  # the line that the others are compared with, seed by seed
     kind: str = "run"
     draw: tuple[str, ...] = ()
-    client: int = 0  # whose picture is drawn
+    client: int = 0  # for figures of one client
     about: str = ""
     notes: Mapping[str, str] = dataclasses.field(default_factory=dict)
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -144,16 +118,15 @@ class Table:
         return f"{self.paper}:{self.key}"
 
     def reading(self, row: Line, col: Line) -> str:
-        """How the figure of a cell is read."""
+        """The reading of a cell's figure."""
         return col.read or row.read or self.read
 
     def chosen(self, rows: str = "", cols: str = "") -> tuple[tuple[Line, ...], tuple[Line, ...]]:
-        """Those of comma lists of names; all that were published where a list is empty, and `all`:
-        the extra rows too."""
+        """(rows, columns) in comma lists of names; '': all published ones, 'all': the extra ones
+        too."""
         more = {"rows": (self.extra, ()), "cols": ((), self.extra)}[self.rank]
-        return pick("row", rows, self.rows, more[0], self), pick(
-            "column", cols, self.cols, more[1], self
-        )
+        chosen = pick("row", rows, self.rows, more[0], self)
+        return chosen, pick("column", cols, self.cols, more[1], self)
 
 
 def pick(
@@ -206,13 +179,14 @@ def line_of(where: str, key: str, data: Mapping[str, Any]) -> Line:
 
 
 def joined(what: str, name: str, known: Mapping[str, Line]) -> Line:
-    """'a+b' -> both lines together, under this name."""
+    """'a+b' -> both lines merged, under this name."""
     parts = [lookup(what, part, known) for part in name.split("+")]
     return dataclasses.replace(functools.reduce(Line.__add__, parts), key=name)
 
 
 def cell_of(where: str, text: str) -> Published:
-    """
+    """A published figure from its text.
+
     >>> cell_of("here", "64.13±.79^ab")
     Published(text='64.13', value=64.13, sd=0.79, marks='ab')
     """
@@ -256,7 +230,7 @@ def table_of(paper: str, key: str, data: Mapping[str, Any], lines: Mapping[str, 
         )
     lookup(f"kind of {where}", data.get("kind", "run"), dict.fromkeys(KINDS, ""))
     lookup(f"rank of {where}", data.get("rank", "rows"), {"rows": "", "cols": ""})
-    some = {name: data[name] for name in SOME if name in data}
+    given = {name: data[name] for name in OPTIONAL if name in data}
     named = lambda names: tuple(joined(f"line in {where}", name, lines) for name in names)
     return Table(
         paper,
@@ -271,7 +245,7 @@ def table_of(paper: str, key: str, data: Mapping[str, Any], lines: Mapping[str, 
         notes=dict(data.get("notes", {})),
         settings=dict(data.get("settings", {})),
         scales=scales_of(data),
-        **some,
+        **given,
     )
 
 

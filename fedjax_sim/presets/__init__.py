@@ -1,11 +1,11 @@
 """The settings of published experiments, by name: `fedjax-sim run --preset NAME`. One file per
-paper; read with the package.
+paper.
 
-method = "NAME"              the paper's method, run where no other is named
+method = "NAME"              the paper's method, the default
 [common]                     settings of all of its presets; "METHOD.OPTION" is for that method
-                             alone: the paper's constants of its baselines. OPTION may also be one
-                             of the run, e.g. "fedfomo.val_fraction"
-[presets.NAME]               about, and what differs
+                             only, e.g. a baseline. OPTION may also be a setting of the run, e.g.
+                             "fedfomo.val_fraction"
+[presets.NAME]               about, and the settings that differ
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from fedjax_sim.errors import lookup
 
-PARTS = ("model", "loss")  # whose options are of every method
+PARTS = ("model", "loss")  # their options are for every method
 
 
 class Preset(NamedTuple):
@@ -26,7 +26,7 @@ class Preset(NamedTuple):
     settings: dict[str, Any]
 
     def of(self, method: str) -> dict[str, Any]:
-        """What it sets for a run of `method`: not the options of other methods.
+        """Its settings for a run of `method`, without options of other methods.
 
         >>> PRESETS["fedpam-mnist"].of("fedavg") == PRESETS["fedpam-mnist"].of("fedpam")
         False

@@ -1,5 +1,4 @@
-"""Figures about clients: how accuracies are spread over them, how they develop, which labels they
-hold."""
+"""Figures about clients: the spread of their accuracies, their curves, the labels they hold."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ from fedjax_sim.report import style
 from fedjax_sim.report.groups import Group, labels, scenes
 from fedjax_sim.report.groups import spread as deviation
 
-MOST_PANELS = 12  # methods whose clients are drawn one by one
+MOST_PANELS = 12  # methods with a panel of all clients
 MOST_BUBBLES = 60  # clients in a picture of labels
 
 
@@ -22,7 +21,7 @@ def with_clients(groups: Sequence[Group]) -> list[Group]:
 
 
 def about(group: Group) -> About:
-    """How the primary metric is read."""
+    """Unit and direction of the primary metric."""
     return group.runs[0].primary.about
 
 
@@ -32,8 +31,8 @@ def last_values(group: Group) -> np.ndarray:
 
 
 def spread(groups: Sequence[Group], path: pathlib.Path) -> list[pathlib.Path]:
-    """Left of each pair: a box per method, ◆ the mean of the worst tenth. Right: the share of
-    clients up to an accuracy."""
+    """Left of each pair: a box per method, ◆ the mean of the worst tenth. Right: the cumulative
+    share of clients by accuracy."""
     plt, look = style.drawing(), style.looks(labels(groups))
     mine = with_clients(groups)
     where = scenes(mine)
@@ -80,8 +79,8 @@ def spread(groups: Sequence[Group], path: pathlib.Path) -> list[pathlib.Path]:
 
 
 def over_rounds(groups: Sequence[Group], path: pathlib.Path) -> list[pathlib.Path]:
-    """Every client's accuracy over rounds as a thin line, their median and worst tenth as strong
-    ones; first seed."""
+    """Every client's accuracy over rounds as a thin line, median and worst tenth as thick ones;
+    first seed."""
     plt, look = style.drawing(), style.looks(labels(groups))
     mine = with_clients(groups)[:MOST_PANELS]
     figure, axes = style.panels(plt, len(mine))
@@ -118,19 +117,19 @@ def over_rounds(groups: Sequence[Group], path: pathlib.Path) -> list[pathlib.Pat
     return style.save(plt, figure, path)
 
 
-# whose model on whose rows, of what clients.npz keeps client by client
+# evaluation modes in clients.npz: whose model on whose rows
 MODES = {
     "personal": "its own model on its own rows",
     "personal_at_global": "its own model on the test set",
     "personal_at_train": "its own model on its training rows",
-    "resident": "the model that it holds on its own rows",
+    "resident": "its resident model on its own rows",
     "global_at_clients": "the global model on its own rows",
 }
 
 
 def one_by_one(groups: Sequence[Group]) -> list[tuple[str, str]]:
-    """(scene, mode) where clients were scored one by one; nothing unless that was done in two ways
-    at least."""
+    """(scene, mode) for which values of single clients are stored; [] unless there are at least two
+    modes."""
     has = lambda scene, mode: any(
         g.scene == scene and g.runs[0].of_clients(mode) is not None for g in groups
     )
@@ -139,8 +138,7 @@ def one_by_one(groups: Sequence[Group]) -> list[tuple[str, str]]:
 
 
 def one_client(groups: Sequence[Group], path: pathlib.Path, client: int = 0) -> list[pathlib.Path]:
-    """One client over rounds, scored in every way: a panel per scene and way, mean and ± band over
-    seeds."""
+    """One client over rounds: a panel per scene and evaluation mode, mean and ± band over seeds."""
     plt, look = style.drawing(), style.looks(labels(groups))
     which = one_by_one(groups)
     figure, axes = style.panels(
@@ -175,7 +173,7 @@ def one_client(groups: Sequence[Group], path: pathlib.Path, client: int = 0) -> 
 
 
 def label_counts(groups: Sequence[Group]) -> dict[str, np.ndarray]:
-    """Scene -> [N, classes] training examples, of the first run that stored them."""
+    """{scene: training examples [N, classes]}, from the first run that stored them."""
     out: dict[str, np.ndarray] = {}
     for g in groups:
         for run in g.runs:
@@ -185,7 +183,7 @@ def label_counts(groups: Sequence[Group]) -> dict[str, np.ndarray]:
 
 
 def bubbles(groups: Sequence[Group], path: pathlib.Path) -> list[pathlib.Path]:
-    """Which client holds how much of which class: the area of a dot is the number of examples."""
+    """Clients against classes: the area of a dot is the number of examples."""
     plt = style.drawing()
     tables = label_counts(groups)
     widest = max(min(MOST_BUBBLES, len(t)) for t in tables.values())

@@ -1,4 +1,4 @@
-"""The files of a comparison: where its runs stand, and compare.json, .csv, .md and .tex."""
+"""The files of a comparison: its run directories, and compare.json, .csv, .md and .tex."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def folder_of(entry: str) -> str:
 
 
 def is_comparison(folder: pathlib.Path) -> bool:
-    """Whether run directories stand in it, as `compare` and `--seeds` write them, or nothing but
-    folders for them."""
+    """Whether `folder` holds run directories of `compare` or `--seeds`, or only empty folders for
+    them."""
     if any(folder.glob("*/config.json")) or any(folder.glob("*/seed-*/config.json")):
         return True
-    # a kill before the first file
-    begun = lambda path: path.is_dir() and all(map(run_directory.empty, path.iterdir()))
+    # empty folders remain after a kill before the first file
+    started = lambda path: path.is_dir() and all(map(run_directory.empty, path.iterdir()))
     inside = [p for p in folder.iterdir() if p.name != ORDER_FILE] if folder.is_dir() else []
-    return folder.is_dir() and all(run_directory.empty(path) or begun(path) for path in inside)
+    return folder.is_dir() and all(run_directory.empty(path) or started(path) for path in inside)
 
 
 def write(
@@ -40,7 +40,7 @@ def write(
     summaries: list[dict[str, Any]],
     differs: dict[str, dict[str, Any]],
 ) -> list[pathlib.Path]:
-    """compare.json, .csv, .md and .tex, and the curves where matplotlib is installed."""
+    """Write compare.json, .csv, .md and .tex, and the curves if matplotlib is installed."""
     groups = grouped(load_runs(paths))
     rows = tables.rows_of(groups)
     statistics = [

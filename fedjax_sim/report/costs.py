@@ -1,5 +1,5 @@
-"""Figures about what accuracy costs: rounds, bytes and minutes to thresholds; parts of a round; a
-setting that varies."""
+"""Figures about cost: rounds, bytes and minutes to accuracy thresholds; the stages of a round;
+accuracy against a setting."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import numpy as np
 
 from fedjax_sim.options import shown
 from fedjax_sim.report import style
-from fedjax_sim.report.groups import ASIDE, Group, flat, labels, scenes, text_of
+from fedjax_sim.report.groups import ASIDE, Group, flat, labels, scenes, spread, text_of
 from fedjax_sim.runner.files import checksum
 
-# what a threshold costs, and its units: (name, how much of what the summary counts in)
+# the costs in a summary and their units: (name, size in the unit of the summary)
 COSTS = {
     "rounds_to": (("rounds", 1.0),),
     "comm_gb_to": tuple((name, size / 1e9) for name, size in style.BYTES),
@@ -42,7 +42,7 @@ def cost(group: Group, kind: str, threshold: str) -> tuple[float, float, int]:
     values = np.array([v for v in found if v is not None], float)
     if not len(values):
         return np.nan, 0.0, 0
-    return float(values.mean()), float(values.std(ddof=1)) if len(values) > 1 else 0.0, len(values)
+    return float(values.mean()), float(spread(values)), len(values)
 
 
 def thresholds(groups: Sequence[Group], path: pathlib.Path) -> list[pathlib.Path]:
@@ -87,8 +87,8 @@ def thresholds(groups: Sequence[Group], path: pathlib.Path) -> list[pathlib.Path
 def read_profiles(
     paths: Sequence[str | pathlib.Path], say: Callable[[str], None] = lambda text: None
 ) -> list[dict[str, Any]]:
-    """What `fedjax-sim profile --out` wrote, anywhere below `paths`; what is not as it was written
-    is left out and said."""
+    """The files that `fedjax-sim profile --out` wrote anywhere below `paths`; damaged ones are left
+    out and reported."""
     out = []
     for path in map(pathlib.Path, paths):
         for file in sorted(path.rglob("profile.json")):
@@ -107,7 +107,7 @@ def read_profiles(
 
 
 def breakdown(profiles: Sequence[dict[str, Any]], path: pathlib.Path) -> list[pathlib.Path]:
-    """Where a round's time goes, a bar per profile."""
+    """The time of each stage of a round, a bar per profile."""
     plt = style.drawing()
     figure, axis = plt.subplots(figsize=(7, 1.4 + 0.45 * len(profiles)))
     name, scale = style.unit(
@@ -128,8 +128,8 @@ def breakdown(profiles: Sequence[dict[str, Any]], path: pathlib.Path) -> list[pa
 
 
 def numeric_settings(groups: Sequence[Group]) -> dict[str, dict[str, list[tuple[float, Group]]]]:
-    """Setting -> curve -> (value, group): options with at least three numbers while all others are
-    the same."""
+    """{setting: {curve: [(value, group)]}} of settings with at least three numbers while all others
+    are equal."""
     configs = [
         (g, {n: v for n, v in flat(g.runs[0].config).items() if n not in ASIDE or n == "method"})
         for g in groups
@@ -154,7 +154,7 @@ def numeric_settings(groups: Sequence[Group]) -> dict[str, dict[str, list[tuple[
 
 
 def number_in(value: Any) -> float | None:
-    """A number, also of 'dirichlet:0.3' or '10/50'; None for other words.
+    """The number in a value, also in 'dirichlet:0.3' or '10/50'; None without one.
 
     >>> number_in("dirichlet:0.3"), number_in("10/50"), number_in("iid"), number_in(True)
     (0.3, 10.0, None, None)
@@ -168,15 +168,15 @@ def number_in(value: Any) -> float | None:
 
 
 def settings(groups: Sequence[Group], path: pathlib.Path) -> list[pathlib.Path]:
-    """Accuracy against every setting that was varied: best global, or the clients' mean where there
-    is no global model."""
+    """Accuracy against every setting that varies: best global, or the clients' mean without a
+    global model."""
     plt = style.drawing()
     found = numeric_settings(groups)
     figure, axes = style.panels(plt, len(found))
     for axis, (name, curves) in zip(axes, found.items(), strict=True):
-        everyone = [g for points in curves.values() for _, g in points]
-        primary = everyone[0].runs[0].primary
-        best = all(len(g.figure("best_global")) for g in everyone)
+        members = [g for points in curves.values() for _, g in points]
+        primary = members[0].runs[0].primary
+        best = all(len(g.figure("best_global")) for g in members)
         figure_name = "best_global" if best else primary.of_clients("mean")
         titles = []
         for i, (key, points) in enumerate(curves.items()):
@@ -186,15 +186,11 @@ def settings(groups: Sequence[Group], path: pathlib.Path) -> list[pathlib.Path]:
                 ", ".join([rest["method"], *(f"{k} {rest[k]}" for k in different if k != "method")])
             )
             values = [primary.about.scale * g.figure(figure_name) for _, g in points]
-            mean, std = (
-                [v.mean() if len(v) else np.nan for v in values],
-                [v.std(ddof=1) if len(v) > 1 else 0 for v in values],
-            )
             line = list(style.looks(titles).values())[i]
             axis.errorbar(
                 [x for x, _ in points],
-                mean,
-                std,
+                [v.mean() if len(v) else np.nan for v in values],
+                [spread(v) for v in values],
                 marker="o",
                 markersize=4,
                 capsize=2,

@@ -1,5 +1,5 @@
 """Curves over a run: accuracy against rounds, bytes and time; reward; bytes per round; distances of
-layers; one client."""
+layers."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import numpy as np
 from fedjax_sim.metrics.base import About, on_rows
 from fedjax_sim.report import style
 from fedjax_sim.report.groups import Group, labels, scenes
-from fedjax_sim.report.runs import Run
+from fedjax_sim.report.runs import Run, smooth
 
 GLOBAL = "global model, test set"
 OVER_CLIENTS = {
-    "client": "clients, each with the model that it uses, mean",
-    "resident": "clients, each with what it holds, mean",
-    "personal_at_global": "models that clients use on the test set, mean",
-    "personal_at_train": "models that clients use on their training rows, mean",
+    "client": "clients, each with the model it predicts with, mean",
+    "resident": "clients, each with its resident model, mean",
+    "personal_at_global": "models that clients predict with, on the test set, mean",
+    "personal_at_train": "models that clients predict with, on their training rows, mean",
     "global_at_clients": "global model on clients' rows, mean",
     "before": "participants before local training",
     "after": "participants after local training",
@@ -34,7 +34,7 @@ PLACES: dict[str, Place] = {
 
 
 def compared(groups: Sequence[Group]) -> dict[str, tuple[str, About]]:
-    """Columns of the runs' primary metrics: (title, how it is read)."""
+    """{column: (title, unit)} of the runs' primary metrics."""
     out: dict[str, tuple[str, About]] = {}
     for primary in dict.fromkeys(run.primary for g in groups for run in g.runs):
         out[primary.columns[0]] = (GLOBAL, primary.about)
@@ -46,7 +46,7 @@ def compared(groups: Sequence[Group]) -> dict[str, tuple[str, About]]:
 
 
 def others(groups: Sequence[Group]) -> dict[str, tuple[str, About]]:
-    """Columns of the other metrics: those asked for first."""
+    """{column: (title, unit)} of the other metrics, requested ones first."""
     abouts = {name: about for g in groups for run in g.runs for name, about in run.others.items()}
     abouts = {
         name: about
@@ -86,7 +86,7 @@ def about_of(column: str, groups: Sequence[Group]) -> About:
 
 
 def along(place: str, groups: Sequence[Group], column: str) -> tuple[str, float]:
-    """(name of the axis, divisor): the automatic unit of what stands below the curves."""
+    """(label, divisor) of the horizontal axis, in a unit that suits the values."""
     if place == "rounds":
         return "round", 1
     ends = [g.series(column, PLACES[place])[0] for g in groups]
@@ -94,19 +94,15 @@ def along(place: str, groups: Sequence[Group], column: str) -> tuple[str, float]
         name, scale = style.unit(ends, style.BYTES)
         return f"{name} sent, down and up", scale
     lasts = [x[-1] for x in ends if len(x)]
-    name, scale = style.unit(
-        [np.median(lasts)] if lasts else [], style.SECONDS
-    )  # one slow method decides nothing
+    # the median: one slow method must not decide
+    name, scale = style.unit([np.median(lasts)] if lasts else [], style.SECONDS)
     virtual = any(run.virtual for g in groups for run in g.runs)
     return f"{name} of {'simulated' if virtual else 'running'} time", scale
 
 
 def target(groups: Sequence[Group], column: str) -> float | None:
-    """The highest multiple of ten percent that half of several curves reach: where each does is
-    marked.
-
-    Only of shares of which more is better.
-    """
+    """The highest multiple of ten percent that at least half of the curves reach; None for other
+    units or a single curve."""
     about = about_of(column, groups)
     if about.unit != "percent" or about.better < 0:
         return None
@@ -129,14 +125,13 @@ def accuracy(
     place: str = "rounds",
     columns: Sequence[str] | None = None,
 ) -> list[pathlib.Path]:
-    """What was measured against `place`: a panel per scene and column, mean line and ± band over
-    seeds.
+    """Metrics against `place`: a panel per scene and column, mean line and ± band over seeds.
 
-    columns: which of them; None: all there are.
+    columns: those to draw; None: all.
     """
     plt, look = style.drawing(), style.looks(labels(groups))
-    there = measured(groups) if columns is None else list(columns)
-    shown = there[: 8 if place == "rounds" else 2]
+    known = measured(groups) if columns is None else list(columns)
+    shown = known[: 8 if place == "rounds" else 2]
     has = lambda mine, column: any(len(run.points(column)[0]) for g in mine for run in g.runs)
     here = {scene: [g for g in groups if g.scene == scene] for scene in scenes(groups)}
     which = [(s, c, mine) for s, mine in here.items() for c in shown if has(mine, c)]
@@ -177,8 +172,7 @@ def accuracy_panel(
 
 
 def communication(groups: Sequence[Group], path: pathlib.Path) -> list[pathlib.Path]:
-    """Bytes per round, down and up together; dashed: everything both ways, as full redistribution
-    costs."""
+    """Bytes per round, down and up together; dotted: the cost of full redistribution."""
     plt, look = style.drawing(), style.looks(labels(groups))
     figure, axes = style.panels(plt, len(scenes(groups)), width=5.4)
     total = lambda run: run.rounds["bytes_down"] + run.rounds["bytes_up"]
@@ -190,20 +184,11 @@ def communication(groups: Sequence[Group], path: pathlib.Path) -> list[pathlib.P
             x, mean, std = g.per_round(total)
             style.band(axis, x, mean / scale, std / scale, g.label, look[g.label])
             most = max(most, mean.max() / scale)
-            if g.runs[
-                0
-            ].actions:  # what goes up is the whole model, so twice that is the full baseline
-                _, up, _ = g.per_round(lambda run: 2 * run.rounds["bytes_up"])
-                colour = look[g.label]["color"]
-                axis.plot(
-                    x,
-                    up / scale,
-                    ":",
-                    color=colour,
-                    linewidth=1,
-                    label=style.safe(f"{g.label}: all full"),
-                )
-                most = max(most, up.max() / scale)
+            if g.runs[0].actions:  # uploads are whole models, so twice those is full redistribution
+                _, full, _ = g.per_round(lambda run: 2 * run.rounds["bytes_up"])
+                line = dict(color=look[g.label]["color"], linewidth=1, linestyle=":")
+                axis.plot(x, full / scale, label=style.safe(f"{g.label}: all full"), **line)
+                most = max(most, full.max() / scale)
         style.title(axis, scene)
         axis.set(ylabel=f"{name} per round, down and up", ylim=(0, 1.08 * most or 1))
         style.rounds_axis(axis)
@@ -211,20 +196,9 @@ def communication(groups: Sequence[Group], path: pathlib.Path) -> list[pathlib.P
     return style.save(plt, figure, path)
 
 
-def smooth(values: np.ndarray, window: int) -> np.ndarray:
-    """Mean of the last `window` values (fewer at the start).
-
-    >>> smooth(np.array([1.0, 3.0, 5.0]), 2).tolist()
-    [1.0, 2.0, 4.0]
-    """
-    sums = np.concatenate([[0.0], np.cumsum(values)])
-    last = np.arange(1, len(sums))
-    first = np.maximum(last - window, 0)
-    return (sums[last] - sums[first]) / (last - first)
-
-
 def reward(groups: Sequence[Group], path: pathlib.Path, window: int = 10) -> list[pathlib.Path]:
-    """The controller's reward: every round pale, the mean of the last ten strong."""
+    """The controller's reward: every round as a pale line, the mean of ten rounds as a strong
+    one."""
     plt, look = style.drawing(), style.looks(labels(groups))
     mine = [g for g in groups if all("reward" in run.rounds for run in g.runs)]
     where = scenes(mine)
@@ -242,8 +216,8 @@ def reward(groups: Sequence[Group], path: pathlib.Path, window: int = 10) -> lis
 
 
 def layers(groups: Sequence[Group], path: pathlib.Path) -> list[pathlib.Path]:
-    """How far the participants' models are from the server's, by parameter group; a panel per
-    method and scene."""
+    """Distances of the participants' models to the server's, by parameter group; a panel per method
+    and scene."""
     plt = style.drawing()
     mine = [g for g in groups if all(run.layers for run in g.runs)]
     look = style.looks(list(dict.fromkeys(name for g in mine for name in g.runs[0].layers)))

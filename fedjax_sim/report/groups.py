@@ -1,8 +1,7 @@
-"""Which runs belong together: a scene (data and who takes part) is a panel, a label (method and
-options) a colour.
+"""Groups of runs: a scene (data and participation) is a panel, a label (method and options) a
+colour.
 
-Runs of one scene and one label differ in their seeds only; their mean and standard deviation are
-drawn.
+Runs of one scene and label differ only in their seeds; their mean and standard deviation are drawn.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import numpy as np
 from fedjax_sim.options import shown
 from fedjax_sim.report.runs import Run
 
-# what is the same for everybody who is compared; the first three stand in every title
+# settings that define a scene; the first four are in every title
 SCENE = (
     "dataset",
     "partition",
@@ -30,7 +29,7 @@ SCENE = (
     "server_val",
     "val_fraction",
 )
-# neither scene nor label: seeds, places, what is found out, how it was computed
+# in neither scene nor label: seeds, paths, fingerprints, how it was computed
 ASIDE = (
     "seed",
     "data_seed",
@@ -59,6 +58,9 @@ ASIDE = (
 )
 
 
+Curve = tuple[np.ndarray, np.ndarray, np.ndarray]  # x, mean, standard deviation
+
+
 @dataclasses.dataclass(frozen=True)
 class Group:
     """Seeds of one label in one scene."""
@@ -67,11 +69,9 @@ class Group:
     scene: str
     runs: tuple[Run, ...]
 
-    def series(
-        self, column: str, place: Callable[[Run, np.ndarray], np.ndarray]
-    ) -> tuple[np.ndarray, ...]:
-        """(x, mean, std) of an evaluated column over seeds, at the rounds that every seed has
-        evaluated."""
+    def series(self, column: str, place: Callable[[Run, np.ndarray], np.ndarray]) -> Curve:
+        """(x, mean, std) of an evaluated column over seeds, at the rounds evaluated in every
+        seed."""
         points = [(run, *run.points(column)) for run in self.runs]
         points = [(run, rounds, values) for run, rounds, values in points if len(rounds)]
         if not points:
@@ -84,9 +84,8 @@ class Group:
             spread(values),
         )
 
-    def per_round(self, column: Callable[[Run], np.ndarray]) -> tuple[np.ndarray, ...]:
-        """(rounds, mean, std) over seeds of something that every round has, up to the shortest
-        run."""
+    def per_round(self, column: Callable[[Run], np.ndarray]) -> Curve:
+        """(rounds, mean, std) over seeds of a value per round, up to the shortest run."""
         values = [column(run) for run in self.runs]
         least = min(map(len, values))
         stacked = np.stack([v[:least] for v in values])
@@ -98,7 +97,7 @@ class Group:
         return all(run.stored for run in self.runs)
 
     def figure(self, name: str) -> np.ndarray:
-        """[n] a figure of the summary per seed, without those that have none."""
+        """[n] a figure of the summary per seed, without missing ones."""
         found = [run.summary.get(name) for run in self.runs]
         return np.array([v for v in found if isinstance(v, (int, float)) and np.isfinite(v)], float)
 
@@ -128,7 +127,7 @@ def flat(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def text_of(value: Any) -> str:
-    """A value as it stands in a label: numbers the same however they were written."""
+    """A value for a label; equal numbers give the same text."""
     try:
         return f"{float(value):g}" if not isinstance(value, bool) else str(value)
     except (TypeError, ValueError):
@@ -140,12 +139,12 @@ def text_of(value: Any) -> str:
 
 
 def varying(configs: Sequence[dict[str, Any]], names: Sequence[str]) -> list[str]:
-    """Those names whose values are not all the same."""
+    """Names whose values differ between the configurations."""
     return [name for name in names if len({text_of(c.get(name)) for c in configs}) > 1]
 
 
 def share(text: str) -> str:
-    """Who takes part, for a title.
+    """The participation, for a title.
 
     >>> share("0.5"), share("10/50"), share("0.5:1"), share("10")
     ('50 %', '10/50', '0.5:1', '10')
@@ -157,19 +156,16 @@ def share(text: str) -> str:
 
 
 def scene_of(config: dict[str, Any], different: Sequence[str]) -> str:
-    """Setting and split in one line, as a title shows them; what differs between scenes is always
-    there."""
+    """Title of a scene: data, split, participation, and the settings that differ between
+    scenes."""
     parts = [
         text_of(config["dataset"]) if "dataset" in config else "",
         text_of(config.get("partition", "")),
     ]
     if config.get("clients") is not None:
-        part = (
-            f", {share(text_of(config['participation']))} per round"
-            if config.get("participation")
-            else ""
-        )
-        parts.append(f"{text_of(config['clients'])} clients{part}")
+        cohort = config.get("participation")
+        per_round = f", {share(text_of(cohort))} per round" if cohort else ""
+        parts.append(f"{text_of(config['clients'])} clients{per_round}")
     parts += [f"{n} {text_of(config.get(n))}" for n in different if n not in SCENE[:4]]
     return " · ".join(part for part in parts if part)
 
@@ -186,11 +182,10 @@ def label_of(config: dict[str, Any], different: Sequence[str]) -> str:
 
 
 def grouped(runs: Sequence[Run], say: Callable[[str], None] = lambda text: None) -> list[Group]:
-    """Runs by scene and label, in the order of their first appearance; of two with the same seeds
-    the longer one."""
+    """Runs by scene and label, in order of first appearance; of two with the same seeds the longer
+    one."""
     configs = [flat(run.config) for run in runs]
-    # a run without the option has the default, which is unknown here: it differs from those that
-    # have it
+    # a run without an option has an unknown default, so it counts as different
     scene_names = varying(configs, SCENE)
     options: dict[str, list[str]] = {}
     for method in {c["method"] for c in configs}:

@@ -1,7 +1,7 @@
-"""`fedjax-sim report`: every figure that the runs have data for, and one page that holds them all.
+"""`fedjax-sim report`: every figure that the runs have data for, and one page with all of them.
 
-The page needs no network and no other files. The data are JSON inside it, names are only ever set
-as text.
+The page needs no network and no other files. The data are JSON inside it; names are inserted only
+as text, never as HTML.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from fedjax_sim.report.groups import Group, grouped, labels, scenes
 from fedjax_sim.report.runs import load_runs
 from fedjax_sim.runner.files import write_bytes
 
-PIXELS = 112  # of the page per inch of a figure: letters are equally large in all of them
-DIGITS = 6  # significant, of what the page draws
+PIXELS = 112  # on the page per inch of a figure, so that text has the same size in all of them
+DIGITS = 6  # significant digits in the page's data
 
 
 def brief(values: Any) -> list[float | None]:
-    """Numbers as the page needs them: few digits, null for what is none."""
+    """Numbers for the page: few digits, None for those that are not finite."""
     return [
         float(f"{v:.{DIGITS}g}") if np.isfinite(v) else None
         for v in np.asarray(values, float).tolist()
@@ -56,7 +56,7 @@ def lines(groups: Sequence[Group]) -> list[dict[str, Any]]:
 
 
 def short(titles: Sequence[str]) -> dict[str, str]:
-    """Settings by what not all of them share: a cell of the table has room for that.
+    """{title: the parts that not all titles share}, short enough for a cell of the table.
 
     >>> short(["digits · iid · 8 clients", "digits · shards:2 · 8 clients"])
     {'digits · iid · 8 clients': 'iid', 'digits · shards:2 · 8 clients': 'shards:2'}
@@ -70,7 +70,7 @@ def short(titles: Sequence[str]) -> dict[str, str]:
 
 
 def content(groups: Sequence[Group]) -> dict[str, Any]:
-    """What the page's script draws and sorts."""
+    """The data for the page's script."""
     names, look = labels(groups), style.looks(labels(groups))
     dashes = {"-": ""} | {
         line: " ".join(f"{d:g}" for d in line[1])
@@ -119,7 +119,7 @@ def figure(title: str, picture: pathlib.Path) -> str:
     from PIL import Image  # comes with matplotlib
 
     small = io.BytesIO()
-    with Image.open(picture) as image:  # a quarter of the bytes; nobody sees it in a page
+    with Image.open(picture) as image:  # a palette: a quarter of the bytes
         image.convert("RGB").quantize(200).save(small, "PNG")
         width = round(PIXELS * image.width / style.DPI)
     data = base64.b64encode(small.getvalue()).decode()
@@ -133,12 +133,9 @@ def figure(title: str, picture: pathlib.Path) -> str:
 def write(
     groups: Sequence[Group], pictures: Sequence[tuple[str, pathlib.Path]], path: pathlib.Path
 ) -> pathlib.Path:
-    """The page at `path`; pictures: (title, PNG file)."""
-    frame = (
-        importlib.resources.files("fedjax_sim.report")
-        .joinpath("page.html")
-        .read_text(encoding="utf-8")
-    )
+    """Write the page to `path`; pictures: (title, PNG file)."""
+    file = importlib.resources.files("fedjax_sim.report").joinpath("page.html")
+    frame = file.read_text(encoding="utf-8")
     data = json.dumps(content(groups), allow_nan=False).replace("<", "\\u003c")
     title = scenes(groups)[0] if len(scenes(groups)) == 1 else f"{len(scenes(groups))} settings"
     parts = {
@@ -155,7 +152,7 @@ def write(
     return path
 
 
-Drawn = tuple[str, str, Callable[[pathlib.Path], list[pathlib.Path]]]  # file, title, how
+Drawn = tuple[str, str, Callable[[pathlib.Path], list[pathlib.Path]]]  # file, title, function
 
 
 def possible(groups: Sequence[Group], profiles: Sequence[dict[str, Any]] = ()) -> Iterator[Drawn]:
@@ -165,32 +162,23 @@ def possible(groups: Sequence[Group], profiles: Sequence[dict[str, Any]] = ()) -
             place != "time" or all(run.timings for g in groups for run in g.runs)
         ):
             name = "accuracy" if place == "rounds" else f"accuracy_{place}"
-            yield (
-                name,
-                f"Accuracy against {title}",
-                functools.partial(curves.accuracy, groups, place=place),
-            )
+            draw = functools.partial(curves.accuracy, groups, place=place)
+            yield name, f"Accuracy against {title}", draw
     if costs.reached(groups):
         yield "thresholds", "Cost to reach an accuracy", lambda path: costs.thresholds(groups, path)
     if costs.numeric_settings(groups):
         yield "settings", "Accuracy against settings", lambda path: costs.settings(groups, path)
     if clients.with_clients(groups):
         yield "clients", "Spread over clients", lambda path: clients.spread(groups, path)
-        yield (
-            "client_curves",
-            "Every client over rounds",
-            lambda path: clients.over_rounds(groups, path),
-        )
+        draw = functools.partial(clients.over_rounds, groups)
+        yield "client_curves", "Every client over rounds", draw
     if clients.one_by_one(groups):
         yield "one_client", "One client over rounds", lambda path: clients.one_client(groups, path)
     if clients.label_counts(groups):
         yield "labels", "Labels of the clients", lambda path: clients.bubbles(groups, path)
-    yield (
-        "communication",
-        "Communication per round",
-        lambda path: curves.communication(groups, path),
-    )
-    if policy.steered(groups):
+    draw = functools.partial(curves.communication, groups)
+    yield "communication", "Communication per round", draw
+    if policy.controlled(groups):
         yield "actions", "Actions over rounds", lambda path: policy.evolution(groups, path)
         yield "policy", "Policy", lambda path: policy.summary(groups, path)
     if any("reward" in run.rounds for g in groups for run in g.runs):
@@ -214,7 +202,7 @@ def report(
     """Draw everything as PNG and PDF into `out` (default: the first directory), and report.html
     with all of it.
 
-    titles: above the panels; without them a figure goes into a paper as it is.
+    titles: whether panels have titles; figures for a paper have none.
     """
     groups = grouped(load_runs(paths, say), say)
     folder = pathlib.Path(out) if out is not None else pathlib.Path(paths[0])

@@ -1,4 +1,4 @@
-"""Curves of results in memory, drawn by `report` as it draws run directories."""
+"""Curves of results in memory, drawn like those of run directories."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from fedjax_sim.errors import UserError, lookup
 from fedjax_sim.report import curves as drawn
 from fedjax_sim.report.groups import grouped
 from fedjax_sim.report.runs import Run, Table
+from fedjax_sim.report.style import load_matplotlib
 
 AGAINST = ("rounds", "bytes")
 
 
 class Picture:
-    """What was drawn; a notebook shows it. `files`: where it was written, if it was."""
+    """A figure that a notebook shows. `files`: the files it was written to, if any."""
 
     def __init__(self, png: bytes, files: Sequence[pathlib.Path] = ()):
         self.png, self.files = png, list(files)
@@ -52,13 +53,8 @@ def as_run(result: Any) -> Run:
 
 @contextlib.contextmanager
 def isolated_drawing() -> Iterator[None]:
-    """matplotlib as the caller has it, afterwards: his backend, his look."""
-    try:
-        import matplotlib
-    except ImportError:
-        raise UserError(
-            "figures need matplotlib; install it with: pip install 'fedjax-sim[report]'"
-        ) from None
+    """Restore the caller's matplotlib backend and style afterwards."""
+    matplotlib = load_matplotlib()
     backend = matplotlib.get_backend()
     with matplotlib.rc_context():
         yield
@@ -68,8 +64,8 @@ def isolated_drawing() -> Iterator[None]:
 def curves(
     results: Sequence[Any], path: str | pathlib.Path | None = None, against: str = "rounds"
 ) -> Picture:
-    """Accuracy of results against rounds or bytes; seeds of one method together. path: written
-    there as PNG and PDF."""
+    """Draw the accuracy of results against rounds or bytes, seeds of one method together. path:
+    also write it there, as PNG and PDF."""
     lookup("axis", against, dict.fromkeys(AGAINST))
     groups = grouped([as_run(result) for result in results])
     if not drawn.measured(groups):

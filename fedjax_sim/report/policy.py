@@ -1,4 +1,4 @@
-"""Figures about controllers: which actions, how decided, who mixes whose model."""
+"""Figures about controllers: actions, their entropy, mixing weights, budgets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedjax_sim.report.runs import Run, windowed_shares
 WINDOW = 10  # rounds
 
 
-def steered(groups: Sequence[Group]) -> list[Group]:
+def controlled(groups: Sequence[Group]) -> list[Group]:
     return [g for g in groups if all(run.actions for run in g.runs)]
 
 
@@ -27,7 +27,7 @@ def evolution(groups: Sequence[Group], path: pathlib.Path) -> list[pathlib.Path]
     """Stacked shares of the actions over the last ten rounds, accuracy on the right axis; a panel
     per group, first seed."""
     plt = style.drawing()
-    mine = steered(groups)
+    mine = controlled(groups)
     figure, axes = style.panels(plt, len(mine), width=5.0)
     colour = colours(list(dict.fromkeys(name for g in mine for name in g.runs[0].actions)))
     rights = []
@@ -65,7 +65,7 @@ def evolution(groups: Sequence[Group], path: pathlib.Path) -> list[pathlib.Path]
 
 
 def entropy(run: Run) -> np.ndarray:
-    """[T] entropy of the actions of the last ten rounds, 1 for all alike."""
+    """[T] entropy of the actions of the last ten rounds; 1 if all are equally frequent."""
     now = np.stack(list(windowed_shares(run.actions, WINDOW).values()))  # [A, T]
     log = np.log(np.where(now > 0, now, 1))
     return -(now * log).sum(0) / np.log(max(2, len(now)))
@@ -73,9 +73,9 @@ def entropy(run: Run) -> np.ndarray:
 
 def summary(groups: Sequence[Group], path: pathlib.Path) -> list[pathlib.Path]:
     """A row per scene. Left: share of each action over the whole run. Right: normalised entropy of
-    ten rounds' actions."""
+    the actions of ten rounds."""
     plt, look = style.drawing(), style.looks(labels(groups))
-    mine = steered(groups)
+    mine = controlled(groups)
     where = scenes(mine)
     figure, axes = style.panels(plt, 2 * len(where), width=5.2, most=2)
     names = list(dict.fromkeys(name for g in mine for name in g.runs[0].actions))
@@ -107,11 +107,7 @@ def summary(groups: Sequence[Group], path: pathlib.Path) -> list[pathlib.Path]:
         bars.grid(False)
         style.title(bars, scene, "actions over the whole run")
         for g in here:
-            x, mean, std = g.per_round(entropy)
-            curves.plot(x, mean, label=style.safe(g.label), **look[g.label])
-            curves.fill_between(
-                x, mean - std, mean + std, color=look[g.label]["color"], alpha=0.18, linewidth=0
-            )
+            style.band(curves, *g.per_round(entropy), g.label, look[g.label])
         style.title(curves, scene, f"entropy of the actions of {WINDOW} rounds")
         curves.set(ylabel="H / log A", ylim=(-0.02, 1.05))
         style.rounds_axis(curves)
@@ -120,8 +116,8 @@ def summary(groups: Sequence[Group], path: pathlib.Path) -> list[pathlib.Path]:
 
 
 def heat_maps(groups: Sequence[Group], path: pathlib.Path, client: int = 0) -> list[pathlib.Path]:
-    """Left of each pair: a matrix of weights, mean of the last half. Right: those for one client
-    over rounds; first seed."""
+    """Left of each pair: a matrix of weights, mean over the second half of the run. Right: the
+    weights for one client over rounds; first seed."""
     plt = style.drawing()
     found = [(g, name, values) for g in groups for name, values in g.runs[0].matrices.items()]
     figure, axes = style.panels(plt, 2 * len(found), width=4.8, most=2)
@@ -154,8 +150,8 @@ def heat_maps(groups: Sequence[Group], path: pathlib.Path, client: int = 0) -> l
 
 
 def panels_of(groups: Sequence[Group]) -> dict[str, tuple[str, str, bool]]:
-    """What the methods themselves want drawn: column -> (title, name of the axis, whether it is
-    added up over rounds)."""
+    """The panels that methods declare: {column: (title, label of the axis, whether it is summed
+    over rounds)}."""
     wanted = [run.resolved.get("panels", {}) for g in groups for run in g.runs]
     return {
         name: (title, unit, added)
@@ -165,7 +161,7 @@ def panels_of(groups: Sequence[Group]) -> dict[str, tuple[str, str, bool]]:
 
 
 def budgeted(groups: Sequence[Group]) -> list[tuple[str, str]]:
-    """(scene, what) that can be drawn."""
+    """(scene, column) of the declared panels with data."""
     has = lambda scene, name: any(
         g.scene == scene and all(r.counted(name) is not None for r in g.runs) for g in groups
     )
@@ -180,7 +176,7 @@ def accumulated(run: Run, name: str, added: bool) -> np.ndarray:
 
 
 def budgets(groups: Sequence[Group], path: pathlib.Path) -> list[pathlib.Path]:
-    """What the methods declare of their logs, over rounds; mean and ± band over seeds."""
+    """The panels that methods declare, over rounds; mean and ± band over seeds."""
     plt, look = style.drawing(), style.looks(labels(groups))
     which = budgeted(groups)
     figure, axes = style.panels(plt, len(which))
@@ -191,11 +187,8 @@ def budgets(groups: Sequence[Group], path: pathlib.Path) -> list[pathlib.Path]:
             for g in groups
             if g.scene == scene and all(r.counted(name) is not None for r in g.runs)
         ):
-            x, mean, std = g.per_round(lambda run: accumulated(run, name, added))
-            axis.plot(x, mean, label=style.safe(g.label), **look[g.label])
-            axis.fill_between(
-                x, mean - std, mean + std, color=look[g.label]["color"], alpha=0.18, linewidth=0
-            )
+            values = g.per_round(lambda run: accumulated(run, name, added))
+            style.band(axis, *values, g.label, look[g.label])
         style.title(axis, scene, title)
         axis.set_ylabel(unit)
         style.rounds_axis(axis)

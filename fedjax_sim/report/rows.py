@@ -1,5 +1,4 @@
-"""Rows that show themselves: text in a console, a table in a notebook, a DataFrame where pandas is
-installed."""
+"""Rows of results: text in a console, a table in a notebook, a DataFrame if pandas is installed."""
 
 from __future__ import annotations
 
@@ -10,11 +9,12 @@ from typing import Any
 from fedjax_sim.errors import UserError
 from fedjax_sim.report.text import columns
 
-MOST = 40  # rows shown; the others are there all the same
+MOST = 40  # rows shown
 
 
 def cell(value: Any) -> str:
-    """
+    """A value as text, floats with four digits.
+
     >>> cell(0.123456), cell(None), cell(3)
     ('0.1235', '', '3')
     """
@@ -22,7 +22,7 @@ def cell(value: Any) -> str:
 
 
 def as_html(cells: Sequence[Sequence[str]]) -> str:
-    """Cells as a table, the head first.
+    """Cells as an HTML table; the first row is the head.
 
     >>> as_html([["a"], ["<1"]])
     '<table><thead><tr><th>a</th></tr></thead><tbody><tr><td>&lt;1</td></tr></tbody></table>'
@@ -34,7 +34,7 @@ def as_html(cells: Sequence[Sequence[str]]) -> str:
 
 
 class Rows(list):
-    """Dicts, one per row.
+    """A list of dicts, one per row.
 
     >>> Rows([{"round": 1, "global_acc": 0.5}, {"round": 2, "global_acc": 0.61234567}])
     round  global_acc
@@ -49,7 +49,7 @@ class Rows(list):
         return list(dict.fromkeys(name for row in self for name in row))
 
     def cells(self) -> list[list[str]]:
-        """Text, the head first; of many rows the first and the last."""
+        """Text, the head first; of many rows only the first and the last."""
         half = MOST // 2
         rows: Sequence[Any] = self if len(self) <= MOST else [*self[:half], {}, *self[-half:]]
         text = lambda row: (

@@ -1,4 +1,4 @@
-"""Run directories as arrays: what the figures are drawn from. Reads plain files only, no JAX."""
+"""Run directories as arrays, the input of all figures. Reads plain files only, no JAX."""
 
 from __future__ import annotations
 
@@ -35,17 +35,14 @@ class Run:
     rounds: Table
     metrics: Table
     timings: Table = dataclasses.field(default_factory=dict)
-    stored: dict[str, Any] = dataclasses.field(
-        default_factory=dict
-    )  # summary.json; {}: the run has not ended
-    resolved: dict[str, Any] = dataclasses.field(
-        default_factory=dict
-    )  # of config.json: what was decided at its start
+    # summary.json; {}: the run has not ended
+    stored: dict[str, Any] = dataclasses.field(default_factory=dict)
+    # of config.json: values resolved at the start
+    resolved: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def actions(self) -> Table:
-        """Action name -> how many participants were given it, per round; {} without a
-        controller."""
+        """{action: number of participants that took it, per round}; {} without a controller."""
         names = [name.removeprefix("action_") for name in self.rounds if name.startswith("action_")]
         order = [name for name in ORDER if name in names] + [
             n for n in names if n not in (*ORDER, "entropy")
@@ -54,8 +51,7 @@ class Run:
 
     @property
     def matrices(self) -> dict[str, np.ndarray]:
-        """What was logged as a matrix per round, e.g. who mixes whose model: name -> [T, rows,
-        columns]."""
+        """{name: [T, rows, columns]} of logged matrices, e.g. mixing weights."""
         found: dict[str, dict[tuple[int, int], np.ndarray]] = {}
         for column, values in self.rounds.items():
             if cell := re.fullmatch(r"(.+)_(\d+)_(\d+)", column):
@@ -72,28 +68,28 @@ class Run:
 
     @property
     def mixtures(self) -> np.ndarray | None:
-        """[T, N, N] how much of whose model (second) went into a participant's (first) by a
-        controller's weights; else None.
+        """[T, N, N] weight of a client's model (last axis) in that of a participant (second axis),
+        if a controller chose it; else None.
 
-        Where the actions of a round with M participants are M + 1 weights: of those of the round
-        before, and of itself.
+        In a round with M participants an action is M + 1 weights: one for each participant of the
+        round before, and one for the client itself.
         """
-        ids, given = self.clients.get("acted_ids"), self.clients.get("acted_actions")
-        if ids is None or given is None or given.ndim != 3 or given.shape[2] != ids.shape[1] + 1:
+        ids, actions = self.clients.get("acted_ids"), self.clients.get("acted_actions")
+        if ids is None or actions is None:
+            return None
+        if actions.ndim != 3 or actions.shape[2] != ids.shape[1] + 1:
             return None
         out = np.full((len(ids), ids.max() + 1, ids.max() + 1), np.nan)
         for t in range(len(ids)):
-            for who, weights in zip(ids[t], given[t], strict=True):
-                for source, weight in zip([*ids[max(t - 1, 0)], who], weights, strict=True):
-                    if (
-                        who >= 0 and source >= 0
-                    ):  # a client may be there twice: as itself and from the round before
-                        out[t, who, source] = np.nansum([out[t, who, source], weight])
+            for client, weights in zip(ids[t], actions[t], strict=True):
+                for source, weight in zip([*ids[max(t - 1, 0)], client], weights, strict=True):
+                    if client >= 0 and source >= 0:  # a client may be its own source twice: add
+                        out[t, client, source] = np.nansum([out[t, client, source], weight])
         return out
 
     def counted(self, name: str) -> np.ndarray | None:
-        """[T] a column of rounds.csv, or the mean over clients of NAME_0, NAME_1, …; None where
-        there is neither."""
+        """[T] a column of rounds.csv, or the mean over clients of NAME_0, NAME_1, …; None without
+        either."""
         if name in self.rounds:
             return self.rounds[name]
         each = [v for column, v in self.rounds.items() if re.fullmatch(rf"{name}_\d+", column)]
@@ -101,8 +97,8 @@ class Run:
 
     @property
     def layers(self) -> Table:
-        """Parameter group -> mean distance of the participants to the server's model, per round; {}
-        where not logged."""
+        """{parameter group: mean distance of the participants to the server's model, per round}; {}
+        if not logged."""
         return {
             n.removeprefix("layer_dist_"): v
             for n, v in self.rounds.items()
@@ -110,7 +106,7 @@ class Run:
         }
 
     def points(self, column: str) -> tuple[np.ndarray, np.ndarray]:
-        """(rounds, values) of an evaluated column, without gaps."""
+        """(rounds, values) of an evaluated column, without NaN."""
         values = self.metrics.get(column, np.full(len(self.metrics["round"]), np.nan))
         known = ~np.isnan(values)
         return self.metrics["round"][known], values[known]
@@ -121,8 +117,7 @@ class Run:
         return np.interp(rounds, self.rounds["round"], total)
 
     def seconds_at(self, rounds: np.ndarray) -> np.ndarray:
-        """Seconds until the end of each of `rounds`: of the simulated clock where one was kept,
-        else of the real one."""
+        """Seconds until the end of each of `rounds`, simulated if the run has a simulated clock."""
         if self.virtual:
             return np.interp(
                 rounds, self.rounds["round"], np.cumsum(self.rounds["virtual_seconds"])
@@ -147,13 +142,13 @@ class Run:
 
     @functools.cached_property
     def others(self) -> dict[str, About]:
-        """Columns of the other metrics, and how they are read."""
+        """{column: unit and direction} of the other metrics."""
         abouts = self.stored.get("metrics_about") or self.resolved.get("metrics_about") or {}
         return {name: About(**about) for name, about in abouts.items()}
 
     @functools.cached_property
     def summary(self) -> dict[str, Any]:
-        """summary.json; of a run that has not ended, what its rows tell so far."""
+        """summary.json; for a run that has not ended, the same figures from its rows."""
         if self.stored:
             return self.stored
         rows = [
@@ -188,19 +183,19 @@ class Run:
 
     @functools.cached_property
     def clients(self) -> Table:
-        """clients.npz and labels.npz: per-client counts; {} where there are none."""
+        """Per-client counts in clients.npz and labels.npz; {} without any."""
         out: Table = {}
         for name in ("clients.npz", "labels.npz"):
             try:
                 with np.load(self.path / name, allow_pickle=False) as file:
                     out |= {key: file[key] for key in file.files}
-            except Exception:  # not there, cut, no archive: nothing to draw
+            except Exception:  # missing or damaged: nothing to draw
                 continue
         return out
 
     def of_clients(self, mode: str) -> np.ndarray | None:
-        """[E, N] the primary metric client by client at each evaluation, NaN for clients without
-        rows; None: not kept."""
+        """[E, N] the primary metric of each client at each evaluation, NaN for clients without
+        rows; None if not stored."""
         count = self.clients.get(f"{mode}_count")
         kept = [n for n in self.clients if re.fullmatch(rf"{mode}_(?!at_|count$|rounds$)\w+", n)]
         if count is None or not kept:
@@ -210,8 +205,8 @@ class Run:
         return self.clients[kept[0]] / np.where(count > 0, count, np.nan)
 
     def last_of_clients(self) -> tuple[str, np.ndarray]:
-        """(evaluation mode, the primary metric of each client at the last evaluation); of those
-        with rows. '' for none."""
+        """(evaluation mode, the primary metric of each client with rows at the last evaluation);
+        mode '' for none."""
         for mode in ("personal", "resident", "global_at_clients"):
             values = self.of_clients(mode)
             if values is not None and len(values) and np.isfinite(values[-1]).any():
@@ -228,7 +223,7 @@ def table(content: bytes) -> Table:
 
 
 def load_run(path: str | pathlib.Path) -> Run:
-    """Read one run directory, every file as its manifest says; a sentence says what is missing or
+    """Read one run directory and check it against its manifest; a UserError says what is missing or
     damaged."""
     path = pathlib.Path(path)
     files = run_directory.verified(path)
@@ -244,7 +239,7 @@ def load_run(path: str | pathlib.Path) -> Run:
             and isinstance(stored, dict)
             and isinstance(resolved, dict)
         ):
-            raise ValueError("its config.json or summary.json is none")
+            raise ValueError("its config.json or summary.json cannot be read")
     except (ValueError, KeyError, TypeError, RecursionError) as problem:
         raise UserError(
             f"'{shown(str(path), 200)}' is not a run directory: {shown(str(problem), 200)}"
@@ -258,13 +253,13 @@ ORDER_FILE = "order.json"
 
 
 def write_order(folder: pathlib.Path, names: Sequence[str]) -> None:
-    """Leave in `folder` in which order its folders were asked for."""
+    """Store the order in which the folders in `folder` were requested."""
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / ORDER_FILE, list(names))
 
 
 def read_order(folder: pathlib.Path) -> list[str]:
-    """In which order the folders in `folder` were asked for, as far as it is known."""
+    """The order stored by `write_order`; [] without one."""
     try:
         names = json.loads((folder / ORDER_FILE).read_bytes())
         return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
@@ -273,11 +268,11 @@ def read_order(folder: pathlib.Path) -> list[str]:
 
 
 def run_folders(path: pathlib.Path) -> Iterator[pathlib.Path]:
-    """`path` if it is a run directory, or what is left of one, else those below it; what is inside
-    one is its own."""
+    """`path` if it is a run directory, perhaps a damaged one, else all run directories below it;
+    none inside another."""
     for folder, inside, files in os.walk(path):
-        typed = read_order(pathlib.Path(folder))
-        inside.sort(key=lambda name: (typed.index(name) if name in typed else len(typed), name))
+        order = read_order(pathlib.Path(folder))
+        inside.sort(key=lambda name: (order.index(name) if name in order else len(order), name))
         if {run_directory.CONFIG, run_directory.MANIFEST, "rounds.csv"} & set(files):
             inside.clear()
             yield pathlib.Path(folder)
@@ -286,8 +281,8 @@ def run_folders(path: pathlib.Path) -> Iterator[pathlib.Path]:
 def load_runs(
     paths: Sequence[str | pathlib.Path], say: Callable[[str], None] = lambda text: None
 ) -> list[Run]:
-    """The runs in several folders, of `compare` and `sweep` too. What is no run is skipped and
-    said, unless it was named."""
+    """The runs in several folders, also of `compare` and `sweep`. A damaged run is skipped and
+    reported; it is an error if it was named itself."""
     runs: list[Run] = []
     seen: set[pathlib.Path] = set()
     for path in map(pathlib.Path, paths):
@@ -321,9 +316,18 @@ def windowed_shares(actions: Table, window: int = 10) -> Table:
     ... ].tolist()
     [1.0, 0.5, 0.0]
     """
-    running = {name: np.concatenate([[0.0], np.cumsum(values)]) for name, values in actions.items()}
-    last = np.arange(1, len(next(iter(running.values()))))
+    recent = {name: smooth(values, window) for name, values in actions.items()}
+    total = np.asarray(sum(recent.values()))
+    return {name: values / np.where(total > 0, total, 1) for name, values in recent.items()}
+
+
+def smooth(values: np.ndarray, window: int) -> np.ndarray:
+    """Mean of the last `window` values (fewer at the start).
+
+    >>> smooth(np.array([1.0, 3.0, 5.0]), 2).tolist()
+    [1.0, 2.0, 4.0]
+    """
+    sums = np.concatenate([[0.0], np.cumsum(values)])
+    last = np.arange(1, len(sums))
     first = np.maximum(last - window, 0)
-    recent = {name: sums[last] - sums[first] for name, sums in running.items()}
-    total = np.maximum(sum(recent.values()), 1)
-    return {name: values / total for name, values in recent.items()}
+    return (sums[last] - sums[first]) / (last - first)

@@ -1,5 +1,5 @@
-"""How every figure looks: one colour and line per label, units, ticks, legends beside the data, PNG
-and PDF."""
+"""The style of all figures: one colour and line per label, units, ticks, legends below the data,
+PNG and PDF."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ import numpy as np
 from fedjax_sim.errors import UserError
 from fedjax_sim.options import shown
 
-# told apart by people of every colour vision (after Paul Tol's "bright" and "muted" sets), on white
-# and on dark
+# safe for colour blindness (after Paul Tol's "bright" and "muted" sets), on white and on dark
 COLOURS = (
     "#4477aa",
     "#ee6677",
@@ -45,18 +44,23 @@ LOOK: dict[Any, Any] = {
     "legend.fontsize": 8.5,
     "lines.linewidth": 1.5,
     "figure.constrained_layout.use": True,
-    "pdf.fonttype": 42,  # text stays text
+    "pdf.fonttype": 42,  # text stays editable
 }
 
 
-def drawing() -> Any:
-    """matplotlib.pyplot without a display, in this look."""
+def load_matplotlib() -> Any:
     try:
         import matplotlib
     except ImportError:
         raise UserError(
             "figures need matplotlib; install it with: pip install 'fedjax-sim[report]'"
         ) from None
+    return matplotlib
+
+
+def drawing() -> Any:
+    """matplotlib.pyplot without a display, in this style."""
+    matplotlib = load_matplotlib()
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
@@ -66,7 +70,7 @@ def drawing() -> Any:
 
 
 def safe(text: str) -> str:
-    """A name as matplotlib draws it literally: no mathematics, and a legend does not hide it.
+    """A name that matplotlib draws literally: not as mathematics, and not hidden in a legend.
 
     >>> safe("_a$b")
     ' _a\\\\$b'
@@ -80,7 +84,7 @@ _titled = True
 
 @contextlib.contextmanager
 def titled(wanted: bool) -> Iterator[None]:
-    """Whether panels have titles inside; a paper says what they show in its caption."""
+    """Inside, panels have titles, or not for a paper, which has captions."""
     global _titled
     before, _titled = _titled, wanted
     try:
@@ -90,7 +94,7 @@ def titled(wanted: bool) -> Iterator[None]:
 
 
 def title(axis: Any, *parts: str) -> None:
-    """The lines above a panel, broken where they would be wider than it."""
+    """Set the title of a panel, wrapped to its width."""
     if not _titled:
         return
     wide = axis.get_figure().get_size_inches()[0] / axis.get_gridspec().ncols
@@ -99,8 +103,8 @@ def title(axis: Any, *parts: str) -> None:
 
 
 def looks(labels: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Colour and line of each label, the same in every figure: neighbours differ in both, for print
-    and every eye.
+    """Colour and line of each label, the same in every figure; neighbours differ in both, also for
+    black-and-white print.
 
     >>> looks(["a", "b"])["b"]["color"], len(
     ...     {str(look) for look in looks([str(i) for i in range(40)]).values()}
@@ -117,7 +121,7 @@ def looks(labels: Sequence[str]) -> dict[str, dict[str, Any]]:
 def band(
     axis: Any, x: np.ndarray, mean: np.ndarray, std: np.ndarray, label: str, look: dict[str, Any]
 ) -> None:
-    """A line and ± one standard deviation; few points are marked."""
+    """Draw a line and ± one standard deviation, with markers where there are few points."""
     few = len(x) <= 12
     axis.plot(x, mean, label=safe(label), marker="o" if few else None, markersize=3, **look)
     if std.any():
@@ -125,8 +129,8 @@ def band(
 
 
 def far_apart(axis: Any, curves: Sequence[np.ndarray], times: float = 20) -> None:
-    """A logarithmic axis below the curves where one ends `times` as far as another: the shorter
-    would be a stroke."""
+    """Use a logarithmic x-axis if one curve ends more than `times` as far as another, which would
+    be too short to see."""
     ends = [float(x[-1]) for x in curves if len(x)]
     if (
         ends
@@ -183,8 +187,8 @@ def rounds_axis(axis: Any, name: str = "round") -> None:
 def legend(
     figure: Any, axes: Sequence[Any], title: str | None = None, first: Sequence[str] = ()
 ) -> None:
-    """One legend for all axes, below them, so that it never lies on data; `first`: labels in their
-    order."""
+    """Draw one legend for all axes, below them, so that it never covers data; first: labels that
+    come first, in this order."""
     found: dict[str, Any] = {}
     for axis in axes:
         for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
@@ -205,11 +209,11 @@ def legend(
 
 
 def save(plt: Any, figure: Any, path: pathlib.Path) -> list[pathlib.Path]:
-    """`path` as .png and as .pdf."""
+    """Save the figure as `path`.png and .pdf."""
     out = [path.with_suffix(".png"), path.with_suffix(".pdf")]
     try:
         figure.savefig(out[0], dpi=DPI)
-        figure.set_layout_engine("none")  # everything stands where it should: not computed again
+        figure.set_layout_engine("none")  # keep the layout of the PNG
         figure.savefig(out[1], metadata={"CreationDate": None})
     finally:
         plt.close(figure)

@@ -1,4 +1,4 @@
-"""Figures of several runs in one table: per seed, mean and standard deviation; as rows, Markdown
+"""Figures of several runs in one table, per seed and as mean and standard deviation: rows, Markdown
 and LaTeX."""
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import numpy as np
 
 from fedjax_sim.metrics.base import on_rows
 from fedjax_sim.report import style
-from fedjax_sim.report.groups import Group
+from fedjax_sim.report.groups import Group, spread
 
 
 class Column(NamedTuple):
-    """One figure of the summary as people read it."""
+    """One figure of the summary in a table."""
 
     key: str
     title: str
@@ -23,7 +23,7 @@ class Column(NamedTuple):
     kind: str  # percent, number, bytes, seconds, rounds
 
 
-COLUMNS = (  # percent: of the primary metric, by whose figure {} is named and read
+COLUMNS = (  # percent: of the primary metric, whose name replaces {}
     Column("best_global", "best", 1, "percent"),
     Column("best_by_val", "by val", 1, "percent"),
     Column("last_global", "last", 1, "percent"),
@@ -36,7 +36,7 @@ COLUMNS = (  # percent: of the primary metric, by whose figure {} is named and r
     Column("seconds_per_round", "s/round", -1, "seconds"),
 )
 NOT_FIGURES = ("seed", "data_seed")
-MOST_SPLITS = 2  # kinds of rows that are named in the head
+MOST_SPLITS = 2  # splits named in the head of a table
 
 
 class Cell(NamedTuple):
@@ -81,16 +81,12 @@ def statistics(group: Group) -> dict[str, Cell]:
     for name in dict.fromkeys(n for figures in per_seed for n in figures):
         values = np.array([f[name] for f in per_seed if name in f and math.isfinite(f[name])])
         if len(values):
-            out[name] = Cell(
-                float(values.mean()),
-                float(values.std(ddof=1)) if len(values) > 1 else 0.0,
-                len(values),
-            )
+            out[name] = Cell(float(values.mean()), float(spread(values)), len(values))
     return out
 
 
 def shown_columns(groups: Sequence[Group]) -> list[Column]:
-    """The columns for which there is anything, and the rounds to each accuracy that was reached."""
+    """The columns with values, and the rounds to each accuracy that was reached."""
     from fedjax_sim.report.costs import reached
 
     known = {name for g in groups for name in statistics(g)}
@@ -110,15 +106,14 @@ def shown_columns(groups: Sequence[Group]) -> list[Column]:
 
 
 def best_of(groups: Sequence[Group], column: Column, scene: str) -> float | None:
-    """The best mean among the groups of a scene that have ended; None where there is nothing to be
-    better than."""
+    """The best mean among the groups of a scene that have ended; None if all means are equal."""
     ended = [g for g in groups if g.scene == scene and g.ended]
     means = [s[column.key].mean for g in ended if column.key in (s := statistics(g))]
     return column.better * max(column.better * m for m in means) if len(set(means)) > 1 else None
 
 
 def scale_of(groups: Sequence[Group], column: Column) -> tuple[str, float, int]:
-    """(unit, divisor, digits) with which a column is written."""
+    """(unit, divisor, digits) of a column."""
     if column.kind == "bytes":
         largest = [s[column.key].mean for g in groups if column.key in (s := statistics(g))]
         return *style.unit(largest, style.BYTES), 2
@@ -130,10 +125,8 @@ def scale_of(groups: Sequence[Group], column: Column) -> tuple[str, float, int]:
     }[column.kind]
 
 
-NOTHING, NEVER = (
-    "–",
-    "×",
-)  # no such figure, as of a method without a global model; measured, and never reached
+NOTHING = "–"  # no such figure, e.g. of a method without a global model
+NEVER = "×"  # measured, but never reached
 
 
 def missing(group: Group, column: Column) -> str:
@@ -143,7 +136,8 @@ def missing(group: Group, column: Column) -> str:
 
 
 def number(cell: Cell, scale: float, digits: int, plus: str, seeds: int) -> str:
-    """
+    """A cell as text, with the number of seeds if some have no value.
+
     >>> number(Cell(0.5, 0.01, 3), 0.01, 2, "±", 3), number(Cell(7, 0, 2), 1, 1, "±", 3)
     ('50.00 ± 1.00', '7.0 (2 of 3)')
     """
@@ -154,7 +148,7 @@ def number(cell: Cell, scale: float, digits: int, plus: str, seeds: int) -> str:
 
 
 def written(groups: Sequence[Group], plus: str, bold: str) -> tuple[list[str], list[list[str]]]:
-    """(head, rows) of text; `bold` is a format for the best."""
+    """(head, rows) of text; bold: a format string for the best values."""
     columns = shown_columns(groups)
     several = len({g.scene for g in groups}) > 1
     units = {c.key: scale_of(groups, c) for c in columns}
@@ -164,13 +158,10 @@ def written(groups: Sequence[Group], plus: str, bold: str) -> tuple[list[str], l
     rows_of_clients = [text for text in splits if text] if len(splits) <= MOST_SPLITS else []
 
     def title(c: Column) -> str:
-        beside = [units[c.key][0]] if units[c.key][0] and c.kind in ("percent", "bytes") else []
-        beside += (
-            [f"{'/'.join(rows_of_clients)} rows"]
-            if c.key.startswith("client_") and rows_of_clients
-            else []
-        )
-        return f"{c.title} ({'; '.join(beside)})" if beside else c.title
+        notes = [units[c.key][0]] if units[c.key][0] and c.kind in ("percent", "bytes") else []
+        if c.key.startswith("client_") and rows_of_clients:
+            notes.append(f"{'/'.join(rows_of_clients)} rows")
+        return f"{c.title} ({'; '.join(notes)})" if notes else c.title
 
     head = ["method", *(["setting"] if several else []), "seeds", *map(title, columns)]
     rows = []
@@ -190,12 +181,16 @@ def written(groups: Sequence[Group], plus: str, bold: str) -> tuple[list[str], l
     return head, rows
 
 
-def markdown(groups: Sequence[Group]) -> str:
+def markdown_lines(rows: Sequence[Sequence[str]]) -> list[str]:
+    """A Markdown table of cells, the head first."""
     escape = lambda text: text.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;")
-    head, rows = written(groups, "±", "**{}**")
     line = lambda cells: "| " + " | ".join(map(escape, cells)) + " |"
-    rule = "|---|" + "---:|" * (len(head) - 1)
-    return "\n".join([line(head), rule, *map(line, rows)]) + "\n"
+    return [line(rows[0]), "|---|" + "---:|" * (len(rows[0]) - 1), *map(line, rows[1:])]
+
+
+def markdown(groups: Sequence[Group]) -> str:
+    head, rows = written(groups, "±", "**{}**")
+    return "\n".join(markdown_lines([head, *rows])) + "\n"
 
 
 TEX = {c: f"\\{c}" for c in "&%$#_{}"} | {
@@ -209,7 +204,7 @@ TEX = {c: f"\\{c}" for c in "&%$#_{}"} | {
 
 
 def latex(groups: Sequence[Group]) -> str:
-    """A tabular for \\usepackage{booktabs}."""
+    """A LaTeX tabular that needs \\usepackage{booktabs}."""
     escape = lambda text: "".join(TEX.get(c, c) for c in text)
     head, rows = written(groups, "±", "★{}")
     signs = lambda text: escape(text).replace("±", r"$\pm$")
@@ -231,21 +226,15 @@ def latex(groups: Sequence[Group]) -> str:
 
 
 def rows_of(groups: Sequence[Group]) -> list[dict[str, Any]]:
-    """Tidy rows: for every group one per seed, then its mean, std and n; a column per figure."""
+    """Rows of a tidy table: for every group one per seed, then mean, std and n."""
     out: list[dict[str, Any]] = []
     for g in groups:
         base = dict(method=g.label, setting=g.scene)
         for run in g.runs:
-            out.append(
-                base
-                | dict(seed=run.config.get("seed", 0), run=run.path.name)
-                | figures_of(run.summary)
-            )
+            which = dict(seed=run.config.get("seed", 0), run=run.path.name)
+            out.append(base | which | figures_of(run.summary))
         cells = statistics(g)
         for name in ("mean", "std", "n"):
-            out.append(
-                base
-                | dict(seed=name, run="")
-                | {key: getattr(cell, name) for key, cell in cells.items()}
-            )
+            values = {key: getattr(cell, name) for key, cell in cells.items()}
+            out.append(base | dict(seed=name, run="") | values)
     return out

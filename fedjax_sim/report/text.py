@@ -1,8 +1,9 @@
-"""Results as text: tables of summaries, and the sentences that a reader must not miss."""
+"""Results as text: tables of summaries, notes and warnings."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,11 +12,11 @@ from fedjax_sim.metrics.base import About, Primary, on_rows
 from fedjax_sim.runner.figures import relative_gain
 
 MB, GB = 10**6, 10**9
-SHOWN = 4  # accuracies in the table of targets: it should fit a screen; the files have all
+SHOWN = 4  # accuracies in the table of targets, so that it fits a screen
 
 
 def size(nbytes: float) -> str:
-    """Bytes for people: 1 MB = 10^6 bytes.
+    """Bytes as text; 1 MB = 10^6 bytes.
 
     >>> size(5_000_000)
     '5.00 MB'
@@ -26,7 +27,8 @@ def size(nbytes: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """
+    """Seconds as text.
+
     >>> duration(0.0462), duration(5), duration(125), duration(7300)
     ('0.046 s', '5 s', '2:05 min', '2:01 h')
     """
@@ -36,19 +38,26 @@ def duration(seconds: float) -> str:
     return f"{first}:{rest:02d} min" if first < 60 else f"{first // 60}:{first % 60:02d} h"
 
 
-def columns(rows: list[list[str]]) -> str:
-    """Rows of equal length below their head, the first column flush left, the others flush
-    right."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    line = lambda row: "  ".join(
-        [row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))]
-    )
-    return "\n".join([line(rows[0]), line(["-" * w for w in widths]), *map(line, rows[1:])])
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of a text table: the first column is flush left, the others right.
+
+    >>> aligned([["", "x"], ["name", "1.0"]])
+    ['        x', 'name  1.0']
+    """
+    first, *others = (max(map(len, column)) for column in zip(*rows, strict=True))
+    line = lambda row: [row[0].ljust(first), *map(str.rjust, row[1:], others)]
+    return ["  ".join(line(row)).rstrip() for row in rows]
+
+
+def columns(rows: Sequence[Sequence[str]]) -> str:
+    """A text table: the head, a rule, the rows."""
+    rule = ["-" * max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(aligned([rows[0], rule, *rows[1:]]))
 
 
 def compared(summaries: list[dict[str, Any]]) -> dict[str, tuple[str, About]]:
-    """Columns of the table: title -> (key of the summary, how it is read). The primary metric's,
-    then others asked for.
+    """Columns of the table, {title: (key of the summary, unit)}: those of the primary metric, then
+    requested others.
 
     >>> list(compared([{}]))
     ['best', 'by val', 'last', 'mean last 10', 'client mean', 'pooled', 'worst 10 %']
@@ -76,13 +85,13 @@ def compared(summaries: list[dict[str, Any]]) -> dict[str, tuple[str, About]]:
 
 
 def figure_of(summary: dict[str, Any], key: str) -> float | None:
-    """A figure of a summary; metrics.NAME: of the table inside it."""
+    """A figure of a summary; key metrics.NAME: of the dict `metrics` in it."""
     table, dot, name = key.partition(".")
     return summary.get(table, {}).get(name) if dot else summary.get(key)
 
 
 def on_splits(summaries: list[dict[str, Any]]) -> str:
-    """What stands behind 'client mean': the split on which clients are scored.
+    """The suffix of 'client mean': the split on which clients are scored.
 
     >>> on_splits([{"client_split": "val"}, {"client_split": "train"}]), on_splits([{}])
     (' (val/train)', '')
@@ -92,29 +101,29 @@ def on_splits(summaries: list[dict[str, Any]]) -> str:
 
 
 def rows_lines(summaries: list[dict[str, Any]]) -> list[str]:
-    """How many rows the figures over clients stand on."""
+    """Notes on the rows on which clients are scored."""
     by_rows: dict[str, list[str]] = {}
     for s in summaries:
         if on_rows(s):
             by_rows.setdefault(on_rows(s), []).append(s["method"])
     one = len(by_rows) == 1
     return [
-        f"client figures{'' if one else ' of ' + ', '.join(dict.fromkeys(who))}: on {text}"
-        for text, who in by_rows.items()
+        f"client figures{'' if one else ' of ' + ', '.join(dict.fromkeys(methods))}: on {text}"
+        for text, methods in by_rows.items()
     ]
 
 
 def results_table(summaries: list[dict[str, Any]]) -> str:
-    """What `results_cells` has, as text, and below it what a reader must not miss."""
+    """The table of `results_cells`, with notes and warnings below."""
     notes = [*rows_lines(summaries), *(line for s in summaries for line in warnings(s))]
     return "\n".join([columns(results_cells(summaries)), *notes])
 
 
 def results_cells(summaries: list[dict[str, Any]]) -> list[list[str]]:
-    """The primary metric (accuracies in percent) and others asked for.
+    """Cells of the results table, the head first: the primary metric (accuracies in percent) and
+    requested others.
 
-    'best' is over rounds on test data (the papers' figure); 'by val' is the fair choice. The head
-    first.
+    'best' is the best over rounds on test data, as papers report it; 'by val' is the fair choice.
     """
     diverged = any(s.get("diverged") for s in summaries)
     title = lambda name: (
@@ -144,32 +153,30 @@ def results_cells(summaries: list[dict[str, Any]]) -> list[list[str]]:
 
 
 def method_defaults(method: str, values: dict[str, float]) -> list[str]:
-    """What a method has of its own where others have the run's defaults.
+    """Notes on a method's own default values.
 
     >>> method_defaults("fedpam", {"lr": 0.005})
-    ["fedpam: lr 0.005 is the method's own (--lr names another)"]
+    ["fedpam: lr 0.005 is the method's default (--lr sets another)"]
     """
     return [
-        f"{method}: {name} {value:g} is the method's own (--{name} names another)"
+        f"{method}: {name} {value:g} is the method's default (--{name} sets another)"
         for name, value in values.items()
     ]
 
 
 def differing_lines(found: dict[str, dict[str, Any]]) -> list[str]:
-    """
+    """Notes on settings that differ between the compared entries.
+
     >>> differing_lines({"lr": {"fedavg": 0.02, "fedpam": 0.005}})
     ['compared with different settings: lr 0.02 (fedavg), 0.005 (fedpam)']
     """
 
     def line(name: str, values: dict[str, Any]) -> str:
-        entries: dict[str, list[str]] = {}
+        by_value: dict[str, list[str]] = {}
         for entry, value in values.items():
-            entries.setdefault(f"{value:g}" if isinstance(value, float) else str(value), []).append(
-                entry
-            )
-        return f"{name} " + ", ".join(
-            f"{value} ({', '.join(who)})" for value, who in entries.items()
-        )
+            text = f"{value:g}" if isinstance(value, float) else str(value)
+            by_value.setdefault(text, []).append(entry)
+        return f"{name} " + ", ".join(f"{v} ({', '.join(e)})" for v, e in by_value.items())
 
     return [
         f"compared with different settings: {line(name, values)}" for name, values in found.items()
@@ -177,7 +184,7 @@ def differing_lines(found: dict[str, dict[str, Any]]) -> list[str]:
 
 
 def warnings(s: dict[str, Any]) -> list[str]:
-    """Sentences about one run that its accuracies do not tell."""
+    """Warnings about one run that its accuracies do not show."""
     out = method_defaults(s["method"], s.get("prefers", {}))
     out += [
         f"{s['method']}: {option} was replaced by {why}"
@@ -202,18 +209,18 @@ def warnings(s: dict[str, Any]) -> list[str]:
         out.append(
             f"{s['method']}: {s['exploding']} finite client updates exploded and are averaged in,"
             f" of clients {few(s['exploding_clients'])} in rounds {few(s['exploding_rounds'])};"
-            " look at their data, or use --transform clip:NORM or a smaller --lr"
+            " check their data, or use --transform clip:NORM or a smaller --lr"
         )
     without, rounds = s.get("rounds_without_upload", 0), s.get("rounds", 0)
     if without and without == rounds:
         out.append(
-            f"{s['method']}: nothing was uploaded in any of the {rounds} rounds; the server's model"
-            " is the first one"
+            f"{s['method']}: nothing was uploaded in any of the {rounds} rounds; the server still"
+            " has the initial model"
         )
     elif without:
         out.append(
-            f"{s['method']}: nothing was uploaded in {without} of {rounds} rounds; they left the"
-            " server's model as it was"
+            f"{s['method']}: nothing was uploaded in {without} of {rounds} rounds; they did not"
+            " change the server's model"
         )
     if not s.get("final_loss_finite", True):
         out.append(
@@ -224,8 +231,8 @@ def warnings(s: dict[str, Any]) -> list[str]:
 
 
 def targets_table(summaries: list[dict[str, Any]]) -> str:
-    """Rounds (bytes, time) to the highest accuracies that any run reached, and the round of
-    convergence; '' for none."""
+    """A table of rounds (bytes, time) to the highest accuracies that any run reached, and the round
+    of convergence; '' for none."""
     reached = [
         x
         for x in summaries[0]["rounds_to"]
@@ -252,8 +259,8 @@ def targets_table(summaries: list[dict[str, Any]]) -> str:
 def gains(summaries: list[dict[str, Any]]) -> dict[str, float]:
     """Each method's relative gain in percent over the best of the others, averaged over its seeds.
 
-    Of the best global value of the primary metric, or where a method has none of the clients' mean,
-    for all alike.
+    By the best global value of the primary metric, or by the clients' mean for all if a method has
+    no global value.
 
     >>> gains([{"method": "a", "best_global": 0.6}, {"method": "b", "best_global": 0.5}])
     {'a': 20.0, 'b': -16.67}
@@ -312,7 +319,6 @@ def seeds_line(summaries: list[dict[str, Any]]) -> str:
 def speed_line(s: dict[str, Any]) -> str:
     waste = f", executed ÷ needed steps {s['padding_waste']:.3f}" if s["padding_waste"] else ""
     return (
-        f"{s['method']}: {s['rounds_per_second']:.2f} rounds/s (compiled in"
-        f" {s['compile_seconds']:.1f} s, apart){waste}, peak memory of the process so far"
-        f" {s['peak_rss_mb']:.0f} MB"
+        f"{s['method']}: {s['rounds_per_second']:.2f} rounds/s (without {s['compile_seconds']:.1f}"
+        f" s of compiling){waste}, peak memory of the process so far {s['peak_rss_mb']:.0f} MB"
     )

@@ -3,9 +3,9 @@ remembered.
 
 A short run takes the rule of thumb (on a CPU one client at a time per core; on an accelerator all
 at once). A long one times a round's local training under a few layouts and takes the rule of thumb
-unless another is clearly faster. The answer is stored in the cache folder, keyed by everything that
-decides it, unless the machine was busy; the resolved values are stored in the run, so that rerun
-and resume repeat them.
+unless another is clearly faster. The answer is stored in the cache folder, keyed by everything it
+depends on, unless the machine was busy; the resolved values are stored in the run, so that rerun
+and resume use the same.
 """
 
 from __future__ import annotations
@@ -16,23 +16,24 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import jax
 
 from fedjax_sim.engine import layout as layouts
 from fedjax_sim.engine import round as stages
+from fedjax_sim.engine.simulation import Simulation
 from fedjax_sim.experiment import Experiment
 from fedjax_sim.runner import interrupts
 from fedjax_sim.runner.compilation import cache_folder
 from fedjax_sim.runner.files import write_json
+from fedjax_sim.types import Tree
 
 LONG_RUN = 3e12  # floating-point operations from which measuring pays (about a minute of two cores)
 REPEATS = 3
-MANY_ROUNDS = 50  # and so many rounds: measuring takes the time of a handful
-CLEARLY = 0.93  # of the rule of thumb's seconds, in every turn: else it was chance
-BEHIND = 1.15  # times the best of a turn: out of the race
-BUSY = 0.75  # runnable processes per core, before measuring: an answer for this moment only
+MANY_ROUNDS = 50  # rounds from which it pays: measuring takes as long as a handful
+CLEARLY = 0.93  # a faster layout takes at most this share of the rule of thumb's seconds each time
+BEHIND = 1.15  # a layout this many times slower than the best is not timed again
+BUSY = 0.75  # runnable processes per core from which a measurement is not stored
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,25 +45,25 @@ class Choice:
 
 def rule_of_thumb(experiment: Experiment, cohort: int) -> Choice:
     """chunk and devices as given, else by the kind of device."""
-    have, kind, how = layouts.available_devices(), jax.default_backend(), experiment.compute
-    usual = 1 if how.backend in ("loop", "chunked", "vmap") else min(have, cohort)
-    devices = how.devices if isinstance(how.devices, int) else usual
+    have, kind, compute = layouts.available_devices(), jax.default_backend(), experiment.compute
+    usual = 1 if compute.backend in ("loop", "chunked", "vmap") else min(have, cohort)
+    devices = compute.devices if isinstance(compute.devices, int) else usual
     share = -(-cohort // devices)
-    if how.backend == "vmap":
+    if compute.backend == "vmap":
         return Choice(share, devices, "vmap: the whole cohort side by side")
-    if isinstance(how.chunk, int):
-        return Choice(min(how.chunk, share), devices, "as given")
+    if isinstance(compute.chunk, int):
+        return Choice(min(compute.chunk, share), devices, "as given")
     return Choice(1 if kind == "cpu" else share, devices, f"rule of thumb for {kind}")
 
 
 def candidates(experiment: Experiment, cohort: int) -> list[Choice]:
     """A handful of layouts worth timing."""
-    have, kind, how = layouts.available_devices(), jax.default_backend(), experiment.compute
+    have, kind, compute = layouts.available_devices(), jax.default_backend(), experiment.compute
     devices = sorted({1, min(have, cohort)}, reverse=True)
-    if isinstance(how.devices, int):
-        devices = [how.devices]
+    if isinstance(compute.devices, int):
+        devices = [compute.devices]
     # one device, or all
-    devices = {"chunked": devices[-1:], "sharded": devices[:1]}.get(how.backend, devices)
+    devices = {"chunked": devices[-1:], "sharded": devices[:1]}.get(compute.backend, devices)
     out = []
     for number in devices:
         share = -(-cohort // number)
@@ -74,7 +75,7 @@ def candidates(experiment: Experiment, cohort: int) -> list[Choice]:
 
 
 def key_of(experiment: Experiment, cohort: int, floats: int, step_flops: float) -> str:
-    """What decides the answer: model, batch, cohort, method, and the machine's devices."""
+    """Hash of everything the answer depends on: model, batch, cohort, method, the devices."""
     facts = [
         experiment.method.name,
         experiment.model.name,
@@ -105,14 +106,12 @@ def choose(
     timer: Callable[[Choice], Callable[[], float]],
     say: Callable[[str], None],
 ) -> Choice:
-    """The layout of a run. `timer(choice)` compiles a round under a layout and returns a stopwatch
-    for it."""
+    """The layout of a run. `timer(choice)` compiles a round under a layout and returns its
+    stopwatch."""
     thumb = rule_of_thumb(experiment, cohort)
     if experiment.compute.chunk != "auto" or experiment.compute.backend in ("loop", "vmap"):
         return thumb
-    if (
-        jax.process_count() > 1
-    ):  # each would measure its own times, and all must compile the same program
+    if jax.process_count() > 1:  # times would differ, and all must compile the same program
         return dataclasses.replace(thumb, why=f"{thumb.why}; several processes do not measure")
     folder = cache_folder()
     file = (
@@ -127,7 +126,7 @@ def choose(
                 int(known["chunk"]), int(known["devices"]), f"measured before ({known['why']})"
             )
         except (ValueError, KeyError, TypeError):
-            pass  # an unreadable note is measured again
+            pass  # an unreadable file: measure again
     options = candidates(experiment, cohort)
     if total_flops < LONG_RUN or experiment.training.rounds < MANY_ROUNDS or len(options) < 2:
         return thumb
@@ -153,8 +152,8 @@ def same(a: Choice, b: Choice) -> bool:
 def take_turns(
     clocks: dict[Choice, Callable[[], float]], thumb: Choice
 ) -> dict[Choice, list[float]]:
-    """Seconds of each layout, in turn so that a noisy moment hits all alike; who is far behind is
-    not asked again."""
+    """Seconds of each layout, timed in turn so that noise hits all alike; one that is far behind
+    is not timed again."""
     columns: dict[Choice, list[float]] = {option: [] for option in clocks}
     racing = list(clocks)
     for _ in range(REPEATS):
@@ -172,8 +171,7 @@ def take_turns(
 
 
 def clear_winner(columns: Mapping[Choice, Sequence[float]], thumb: Choice) -> Choice:
-    """The layout with the least seconds, if it beats the rule of thumb clearly and in every turn;
-    else the latter.
+    """The fastest layout if it beats the rule of thumb clearly and in every turn; else the latter.
 
     >>> one, four = Choice(1, 2, ""), Choice(4, 2, "")
     >>> # not in every turn
@@ -182,35 +180,37 @@ def clear_winner(columns: Mapping[Choice, Sequence[float]], thumb: Choice) -> Ch
     >>> clear_winner({one: (1.0, 1.1, 1.2), four: (0.9, 0.8, 1.1)}, one).chunk
     4
     """
-    own = next((c for o, c in columns.items() if same(o, thumb)), None)
+    usual = next((c for o, c in columns.items() if same(o, thumb)), None)
     turns = max(map(len, columns.values()))
     best = min(
         (o for o in columns if len(columns[o]) == turns), key=lambda option: min(columns[option])
     )
-    if own is None or all(a < CLEARLY * b for a, b in zip(columns[best], own, strict=True)):
+    if usual is None or all(a < CLEARLY * b for a, b in zip(columns[best], usual, strict=True)):
         return best
     return thumb
 
 
 def load_per_core() -> float:
-    """Runnable processes per core over the last minute; 0 where the system does not tell."""
+    """Runnable processes per core over the last minute; 0 where the system does not say."""
     try:
         return os.getloadavg()[0] / layouts.host_cores()
     except (AttributeError, OSError):
         return 0.0
 
 
-def stopwatch(sim: Any, seed: int, net: Any) -> Callable[[], float]:
+def stopwatch(sim: Simulation, seed: int, net: Tree) -> Callable[[], float]:
     """A function that returns the seconds of one round's local training; compiled and warm."""
+    interrupts.check()
     state, data = layouts.place(sim.layout, sim.init(seed, net), sim.data)
     round_plan = jax.jit(sim.plan_round)(state, data)
     lowered = jax.jit(lambda s, d, o: stages.train(sim.stages, sim.open(d), s, o)).lower(
         state, data, round_plan
     )
-    train = interrupts.aside(lowered.compile)
+    train = interrupts.in_thread(lowered.compile)
     jax.block_until_ready(train(state, data, round_plan))
 
     def seconds() -> float:
+        interrupts.check()
         began = time.perf_counter()
         jax.block_until_ready(train(state, data, round_plan))
         return time.perf_counter() - began

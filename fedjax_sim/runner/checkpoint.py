@@ -9,8 +9,8 @@
         rows/NAME-00000000/ …   orbax: the large `[N, …]` leaves, BLOCK bytes of rows at a time
 
 A leaf's name is its path in the State, e.g. `server.net.params.fc.kernel` or
-`clients.resident.params.fc.bias`: what is read is matched by name, and `load_parts` takes some of
-it into the State of another run. A checkpoint is written under a hidden name and renamed when
+`clients.resident.params.fc.bias`: leaves are matched by name, and `load_parts` copies some of them
+into the State of another run. A checkpoint is written under a hidden name and renamed when
 complete. Large stacks are written and read block by block, into the State's own buffers, so no
 second copy of them is ever in memory. Nothing is unpickled.
 """
@@ -24,7 +24,7 @@ import pathlib
 import shutil
 import sys
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -43,11 +43,7 @@ if TYPE_CHECKING:
 Leaf = jax.Array | np.ndarray
 
 BLOCK = 256 * 2**20  # bytes of rows per block
-WHOLE = (
-    16 * 2**20
-    # leaves up to this are written at once with all others, several copies of them being made on
-    # the way
-)
+WHOLE = 16 * 2**20  # bytes; smaller leaves are written together, which copies them several times
 
 
 def _checkpointer() -> ocp.Checkpointer:
@@ -55,12 +51,8 @@ def _checkpointer() -> ocp.Checkpointer:
 
     import orbax.checkpoint as ocp
 
-    logging.getLogger("absl").setLevel(
-        logging.CRITICAL
-    )  # what fails is raised, and said by us in a sentence
-    me = (
-        jax.process_index()
-    )  # each process reads and writes on its own: nobody waits for the others
+    logging.getLogger("absl").setLevel(logging.CRITICAL)  # failures are raised as UserErrors here
+    me = jax.process_index()  # each process reads and writes alone and waits for no other
     alone = ocp.options.MultiprocessingOptions(
         primary_host=me, active_processes={me}, barrier_sync_key_prefix=f"p{me}"
     )
@@ -70,8 +62,8 @@ def _checkpointer() -> ocp.Checkpointer:
 
 
 def _hush() -> None:
-    """Keep quiet what the storage layer's own threads still print after a write has failed: their
-    loop is closed."""
+    """Silence the storage layer's threads, which print "Event loop is closed" after a failed
+    write."""
     usual = sys.unraisablehook
 
     def hook(what: sys.UnraisableHookArgs) -> None:
@@ -114,7 +106,7 @@ def _large(state: State, leaves: Sequence[Leaf]) -> list[bool]:
 
 
 def _host(array: Leaf) -> np.ndarray:
-    """On the host; an array spread over processes is gathered (every process must call this)."""
+    """`array` on the host; one spread over processes is gathered (every process must call this)."""
     if (
         isinstance(array, jax.Array)
         and not array.is_fully_addressable
@@ -170,7 +162,7 @@ def save(
     round_ = int(_host(state.t))
     target, work = folder / f"{round_:08d}", folder / f".{round_:08d}{PARTIAL}"
     if jax.process_index() != 0:
-        _write(None, work, state, names, leaves)  # what is spread over processes is gathered by all
+        _write(None, work, state, names, leaves)  # all processes gather what is spread over them
         return target
     try:
         clear_checkpoints(folder)
@@ -208,7 +200,7 @@ def _write(
     names: Sequence[str],
     leaves: Sequence[Leaf],
 ) -> list[dict[str, Any]]:
-    """The leaves to files under `work` (out None: to nowhere) -> their records."""
+    """Write the leaves to files under `work` (out None: write nothing); return their records."""
     small: dict[str, np.ndarray] = {}
     record: list[dict[str, Any]] = []
     for name, leaf, large in zip(names, leaves, _large(state, leaves), strict=True):
@@ -220,7 +212,7 @@ def _write(
                 crc = _crc(block, crc)
                 if out is not None:
                     out.save((work / "rows" / f"{name}-{first:08d}").absolute(), {"rows": block})
-        elif leaf.size:  # orbax refuses arrays without elements; there is nothing to keep
+        elif leaf.size:  # orbax refuses empty arrays
             small[name] = _host(leaf)
             crc = _crc(small[name])
         record.append(
@@ -232,8 +224,8 @@ def _write(
 
 
 def _delete(path: pathlib.Path) -> None:
-    """Away at once under its name; what a kill leaves of it is hidden and cleared by the next
-    save."""
+    """Delete a checkpoint: rename it to a hidden name first, which the next save clears after a
+    kill."""
     if path.exists():
         hidden = path.with_name(f".{path.name}.old{PARTIAL}")
         shutil.rmtree(hidden, ignore_errors=True)
@@ -280,8 +272,8 @@ def load(
     """The State stored at `path`, in the buffers and with the sharding of the freshly initialised
     `state`.
 
-    clients: how many rows of the stacked client state mean something. The others only fill up the
-    devices, so a State saved from another number of devices may have more of them, or fewer.
+    clients: the number of clients; further rows of the stacked client state are padding for the
+    devices, and their number depends on that of the devices.
     """
     meta = read_meta(path)
     if config_hash is not None and meta["config_hash"] != config_hash:
@@ -296,7 +288,7 @@ def load(
     return _fill(path, state, meta["leaves"], f"checkpoint '{path}' does not fit this run", clients)
 
 
-def _fits(record: dict[str, Any], here: Any, clients: int | None) -> bool:
+def _fits(record: dict[str, Any], here: Leaf, clients: int | None) -> bool:
     if record["dtype"] != str(here.dtype):
         return False
     there, shape = list(record["shape"]), list(here.shape)
@@ -313,8 +305,8 @@ def _fill(
     clients: int | None = None,
     arrays: Mapping[str, np.ndarray] | None = None,
 ) -> State:
-    """`state` with the leaves in `records` read from `path`, or from `arrays`. problem: how the
-    sentence begins when one does not fit."""
+    """`state` with the leaves in `records` read from `path`, or from `arrays`. problem: the start
+    of the error message when one does not fit."""
     leaves, tree = jax.tree.flatten(state)
     place = {name: i for i, name in enumerate(leaf_names(state))}
     for record in records:
@@ -333,9 +325,9 @@ def _fill(
             i = place[record["name"]]
             if leaves[i].size:
                 crc = 0
-                for first, part in _parts(reader, path, small, record):
-                    crc = _crc(part, crc)
-                    leaves[i] = _put(leaves[i], first, part, record["large"])
+                for first, block in _blocks(reader, path, small, record):
+                    crc = _crc(block, crc)
+                    leaves[i] = _put(leaves[i], first, block, record["large"])
                 if crc != record["crc"]:
                     raise ValueError("checksum")
     except Exception:  # orbax and its storage layer raise many kinds
@@ -346,19 +338,17 @@ def _fill(
     return jax.tree.unflatten(tree, leaves)
 
 
-def _parts(
+def _blocks(
     reader: ocp.Checkpointer,
     path: pathlib.Path,
     small: Mapping[str, Any],
     record: Mapping[str, Any],
 ) -> Iterator[tuple[int, np.ndarray]]:
-    """(first row, rows) of one leaf, as stored: all of it, or a large one block by block."""
+    """(first row, rows) of one stored leaf: all of it, or a large one block by block."""
     name = record["name"]
     if not record["large"]:
-        yield (
-            0,
-            np.asarray(small[name]).astype(record["dtype"], copy=False).reshape(record["shape"]),
-        )
+        array = np.asarray(small[name]).astype(record["dtype"], copy=False)
+        yield 0, array.reshape(record["shape"])
         return
     for block in sorted((path / "rows").iterdir()):
         if block.name.rpartition("-")[0] == name:
@@ -372,30 +362,29 @@ _set_rows = jax.jit(
 )
 
 
-def _put(leaf: Leaf, first: int, part: np.ndarray, large: bool) -> Leaf:
-    """`leaf` with the rows from `first` on, in its own buffer where it is large; rows beyond its
-    end only filled up other devices."""
+def _put(leaf: Leaf, first: int, block: np.ndarray, large: bool) -> Leaf:
+    """`leaf` with the rows of `block` from `first` on, in its own buffer where it is large; rows
+    beyond its end are padding and are dropped."""
     if large:
-        part = part[: max(0, leaf.shape[0] - first)]
+        block = block[: max(0, leaf.shape[0] - first)]
         if not isinstance(leaf, np.ndarray):
-            return _set_rows(leaf, part, first)
-        leaf[first : first + len(part)] = part  # rows kept on the host
+            return _set_rows(leaf, block, first)
+        leaf[first : first + len(block)] = block  # rows kept on the host
         return leaf
-    if part.shape != leaf.shape:
-        more = max(0, leaf.shape[0] - len(part))
-        part = np.concatenate([part[: leaf.shape[0]], np.repeat(part[-1:], more, 0)])
-    return np.array(part) if isinstance(leaf, np.ndarray) else jax.device_put(part, leaf.sharding)
+    if block.shape != leaf.shape:
+        more = max(0, leaf.shape[0] - len(block))
+        block = np.concatenate([block[: leaf.shape[0]], np.repeat(block[-1:], more, 0)])
+    return np.array(block) if isinstance(leaf, np.ndarray) else jax.device_put(block, leaf.sharding)
 
 
 def arrays(path: pathlib.Path, names: Sequence[str]) -> dict[str, np.ndarray]:
-    """Some leaves of a checkpoint by their names, on the host; those that are not there are left
-    out."""
+    """Some leaves of a checkpoint by name, on the host; names without a leaf are left out."""
     reader = _checkpointer()
     small = reader.restore((path / "state").absolute())
     found = {}
     for record in (r for r in read_meta(path)["leaves"] if r["name"] in names):
-        parts = [part for _, part in _parts(reader, path, small, record)]
-        found[record["name"]] = np.concatenate(parts) if record["large"] else parts[0]
+        blocks = [block for _, block in _blocks(reader, path, small, record)]
+        found[record["name"]] = np.concatenate(blocks) if record["large"] else blocks[0]
     return found
 
 
@@ -408,10 +397,10 @@ class Parts:
     path: pathlib.Path  # of the checkpoint
     records: tuple[dict[str, Any], ...]  # as in meta.json
     names: tuple[str, ...]  # the prefixes asked for
-    arrays: Mapping[str, np.ndarray] | None = None  # where they come with the package
+    arrays: Mapping[str, np.ndarray] | None = None  # of a controller in the package
 
     def fingerprint(self) -> str:
-        """Which leaves, and what is in them: the same for the same content, wherever it lies."""
+        """Names and checksum of the leaves; it does not depend on their path."""
         facts = [(r["name"], r["shape"], r["dtype"], r["crc"]) for r in self.records]
         return f"{','.join(self.names)}@{zlib.crc32(json.dumps(facts).encode()):08x}"
 
@@ -433,44 +422,47 @@ def find_parts(text: str) -> Parts:
     if not saved_rounds(run / "checkpoints"):
         raise UserError(f"start-from: '{where}' holds no complete checkpoint")
     path = latest(run / "checkpoints")
-    there = [
-        r for r in read_meta(path)["leaves"] if r["name"] not in ("t", "key")
-    ]  # these say where the other run is
-    inside = lambda name, part: name == part or name.startswith(f"{part}.")
-    for part in names:
-        if not any(inside(r["name"], part) for r in there):
+    # not the round and the key of the other run
+    stored = [r for r in read_meta(path)["leaves"] if r["name"] not in ("t", "key")]
+    known = [r["name"] for r in stored]
+    kept = _selected(where, known, names, lambda part: _near(known, part))
+    return Parts(run, path, tuple(r for r in stored if r["name"] in kept), tuple(sorted(names)))
+
+
+def _selected(
+    where: str, known: Sequence[str], parts: Sequence[str], near: Callable[[str], list[str]]
+) -> set[str]:
+    """Those of the `known` leaves that are in one of the parts; near: what is allowed instead of a
+    part without any."""
+    inside = {p: {n for n in known if n == p or n.startswith(f"{p}.")} for p in parts}
+    for part, found in inside.items():
+        if not found:
             raise UserError(
-                f"start-from: '{where}' has no part '{part}'; allowed:"
-                f" {', '.join(_near([r['name'] for r in there], part))}"
+                f"start-from: '{where}' has no part '{part}'; allowed: {', '.join(near(part))}"
             )
-    records = tuple(r for r in there if any(inside(r["name"], part) for part in names))
-    return Parts(run, path, records, tuple(sorted(names)))
+    return set().union(*inside.values())
 
 
 PRETRAINED = "pretrained:"  # a controller that comes with the package
 
 
 def pretrained_parts(where: str, names: tuple[str, ...]) -> Parts:
-    """'pretrained:NAME' -> what the package has under that name; see `presets.controllers`."""
+    """'pretrained:NAME' -> those leaves of a controller in the package; see
+    `presets.controllers`."""
     from fedjax_sim.presets import controllers
 
-    path, there = controllers.read(where.removeprefix(PRETRAINED))
-    inside = lambda name, part: name == part or name.startswith(f"{part}.")
-    for part in names:
-        if not any(inside(name, part) for name in there):
-            raise UserError(
-                f"start-from: '{where}' has no part '{part}'; allowed: {', '.join(sorted(there))}"
-            )
-    kept = {n: a for n, a in there.items() if any(inside(n, part) for part in names)}
+    path, stored = controllers.read(where.removeprefix(PRETRAINED))
+    kept = _selected(where, list(stored), names, lambda part: sorted(stored))
+    arrays = {n: a for n, a in stored.items() if n in kept}
     records = [
         dict(name=n, shape=list(a.shape), dtype=str(a.dtype), crc=_crc(a), large=False)
-        for n, a in kept.items()
+        for n, a in arrays.items()
     ]
-    return Parts(pathlib.Path(where), path, tuple(records), names, kept)
+    return Parts(pathlib.Path(where), path, tuple(records), names, arrays)
 
 
 def _near(names: Sequence[str], part: str) -> list[str]:
-    """What could have been meant: the next level below the longest beginning of `part` that exists.
+    """Suggestions for `part`: the next level below its longest prefix that exists.
 
     >>> _near(["server.net.fc", "server.c", "agent.policy"], "server.nets")
     ['server.c', 'server.net']
@@ -478,10 +470,10 @@ def _near(names: Sequence[str], part: str) -> list[str]:
     ['agent', 'server']
     """
     known: list[str] = []
-    for word in part.split("."):
-        if not any(n.split(".")[: len(known) + 1] == [*known, word] for n in names):
+    for key in part.split("."):
+        if not any(n.split(".")[: len(known) + 1] == [*known, key] for n in names):
             break
-        known.append(word)
+        known.append(key)
     return sorted(
         {
             ".".join(n.split(".")[: len(known) + 1])

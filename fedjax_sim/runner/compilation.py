@@ -1,9 +1,9 @@
 """How JAX is started and what is compiled: one host device per core, every program compiled once.
 
 Runs that differ in real settings alone (`engine.records.Numbers`) lower to the same text, so
-`compare`, a notebook's loop or a second `run` takes over the executable (`compile_once`). The text
-has everything, constants included, and is the key: nothing that differs can be mistaken for the
-same. Other processes find the program in JAX's compilation cache on disk.
+`compare`, a notebook's loop or a second `run` reuses the executable (`compile_once`). The key is
+the program's text, constants included, so different programs have different keys. Other processes
+find the program in JAX's compilation cache on disk.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ def cache_folder() -> pathlib.Path | None:
 
 
 def use_compilation_cache() -> None:
-    """Persistent compilation cache, on by default: the second run of a set-up starts at once."""
+    """Turn on JAX's compilation cache on disk, so that the second run of a set-up starts at
+    once."""
     folder = cache_folder()
     if folder is None or jax.config.values.get("jax_compilation_cache_dir"):
         return
@@ -58,18 +59,12 @@ def want_host_devices(config: Experiment, processes: int = 1) -> None:
 
 
 def start_jax(config: Experiment) -> None:
-    """The same for a run from Python. What the program itself has asked for stays; called again, it
-    does nothing.
-
-    Later runs of the process may want more devices than this one: all cores are asked for.
-    """
+    """Start JAX for a run from Python, with a device per core or more: later runs of the process
+    may need them. Does nothing where the number of devices is already set."""
     use_compilation_cache()
-    said = jax.config.values.get("jax_num_cpu_devices", -1)
-    if (said is not None and said > 0) or "host_platform_device_count" in os.environ.get(
-        "XLA_FLAGS", ""
-    ):
-        return
-    if jax.distributed.is_initialized():
+    configured = jax.config.values.get("jax_num_cpu_devices", -1)
+    flag = "host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
+    if (configured is not None and configured > 0) or flag or jax.distributed.is_initialized():
         return
     number, cores = config.compute.devices, layouts.host_cores()
     try:
@@ -86,7 +81,7 @@ def start_jax(config: Experiment) -> None:
             )
 
 
-def host_devices_missing(config: Experiment) -> None:
+def check_host_devices(config: Experiment) -> None:
     have, number = layouts.available_devices(), config.compute.devices
     if isinstance(number, int) and number > have:
         raise UserError(
@@ -97,21 +92,19 @@ def host_devices_missing(config: Experiment) -> None:
 def compile_once(
     program: Lowered, tick: Callable[[float], None] = lambda seconds: None
 ) -> Compiled:
-    """`program.compile()` of a lowered function, or what came of the same text before. tick: see
-    `interrupts.aside`.
+    """`program.compile()` of a lowered function, or the executable kept from the same text. tick:
+    see `interrupts.in_thread`.
 
     >>> import jax.numpy as jnp
     >>> one, other = (jax.jit(lambda a: a + 1).lower(jnp.ones(2)) for _ in range(2))
     >>> compile_once(one) is compile_once(other)
     True
     """
-    if jax.config.values.get(
-        "jax_use_simplified_jaxpr_constants"
-    ):  # constants then travel beside the text
-        return interrupts.aside(program.compile, tick)
+    if jax.config.values.get("jax_use_simplified_jaxpr_constants"):  # constants not in the text
+        return interrupts.in_thread(program.compile, tick)
     text = hashlib.sha256(program.as_text().encode()).hexdigest()
     key = (text, program.in_tree, program.out_tree, *jax.devices())
-    compiled = _kept.pop(key, None) or interrupts.aside(program.compile, tick)
+    compiled = _kept.pop(key, None) or interrupts.in_thread(program.compile, tick)
     _kept[key] = compiled  # the newest last
     while len(_kept) > MOST:
         del _kept[next(iter(_kept))]
@@ -119,5 +112,5 @@ def compile_once(
 
 
 def forget() -> None:
-    """Let go of all programs, as `jax.clear_caches` does of JAX's own."""
+    """Drop all kept programs, as `jax.clear_caches` drops JAX's own."""
     _kept.clear()

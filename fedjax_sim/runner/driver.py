@@ -2,8 +2,8 @@
 summaries.
 
 It drives one run, or several: seeds or values of one set-up side by side under `vmap`, in one
-program. Each has its own recorder and its own directory, written as the run goes on, so each is
-resumed alone like any other run.
+program. Each has its own recorder and run directory, written after every segment, so each can be
+resumed alone.
 """
 
 from __future__ import annotations
@@ -64,24 +64,24 @@ def drive(
     resume_from: pathlib.Path | None = None,
     say: Callable[[str], None] | None = None,
     program: Callable | None = None,
-    again: str = "",
+    resume_command: str = "",
 ) -> list[Result]:
     """Drive prepared runs that share one simulation to their end.
 
-    sinks: who else hears of every segment; progress: a bar or lines among them, None: a line only
+    sinks: called for every segment, beside the files; progress: a bar or lines, None: a line only
     where compiling takes long. resume_from: the checkpoint of a single run that is resumed.
-    program: compiled rounds of an earlier run of the same simulation, for a single run. again: the
-    command that resumes everything these runs are a part of; shown after an interrupt.
+    program: compiled rounds of an earlier run of the same simulation, for a single run.
+    resume_command: shown after an interrupt, if these runs are part of something larger.
     """
     vmapped.check(setups)
     runs = [ActiveRun(s, d, Recorder(s)) for s, d in zip(setups, directories, strict=True)]
     say = say or (lambda text: print(text, file=sys.stderr))
-    listening = [Files(), *progress_sinks(progress), *sinks] if writes() else []
+    all_sinks = [Files(), *progress_sinks(progress), *sinks] if writes() else []
     try:
         with interrupts.guard(), floats(setups[0].experiment.compute.dtype):
-            return Driver(runs, listening, resume_from, say).run(program, again)
+            return Driver(runs, all_sinks, resume_from, say).run(program, resume_command)
     finally:
-        for sink in listening:
+        for sink in all_sinks:
             sink.close()
         for run in runs:
             if run.directory is not None:
@@ -89,7 +89,7 @@ def drive(
 
 
 class Driver:
-    """Runs that are driven together: their State, how far they are, and what of it is saved."""
+    """Runs that are driven together: their State, the rounds done and the rounds saved."""
 
     def __init__(
         self,
@@ -115,9 +115,9 @@ class Driver:
         self.adapt: Callable | None = None  # the evaluation that fine-tunes
         self.stopped = False  # by a signal, and all processes know
 
-    def run(self, program: Callable | None, again: str) -> list[Result]:
-        """All rounds that are left; what is done is saved when a signal ends it."""
-        self.tell(lambda sink, run: sink.begin(run, self.done))
+    def run(self, program: Callable | None, resume_command: str) -> list[Result]:
+        """Run the remaining rounds; a signal ends it after a checkpoint of the rounds done."""
+        self.notify(lambda sink, run: sink.begin(run, self.done))
         try:
             began = time.perf_counter()
             step = program or self.compile()
@@ -131,20 +131,20 @@ class Driver:
         except (KeyboardInterrupt, SystemExit):
             self.save_unsaved()
             if writes():
-                interrupted(self.runs, self.done, self.saved_round, self.say, again)
+                interrupted(self.runs, self.done, self.saved_round, self.say, resume_command)
             raise
         results = [
             finish(run, self.state_of(i), self.timings, compile_seconds, step)
             for i, run in enumerate(self.runs)
         ]
         ends = {id(run): result.summary for run, result in zip(self.runs, results, strict=True)}
-        self.tell(lambda sink, run: sink.end(run, ends[id(run)]))
+        self.notify(lambda sink, run: sink.end(run, ends[id(run)]))
         return results
 
-    def tell(self, what: Callable[[Sink, ActiveRun], None]) -> None:
+    def notify(self, event: Callable[[Sink, ActiveRun], None]) -> None:
         for sink in self.sinks:
             for run in self.runs:
-                what(sink, run)
+                event(sink, run)
 
     def state_of(self, i: int) -> State:
         """The State of one of the runs."""
@@ -160,54 +160,55 @@ class Driver:
             for sink in self.sinks:
                 sink.waiting(self.runs[0], seconds)
 
-        self.tell(lambda sink, run: sink.compiling(run))
+        self.notify(lambda sink, run: sink.compiling(run))
         step = compiled(self.setups, self.state, self.data, tick)
-        self.tell(lambda sink, run: sink.compiled(run, time.perf_counter() - began))
+        self.notify(lambda sink, run: sink.compiled(run, time.perf_counter() - began))
         return step
 
     def segment(self, step: Callable) -> None:
-        """One call of the program, its rows, and everybody who hears of it."""
-        if asked_to_stop():
+        """One call of the program, its rows, and the sinks."""
+        if signal_pending():
             self.stopped = True
             interrupts.check()
-            raise KeyboardInterrupt  # another process was asked
+            raise KeyboardInterrupt  # the signal came to another process
         done, config = self.done, self.experiment
-        ask = min(segment_length(config, self.sim.capacity, done, self.speed), self.sim.most_rounds)
-        if self.adapt is None and adapts_after(self.sim, config, done + ask):
-            # before the segment: what is done can be saved
+        count = segment_length(config, self.sim.capacity, done, self.speed)
+        count = min(count, self.sim.most_rounds)
+        if self.adapt is None and adapts_after(self.sim, config, done + count):
+            # compiled before the segment: an interrupt can still save the rounds done
             self.adapt = compiled_alone(
                 self.sim.adapt, self.state_of(0), data_of(self.runs[0], self.data)
             )
         began = time.perf_counter()
-        ends = evaluated(config, done + ask)
-        self.state, logs, scores = step(self.state, self.data, jnp.int32(ask), ends)
+        ends = evaluated(config, done + count)
+        self.state, logs, scores = step(self.state, self.data, jnp.int32(count), ends)
         jax.block_until_ready(self.state)
         seconds = time.perf_counter() - began
-        self.speed = agreed(seconds / ask)
-        span = dict(first_round=done + 1, last_round=done + ask)
+        self.speed = agreed(seconds / count)
+        span = dict(first_round=done + 1, last_round=done + count)
         self.timings.append(span | dict(seconds=seconds, seconds_per_round=self.speed))
-        self.collect(layouts.as_numpy((logs, scores)), ask)
-        self.done += ask
-        # before the checkpoint: it keeps a copy of the files
-        part = lambda run: segment_of(run, done + 1, self.done, seconds)
-        self.tell(lambda sink, run: sink.segment(run, part(run), self.timings))
+        self.collect(layouts.as_numpy((logs, scores)), count)
+        self.done += count
+        # before the checkpoint, which keeps a copy of the files
+        segment = lambda run: segment_of(run, done + 1, self.done, seconds)
+        self.notify(lambda sink, run: sink.segment(run, segment(run), self.timings))
 
     def collect(self, results: tuple[dict, dict], count: int) -> None:
-        """`collect` for every run, from logs and scores of all of them."""
+        """Add the rows of a segment to every run; results: (logs, scores) of all of them."""
         adapt = self.adapt
         for i, run in enumerate(self.runs):
             logs, scores = (vmapped.pick(tree, i, len(self.runs)) for tree in results)
-            tuned = lambda i=i, run=run: (
+            fine_tuned = lambda i=i, run=run: (
                 adapt(self.state_of(i), data_of(run, self.data)) if adapt is not None else {}
             )
-            collect(run, tuned, logs, scores, self.done, count)
+            collect(run, fine_tuned, logs, scores, self.done, count)
 
     def save(self) -> None:
         save(self.runs, self.state, lambda state, i: self.state_of(i))
         self.saved_at, self.saved_round = time.perf_counter(), self.done
 
     def save_unsaved(self) -> None:
-        """After an interrupt: the rounds that no checkpoint has yet, where they can be saved."""
+        """After an interrupt: save the rounds that no checkpoint has yet, if possible."""
         needed = self.done > 0 or any(
             s.given_net and not s.experiment.model.init for s in self.setups
         )
@@ -221,19 +222,19 @@ class Driver:
             self.save()
 
 
-def asked_to_stop() -> bool:
+def signal_pending() -> bool:
     """Whether a signal waits in any process."""
-    asked = interrupts.pending() is not None
+    pending = interrupts.pending() is not None
     if jax.process_count() == 1:
-        return asked
+        return pending
     from jax.experimental import multihost_utils
 
-    return bool(np.any(multihost_utils.process_allgather(np.bool_(asked))))
+    return bool(np.any(multihost_utils.process_allgather(np.bool_(pending))))
 
 
 def complete(state: State, done: int) -> bool:
-    """Whether `state` is what round `done` left, and still there: a call that was broken off has
-    used it up."""
+    """Whether `state` is that after round `done` and not deleted: an interrupted call has donated
+    its buffers."""
     leaves = jax.tree.leaves(state)
     if any(isinstance(leaf, jax.Array) and leaf.is_deleted() for leaf in leaves):
         return False
@@ -244,8 +245,8 @@ def complete(state: State, done: int) -> bool:
 def begin(
     runs: Sequence[ActiveRun], resume_from: pathlib.Path | None, say: Callable[[str], None]
 ) -> tuple[State, list[dict[str, Any]]]:
-    """The State to start from (stacked for several runs) and the timings so far; run directories
-    are made or reopened."""
+    """Create or reopen the run directories; return the State to start from (stacked for several
+    runs) and the timings so far."""
     if resume_from is not None:
         (run,) = runs
         return reopen(run, resume_from, say)
@@ -263,7 +264,7 @@ def begin(
 def reopen(
     run: ActiveRun, resume_from: pathlib.Path, say: Callable[[str], None]
 ) -> tuple[State, list[dict[str, Any]]]:
-    """A run goes on: its State and its rows as they were at the checkpoint."""
+    """Resume a run: return its State and timings at the checkpoint, and restore its rows."""
     setup, directory = run.setup, run.directory
     assert directory is not None
     if writes():
@@ -300,33 +301,32 @@ def compiled(
     data: Data,
     tick: Callable[[float], None] = lambda seconds: None,
 ) -> Callable:
-    """(state, data, rounds, ends) -> (state, logs, scores), ready to be called. tick: hears how
-    long it takes."""
+    """The compiled (state, data, rounds, ends) -> (state, logs, scores). tick: called with the
+    seconds so far."""
     config, run = setups[0].experiment, setups[0].simulation.run
     if len(setups) > 1:
         run = vmapped.side_by_side(setups, run)
     elif config.compute.backend == "loop":
-        return first_aside(LoopBackend(setups[0].simulation).run)
+        return first_in_thread(LoopBackend(setups[0].simulation).run)
     elif config.compute.state_on == "host":
-        return first_aside(run)
+        return first_in_thread(run)
     return compiled_alone(run, state, data, jnp.int32(1), np.bool_(True), tick=tick)
 
 
 def compiled_alone(
     function: Callable, *args: Any, tick: Callable[[float], None] = lambda seconds: None
 ) -> Callable:
-    """A jitted function, ready to be called; tracing and compiling it may be broken off by a
-    signal."""
+    """A jitted function, compiled; a signal interrupts tracing and compiling."""
     if not hasattr(function, "lower"):
-        return function  # of rows on the host: compiles when it is called
-    with interrupts.at_once():
+        return function  # client states on the host: it compiles when called
+    with interrupts.immediate():
         lowered = function.lower(*args)
     return compile_once(lowered, tick)
 
 
-def first_aside(run: Callable) -> Callable:
-    """`run`, which compiles in its first call."""
-    calls = iter((interrupts.aside,))
+def first_in_thread(run: Callable) -> Callable:
+    """`run`, whose first call compiles and is therefore made in another thread."""
+    calls = iter((interrupts.in_thread,))
 
     def called(*args: Any) -> Any:
         return next(calls, lambda call: call())(lambda: run(*args))
@@ -340,31 +340,28 @@ def data_of(run: ActiveRun, data: Data) -> Data:
 
 # ---- one segment ---------------------------------------------------------------------------------
 def segment_length(config: Experiment, capacity: int, done: int, speed: float | None) -> int:
-    """Rounds of the next call: about ten seconds, ending on the evaluation and checkpoint grids
-    where they are near."""
+    """Rounds of the next call: about ten seconds, ending at an evaluation or a checkpoint where one
+    is near."""
     every = config.evaluation.eval_every
     longest = capacity * every - done % every
-    # the first call tells how fast it goes: with rare evaluations it must not be all rounds up to
-    # the first of them
-    wish = (
+    # the first call measures the speed: it must be short even if evaluations are rare
+    wanted = (
         min(every, FIRST_ROUNDS)
         if speed is None
         else max(1, int(SEGMENT_SECONDS / max(speed, 1e-9)))
     )
-    ask = min(wish, longest, config.training.rounds - done)
-    if done + ask < config.training.rounds and ask >= every:
-        ask -= (done + ask) % every  # end on the grid
+    count = min(wanted, longest, config.training.rounds - done)
+    if done + count < config.training.rounds and count >= every:
+        count -= (done + count) % every  # end at an evaluation
     for grid in (config.compute.checkpoint_every, config.evaluation.personal_every):
-        if grid:
-            ask = min(
-                ask, grid - done % grid
-            )  # never run past a checkpoint or a personal evaluation
-    return max(1, ask)
+        if grid:  # never run past a checkpoint or a personal evaluation
+            count = min(count, grid - done % grid)
+    return max(1, count)
 
 
 def evaluated(config: Experiment, done: int) -> np.bool_:
-    """Whether a segment that ends after round `done`, perhaps off the evaluation grid, needs an
-    evaluation there."""
+    """Whether a segment that ends after round `done` needs an evaluation there, also between those
+    of eval_every."""
     return np.bool_(
         done == config.training.rounds
         or bool(config.evaluation.personal_every and done % config.evaluation.personal_every == 0)
@@ -372,8 +369,7 @@ def evaluated(config: Experiment, done: int) -> np.bool_:
 
 
 def save_due(config: Experiment, done: int, saved_round: int, saved_at: float) -> bool:
-    """Whether it is time for a checkpoint: after so many rounds, or after some time; all processes
-    agree."""
+    """Whether a checkpoint is due, by rounds or by time; the same in all processes."""
     if config.compute.checkpoint_every:
         return done - max(saved_round, 0) >= config.compute.checkpoint_every
     return agreed(time.perf_counter() - saved_at) > CHECKPOINT_SECONDS
@@ -389,11 +385,11 @@ def adapts_after(sim: Simulation, config: Experiment, at: int) -> bool:
 
 
 def collect(
-    run: ActiveRun, tuned: Callable[[], dict], logs: dict, scores: dict, done: int, count: int
+    run: ActiveRun, fine_tuned: Callable[[], dict], logs: dict, scores: dict, done: int, count: int
 ) -> None:
-    """Rows of one segment; off the grid only the evaluations that `evaluated` asked for are there.
+    """Add the rows of one segment to a run.
 
-    tuned: () -> the evaluation for which the run's clients fine-tune.
+    fine_tuned: () -> the evaluation for which the run's clients fine-tune.
     """
     config, sim = run.setup.experiment, run.setup.simulation
     run.recorder.add_rounds(logs, count)
@@ -406,12 +402,13 @@ def collect(
             continue
         score = jax.tree.map(lambda a: a[i], scores)
         if personal_due and at == done + count:
-            score |= layouts.as_numpy(tuned())
+            score |= layouts.as_numpy(fine_tuned())
         run.recorder.add_evaluation(score, {k: v[at - done - 1] for k, v in logs.items()})
 
 
 def agreed(value: float) -> float:
-    """What process 0 says: decisions that depend on a clock must be the same in every process."""
+    """The value of process 0: decisions that depend on a clock must be the same in every
+    process."""
     if jax.process_count() == 1:
         return value
     from jax.experimental import multihost_utils
@@ -421,37 +418,23 @@ def agreed(value: float) -> float:
 
 # ---- what is left behind -------------------------------------------------------------------------
 def writes() -> bool:
-    """Of several processes only the first writes and speaks."""
+    """Whether this process writes files and messages: only the first does."""
     return jax.process_index() == 0
 
 
 def segment_of(run: ActiveRun, first: int, last: int, seconds: float) -> Segment:
     config, recorder = run.setup.experiment, run.recorder
     recent = lambda rows: [row for row in rows[-(last - first + 1) :] if row["round"] >= first]
-    rounds, rows = recent(recorder.rounds), recent(recorder.rows)
-    return Segment(
-        first,
-        last,
-        config.training.rounds,
-        seconds,
-        rounds,
-        rows,
-        config.method.name,
-        config.training.seed,
-    )
+    rounds, rows, train = recent(recorder.rounds), recent(recorder.rows), config.training
+    return Segment(first, last, train.rounds, seconds, rounds, rows, config.method.name, train.seed)
 
 
 def save(runs: Sequence[ActiveRun], state: State, of_state: Callable[[State, int], State]) -> None:
-    """A checkpoint of every run; every process takes part."""
+    """Write a checkpoint of every run; every process takes part."""
     for i, run in enumerate(runs):
         if run.directory is not None:
-            config = run.setup.experiment
-            folder, one, rows = (
-                run.directory.path / "checkpoints",
-                of_state(state, i),
-                run.directory.rows,
-            )
-            checkpoint.save(folder, one, run.setup.hash, config.compute.keep, rows)
+            folder, keep = run.directory.path / "checkpoints", run.setup.experiment.compute.keep
+            checkpoint.save(folder, of_state(state, i), run.setup.hash, keep, run.directory.rows)
 
 
 def finish(
@@ -462,16 +445,13 @@ def finish(
     program: Callable | None,
 ) -> Result:
     recorder, directory = run.recorder, run.directory
-    stored = copy.copy(
-        recorder
-    )  # as the files have it: a resumed run knows no more digits, and gets the same figures
+    stored = copy.copy(recorder)  # rounded as in the files, so that a resumed run has the same
     stored.rows, stored.rounds = (
         [as_stored(row) for row in rows] for rows in (recorder.rows, recorder.rounds)
     )
-    kept = (
-        directory.ended if directory is not None else None
-    )  # nothing was left to do: not even the clock has moved
-    summary = kept or summarise(
+    # a run that had ended keeps its summary, timings included
+    ended = directory.ended if directory is not None else None
+    summary = ended or summarise(
         run.setup, stored, [as_stored(row) for row in timings], compile_seconds
     )
     if directory is not None and writes():
@@ -483,13 +463,19 @@ def finish(
 
 
 def interrupted(
-    runs: Sequence[ActiveRun], done: int, saved_round: int, say: Callable[[str], None], again: str
+    runs: Sequence[ActiveRun],
+    done: int,
+    saved_round: int,
+    say: Callable[[str], None],
+    resume_command: str,
 ) -> None:
-    """Say what is saved, and how to go on."""
+    """Print what is saved and how to resume."""
     paths = [str(run.directory.path) for run in runs if run.directory is not None]
     if not paths:
         return
     saved = f"saved at round {saved_round}" if saved_round >= 0 else "nothing had to be saved"
     when = f"after round {done}" if done else "before the first round was done"
-    commands = again or "; ".join(shlex.join(["fedjax-sim", "resume", path]) for path in paths)
+    commands = resume_command or "; ".join(
+        shlex.join(["fedjax-sim", "resume", path]) for path in paths
+    )
     say(f"interrupted {when}, {saved}; continue with: {commands}")

@@ -1,12 +1,14 @@
 """Drive a prepared run to its end, or resume one.
 
-out/config.json    everything needed to repeat the run          out/rounds.csv     a row per round
-out/metrics.csv    a row per evaluated round, no clock          out/clients.npz    per-client counts
-                                        per evaluation
-out/timings.csv    seconds per segment                          out/checkpoints/   the whole State
-out/labels.npz     training examples per client and class       out/manifest.json  size and checksum
-                                        of every file
+out/config.json    everything needed to repeat the run
+out/rounds.csv     a row per round
+out/metrics.csv    a row per evaluated round, without times
+out/clients.npz    per-client counts per evaluation
+out/timings.csv    seconds per segment
+out/labels.npz     training examples per client and class
 out/summary.json   the figures of the run
+out/checkpoints/   the whole State
+out/manifest.json  size and checksum of every file
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ def resume(
     sinks: Sequence[Sink] = (),
     data_dir: str | None = None,
     say: Callable[[str], None] | None = None,
-    again: str = "",
+    resume_command: str = "",
 ) -> Result:
     """Continue a run directory from its newest checkpoint; see `fedjax_sim.resume`."""
     say = say or (lambda text: print(text, file=sys.stderr))
@@ -55,7 +57,9 @@ def resume(
         directory.lock.take()
     try:
         setup, found = reopened(directory, rounds, given, data_dir, say)
-        more: dict[str, Any] = dict(sinks=sinks, resume_from=found, say=say, again=again)
+        more: dict[str, Any] = dict(
+            sinks=sinks, resume_from=found, say=say, resume_command=resume_command
+        )
         return execute(setup, directory, progress=progress, **more)
     finally:
         directory.lock.release()
@@ -69,7 +73,7 @@ def reopened(
     say: Callable[[str], None],
 ) -> tuple[Setup, pathlib.Path | None]:
     """The set-up of a run directory, and the checkpoint from which it continues."""
-    stored = directory.read_config()  # again: nobody else changes it now
+    stored = directory.read_config()  # read again, now that the directory is locked
     experiment = stored.experiment
     begun = run_directory.unfinished(directory.path)  # killed before its first checkpoint
     found = None if begun else checkpoint.latest(directory.path / run_directory.CHECKPOINTS)
@@ -96,7 +100,7 @@ def reopened(
 
 
 def with_first_weights(setup: Setup, path: pathlib.Path) -> Setup:
-    """A run that begins again, with the weights that it began with where these do not come from its
+    """`setup` of a run that starts over, with its first weights where they do not come from the
     seed."""
     init, wanted = setup.experiment.model.init, setup.found.initial_weights
     if not wanted:
@@ -122,10 +126,9 @@ def resumed(
     progress: bool | None = False,
     sinks: Sequence[Sink] = (),
     say: Callable[[str], None] | None = None,
-    again: str = "",
+    resume_command: str = "",
 ) -> Result | None:
-    """The result of a run that was begun in `path`, resumed from its newest checkpoint; None where
-    there is nothing to resume."""
+    """Resume the run in `path` from its newest checkpoint; None if there is nothing to resume."""
     if not exists(path) or run_directory.empty(path):
         return None
     RunDirectory(path).check_same(setup.hash)
@@ -133,10 +136,12 @@ def resumed(
         return None
     if not run_directory.saved_rounds(path / run_directory.CHECKPOINTS):
         raise UserError(
-            f"'{path}' has ended, or is damaged, and has no checkpoint to go on from; it is left as"
-            " it is: move it away, or choose another --out"
+            f"'{path}' has ended, or is damaged, and has no checkpoint to resume from; it is left"
+            " unchanged: move it away, or choose another --out"
         )
-    more: dict[str, Any] = dict(progress=progress, sinks=sinks, say=say, again=again)
+    more: dict[str, Any] = dict(
+        progress=progress, sinks=sinks, say=say, resume_command=resume_command
+    )
     experiment, rounds = setup.experiment, setup.experiment.training.rounds
     return resume(path, rounds, setup.given, data_dir=experiment.data.data_dir, **more)
 
@@ -146,57 +151,34 @@ def devices_before(stored: Stored) -> int | str:
 
 
 def devices_now(stored: Stored, say: Callable[[str], None]) -> int | str:
-    """As many devices as the run had, or those there are."""
+    """As many devices as the run had, or as many as there are."""
     had, have = devices_before(stored), layouts.available_devices()
     if isinstance(had, str) or had <= have:
         return had
     say(
-        f"the run was on {had} devices and there are {have}: it goes on with the same values up to"
-        " rounding"
+        f"the run was on {had} devices and there are {have}: it continues with the same values up"
+        " to rounding"
     )
     return have
 
 
 def extension(setup: Setup, planned: int) -> str:
-    """What another number of rounds changes for a run that was planned with `planned`; nothing for
-    most runs."""
+    """What another number of rounds changes for a run planned with `planned`; "" for most runs."""
     train, rounds = setup.experiment.training, setup.experiment.training.rounds
     changes = []
     if train.schedule.startswith("cosine"):
-        changes.append(f"the learning rate stays laid over {train.schedule_rounds} rounds")
+        changes.append(f"the schedule of the learning rate still spans {train.schedule_rounds}")
     agent = setup.simulation.agent()
     if agent is not None and learns(agent.name):
         changes.append(
-            "what the agent takes from the number of rounds (the decay of its exploration, the end"
-            f" of its episode) refers to {rounds} from here on, so a run planned with {rounds}"
-            " differs"
+            f"the agent's exploration decay and the end of its episode refer to {rounds} rounds"
+            f" from here on, so the result differs from a run planned with {rounds}"
         )
-    return (
-        f"{planned} rounds were planned and it goes on to {rounds}: {'; '.join(changes)}"
-        if changes
-        else ""
-    )
+    text = f"{planned} rounds were planned and it continues to {rounds}: {'; '.join(changes)}"
+    return text if changes else ""
 
 
-def execute(
-    setup: Setup,
-    directory: RunDirectory | None,
-    *,
-    progress: bool | None = False,
-    sinks: Sequence[Sink] = (),
-    resume_from: pathlib.Path | None = None,
-    say: Callable[[str], None] | None = None,
-    program: Callable | None = None,
-    again: str = "",
-) -> Result:
-    """Drive one prepared run to its end; see `driver.drive`."""
-    more: dict[str, Any] = dict(
-        progress=progress,
-        sinks=sinks,
-        resume_from=resume_from,
-        say=say,
-        program=program,
-        again=again,
-    )
+def execute(setup: Setup, directory: RunDirectory | None, **more: Any) -> Result:
+    """Drive one prepared run to its end; more: see `driver.drive`."""
     (result,) = drive([setup], [directory], **more)
     return result

@@ -1,9 +1,9 @@
-"""A trained model out of a run directory: the server's, or what one client predicts with; as .npz
-or flax's .msgpack.
+"""Export a trained model from a run directory: the server's, or the one that a client predicts
+with; as .npz or flax's .msgpack.
 
 The file has every array by its path ('params/fc/kernel') and `about`, a JSON text: which model,
 which method, how images are normalised. `load_model` makes a function of it; `--init` starts a run
-from it where it is a plain net.
+from it if it is a plain net.
 """
 
 from __future__ import annotations
@@ -22,12 +22,10 @@ import numpy.typing as npt
 
 from fedjax_sim import __version__, models
 from fedjax_sim.data.federation import Federation
-from fedjax_sim.engine import evaluation
-from fedjax_sim.engine.keys import SERVER, stage_key
-from fedjax_sim.engine.records import Data
-from fedjax_sim.engine.round import contexts
+from fedjax_sim.engine import predictor
+from fedjax_sim.engine.evaluation import own_model
 from fedjax_sim.errors import UserError
-from fedjax_sim.hooks import Finishes, Method, Personal
+from fedjax_sim.hooks import Method, Personal
 from fedjax_sim.methods import make_method
 from fedjax_sim.platform import floats, multiplying
 from fedjax_sim.runner import checkpoint, provenance
@@ -43,17 +41,15 @@ FORMATS = (".npz", ".msgpack")
 
 
 def stored_state(path: pathlib.Path, data_dir: str | None, **given: Any) -> tuple[Setup, State]:
-    """The newest State of a run, and the set-up it belongs to, on one device. given: the objects
-    that it was started with."""
+    """The set-up and the newest State of a run directory, on one device. given: the objects that it
+    was started with."""
     directory = RunDirectory(path)
     if not path.is_dir():
         raise UserError(f"there is no run directory '{path}'")
     stored = directory.read_config()
     config = stored.experiment
     provenance.check_given(path, stored, **given)
-    simple: dict[str, Any] = dict(
-        chunk=1, devices=1, backend="auto", state_on="device"
-    )  # what computes nothing needs no more
+    simple: dict[str, Any] = dict(chunk=1, devices=1, backend="auto", state_on="device")
     config = config.replace(**simple, data_dir=data_dir or config.data.data_dir)
     start_jax(config)
     setup = prepare(config, **given, stored=stored.found, measure=False)
@@ -63,47 +59,27 @@ def stored_state(path: pathlib.Path, data_dir: str | None, **given: Any) -> tupl
         return setup, checkpoint.load(found, state, setup.hash, setup.fed.num_clients)
 
 
-def global_net(setup: Setup, state: State) -> Tree:
-    """The model that the server hands over."""
-    sim = setup.simulation
-    method, env = sim.method, sim.open(sim.data)
-    last = method.ask(Finishes)
-    if last is not None and int(state.t) >= env.rounds:
-        return last.finish(env, state.server, stage_key(state, SERVER))
-    if not method.has_global_model:
-        raise UserError(
-            f"'{method.name}' has no global model; name a client with --client 0 to"
-            f" {setup.fed.num_clients - 1}"
-        )
-    return method.global_model(env, state.server)
-
-
-def client_predictor(setup: Setup, state: State, client: int) -> Tree:
-    """What ONE client predicts with: its net (fine-tuned where the method does that), or what
-    `predict` reads."""
-    sim = setup.simulation
-    own = evaluation.own_model(sim.described)
-    if not 0 <= client < setup.fed.num_clients:
-        raise UserError(f"client {client} is not there; allowed: 0 to {setup.fed.num_clients - 1}")
-    if own is None:
+def exported_tree(setup: Setup, state: State, client: int | None) -> Tree:
+    """The global model, or the predictor of ONE client: its net (fine-tuned where the method does
+    that), or whatever its `predict` takes."""
+    sim, last = setup.simulation, setup.fed.num_clients - 1
+    if client is None:
+        if not sim.method.has_global_model:
+            raise UserError(
+                f"'{sim.method.name}' has no global model; name a client with --client 0 to {last}"
+            )
+        return predictor.global_net(sim, state)
+    if not 0 <= client <= last:
+        raise UserError(f"client {client} is not there; allowed: 0 to {last}")
+    if own_model(sim.described) is None:
         raise UserError(
             f"clients of '{sim.method.name}' predict with the global model; leave --client out"
         )
-
-    def predictor(state: State, data: Data, k: jax.Array) -> Tree:
-        env, mine = sim.open(data), jax.tree.map(lambda a: a[k], state.clients)
-        last = jnp.maximum(state.t - 1, 0)
-        ctx = contexts(
-            sim.stages, env, stage_key(state, evaluation.PERSONAL), k[None], state.t, trained=last
-        )
-        one = jax.tree.map(lambda a: a[0], ctx)
-        return own.personal(env, evaluation.with_own_statistics(env, state.server, mine), mine, one)
-
-    return jax.jit(predictor)(state, sim.data, jnp.int32(client))
+    return predictor.personal(sim, state, client)
 
 
 def described(tree: Tree, name: str = "") -> Any:
-    """How a tree of dicts and tuples is put together from its leaves' names, as JSON."""
+    """The structure of a tree of dicts and tuples over its leaves' names, as JSON."""
     inside = lambda key: f"{name}/{key}" if name else str(key)
     if isinstance(tree, dict):
         return {"dict": {key: described(value, inside(key)) for key, value in tree.items()}}
@@ -120,7 +96,7 @@ def described(tree: Tree, name: str = "") -> Any:
 
 
 def rebuilt(how: Any, arrays: dict[str, np.ndarray]) -> Tree:
-    """The tree again.
+    """The tree of which `described` returned `how`.
 
     >>> tree = ({"a": np.ones(2)}, np.zeros(1))
     >>> rebuilt(described(tree), by_name(tree))
@@ -149,7 +125,7 @@ def export(
     """Write the model of a run directory to `out` (.npz or .msgpack; default: in the run
     directory); returns the file.
 
-    fed, method, model: what was given as an object when the run was started.
+    fed, method, model, optimizer, loss: the objects that the run was started with.
     """
     path = pathlib.Path(path)
     file = (
@@ -162,11 +138,8 @@ def export(
     given = dict(fed=fed, method=method, model=model, optimizer=optimizer, loss=loss)
     setup, state = stored_state(path, data_dir, **given)
     config, data = setup.experiment, setup.fed
-    with floats(config.compute.dtype):
-        tree = (
-            global_net(setup, state) if client is None else client_predictor(setup, state, client)
-        )
-    kept = (
+    tree = exported_tree(setup, state, client)
+    kept = [
         "method",
         "options",
         "model",
@@ -175,7 +148,7 @@ def export(
         "dtype",
         "activations",
         "precision",
-    )
+    ]
     about = {name: config.get(name) for name in kept} | dict(
         version=__version__,
         shape=list(data.shape),
@@ -208,7 +181,7 @@ class Exported:
     """A model as a function: raw images [B, H, W, C] or tokens [B, T] -> its outputs, such as
     logits [B, classes]."""
 
-    net: Tree  # or what the method's `predict` reads
+    net: Tree  # or whatever the method's `predict` takes
     model: models.Model
     about: dict[str, Any]
     predict: Callable[[Tree, jax.Array], jax.Array]
@@ -224,12 +197,12 @@ class Exported:
 
 
 def load_model(path: str | pathlib.Path) -> Exported:
-    """What `export` wrote, as a function of images as they are stored (0..255 where they are
-    uint8)."""
+    """The model in a file written by `export`, as a function of images as they are stored (0 to
+    255 for uint8)."""
     arrays, text = read_arrays(path)
     if not text:
         raise UserError(
-            f"'{path}' was not written by fedjax-sim export: it says nothing about itself"
+            f"'{path}' was not written by fedjax-sim export: it has no description of the model"
         )
     about = json.loads(text)
     if about["own"]:
@@ -238,19 +211,20 @@ def load_model(path: str | pathlib.Path) -> Exported:
             " with that object"
         )
     dtype = jnp.dtype(about["dtype"])
-    how: dict[str, Any] = dict(
+    more: dict[str, Any] = dict(
         dtype=dtype, conv=about["conv"], activations=about.get("activations")
     )
     if about.get("vocabulary"):
-        how |= dict(
+        more |= dict(
             vocabulary=about["vocabulary"], places=task_called(about["task"]).target == TOKENS
         )
     model = models.build(
-        about["model"], tuple(about["shape"]), about["classes"], **how, **about["model_options"]
+        about["model"], tuple(about["shape"]), about["classes"], **more, **about["model_options"]
     )
     method = make_method(about["method"], **about["options"])
     model = method.extend(model)
-    env = Env(model, None, None, 1, 1, 1, 1.0, 1.0, dtype=dtype, method=method)  # type: ignore[arg-type]   # prediction needs no more
+    # prediction reads neither loss nor optimiser
+    env = Env(model, None, None, 1, 1, 1, 1.0, 1.0, dtype=dtype, method=method)  # type: ignore[arg-type]
     own = method.ask(Personal) if about["client"] is not None else None
     net = jax.tree.map(jnp.asarray, rebuilt(about["tree"], arrays))
     predict = lambda net, x: (own or Personal()).predict(env, net, x)
@@ -273,7 +247,7 @@ print("arrays:", sorted(np.load(file).files)[:3] if file.endswith(".npz") else m
 
 
 def example(file: pathlib.Path) -> str:
-    """Ten lines that load the file, to be run in its folder."""
+    """A script of ten lines that loads the file, for the file's folder."""
     about = json.loads(read_arrays(file)[1])
     kind = "tokens" if len(about["shape"]) == 1 else "0 to 255" if about["scale"] != 1 else "floats"
     classes = task_called(about.get("task", "classification")).has_classes
@@ -281,6 +255,3 @@ def example(file: pathlib.Path) -> str:
         dict(outputs="labels", read=".argmax(-1)") if classes else dict(outputs="outputs", read="")
     )
     return EXAMPLE.format(name=ascii(file.name), range=kind, **read)
-
-
-__all__ = ["Exported", "as_bytes", "example", "export", "load_model"]

@@ -1,5 +1,5 @@
 """Sizes of a prepared run (memory, bytes, steps) from shapes alone. Numbers only; `cli.describe`
-tells them to people."""
+prints them."""
 
 from __future__ import annotations
 
@@ -18,27 +18,19 @@ from fedjax_sim.runner.prepare import Setup, in_its_floats
 from fedjax_sim.types import Array, Ctx, Tree
 
 MB = 10**6
-# What a process holds beside its arrays, chosen by hand for runs of the command line on a CPU that
-# compile afresh (a program from the cache needs 150 to 700 MB less). Estimate ÷ measured peak:
-# lenet5 with fedavg 1.00, scaffold 0.98, fedpolicy 0.96; mlp with fedavg 0.98; cnn4 with ditto
-# 1.01. Of runs that the numbers were not chosen for: lenet5 with fedper 1.03, apfl 1.07; cnn4 with
+# Memory of a process beside its arrays. The numbers are fitted by hand to runs of the command line
+# on a CPU that compile afresh (a program from the cache needs 150 to 700 MB less). Estimate ÷
+# measured peak: lenet5 with fedavg 1.00, scaffold 0.98, fedpolicy 0.96; mlp with fedavg 0.98; cnn4
+# with ditto 1.01. Runs that were not fitted: lenet5 with fedper 1.03, apfl 1.07; cnn4 with
 # fedprox 0.91, fedrep 0.95; ditto with 1,000 clients 1.07; fedpam with cnn4 0.78 to 0.86.
-RUNTIME = (
-    390 * MB
-    # Python, JAX and XLA with nothing in them, the command line, and the tables of a small
-    # federation
-)
+RUNTIME = 390 * MB  # empty Python, JAX and XLA, the command line, tables of a small federation
 SAVED = 256 * MB  # of the state are copied at once for a checkpoint
 PROGRAM = 95 * MB  # the compiler's workspace and the compiled rounds
-PER_GROUP = 45 * MB  # and what each group of parameters adds to them
-PER_CONVOLUTION = 30 * MB  # … more, if it is a convolution
-WITH_MODELS = (
-    200 * MB
-)  # clients that keep a model each: it is read, changed and written in the program
+PER_GROUP = 45 * MB  # what each group of parameters adds to them
+PER_CONVOLUTION = 30 * MB  # what it adds in addition if it is a convolution
+WITH_MODELS = 200 * MB  # clients that keep a model each: the program reads and writes it
 WITH_AGENT = 450 * MB  # an agent and its updates: the program is more than twice as long
-IN_A_STEP = (
-    3  # times what the backward pass keeps: its gradients, and the unfolded inputs of convolutions
-)
+IN_A_STEP = 3  # times the residuals of the backward pass: gradients, unfolded convolution inputs
 MOST_STEPS = 2**31 - 1  # counters of steps, rounds and batches are 32-bit
 
 
@@ -63,8 +55,8 @@ def facts(setup: Setup) -> dict[str, Any]:
         client_state=per_client * env.num_clients,
         state=per_client * env.num_clients + tree_bytes(server) + controller,
         data=tree_bytes(jax.eval_shape(lambda: (setup.fed.x, setup.fed.y))),
-        lanes=min(sim.layout.chunk * sim.layout.devices, env.cohort),
-        lane=training_bytes(setup, net),
+        side_by_side=min(sim.layout.chunk * sim.layout.devices, env.cohort),
+        training=training_bytes(setup, net),
     )
     floats = env.group_floats(setup.net)
     return dict(
@@ -79,7 +71,7 @@ def facts(setup: Setup) -> dict[str, Any]:
 
 
 def peak_bytes(setup: Setup, sizes: dict[str, int], net: int, copied: int) -> int:
-    """What a process holds at most; copied: bytes of the rows read beside a cohort's."""
+    """Peak memory of a process; copied: bytes of the peers' rows."""
     devices, state = setup.simulation.layout.devices, sizes["state"]
     several = devices > 1
     return (
@@ -89,7 +81,7 @@ def peak_bytes(setup: Setup, sizes: dict[str, int], net: int, copied: int) -> in
         + state * (2 if several else 1)  # made in one place, then shared out
         + sizes["data"] * devices
         + min(state, SAVED)
-        + sizes["lanes"] * sizes["lane"]
+        + sizes["side_by_side"] * sizes["training"]
         + (copied + 2 * net) * devices
         + (setup.participation.high * sizes["per_client"] if several else 0)
     )
@@ -104,16 +96,16 @@ def program_bytes(net: Tree, controlled: bool, per_client: int) -> int:
 
 
 def log_bytes(setup: Setup) -> int:
-    """Rows of the log and figures of the evaluations, until they are handed over."""
-    sim, score, several = setup.simulation, setup.experiment.evaluation, setup.participation.high
+    """Bytes of the buffers for log rows and scores of one segment."""
+    sim, score, cohort = setup.simulation, setup.experiment.evaluation, setup.participation.high
     groups = len(sim.env.group_floats(setup.net))
-    per_round = 4 * (20 + 4 * groups + (4 * several if score.probe else 0))
+    per_round = 4 * (20 + 4 * groups + (4 * cohort if score.probe else 0))
     scored = len(score.evaluations) * sim.env.num_clients * tree_bytes(sums_shape(setup))
     return sim.most_rounds * per_round + sim.capacity * scored
 
 
 def peers_bytes(setup: Setup, server: Tree, per_client: int) -> int:
-    """Bytes of the rows that a round reads beside the cohort's."""
+    """Bytes of the peers' rows that a round copies."""
     sim = setup.simulation
     if (reader := sim.method.ask(Peers)) is None:
         return 0
@@ -126,15 +118,15 @@ def traffic(setup: Setup, server: Tree) -> dict[str, float]:
     """Bytes of a round, down and up."""
     wire = setup.simulation.method.wire(setup.simulation.env, setup.net)
     take, send = mean_masks(setup, server)
-    several = setup.participation.high
+    cohort = setup.participation.high
     return dict(
-        down=several * (float(np.asarray(wire.down) @ take) + wire.beside_down) / 8,
-        up=several * (float(np.asarray(wire.up) @ send) + wire.beside_up) / 8,
+        down=cohort * (float(np.asarray(wire.down) @ take) + wire.beside_down) / 8,
+        up=cohort * (float(np.asarray(wire.up) @ send) + wire.beside_up) / 8,
     )
 
 
 def mean_steps(setup: Setup) -> float:
-    """Local steps of a round."""
+    """Local steps of a round on average, all participants together."""
     env, part = setup.simulation.env, setup.participation
     rows = np.asarray(setup.fed.size["train"])[list(part.seen)]
     each = np.maximum(np.round(env.epochs * -(-rows // env.batch_size)), 1).mean()
@@ -142,13 +134,13 @@ def mean_steps(setup: Setup) -> float:
 
 
 def training_bytes(setup: Setup, net: Tree) -> int:
-    """What training ONE client takes beside its state: what the backward pass keeps, gradients, the
-    optimiser's memory."""
+    """Bytes to train ONE client beside its state: residuals of the backward pass, gradients,
+    optimiser state."""
     env = setup.simulation.env
     x = batch_of(setup.fed.shape, env.batch_size, env.dtype)
     mask = jax.ShapeDtypeStruct((env.batch_size,), bool)
 
-    def residuals(net, x, mask):  # what the backward pass keeps from the forward pass
+    def residuals(net, x, mask):
         features = lambda p: env.model.head(
             {**net, "params": p},
             env.model.features({**net, "params": p}, x, train=True, mask=mask)[0],
@@ -159,8 +151,8 @@ def training_bytes(setup: Setup, net: Tree) -> int:
 
 
 def mean_masks(setup: Setup, server: Tree) -> tuple[np.ndarray, ...]:
-    """([G], [G]) how often a group goes down and up: a plan may be drawn at random, so the mean
-    over some draws."""
+    """([G], [G]) how often each group goes down and up: a mean over 24 draws, since plans may be
+    random."""
     sim = setup.simulation
     start = jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), server)
     number = lambda v: np.asarray(v, sim.env.dtype)
@@ -175,20 +167,20 @@ def mean_masks(setup: Setup, server: Tree) -> tuple[np.ndarray, ...]:
 
 
 def sums_shape(setup: Setup) -> Tree:
-    """Shapes of the metrics' sums of one model on some rows."""
+    """Shapes of the metrics' sums of one model."""
     env, fed = setup.simulation.env, setup.fed
 
-    def some(net: Tree, y: Array) -> Tree:
+    def sums(net: Tree, y: Array) -> Tree:
         like = batch_of(fed.shape, 1, env.dtype)
         x = jnp.zeros(like.shape, like.dtype)
         one = jnp.ones(1, env.dtype)
         return counted(sums_of(env.metrics, predict_net(env, net, x), y, one), one[0])
 
-    return jax.eval_shape(some, setup.net, np.asarray(fed.y[:1]))
+    return jax.eval_shape(sums, setup.net, np.asarray(fed.y[:1]))
 
 
 def check_counters(setup: Setup) -> None:
-    """Refuse what 32-bit counters cannot hold."""
+    """Refuse more steps than a 32-bit counter can hold."""
     env, size = setup.simulation.env, int(np.asarray(setup.fed.size["train"]).max())
     steps = float(env.max_epochs) * -(-size // env.batch_size)
     if steps > MOST_STEPS:
@@ -200,11 +192,10 @@ def check_counters(setup: Setup) -> None:
 
 
 def check_reach(setup: Setup) -> None:
-    """Refuse, before anything is allocated, what 32-bit counters or this machine's memory cannot
-    hold."""
+    """Refuse, before anything is allocated, a run too large for 32-bit counters or for this
+    machine's memory."""
     check_counters(setup)
-    if jax.default_backend() != "cpu":
-        # the arrays are in the accelerator's memory, whose size nobody can ask for beforehand
+    if jax.default_backend() != "cpu":  # the size of an accelerator's memory is not known here
         return
     sizes = facts(setup)
     memory.refuse_if_too_large(

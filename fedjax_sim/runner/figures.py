@@ -1,9 +1,9 @@
-"""Figures of a run: plain numbers made on the host from the program's logs and scores. Accuracies
-are fractions in [0, 1].
+"""Figures of a run: plain numbers computed on the host from the program's logs and scores.
+Accuracies are fractions in [0, 1].
 
-Five rooms deal with results, each with one step: `metrics` says what is summed up over rows and
-what is made of the sums; `local.score` adds up for ONE predictor on given rows; `engine.evaluation`
-says which model is scored on whose rows (the modes); this module makes thresholds, bests over
+Five rooms deal with results, one step each: `metrics` defines the sums over rows and the values
+computed from them; `local.score` adds up for ONE predictor on given rows; `engine.evaluation`
+decides which model is scored on whose rows (the modes); this module computes thresholds, bests over
 rounds and summary.json; `report` draws them. No JAX.
 """
 
@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from fedjax_sim.metrics.base import Metric, Primary, Sums, over_clients
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from fedjax_sim.runner.prepare import Setup
     from fedjax_sim.runner.recorder import Recorder
 
+# in every evaluated row
 COUNTED = [
     "bytes_down",
     "bytes_up",
@@ -30,7 +32,7 @@ COUNTED = [
     "diverged",
     "exploding",
     "train_loss",
-]  # of every evaluated row
+]
 
 
 def recent_shares(rounds: Sequence[dict[str, Any]], window: int = 10) -> dict[str, float]:
@@ -46,37 +48,34 @@ def recent_shares(rounds: Sequence[dict[str, Any]], window: int = 10) -> dict[st
     return {f"share_{n.removeprefix('action_')}": count / total for n, count in counts.items()}
 
 
-DEAD_FOR, BLIND_FOR, BLIND = (
-    10,
-    25,
-    1e-3,
-)  # rounds, rounds, and the share of π that moves with the state
+DEAD_FOR, BLIND_FOR = 10, 25  # rounds
+BLIND = 1e-3  # the share of π that depends on the state
 
 
 def training_warnings(rounds: Sequence[dict[str, Any]]) -> list[str]:
-    """Sentences about what cannot have learned: a controller without live units, a policy that is
-    blind to the state.
+    """Warnings about training that fails: exploding updates, a controller without live units, a
+    policy that ignores the state.
 
     >>> training_warnings([{"round": t, "agent_live_policy": 0.0} for t in range(1, 11)])
-    ['the controller has no live unit in its policy network: it answers every state alike; try a
-    smaller agent.lr']
+    ['the controller has no live unit in its policy network: its answer is the same for every state;
+    try a smaller agent.lr']
     """
     out = []
     if rounds[-1].get("exploding"):
         now = rounds[-1]
         out.append(
-            f"an update exploded, finite as it is, and is averaged in: client {now['exploding_id']}"
-            f" in round {now['round']} ({now['exploding']} of them), norm"
+            f"an update exploded but is finite, so it is averaged in: client {now['exploding_id']}"
+            f" in round {now['round']} ({now['exploding']} such updates), norm"
             f" {now['update_norm_max']:.2g} where the median of the round is"
-            f" {now['update_norm']:.2g}; look at its data, use --transform clip:NORM, or a smaller"
+            f" {now['update_norm']:.2g}; check its data, use --transform clip:NORM, or a smaller"
             " --lr"
         )
     for name, what in (("agent_live_policy", "policy network"), ("agent_live_critic", "critic")):
         last = [r.get(name, 1) for r in rounds[-DEAD_FOR:]]
         if len(last) == DEAD_FOR and max(last) == 0:
             out.append(
-                f"the controller has no live unit in its {what}: it answers every state alike; try"
-                " a smaller agent.lr"
+                f"the controller has no live unit in its {what}: its answer is the same for every"
+                " state; try a smaller agent.lr"
             )
     last = [r.get("agent_sensitivity", 1) for r in rounds[-BLIND_FOR:]]
     if len(last) == BLIND_FOR and max(last) < BLIND:
@@ -93,10 +92,10 @@ def probe_figures(
     """BP and AP: the primary metric before and after local training of the round's participants.
 
     Over the participants; with the `resident` evaluation (its sums [N]) also over all clients that
-    can take part (`seen`; None: all N), where those who did not hold what they held: the population
-    of the `resident` figures, so that the two may be compared.
+    can take part (`seen`; None: all N), the others with their resident nets: the same population as
+    that of the `resident` figures, so the two can be compared.
     """
-    taken = {
+    probed = {
         when: {
             n.removeprefix(f"probe_{when}_"): v
             for n, v in log.items()
@@ -104,30 +103,29 @@ def probe_figures(
         }
         for when in ("before", "after")
     }
-    there = log["probe_ids"] >= 0
-    of_them = {
-        when: metric.values({k: v[there] for k, v in sums.items()}) for when, sums in taken.items()
+    filled = log["probe_ids"] >= 0  # slots with a participant
+    values = {
+        when: metric.values({k: v[filled] for k, v in sums.items()})
+        for when, sums in probed.items()
     }
     over = metric.over or ""
     out = {
-        f"{when}_{over}mean": float(v.mean()) if len(v) else math.nan for when, v in of_them.items()
+        f"{when}_{over}mean": float(v.mean()) if len(v) else math.nan for when, v in values.items()
     }
     if resident is not None:
         before = {k: np.array(v, np.float64) for k, v in resident.items()}
-        real = there & (taken["before"]["count"] > 0)
+        real = filled & (probed["before"]["count"] > 0)
         for name, sums in before.items():
-            sums[log["probe_ids"][real]] = taken["before"][name][real]
-        who = range(len(before["count"])) if seen is None else seen
-        everyone = over_clients([metric], {metric.name: before}, who)
-        out |= {
-            f"before_all_{over}{name}": everyone[f"{over}{name}"] for name in ("mean", "pooled")
-        }
+            sums[log["probe_ids"][real]] = probed["before"][name][real]
+        ids = range(len(before["count"])) if seen is None else seen
+        found = over_clients([metric], {metric.name: before}, ids)
+        out |= {f"before_all_{over}{name}": found[f"{over}{name}"] for name in ("mean", "pooled")}
     return out
 
 
 def last_value(rows: Sequence[dict[str, Any]], primary: Primary) -> tuple[str, float]:
-    """(whose, the primary metric as it was last measured): of the global model, or the clients'
-    mean; ('', NaN) for none.
+    """(whose, the last value of the primary metric): of the global model, or the clients' mean;
+    ('', NaN) for none.
 
     >>> last_value([{"global_acc": 0.25, "client_mean": 0.5}], Primary()), last_value(
     ...     [{"client_mean": 0.5}], Primary()
@@ -155,24 +153,23 @@ def convergence(
     """First time after which the moving average over `window` values stays within `change` until
     the end.
 
-    None if it never does; the very last value alone is no sign of rest.
+    None if it never does; the last value alone does not count.
     """
     if len(values) <= window:
         return None
     smooth = np.convolve(values, np.ones(window) / window, "valid")
-    highest, lowest = (
-        f.accumulate(smooth[::-1])[::-1] for f in (np.maximum, np.minimum)
-    )  # from here to the end
+    # from each value to the end
+    highest, lowest = (f.accumulate(smooth[::-1])[::-1] for f in (np.maximum, np.minimum))
     first = int(np.argmax(highest - lowest < change))
     return float(times[first + window - 1]) if first < len(smooth) - 1 else None
 
 
 TARGETS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)  # accuracies whose first round is reported
-WINDOW = 20  # rounds of the moving average that tells convergence
+WINDOW = 20  # rounds of the moving average that decides convergence
 
 
 def seconds_at(round_: int, timings: Sequence[dict[str, Any]]) -> float:
-    """Seconds of running (without compilation) until `round_` was done; rounds of one segment took
+    """Seconds (without compilation) until `round_` was done; the rounds of a segment count as
     equally long.
 
     >>> seconds_at(
@@ -224,8 +221,8 @@ def progress_figures(
 
 
 def explosion_figures(rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """How many finite updates exploded (see `engine.round.watched`), and the longest of each such
-    round: client, round.
+    """How many finite updates exploded (see `engine.round.watched`), and the client with the
+    largest one of each such round.
 
     >>> explosion_figures(
     ...     [
@@ -247,7 +244,7 @@ def explosion_figures(rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def divergence_figures(rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """How many updates were not finite (they weigh nothing), of how many, the first of them; rounds
+    """How many updates were not finite (they weigh nothing), their share, the first of them; rounds
     without any upload.
 
     >>> divergence_figures([dict(round=1, participants=4, dropped=1, diverged=3, diverged_id=2)])
@@ -271,6 +268,19 @@ def divergence_figures(rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
     )
 
 
+def half_width(values: npt.ArrayLike) -> float:
+    """Half the width of the 95 % confidence interval of the mean, by Student's t; NaN for fewer
+    than two values.
+
+    >>> round(half_width([1.0, 0.5, 1.5]), 3)
+    1.242
+    """
+    from scipy.stats import sem, t  # slow to load
+
+    values = np.asarray(values, float)
+    return float(t.ppf(0.975, len(values) - 1) * sem(values)) if len(values) > 1 else math.nan
+
+
 def relative_gain(ours: float, best: float) -> float:
     """(ours − best)/best in percent.
 
@@ -281,8 +291,8 @@ def relative_gain(ours: float, best: float) -> float:
 
 
 def summary_figures(rows: Sequence[dict[str, Any]], primary: Primary = Primary()) -> dict[str, Any]:  # noqa: B008
-    """The papers' figures from evaluated rows: best over rounds on test, best by validation, last,
-    mean of last 10."""
+    """The figures that papers report: best over rounds on test, best by validation, last, mean of
+    the last 10."""
     column, by = f"global_{primary.figure}", f"val_{primary.figure}"
     found = [
         (r["round"], r[column], r.get(by, math.nan))
@@ -311,12 +321,12 @@ def summary_figures(rows: Sequence[dict[str, Any]], primary: Primary = Primary()
 
 # ---- summary.json --------------------------------------------------------------------------------
 def peak_rss_mb() -> float:
-    """Of this process since it started: runs before this one (compare, --seeds) are in it."""
+    """Peak memory of this process since it started, earlier runs (compare, --seeds) included."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
 
 
 def clean(value: Any) -> Any:
-    """What is not a finite number is null in the file.
+    """`value` with None for every number that is not finite, as JSON needs it.
 
     >>> clean({"a": math.nan, "b": {"c": math.inf}, "d": 1})
     {'a': None, 'b': {'c': None}, 'd': 1}
@@ -336,24 +346,18 @@ def layer_distances(setup: Setup, recorder: Recorder) -> dict[str, float] | None
 
 
 def training_note(setup: Setup, primary: Primary) -> dict[str, str]:
-    """What the figures over clients are worth where nothing was kept apart."""
+    """A note on the figures over clients where these are scored on their training rows."""
     if setup.simulation.client_split != "train":
         return {}
-    return {
-        primary.of_clients(
-            "note"
-        ): f"training {primary.label}: the clients have no validation or test rows"
-    }
+    text = f"training {primary.label}: the clients have no validation or test rows"
+    return {primary.of_clients("note"): text}
 
 
 def scored_globally(setup: Setup) -> bool:
-    """Whether the server's model was scored on the test set: then there is a loss, finite or
-    not."""
-    asked = (
-        setup.simulation.method.has_global_model
-        and "global" in setup.experiment.evaluation.evaluations
-    )
-    return asked and len(setup.fed.server_rows.get("test", ())) > 0
+    """Whether the server's model was scored on the test set, so that it has a loss."""
+    evaluated = "global" in setup.experiment.evaluation.evaluations
+    tested = len(setup.fed.server_rows.get("test", ())) > 0
+    return setup.simulation.method.has_global_model and evaluated and tested
 
 
 def metric_figures(setup: Setup, recorder: Recorder) -> dict[str, Any]:
@@ -387,6 +391,7 @@ def summarise(
     needed = sum(r["steps_needed"] for r in recorder.rounds)
     executed = sum(r["steps_executed"] for r in recorder.rounds)
     end = recorder.rows[-1] if recorder.rows else {}
+    unseen = f"unseen_{primary.columns[1]}"
     out = dict(
         method=config.method.name,
         **summary_figures(recorder.rows, primary),
@@ -418,11 +423,7 @@ def summarise(
         dataset=config.data.dataset,
         partition=config.data.partition,
         model=setup.simulation.env.model.name,
-        **{
-            k: v
-            for k, v in ((k, end.get(k)) for k in (f"unseen_{primary.columns[1]}",))
-            if v is not None
-        },
+        **({unseen: end[unseen]} if end.get(unseen) is not None else {}),
         **setup.resolved,
     )
     return clean(out)

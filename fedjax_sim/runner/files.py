@@ -1,5 +1,5 @@
-"""Files that are either whole or not there (written beside the target and renamed), and one process
-at a time in a folder. What cannot be written is a sentence."""
+"""Atomic files (written beside the target and renamed), and locks: one process at a time in a
+folder. A file that cannot be written raises a UserError."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ import numpy as np
 
 from fedjax_sim.errors import UserError
 
-PARTIAL = ".partial"  # how the names of files and folders end that were not finished
+PARTIAL = ".partial"  # suffix of files and folders that are being written
 LOCK = ".lock"
 
 
 def reason(problem: OSError) -> str:
-    """Why the system refused, in its own words.
+    """The operating system's message.
 
     >>> reason(OSError(28, "No space left on device"))
     'No space left on device'
@@ -36,7 +36,7 @@ def reason(problem: OSError) -> str:
 
 
 def cause(problem: BaseException) -> str:
-    """Why a library could not write, in few words: the system's own where it quotes them.
+    """Why a library could not write, in one line: the operating system's message if it is quoted.
 
     >>> cause(
     ...     ValueError(
@@ -53,7 +53,7 @@ def cause(problem: BaseException) -> str:
 
 
 def exists(path: pathlib.Path) -> bool:
-    """Whether there is something at `path`; a name that no file can have is a sentence."""
+    """Whether `path` exists; a name that no file can have raises a UserError."""
     try:
         os.fspath(path).encode()  # a lone surrogate has no bytes
         if "\0" in os.fspath(path):
@@ -68,12 +68,10 @@ def exists(path: pathlib.Path) -> bool:
 
 
 def write_bytes(path: pathlib.Path, content: bytes) -> None:
-    # a name that nobody can foresee, and never a file or a link that is there already
+    # an unpredictable name, and never an existing file or link
     name = path.parent / f".{path.name[:100]}.{secrets.token_hex(8)}{PARTIAL}"
     try:
-        handle = os.open(
-            name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644
-        )  # less what the user's mask forbids
+        handle = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
     except OSError as problem:
         raise UserError(f"'{path}' cannot be written: {reason(problem)}") from None
     try:
@@ -99,8 +97,8 @@ def write_json(path: pathlib.Path, data: Any) -> None:
 
 
 def checksum(data: Mapping[str, Any]) -> str:
-    """Of a record that goes into a JSON file, whatever the order of its entries; its own `checksum`
-    does not count.
+    """Checksum of a record for a JSON file, without its own `checksum`; the order of entries does
+    not matter.
 
     >>> checksum({"a": (1, 2), "b": 0.5}) == checksum({"b": 0.5, "a": [1, 2], "checksum": "…"})
     True
@@ -110,7 +108,7 @@ def checksum(data: Mapping[str, Any]) -> str:
 
 
 def stamp(content: bytes) -> dict[str, Any]:
-    """Size and checksum of a file, as they stand in a manifest."""
+    """Size and checksum of a file, as in a manifest."""
     return dict(size=len(content), sha256=hashlib.sha256(content).hexdigest())
 
 
@@ -122,18 +120,8 @@ def csv_bytes(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> byte
     return text.getvalue().encode()
 
 
-def write_csv(
-    path: pathlib.Path, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]
-) -> None:
-    write_bytes(path, csv_bytes(columns, rows))
-
-
-def read_csv(path: pathlib.Path) -> list[dict[str, str]]:
-    return csv_rows(path.read_bytes())
-
-
 def csv_rows(content: bytes) -> list[dict[str, str]]:
-    """The rows of a CSV file; ValueError for what is none."""
+    """The rows of a CSV file; ValueError if it is not one."""
     try:
         return list(csv.DictReader(io.StringIO(content.decode(), newline="")))
     except csv.Error as problem:
@@ -146,27 +134,23 @@ def npz_bytes(arrays: Mapping[str, np.ndarray]) -> bytes:
     return buffer.getvalue()
 
 
-def write_npz(path: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> None:
-    write_bytes(path, npz_bytes(arrays))
-
-
 def number(value: Any) -> str:
-    """A number as it stands in a CSV: the same text for the same bits, empty for not-a-number."""
+    """A number as text for a CSV: the same text for the same bits, empty for NaN."""
     if isinstance(value, (int, np.integer)):
         return str(int(value))
     value = float(value)
     if value != value:
         return ""
-    return f"{value + 0.0:.8g}"  # + 0: minus zero is written as zero, as it is read back
+    return f"{value + 0.0:.8g}"  # + 0: minus zero is written as zero
 
 
 def value(text: str) -> int | float:
-    """What `number` wrote."""
+    """The number that `number` wrote."""
     return math.nan if text == "" else int(text) if text.lstrip("-").isdigit() else float(text)
 
 
 def as_stored(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row as a CSV gives it back, without the cells that are empty there.
+    """A row as it is read back from a CSV, without empty cells.
 
     >>> as_stored({"round": 3, "global_acc": 0.12345678901, "val_acc": math.nan})
     {'round': 3, 'global_acc': 0.12345679}
@@ -181,8 +165,7 @@ class InUse(UserError):
 class Lock:
     """One process at a time in a folder, from `take` to `release`; both may be called again.
 
-    The system releases it with the process, however that ends: the file of a killed one does not
-    block.
+    The system releases it when the process ends, also by a kill: a left-over file does not block.
     """
 
     def __init__(self, folder: pathlib.Path):
@@ -206,5 +189,5 @@ class Lock:
     def release(self) -> None:
         if self.file.is_locked:
             with contextlib.suppress(OSError):
-                os.unlink(self.file.lock_file)  # while it is held: nobody holds another of its name
+                os.unlink(self.file.lock_file)  # before the release: nobody has locked a new one
             self.file.release()

@@ -1,14 +1,14 @@
 """Ctrl-C and SIGTERM wait for a safe point.
 
-An exception raised while XLA compiles or runs may strike inside code that cannot stand it. Inside
-`guard` a signal only leaves a note; `check`, called between native calls, and the end of the guard
-raise it: KeyboardInterrupt for Ctrl-C, SystemExit(143) for SIGTERM. A second signal, at least a
-second after the first, ends the process at once, also in the middle of native code. Handlers that
-the program itself has put there are left alone.
+An exception raised while XLA compiles or runs could corrupt its state. Inside `guard` a signal is
+only noted; `check`, called between native calls, and the end of the guard raise it:
+KeyboardInterrupt for Ctrl-C, SystemExit(143) for SIGTERM. A second signal, at least a second after
+the first, ends the process at once, also in the middle of native code. Handlers that the program
+itself has installed are left alone.
 
-Compilation may take minutes and leaves nothing to save: `aside` runs it in another thread, and a
-signal does not wait for it; inside `at_once` (Python code that only reads or traces) it is raised
-where the code stands.
+Compilation may take minutes and leaves nothing to save: `in_thread` runs it in another thread, and
+a signal does not wait for it; inside `immediate` (Python code that only reads or traces) the signal
+is raised where the code stands.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, NoReturn, TypeVar
 
-APART = 1.0  # seconds between two signals that are meant as two: launchers pass one on twice
+APART = 1.0  # seconds between two separate signals: launchers send one of them twice
 _USUAL: dict[int, Any] = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
-WAIT = 0.1  # seconds between two looks at what runs aside
+WAIT = 0.1  # seconds between two checks of a thread
 T = TypeVar("T")
 _depth = 0
 _noted: int | None = None
-_quick = 0  # how many `at_once` and `aside` are open
-_left: list[threading.Event] = []  # ends of native code that runs aside
+_immediate = 0  # how many `immediate` and `in_thread` are open
+_running: list[threading.Event] = []  # set when the native code in a thread ends
 _last: int | None = None  # the signal that was raised last
 
 
@@ -42,12 +42,12 @@ def pending() -> int | None:
 
 
 def check() -> None:
-    """Raise what was noted, if anything was."""
+    """Raise the noted signal, if any."""
     if _noted is not None:
-        leave(_noted)
+        _raise(_noted)
 
 
-def leave(number: int) -> NoReturn:
+def _raise(number: int) -> NoReturn:
     global _last
     _last = number
     if number == signal.SIGTERM:
@@ -58,25 +58,24 @@ def leave(number: int) -> NoReturn:
 def _note(number: int, frame: FrameType | None) -> None:
     global _noted
     _noted = _noted or number
-    if _quick:
-        leave(number)
+    if _immediate:
+        _raise(number)
 
 
 @contextlib.contextmanager
-def at_once() -> Iterator[None]:
-    """A signal inside is raised where the code stands, not at the next safe point."""
-    global _quick
+def immediate() -> Iterator[None]:
+    """Inside, a signal is raised where the code stands, not at the next safe point."""
+    global _immediate
     check()
-    _quick += 1
+    _immediate += 1
     try:
         yield
     finally:
-        _quick -= 1
+        _immediate -= 1
 
 
-def aside(call: Callable[[], T], tick: Callable[[float], None] = lambda seconds: None) -> T:
-    """`call()`, native code that changes nothing, in a thread of its own: after a signal nobody
-    waits for it.
+def in_thread(call: Callable[[], T], tick: Callable[[float], None] = lambda seconds: None) -> T:
+    """`call()`, native code without side effects, in another thread: a signal does not wait for it.
 
     tick: called with the seconds so far, several times a second.
     """
@@ -96,28 +95,28 @@ def aside(call: Callable[[], T], tick: Callable[[float], None] = lambda seconds:
             ended.set()
 
     try:
-        with at_once():
-            _left.append(ended)
+        with immediate():
+            _running.append(ended)
             threading.Thread(target=work, daemon=True).start()
             while not ended.wait(WAIT):
                 tick(time.monotonic() - began)
     except BaseException:
         atexit.unregister(_end_now)
-        atexit.register(_end_now)  # what is registered last is called first
+        atexit.register(_end_now)  # the last one registered is called first
         raise
-    _left.remove(ended)
+    _running.remove(ended)
     if failed:
         raise failed[0]
     return done[0]
 
 
 def _end_now() -> None:
-    """At the end of the program: native code that still runs must not meet what is taken down
-    around it.
+    """At exit: end the process at once if native code still runs, which could crash while Python is
+    shut down.
 
-    A thread is not asked itself: `Thread.is_alive` says no after a signal has interrupted `join`.
+    `Thread.is_alive` would not do: it returns False after a signal has interrupted `join`.
     """
-    if not all(ended.is_set() for ended in _left):
+    if not all(ended.is_set() for ended in _running):
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):
                 stream.flush()
@@ -125,7 +124,7 @@ def _end_now() -> None:
 
 
 def _watch(receiver: socket.socket) -> None:
-    """In a thread: signals as they arrive, also while the main thread is in native code."""
+    """In a thread: read signals as they arrive, also while the main thread is in native code."""
     first: float | None = None
     while data := receiver.recv(1):
         if data[0] not in _USUAL:
@@ -134,11 +133,11 @@ def _watch(receiver: socket.socket) -> None:
             os._exit(128 + data[0])
         if first is None:
             first = time.monotonic()
-            if _quick or _last is not None:
-                continue  # it is raised already
+            if _immediate or _last is not None:
+                continue  # already raised
             with contextlib.suppress(Exception):
                 print(
-                    "\nstopping at the next safe point; once more to stop at once",
+                    "\nstopping at the next safe point; repeat to stop at once",
                     file=sys.stderr,
                     flush=True,
                 )
@@ -146,8 +145,8 @@ def _watch(receiver: socket.socket) -> None:
 
 @contextlib.contextmanager
 def guard() -> Iterator[None]:
-    """Signals are noted inside and raised at the end, or by `check`. Guards may be nested; only the
-    main thread's count."""
+    """Inside, signals are noted; they are raised at the end or by `check`. Guards may be nested;
+    outside the main thread they do nothing."""
     global _depth, _noted, _last
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -1,10 +1,9 @@
-"""Many runs of one set-up: seeds, or values of one real setting; one run directory each, as
-separate runs leave them.
+"""Many runs of one set-up: seeds, or values of one real setting; each has its own run directory,
+like a separate run.
 
-loop: one after another through the same compiled program (the default: every loop keeps its own
-bounds). vmap: side by side in one program (`vmapped`). Loops then run to the longest run and
-server-level branches compute both sides, so on a CPU seeds are slower so; on an accelerator with a
-small model it may pay. Measure.
+loop (the default): one after another through the same compiled program. vmap: side by side in one
+program (`vmapped`); each loop then takes as long as in the longest run and server-level branches
+compute both sides, so it is slower on a CPU; on an accelerator with a small model it may be faster.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ class Federations:
 
     @staticmethod
     def key(experiment: Experiment) -> Any:
-        """What decides which data are loaded."""
+        """The settings that decide which data are loaded."""
         return dataclasses.replace(experiment.data, unseen=0.0), experiment.training.batch_size
 
 
@@ -70,7 +69,7 @@ def ready(
     say: Callable[[str], None] | None = None,
     measure: bool = True,
 ) -> Setup:
-    """A run, prepared and found to fit this machine. feds: where its data are looked for first."""
+    """A prepared run that fits this machine. feds: federations that are already loaded."""
     objects = {} if given is None else dict(vars(given))
     loaded = objects.get("fed") is None and feds is not None
     if loaded and feds is not None:
@@ -81,8 +80,8 @@ def ready(
 
 
 def for_seeds(experiment: Experiment, seeds: int, mode: str, follow: bool) -> list[Experiment]:
-    """One experiment for all seeds, or one per seed where the data follow it; side by side they
-    share one device."""
+    """One experiment for all seeds, or one per seed where the data follow it; with mode vmap on one
+    device."""
     options.choice("seeds-mode", mode, MODES)
     if isinstance(seeds, bool) or not isinstance(seeds, int) or not 1 <= seeds <= MOST_SEEDS:
         raise UserError(
@@ -105,23 +104,22 @@ def for_seeds(experiment: Experiment, seeds: int, mode: str, follow: bool) -> li
 
 
 def on_one_device(experiment: Experiment, what: str, instead: str) -> Experiment:
-    """What runs side by side shares a device."""
+    """`experiment` on one device, as runs side by side need it; an error if it asks for more."""
     if experiment.compute.devices not in (AUTO, 1):
         raise UserError(f"{what} runs on one device, not {experiment.compute.devices}; {instead}")
     return experiment.replace(devices=1)
 
 
 def with_seed(setup: Setup, seed: int) -> Setup:
-    """The same compiled simulation, another seed: other cohorts and shuffles, and other initial
-    weights unless given."""
+    """The same compiled simulation with another seed: other cohorts, shuffles and, unless given,
+    initial weights."""
     net = setup.net if setup.given_net else initial_net(setup.simulation.env.model, seed)
     return dataclasses.replace(setup, experiment=setup.experiment.replace(seed=seed), net=net)
 
 
 # ---- values of one real setting ------------------------------------------------------------------
 def allowed(setup: Setup) -> dict[str, str]:
-    """Settings whose values can run side by side: as they are called -> the option of the run or of
-    the method."""
+    """Settings whose values can run side by side: name -> option of the run or of the method."""
     numbers, method = setup.simulation.data.numbers, setup.experiment.method
     custom = setup.found.custom_method
     inside = {} if custom else dict.fromkeys(innermost(numbers.method).numbers)
@@ -149,7 +147,7 @@ def numbers_around(method: Any, name: str) -> list[str]:
 
 
 def with_value(setup: Setup, name: str, value: Any) -> Setup:
-    """The same compiled simulation, another value of one of its numbers."""
+    """The same compiled simulation with another value of one of its numbers."""
     known, flag = allowed(setup), name.replace("-", "_")
     name = flag if flag in OF_THE_RUN else name
     if name not in known:
@@ -159,8 +157,8 @@ def with_value(setup: Setup, name: str, value: Any) -> Setup:
     same: Any = jax.tree.structure(setup.simulation.data.numbers)
     if jax.tree.structure(numbers) != same:
         raise UserError(
-            f"{name} {value} is another program than the other values (0 leaves a term out); run it"
-            " by itself"
+            f"{name} {value} needs another program than the other values (0 leaves a term out); run"
+            " it separately"
         )
     return dataclasses.replace(
         setup, experiment=experiment, simulation=setup.simulation.with_numbers(numbers)
@@ -168,7 +166,7 @@ def with_value(setup: Setup, name: str, value: Any) -> Setup:
 
 
 def replaced(experiment: Experiment, name: str, option: str, value: Any) -> Experiment:
-    """`experiment` with another value of a number; option: as the run or the method call it."""
+    """`experiment` with another value of a number; option: its name in the run or the method."""
     method, train = experiment.method, experiment.training
     owner, _, inner = name.partition(".")
     if name in OF_THE_RUN:
@@ -188,7 +186,7 @@ def replaced(experiment: Experiment, name: str, option: str, value: Any) -> Expe
 
 
 def numbers_for(setup: Setup, experiment: Experiment) -> Numbers:
-    """The numbers of `experiment`, which differs from that of `setup` in a number alone."""
+    """The numbers of `experiment`, which differs from that of `setup` in one number only."""
     r, method = setup.simulation.stages, setup.simulation.method
     chosen, train = experiment.method, experiment.training
     if not setup.found.custom_method:
@@ -262,8 +260,8 @@ def run_all(
     apart: bool = False,
     **more: Any,
 ) -> list[Result]:
-    """The results of all seeds, of one set-up or a set-up each; a single one has `out` for itself,
-    unless they stand apart. What was begun there is resumed."""
+    """The results of all seeds, of one set-up or one for each; unfinished ones are resumed.
+    Directories: out/seed-s, or `out` itself for a single seed unless `apart`."""
     every = all_seeds(setups, seeds)
     seed = lambda one: f"seed-{one.experiment.training.seed}"
     place = lambda one: out / seed(one) if out is not None and (apart or seeds > 1) else out

@@ -1,5 +1,5 @@
-"""From an Experiment to a compiled simulation: data, model, method, layout. Everything a run needs,
-nothing it writes."""
+"""From an Experiment to a simulation that is ready to run: data, model, method, layout. Nothing is
+written."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from fedjax_sim.metrics import make_metrics
 from fedjax_sim.metrics.base import Metric, described
 from fedjax_sim.platform import floats
 from fedjax_sim.runner import autotune, checkpoint, interrupts, provenance, training, weights
-from fedjax_sim.runner.compilation import host_devices_missing, start_jax
+from fedjax_sim.runner.compilation import check_host_devices, start_jax
 from fedjax_sim.runner.weights import initial_net, load_net
 from fedjax_sim.tasks import TOKENS, task_called
 from fedjax_sim.transforms import transformed
@@ -56,21 +56,21 @@ class Objects:
 class Setup:
     """A run, ready to start."""
 
-    experiment: Experiment  # all of its settings; what nobody gave is resolved
+    experiment: Experiment  # all of its settings, resolved
     found: Found
     fed: Federation
     simulation: Simulation
     net: Tree  # initial weights
     participation: Participation
     unseen: tuple[int, ...]
-    resolved: dict[str, Any]  # what `auto` became, and what the method replaces
+    resolved: dict[str, Any]  # values of `auto`, and what the method replaces
     given_net: bool = False  # the weights come from the caller or a file, not from the seed
-    parts: checkpoint.Parts | None = None  # of another run's state, to start from
+    parts: checkpoint.Parts | None = None  # of another run's State, to start from
     given: Objects = Objects()
 
     @property
     def hash(self) -> str:
-        """What says whether two runs have the same numbers."""
+        """Hash of everything that decides the run's numbers."""
         return self.experiment.hash(self.found)
 
     def first_state(self) -> State:
@@ -80,7 +80,7 @@ class Setup:
 
 
 def in_its_floats(fn: Callable) -> Callable:
-    """`fn(setup, …)` with JAX's 64-bit mode as the run wants it."""
+    """`fn(setup, …)` in JAX's 64-bit mode if the run is in float64."""
 
     @functools.wraps(fn)
     def inside(setup: Setup, *rest: Any) -> Any:
@@ -118,8 +118,8 @@ def make_env(
     found: Found,
     given: Objects,
 ) -> Env:
-    """The environment of ONE client's hooks. A batch size "full" is as many rows as the largest
-    client has, so that everybody's data are one masked batch."""
+    """The environment of ONE client's hooks. A batch size "full" is the number of rows of the
+    largest client, so that the data of every client are one masked batch."""
     train, loss = experiment.training, training.make_loss(experiment, fed, given.loss)
     shapes = jax.eval_shape(model.init, jax.random.key(0))
     return Env(
@@ -146,8 +146,8 @@ def make_env(
 
 
 def step_flops(env: Env, fed: Federation, net: Tree) -> float:
-    """Floating-point operations of one gradient step, from the unoptimised program; nothing is
-    compiled or run."""
+    """Floating-point operations of one gradient step, from the unoptimised program; it is neither
+    compiled nor run."""
     x = models.batch_of(fed.shape, env.batch_size, env.dtype)
     y = jax.ShapeDtypeStruct((env.batch_size, *fed.y.shape[1:]), fed.y.dtype)
 
@@ -180,16 +180,16 @@ def prepare(
     loaded: bool = False,
     stored: Found | None = None,
 ) -> Setup:
-    """Everything a run needs. Data, model, initial weights, method, optimiser or loss may be given
+    """A run, ready to start. Data, model, initial weights, method, optimiser or loss may be given
     as objects instead of names.
 
-    measure: whether `--chunk auto` may time layouts for a long run. loaded: `fed` is what
-    `load_federation(experiment)` returned. stored: `experiment` is that of a run directory, which
-    found this; initial weights are not needed, and data, method and model must be those it names.
+    measure: whether `--chunk auto` may time layouts for a long run. loaded: `fed` was returned by
+    `load_federation(experiment)`. stored: the `Found` of a run directory whose experiment this is;
+    then data, method and model must be the same, and initial weights are not needed.
     """
     start_jax(experiment)
     given = Objects(fed, model, net, method, optimizer, loss)
-    with interrupts.guard(), interrupts.at_once(), floats(experiment.compute.dtype):
+    with interrupts.guard(), interrupts.immediate(), floats(experiment.compute.dtype):
         source = experiment.model.start_from
         parts = checkpoint.find_parts(source) if source else None
         data = load_federation(experiment) if fed is None else fed
@@ -206,8 +206,8 @@ def prepare(
 def resolve(
     experiment: Experiment, found: Found, fed: Federation, given: Objects, stored: Found | None
 ) -> tuple[Experiment, Found, Method, models.Model]:
-    """What names, defaults and objects stand for: settings, method and model."""
-    asked = experiment
+    """Resolve names, defaults and objects: settings, `Found`, method and model."""
+    unresolved = experiment
     if stored is None:
         experiment = provenance.with_data(experiment, found, fed)
     rounds = experiment.training.schedule_rounds or experiment.training.rounds
@@ -222,7 +222,7 @@ def resolve(
     experiment, found = training.with_optimizer(experiment, found, method, given.optimizer)
     experiment, found, model = with_model(experiment, found, given.model, fed)
     if stored is not None:
-        provenance.check_same((asked, stored), (experiment, found), fed)
+        provenance.check_same((unresolved, stored), (experiment, found), fed)
     return experiment, found, method, method.extend(model)
 
 
@@ -239,7 +239,7 @@ def compose(
     say: Callable[[str], None] | None,
     measure: bool,
 ) -> Setup:
-    """The set-up of a method, a model and data; fresh: the run begins with this."""
+    """The set-up of a method, a model and data; fresh: the run is not resumed."""
     unseen = unseen_clients(experiment.data.unseen, fed.num_clients, experiment.data.data_seed)
     experiment, participation = with_participants(experiment, fed.num_clients, unseen)
     given_net = fresh and (given.net is not None or bool(experiment.model.init))
@@ -257,21 +257,21 @@ def compose(
     metrics = make_metrics(
         experiment.evaluation.metrics, fed.classes, task_called(fed.task).metrics
     )
-    host_devices_missing(experiment)
+    check_host_devices(experiment)
 
     on = functools.partial(
         simulated, experiment, method, env, fed, participation, metrics, capacity
     )
     resolved: dict[str, Any] = {}
     if layout is None:
-        # timed on a cohort's rows alone: the stopwatch needs no second copy of everybody's
-        some = "all" if method.ask(Peers) is not None else "cohort"
+        # timed with the cohort's client states alone, to save memory
+        rows = "all" if method.ask(Peers) is not None else "cohort"
         layout, resolved = resolve_layout(
-            experiment, env, fed, net, participation, lambda layout: on(layout, some), say, measure
+            experiment, env, fed, net, participation, lambda layout: on(layout, rows), say, measure
         )
-    rows = client_rows(fed, participation.seen)
-    resolved |= declared(method, experiment, env) | dict(client_rows=rows)
-    resolved |= described(metrics, modes)  # what is measured, and how it is read
+    resolved |= declared(method, experiment, env)
+    resolved |= dict(client_rows=client_rows(fed, participation.seen))
+    resolved |= described(metrics, modes)
     on_host = experiment.compute.state_on == "host"
     simulation = host_clients.on_host(on(layout, "cohort")) if on_host else on(layout, "all")
     return Setup(
@@ -292,16 +292,16 @@ def check_kept_state(experiment: Experiment, env: Env, net: Tree) -> None:
 def with_model(
     experiment: Experiment, found: Found, model: Any, fed: Federation
 ) -> tuple[Experiment, Found, models.Model]:
-    """The model, given as an object or by its name, and what is to be said of it."""
+    """The model, given as an object or by its name, and the settings that describe it."""
     chosen, compute = experiment.model, experiment.compute
     dtype = jnp.dtype(compute.dtype).type
     places = task_called(fed.task).target == TOKENS
     if model is not None:
         if compute.activation_type != compute.dtype:
             raise UserError(
-                f"activations {compute.activations} are for models known by name, and model= is an"
-                f" object; build it so: fedjax_sim.build(…, activations='{compute.activations}'),"
-                " or a flax module with a dtype of its own"
+                f"activations {compute.activations} is for models known by name, and model= is an"
+                f" object; use fedjax_sim.build(…, activations='{compute.activations}'), or a flax"
+                " module with its own dtype"
             )
         model = models.as_model(model, fed.shape, fed.classes, dtype, places=places)
         provenance.check_model(model, fed, dtype)
@@ -309,17 +309,17 @@ def with_model(
         found = dataclasses.replace(found, custom_model=True)
     else:
         models.check_options(chosen.name, chosen.options)
-        how: dict[str, Any] = dict(
+        more: dict[str, Any] = dict(
             dtype=dtype, conv=chosen.conv, activations=compute.activation_type
         )
         if len(fed.shape) == 1:
-            how |= dict(vocabulary=int(np.max(fed.x)) + 1, places=places)
-        model = models.build(chosen.name, fed.shape, fed.classes, **how, **chosen.options)
+            more |= dict(vocabulary=int(np.max(fed.x)) + 1, places=places)
+        model = models.build(chosen.name, fed.shape, fed.classes, **more, **chosen.options)
     return experiment, dataclasses.replace(found, model_shapes=provenance.shapes_of(model)), model
 
 
 def given_weights(experiment: Experiment, model: models.Model, net: Tree | None) -> Tree:
-    """The initial weights of the caller, or of the file that `init` names."""
+    """The initial weights given by the caller, or in the file named by `init`."""
     like = jax.eval_shape(model.init, jax.random.key(0))
     if net is not None:
         return weights.given_net(net, like)
@@ -329,7 +329,7 @@ def given_weights(experiment: Experiment, model: models.Model, net: Tree | None)
 def with_participants(
     experiment: Experiment, clients: int, unseen: tuple[int, ...]
 ) -> tuple[Experiment, Participation]:
-    """Who takes part, and what is to be said of it."""
+    """Who takes part, and the settings that describe it."""
     seen = tuple(i for i in range(clients) if i not in set(unseen))
     experiment = with_cohorts(experiment, clients, unseen)
     train = experiment.training
@@ -340,16 +340,16 @@ def with_participants(
 
 
 def with_cohorts(experiment: Experiment, clients: int, unseen: tuple[int, ...]) -> Experiment:
-    """With fixed cohorts, checked; their size is the participation."""
-    cohorts, asked = experiment.training.cohorts, experiment.training.participation
+    """`experiment` with its fixed cohorts checked; their size is the participation."""
+    cohorts, wanted = experiment.training.cohorts, experiment.training.participation
     if isinstance(cohorts, tuple) and not cohorts:
         return experiment
     cohorts = provenance.check_cohorts(cohorts, clients, unseen)
     text, size = f"{len(cohorts[0])}/{clients}", len(cohorts[0])
-    fits = cohort_size(asked, clients, clients - len(unseen)) == (size, size)
-    if asked != Training().participation and not fits:  # somebody asked for it
+    fits = cohort_size(wanted, clients, clients - len(unseen)) == (size, size)
+    if wanted != Training().participation and not fits:  # it was given
         raise UserError(
-            f"participation '{range_text(asked)}' does not fit cohorts of {size} clients; use"
+            f"participation '{range_text(wanted)}' does not fit cohorts of {size} clients; use"
             f" {text}, or leave it out"
         )
     return experiment.replace(cohorts=cohorts, participation=text)
@@ -366,7 +366,7 @@ def simulated(
     layout: layouts.Layout,
     stored: str,
 ) -> Simulation:
-    """The compiled functions of a run on a layout; stored: as in `simulate`."""
+    """The simulation of a run on a layout; stored: as in `simulate`."""
     train, score = experiment.training, experiment.evaluation
     assert train.lr is not None  # resolved
     return simulate(
@@ -387,18 +387,17 @@ def simulated(
 
 
 def declared(method: Method, experiment: Experiment, env: Env) -> dict[str, Any]:
-    """What a method declares, for the files of a run."""
+    """Declarations of a method for the files of a run."""
     prefers = method.prefers if isinstance(env.optimizer, optim.Sgd) else ()  # numbers of SGD
     return dict(
         prefers={k: v for k, v in prefers if experiment.get(k) == v},  # in force
         panels={name: list(panel) for name, panel in method.panels.items()},  # of the report
-        replaces=dict(method.replaces),  # beside what was asked for: what the method does instead
+        replaces=dict(method.replaces),  # setting -> what the method does instead
     )
 
 
 def client_rows(fed: Federation, seen: tuple[int, ...]) -> dict[str, Any]:
-    """What the figures over clients stand on: the split, and how many rows of it the clients
-    have."""
+    """The split on which clients are scored, and how many rows of it they have."""
     split = client_split(fed)
     size = np.asarray(fed.size[split])[list(seen)]
     return dict(split=split, least=int(size.min()), mean=float(size.mean()), most=int(size.max()))
@@ -414,15 +413,13 @@ def resolve_layout(
     say: Callable[[str], None] | None,
     measure: bool = True,
 ) -> tuple[layouts.Layout, dict[str, Any]]:
-    """What `auto` becomes, and why; see `autotune`."""
+    """The layout that `auto` stands for, and why; see `autotune`."""
     flops = step_flops(env, fed, net)
     sizes = np.asarray(fed.size["train"])[list(participation.seen)]
     steps = float((env.epochs * -(-sizes // env.batch_size)).mean() * participation.high)
 
     def place(choice: autotune.Choice) -> layouts.Layout:
-        if (
-            experiment.compute.backend == "sharded" and choice.devices == 1
-        ):  # as said: the sharded program, on a mesh of one
+        if experiment.compute.backend == "sharded" and choice.devices == 1:  # a mesh of one device
             mesh = jax.make_mesh(
                 (1,), (layouts.CLIENTS,), axis_types=(AxisType.Auto,), devices=jax.devices()[:1]
             )
@@ -430,14 +427,7 @@ def resolve_layout(
         return layouts.make_layout(choice.chunk, choice.devices)
 
     def stopwatch(choice: autotune.Choice) -> Callable[[], float]:
-        interrupts.check()
-        clock = autotune.stopwatch(on(place(choice)), experiment.training.seed, net)
-
-        def seconds() -> float:
-            interrupts.check()
-            return clock()
-
-        return seconds
+        return autotune.stopwatch(on(place(choice)), experiment.training.seed, net)
 
     choice = autotune.choose(
         experiment,

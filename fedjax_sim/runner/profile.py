@@ -1,9 +1,6 @@
-"""Seconds of each part of a round, measured with staged programs: one fused program cannot be
-split.
-
-The stages are compiled one by one and run on the same State; the best of several repetitions
-counts. Their sum is a little more than the fused round, because nothing is shared or overlapped
-between them.
+"""Seconds of each stage of a round, each compiled as a program of its own and run on the same
+State; the best of several repetitions counts. Their sum is a little more than the fused round,
+because nothing is shared or overlapped between them.
 """
 
 from __future__ import annotations
@@ -23,8 +20,8 @@ from fedjax_sim.runner.prepare import Setup, in_its_floats
 
 
 def best_of(fn: Callable[[], Any], repeats: int) -> tuple[float, Any]:
-    """(least seconds, result); the first call, which compiles, is not counted."""
-    out = interrupts.aside(lambda: jax.block_until_ready(fn()))
+    """(least seconds, result) of `fn()`; the first call, which compiles, is not timed."""
+    out = interrupts.in_thread(lambda: jax.block_until_ready(fn()))
     least = float("inf")
     for _ in range(repeats):
         began = time.perf_counter()
@@ -38,10 +35,7 @@ def stage_seconds(
     setup: Setup, repeats: int = 3, say: Callable[[str], None] = lambda text: None
 ) -> dict[str, float]:
     """Seconds of: orders (sampling, observing, acting), local, aggregation, controller, evaluation,
-    and a whole round.
-
-    say: hears which of them is compiled and timed.
-    """
+    and a whole round. say: called with a line of progress for each."""
     sim = setup.simulation
     if setup.experiment.compute.state_on == "host":
         raise UserError("profile takes a round apart on the device; allowed: --state-on device")

@@ -1,11 +1,12 @@
-"""What a run was made of, as it stands in config.json and in the hash; and the refusal to go on
-with anything else."""
+"""What config.json and the hash say of a run's data, method and model; resuming with others is
+refused."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
 import json
+import pathlib
 from typing import Any
 
 import jax
@@ -25,18 +26,19 @@ from fedjax_sim.transforms import innermost, texts_of, transformed
 
 
 def found_data(fed: Federation, custom: bool) -> Found:
-    """What the data are. custom: given from Python, so that no setting leads to them."""
+    """Description and fingerprint of the data. custom: they were given from Python."""
     return Found(data=fed.description, data_fingerprint=fed.fingerprint(), custom_data=custom)
 
 
 def with_data(experiment: Experiment, found: Found, fed: Federation) -> Experiment:
-    """`experiment` as its data are: where they were given, settings for loading mean nothing."""
+    """`experiment` with the settings of its data; where they were given from Python, settings for
+    loading are reset."""
     changed: dict[str, Any] = dict(clients=fed.num_clients)
     if found.custom_data:
         changed |= dict.fromkeys(("partition", "protocol", "norm"), GIVEN)
         changed |= dict.fromkeys(("server_val", "val_fraction", "data_dir"))
         changed |= dict(download=False, dataset=fed.name, task=AUTO)
-    elif experiment.data.partition == PARTITION:  # data without classes have others, as described
+    elif experiment.data.partition == PARTITION:  # data without classes have another default
         changed["partition"] = next(
             (p for p in ("column:client", "iid") if f", {p}, " in fed.description), PARTITION
         )
@@ -44,8 +46,8 @@ def with_data(experiment: Experiment, found: Found, fed: Federation) -> Experime
 
 
 def with_method(experiment: Experiment, found: Found, method: Method) -> tuple[Experiment, Found]:
-    """A method given as an object: by its name and options, where these are enough to build it
-    again."""
+    """Describe a method given as an object: by name and options if these rebuild it, else by its
+    repr."""
     base, texts = innermost(method), texts_of(method)
     options = options_in(base)
     if (
@@ -73,7 +75,7 @@ def shapes_of(model: models.Model) -> str:
 
 
 def check_model(model: models.Model, fed: Federation, dtype: Any) -> None:
-    """A model of the caller's: for these images, these classes, this precision."""
+    """Refuse a user's model for other images, fewer classes or another dtype."""
     if tuple(model.shape) != fed.shape or model.classes < fed.classes:
         raise UserError(
             f"model '{model.name}' is for images {tuple(model.shape)} of {model.classes} classes; "
@@ -91,7 +93,7 @@ def check_model(model: models.Model, fed: Federation, dtype: Any) -> None:
 def check_cohorts(
     cohorts: tuple[tuple[int, ...], ...], clients: int, unseen: tuple[int, ...]
 ) -> tuple[tuple[int, ...], ...]:
-    """Fixed cohorts as tuples of whole numbers, or a sentence."""
+    """Fixed cohorts as tuples of client ids, checked."""
     try:
         table = tuple(tuple(_whole(i) for i in ids) for ids in cohorts)
         if not table:
@@ -134,12 +136,12 @@ def check_same(
     (old, stored), (new, found) = before, now
     if stored.data_fingerprint != fed.fingerprint():
         raise UserError(
-            f"the data are not those of the run: it was made on '{stored.data}' (content"
+            f"the data are not those of the run: it used '{stored.data}' (content"
             f" {stored.data_fingerprint[:12]}), and this is '{fed.description}' (content"
             f" {fed.fingerprint()[:12]})"
         )
     named = lambda name, more: f"'{name}'" + (f" ({more})" if more else "")
-    for what, was, this in (
+    for what, was, now_is in (
         ("method", (old.method.name, stored.custom_method), (new.method.name, found.custom_method)),
         (
             "optimiser",
@@ -152,15 +154,16 @@ def check_same(
             (new.model.name, f"shapes {found.model_shapes}"),
         ),
     ):
-        if was != this:
+        if was != now_is:
             raise UserError(
                 f"the {what} is not that of the run: it was {named(*was)}, and this is"
-                f" {named(*this)}"
+                f" {named(*now_is)}"
             )
 
 
-def check_given(path: Any, stored: Stored, **given: Any) -> None:
-    """What was given from Python must be given again: fed, method, model, optimizer, loss."""
+def check_given(path: str | pathlib.Path, stored: Stored, **given: Any) -> None:
+    """Objects that were given from Python must be given again: fed, method, model, optimizer,
+    loss."""
     experiment, found = stored.experiment, stored.found
     needed = {
         "fed": (found.custom_data, f"data given from Python ({found.data})"),
@@ -170,11 +173,11 @@ def check_given(path: Any, stored: Stored, **given: Any) -> None:
         "model": (found.custom_model, f"a model given as an object ({experiment.model.name})"),
     }
     missing = {
-        name: what for name, (own, what) in needed.items() if own and given.get(name) is None
+        name: what for name, (custom, what) in needed.items() if custom and given.get(name) is None
     }
     if missing:
         wanted = ", ".join(f"{name}=…" for name in missing)
         raise UserError(
-            f"'{path}' was run with {' and '.join(missing.values())}; go on from Python with"
+            f"'{path}' was run with {' and '.join(missing.values())}; resume it from Python with"
             f" fedjax_sim.resume({str(path)!r}, {wanted})"
         )

@@ -1,5 +1,4 @@
-"""Rows of a run: what the compiled program returns, as numbers with names; knows nothing of clocks
-or files."""
+"""Rows of a run: named numbers from the arrays that the compiled program returns."""
 
 from __future__ import annotations
 
@@ -19,24 +18,24 @@ log = logging.getLogger(__name__)
 
 
 class Recorder:
-    """Turns what the compiled program returns into rows; knows nothing of clocks or files."""
+    """Turns the arrays that the compiled program returns into rows; no times, no files."""
 
     def __init__(self, setup: Setup):
         self.setup = setup
         self.rounds: list[dict[str, Any]] = []
         self.rows: list[dict[str, Any]] = []
         self.clients: dict[str, list[Any]] = {}
-        self.said: set[str] = set()  # warnings are given once
+        self.warned: set[str] = set()  # each warning is given once
         env, net = setup.simulation.env, setup.net
         self.wire = setup.simulation.method.wire(env, net)
         self.restart_totals()
 
     def restart_totals(self) -> None:
-        """Count from round 1 again at the next evaluation: the rows were replaced."""
-        self.counted, self.bytes_down, self.bytes_up = 0, 0, 0  # rounds in the totals
+        """Count from round 1 again at the next evaluation, after the rows were replaced."""
+        self.counted, self.bytes_down, self.bytes_up = 0, 0, 0  # counted: rounds in the totals
 
     def count_to(self, round_: int, after: int) -> list[dict[str, Any]]:
-        """Bring the totals to `round_`; the rounds newly counted that came after round `after`."""
+        """Advance the totals to `round_`; return the newly counted rounds after round `after`."""
         start = self.counted
         while self.counted < len(self.rounds) and self.rounds[self.counted]["round"] <= round_:
             self.bytes_down += self.rounds[self.counted]["bytes_down"]
@@ -63,9 +62,7 @@ class Recorder:
             row |= dict(bytes_down=int(down[i]), bytes_up=int(up[i]))
             self.rounds.append(row)
             row |= figures.recent_shares(self.rounds)
-            if (
-                "acted_ids" in logs
-            ):  # what each participant was told by the controller, and what it earned
+            if "acted_ids" in logs:  # the controller's action and reward of each participant
                 self.clients.setdefault("acted_rounds", []).append(np.int64(row["round"]))
                 for name in (n for n in logs if n.startswith("acted_")):
                     self.clients.setdefault(name, []).append(logs[name][i])
@@ -74,14 +71,10 @@ class Recorder:
                 *figures.training_warnings(self.rounds),
                 *method.warnings(self.rounds),
             ):
-                if sentence.split(":")[0] not in self.said:
-                    self.said.add(sentence.split(":")[0])
-                    log.warning(
-                        "%s, round %d: %s",
-                        self.setup.experiment.method.name,
-                        row["round"],
-                        sentence,
-                    )
+                if sentence.split(":")[0] not in self.warned:
+                    self.warned.add(sentence.split(":")[0])
+                    name = self.setup.experiment.method.name
+                    log.warning("%s, round %d: %s", name, row["round"], sentence)
 
     def add_evaluation(self, scores: dict[str, Any], log: dict[str, np.ndarray] | None) -> None:
         row: dict[str, Any] = {"round": int(scores["round"])}
@@ -100,30 +93,20 @@ class Recorder:
             ):
                 row |= self.of_clients(mode, prefix, scores[mode], row["round"])
         if log is not None and "probe_ids" in log:
-            # the probe does not fine-tune: of a method that does, it is not to be mixed with what
-            # the others hold
+            # the probe does not fine-tune, so for a method that does, its figures must not be mixed
+            # with those of the other clients
             mixed = "resident" in scores and not self.setup.simulation.method.adapts
             resident = scores["resident"][metrics[0].name] if mixed else None
             row |= figures.probe_figures(log, resident, metrics[0], self.setup.participation.seen)
-        on_their_rows = next(
-            (
-                scores[mode]
-                for mode in OF_CLIENTS
-                if mode in scores and not mode.startswith("personal@")
-            ),
-            None,
-        )
-        if on_their_rows is not None:
-            counts = np.asarray(on_their_rows[metrics[0].name]["count"])[
-                list(self.setup.participation.seen)
-            ]
+        on_client_rows = [m for m in OF_CLIENTS if m in scores and not m.startswith("personal@")]
+        if on_client_rows:
+            counts = np.asarray(scores[on_client_rows[0]][metrics[0].name]["count"])
+            counts = counts[list(self.setup.participation.seen)]
             row |= dict(
                 client_rows_least=float(counts.min()), client_rows_mean=float(counts.mean())
             )
-            if self.setup.simulation.client_split == "train":
-                row["client_on_train_rows"] = (
-                    1  # nobody has validation or test rows: a training accuracy
-                )
+            if self.setup.simulation.client_split == "train":  # a training accuracy
+                row["client_on_train_rows"] = 1
         for name in ("participants", "dropped", "diverged", "exploding"):
             row[name] = sum(r.get(name, 0) for r in recent)
         row |= dict(
@@ -135,8 +118,7 @@ class Recorder:
 
     @property
     def columns(self) -> list[str]:
-        """What metrics.csv begins with: the columns that the run's metrics fill, then what every
-        run counts."""
+        """The first columns of metrics.csv: those of the run's metrics, then those of every run."""
         measured = columns_of(
             self.metrics, ("global", "personal", *self.setup.experiment.evaluation.evaluations)
         )
@@ -144,14 +126,14 @@ class Recorder:
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
-        """What the run measures, the primary metric first."""
+        """The run's metrics, the primary one first."""
         return self.setup.simulation.env.metrics
 
     def of_clients(
         self, mode: str, prefix: str, found: dict[str, Any], round_: int
     ) -> dict[str, float]:
-        """Columns of one evaluation mode over clients; the primary metric's sums client by client
-        are kept."""
+        """Columns of one evaluation mode over clients; also keeps the primary metric's sums per
+        client."""
         seen, unseen, first = self.setup.participation.seen, self.setup.unseen, self.metrics[0]
         row = {
             f"{prefix}_{name}": value
@@ -168,16 +150,15 @@ class Recorder:
         if len(kept) > 1 or not np.array_equal(
             first.values(sums), next(iter(kept.values()))[real] / sums["count"][real]
         ):
-            kept["values"] = np.full(
-                len(real), np.nan
-            )  # more than a ratio: readers of the file cannot know
+            # not a plain ratio of the sums, so the file needs the values too
+            kept["values"] = np.full(len(real), np.nan)
             kept["values"][real] = first.values(sums)
         for name, value in (kept | dict(rounds=np.int64(round_))).items():
             self.clients.setdefault(f"{place}_{name}", []).append(value)
         return row
 
     def truncate(self, round_: int, rounds: bool = True) -> None:
-        """Forget everything after `round_`; rounds=False: only the evaluations."""
+        """Drop everything after `round_`; rounds=False: only the evaluations."""
         self.restart_totals()
         self.rows = [r for r in self.rows if r["round"] <= round_]
         if rounds:
@@ -188,8 +169,8 @@ class Recorder:
             self.drop_clients(name.removesuffix("_rounds"), round_)
 
     def reopen(self, round_: int) -> None:
-        """A run that had ended at `round_` goes on: what was recorded there only because it was the
-        end is dropped."""
+        """Continue a run that had ended at `round_`: drop what was recorded only because it was the
+        last round."""
         config, method = self.setup.experiment, self.setup.simulation.method
         if not self.rows or self.rows[-1]["round"] != round_:
             return
@@ -210,8 +191,8 @@ class Recorder:
                     del self.rows[-1][name]
 
     def drop_clients(self, mode: str, round_: int) -> None:
-        """Forget the per-client counts of one evaluation mode after `round_`; mode 'acted': what
-        they were told."""
+        """Drop the per-client counts of one evaluation mode after `round_`; mode 'acted': the
+        actions."""
         keep = [int(r) <= round_ for r in self.clients.get(f"{mode}_rounds", ())]
         parts = {
             name: name.removeprefix(f"{mode}_")

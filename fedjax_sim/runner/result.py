@@ -1,4 +1,4 @@
-"""What a run leaves in memory: rows, State, and what one asks of them in a notebook."""
+"""The result of a run in memory: rows, State, and methods for a notebook."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from fedjax_sim.types import State, Tree
 
 @dataclasses.dataclass(repr=False)
 class Result:
-    """What a run leaves: evaluated rows, per-round rows, per-client counts, the summary, the final
-    State."""
+    """The result of a run: evaluated rows, per-round rows, per-client counts, the summary, the
+    final State."""
 
     summary: dict[str, Any]
     rows: list[dict[str, Any]]
@@ -61,18 +61,18 @@ class Result:
         return predictor.global_net(self.setup.simulation, self.state)
 
     def personal(self, client: int) -> Tree:
-        """ONE client's own predictor at the end: a net, or what the method's `predict` reads."""
+        """ONE client's own predictor at the end: a net, or whatever the method's `predict`
+        takes."""
         return predictor.personal(self.setup.simulation, self.state, client)
 
     def predict(
         self, x: npt.ArrayLike, client: int | None = None, *, logits: bool = False
     ) -> np.ndarray:
-        """Classes [B] of raw examples, as they are in the dataset; they are normalised as in
-        training. Other tasks have predictions of their own: numbers [B, K], labels [B, K], a token
-        for every place [B, T].
+        """Predicted classes [B] of raw examples, as they are in the dataset; they are normalised as
+        in training. Other tasks: numbers [B, K], labels [B, K], a token for every place [B, T].
 
-        client: predict with this client's own model instead of the common one. logits: scores [B,
-        classes] instead.
+        client: predict with this client's own model instead of the common one. logits: return
+        scores [B, classes].
         """
         sim = self.setup.simulation
         x = predictor.normalised(

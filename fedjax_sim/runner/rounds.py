@@ -1,4 +1,4 @@
-"""A run round by round, with every upload, the server's net and the clients' own."""
+"""A run round by round, with all uploads, the server's net and the clients' nets."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy as np
 
 from fedjax_sim.engine import layout as layouts
 from fedjax_sim.engine import predictor
+from fedjax_sim.engine.records import Data
 from fedjax_sim.engine.round import one_round
 from fedjax_sim.errors import UserError
 from fedjax_sim.platform import floats
@@ -22,14 +23,14 @@ from fedjax_sim.types import State, Tree
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Step:
-    """One round and what came of it; all arrays are NumPy's. P: participants that reported."""
+    """One round and its results, as NumPy arrays. P: participants that reported."""
 
     round: int  # from 1
-    ids: np.ndarray  # [P] who reported, in the order they were drawn
-    uploads: Tree  # nets [P, …]: what each trained and handed over
-    weights: np.ndarray  # [P] with which each counts in the mean
+    ids: np.ndarray  # [P] clients that reported, in the order they were drawn
+    uploads: Tree  # nets [P, …] that they uploaded
+    weights: np.ndarray  # [P] their weights in the mean
     log: dict[str, Any]  # the row of rounds.csv
-    state: State  # everything after the round
+    state: State  # after the round
     setup: Setup
 
     def __repr__(self) -> str:
@@ -50,12 +51,12 @@ class Step:
         return predictor.global_net(self.setup.simulation, self.state)
 
     def personal(self, client: int) -> Tree:
-        """ONE client's own predictor after the round: a net, or what the method's `predict`
-        reads."""
+        """ONE client's own predictor after the round: a net, or whatever the method's `predict`
+        takes."""
         return predictor.personal(self.setup.simulation, self.state, client)
 
     def upload(self, client: int) -> Tree:
-        """What `client` handed over in this round."""
+        """The net that `client` uploaded in this round."""
         places = np.flatnonzero(self.ids == client)
         if not len(places):
             raise UserError(
@@ -71,7 +72,7 @@ def steps_of(setup: Setup) -> Iterator[Step]:
     sim, recorder = setup.simulation, Recorder(setup)
     r = dataclasses.replace(sim.stages, stacks=True)
 
-    def advance(state: State, data: Any) -> tuple:
+    def advance(state: State, data: Data) -> tuple:
         state, log, outcome, ids = one_round(r, sim.open(data), state, data.dropout)
         return state, log, ids, outcome.reports["ok"], outcome.reports["weight"], outcome.stacked
 
@@ -79,7 +80,7 @@ def steps_of(setup: Setup) -> Iterator[Step]:
     with floats(dtype):
         state, data = layouts.place(sim.layout, setup.first_state(), sim.data)
     for number in range(1, train.rounds + 1):
-        with floats(dtype):  # not around the yield: what the caller does there is its own
+        with floats(dtype):  # not around the yield: the caller's code keeps its own precision
             state, *results = program(state, data)
         log, ids, ok, weights, nets = layouts.as_numpy(results)
         recorder.add_rounds({name: value[None] for name, value in log.items()}, 1)

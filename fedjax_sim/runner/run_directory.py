@@ -1,17 +1,15 @@
-"""One run directory: what lies there, and whether it is as it was written. Plain files, no JAX.
+"""One run directory: its files, and whether they are unchanged. Plain files, no JAX.
 
 Every file is whole or absent. `manifest.json` has size and checksum of every file of the run, and a
-checksum of itself; who reads a run takes no file that it does not name, or that is not as it says:
-`verified` hands over checked bytes. The checkpoints keep copies of the rows as they were, and a run
-is resumed from those: a file that was cut, edited or exchanged is named and written anew. A run
-that was killed before its first checkpoint begins again in its directory; nothing is ever removed
-there but what it wrote itself.
+checksum of itself; readers use only files that match it (`verified`). A checkpoint keeps a copy of
+the rows, and a run is resumed from it: a file that was cut, edited or exchanged is reported and
+written again. A run that was killed before its first checkpoint starts over in its directory;
+only files that it wrote itself are ever removed.
 """
 
 from __future__ import annotations
 
 import contextlib
-import csv
 import dataclasses
 import io
 import json
@@ -34,6 +32,7 @@ from fedjax_sim.runner.files import (
     Lock,
     checksum,
     csv_bytes,
+    csv_rows,
     exists,
     json_bytes,
     npz_bytes,
@@ -49,15 +48,11 @@ if TYPE_CHECKING:
     from fedjax_sim.runner.recorder import Recorder
 
 FORMAT = 4  # of manifests and checkpoints
-MANIFEST, CONFIG, SUMMARY, CHECKPOINTS = (
-    "manifest.json",
-    "config.json",
-    "summary.json",
-    "checkpoints",
-)
+MANIFEST, CONFIG, SUMMARY = "manifest.json", "config.json", "summary.json"
+CHECKPOINTS = "checkpoints"
 ROWS = ("metrics.csv", "rounds.csv", "timings.csv", "clients.npz")
 FILES = (CONFIG, "labels.npz", *ROWS, SUMMARY)  # everything that a manifest may name
-TRIES, PAUSE = 10, 0.2  # a run that goes on writes its rows, and a moment later the manifest
+TRIES, PAUSE = 10, 0.2  # a running process writes its rows, and a moment later the manifest
 
 
 def write_manifest(path: pathlib.Path, stamps: dict[str, dict[str, Any]]) -> None:
@@ -66,8 +61,8 @@ def write_manifest(path: pathlib.Path, stamps: dict[str, dict[str, Any]]) -> Non
 
 
 def read_manifest(path: pathlib.Path) -> dict[str, dict[str, Any]]:
-    """File -> its size and checksum; ValueError for a manifest that is not there, cut, edited, or
-    of other files."""
+    """{file: its size and checksum}; ValueError for a manifest that is missing, cut, edited, or
+    names other files."""
     try:
         record = json.loads((path / MANIFEST).read_bytes())
         files = {str(name): dict(entry) for name, entry in record["files"].items()}
@@ -80,8 +75,8 @@ def read_manifest(path: pathlib.Path) -> dict[str, dict[str, Any]]:
 
 
 def changed(path: pathlib.Path) -> list[str]:
-    """Files that are not as the manifest says: after an edit, or a kill between two files; [] where
-    nothing was written."""
+    """Files that do not match the manifest, after an edit or a kill between two files; [] without a
+    manifest."""
     if not (path / MANIFEST).exists():
         return []
     try:
@@ -92,7 +87,7 @@ def changed(path: pathlib.Path) -> list[str]:
 
 
 def _content(file: pathlib.Path, entry: dict[str, Any]) -> bytes | None:
-    """The bytes of a file that is as its entry says."""
+    """The bytes of a file if they match its entry in the manifest."""
     try:
         found = file.read_bytes() if file.stat().st_size == entry.get("size") else b""
     except (OSError, ValueError):
@@ -101,7 +96,8 @@ def _content(file: pathlib.Path, entry: dict[str, Any]) -> bytes | None:
 
 
 def verified(path: pathlib.Path) -> dict[str, bytes]:
-    """Every file of the run, as the manifest says, or a sentence with those that are not."""
+    """The bytes of every file of the run; a UserError names files that do not match the
+    manifest."""
     wrong: list[str] = []
     for attempt in range(TRIES):
         if attempt:
@@ -123,11 +119,11 @@ def verified(path: pathlib.Path) -> dict[str, bytes]:
         raise UserError(f"'{name}' is not a run directory: it has no {MANIFEST}")
     raise UserError(
         f"'{name}' is damaged: {', '.join(wrong)} {'are' if len(wrong) > 1 else 'is'} not as"
-        f" written (see {MANIFEST}); fedjax-sim resume writes it anew from its checkpoint"
+        f" written (see {MANIFEST}); fedjax-sim resume writes it again from its checkpoint"
     )
 
 
-# ---- how far a run directory is ------------------------------------------------------------------
+# ---- the progress of a run -----------------------------------------------------------------------
 def saved_rounds(path: pathlib.Path) -> list[int]:
     """Rounds with a complete checkpoint, ascending; path: a folder of checkpoints."""
     if not path.is_dir():
@@ -142,17 +138,17 @@ def is_checkpoint(path: pathlib.Path) -> bool:
 
 
 def leftover(path: pathlib.Path) -> bool:
-    """What is hidden and was being written, or the lock, when its process was killed."""
+    """Whether `path` is a lock or a half-written hidden file of a killed process."""
     return path.name == LOCK or (path.name.startswith(".") and path.name.endswith(PARTIAL))
 
 
 def empty(path: pathlib.Path) -> bool:
-    """A directory with nothing in it that anybody would miss."""
+    """Whether `path` is a directory with nothing but left-overs in it."""
     return path.is_dir() and all(map(leftover, path.iterdir()))
 
 
 def unfinished(path: pathlib.Path) -> bool:
-    """A run that was begun and has nothing to go on from: neither a checkpoint nor its end."""
+    """Whether a run was started here and has neither a checkpoint nor a summary."""
     if (
         not (path / CONFIG).is_file()
         or (path / SUMMARY).exists()
@@ -165,8 +161,8 @@ def unfinished(path: pathlib.Path) -> bool:
 
 
 def clear(path: pathlib.Path) -> list[str]:
-    """Remove what the program wrote into an unfinished run directory, and nothing else; the names
-    of what is gone."""
+    """Remove the files that the program wrote into an unfinished run directory, and nothing else;
+    return their names."""
     written = [path / name for name in (*FILES, MANIFEST)]
     left = [p for p in path.iterdir() if leftover(p)]
     removed = [file.name for file in written if file.is_file()]
@@ -179,7 +175,7 @@ def clear(path: pathlib.Path) -> list[str]:
 
 
 def clear_checkpoints(folder: pathlib.Path) -> None:
-    """Remove what runs left that were killed while they wrote or deleted a checkpoint."""
+    """Remove half-written and half-deleted checkpoints of killed runs."""
     if folder.is_dir():
         for path in folder.iterdir():
             half = is_checkpoint(path) and not (path / "meta.json").is_file()
@@ -196,12 +192,10 @@ class RunDirectory:
         self.lock = Lock(path)
         self.rows: dict[str, bytes] = {}  # the files of rows, as last written
         self.stamps: dict[str, dict[str, Any]] = {}  # size and checksum of every file
-        self.ended: dict[str, Any] | None = (
-            None  # the summary of a run that had all of its rounds when it was opened
-        )
+        self.ended: dict[str, Any] | None = None  # the summary, if all rounds were done when opened
 
     def check_free(self, hash: str) -> None:
-        """Nothing is there, or nothing but what the same run left before its first checkpoint."""
+        """Refuse a directory in use, except by the same run before its first checkpoint."""
         if not exists(self.path) or empty(self.path):
             return
         if not unfinished(self.path):
@@ -212,34 +206,34 @@ class RunDirectory:
         self.check_same(hash)
 
     def check_same(self, hash: str) -> None:
-        """What was begun here is the run whose configuration has this hash."""
+        """Refuse a directory of another configuration."""
         stored = self.read_config().hash
         if stored != hash:
             raise UserError(
                 f"'{self.path}' holds another configuration (hash {stored}, this command:"
-                f" {hash}); choose another --out, or repeat the command that began it"
+                f" {hash}); choose another --out, or repeat the command that started it"
             )
 
     def create(self, setup: Setup, say: Callable[[str], None] = lambda text: None) -> None:
-        """Make it, or take it over from a run that had not come to its first checkpoint, and keep
-        others out."""
+        """Create and lock the directory, or take it over from a run that was killed before its
+        first checkpoint."""
         self.check_free(setup.hash)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as problem:
             raise UserError(
-                f"output directory '{self.path}' cannot be made: {reason(problem)}"
+                f"output directory '{self.path}' cannot be created: {reason(problem)}"
             ) from None
         mine = False
         try:
             self.lock.take()
-            self.check_free(setup.hash)  # again: nobody else changes it now
+            self.check_free(setup.hash)  # again, now that it is locked
             mine = True
             clear_checkpoints(self.path / CHECKPOINTS)
             removed = clear(self.path)
             if removed:
                 say(
-                    f"'{self.path}' had no checkpoint yet and begins again; removed what it had:"
+                    f"'{self.path}' had no checkpoint yet and starts over; removed:"
                     f" {', '.join(removed)}"
                 )
             self.write_config(setup)
@@ -253,15 +247,14 @@ class RunDirectory:
             raise
 
     def open(self) -> None:
-        """Keep others out, and clear what a killed run left half-written."""
+        """Lock the directory, and remove half-written files of a killed run."""
         self.lock.take()
         for left in self.path.glob(f".*{PARTIAL}"):
             with contextlib.suppress(OSError):
                 left.unlink()
 
     def read_end(self, rounds: int) -> None:
-        """Keep the summary of a run that has ended after `rounds`, if every file is as it was
-        written."""
+        """Keep the summary of a run that has ended after `rounds`, if no file was changed."""
         with contextlib.suppress(UserError, ValueError, KeyError, TypeError, RecursionError):
             summary = json.loads(verified(self.path)[SUMMARY])
             self.ended = summary if summary["rounds"] == rounds else None
@@ -292,20 +285,13 @@ class RunDirectory:
                 experiment, found = tree.read_config(data)
                 stored = tree.Stored(experiment, found, dict(data["resolved"]), data["config_hash"])
                 changed = experiment.hash(found) != stored.hash
-        except (
-            OSError,
-            ValueError,
-            KeyError,
-            TypeError,
-            AttributeError,
-            RecursionError,
-        ) as problem:
-            if isinstance(problem, UserError):
-                raise
+        except UserError:
+            raise
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             if empty(self.path):
                 raise UserError(
                     f"'{self.path}' is not a run directory: it is empty; repeat the command that"
-                    " made it"
+                    " created it"
                 ) from None
             raise UserError(
                 f"'{self.path}' is not a run directory: its config.json cannot be read"
@@ -338,7 +324,7 @@ class RunDirectory:
         self.put({"summary.json": json_bytes(summary)})
 
     def put(self, contents: dict[str, bytes]) -> None:
-        """Write what is new, then the"""
+        """Write the files that changed, then the manifest."""
         fresh = {name: stamp(content) for name, content in contents.items()}
         new = [name for name in fresh if fresh[name] != self.stamps.get(name)]
         for name in new:
@@ -350,23 +336,16 @@ class RunDirectory:
     def read(
         self, recorder: Recorder, files: dict[str, bytes], round_: int
     ) -> list[dict[str, Any]]:
-        """Bring a recorder back to what it was at `round_`, from the rows that the checkpoint kept;
-        returns the timings."""
+        """Restore a recorder to `round_` from the files kept in the checkpoint; returns the
+        timings."""
 
         def rows(name: str) -> list[dict[str, Any]]:
-            lines = (
-                csv.DictReader(io.StringIO(files[name].decode(), newline=""))
-                if name in files
-                else ()
-            )
+            lines = csv_rows(files.get(name, b""))
             return [{k: value(v) for k, v in row.items()} for row in lines]
 
         try:
-            recorder.rows, recorder.rounds, timings = (
-                rows("metrics.csv"),
-                rows("rounds.csv"),
-                rows("timings.csv"),
-            )
+            recorder.rows, recorder.rounds = rows("metrics.csv"), rows("rounds.csv")
+            timings = rows("timings.csv")
             with np.load(io.BytesIO(files["clients.npz"]), allow_pickle=False) as file:
                 recorder.clients = {
                     k: [file[k]] if k.endswith("_count") else list(file[k]) for k in file.files

@@ -1,9 +1,9 @@
-"""Who listens while a run runs: files, progress, JSON lines, TensorBoard, Weights & Biases, a
+"""Where the numbers of a run go: files, progress, JSON lines, TensorBoard, Weights & Biases, a
 callback.
 
 The driver calls every sink for every run: begin, compiling, waiting, compiled, then segment after
-segment, and end; in process 0 only. The CSV files are always there (`Files`); the others are asked
-for by name (`SINKS`) or given.
+segment, and end; in process 0 only. `Files` is always used; the others are chosen by name (`SINKS`)
+or given.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Segment:
-    """What one call of the compiled program brought: rounds first..last."""
+    """The results of one call of the compiled program: rounds first..last."""
 
     first: int
     last: int
@@ -40,15 +40,15 @@ class Segment:
 
 
 class Sink:
-    """Does nothing; say only what you want to hear of."""
+    """Ignores every event; override what you need."""
 
     def begin(self, run: ActiveRun, done: int) -> None:
-        """A run starts, or goes on after `done` rounds."""
+        """A run starts, or is resumed after `done` rounds."""
 
     def compiling(self, run: ActiveRun) -> None: ...
 
     def waiting(self, run: ActiveRun, seconds: float) -> None:
-        """It compiles, for so many seconds so far; told several times a second."""
+        """Called several times a second while the run compiles; seconds: so far."""
 
     def compiled(self, run: ActiveRun, seconds: float) -> None: ...
 
@@ -57,7 +57,7 @@ class Sink:
     def end(self, run: ActiveRun, summary: dict[str, Any]) -> None: ...
 
     def close(self) -> None:
-        """Also after a failure or an interrupt."""
+        """Called at the end, also after a failure or an interrupt."""
 
 
 class Files(Sink):
@@ -72,7 +72,7 @@ class Files(Sink):
 
 
 class Callback(Sink):
-    """Your function, called with every `Segment`; what it raises ends the run."""
+    """The user's function, called with every `Segment`; an exception in it ends the run."""
 
     def __init__(self, call: Callable[[Segment], Any]):
         self.call = call
@@ -82,12 +82,12 @@ class Callback(Sink):
 
 
 def name_of(run: ActiveRun) -> str:
-    """A run among others."""
+    """The name of a run in progress lines."""
     return f"{run.setup.experiment.method.name} seed {run.setup.experiment.training.seed}"
 
 
 def numbers(row: dict[str, Any]) -> dict[str, float]:
-    """What can be drawn over rounds.
+    """The numbers of a row that can be plotted over rounds.
 
     >>> numbers({"round": 3, "global_acc": 0.5, "val_acc": float("nan")})
     {'global_acc': 0.5}
@@ -101,8 +101,7 @@ def numbers(row: dict[str, Any]) -> dict[str, float]:
 
 # ---- progress ------------------------------------------------------------------------------------
 def measured(run: ActiveRun, segment: Segment) -> tuple[str, About, float]:
-    """(whose and what, how it is read, the last value) of the run's primary metric; NaN for
-    none."""
+    """(label, format, last value) of the run's primary metric; NaN if it was not measured."""
     primary = Primary.read(run.setup.resolved)
     whose, value = last_value(segment.rows, primary)
     rows = run.setup.resolved.get("client_rows", {}).get("split")
@@ -111,7 +110,7 @@ def measured(run: ActiveRun, segment: Segment) -> tuple[str, About, float]:
 
 
 def left(segment: Segment) -> str:
-    """How long the rest will take, at the speed of this segment.
+    """The remaining time at the speed of this segment.
 
     >>> left(Segment(1, 10, 110, 5.0, [], []))
     '0:50 left'
@@ -133,39 +132,36 @@ class Lines(Sink):
 
     def __init__(self, out: TextIO | None = None):
         self.out = out
-        self.next = (
-            LONG  # seconds of compiling after which it is said that it goes on; then twice as many
-        )
+        self.next = LONG  # seconds of compiling until the next line, doubled every time
 
-    def say(self, text: str) -> None:
+    def print(self, text: str) -> None:
         print(text, file=self.out or sys.stderr, flush=True)
 
     def compiling(self, run: ActiveRun) -> None:
-        self.say(f"{name_of(run)}: compiling …")
+        self.print(f"{name_of(run)}: compiling …")
 
     def waiting(self, run: ActiveRun, seconds: float) -> None:
         if seconds >= self.next:
-            self.say(f"{name_of(run)}: compiling … {seconds:.0f} s")
+            self.print(f"{name_of(run)}: compiling … {seconds:.0f} s")
             self.next = 2 * self.next
 
     def compiled(self, run: ActiveRun, seconds: float) -> None:
         self.next = LONG
-        self.say(f"{name_of(run)}: compiled in {seconds:.1f} s")
+        self.print(f"{name_of(run)}: compiled in {seconds:.1f} s")
 
     def segment(self, run: ActiveRun, segment: Segment, timings: list[dict[str, Any]]) -> None:
         each = segment.seconds / (segment.last - segment.first + 1)
         what, about, value = measured(run, segment)
         shown = f", {what} {about.text(value, sign=True)}" if value == value else ""
         rest = f", {left(segment)}" if segment.last < segment.total else ""
-        self.say(
+        self.print(
             f"{name_of(run)}: round {segment.last} of {segment.total}{shown}, {each:.3g}"
             f" s/round{rest}"
         )
 
 
 class LongCompilation(Lines):
-    """Nothing but that it compiles, where that takes long: nobody should wait in front of a silent
-    notebook."""
+    """A line only where compiling takes long, so that a notebook does not seem to hang."""
 
     def compiling(self, run: ActiveRun) -> None: ...
 
@@ -177,7 +173,7 @@ class LongCompilation(Lines):
 
 
 class Bar(Sink):
-    """A bar that is drawn over itself, for a terminal; runs side by side share it."""
+    """A progress bar for a terminal; runs side by side share it."""
 
     def __init__(self) -> None:
         self.bar: Any = None
@@ -259,7 +255,7 @@ class Steps:
 
 
 def json_line(event: str, **facts: Any) -> str:
-    """A JSON line for programs.
+    """An event as one line of JSON.
 
     >>> json_line("end", accuracy=float("nan"))
     '{"event": "end", "accuracy": null}'
@@ -268,12 +264,12 @@ def json_line(event: str, **facts: Any) -> str:
 
 
 class JsonLines(Sink):
-    """An object per line on the standard output: event, method, seed, and what the event brings."""
+    """One JSON object per event on the standard output: event, method, seed, and its data."""
 
     def __init__(self, out: TextIO | None = None):
         self.out = out
 
-    def tell(self, run: ActiveRun, event: str, **more: Any) -> None:
+    def emit(self, run: ActiveRun, event: str, **more: Any) -> None:
         config, directory = run.setup.experiment, run.directory
         base = dict(
             method=config.method.name,
@@ -283,30 +279,26 @@ class JsonLines(Sink):
         print(json_line(event, **base | more), file=self.out or sys.stdout, flush=True)
 
     def begin(self, run: ActiveRun, done: int) -> None:
-        self.tell(
-            run,
-            "begin",
-            round=done,
-            rounds=run.setup.experiment.training.rounds,
-            config_hash=run.setup.hash,
-        )
+        rounds = run.setup.experiment.training.rounds
+        self.emit(run, "begin", round=done, rounds=rounds, config_hash=run.setup.hash)
 
     def compiling(self, run: ActiveRun) -> None:
-        self.tell(run, "compiling")
+        self.emit(run, "compiling")
 
     def compiled(self, run: ActiveRun, seconds: float) -> None:
-        self.tell(run, "compiled", seconds=seconds)
+        self.emit(run, "compiled", seconds=seconds)
 
     def segment(self, run: ActiveRun, segment: Segment, timings: list[dict[str, Any]]) -> None:
         facts = dict(round=segment.last, rounds=segment.total, seconds=segment.seconds)
-        self.tell(run, "segment", **facts, rows=[clean(row) for row in segment.rows])
+        self.emit(run, "segment", **facts, rows=[clean(row) for row in segment.rows])
 
     def end(self, run: ActiveRun, summary: dict[str, Any]) -> None:
-        self.tell(run, "end", summary=summary)
+        self.emit(run, "end", summary=summary)
 
 
 def progress_sinks(wanted: bool | None) -> list[Sink]:
-    """What fits the standard error stream; None: only what nobody should wait for in silence."""
+    """Sinks that show progress on the standard error stream: a bar on a terminal, else lines; None:
+    only long compilations."""
     if wanted is None:
         return [LongCompilation()]
     return [] if not wanted else [Bar() if sys.stderr.isatty() else Lines()]
@@ -398,14 +390,11 @@ class WandB(Sink):
 
 # name -> (sink, one line)
 SINKS: dict[str, tuple[type[Sink], str]] = {
-    "tensorboard": (
-        TensorBoard,
-        "event files in the run directory (look at them with tensorboard)",
-    ),
+    "tensorboard": (TensorBoard, "event files in the run directory (view them with tensorboard)"),
     "wandb": (WandB, "Weights & Biases; offline unless WANDB_MODE or WANDB_API_KEY says otherwise"),
 }
 
 
 def named(names: Sequence[str]) -> list[Sink]:
-    """The sinks with these names; a missing package is a sentence."""
+    """The sinks with these names; a missing package raises a UserError."""
     return [lookup("log", name, SINKS)[0]() for name in names]

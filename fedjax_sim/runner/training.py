@@ -1,4 +1,4 @@
-"""The run's optimiser and loss: from settings, or objects of the user's, to records of `local`."""
+"""The run's optimiser and loss: from settings or a user's objects to records of `local`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fedjax_sim.tasks import CLASS, task_called
 from fedjax_sim.types import Env
 
 SGD = "sgd"
-RATE_INSIDE = 1.0  # of an object that has its learning rate inside
+RATE_INSIDE = 1.0  # for an optax object, which has its own learning rate
 # settings for which a method may have a better default
 OF_SGD = {key: one.otherwise for key, (_, _, one, _) in SETTINGS.items() if one.otherwise}
 
@@ -26,13 +26,13 @@ OF_SGD = {key: one.otherwise for key, (_, _, one, _) in SETTINGS.items() if one.
 def with_optimizer(
     experiment: Experiment, found: Found, method: Method, given: Any = None
 ) -> tuple[Experiment, Found]:
-    """The numbers of the optimiser where they belong: what nobody gave is the method's, or the
-    rule's own."""
+    """Resolve the numbers of the optimiser: those not given are the method's, or the rule's
+    defaults."""
     if given is not None:
         return with_given_optimizer(experiment, found, given)
     train = experiment.training
     name, options = optimizers.parse(train.optimizer)
-    said = {k: v for k in OF_SGD if (v := experiment.get(k)) is not None}
+    given_numbers = {k: v for k in OF_SGD if (v := experiment.get(k)) is not None}
     inside = {
         k: convert(f"optimizer {name}.{k}", v, real)
         for k, v in options.items()
@@ -41,18 +41,20 @@ def with_optimizer(
     for option, value in inside.items():
         if option not in OF_SGD:
             optimizers.options_of(SGD, {option: value})
-        if said.get(option, value) != value:
+        if given_numbers.get(option, value) != value:
             raise UserError(
                 f"{option} is given twice: optimizer '{shown(train.optimizer)}', and"
-                f" {said[option]:g}; leave one out"
+                f" {given_numbers[option]:g}; leave one out"
             )
     if name == SGD:
         usual = OF_SGD | dict(method.prefers)
-        numbers = {k: float(v) for k, v in (usual | said | inside).items() if k in OF_SGD}
+        values = usual | given_numbers | inside
+        numbers = {k: float(v) for k, v in values.items() if k in OF_SGD}
         return experiment.replace(optimizer=SGD, **numbers), found
     optimizers.options_of(name, {k: v for k, v in options.items() if k != "lr"})
     refuse_numbers_of_sgd(experiment, name)
-    rate = inside.get("lr", said.get("lr", optimizers.RATES.get(name, optimizers.RATE)))
+    usual_rate = optimizers.RATES.get(name, optimizers.RATE)
+    rate = inside.get("lr", given_numbers.get("lr", usual_rate))
     rest = ",".join(f"{k}={v}" for k, v in options.items() if k != "lr")
     text = f"{name}:{rest}" if rest else name
     return experiment.replace(optimizer=text, lr=rate, momentum=0.0, weight_decay=0.0), found
@@ -63,8 +65,7 @@ def refuse_numbers_of_sgd(experiment: Experiment, name: str) -> None:
         if value := experiment.get(number):
             raise UserError(
                 f"{number.replace('_', '-')} {value:g} belongs to optimizer sgd, and this is"
-                f" '{shown(name)}'; its own numbers stand behind its name, e.g."
-                " adamw:weight_decay=0.01"
+                f" '{shown(name)}'; write its options after its name, e.g. adamw:weight_decay=0.01"
             )
 
 
@@ -76,8 +77,8 @@ def with_given_optimizer(
     refuse_numbers_of_sgd(experiment, "an object of optax")
     if experiment.training.optimizer not in (SGD, GIVEN):
         raise UserError(
-            f"optimizer '{shown(experiment.training.optimizer)}' and an optimizer as an object are"
-            " two; leave one out"
+            f"optimizer '{shown(experiment.training.optimizer)}' is given, and an optimizer object"
+            " too; leave one out"
         )
     rate = RATE_INSIDE if experiment.training.lr is None else experiment.training.lr
     text = optimizers.fingerprint(record)
@@ -89,7 +90,7 @@ def with_given_optimizer(
 def make_optimizer(
     experiment: Experiment, groups: tuple[str, ...], given: Any = None
 ) -> optim.Optimizer:
-    """The record that the compiled program reads, of a resolved experiment."""
+    """The optimiser of a resolved experiment."""
     common: dict[str, Any] = dict(
         groups=optim.decay_groups(experiment.training.decay_groups, groups),
         clip_norm=experiment.training.clip_norm,
@@ -116,23 +117,21 @@ def make_optimizer(
 def refuse_groups(experiment: Experiment, name: str) -> None:
     if experiment.training.decay_groups != Training().decay_groups:
         raise UserError(
-            f"decay-groups '{shown(experiment.training.decay_groups)}' do not go with optimizer"
-            f" {name}: no group decays there"
+            f"decay-groups '{shown(experiment.training.decay_groups)}' does not go with optimizer"
+            f" {name}, which has no weight decay"
         )
 
 
 def check_method(method: Method, experiment: Experiment, rule: optim.Optimizer) -> None:
-    """Refuse an optimiser with which a method's own equations do not hold."""
+    """Refuse an optimiser for which the method's equations do not hold."""
     if method.needs_sgd and not rule.plain:
-        what = (
-            f"optimizer {experiment.training.optimizer}"
-            if not isinstance(rule, optim.Sgd)
-            else (
-                f"clip-norm {experiment.training.clip_norm:g}"
-                if experiment.training.clip_norm
-                else f"local-schedule {experiment.training.local_schedule}"
-            )
-        )
+        train = experiment.training
+        if not isinstance(rule, optim.Sgd):
+            what = f"optimizer {train.optimizer}"
+        elif train.clip_norm:
+            what = f"clip-norm {train.clip_norm:g}"
+        else:
+            what = f"local-schedule {train.local_schedule}"
         raise UserError(
             f"method '{method.name}' does not go with {what}: {method.needs_sgd}; use plain sgd"
         )
@@ -142,11 +141,11 @@ def check_method(method: Method, experiment: Experiment, rule: optim.Optimizer) 
 def with_loss(
     experiment: Experiment, found: Found, method: Method, fed: Federation, given: Any = None
 ) -> tuple[Experiment, Found]:
-    """The loss: the method's own unless one is named, or the task's where that is of no use."""
+    """The loss: the one given, else the method's if it suits the task, else the task's."""
     task, name = task_called(fed.task), experiment.training.loss
     if given is not None:
         if name not in ("auto", GIVEN):
-            raise UserError(f"loss '{shown(name)}' and a loss as an object are two; leave one out")
+            raise UserError(f"loss '{shown(name)}' is given, and a loss object too; leave one out")
         if not callable(given) and not isinstance(given, losses.Loss):
             raise UserError(
                 f"loss= is {shown(repr(given))}, neither a name nor a function (outputs, targets)"
@@ -163,7 +162,7 @@ def with_loss(
 
 
 def make_loss(experiment: Experiment, fed: Federation, given: Any = None) -> losses.Loss:
-    """The local loss, made for the task of the data."""
+    """The local loss, checked against the task of the data."""
     if given is None:
         record = losses.make_loss(
             experiment.training.loss, fed.classes, fed.name, **experiment.training.loss_options
@@ -175,7 +174,7 @@ def make_loss(experiment: Experiment, fed: Federation, given: Any = None) -> los
 
 
 def check_task(method: Method, fed: Federation, env: Env) -> None:
-    """Refuse a method whose equations are about classes where the task has none."""
+    """Refuse a method for classification where the task has no classes."""
     task = task_called(fed.task)
     why = method.needs_classes if task.target != CLASS else ""
     if env.track_confusion and not task.has_classes:

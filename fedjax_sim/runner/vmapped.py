@@ -1,10 +1,9 @@
-"""Runs side by side in one program: what they have in common stays single, the rest gets a leading
-axis.
+"""Runs side by side in one program: arrays that are the same for all stay single, the others get a
+leading axis.
 
-Seeds differ in their key and in all that follows from it; values of a real setting (`--vmap`)
-differ in that number alone: the cohorts, the minibatches and the number of steps are then the same
-for all and are computed once. The rounds completed are always in common, so no loop over rounds
-waits for a comparison.
+Seeds differ in their key and everything that depends on it; values of a real setting (`--vmap`)
+differ in that number only: cohorts, minibatches and the number of steps are then the same for all
+and are computed once. The round number is always shared, so the loop over rounds has one condition.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def check(setups: Sequence[Setup]) -> None:
-    """Refuse what cannot run side by side."""
+    """Refuse set-ups that cannot run side by side."""
     if len(setups) == 1:
         return
     compute, layout = setups[0].experiment.compute, setups[0].simulation.layout
@@ -61,24 +60,19 @@ def stack(trees: Sequence[Tree]) -> Tree:
 
 
 def stack_states(setups: Sequence[Setup], states: Sequence[State]) -> State:
-    several = zip(*states, strict=True)
-    return State(
-        *(
-            p[0] if axis is None else stack(p)
-            for axis, p in zip(state_axes(setups), several, strict=True)
-        )
-    )
+    parts = zip(state_axes(setups), zip(*states, strict=True), strict=True)
+    return State(*(part[0] if axis is None else stack(part) for axis, part in parts))
 
 
 def stack_data(several: Sequence[Data]) -> Data:
-    """The data, which are the same for all, with the numbers of each."""
+    """The shared data with the numbers of every run."""
     one = several[0]
     together = lambda *values: jnp.stack(values) if differ(values) else values[0]
     return one._replace(numbers=jax.tree.map(together, *(data.numbers for data in several)))
 
 
 def side_by_side(setups: Sequence[Setup], run: Callable) -> Any:
-    """`run` of one simulation for all of them, not yet compiled."""
+    """`run` of one simulation for all runs, jitted but not yet compiled."""
     state, one = state_axes(setups), getattr(run, "__wrapped__", run)
     each = zip(*(jax.tree.leaves(s.simulation.data.numbers) for s in setups), strict=True)
     axes = [0 if differ(values) else None for values in each]
@@ -94,7 +88,7 @@ def side_by_side(setups: Sequence[Setup], run: Callable) -> Any:
 
 
 def pick(tree: Tree, run: int, width: int) -> Tree:
-    """One run's share of what the program returned; width: how many runs it has."""
+    """One run's part of the program's results; width: the number of runs."""
     return tree if width == 1 else jax.tree.map(lambda a: a[run], tree)
 
 

@@ -1,5 +1,4 @@
-"""Weights that come from somewhere: drawn from the seed, read from a file, given by the caller; all
-checked alike."""
+"""Initial weights: drawn from the seed, read from a file, or given by the caller."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ from fedjax_sim.types import Tree
 
 
 def initial_net(model: models.Model, seed: int) -> Tree:
-    """Initial weights: a function of the model and the seed alone, so every method starts from the
+    """Initial weights: a function of the model and the seed only, so every method starts from the
     same."""
     return initial_weights(model, weights_key(seed_key(seed)))
 
@@ -42,23 +41,20 @@ def save_net(path: str | pathlib.Path, net: Tree) -> None:
 
 
 def read_arrays(path: str | pathlib.Path) -> tuple[dict[str, np.ndarray], str]:
-    """(arrays by name, what is said about them) of a file that `save_net` or `export` wrote: .npz,
-    or flax's .msgpack."""
+    """(arrays by name, the text `about`) of a file that `save_net` or `export` wrote: .npz, or
+    flax's .msgpack."""
     packed = pathlib.Path(path).suffix == ".msgpack"
     try:
         if packed:
             from flax.serialization import msgpack_restore
 
             content = msgpack_restore(pathlib.Path(path).read_bytes())
-            return {str(name): np.asarray(value) for name, value in content["arrays"].items()}, str(
-                content["about"]
-            )
+            arrays = {str(name): np.asarray(value) for name, value in content["arrays"].items()}
+            return arrays, str(content["about"])
         with np.load(path, allow_pickle=False) as file:
             about = str(file["about"]) if "about" in file.files else ""
             return {name: file[name] for name in file.files if name != "about"}, about
-    except (
-        Exception
-    ):  # not there, empty, cut, another format, claims more than there is: many kinds
+    except Exception:  # missing, empty, cut or another format: many kinds of errors
         raise UserError(
             f"initial weights '{path}' cannot be read as {'.msgpack' if packed else '.npz'}"
         ) from None
@@ -84,7 +80,7 @@ def given_net(net: Tree, like: Tree) -> Tree:
 
 
 def fitting(what: str, stored: Mapping[str, np.ndarray], like: Tree) -> Tree:
-    """`stored` as a net of the names, shapes and types of `like`, every number finite."""
+    """`stored` as a net with the names, shapes and types of `like`; all numbers must be finite."""
     wanted = by_name(like)
     for name, leaf in wanted.items():
         if name not in stored or stored[name].shape != leaf.shape:
@@ -105,7 +101,7 @@ def fitting(what: str, stored: Mapping[str, np.ndarray], like: Tree) -> Tree:
 
 
 def checksum(net: Tree) -> str:
-    """Eight hex digits of names, types and values."""
+    """Eight hex digits over names, types and values."""
     crc = 0
     for name, value in by_name(net).items():
         array = np.ascontiguousarray(np.asarray(value))

@@ -1,6 +1,6 @@
-"""Many experiments in one folder: plan (what there is to run) → folder (what is left of it) → work
-(in this process), or queue with local, on_ray or slurm (a process each) → table, pivots.
+"""Many experiments in one folder: plan (the list of runs) → folder (their status) → work (in this
+process), or queue with local, on_ray or slurm (a process each) → table, pivots.
 
-A process of a sweep is `fedjax-sim sweep DIR/sweep.json --out DIR --task i`, wherever it is
-started; what it leaves in the folder is all that anybody knows of it.
+A process of a sweep is `fedjax-sim sweep DIR/sweep.json --out DIR --task i`, on any machine; it
+communicates only through files in the folder.
 """

@@ -1,8 +1,8 @@
-"""What the folder of a sweep tells: which runs have ended, how far the others are, which failed;
+"""The folder of a sweep: which runs have ended, the progress of the others, which failed;
 results.csv.
 
-A run has ended when its directory is as its manifest says, has all rounds, and was begun for this
-run of the sweep file: what was edited, cut or renamed is said and has no figures here.
+A run has ended when its directory matches its manifest, has all rounds, and was started for this
+run of the sweep file. One that was edited, cut or renamed is reported and has no figures here.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from fedjax_sim.options import shown
 from fedjax_sim.report.runs import write_order
 from fedjax_sim.report.tables import figures_of
 from fedjax_sim.runner import run_directory
-from fedjax_sim.runner.files import Lock, csv_bytes, read_csv, write_bytes, write_json
+from fedjax_sim.runner.files import Lock, csv_bytes, csv_rows, write_bytes, write_json
 from fedjax_sim.sweeps.plan import Job, as_text
 
 DONE, FAILED, DAMAGED, BEGUN, WAITING = "done", "failed", "damaged", "begun", "waiting"
 
 
 class End(NamedTuple):
-    """What a run directory says of its end."""
+    """The end of a run, from its directory."""
 
-    summary: dict[str, Any]  # {}: it has not come
-    problem: str = ""  # why it cannot be taken
+    summary: dict[str, Any]  # {}: the run has not ended
+    problem: str = ""  # why the directory cannot be used
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,11 +46,11 @@ class Folder:
     )
 
     def begin(self, data: Mapping[str, Any], jobs: Sequence[Job]) -> None:
-        """Make it, with what was asked for: a task reads the same runs in the same order."""
+        """Create it, with the sweep file: a task reads the same runs in the same order."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as problem:
-            raise UserError(f"'{self.path}' cannot be made: {problem.strerror}") from None
+            raise UserError(f"'{self.path}' cannot be created: {problem.strerror}") from None
         if (self.path / run_directory.CONFIG).exists():
             raise UserError(f"'{self.path}' is a run directory; choose another --out")
         write_bytes(self.file, json.dumps(data, indent=1, default=os.fspath).encode())
@@ -58,12 +58,12 @@ class Folder:
 
     @property
     def file(self) -> pathlib.Path:
-        """What was asked for."""
+        """A copy of the sweep file."""
         return self.path / "sweep.json"
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Two sweeps in one folder would start the same runs."""
+        """Lock the folder: two sweeps in it would start the same runs."""
         lock = Lock(self.path)
         lock.take()
         try:
@@ -72,7 +72,7 @@ class Folder:
             lock.release()
 
     def pending(self, jobs: Sequence[Job]) -> list[Job]:
-        """What is to be run: everything that has not ended; what failed before is tried again."""
+        """The runs that have not ended; failed ones are tried again."""
         return [job for job in jobs if not self.summary(job)]
 
     def run(self, job: Job) -> pathlib.Path:
@@ -92,63 +92,51 @@ class Folder:
         self._failed(job).unlink(missing_ok=True)
 
     def why(self, job: Job) -> str:
-        """The sentence of a run that failed or is damaged; '' for none."""
-        return self._said(job) or self.end(job).problem
+        """Why a run failed or is damaged; '' for others."""
+        return self._reason(job) or self.end(job).problem
 
-    def _said(self, job: Job) -> str:
+    def _reason(self, job: Job) -> str:
         try:
             return str(json.loads(self._failed(job).read_text())["why"])
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return ""
 
     def finish(self, job: Job) -> None:
-        """Write down that the directory, which has ended, is of this run of the sweep file."""
-        self._owned(job).parent.mkdir(parents=True, exist_ok=True)
+        """Record that the directory, which has ended, belongs to this run of the sweep file."""
+        self._ended(job).parent.mkdir(parents=True, exist_ok=True)
         config = json.loads((self.run(job) / run_directory.CONFIG).read_bytes())
         write_json(
-            self._owned(job),
+            self._ended(job),
             {"run": job.name, "digits": job.digits, "config_hash": config.get("config_hash")},
         )
 
-    def _owned(self, job: Job) -> pathlib.Path:
+    def _ended(self, job: Job) -> pathlib.Path:
         return self.path / "ended" / f"{job.name}.json"
 
-    def _other(self, job: Job) -> str:
-        """Why what lies in the run's directory is not of this run; '' if it is."""
+    def _mismatch(self, job: Job) -> str:
+        """Why the run's directory does not belong to this run; '' if it does."""
         try:
-            record = json.loads(self._owned(job).read_text())
+            record = json.loads(self._ended(job).read_text())
             config = json.loads((self.run(job) / run_directory.CONFIG).read_bytes())
-            same = (record["digits"], record["config_hash"]) == (
-                job.digits,
-                config.get("config_hash"),
-            )
+            same = record["digits"] == job.digits
+            same = same and record["config_hash"] == config.get("config_hash")
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             same = False
+        if same:
+            return ""
         name = shown(str(self.run(job)), 200)
-        return (
-            ""
-            if same
-            else (
-                f"'{name}' has not been run with the settings of this sweep file; choose another"
-                " --out"
-            )
-        )
+        return f"'{name}' was not run with the settings of this sweep file; choose another --out"
 
     def summary(self, job: Job) -> dict[str, Any]:
         """summary.json of a run that has all of its rounds; {} otherwise."""
         return self.end(job).summary
 
     def end(self, job: Job) -> End:
-        """The end of a run, looked at again when one of its files has changed."""
-        run, looked_at = (
-            self.run(job),
-            {
-                self._owned(job),
-                *(self.run(job) / n for n in (*run_directory.FILES, run_directory.MANIFEST)),
-            },
-        )
+        """The end of a run, read again when one of its files has changed."""
+        run = self.run(job)
+        files = {run / name for name in (*run_directory.FILES, run_directory.MANIFEST)}
         marks = []
-        for file in sorted(looked_at):
+        for file in sorted({self._ended(job), *files}):
             try:
                 mark = file.stat()
                 marks.append((file.name, mark.st_mtime_ns, mark.st_size))
@@ -160,40 +148,36 @@ class Folder:
         return known[1]
 
     def _end(self, job: Job, run: pathlib.Path) -> End:
+        name = run_directory.SUMMARY
         try:
-            ended = (
-                run / run_directory.SUMMARY
-            ).exists() or run_directory.SUMMARY in run_directory.read_manifest(run)
+            ended = (run / name).exists() or name in run_directory.read_manifest(run)
         except ValueError:
             ended = False
         if not ended:
             return End({})
         try:
             files = run_directory.verified(run)
-            if other := self._other(job):
-                return End({}, other)
-            summary = json.loads(
-                files.get(run_directory.SUMMARY, b'{"rounds": 0}')
-            )  # not named: of before it was extended
+            if mismatch := self._mismatch(job):
+                return End({}, mismatch)
+            # not in the manifest: the run is being extended
+            summary = json.loads(files.get(name, b'{"rounds": 0}'))
             return End(summary if int(summary["rounds"]) >= job.experiment.training.rounds else {})
         except UserError as problem:
             return End({}, str(problem))
         except (ValueError, KeyError, TypeError, RecursionError):
-            return End(
-                {}, f"'{shown(str(run), 200)}' is damaged: its {run_directory.SUMMARY} is none"
-            )
+            return End({}, f"'{shown(str(run), 200)}' is damaged: its {name} cannot be read")
 
     def status(self, job: Job) -> str:
         if self.summary(job):
             return DONE
-        if self._said(job):
+        if self._reason(job):
             return FAILED
         if self.end(job).problem:
             return DAMAGED
         return BEGUN if (self.run(job) / "config.json").exists() else WAITING
 
     def primary(self, job: Job) -> Primary:
-        """The metric by which the run is read."""
+        """The primary metric of a run."""
         try:
             return Primary.read(
                 json.loads((self.run(job) / "config.json").read_text()).get("resolved")
@@ -202,9 +186,9 @@ class Folder:
             return Primary()
 
     def progress(self, job: Job) -> tuple[int, float | None]:
-        """(rounds done, last value of the primary metric) of a run that goes on."""
+        """(rounds done, last value of the primary metric) of a running job."""
         try:
-            rows = read_csv(self.run(job) / "metrics.csv")
+            rows = csv_rows((self.run(job) / "metrics.csv").read_bytes())
             last = rows[-1]
             of_server, of_clients = self.primary(job).columns
             text = last.get(of_server) or last.get(of_clients) or ""
@@ -214,7 +198,7 @@ class Folder:
 
 
 def started(job: Job, folder: Folder) -> Experiment:
-    """The run's experiment, with the directory that it starts from."""
+    """The run's experiment, with the path of the run that it starts from."""
     if job.before is None:
         return job.experiment
     return job.experiment.replace(start_from=f"{folder.run(job.before)}:{job.parts}")
@@ -244,7 +228,7 @@ def result_rows(folder: Folder, jobs: Sequence[Job]) -> list[dict[str, Any]]:
 
 
 def write_results(folder: Folder, jobs: Sequence[Job]) -> pathlib.Path:
-    """results.csv: the rows of all runs."""
+    """Write results.csv, a row per run."""
     text = lambda value: as_text(value) if isinstance(value, (bool, list, tuple)) else value
     rows = [{k: text(v) for k, v in row.items()} for row in result_rows(folder, jobs)]
     columns = list(dict.fromkeys(name for row in rows for name in row))

@@ -17,17 +17,13 @@ from fedjax_sim.sweeps.queue import child_environment, last_line
 
 
 def accelerators() -> list[str]:
-    """The NVIDIA devices that a process may see, by what CUDA_VISIBLE_DEVICES calls them; [] for
-    none."""
-    if (said := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
-        return [name for name in said.split(",") if name.strip()]
+    """The visible NVIDIA devices, named as in CUDA_VISIBLE_DEVICES; [] for none."""
+    if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
+        return [name for name in visible.split(",") if name.strip()]
     if os.environ.get("JAX_PLATFORMS", "") == "cpu" or not (tool := shutil.which("nvidia-smi")):
         return []
     listed = subprocess.run([tool, "-L"], capture_output=True, text=True).stdout
-    return [
-        str(i)
-        for i, line in enumerate(line for line in listed.splitlines() if line.startswith("GPU "))
-    ]
+    return [str(i) for i in range(sum(line.startswith("GPU ") for line in listed.splitlines()))]
 
 
 def cores() -> list[int]:
@@ -39,7 +35,7 @@ def cores() -> list[int]:
 
 
 def shares(items: list[Any], number: int) -> list[list[Any]]:
-    """`items` in `number` groups of nearly the same size.
+    """`items` in `number` consecutive groups of nearly equal size.
 
     >>> shares([0, 1, 2, 3, 4], 2)
     [[0, 1, 2], [3, 4]]
@@ -50,7 +46,7 @@ def shares(items: list[Any], number: int) -> list[list[Any]]:
 
 
 class Local:
-    """As many processes as `workers` says; 0: one per accelerator, or one for all cores."""
+    """Starts up to `workers` processes; 0: one per accelerator, or one for all cores."""
 
     def __init__(self, command: Sequence[str], folder: Folder, workers: int = 0):
         self.command, self.folder = command, folder
@@ -77,11 +73,9 @@ class Local:
         log.close()
         if hasattr(os, "sched_setaffinity") and self.room > 1:
             try:
-                os.sched_setaffinity(
-                    process.pid, self.cores[slot]
-                )  # long before it has started JAX
+                os.sched_setaffinity(process.pid, self.cores[slot])  # before it starts JAX
             except OSError:
-                pass  # it has ended already
+                pass  # it has already ended
         return process, slot, job
 
     def poll(self, handle: Any) -> tuple[int, str] | None:

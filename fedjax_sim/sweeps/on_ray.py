@@ -1,4 +1,4 @@
-"""Runs as tasks of a Ray cluster that shares the sweep's folder: RAY_ADDRESS, or one on this
+"""Runs as tasks of a Ray cluster with access to the sweep's folder: RAY_ADDRESS, or one on this
 machine."""
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from fedjax_sim.sweeps.queue import task
 
 
 class OnRay:
-    """Ray decides where and when; `workers`: how many at a time (0: all that the cluster has room
-    for)."""
+    """Starts up to `workers` tasks at a time (0: one per GPU, or one); Ray decides where."""
 
     def __init__(self, command: Sequence[str], folder: Folder, workers: int = 0):
         try:

@@ -1,8 +1,9 @@
-"""`sweep --pivot rows,cols`: results as tables of two settings, mean ± sd over seeds; one per value
-of the others."""
+"""`sweep --pivot rows,cols`: results as tables of two settings, mean ± sd over seeds; one table per
+value of the other settings."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from fedjax_sim.errors import UserError, lookup
@@ -14,28 +15,20 @@ from fedjax_sim.sweeps.folder import DONE, Folder
 from fedjax_sim.sweeps.plan import Job, as_text
 
 METHOD = "method"
-READINGS = (
-    "best:global_acc",
-    "last:client_mean",
-    "last:resident_mean",
-)  # the first that the runs have
+READINGS = ("best:global_acc", "last:client_mean", "last:resident_mean")  # the first with values
 
 
 def facts(job: Job, several: bool) -> dict[str, str]:
-    """What a run is told apart by; several: its method stands there with different options of its
-    own."""
+    """{setting: value} that identify a run; several: with the method's options, since other entries
+    have the same method."""
     bare = {name.rpartition(".")[2] for name in job.point}
-    own = (
-        [f"{k}={v}" for k, v in job.experiment.method.options.items() if k not in bare]
-        if several
-        else []
-    )
-    point = {name: as_text(value) for name, value in job.point.items()}
-    return {METHOD: ",".join([job.experiment.method.name, *own]), **point}
+    options = job.experiment.method.options.items() if several else ()
+    method = [job.experiment.method.name, *(f"{k}={v}" for k, v in options if k not in bare)]
+    return {METHOD: ",".join(method), **{name: as_text(v) for name, v in job.point.items()}}
 
 
 def distinguishing(jobs: Sequence[Job]) -> list[dict[str, str]]:
-    """The facts of every run; a method with options of its own where entries differ in these."""
+    """The `facts` of every run, with options of the method only where entries differ in them."""
     plain = [
         (
             job.experiment.method.name,
@@ -48,26 +41,24 @@ def distinguishing(jobs: Sequence[Job]) -> list[dict[str, str]]:
 
 
 def read_of(text: str, runs: Sequence[Run]) -> str:
-    """The reading that was asked for, or the first that any run has."""
+    """The given reading, or the first default with a value in any run."""
     if text:
         reading.describe(text)
         return text
-    has = lambda one: any(
-        reading.value(one, run) == reading.value(one, run) for run in runs
-    )  # not nan
+    has = lambda one: any(not math.isnan(reading.value(one, run)) for run in runs)
     return next((one for one in READINGS if has(one)), READINGS[0])
 
 
 def pivots(jobs: Sequence[Job], folder: Folder, text: str, read: str = "") -> list[Pivot]:
-    """One table per combination of what is neither a row nor a column."""
+    """One table per combination of the settings that are neither rows nor columns."""
     wanted = names(text)
     mine = [job for job in jobs if not any(other.before is job for other in jobs)]
     facts_of = distinguishing(mine)
     known = {name: "" for one in facts_of for name in one}
     if len(wanted) != 2 or wanted[0] == wanted[1]:
         raise UserError(
-            f"--pivot '{shown(text)}' names no rows and columns; use two of {', '.join(known)}, as"
-            " in method,lr"
+            f"--pivot '{shown(text)}' does not name rows and columns; use two of"
+            f" {', '.join(known)}, as in method,lr"
         )
     row, col = wanted
     for name in wanted:
@@ -77,9 +68,8 @@ def pivots(jobs: Sequence[Job], folder: Folder, text: str, read: str = "") -> li
     tables: dict[tuple[tuple[str, str], ...], dict[tuple[str, str], list[Job]]] = {}
     for job, one in zip(mine, facts_of, strict=True):
         rest = tuple((k, v) for k, v in one.items() if k not in (row, col))
-        tables.setdefault(rest, {}).setdefault((one.get(row, "–"), one.get(col, "–")), []).append(
-            job
-        )
+        place = one.get(row, "–"), one.get(col, "–")
+        tables.setdefault(rest, {}).setdefault(place, []).append(job)
     varying = {
         k for rest in tables for k, v in rest if len({dict(other).get(k) for other in tables}) > 1
     }
@@ -111,7 +101,7 @@ def table(
 
 
 def written(jobs: Sequence[Job], folder: Folder, text: str, read: str) -> str:
-    """The tables as text; pivot.md has them too."""
+    """The tables as text; also writes them to pivot.md."""
     from fedjax_sim.runner.files import write_bytes
 
     found = pivots(jobs, folder, text, read)

@@ -1,6 +1,6 @@
 """A sweep file as a list of runs: methods × grid × seeds.
 
-preset = "fedpolicy-fmnist"                              # may be left out: settings to start from
+preset = "fedpolicy-fmnist"                              # optional: settings to start from
 methods = ["fedavg", "fedprox:mu=0.1", "fedpolicy"]      # entries as `compare` takes them
 seeds = 3                                                # 0, 1, 2; or a list of seeds
 
@@ -13,8 +13,9 @@ partition = ["dirichlet:0.3", "dirichlet:0.05"]
 agent = ["sac", "ppo"]                                   # for the methods that have this option
 "fedprox.mu" = [0.01, 0.1]
 
-[before.agent]                                           # others start from it: start_from =
-"@agent" or "@agent:PART,PART" method = "fedpolicy" rounds = 200
+[before.agent]                                           # a run that others start from:
+method = "fedpolicy"                                     # start_from = "@agent"
+rounds = 200                                             # or "@agent:PART,PART"
 """
 
 from __future__ import annotations
@@ -58,17 +59,17 @@ class Job:
     """One run of a sweep."""
 
     index: int
-    name: str  # of its folder: method, what it is given by entry and grid, seed
+    name: str  # of its folder: method, settings of entry and grid, seed
     experiment: Experiment
-    point: dict[str, Any]  # the grid's settings that it has
-    digits: str = ""  # of everything that decides what it is
-    before: Job | None = None  # the run that it starts from …
-    parts: str = ""  # … and what of its state
-    kind: str = "run"  # or profile: the parts of a round are timed
+    point: dict[str, Any]  # its settings from the grid
+    digits: str = ""  # a hash that identifies it
+    before: Job | None = None  # the run that it starts from
+    parts: str = ""  # the parts of that run's state
+    kind: str = "run"  # or profile: the stages of a round are timed
 
 
 def read(path: pathlib.Path) -> dict[str, Any]:
-    """A sweep file: TOML, or JSON as `write` leaves it."""
+    """The content of a sweep file: TOML, or JSON as `Folder.begin` writes it."""
     name = shown(str(path), 200)
     try:
         text = path.read_text(encoding="utf-8")
@@ -84,7 +85,8 @@ def read(path: pathlib.Path) -> dict[str, Any]:
 
 
 def flattened(table: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-    """
+    """A nested table with dotted names.
+
     >>> flattened({"lr": 1, "fedprox": {"mu": [1, 2]}})
     {'lr': 1, 'fedprox.mu': [1, 2]}
     """
@@ -99,17 +101,13 @@ def flattened(table: Mapping[str, Any], before: str = "") -> dict[str, Any]:
 
 
 def seeds_of(data: Mapping[str, Any]) -> list[int]:
-    said = data.get("seeds", 1)
+    given = data.get("seeds", 1)
     whole = lambda v: isinstance(v, int) and not isinstance(v, bool) and v >= 0
-    seeds = list(range(said)) if whole(said) and 1 <= said <= MOST_SEEDS else said
-    if not (
-        isinstance(seeds, list)
-        and seeds
-        and all(map(whole, seeds))
-        and len(set(seeds)) == len(seeds)
-    ):
+    seeds = list(range(given)) if whole(given) and 1 <= given <= MOST_SEEDS else given
+    numbers = isinstance(seeds, list) and seeds and all(map(whole, seeds))
+    if not numbers or len(set(seeds)) != len(seeds):
         raise UserError(
-            f"seeds {shown(str(said))} is not allowed; use a number of 1 or more, or a list of"
+            f"seeds {shown(str(given))} is not allowed; use a number of 1 or more, or a list of"
             " different seeds"
         )
     return seeds
@@ -132,7 +130,8 @@ def points(data: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def as_text(value: Any) -> str:
-    """
+    """A value as on the command line.
+
     >>> as_text([64, 32]), as_text(["global", "personal"]), as_text(0.1)
     ('64x32', 'global,personal', '0.1')
     """
@@ -142,12 +141,13 @@ def as_text(value: Any) -> str:
 
 
 def handed_over(before: Job) -> str:
-    """What another run takes over of this one unless it names parts."""
+    """The parts of this run's state that another one starts from by default."""
     method = before.experiment.method
     parts = getattr(make_method(method.name, **method.options), "hands_over", ())
     if not parts:
         raise UserError(
-            f"a run of {method.name} hands nothing over by itself; name parts, as in @NAME:server"
+            f"a run of {method.name} has no default parts to start from; name them, as in"
+            " @NAME:server"
         )
     return ",".join(parts)
 
@@ -155,7 +155,7 @@ def handed_over(before: Job) -> str:
 def befores(
     data: Mapping[str, Any], base: Callable[[str], Mapping[str, Any]], others: Collection[str]
 ) -> dict[str, Job]:
-    """The runs of [before] by name; they have the settings of all runs, and their own."""
+    """The runs of [before] by name, with the settings of all runs and their own."""
     out: dict[str, Job] = {}
     for name, table in data.get("before", {}).items():
         if not isinstance(table, Mapping) or not isinstance(table.get("method"), str):
@@ -168,9 +168,9 @@ def befores(
         experiment = experiment_of(method, chosen, {*others, method}, OF_THE_COMMAND)
         digits = digits_of([experiment.hash(), experiment.training.rounds])
         same = next((job for job in out.values() if job.digits == digits), None)
-        word = re.sub(r"[^\w.+-]", "_", f"before-{name[:60]}-s{experiment.training.seed}")
+        folder = re.sub(r"[^\w.+-]", "_", f"before-{name[:60]}-s{experiment.training.seed}")
         number = len({job.digits for job in out.values()})
-        out[name] = same or Job(number, word, experiment, {}, digits)
+        out[name] = same or Job(number, folder, experiment, {}, digits)
     return out
 
 
@@ -179,8 +179,7 @@ def digits_of(facts: Any) -> str:
 
 
 def source(text: str, known: Mapping[str, Job]) -> tuple[Job | None, str]:
-    """start_from = '@NAME:PART,PART' -> (that run of [before], the parts); (None, '') for another
-    run's directory."""
+    """start_from = '@NAME:PARTS' -> (that run of [before], the parts); (None, '') for a path."""
     if not text.startswith("@"):
         return None, ""
     name, _, parts = text[1:].partition(":")
@@ -189,8 +188,8 @@ def source(text: str, known: Mapping[str, Job]) -> tuple[Job | None, str]:
 
 
 def jobs_of(data: Mapping[str, Any]) -> list[Job]:
-    """All runs, in one order on every machine; mistakes are found here. What is the same run twice
-    is one."""
+    """All runs, without duplicates, in the same order on every machine; errors in the file are
+    raised here."""
     entries = data.get("methods")
     if not (isinstance(entries, list) and entries and all(isinstance(e, str) for e in entries)):
         raise UserError(
@@ -222,46 +221,43 @@ def job_of(
     others: Collection[str],
     first: Mapping[str, Job],
 ) -> Job:
-    """One run. chosen: all of its settings, of which `point` are the grid's, `own` the entry's."""
+    """One run. chosen: all of its settings; point: those of the grid, own: those of the entry."""
     before, parts = source(str(chosen.get("start_from", "")), first)
     if before is not None:
         del chosen["start_from"]
     experiment = experiment_of(method, chosen, others, OF_THE_COMMAND)
-    # what the hash leaves out decides nothing, unless somebody sweeps over it
+    # settings outside the hash identify a run only if the grid varies them
     swept = {key for key in map(key_of, point) if key in SETTINGS}
     also = {k: str(experiment.get(k)) for k in swept if SETTINGS[k][2].hashed == NEVER}
     start = f"@{before.digits}:{parts}" if before else experiment.model.start_from
     digits = digits_of([experiment.hash(), start, also])
     bare = lambda option: key_of(option.removeprefix(f"{method}."))
-    said = {bare(option) for option in own}  # by the entry itself, over the grid
-    kept = {n: v for n, v in point.items() if bare(n) not in said and concerns(n, method)}
-    shown_as = {n: as_text(v) for n, v in kept.items()} | dict(own)
-    name = name_of(method, shown_as, experiment.training.seed)
+    overridden = {bare(option) for option in own}  # the entry overrides the grid
+    kept = {n: v for n, v in point.items() if bare(n) not in overridden and concerns(n, method)}
+    texts = {n: as_text(v) for n, v in kept.items()} | dict(own)
+    name = name_of(method, texts, experiment.training.seed)
     return Job(index, name, experiment, kept, digits, before, parts)
 
 
 def distinct(jobs: list[Job]) -> list[Job]:
-    """With digits behind names that are too long, or that several runs have."""
-    often = collections.Counter(job.name.lower() for job in jobs)  # some systems know no capitals
-    apart = lambda job: often[job.name.lower()] == 1 and len(job.name) <= LONGEST_NAME
+    """The jobs, with digits after names that are too long or not unique."""
+    count = collections.Counter(job.name.lower() for job in jobs)  # file systems may ignore case
+    unique = lambda job: count[job.name.lower()] == 1 and len(job.name) <= LONGEST_NAME
     longer = lambda job: dataclasses.replace(job, name=f"{job.name[:LONGEST_NAME]}-{job.digits}")
-    return [job if apart(job) else longer(job) for job in jobs]
+    return [job if unique(job) else longer(job) for job in jobs]
 
 
 def name_of(method: str, settings: Mapping[str, str], seed: int) -> str:
-    """A run as people call it.
+    """A readable name of a run.
 
     >>> name_of("fedprox", {"fedprox.mu": "0.1", "partition": "dirichlet:0.3", "probe": "true"}, 0)
     'fedprox-mu0.1-dirichlet_0.3-probe_true-s0'
     """
-    said = {"true", "false"}
     parts = []
     for name, value in settings.items():
-        speaks = (
-            value[:1].isalpha() and value not in said
-        )  # a word stands for itself, a number needs its name
         option = name.rpartition(".")[2]
-        parts.append(
-            value if speaks else f"{option}_{value}" if value in said else f"{option}{value}"
-        )
+        if value in ("true", "false"):
+            parts.append(f"{option}_{value}")
+        else:  # a word needs no name, a number does
+            parts.append(value if value[:1].isalpha() else f"{option}{value}")
     return re.sub(r"[^\w.+-]", "_", "-".join([method, *parts, f"s{seed}"]))

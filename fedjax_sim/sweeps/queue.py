@@ -1,5 +1,5 @@
-"""The queue: as many runs at a time as a launcher has room for; a run that fails is written down,
-the others go on."""
+"""The queue: as many runs at a time as a launcher has room for; a failure is recorded, and the
+other runs continue."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from typing import Any, Protocol
 from fedjax_sim.sweeps.folder import Folder, waits, write_results
 from fedjax_sim.sweeps.plan import Job
 
-EVERY = 0.5  # seconds between two looks
+EVERY = 0.5  # seconds between two polls
 PARENT = "FEDJAX_SIM_PARENT"  # in the environment of a run: the process that started it
 DEATH_SIGNAL = 1  # prctl's number for it
 
 
 class Launcher(Protocol):
-    """Who starts runs. `poll` is None while a run goes on, then its exit code and the last words of
-    its output."""
+    """Starts runs. `poll` returns None while a run is running, then its exit code and the last line
+    of its output."""
 
     room: int
 
@@ -41,7 +41,7 @@ def work_off(
     launcher: Launcher,
     look: Callable[[Sequence[Job], bool], None],
 ) -> None:
-    """Run `jobs` of `every`. look(running, something changed): called after every look at them."""
+    """Run `jobs` of `every`. look(running, whether something changed): called after every poll."""
     waiting, running = list(jobs), dict[str, tuple[Job, Any]]()
     try:
         with terminated():
@@ -60,7 +60,7 @@ def work_off(
                     ended = launcher.poll(handle)
                     if ended is not None:
                         del running[job.name]
-                        write_down(folder, job, *ended)
+                        record_failure(folder, job, *ended)
                         write_results(folder, every)
                         changed = True
                 look([job for job, _ in running.values()], changed)
@@ -70,13 +70,13 @@ def work_off(
         for _, handle in running.values():
             launcher.stop(handle)
         while any(launcher.poll(handle) is None for _, handle in running.values()):
-            time.sleep(EVERY)  # they save what they have
+            time.sleep(EVERY)  # they write a checkpoint
         write_results(folder, every)
         raise
 
 
 def drop_orphans(waiting: list[Job], running: Sequence[str], folder: Folder) -> None:
-    """What starts from a run that failed fails too."""
+    """Fail the runs that start from a failed one."""
     alive = {job.name for job in waiting} | set(running)
     for job in list(waiting):
         if job.before is not None and waits(job, folder) and job.before.name not in alive:
@@ -84,20 +84,20 @@ def drop_orphans(waiting: list[Job], running: Sequence[str], folder: Folder) -> 
             folder.fail(job, f"the run that it starts from, {job.before.name}, failed")
 
 
-def write_down(folder: Folder, job: Job, code: int, said: str) -> None:
-    """A run has ended: write down why, if it failed."""
+def record_failure(folder: Folder, job: Job, code: int, last: str) -> None:
+    """Record why a run failed, unless it did so itself; last: the last line of its output."""
     if code != 0 and not folder.why(job):
-        if code < 0:  # it could not say why itself
+        if code < 0:
             folder.fail(
-                job, f"it was ended by signal {-code}" + (f", after: {said}" if said else "")
+                job, f"it was ended by signal {-code}" + (f", after: {last}" if last else "")
             )
         else:
-            folder.fail(job, said or f"it ended with code {code}")
+            folder.fail(job, last or f"it ended with code {code}")
 
 
 @contextlib.contextmanager
 def terminated() -> Iterator[None]:
-    """SIGTERM is as Ctrl-C inside."""
+    """Inside, SIGTERM raises KeyboardInterrupt like Ctrl-C."""
 
     def stop(number: int, frame: Any) -> None:
         raise KeyboardInterrupt
@@ -114,7 +114,7 @@ def terminated() -> Iterator[None]:
 
 
 def last_line(text: str) -> str:
-    """The last line that says something.
+    """The last line that is not empty.
 
     >>> last_line("one\\nfedjax-sim: no such file\\n\\n")
     'no such file'
@@ -124,8 +124,8 @@ def last_line(text: str) -> str:
 
 
 def command(folder: Folder, log: str = "", imports: Sequence[str] = ()) -> list[str]:
-    """The process that does one run of a folder; the number of the run is put behind it."""
-    files = [word for path in imports for word in ("--import", path)]
+    """The command of a process for one run, to which the number of the run is appended."""
+    files = [argument for path in imports for argument in ("--import", path)]
     place = folder.path.resolve()
     start = [sys.executable, "-m", "fedjax_sim", "sweep", str(place / folder.file.name)]
     return [*start, "--out", str(place), *(["--log", log] if log else []), *files, "--task"]
@@ -137,11 +137,9 @@ def child_environment() -> dict[str, str]:
 
 
 def end_with_parent() -> None:
-    """In a run: be killed when the one who started it is gone, as after kill -9 of a sweep; Linux
-    only.
+    """In a run: be killed when the parent process ends, as after kill -9 of a sweep; Linux only.
 
-    Otherwise it would go on unseen, and hold the lock that the next `sweep` needs; that one goes on
-    from its checkpoint.
+    Otherwise the run would continue unnoticed and keep the lock that the next `sweep` needs.
     """
     parent = os.environ.pop(PARENT, "")
     if parent and sys.platform == "linux":
@@ -151,20 +149,16 @@ def end_with_parent() -> None:
 
 
 def task(command: Sequence[str], log: str) -> tuple[int, str]:
-    """One run as a process, to its end; its output goes to a file. Interrupted, it lets the run
-    save what it has."""
+    """Run one process to its end, with its output in a file; an interrupt lets it write a
+    checkpoint."""
     with open(log, "w", encoding="utf-8") as file:
         process = subprocess.Popen(
             command, stdout=file, stderr=subprocess.STDOUT, env=child_environment()
         )
         try:
             while (code := process.poll()) is None:
-                time.sleep(
-                    EVERY
-                    # not in one long wait: an interrupt that a cluster sends is only seen between
-                    # two steps
-                )
-        except BaseException:  # KeyboardInterrupt, or what a cluster cancels its tasks with
+                time.sleep(EVERY)  # an interrupt from a cluster is only seen between two sleeps
+        except BaseException:  # KeyboardInterrupt, or a cluster's cancellation
             process.terminate()
             process.wait()
             raise

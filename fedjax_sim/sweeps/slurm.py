@@ -1,5 +1,4 @@
-"""Runs as tasks of a SLURM array job: the script is written beside the runs and submitted; results
-are in the folder."""
+"""Runs as tasks of a SLURM array job: the script is written into the folder and submitted."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ from fedjax_sim.sweeps.plan import Job
 
 
 def ranges(numbers: Sequence[int]) -> str:
-    """Ascending numbers as SLURM writes them.
+    """Ascending numbers in SLURM's notation.
 
     >>> ranges([0, 1, 2, 5, 7, 8])
     '0-2,5,7-8'
@@ -35,7 +34,7 @@ def ranges(numbers: Sequence[int]) -> str:
 def script(
     jobs: Sequence[Job], folder: Folder, command: Sequence[str], workers: int, options: str
 ) -> str:
-    """The array job: one task per run. command: that of a task, its number last."""
+    """The script of the array job. command: that of a task, without its number."""
     most = f"%{workers}" if workers else ""
     logs = folder.path.resolve() / "logs"
     lines = [
@@ -44,7 +43,7 @@ def script(
         f"#SBATCH --array={ranges([job.index for job in jobs])}{most}",
         f"#SBATCH --chdir={shlex.quote(os.getcwd())}",
         f"#SBATCH --output={shlex.quote(str(logs / 'slurm-%A_%a.txt'))}",
-        "#SBATCH --signal=B:TERM@120",  # two minutes before the end of its time a run saves itself
+        "#SBATCH --signal=B:TERM@120",  # a run saves itself two minutes before its time limit
         *(f"#SBATCH {option}" for option in separate(options)),
         f'exec {shlex.join(command)} "$SLURM_ARRAY_TASK_ID"',
     ]
@@ -62,11 +61,11 @@ def separate(options: str) -> list[str]:
     except ValueError as problem:
         raise UserError(f"--slurm '{options}' cannot be read: {problem}") from None
     out: list[str] = []
-    for word in found:
-        if word.startswith("-") or not out:
-            out.append(shlex.quote(word))
+    for argument in found:
+        if argument.startswith("-") or not out:
+            out.append(shlex.quote(argument))
         else:
-            out[-1] += " " + shlex.quote(word)
+            out[-1] += " " + shlex.quote(argument)
     if out and not out[0].startswith("-"):
         raise UserError(
             f"--slurm '{options}' cannot be read; use options of sbatch, e.g. --slurm"
@@ -78,15 +77,15 @@ def separate(options: str) -> list[str]:
 def submit(
     jobs: Sequence[Job], folder: Folder, command: Sequence[str], workers: int, options: str
 ) -> tuple[pathlib.Path, str]:
-    """Write and submit the job -> (the script, the number of the job)."""
+    """Write and submit the job; returns (the script, the number of the job)."""
     file = folder.path / "sweep.sbatch"
     (folder.path / "logs").mkdir(parents=True, exist_ok=True)
     write_bytes(file, script(jobs, folder, command, workers, options).encode())
     tool = shutil.which("sbatch")
     if tool is None:
         raise UserError(
-            f"--launcher slurm needs sbatch, which is not here; the script is '{file}', to be"
-            " submitted where it is"
+            f"--launcher slurm needs sbatch, which this machine does not have; submit '{file}' on"
+            " one that has"
         )
     done = subprocess.run([tool, str(file)], capture_output=True, text=True)
     if done.returncode:

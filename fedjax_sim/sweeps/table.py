@@ -1,5 +1,5 @@
-"""What people see of a sweep: one live table on a terminal, a line per event elsewhere, and the
-results at the end."""
+"""The output of a sweep: a live table on a terminal, a line per event elsewhere, and the results at
+the end."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ MOST_ROWS = 20
 
 
 class Table:
-    """Called with the running jobs after every look at them."""
+    """Shows progress; called with the running jobs after every poll."""
 
     def __init__(
-        self, jobs: Sequence[Job], folder: Folder, quiet: bool = False, programs: bool = False
+        self, jobs: Sequence[Job], folder: Folder, quiet: bool = False, json: bool = False
     ):
-        self.jobs, self.folder, self.quiet, self.programs = jobs, folder, quiet, programs
-        self.live = sys.stderr.isatty() and not programs
+        self.jobs, self.folder, self.quiet, self.json = jobs, folder, quiet, json
+        self.live = sys.stderr.isatty() and not json
         self.lines = 0
         self.began = time.monotonic()
         self.status: dict[str, str] = {}
         self.first_done = sum(folder.status(job) == DONE for job in jobs)
 
     def __call__(self, running: Sequence[Job], changed: bool) -> None:
-        if (self.quiet and not self.programs) or (not changed and not self.live):
+        if (self.quiet and not self.json) or (not changed and not self.live):
             return
         now = {
             job.name: "running" if job in running else self.folder.status(job) for job in self.jobs
@@ -42,8 +42,8 @@ class Table:
                 if now[job.name] != self.status.get(
                     job.name, now[job.name] if now[job.name] != "running" else ""
                 ):
-                    if self.programs:
-                        tell(now[job.name], run=job.name, why=self.folder.why(job) or None)
+                    if self.json:
+                        emit(now[job.name], run=job.name, why=self.folder.why(job) or None)
                     else:
                         print(self.event(job, now), file=sys.stderr, flush=True)
         self.status = now
@@ -87,12 +87,12 @@ class Table:
         self.lines = len(lines)
 
 
-def tell(event: str, **facts: Any) -> None:
+def emit(event: str, **facts: Any) -> None:
     print(json_line(event, **facts), flush=True)
 
 
 def results(jobs: Sequence[Job], folder: Folder) -> str:
-    """Mean ± std of everything that has ended, and a sentence for everything that failed."""
+    """Mean ± std of the runs that have ended, and why the others failed."""
     from fedjax_sim.report import tables
     from fedjax_sim.report.groups import grouped
     from fedjax_sim.report.runs import load_runs

@@ -1,5 +1,5 @@
 """Runs of a folder in this process, one after another. Another process with the same command takes
-other runs; what one of them has begun and left is resumed."""
+other runs; unfinished runs are resumed."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ from fedjax_sim.papers.reading import load_profile
 from fedjax_sim.runner.facts import facts
 from fedjax_sim.runner.files import InUse, Lock, write_json
 from fedjax_sim.runner.many import Federations, ready, run_all
+from fedjax_sim.runner.prepare import Setup
 from fedjax_sim.runner.profile import stage_seconds
 from fedjax_sim.sweeps.folder import DONE, FAILED, Folder, started
 from fedjax_sim.sweeps.plan import Job
 
-EVERY = 5.0  # seconds between two looks at what other processes do
+EVERY = 5.0  # seconds between two checks of other processes
 REPEATS = 3  # of a profile
 
 
 class Shared(Folder):
-    """A folder whose runs several processes may do: claims/NAME while one is at it. Runs may also
-    be profiles."""
+    """A folder that several processes may share: claims/NAME is locked by the one that does a run.
+    Runs may also be profiles."""
 
     def summary(self, job: Job) -> dict[str, Any]:
         if job.kind != "profile":
@@ -34,7 +35,7 @@ class Shared(Folder):
 
     @contextlib.contextmanager
     def claimed(self, job: Job) -> Iterator[bool]:
-        """Whether this process may do it; nobody else does as long."""
+        """Claim a run; False if another process has it."""
         place = self.path / "claims" / job.name
         place.mkdir(parents=True, exist_ok=True)
         lock = Lock(place)
@@ -52,9 +53,9 @@ class Shared(Folder):
 
 
 class Worker:
-    """Does one run after another; keeps the data as long as the next run has the same.
+    """Does one run after another; keeps the data while the next run has the same.
 
-    say: where remarks go; more: progress and sinks, see `driver.drive`.
+    say: called with messages; more: progress and sinks, see `driver.drive`.
     """
 
     def __init__(self, folder: Folder, say: Callable[[str], None], **more: Any):
@@ -72,10 +73,10 @@ class Worker:
             write_profile(setup, self.folder.run(job))
         else:
             run_all([setup], 1, self.folder.run(job), say=self.say, **self.more)
-            self.folder.finish(job)  # not before: another configuration there is refused
+            self.folder.finish(job)  # only now: `run_all` refuses another configuration
 
     def attempt(self, job: Job) -> None:
-        """A run that fails is written down, and the others go on."""
+        """Do a run; record an expected failure, so that the others continue."""
         try:
             self.folder.clear_failure(job)
             self.do(job)
@@ -87,14 +88,14 @@ class Worker:
             self.say(f"{job.name} failed: {sentence}")
 
 
-def write_profile(setup: Any, place: pathlib.Path) -> None:
-    """profile.json: seconds of the parts of a round, and bytes per client."""
-    sizes, several = facts(setup), setup.participation.high
+def write_profile(setup: Setup, place: pathlib.Path) -> None:
+    """Write profile.json: seconds of the stages of a round, and bytes per client."""
+    sizes, cohort = facts(setup), setup.participation.high
     record = dict(
         method=setup.experiment.method.name,
         config=setup.experiment.flat(),
         seconds=stage_seconds(setup, REPEATS),
-        bytes={way: sizes[way] / several for way in ("down", "up")},
+        bytes={way: sizes[way] / cohort for way in ("down", "up")},
     )
     place.mkdir(parents=True, exist_ok=True)
     write_json(place / "profile.json", record)
@@ -107,8 +108,8 @@ def work_here(
     look: Callable[[Sequence[Job], bool], None] = lambda running, changed: None,
     **more: Any,
 ) -> None:
-    """All runs that have not ended, as far as no other process is at them; what others begin here
-    is waited for where a run of ours starts from it. look: as in `queue.work_off`."""
+    """Do all runs that have not ended and that no other process does; wait for others' runs if ours
+    start from them. look: as in `queue.work_off`."""
     worker, waiting = Worker(folder, say, **more), [j for j in jobs if folder.status(j) != DONE]
     tried: set[str] = set()
     say(f"{len(jobs)} runs in '{folder.path}', {len(jobs) - len(waiting)} of them have ended")
@@ -143,4 +144,4 @@ def work_here(
         elif not moved:
             break
     if waiting := [j for j in waiting if folder.status(j) not in (DONE, FAILED)]:
-        say(f"{len(waiting)} runs are with another process")
+        say(f"another process does the other {len(waiting)} runs")

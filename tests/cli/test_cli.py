@@ -276,7 +276,7 @@ def test_damaged_initial_weights(capsys, tmp_path):
 
 def test_output_directory_that_cannot_be_made(capsys, tmp_path):
     (tmp_path / "file").write_text("mine")
-    assert "cannot be made" in refused(
+    assert "cannot be created" in refused(
         capsys, "run", "fedavg", *SMALL, "--rounds", "1", "--out", "file/run"
     )
     assert (tmp_path / "file").read_text() == "mine"

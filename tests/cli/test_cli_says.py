@@ -177,7 +177,7 @@ def test_the_estimated_peak_counts_runtime_and_program(capsys):
     ("method", "model"), [("fedavg", "lenet5"), ("ditto", "cnn4"), ("fedavg", "mlp")]
 )
 def test_the_estimated_arrays_are_those_of_the_compiler(method, model):
-    """State and data are the program's arguments; a training lane is most of its scratch memory."""
+    """State and data are the program's arguments; training a client is most of its scratch."""
     import jax.numpy as jnp
     import numpy as np
 
@@ -197,7 +197,7 @@ def test_the_estimated_arrays_are_those_of_the_compiler(method, model):
     assert estimated["state"] + estimated["data"] == pytest.approx(
         analysis.argument_size_in_bytes, rel=0.15
     )
-    assert estimated["lane"] == pytest.approx(
+    assert estimated["training"] == pytest.approx(
         analysis.temp_size_in_bytes, rel=0.2 if model != "mlp" else 1.5
     )
 
@@ -281,7 +281,7 @@ def test_client_figures_say_which_rows_they_stand_on(tmp_path, capsys):
     assert f"client mean (%; val, {rows['least']}–{rows['most']} rows)" in tables.markdown(groups)
     assert (
         curves.title_of("client_mean", groups)
-        == f"clients, each with the model that it uses, mean ({text})"
+        == f"clients, each with the model it predicts with, mean ({text})"
     )
 
 

@@ -442,10 +442,7 @@ def test_a_run_that_another_process_has_begun_is_not_begun_again(capsys):
     assert {p.name: p.read_bytes() for p in directory.iterdir()} == before
     begun.lock.release()
     assert main(task) == 0 and (directory / "mine.txt").read_text() == "mine"
-    assert (
-        "had no checkpoint yet and begins again; removed what it had: config.json"
-        in capsys.readouterr().err
-    )
+    assert "had no checkpoint yet and starts over; removed: config.json" in capsys.readouterr().err
 
 
 def test_a_task_leaves_a_finished_run_without_checkpoints_alone(capsys):
@@ -457,7 +454,7 @@ def test_a_task_leaves_a_finished_run_without_checkpoints_alone(capsys):
     shutil.rmtree(run / "checkpoints")
     (run / "summary.json").unlink()
     before = {p.name: p.read_bytes() for p in run.iterdir()}
-    assert "it is left as it is" in refused(capsys, *task)
+    assert "it is left unchanged" in refused(capsys, *task)
     assert {p.name: p.read_bytes() for p in run.iterdir()} == before
 
 

@@ -62,7 +62,7 @@ def test_rows_and_columns_are_two_settings(capsys):
     assert "unknown setting in --pivot 'lrr' (did you mean 'lr'?)" in refused(
         capsys, "sweep", str(file), "--out", "s", "--gather", "--pivot", "method,lrr"
     )
-    assert "names no rows and columns" in refused(
+    assert "does not name rows and columns" in refused(
         capsys, "sweep", str(file), "--out", "s", "--pivot", "method"
     )
     assert "it needs --pivot" in refused(
@@ -131,7 +131,7 @@ def test_a_run_starts_from_another_one(capsys):
         ),
         (
             'methods = ["fedavg:start_from=@first"]\n[before.first]\nmethod = "fedprox"',
-            "hands nothing over by itself",
+            "has no default parts to start from",
         ),
         ('methods = ["fedavg"]\n[before.first]\nrounds = 2', "[before.first] needs a method"),
         (

@@ -294,11 +294,11 @@ def test_refusals_are_a_sentence(monkeypatch):
     for settings, words in (
         (
             dict(activations="bfloat16", dtype="float64"),
-            "activations bfloat16 do not go with dtype float64",
+            "activations bfloat16 does not go with dtype float64",
         ),
         (
             dict(activations="float32", dtype="float64"),
-            "activations float32 do not go with dtype float64",
+            "activations float32 does not go with dtype float64",
         ),
         (dict(activations="float16"), "allowed: auto, bfloat16, float32"),
         (dict(activations="bfloat16", model=Own()), "models known by name"),

@@ -533,7 +533,7 @@ def test_its_own_rate_unless_the_run_names_one(tmp_path, capsys):
     )  # as it is shipped
     captured = capsys.readouterr()
     assert (
-        "fedpam: momentum 0.5 is the method's own (--momentum names another)"
+        "fedpam: momentum 0.5 is the method's default (--momentum sets another)"
         in captured.out + captured.err
     )
     with (tmp_path / "a" / "rounds.csv").open(newline="") as file:

@@ -152,7 +152,7 @@ def test_a_dead_or_blind_controller_is_said_once(caplog):
     from fedjax_sim.runner.recorder import Recorder
 
     recorder = Recorder.__new__(Recorder)  # what `add_rounds` needs, without a simulation
-    recorder.rounds, recorder.clients, recorder.said = [], {}, set()
+    recorder.rounds, recorder.clients, recorder.warned = [], {}, set()
     recorder.wire = floats_on_wire((5,))
     simulation = types.SimpleNamespace(method=make_method("fedpolicy"))
     recorder.setup = types.SimpleNamespace(

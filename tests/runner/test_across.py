@@ -52,7 +52,7 @@ def test_federations_are_functions_of_their_number():
 def test_words_that_are_refused():
     for text, said in (
         ("clients:0..5", "clients '0..5'"),
-        ("alpha:1", "unknown word of over 'alpha'"),
+        ("alpha:1", "unknown option of over 'alpha'"),
         ("participation:0.5..2", "participation 2"),
         ("population:2", "population 2"),
         ("generations:x", "generations 'x'"),
@@ -186,3 +186,16 @@ def test_a_selection_is_trained_alike(tmp_path):
     kept = result.state.server.mine.agent.parameters
     np.testing.assert_array_equal(kept, np.float32(found["parameters"]))
     shutil.rmtree(tmp_path / "checkpoints")
+
+
+@pytest.mark.parametrize("values", [[1.0, 2.5], [0.3, -0.2, 0.8, 1.1, 0.4]])
+def test_the_interval_is_students(values):
+    """With few federations the quantile of the normal distribution is far too small."""
+    from scipy.stats import ttest_1samp
+
+    found = evolve.interval(np.array(values))
+    low, high = ttest_1samp(values, 0).confidence_interval(0.95)
+    np.testing.assert_allclose(
+        [found["mean"] - found["half"], found["mean"] + found["half"]], [low, high]
+    )
+    assert np.isnan(evolve.interval(np.array([1.0]))["half"])

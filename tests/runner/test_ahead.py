@@ -50,10 +50,7 @@ def stand_in(monkeypatch):
             ["--dry-run", "--device", "v5e:big"],
             "topology 'big' of device 'v5e:big' cannot be read; use v5e:2x2",
         ),
-        (
-            ["--device", "v5e"],
-            "--device is asked with --dry-run; a run takes the devices that JAX sees",
-        ),
+        (["--device", "v5e"], "--device needs --dry-run; a run uses the devices that JAX finds"),
         (
             ["--dry-run", "--device", "v5e", "--devices", "2"],
             "devices 2 does not fit device 'v5e', which is 1",
@@ -64,7 +61,7 @@ def stand_in(monkeypatch):
         ),
         (
             ["--dry-run", "--device", "v5e", "--vmap", "lr=0.1,0.2"],
-            "--device is about one run, not several side by side",
+            "--device is for one run, not several side by side",
         ),
     ],
 )
@@ -169,11 +166,11 @@ def test_fits_from_the_compilers_account(stand_in, name):
     assert found["fits"] and found["memory"] == DEVICES["v5e"].memory
     assert (
         found["needed"]
-        == found["arguments"] + found["scratch"] + found["results"] - found["given_away"]
+        == found["arguments"] + found["scratch"] + found["results"] - found["donated"]
     )
     many, stored = found["devices"], accelerators.state_like(setup.simulation, setup.net)
     state_bytes = tree_bytes(stored._replace(clients=())) + tree_bytes(stored.clients) // many
-    assert found["given_away"] == state_bytes  # the whole state, and nothing else
+    assert found["donated"] == state_bytes  # the whole state, and nothing else
     data = tree_bytes(jax.eval_shape(lambda d: d, setup.simulation.data))
     assert state_bytes + 0.9 * data <= found["arguments"] <= state_bytes + data + 64
 

@@ -226,9 +226,7 @@ def test_another_runs_directory_is_not_taken_for_this_one(swept, tmp_path, capsy
     (tmp_path / "other.toml").write_text(SWEEP + "lr = 0.5\n")
     command[1] = str(tmp_path / "other.toml")
     assert main(command) == 1
-    assert (
-        capsys.readouterr().out.count("has not been run with the settings of this sweep file") == 2
-    )
+    assert capsys.readouterr().out.count("was not run with the settings of this sweep file") == 2
     assert main([*command[:-1], "--task", "1", "--quiet"]) == 2
     assert "holds another configuration" in capsys.readouterr().err
 

@@ -144,5 +144,5 @@ def test_mistakes_are_one_sentence(runs, capsys, tmp_path):
         capsys, "run", "fedavg", *SMALL, "--init", "cut.msgpack"
     )
     np.savez("plain.npz", a=np.zeros(2))
-    with pytest.raises(fs.UserError, match="says nothing about itself"):
+    with pytest.raises(fs.UserError, match="has no description of the model"):
         fs.load_model("plain.npz")

@@ -184,13 +184,13 @@ def test_what_is_printed_goes_on_with_everything(tmp_path, command, monkeypatch)
     assert all((out / place / "summary.json").exists() for place in places)
 
 
-def test_aside_hands_over_results_and_failures():
-    assert interrupts.aside(lambda: 3) == 3
+def test_in_thread_returns_results_and_raises_failures():
+    assert interrupts.in_thread(lambda: 3) == 3
     with pytest.raises(KeyError):
-        interrupts.aside(lambda: {}["a"])
+        interrupts.in_thread(lambda: {}["a"])
     with pytest.raises(SystemExit) as caught, interrupts.guard():
         os.kill(os.getpid(), signal.SIGTERM)
-        interrupts.aside(lambda: time.sleep(1))
+        interrupts.in_thread(lambda: time.sleep(1))
     assert caught.value.code == 143
 
 
@@ -204,7 +204,7 @@ def test_the_program_ends_while_native_code_runs_on(tmp_path):
         "threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGTERM)).start()\n"
         "with interrupts.guard():\n"
         "    try:\n"
-        "        interrupts.aside(lambda: ctypes.CDLL(None).sleep(60))\n"
+        "        interrupts.in_thread(lambda: ctypes.CDLL(None).sleep(60))\n"
         "    finally:\n"
         "        print('said')\n"
     )
@@ -273,6 +273,4 @@ def test_a_second_signal_ends_native_code_at_once():
         _, err = process.communicate(timeout=30)
     finally:
         process.kill()
-    assert (
-        process.returncode == 130 and "once more to stop at once" in err and "Traceback" not in err
-    )
+    assert process.returncode == 130 and "repeat to stop at once" in err and "Traceback" not in err

@@ -22,7 +22,7 @@ from fedjax_sim.runner.figures import (
     rounds_to,
     summary_figures,
 )
-from fedjax_sim.runner.files import number, read_csv, write_csv
+from fedjax_sim.runner.files import csv_bytes, csv_rows, number
 from fedjax_sim.runner.recorder import Recorder
 
 METRICS = make_metrics((), 3)
@@ -164,11 +164,11 @@ def test_numbers_survive_the_csv(tmp_path):
         True,
     ]
     rows = [{"a": number(v)} for v in values]
-    write_csv(tmp_path / "t.csv", ["a"], rows)
+    stored = csv_bytes(["a"], rows)
     value = lambda text: (
         math.nan if text == "" else int(text) if text.lstrip("-").isdigit() else float(text)
     )
-    again = [{"a": number(value(r["a"]))} for r in read_csv(tmp_path / "t.csv")]
+    again = [{"a": number(value(r["a"]))} for r in csv_rows(stored)]
     assert again == rows
     assert number(2**60) == str(2**60) and number(-0.0) == "0" and number(math.nan) == ""
 

@@ -353,7 +353,7 @@ def test_places_where_nothing_can_be_written(cut, tmp_path, monkeypatch, capsys)
     (tmp_path / "file").touch()
     refused(
         lambda: run("fedavg", tiny.federation(), out=tmp_path / "file" / "x", rounds=1, **HALF),
-        "cannot be made",
+        "cannot be created",
     )
 
     real = os.open
@@ -535,10 +535,10 @@ def test_an_extension_says_what_it_changes(tmp_path):
     run("fedavg", tiny.federation(), out=tmp_path / "a", rounds=2, schedule="cosine", **HALF)
     resume(tmp_path / "a", 3, fed=tiny.federation(), say=said.append)
     assert (
-        "2 rounds were planned and it goes on to 3" in said[0]
-        and "stays laid over 2 rounds" in said[0]
+        "2 rounds were planned and it continues to 3" in said[0]
+        and "the schedule of the learning rate still spans 2" in said[0]
     )
     said.clear()
     run("fedpolicy", tiny.federation(), out=tmp_path / "b", rounds=1, **HALF)
     resume(tmp_path / "b", 2, fed=tiny.federation(), say=said.append)
-    assert "refers to 2 from here on" in said[0]
+    assert "refer to 2 rounds from here on" in said[0]

@@ -319,7 +319,7 @@ def test_compiling_is_not_silent(monkeypatch, capsys, wanted, lines):
     quiet, never."""
 
     compilation.forget()
-    monkeypatch.setattr(compilation.interrupts, "aside", Clock([0.1, 5, 11, 12, 19, 25, 30]))
+    monkeypatch.setattr(compilation.interrupts, "in_thread", Clock([0.1, 5, 11, 12, 19, 25, 30]))
     tiny_run = dict(
         model="mlp",
         model_options={"hidden": (3,)},

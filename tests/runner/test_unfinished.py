@@ -79,7 +79,7 @@ def test_killed_before_the_first_checkpoint(whole, tmp_path, where, again, capsy
     else:
         resume(out, fed=tiny.federation())
     err = capsys.readouterr().err
-    assert "had no checkpoint yet and begins again; removed what it had: config.json" in err
+    assert "had no checkpoint yet and starts over; removed: config.json" in err
     assert figures(out) == figures(whole) and (out / "notes.txt").read_text() == "mine"
     assert not [p for p in out.rglob("*") if p.name.startswith(".")]
 
@@ -129,7 +129,7 @@ def test_empty_directories_block_nobody(tmp_path, capsys):
         for name in ("run", "compare/fedavg", "python/fedprox")
     )
     (tmp_path / "new").mkdir()
-    assert "it is empty; repeat the command that made it" in refused(capsys, "resume", "new")
+    assert "it is empty; repeat the command that created it" in refused(capsys, "resume", "new")
     (tmp_path / "new" / "mine.txt").touch()
     for command in (["run", "fedavg"], ["compare", "fedavg", "fedprox"]):
         assert "exists already" in refused(capsys, *command, *SMALL, "--out", "new")
@@ -172,9 +172,7 @@ def test_compare_begins_an_unfinished_run_again_and_says_so(compared, tmp_path, 
     (run / "figures" / "a.png").write_text("drawn")
     assert main(["compare", "fedavg", "fedprox", *SMALL, *TWO, "--out", str(out)]) == 0
     said = capsys.readouterr().err
-    assert (
-        f"'{run}' had no checkpoint yet and begins again; removed what it had: config.json" in said
-    )
+    assert f"'{run}' had no checkpoint yet and starts over; removed: config.json" in said
     assert (run / "mine.txt").read_text() == "mine" and (
         run / "figures" / "a.png"
     ).read_text() == "drawn"

@@ -138,7 +138,7 @@ def test_each_value_goes_on_alone(tmp_path):
         ),
         ("mu", ["big", 1], {}, "fedprox.mu 'big' is not a number"),
         ("lr", [-1, 1], {}, "lr -1.0 is too small"),
-        ("momentum", [0, 0.9], {}, "momentum 0 is another program than the other values"),
+        ("momentum", [0, 0.9], {}, "momentum 0 needs another program than the other values"),
         ("lr", [0.1, "0.10"], {}, "lr=0.1,0.10 does not name two or more different values"),
         ("lr", [0.1, 0.2], dict(devices="2"), "--vmap runs on one device, not 2"),
         ("lr", [0.1, 0.2], dict(state_on="host"), "state-on host is not possible with --vmap"),

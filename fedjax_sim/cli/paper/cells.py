@@ -1,5 +1,5 @@
-"""From a published table to runs: every cell is a run per seed; cells that are the same run share
-it, over tables too."""
+"""From a published table to runs: every cell is a run per seed; equal runs are shared between cells
+and tables."""
 
 from __future__ import annotations
 
@@ -16,12 +16,8 @@ from fedjax_sim.papers.tables import Line, Paper, Table, papers
 from fedjax_sim.presets import preset
 from fedjax_sim.sweeps.plan import Job, as_text, digits_of, handed_over
 
-SHOWN_ASIDE = {
-    "data_dir",
-    "devices",
-    "chunk",
-    "eval_every",
-}  # of what differs from the paper's setting: not worth a word
+# differences from the paper's setting that are not mentioned
+NOT_MENTIONED = {"data_dir", "devices", "chunk", "eval_every"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,13 +25,13 @@ class Cell:
     row: Line
     col: Line
     reading: str
-    jobs: tuple[Job, ...] = ()  # a seed each; (): only a published figure
-    smaller: tuple[str, ...] = ()  # what differs from the published setting
+    jobs: tuple[Job, ...] = ()  # one per seed; (): only a published figure
+    smaller: tuple[str, ...] = ()  # differences from the published setting
 
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """What was asked for on the command line."""
+    """The options of the command line."""
 
     scale: str = "paper"
     rows: str = ""
@@ -48,7 +44,7 @@ class Choice:
 def merged(
     paper: Paper, table: Table | None, lines: Sequence[Line], scale: str, typed: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The settings of one cell, the later the stronger; `seeds` among them."""
+    """The settings of one cell, `seeds` included; later layers override earlier ones."""
     name = next(
         (line.preset for line in reversed(lines) if line.preset), table.preset if table else ""
     )
@@ -60,8 +56,7 @@ def merged(
 
 
 def planned(method: str, settings: Mapping[str, Any]) -> Experiment:
-    """The run in its plainest form, so that the same run has the same name however it was
-    described."""
+    """The run without redundant options, so that the same run always has the same name."""
     chosen = {
         name: value for name, value in settings.items() if name not in ("seeds", "start_from")
     }
@@ -114,20 +109,16 @@ class Planner:
         """The run that another one starts from: one of the paper's [before], or another cell of the
         same column (or row).
 
-        Of the same seed: weights that were trained from another initial model have nothing in
-        common with these.
+        It has the same seed, hence the same initial weights; others would not fit together.
         """
         if name.startswith("row ") and across is not None:
             line = self.line(name.removeprefix("row "))
             pair = (line, across) if self.table.rank == "rows" else (across, line)
             return self.run(line.method, self.settings(pair, self.table), seed, across)
         line = lookup(f"run before others in {self.paper.key}", name, self.paper.before)
-        typed = {
-            name: value for name, value in self.choice.typed.items() if name != "rounds"
-        }  # how long a table's runs are
-        return self.run(
-            line.method, merged(self.paper, None, [line], self.choice.scale, typed), seed, None
-        )
+        typed = {n: v for n, v in self.choice.typed.items() if n != "rounds"}  # those of the cells
+        settings = merged(self.paper, None, [line], self.choice.scale, typed)
+        return self.run(line.method, settings, seed, None)
 
     def line(self, key: str) -> Line:
         lines = self.table.rows if self.table.rank == "rows" else self.table.cols
@@ -143,17 +134,15 @@ class Planner:
         if not method:
             return Cell(row, col, reading)
         lookup("method", method, METHODS)
-        used, theirs = (
-            self.settings((row, col), self.table),
-            merged(self.paper, self.table, (row, col), "paper", {}),
-        )
+        used = self.settings((row, col), self.table)
+        published = merged(self.paper, self.table, (row, col), "paper", {})
         seeds = self.choice.seeds or int(used.get("seeds", self.table.seeds))
         across = col if self.table.rank == "rows" else row
         jobs = tuple(self.run(method, used, seed, across, self.table.kind) for seed in range(seeds))
-        return Cell(row, col, reading, jobs, tuple(differences(method, used, theirs)))
+        return Cell(row, col, reading, jobs, tuple(differences(method, used, published)))
 
     def cells(self) -> Iterator[Cell]:
-        """Column by column (or row by row): what shares its data comes together."""
+        """Column by column (or row by row), so that cells with the same data are neighbours."""
         rows, cols = self.table.chosen(self.choice.rows, self.choice.cols)
         pairs = (
             [(r, c) for c in cols for r in rows]
@@ -164,15 +153,17 @@ class Planner:
             yield self.cell(row, col)
 
 
-def differences(method: str, used: Mapping[str, Any], theirs: Mapping[str, Any]) -> Iterator[str]:
+def differences(
+    method: str, used: Mapping[str, Any], published: Mapping[str, Any]
+) -> Iterator[str]:
     """'rounds 100 (500)' for every setting that is not the published one."""
-    ours, published = scoped(method, used), scoped(method, theirs)
-    for name in dict.fromkeys([*ours, *published]):
+    ours, theirs = scoped(method, used), scoped(method, published)
+    for name in dict.fromkeys([*ours, *theirs]):
         owner = name.partition(".")[0]
-        mine, other = (as_text(s[name]) if name in s else "" for s in (ours, published))
+        mine, other = (as_text(s[name]) if name in s else "" for s in (ours, theirs))
         if (
             mine != other
-            and name not in SHOWN_ASIDE
+            and name not in NOT_MENTIONED
             and not (owner in METHODS and owner != method)
             and name != "seeds"
         ):
@@ -180,7 +171,7 @@ def differences(method: str, used: Mapping[str, Any], theirs: Mapping[str, Any])
 
 
 def jobs_in(cells: Sequence[Cell]) -> list[Job]:
-    """Every run once, those that others start from first."""
+    """Every run once; a run comes after the one that it starts from."""
     found: dict[str, Job] = {}
 
     def add(job: Job) -> None:

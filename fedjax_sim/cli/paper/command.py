@@ -17,8 +17,8 @@ def paper(args: argparse.Namespace) -> int:
 
 
 def listed(args: argparse.Namespace) -> int:
-    """Papers and their tables; of a table its rows and columns by the names that --rows and --cols
-    take."""
+    """Print papers and their tables; for a table its rows and columns as --rows and --cols take
+    them."""
     for text in args.tables or papers():
         if ":" in text:
             details(find(text))
@@ -47,7 +47,7 @@ def details(table: Table) -> None:
 
 
 def settings(args: argparse.Namespace) -> dict[str, Any]:
-    """What was typed for all runs."""
+    """The settings of all runs on the command line."""
     out = read_sets(args.sets, "rounds=50 or fedprox.mu=0.1", dotted=False)
     given = {name: getattr(args, name) for name in ("rounds", "data_dir", "devices", "chunk")}
     return out | {name: value for name, value in given.items() if value is not None}
@@ -62,26 +62,24 @@ def run(args: argparse.Namespace) -> int:
     lookup("scale", args.scale, dict.fromkeys(SCALES, ""))
     choice = Choice(args.scale, args.rows, args.cols, args.seeds, settings(args))
     plans = []
-    for name in args.tables:  # every mistake is said before anything runs
+    root = as_path(args.out) if args.out else pathlib.Path("runs") / "papers"
+    for name in args.tables:  # errors come before anything runs
         table = find(name)
-        folder = Shared(
-            (as_path(args.out) if args.out else pathlib.Path("runs") / "papers") / table.paper
-        )
-        plans.append((table, list(Planner(table, choice).cells()), folder))
+        plans.append((table, list(Planner(table, choice).cells()), Shared(root / table.paper)))
     failed = False
     if args.what == "run":
-        everything = [(job, folder) for _, cells, folder in plans for job in jobs_in(cells)]
+        jobs = [(job, folder) for _, cells, folder in plans for job in jobs_in(cells)]
         if args.dry_run:
-            for job, folder in everything:
+            for job, folder in jobs:
                 print(f"{job.name}  {folder.status(job)}  {job.experiment.training.rounds} rounds")
             return 0
-        if everything:
-            commands.start(everything[0][0].experiment)
+        if jobs:
+            commands.start(jobs[0][0].experiment)
         for _, cells, folder in plans:
             try:
                 work_here(jobs_in(cells), folder, **commands.output(args))
             except KeyboardInterrupt:
-                commands.note("interrupted; the same command goes on")
+                commands.note("interrupted; the same command resumes it")
                 raise
     for table, cells, folder in plans:
         show(table, choice, cells, folder, args.client)

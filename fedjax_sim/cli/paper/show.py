@@ -1,4 +1,4 @@
-"""What there is of a table: its pivot on the screen, as Markdown and as JSON; its figures."""
+"""The finished cells of a table: on the screen, as Markdown and as JSON; its figures."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from fedjax_sim.sweeps.work import Shared
 
 
 class Found:
-    """What runs have left, each read once."""
+    """The results of runs, each read once."""
 
     def __init__(self, folder: Shared):
         self.folder = folder
         self.read: dict[str, Any] = {}
 
     def of(self, job: Job) -> Any:
-        """A Run, as far as it is; a Profile; or None."""
+        """A Run, perhaps unfinished; a Profile; or None."""
         if job.name not in self.read:
             self.read[job.name] = self._load(job)
         return self.read[job.name]
@@ -40,19 +40,19 @@ class Found:
         try:
             return load_run(place)
         except UserError:
-            return None  # not begun, or before its first row
+            return None  # not started, or without a row
 
 
 def figure_of(table: Table, cell: Cell, found: Found) -> pivot.Cell:
-    there = [(job, s) for job in cell.jobs if (s := found.of(job)) is not None]
-    sources = [s for _, s in there]
+    finished = [(job, s) for job in cell.jobs if (s := found.of(job)) is not None]
+    sources = [s for _, s in finished]
     printed = table.published.get((cell.row.key, cell.col.key))
     kind, _ = reading.split(cell.reading)
     failed = next((job for job in cell.jobs if found.folder.status(job) == FAILED), None)
     rounds = tuple(int(s.rounds["round"][-1]) if isinstance(s, Run) else 0 for s in sources)
     return pivot.Cell(
         tuple(reading.value(cell.reading, s) for s in sources),
-        tuple(job.experiment.training.seed for job, _ in there),
+        tuple(job.experiment.training.seed for job, _ in finished),
         rounds,
         planned=cell.jobs[0].experiment.training.rounds if cell.jobs and table.kind == "run" else 0,
         published=printed.text + (f"±{printed.sd:g}" if printed.sd else "") if printed else "",
@@ -106,34 +106,21 @@ def capital(text: str) -> str:
 
 
 def labels_of(one: str, cells: Sequence[Cell], table: Table) -> str:
-    """The lines that are read in this way, shortly."""
+    """The labels of the columns (or rows) with this reading."""
     mine = [cell for cell in cells if cell.reading == one]
     by_col = all(cell.col.read == one for cell in mine)
-    return ", ".join(
-        dict.fromkeys(
-            (
-                cell.col
-                if by_col
-                else cell.row
-                if all(c.row.read == one for c in mine)
-                else cell.row
-                if table.rank == "rows"
-                else cell.col
-            ).label
-            for cell in mine
-        )
-    )
+    by_row = all(cell.row.read == one for cell in mine) or table.rank == "rows"
+    lines = [cell.row if by_row and not by_col else cell.col for cell in mine]
+    return ", ".join(dict.fromkeys(line.label for line in lines))
 
 
 def smaller_of(cells: Sequence[Cell]) -> list[str]:
-    """What is not as published, the published setting in brackets; everywhere, or in which
-    lines."""
+    """Notes on settings that differ from the published ones (in brackets), and in which lines."""
     real = [cell for cell in cells if cell.jobs]
     places: dict[tuple[str, ...], list[str]] = {}
     for text in dict.fromkeys(t for cell in real for t in cell.smaller):
-        places.setdefault(where([cell for cell in real if text in cell.smaller], real), []).append(
-            text
-        )
+        place = where([cell for cell in real if text in cell.smaller], real)
+        places.setdefault(place, []).append(text)
     name = lambda place: f" in {', '.join(place)}" if place else " in any cell"
     return [
         f"Not as published (in brackets){name(place)}: {', '.join(texts)}."
@@ -142,7 +129,7 @@ def smaller_of(cells: Sequence[Cell]) -> list[str]:
 
 
 def where(some: Sequence[Cell], every: Sequence[Cell]) -> tuple[str, ...]:
-    """The cells' columns, or rows, where they are all of these; () for all cells."""
+    """Labels of the columns or rows that these cells fill, else of the cells; () for all cells."""
     if len(some) == len(every):
         return ()
     for line in (lambda cell: cell.col, lambda cell: cell.row):
@@ -153,7 +140,7 @@ def where(some: Sequence[Cell], every: Sequence[Cell]) -> tuple[str, ...]:
 
 
 def also(table: Table, cells: Sequence[Cell], found: Found) -> list[dict[str, Any]]:
-    """The other readings of every cell, for the file."""
+    """The other readings of every cell, for the JSON file."""
     out = []
     for cell in cells:
         sources = [s for job in cell.jobs if (s := found.of(job)) is not None]
@@ -174,7 +161,7 @@ def runs_of(cells: Sequence[Cell]) -> list[dict[str, Any]]:
 
 
 def groups_of(cells: Sequence[Cell], found: Found) -> list[Group]:
-    """Shared as the figures know them: a panel per column, a colour per row."""
+    """The runs as groups for figures: a panel per column, a colour per row."""
     out = []
     for cell in cells:
         runs = tuple(s for job in cell.jobs if isinstance(s := found.of(job), Run))
@@ -189,7 +176,7 @@ def draw(
     groups = groups_of(cells, found)
     if not groups:
         raise UserError(
-            f"nothing of {table.name} is there yet; run it with: fedjax-sim paper run {table.name}"
+            f"{table.name} has no finished runs yet; run it with: fedjax-sim paper run {table.name}"
         )
     column = reading.split(table.read)[1][0] if table.read else ""
     written = []
@@ -216,7 +203,7 @@ def state_of(run: pathlib.Path, leaves: Sequence[str]) -> dict[str, Any]:
 def show(
     table: Table, choice: Choice, cells: Sequence[Cell], folder: Shared, client: int | None = None
 ) -> None:
-    """Print it, write TABLE-SCALE.md and .json, draw its figures."""
+    """Print a table, write TABLE-SCALE.md and .json, draw its figures."""
     found, stem = Found(folder), f"{table.key}-{choice.scale}"
     written: list[pathlib.Path] = []
     if table.draw:

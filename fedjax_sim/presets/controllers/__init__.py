@@ -1,6 +1,5 @@
-"""Controllers that were trained across federations and come with the package: `--start-from
-pretrained:NAME:agent`. Each is a small .npz: arrays by their names in a State, and `about`, the
-command that made it and what it won."""
+"""Controllers of the package, trained across federations: `--start-from pretrained:NAME:agent`.
+Each is a small .npz: arrays by their names in a State, and `about`: its command and scores."""
 
 from __future__ import annotations
 
@@ -27,6 +26,6 @@ def read(name: str) -> tuple[pathlib.Path, dict[str, np.ndarray]]:
 
 
 def about(name: str) -> dict[str, Any]:
-    """The command that made it, the federations it was trained on, what it won on others."""
+    """Its command, the federations it was trained on, its scores on others."""
     with np.load(lookup("pretrained controller", name, names()), allow_pickle=False) as file:
         return json.loads(str(file["about"]))

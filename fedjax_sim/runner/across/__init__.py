@@ -1,2 +1,2 @@
-"""Controllers trained across federations: what is drawn (`over`), the evolution strategy
-(`evolve`), what comes with the package (`pretrained`)."""
+"""Controllers trained across federations: random federations (`over`), the evolution strategy
+(`evolve`), controllers for the package (`pretrained`)."""

@@ -3,11 +3,11 @@ federations in one compiled program.
 
     return of a policy   mean over federations of  goal(policy) − goal(`full`), same draws
     goal                 a declared mixture, e.g. global=0.5+own=0.5
-    `full`               everything to everybody, at the rate and schedule that suit it best: both
-                         are tuned first, for the same goal, on federations of their own
+    `full`               everything to every client, at the rate and schedule that suit it best:
+                         both are tuned first, for the same goal, on other federations
 
 The policies run at that rate and schedule too. Every generation draws new federations. The state of
-the strategy is written after each; the same command again goes on from there.
+the strategy is written after each; the same command resumes from there.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from fedjax_sim.methods import make_method
 from fedjax_sim.options import shown
 from fedjax_sim.runner import checkpoint
 from fedjax_sim.runner.across.over import Facts, Over, draw_federation, parse_over
+from fedjax_sim.runner.figures import half_width
 from fedjax_sim.runner.files import npz_bytes, write_bytes, write_json
 from fedjax_sim.runner.prepare import prepare
 from fedjax_sim.runner.sinks import Steps
@@ -47,17 +48,17 @@ GOALS = ("global", "own", "worst", "bytes")
 TUNING, TRAINING, HELD_OUT = range(3)  # streams of federations
 
 
-# ---- what is asked for ---------------------------------------------------------------------------
+# ---- settings ------------------------------------------------------------------------------------
 @dataclasses.dataclass(frozen=True)
 class Search:
-    """Settings of the strategy; words of --over beside those of `Over`."""
+    """Settings of the strategy; options of --over beside those of `Over`."""
 
     generations: int = 40
     population: int = 24
-    federations: int = 16  # of a generation
+    federations: int = 16  # per generation
     tuning: int = 32  # federations on which `full` is tuned
     held_out: int = 64  # federations on which the result is scored
-    last: int = 5  # evaluations that a score is the mean of, two rounds apart
+    last: int = 5  # a score is the mean over so many evaluations, two rounds apart
     sigma: float = 0.3
     goal: str = "global=0.5+own=0.5"
     rates: str = "0.05|0.1|0.2|0.4|0.8"
@@ -69,7 +70,8 @@ class Search:
 
 
 def parse_goal(text: str) -> dict[str, float]:
-    """
+    """{score: its weight in the goal}.
+
     >>> parse_goal("global=0.7+own=0.3")
     {'global': 0.7, 'own': 0.3}
     >>> parse_goal("global")
@@ -77,7 +79,7 @@ def parse_goal(text: str) -> dict[str, float]:
     """
     found: dict[str, float] = {}
     for part in text.split("+"):
-        name, equals, weight = (word.strip() for word in part.partition("="))
+        name, equals, weight = (text.strip() for text in part.partition("="))
         if name not in GOALS:
             raise unknown("goal", shown(name), GOALS)
         try:
@@ -88,7 +90,7 @@ def parse_goal(text: str) -> dict[str, float]:
 
 
 def value_of(scores: Scores, mixture: dict[str, float]) -> Array:
-    """The goal; of bytes, less is better: the share of whole models that travelled."""
+    """The goal; bytes count negatively, as the share of whole models that were sent."""
     parts = {
         "global": scores.common,
         "own": scores.clients,
@@ -99,17 +101,17 @@ def value_of(scores: Scores, mixture: dict[str, float]) -> Array:
 
 
 def parse(text: str) -> tuple[Over, Search]:
-    """Words of --over, told apart."""
-    own = {one.name: one.type for one in dataclasses.fields(Search)}
+    """The options of --over, split into those of the federations and those of the search."""
+    types = {one.name: one.type for one in dataclasses.fields(Search)}
     found: dict[str, Any] = {}
     rest = []
     for part in filter(None, (part.strip() for part in text.split(","))):
-        name, _, value = (word.strip() for word in part.partition(":"))
-        if name not in own:
+        name, _, value = (text.strip() for text in part.partition(":"))
+        if name not in types:
             rest.append(part)
             continue
         try:
-            found[name] = {"int": int, "float": float, "str": str}[str(own[name])](value)
+            found[name] = {"int": int, "float": float, "str": str}[str(types[name])](value)
         except ValueError:
             raise UserError(f"over: {name} '{shown(value)}' is not a number") from None
         if not isinstance(found[name], str) and not found[name] > 0:
@@ -128,7 +130,7 @@ def parse(text: str) -> tuple[Over, Search]:
 
 # ---- federations and programs --------------------------------------------------------------------
 class Drawn(NamedTuple):
-    """Several federations: as the program reads them, their keys, what they are."""
+    """Several federations: arrays for the program, keys, and their settings."""
 
     draw: Draw
     keys: np.ndarray  # [F, 2]
@@ -137,14 +139,14 @@ class Drawn(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """A method on federations drawn at random; everything of one shape, so compiled once."""
+    """A method on federations drawn at random, padded to one shape, so that it is compiled once."""
 
     over: Over
     config: Experiment  # of every run
     length: Length
     seed: int = 0
     data_dir: str | None = None
-    shape: Over | None = None  # whose sizes it is padded to; None: its own
+    shape: Over | None = None  # the largest sizes, for padding; None: those of `over`
 
     @property
     def sizes(self) -> Over:
@@ -166,7 +168,7 @@ class Problem:
     def simulation(
         self, method: Method | None = None, layout: Layout | None = None, **changes: Any
     ) -> Simulation:
-        """The rounds of a method, the run's own unless another is given."""
+        """The simulation of a method, by default that of the configuration."""
         sizes: dict[str, Any] = dict(
             participation=f"{self.sizes.most_participants}/{self.sizes.most_clients}",
             rounds=self.length.rounds,
@@ -197,7 +199,7 @@ def rated(episode: Callable) -> Callable:
 
 
 class Baseline(NamedTuple):
-    """`full`, tuned."""
+    """`full` at the tuned rate and schedule."""
 
     lr: float
     schedule: str
@@ -211,8 +213,8 @@ def tune(
     method: Method | None = None,
     say: Callable[[str], None] = print,
 ) -> Baseline:
-    """The rate and schedule that a method does best with, for the goal; its agent, if it has one,
-    with the parameters that it begins with."""
+    """The best rate and schedule of a method for the goal; an agent keeps its initial
+    parameters."""
     rates = [float(rate) for rate in search.rates.split("|")]
     table: list[dict[str, Any]] = []
     for schedule in search.schedules.split("|"):
@@ -245,7 +247,7 @@ def strategy(population: int, size: int, sigma: float) -> tuple[Any, Any]:
 
 
 class Found(NamedTuple):
-    """Where a search is."""
+    """The progress of a search."""
 
     generation: int
     state: Any  # of the strategy
@@ -253,7 +255,7 @@ class Found(NamedTuple):
 
 
 def store(out: pathlib.Path, found: Found, settings: dict[str, Any]) -> None:
-    """The state of the strategy, as plain arrays; nothing is pickled."""
+    """Write the state of the strategy as plain arrays; nothing is pickled."""
     leaves = dict(
         zip(checkpoint.leaf_names(found.state), jax.tree.leaves(found.state), strict=True)
     )
@@ -264,7 +266,7 @@ def store(out: pathlib.Path, found: Found, settings: dict[str, Any]) -> None:
 
 
 def restore(out: pathlib.Path, fresh: Any, settings: dict[str, Any]) -> Found:
-    """What `store` wrote, or the start."""
+    """The search that `store` wrote, or a new one."""
     path = out / "search.npz"
     if not path.is_file():
         return Found(0, fresh, [])
@@ -290,7 +292,7 @@ class Trainer:
     search: Search
     baseline: Baseline
     parts: str = "agent.parameters"  # where in a State the policy's parameters go
-    mapped: bool = False  # policies choose the participants, so that these differ along the axis
+    mapped: bool = False  # whether policies choose the participants, which then differ per policy
 
     @functools.cached_property
     def simulation(self) -> Simulation:
@@ -298,7 +300,7 @@ class Trainer:
 
     @functools.cached_property
     def zeros(self) -> np.ndarray:
-        """[D] the policy that is `full`."""
+        """[D] the parameters of the policy that equals `full`."""
         sim = self.simulation
         state = jax.eval_shape(
             lambda d: episodes.blank_state(
@@ -310,7 +312,7 @@ class Trainer:
 
     @functools.cached_property
     def source(self) -> checkpoint.Parts | None:
-        """Another policy to start with, by --start-from."""
+        """The policy of --start-from."""
         given = self.problem.config.model.start_from
         return checkpoint.find_parts(given) if given else None
 
@@ -331,10 +333,10 @@ class Trainer:
         return jax.jit(episodes.each(episode, population=True))
 
     def gains(self, policies: Array, stream: int, first: int, number: int) -> tuple[Any, list]:
-        """([F, P] of every score minus that of `full`, what the federations were)."""
+        """(every score minus that of `full` [F, P], the settings of the federations)."""
         drawn = self.problem.draws(self.simulation, stream, first, number)
-        everyone = jnp.concatenate([jnp.asarray(self.zeros)[None], policies])
-        scores = self.program(everyone, drawn.draw, jnp.asarray(drawn.keys))
+        with_full = jnp.concatenate([jnp.asarray(self.zeros)[None], policies])
+        scores = self.program(with_full, drawn.draw, jnp.asarray(drawn.keys))
         return jax.tree.map(lambda a: np.asarray(a[:, 1:] - a[:, :1]), scores), drawn.facts
 
     def settings(self) -> dict[str, Any]:
@@ -344,7 +346,7 @@ class Trainer:
             "length": self.problem.length,
         }
         plain = {k: json.loads(json.dumps(dataclasses.asdict(v))) for k, v in records.items()}
-        del plain["search"]["generations"]  # a search may go on
+        del plain["search"]["generations"]  # a search may be extended
         hashed = self.problem.config.hash()
         rest = dict(seed=self.problem.seed, config=hashed, lr=self.baseline.lr)
         return {**plain, **rest, "start_from": self.source and self.source.fingerprint()}
@@ -360,11 +362,11 @@ class Trainer:
         steps = Steps("generation", found.generation, search.generations, say, bar)
         for g in range(found.generation, search.generations):
             began = time.perf_counter()
-            ask, tell = jax.random.split(jax.random.fold_in(key, g))
-            policies, state = evolution.ask(ask, found.state, numbers)
+            ask_key, tell_key = jax.random.split(jax.random.fold_in(key, g))
+            policies, state = evolution.ask(ask_key, found.state, numbers)
             gains, _ = self.gains(policies, TRAINING, g * search.federations, search.federations)
             value = np.nan_to_num(value_of(gains, search.mixture).mean(0), nan=-1.0)  # [P]
-            state, _ = evolution.tell(tell, policies, -jnp.asarray(value), state, numbers)
+            state, _ = evolution.tell(tell_key, policies, -jnp.asarray(value), state, numbers)
             seconds = time.perf_counter() - began
             runs = search.federations * (search.population + 1) * self.problem.length.rounds
             progress = dict(
@@ -384,11 +386,10 @@ class Trainer:
 
 
 def interval(differences: np.ndarray) -> dict[str, float]:
-    """Mean, half the width of the 95 % interval, and how many of them are above 0."""
-    number = len(differences)
-    half = 1.96 * differences.std(ddof=1) / math.sqrt(number) if number > 1 else math.nan
+    """Mean, half the width of its 95 % confidence interval, and how many are above 0."""
     better = int((differences > 0).sum())
-    return dict(mean=float(differences.mean()), half=float(half), better=better, of=number)
+    half = half_width(differences)
+    return dict(mean=float(differences.mean()), half=half, better=better, of=len(differences))
 
 
 def compared(gains: Scores, mixture: dict[str, float]) -> dict[str, dict[str, float]]:
@@ -400,7 +401,7 @@ def compared(gains: Scores, mixture: dict[str, float]) -> dict[str, dict[str, fl
 
 
 def bare_state(parts: str, parameters: np.ndarray) -> State:
-    """A State with nothing but a policy."""
+    """A State that holds only a policy."""
     top, _, rest = parts.partition(".")
     tree: Tree = jnp.asarray(parameters)
     for name in reversed(rest.split(".")):
@@ -409,12 +410,12 @@ def bare_state(parts: str, parameters: np.ndarray) -> State:
 
 
 def save_agent(out: pathlib.Path, parts: str, parameters: np.ndarray, config_hash: str) -> None:
-    """The controller as a checkpoint, for --start-from OUT:agent."""
+    """Write the controller as a checkpoint, for --start-from OUT:agent."""
     checkpoint.save(out / "checkpoints", bare_state(parts, parameters), config_hash)
 
 
 def where_it_evolves(config: Experiment) -> str:
-    """Where in a State the parameters of the policy are."""
+    """The path of the policy's parameters in a State."""
     method = transformed(
         make_method(config.method.name, **config.method.options), config.method.transforms
     )
@@ -435,19 +436,19 @@ def train_over(
 ) -> dict[str, Any]:
     """`fedjax-sim train METHOD --over TEXT`: tune `full`, search, score on held-out federations.
 
-    bar: the search draws one on the terminal, in place of a line per generation.
+    bar: show a progress bar instead of a line per generation.
     """
     over, search = parse(text)
     parts = where_it_evolves(config)
     length = Length(config.training.rounds, last=search.last)
     problem = Problem(over, config, length, config.training.seed, config.data.data_dir)
     out.mkdir(parents=True, exist_ok=True)
-    kept = out / "baseline.json"
-    if kept.is_file():
-        baseline = Baseline(**json.loads(kept.read_text()))
+    file = out / "baseline.json"
+    if file.is_file():
+        baseline = Baseline(**json.loads(file.read_text()))
     else:
         baseline = tune(problem, search, say=say)
-        write_json(kept, baseline._asdict())
+        write_json(file, baseline._asdict())
     trainer = Trainer(problem, search, baseline, parts, mapped=not parts.startswith("agent"))
     parameters = trainer.run(out, say, bar)
     gains, facts = trainer.gains(jnp.asarray(parameters)[None], HELD_OUT, 0, search.held_out)
@@ -464,7 +465,7 @@ def train_over(
     save_agent(out, parts, parameters, config.hash())
     goal = result["held_out"]["goal"]
     say(
-        f"on {search.held_out} federations never seen: {100 * goal['mean']:+.2f} ±"
+        f"on {search.held_out} unseen federations: {100 * goal['mean']:+.2f} ±"
         f" {100 * goal['half']:.2f} points of {search.goal} over the baseline"
         f" ({goal['better']} of {goal['of']} better)"
     )

@@ -4,12 +4,12 @@
     clients:A..B         N, log-uniform
     participation:A..B   share of the clients per round, log-uniform
     examples:A..B        examples per client on average, log-uniform; 15 % validate, 45 % test
-    data:NAME|NAME       one of them
-    pool:NAME|NAME       data sets that are stored, `data` among them (default: those)
-    side:S               images are made S x S and grey; 0: as they are
-    test:R, server_val:R rows that the server holds back
+    data:NAME|NAME       one of these data sets
+    pool:NAME|NAME       all data sets in memory, `data` among them (default: only those)
+    side:S               images are resized to S x S and made grey; 0: unchanged
+    test:R, server_val:R rows of the server for test and validation
 
-One number in place of A..B: always that. A draw is a function of (seed, number) alone.
+One number in place of A..B is a constant. A draw is a function of (seed, number) only.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from fedjax_sim.options import shown
 
 Range = tuple[float, float]
 FRACTIONS = {"val": 0.15, "test": 0.45}  # of every client's examples
-LARGEST = 4  # times the mean: a larger client keeps so many of its training examples
+LARGEST = 4  # times the mean: a client keeps at most so many training examples
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,12 +58,12 @@ class Over:
 
     @property
     def most_examples(self) -> int:
-        """Training examples of a client."""
+        """The most training examples of a client."""
         return math.ceil(LARGEST * self.examples[1])
 
 
 class Facts(NamedTuple):
-    """What was drawn."""
+    """The settings of a drawn federation."""
 
     data: str
     dirichlet: float
@@ -76,7 +76,8 @@ WHOLE = ("side", "test", "server_val")
 
 
 def parse_over(text: str) -> Over:
-    """
+    """The distribution that the text of --over describes.
+
     >>> parse_over("dirichlet:0.1..1, clients:20, data:digits|mnist").dirichlet
     (0.1, 1.0)
     >>> parse_over("clients:20..5")
@@ -87,11 +88,11 @@ def parse_over(text: str) -> Over:
     known = [one.name for one in dataclasses.fields(Over)]
     found: dict[str, Any] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
-        name, _, value = (word.strip() for word in part.partition(":"))
+        name, _, value = (piece.strip() for piece in part.partition(":"))
         if name not in known:
-            raise unknown("word of over", shown(name), known)
+            raise unknown("option of over", shown(name), known)
         if name in ("data", "pool"):
-            found[name] = tuple(word.strip() for word in value.split("|"))
+            found[name] = tuple(piece.strip() for piece in value.split("|"))
         else:
             found[name] = _whole(name, value) if name in WHOLE else _range(name, value)
     over = Over(**found)
@@ -129,8 +130,8 @@ def number_of(share: float, clients: int) -> int:
 
 
 class Part(NamedTuple):
-    """A data set inside a pool: its examples begin at `first`, `train` of them train, then `test`
-    test."""
+    """A data set inside a pool: from row `first` on, `train` training and then `test` test
+    examples."""
 
     first: int
     train: int
@@ -150,8 +151,8 @@ class Pool(NamedTuple):
 
 @functools.lru_cache(maxsize=4)
 def shared_pool(names: tuple[str, ...], side: int, data_dir: str | None) -> Pool:
-    """Examples of all the data sets, small and grey where a side is given."""
-    every: list[np.ndarray] = []
+    """Examples of all the data sets, resized and grey where a side is given."""
+    images: list[np.ndarray] = []
     labels, parts, first, classes = [], {}, 0, 0
     for name in names:
         data = load(name, data_dir)
@@ -159,22 +160,23 @@ def shared_pool(names: tuple[str, ...], side: int, data_dir: str | None) -> Pool
             raise UserError(f"over: data '{name}' are no images with one class each")
         x = np.concatenate([data.x_train, data.x_test])
         x = to_uint8(pooled(x.mean(-1, keepdims=True), side)) if side else x
-        if every and (x.shape[1:] != every[0].shape[1:] or x.dtype != every[0].dtype):
+        if images and (x.shape[1:] != images[0].shape[1:] or x.dtype != images[0].dtype):
             raise UserError(
                 f"over: images of '{name}' are {x.shape[1:]}, those of '{names[0]}'"
-                f" {every[0].shape[1:]}; side:8 makes all of them 8 x 8 and grey"
+                f" {images[0].shape[1:]}; side:8 makes all of them 8 x 8 and grey"
             )
         train, test = len(data.y_train), len(data.y_test)
         moments = channel_moments(x[:train], 1 / 255 if x.dtype == np.uint8 else 1.0)
         parts[name] = Part(first, train, test, *moments)
-        every.append(x)
+        images.append(x)
         labels += [data.y_train, data.y_test]
         first, classes = first + len(x), max(classes, data.classes)
-    return Pool(np.concatenate(every), np.concatenate(labels).astype(np.int32), classes, parts)
+    return Pool(np.concatenate(images), np.concatenate(labels).astype(np.int32), classes, parts)
 
 
 def pooled(x: np.ndarray, side: int) -> np.ndarray:
-    """[n, H, W, C] -> [n, side, side, C], means of squares; first made a multiple of `side`."""
+    """[n, H, W, C] -> [n, side, side, C] by means over squares; first resized to a multiple of
+    `side`."""
     even = -(-x.shape[1] // side) * side, -(-x.shape[2] // side) * side
     if even != x.shape[1:3]:
         x = resize_bilinear(x, *even)
@@ -202,9 +204,9 @@ def draw_federation(
     some = part.first + rng.permutation(part.train)[:wanted]
     validation, some = some[: over.server_val], some[over.server_val :]
     shares = partition(f"dirichlet:{alpha:.6g},min=4", pool.y[some], clients, rng)
-    splits = [split_client(some[own], FRACTIONS, rng) for own in shares]
+    splits = [split_client(some[share], FRACTIONS, rng) for share in shares]
     padded = {
-        split: pad_rows([own[split][: over.most_examples] for own in splits]) for split in splits[0]
+        split: pad_rows([one[split][: over.most_examples] for one in splits]) for split in splits[0]
     }
     tested = part.first + part.train + rng.permutation(part.test)[: over.test]
     at_server = {"test": tested.astype(np.int32), "val": validation.astype(np.int32)}

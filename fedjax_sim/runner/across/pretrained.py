@@ -1,4 +1,4 @@
-"""What `train --over` left, as a controller that comes with the package (`presets.controllers`)."""
+"""Pack the result of `train --over` as a controller of the package (`presets.controllers`)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ KEPT = ("over", "held_out")  # of result.json
 
 
 def pack(folder: pathlib.Path, path: pathlib.Path, command: str) -> None:
-    """Writes the policy of `folder` to `path`, with the command that made it and what it won."""
+    """Write the policy in `folder` to `path`, with its command and its scores."""
     result = json.loads((folder / "result.json").read_text())
     about = {"command": command, **{name: result[name] for name in KEPT}}
     about |= {name: result["baseline"][name] for name in ("lr", "schedule")}
