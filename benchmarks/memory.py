@@ -2,13 +2,14 @@
 
     python -m benchmarks.memory [--cases a,b,c] [--clients-a 10000] [--clients-b 200] [--json FILE]
 
-a  N = 10,000 stateless clients on cnn4 (32×32×3, a few examples each), 20 per round: nothing grows
-with N but data b  N = 200 clients on ResNet-18 that each keep a model (8.9 GB in all), 2 per round:
-no second copy of the state c  as b with the models on the host (`--state-on host`) and the cohort's
-rows sent to the device
+a  N = 10,000 stateless clients on cnn4 (32×32×3, a few examples each), 20 per round: nothing
+   grows with N but data
+b  N = 200 clients on ResNet-18 that each keep a model (8.9 GB in all), 2 per round: no second
+   copy of the state
+c  as b with the models on the host (`--state-on host`) and the cohort's rows sent to the device
 
-Must hold = state + data + training lanes, from shapes alone (`runner.facts`). Passed: peak ≤ state
-+ 4 GB. The excess is what the process grew by, beyond the state, after JAX had started and one
+Must hold = state + data + clients in training, from shapes alone (`runner.facts`). Passed: peak
+≤ state + 4 GB. The excess is what the process grew by, beyond the state, after JAX had started and one
 network was compiled and run (`baseline`): a second copy of the state anywhere would show there in
 full. `--checkpoint` also writes and reads a checkpoint.
 """
@@ -187,7 +188,7 @@ def row_of(case: dict[str, Any], setup: Any, stages: dict[str, dict[str, float]]
         **{name: case[name] for name in ("clients", "cohort", "model", "method", "state_on")},
         "state_mb": facts["state"] / MB,
         "data_mb": facts["data"] / MB,
-        "lanes_mb": facts["lanes"] * facts["lane"] / MB,
+        "training_mb": facts["side_by_side"] * facts["training"] / MB,
         "must_hold_mb": facts["peak"] / MB,
         "baseline_mb": stages["baseline"]["rss_mb"],
         "peak_mb": stages[list(stages)[-1]]["peak_mb"],
@@ -222,13 +223,13 @@ def in_own_process(case: dict[str, Any]) -> dict[str, Any]:
 def table(rows: list[dict[str, Any]]) -> str:
     lines = [
         f"{'case':4} {'model':9} {'clients':>8} {'state on':>8} {'state MB':>9} {'data MB':>8}"
-        f" {'lanes MB':>8} {'base MB':>8} {'peak MB':>8} {'excess MB':>9} {'device MB':>9}  peak ≤"
+        f" {'train MB':>8} {'base MB':>8} {'peak MB':>8} {'excess MB':>9} {'device MB':>9}  peak ≤"
         f" state + {ALLOWED_MB} MB"
     ]
     for r in rows:
         lines.append(
             f"{r['case']:4} {r['model']:9} {r['clients']:8,} {r['state_on']:>8}"
-            f" {r['state_mb']:9.0f} {r['data_mb']:8.0f} {r['lanes_mb']:8.0f}"
+            f" {r['state_mb']:9.0f} {r['data_mb']:8.0f} {r['training_mb']:8.0f}"
             f" {r['baseline_mb']:8.0f} {r['peak_mb']:8.0f} {r['excess_mb']:9.0f}"
             f" {r['device_arrays_mb']:9.0f}  {'passed' if r['passed'] else 'NOT PASSED'};"
             f" {r['s_per_round_with_evaluation']:.1f} s per round with evaluation"

@@ -53,7 +53,7 @@ def test_a_quick_run_writes_rows_and_figures(tmp_path, capsys):
     written = json.loads((tmp_path / "s.json").read_text())
     equal, skewed = written["rows"]
     assert written["quick"] and written["machine"]["cores"] >= 1
-    # 20 clients of 20 examples in batches of 10: two steps each, and equal lanes waste nothing
+    # 20 clients of 20 examples in batches of 10: two steps each, and equal clients waste nothing
     assert equal["steps_per_round"] == 40 and equal["executed_over_needed"] == 1
     assert (
         skewed["executed_over_needed"] > 1 and skewed["largest_client"] > skewed["smallest_client"]

@@ -134,7 +134,7 @@ def test_accelerators_get_their_own_branches():
 
 
 def test_ragged_clients_cost_what_they_hold():
-    """One lane: executed = needed. Side by side: at most the longest lane of each sorted chunk."""
+    """One client: executed = needed. Side by side: at most the longest of each sorted chunk."""
     for chunk in (1, 2):
         sim = simulation("fedavg", chunk=chunk)
         log = sim.examine(*start(sim))[1]

@@ -178,7 +178,7 @@ def test_editors_know_every_class():
 
 
 def test_vmap_over_methods_is_a_sweep():
-    """A stack of methods, mapped: each lane is the method alone."""
+    """A stack of methods, mapped: each of them is the method alone."""
     sim = simulation_of(FedProx(0.1))
     state, data = tiny.start(sim)
     stack = jax.tree.map(lambda *a: jnp.stack(a), *(FedProx(mu) for mu in (0.1, 5.0)))

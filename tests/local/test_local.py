@@ -367,8 +367,8 @@ def test_passes_of_one_round_differ_by_their_salt():
 
 # ---- side by side --------------------------------------------------------------------------------
 def test_clients_of_different_length_equal_clients_one_by_one():
-    """Finished lanes stand still: nets, loss, accuracy, steps and loss statistics, in double
-    precision."""
+    """Clients that have finished stand still: nets, loss, accuracy, steps and loss statistics, in
+    double precision."""
     with jax.enable_x64(True):
         env = environment("c3e", dtype=jnp.float64, warmup=4.0)
         net, client = start_net(env), Client(confusion=losses.init_confusion(CLASSES, jnp.float64))

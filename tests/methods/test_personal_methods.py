@@ -146,8 +146,8 @@ def test_default_options_learn(name):
 
 @pytest.mark.parametrize("name", ["fedamp", "fedfomo", "fedala", "fedas"])
 def test_layouts_agree_after_round_one(name):
-    """Two lanes on each of two devices, from a state that has moved: peers' rows, loops of unequal
-    length."""
+    """Two clients on each of two devices, from a state that has moved: peers' rows, loops of
+    unequal length."""
     base, other = simulation(name), simulation(name, chunk=2, devices=2)
     ends = []
     for sim in (base, other):

@@ -480,8 +480,8 @@ def small_setup(**more):
 
 
 def test_seeds_side_by_side_write_as_they_go_and_resume_alone(tmp_path, monkeypatch):
-    """Interrupted between checkpoints: every lane has its rows and a checkpoint, and goes on alone
-    to the same figures."""
+    """Interrupted between checkpoints: every run has its rows and a checkpoint, and is resumed
+    alone to the same figures."""
     whole = run_seeds(small_setup(), 2, tmp_path / "whole", "vmap")
     real, calls = driver.segment_length, []
 

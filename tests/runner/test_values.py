@@ -205,7 +205,7 @@ def test_numbers_of_a_loss_run_side_by_side():
 
 
 def test_numbers_of_a_transform_side_by_side(capsys, tmp_path):
-    """--vmap clip.norm=…: each lane is the run of its value; --set and Python name the option
+    """--vmap clip.norm=…: each is the run of its value; --set and Python name the option
     alike."""
     more = ["--transform", "clip:1.0", "--transform", "topk:0.5"]
     assert main([*COMMAND, *more, "--vmap", "clip.norm=0.01,0.5", "--out", "o"]) == 0
