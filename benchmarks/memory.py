@@ -9,9 +9,9 @@ b  N = 200 clients on ResNet-18 that each keep a model (8.9 GB in all), 2 per ro
 c  as b with the models on the host (`--state-on host`) and the cohort's rows sent to the device
 
 Must hold = state + data + clients in training, from shapes alone (`runner.facts`). Passed: peak
-≤ state + 4 GB. The excess is what the process grew by, beyond the state, after JAX had started and one
-network was compiled and run (`baseline`): a second copy of the state anywhere would show there in
-full. `--checkpoint` also writes and reads a checkpoint.
+≤ state + 4 GB. The excess is what the process grew by, beyond the state, after JAX had started
+and one network was compiled and run (`baseline`): a second copy of the state anywhere would show
+there in full. `--checkpoint` also writes and reads a checkpoint.
 """
 
 from __future__ import annotations
