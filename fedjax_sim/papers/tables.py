@@ -7,7 +7,8 @@ silent              what the paper does not say or what we do otherwise; below e
                     changes of the scale, in the same order; then `always`
 [smoke] [small]     changes of these scales for all runs, `seeds` included
 [before.NAME]       a run that others start from: "METHOD.start_from" = "@NAME" or
-                    "@NAME:PART,PART"; a cell: "@row ID:…"
+                    "@NAME:PART,PART"; a cell: "@row ID:…"; participation = "same": as many
+                    participants as in the run that starts from it
 [lines.ID]          a row or a column: label, method, preset, read, settings; smoke, small; always:
                     settings that no scale changes; read = "KIND:*": the column that its row reads
 [tables.T2]         title, preset, read, seeds, settings

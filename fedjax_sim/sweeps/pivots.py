@@ -11,7 +11,7 @@ from fedjax_sim.options import names, shown
 from fedjax_sim.papers import reading
 from fedjax_sim.papers.pivot import Cell, Pivot
 from fedjax_sim.report.runs import Run, load_run
-from fedjax_sim.sweeps.folder import DONE, Folder
+from fedjax_sim.sweeps.folder import DONE, FAILED, Folder
 from fedjax_sim.sweeps.plan import Job, as_text
 
 METHOD = "method"
@@ -76,14 +76,20 @@ def pivots(jobs: Sequence[Job], folder: Folder, text: str, read: str = "") -> li
     out = []
     for rest, cells in tables.items():
         title = ", ".join(f"{k} {v}" for k, v in rest if k in varying)
-        out.append(table(f"{row} × {col}" + (f": {title}" if title else ""), cells, loaded, read))
+        title = f"{row} × {col}" + (f": {title}" if title else "")
+        out.append(table(title, cells, loaded, folder, read))
     return out
 
 
 def table(
-    title: str, jobs: dict[tuple[str, str], list[Job]], loaded: dict[str, Run], read: str
+    title: str,
+    jobs: dict[tuple[str, str], list[Job]],
+    loaded: dict[str, Run],
+    folder: Folder,
+    read: str,
 ) -> Pivot:
     kind, _ = reading.split(read)
+    failed = lambda job: folder.status(job) == FAILED
     cells = {}
     for place, several in jobs.items():
         runs = [loaded[job.name] for job in several if job.name in loaded]
@@ -93,7 +99,7 @@ def table(
             planned=several[0].experiment.training.rounds,
             digits=kind.digits,
             reading=read,
-            note="" if runs else "not ended",
+            note="" if runs else FAILED if any(map(failed, several)) else "not ended",
         )
     lines = lambda axis: [(key, key) for key in dict.fromkeys(place[axis] for place in jobs)]
     sentence = reading.describe(read)

@@ -15,6 +15,7 @@ from paths import ROOT
 
 from fedjax_sim.cli.main import main
 from fedjax_sim.cli.paper.cells import Choice, Planner, jobs_in, planned, scoped
+from fedjax_sim.cli.paper.show import Found, groups_of
 from fedjax_sim.errors import UserError
 from fedjax_sim.experiment.tree import flat_config
 from fedjax_sim.methods import METHODS
@@ -209,11 +210,39 @@ def test_an_option_of_one_method_is_nobody_elses():
         planned("fedavg", {"round": 3})
 
 
+def test_every_method_converges_by_the_accuracy_that_it_is_judged_by():
+    """FedAvg's is before the round's training, FedBABU's of fine-tuned copies."""
+    chosen = cells("pfedrlla:T4", "paper", "fedavg,fedbabu,ditto", "c10s5+converge,c10s5+total")
+    assert {(c.row.key, c.reading) for c in chosen} == {
+        *((name, "seconds") for name in ("fedavg", "fedbabu", "ditto")),
+        ("fedavg", "converged:before_all_pooled"),
+        ("fedbabu", "converged:client_pooled"),
+        ("ditto", "converged:resident_pooled"),
+    }
+
+
 def test_the_paper_s_seeds():
     """FedPolicy and FedPAM have three; a profile of a round needs one."""
     for table in TABLES:
         if table.paper in ("fedpolicy", "fedpam") and table.published and table.kind == "run":
             assert table.seeds == 3, table.name
+
+
+def test_omniglot_is_pre_trained_without_a_fifth_of_the_labels():
+    (cell,) = cells("pfedrlla:T1", "paper", "pfedrlla", "omniglot")
+    assert cell.jobs[0].before.experiment.data.partition == "omniglot:0.2"
+    assert cell.jobs[0].experiment.data.partition == "omniglot"
+
+
+def test_an_agent_for_another_network_depends_on_neither_its_size_nor_its_cohort():
+    """A basis of all clients has the size of a network; an agent has an output per participant."""
+    for col, participants in (("omniglot", "4/100"), ("mnist*", "10/100")):
+        (cell,) = cells("pfedrlla:T6", "paper", "cross", col)
+        (job,) = cell.jobs
+        runs = job.experiment, job.before.experiment
+        assert {run.method.options["basis"] for run in runs} == {"own"}
+        assert "frame" not in job.parts
+        assert job.before.experiment.training.participation == participants
 
 
 def test_runs_before_others():
@@ -446,6 +475,8 @@ def test_mistakes_are_sentences(capsys):
     )
     assert "use NAME=VALUE" in refused(capsys, "paper", "run", "fedpolicy:T2", "--set", "rounds")
     assert "'0' is too small" in refused(capsys, "paper", "run", "fedpolicy:T2", "--seeds", "0")
+    other = ("paper", "run", "fedpolicy:T2", "--rows", "fedavg", "--set", "fedprox.mo=1")
+    assert "did you mean 'mu'" in refused(capsys, *other)
 
 
 def test_the_list(capsys):
@@ -469,6 +500,13 @@ CLAIMS = [
 def test_every_claim_has_a_verdict():
     assert len(CLAIMS) > 40
     assert {claim[1] for claim in CLAIMS} == {"supported", "contradicted", "cannot tell"}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("command", sorted({claim[3].strip("`") for claim in CLAIMS}))
+def test_the_command_of_a_claim(command, capsys):
+    assert main([*command.split(), "--dry-run"]) == 0
+    assert " rounds\n" in capsys.readouterr().out
 
 
 def test_the_data_are_in_the_package():
@@ -515,6 +553,30 @@ def test_every_figure_is_drawn(name, out):
 
 def test_all_figures_are_tried():
     assert set(DRAWN) == {table.name for table in TABLES if table.draw}
+
+
+def test_a_curve_is_of_the_accuracy_that_its_method_is_judged_by(out, capsys):
+    """FedAvg's two curves are two columns of one run; the caption says rounds and scale."""
+    words = ("pfedrlla:F4", "--rows", "fedavg,fedavg-ft", "--cols", "c10s5")
+    assert paper(out, *words) == 0
+    assert "Scale smoke: 2 rounds, 1 seed." in capsys.readouterr().out
+    table = find("pfedrlla:F4")
+    chosen = cells("pfedrlla:F4", "smoke", "fedavg,fedavg-ft", "c10s5", devices="1", chunk="1")
+    first, second = groups_of(chosen, Found(Shared(out / "pfedrlla")), "resident_pooled")
+    assert (first.label, second.label) == ("FedAvg (before all pooled)", "FedAvg+FT")
+    metrics = second.runs[0].metrics
+    assert first.runs[0].metrics["resident_pooled"][-1] == metrics["before_all_pooled"][-1]
+    text = (out / "pfedrlla" / "F4-smoke.md").read_text()
+    assert "](F4-smoke.png)" in text and table.title in text and "Not as published" in text
+
+
+def test_a_figure_without_runs_says_why(out, capsys):
+    words = ("pfedrlla:F4", "--rows", "local", "--cols", "c10s5")
+    assert paper(out, *words, "--rounds", "3", what="show") == 2
+    again = "run it with: fedjax-sim paper run pfedrlla:F4 --scale smoke"
+    assert again in capsys.readouterr().err
+    assert paper(out, *words, "--set", "partition=pathological:150") == 2
+    assert "no finished runs yet; local-digits-pathological_150" in capsys.readouterr().err
 
 
 def test_a_long_legend_leaves_the_panel_its_size():

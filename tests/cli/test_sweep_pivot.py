@@ -14,7 +14,8 @@ from fedjax_sim.experiment.tree import flat_config
 from fedjax_sim.papers.pivot import Cell, Pivot
 from fedjax_sim.sweeps import queue
 from fedjax_sim.sweeps.folder import Folder, started, waits
-from fedjax_sim.sweeps.plan import jobs_of
+from fedjax_sim.sweeps.pivots import pivots
+from fedjax_sim.sweeps.plan import jobs_of, read
 
 __all__ = ["empty_folder"]  # used by every test
 
@@ -37,6 +38,10 @@ def test_rows_and_columns_are_two_settings(capsys):
     assert "[2 r, 2 seeds]" in first and "[2 r, 1 seed]" in first
     assert second.startswith("fedprox") and second.endswith("not ended")
     assert "| fedavg |" in pathlib.Path("s/pivot.md").read_text()
+    jobs = jobs_of(read(file))
+    Folder(pathlib.Path("s")).fail(jobs[-1], "no memory")
+    (table,) = pivots(jobs, Folder(pathlib.Path("s")), "method,lr")
+    assert table.cells["fedprox", "0.1"].note == "failed"
     values = [
         json.loads(p.read_text())["best_global"]
         for p in sorted(pathlib.Path("s/runs").glob("fedavg-lr0.05*/summary.json"))

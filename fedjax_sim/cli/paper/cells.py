@@ -4,11 +4,12 @@ and tables."""
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from fedjax_sim.errors import lookup
+from fedjax_sim.errors import UserError, lookup
 from fedjax_sim.experiment import Experiment
 from fedjax_sim.experiment.given import OF_THE_COMMAND, experiment_of, key_of, scoped
 from fedjax_sim.methods import METHODS, make_method, options_in
@@ -68,6 +69,14 @@ def planned(method: str, settings: Mapping[str, Any]) -> Experiment:
     return experiment.replace(options=kept, loss=built.loss if loss == "auto" else loss)
 
 
+def check(typed: Mapping[str, Any]) -> None:
+    """Refuse an option that its method does not have, also if no cell is of that method."""
+    for name, value in typed.items():
+        owner = name.partition(".")[0]
+        if owner in METHODS:
+            planned(owner, scoped(owner, {name: value}))
+
+
 # ---- runs ----------------------------------------------------------------------------------------
 def job_of(e: Experiment, kind: str = "run", before: Job | None = None, parts: str = "") -> Job:
     start = before.name if before else ""
@@ -102,10 +111,10 @@ class Planner:
         if not source.startswith("@"):
             return job_of(experiment.replace(start_from=source or None), kind)
         name, _, parts = source[1:].partition(":")
-        before = self.before(name, seed, across)
+        before = self.before(name, seed, across, experiment)
         return job_of(experiment, kind, before, parts or handed_over(before))
 
-    def before(self, name: str, seed: int, across: Line | None) -> Job:
+    def before(self, name: str, seed: int, across: Line | None, then: Experiment) -> Job:
         """The run that another one starts from: one of the paper's [before], or another cell of the
         same column (or row).
 
@@ -118,6 +127,8 @@ class Planner:
         line = lookup(f"run before others in {self.paper.key}", name, self.paper.before)
         typed = {n: v for n, v in self.choice.typed.items() if n != "rounds"}  # those of the cells
         settings = merged(self.paper, None, [line], self.choice.scale, typed)
+        if settings.get("participation") == "same":
+            settings["participation"] = f"{participants(then)}/{settings['clients']}"
         return self.run(line.method, settings, seed, None)
 
     def line(self, key: str) -> Line:
@@ -151,6 +162,14 @@ class Planner:
         )
         for row, col in pairs:
             yield self.cell(row, col)
+
+
+def participants(e: Experiment) -> int:
+    """How many clients take part in a round, if the participation is a fraction."""
+    share = e.training.participation
+    if not isinstance(share, int | float) or share > 1:
+        raise UserError(f"participation {share} is no fraction, as a run before this one needs")
+    return max(1, math.ceil(share * (e.data.clients or 0) - 1e-9))
 
 
 def differences(

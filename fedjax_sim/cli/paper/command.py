@@ -54,13 +54,14 @@ def settings(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def run(args: argparse.Namespace) -> int:
-    from fedjax_sim.cli.paper.cells import Choice, Planner, jobs_in
+    from fedjax_sim.cli.paper.cells import Choice, Planner, check, jobs_in
     from fedjax_sim.cli.paper.show import show
     from fedjax_sim.sweeps.folder import FAILED
     from fedjax_sim.sweeps.work import Shared, work_here
 
     lookup("scale", args.scale, dict.fromkeys(SCALES, ""))
     choice = Choice(args.scale, args.rows, args.cols, args.seeds, settings(args))
+    check(choice.typed)
     plans = []
     root = as_path(args.out) if args.out else pathlib.Path("runs") / "papers"
     for name in args.tables:  # errors come before anything runs
