@@ -248,9 +248,9 @@ def rounded(found: Any) -> Any:
 
 
 def about_of(about: dict[str, Any]) -> dict[str, Any]:
-    words = [w for w in about["over"].split(", ") if w.split(":")[0] in ("dirichlet", "clients",
+    kept = [w for w in about["over"].split(", ") if w.split(":")[0] in ("dirichlet", "clients",
              "participation", "examples", "data")]  # fmt: skip
-    fields = dict(command=about["command"], over=", ".join(words))
+    fields = dict(command=about["command"], over=", ".join(kept))
     return fields | dict(lr=about.get("lr", ""), schedule=about.get("schedule", ""))
 
 

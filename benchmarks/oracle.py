@@ -166,8 +166,8 @@ def oracle_round(sim: Simulation, state: State, data: Data, weight: Any) -> tupl
 
 
 def branches(sim: Simulation, state: State, data: Data, horizon: int) -> Array:
-    """[horizon] accuracy of the global model, oracle minus `full`, if both go on with `full` after
-    the first round."""
+    """[horizon] accuracy of the global model, oracle minus `full`, if both continue with `full`
+    after the first round."""
 
     def follow(state: State) -> Array:
         def one(state: State, _: Any) -> tuple:

@@ -39,7 +39,7 @@ class Result(results.Result):
     State."""
 
     def table(self, which: str = "metrics") -> Rows:
-        """Rows as they stand in metrics.csv (evaluated rounds) or in rounds.csv ("rounds"): a list
+        """Rows as in metrics.csv (evaluated rounds) or in rounds.csv ("rounds"): a list
         that shows as a table."""
         return Rows(lookup("table", which, {"metrics": self.rows, "rounds": self.rounds}))
 
@@ -173,7 +173,7 @@ def resume(
     `rounds` may extend it.
 
     fed, method, model, optimizer, loss: what was given as an object when the run was started; it
-    must be the same. On fewer devices than before the run goes on with other rounding. say: where
+    must be the same. On fewer devices than before the run continues with other rounding. say: where
     remarks go (default: the standard error stream).
     """
     given = Objects(fed=fed, method=method, model=model, optimizer=optimizer, loss=loss)
@@ -231,7 +231,7 @@ class Comparison:
 
     @property
     def differs(self) -> dict[str, dict[str, Any]]:
-        """{setting: {entry: value}} of what the entries do not have in common, whoever chose it."""
+        """{setting: {entry: value}} of what the entries do not have in common, given or default."""
         return differing({e: r.setup for e, r in zip(self.entries, self.results, strict=True)})
 
     def table(self) -> Rows:
@@ -249,8 +249,8 @@ class Comparison:
 
 
 def differing(setups: Mapping[str, Setup]) -> dict[str, dict[str, Any]]:
-    """{setting: {entry: value}} of what compared entries do not have in common, given by anybody or
-    not: settings of the run, and the options of methods of one kind."""
+    """{setting: {entry: value}} of what compared entries do not have in common, given or default:
+    settings of the run, and the options of methods of one kind."""
     apart = ("method", "options", "seed", "data_seed", "schedule_rounds")  # named by the entry
     keys = [k for k, (_, _, one, _) in SETTINGS.items() if one.hashed != NEVER and k not in apart]
     differs = {
@@ -415,7 +415,8 @@ def sweep(
     if isinstance(methods, (str, pathlib.Path)):
         if grid or settings or preset or seeds != 1:
             raise UserError(
-                f"'{methods}' is a sweep file and says everything; methods of your own go as a list"
+                f"'{methods}' is a sweep file, which has all settings; to give settings here,"
+                " pass a list of methods"
             )
         data = plan.read(pathlib.Path(methods))
     else:

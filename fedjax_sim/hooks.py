@@ -1,7 +1,7 @@
 """What a method is: a frozen record of its options, with hooks that say what exists, what a client
 and the server do.
 
-Hooks marked ONE client are mapped over the cohort by the engine and may look at nobody else; the
+Hooks marked ONE client are mapped over the cohort by the engine and may read no other client; the
 others are the server's. Order of a round:
 
     select → peers → prepare → (observe → available → imposed → act) → plan
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 Kind = TypeVar("Kind")
 NEEDS = {
-    "resident": "every client's last held net is stored",
+    "resident": "every client's net after its last training is stored",
     "confusion": "every client's running soft confusion is tracked",
     "stack": "aggregate sees all uploads of the cohort at once",
 }
@@ -199,15 +199,15 @@ class Personal:
     adapts = False
 
     def personal(self, env: Env, server: Any, client: Client, ctx: Ctx) -> Tree:
-        """ONE client: its own predictor: a net, or whatever `predict` reads. By default what it
-        last held."""
+        """ONE client: its own predictor: a net, or whatever `predict` reads. By default its
+        resident net."""
         return client.resident
 
     def resident(self, env: Env, server: Any, client: Client, ctx: Ctx) -> Tree:
         """ONE client: its predictor where nothing is sent to it for the occasion (evaluation
         `resident`).
 
-        By default `personal`, with the net that it last held in the place of the server's.
+        By default `personal`, with its resident net in the place of the server's.
         """
         return self.personal(
             env,
@@ -333,7 +333,7 @@ def into_resident(env: Env, server: Any, client: Client, plan: Plan) -> Tree:
 
 
 def check_method(method: Method) -> Method:
-    """The method itself; a word in `needs` that nobody answers is an error."""
+    """The method itself; an unknown word in `needs` is an error."""
     for word in method.needs:
         if word not in NEEDS:
             raise unknown(f"word in needs of method '{method.name}':", word, NEEDS)

@@ -160,7 +160,7 @@ def convert(what: str, text: str, converter: Callable[[str], T], more: str = "")
 
 
 def shown(text: str, most: int = 60) -> str:
-    """Text as it may stand in a sentence: one line, not too long, nothing that a terminal would act
+    """Text for an error message: one line, not too long, nothing that a terminal would act
     on.
 
     >>> shown("9" * 100, 5), shown("two\\nlines")
@@ -171,7 +171,7 @@ def shown(text: str, most: int = 60) -> str:
 
 
 def plain(text: str) -> Any:
-    """A value whose type nobody knows yet: true and false, a number, else the text itself.
+    """A value of unknown type: true and false, a number, else the text itself.
 
     >>> plain("true"), plain("0.5"), plain("cifar")
     (True, 0.5, 'cifar')

@@ -120,7 +120,7 @@ def task_called(name: str) -> Task:
 
 
 def task_of(x: np.ndarray, y: Any) -> str:
-    """The task of arrays that nobody named.
+    """The task of arrays, if none was given.
 
     >>> images, tokens = np.zeros((2, 4, 4)), np.zeros((2, 5), int)
     >>> task_of(images, np.array([0, 1])), task_of(images, np.array([0.5, 1])), task_of(

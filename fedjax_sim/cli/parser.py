@@ -16,7 +16,7 @@ from fedjax_sim.errors import UserError
 from fedjax_sim.experiment.settings import PARTS, Setting, declared
 
 EXAMPLES = """examples:
-  fedjax-sim run fedavg                        the embedded job: real digits
+  fedjax-sim run fedavg                        the embedded data: real digits
   fedjax-sim run fedprox --set fedprox.mu=0.1 --rounds 50 --out runs/prox
   fedjax-sim run fedavg --dataset fashion_mnist --data-dir DATA \\
         --partition dirichlet:0.1 --clients 100 --participation 0.1 \\

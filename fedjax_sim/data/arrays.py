@@ -1,4 +1,4 @@
-"""What images and labels must be, whoever brings them: checked once, in sentences. No JAX here."""
+"""Checks of images, labels and other arrays, with error messages for users. No JAX here."""
 
 from __future__ import annotations
 

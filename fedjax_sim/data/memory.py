@@ -8,12 +8,12 @@ import pathlib
 
 from fedjax_sim.errors import UserError
 
-SMALL = 1 << 26  # below 64 MB nobody asks
+SMALL = 1 << 26  # below 64 MB the memory is not checked
 
 
 def available() -> int | None:
-    """Bytes that a new array may take: free memory and the container's limit; None where nobody
-    says."""
+    """Bytes that a new array may take: free memory and the container's limit; None if
+    neither is known."""
     found = []
     try:
         for line in pathlib.Path("/proc/meminfo").read_text().splitlines():
@@ -37,7 +37,7 @@ def available() -> int | None:
 
 
 def in_words(number: int) -> str:
-    """A size for people.
+    """A size with its unit.
 
     >>> in_words(3_200_000_000), in_words(640 * 10**12)
     ('3.2 GB', '640 TB')

@@ -1,5 +1,5 @@
-"""Reading `.npz` files that nobody vouches for: nothing is unpickled, nothing is allocated on a
-header's word alone.
+"""Reading untrusted `.npz` files: nothing is unpickled, and no array is allocated by its header
+alone.
 
 A `.npz` is a zip of `.npy` members; each begins with a header that claims a dtype and a shape.
 Before an array is made, the claim is compared with the bytes that the member really has, and these

@@ -23,8 +23,8 @@ from fedjax_sim.tasks import CLASS, task_called
 
 log = logging.getLogger(__name__)
 TRAIN_ONLY = ("tiny_imagenet",)  # merged protocols use its training folder alone
-CLIENTS = 20  # where nobody says how many
-PARTITION = "dirichlet:0.3"  # where nobody says
+CLIENTS = 20  # by default
+PARTITION = "dirichlet:0.3"  # by default
 AUTO = "auto"  # the task that the data look like
 NORMS = ("dataset", "pfllib", "none")
 
@@ -141,7 +141,7 @@ def split_client(
     return {"train": order[start:], **parts}
 
 
-BATCH = 64  # where nobody says a batch size
+BATCH = 64  # by default
 
 
 def _check_words(norm: str, val_fraction: float | None) -> None:
@@ -342,7 +342,7 @@ BY_CLASS = ("dirichlet", "shards", "pathological", "fixed", "mnist_star", "omnig
 
 
 def as_task(data: Dataset, task: str) -> Dataset:
-    """The same examples under a task that somebody names; their targets must fit it."""
+    """The same examples under another task; their targets must fit it."""
     train, test = (
         check_targets(getattr(data, name), f"{data.name}: {name}", task)
         for name in ("y_train", "y_test")
@@ -363,8 +363,8 @@ def strata(data: Dataset, y: np.ndarray) -> np.ndarray:
 
 
 def natural_partition(data: Dataset, partition: str) -> str:
-    """A partition by classes, where nobody asked for another, means nothing without classes: the
-    clients that the data have, else equal parts."""
+    """The partition to use. Without classes the default becomes the clients that the data have,
+    else equal parts, and another partition by classes is refused."""
     if (
         task_called(data.task).target == CLASS
         or partition.partition(":")[0].strip() not in BY_CLASS

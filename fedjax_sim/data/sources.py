@@ -371,7 +371,7 @@ DATASETS: dict[str, Source] = {
         },
     ),
     "plays": Source(
-        "next character in scenes of Shakespeare's, 18 speakers, 78,000 characters, embedded;"
+        "next character in scenes by Shakespeare, 18 speakers, 78,000 characters, embedded;"
         " options window, unit",
         _plays,
         {"window": positive_int, "unit": texts.unit},
@@ -406,7 +406,7 @@ DATASETS: dict[str, Source] = {
         by_path=True,
     ),
     "idx": Source(
-        "idx:PATH, the four idx files of MNIST's kind, gzipped or not",
+        "idx:PATH, four idx files in MNIST's format, gzipped or not",
         _at("idx", read_idx_folder),
         by_path=True,
     ),

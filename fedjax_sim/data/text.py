@@ -136,8 +136,8 @@ def in_columns(path: pathlib.Path, columns: Mapping[str, str]) -> dict[str, str]
 
 
 def windows(where: str, spoken: Mapping[str, str], window: int, unit: str) -> Windows:
-    """Texts by client as windows of tokens; clients with fewer than three windows are left out, and
-    told of."""
+    """Texts by client as windows of tokens; clients with fewer than three windows are left out and
+    named."""
     texts = {
         name: list(text.encode()) if unit == "bytes" else list(text)
         for name, text in spoken.items()

@@ -57,11 +57,11 @@ class FedALA(Personal, FedAvg):
     lr_weights: Real = field(1.0, ge=0, help="η_w")
     share: Real = field(80.0, gt=0, le=100, help="% of the local rows")
     layers: int = field(0, ge=0, help="mixed groups, from the last (0: all)")
-    threshold: Real = field(0.1, ge=0, help="of the first loop: the deviation of its losses")
-    window: int = field(
-        10, ge=1, help="of the first loop: losses looked at; it takes more passes than these"
+    threshold: Real = field(
+        0.1, ge=0, help="the first loop ends when its last losses deviate by less than this"
     )
-    cap: int = field(50, ge=1, help="of the first loop: its most passes")
+    window: int = field(10, ge=1, help="how many last losses; the first loop makes more passes")
+    cap: int = field(50, ge=1, help="passes of the first loop at most")
     tested: str = field(
         "trained", choices=TESTED, help="the resident model, or Θ mixed anew at evaluation"
     )

@@ -11,7 +11,7 @@ cross-entropy on its validation rows and θ_i its model before this round:
 
 Validation rows are the client's own split; where the data have none, the last 20 % of its training
 rows, which are then not trained on. Candidates are evaluated and added one at a time. The round
-holds the K = min(N, M·models) stored models that are sent to anybody.
+holds the K = min(N, M·models) stored models that are sent.
 
 Wire: models·|w| down, |w| + models up.  State: θ_i (the resident model).  Evaluated: θ_i
 (personal).

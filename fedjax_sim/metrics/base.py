@@ -1,5 +1,5 @@
-"""What a metric is: sums over rows inside the program, figures made of them on the host, and how
-people read those.
+"""What a metric is: sums over rows inside the program, figures computed from them on the
+host, and how those are shown.
 
 A metric is given what a model says of a batch, the truth, and a weight per row (0: padding):
 
@@ -123,8 +123,7 @@ SPLITS = {"test": "test", "val": "validation", "train": "training"}
 
 
 def on_rows(record: Any, short: bool = False) -> str:
-    """Which rows of the clients figures over them stand on, and how many; '' where nobody has
-    written that down.
+    """Which rows of the clients their figures refer to, and how many; '' if the record lacks it.
 
     >>> on_rows({"client_rows": {"split": "val", "least": 7, "mean": 21.5, "most": 24}})
     '7 to 24 validation rows each'
@@ -158,15 +157,13 @@ class Metric:
     )
     finish: Callable[[Sums], dict[str, Any]] = lambda sums: {}
     better: int = 1  # 1: larger figures are better, -1: smaller ones
-    figures: tuple[
-        str, ...
-    ] = ()  # names of what `finish` returns, the main one first; (): the metric's name
-    label: str = ""  # the main figure, as people read it; "": its name
+    # names of what `finish` returns, the main one first; (): the metric's name
+    figures: tuple[str, ...] = ()
+    label: str = ""  # the main figure in tables and plots; "": its name
     unit: str = "percent"
     tabled: bool = True
-    over: str | None = (
-        None  # how names of figures over clients begin; None: only of all clients' rows together
-    )
+    # how names of figures over clients begin; None: only of all clients' rows together
+    over: str | None = None
     reduce: Callable[[np.ndarray, int], dict[str, float]] | None = (
         None  # (values [n], better) -> figures over clients
     )

@@ -133,7 +133,7 @@ def _registered(
     conv: str,
     activations: Any,
 ) -> Model:
-    """By a builder of somebody's own."""
+    """By the builder of a registered model."""
     entry = REGISTRY[name]
     make: Any = entry.build
     values = {k: like(f"model.{k}", v, entry.options[k]) for k, v in options.items()}
@@ -146,7 +146,7 @@ def _registered(
         values["activations"] = activations
     try:
         built = make(shape, classes, dtype=dtype, conv=conv, **values)
-    except (TypeError, ValueError) as problem:  # in code of somebody's own
+    except (TypeError, ValueError) as problem:  # in the user's code
         first = (str(problem).splitlines() or [""])[0]
         raise UserError(
             f"the builder of model '{name}' failed: {type(problem).__name__}: {first}"

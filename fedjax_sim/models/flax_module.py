@@ -186,8 +186,8 @@ def flags_of(name: str, module: nn.Module) -> list[str]:
     ]
     if missing or not more:
         raise UserError(
-            f"module '{name}' must be callable with images alone, and with {', '.join(FLAGS)} if it"
-            f" wants to know; its __call__ wants {', '.join(missing) or 'no images'}"
+            f"module '{name}' must be callable with images alone, or with one of {', '.join(FLAGS)}"
+            f" as well; its __call__ needs {', '.join(missing) or 'no images'}"
         )
     return flags
 
@@ -249,7 +249,7 @@ def outline(
 
 
 def check_head(model: Model, call: Callable, dtype: Any) -> None:
-    """Refuse a module that does something behind its last layer: its output must be that of the
+    """Refuse a module that computes something after its last layer: its output must be that of the
     head."""
 
     def both(key: Key) -> tuple[Array, Array]:
@@ -262,8 +262,8 @@ def check_head(model: Model, call: Callable, dtype: Any) -> None:
     out, rebuilt = (np.asarray(a) for a in run_once(both, jax.random.key(1)))
     if out.shape != rebuilt.shape or not np.allclose(out, rebuilt, rtol=1e-3, atol=1e-4):
         raise UserError(
-            f"module '{model.name}' does something behind its last layer '{model.head_group}'; its"
-            " output must be that layer's logits (no softmax, no scaling)"
+            f"module '{model.name}' computes something after its last layer '{model.head_group}';"
+            " its output must be that layer's logits (no softmax, no scaling)"
         )
 
 

@@ -97,7 +97,7 @@ def shapes_of(
     try:
         params = jax.eval_shape(init, jax.random.key(0))
         out = jax.eval_shape(function, params, example)
-    except Exception as problem:  # in code of somebody's own
+    except Exception as problem:  # in the user's code
         first = next(
             (line for line in str(problem).splitlines() if line.strip()), type(problem).__name__
         )
@@ -123,7 +123,7 @@ def from_functions(
     width, classes = params[head_group][kernel].shape
     if out.ndim != 2 + places or out.shape[-1] != classes:
         raise UserError(
-            f"model '{name}' says {out.shape} of 2 examples; wanted:"
+            f"model '{name}' returns shape {out.shape} for 2 examples; expected:"
             f" {(2, *shape[:1] * places, classes)}"
         )
 
@@ -183,7 +183,7 @@ def head_names(name: str, group: str, layer: Mapping[str, Any]) -> tuple[str, st
 
 
 def check_same(model: Model, function: Callable, example: jax.ShapeDtypeStruct, dtype: Any) -> None:
-    """Refuse a model that does something behind its last layer."""
+    """Refuse a model that computes something after its last layer."""
 
     def both(key: Key) -> tuple[Array, Array]:
         net = model.init(key)
@@ -197,6 +197,6 @@ def check_same(model: Model, function: Callable, example: jax.ShapeDtypeStruct, 
     out, rebuilt = (np.asarray(a) for a in run_once(both, jax.random.key(1)))
     if out.shape != rebuilt.shape or not np.allclose(out, rebuilt, rtol=1e-3, atol=1e-4):
         raise UserError(
-            f"model '{model.name}' does something behind its last layer '{model.head_group}'; its"
-            " output must be its own"
+            f"model '{model.name}' computes something after its last layer '{model.head_group}';"
+            " its output must be that layer's"
         )

@@ -66,9 +66,9 @@ def from_module(
     """A flax module as a Model, for images `shape` = (H, W, C).
 
     A plain module needs nothing more: its top-level submodules are the groups, in the order in
-    which they are called, the last is the head and must be a Dense layer. `train`, `training` or
-    `deterministic` among the arguments of `__call__` is told whether it trains; Dropout gets its
-    random numbers; BatchNorm leaves padding out. A module with methods `features(x, train, mask,
+    which they are called, the last is the head and must be a Dense layer. An argument
+    `train`, `training` or `deterministic` of `__call__` is set for it; Dropout gets its random
+    numbers; BatchNorm leaves padding out. A module with methods `features(x, train, mask,
     tap)` and `head(features)` says itself where the head begins: then give groups, dense, width and
     classes (and stages, the maps that it shows to `tap`); `head_group` is the one that `head` uses
     (default: the last), `activations` the type that travels between its layers, if it is another
@@ -90,7 +90,7 @@ def from_module(
         return plain_module(name, module, shape, classes, dtype)
     if groups is None or dense is None or width is None or classes is None:
         raise UserError(
-            f"model '{name}' has methods features and head: say groups, dense, width and"
+            f"model '{name}' has methods features and head: give groups, dense, width and"
             " classes too"
         )
     head_group = groups[-1] if head_group is None else head_group

@@ -18,9 +18,8 @@ class Entry(NamedTuple):
     options: Mapping[str, Any] = {}
     convs: tuple[tuple[int, int, bool], ...] = ()  # (k, pad, pool) per convolution block
     tokens: bool = False  # its inputs are tokens
-    build: Callable[..., Any] | None = (
-        None  # of somebody's own: (shape, classes, *, dtype, conv, **options) -> Model
-    )
+    # of the user: (shape, classes, *, dtype, conv, **options) -> Model
+    build: Callable[..., Any] | None = None
 
 
 REGISTRY: dict[str, Entry] = {
@@ -103,11 +102,11 @@ def check_inputs(name: str, shape: tuple[int, ...]) -> None:
 def too_small(name: str, shape: tuple[int, int, int]) -> UserError:
     """
     >>> str(too_small("lenet5", (1, 1, 3)))
-    "model 'lenet5' is for images, and a table of 3 features is none; use model mlp"
+    "model 'lenet5' is for images, and the data are a table of 3 features; use model mlp"
     """
     if shape[:2] == (1, 1):
         return UserError(
-            f"model '{name}' is for images, and a table of {shape[2]} features is none; use"
+            f"model '{name}' is for images, and the data are a table of {shape[2]} features; use"
             " model mlp"
         )
     return UserError(f"images of {shape[0]}x{shape[1]} are too small for model '{name}'")
@@ -158,7 +157,7 @@ def check_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
             )
     chosen = {**allowed, **options}
     if entry.build is not None:
-        return chosen  # somebody's own: its builder says what its options mean
+        return chosen  # the user's builder checks its own options
     if "hidden" in chosen:
         chosen["hidden"] = widths(f"the hidden widths of {name}", chosen["hidden"])
     if "channels" in chosen:

@@ -179,7 +179,7 @@ READINGS: dict[str, Reading] = {
         lambda run, c: of_rounds(run, c, np.nanmean), lambda c: f"{title(c)}, mean over rounds", 3
     ),
     "least": Reading(
-        lambda run, c: of_rounds(run, c, np.nanmin), lambda c: f"{title(c)}, least over rounds", 3
+        lambda run, c: of_rounds(run, c, np.nanmin), lambda c: f"{title(c)}, minimum over rounds", 3
     ),
     "end": Reading(
         lambda run, c: of_rounds(run, c, lambda v: v[-1]),

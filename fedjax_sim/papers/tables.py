@@ -293,7 +293,7 @@ def find(text: str) -> Table:
     if not colon:
         example = f"{next(iter(known))}:{next(iter(known[next(iter(known))].tables))}"
         raise UserError(
-            f"'{shown(text)}' names no table; use PAPER:TABLE, e.g. {example} (see fedjax-sim paper"
-            " list)"
+            f"'{shown(text)}' is not the name of a table; use PAPER:TABLE, e.g. {example} (see"
+            " fedjax-sim paper list)"
         )
     return lookup(f"table of {paper}", key, lookup("paper", paper, known).tables)

@@ -199,7 +199,7 @@ def warnings(s: dict[str, Any]) -> list[str]:
         first = s["diverged_first"]
         out.append(
             f"{s['method']}: {s['diverged']} client updates ({100 * s['diverged_share']:.1f} %)"
-            f" diverged and weigh nothing, the first of client {first['client']} in round"
+            f" diverged and got weight 0, the first that of client {first['client']} in round"
             f" {first['round']}; try a smaller --lr"
         )
     if s.get("exploding"):
@@ -224,8 +224,8 @@ def warnings(s: dict[str, Any]) -> list[str]:
         )
     if not s.get("final_loss_finite", True):
         out.append(
-            f"{s['method']}: the loss of the last global model is not finite; its accuracy means"
-            " nothing"
+            f"{s['method']}: the loss of the last global model is not finite; its accuracy is"
+            " meaningless"
         )
     return out
 

@@ -325,7 +325,7 @@ def compiled_alone(
 
 
 def first_in_thread(run: Callable) -> Callable:
-    """`run`, whose first call compiles and is therefore made in another thread."""
+    """`run`; its first call compiles, and therefore runs in another thread."""
     calls = iter((interrupts.in_thread,))
 
     def called(*args: Any) -> Any:

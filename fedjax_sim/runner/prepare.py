@@ -284,7 +284,7 @@ def check_kept_state(experiment: Experiment, env: Env, net: Tree) -> None:
         jax.eval_shape(env.optimizer.init, net["params"])
     ):
         raise UserError(
-            "optimizer-state client means nothing here: optimizer"
+            "optimizer-state client has no effect here: optimizer"
             f" {experiment.training.optimizer} has no state to keep"
         )
 

@@ -22,7 +22,7 @@ T = TypeVar("T", bound=type)
 
 # name -> (module, class, one line)
 _TABLE: dict[str, tuple[str, str, str]] = {
-    "clip": ("clip", "Clip", "what a client sends is no longer than `norm`"),
+    "clip": ("clip", "Clip", "limits the norm of what a client sends to `norm`"),
     "topk": (
         "topk",
         "TopK",

@@ -49,7 +49,7 @@ class Memory(NamedTuple):
 class AgentSelection(Selection):
     """An agent decides who takes part."""
 
-    agent: Any = field("q_bandit", help="q_bandit, dqn, sac or evolved, or such an agent")
+    agent: Any = field("q_bandit", help="q_bandit, dqn, sac or evolved, or an agent object")
 
     def check(self) -> None:
         super().check()

@@ -182,7 +182,7 @@ def test_masked_rows_teach_nothing(name):
     masked = batch._replace(mask=jnp.array([True, False, True, True, False, False]))
     clean, _ = update(state, masked, jax.random.key(5))
     assert differs(clean.learner, state.learner)
-    # 1. whatever stands in the masked rows
+    # 1. with any values in the masked rows
     garbage = lambda x: np.where(
         np.reshape(masked.mask, (-1,) + (1,) * (x.ndim - 1)), x, np.asarray(7, x.dtype)
     )

@@ -349,14 +349,14 @@ def test_bad_files(tmp_path):
     arrays = dict(np.load(tmp_path / "ragged.npz"))
     np.savez(tmp_path / "ragged.npz", **arrays | {"y_train": arrays["y_train"][:-1]})
     save(tmp_path / "mnist.npz", (32, 32))
-    for name, words in (
+    for name, message in (
         ("packed", "lacks x_train, x_test, y_test.*it has x_train_xz, y_train"),
         ("broken", "not a readable"),
         ("pickled", "plain arrays"),
         ("ragged", "integer labels"),
         ("absent", "no file"),
     ):
-        with pytest.raises(UserError, match=words) as caught:
+        with pytest.raises(UserError, match=message) as caught:
             load(tmp_path / f"{name}.npz")
         assert "\n" not in str(caught.value)
     with pytest.raises(UserError, match=r"shape \(28, 28, 1\)"):
@@ -381,7 +381,7 @@ def test_a_damaged_prepared_dataset_is_one_sentence(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name, words",
+    "name, message",
     [
         ("cifar", "did you mean 'cifar10'"),
         ("synthetic:shape=3", "32x32x3"),
@@ -390,8 +390,8 @@ def test_a_damaged_prepared_dataset_is_one_sentence(tmp_path):
         ("synthetic:train=3", "fewer than one example"),
     ],
 )
-def test_bad_names(name, words):
-    with pytest.raises(UserError, match=words):
+def test_bad_names(name, message):
+    with pytest.raises(UserError, match=message):
         load(name)
     with pytest.raises(UserError, match="no option 'colour'"):
         load("digits", colour=1)

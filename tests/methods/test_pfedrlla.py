@@ -30,7 +30,8 @@ SMALL = {"side": 4, "embedding": 6, "agent.batch": 4, "agent.capacity": 64, "hea
 
 
 def forced(method, weights):
-    """The method with an agent that always says weights(observation) [m+1], and learns nothing."""
+    """The method with an agent that always chooses weights(observation) [m+1], and learns
+    nothing."""
     from agents.types import Agent, Info
 
     class Saying(Agent):
@@ -116,7 +117,7 @@ COMPILED: dict = {}
 
 
 def announced(sim):
-    """Compiled once: (state, data) -> (orders, the mixture of every participant [M, …])."""
+    """Compiled once: (state, data) -> (round plan, the mixture of every participant [M, …])."""
 
     def both(state, data):
         round_plan = sim.plan_round(state, data)
@@ -389,15 +390,15 @@ def test_a_pretrained_agent_is_fine_tuned(tmp_path, capsys):
         " pfedrlla.agent.capacity=64"
     )
     first, second = tmp_path / "first", tmp_path / "second"
-    words = f"train pfedrlla --rounds 4 --set pfedrlla.random_rounds=2 --out {first} {common}"
-    assert main(words.split()) == 0
+    argv = f"train pfedrlla --rounds 4 --set pfedrlla.random_rounds=2 --out {first} {common}"
+    assert main(argv.split()) == 0
     parts = "agent.learner,agent.rounds,server.encoder,server.frame"
     assert f"--start-from {first}:{parts}" in capsys.readouterr().out
-    words = (
+    argv = (
         f"run pfedrlla --rounds 2 --set pfedrlla.random_rounds=2 --out {second} {common}"
         f" --start-from {first}"
     )
-    assert main([*words.split()[:-1], f"{first}:{parts}"]) == 0
+    assert main([*argv.split()[:-1], f"{first}:{parts}"]) == 0
     from fedjax_sim.api import resume
 
     result = resume(second, 3)
@@ -408,7 +409,7 @@ def test_a_pretrained_agent_is_fine_tuned(tmp_path, capsys):
         assert (
             main(
                 [
-                    *words.replace(str(second), str(tmp_path / "third")).split()[:-1],
+                    *argv.replace(str(second), str(tmp_path / "third")).split()[:-1],
                     f"{first}:{wrong}",
                 ]
             )
@@ -424,7 +425,7 @@ def test_a_pretrained_agent_is_fine_tuned(tmp_path, capsys):
 
 
 def test_mistakes_are_sentences():
-    for options, words in (
+    for options, message in (
         ({"regime": "warm"}, "unknown regime of pfedrlla"),
         ({"head": "size"}, "unknown head of pfedrlla"),
         ({"beta3": -1.0}, "beta3=-1 is not allowed"),
@@ -433,7 +434,7 @@ def test_mistakes_are_sentences():
         ({"agent.hue": 3}, "option of agent 'ddpg'"),
         ({"head": "weighted", "beta1": 2.0}, "pfedrlla.beta1 is the agent's"),
     ):
-        with pytest.raises(UserError, match=words.replace("(", r"\(")):
+        with pytest.raises(UserError, match=message.replace("(", r"\(")):
             make_method("pfedrlla", **options)
     fed = tiny.federation()
     without = dataclasses.replace(fed, rows={k: v for k, v in fed.rows.items() if k != "val"})

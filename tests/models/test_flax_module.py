@@ -138,7 +138,7 @@ class TwoInputs(nn.Module):
 @pytest.mark.parametrize(
     ("module", "sentence"),
     [
-        (Soft(), "does something behind its last layer 'head'"),
+        (Soft(), "computes something after its last layer 'head'"),
         (ConvLast(), "the last layer 'Conv_0' of module 'ConvLast' is Conv, not a Dense layer"),
         (Bare(), "parameter 'extra' stands directly in module 'Bare'"),
         (TwoInputs(), "its __call__ wants other"),

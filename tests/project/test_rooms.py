@@ -285,10 +285,10 @@ def test_no_methods_name_outside_methods():
         place = name.removeprefix("fedjax_sim.")
         if name.startswith("agents") or place.split(".")[0] in ("methods", "presets"):
             continue
-        words = {
+        parts = {
             n.value for n in ast.walk(ast.parse(file.read_text())) if isinstance(n, ast.Constant)
         }
-        named = {w for w in words if isinstance(w, str)} & set(
+        named = {w for w in parts if isinstance(w, str)} & set(
             METHODS
         ) - COMMON_WORDS - ELSEWHERE.get(place, set())
         found += [f"{name}: {word}" for word in sorted(named)]

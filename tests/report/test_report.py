@@ -242,15 +242,15 @@ def test_lines_differ_beside_colours():
     assert len({str(one) for one in values}) == 40
 
 
-@pytest.mark.parametrize("words, titled", [([], True), (["--no-titles"], False)])
-def test_titles_are_optional(tmp_path, monkeypatch, words, titled):
+@pytest.mark.parametrize("argv, titled", [([], True), (["--no-titles"], False)])
+def test_titles_are_optional(tmp_path, monkeypatch, argv, titled):
     seen = []
     real = style.save
     monkeypatch.setattr(
         style, "save", lambda plt, figure, path: seen.append(figure) or real(plt, figure, path)
     )
     folder = write_run(tmp_path / "a", "fedpolicy", rounds=3, actions=(0.5, 0.4, 0.1))
-    assert main(["report", str(folder), "--out", str(tmp_path / "out"), *words]) == 0
+    assert main(["report", str(folder), "--out", str(tmp_path / "out"), *argv]) == 0
     titles = [
         axis.get_title()
         for figure in seen

@@ -124,7 +124,7 @@ def in_basis(weights: Array, side: int, basis: Array) -> Array:
 
 
 class Frame(NamedTuple):
-    """How the heads of a run are seen; an agent that goes on in another run takes it along."""
+    """How the heads of a run are seen; an agent that continues in another run needs it."""
 
     basis: tuple  # L × V_l [M_l, side]
     centre: Array  # [L, side²] mean of F over clients

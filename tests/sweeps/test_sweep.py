@@ -1,4 +1,4 @@
-"""`sweep`: the grid, what is skipped and gone on with, failures, workers, SLURM and Ray,
+"""`sweep`: the grid, what is skipped or resumed, failures, workers, SLURM and Ray,
 results.csv."""
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def test_the_grid_is_methods_times_settings_times_seeds():
     more = jobs_of({"methods": ["fedavg"], "settings": {"rounds": 9}})
     assert (
         more[0].name == jobs_of({"methods": ["fedavg"]})[0].name
-    )  # more rounds: the same run goes on
+    )  # more rounds: the same run is extended
     assert (
         len(jobs_of({"methods": ["fedavg"], "grid": {"rounds": [2, 4]}})) == 2
     )  # unless they are what is swept
@@ -424,7 +424,7 @@ def test_a_second_sweep_in_the_folder_is_refused(capsys):
 
 
 def test_a_run_that_another_process_has_begun_is_not_begun_again(capsys):
-    """Before its first checkpoint it has nothing to go on from, but it is not for others to throw
+    """Before its first checkpoint it cannot be resumed, but others may not throw it
     away."""
     from fedjax_sim.runner.prepare import prepare
     from fedjax_sim.runner.run_directory import RunDirectory
@@ -446,7 +446,7 @@ def test_a_run_that_another_process_has_begun_is_not_begun_again(capsys):
 
 
 def test_a_task_leaves_a_finished_run_without_checkpoints_alone(capsys):
-    """Its summary was lost, and nothing is there to go on from: it is refused, not begun again."""
+    """Its summary was lost and there is no checkpoint: it is refused, not begun again."""
     file = toml('methods = ["fedavg"]\n' + TINY)
     task = ["sweep", str(file), "--out", "out", "--task", "0", "--quiet"]
     assert main(task) == 0
