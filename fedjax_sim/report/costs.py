@@ -21,7 +21,7 @@ COSTS = {
     "comm_gb_to": tuple((name, size / 1e9) for name, size in style.BYTES),
     "time_min_to": tuple((name, size / 60) for name, size in style.SECONDS),
 }
-STAGES = ("orders", "local", "aggregation", "controller", "evaluation")
+STAGES = ("plan", "local", "aggregation", "controller", "evaluation")
 
 
 def reached(groups: Sequence[Group]) -> list[str]:
@@ -94,9 +94,11 @@ def read_profiles(
         for file in sorted(path.rglob("profile.json")):
             try:
                 profile = json.loads(file.read_bytes())
+                seconds = profile["seconds"]
+                seconds = {"plan": seconds.get("orders")} | seconds  # its name in version 0.2.0
                 one = {
                     "method": str(profile["method"]),
-                    "seconds": {k: float(profile["seconds"][k]) for k in STAGES},
+                    "seconds": {k: float(seconds[k]) for k in STAGES},
                 }
                 if profile["checksum"] != checksum(profile):
                     raise ValueError

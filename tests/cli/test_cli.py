@@ -488,9 +488,7 @@ def test_dry_run_times_no_layouts(capsys, tmp_path, monkeypatch):
 def test_profile_prints_every_part(capsys):
     assert main(["profile", "fedavg", *(word for word in SMALL if word != "--quiet")]) == 0
     out, err = capsys.readouterr()
-    assert (
-        err.startswith("fedavg: compiling and timing orders …\n") and "timing evaluation …" in err
-    )
+    assert err.startswith("fedavg: compiling and timing plan …\n") and "timing evaluation …" in err
     for part in (
         "local",
         "aggregation",

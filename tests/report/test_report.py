@@ -31,7 +31,7 @@ def drawn(tmp_path_factory) -> tuple[pathlib.Path, list[str]]:
     write_comparison(root / "runs", betas=("0.3",))
     write_run(root / "runs" / "hostile", HOSTILE, best=0.5, ended=False, budgets=True)
     (root / "runs" / "profiled").mkdir()
-    seconds = dict(orders=0.01, local=1.0, aggregation=0.02, controller=0.0, evaluation=0.3)
+    seconds = dict(plan=0.01, local=1.0, aggregation=0.02, controller=0.0, evaluation=0.3)
     profile = {"method": "fedavg", "seconds": seconds}
     (root / "runs" / "profiled" / "profile.json").write_text(
         json.dumps(profile | {"checksum": checksum(profile)})
@@ -294,6 +294,18 @@ def test_every_figure_is_drawn_in_two_formats(drawn):
             ), name
         assert (out / f"{name}.pdf").read_bytes().startswith(b"%PDF")
     assert len(said) == 1
+
+
+def test_a_profile_of_version_0_2_is_read(tmp_path):
+    """There the stage `plan` is called `orders`."""
+    from fedjax_sim.report.costs import read_profiles
+
+    seconds = dict(orders=0.5, local=1.0, aggregation=0.02, controller=0.0, evaluation=0.3)
+    profile = {"method": "fedavg", "seconds": seconds}
+    text = json.dumps(profile | {"checksum": checksum(profile)})
+    (tmp_path / "profile.json").write_text(text)
+    (found,) = read_profiles([tmp_path])
+    assert found["seconds"]["plan"] == 0.5 and found["seconds"]["local"] == 1.0
 
 
 def test_what_has_no_data_is_not_drawn(tmp_path):
