@@ -26,6 +26,7 @@ CHECKED = [f"fedjax_sim.{room}" for room in ("engine", "local", "models", "plans
 # shapes in the signatures of these rooms are checked whenever a test calls a function of theirs
 install_import_hook(CHECKED, "shapes.checked")
 
+from fedjax_sim.methods import METHODS  # noqa: E402
 from fedjax_sim.runner import compilation  # noqa: E402
 
 jax.config.update("jax_num_cpu_devices", 8)
@@ -54,9 +55,9 @@ MOST_MAPS = 30_000
 MOST_BYTES = 3 << 30  # of one test process: several of them must fit beside each other
 _tests_run = _kept = 0
 
-# ---- two tiers: `make test` leaves out what is marked `full`, `make test-all` runs it
-# -------------------------------- whole files: the same properties on more methods, settings and
-# processes, or what costs minutes
+# ---- two tiers ----------------------------------------------------------------------------------
+# `make test` leaves out what is marked `full`, `make test-all` runs it.
+# Whole files: the same properties on more methods, settings and processes, or what takes minutes.
 FULL = (
     "test_accelerators",
     "test_agents_learning",
@@ -97,7 +98,7 @@ FULL = (
     "test_unfinished",
     "test_values",
 )
-# one method of every family goes through the whole contract in the first tier
+# The first tier takes one method of every family: its contract, its reference, its own file.
 FAMILIES = (
     "fedavg",  # a mean
     "scaffold",  # control variates
@@ -114,6 +115,21 @@ FAMILIES = (
     "qbandit",
     "private_scale",
 )
+PER_METHOD = ("test_contract", "test_numpy_loops", "test_pytorch_loops", "test_global_methods")
+# Properties that compile a program of their own for every method: every family meets one of them.
+OWN_PROGRAM = {
+    "test_a_neutral_transform_is_the_plain_run": (
+        "fedavg",
+        "scaffold",
+        "fedpac",
+        "fedbabu",
+        "fedpolicy",
+        "private_scale",
+    ),
+    "test_vmap_width_two_is_width_one": ("fedavg", "ditto", "fedfomo", "fedrod", "pfedrlla"),
+    "test_loop_backend_agrees": ("fedavg", "fedper", "ccvr", "fedpam", "qbandit"),
+}
+PAGES = ("README.md", "docs/add-a-method.md")  # whose Python runs in the first tier
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -128,11 +144,18 @@ def pytest_collection_modifyitems(items):
 
 
 def in_second_tier(item: pytest.Item) -> bool:
-    if item.path.stem in FULL:
+    file = item.path.stem
+    if file in FULL:
         return True
-    if item.path.stem != "test_contract" or not hasattr(item, "callspec"):
+    if item.path.parent.name == "methods" and file[len("test_") :] in {*METHODS} - {*FAMILIES}:
+        return True
+    given = item.callspec.params if hasattr(item, "callspec") else {}
+    if item.originalname == "test_documented_python_runs":
+        return given["page"] not in PAGES
+    method = next((given[key] for key in ("sim", "name", "method") if key in given), None)
+    if file not in PER_METHOD or method is None:
         return False
-    return item.callspec.params.get("sim", item.callspec.params.get("name")) not in FAMILIES
+    return method not in OWN_PROGRAM.get(item.originalname, FAMILIES)
 
 
 @pytest.fixture(autouse=True)
