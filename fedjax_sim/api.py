@@ -35,8 +35,8 @@ OF_DATA.remove("unseen")
 
 
 class Result(results.Result):
-    """What a run leaves: evaluated rows, per-round rows, per-client counts, the summary, the final
-    State."""
+    """The results of a run: evaluated rows, rows of all rounds, counts per client, the summary, the
+    final State."""
 
     def table(self, which: str = "metrics") -> Rows:
         """Rows as in metrics.csv (evaluated rounds) or in rounds.csv ("rounds"): a list
@@ -400,8 +400,8 @@ def sweep(
     """Methods × grid × seeds, as `docs/sweep.md` has them; a row per run (status, settings, every
     figure), as in results.csv.
 
-    methods: entries as `compare` takes them, or the path of a sweep file, which then says
-    everything. out: the folder; what has ended there is not run again. grid: {"lr": [0.01, 0.1],
+    methods: entries as `compare` takes them, or the path of a sweep file, which then has
+    all settings. out: the folder; runs that have ended there are skipped. grid: {"lr": [0.01, 0.1],
     "fedprox.mu": [0.1, 1]}; settings: the same in every run. workers: 0 runs them in this process,
     one after another; else so many processes at a time, for which `imports` are files that register
     methods of your own. progress: whether lines or a table are shown.
@@ -439,7 +439,7 @@ def sweep(
 
 
 def register_agent(name: str, kind: Any, help: str = "", *, discrete: bool = True) -> None:
-    """Make an agent of your own known by name: a subclass of agents.Agent, with its
+    """Register an agent of your own by name: a subclass of agents.Agent, with its
     hyper-parameters as fields."""
     from agents import register
 

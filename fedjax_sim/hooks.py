@@ -52,7 +52,8 @@ class Around(NamedTuple):
 
 
 class Method(Node):
-    """A federated method; as it stands FedAvg, weighted by the clients' numbers of examples."""
+    """A federated method. Its hooks by default are FedAvg, weighted by the clients' numbers of
+    examples."""
 
     name: ClassVar[str] = "method"
     weights = "size"  # of the average: 'size' (n_k) or 'uniform'
@@ -60,11 +61,10 @@ class Method(Node):
         False  # `personal` of a `Personal` method trains (fine-tuning): run at --personal-every
     )
 
-    # ---- what it is like; a class attribute, or a property where it depends on the options
-    # ------------------------
+    # ---- declarations; a class attribute, or a property where it depends on the options ----------
     @property
     def needs(self) -> frozenset[str]:
-        """Words of NEEDS."""
+        """What the engine stores for it: words of NEEDS."""
         return NOTHING
 
     @property
@@ -89,14 +89,13 @@ class Method(Node):
 
     @property
     def needs_classes(self) -> str:
-        """Why it works with one class and one vector of logits per example alone; empty: with any
+        """Why it needs one class and one vector of logits per example; empty: it works with any
         task."""
         return ""
 
     @property
     def needs_sgd(self) -> str:
-        """Why its equations hold for steps of plain SGD alone; empty: it trains by any
-        optimiser."""
+        """Why it is defined for plain SGD only; empty: it works with any optimiser."""
         return ""
 
     @property
@@ -143,7 +142,7 @@ class Method(Node):
         return server.net
 
     def extra_floats(self, env: Env, net: Tree) -> tuple[int, int]:
-        """Floats on the wire beside the model, per participant: (down, up)."""
+        """Floats on the wire in addition to the model, per participant: (down, up)."""
         return 0, 0
 
     def wire(self, env: Env, net: Tree) -> Wire:
@@ -183,7 +182,7 @@ class Method(Node):
     def local(
         self, env: Env, net: Tree, server: Any, client: Client, ctx: Ctx
     ) -> tuple[Client, Upload]:
-        """ONE client: its work of a round, from `net`; (itself afterwards, what it hands over)."""
+        """ONE client: its work of a round, from `net`; (itself afterwards, its upload)."""
         client, done = local_sgd(env, net, client, ctx)
         return client, self.upload(env, ctx, done)
 
@@ -262,10 +261,10 @@ class SetsUp:
 
 
 class Finishes:
-    """The net that is handed over after the last planned round is not `global_model`."""
+    """The final model after the last planned round is not `global_model`."""
 
     def finish(self, env: Env, server: Any, key: Array) -> Tree:
-        """The net that is handed over."""
+        """The final model."""
         raise NotImplementedError
 
 

@@ -110,7 +110,7 @@ TASKS: dict[str, Task] = {
 
 
 def register_task(task: Task) -> Task:
-    """Make a task of your own known by its name; its loss and its metrics must be known too."""
+    """Register a task of your own; its loss and its metrics must be registered too."""
     TASKS[task.name] = task
     return task
 

@@ -234,7 +234,7 @@ def federate(
     clients: where not given 20, or under column:NAME one for each value. norm: "dataset" (published
     mean and std, else computed from the clients' training rows), "pfllib" (0.5, 0.5) or "none".
     server_val: examples of the official training set kept by the server (protocol standard only),
-    default min(1000, 10 % of them), 0 for none. task: what the data look like, unless it is named.
+    default min(1000, 10 % of them), 0 for none. task: auto: by the form of the data.
     val_fraction: None for what the protocol says; a number f replaces the protocol's own validation
     share, and under a protocol without one every client holds back f of its training part (at least
     one example where it has two), the test rows being the same; 0 for none. batch_size: only enters

@@ -414,7 +414,7 @@ DATASETS: dict[str, Source] = {
 
 
 def register_dataset(name: str, make: Callable[[], Any], help: str = "") -> None:
-    """Make a dataset of your own known by name: make() -> (x_train, y_train, x_test, y_test), or a
+    """Register a dataset of your own by name: make() -> (x_train, y_train, x_test, y_test), or a
     `Dataset`."""
 
     def load_it(data_dir: Folder, download: bool) -> Dataset:

@@ -86,7 +86,7 @@ def score_server(r: Round, env: Env, state: State, data: Data) -> dict[str, Tree
         return out
     net = method.global_model(env, state.server)
     last = method.ask(Finishes)
-    if last is not None:  # the model that is handed over, made once
+    if last is not None:  # the final model, computed once
         done = lambda: last.finish(env, state.server, stage_key(state, SERVER))
         net = lax.cond(state.t >= env.rounds, done, lambda: net)
     sets = (

@@ -116,7 +116,7 @@ GIVEN = ("dtype", "conv", "activations")  # arguments of a builder that are opti
 
 
 def register_model(name: str, build: Callable[..., Any], help: str = "") -> None:
-    """Make a model of your own known by name: build(shape, classes, *, dtype, conv, **options) ->
+    """Register a model of your own by name: build(shape, classes, *, dtype, conv, **options) ->
     Model.
 
     What it takes beside these, with a default, is an option (`--set model.OPTION=VALUE`); see
