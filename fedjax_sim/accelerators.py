@@ -1,10 +1,9 @@
 """Compile for a device that this machine does not have: its compiler is asked, the program is never
 run.
 
-    device = target_device("v5e")                          # or "v5e:2x4", "v5p", "v6e", "h100",
-                                        "a100", "h100:8"
-    program = compile_for(device, fn, (state, data))       # `fn` as users run it, its first
-    argument donated program.memory_analysis(), program.as_text()
+    device = target_device("v5e")  # or "v5e:2x4", "v5p", "v6e", "h100", "a100", "h100:8"
+    program = compile_for(device, fn, (state, data))  # donates the first argument, as in a run
+    program.memory_analysis(), program.as_text()
 
 The compilers come with the extra `[aot]`. What they say is a cost model, not a stopwatch.
 """

@@ -2,9 +2,8 @@
 windows of tokens.
 
 `text:PATH`   a folder of .txt files: a client each.  A .txt file of speeches, NAME: on a line of
-              its own and what is said
-              below it, as plays are printed: a client per name.  A .csv with a column of texts and
-              one of speakers.
+              its own and the speech below it, as plays are printed: a client per name.  A .csv
+              with a column of texts and one of speakers.
 options       `text:PATH,window=64,unit=characters` (or bytes); for a .csv also speaker=COLUMN and
               text=COLUMN.
 

@@ -1,10 +1,9 @@
 """FedALA (Zhang et al., 2023): every weight of the start is a learned mixture of the old local and
 the received model.
 
-    θ̂ = θ_old + (Θ − θ_old) ⊙ W,   W ∈ [0, 1]   in the last `layers` groups; the other groups are
-                                                 Θ's
-    W ← clip(W − η_w ∇_θ̂ f ⊙ (Θ − θ_old), 0, 1)    batch by batch over a random contiguous `share`
-    % of the local rows then E epochs from θ̂;  Θ ← Σ_k (n_k/Σn) w_k
+    θ̂ = θ_old + (Θ − θ_old) ⊙ W,   W ∈ [0, 1]      in the last `layers` groups; the others are Θ's
+    W ← clip(W − η_w ∇_θ̂ f ⊙ (Θ − θ_old), 0, 1)    by batch; a random contiguous `share` % of rows
+    then E epochs from θ̂;  Θ ← Σ_k (n_k/Σn) w_k
 
 The first time W is learned, passes go on until the standard deviation of the last `window` losses
 is below `threshold`; afterwards one pass per round; none in round 1, where Θ = θ_old. As in the

@@ -3,8 +3,7 @@ personal cloud models.
 
     ξ_ij = α·A'(‖w_i − w_j‖²),   A'(x) = e^{−x/σ}/σ,   j ≠ i;       ξ_ii = 1 − Σ_j ξ_ij
     u_i  = Σ_j ξ_ij w_j                                              the cloud model of client i
-    client:  from its own w_i,  min f_i(w) + (λ/2α)‖w − u_i‖²,   i.e. the gradient gains (λ/α)(w −
-                                                                 u_i)
+    client:  from its own w_i,  min f_i(w) + (λ/2α)‖w − u_i‖²      the gradient gains (λ/α)(w − u_i)
 
 The attention reaches over the K = `peers` clients that uploaded last (0: over everybody who ever
 has, K = N), with their stored models; clients that have never uploaded do not count. A round holds

@@ -1,10 +1,9 @@
 """An agent decides who takes part.
 
-    state   s_k = [n_k / max n, last loss of k / (1 + last loss), 1 / (1 + rounds since), has taken
-            part]      per client
-    action   take or skip; the M clients with the largest log π(take|s_k) + Gumbel noise take part
-    reward   the fall of the participants' mean training loss since the round before, for all who
-             were taken
+    state   s_k = [n_k / max n, last loss of k / (1 + last loss), 1 / (1 + rounds since its last
+            participation), has taken part]
+    action  take or skip; the M clients with the largest log π(take|s_k) + Gumbel noise take part
+    reward  the fall of the participants' mean training loss since the previous round
 
 Any discrete agent of `agents/` that learns from stored transitions (q_bandit, dqn, sac). Its state
 is the server's. Wire: the method's, and the losses, one float up.

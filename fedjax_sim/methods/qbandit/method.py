@@ -3,11 +3,11 @@ and how long it trains.
 
     state    s_k = [onehot(k), a_k, b_k/L, c_k/E_max]         budgets: c_k epochs, b_k layers (soft)
     action   (L_k, E_k) ∈ {1..L} × {0.01, 0.1, 0.5, 1, 2, 5}      ε-greedy on Q_θ(s_k, ·)
-    client   layers 1..L_k ← the server's, L_k+1..L as it left them;  w_k ← SGD, max(1,
-             round(E_k·⌈n_k/B⌉)) steps
+    client   layers 1..L_k ← the server's, L_k+1..L as it left them
+             w_k ← SGD, max(1, round(E_k·⌈n_k/B⌉)) steps
     server   layer ℓ ← Σ_{k: L_k≥ℓ} n_k w_k^ℓ / Σ_{k: L_k≥ℓ} n_k;  a layer that nobody shared stays
-    reward   r_k = a_k − λ_comp max(0, E_k−c_k) − λ_comm max(0, L_k−b_k) − λ_dist d_k;  scope
-             `round`: Σ_k r_k for all
+    reward   r_k = a_k − λ_comp max(0, E_k−c_k) − λ_comm max(0, L_k−b_k) − λ_dist d_k
+             scope `round`: Σ_k r_k for all
              d_k = (Σ_{ℓ≤L_k} ‖Δ_k^ℓ − mean_{j: L_j≥ℓ} Δ_j^ℓ‖²)^{1/2},  Δ: the update of this round
     agent    Huber_1(Q_θ(s_k, a_k) − (r_k − mean)/spread), no bootstrap;  ε ← max(0.05, 0.97 ε)
              mean and spread (1 where it is less): of the rewards that it learns from
