@@ -9,6 +9,7 @@ import inspect
 import pathlib
 import re
 import sys
+import textwrap
 from collections.abc import Callable, Iterator
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -57,25 +58,24 @@ def section(names: list[str]) -> str:
     lines = [f"## {', '.join(f'`{name}`' for name in names)}", "", "```text", text, "```", ""]
     for name in names:
         method = methods.method_class(name)
-        shown = ", ".join(option(one) for one in dataclasses.fields(method)) or "none"
-        lines.append(
-            f"* `{name}`, in Python `fs.{method.__name__}`: {methods.METHODS[name]}. Options:"
-            f" {shown}."
-        )
+        lines += [f"`{name}`, in Python `fs.{method.__name__}`: {methods.METHODS[name]}.", ""]
+        if options := [option(one) for one in dataclasses.fields(method)]:
+            lines += ["| option | default | allowed | |", "|---|---|---|---|", *options, ""]
         more = (inspect.getdoc(method) or "").split("\n\n", 1)[1:]
         if more:
-            lines.append(f"  {' '.join(more[0].split())}")
-    return "\n".join([*lines, ""])
+            lines += [*textwrap.wrap(" ".join(more[0].split()), 100), ""]
+    return "\n".join(lines)
 
 
 def option(one: dataclasses.Field) -> str:
-    """An option with its default, what it means and what it may be."""
+    """An option as a row of the table: its default, what it may be and what it means."""
     limits = limits_of(one)
-    words = [limits.help, " or ".join(limits.choices)]
+    allowed = ", ".join((*limits.choices, *limits.words))
     if any(bound is not None for bound in (limits.ge, limits.gt, limits.le)):
-        words.append(allowed_range(limits))
-    notes = "; ".join(word for word in words if word)
-    return f"`{one.name}={one.default}`" + (f" ({notes})" if notes else "")
+        allowed = ", ".join(part for part in (allowed_range(limits), allowed) if part)
+    default = f"`{one.default}`" if one.default != "" else ""
+    cells = (f"`{one.name}`", default, allowed, limits.help)
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
 # ---- api.md --------------------------------------------------------------------------------------
