@@ -31,6 +31,7 @@ from fedjax_sim.data.spec import (
     split_spec,
 )
 from fedjax_sim.errors import UserError, unknown
+from fedjax_sim.named import first_sentence
 from fedjax_sim.tasks import task_of
 
 Folder = str | os.PathLike[str] | None
@@ -433,7 +434,7 @@ def register_dataset(name: str, make: Callable[[], Any], help: str = "") -> None
             ),
         )
 
-    DATASETS[name] = Source(help or (make.__doc__ or "").strip().split("\n")[0], load_it)
+    DATASETS[name] = Source(help or first_sentence(make), load_it)
 
 
 def load(
