@@ -237,9 +237,8 @@ def train(args: argparse.Namespace) -> int:
     if not args.dry_run:
         number = experiment.training.seed
         first = args.out if args.seeds == 1 else f"{args.out}/seed-{number}"
-        seed = (
-            f" --seed {number}" if number else ""
-        )  # the agent saw models with these initial weights
+        # the agent saw models with these initial weights
+        seed = f" --seed {number}" if number else ""
         around = "".join(f" --transform {text}" for text in chosen.transforms)
         say(
             f"use it with: fedjax-sim run {method}{around}{seed} --start-from"

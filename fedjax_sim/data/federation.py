@@ -50,26 +50,22 @@ class Federation:
     y: Array  # [D] int32; or what the task has: [D, K] float or uint8, [D, T] int32
     rows: dict[str, Array]  # split -> [N, S_split] int32, padded with row 0 (a valid row)
     size: dict[str, Array]  # split -> [N] int32, true lengths
-    server_rows: dict[
-        str, Array
-    ]  # server-side rows [R] int32: "test" always, "val" only if the protocol has it
+    # server-side rows [R] int32: "test" always, "val" only if the protocol has it
+    server_rows: dict[str, Array]
     mean: Array  # [C]
     std: Array  # [C]
     scale: Array  # []  1/255 for uint8, 1 for floats
     classes: int = dataclasses.field(metadata={"static": True})
     name: str = dataclasses.field(default="arrays", metadata={"static": True})
-    augment: str = dataclasses.field(
-        default="", metadata={"static": True}
-    )  # "" or "crop_flip": the engine applies it
+    # "" or "crop_flip": the engine applies it
+    augment: str = dataclasses.field(default="", metadata={"static": True})
     task: str = dataclasses.field(default="classification", metadata={"static": True})
-    origin: Origin = dataclasses.field(
-        default=Origin("arrays"), metadata={"static": True}
-    )  # equal to every other one
+    # equal to every other one
+    origin: Origin = dataclasses.field(default=Origin("arrays"), metadata={"static": True})
 
     def __repr__(self) -> str:
-        sides = "x".join(
-            map(str, getattr(self.x, "shape", ()))
-        )  # inside JAX the leaves may be anything
+        # inside JAX the leaves may be anything
+        sides = "x".join(map(str, getattr(self.x, "shape", ())))
         clients = (
             (*getattr(self.size.get("train"), "shape", ()), "?")[0]
             if isinstance(self.size, dict)
@@ -133,9 +129,8 @@ class Federation:
             if target == LABELS:
                 return np.stack([own.sum(0, dtype=np.int64) for own in each])
             return np.stack([np.bincount(own[own >= 0], minlength=self.classes) for own in each])
-        owner, _ = np.nonzero(
-            np.arange(rows.shape[1]) < size[:, None]
-        )  # row-major, as the boolean gather below
+        # row-major, as the boolean gather below
+        owner, _ = np.nonzero(np.arange(rows.shape[1]) < size[:, None])
         labels = y[rows[np.arange(rows.shape[1]) < size[:, None]]]
         flat = np.bincount(owner * self.classes + labels, minlength=self.num_clients * self.classes)
         return flat.reshape(self.num_clients, self.classes)

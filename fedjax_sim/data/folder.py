@@ -32,9 +32,8 @@ IDX_FILES = {
     "x_test": "t10k-images-idx3-ubyte.gz",
     "y_test": "t10k-labels-idx1-ubyte.gz",
 }
-DEBIAN_FOLDERS = {
-    "fashion_mnist": "/usr/share/datasets/fashion-mnist"
-}  # the package dataset-fashion-mnist
+# the package dataset-fashion-mnist
+DEBIAN_FOLDERS = {"fashion_mnist": "/usr/share/datasets/fashion-mnist"}
 TFDS_NAMES = ("mnist", "fashion_mnist", "cifar10", "cifar100", "omniglot")
 
 
@@ -142,9 +141,8 @@ def read_idx(path: pathlib.Path) -> np.ndarray:
             sizes = file.read(4 * head[3])
             shape = [int.from_bytes(sizes[i : i + 4], "big") for i in range(0, len(sizes), 4)]
             expected = math.prod(shape)
-            if (
-                len(sizes) < 4 * head[3] or expected > 1100 * path.stat().st_size
-            ):  # gzip packs at most 1,032 bytes into one
+            if len(sizes) < 4 * head[3] or expected > 1100 * path.stat().st_size:
+                # gzip packs at most 1,032 bytes into one
                 raise UserError(
                     f"'{shown(path)}' is not an idx file: it claims the shape {shown(shape)}"
                 )
@@ -228,8 +226,7 @@ def _prepare(tfds: Any, name: str, root: pathlib.Path) -> Any:
     try:
         builder = tfds.builder(name, data_dir=str(root), file_format="array_record")
         builder.download_and_prepare()
-    except (
-        Exception
-    ) as error:  # network, disk and checksum errors of many types, all of them the user's to see
+    except Exception as error:
+        # network, disk and checksum errors of many types, all of them the user's to see
         raise UserError(f"could not download and prepare {name} ({reason(error)})") from error
     return builder

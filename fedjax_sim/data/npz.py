@@ -22,10 +22,8 @@ from fedjax_sim.data.spec import shown
 from fedjax_sim.errors import UserError
 
 Arrays = dict[str, np.ndarray]
-METHODS = {
-    zipfile.ZIP_STORED: 1,
-    zipfile.ZIP_DEFLATED: 1100,
-}  # what NumPy writes -> the most one byte can become
+# what NumPy writes -> the most one byte can become
+METHODS = {zipfile.ZIP_STORED: 1, zipfile.ZIP_DEFLATED: 1100}
 KINDS = "biufUS"  # bool, integers, floats, text: what an example or a fact of it can be
 BLOCK = 1 << 24
 

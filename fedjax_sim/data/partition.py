@@ -108,9 +108,8 @@ def _dirichlet_counts(per_class: np.ndarray, clients: int, alpha: float, rng: Rn
         if not p.sum() > 0:  # a tiny alpha may put all its mass on clients that are full
             p = open_.astype(float)
         ends = np.cumsum(p)
-        cuts = (ends / ends[-1] * number).astype(
-            np.int64
-        )  # the last open client reaches exactly `number`
+        # the last open client reaches exactly `number`
+        cuts = (ends / ends[-1] * number).astype(np.int64)
         counts[:, k] = np.diff(cuts, prepend=0)
         given += counts[:, k]
     return counts
@@ -124,9 +123,8 @@ def _top_up(rows: Rows, least: int, tries: int, rng: Rng) -> Rows:
     poor = np.flatnonzero(size < least)
     for i in poor:
         while size[i] < least:
-            donor = int(
-                size.argmax()
-            )  # holds more than `least`: N least <= n and client i is below it
+            # holds more than `least`: N least <= n and client i is below it
+            donor = int(size.argmax())
             moved = int(np.minimum(least - size[i], size[donor] - least))
             rows[i] = np.concatenate([rows[i], rows[donor][-moved:]])
             rows[donor] = rows[donor][:-moved]
@@ -194,9 +192,8 @@ def pathological(
             part = np.full(len(holders), int(mean))
         else:
             high = max(int(mean), 1)
-            low = np.minimum(
-                int(max(mean / 10, min / classes)), high - 1
-            )  # never above the mean: what is over is >= 0
+            # never above the mean: what is over is >= 0
+            low = np.minimum(int(max(mean / 10, min / classes)), high - 1)
             part = rng.integers(low, high, size=len(holders))
         part[-1] = len(rows) - part[:-1].sum()
         counts[holders, k] = part

@@ -80,10 +80,8 @@ def read_pictures(folder: pathlib.Path, size: tuple[int, int] | None = None) -> 
     is_test = in_test if len(parts) == 2 else held_out(y)
     with warnings.catch_warnings():
         warnings.simplefilter("error", Image.DecompressionBombWarning)
-        lenient, ImageFile.LOAD_TRUNCATED_IMAGES = (
-            ImageFile.LOAD_TRUNCATED_IMAGES,
-            False,
-        )  # other libraries set it for all
+        # other libraries set it for all
+        lenient, ImageFile.LOAD_TRUNCATED_IMAGES = ImageFile.LOAD_TRUNCATED_IMAGES, False
         try:
             x = _stack(Image, [file for file, _, _ in files], size)
         finally:

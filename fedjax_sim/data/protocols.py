@@ -44,9 +44,8 @@ class Protocol:
     fractions: Mapping[str, float]
     server_validation: bool = False
     least: int = 0
-    augment: Mapping[str, str] = dataclasses.field(
-        default_factory=dict
-    )  # dataset -> augmentation of training batches
+    # dataset -> augmentation of training batches
+    augment: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 PROTOCOLS: dict[str, Protocol] = {

@@ -48,9 +48,8 @@ class Dataset:
     x_test: np.ndarray  # [m, H, W, C]
     y_test: np.ndarray  # [m] int32
     classes: int
-    mean: np.ndarray | None = (
-        None  # [C] after scaling; None: computed from the clients' training rows
-    )
+    # [C] after scaling; None: computed from the clients' training rows
+    mean: np.ndarray | None = None
     std: np.ndarray | None = None  # [C]
     extra: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)  # name -> [n + m]
     columns: str = ""  # of a table: which is what
@@ -209,9 +208,8 @@ def _omniglot(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         if x.max(initial=0) <= 1:
             x = x * np.uint8(255)
         drawer = arrays.get(f"drawer_{split}")
-        if (
-            drawer is None
-        ):  # drawers are not linked across alphabets: any order of the 20 drawings will do
+        if drawer is None:
+            # drawers are not linked across alphabets: any order of the 20 drawings will do
             drawer = _place_in_group(character)
         else:
             drawer = check_labels(drawer, f"omniglot: drawer_{split}")

@@ -221,9 +221,8 @@ def held_out(y: np.ndarray) -> np.ndarray:
     >>> int(held_out(np.zeros(10, int)).sum()), int(held_out(np.zeros(4, int)).sum())
     (2, 0)
     """
-    y = (
-        y if y.ndim == 1 and y.dtype.kind != "f" else np.zeros(len(y), int)
-    )  # no classes: of all rows
+    # no classes: of all rows
+    y = y if y.ndim == 1 and y.dtype.kind != "f" else np.zeros(len(y), int)
     order = np.random.default_rng(0).permutation(len(y))  # fixed: the split is part of the dataset
     order = order[np.argsort(y[order], kind="stable")]
     _, start, count = np.unique(y[order], return_index=True, return_counts=True)
@@ -244,9 +243,8 @@ def _classes(where: str, cells: Sequence[str]) -> np.ndarray:
         float(words[0])
     except ValueError:
         return np.unique(words, return_inverse=True)[1]
-    if all(map(_is_number, words)) and not all(
-        float(word).is_integer() for word in words
-    ):  # a target of regression
+    if all(map(_is_number, words)) and not all(float(word).is_integer() for word in words):
+        # a target of regression
         return np.array([float(word) for word in words], np.float32)
     raise UserError(
         f"'{where}': labels must be whole numbers from 0 up, or words, got '{shown(words[0])}' and"

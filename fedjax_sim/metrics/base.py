@@ -153,23 +153,19 @@ class Metric:
     """One metric; the module's docstring says how it is used."""
 
     name: str
-    sums: Callable[[Any, Any, Any], Sums] | None = (
-        None  # (prediction, target, real) -> named sums; None: only `reduce`
-    )
+    # (prediction, target, real) -> named sums; None: only `reduce`
+    sums: Callable[[Any, Any, Any], Sums] | None = None
     finish: Callable[[Sums], dict[str, Any]] = lambda sums: {}
     better: int = 1  # 1: larger figures are better, -1: smaller ones
-    figures: tuple[
-        str, ...
-    ] = ()  # names of what `finish` returns, the main one first; (): the metric's name
+    # names of what `finish` returns, the main one first; (): the metric's name
+    figures: tuple[str, ...] = ()
     label: str = ""  # the main figure, as people read it; "": its name
     unit: str = "percent"
     tabled: bool = True
-    over: str | None = (
-        None  # how names of figures over clients begin; None: only of all clients' rows together
-    )
-    reduce: Callable[[np.ndarray, int], dict[str, float]] | None = (
-        None  # (values [n], better) -> figures over clients
-    )
+    # how names of figures over clients begin; None: only of all clients' rows together
+    over: str | None = None
+    # (values [n], better) -> figures over clients
+    reduce: Callable[[np.ndarray, int], dict[str, float]] | None = None
     reduced: tuple[str, ...] = ()  # names of what `reduce` returns
 
     @property

@@ -207,9 +207,8 @@ def outline(
 
     try:
         net = jax.eval_shape(look, jax.random.key(0), example)
-    except (
-        Exception
-    ) as problem:  # a mistake in the module, or images that do not fit it: flax and JAX say which
+    except Exception as problem:
+        # a mistake in the module, or images that do not fit it: flax and JAX say which
         first = next(
             (line for line in str(problem).splitlines() if line.strip()), type(problem).__name__
         )

@@ -37,9 +37,8 @@ class Model(NamedTuple):
     width: int  # d
     classes: int
     shape: tuple[int, ...]  # H, W, C of images and tables, or (T,) of tokens
-    stages: tuple[
-        tuple[str, int], ...
-    ]  # (name, channels) of the maps given to `tap(name, x [B,h,w,c]) -> x`
+    # (name, channels) of the maps given to `tap(name, x [B,h,w,c]) -> x`
+    stages: tuple[tuple[str, int], ...]
     # their type where it is not that of the weights; features and logits have that of the weights
     activations: Any = None
 
