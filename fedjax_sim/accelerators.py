@@ -20,7 +20,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from fedjax_sim.errors import UserError, unknown
+from fedjax_sim.errors import UserError, first_line, unknown
 
 GB = 1e9
 INSTALL = "pip install 'fedjax-sim[aot]'"
@@ -68,39 +68,24 @@ class Kind:
     text: str = ""  # the description that a GPU's compiler wants
 
 
-H100 = _GPU.format(
-    shared=233472,
-    cores=132,
-    fpus=128,
-    bandwidth=3352320000000,
-    cache=52428800,
-    clock=1.98,
-    memory=84978434048,
-    optin=232448,
-    major=9,
-    name="NVIDIA H100 80GB HBM3",
-)
-A100 = _GPU.format(
-    shared=167936,
-    cores=108,
-    fpus=64,
-    bandwidth=2039000000000,
-    cache=41943040,
-    clock=1.41,
-    memory=84987740160,
-    optin=166912,
-    major=8,
-    name="NVIDIA A100-SXM4-80GB",
-)
+def _gpu(
+    title: str, memory: int, bandwidth: int, clock: float, peak: float, **chip: int | str
+) -> Kind:
+    text = _GPU.format(memory=memory, bandwidth=bandwidth, clock=clock, **chip)
+    return Kind(title, "cuda", "1", memory, float(bandwidth), clock * 1e9, peak, text)
+
+
+H100: dict[str, Any] = dict(cores=132, fpus=128, shared=233472, optin=232448, cache=52428800)
+H100 |= dict(major=9, name="NVIDIA H100 80GB HBM3")
+A100: dict[str, Any] = dict(cores=108, fpus=64, shared=167936, optin=166912, cache=41943040)
+A100 |= dict(major=8, name="NVIDIA A100-SXM4-80GB")
 
 DEVICES: dict[str, Kind] = {
     "v5e": Kind("TPU v5e", "tpu", "2x2", 15.75 * 2**30, 819 * GB, 1.5e9, 197e12),
     "v5p": Kind("TPU v5p", "tpu", "2x2x1", 95.74 * 2**30, 2765 * GB, 1.75e9, 459e12),
     "v6e": Kind("TPU v6e", "tpu", "2x2", 31.25 * 2**30, 1640 * GB, 1.75e9, 918e12),
-    "h100": Kind("NVIDIA H100 SXM", "cuda", "1", 84978434048, 3352.32 * GB, 1.98e9, 989e12, H100),
-    "a100": Kind(
-        "NVIDIA A100 SXM 80 GB", "cuda", "1", 84987740160, 2039 * GB, 1.41e9, 312e12, A100
-    ),
+    "h100": _gpu("NVIDIA H100 SXM", 84978434048, 3352320000000, 1.98, 989e12, **H100),
+    "a100": _gpu("NVIDIA A100 SXM 80 GB", 84987740160, 2039000000000, 1.41, 312e12, **A100),
 }
 
 
@@ -153,7 +138,7 @@ def quiet_environment(on_cpu: bool = True) -> None:
             "TPU_STDERR_LOG_LEVEL": "3",
             "TPU_MIN_LOG_LEVEL": "3",
             # nobody uses a chip: several processes may compile at a time
-            "ALLOW_MULTIPLE_LIBTPU_LOAD": ("1"),
+            "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
         }
     for variable, value in wanted.items():
         os.environ.setdefault(variable, value)
@@ -179,8 +164,8 @@ def target_device(name: str) -> Device:
             raise UserError(
                 f"device '{name}' needs the compiler of {kind.title}; install it with: {INSTALL}"
             ) from None
-        first = (str(problem).splitlines() or [type(problem).__name__])[0]
-        raise UserError(f"the compiler for {kind.title} refuses device '{name}': {first}") from None
+        why = first_line(problem) or type(problem).__name__
+        raise UserError(f"the compiler for {kind.title} refuses device '{name}': {why}") from None
     return Device(name, kind, tuple(found.devices) if topology else (found.devices[0],))
 
 

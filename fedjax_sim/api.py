@@ -23,6 +23,7 @@ from fedjax_sim.report.runs import write_order
 from fedjax_sim.report.tables import figures_of
 from fedjax_sim.runner import execute, many, run_directory
 from fedjax_sim.runner import result as results
+from fedjax_sim.runner.compilation import first_process
 from fedjax_sim.runner.files import exists
 from fedjax_sim.runner.many import Federations, ready
 from fedjax_sim.runner.prepare import Objects, Setup
@@ -376,12 +377,6 @@ def run_compared(
     if out is not None and first_process():
         comparison.write(out, [r.out for r in done.results if r.out], done.summaries, done.differs)
     return done
-
-
-def first_process() -> bool:
-    import jax
-
-    return jax.process_index() == 0
 
 
 # ---- many runs in a folder -----------------------------------------------------------------------

@@ -31,7 +31,7 @@ from fedjax_sim.errors import UserError
 from fedjax_sim.experiment import Experiment
 from fedjax_sim.platform import floats
 from fedjax_sim.runner import checkpoint, interrupts, run_directory, vmapped
-from fedjax_sim.runner.compilation import compile_once
+from fedjax_sim.runner.compilation import compile_once, first_process
 from fedjax_sim.runner.figures import summarise
 from fedjax_sim.runner.files import as_stored
 from fedjax_sim.runner.prepare import Setup
@@ -76,7 +76,7 @@ def drive(
     vmapped.check(setups)
     runs = [ActiveRun(s, d, Recorder(s)) for s, d in zip(setups, directories, strict=True)]
     say = say or (lambda text: print(text, file=sys.stderr))
-    all_sinks = [Files(), *progress_sinks(progress), *sinks] if writes() else []
+    all_sinks = [Files(), *progress_sinks(progress), *sinks] if first_process() else []
     try:
         with interrupts.guard(), floats(setups[0].experiment.compute.dtype):
             return Driver(runs, all_sinks, resume_from, say).run(program, resume_command)
@@ -130,7 +130,7 @@ class Driver:
                     self.save()
         except (KeyboardInterrupt, SystemExit):
             self.save_unsaved()
-            if writes():
+            if first_process():
                 interrupted(self.runs, self.done, self.saved_round, self.say, resume_command)
             raise
         results = [
@@ -251,11 +251,11 @@ def begin(
         (run,) = runs
         return reopen(run, resume_from, say)
     for run in runs:
-        if run.directory is not None and writes():
+        if run.directory is not None and first_process():
             run.directory.check_free(run.setup.hash)
     states = [run.setup.first_state() for run in runs]
     for run in runs:
-        if run.directory is not None and writes():
+        if run.directory is not None and first_process():
             run.directory.create(run.setup, say)
             run.directory.write_labels(run.setup.fed.label_counts())
     return vmapped.stack_states([run.setup for run in runs], states), []
@@ -267,7 +267,7 @@ def reopen(
     """Resume a run: return its State and timings at the checkpoint, and restore its rows."""
     setup, directory = run.setup, run.directory
     assert directory is not None
-    if writes():
+    if first_process():
         directory.open()
     files = checkpoint.read_files(resume_from)
     state = setup.simulation.init(setup.experiment.training.seed, setup.net)
@@ -280,7 +280,7 @@ def reopen(
     timings = directory.read(run.recorder, files, round_)
     if round_ == setup.experiment.training.rounds:
         directory.read_end(round_)
-    if writes():
+    if first_process():
         changed = run_directory.changed(directory.path)
         if changed:
             say(
@@ -417,11 +417,6 @@ def agreed(value: float) -> float:
 
 
 # ---- what is left behind -------------------------------------------------------------------------
-def writes() -> bool:
-    """Whether this process writes files and messages: only the first does."""
-    return jax.process_index() == 0
-
-
 def segment_of(run: ActiveRun, first: int, last: int, seconds: float) -> Segment:
     config, recorder = run.setup.experiment, run.recorder
     recent = lambda rows: [row for row in rows[-(last - first + 1) :] if row["round"] >= first]
@@ -454,7 +449,7 @@ def finish(
     summary = ended or summarise(
         run.setup, stored, [as_stored(row) for row in timings], compile_seconds
     )
-    if directory is not None and writes():
+    if directory is not None and first_process():
         directory.write_summary(summary)
     out = directory.path if directory else None
     return Result(

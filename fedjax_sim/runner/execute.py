@@ -26,7 +26,7 @@ from fedjax_sim.errors import UserError
 from fedjax_sim.experiment.tree import Stored
 from fedjax_sim.methods.controllers import learns
 from fedjax_sim.runner import checkpoint, provenance, run_directory, weights
-from fedjax_sim.runner.compilation import start_jax
+from fedjax_sim.runner.compilation import first_process, start_jax
 from fedjax_sim.runner.driver import Result, drive
 from fedjax_sim.runner.files import exists
 from fedjax_sim.runner.prepare import Objects, Setup, prepare
@@ -53,7 +53,7 @@ def resume(
     stored = directory.read_config()
     provenance.check_given(path, stored, **vars(given))
     start_jax(stored.experiment.replace(devices=devices_before(stored)))
-    if jax.process_index() == 0:
+    if first_process():
         directory.lock.take()
     try:
         setup, found = reopened(directory, rounds, given, data_dir, say)
@@ -94,7 +94,7 @@ def reopened(
     if found is None:
         setup = with_first_weights(setup, directory.path)
     changes = extension(setup, planned) if total != planned else ""
-    if changes and jax.process_index() == 0:
+    if changes and first_process():
         say(changes)
     return setup, found
 

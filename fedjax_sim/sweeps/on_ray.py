@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from fedjax_sim.errors import UserError
+from fedjax_sim.errors import UserError, first_line
 from fedjax_sim.sweeps.folder import Folder
 from fedjax_sim.sweeps.plan import Job
 from fedjax_sim.sweeps.queue import task
@@ -47,7 +47,7 @@ class OnRay:
         try:
             return self.ray.get(handle)
         except Exception as problem:  # the node was lost, or the task was cancelled
-            return 1, (str(problem).splitlines() or [type(problem).__name__])[0][:500]
+            return 1, (first_line(problem) or type(problem).__name__)[:500]
 
     def stop(self, handle: Any) -> None:
         self.ray.cancel(handle)
