@@ -18,9 +18,18 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedjax_sim.errors import UserError, first_line, unknown
+
+if TYPE_CHECKING:  # JAX is imported when its environment is set
+    import jax
+    from jax.stages import Compiled
+
+    from fedjax_sim.engine.layout import Layout
+    from fedjax_sim.engine.records import Data
+    from fedjax_sim.engine.simulation import Simulation
+    from fedjax_sim.types import State, Tree
 
 GB = 1e9
 INSTALL = "pip install 'fedjax-sim[aot]'"
@@ -95,7 +104,7 @@ class Device:
 
     name: str  # as it was asked for: v5e, v5e:2x4, h100
     kind: Kind
-    devices: tuple[Any, ...]  # of JAX; one, unless a topology was named
+    devices: tuple[jax.Device, ...]  # of JAX; one, unless a topology was named
 
     @property
     def platform(self) -> str:
@@ -185,7 +194,7 @@ def installed(platform: str) -> bool:
     return False
 
 
-def abstract(tree: Any, sharding: Any) -> Any:
+def abstract(tree: Tree, sharding: Tree) -> Tree:
     """Shapes of a tree of arrays, numbers or shapes, as arguments that live in `sharding` (one, or
     a tree of them)."""
     import jax
@@ -200,7 +209,7 @@ def abstract(tree: Any, sharding: Any) -> Any:
     return jax.tree.map(one, tree, sharding)
 
 
-def compile_for(device: Device, fn: Callable, arguments: tuple, donate: bool = True) -> Any:
+def compile_for(device: Device, fn: Callable, arguments: tuple, donate: bool = True) -> Compiled:
     """`jax.jit(fn, donate_argnums=0)` compiled for `device`; the arguments are shapes
     (`abstract`)."""
     import jax
@@ -233,7 +242,7 @@ def no_cache_on_disk() -> Iterator[None]:
 
 
 # ---- a simulation's programs ---------------------------------------------------------------------
-def layout_on(device: Device, cohort: int, chunk: int = 0) -> Any:
+def layout_on(device: Device, cohort: int, chunk: int = 0) -> Layout:
     """The layout of a run on `device`: the cohort side by side, shared out where there are several
     devices."""
     import numpy as np
@@ -248,7 +257,7 @@ def layout_on(device: Device, cohort: int, chunk: int = 0) -> Any:
     return Layout(chunk, Mesh(np.array(device.devices), (CLIENTS,), axis_types=(AxisType.Auto,)))
 
 
-def state_like(sim: Any, net: Any) -> Any:
+def state_like(sim: Simulation, net: Tree) -> State:
     """Shapes of a simulation's State; nothing is computed."""
     import jax
     import jax.numpy as jnp
@@ -264,7 +273,7 @@ def state_like(sim: Any, net: Any) -> Any:
     return State(t, key, server, clients, () if agent is None else jax.eval_shape(agent.init, key))
 
 
-def placed(sim: Any, net: Any, device: Device) -> tuple[Any, Any]:
+def placed(sim: Simulation, net: Tree, device: Device) -> tuple[State, Data]:
     """(state, data) of a simulation as shapes that live on `device`, where its layout puts them."""
     from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 

@@ -27,7 +27,7 @@ from fedjax_sim.runner.compilation import first_process
 from fedjax_sim.runner.files import exists
 from fedjax_sim.runner.many import Federations, ready
 from fedjax_sim.runner.prepare import Objects, Setup
-from fedjax_sim.runner.rounds import Step, steps_of
+from fedjax_sim.runner.result import Step, steps_of
 from fedjax_sim.runner.run_directory import RunDirectory
 from fedjax_sim.runner.sinks import SINKS, Callback, Segment, Sink, named
 

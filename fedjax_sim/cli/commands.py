@@ -6,7 +6,7 @@ import argparse
 import pathlib
 import shlex
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedjax_sim.cli import registries
 from fedjax_sim.cli.settings import as_path, method_of, output_directory, read_values, settings_of
@@ -17,6 +17,11 @@ from fedjax_sim.experiment.settings import FOLLOW
 from fedjax_sim.methods import METHODS, controlled, make_method, method_class
 from fedjax_sim.options import names, shown
 from fedjax_sim.transforms import TRANSFORMS, transform_class, transformed
+
+if TYPE_CHECKING:
+    from fedjax_sim.data.federation import Federation
+    from fedjax_sim.runner.many import Federations
+    from fedjax_sim.runner.prepare import Objects, Setup
 
 
 def note(text: str) -> None:
@@ -99,8 +104,11 @@ def resume_command(args: argparse.Namespace, out: pathlib.Path) -> str:
 
 
 def ready(
-    experiment: Experiment, args: argparse.Namespace, given: Any = None, feds: Any = None
-) -> Any:
+    experiment: Experiment,
+    args: argparse.Namespace,
+    given: Objects | None = None,
+    feds: Federations | None = None,
+) -> Setup:
     """One prepared run; with --device as it would be set up there."""
     from fedjax_sim.runner import many
 
@@ -120,7 +128,7 @@ def ready(
     return setup
 
 
-def announce(setup: Any, args: argparse.Namespace, data: bool = True) -> None:
+def announce(setup: Setup, args: argparse.Namespace, data: bool = True) -> None:
     """Print the description of a run; with --dry-run also that of the data (if `data`), and with
     --json the numbers."""
     from fedjax_sim.cli import describe
@@ -128,7 +136,7 @@ def announce(setup: Any, args: argparse.Namespace, data: bool = True) -> None:
     say(describe.report(setup))
     if not args.dry_run:
         return
-    found: dict[str, Any] = describe.facts(setup)
+    found = describe.facts(setup)
     if args.device:
         from fedjax_sim.runner.ahead import fits
 
@@ -260,9 +268,9 @@ def compare(args: argparse.Namespace) -> int:
     feds = Federations()
     make = lambda experiment, given: ready(experiment, args, given, feds)
     setups = api.set_ups(args.methods, settings, args.seeds, args.seeds_mode, make)
-    seen: list[Any] = []  # federations that have been described
+    seen: list[Federation] = []  # federations that have been described
 
-    def before(setup: Any) -> None:
+    def before(setup: Setup) -> None:
         announce(setup, args, data=not any(setup.fed is other for other in seen))
         seen.append(setup.fed)
 

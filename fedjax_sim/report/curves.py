@@ -14,6 +14,7 @@ from fedjax_sim.report import style
 from fedjax_sim.report.groups import Group, labels, scenes
 from fedjax_sim.report.runs import Run, smooth
 
+WINDOW = 10  # rounds of the reward's mean
 GLOBAL = "global model, test set"
 OVER_CLIENTS = {
     "client": "clients, each with the model it predicts with, mean",
@@ -196,30 +197,38 @@ def communication(groups: Sequence[Group], path: pathlib.Path) -> list[pathlib.P
     return style.save(plt, figure, path)
 
 
-def reward(groups: Sequence[Group], path: pathlib.Path, window: int = 10) -> list[pathlib.Path]:
+def rewarded(groups: Sequence[Group]) -> list[Group]:
+    return [g for g in groups if all("reward" in run.rounds for run in g.runs)]
+
+
+def reward(groups: Sequence[Group], path: pathlib.Path) -> list[pathlib.Path]:
     """The controller's reward: every round as a pale line, the mean of ten rounds as a strong
     one."""
     plt, look = style.drawing(), style.looks(labels(groups))
-    mine = [g for g in groups if all("reward" in run.rounds for run in g.runs)]
+    mine = rewarded(groups)
     where = scenes(mine)
     figure, axes = style.panels(plt, len(where), width=5.4)
     for axis, scene in zip(axes, where, strict=True):
         for g in (g for g in mine if g.scene == scene):
             x, mean, _ = g.per_round(lambda run: np.nan_to_num(run.rounds["reward"]))
             axis.plot(x, mean, **look[g.label] | dict(alpha=0.25, linewidth=0.8))
-            axis.plot(x, smooth(mean, window), label=style.safe(g.label), **look[g.label])
+            axis.plot(x, smooth(mean, WINDOW), label=style.safe(g.label), **look[g.label])
         style.title(axis, scene)
-        axis.set_ylabel(f"reward, mean of {window} rounds")
+        axis.set_ylabel(f"reward, mean of {WINDOW} rounds")
         style.rounds_axis(axis)
     style.legend(figure, axes)
     return style.save(plt, figure, path)
+
+
+def layered(groups: Sequence[Group]) -> list[Group]:
+    return [g for g in groups if all(run.layers for run in g.runs)]
 
 
 def layers(groups: Sequence[Group], path: pathlib.Path) -> list[pathlib.Path]:
     """Distances of the participants' models to the server's, by parameter group; a panel per method
     and scene."""
     plt = style.drawing()
-    mine = [g for g in groups if all(run.layers for run in g.runs)]
+    mine = layered(groups)
     look = style.looks(list(dict.fromkeys(name for g in mine for name in g.runs[0].layers)))
     figure, axes = style.panels(plt, len(mine))
     for axis, g in zip(axes, mine, strict=True):

@@ -153,6 +153,23 @@ def write(
 
 
 Drawn = tuple[str, str, Callable[[pathlib.Path], list[pathlib.Path]]]  # file, title, function
+Draw = Callable[[Sequence[Group], pathlib.Path], list[pathlib.Path]]
+# (whether there are data for it, file, title, function) in the order of the page
+FIGURES: tuple[tuple[Callable[[Sequence[Group]], Any], str, str, Draw], ...] = (
+    (costs.reached, "thresholds", "Cost to reach an accuracy", costs.thresholds),
+    (costs.numeric_settings, "settings", "Accuracy against settings", costs.settings),
+    (clients.with_clients, "clients", "Spread over clients", clients.spread),
+    (clients.with_clients, "client_curves", "Every client over rounds", clients.over_rounds),
+    (clients.one_by_one, "one_client", "One client over rounds", clients.one_client),
+    (clients.label_counts, "labels", "Labels of the clients", clients.bubbles),
+    (len, "communication", "Communication per round", curves.communication),
+    (policy.controlled, "actions", "Actions over rounds", policy.evolution),
+    (policy.controlled, "policy", "Policy", policy.summary),
+    (curves.rewarded, "reward", "Reward of the controller", curves.reward),
+    (policy.budgeted, "budgets", "Budgets", policy.budgets),
+    (policy.mixed, "weights", "Mixing weights", policy.heat_maps),
+    (curves.layered, "layers", "Distances of layers", curves.layers),
+)
 
 
 def possible(groups: Sequence[Group], profiles: Sequence[dict[str, Any]] = ()) -> Iterator[Drawn]:
@@ -162,35 +179,13 @@ def possible(groups: Sequence[Group], profiles: Sequence[dict[str, Any]] = ()) -
             place != "time" or all(run.timings for g in groups for run in g.runs)
         ):
             name = "accuracy" if place == "rounds" else f"accuracy_{place}"
-            draw = functools.partial(curves.accuracy, groups, place=place)
-            yield name, f"Accuracy against {title}", draw
-    if costs.reached(groups):
-        yield "thresholds", "Cost to reach an accuracy", lambda path: costs.thresholds(groups, path)
-    if costs.numeric_settings(groups):
-        yield "settings", "Accuracy against settings", lambda path: costs.settings(groups, path)
-    if clients.with_clients(groups):
-        yield "clients", "Spread over clients", lambda path: clients.spread(groups, path)
-        draw = functools.partial(clients.over_rounds, groups)
-        yield "client_curves", "Every client over rounds", draw
-    if clients.one_by_one(groups):
-        yield "one_client", "One client over rounds", lambda path: clients.one_client(groups, path)
-    if clients.label_counts(groups):
-        yield "labels", "Labels of the clients", lambda path: clients.bubbles(groups, path)
-    draw = functools.partial(curves.communication, groups)
-    yield "communication", "Communication per round", draw
-    if policy.controlled(groups):
-        yield "actions", "Actions over rounds", lambda path: policy.evolution(groups, path)
-        yield "policy", "Policy", lambda path: policy.summary(groups, path)
-    if any("reward" in run.rounds for g in groups for run in g.runs):
-        yield "reward", "Reward of the controller", lambda path: curves.reward(groups, path)
-    if policy.budgeted(groups):
-        yield "budgets", "Budgets", lambda path: policy.budgets(groups, path)
-    if any(g.runs[0].matrices for g in groups):
-        yield "weights", "Mixing weights", lambda path: policy.heat_maps(groups, path)
-    if any(all(run.layers for run in g.runs) for g in groups):
-        yield "layers", "Distances of layers", lambda path: curves.layers(groups, path)
+            drawing = functools.partial(curves.accuracy, groups, place=place)
+            yield name, f"Accuracy against {title}", drawing
+    for available, name, title, draw in FIGURES:
+        if available(groups):
+            yield name, title, functools.partial(draw, groups)
     if profiles:
-        yield "time", "Parts of a round", lambda path: costs.breakdown(profiles, path)
+        yield "time", "Parts of a round", functools.partial(costs.breakdown, profiles)
 
 
 def report(

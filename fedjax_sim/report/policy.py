@@ -115,11 +115,17 @@ def summary(groups: Sequence[Group], path: pathlib.Path) -> list[pathlib.Path]:
     return style.save(plt, figure, path)
 
 
+def mixed(groups: Sequence[Group]) -> list[Group]:
+    return [g for g in groups if g.runs[0].matrices]
+
+
 def heat_maps(groups: Sequence[Group], path: pathlib.Path, client: int = 0) -> list[pathlib.Path]:
     """Left of each pair: a matrix of weights, mean over the second half of the run. Right: the
     weights for one client over rounds; first seed."""
     plt = style.drawing()
-    found = [(g, name, values) for g in groups for name, values in g.runs[0].matrices.items()]
+    found = [
+        (g, name, values) for g in mixed(groups) for name, values in g.runs[0].matrices.items()
+    ]
     figure, axes = style.panels(plt, 2 * len(found), width=4.8, most=2)
     for (g, name, values), picture, lines in zip(found, axes[::2], axes[1::2], strict=True):
         second_half = values[len(values) // 2 :]
