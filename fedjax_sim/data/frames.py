@@ -19,14 +19,10 @@ import numpy as np
 from fedjax_sim.data.memory import refuse_if_too_large
 from fedjax_sim.data.npz import Arrays, reason
 from fedjax_sim.data.spec import parse_options, shown, text
-from fedjax_sim.data.tables import columns_text, held_out
+from fedjax_sim.data.tables import LABELS, SPLIT, columns_text, held_out, in_test, train_and_test
 from fedjax_sim.errors import UserError
 
-LABELS, CLIENTS, SPLIT = (
-    ("label", "y"),
-    ("client", "user", "group", "domain", "id", "user_id", "client_id"),
-    "split",
-)
+CLIENTS = ("client", "user", "group", "domain", "id", "user_id", "client_id")
 OPTIONS = {"label": text, "client": text, "split": text, "features": text}
 ENDINGS = (".parquet", ".csv")
 
@@ -108,9 +104,7 @@ def read_frame(path: pathlib.Path, given: Mapping[str, str]) -> tuple[Arrays, st
     facts |= {"client": facts[clients[0]]} if len(clients) == 1 and clients[0] in facts else {}
     x = frame[features].to_numpy(np.float32)
     is_test = held_out(y) if split is None else in_test(where, frame[split])
-    pairs = {"x": x, "y": y, **facts}
-    parts = (("train", ~is_test), ("test", is_test))
-    return {f"{k}_{p}": v[on] for k, v in pairs.items() for p, on in parts}, said
+    return train_and_test(is_test, {"x": x, "y": y, **facts}), said
 
 
 def load_frame(path: pathlib.Path) -> Any:
@@ -152,11 +146,9 @@ def targets(where: str, frame: Any) -> np.ndarray:
         values = frame[name].to_numpy()
         if kind in "biu":
             return values.astype(np.int64)
-        return (
-            values.astype(np.float32)
-            if kind == "f"
-            else np.unique(values.astype(str), return_inverse=True)[1]
-        )
+        if kind == "f":
+            return values.astype(np.float32)
+        return np.unique(values.astype(str), return_inverse=True)[1]
     words = [name for name, kind in kinds.items() if kind not in "biuf"]
     if words:
         raise UserError(
@@ -171,13 +163,3 @@ def fact(column: Any) -> np.ndarray:
     """Whole numbers as they are, all else as text."""
     values = column.to_numpy()
     return values.astype(np.int64) if values.dtype.kind in "biu" else values.astype(str)
-
-
-def in_test(where: str, column: Any) -> np.ndarray:
-    words = [str(word).strip().lower() for word in column]
-    for number, word in enumerate(words):
-        if word not in ("train", "test"):
-            raise UserError(
-                f"'{where}': row {number} has the split '{shown(word)}'; allowed: train, test"
-            )
-    return np.array([word == "test" for word in words])

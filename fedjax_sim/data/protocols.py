@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_sim.data import frames
-from fedjax_sim.data.arrays import check_targets, outputs_of
+from fedjax_sim.data.arrays import check_targets, outputs_of, place_in_class
 from fedjax_sim.data.federation import Federation
 from fedjax_sim.data.partition import clients_of
 from fedjax_sim.data.partition import partition as share_out
@@ -95,11 +95,7 @@ def stratified(y: np.ndarray, number: int, rng: np.random.Generator) -> np.ndarr
     exact = counts * number / len(y)
     quota = np.floor(exact).astype(int)
     quota[np.argsort(quota - exact, kind="stable")[: number - quota.sum()]] += 1
-    order = rng.permutation(len(y))
-    order = order[np.argsort(y[order], kind="stable")]
-    starts = np.cumsum(counts) - counts
-    place = np.arange(len(y)) - np.repeat(starts, counts)  # place of each example inside its class
-    return np.sort(order[place < np.repeat(quota, counts)])
+    return np.flatnonzero(place_in_class(y, rng.permutation(len(y))) < quota[y])
 
 
 def split_client(
@@ -185,10 +181,9 @@ def _held_back(
 def _fractions(rule: Protocol, val_fraction: float | None) -> tuple[dict[str, float], float]:
     """(what a client's rows are split into beside training; the validation share of the training
     part)."""
-    asked = {
-        k: f if k != "val" or val_fraction is None else val_fraction
-        for k, f in rule.fractions.items()
-    }
+    asked = dict(rule.fractions)
+    if "val" in asked and val_fraction is not None:
+        asked["val"] = val_fraction
     fractions = {k: f for k, f in asked.items() if f > 0}
     return fractions, val_fraction if val_fraction and "val" not in fractions else 0.0
 
@@ -320,10 +315,8 @@ def _load(
 
 def _examples(data: Dataset) -> str:
     """What there is, for the description."""
-    text = (
-        f"{len(data.y_train) + len(data.y_test)} examples"
-        f" {'x'.join(map(str, data.x_train.shape[1:]))}"
-    )
+    sides = "x".join(map(str, data.x_train.shape[1:]))
+    text = f"{len(data.y_train) + len(data.y_test)} examples {sides}"
     return text + (f", vocabulary of {len(data.vocabulary)}" if data.vocabulary else "")
 
 
@@ -385,20 +378,14 @@ def _named(dataset: str | os.PathLike[str] | Dataset) -> str:
     text = os.fspath(dataset)
     kind, colon, path = text.partition(":")
     if kind in DATASETS:
-        return shown(
-            f"{kind}:{os.path.basename(path.rstrip('/'))}"
-            if DATASETS[kind].by_path and colon
-            else text
-        )
+        by_path = DATASETS[kind].by_path and colon
+        return shown(f"{kind}:{os.path.basename(path.rstrip('/'))}" if by_path else text)
     return shown(os.path.basename(text))
 
 
 def _is_fraction(value: object) -> bool:
-    return (
-        isinstance(value, int | float | np.number)
-        and not isinstance(value, bool)
-        and bool(0 <= value < 1)
-    )  # type: ignore
+    number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
+    return number and bool(0 <= value < 1)  # type: ignore[operator]
 
 
 def _with_pfllib_minimum(

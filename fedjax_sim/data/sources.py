@@ -15,7 +15,13 @@ import numpy as np
 from fedjax_sim.data import digits, frames, tables
 from fedjax_sim.data import synthetic as synthetic_images
 from fedjax_sim.data import text as texts
-from fedjax_sim.data.arrays import check_inputs, check_labels, check_targets, outputs_of
+from fedjax_sim.data.arrays import (
+    check_inputs,
+    check_labels,
+    check_targets,
+    outputs_of,
+    place_in_class,
+)
 from fedjax_sim.data.folder import exists, read_idx_folder, read_named, read_npz, user_path
 from fedjax_sim.data.images import resize_bilinear, to_uint8
 from fedjax_sim.data.npz import reason
@@ -210,7 +216,7 @@ def _omniglot(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         drawer = arrays.get(f"drawer_{split}")
         if drawer is None:
             # drawers are not linked across alphabets: any order of the 20 drawings will do
-            drawer = _place_in_group(character)
+            drawer = place_in_class(character, np.arange(len(character))).astype(np.int32)
         else:
             drawer = check_labels(drawer, f"omniglot: drawer_{split}")
             drawer -= drawer.min(initial=1)
@@ -221,15 +227,6 @@ def _omniglot(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
             f"character_{split}": character,
         }
     return out
-
-
-def _place_in_group(group: np.ndarray) -> np.ndarray:
-    """How many earlier entries are equal to each entry: [5, 7, 5] -> [0, 0, 1]."""
-    order = np.argsort(group, kind="stable")
-    _, start, count = np.unique(group[order], return_index=True, return_counts=True)
-    place = np.empty(len(group), np.int32)
-    place[order] = np.arange(len(group)) - np.repeat(start, count)
-    return place
 
 
 def _mnist_star(data_dir: Folder, download: bool) -> Dataset:
