@@ -35,9 +35,9 @@ from fedjax_sim.runner.compilation import compile_once, first_process
 from fedjax_sim.runner.figures import summarise
 from fedjax_sim.runner.files import as_stored
 from fedjax_sim.runner.prepare import Setup
-from fedjax_sim.runner.recorder import Recorder
+from fedjax_sim.runner.recorder import Recorder, personal_due
 from fedjax_sim.runner.result import Result
-from fedjax_sim.runner.run_directory import RunDirectory
+from fedjax_sim.runner.run_directory import CHECKPOINTS, RunDirectory
 from fedjax_sim.runner.sinks import Files, Segment, Sink, progress_sinks
 from fedjax_sim.types import State
 
@@ -345,11 +345,9 @@ def segment_length(config: Experiment, capacity: int, done: int, speed: float | 
     every = config.evaluation.eval_every
     longest = capacity * every - done % every
     # the first call measures the speed: it must be short even if evaluations are rare
-    wanted = (
-        min(every, FIRST_ROUNDS)
-        if speed is None
-        else max(1, int(SEGMENT_SECONDS / max(speed, 1e-9)))
-    )
+    wanted = min(every, FIRST_ROUNDS)
+    if speed is not None:
+        wanted = max(1, int(SEGMENT_SECONDS / max(speed, 1e-9)))
     count = min(wanted, longest, config.training.rounds - done)
     if done + count < config.training.rounds and count >= every:
         count -= (done + count) % every  # end at an evaluation
@@ -362,10 +360,7 @@ def segment_length(config: Experiment, capacity: int, done: int, speed: float | 
 def evaluated(config: Experiment, done: int) -> np.bool_:
     """Whether a segment that ends after round `done` needs an evaluation there, also between those
     of eval_every."""
-    return np.bool_(
-        done == config.training.rounds
-        or bool(config.evaluation.personal_every and done % config.evaluation.personal_every == 0)
-    )
+    return np.bool_(done == config.training.rounds or personal_due(config, done))
 
 
 def save_due(config: Experiment, done: int, saved_round: int, saved_at: float) -> bool:
@@ -377,11 +372,8 @@ def save_due(config: Experiment, done: int, saved_round: int, saved_at: float) -
 
 def adapts_after(sim: Simulation, config: Experiment, at: int) -> bool:
     """Whether clients fine-tune for their evaluation after round `at`."""
-    if not adapted_modes(sim.method, config.evaluation.evaluations):
-        return False
-    return at == config.training.rounds or bool(
-        config.evaluation.personal_every and at % config.evaluation.personal_every == 0
-    )
+    adapts = bool(adapted_modes(sim.method, config.evaluation.evaluations))
+    return adapts and (at == config.training.rounds or personal_due(config, at))
 
 
 def collect(
@@ -428,7 +420,7 @@ def save(runs: Sequence[ActiveRun], state: State, of_state: Callable[[State, int
     """Write a checkpoint of every run; every process takes part."""
     for i, run in enumerate(runs):
         if run.directory is not None:
-            folder, keep = run.directory.path / "checkpoints", run.setup.experiment.compute.keep
+            folder, keep = run.directory.path / CHECKPOINTS, run.setup.experiment.compute.keep
             checkpoint.save(folder, of_state(state, i), run.setup.hash, keep, run.directory.rows)
 
 
@@ -441,14 +433,12 @@ def finish(
 ) -> Result:
     recorder, directory = run.recorder, run.directory
     stored = copy.copy(recorder)  # rounded as in the files, so that a resumed run has the same
-    stored.rows, stored.rounds = (
-        [as_stored(row) for row in rows] for rows in (recorder.rows, recorder.rounds)
-    )
+    stored.rows = list(map(as_stored, recorder.rows))
+    stored.rounds = list(map(as_stored, recorder.rounds))
     # a run that had ended keeps its summary, timings included
     ended = directory.ended if directory is not None else None
-    summary = ended or summarise(
-        run.setup, stored, [as_stored(row) for row in timings], compile_seconds
-    )
+    spans = list(map(as_stored, timings))
+    summary = ended or summarise(run.setup, stored, spans, compile_seconds)
     if directory is not None and first_process():
         directory.write_summary(summary)
     out = directory.path if directory else None
