@@ -63,23 +63,16 @@ def compared(summaries: list[dict[str, Any]]) -> dict[str, tuple[str, About]]:
     ['best', 'by val', 'last', 'mean last 10', 'client mean', 'pooled', 'worst 10 %']
     """
     primary = Primary.read(summaries[0])
-    keys = {
-        "best": "best_global",
-        "by val": "best_by_val",
-        "last": "last_global",
-        "mean last 10": "mean_last10",
-    }
+    keys = {"best": "best_global", "by val": "best_by_val"}
+    keys |= {"last": "last_global", "mean last 10": "mean_last10"}
     over = {"client mean": "mean", "pooled": "pooled", "worst 10 %": "worst10"}
     keys |= {title: primary.of_clients(name) for title, name in over.items()}
     out = {title: (key, primary.about) for title, key in keys.items()}
     for s in summaries:
         for column, fields in s.get("metrics_about", {}).items():
             about = About(**fields)
-            if (
-                about.tabled
-                and column in s.get("metrics", {})
-                and column.startswith(("global_", "client_"))
-            ):
+            measured = column in s.get("metrics", {})
+            if about.tabled and measured and column.startswith(("global_", "client_")):
                 out[column.replace("_", " ")] = (f"metrics.{column}", about)
     return out
 
@@ -100,23 +93,20 @@ def on_splits(summaries: list[dict[str, Any]]) -> str:
     return f" ({'/'.join(found)})" if found else ""
 
 
-def rows_lines(summaries: list[dict[str, Any]]) -> list[str]:
-    """Notes on the rows on which clients are scored."""
+def notes(summaries: list[dict[str, Any]]) -> list[str]:
+    """Notes on the rows on which clients are scored, and warnings."""
     by_rows: dict[str, list[str]] = {}
     for s in summaries:
         if on_rows(s):
             by_rows.setdefault(on_rows(s), []).append(s["method"])
-    one = len(by_rows) == 1
-    return [
-        f"client figures{'' if one else ' of ' + ', '.join(dict.fromkeys(methods))}: on {text}"
-        for text, methods in by_rows.items()
-    ]
+    whose = lambda methods: "" if len(by_rows) == 1 else f" of {', '.join(dict.fromkeys(methods))}"
+    found = [f"client figures{whose(methods)}: on {text}" for text, methods in by_rows.items()]
+    return [*found, *(line for s in summaries for line in warnings(s))]
 
 
 def results_table(summaries: list[dict[str, Any]]) -> str:
     """The table of `results_cells`, with notes and warnings below."""
-    notes = [*rows_lines(summaries), *(line for s in summaries for line in warnings(s))]
-    return "\n".join([columns(results_cells(summaries)), *notes])
+    return "\n".join([columns(results_cells(summaries)), *notes(summaries)])
 
 
 def results_cells(summaries: list[dict[str, Any]]) -> list[list[str]]:
@@ -130,14 +120,8 @@ def results_cells(summaries: list[dict[str, Any]]) -> list[list[str]]:
         name + (on_splits(summaries) if name in ("client mean", "pooled", "worst 10 %") else "")
     )
     measured = compared(summaries)
-    head = [
-        "method",
-        *map(title, measured),
-        "down",
-        "up",
-        "s/round",
-        *(["diverged"] if diverged else []),
-    ]
+    head = ["method", *map(title, measured), "down", "up", "s/round"]
+    head += ["diverged"] if diverged else []
     rows = [
         [
             s["method"],
@@ -233,27 +217,21 @@ def warnings(s: dict[str, Any]) -> list[str]:
 def targets_table(summaries: list[dict[str, Any]]) -> str:
     """A table of rounds (bytes, time) to the highest accuracies that any run reached, and the round
     of convergence; '' for none."""
-    reached = [
-        x
-        for x in summaries[0]["rounds_to"]
-        if any(s["rounds_to"][x] is not None for s in summaries)
-    ][-SHOWN:]
+    some = lambda x: any(s["rounds_to"][x] is not None for s in summaries)
+    reached = list(filter(some, summaries[0]["rounds_to"]))[-SHOWN:]
     if not reached:
         return ""
 
     def cell(s: dict[str, Any], x: str) -> str:
         if s["rounds_to"][x] is None:
             return "×"
-        return (
-            f"{s['rounds_to'][x]} ({size(s['comm_gb_to'][x] * GB)},"
-            f" {duration(60 * s['time_min_to'][x])})"
-        )
+        cost = f"{size(s['comm_gb_to'][x] * GB)}, {duration(60 * s['time_min_to'][x])}"
+        return f"{s['rounds_to'][x]} ({cost})"
 
     converged = lambda s: "–" if s["convergence_round"] is None else str(s["convergence_round"])
     head = ["rounds to", *(f"{x} %" for x in reached), "converged"]
-    return columns(
-        [head, *([s["method"], *(cell(s, x) for x in reached), converged(s)] for s in summaries)]
-    )
+    row = lambda s: [s["method"], *(cell(s, x) for x in reached), converged(s)]
+    return columns([head, *map(row, summaries)])
 
 
 def gains(summaries: list[dict[str, Any]]) -> dict[str, float]:
@@ -267,33 +245,19 @@ def gains(summaries: list[dict[str, Any]]) -> dict[str, float]:
     """
     names = list(dict.fromkeys(s["method"] for s in summaries))
     primary = Primary.read(summaries[0])
-    key = next(
-        (
-            k
-            for k in ("best_global", primary.of_clients("mean"))
-            if all(s.get(k) is not None for s in summaries)
-        ),
-        None,
-    )
+    every = lambda key: all(s.get(key) is not None for s in summaries)
+    key = next(filter(every, ("best_global", primary.of_clients("mean"))), None)
     if key is None or len(names) < 2:
         return {}
     mean = {n: float(np.mean([s[key] for s in summaries if s["method"] == n])) for n in names}
-    best = {
-        n: primary.better * max(primary.better * v for other, v in mean.items() if other != n)
-        for n in names
-    }
-    return {
-        n: round(primary.better * relative_gain(mean[n], best[n]), 2) for n in names if best[n] > 0
-    }
+    sign = primary.better
+    best = {n: sign * max(sign * v for other, v in mean.items() if other != n) for n in names}
+    return {n: round(sign * relative_gain(mean[n], best[n]), 2) for n in names if best[n] > 0}
 
 
 def gains_line(summaries: list[dict[str, Any]]) -> str:
-    found = gains(summaries)
-    return (
-        "relative to the best other: " + ", ".join(f"{n} {g:+.2f} %" for n, g in found.items())
-        if found
-        else ""
-    )
+    found = ", ".join(f"{n} {gain:+.2f} %" for n, gain in gains(summaries).items())
+    return f"relative to the best other: {found}" if found else ""
 
 
 def seeds_line(summaries: list[dict[str, Any]]) -> str:
