@@ -39,22 +39,16 @@ def compared(groups: Sequence[Group]) -> dict[str, tuple[str, About]]:
     out: dict[str, tuple[str, About]] = {}
     for primary in dict.fromkeys(run.primary for g in groups for run in g.runs):
         out[primary.columns[0]] = (GLOBAL, primary.about)
-        out |= {
-            f"{prefix}_{primary.over}mean": (title, primary.about)
-            for prefix, title in OVER_CLIENTS.items()
-        }
+        for prefix, title in OVER_CLIENTS.items():
+            out[f"{prefix}_{primary.over}mean"] = title, primary.about
     return out
 
 
 def others(groups: Sequence[Group]) -> dict[str, tuple[str, About]]:
     """{column: (title, unit)} of the other metrics, requested ones first."""
     abouts = {name: about for g in groups for run in g.runs for name, about in run.others.items()}
-    abouts = {
-        name: about
-        for name, about in abouts.items()
-        if about.tabled or name.startswith(("global_", "client_"))
-    }
-    order = sorted(abouts, key=lambda name: not abouts[name].tabled)
+    wanted = [n for n, a in abouts.items() if a.tabled or n.startswith(("global_", "client_"))]
+    order = sorted(wanted, key=lambda name: not abouts[name].tabled)
     return {name: (name.replace("_", " "), abouts[name]) for name in order}
 
 
@@ -66,20 +60,15 @@ def measured(groups: Sequence[Group]) -> list[str]:
 
 def title_of(column: str, groups: Sequence[Group]) -> str:
     runs = [run for g in groups for run in g.runs]
-    scored = column.startswith(
-        tuple(f"{prefix}_" for prefix in OVER_CLIENTS if not prefix.startswith("personal_at_"))
-    )
-    rows = (
-        list(dict.fromkeys(on_rows(run.resolved) for run in runs if on_rows(run.resolved)))
-        if scored
-        else []
-    )
-    if scored and not rows and any("client_on_train_rows" in run.metrics for run in runs):
-        rows = ["training rows"]
+    own = [f"{prefix}_" for prefix in OVER_CLIENTS if not prefix.startswith("personal_at_")]
+    rows: dict[str, None] = {}
+    if column.startswith(tuple(own)):
+        rows = dict.fromkeys(filter(None, (on_rows(run.resolved) for run in runs)))
+        if not rows and any("client_on_train_rows" in run.metrics for run in runs):
+            rows = {"training rows": None}
     known = {**others(groups), **compared(groups)}
-    return known.get(column, (column.replace("_", " "),))[0] + (
-        f" ({'; '.join(rows)})" if rows else ""
-    )
+    title = known.get(column, (column.replace("_", " "),))[0]
+    return f"{title} ({'; '.join(rows)})" if rows else title
 
 
 def about_of(column: str, groups: Sequence[Group]) -> About:
@@ -107,13 +96,8 @@ def target(groups: Sequence[Group], column: str) -> float | None:
     about = about_of(column, groups)
     if about.unit != "percent" or about.better < 0:
         return None
-    best = sorted(
-        (
-            float(mean.max())
-            for _, mean, _ in (g.series(column, PLACES["rounds"]) for g in groups)
-            if len(mean)
-        )
-    )
+    means = [g.series(column, PLACES["rounds"])[1] for g in groups]
+    best = sorted(float(mean.max()) for mean in means if len(mean))
     if len(best) < 2:
         return None
     goal = 10 * np.floor(10 * best[(len(best) - 1) // 2] + 1e-9)
