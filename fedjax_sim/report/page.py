@@ -12,6 +12,7 @@ import html
 import importlib.resources
 import io
 import json
+import math
 import pathlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -30,10 +31,8 @@ DIGITS = 6  # significant digits in the page's data
 
 def brief(values: Any) -> list[float | None]:
     """Numbers for the page: few digits, None for those that are not finite."""
-    return [
-        float(f"{v:.{DIGITS}g}") if np.isfinite(v) else None
-        for v in np.asarray(values, float).tolist()
-    ]
+    few = lambda v: float(f"{v:.{DIGITS}g}") if math.isfinite(v) else None
+    return list(map(few, np.asarray(values, float).tolist()))
 
 
 def lines(groups: Sequence[Group]) -> list[dict[str, Any]]:
@@ -46,12 +45,9 @@ def lines(groups: Sequence[Group]) -> list[dict[str, Any]]:
             sent, _, _ = g.series(column, curves.PLACES["bytes"])
             timed = all(run.timings or run.virtual for run in g.runs)
             seconds = g.series(column, curves.PLACES["time"])[0] if timed else np.zeros(0)
-            one = dict(
-                label=g.label, scene=g.scene, metric=column, rounds=brief(rounds), bytes=brief(sent)
-            )
-            out.append(
-                one | dict(time=brief(seconds), mean=brief(scale * mean), std=brief(scale * std))
-            )
+            one = dict(label=g.label, scene=g.scene, metric=column, rounds=brief(rounds))
+            one |= dict(bytes=brief(sent), time=brief(seconds))
+            out.append(one | dict(mean=brief(scale * mean), std=brief(scale * std)))
     return out
 
 
@@ -63,49 +59,38 @@ def short(titles: Sequence[str]) -> dict[str, str]:
     """
     parts = {scene: scene.split(" · ") for scene in titles}
     common = set.intersection(*map(set, parts.values())) if parts else set()
-    return {
-        scene: " · ".join(p for p in pieces if p not in common) or scene
-        for scene, pieces in parts.items()
-    }
+    rest = lambda pieces: " · ".join(p for p in pieces if p not in common)
+    return {scene: rest(pieces) or scene for scene, pieces in parts.items()}
 
 
 def content(groups: Sequence[Group]) -> dict[str, Any]:
     """The data for the page's script."""
     names, look = labels(groups), style.looks(labels(groups))
-    dashes = {"-": ""} | {
-        line: " ".join(f"{d:g}" for d in line[1])
-        for line in style.LINES
-        if not isinstance(line, str)
-    }
+    broken = [line for line in style.LINES if not isinstance(line, str)]
+    dashes = {"-": ""} | {line: " ".join(f"{d:g}" for d in line[1]) for line in broken}
     columns = tables.shown_columns(groups)
     rows = []
     for g in sorted(groups, key=lambda g: (scenes(groups).index(g.scene), names.index(g.label))):
         found = tables.statistics(g)
-        cells: dict[str, Any] = {
-            c.key: found[c.key]._asdict() if c.key in found else tables.missing(g, c)
-            for c in columns
-        }
-        rows.append(
-            dict(label=g.label, scene=g.scene, seeds=len(g.runs), ended=g.ended, cells=cells)
-        )
+        cell = lambda c: found[c.key]._asdict() if c.key in found else tables.missing(g, c)
+        row = dict(label=g.label, scene=g.scene, seeds=len(g.runs), ended=g.ended)
+        rows.append(row | dict(cells={c.key: cell(c) for c in columns}))
+    scale = lambda c: dict(
+        zip(("unit", "scale", "digits"), tables.scale_of(groups, c), strict=True)
+    )
+    title = lambda c: dict(title=curves.title_of(c, groups), axis=curves.about_of(c, groups).axis)
+    first = groups[0].runs[0].primary
     return dict(
         methods=[
             dict(label=n, color=look[n]["color"], dash=dashes[look[n]["linestyle"]]) for n in names
         ],
         scenes=scenes(groups),
         brief=short(scenes(groups)),
-        columns=[
-            c._asdict()
-            | dict(zip(("unit", "scale", "digits"), tables.scale_of(groups, c), strict=True))
-            for c in columns
-        ],
+        columns=[c._asdict() | scale(c) for c in columns],
         rows=rows,
-        metrics=[
-            dict(key=c, title=curves.title_of(c, groups), axis=curves.about_of(c, groups).axis)
-            for c in curves.measured(groups)
-        ],
-        primary=groups[0].runs[0].primary.label,
-        axis=groups[0].runs[0].primary.about.axis,
+        metrics=[dict(key=c, **title(c)) for c in curves.measured(groups)],
+        primary=first.label,
+        axis=first.about.axis,
         lines=lines(groups),
         virtual=any(run.virtual for g in groups for run in g.runs),
         clients=[
@@ -207,8 +192,6 @@ def report(
             (title, draw(folder / name))
             for name, title, draw in possible(groups, costs.read_profiles(paths, say))
         ]
-    figures = [file for _, files in drawn for file in files]
-    return [
-        *figures,
-        write(groups, [(title, files[0]) for title, files in drawn], folder / "report.html"),
-    ]
+    pictures = [(title, files[0]) for title, files in drawn]
+    page = write(groups, pictures, folder / "report.html")
+    return [*(file for _, files in drawn for file in files), page]
