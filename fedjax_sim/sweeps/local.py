@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import shutil
 import signal
 import subprocess
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
+
+import numpy as np
 
 from fedjax_sim.errors import UserError
 from fedjax_sim.sweeps.folder import Folder
 from fedjax_sim.sweeps.plan import Job
 from fedjax_sim.sweeps.queue import child_environment, last_line
+
+T = TypeVar("T", int, str)
 
 
 def accelerators() -> list[str]:
@@ -27,22 +30,18 @@ def accelerators() -> list[str]:
 
 
 def cores() -> list[int]:
-    return (
-        sorted(os.sched_getaffinity(0))
-        if hasattr(os, "sched_getaffinity")
-        else list(range(os.cpu_count() or 1))
-    )
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
 
 
-def shares(items: list[Any], number: int) -> list[list[Any]]:
+def shares(items: Sequence[T], number: int) -> list[list[T]]:
     """`items` in `number` consecutive groups of nearly equal size.
 
     >>> shares([0, 1, 2, 3, 4], 2)
     [[0, 1, 2], [3, 4]]
     """
-    least, more = divmod(len(items), number)
-    ends = [i * least + min(i, more) for i in range(number + 1)]
-    return [items[a:b] for a, b in itertools.pairwise(ends)]
+    return [part.tolist() for part in np.array_split(np.array(items), number)]
 
 
 class Local:

@@ -29,9 +29,8 @@ class OnRay:
         have = ray.cluster_resources()
         gpus, cpus = int(have.get("GPU", 0)), int(have.get("CPU", 1))
         self.room = workers or gpus or 1
-        self.needs = (
-            {"num_gpus": 1, "num_cpus": 1} if gpus else {"num_cpus": max(1, cpus // self.room)}
-        )
+        share = max(1, cpus // self.room)
+        self.needs = {"num_gpus": 1, "num_cpus": 1} if gpus else {"num_cpus": share}
 
     def start(self, job: Job) -> Any:
         log = self.folder.log(job)

@@ -89,9 +89,7 @@ def submit(
         )
     done = subprocess.run([tool, str(file)], capture_output=True, text=True)
     if done.returncode:
-        why = (
-            done.stderr.strip() or done.stdout.strip() or f"code {done.returncode}"
-        ).splitlines()[-1]
-        raise UserError(f"sbatch refused '{file}': {why}")
+        said = done.stderr.strip() or done.stdout.strip() or f"code {done.returncode}"
+        raise UserError(f"sbatch refused '{file}': {said.splitlines()[-1]}")
     found = re.search(r"(\d+)\s*$", done.stdout.strip())
     return file, found[1] if found else "?"
