@@ -92,11 +92,8 @@ def numbers(row: dict[str, Any]) -> dict[str, float]:
     >>> numbers({"round": 3, "global_acc": 0.5, "val_acc": float("nan")})
     {'global_acc': 0.5}
     """
-    return {
-        k: float(v)
-        for k, v in row.items()
-        if k != "round" and isinstance(v, (int, float)) and v == v
-    }
+    plotted = lambda k, v: k != "round" and isinstance(v, (int, float)) and v == v
+    return {k: float(v) for k, v in row.items() if plotted(k, v)}
 
 
 # ---- progress ------------------------------------------------------------------------------------
@@ -117,11 +114,8 @@ def left(segment: Segment) -> str:
     """
     seconds = segment.seconds / (segment.last - segment.first + 1) * (segment.total - segment.last)
     minutes, rest = divmod(round(seconds), 60)
-    return (
-        f"{minutes // 60}:{minutes % 60:02d}:{rest:02d} left"
-        if minutes >= 60
-        else f"{minutes}:{rest:02d} left"
-    )
+    hours = f"{minutes // 60}:{minutes % 60:02d}" if minutes >= 60 else f"{minutes}"
+    return f"{hours}:{rest:02d} left"
 
 
 LONG = 10.0  # seconds
@@ -172,32 +166,33 @@ class LongCompilation(Lines):
     def segment(self, run: ActiveRun, segment: Segment, timings: list[dict[str, Any]]) -> None: ...
 
 
+def bar_of(unit: str, done: int, total: int) -> Any:
+    """A bar on the standard error stream."""
+    from tqdm import tqdm
+
+    return tqdm(total=total, initial=done, unit=unit, file=sys.stderr, dynamic_ncols=True)
+
+
 class Bar(Sink):
     """A progress bar for a terminal; runs side by side share it."""
 
+    bar: Any = None
+
     def __init__(self) -> None:
-        self.bar: Any = None
         self.runs: list[ActiveRun] = []
         self.last: dict[int, float] = {}
         self.seconds = 0  # of compiling, as last shown
 
     def begin(self, run: ActiveRun, done: int) -> None:
-        from tqdm import tqdm
-
         self.runs.append(run)
         if self.bar is None:
-            total = run.setup.experiment.training.rounds
-            self.bar = tqdm(
-                total=total, initial=done, unit="round", file=sys.stderr, dynamic_ncols=True
-            )
+            self.bar = bar_of("round", done, run.setup.experiment.training.rounds)
         self.bar.set_description(self.name())
 
     def name(self) -> str:
-        return (
-            name_of(self.runs[0])
-            if len(self.runs) == 1
-            else f"{self.runs[0].setup.experiment.method.name}, {len(self.runs)} seeds"
-        )
+        if len(self.runs) == 1:
+            return name_of(self.runs[0])
+        return f"{self.runs[0].setup.experiment.method.name}, {len(self.runs)} seeds"
 
     def compiling(self, run: ActiveRun) -> None:
         self.bar.set_description(f"{self.name()}: compiling …")
@@ -232,13 +227,8 @@ class Steps:
     def __init__(
         self, unit: str, done: int, total: int, say: Callable[[str], None], bar: bool = False
     ):
-        self.unit, self.done, self.total, self.say, self.bar = unit, done, total, say, None
-        if bar:
-            from tqdm import tqdm
-
-            self.bar = tqdm(
-                total=total, initial=done, unit=unit, file=sys.stderr, dynamic_ncols=True
-            )
+        self.unit, self.done, self.total, self.say = unit, done, total, say
+        self.bar = bar_of(unit, done, total) if bar else None
 
     def step(self, text: str, seconds: float) -> None:
         self.done += 1
@@ -271,11 +261,8 @@ class JsonLines(Sink):
 
     def emit(self, run: ActiveRun, event: str, **more: Any) -> None:
         config, directory = run.setup.experiment, run.directory
-        base = dict(
-            method=config.method.name,
-            seed=config.training.seed,
-            out=str(directory.path) if directory else None,
-        )
+        base = dict(method=config.method.name, seed=config.training.seed)
+        base |= dict(out=str(directory.path) if directory else None)
         print(json_line(event, **base | more), file=self.out or sys.stdout, flush=True)
 
     def begin(self, run: ActiveRun, done: int) -> None:
@@ -374,11 +361,10 @@ class WandB(Sink):
         steps: dict[int, dict[str, float]] = {}
         for kind, rows in (("round", segment.rounds), ("evaluation", segment.rows)):
             for row in rows:
-                steps.setdefault(int(row["round"]), {}).update(
-                    {f"{kind}/{k}": v for k, v in numbers(row).items()}
-                )
-        for step, values in sorted(steps.items()):
-            self.runs[id(run)].log(values, step=step)
+                step = steps.setdefault(int(row["round"]), {})
+                step |= {f"{kind}/{k}": v for k, v in numbers(row).items()}
+        for number, values in sorted(steps.items()):
+            self.runs[id(run)].log(values, step=number)
 
     def end(self, run: ActiveRun, summary: dict[str, Any]) -> None:
         self.runs[id(run)].summary.update(summary)
