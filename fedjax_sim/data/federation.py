@@ -66,11 +66,8 @@ class Federation:
     def __repr__(self) -> str:
         # inside JAX the leaves may be anything
         sides = "x".join(map(str, getattr(self.x, "shape", ())))
-        clients = (
-            (*getattr(self.size.get("train"), "shape", ()), "?")[0]
-            if isinstance(self.size, dict)
-            else "?"
-        )
+        sizes = self.size.get("train") if isinstance(self.size, dict) else None
+        clients = (*getattr(sizes, "shape", ()), "?")[0]
         what = "classes" if self.task == "classification" else f"outputs of a {self.task} task"
         return (
             f"Federation({self.name}: examples {sides}, {self.classes} {what}, {clients} clients;"
@@ -218,12 +215,8 @@ def _next_tokens(x: Any, y: Any, test: Any, task: str) -> tuple[Any, Any, Any]:
     if y is not None:
         return x, y, test
     x = np.asarray(x)
-    if (
-        task_called(task).target != TOKENS
-        or x.dtype.kind not in "iu"
-        or x.ndim != 2
-        or x.shape[1] < 2
-    ):
+    tokens = task_called(task).target == TOKENS and x.dtype.kind in "iu"
+    if not tokens or x.ndim != 2 or x.shape[1] < 2:
         raise UserError(
             f"y may be left out for tokens [D, T] with T >= 2 alone; x has the shape {x.shape},"
             f" task {task}"

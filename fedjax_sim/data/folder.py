@@ -86,11 +86,7 @@ def read_named(name: str, data_dir: str | os.PathLike[str] | None, download: boo
 
 def missing(name: str, folder: pathlib.Path | None) -> UserError:
     """One sentence with the ways to get a dataset."""
-    place = (
-        f"the data folder '{shown(folder)}'"
-        if folder is not None
-        else "the folder named by --data-dir"
-    )
+    place = f"the data folder '{shown(folder)}'" if folder else "the folder named by --data-dir"
     ways = [f"put {name}.npz with {', '.join(KEYS)} into {place}"]
     if name in DEBIAN_FOLDERS:
         ways.append("install Debian's dataset-" + name.replace("_", "-"))
@@ -173,12 +169,9 @@ def read_tfds(name: str, folder: pathlib.Path | None, download: bool) -> Arrays 
     """A dataset prepared by tensorflow-datasets, read without TensorFlow; prepared first if
     `download`."""
     default = user_path(os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets")
-    prepared = [
-        info.parent
-        for root in (folder, default)
-        if root is not None
-        for info in sorted((root / name).glob("**/dataset_info.json"))
-    ]
+    roots = filter(None, (folder, default))
+    found = [sorted((root / name).glob("**/dataset_info.json")) for root in roots]
+    prepared = [info.parent for infos in found for info in infos]
     if not prepared and not download:
         return None
     if importlib.util.find_spec("tensorflow_datasets") is None:

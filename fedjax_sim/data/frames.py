@@ -85,26 +85,19 @@ def read_frame(path: pathlib.Path, given: Mapping[str, str]) -> tuple[Arrays, st
     features = named.get("features") or [name for name in rest if frame[name].dtype.kind in "biuf"]
     words = [name for name in features if frame[name].dtype.kind not in "biuf"]
     if words or not features:
-        what = (
-            f"the column '{shown(words[0])}' has no numbers and cannot be a feature"
-            if words
-            else "no column of numbers"
-        )
+        what = "no column of numbers"
+        if words:
+            what = f"the column '{shown(words[0])}' has no numbers and cannot be a feature"
         raise UserError(f"'{where}': {what}; features=A+B names the features")
-    said = columns_text(
-        features=features,
-        label=labels,
-        split=[split],
-        client=clients,
-        facts=[name for name in rest if name not in features],
-    )
+    others = [name for name in rest if name not in features]
+    roles = dict(features=features, label=labels, split=[split], client=clients, facts=others)
     facts = {
         name: fact(frame[name]) for name in (*clients, *rest) if name not in (*features, "x", "y")
     }
     facts |= {"client": facts[clients[0]]} if len(clients) == 1 and clients[0] in facts else {}
     x = frame[features].to_numpy(np.float32)
     is_test = held_out(y) if split is None else in_test(where, frame[split])
-    return train_and_test(is_test, {"x": x, "y": y, **facts}), said
+    return train_and_test(is_test, {"x": x, "y": y, **facts}), columns_text(**roles)
 
 
 def load_frame(path: pathlib.Path) -> Any:

@@ -52,11 +52,8 @@ def read_pictures(folder: pathlib.Path, size: tuple[int, int] | None = None) -> 
         raise UserError(
             "reading a folder of pictures needs pillow: pip install 'fedjax-sim[images]'"
         ) from None
-    parts = (
-        [folder / "train", folder / "test"]
-        if (folder / "train").is_dir() and (folder / "test").is_dir()
-        else [folder]
-    )
+    both = [folder / "train", folder / "test"]
+    parts = both if all(part.is_dir() for part in both) else [folder]
     classes = sorted({place.name for part in parts for place in _folders(part)})
     files = [
         (file, number, part.name == "test")

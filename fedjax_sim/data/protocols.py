@@ -151,16 +151,8 @@ def _check_words(norm: str, val_fraction: float | None) -> None:
 def _facts(data: Dataset, rule: Protocol, norm: str) -> dict[str, Any]:
     """What a federation has of its dataset."""
     mean, std = {"dataset": (data.mean, data.std), "pfllib": (0.5, 0.5), "none": (0.0, 1.0)}[norm]
-    augment = rule.augment.get(data.name, "")
-    return dict(
-        classes=data.classes,
-        name=data.name,
-        augment=augment,
-        task=data.task,
-        vocabulary=data.vocabulary,
-        mean=mean,
-        std=std,
-    )
+    same = {n: getattr(data, n) for n in ("classes", "name", "task", "vocabulary")}
+    return same | dict(mean=mean, std=std, augment=rule.augment.get(data.name, ""))
 
 
 def _held_back(
@@ -340,11 +332,8 @@ def as_task(data: Dataset, task: str) -> Dataset:
         for name in ("y_train", "y_test")
     )
     both = np.concatenate([data.x_train, data.x_test]), np.concatenate([train, test])
-    classes = (
-        data.classes
-        if task_called(task).target == task_called(data.task).target
-        else outputs_of(task, *both)
-    )
+    same = task_called(task).target == task_called(data.task).target
+    classes = data.classes if same else outputs_of(task, *both)
     return dataclasses.replace(data, y_train=train, y_test=test, task=task, classes=classes)
 
 
@@ -394,11 +383,8 @@ def _with_pfllib_minimum(
     """PFLlib's smallest client, min(B / (1 - train share), n / N / 2), for its partitions unless
     given."""
     name, _, body = spec.partition(":")
-    if (
-        name.strip() not in ("dirichlet", "pathological")
-        or not rule.merge
-        or "min=" in body.replace(" ", "")
-    ):
+    said = "min=" in body.replace(" ", "")
+    if name.strip() not in ("dirichlet", "pathological") or not rule.merge or said:
         return spec
     least = int(min(batch_size / sum(rule.fractions.values()), total / max(clients, 1) / 2))
     return f"{spec},min={max(least, 1)}"

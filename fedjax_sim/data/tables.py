@@ -178,14 +178,8 @@ def _roles(
                 " of its name; features=A+B names the features, client=NAME the clients' column",
                 *(where, shown(name)),
             )
-    return Roles(
-        found[0],
-        y,
-        parts,
-        is_test,
-        numbers,
-        [*([client] if client else []), *(n for n in rest if n not in numbers)],
-    )
+    facts = [*filter(None, [client]), *(name for name in rest if name not in numbers)]
+    return Roles(found[0], y, parts, is_test, numbers, facts)
 
 
 def _arrays(columns: Mapping[str, Sequence[str]], roles: Roles, is_test: np.ndarray) -> Arrays:
