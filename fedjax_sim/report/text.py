@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_sim.metrics.base import About, Primary, on_rows
-from fedjax_sim.runner.figures import relative_gain
+from fedjax_sim.runner.figures import Summary, relative_gain
 
 MB, GB = 10**6, 10**9
 SHOWN = 4  # accuracies in the table of targets, so that it fits a screen
@@ -55,7 +55,7 @@ def columns(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(aligned([rows[0], rule, *rows[1:]]))
 
 
-def compared(summaries: list[dict[str, Any]]) -> dict[str, tuple[str, About]]:
+def compared(summaries: list[Summary]) -> dict[str, tuple[str, About]]:
     """Columns of the table, {title: (key of the summary, unit)}: those of the primary metric, then
     requested others.
 
@@ -77,13 +77,13 @@ def compared(summaries: list[dict[str, Any]]) -> dict[str, tuple[str, About]]:
     return out
 
 
-def figure_of(summary: dict[str, Any], key: str) -> float | None:
+def figure_of(summary: Summary, key: str) -> float | None:
     """A figure of a summary; key metrics.NAME: of the dict `metrics` in it."""
     table, dot, name = key.partition(".")
     return summary.get(table, {}).get(name) if dot else summary.get(key)
 
 
-def on_splits(summaries: list[dict[str, Any]]) -> str:
+def on_splits(summaries: list[Summary]) -> str:
     """The suffix of 'client mean': the split on which clients are scored.
 
     >>> on_splits([{"client_split": "val"}, {"client_split": "train"}]), on_splits([{}])
@@ -93,7 +93,7 @@ def on_splits(summaries: list[dict[str, Any]]) -> str:
     return f" ({'/'.join(found)})" if found else ""
 
 
-def notes(summaries: list[dict[str, Any]]) -> list[str]:
+def notes(summaries: list[Summary]) -> list[str]:
     """Notes on the rows on which clients are scored, and warnings."""
     by_rows: dict[str, list[str]] = {}
     for s in summaries:
@@ -104,12 +104,12 @@ def notes(summaries: list[dict[str, Any]]) -> list[str]:
     return [*found, *(line for s in summaries for line in warnings(s))]
 
 
-def results_table(summaries: list[dict[str, Any]]) -> str:
+def results_table(summaries: list[Summary]) -> str:
     """The table of `results_cells`, with notes and warnings below."""
     return "\n".join([columns(results_cells(summaries)), *notes(summaries)])
 
 
-def results_cells(summaries: list[dict[str, Any]]) -> list[list[str]]:
+def results_cells(summaries: list[Summary]) -> list[list[str]]:
     """Cells of the results table, the head first: the primary metric (accuracies in percent) and
     requested others.
 
@@ -167,7 +167,7 @@ def differing_lines(found: dict[str, dict[str, Any]]) -> list[str]:
     ]
 
 
-def warnings(s: dict[str, Any]) -> list[str]:
+def warnings(s: Summary) -> list[str]:
     """Warnings about one run that its accuracies do not show."""
     out = method_defaults(s["method"], s.get("prefers", {}))
     out += [
@@ -214,7 +214,7 @@ def warnings(s: dict[str, Any]) -> list[str]:
     return out
 
 
-def targets_table(summaries: list[dict[str, Any]]) -> str:
+def targets_table(summaries: list[Summary]) -> str:
     """A table of rounds (bytes, time) to the highest accuracies that any run reached, and the round
     of convergence; '' for none."""
     some = lambda x: any(s["rounds_to"][x] is not None for s in summaries)
@@ -222,7 +222,7 @@ def targets_table(summaries: list[dict[str, Any]]) -> str:
     if not reached:
         return ""
 
-    def cell(s: dict[str, Any], x: str) -> str:
+    def cell(s: Summary, x: str) -> str:
         if s["rounds_to"][x] is None:
             return "×"
         cost = f"{size(s['comm_gb_to'][x] * GB)}, {duration(60 * s['time_min_to'][x])}"
@@ -234,7 +234,7 @@ def targets_table(summaries: list[dict[str, Any]]) -> str:
     return columns([head, *map(row, summaries)])
 
 
-def gains(summaries: list[dict[str, Any]]) -> dict[str, float]:
+def gains(summaries: list[Summary]) -> dict[str, float]:
     """Each method's relative gain in percent over the best of the others, averaged over its seeds.
 
     By the best global value of the primary metric, or by the clients' mean for all if a method has
@@ -255,12 +255,12 @@ def gains(summaries: list[dict[str, Any]]) -> dict[str, float]:
     return {n: round(sign * relative_gain(mean[n], best[n]), 2) for n in names if best[n] > 0}
 
 
-def gains_line(summaries: list[dict[str, Any]]) -> str:
+def gains_line(summaries: list[Summary]) -> str:
     found = ", ".join(f"{n} {gain:+.2f} %" for n, gain in gains(summaries).items())
     return f"relative to the best other: {found}" if found else ""
 
 
-def seeds_line(summaries: list[dict[str, Any]]) -> str:
+def seeds_line(summaries: list[Summary]) -> str:
     """mean ± standard deviation over seeds, in percent.
 
     >>> seeds_line([{"best_global": 0.5, "last_global": 0.4, "client_acc_mean": None},
@@ -280,7 +280,7 @@ def seeds_line(summaries: list[dict[str, Any]]) -> str:
     return f"over {len(summaries)} seeds: {', '.join(parts)}"
 
 
-def speed_line(s: dict[str, Any]) -> str:
+def speed_line(s: Summary) -> str:
     waste = f", executed ÷ needed steps {s['padding_waste']:.3f}" if s["padding_waste"] else ""
     return (
         f"{s['method']}: {s['rounds_per_second']:.2f} rounds/s (without {s['compile_seconds']:.1f}"

@@ -32,7 +32,7 @@ from fedjax_sim.experiment import Experiment
 from fedjax_sim.platform import floats
 from fedjax_sim.runner import checkpoint, interrupts, run_directory, vmapped
 from fedjax_sim.runner.compilation import compile_once, first_process
-from fedjax_sim.runner.figures import summarise
+from fedjax_sim.runner.figures import Row, summarise
 from fedjax_sim.runner.files import as_stored
 from fedjax_sim.runner.prepare import Setup
 from fedjax_sim.runner.recorder import Recorder, personal_due
@@ -244,7 +244,7 @@ def complete(state: State, done: int) -> bool:
 # ---- the start -----------------------------------------------------------------------------------
 def begin(
     runs: Sequence[ActiveRun], resume_from: pathlib.Path | None, say: Callable[[str], None]
-) -> tuple[State, list[dict[str, Any]]]:
+) -> tuple[State, list[Row]]:
     """Create or reopen the run directories; return the State to start from (stacked for several
     runs) and the timings so far."""
     if resume_from is not None:
@@ -263,7 +263,7 @@ def begin(
 
 def reopen(
     run: ActiveRun, resume_from: pathlib.Path, say: Callable[[str], None]
-) -> tuple[State, list[dict[str, Any]]]:
+) -> tuple[State, list[Row]]:
     """Resume a run: return its State and timings at the checkpoint, and restore its rows."""
     setup, directory = run.setup, run.directory
     assert directory is not None
@@ -427,7 +427,7 @@ def save(runs: Sequence[ActiveRun], state: State, of_state: Callable[[State, int
 def finish(
     run: ActiveRun,
     state: State,
-    timings: list[dict[str, Any]],
+    timings: list[Row],
     compile_seconds: float,
     program: Callable | None,
 ) -> Result:

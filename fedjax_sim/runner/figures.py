@@ -23,12 +23,14 @@ if TYPE_CHECKING:
     from fedjax_sim.runner.prepare import Setup
     from fedjax_sim.runner.recorder import Recorder
 
+Row = dict[str, float]  # of rounds.csv, metrics.csv or timings.csv
+Summary = dict[str, Any]  # summary.json
 # in every evaluated row
 COUNTED = ["bytes_down", "bytes_up", "participants", "dropped", "diverged", "exploding"]
 COUNTED += ["train_loss"]
 
 
-def recent_shares(rounds: Sequence[dict[str, Any]], window: int = 10) -> dict[str, float]:
+def recent_shares(rounds: Sequence[Row], window: int = 10) -> dict[str, float]:
     """`share_NAME`: how often each action was taken in the last `window` rounds, from the counts
     `action_NAME`.
 
@@ -45,7 +47,7 @@ DEAD_FOR, BLIND_FOR = 10, 25  # rounds
 BLIND = 1e-3  # the share of π that depends on the state
 
 
-def training_warnings(rounds: Sequence[dict[str, Any]]) -> list[str]:
+def training_warnings(rounds: Sequence[Row]) -> list[str]:
     """Warnings about training that fails: exploding updates, a controller without live units, a
     policy that ignores the state.
 
@@ -109,7 +111,7 @@ def probe_figures(
     return out
 
 
-def last_value(rows: Sequence[dict[str, Any]], primary: Primary) -> tuple[str, float]:
+def last_value(rows: Sequence[Row], primary: Primary) -> tuple[str, float]:
     """(whose, the last value of the primary metric): of the global model, or the clients' mean;
     ('', NaN) for none.
 
@@ -154,7 +156,7 @@ TARGETS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)  # accuracies whose first rou
 WINDOW = 20  # rounds of the moving average that decides convergence
 
 
-def seconds_at(round_: int, timings: Sequence[dict[str, Any]]) -> float:
+def seconds_at(round_: int, timings: Sequence[Row]) -> float:
     """Seconds (without compilation) until `round_` was done; the rounds of a segment count as
     equally long.
 
@@ -174,8 +176,8 @@ def seconds_at(round_: int, timings: Sequence[dict[str, Any]]) -> float:
 
 
 def progress_figures(
-    rows: Sequence[dict[str, Any]],
-    timings: Sequence[dict[str, Any]],
+    rows: Sequence[Row],
+    timings: Sequence[Row],
     eval_every: int = 1,
     primary: Primary = Primary(),  # noqa: B008 - a constant
 ) -> dict[str, Any]:
@@ -188,7 +190,7 @@ def progress_figures(
     has = lambda row, column: not math.isnan(row.get(column, math.nan))
     column = next((c for c in primary.columns if any(has(r, c) for r in rows)), "")
     scored = [r for r in rows if has(r, column)]
-    rounds, values = [r["round"] for r in scored], [r[column] for r in scored]
+    rounds, values = [int(r["round"]) for r in scored], [r[column] for r in scored]
     cost = {r["round"]: r["bytes_down"] + r["bytes_up"] for r in scored}
     targets = TARGETS if primary.unit == "percent" and primary.better > 0 else ()
     first = {f"{100 * x:.0f}": rounds_to(rounds, values, x) for x in targets}
@@ -203,7 +205,7 @@ def progress_figures(
     )
 
 
-def explosion_figures(rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def explosion_figures(rounds: Sequence[Row]) -> dict[str, Any]:
     """How many finite updates exploded (see `engine.round.watched`), and the client with the
     largest one of each such round.
 
@@ -226,7 +228,7 @@ def explosion_figures(rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
     )
 
 
-def divergence_figures(rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def divergence_figures(rounds: Sequence[Row]) -> dict[str, Any]:
     """How many updates were not finite (they weigh nothing), their share, the first of them; rounds
     without any upload.
 
@@ -269,7 +271,7 @@ def relative_gain(ours: float, best: float) -> float:
     return 100 * (ours - best) / best
 
 
-def summary_figures(rows: Sequence[dict[str, Any]], primary: Primary = Primary()) -> dict[str, Any]:  # noqa: B008
+def summary_figures(rows: Sequence[Row], primary: Primary = Primary()) -> dict[str, Any]:  # noqa: B008
     """The figures that papers report: best over rounds on test, best by validation, last, mean of
     the last 10."""
     column, by = f"global_{primary.figure}", f"val_{primary.figure}"
@@ -342,7 +344,7 @@ def metric_figures(setup: Setup, recorder: Recorder) -> dict[str, Any]:
 
 
 def summarise(
-    setup: Setup, recorder: Recorder, timings: list[dict[str, Any]], compile_seconds: float
+    setup: Setup, recorder: Recorder, timings: list[Row], compile_seconds: float
 ) -> dict[str, Any]:
     """The figures of a run. `best_global` is the best over rounds on test data: the papers' figure,
     not a fair one."""

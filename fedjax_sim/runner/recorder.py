@@ -14,6 +14,7 @@ from fedjax_sim.experiment import Experiment
 from fedjax_sim.metrics.base import OF_CLIENTS, OF_SERVER, Metric, columns_of, over_clients
 from fedjax_sim.plans import payload_bytes
 from fedjax_sim.runner import figures
+from fedjax_sim.runner.figures import Row
 from fedjax_sim.runner.prepare import Setup
 
 log = logging.getLogger(__name__)
@@ -30,8 +31,8 @@ class Recorder:
 
     def __init__(self, setup: Setup):
         self.setup = setup
-        self.rounds: list[dict[str, Any]] = []
-        self.rows: list[dict[str, Any]] = []
+        self.rounds: list[Row] = []
+        self.rows: list[Row] = []
         self.clients: dict[str, list[Any]] = {}
         self.warned: set[str] = set()  # each warning is given once
         env, net = setup.simulation.env, setup.net
@@ -42,12 +43,12 @@ class Recorder:
         """Count from round 1 again at the next evaluation, after the rows were replaced."""
         self.counted, self.bytes_down, self.bytes_up = 0, 0, 0  # counted: rounds in the totals
 
-    def count_to(self, round_: int, after: int) -> list[dict[str, Any]]:
+    def count_to(self, round_: int, after: int) -> list[Row]:
         """Advance the totals to `round_`; return the newly counted rounds after round `after`."""
         start = self.counted
         while self.counted < len(self.rounds) and self.rounds[self.counted]["round"] <= round_:
-            self.bytes_down += self.rounds[self.counted]["bytes_down"]
-            self.bytes_up += self.rounds[self.counted]["bytes_up"]
+            self.bytes_down += int(self.rounds[self.counted]["bytes_down"])
+            self.bytes_up += int(self.rounds[self.counted]["bytes_up"])
             self.counted += 1
         return [r for r in self.rounds[start : self.counted] if r["round"] > after]
 
@@ -55,7 +56,7 @@ class Recorder:
         logs = {k: v[:count] for k, v in logs.items()}
         down, up = payload_bytes(logs["taken"], logs["sent"], self.wire, logs["down"], logs["up"])
         for i in range(count):
-            row: dict[str, Any] = {"round": int(logs["round"][i])}
+            row: Row = {"round": int(logs["round"][i])}
             for name, values in logs.items():
                 if name in ("round", "down", "up") or name.startswith(("probe_", "acted_")):
                     continue
@@ -81,9 +82,9 @@ class Recorder:
                     log.warning("%s, round %d: %s", name, row["round"], sentence)
 
     def add_evaluation(self, scores: dict[str, Any], log: dict[str, np.ndarray] | None) -> None:
-        row: dict[str, Any] = {"round": int(scores["round"])}
-        last = self.rows[-1]["round"] if self.rows else 0
-        recent = self.count_to(row["round"], last)
+        at = int(scores["round"])
+        row: Row = {"round": at}
+        recent = self.count_to(at, int(self.rows[-1]["round"]) if self.rows else 0)
         metrics = self.metrics
         for mode, prefix in OF_SERVER.items():
             for metric in metrics if mode in scores else ():
@@ -93,7 +94,7 @@ class Recorder:
             if mode in scores and (
                 mode != "global@clients" or mode in self.setup.experiment.evaluation.evaluations
             ):
-                row |= self.of_clients(mode, prefix, scores[mode], row["round"])
+                row |= self.of_clients(mode, prefix, scores[mode], at)
         if log is not None and "probe_ids" in log:
             # the probe does not fine-tune, so for a method that does, its figures must not be mixed
             # with those of the other clients

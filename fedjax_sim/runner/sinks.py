@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from fedjax_sim.errors import UserError, lookup
 from fedjax_sim.metrics.base import About, Primary
-from fedjax_sim.runner.figures import clean, last_value
+from fedjax_sim.runner.figures import Row, Summary, clean, last_value
 
 if TYPE_CHECKING:
     from fedjax_sim.runner.driver import ActiveRun
@@ -33,8 +33,8 @@ class Segment:
     last: int
     total: int  # rounds of the whole run
     seconds: float
-    rounds: list[dict[str, Any]]  # a row per round, as in rounds.csv
-    rows: list[dict[str, Any]]  # a row per evaluated round, as in metrics.csv
+    rounds: list[Row]  # a row per round, as in rounds.csv
+    rows: list[Row]  # a row per evaluated round, as in metrics.csv
     method: str = ""
     seed: int = 0
 
@@ -52,9 +52,9 @@ class Sink:
 
     def compiled(self, run: ActiveRun, seconds: float) -> None: ...
 
-    def segment(self, run: ActiveRun, segment: Segment, timings: list[dict[str, Any]]) -> None: ...
+    def segment(self, run: ActiveRun, segment: Segment, timings: list[Row]) -> None: ...
 
-    def end(self, run: ActiveRun, summary: dict[str, Any]) -> None: ...
+    def end(self, run: ActiveRun, summary: Summary) -> None: ...
 
     def close(self) -> None:
         """Called at the end, also after a failure or an interrupt."""
@@ -63,10 +63,10 @@ class Sink:
 class Files(Sink):
     """metrics.csv, rounds.csv, timings.csv, clients.npz of the run directory."""
 
-    def segment(self, run: ActiveRun, segment: Segment, timings: list[dict[str, Any]]) -> None:
+    def segment(self, run: ActiveRun, segment: Segment, timings: list[Row]) -> None:
         self.write(run, timings)
 
-    def write(self, run: ActiveRun, timings: list[dict[str, Any]]) -> None:
+    def write(self, run: ActiveRun, timings: list[Row]) -> None:
         if run.directory is not None:
             run.directory.write(run.recorder, timings)
 
@@ -77,7 +77,7 @@ class Callback(Sink):
     def __init__(self, call: Callable[[Segment], Any]):
         self.call = call
 
-    def segment(self, run: ActiveRun, segment: Segment, timings: list[dict[str, Any]]) -> None:
+    def segment(self, run: ActiveRun, segment: Segment, timings: list[Row]) -> None:
         self.call(segment)
 
 
@@ -86,7 +86,7 @@ def name_of(run: ActiveRun) -> str:
     return f"{run.setup.experiment.method.name} seed {run.setup.experiment.training.seed}"
 
 
-def numbers(row: dict[str, Any]) -> dict[str, float]:
+def numbers(row: Row) -> dict[str, float]:
     """The numbers of a row that can be plotted over rounds.
 
     >>> numbers({"round": 3, "global_acc": 0.5, "val_acc": float("nan")})
@@ -143,7 +143,7 @@ class Lines(Sink):
         self.next = LONG
         self.print(f"{name_of(run)}: compiled in {seconds:.1f} s")
 
-    def segment(self, run: ActiveRun, segment: Segment, timings: list[dict[str, Any]]) -> None:
+    def segment(self, run: ActiveRun, segment: Segment, timings: list[Row]) -> None:
         each = segment.seconds / (segment.last - segment.first + 1)
         what, about, value = measured(run, segment)
         shown = f", {what} {about.text(value, sign=True)}" if value == value else ""
@@ -163,7 +163,7 @@ class LongCompilation(Lines):
         if seconds >= LONG:
             super().compiled(run, seconds)
 
-    def segment(self, run: ActiveRun, segment: Segment, timings: list[dict[str, Any]]) -> None: ...
+    def segment(self, run: ActiveRun, segment: Segment, timings: list[Row]) -> None: ...
 
 
 def bar_of(unit: str, done: int, total: int) -> Any:
@@ -207,7 +207,7 @@ class Bar(Sink):
         self.bar.set_description(self.name())
         self.bar.unpause()  # the time left is that of the rounds alone
 
-    def segment(self, run: ActiveRun, segment: Segment, timings: list[dict[str, Any]]) -> None:
+    def segment(self, run: ActiveRun, segment: Segment, timings: list[Row]) -> None:
         what, about, self.last[id(run)] = measured(run, segment)
         if run is not self.runs[-1]:
             return
@@ -275,11 +275,11 @@ class JsonLines(Sink):
     def compiled(self, run: ActiveRun, seconds: float) -> None:
         self.emit(run, "compiled", seconds=seconds)
 
-    def segment(self, run: ActiveRun, segment: Segment, timings: list[dict[str, Any]]) -> None:
+    def segment(self, run: ActiveRun, segment: Segment, timings: list[Row]) -> None:
         facts = dict(round=segment.last, rounds=segment.total, seconds=segment.seconds)
         self.emit(run, "segment", **facts, rows=[clean(row) for row in segment.rows])
 
-    def end(self, run: ActiveRun, summary: dict[str, Any]) -> None:
+    def end(self, run: ActiveRun, summary: Summary) -> None:
         self.emit(run, "end", summary=summary)
 
 
@@ -314,7 +314,7 @@ class TensorBoard(Sink):
         suffix = f".{time.time_ns()}.{run.setup.hash}"  # a resume has a file of its own
         self.files[id(run)] = self.writer(str(folder / "events"), suffix)
 
-    def segment(self, run: ActiveRun, segment: Segment, timings: list[dict[str, Any]]) -> None:
+    def segment(self, run: ActiveRun, segment: Segment, timings: list[Row]) -> None:
         file, now = self.files[id(run)], time.time()
         for kind, rows in (("evaluation", segment.rows), ("round", segment.rounds)):
             for row in rows:
@@ -357,7 +357,7 @@ class WandB(Sink):
             reinit="create_new",
         )
 
-    def segment(self, run: ActiveRun, segment: Segment, timings: list[dict[str, Any]]) -> None:
+    def segment(self, run: ActiveRun, segment: Segment, timings: list[Row]) -> None:
         steps: dict[int, dict[str, float]] = {}
         for kind, rows in (("round", segment.rounds), ("evaluation", segment.rows)):
             for row in rows:
@@ -366,7 +366,7 @@ class WandB(Sink):
         for number, values in sorted(steps.items()):
             self.runs[id(run)].log(values, step=number)
 
-    def end(self, run: ActiveRun, summary: dict[str, Any]) -> None:
+    def end(self, run: ActiveRun, summary: Summary) -> None:
         self.runs[id(run)].summary.update(summary)
 
     def close(self) -> None:
