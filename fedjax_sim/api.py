@@ -17,8 +17,8 @@ from fedjax_sim.experiment.settings import FOLLOW, NEVER, Data
 from fedjax_sim.experiment.tree import SETTINGS
 from fedjax_sim.hooks import Method
 from fedjax_sim.options import names, shown
-from fedjax_sim.report import comparison, plot, text
-from fedjax_sim.report.rows import Rows, as_html
+from fedjax_sim.report import comparison, text
+from fedjax_sim.report.notebook import Picture, Rows, as_html, picture
 from fedjax_sim.report.runs import write_order
 from fedjax_sim.report.tables import figures_of
 from fedjax_sim.runner import execute, many, run_directory
@@ -52,10 +52,10 @@ class Result(results.Result):
         """The same as a pandas.DataFrame."""
         return self.table(which).to_pandas()
 
-    def plot(self, path: str | pathlib.Path | None = None, against: str = "rounds") -> plot.Picture:
+    def plot(self, path: str | pathlib.Path | None = None, against: str = "rounds") -> Picture:
         """Accuracy against rounds or bytes: a picture that a notebook shows; path: also written, as
         PNG and PDF."""
-        return plot.curves([self], path, against)
+        return picture([self], path, against)
 
 
 def shown_result(found: results.Result) -> Result:
@@ -249,9 +249,9 @@ class Comparison:
     def to_pandas(self) -> Any:
         return self.table().to_pandas()
 
-    def plot(self, path: str | pathlib.Path | None = None, against: str = "rounds") -> plot.Picture:
+    def plot(self, path: str | pathlib.Path | None = None, against: str = "rounds") -> Picture:
         """All accuracies in one picture; see `Result.plot`."""
-        return plot.curves(self.results, path, against)
+        return picture(self.results, path, against)
 
 
 def differing(setups: Mapping[str, Setup]) -> dict[str, dict[str, Any]]:
@@ -405,7 +405,7 @@ def sweep(
     """
     from fedjax_sim.sweeps import plan, queue, table, work
     from fedjax_sim.sweeps.folder import result_rows, write_results
-    from fedjax_sim.sweeps.local import Local
+    from fedjax_sim.sweeps.launchers import Local
 
     for path in imports:
         load_file(str(path))

@@ -13,10 +13,9 @@ from fedjax_sim.cli.settings import as_path
 from fedjax_sim.errors import UserError, expected
 from fedjax_sim.options import names
 from fedjax_sim.runner.sinks import named
-from fedjax_sim.sweeps import pivots, plan, slurm
+from fedjax_sim.sweeps import pivots, plan
 from fedjax_sim.sweeps.folder import DAMAGED, DONE, FAILED, Folder, waits, write_results
-from fedjax_sim.sweeps.local import Local
-from fedjax_sim.sweeps.on_ray import OnRay
+from fedjax_sim.sweeps.launchers import Local, OnRay, submit
 from fedjax_sim.sweeps.plan import Job
 from fedjax_sim.sweeps.queue import Launcher, command, end_with_parent, work_off
 from fedjax_sim.sweeps.table import Table, emit, results
@@ -82,7 +81,7 @@ def launch(args: argparse.Namespace, data: dict[str, Any], jobs: list[Job], fold
     if args.launcher == "slurm":
         folder.begin(data, jobs)
         ready = [job for job in todo if not waits(job, folder)]
-        script, number = slurm.submit(ready, folder, task, args.workers, args.slurm)
+        script, number = submit(ready, folder, task, args.workers, args.slurm)
         if len(ready) < len(todo):
             commands.note(
                 f"{len(todo) - len(ready)} runs start from some of these; repeat the command when"
