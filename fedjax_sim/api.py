@@ -7,7 +7,7 @@ import html
 import pathlib
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedjax_sim.errors import UserError, lookup
 from fedjax_sim.experiment import Experiment
@@ -17,18 +17,23 @@ from fedjax_sim.experiment.settings import FOLLOW, NEVER, Data
 from fedjax_sim.experiment.tree import SETTINGS
 from fedjax_sim.hooks import Method
 from fedjax_sim.options import names, shown
-from fedjax_sim.report import comparison, plot, text
-from fedjax_sim.report.rows import Rows, as_html
+from fedjax_sim.report import comparison, text
+from fedjax_sim.report.notebook import Picture, Rows, as_html, picture
 from fedjax_sim.report.runs import write_order
 from fedjax_sim.report.tables import figures_of
 from fedjax_sim.runner import execute, many, run_directory
 from fedjax_sim.runner import result as results
+from fedjax_sim.runner.compilation import first_process
 from fedjax_sim.runner.files import exists
 from fedjax_sim.runner.many import Federations, ready
 from fedjax_sim.runner.prepare import Objects, Setup
-from fedjax_sim.runner.rounds import Step, steps_of
+from fedjax_sim.runner.result import Step, steps_of
 from fedjax_sim.runner.run_directory import RunDirectory
 from fedjax_sim.runner.sinks import SINKS, Callback, Segment, Sink, named
+
+if TYPE_CHECKING:
+    from fedjax_sim.data.federation import Federation
+    from fedjax_sim.types import Tree
 
 OF_DATA = [field.name for field in dataclasses.fields(Data) if "seed" not in field.name]
 OF_DATA.remove("unseen")
@@ -47,10 +52,10 @@ class Result(results.Result):
         """The same as a pandas.DataFrame."""
         return self.table(which).to_pandas()
 
-    def plot(self, path: str | pathlib.Path | None = None, against: str = "rounds") -> plot.Picture:
+    def plot(self, path: str | pathlib.Path | None = None, against: str = "rounds") -> Picture:
         """Accuracy against rounds or bytes: a picture that a notebook shows; path: also written, as
         PNG and PDF."""
-        return plot.curves([self], path, against)
+        return picture([self], path, against)
 
 
 def shown_result(found: results.Result) -> Result:
@@ -59,7 +64,7 @@ def shown_result(found: results.Result) -> Result:
 
 # ---- one run -------------------------------------------------------------------------------------
 def asked(
-    method: Any, settings: Mapping[str, Any], others: Sequence[str] = (), **objects: Any
+    method: str | Method, settings: Mapping[str, Any], others: Sequence[str] = (), **objects: Any
 ) -> tuple[Experiment, Objects]:
     """Keywords of `run` as an experiment, and the objects among them. others: methods whose options
     may stand there too."""
@@ -88,11 +93,11 @@ def asked(
 
 
 def set_up(
-    method: Any = "fedavg",
-    fed: Any = None,
+    method: str | Method = "fedavg",
+    fed: Federation | None = None,
     *,
     model: Any = None,
-    net: Any = None,
+    net: Tree | None = None,
     optimizer: Any = None,
     loss: Any = None,
     **settings: Any,
@@ -102,7 +107,9 @@ def set_up(
     return ready(*asked(method, settings, **objects))
 
 
-def sinks_of(callback: Callable[[Segment], Any] | None, log: str | Sequence[Any]) -> list[Sink]:
+def sinks_of(
+    callback: Callable[[Segment], Any] | None, log: str | Sequence[str | Sink]
+) -> list[Sink]:
     """A function and names or sinks as sinks."""
     items = names(log) if isinstance(log, str) else tuple(log)
     for item in items:
@@ -116,15 +123,15 @@ def sinks_of(callback: Callable[[Segment], Any] | None, log: str | Sequence[Any]
 
 
 def run(
-    method: Any = "fedavg",
-    fed: Any = None,
+    method: str | Method = "fedavg",
+    fed: Federation | None = None,
     *,
     out: str | pathlib.Path | None = None,
     progress: bool | None = None,
     callback: Callable[[Segment], Any] | None = None,
-    log: str | Sequence[Any] = (),
+    log: str | Sequence[str | Sink] = (),
     model: Any = None,
-    net: Any = None,
+    net: Tree | None = None,
     optimizer: Any = None,
     loss: Any = None,
     **settings: Any,
@@ -160,9 +167,9 @@ def resume(
     *,
     progress: bool | None = None,
     callback: Callable[[Segment], Any] | None = None,
-    log: str | Sequence[Any] = (),
-    fed: Any = None,
-    method: Any = None,
+    log: str | Sequence[str | Sink] = (),
+    fed: Federation | None = None,
+    method: Method | None = None,
     model: Any = None,
     optimizer: Any = None,
     loss: Any = None,
@@ -181,7 +188,9 @@ def resume(
     return shown_result(execute.resume(path, rounds, given, progress=progress, **more))
 
 
-def rounds(method: Any = "fedavg", fed: Any = None, **settings: Any) -> Iterator[Step]:
+def rounds(
+    method: str | Method = "fedavg", fed: Federation | None = None, **settings: Any
+) -> Iterator[Step]:
     """The rounds of a run one by one: `for step in fs.rounds("fedavg", fed, rounds=3):
     step.uploads`.
 
@@ -217,11 +226,8 @@ class Comparison:
     def _repr_html_(self) -> str:
         """The same in a notebook: a table, and below it what a reader must not miss."""
         summaries = self.summaries
-        said = [
-            *text.rows_lines(summaries),
-            *(line for s in summaries for line in text.warnings(s)),
-        ]
-        lines = [html.escape(line) for line in (*said, *text.differing_lines(self.differs))]
+        said = [*text.notes(summaries), *text.differing_lines(self.differs)]
+        lines = [html.escape(line) for line in said]
         below = f"<p>{'<br>'.join(lines)}</p>" if lines else ""
         return as_html(text.results_cells(summaries)) + below
 
@@ -243,9 +249,9 @@ class Comparison:
     def to_pandas(self) -> Any:
         return self.table().to_pandas()
 
-    def plot(self, path: str | pathlib.Path | None = None, against: str = "rounds") -> plot.Picture:
+    def plot(self, path: str | pathlib.Path | None = None, against: str = "rounds") -> Picture:
         """All accuracies in one picture; see `Result.plot`."""
-        return plot.curves(self.results, path, against)
+        return picture(self.results, path, against)
 
 
 def differing(setups: Mapping[str, Setup]) -> dict[str, dict[str, Any]]:
@@ -253,9 +259,8 @@ def differing(setups: Mapping[str, Setup]) -> dict[str, dict[str, Any]]:
     settings of the run, and the options of methods of one kind."""
     apart = ("method", "options", "seed", "data_seed", "schedule_rounds")  # named by the entry
     keys = [k for k, (_, _, one, _) in SETTINGS.items() if one.hashed != NEVER and k not in apart]
-    differs = {
-        key: {e: setup.experiment.flat()[key] for e, setup in setups.items()} for key in keys
-    }
+    flat = {entry: setup.experiment.flat() for entry, setup in setups.items()}
+    differs = {key: {entry: values[key] for entry, values in flat.items()} for key in keys}
     methods = {entry: setup.simulation.method for entry, setup in setups.items()}
     for kind in dict.fromkeys(map(type, methods.values())):
         alike = {entry: method for entry, method in methods.items() if type(method) is kind}
@@ -263,13 +268,12 @@ def differing(setups: Mapping[str, Setup]) -> dict[str, dict[str, Any]]:
         for one in dataclasses.fields(kind):  # type: ignore[arg-type]
             values = {entry: getattr(method, one.name) for entry, method in alike.items()}
             differs.setdefault(f"{name}.{one.name}", values)
-    return {
-        name: values for name, values in differs.items() if len(set(map(repr, values.values()))) > 1
-    }
+    several = lambda values: len(set(map(repr, values.values()))) > 1
+    return {name: values for name, values in differs.items() if several(values)}
 
 
 def set_ups(
-    methods: Sequence[Any],
+    methods: Sequence[str | Method],
     settings: Mapping[str, Any],
     seeds: int = 1,
     mode: str = "loop",
@@ -303,7 +307,7 @@ def set_ups(
     }
 
 
-def read_method(given: Any) -> tuple[str, Any, dict[str, Any]]:
+def read_method(given: str | Method) -> tuple[str, str | Method, dict[str, Any]]:
     """(name of the entry, the method, its own settings)."""
     if not isinstance(given, str):
         return getattr(given, "name", str(given)), given, {}
@@ -318,15 +322,15 @@ def read_method(given: Any) -> tuple[str, Any, dict[str, Any]]:
 
 
 def compare(
-    *methods: Any,
-    fed: Any = None,
+    *methods: str | Method,
+    fed: Federation | None = None,
     model: Any = None,
-    net: Any = None,
+    net: Tree | None = None,
     seeds: int = 1,
     out: str | pathlib.Path | None = None,
     progress: bool | None = None,
     callback: Callable[[Segment], Any] | None = None,
-    log: str | Sequence[Any] = (),
+    log: str | Sequence[str | Sink] = (),
     **settings: Any,
 ) -> Comparison:
     """Several methods on the same partition, initial weights and cohorts; the Python form of
@@ -346,11 +350,10 @@ def compare(
     taken = folder is not None and exists(folder) and not run_directory.empty(folder)
     if folder is not None and taken and not comparison.is_comparison(folder):
         raise UserError(f"output directory '{folder}' exists already; choose another out")
-    sinks = sinks_of(callback, log)
+    more: dict[str, Any] = dict(progress=progress, sinks=sinks_of(callback, log))
     objects = dict(fed=fed, model=model, net=net)
     objects |= {name: settings.pop(name, None) for name in ("optimizer", "loss")}
     setups = set_ups(methods, settings, seeds, **objects)
-    more: dict[str, Any] = dict(progress=progress, sinks=sinks)
     return run_compared(setups, seeds, folder, resume_command="the same call of compare", **more)
 
 
@@ -378,12 +381,6 @@ def run_compared(
     return done
 
 
-def first_process() -> bool:
-    import jax
-
-    return jax.process_index() == 0
-
-
 # ---- many runs in a folder -----------------------------------------------------------------------
 def sweep(
     methods: str | pathlib.Path | Sequence[str],
@@ -408,7 +405,7 @@ def sweep(
     """
     from fedjax_sim.sweeps import plan, queue, table, work
     from fedjax_sim.sweeps.folder import result_rows, write_results
-    from fedjax_sim.sweeps.local import Local
+    from fedjax_sim.sweeps.launchers import Local
 
     for path in imports:
         load_file(str(path))
@@ -438,7 +435,7 @@ def sweep(
     return Rows(result_rows(folder, jobs))
 
 
-def register_agent(name: str, kind: Any, help: str = "", *, discrete: bool = True) -> None:
+def register_agent(name: str, kind: type, help: str = "", *, discrete: bool = True) -> None:
     """Register an agent of your own by name: a subclass of agents.Agent, with its
     hyper-parameters as fields."""
     from agents import register

@@ -62,20 +62,13 @@ def expected(problem: BaseException) -> str | None:
         )
     if isinstance(problem, OSError):
         reason = problem.strerror or first_line(problem) or type(problem).__name__
-        return (
-            f"'{os.fsdecode(problem.filename)[:200]}': {reason}"
-            if is_path(problem.filename)
-            else reason
-        )
+        known = isinstance(problem.filename, (str, bytes))
+        return f"'{os.fsdecode(problem.filename)[:200]}': {reason}" if known else reason
     if isinstance(problem, DAMAGED):
         return f"a file cannot be read: {first_line(problem) or type(problem).__name__}"
     if isinstance(problem, RecursionError):
         return "the input is nested too deeply"
     return None
-
-
-def is_path(name: object) -> bool:
-    return isinstance(name, (str, bytes))
 
 
 def first_line(problem: BaseException) -> str:

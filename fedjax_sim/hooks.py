@@ -57,9 +57,8 @@ class Method(Node):
 
     name: ClassVar[str] = "method"
     weights = "size"  # of the average: 'size' (n_k) or 'uniform'
-    adapts = (
-        False  # `personal` of a `Personal` method trains (fine-tuning): run at --personal-every
-    )
+    # `personal` of a `Personal` method trains (fine-tuning): run at --personal-every
+    adapts = False
 
     # ---- declarations; a class attribute, or a property where it depends on the options ----------
     @property

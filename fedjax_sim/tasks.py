@@ -53,17 +53,12 @@ class Task:
     help: str
     target: str = CLASS  # one of TARGETS: what `Federation.y` holds
     loss: str = "ce"
-    metrics: tuple[str, ...] = (
-        "accuracy",
-        "loss",
-        "worst_decile",
-    )  # the primary one first, and one called loss
-    hits: Callable[[Any, Any], Any] = (
-        _class_hits  # (outputs [B, …], target [B, …]) -> [B] share that is right
-    )
-    read: Callable[[np.ndarray], np.ndarray] = lambda outputs: outputs.argmax(
-        -1
-    )  # outputs [B, …] -> predictions
+    # the primary one first, and one called loss
+    metrics: tuple[str, ...] = ("accuracy", "loss", "worst_decile")
+    # (outputs [B, …], target [B, …]) -> [B] share that is right
+    hits: Callable[[Any, Any], Any] = _class_hits
+    # outputs [B, …] -> predictions
+    read: Callable[[np.ndarray], np.ndarray] = lambda outputs: outputs.argmax(-1)
 
     def __post_init__(self) -> None:
         if self.target not in TARGETS:

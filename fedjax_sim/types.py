@@ -152,17 +152,14 @@ class Env:
     epochs: float = _fact()
     max_epochs: float = _fact()  # the largest value a Plan may ask for (sizes the shuffle tables)
     kept_out: int = _fact(default=0)  # clients that never take part, only evaluated
-    rounds: int = _fact(
-        default=0
-    )  # planned rounds: schedules over rounds, `done` of the last transition
-    started: tuple[str, ...] = _fact(
-        default=()
-    )  # parts of the State that come from another run (--start-from)
+    # planned rounds: schedules over rounds, `done` of the last transition
+    rounds: int = _fact(default=0)
+    # parts of the State that come from another run (--start-from)
+    started: tuple[str, ...] = _fact(default=())
     track_confusion: bool = _fact(default=False)
     bn_local: bool = _fact(default=False)  # BatchNorm running statistics stay on the client
-    keeps_optimizer: bool = _fact(
-        default=False
-    )  # the optimiser's state stays with the client between rounds
+    # the optimiser's state stays with the client between rounds
+    keeps_optimizer: bool = _fact(default=False)
     shuffle: bool = _fact(default=True)  # False: minibatches in the order of the client's rows
     dtype: Any = _fact(default=jnp.float32)
     vmap_width: int = _fact(default=1)  # clients trained side by side; 1: no vmap, no masking
@@ -170,9 +167,8 @@ class Env:
     even: bool = _fact(default=False)  # all clients have equally many minibatches per epoch
     full: bool = _fact(default=False)  # and all of these are whole
     same_epochs: bool = _fact(default=False)  # every client that trains does max_epochs
-    metrics: tuple[Metric, ...] = _fact(
-        default=()
-    )  # what is measured, the primary one first; (): `metrics.DEFAULT`
+    # what is measured, the primary one first; (): `metrics.DEFAULT`
+    metrics: tuple[Metric, ...] = _fact(default=())
     fed: Federation = None  # type: ignore[assignment]   # filled in inside the compiled program
     # training labels per client
     counts: Float[Array, "clients classes"] = None  # type: ignore[assignment]

@@ -44,11 +44,8 @@ def in_words(number: int) -> str:
     """
     for unit, size in (("EB", 10**18), ("TB", 10**12), ("GB", 10**9), ("MB", 10**6)):
         if number >= size:
-            return (
-                f"{number / size:.3g} {unit}"
-                if number < 1000 * size
-                else f"{number // size} {unit}"
-            )
+            amount = f"{number / size:.3g}" if number < 1000 * size else f"{number // size}"
+            return f"{amount} {unit}"
     return f"{number} bytes"
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.errors import UserError, unknown
+from fedjax_sim.errors import UserError, first_line, unknown
 from fedjax_sim.models.flax_module import as_model
 from fedjax_sim.models.layers import FORMS
 from fedjax_sim.models.nets import PlainNet, plain_groups
@@ -147,10 +147,8 @@ def _registered(
     try:
         built = make(shape, classes, dtype=dtype, conv=conv, **values)
     except (TypeError, ValueError) as problem:  # in the user's code
-        first = (str(problem).splitlines() or [""])[0]
-        raise UserError(
-            f"the builder of model '{name}' failed: {type(problem).__name__}: {first}"
-        ) from problem
+        why = f"{type(problem).__name__}: {first_line(problem)}"
+        raise UserError(f"the builder of model '{name}' failed: {why}") from problem
     return as_model(
         built,
         shape,

@@ -13,14 +13,12 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 from jaxtyping import Float, Num
 
 from fedjax_sim.errors import UserError
-from fedjax_sim.models.record import Model, batch_of
+from fedjax_sim.models.record import Model, batch_of, check_last
 from fedjax_sim.options import shown
-from fedjax_sim.platform import run_once
 from fedjax_sim.types import Array, Key
 
 KERNELS, BIASES = ("kernel", "w"), ("bias", "b")
@@ -153,20 +151,10 @@ def from_functions(
         layer = net["params"][head_group]
         return features @ layer[kernel] + (layer[bias] if bias else 0)
 
-    model = Model(
-        name,
-        start,
-        features,
-        head,
-        groups,
-        head_group,
-        (head_group,),
-        int(width),
-        int(classes),
-        shape,
-        (),
-    )
-    check_same(model, function, example, dtype)
+    rest = int(width), int(classes), shape, ()
+    model = Model(name, start, features, head, groups, head_group, (head_group,), *rest)
+    problem = f"model '{name}' does something behind its last layer '{head_group}'; its output must"
+    check_last(model, lambda net, x: function(net["params"], x), dtype, f"{problem} be its own")
     return model
 
 
@@ -180,23 +168,3 @@ def head_names(name: str, group: str, layer: Mapping[str, Any]) -> tuple[str, st
             f" or without bias, as flax names them (or w, b); it has {', '.join(layer)}"
         )
     return kernel[0], bias[0] if bias else ""
-
-
-def check_same(model: Model, function: Callable, example: jax.ShapeDtypeStruct, dtype: Any) -> None:
-    """Refuse a model that computes something after its last layer."""
-
-    def both(key: Key) -> tuple[Array, Array]:
-        net = model.init(key)
-        x = (
-            jax.random.normal(key, example.shape, dtype)
-            if example.dtype == dtype
-            else jnp.ones(example.shape, example.dtype)
-        )
-        return function(net["params"], x), model.head(net, model.features(net, x)[0])
-
-    out, rebuilt = (np.asarray(a) for a in run_once(both, jax.random.key(1)))
-    if out.shape != rebuilt.shape or not np.allclose(out, rebuilt, rtol=1e-3, atol=1e-4):
-        raise UserError(
-            f"model '{model.name}' computes something after its last layer '{model.head_group}';"
-            " its output must be that layer's"
-        )

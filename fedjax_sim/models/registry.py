@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from fedjax_sim.errors import UserError, lookup
+from fedjax_sim.named import first_sentence
 
 
 class Entry(NamedTuple):
@@ -61,17 +62,11 @@ REGISTRY: dict[str, Entry] = {
 }
 
 
-def _shown(value: Any) -> str:
-    return "x".join(map(str, value)) if isinstance(value, tuple) else str(value)
-
-
-# name -> one line, with the options as `--set model.OPTION=VALUE` writes them
 def _line(entry: Entry) -> str:
-    return entry.help + (
-        f" [{', '.join(f'{k}={_shown(v)}' for k, v in entry.options.items())}]"
-        if entry.options
-        else ""
-    )
+    """One line, with the options as `--set model.OPTION=VALUE` writes them."""
+    text = lambda value: "x".join(map(str, value)) if isinstance(value, tuple) else value
+    options = ", ".join(f"{name}={text(value)}" for name, value in entry.options.items())
+    return f"{entry.help} [{options}]" if options else entry.help
 
 
 MODELS: dict[str, str] = {name: _line(entry) for name, entry in REGISTRY.items()}
@@ -125,16 +120,12 @@ def register_model(name: str, build: Callable[..., Any], help: str = "") -> None
     """
     taken = inspect.signature(build).parameters.values()
     options = {p.name: p.default for p in taken if p.default is not p.empty and p.name not in GIVEN}
-    REGISTRY[name] = Entry(
-        help or (build.__doc__ or "").strip().split("\n")[0], options, build=build
-    )
+    REGISTRY[name] = Entry(help or first_sentence(build), options, build=build)
     MODELS[name] = _line(REGISTRY[name])
 
 
-WIDEST, DEEPEST = (
-    2**20,
-    100,
-)  # of hidden layers: a mistyped number is refused before anything is allocated
+# of hidden layers: a mistyped number is refused before anything is allocated
+WIDEST, DEEPEST = 2**20, 100
 
 
 def check_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:

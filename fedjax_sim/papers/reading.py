@@ -234,6 +234,12 @@ def value(text: str, source: Any) -> float:
     return reading.read(source, *arguments)
 
 
+def sentence(text: str) -> str:
+    """A reading as a sentence above a table."""
+    words = describe(text)
+    return f"{words[:1].upper()}{words[1:]}."
+
+
 def describe(text: str) -> str:
     """A reading in words.
 

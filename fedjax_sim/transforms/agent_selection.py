@@ -81,9 +81,8 @@ class AgentSelection(Selection):
 
     def begin_server(self, env: Env, net: Tree) -> Memory:
         nothing = jnp.zeros(env.num_clients, env.dtype)
-        agent = self.sized_agent(env).init(
-            jax.random.key(0)
-        )  # always the same start: the server's state has no key of its own
+        # always the same start: the server's state has no key of its own
+        agent = self.sized_agent(env).init(jax.random.key(0))
         return Memory(agent, nothing, nothing.astype(jnp.int32), jnp.zeros((), env.dtype))
 
     def states(self, env: Env, mine: Memory, t: Array) -> Array:

@@ -11,8 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_sim.data import Federation, bubble_plot, federate
-from fedjax_sim.data.federation import channel_moments
+from fedjax_sim.data.federation import Federation, channel_moments
+from fedjax_sim.data.figure import bubble_plot
+from fedjax_sim.data.protocols import federate
 from fedjax_sim.errors import UserError
 
 

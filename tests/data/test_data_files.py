@@ -8,8 +8,9 @@ import zipfile
 import numpy as np
 import pytest
 
-from fedjax_sim.data import load, memory
+from fedjax_sim.data import memory
 from fedjax_sim.data.folder import read_idx
+from fedjax_sim.data.sources import load
 from fedjax_sim.errors import UserError
 
 

@@ -7,8 +7,8 @@ import jax
 import numpy as np
 import pytest
 
-from fedjax_sim.data import PROTOCOLS, Dataset, federate, load
-from fedjax_sim.data.protocols import stratified
+from fedjax_sim.data.protocols import PROTOCOLS, federate, stratified
+from fedjax_sim.data.sources import Dataset, load
 from fedjax_sim.errors import UserError
 
 

@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 from golden import make_data
 
-from fedjax_sim.data import DATASETS, digits, federate, load
+from fedjax_sim.data import digits
 from fedjax_sim.data import folder as folder_module
 from fedjax_sim.data.images import resize_bilinear
+from fedjax_sim.data.protocols import federate
+from fedjax_sim.data.sources import DATASETS, load
 from fedjax_sim.errors import UserError
 
 

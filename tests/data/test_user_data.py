@@ -13,8 +13,9 @@ from PIL import Image
 
 import fedjax_sim as fs
 from fedjax_sim import models
-from fedjax_sim.data import Dataset, federate, load
 from fedjax_sim.data.partition import partition
+from fedjax_sim.data.protocols import federate
+from fedjax_sim.data.sources import Dataset, load
 from fedjax_sim.errors import UserError
 
 

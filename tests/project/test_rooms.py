@@ -17,20 +17,21 @@ from typing import NamedTuple
 import pytest
 from paths import ROOT
 
-BASICS = {"errors", "options", "tree", "types", "fields", "tasks"}
+BASICS = {"errors", "options", "named", "tree", "types", "fields", "tasks"}
 ONE_CLIENT = BASICS | {"hooks", "local", "plans", "models", "metrics", "data.federation"}
 
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "options": {"errors"},
+    "named": {"errors"},
     "tasks": {"errors"},
     "types": {"errors", "options"},
-    "metrics": {"errors", "types"},
+    "metrics": {"errors", "named", "types"},
     "fields": {"errors", "options", "agents.node"},
     "tree": {"types", "platform"},
     "platform": {"errors", "options"},
-    "data": {"errors", "options", "tasks"},
-    "models": {"errors", "options", "platform", "types"},
+    "data": {"errors", "named", "options", "tasks"},
+    "models": {"errors", "named", "options", "platform", "types"},
     "plans": BASICS,
     "hooks": BASICS | {"plans", "local"},
     "local": BASICS | {"plans", "models", "metrics", "platform"},
@@ -67,6 +68,7 @@ WITHOUT_JAX = (
     "report",
     "papers",
     "errors",
+    "named",
     "tasks",
     "cli.main",
     "experiment",

@@ -182,7 +182,7 @@ def test_an_unfinished_run_is_never_the_best(tmp_path):
     write_run(tmp_path / "a", "fedavg", best=0.6)
     write_run(tmp_path / "b", "fedprox", best=0.5)
     write_run(tmp_path / "c", "fedntd", best=0.9, rounds=8, ended=False)
-    head, rows = tables.written(grouped(load_runs([tmp_path])), "±", "<{}>")
+    head, rows = tables.written(grouped(load_runs([tmp_path])), "<{}>")
     by_name = {row[0]: row for row in rows}
     assert not any(cell.startswith("<") for cell in by_name["fedntd (not ended)"])
     assert by_name["fedavg"][head.index("best (%)")].startswith("<")
@@ -191,7 +191,7 @@ def test_an_unfinished_run_is_never_the_best(tmp_path):
     shutil.rmtree(tmp_path / "b")  # nothing that has ended is left to be better than
     assert not any(
         "<" in cell
-        for row in tables.written(grouped(load_runs([tmp_path])), "±", "<{}>")[1]
+        for row in tables.written(grouped(load_runs([tmp_path])), "<{}>")[1]
         for cell in row
     )
 
@@ -212,7 +212,7 @@ def test_no_figure_and_never_reached_are_two_signs(tmp_path):
     for name in ("b", "c"):
         sign(tmp_path / name)
     groups = grouped(load_runs([tmp_path]))
-    head, rows = tables.written(groups, "±", "{}")
+    head, rows = tables.written(groups, "{}")
     cells = {row[0]: dict(zip(head, row, strict=True)) for row in rows}
     assert cells["local"]["best (%)"] == "–" and cells["local"]["rounds to 70 %"] == "×"
     assert (
