@@ -57,8 +57,7 @@ class Method(Node):
 
     name: ClassVar[str] = "method"
     weights = "size"  # of the average: 'size' (n_k) or 'uniform'
-    # `personal` of a `Personal` method trains (fine-tuning): run at --personal-every
-    adapts = False
+    adapts = False  # whether `personal` trains (fine-tuning): it is run at --personal-every
 
     # ---- declarations; a class attribute, or a property where it depends on the options ----------
     @property
@@ -194,7 +193,7 @@ class Method(Node):
 class Personal:
     """Clients have models of their own, as they are evaluated."""
 
-    adapts = False
+    adapts = False  # whether `personal` trains (fine-tuning): it is run at --personal-every
 
     def personal(self, env: Env, server: Any, client: Client, ctx: Ctx) -> Tree:
         """ONE client: its own predictor: a net, or whatever `predict` reads. By default its

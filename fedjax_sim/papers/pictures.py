@@ -36,10 +36,8 @@ def against(wanted: Wanted, path: pathlib.Path) -> list[pathlib.Path]:
     figure, axes = style.panels(plt, 1)
     for label in labels(wanted.groups):
         mine = [g for g in wanted.groups if g.label == label]
-        found = {
-            number_in(g.runs[0].config["participation"]) or 0.0: lasts(g, wanted.column)
-            for g in mine
-        }
+        share = lambda g: number_in(g.runs[0].config["participation"]) or 0.0
+        found = {share(g): lasts(g, wanted.column) for g in mine}
         x = sorted(at for at, values in found.items() if len(values))
         means, errors = [found[at].mean() for at in x], [float(spread(found[at])) for at in x]
         points = dict(marker="o", markersize=4, capsize=2, label=style.safe(label))

@@ -277,8 +277,8 @@ def compose(
 
 
 def check_kept_state(experiment: Experiment, env: Env, net: Tree) -> None:
-    state = jax.eval_shape(env.optimizer.init, net["params"])
-    if env.keeps_optimizer and not jax.tree.leaves(state):
+    state = lambda: jax.eval_shape(env.optimizer.init, net["params"])
+    if env.keeps_optimizer and not jax.tree.leaves(state()):
         raise UserError(
             "optimizer-state client has no effect here: optimizer"
             f" {experiment.training.optimizer} has no state to keep"
