@@ -73,6 +73,7 @@ FULL = (
     "test_benchmarks_scaling",
     "test_benchmarks_startup",
     "test_benchmarks_tasks",
+    "test_benchmarks_teacher",
     "test_benchmarks_values",
     "test_corners",
     "test_damage",

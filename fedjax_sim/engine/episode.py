@@ -201,6 +201,19 @@ class Length:
             )
 
 
+def opened(
+    r: Round, draw: Draw, key: Array, mapped: tuple[str, ...] = ()
+) -> tuple[Round, Env, State]:
+    """The stages, the environment and the first State of a run on a draw; clients are not set
+    up."""
+    env = dataclasses.replace(r.env, mapped=mapped, even=False, full=False)
+    who = Padded(draw.clients, draw.participants, env.num_clients, env.cohort)
+    here = dataclasses.replace(r, env=env, participation=who)
+    share = (draw.participants / draw.clients).astype(env.dtype)
+    inside = dataclasses.replace(open_env(here, draw.data), share=share)
+    return here, inside, blank_state(here, inside, key, env.model.init(weights_key(key)))
+
+
 def make_episode(
     simulation: Simulation, length: Length, *, parts: str = "agent", mapped: tuple[str, ...] = ()
 ) -> Callable[[Tree, Draw, Array], Scores]:
@@ -210,14 +223,9 @@ def make_episode(
     of the vmap axes that are put around it and along which participants differ.
     """
     r = simulation.stages
-    env = dataclasses.replace(r.env, mapped=mapped, even=False, full=False)
 
     def episode(parameters: Tree, draw: Draw, key: Array) -> Scores:
-        who = Padded(draw.clients, draw.participants, env.num_clients, env.cohort)
-        here = dataclasses.replace(r, env=env, participation=who)
-        share = (draw.participants / draw.clients).astype(env.dtype)
-        inside = dataclasses.replace(open_env(here, draw.data), share=share)
-        state = blank_state(here, inside, key, env.model.init(weights_key(key)))
+        here, inside, state = opened(r, draw, key, mapped)
         if parameters is not None:
             state = replace_at(state, parts, parameters)
         state = state._replace(clients=set_up(here, inside, state, everyone(here)))
