@@ -356,8 +356,8 @@ def _needs(name: str, key: str, extra: Extra) -> np.ndarray:
             f" {name} has"
         )
     values = np.asarray(extra[key])
-    fit = values.min(initial=0) >= 0 and values.max(initial=0) < MOST_CLASSES
-    if values.dtype.kind not in "iu" or not fit:
+    whole = values.dtype.kind in "iu"  # of text there is no least and no most
+    if not (whole and values.min(initial=0) >= 0 and values.max(initial=0) < MOST_CLASSES):
         raise UserError(
             f"the partition {name} needs whole numbers from 0 up as '{key}', got {values.dtype}"
         )

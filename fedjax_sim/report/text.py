@@ -183,7 +183,7 @@ def warnings(s: Summary) -> list[str]:
         first = s["diverged_first"]
         out.append(
             f"{s['method']}: {s['diverged']} client updates ({100 * s['diverged_share']:.1f} %)"
-            f" diverged and got weight 0, the first that of client {first['client']} in round"
+            f" diverged and got weight 0, first that of client {first['client']} in round"
             f" {first['round']}; try a smaller --lr"
         )
     if s.get("exploding"):

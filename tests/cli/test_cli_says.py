@@ -112,7 +112,7 @@ def test_a_diverging_comparison_says_so(capsys, tmp_path):
         " diverged" in out
     )
     assert (
-        f"the first of client {first['diverged_first']['client']} in round"
+        f"first that of client {first['diverged_first']['client']} in round"
         f" {first['diverged_first']['round']}" in out
     )
     assert first["rounds_without_upload"] > 0 and "nothing was uploaded in" in out
