@@ -65,12 +65,8 @@ def lessons(
     """(features [n, S], decisions [n, 4] of -1 or 1) of `number` federations."""
     sim = problem.simulation(lr=lr, schedule=schedule)
     drawn = problem.draws(sim, TRAINING, 0, number)
-
-    def one(i: Array) -> dict[str, Array]:
-        draw = episodes.only(drawn.draw, i)
-        return lesson(sim, problem.length, weight, price, draw, jnp.asarray(drawn.keys)[i])
-
-    found = jax.device_get(jax.jit(lambda: lax.map(one, jnp.arange(number)))())
+    teach = lambda _, draw, key: lesson(sim, problem.length, weight, price, draw, key)
+    found = jax.device_get(jax.jit(episodes.each(teach))(None, drawn.draw, drawn.keys))
     counts = found["counts"]
     return found["seen"][counts], found["decisions"][counts]
 
