@@ -329,7 +329,7 @@ def test_resume_needs_the_same_object(tmp_path):
         (dict(optimizer="adam:b1"), "cannot be read; example: adamw:lr=1e-3"),
         (dict(optimizer="adam:lr=0.1", lr=0.2), "lr is given twice"),
         (dict(optimizer="adam", momentum=0.5), "momentum 0.5 belongs to optimizer sgd"),
-        (dict(optimizer="adam", decay_groups="fc"), "no group decays there"),
+        (dict(optimizer="adam", decay_groups="fc"), "adam, which has no weight decay"),
         (dict(optimizer=3), "neither a name .* nor an optax.GradientTransformation"),
         (dict(optimizer_state="always"), "unknown optimizer-state 'always'"),
         (dict(optimizer_state="client", momentum=0.0), "has no state to keep"),
