@@ -155,8 +155,8 @@ def plain_module(
     rest = int(sizes[0]), int(sizes[1]), shape, ()
     model = Model(name, ordered, features, head, groups, head_group, dense, *rest)
     problem = (
-        f"module '{name}' does something behind its last layer '{head_group}'; its output must be"
-        " that layer's logits (no softmax, no scaling)"
+        f"module '{name}' computes something after its last layer '{head_group}'; its output must"
+        " be that layer's logits (no softmax, no scaling)"
     )
     check_last(model, lambda net, x: call(net, x, False)[0], dtype, problem)
     return model

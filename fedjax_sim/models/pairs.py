@@ -153,7 +153,9 @@ def from_functions(
 
     rest = int(width), int(classes), shape, ()
     model = Model(name, start, features, head, groups, head_group, (head_group,), *rest)
-    problem = f"model '{name}' does something behind its last layer '{head_group}'; its output must"
+    problem = (
+        f"model '{name}' computes something after its last layer '{head_group}'; its output must"
+    )
     check_last(model, lambda net, x: function(net["params"], x), dtype, f"{problem} be its own")
     return model
 

@@ -149,8 +149,8 @@ def functions_of(
 
 
 def check_last(model: Model, call: Callable, dtype: Any, problem: str) -> None:
-    """Raise `problem` for a model that does something behind its last layer: call(net, x) must be
-    its head's output."""
+    """Raise `problem` for a model that computes something after its last layer: call(net, x) must
+    be its head's output."""
 
     def both(key: Key) -> tuple[Array, Array]:
         like = batch_of(model.shape, 2, dtype)
