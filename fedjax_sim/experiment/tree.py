@@ -27,6 +27,7 @@ from fedjax_sim.experiment.settings import (
 )
 
 FORMAT = 5  # of config.json
+FLAT_FORMAT = 4  # the older one, still read: settings and `Found` in one table
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,7 +140,7 @@ SETTINGS: dict[str, tuple[str, str, Setting, Any]] = {
 
 
 def flat_found(found: Found) -> dict[str, Any]:
-    """`found` with the names in the hash."""
+    """`found` with the names in the hash and in the older config.json."""
     return {k.replace("custom_", "own_"): v for k, v in dataclasses.asdict(found).items()}
 
 
@@ -154,21 +155,33 @@ class Stored(NamedTuple):
 
 # ---- config.json ---------------------------------------------------------------------------------
 def read_config(data: Mapping[str, Any]) -> tuple[Experiment, Found]:
-    """The content of a config.json."""
-    nodes: dict[str, Any] = {}
-    for part, values in data["experiment"].items():
-        known = {field.name for field in dataclasses.fields(PARTS[part])}  # type: ignore[arg-type]
-        for name in sorted(set(values) - known):
+    """The experiment in a config.json of this format or of the older flat one."""
+    if "experiment" in data:
+        parts = {part: dict(values) for part, values in data["experiment"].items()}
+        found = dict(data["found"])
+    else:
+        names = {f.name.replace("custom_", "own_"): f.name for f in dataclasses.fields(Found)}
+        flat = dict(data["config"])
+        found = {name: flat.pop(key) for key, name in names.items() if key in flat}
+        parts = {}
+        for key, value in flat.items():
+            part, name, _, _ = SETTINGS.get(key, ("", key, None, None))
+            parts.setdefault(part, {})[name] = value
+    known = {part: {f.name for f in dataclasses.fields(PARTS[part])} for part in PARTS}  # type: ignore[arg-type]
+    for part, values in parts.items():
+        for name in sorted(set(values) - known.get(part, set())):
             raise UserError(
                 f"the configuration has an unknown entry '{name}'; it was written by another"
                 " version"
             )
-        nodes[part] = PARTS[part](**values)
-    return Experiment(**nodes), Found(**data["found"])
+    nodes: Any = {part: PARTS[part](**values) for part, values in parts.items()}
+    return Experiment(**nodes), Found(**found)
 
 
 def flat_config(data: Mapping[str, Any]) -> dict[str, Any]:
     """The content of a config.json as {keyword: value}, `Found` included."""
+    if "experiment" not in data:
+        return dict(data["config"])
     experiment, found = read_config(data)
     return experiment.flat() | flat_found(found)
 

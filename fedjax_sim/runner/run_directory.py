@@ -279,7 +279,7 @@ class RunDirectory:
     def read_config(self) -> tree.Stored:
         try:
             data = json.loads((self.path / "config.json").read_text())
-            if int(data["format"]) != tree.FORMAT:
+            if int(data["format"]) not in (tree.FLAT_FORMAT, tree.FORMAT):
                 raise tree.other_format(f"run directory '{self.path}'", data)
             changed = data["checksum"] != checksum(data)
             if not changed:

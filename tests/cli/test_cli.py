@@ -407,6 +407,30 @@ def test_a_run_of_the_old_format_is_refused(capsys, copy):
     assert contents(copy) == before and not pathlib.Path("new").exists()
 
 
+def test_a_run_of_the_flat_form_is_resumed_and_read(capsys, copy):
+    """config.json as version 0.3 wrote it: settings and findings in one table, ranges as text."""
+    from drawn import sign
+
+    from fedjax_sim.experiment.tree import flat_config
+    from fedjax_sim.report.runs import load_run
+    from fedjax_sim.runner.files import checksum
+
+    file = copy / "config.json"
+    now = json.loads(file.read_text())
+    flat = flat_config(now) | dict(devices="1", chunk="1")
+    del flat["start_from"]
+    assert flat["participation"] == "0.5" and flat["shuffle"] == "on" and "own_data" in flat
+    older = {k: now[k] for k in ("version", "config_hash", "resolved")}
+    older |= dict(format=4, config=flat)
+    file.write_text(json.dumps(older | dict(checksum=checksum(older))))
+    sign(copy)
+    assert load_run(copy).config["model"] == "mlp"
+    assert main(["resume", str(copy), "--rounds", "5", "--quiet"]) == 0
+    again = json.loads(file.read_text())
+    assert again["format"] == 5 and again["config_hash"] == now["config_hash"]
+    assert again["experiment"]["training"]["rounds"] == 5 and again["found"] == now["found"]
+
+
 def test_train_a_transforms_agent(capsys, tmp_path):
     """The agent that chooses participants is trained around a method that has none."""
     words = [*SMALL, "--rounds", "2", "--transform", "agent_selection", "--out", "first"]

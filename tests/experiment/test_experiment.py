@@ -134,7 +134,7 @@ def test_hashes_of_earlier_runs_hold(method, given, found, digits):
     assert experiment_of(method, given).hash(Found(**found)) == digits
 
 
-def test_config_json_and_its_flat_form():
+def test_config_json_and_the_older_flat_form():
     given = dict(participation="2:4", shuffle="off", cohorts=((0, 1),), lr=0.1, transform="clip:1")
     experiment, found = Experiment.of(**given), Found(data="here", custom_model=True)
     stored = dict(experiment=experiment.to_json(), found=dataclasses.asdict(found))
@@ -142,6 +142,9 @@ def test_config_json_and_its_flat_form():
     assert read_config(stored) == (experiment, found)
     flat = json.loads(json.dumps(flat_config(stored)))
     assert flat["participation"] == "2:4" and flat["own_model"] and flat["shuffle"] == "off"
+    older = {k: v for k, v in flat.items() if k not in ("momentum", "start_from", "metrics")}
+    again, same = read_config(dict(config=older | dict(momentum=0.9, weight_decay=5e-4)))
+    assert again.replace(momentum=None, weight_decay=None) == experiment and same == found
     assert flat_found(found)["own_model"] is True
     with pytest.raises(UserError, match="unknown entry 'colour'"):
-        read_config(stored | dict(experiment=stored["experiment"] | dict(data=dict(colour="red"))))
+        read_config(dict(config=flat | dict(colour="red")))
