@@ -136,7 +136,7 @@ PICTURES: dict[str, Picture] = {
     "evolution": of_groups(policy.evolution, policy.controlled),
     "heat-maps": of_client(policy.heat_maps, policy.mixed),
     "labels": of_groups(clients.bubbles, clients.label_counts),
-    "layers": of_groups(curves.layers, curves.layered),
+    "layers": of_groups(curves.layers, lambda groups: curves.layered(groups) == list(groups)),
     "one-client": of_client(clients.one_client, clients.one_by_one),
     "reward": of_groups(curves.reward, curves.rewarded),
     "shares": of_groups(policy.summary, policy.controlled),

@@ -223,7 +223,8 @@ def load_run(path: str | pathlib.Path) -> Run:
         rounds, metrics, timings = (
             table(files.get(f"{name}.csv", b"")) for name in ("rounds", "metrics", "timings")
         )
-        if not (isinstance(stored, dict) and isinstance(resolved, dict)):
+        read = isinstance(stored, dict) and isinstance(resolved, dict)
+        if not (read and isinstance(config["method"], str)):
             raise ValueError("its config.json or summary.json cannot be read")
     except (ValueError, KeyError, TypeError, RecursionError) as problem:
         raise UserError(
