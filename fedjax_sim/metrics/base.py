@@ -128,7 +128,7 @@ def on_rows(record: Any, short: bool = False) -> str:
     >>> on_rows({"client_rows": {"split": "val", "least": 7, "mean": 21.5, "most": 24}})
     '7 to 24 validation rows each'
     >>> on_rows({"client_rows": {"split": "train", "least": 9, "mean": 9.0, "most": 9}}, short=True)
-    'train, 9'
+    '9 train'
     """
     found = record.get("client_rows") if isinstance(record, Mapping) else None
     if not isinstance(found, Mapping):
@@ -138,7 +138,7 @@ def on_rows(record: Any, short: bool = False) -> str:
         f"{least}" if least == most else f"{least} to {most}" if not short else f"{least}–{most}"
     )
     return (
-        f"{found['split']}, {count}"
+        f"{count} {found['split']}"
         if short
         else f"{count} {SPLITS.get(found['split'], found['split'])} rows each"
     )
