@@ -298,7 +298,7 @@ def set_ups(
         same = hashes.get(experiment.hash()) or hashes.get(folder)
         if entry in asks or (same is not None and isinstance(method, str)):
             same = same or entry
-            raise UserError(f"'{same}' and '{entry}' are the same run; compare names each once")
+            raise UserError(f"'{same}' and '{entry}' are the same run; name each run once")
         hashes |= {experiment.hash(): entry, folder: entry}
         follow = chosen.get("data_seed") == FOLLOW
         asks[entry] = many.for_seeds(experiment, seeds, mode, follow), given

@@ -26,7 +26,7 @@ def unknown(kind: str, name: object, allowed: Iterable[str]) -> UserError:
     names = sorted(allowed)
     near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
     hint = f" (did you mean '{near[0]}'?)" if near else ""
-    return UserError(f"unknown {kind} '{name}'{hint}; allowed: {', '.join(names)}")
+    return UserError(f"unknown {kind} '{name}'{hint}; allowed: {', '.join(names) or 'none'}")
 
 
 def lookup(kind: str, name: str, table: Mapping[str, T]) -> T:

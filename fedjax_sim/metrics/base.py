@@ -125,17 +125,15 @@ def on_rows(record: Any, short: bool = False) -> str:
     >>> on_rows({"client_rows": {"split": "val", "least": 7, "mean": 21.5, "most": 24}})
     '7 to 24 validation rows each'
     >>> on_rows({"client_rows": {"split": "train", "least": 9, "mean": 9.0, "most": 9}}, short=True)
-    'train, 9'
+    '9 train'
     """
     found = record.get("client_rows") if isinstance(record, Mapping) else None
     if not isinstance(found, Mapping):
         return ""
     least, most = found["least"], found["most"]
+    span = f"{least}" if least == most else f"{least}–{most}" if short else f"{least} to {most}"
     split = found["split"]
-    if short:
-        return f"{split}, {least}" if least == most else f"{split}, {least}–{most}"
-    count = f"{least}" if least == most else f"{least} to {most}"
-    return f"{count} {SPLITS.get(split, split)} rows each"
+    return f"{span} {split}" if short else f"{span} {SPLITS.get(split, split)} rows each"
 
 
 Sums = dict[str, Any]

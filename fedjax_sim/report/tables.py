@@ -152,7 +152,7 @@ def written(groups: Sequence[Group], bold: str) -> tuple[list[str], list[list[st
     def title(c: Column) -> str:
         notes = [units[c.key][0]] if units[c.key][0] and c.kind in ("percent", "bytes") else []
         if c.key.startswith("client_") and rows_of_clients:
-            notes.append(f"{'/'.join(rows_of_clients)} rows")
+            notes.append(f"{' or '.join(rows_of_clients)} rows")
         return f"{c.title} ({'; '.join(notes)})" if notes else c.title
 
     head = ["method", *(["setting"] if several else []), "seeds", *map(title, columns)]

@@ -278,7 +278,7 @@ def test_client_figures_say_which_rows_they_stand_on(tmp_path, capsys):
     header, line = (row.split(",") for row in (out / "metrics.csv").read_text().splitlines())
     assert float(dict(zip(header, line, strict=True))["client_rows_least"]) == rows["least"]
     groups = grouped(load_runs([out]))
-    assert f"client mean (%; val, {rows['least']}–{rows['most']} rows)" in tables.markdown(groups)
+    assert f"client mean (%; {rows['least']}–{rows['most']} val rows)" in tables.markdown(groups)
     assert (
         curves.title_of("client_mean", groups)
         == f"clients, each with the model it predicts with, mean ({text})"

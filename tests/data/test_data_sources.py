@@ -388,7 +388,7 @@ def test_a_damaged_prepared_dataset_is_one_sentence(tmp_path):
         ("cifar", "did you mean 'cifar10'"),
         ("synthetic:shape=3", "32x32x3"),
         ("synthetic:size=3", "allowed: "),
-        ("digits:a=1", "unknown option"),
+        ("digits:a=1", "unknown option in 'digits:a=1' 'a'; allowed: none$"),
         ("synthetic:train=3", "fewer than one example"),
     ],
 )
