@@ -70,13 +70,27 @@ def embeddings(wanted: Wanted, path: pathlib.Path) -> list[pathlib.Path]:
         ids = state[WHO].astype(int)
         group = np.unique(labels_of[ids], axis=0, return_inverse=True)[1].reshape(-1)
         heads = state[HEADS][ids].reshape(len(ids), -1)
-        for axis, name, points in ((left, "encoder", state[EMBEDDED]), (right, "PCA", heads)):
+        for axis, what, points in ((left, "encoder", state[EMBEDDED]), (right, "PCA", heads)):
             flat = two_dimensions(points)
             for one in np.unique(group):
                 colour = style.COLOURS[one % len(style.COLOURS)]
-                axis.plot(*flat[group == one].T, "o", color=colour, markersize=5)
-            style.title(axis, g.scene, f"{name}: silhouette {silhouette(points, group):.2f}")
+                name = having(labels_of[ids[group == one][0]])
+                axis.plot(*flat[group == one].T, "o", color=colour, markersize=5, label=name)
+            axis.set(xlabel="first component", ylabel="second component")
+            style.title(axis, g.scene, f"{what}: silhouette {silhouette(points, group):.2f}")
+    style.legend(figure, axes)
     return style.save(plt, figure, path)
+
+
+def having(labels: np.ndarray) -> str:
+    """The labels of a group of clients, for a legend.
+
+    >>> having(np.array([True, False, True])), having(np.ones(34, bool))
+    ('labels 0, 2', 'labels 0, 1, 2, 3, … (34)')
+    """
+    known = np.flatnonzero(labels).tolist()
+    more = f", … ({len(known)})" if len(known) > 4 else ""
+    return f"labels {', '.join(map(str, known[:4]))}{more}"
 
 
 def two_dimensions(points: np.ndarray) -> np.ndarray:

@@ -32,6 +32,7 @@ ACTIONS = {"full": "#4477aa", "backbone": "#66aa55", "head": "#cc6655", "partial
 BYTES = (("B", 1), ("kB", 10**3), ("MB", 10**6), ("GB", 10**9), ("TB", 10**12))
 SECONDS = (("seconds", 1), ("minutes", 60), ("hours", 3600), ("days", 86400))
 DPI = 220
+FEW_ROWS, LINE = 3, 0.19  # rows of a legend that panels have room for; inches for each more
 LOOK: dict[Any, Any] = {
     "font.size": 9,
     "axes.titlesize": 9.5,
@@ -196,9 +197,12 @@ def legend(
         )
     )
     if found:
-        wide = figure.get_size_inches()[0]
+        wide, high = figure.get_size_inches()
         longest = max(map(len, found)) * 0.075 + 0.6  # inches
         columns = int(max(1, min(len(found), (wide - 0.3) // longest)))
+        rows = -(-len(found) // columns)
+        if rows > FEW_ROWS:  # else the panels would shrink, down to nothing
+            figure.set_size_inches(wide, high + LINE * (rows - FEW_ROWS))
         figure.legend(
             found.values(), found.keys(), loc="outside lower center", ncols=columns, title=title
         )
