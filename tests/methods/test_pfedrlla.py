@@ -375,6 +375,7 @@ def test_second_model_moves_when_the_agent_has_learned():
             assert bodies[took_part].all()
 
 
+@pytest.mark.full
 def test_a_pretrained_agent_is_fine_tuned(tmp_path, capsys):
     """train writes a run directory; run takes agent and encoder over and says what is missing."""
     common = (
@@ -449,6 +450,7 @@ def test_mistakes_are_sentences():
 
 
 # ---- layouts -------------------------------------------------------------------------------------
+@pytest.mark.full
 def test_two_devices_and_clients_on_the_host_give_the_same(moved):
     """The same uploads to 1e-5 on two devices; `--state-on host` the same States; a round reads m
     rows, not all."""
@@ -474,6 +476,7 @@ def test_two_devices_and_clients_on_the_host_give_the_same(moved):
     assert {a.shape[0] for a in jax.tree.leaves(announced(sim)(near, data)[0].peers)} == {M}
 
 
+@pytest.mark.full
 def test_devices_share_out_the_decoder(monkeypatch):
     """Half of its columns each, round after round, and the same encoder as on one device; another
     one is whole on both."""
