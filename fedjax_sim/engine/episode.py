@@ -134,10 +134,22 @@ def padded(
     return out, np.array([fed.num_clients for fed in feds], np.int32)
 
 
+def round_up(rows: int) -> int:
+    """The next of 64, 96, 128, 192, 256, …: federations of other lengths mostly share a program.
+
+    >>> [round_up(n) for n in (1, 65, 97, 1000, 1025)]
+    [64, 96, 128, 1024, 1536]
+    """
+    size = 64
+    while size < rows:
+        size = size * 3 // 2 if size & (size - 1) == 0 else size * 4 // 3
+    return size
+
+
 def draws(r: Round, feds: Sequence[Federation], clients: Any, participants: Sequence[int]) -> Draw:
     """Padded federations as one Draw with leaves [F, …]; the pool, which all share, has no F."""
     each = [make_data(r, fed) for fed in feds]
-    rows = max(len(data.flat_rows) for data in each)
+    rows = round_up(max(len(data.flat_rows) for data in each))
     nobody = feds[0].num_clients  # an owner out of range: its row counts for nobody
     fill: Callable[..., Any] = lambda a, value: np.pad(a, (0, rows - len(a)), constant_values=value)
     each = [
