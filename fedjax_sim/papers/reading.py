@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_sim.errors import UserError, lookup
-from fedjax_sim.options import shown
+from fedjax_sim.options import convert, real, shown
 from fedjax_sim.report.runs import Run
 from fedjax_sim.runner.figures import convergence, rounds_to
 
@@ -100,15 +100,17 @@ def by_val(run: Run, column: str) -> float:
 
 
 def first_round(run: Run, percent: str, column: str) -> float:
-    """The first round with at least `percent`; inf if it was not reached."""
+    """The first round with at least `percent`; inf: not reached, nan: the run lacks the column."""
     rounds, values = run.points(column)
+    if not len(values):
+        return math.nan
     found = rounds_to([int(r) for r in rounds], values.tolist(), float(percent) / 100)
     return math.inf if found is None else float(found)
 
 
 def cost_to(run: Run, percent: str, column: str, cost: Callable[[float], float]) -> float:
     at = first_round(run, percent, column)
-    return at if math.isinf(at) else cost(at)
+    return cost(at) if math.isfinite(at) else at
 
 
 def seconds_until(run: Run, round_: float) -> float:
@@ -133,7 +135,7 @@ def of_rounds(run: Run, column: str, how: Callable[[np.ndarray], Any]) -> float:
 def converged(run: Run, column: str) -> float:
     rounds, values = run.points(column)
     if len(rounds) < 2:
-        return math.inf
+        return math.inf if len(rounds) else math.nan
     window = max(2, round(20 / float(rounds[1] - rounds[0])))
     found = convergence(rounds.tolist(), values.tolist(), window)
     return math.inf if found is None else seconds_until(run, found)
@@ -225,6 +227,8 @@ def split(text: str) -> tuple[Reading, list[str]]:
             [kind, *({"x": "X", "c": "COLUMN"}.get(name, name.upper()) for name in wanted)]
         )
         raise UserError(f"reading '{shown(text)}' cannot be read; use {form}")
+    if "x" in wanted:
+        convert("X of the reading", arguments[wanted.index("x")], real)
     return reading, arguments
 
 

@@ -1,6 +1,7 @@
 """The papers' tables and figures as data in the package: presets/papers/PAPER.toml.
 
 title, about        of the paper
+silent              what the paper does not say or what we do otherwise; below each of its tables
 [settings]          of all of its runs. A run's settings are merged in this order, later ones
                     override: the preset, the paper, the table, the row, the column; then the
                     changes of the scale, in the same order; then `always`
@@ -8,7 +9,7 @@ title, about        of the paper
 [before.NAME]       a run that others start from: "METHOD.start_from" = "@NAME" or
                     "@NAME:PART,PART"; a cell: "@row ID:…"
 [lines.ID]          a row or a column: label, method, preset, read, settings; smoke, small; always:
-                    settings that no scale changes
+                    settings that no scale changes; read = "KIND:*": the column that its row reads
 [tables.T2]         title, preset, read, seeds, settings
                     published: a block of text, columns above, rows in front (82.51±.38, × never
                     reached, – not given, ? lost; ^ab: footnotes a and b of `notes`); or, without
@@ -44,7 +45,7 @@ OF_A_TABLE = (
     *OPTIONAL,
     *SCALES[:2],
 )
-OF_A_PAPER = ("title", "about", "settings", "before", "lines", "tables", *SCALES[:2])
+OF_A_PAPER = ("title", "about", "silent", "settings", "before", "lines", "tables", *SCALES[:2])
 KINDS = ("run", "profile")
 CELL = re.compile(
     r"(?P<value>×|–|\?|α?Σ[^^]*|-?\d*\.?\d+)(±(?P<sd>\d*\.?\d+))?(\^(?P<marks>[a-z]+))?"
@@ -118,8 +119,9 @@ class Table:
         return f"{self.paper}:{self.key}"
 
     def reading(self, row: Line, col: Line) -> str:
-        """The reading of a cell's figure."""
-        return col.read or row.read or self.read
+        """The reading of a cell's figure; * in a column's: the column of metrics of its row."""
+        own = row.read or self.read
+        return col.read.replace("*", own.rpartition(":")[2]) if col.read else own
 
     def chosen(self, rows: str = "", cols: str = "") -> tuple[tuple[Line, ...], tuple[Line, ...]]:
         """(rows, columns) in comma lists of names; '': all published ones, 'all': the extra ones
@@ -146,6 +148,7 @@ class Paper:
     key: str
     title: str
     about: str
+    silent: str
     settings: Mapping[str, Any]
     scales: Mapping[str, Mapping[str, Any]]
     before: Mapping[str, Line]
@@ -255,8 +258,9 @@ def paper_of(key: str, data: Mapping[str, Any]) -> Paper:
     }
     lines = {part: read(part) for part in ("lines", "before")}
     tables = {n: table_of(key, n, one, lines["lines"]) for n, one in data["tables"].items()}
-    about, settings = data.get("about", ""), data.get("settings", {})
-    return Paper(key, data["title"], about, settings, scales_of(data), lines["before"], tables)
+    about, silent = data.get("about", ""), data.get("silent", "")
+    settings, scales = data.get("settings", {}), scales_of(data)
+    return Paper(key, data["title"], about, silent, settings, scales, lines["before"], tables)
 
 
 @functools.cache

@@ -4,8 +4,11 @@ smallest scale."""
 from __future__ import annotations
 
 import json
+import math
 import pathlib
+import re
 
+import numpy as np
 import pytest
 from commands import refused
 from paths import ROOT
@@ -17,6 +20,7 @@ from fedjax_sim.experiment.tree import flat_config
 from fedjax_sim.methods import METHODS
 from fedjax_sim.papers import pictures, reading
 from fedjax_sim.papers.tables import SCALES, block_of, cell_of, find, paper_of, papers
+from fedjax_sim.report import style
 from fedjax_sim.runner.files import Lock
 from fedjax_sim.sweeps.work import Shared
 
@@ -122,6 +126,8 @@ def test_mistakes_in_the_data_are_sentences():
         reading.describe("best")
     with pytest.raises(UserError, match="use rounds_to:X:COLUMN"):
         reading.describe("rounds_to:20")
+    with pytest.raises(UserError, match="X of the reading 'twenty' is not a number"):
+        reading.describe("rounds_to:twenty:global_acc")
     with pytest.raises(UserError, match="the line 'a' has 1 figures for 2 columns"):
         block_of("here", "x y\na 1")
     data = {
@@ -203,6 +209,13 @@ def test_an_option_of_one_method_is_nobody_elses():
         planned("fedavg", {"round": 3})
 
 
+def test_the_paper_s_seeds():
+    """FedPolicy and FedPAM have three; a profile of a round needs one."""
+    for table in TABLES:
+        if table.paper in ("fedpolicy", "fedpam") and table.published and table.kind == "run":
+            assert table.seeds == 3, table.name
+
+
 def test_runs_before_others():
     (cell,) = cells("pfedrlla:T1", "paper", "pfedrlla", "c10s2")
     (job,) = cell.jobs
@@ -223,6 +236,19 @@ def test_runs_before_others():
     (plain,) = cells("fedpam:T1", "paper", "fedpam-m0", "dir-c10")
     assert [j.before.name for j in cell.jobs] == [j.name for j in plain.jobs]
     assert cell.jobs[0].experiment.training.lr == 0 and cell.jobs[0].experiment.training.rounds == 1
+
+
+def test_a_missing_column_is_not_never_reached(tmp_path):
+    from fedjax_sim.report.runs import Run
+
+    column = lambda *values: np.array(values, float)
+    run = Run(tmp_path, {}, {"round": column(1, 2)}, {"round": column(1, 2), "a": column(0.1, 0.2)})
+    assert reading.value("rounds_to:20:a", run) == 2
+    assert math.isinf(reading.value("rounds_to:30:a", run))
+    missing = [
+        reading.value(f"{kind}:b", run) for kind in ("rounds_to:30", "gb_to:30", "converged")
+    ]
+    assert all(map(math.isnan, missing))
 
 
 # ---- running -------------------------------------------------------------------------------------
@@ -433,6 +459,18 @@ def test_the_list(capsys):
     }
 
 
+CLAIMS = [
+    line.strip("| \n").split(" | ")
+    for line in (ROOT / "docs" / "results" / "README.md").read_text().splitlines()
+    if re.search(r"`paper run [^`]*` \|$", line)
+]
+
+
+def test_every_claim_has_a_verdict():
+    assert len(CLAIMS) > 40
+    assert {claim[1] for claim in CLAIMS} == {"supported", "contradicted", "cannot tell"}
+
+
 def test_the_data_are_in_the_package():
     import tomllib
 
@@ -477,6 +515,23 @@ def test_every_figure_is_drawn(name, out):
 
 def test_all_figures_are_tried():
     assert set(DRAWN) == {table.name for table in TABLES if table.draw}
+
+
+def test_a_long_legend_leaves_the_panel_its_size():
+    plt = style.drawing()
+    figure, (axis,) = style.panels(plt, 1)
+    for i in range(14):
+        axis.plot([0, 1], [0, i], label=f"a method with a long name {i}")
+    style.legend(figure, [axis])
+    figure.canvas.draw()
+    high = axis.get_position().height * figure.get_size_inches()[1]
+    plt.close(figure)
+    assert high > 2
+
+
+def test_figures_of_accuracy_draw_one():
+    for table in TABLES:
+        assert "accuracy" not in table.draw or table.read, table.name
 
 
 @pytest.mark.full

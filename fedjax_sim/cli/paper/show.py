@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import pathlib
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from fedjax_sim.cli import commands
 from fedjax_sim.cli.paper.cells import Cell, Choice
 from fedjax_sim.errors import UserError
 from fedjax_sim.papers import pictures, pivot, reading
-from fedjax_sim.papers.tables import Table
+from fedjax_sim.papers.tables import Table, papers
 from fedjax_sim.report.groups import Group
 from fedjax_sim.report.runs import Run, load_run
 from fedjax_sim.runner.files import write_bytes, write_json
@@ -78,12 +81,6 @@ def pivot_of(table: Table, choice: Choice, cells: Sequence[Cell], found: Found) 
             f"Scale {choice.scale}.",
             *(f"{labels_of(one, cells, table)}: {reading.describe(one)}." for one in readings),
         ]
-    marked = {m for one in table.published.values() for m in one.marks}
-    foot = [note for mark, note in table.notes.items() if mark not in marked]
-    foot += smaller_of(cells)
-    jobs = {job.name: job for cell in cells for job in cell.jobs}
-    failed = [job for job in jobs.values() if found.folder.status(job) == FAILED]
-    foot += [f"failed: {job.name}: {found.folder.why(job)}" for job in failed]
     return pivot.Pivot(
         f"{table.name}. {table.title}",
         rows,
@@ -92,9 +89,22 @@ def pivot_of(table: Table, choice: Choice, cells: Sequence[Cell], found: Found) 
         table.rank,
         head,
         table.notes,
-        foot,
+        foot_of(table, cells, found),
         table.reference,
     )
+
+
+def foot_of(table: Table, cells: Sequence[Cell], found: Found) -> list[str]:
+    """Sentences below a table or figure: notes on the whole, what the paper does not say, what is
+    smaller, what failed."""
+    marked = {m for one in table.published.values() for m in one.marks}
+    foot = [note for mark, note in table.notes.items() if mark not in marked]
+    if (silent := papers()[table.paper].silent) and any(cell.jobs for cell in cells):
+        foot.append(silent)
+    jobs = {job.name: job for cell in cells for job in cell.jobs}
+    failed = [job for job in jobs.values() if found.folder.status(job) == FAILED]
+    whys = [f"failed: {job.name}: {found.folder.why(job)}" for job in failed]
+    return [*foot, *smaller_of(cells), *whys]
 
 
 def labels_of(one: str, cells: Sequence[Cell], table: Table) -> str:
@@ -150,25 +160,43 @@ def runs_of(cells: Sequence[Cell]) -> list[dict[str, Any]]:
     ]
 
 
-def groups_of(cells: Sequence[Cell], found: Found) -> list[Group]:
-    """The runs as groups for figures: a panel per column, a colour per row."""
+def groups_of(cells: Sequence[Cell], found: Found, column: str = "") -> list[Group]:
+    """The runs as groups for figures: a panel per column, a colour per row.
+
+    A row that is read from another column of metrics than the figure's is drawn from its own one.
+    """
     out = []
     for cell in cells:
-        runs = tuple(s for job in cell.jobs if isinstance(s := found.of(job), Run))
+        runs = runs_in(cell, found)
+        own = reading.split(cell.reading)[1][-1] if column and cell.reading else column
+        label = cell.row.label
+        if own != column:
+            runs = tuple(under(run, column, own) for run in runs)
+            label += f" ({own.replace('_', ' ')})"
         if runs:
-            out.append(Group(cell.row.label, cell.col.label, runs))
+            out.append(Group(label, cell.col.label, runs))
     return out
 
 
+def runs_in(cell: Cell, found: Found) -> tuple[Run, ...]:
+    return tuple(s for job in cell.jobs if isinstance(s := found.of(job), Run))
+
+
+def under(run: Run, column: str, own: str) -> Run:
+    """The run with its column `own` of metrics under the name `column`."""
+    nothing = np.full(len(run.metrics["round"]), np.nan)
+    return dataclasses.replace(run, metrics={**run.metrics, column: run.metrics.get(own, nothing)})
+
+
 def draw(
-    table: Table, cells: Sequence[Cell], found: Found, path: pathlib.Path, client: int | None
+    table: Table, choice: Choice, cells: Sequence[Cell], found: Found, client: int | None
 ) -> list[pathlib.Path]:
-    groups = groups_of(cells, found)
-    if not groups:
-        raise UserError(
-            f"{table.name} has no finished runs yet; run it with: fedjax-sim paper run {table.name}"
-        )
+    path = found.folder.path / f"{table.key}-{choice.scale}"
+    again = f"run it with: fedjax-sim paper run {table.name} --scale {choice.scale}"
     column = reading.split(table.read)[1][0] if table.read else ""
+    groups = groups_of(cells, found, column)
+    if not groups:
+        raise UserError(f"{table.name} has no finished runs yet; {why_not(cells, found) or again}")
     written = []
     for name in table.draw:
         leaves = pictures.picture(name).leaves
@@ -178,6 +206,33 @@ def draw(
         one = path if len(table.draw) == 1 else path.with_name(f"{path.name}-{name}")
         written += pictures.draw(name, wanted, one)
     return written
+
+
+def why_not(cells: Sequence[Cell], found: Found) -> str:
+    """The first failure, or ''."""
+    jobs = [job for cell in cells for job in cell.jobs]
+    bad = next((job for job in jobs if found.folder.status(job) == FAILED), None)
+    return f"{bad.name} failed: {found.folder.why(bad)}" if bad else ""
+
+
+def caption_of(table: Table, choice: Choice, cells: Sequence[Cell], found: Found) -> list[str]:
+    """Sentences below a figure: rounds and seeds, and those below a table."""
+    extents: dict[str, list[Cell]] = {}
+    for cell in cells:
+        extents.setdefault(extent(cell, found), []).append(cell)
+    places = {text: where(some, cells) for text, some in extents.items()}
+    said = [text + (f" ({', '.join(place)})" if place else "") for text, place in places.items()]
+    return [f"Scale {choice.scale}: {'; '.join(said)}.", *foot_of(table, cells, found)]
+
+
+def extent(cell: Cell, found: Found) -> str:
+    """Rounds and seeds of a cell of a figure."""
+    rounds = [int(run.rounds["round"][-1]) for run in runs_in(cell, found)]
+    if not rounds:
+        return "no run"
+    planned = cell.jobs[0].experiment.training.rounds
+    of = f" of {planned}" if min(rounds) < planned else ""
+    return f"{min(rounds)}{of} rounds, {pivot.counted(len(rounds), 'seed')}"
 
 
 def state_of(run: pathlib.Path, leaves: Sequence[str]) -> dict[str, Any]:
@@ -193,8 +248,13 @@ def show(
     found, stem = Found(folder), f"{table.key}-{choice.scale}"
     written: list[pathlib.Path] = []
     if table.draw:
-        written += draw(table, cells, found, folder.path / stem, client)
-        commands.say(f"{table.name}. {table.title}")
+        drawn = draw(table, choice, cells, found, client)
+        title, below = f"{table.name}. {table.title}", caption_of(table, choice, cells, found)
+        commands.say("\n".join([title, *below]))
+        pictured = [f"![{title}]({file.name})" for file in drawn if file.suffix == ".png"]
+        lines = [f"## {title}", *pictured, *(f"* {text}" for text in below)]
+        write_bytes(folder.path / f"{stem}.md", ("\n\n".join(lines) + "\n").encode())
+        written += [*drawn, folder.path / f"{stem}.md"]
     else:
         pivoted = pivot_of(table, choice, cells, found)
         commands.say(pivoted.as_text())
